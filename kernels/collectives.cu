@@ -65,8 +65,8 @@ template <typename T> constexpr Kernels of_type() {
 // By EPW_TYPE_*; the last: what only moves.
 constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
 static const Kernels kernels[kTypes + 1] = {
-    of_type<int8_t>(), of_type<uint8_t>(), of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),
-    of_type<F16>(),    of_type<Bf16>(),    of_type<float>(),   of_type<double>(),   of_type<void>(),
+    of_type<int8_t>(),  of_type<uint8_t>(),  of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),
+    of_type<F16Bits>(), of_type<Bf16Bits>(), of_type<float>(),   of_type<double>(),   of_type<void>(),
 };
 
 static bool folds(uint32_t kind) { return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER; }
@@ -81,6 +81,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
         if (error == cudaSuccess) error = epw::prepare(k.bulk, epw::kBulkThreads, sizeof(epw::BulkMemory));
         if (error == cudaSuccess) error = epw::prepare(k.blocks, epw::kCollThreads, 0);
     }
+    if (error == cudaSuccess) error = cudaError_t(epw_coll_gpu_prepare_norm());
     if (error == cudaSuccess) error = epw::prepare(epw::point_kernel, epw::kCollThreads, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_begin_epoch_kernel, EPW_GPU_PEERS, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_part_kernel, EPW_GPU_PEERS, 0);

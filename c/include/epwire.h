@@ -964,7 +964,33 @@ enum {
     EPW_SEND = 9,
     EPW_RECV = 10
 };
-#define EPW_TAG_MAX 0x7fffffffu
+#define EPW_TAG_MAX         0x7fffffffu
+
+#define EPW_NORM_HIDDEN_MAX 16384u
+
+/* What follows a sum of all_reduce in the same call, as between two layers of a tensor-parallel model: it is
+ * added to the residual, and each row is normalised (RMSNorm) and, by choice, quantised. Ranks may differ in
+ * all but rows * hidden. On a GPU one kernel does all of it where the call goes by packets, up to 1 MiB with
+ * 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody. Results have the same bits on host and
+ * GPU: see the rules in c/numerics/norm.h. Memory is aligned to 16 bytes, also the call's send and recv.
+ * Where a member is missing there is no result, and of `residual` and `out` each row is the old one or none.
+ */
+typedef struct epw_norm {
+    uint32_t size;
+    uint32_t payload;   /* of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_* */
+    uint32_t hidden;    /* elements of a row: a multiple of 8, of FP8 of 128, in [8, EPW_NORM_HIDDEN_MAX] */
+    float epsilon;      /* at least 0, finite */
+    uint64_t rows;      /* rows * hidden is the call's count */
+    void *residual;     /* [rows][hidden] of the call's type, in: the residual, out: its sum with the call's;
+                           NULL: none */
+    const void *weight; /* [hidden] of the call's type */
+    void *out;          /* [rows][hidden]; may be recv where payload is EPW_PAYLOAD_SAME */
+    void *scales;       /* [rows][hidden / 128]: f32, of EPW_PAYLOAD_FP8_UE8M0 bytes; else NULL */
+} epw_norm;
+
+#define EPW_NORM_INIT                                                                                        \
+    { .size = sizeof(epw_norm), .epsilon = 1e-6f }
+EPW_API void epw_norm_init(epw_norm *norm);
 
 /* One operation, for epw_group. Counts, offsets and pitches are elements of `type`. */
 typedef struct epw_coll {
@@ -986,6 +1012,7 @@ typedef struct epw_coll {
      * reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
      * of all blocks' rows. */
     uint64_t rows, send_pitch, recv_pitch;
+    const epw_norm *norm; /* of all_reduce by EPW_SUM of bf16 or f16; NULL: none. Copied by the call */
 } epw_coll;
 
 #define EPW_COLL_INIT                                                                                        \
@@ -1021,6 +1048,9 @@ EPW_API epw_status epw_broadcast(epw_comm *comm, const void *send, void *recv, u
                                  uint32_t root, const epw_call *call, epw_outcome *outcome);
 EPW_API epw_status epw_all_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
                                   uint32_t op, const epw_call *call, epw_outcome *outcome);
+/* recv: the sum itself, may be send. */
+EPW_API epw_status epw_all_reduce_norm(epw_comm *comm, const void *send, void *recv, uint32_t type,
+                                       const epw_norm *norm, const epw_call *call, epw_outcome *outcome);
 EPW_API epw_status epw_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
                               uint32_t op, uint32_t root, const epw_call *call, epw_outcome *outcome);
 /* count: of each rank's block. */

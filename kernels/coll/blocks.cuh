@@ -12,20 +12,26 @@ __device__ __forceinline__ uint64_t block_bytes(const epw_coll_blocks_args &b, c
     return b.rows * block.row_bytes;
 }
 
-// Of uneven blocks each pair of ranks has sizes of its own, which the call does not have: they go ahead by a packet, in the place
-// of a message's first word, which these have by rings. Nothing moves before they are known to be alike. By each whole block.
+// Of uneven blocks each pair of ranks has sizes of its own, which the call does not have: they go ahead by packets, in the places
+// of a message's first words, which these have by rings. Nothing moves before they are known to be alike: each tells what it
+// gives and what it expects, so that both learn of it where they differ. By each whole block.
 __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blocks_args &b) {
     if (!b.uneven) return true;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !takes_part(c, peer)) continue;
+        const uint64_t gives = block_bytes(b, b.give[peer]) / b.element, takes = block_bytes(b, b.take[peer]) / b.element;
         if (blockIdx.x == 0) {
-            put_packet(c, peer, packet_of(c, c.rank, 0), block_bytes(b, b.give[peer]) / b.element, c.tag);
+            put_packet(c, peer, packet_of(c, c.rank, 0), gives, c.tag);
+            put_packet(c, peer, packet_of(c, c.rank, 1), takes, c.tag);
         }
-        Packet packet = {};
-        if (!await_packet(c, peer, packet_of(c, peer, 0), packet)) continue;
-        const uint64_t its[2] = {c.args->call[0], packet.data};
-        const uint64_t own[2] = {its[0], block_bytes(b, b.take[peer]) / b.element};
-        if (its[1] != own[1]) stop_for(c, peer, its, own);
+        Packet given = {}, taken = {};
+        if (!await_packet(c, peer, packet_of(c, peer, 0), given) || !await_packet(c, peer, packet_of(c, peer, 1), taken))
+            continue;
+        if (given.data == takes && taken.data == gives) continue;
+        const bool differs = given.data != takes;
+        const uint64_t its[2] = {c.args->call[0], differs ? given.data : taken.data};
+        const uint64_t own[2] = {its[0], differs ? takes : gives};
+        stop_for(c, peer, its, own);
     }
     __syncthreads();
     return !c.stopped;

@@ -3,8 +3,9 @@
 // so that neither the link nor this GPU's memory waits for a round; of what is folded a thread brings the chunks of all sources,
 // eight warps fold them, and the same thread takes the result to where it goes.
 //
-// A thread tells a peer of a piece once its chunks have come through. Before it waits for a peer it takes all chunks through that
-// it has begun: so nobody waits for what somebody holds back who waits.
+// A piece whose chunks have come through is due: a warp of its own tells peers how far they are, since whoever releases what it
+// has written waits for all of it on its way, and those who keep bytes moving must not. Before a thread waits for a peer it takes
+// all chunks through that it has begun: so nobody waits for what somebody holds back who waits.
 #pragma once
 
 #include "kernels/coll/large.cuh"
@@ -13,6 +14,7 @@
 namespace epw {
 
 constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
+constexpr uint32_t kSender = 0, kTaker = 32, kBringer = 64, kFirstTeller = 96; // a warp each; but for the last, a thread of it
 constexpr uint32_t kFolders = 256, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
 constexpr uint32_t kChunkBytes = 8192;                  // of what only moves
 constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory, and loads before the first one's store
@@ -22,12 +24,16 @@ constexpr uint32_t kFoldLoadsAhead = 3, kFoldStoresAhead = 1;
 static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
 static_assert(kFoldLoadsAhead + kFoldStoresAhead < kFoldStages, "the same");
 
+// What a peer is told: how many pieces of a ring are written for it, and how many of its are taken.
+enum Due : uint32_t { kWritten = 0, kTaken = kRings, kDues = 2 * kRings };
+static_assert(kDues * kBulkRanks == 32, "one for each lane of a warp");
+
 // A chunk on its way: what there is to do when it has come through.
 struct Chunk {
     unsigned char *to;
-    uint64_t count; // what the peer is told then
+    uint64_t count; // what is due to the peer then
     uint32_t bytes; // by bulk copies
-    uint32_t peer;  // who is told; kNobody
+    uint32_t peer;  // to whom; kNobody
 };
 constexpr uint32_t kNobody = ~0u;
 
@@ -42,16 +48,68 @@ struct BulkTeams {
     uint64_t brought[kFoldStages], done[kFoldStages]; // those of a stage of the fold: all sources are there; it is folded
     Chunk chunks[2][kStages];
     uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; no bytes: it was the last one
+    uint64_t due[kDues][kBulkRanks];
+    uint32_t movers; // threads that may yet make something due
 };
 
 __device__ __forceinline__ void init_bulk(BulkTeams &t) {
     if (threadIdx.x != 0) return;
+    t.movers = 3;
     for (uint32_t i = 0; i < 2 * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
     for (uint32_t i = 0; i < kFoldStages; i++) {
         ptx::barrier_init(&t.brought[i], 1);
         ptx::barrier_init(&t.done[i], kFolders / 32);
     }
     ptx::fence_barrier_init();
+}
+
+// ---- telling ----
+
+// Writer: this thread, what the count stands for first. Reader: the tellers.
+__device__ __forceinline__ void make_due(BulkTeams &t, uint32_t due, uint32_t peer, uint64_t count) {
+    __threadfence_block();
+    *static_cast<volatile uint64_t *>(&t.due[due][peer]) = count;
+}
+__device__ __forceinline__ void end_mover(BulkTeams &t) {
+    __threadfence_block();
+    atomicSub(&t.movers, 1u);
+}
+
+// Nothing is due yet. By the whole block.
+__device__ __forceinline__ void begin_telling(const Collective &c, const Rings &r, BulkTeams &t) {
+    for (uint32_t i = threadIdx.x; i < kRings * kBulkRanks; i += blockDim.x) {
+        const uint32_t ring = i / kBulkRanks, peer = i % kBulkRanks;
+        t.due[kWritten + ring][peer] = peer < c.ranks ? r.written[ring][peer] : 0;
+        t.due[kTaken + ring][peer] = peer < c.ranks ? r.read[ring][peer] : 0;
+    }
+    __syncthreads();
+}
+
+// By a warp, whose lanes have a peer and a count each, until nothing can be due any more.
+__device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
+    const uint32_t lane = threadIdx.x % 32, due = lane / kBulkRanks, peer = lane % kBulkRanks;
+    const auto *own = static_cast<const volatile uint64_t *>(&t.due[due][peer]);
+    uint64_t told = *own;
+#pragma unroll 1
+    for (;;) {
+        const bool last = *static_cast<volatile uint32_t *>(&t.movers) == 0;
+        __threadfence_block(); // what is due is no older than that
+        const uint64_t count = *own;
+        const bool news = count != told;
+        if (!__any_sync(0xffffffffu, news)) {
+            if (__all_sync(0xffffffffu, last)) return;
+            continue;
+        }
+        if (news && takes_part(c, peer)) {
+            const Ring ring = Ring(due % kRings);
+            if (due < kTaken) {
+                tell_written(c, ring, peer, count);
+            } else {
+                tell_taken(c, ring, peer, count);
+            }
+        }
+        told = count;
+    }
 }
 
 // Ends: its loads were issued, or its folders have what they fold.
@@ -67,8 +125,8 @@ __device__ __forceinline__ void copy_tail(unsigned char *to, const unsigned char
 
 // ---- moving, by one thread ----
 
-// Chunks in order. `Tell` says to a peer what a chunk stood for: when it is stored or, of what the peer has written here, when it
-// is read.
+// Chunks in order. `Tell` makes due what a chunk stood for: when it is stored or, of what the peer has written here, when it is
+// read.
 template <bool kWhenRead, typename Tell> struct Pipe {
     unsigned char (*memory)[kChunkBytes];
     uint64_t *loaded;
@@ -136,7 +194,7 @@ template <bool kWhenRead, typename Tell> struct Pipe {
 
 __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, Ring ring,
                                              uint64_t rounds_end) {
-    auto tell = [&](uint32_t peer, uint64_t count) { tell_written(c, ring, peer, count); };
+    auto tell = [&](uint32_t peer, uint64_t count) { make_due(t, kWritten + ring, peer, count); };
     Pipe<false, decltype(tell)> pipe(m, t, 0, tell);
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
@@ -160,7 +218,7 @@ __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory
 __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, uint64_t rounds_end) {
     const bool noted = is_shared_out(c);
     const Folding own = given_to_itself(c);
-    auto tell = [&](uint32_t source, uint64_t count) { tell_taken(c, kWhole, source, count); };
+    auto tell = [&](uint32_t source, uint64_t count) { make_due(t, kTaken + kWhole, source, count); };
     Pipe<true, decltype(tell)> pipe(m, t, 1, tell);
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
@@ -196,7 +254,7 @@ struct FoldChunk {
 };
 
 // By one thread: brings chunks for the folders, takes results away. Rings are counted on when the last chunk of a piece is
-// brought; what peers are told is counted by pieces, since chunks of several of them are on their way.
+// brought; what is due is counted by pieces, since chunks of several of them are on their way.
 struct FoldPipe {
     Collective &c;
     Rings &r;
@@ -230,7 +288,7 @@ struct FoldPipe {
             const uint32_t peer = peer_after(c, d);
             if (!takes_part(c, peer)) continue;
             // All of its chunks were read when they were folded.
-            if (now.last) tell_taken(c, kRaw, peer, number_of(now, r.read[kRaw][peer]) + 1);
+            if (now.last) make_due(t, kTaken + kRaw, peer, number_of(now, r.read[kRaw][peer]) + 1);
             if (!spreads) continue;
             const uint64_t number = number_of(now, r.written[kWhole][peer]);
             unsigned char *to = epw::at(c, peer, slot_of(c, kWhole, c.rank, number) + now.within);
@@ -240,7 +298,7 @@ struct FoldPipe {
         }
         ptx::bulk_commit();
     }
-    // Of results that are stored peers are told.
+    // Results that are stored are due.
     __device__ __forceinline__ void end_until(uint32_t count) {
         for (; ended < count; ended++) {
             const FoldChunk &now = chunks[ended % kFoldStages];
@@ -248,7 +306,7 @@ struct FoldPipe {
 #pragma unroll 1
             for (uint32_t d = 1; d < c.ranks; d++) {
                 const uint32_t peer = peer_after(c, d);
-                if (takes_part(c, peer)) tell_written(c, kWhole, peer, number_of(now, r.written[kWhole][peer]) + 1);
+                if (takes_part(c, peer)) make_due(t, kWritten + kWhole, peer, number_of(now, r.written[kWhole][peer]) + 1);
             }
         }
     }
@@ -391,15 +449,21 @@ template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Ri
     tell_call(c);
     init_bulk(t);
     load_progress(c, r);
+    begin_telling(c, r, t);
     const bool spreads = is_shared_out(c);
     const uint64_t flow = spreads ? longest_piece(c) : c.args->bytes;
     const uint64_t rounds_end = (flow + c.args->pieces - 1) / c.args->pieces;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == kSender) {
         send_by_bulk(c, r, m, t, kFolds ? kRaw : kWhole, rounds_end);
-    } else if (threadIdx.x == 32) {
+        end_mover(t);
+    } else if (threadIdx.x == kTaker) {
         if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
-    } else if (kFolds && threadIdx.x == 64) {
-        bring_to_fold(c, r, m, t);
+        end_mover(t);
+    } else if (threadIdx.x == kBringer) {
+        if (kFolds) bring_to_fold(c, r, m, t);
+        end_mover(t);
+    } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kFirstFolder) {
+        tell_what_is_due(c, t);
     } else if (kFolds && threadIdx.x >= kFirstFolder) {
         if constexpr (kFolds) fold_brought<T>(c, m, t);
     }

@@ -49,32 +49,62 @@ __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uin
 // Packets that are on their way to a thread: those of a word from some sources, or of some words, `step` apart, from one.
 constexpr uint32_t kAtOnce = 4;
 
+// Looks for packets at a time, as often as those that come soon need; `from(k)` is whose they are, or nobody's. What has not come
+// by then await_packet waits for.
+template <uint32_t kSources, uint32_t kWords, typename From>
+__device__ __forceinline__ void look_for_words(const Collective &c, uint64_t i, uint64_t step, const From &from,
+                                               Packet (&packets)[kSources][kWords]) {
+    constexpr uint32_t kLooks = 16;
+#pragma unroll 1
+    for (uint32_t looks = 0; looks < kLooks; looks++) {
+#pragma unroll
+        for (uint32_t k = 0; k < kSources; k++) {
+            const uint32_t source = from(k);
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) {
+                if (source >= c.ranks || packets[k][w].tag == c.tag) continue;
+                packets[k][w] = packet_at(c, packet_of(c, source, i + w * step));
+            }
+        }
+        bool all = true;
+#pragma unroll
+        for (uint32_t k = 0; k < kSources; k++) {
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) all = all && (from(k) >= c.ranks || packets[k][w].tag == c.tag);
+        }
+        if (all) return;
+    }
+}
+
 // The word of a source's message is here, or never.
 __device__ __forceinline__ void take_word(Collective &c, uint32_t source, uint64_t i, Packet packet) {
     const Stretch s = taken_from(c, source);
-    if (8 * i >= s.bytes || !takes_part(c, source) || c.stopped) return;
+    if (c.stopped) return;
     if (await_packet(c, source, packet_of(c, source, i), packet)) {
         write<uint64_t>(s.at + 8 * i, packet.data, s.bytes - 8 * i);
     }
 }
+
+// Nobody: no rank.
+constexpr uint32_t kNoSource = ~0u;
 
 template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, uint64_t i, uint64_t step) {
     constexpr uint32_t kSources = kAtOnce / kWords;
 #pragma unroll 1
     for (uint32_t first = 1; first < c.ranks; first += kSources) {
         Packet packets[kSources][kWords] = {};
+        auto from = [&](uint32_t k) {
+            if (first + k >= c.ranks) return kNoSource;
+            const uint32_t source = peer_after(c, first + k);
+            return takes_part(c, source) && taken_from(c, source).bytes > 8 * (i + (kWords - 1) * step) ? source : kNoSource;
+        };
+        look_for_words(c, i, step, from, packets);
 #pragma unroll
         for (uint32_t k = 0; k < kSources; k++) {
+            const uint32_t source = from(k);
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) {
-                if (first + k < c.ranks) packets[k][w] = packet_at(c, packet_of(c, peer_after(c, first + k), i + w * step));
-            }
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < kSources; k++) {
-#pragma unroll
-            for (uint32_t w = 0; w < kWords; w++) {
-                if (first + k < c.ranks) take_word(c, peer_after(c, first + k), i + w * step, packets[k][w]);
+                if (source != kNoSource) take_word(c, source, i + w * step, packets[k][w]);
             }
         }
     }
@@ -91,13 +121,11 @@ __device__ __forceinline__ void fold_words(Collective &c, const Folding &f, uint
 #pragma unroll 1
     for (uint32_t first = 0; first < c.ranks; first += kSources) {
         Packet packets[kSources][kWords] = {};
-#pragma unroll
-        for (uint32_t k = 0; k < kSources; k++) {
-#pragma unroll
-            for (uint32_t w = 0; w < kWords; w++) {
-                if (first + k < c.ranks) packets[k][w] = packet_at(c, packet_of(c, first + k, i + w * step));
-            }
-        }
+        auto from = [&](uint32_t k) {
+            const uint32_t source = first + k;
+            return source < c.ranks && source != c.rank && takes_part(c, source) ? source : kNoSource;
+        };
+        look_for_words(c, i, step, from, packets);
 #pragma unroll
         for (uint32_t k = 0; k < kSources; k++) {
             const uint32_t source = first + k;

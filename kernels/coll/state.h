@@ -121,6 +121,16 @@ typedef struct epw_coll_args {
     uint64_t bytes; /* of all, or of each block */
 } epw_coll_args;
 
+/* An all-reduce and what follows it: see epw_norm. */
+typedef struct epw_coll_norm_args {
+    epw_coll_args common;
+    uint64_t rows;
+    uint32_t hidden, payload;
+    float epsilon;
+    const unsigned char *weight;
+    unsigned char *residual, *out, *scales;
+} epw_coll_norm_args;
+
 /* A block of the caller's memory: rows of so many bytes. */
 typedef struct epw_coll_block {
     unsigned char *at;
@@ -183,9 +193,12 @@ extern "C" {
 
 /* All return a cudaError_t, and none waits. Makes the kernels ready on the current device: not under capture. */
 int epw_coll_gpu_prepare(void);
+int epw_coll_gpu_prepare_norm(void);
 
 int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
+/* blocks: of the sum's kernel; by rings a second one follows it. */
+int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */

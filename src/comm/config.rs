@@ -25,7 +25,7 @@ pub struct CommConfig {
     pub device: Device,
     /// On a GPU: thread blocks of a kernel at most, 1 to 64, each of which takes an SM while it waits for peers; 0, the default: 32.
     pub sms: u32,
-    /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8, on a GPU 4.
+    /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
     /// Bytes that a slot carries, a multiple of 64 in 64 to 16,777,216; 0, the default: so many that the rings of all ranks take
     /// 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.

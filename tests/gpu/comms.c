@@ -403,6 +403,87 @@ static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, ui
     compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
 }
 
+/* ---- norms ---- */
+
+/* Rows of bf16 or f16 with values that a layer has, now and then an infinity. */
+static void fill_values(uint16_t *to, uint64_t count, int half, uint64_t seed_of) {
+    uint64_t state = seed_of;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t bits = below(&state, 1 << 16), sign = bits & 0x8000, fraction = bits & 0x3ff;
+        to[i] = (uint16_t)(half ? sign | 0x3000 | fraction : sign | 0x3e00 | (fraction & 0x1ff));
+        if (below(&state, 50000) == 0) to[i] = half ? 0x7c00 : 0x7f80;
+    }
+}
+
+typedef struct norm_memory {
+    unsigned char *residual, *weight, *out, *scales;
+} norm_memory;
+
+static norm_memory norm_memory_of(unsigned char *base, uint64_t count) {
+    uint64_t at = (2 * count + 255) / 256 * 256;
+    return (norm_memory){base, base + at, base + at + 2 * EPW_NORM_HIDDEN_MAX,
+                         base + 2 * at + 2 * EPW_NORM_HIDDEN_MAX};
+}
+
+static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uint64_t rows, int residual,
+                     uint64_t number) {
+    int half = number % 3 == 2;
+    uint64_t count = rows * hidden, values = 2 * count + 256 + 2 * EPW_NORM_HIDDEN_MAX;
+    unsigned char *base[2], *copy[2];
+    REQUIRE_CUDA(cudaMallocHost((void **)&base[1], 2 * values));
+    REQUIRE_CUDA(cudaMallocHost((void **)&copy[1], 2 * values));
+    REQUIRE_CUDA(cudaMalloc((void **)&base[0], 2 * values));
+    memset(base[1], 0, 2 * values);
+    fill_values((uint16_t *)(void *)r->host.send, count, half, number * 31 + r->links->rank);
+    fill_values((uint16_t *)(void *)base[1], values / 2, half, number * 77 + 5);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->gpu.send, r->host.send, 2 * count, cudaMemcpyHostToDevice, r->stream));
+    REQUIRE_CUDA(cudaMemcpyAsync(base[0], base[1], 2 * values, cudaMemcpyHostToDevice, r->stream));
+    await_all(r, "copies");
+    const side *sides[2] = {&r->gpu, &r->host};
+    for (uint32_t i = 0; i < 2; i++) {
+        norm_memory m = norm_memory_of(base[i], count);
+        epw_norm norm = EPW_NORM_INIT;
+        norm.payload = payload;
+        norm.hidden = hidden;
+        norm.rows = rows;
+        norm.residual = residual ? m.residual : NULL;
+        norm.weight = m.weight;
+        norm.out = m.out;
+        norm.scales = payload != EPW_PAYLOAD_SAME ? m.scales : NULL;
+        epw_call call = on_stream(r);
+        REQUIRE_OK(epw_all_reduce_norm(sides[i]->comm, sides[i]->send, sides[i]->recv,
+                                       half ? EPW_TYPE_F16 : EPW_TYPE_BF16, &norm, i == 0 ? &call : NULL,
+                                       NULL));
+    }
+    REQUIRE_CUDA(cudaMemcpyAsync(copy[1], base[0], 2 * values, cudaMemcpyDeviceToHost, r->stream));
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, 2 * count, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "a norm");
+    REQUIRE(memcmp(r->copy, r->host.recv, 2 * count) == 0, "norm %llu: the sums differ",
+            (unsigned long long)number);
+    for (uint64_t i = 0; i < 2 * values; i++)
+        REQUIRE(copy[1][i] == base[1][i],
+                "norm %llu: payload %u, %llu rows of %u: byte %llu of %llu is %02x, on the host %02x",
+                (unsigned long long)number, payload, (unsigned long long)rows, hidden, (unsigned long long)i,
+                (unsigned long long)(2 * values), copy[1][i], base[1][i]);
+    REQUIRE_CUDA(cudaFreeHost(base[1]));
+    REQUIRE_CUDA(cudaFreeHost(copy[1]));
+    REQUIRE_CUDA(cudaFree(base[0]));
+}
+
+static void run_norms(const rank_state *r) {
+    static const uint32_t widths[] = {128, 7168, 16384};
+    static const uint64_t rows[] = {1, 3, 65, 200};
+    uint64_t number = 0;
+    for (uint32_t w = 0; w < 3; w++)
+        for (uint32_t i = 0; i < 4; i++)
+            for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++)
+                run_norm(r, payload, widths[w], rows[i], number % 5 != 4, number), number++;
+    run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
+    run_norm(r, EPW_PAYLOAD_SAME, 2056, 7, 0, number++);
+    ranks_meet(r->links);
+    if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
+}
+
 /* A rank says that it has another count for one peer alone: both learn of it. */
 static void miscount(rank_state *r) {
     uint32_t n = r->links->ranks, rank = r->links->rank;
@@ -674,6 +755,10 @@ static cudaGraphExec_t graph_of(const rank_state *r, const epw_coll *c, const nc
     epw_call call = on_stream(r);
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
+    if (n != NULL) { /* it connects ranks at their first call */
+        nccl_enqueue(n, c, r->stream);
+        await_all(r, "NCCL");
+    }
     REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
     for (uint32_t i = 0; i < GRAPH; i++) {
         if (n != NULL) {
@@ -729,6 +814,52 @@ static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t 
     REQUIRE_CUDA(cudaEventDestroy(to));
 }
 
+/* Rows of 7168 bf16: a sum, and one with residual, norm and FP8 behind it, by turns. */
+static void take_norm_times(const rank_state *r) {
+    enum { HIDDEN = 7168 };
+    cudaEvent_t from, to;
+    REQUIRE_CUDA(cudaEventCreate(&from));
+    REQUIRE_CUDA(cudaEventCreate(&to));
+    unsigned char *memory;
+    uint64_t most = 512 * (uint64_t)HIDDEN;
+    REQUIRE_CUDA(cudaMalloc((void **)&memory, 8 * most + 4 * EPW_NORM_HIDDEN_MAX));
+    for (uint64_t rows = 1; rows <= 512; rows *= 2) {
+        norm_memory m = norm_memory_of(memory, rows * HIDDEN);
+        epw_norm norm = EPW_NORM_INIT;
+        norm.payload = EPW_PAYLOAD_FP8_F32;
+        norm.hidden = HIDDEN;
+        norm.rows = rows;
+        norm.residual = m.residual;
+        norm.weight = m.weight;
+        norm.out = m.out;
+        norm.scales = m.scales;
+        epw_coll c = EPW_COLL_INIT;
+        c.kind = EPW_ALL_REDUCE;
+        c.type = EPW_TYPE_BF16;
+        c.count = rows * HIDDEN;
+        c.send = r->gpu.send;
+        c.recv = r->gpu.recv;
+        cudaGraphExec_t exec[2];
+        exec[0] = graph_of(r, &c, NULL);
+        c.norm = &norm;
+        exec[1] = graph_of(r, &c, NULL);
+        float times[2][ROUNDS];
+        for (uint32_t i = 0; i < 2 * ROUNDS; i++)
+            times[i % 2][i / 2] = time_of_graph(r, exec[i % 2], from, to);
+        for (uint32_t k = 0; k < 2; k++) {
+            qsort(times[k], ROUNDS, sizeof times[k][0], by_value);
+            REQUIRE_CUDA(cudaGraphExecDestroy(exec[k]));
+        }
+        if (r->links->rank == 0)
+            printf("%4llu rows of %u: all_reduce %7.2f, with residual, norm and FP8 %7.2f\n",
+                   (unsigned long long)rows, HIDDEN, (double)times[0][ROUNDS / 2],
+                   (double)times[1][ROUNDS / 2]);
+    }
+    REQUIRE_CUDA(cudaFree(memory));
+    REQUIRE_CUDA(cudaEventDestroy(from));
+    REQUIRE_CUDA(cudaEventDestroy(to));
+}
+
 static void take_times(const rank_state *r) {
     static const uint32_t kinds[] = {EPW_ALL_REDUCE, EPW_ALL_GATHER, EPW_ALL_TO_ALL, EPW_REDUCE_SCATTER,
                                      EPW_BROADCAST};
@@ -756,6 +887,7 @@ static void take_times(const rank_state *r) {
         fflush(stdout);
     }
     nccl_close(n);
+    take_norm_times(r);
 }
 
 static int rank_main(const rank_links *links) {
@@ -766,6 +898,7 @@ static int rank_main(const rank_links *links) {
     } else {
         run_cases(&r);
         run_blocks(&r);
+        run_norms(&r);
         run_points(&r);
         if (links->ranks > 1) {
             differ(&r, 5000);

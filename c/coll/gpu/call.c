@@ -14,8 +14,9 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,     /* of a block, as kernels/coll/operation.cuh has them */
-    PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
+    THREADS = 512,      /* of a block, as kernels/coll/operation.cuh has them */
+    PIECE_LEAST = 4096, /* smaller ones are waited for more than moved */
+    PIECES = 4          /* of each block, if they are not smaller: the first are on while the next are read */
 };
 
 /* ---- what kernels have found ---- */
@@ -134,7 +135,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
         return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
     }
     uint64_t flow = args->kind == EPW_ALL_REDUCE ? parts(bytes, w->ranks) : bytes;
-    uint64_t piece = epw_align(parts(flow, w->blocks), 16);
+    uint64_t piece = epw_align(parts(flow, PIECES * (uint64_t)w->blocks), 16);
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
@@ -200,8 +201,29 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
     return epw_coll_gpu_run_blocks(&args, blocks, e->stream);
 }
 
+/* A row of a sum that goes by packets is one block's. */
+static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+    const epw_norm *n = c->norm;
+    epw_coll_norm_args args = {.common = coll_args(e, c, call),
+                               .rows = n->rows,
+                               .hidden = n->hidden,
+                               .payload = n->payload,
+                               .epsilon = n->epsilon,
+                               .weight = n->weight,
+                               .residual = n->residual,
+                               .out = n->out,
+                               .scales = n->scales};
+    uint32_t blocks = choose(&args.common.at, &args.common);
+    if (args.common.pieces == 0) {
+        blocks = args.common.at.blocks;
+        if (n->rows < blocks) blocks = n->rows > 1 ? (uint32_t)n->rows : 1;
+    }
+    return epw_coll_gpu_run_norm(&args, blocks, e->stream);
+}
+
 static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     if (has_blocks(c)) return launch_blocks(e, c, call);
+    if (c->norm != NULL) return launch_norm(e, c, call);
     epw_coll_args args = coll_args(e, c, call);
     uint32_t blocks = choose(&args.at, &args);
     return epw_coll_gpu_run(&args, blocks, e->stream);

@@ -15,7 +15,7 @@
 
 enum {
     BLOCKS_DEFAULT = 32,
-    SLOTS_DEFAULT = 4,
+    SLOTS_DEFAULT = 8,
     CHANNELS_MOST = 8, /* of sends from one rank to another */
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
