@@ -971,10 +971,10 @@ enum {
 /* What follows a sum of all_reduce in the same call, as between two layers of a tensor-parallel model: it is
  * added to the residual, and each row is normalised (RMSNorm) and, by choice, quantised. Ranks may differ in
  * all but rows * hidden. On a GPU one kernel does all of it where the call goes by packets, up to 1 MiB with
- * 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody. Results have the same bits on host and
- * GPU: see the rules in c/numerics/norm.h. Memory is aligned to 16 bytes, also the call's send and recv.
- * Where a member is missing there is no result, and of `residual` and `out` each row is the old one or none.
- */
+ * 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody; memory is aligned to 16 bytes there,
+ * also the call's send and recv. Results have the same bits on host and GPU: see the rules in
+ * c/numerics/norm.h. Where a member is missing there is no result: of `residual` and `out` each row is the
+ * old one or none. */
 typedef struct epw_norm {
     uint32_t size;
     uint32_t payload;   /* of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_* */

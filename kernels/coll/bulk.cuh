@@ -44,9 +44,9 @@ struct BulkMemory {
 
 // Beside it, what threads tell each other.
 struct BulkTeams {
-    uint64_t moved[2][kStages];                       // barriers: a chunk is loaded
+    uint64_t moved[3][kStages];                       // barriers: a chunk is loaded
     uint64_t brought[kFoldStages], done[kFoldStages]; // those of a stage of the fold: all sources are there; it is folded
-    Chunk chunks[2][kStages];
+    Chunk chunks[3][kStages];
     uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; no bytes: it was the last one
     uint64_t due[kDues][kBulkRanks];
     uint32_t movers; // threads that may yet make something due
@@ -55,7 +55,7 @@ struct BulkTeams {
 __device__ __forceinline__ void init_bulk(BulkTeams &t) {
     if (threadIdx.x != 0) return;
     t.movers = 3;
-    for (uint32_t i = 0; i < 2 * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
+    for (uint32_t i = 0; i < 3 * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
     for (uint32_t i = 0; i < kFoldStages; i++) {
         ptx::barrier_init(&t.brought[i], 1);
         ptx::barrier_init(&t.done[i], kFolders / 32);
@@ -125,6 +125,16 @@ __device__ __forceinline__ void copy_tail(unsigned char *to, const unsigned char
 
 // ---- moving, by one thread ----
 
+// Whether it comes within about the time that bytes on their way take: before that no thread need stop for them.
+template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &come) {
+    constexpr uint32_t kLooks = 8;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kLooks; i++) {
+        if (come()) return true;
+    }
+    return false;
+}
+
 // Chunks in order. `Tell` makes due what a chunk stood for: when it is stored or, of what the peer has written here, when it is
 // read.
 template <bool kWhenRead, typename Tell> struct Pipe {
@@ -135,8 +145,8 @@ template <bool kWhenRead, typename Tell> struct Pipe {
     uint32_t begun = 0, stored = 0, ended = 0; // chunks
     uint32_t parities = 0;                     // of the stages' barriers
 
-    __device__ __forceinline__ Pipe(BulkMemory &m, BulkTeams &t, uint32_t team, const Tell &tell)
-        : memory(m.moved[team]), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
+    __device__ __forceinline__ Pipe(unsigned char (*memory)[kChunkBytes], BulkTeams &t, uint32_t team, const Tell &tell)
+        : memory(memory), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
 
     __device__ __forceinline__ void say(const Chunk &chunk) const {
         if (chunk.peer != kNobody) tell(chunk.peer, chunk.count);
@@ -157,9 +167,13 @@ template <bool kWhenRead, typename Tell> struct Pipe {
             if (!kWhenRead) say(chunks[ended % kStages]);
         }
     }
+    // All chunks are on their way out of here. Of those that were to be read no more is needed.
+    __device__ __forceinline__ void flush() {
+        while (stored < begun) store_next();
+    }
     // All chunks are through when this returns.
     __device__ __forceinline__ void drain() {
-        while (stored < begun) store_next();
+        flush();
         ptx::bulk_wait_all();
         end_until(stored);
     }
@@ -195,7 +209,7 @@ template <bool kWhenRead, typename Tell> struct Pipe {
 __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, Ring ring,
                                              uint64_t rounds_end) {
     auto tell = [&](uint32_t peer, uint64_t count) { make_due(t, kWritten + ring, peer, count); };
-    Pipe<false, decltype(tell)> pipe(m, t, 0, tell);
+    Pipe<false, decltype(tell)> pipe(m.moved[0], t, 0, tell);
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
 #pragma unroll 1
@@ -203,7 +217,8 @@ __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory
             const uint32_t peer = peer_after(c, d), bytes = given_piece(c, peer, j);
             if (bytes == 0) continue;
             if (!has_room(c, r, ring, peer)) {
-                pipe.drain();
+                pipe.flush();
+                if (!comes_soon([&] { return has_room(c, r, ring, peer); })) pipe.drain();
                 await_room(c, r, ring, peer);
                 if (c.stopped) break;
                 if (!takes_part(c, peer)) continue;
@@ -217,19 +232,16 @@ __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory
 
 __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, uint64_t rounds_end) {
     const bool noted = is_shared_out(c);
-    const Folding own = given_to_itself(c);
     auto tell = [&](uint32_t source, uint64_t count) { make_due(t, kTaken + kWhole, source, count); };
-    Pipe<true, decltype(tell)> pipe(m, t, 1, tell);
+    Pipe<true, decltype(tell)> pipe(m.moved[1], t, 1, tell);
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
-        const uint32_t mine = piece_bytes(c, own.bytes, j);
-        if (mine > 0) pipe.add_piece(own.out + j * c.args->pieces, own.own + j * c.args->pieces, mine, kNobody, 0);
 #pragma unroll 1
         for (uint32_t d = 1; d < c.ranks; d++) {
             const uint32_t source = peer_after(c, d), bytes = taken_piece(c, source, j);
             if (bytes == 0) continue;
             if (!has_piece(c, r, kWhole, source)) {
-                pipe.drain();
+                pipe.flush();
                 await_piece(c, r, kWhole, source);
                 if (c.stopped) break;
                 if (!takes_part(c, source)) continue;
@@ -239,6 +251,21 @@ __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory
             const unsigned char *from = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]);
             pipe.add_piece(taken_from(c, source).at + j * c.args->pieces, from, bytes, source, ++r.read[kWhole][source]);
         }
+    }
+    pipe.drain();
+}
+
+// What this rank gives itself, of what moves. Nothing is folded then, and that memory is free.
+__device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMemory &m, BulkTeams &t) {
+    static_assert(sizeof m.folded >= kStages * kChunkBytes, "the stages of a pipe");
+    const Folding own = given_to_itself(c);
+    auto tell = [](uint32_t, uint64_t) {};
+    Pipe<true, decltype(tell)> pipe(reinterpret_cast<unsigned char(*)[kChunkBytes]>(m.folded), t, 2, tell);
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x;; j += gridDim.x) {
+        const uint32_t bytes = piece_bytes(c, own.bytes, j);
+        if (bytes == 0) break;
+        pipe.add_piece(own.out + j * c.args->pieces, own.own + j * c.args->pieces, bytes, kNobody, 0);
     }
     pipe.drain();
 }
@@ -310,8 +337,11 @@ struct FoldPipe {
             }
         }
     }
-    __device__ __forceinline__ void drain() {
+    __device__ __forceinline__ void flush() {
         while (stored < begun) store_next();
+    }
+    __device__ __forceinline__ void drain() {
+        flush();
         ptx::bulk_wait_all();
         end_until(stored);
     }
@@ -331,11 +361,13 @@ struct FoldPipe {
         for (uint32_t peer = 0; peer < c.ranks && !c.stopped; peer++) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
             if (!has_piece(c, r, kRaw, peer)) {
-                drain();
+                flush();
+                if (!comes_soon([&] { return has_piece(c, r, kRaw, peer); })) drain();
                 await_piece(c, r, kRaw, peer);
             }
             if (!spreads || !takes_part(c, peer) || c.stopped || has_room(c, r, kWhole, peer)) continue;
-            drain();
+            flush();
+            if (!comes_soon([&] { return has_room(c, r, kWhole, peer); })) drain();
             await_room(c, r, kWhole, peer);
         }
     }
@@ -460,7 +492,11 @@ template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Ri
         if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
         end_mover(t);
     } else if (threadIdx.x == kBringer) {
-        if (kFolds) bring_to_fold(c, r, m, t);
+        if (kFolds) {
+            bring_to_fold(c, r, m, t);
+        } else {
+            give_itself_by_bulk(c, m, t);
+        }
         end_mover(t);
     } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kFirstFolder) {
         tell_what_is_due(c, t);

@@ -58,55 +58,68 @@ __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uin
     }
 }
 
-// A row whose sum lies in recv, each word written by the thread that reads it, or by an earlier kernel. By the whole block.
-template <typename T, typename Pair>
-__device__ __forceinline__ void norm_row(const epw_coll_norm_args &a, uint64_t row, float (&of_warps)[kNormWarps]) {
+// What a row needs beside its sum, on its way while that comes: words of a thread.
+struct NormRow {
+    uint64_t sum[kNormWords], residual[kNormWords], weight[kNormWords];
+};
+
+__device__ __forceinline__ uint32_t norm_word(uint32_t k) { return threadIdx.x + k * kCollThreads; }
+
+__device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r) {
     const uint32_t words = a.hidden / 4;
-    const auto *sums = reinterpret_cast<const uint64_t *>(a.common.recv) + row * words;
-    auto *residuals = reinterpret_cast<uint64_t *>(a.residual) + row * words;
+    const auto *residuals = reinterpret_cast<const uint64_t *>(a.residual) + row * words;
     const auto *weights = reinterpret_cast<const uint64_t *>(a.weight);
-    uint64_t x[kNormWords] = {}, weight[kNormWords] = {};
+#pragma unroll
+    for (uint32_t k = 0; k < kNormWords; k++) {
+        const bool inside = norm_word(k) < words;
+        r.weight[k] = inside ? weights[norm_word(k)] : 0;
+        r.residual[k] = inside && a.residual != nullptr ? residuals[norm_word(k)] : 0;
+        r.sum[k] = 0;
+    }
+}
+
+// By the whole block.
+template <typename T, typename Pair>
+__device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r, float (&of_warps)[kNormWarps]) {
+    const uint32_t words = a.hidden / 4;
     float part = 0;
 #pragma unroll
     for (uint32_t k = 0; k < kNormWords; k++) {
-        const uint32_t word = threadIdx.x + k * kCollThreads;
-        if (word < words) weight[k] = weights[word];
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < kNormWords; k++) {
-        const uint32_t word = threadIdx.x + k * kCollThreads;
-        if (word >= words) continue;
-        float sum[4];
-        x[k] = sums[word];
-        widen_word<T>(x[k], sum);
+        float x[4];
+        widen_word<T>(r.sum[k], x);
         if (a.residual != nullptr) {
             float residual[4];
-            widen_word<T>(residuals[word], residual);
+            widen_word<T>(r.residual[k], residual);
 #pragma unroll
-            for (uint32_t i = 0; i < 4; i++) sum[i] = __fadd_rn(sum[i], residual[i]);
-            x[k] = pack_word<T>(sum);
-            residuals[word] = x[k];
-            widen_word<T>(x[k], sum);
+            for (uint32_t i = 0; i < 4; i++) x[i] = __fadd_rn(x[i], residual[i]);
+            r.sum[k] = pack_word<T>(x);
+            widen_word<T>(r.sum[k], x);
         }
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) part = __fadd_rn(part, __fmul_rn(sum[i], sum[i]));
+        for (uint32_t i = 0; i < 4; i++) part = __fadd_rn(part, __fmul_rn(x[i], x[i])); // zeros beyond the row change nothing
+    }
+    if (a.residual != nullptr) {
+        auto *residuals = reinterpret_cast<uint64_t *>(a.residual) + row * words;
+#pragma unroll
+        for (uint32_t k = 0; k < kNormWords; k++) {
+            if (norm_word(k) < words) residuals[norm_word(k)] = r.sum[k];
+        }
     }
     const float mean = __fdiv_rn(sum_of_parts(part, of_warps), float(a.hidden));
-    const float r = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.epsilon)));
+    const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.epsilon)));
 #pragma unroll
     for (uint32_t k = 0; k < kNormWords; k++) {
-        const uint32_t word = threadIdx.x + k * kCollThreads;
-        if (word >= words) continue; // of FP8 whole warps
-        float y[4], w[4];
-        widen_word<T>(x[k], y);
-        widen_word<T>(weight[k], w);
+        if (norm_word(k) >= words) continue; // of FP8 whole warps
+        float y[4], weight[4];
+        widen_word<T>(r.sum[k], y);
+        widen_word<T>(r.weight[k], weight);
 #pragma unroll
-        for (uint32_t i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(y[i], r), w[i]);
+        for (uint32_t i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(y[i], root), weight[i]);
         const uint64_t packed = pack_word<T>(y);
         if (a.payload == EPW_PAYLOAD_SAME) {
-            reinterpret_cast<uint64_t *>(a.out)[row * words + word] = packed;
+            reinterpret_cast<uint64_t *>(a.out)[row * words + norm_word(k)] = packed;
         } else {
-            write_quantised<Pair>(a, row, word, packed);
+            write_quantised<Pair>(a, row, norm_word(k), packed);
         }
     }
 }
@@ -114,26 +127,35 @@ __device__ __forceinline__ void norm_row(const epw_coll_norm_args &a, uint64_t r
 template <typename T, typename Pair>
 __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
     const uint64_t words = a.hidden / 4;
-    constexpr uint32_t step = kCollThreads;
     tell_call(c);
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        const uint64_t end = (row + 1) * words;
-        uint64_t i = row * words + threadIdx.x;
-        for (; i + (kAtOnce - 1) * step < end; i += kAtOnce * step) send_words<kAtOnce>(c, i, step);
-        for (; i < end; i += step) send_words<1>(c, i, step);
+        const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
+#pragma unroll 1
+        for (uint64_t i = begin; i < end; i += kAtOnce * kCollThreads) send_words<kAtOnce>(c, {i, kCollThreads, end});
     }
     const Folding f = folded_here(c);
+    auto *sums = reinterpret_cast<uint64_t *>(f.out);
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        const uint64_t end = (row + 1) * words;
-        uint64_t i = row * words + threadIdx.x;
-        for (; i + (kAtOnce - 1) * step < end; i += kAtOnce * step) fold_words<T, kAtOnce>(c, f, i, step);
-        for (; i + step < end; i += 2 * step) fold_words<T, 2>(c, f, i, step);
-        for (; i < end; i += step) fold_words<T, 1>(c, f, i, step);
+        const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
+        NormRow r;
+        begin_row(a, row, r);
+#pragma unroll
+        for (uint32_t k = 0; k < kNormWords; k += kAtOnce) {
+            const WordsAt at = {begin + k * kCollThreads, kCollThreads, end};
+            uint64_t sum[kAtOnce] = {};
+            if (!at.has(0) || !fold_words<T, kAtOnce>(c, f, at, sum)) continue;
+#pragma unroll
+            for (uint32_t w = 0; w < kAtOnce; w++) {
+                if (!at.has(w)) continue;
+                r.sum[k + w] = sum[w];
+                sums[at.at(w)] = sum[w];
+            }
+        }
         __syncthreads();
         if (c.stopped || any(c.active - c.reachable)) break; // there is no result
-        norm_row<T, Pair>(a, row, of_warps);
+        end_row<T, Pair>(a, row, r, of_warps);
     }
     await_calls(c);
 }
@@ -142,9 +164,19 @@ __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args
 template <typename T, typename Pair>
 __device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
     const epw_coll_args &common = a.common;
+    const uint32_t words = a.hidden / 4;
     if (ptx::load_relaxed_gpu(&common.state->halted) || any(load_now(common.shared->suspects) & common.peers->active)) return;
 #pragma unroll 1
-    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) norm_row<T, Pair>(a, row, of_warps);
+    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        const auto *sums = reinterpret_cast<const uint64_t *>(common.recv) + row * words;
+        NormRow r;
+        begin_row(a, row, r);
+#pragma unroll
+        for (uint32_t k = 0; k < kNormWords; k++) {
+            if (norm_word(k) < words) r.sum[k] = sums[norm_word(k)];
+        }
+        end_row<T, Pair>(a, row, r, of_warps);
+    }
 }
 
 } // namespace epw

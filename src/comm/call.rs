@@ -312,6 +312,8 @@ impl<S: Source, R: Source<Memory = S::Memory>> Buffers<S::Memory> for (S, R) {}
 pub struct Lowered {
     pub(super) ops: Vec<sys::epw_coll>,
     laid: Vec<Laid>,
+    #[expect(clippy::vec_box, reason = "operations point to them")]
+    pub(super) norms: Vec<Box<sys::epw_norm>>,
 }
 
 impl<M: Memory, B: Buffers<M>> sealed::Calls<M> for Call<B> {

@@ -1865,9 +1865,10 @@ pub const EPW_RECV: u32 = 10;
 /** What follows a sum of all_reduce in the same call, as between two layers of a tensor-parallel model: it is
  added to the residual, and each row is normalised (RMSNorm) and, by choice, quantised. Ranks may differ in
  all but rows * hidden. On a GPU one kernel does all of it where the call goes by packets, up to 1 MiB with
- 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody. Results have the same bits on host and
- GPU: see the rules in c/numerics/norm.h. Memory is aligned to 16 bytes, also the call's send and recv.
- Where a member is missing there is no result, and of `residual` and `out` each row is the old one or none.*/
+ 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody; memory is aligned to 16 bytes there,
+ also the call's send and recv. Results have the same bits on host and GPU: see the rules in
+ c/numerics/norm.h. Where a member is missing there is no result: of `residual` and `out` each row is the
+ old one or none.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_norm {

@@ -15,8 +15,7 @@
 
 enum {
     THREADS = 512,      /* of a block, as kernels/coll/operation.cuh has them */
-    PIECE_LEAST = 4096, /* smaller ones are waited for more than moved */
-    PIECES = 4          /* of each block, if they are not smaller: the first are on while the next are read */
+    PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
 };
 
 /* ---- what kernels have found ---- */
@@ -135,7 +134,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
         return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
     }
     uint64_t flow = args->kind == EPW_ALL_REDUCE ? parts(bytes, w->ranks) : bytes;
-    uint64_t piece = epw_align(parts(flow, PIECES * (uint64_t)w->blocks), 16);
+    uint64_t piece = epw_align(parts(flow, w->blocks), 16);
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
