@@ -51,10 +51,13 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
 // Waits for a packet. False: it does not come.
 __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uint64_t offset, Packet &packet) {
     if (packet.tag == c.tag) return true;
-    return await_peer(c, source, c.tag, [&] {
-        packet = packet_at(c, offset);
-        return packet.tag == c.tag;
+    Packet late = {}; // in memory; the caller's may be in registers
+    const bool came = await_peer(c, source, c.tag, [&] {
+        late = packet_at(c, offset);
+        return late.tag == c.tag;
     });
+    packet = late;
+    return came;
 }
 
 // Packets that are on their way to a thread: those of a word from some sources, or of some words from one.
