@@ -164,34 +164,35 @@ __device__ __forceinline__ void fold_and_write_words(Collective &c, const Foldin
     }
 }
 
-template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
-    tell_call(c);
-    const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
-    const uint64_t words = words_of(c.args->bytes);
-    const bool many = words > step; // for a thread, of each source
-    if (many) {
-        for (uint64_t i = begin; i < words; i += kAtOnce * step) send_words<kAtOnce>(c, {i, step, words});
-    } else if (begin < words) {
-        send_words<1>(c, {begin, step, words});
-    }
+template <typename T, uint32_t kWords>
+__device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, uint64_t step, uint64_t words) {
+#pragma unroll 1
+    for (uint64_t i = begin; i < words; i += kWords * step) send_words<kWords>(c, {i, step, words});
     if constexpr (std::is_void_v<T>) {
         const Folding f = given_to_itself(c);
         for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
             write<uint64_t>(f.out + 8 * i, read<uint64_t>(f.own + 8 * i, f.bytes - 8 * i), f.bytes - 8 * i);
         }
-        if (many) {
-            for (uint64_t i = begin; i < words; i += kAtOnce * step) take_words<kAtOnce>(c, {i, step, words});
-        } else if (begin < words) {
-            take_words<1>(c, {begin, step, words});
-        }
+#pragma unroll 1
+        for (uint64_t i = begin; i < words; i += kWords * step) take_words<kWords>(c, {i, step, words});
     } else {
         const Folding f = folded_here(c);
         const uint64_t folded = words_of(f.bytes);
-        if (many) {
-            for (uint64_t i = begin; i < folded; i += kAtOnce * step) fold_and_write_words<T, kAtOnce>(c, f, {i, step, folded});
-        } else if (begin < folded) {
-            fold_and_write_words<T, 1>(c, f, {begin, step, folded});
-        }
+#pragma unroll 1
+        for (uint64_t i = begin; i < folded; i += kWords * step) fold_and_write_words<T, kWords>(c, f, {i, step, folded});
+    }
+}
+
+template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
+    tell_call(c);
+    const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
+    const uint64_t words = words_of(c.args->bytes);
+    if (words <= step) { // one of each source for a thread
+        exchange_words<T, 1>(c, begin, step, words);
+    } else if (words <= 2 * step) {
+        exchange_words<T, 2>(c, begin, step, words);
+    } else {
+        exchange_words<T, kAtOnce>(c, begin, step, words);
     }
     await_calls(c);
 }
