@@ -1,5 +1,6 @@
 // Collectives: a kernel for each way to move bytes and each type that is folded.
-#include "kernels/coll/large.cuh"
+#include "kernels/coll/blocks.cuh"
+#include "kernels/coll/bulk.cuh"
 #include "kernels/coll/membership.cuh"
 #include "kernels/coll/point.cuh"
 #include "kernels/coll/small.cuh"
@@ -25,6 +26,26 @@ __global__ void __launch_bounds__(kCollThreads, 1) large_collective_kernel(const
     close(c);
 }
 
+template <typename T>
+__global__ void __launch_bounds__(kBulkThreads, 1) bulk_collective_kernel(const __grid_constant__ epw_coll_args a) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ Collective c;
+    __shared__ Rings rings;
+    __shared__ BulkTeams teams;
+    ptx::wait_for_stream();
+    if (open(c, a)) run_bulk<T>(c, rings, *reinterpret_cast<BulkMemory *>(memory), teams);
+    close(c);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kCollThreads, 1) blocks_collective_kernel(const __grid_constant__ epw_coll_blocks_args a) {
+    __shared__ Collective c;
+    __shared__ Rings rings;
+    ptx::wait_for_stream();
+    if (open(c, a.common)) run_blocks<T>(c, rings, a);
+    close(c);
+}
+
 __global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_constant__ epw_coll_point_args a) {
     __shared__ Collective c;
     ptx::wait_for_stream();
@@ -34,15 +55,18 @@ __global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_con
 
 using Kernel = void (*)(epw_coll_args);
 struct Kernels {
-    Kernel small, large;
+    Kernel small, large, bulk;
+    void (*blocks)(epw_coll_blocks_args);
 };
-template <typename T> constexpr Kernels of_type() { return {small_collective_kernel<T>, large_collective_kernel<T>}; }
+template <typename T> constexpr Kernels of_type() {
+    return {small_collective_kernel<T>, large_collective_kernel<T>, bulk_collective_kernel<T>, blocks_collective_kernel<T>};
+}
 
 // By EPW_TYPE_*; the last: what only moves.
 constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
 static const Kernels kernels[kTypes + 1] = {
-    of_type<int8_t>(), of_type<uint8_t>(), of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),
-    of_type<F16>(),    of_type<Bf16>(),    of_type<float>(),   of_type<double>(),   of_type<void>(),
+    of_type<int8_t>(),  of_type<uint8_t>(),  of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),
+    of_type<F16Bits>(), of_type<Bf16Bits>(), of_type<float>(),   of_type<double>(),   of_type<void>(),
 };
 
 static bool folds(uint32_t kind) { return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER; }
@@ -54,16 +78,30 @@ extern "C" int epw_coll_gpu_prepare(void) {
     for (const epw::Kernels &k : epw::kernels) {
         if (error == cudaSuccess) error = epw::prepare(k.small, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
+        if (error == cudaSuccess) error = epw::prepare(k.bulk, epw::kBulkThreads, sizeof(epw::BulkMemory));
+        if (error == cudaSuccess) error = epw::prepare(k.blocks, epw::kCollThreads, 0);
     }
+    if (error == cudaSuccess) error = cudaError_t(epw_coll_gpu_prepare_norm());
     if (error == cudaSuccess) error = epw::prepare(epw::point_kernel, epw::kCollThreads, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_begin_epoch_kernel, EPW_GPU_PEERS, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::coll_part_kernel, EPW_GPU_PEERS, 0);
     return error;
 }
 
+static const epw::Kernels &kernels_of(const epw_coll_args &args) {
+    return epw::kernels[epw::folds(args.kind) ? args.type : epw::kTypes];
+}
+
 extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream) {
-    const epw::Kernels &k = epw::kernels[epw::folds(args->kind) ? args->type : epw::kTypes];
-    const epw::Kernel kernel = args->pieces != 0 ? k.large : k.small;
+    const epw::Kernels &k = kernels_of(*args);
+    const auto in = static_cast<cudaStream_t>(stream);
+    if (args->pieces == 0) return epw::launch_in_stream(k.small, blocks, epw::kCollThreads, 0, in, *args);
+    if (!args->bulk) return epw::launch_in_stream(k.large, blocks, epw::kCollThreads, 0, in, *args);
+    return epw::launch_in_stream(k.bulk, blocks, epw::kBulkThreads, sizeof(epw::BulkMemory), in, *args);
+}
+
+extern "C" int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream) {
+    const auto kernel = kernels_of(args->common).blocks;
     return epw::launch_in_stream(kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
 }
 

@@ -31,16 +31,20 @@ pub enum DType {
     I64,
     /// 64-bit unsigned integers.
     U64,
+    /// 8-bit signed integers.
+    I8,
+    /// IEEE double precision. No [`Element`]: a float in a slice of them is an `f32` without being told.
+    F64,
 }
 
 impl DType {
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {
         match self {
-            Self::U8 => 1,
+            Self::U8 | Self::I8 => 1,
             Self::Bf16 | Self::F16 | Self::U16 => 2,
             Self::F32 | Self::I32 | Self::U32 => 4,
-            Self::I64 | Self::U64 => 8,
+            Self::I64 | Self::U64 | Self::F64 => 8,
         }
     }
 }
@@ -63,7 +67,7 @@ macro_rules! elements {
     )*};
 }
 elements!(
-    bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64
+    bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64, i8 => I8
 );
 
 /// Matrices to read: of host memory, [`TensorRef`], or of a GPU's, [`cuda::TensorRef`](crate::cuda::TensorRef). The builders of

@@ -227,7 +227,7 @@ mod c {
         &["ep", "coll"],
     ];
     /// Folders of `kernels/`; the files beside them are the last line.
-    const KERNELS: &[&[&str]] = &[&["ptx"], &["peer"], &["ep", "prefill", "coll"], &[""]];
+    const KERNELS: &[&[&str]] = &[&["ptx"], &["numerics", "peer"], &["ep", "prefill", "coll"], &[""]];
     /// What kernels may include of `c/`.
     const SHARED: &[&str] = &[
         "c/base/",

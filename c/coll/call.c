@@ -158,6 +158,41 @@ static bool moves_nothing(const epw_coll *c, uint32_t ranks) {
     return any == 0;
 }
 
+static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
+    const epw_norm *n = c->norm;
+    epw_where where = epw_comm_where(comm, epw_kind_name(c->kind));
+    if (n == NULL) return EPW_OK;
+    if (n->size != sizeof *n)
+        return epw_fail(EPW_ERR_INVALID, where, "norm.size is %u, this library's is %zu: use EPW_NORM_INIT",
+                        n->size, sizeof *n);
+    if (c->kind != EPW_ALL_REDUCE || c->op != EPW_SUM ||
+        (c->type != EPW_TYPE_BF16 && c->type != EPW_TYPE_F16))
+        return wrong(comm, c, "norm is of all_reduce by EPW_SUM, of EPW_TYPE_BF16 or EPW_TYPE_F16");
+    if (n->payload > EPW_PAYLOAD_FP8_UE8M0)
+        return epw_fail(EPW_ERR_INVALID, where, "norm.payload is %u, must be at most %d", n->payload,
+                        EPW_PAYLOAD_FP8_UE8M0);
+    uint32_t unit = n->payload == EPW_PAYLOAD_SAME ? 8 : EPW_FP8_BLOCK;
+    if (n->hidden == 0 || n->hidden > EPW_NORM_HIDDEN_MAX || n->hidden % unit != 0)
+        return epw_fail(EPW_ERR_LIMIT, where, "norm.hidden is %u, must be a multiple of %u in [%u, %u]",
+                        n->hidden, unit, unit, EPW_NORM_HIDDEN_MAX);
+    if (n->rows != c->count / n->hidden || c->count % n->hidden != 0)
+        return epw_fail(EPW_ERR_INVALID, where, "norm.rows is %llu with norm.hidden %u, count is %llu",
+                        (unsigned long long)n->rows, n->hidden, (unsigned long long)c->count);
+    if (!(n->epsilon >= 0) || n->epsilon > 1e30f)
+        return epw_fail(EPW_ERR_INVALID, where, "norm.epsilon is %g, must be in [0, 1e30]",
+                        (double)n->epsilon);
+    if (n->rows == 0) return EPW_OK;
+    if (n->weight == NULL || n->out == NULL) return wrong(comm, c, "norm.weight or norm.out is NULL");
+    if ((n->scales != NULL) != (n->payload != EPW_PAYLOAD_SAME))
+        return wrong(comm, c, "norm.scales is given with a payload of FP8, and only then");
+    if (n->payload != EPW_PAYLOAD_SAME && (n->out == c->recv || n->out == c->send))
+        return wrong(comm, c, "norm.out of FP8 has memory of its own");
+    uintptr_t all = (uintptr_t)c->send | (uintptr_t)c->recv | (uintptr_t)n->residual | (uintptr_t)n->weight |
+                    (uintptr_t)n->out | (uintptr_t)n->scales;
+    if (comm->gpu == NULL || all % 16 == 0) return EPW_OK;
+    return wrong(comm, c, "on a GPU send, recv and the memory of norm must be aligned to 16 bytes");
+}
+
 static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     if (c->size != sizeof *c)
         return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, "group"),
@@ -180,6 +215,7 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
         return epw_fail(EPW_ERR_LIMIT, where, "tag is %u, must be at most %u", c->tag, EPW_TAG_MAX);
     epw_status status = check_shape(comm, c);
     if (status == EPW_OK) status = check_pitch(comm, c);
+    if (status == EPW_OK) status = check_norm(comm, c);
     if (status != EPW_OK || moves_nothing(c, comm->layout.ranks)) return status;
     if (wants_send(comm, c) && c->send == NULL) return wrong(comm, c, "send is NULL");
     if (wants_recv(comm, c) && c->recv == NULL) return wrong(comm, c, "recv is NULL");
@@ -256,6 +292,10 @@ static bool make_ops(const epw_comm *comm, const epw_coll *ops, size_t count, ep
         *end = op;
         end = &op->next;
         op->call = ops[i];
+        if (ops[i].norm != NULL) {
+            op->norm = *ops[i].norm;
+            op->call.norm = &op->norm;
+        }
         op->job = job;
         if (!copy_arrays(comm, op)) return false;
     }
@@ -352,6 +392,19 @@ epw_status epw_broadcast(epw_comm *comm, const void *send, void *recv, uint64_t 
 epw_status epw_all_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
                           uint32_t op, const epw_call *call, epw_outcome *outcome) {
     return one(comm, EPW_ALL_REDUCE, send, recv, count, type, op, 0, 0, call, outcome);
+}
+
+epw_status epw_all_reduce_norm(epw_comm *comm, const void *send, void *recv, uint32_t type,
+                               const epw_norm *norm, const epw_call *call, epw_outcome *outcome) {
+    if (norm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"all_reduce", -1, -1}, "norm is NULL");
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_REDUCE;
+    c.type = type;
+    c.send = send;
+    c.recv = recv;
+    c.count = norm->rows * norm->hidden;
+    c.norm = norm;
+    return epw_group(comm, &c, 1, call, outcome);
 }
 
 epw_status epw_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,

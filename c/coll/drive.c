@@ -7,6 +7,8 @@
 
 #include "base/barrier.h"
 #include "base/clock.h"
+#include "base/float_state.h"
+#include "numerics/norm.h"
 #include "peer/remote.h"
 
 #include <sched.h>
@@ -299,6 +301,34 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     FOR_OTHERS(p, comm) epw_comm_wait_begins(p, now);
 }
 
+/* The sum is here: normalises some rows of it. False: there are none, or it lacks somebody and is no result.
+ */
+static bool norm_some(epw_comm *comm, epw_op *op) {
+    enum { TURN_ELEMENTS = 1 << 16 };
+    const epw_norm *n = op->call.norm;
+    if (n == NULL || op->job == NULL || op->normed == n->rows) return false;
+    EPW_COMM_PEERS(p, comm) if (p->missing) return false;
+    epw_float_state before = epw_float_enter();
+    uint64_t elements = 0;
+    for (; op->normed < n->rows && elements < TURN_ELEMENTS; elements += n->hidden) {
+        uint64_t at = op->normed++ * n->hidden, scale = at / EPW_FP8_BLOCK;
+        uint64_t scale_bytes = n->payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4;
+        uint64_t bytes = n->payload == EPW_PAYLOAD_SAME ? 2 : 1;
+        epw_norm_row row = {.dtype = op->call.type == EPW_TYPE_BF16 ? EPW_BF16 : EPW_F16,
+                            .payload = n->payload,
+                            .hidden = n->hidden,
+                            .epsilon = n->epsilon,
+                            .sum = (const char *)op->call.recv + 2 * at,
+                            .weight = n->weight,
+                            .residual = n->residual != NULL ? (char *)n->residual + 2 * at : NULL,
+                            .out = (char *)n->out + bytes * at,
+                            .scales = n->scales != NULL ? (char *)n->scales + scale_bytes * scale : NULL};
+        epw_norm_row_run(comm->numerics, &row);
+    }
+    epw_float_leave(before);
+    return true;
+}
+
 static bool is_over(const epw_comm *comm) {
     const epw_op *op = comm->queue;
     const epw_fold *fold = &comm->fold;
@@ -417,7 +447,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         if (comm->running) {
             more |= epw_flows_move(comm, comm->queue, now);
             if (!comm->mismatched && is_over(comm)) {
-                end_collective(comm, EPW_OK);
+                if (!norm_some(comm, comm->queue)) end_collective(comm, EPW_OK);
                 more = true;
             }
         }

@@ -97,6 +97,7 @@ typedef struct epw_coll_layout {
     uint64_t window_bytes;
     uint32_t blocks; /* of a kernel, on GPUs: their windows are laid out by kernels/coll/state.h */
 } epw_coll_layout;
+static_assert(sizeof(epw_coll_layout) == 72, "src/sys/mod.rs has the same");
 
 /* EPW_ERR_INVALID or EPW_ERR_LIMIT name the field of the configuration and its bound. */
 epw_status epw_coll_plan(const epw_comm_config *config, epw_coll_layout *out);

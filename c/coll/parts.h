@@ -107,6 +107,8 @@ typedef struct epw_op {
     epw_job *job;                 /* NULL: the job has been dropped and is gone */
     epw_run local_from, local_to; /* what this rank gives itself */
     uint64_t local_bytes, local_done;
+    epw_norm norm; /* call.norm is this, or NULL */
+    uint64_t normed;
     struct epw_op *next;
 } epw_op;
 

@@ -5,6 +5,7 @@
  * has one, or several that compute the same, which are given it by all members and fold it in ascending rank
  * order. Of a small all-reduce every rank owns everything; of a large one, and of reduce_scatter, each its
  * piece; of reduce, the root. */
+#include "coll/blocks.h"
 #include "coll/parts.h"
 
 #include <stdlib.h>
@@ -21,74 +22,6 @@ enum {
     SCRATCH_LEAST = 4096,
     SCRATCH_MOST = 128 << 10
 };
-
-/* ---- where blocks lie ---- */
-
-/* Blocks of a call, of one direction: that of each rank, in bytes. */
-typedef struct blocks {
-    const uint64_t *counts, *offsets;
-    uint64_t count, element, rows, pitch;
-    unsigned char *base;
-} blocks;
-
-static uint64_t row_bytes_of(const blocks *b, uint32_t rank) {
-    return (b->counts != NULL ? b->counts[rank] : b->count) * b->element;
-}
-
-static uint64_t bytes_of(const blocks *b, uint32_t rank) {
-    return b->rows * row_bytes_of(b, rank);
-}
-
-/* Of matrices with a pitch blocks lie beside each other, else one behind the other. */
-static uint64_t offset_of(const blocks *b, uint32_t rank) {
-    if (b->offsets != NULL) return b->offsets[rank] * b->element;
-    uint64_t rows = b->rows > 1 || b->pitch != 0 ? 1 : b->rows;
-    if (b->counts == NULL) return rank * rows * b->count * b->element;
-    uint64_t at = 0;
-    for (uint32_t r = 0; r < rank; r++) at += b->counts[r];
-    return at * b->element;
-}
-
-static epw_run run_of(const blocks *b, uint32_t rank) {
-    epw_run run = {.base = b->base + offset_of(b, rank)};
-    if (b->rows > 1) {
-        run.row_bytes = row_bytes_of(b, rank);
-        run.pitch = b->pitch;
-    }
-    return run;
-}
-
-/* The pitch of a matrix of all ranks' blocks, where none was said. */
-static uint64_t whole_row(const epw_comm *comm, const blocks *b) {
-    uint64_t elements = 0;
-    for (uint32_t r = 0; r < comm->layout.ranks; r++) elements += b->counts != NULL ? b->counts[r] : b->count;
-    return elements * b->element;
-}
-
-/* Blocks of all ranks in send or recv; of who has one block there, `single` gives it. */
-static blocks blocks_in(const epw_comm *comm, const epw_coll *c, bool in_recv) {
-    uint64_t element = epw_type_bytes(c->type), pitch = in_recv ? c->recv_pitch : c->send_pitch;
-    blocks b = {.counts = in_recv ? c->recv_counts : c->send_counts,
-                .offsets = in_recv ? c->recv_offsets : c->send_offsets,
-                .count = c->count,
-                .element = element,
-                .rows = c->rows > 0 ? c->rows : 1,
-                .pitch = pitch * element,
-                .base = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send};
-    if (b.rows > 1 && b.pitch == 0) b.pitch = whole_row(comm, &b);
-    return b;
-}
-
-/* One block alone, of as many bytes as `like` has for this rank. */
-static epw_run single(const epw_coll *c, bool in_recv, const blocks *like, uint32_t rank) {
-    uint64_t pitch = (in_recv ? c->recv_pitch : c->send_pitch) * like->element;
-    epw_run run = {.base = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send};
-    if (like->rows > 1 && pitch != 0 && pitch != row_bytes_of(like, rank)) {
-        run.row_bytes = row_bytes_of(like, rank);
-        run.pitch = pitch;
-    }
-    return run;
-}
 
 static epw_run shifted(epw_run run, uint64_t bytes) {
     run.base += bytes;

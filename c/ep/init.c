@@ -61,6 +61,10 @@ void epw_coll_init(epw_coll *coll) {
     *coll = (epw_coll)EPW_COLL_INIT;
 }
 
+void epw_norm_init(epw_norm *norm) {
+    *norm = (epw_norm)EPW_NORM_INIT;
+}
+
 void epw_call_init(epw_call *call) {
     *call = (epw_call)EPW_CALL_INIT;
 }

@@ -946,7 +946,9 @@ typedef struct epw_comm epw_comm;
  *     Sends and receives of a group progress together, before its collectives; of different calls they are in
  * stream order, so that a large send waits for its receive before whatever comes behind it. They meet in the
  * order of the calls: one that differs from its other end in type or tag, or has no room for what comes, is a
- * mismatch. So far all peers map each other's windows, and blocks are even and dense: else EPW_ERR_INVALID.
+ * mismatch. So far all peers map each other's windows.
+ *     Blocks that are uneven, or have offsets or rows, are of at most 96 ranks. Uneven ones take the way of
+ * large ones at any size, once each pair of ranks has told each other the same counts.
  *     slots and slot_bytes are those of each block; 0: 4, and so many that all rings take 64 MiB, but at
  * least 1 KiB and at most 32 KiB. */
 typedef struct epw_comm_config {
@@ -1019,7 +1021,33 @@ enum {
     EPW_SEND = 9,
     EPW_RECV = 10
 };
-#define EPW_TAG_MAX 0x7fffffffu
+#define EPW_TAG_MAX         0x7fffffffu
+
+#define EPW_NORM_HIDDEN_MAX 16384u
+
+/* What follows a sum of all_reduce in the same call, as between two layers of a tensor-parallel model: it is
+ * added to the residual, and each row is normalised (RMSNorm) and, by choice, quantised. Ranks may differ in
+ * all but rows * hidden. On a GPU one kernel does all of it where the call goes by packets, up to 1 MiB with
+ * 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody; memory is aligned to 16 bytes there,
+ * also the call's send and recv. Results have the same bits on host and GPU: see the rules in
+ * c/numerics/norm.h. Where a member is missing there is no result: of `residual` and `out` each row is the
+ * old one or none. */
+typedef struct epw_norm {
+    uint32_t size;
+    uint32_t payload;   /* of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_* */
+    uint32_t hidden;    /* elements of a row: a multiple of 8, of FP8 of 128, in [8, EPW_NORM_HIDDEN_MAX] */
+    float epsilon;      /* at least 0, finite */
+    uint64_t rows;      /* rows * hidden is the call's count */
+    void *residual;     /* [rows][hidden] of the call's type, in: the residual, out: its sum with the call's;
+                           NULL: none */
+    const void *weight; /* [hidden] of the call's type */
+    void *out;          /* [rows][hidden]; may be recv where payload is EPW_PAYLOAD_SAME */
+    void *scales;       /* [rows][hidden / 128]: f32, of EPW_PAYLOAD_FP8_UE8M0 bytes; else NULL */
+} epw_norm;
+
+#define EPW_NORM_INIT                                                                                        \
+    { .size = sizeof(epw_norm), .epsilon = 1e-6f }
+EPW_API void epw_norm_init(epw_norm *norm);
 
 /* One operation, for epw_group. Counts, offsets and pitches are elements of `type`. */
 typedef struct epw_coll {
@@ -1041,6 +1069,7 @@ typedef struct epw_coll {
      * reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
      * of all blocks' rows. */
     uint64_t rows, send_pitch, recv_pitch;
+    const epw_norm *norm; /* of all_reduce by EPW_SUM of bf16 or f16; NULL: none. Copied by the call */
 } epw_coll;
 
 #define EPW_COLL_INIT                                                                                        \
@@ -1076,6 +1105,9 @@ EPW_API epw_status epw_broadcast(epw_comm *comm, const void *send, void *recv, u
                                  uint32_t root, const epw_call *call, epw_outcome *outcome);
 EPW_API epw_status epw_all_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
                                   uint32_t op, const epw_call *call, epw_outcome *outcome);
+/* recv: the sum itself, may be send. */
+EPW_API epw_status epw_all_reduce_norm(epw_comm *comm, const void *send, void *recv, uint32_t type,
+                                       const epw_norm *norm, const epw_call *call, epw_outcome *outcome);
 EPW_API epw_status epw_reduce(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
                               uint32_t op, uint32_t root, const epw_call *call, epw_outcome *outcome);
 /* count: of each rank's block. */

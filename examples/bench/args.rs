@@ -35,7 +35,7 @@ pub struct Args {
     /// What to measure
     #[arg(long, value_enum, value_delimiter = ',', default_value = "dispatch,combine,pair")]
     pub cases: Vec<Case>,
-    /// Measure these collectives instead, out of place and in place, in the columns of nccl-tests
+    /// Measure these collectives instead, out of place and in place, in the columns of nccl-tests; on GPUs in CUDA graphs of 20
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub collective: Vec<Collective>,
     /// With --collective: bytes of the larger buffer, as FIRST:LAST:xFACTOR, FIRST:LAST:+STEP or one size, with K, M and G
@@ -44,7 +44,7 @@ pub struct Args {
     /// With --collective: types of elements
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "f32")]
     pub types: Vec<Type>,
-    /// With --collective: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
+    /// With --collective, on the host: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
     #[arg(long)]
     pub heap: bool,
     /// Tokens of each rank
@@ -90,7 +90,7 @@ pub struct Args {
     /// On GPUs: what the guide's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
     #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare", "absent"])]
     pub table: bool,
-    /// On GPUs: SMs that the kernels of all lanes take together, a thread block to each [default: all of the GPU's]
+    /// On GPUs: SMs that the kernels of all lanes, or of a collective, take together, a thread block to each [default: all of the GPU's; of collectives 32]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub sms: u32,
     /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
@@ -132,9 +132,10 @@ pub struct Args {
 }
 
 /// `--device`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Device {
+    #[default]
     Host,
     /// A GPU per rank, in a build with --features cuda,cudarc
     Cuda,

@@ -59,11 +59,14 @@ fn main() -> ExitCode {
         },
         (None, Some(other)) => against::against(other, &args),
         // Before any rank is started, so that one line says what is missing.
-        (None, None) if !args.collective.is_empty() => ranks::start(&args, collective::measure),
-        (None, None) if args.device == Device::Cuda => {
-            cuda::check().and_then(|()| ranks::start(&args, cuda::measure))
-        }
-        (None, None) => ranks::start(&args, measure),
+        (None, None) => match (args.device, args.collective.is_empty()) {
+            (Device::Host, true) => ranks::start(&args, measure),
+            (Device::Host, false) => ranks::start(&args, collective::host::measure),
+            (Device::Cuda, true) => cuda::check().and_then(|()| ranks::start(&args, cuda::measure)),
+            (Device::Cuda, false) => {
+                cuda::check().and_then(|()| ranks::start(&args, cuda::measure_collectives))
+            }
+        },
     };
     ended.unwrap_or_else(|error| {
         eprintln!("bench: {error}");

@@ -12,6 +12,10 @@ pub fn check() -> Result<(), Error> {
         .into())
 }
 
+pub fn measure_collectives(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
+    measure(args, group, local_rank)
+}
+
 pub fn measure(_: &Args, _: &Group, _: u32) -> Result<ExitCode, Error> {
     check().map(|()| ExitCode::FAILURE)
 }

@@ -3,6 +3,8 @@
 //! `cargo run --release --example tensor_parallel -- --ranks 4`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
+#[cfg_attr(not(all(feature = "cuda", feature = "cudarc")), path = "no_cuda.rs")]
+mod cuda;
 #[path = "../common/launch.rs"]
 mod launch;
 mod mlp;
@@ -15,7 +17,7 @@ mod options;
 
 use std::{error::Error, process::ExitCode};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use epwire::{
     Comm, CommConfig, Group, Reduction, comm::CommBuffer, env::Token, group::GroupOptions, launch::Launch,
 };
@@ -32,6 +34,9 @@ pub struct Args {
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub ranks: Option<u32>,
+    /// Where the layers are computed and their outputs summed
+    #[arg(long, value_enum, default_value_t = Device::Host)]
+    pub device: Device,
     /// Rows of the input, a multiple of the ranks
     #[arg(long, value_name = "N", default_value_t = 64)]
     pub tokens: usize,
@@ -43,9 +48,27 @@ pub struct Args {
     pub intermediate: usize,
 }
 
+/// `--device`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Device {
+    /// In memory of the host
+    Host,
+    /// A GPU per rank, in a build with --features cuda,cudarc
+    Cuda,
+}
+
+/// What a rank has of the outputs, by either way.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    /// All rows.
+    reduced: Vec<f32>,
+    /// Its own.
+    scattered: Vec<f32>,
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
-    let check = |ranks: u32| args.shape(ranks as usize).map(drop);
+    let check = |ranks: u32| args.shape(ranks as usize).and_then(|_| args.check_device());
     launch::start("tensor_parallel", args.ranks, check, |launch| as_rank(&args, launch)).unwrap_or_else(
         |error| {
             eprintln!("tensor_parallel: {error}");
@@ -55,6 +78,10 @@ fn main() -> ExitCode {
 }
 
 impl Args {
+    fn check_device(&self) -> Result<()> {
+        if self.device == Device::Cuda { cuda::check() } else { Ok(()) }
+    }
+
     fn shape(&self, ranks: usize) -> Result<Shape> {
         let Self { tokens, hidden, intermediate, .. } = *self;
         for (name, value) in [("--tokens", tokens), ("--intermediate", intermediate)] {
@@ -72,6 +99,7 @@ impl Args {
 fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     let (rank, ranks) = launch.map_or((0, 1), |launch| (launch.rank as usize, launch.world as usize));
     let shape = args.shape(ranks)?;
+    args.check_device()?;
     // Before the ranks meet: from then on they wait for each other.
     let (whole, x) = (Mlp::random(shape), mlp::input(shape));
     let expected = whole.forward(&x);
@@ -81,22 +109,24 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
         Some(launch) => Group::join_blocking(GroupOptions::from_launch(launch).token(Token::from_env()?))?,
         None => Group::threads(1)?.pop().ok_or("a world of one rank has no group")?,
     };
-    // Activations live in the window, where the other ranks read them in place.
-    let bytes = 4 * size_of::<f32>() * shape.tokens * shape.hidden;
-    let config = CommConfig::default().heap_bytes(bytes as u64 + 4096);
-    let comm = Comm::create_blocking(&group, config)?;
-
-    let reduced = with_all_reduce(&comm, &part, &x)?;
     let rows = shape.tokens / ranks * shape.hidden;
     let own = rank * rows..(rank + 1) * rows;
-    let scattered = with_gather_and_scatter(&comm, &part, &x[own.clone()])?;
+    let Outputs { reduced, scattered } = match args.device {
+        Device::Host => on_host(&group, &part, &x, &x[own.clone()])?,
+        Device::Cuda => {
+            let local_rank = launch.map_or(0, |launch| launch.local_rank);
+            cuda::both_ways(&group, local_rank, &part, &x, &x[own.clone()])?
+        }
+    };
 
     let error = max_rel_err(&reduced, &expected).max(max_rel_err(&scattered, &expected[own.clone()]));
     // Both add the same parts in the order of the ranks.
     let same = scattered[..] == reduced[own];
     let mut worst = [error, if same { 0.0 } else { 1.0 }];
+    let comm = Comm::create_blocking(&group, CommConfig::default())?;
     mlp::complete(comm.all_reduce_in_place_blocking(&mut worst, Reduction::Max)?)?;
-    drop((reduced, scattered, comm));
+    group.barrier_blocking("end")?;
+    drop(comm);
     group.leave_blocking()?;
 
     let [error, differ] = worst;
@@ -110,6 +140,16 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
         ))?;
     }
     Ok(if ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn on_host(group: &Group, part: &Mlp, x: &[f32], own: &[f32]) -> Result<Outputs> {
+    // Activations live in the window, where the other ranks read them in place.
+    let heap_bytes = 4 * size_of_val(x) as u64 + 4096;
+    let comm = Comm::create_blocking(group, CommConfig::default().heap_bytes(heap_bytes))?;
+    let reduced = with_all_reduce(&comm, part, x)?.to_vec();
+    let scattered = with_gather_and_scatter(&comm, part, own)?.to_vec();
+    group.barrier_blocking("host")?; // nobody takes its window down while another reads there
+    Ok(Outputs { reduced, scattered })
 }
 
 /// Every rank has all rows: the first layer by columns, the second by rows, and their outputs are summed.
@@ -148,7 +188,13 @@ mod tests {
 
     #[test]
     fn shapes_that_do_not_split_are_refused() {
-        let args = |tokens, intermediate| Args { ranks: None, tokens, hidden: 8, intermediate };
+        let args = |tokens, intermediate| Args {
+            ranks: None,
+            device: Device::Host,
+            tokens,
+            hidden: 8,
+            intermediate,
+        };
         assert!(args(6, 9).shape(3).is_ok());
         assert!(args(7, 9).shape(3).unwrap_err().to_string().starts_with("--tokens 7"));
         assert!(args(6, 8).shape(3).unwrap_err().to_string().starts_with("--intermediate 8"));

@@ -13,10 +13,10 @@ pub struct Shape {
 
 /// Two layers: `up` `[hidden, channels]`, `down` `[channels, hidden]`.
 pub struct Mlp {
-    hidden: usize,
-    channels: usize,
-    up: Vec<f32>,
-    down: Vec<f32>,
+    pub hidden: usize,
+    pub channels: usize,
+    pub up: Vec<f32>,
+    pub down: Vec<f32>,
 }
 
 /// `[tokens, hidden]`, the same on all ranks.

@@ -10,10 +10,10 @@
 
 namespace epw {
 
-struct F16 {
+struct F16Bits {
     uint16_t bits;
 };
-struct Bf16 {
+struct Bf16Bits {
     uint16_t bits;
 };
 
@@ -23,12 +23,12 @@ template <typename T> struct FoldedIn {
         std::conditional_t<std::is_floating_point_v<T>, T,
                            std::conditional_t<sizeof(T) == 1, int32_t, std::conditional_t<sizeof(T) == 4, int64_t, __int128>>>;
 };
-template <> struct FoldedIn<F16> { using Type = float; };
-template <> struct FoldedIn<Bf16> { using Type = float; };
+template <> struct FoldedIn<F16Bits> { using Type = float; };
+template <> struct FoldedIn<Bf16Bits> { using Type = float; };
 
 template <typename T> __device__ __forceinline__ typename FoldedIn<T>::Type widen(T x) { return x; }
-template <> __device__ __forceinline__ float widen(F16 x) { return ptx::low_f16(x.bits); }
-template <> __device__ __forceinline__ float widen(Bf16 x) { return __uint_as_float(uint32_t(x.bits) << 16); }
+template <> __device__ __forceinline__ float widen(F16Bits x) { return ptx::low_f16(x.bits); }
+template <> __device__ __forceinline__ float widen(Bf16Bits x) { return __uint_as_float(uint32_t(x.bits) << 16); }
 
 // A NaN is the positive quiet one.
 template <typename T> __device__ __forceinline__ T narrow(typename FoldedIn<T>::Type x) { return static_cast<T>(x); }
@@ -36,10 +36,10 @@ template <> __device__ __forceinline__ float narrow<float>(float x) { return x !
 template <> __device__ __forceinline__ double narrow<double>(double x) {
     return x != x ? __longlong_as_double(0x7ff8000000000000ll) : x;
 }
-template <> __device__ __forceinline__ F16 narrow<F16>(float x) {
+template <> __device__ __forceinline__ F16Bits narrow<F16Bits>(float x) {
     return {x != x ? uint16_t(0x7e00) : uint16_t(ptx::round_to_f16(x, 0.0f))};
 }
-template <> __device__ __forceinline__ Bf16 narrow<Bf16>(float x) {
+template <> __device__ __forceinline__ Bf16Bits narrow<Bf16Bits>(float x) {
     return {x != x ? uint16_t(0x7fc0) : uint16_t(ptx::round_to_bf16(x, 0.0f))};
 }
 

@@ -48,31 +48,44 @@ __device__ __forceinline__ uint32_t piece_bytes(const Collective &c, uint64_t fl
 
 // ---- by one thread ----
 
-// Until a piece more may be written for the peer.
+// Whether, and until, the peer has taken so many pieces that one more may be written for it.
+__device__ __forceinline__ bool has_taken(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
+    return has_count(c, count_at(c, epw_coll_count(&c.args->at, ring, peer, blockIdx.x, EPW_COLL_TAKEN)), count);
+}
+__device__ __forceinline__ bool has_room(const Collective &c, const Rings &r, Ring ring, uint32_t peer) {
+    const uint64_t slots = c.args->at.slots, written = r.written[ring][peer];
+    return written < slots || has_taken(c, ring, peer, written + 1 - slots);
+}
 __device__ __forceinline__ void await_room(Collective &c, const Rings &r, Ring ring, uint32_t peer) {
     const uint64_t slots = c.args->at.slots, written = r.written[ring][peer];
     if (written < slots) return;
-    const uint64_t at = epw_coll_count(&c.args->at, ring, peer, blockIdx.x, EPW_COLL_TAKEN), done = written + 1 - slots;
-    await_peer(c, peer, count_word(c, done), [&] { return has_count(c, count_at(c, at), done); });
+    const uint64_t taken = written + 1 - slots;
+    await_peer(c, peer, count_word(c, taken), [&] { return has_taken(c, ring, peer, taken); });
 }
 
-// Until the source's next piece is here.
+// Whether, and until, the source's next piece is here.
+__device__ __forceinline__ bool has_piece(const Collective &c, const Rings &r, Ring ring, uint32_t source) {
+    const uint64_t at = epw_coll_count(&c.args->at, ring, source, blockIdx.x, EPW_COLL_WRITTEN);
+    return has_count(c, count_at(c, at), r.read[ring][source] + 1);
+}
 __device__ __forceinline__ void await_piece(Collective &c, const Rings &r, Ring ring, uint32_t source) {
-    const uint64_t at = epw_coll_count(&c.args->at, ring, source, blockIdx.x, EPW_COLL_WRITTEN),
-                   wanted = r.read[ring][source] + 1;
-    await_peer(c, source, count_word(c, wanted), [&] { return has_count(c, count_at(c, at), wanted); });
+    await_peer(c, source, count_word(c, r.read[ring][source] + 1), [&] { return has_piece(c, r, ring, source); });
 }
 
-// Writer: the team, by its meeting. Reader: the peer's await_piece.
-__device__ __forceinline__ void post_piece(Collective &c, Rings &r, Ring ring, uint32_t peer) {
-    const uint64_t at = epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_WRITTEN);
-    post_count(c, peer, at, count_word(c, ++r.written[ring][peer]));
+// Writer: the team, by its meeting, or this thread. Reader: the peer's await_piece.
+__device__ __forceinline__ void tell_written(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
+    post_count(c, peer, epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_WRITTEN), count_word(c, count));
+}
+__device__ __forceinline__ void post_piece(const Collective &c, Rings &r, Ring ring, uint32_t peer) {
+    tell_written(c, ring, peer, ++r.written[ring][peer]);
 }
 
-// Writer: the team, by its meeting, done with reading. Reader: the source's await_room.
-__device__ __forceinline__ void post_taken(Collective &c, Rings &r, Ring ring, uint32_t source) {
-    const uint64_t at = epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_TAKEN);
-    post_count(c, source, at, count_word(c, ++r.read[ring][source]));
+// Writer: the team, by its meeting, or this thread, done with reading. Reader: the source's await_room.
+__device__ __forceinline__ void tell_taken(const Collective &c, Ring ring, uint32_t source, uint64_t count) {
+    post_count(c, source, epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_TAKEN), count_word(c, count));
+}
+__device__ __forceinline__ void post_taken(const Collective &c, Rings &r, Ring ring, uint32_t source) {
+    tell_taken(c, ring, source, ++r.read[ring][source]);
 }
 
 // ---- sending ----
@@ -179,9 +192,9 @@ __device__ __forceinline__ void fold_piece(const Collective &c, const Rings &r, 
 
 // Behind a piece of a result: whom it lacks; 0: nobody, else the rank and 1. Who waits for the result learns so that there is
 // none.
-__device__ __forceinline__ void put_note(const Collective &c, const Rings &r, uint32_t peer) {
+__device__ __forceinline__ void put_note(const Collective &c, uint32_t peer, uint64_t number) {
     const epw_rank_set lacks = c.active - c.reachable;
-    auto *note = at(c, peer, slot_of(c, kWhole, c.rank, r.written[kWhole][peer]) + c.args->at.slot_bytes);
+    auto *note = at(c, peer, slot_of(c, kWhole, c.rank, number) + c.args->at.slot_bytes);
     *reinterpret_cast<uint32_t *>(note) = any(lacks) ? first_of(lacks) + 1 : 0;
 }
 __device__ __forceinline__ void heed_note(Collective &c, const Rings &r, uint32_t source) {
@@ -210,7 +223,7 @@ template <typename T> __device__ __forceinline__ void fold_pieces(Collective &c,
             if (peer == c.rank || !takes_part(c, peer)) continue;
             post_taken(c, r, kRaw, peer);
             if (!spreads) continue;
-            put_note(c, r, peer);
+            put_note(c, peer, r.written[kWhole][peer]);
             post_piece(c, r, kWhole, peer);
         }
     }

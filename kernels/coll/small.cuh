@@ -17,102 +17,169 @@ __device__ __forceinline__ uint64_t packet_of(const Collective &c, uint32_t sour
     return call_of(c, source) + (EPW_COLL_CALL_PACKETS + i) * EPW_COLL_PACKET;
 }
 
-__device__ __forceinline__ void send_words(const Collective &c, uint64_t i) {
-#pragma unroll 2
+// Words i, i + step and so on of a message, kWords of them, but for those from `end` on.
+struct WordsAt {
+    uint64_t i, step, end;
+
+    __device__ __forceinline__ uint64_t at(uint32_t w) const { return i + w * step; }
+    __device__ __forceinline__ bool has(uint32_t w) const { return at(w) < end; }
+    __device__ __forceinline__ uint64_t packet(uint32_t w) const { return w * step * EPW_COLL_PACKET; } // from the first one's
+};
+
+// They are read before the first one is sent. What a thread needs of the block's memory it reads once, since each packet may
+// change that for all that the compiler knows.
+template <uint32_t kWords> __device__ __forceinline__ void send_words(const Collective &c, WordsAt words) {
+    const uint64_t tag = c.tag, offset = packet_of(c, c.rank, words.i);
+#pragma unroll 1
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t peer = peer_after(c, d);
         const Stretch s = given_to(c, peer);
-        if (8 * i >= s.bytes || !takes_part(c, peer)) continue;
-        put_packet(c, peer, packet_of(c, c.rank, i), read<uint64_t>(s.at + 8 * i, s.bytes - 8 * i), c.tag);
+        if (!takes_part(c, peer) || s.bytes == 0) continue;
+        unsigned char *to = at(c, peer, offset);
+        uint64_t data[kWords] = {};
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) {
+            if (words.has(w)) data[w] = read<uint64_t>(s.at + 8 * words.at(w), s.bytes - 8 * words.at(w));
+        }
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) {
+            if (words.has(w)) ptx::store_relaxed_sys(to + words.packet(w), ptx::Pair{data[w], tag});
+        }
     }
 }
 
 // Waits for a packet. False: it does not come.
 __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uint64_t offset, Packet &packet) {
     if (packet.tag == c.tag) return true;
-    return await_peer(c, source, c.tag, [&] {
-        packet = packet_at(c, offset);
-        return packet.tag == c.tag;
+    Packet late = {}; // in memory; the caller's may be in registers
+    const bool came = await_peer(c, source, c.tag, [&] {
+        late = packet_at(c, offset);
+        return late.tag == c.tag;
     });
+    packet = late;
+    return came;
 }
 
-// Packets that are on their way to a thread: those of a word from some sources, or of some words, `step` apart, from one.
+// Packets that are on their way to a thread: those of a word from some sources, or of some words from one.
 constexpr uint32_t kAtOnce = 4;
 
-// The word of a source's message is here, or never.
-__device__ __forceinline__ void take_word(Collective &c, uint32_t source, uint64_t i, Packet packet) {
-    const Stretch s = taken_from(c, source);
-    if (8 * i >= s.bytes || !takes_part(c, source) || c.stopped) return;
-    if (await_packet(c, source, packet_of(c, source, i), packet)) {
-        write<uint64_t>(s.at + 8 * i, packet.data, s.bytes - 8 * i);
+// Those of a source as they are now.
+template <uint32_t kWords>
+__device__ __forceinline__ void look_at_words(const unsigned char *from, WordsAt words, Packet (&packets)[kWords]) {
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) {
+        if (!words.has(w)) continue;
+        const ptx::Pair pair = ptx::load_pair_relaxed_sys(from + words.packet(w));
+        packets[w] = {pair.low, pair.high};
     }
 }
 
-template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, uint64_t i, uint64_t step) {
+template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, WordsAt words) {
     constexpr uint32_t kSources = kAtOnce / kWords;
+    const uint64_t tag = c.tag;
 #pragma unroll 1
     for (uint32_t first = 1; first < c.ranks; first += kSources) {
         Packet packets[kSources][kWords] = {};
 #pragma unroll
         for (uint32_t k = 0; k < kSources; k++) {
-#pragma unroll
-            for (uint32_t w = 0; w < kWords; w++) {
-                if (first + k < c.ranks) packets[k][w] = packet_at(c, packet_of(c, peer_after(c, first + k), i + w * step));
-            }
+            if (first + k < c.ranks) look_at_words(c.own + packet_of(c, peer_after(c, first + k), words.i), words, packets[k]);
         }
 #pragma unroll
         for (uint32_t k = 0; k < kSources; k++) {
+            if (first + k >= c.ranks) continue;
+            const uint32_t source = peer_after(c, first + k);
+            const Stretch s = taken_from(c, source);
+            if (s.bytes == 0 || !takes_part(c, source)) continue;
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) {
-                if (first + k < c.ranks) take_word(c, peer_after(c, first + k), i + w * step, packets[k][w]);
+                if (!words.has(w) || c.stopped) continue;
+                Packet &packet = packets[k][w];
+                if (packet.tag != tag && !await_packet(c, source, packet_of(c, source, words.at(w)), packet)) continue;
+                write<uint64_t>(s.at + 8 * words.at(w), packet.data, s.bytes - 8 * words.at(w));
             }
         }
     }
 }
 
+// Folds words of all members; what has no result stays as it is. Returns whether there is any.
 template <typename T, uint32_t kWords>
-__device__ __forceinline__ void fold_words(Collective &c, const Folding &f, uint64_t i, uint64_t step) {
+__device__ __forceinline__ bool fold_words(Collective &c, const Folding &f, WordsAt words, uint64_t (&result)[kWords]) {
     constexpr uint32_t kSources = kAtOnce / kWords;
-    uint64_t own[kWords];
+    const uint64_t tag = c.tag;
+    const uint32_t own = c.rank, op = c.args->op;
     Word<T> sum[kWords];
-    bool begun[kWords] = {};
+    bool begun = false;
 #pragma unroll
-    for (uint32_t w = 0; w < kWords; w++) own[w] = read<uint64_t>(f.own + 8 * (i + w * step), f.bytes - 8 * (i + w * step));
+    for (uint32_t w = 0; w < kWords; w++) {
+        if (words.has(w)) result[w] = read<uint64_t>(f.own + 8 * words.at(w), f.bytes - 8 * words.at(w));
+    }
 #pragma unroll 1
     for (uint32_t first = 0; first < c.ranks; first += kSources) {
         Packet packets[kSources][kWords] = {};
 #pragma unroll
         for (uint32_t k = 0; k < kSources; k++) {
-#pragma unroll
-            for (uint32_t w = 0; w < kWords; w++) {
-                if (first + k < c.ranks) packets[k][w] = packet_at(c, packet_of(c, first + k, i + w * step));
-            }
+            const uint32_t source = first + k;
+            if (source < c.ranks && source != own) look_at_words(c.own + packet_of(c, source, words.i), words, packets[k]);
         }
 #pragma unroll
         for (uint32_t k = 0; k < kSources; k++) {
             const uint32_t source = first + k;
             if (source >= c.ranks || !takes_part(c, source) || c.stopped) continue;
+            bool all = true;
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) {
-                if (source == c.rank) {
-                    packets[k][w].data = own[w];
-                } else if (!await_packet(c, source, packet_of(c, source, i + w * step), packets[k][w])) {
-                    continue;
+                Packet &packet = packets[k][w];
+                if (source == own) {
+                    packet.data = result[w];
+                } else if (words.has(w) && packet.tag != tag) {
+                    all = all && await_packet(c, source, packet_of(c, source, words.at(w)), packet);
                 }
-                if (begun[w]) {
-                    sum[w].fold(packets[k][w].data, c.args->op);
+            }
+            if (!all) continue;
+#pragma unroll
+            for (uint32_t w = 0; w < kWords; w++) {
+                if (begun) {
+                    sum[w].fold(packets[k][w].data, op);
                 } else {
                     sum[w].begin(packets[k][w].data);
                 }
-                begun[w] = true;
             }
+            begun = true;
         }
     }
+    if (begun && c.members != 1) {
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) result[w] = sum[w].end(op, c.members);
+    }
+    return begun;
+}
+
+template <typename T, uint32_t kWords>
+__device__ __forceinline__ void fold_and_write_words(Collective &c, const Folding &f, WordsAt words) {
+    uint64_t result[kWords] = {};
+    if (!fold_words<T, kWords>(c, f, words, result)) return;
 #pragma unroll
     for (uint32_t w = 0; w < kWords; w++) {
-        const uint64_t at = 8 * (i + w * step);
-        if (!begun[w]) continue;
-        write<uint64_t>(f.out + at, c.members == 1 ? own[w] : sum[w].end(c.args->op, c.members), f.bytes - at);
+        if (words.has(w)) write<uint64_t>(f.out + 8 * words.at(w), result[w], f.bytes - 8 * words.at(w));
+    }
+}
+
+template <typename T, uint32_t kWords>
+__device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, uint64_t step, uint64_t words) {
+#pragma unroll 1
+    for (uint64_t i = begin; i < words; i += kWords * step) send_words<kWords>(c, {i, step, words});
+    if constexpr (std::is_void_v<T>) {
+        const Folding f = given_to_itself(c);
+        for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
+            write<uint64_t>(f.out + 8 * i, read<uint64_t>(f.own + 8 * i, f.bytes - 8 * i), f.bytes - 8 * i);
+        }
+#pragma unroll 1
+        for (uint64_t i = begin; i < words; i += kWords * step) take_words<kWords>(c, {i, step, words});
+    } else {
+        const Folding f = folded_here(c);
+        const uint64_t folded = words_of(f.bytes);
+#pragma unroll 1
+        for (uint64_t i = begin; i < folded; i += kWords * step) fold_and_write_words<T, kWords>(c, f, {i, step, folded});
     }
 }
 
@@ -120,21 +187,12 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
     tell_call(c);
     const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
     const uint64_t words = words_of(c.args->bytes);
-    for (uint64_t i = begin; i < words; i += step) send_words(c, i);
-    if constexpr (std::is_void_v<T>) {
-        const Folding f = given_to_itself(c);
-        for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
-            write<uint64_t>(f.out + 8 * i, read<uint64_t>(f.own + 8 * i, f.bytes - 8 * i), f.bytes - 8 * i);
-        }
-        uint64_t i = begin;
-        for (; i + (kAtOnce - 1) * step < words; i += kAtOnce * step) take_words<kAtOnce>(c, i, step);
-        for (; i < words; i += step) take_words<1>(c, i, step);
+    if (words <= step) { // one of each source for a thread
+        exchange_words<T, 1>(c, begin, step, words);
+    } else if (words <= 2 * step) {
+        exchange_words<T, 2>(c, begin, step, words);
     } else {
-        const Folding f = folded_here(c);
-        const uint64_t folded = words_of(f.bytes);
-        uint64_t i = begin;
-        for (; i + (kAtOnce - 1) * step < folded; i += kAtOnce * step) fold_words<T, kAtOnce>(c, f, i, step);
-        for (; i < folded; i += step) fold_words<T, 1>(c, f, i, step);
+        exchange_words<T, kAtOnce>(c, begin, step, words);
     }
     await_calls(c);
 }

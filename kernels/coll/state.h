@@ -6,11 +6,12 @@
 
 #include "kernels/peer/context.h"
 
-#define EPW_COLL_BLOCKS  64  /* of a kernel, at most */
-#define EPW_COLL_RINGS   3   /* pieces to be folded; pieces to be moved; those of sends */
-#define EPW_COLL_TEAMS   4   /* of a block that sends and receives */
-#define EPW_COLL_POINTS  48  /* sends and receives of a kernel, at most */
-#define EPW_COLL_REPORTS 256 /* of the last operations that lacked somebody */
+#define EPW_COLL_BLOCKS     64  /* of a kernel, at most */
+#define EPW_COLL_RINGS      3   /* pieces to be folded; pieces to be moved; those of sends */
+#define EPW_COLL_TEAMS      4   /* of a block that sends and receives */
+#define EPW_COLL_POINTS     48  /* sends and receives of a kernel, at most */
+#define EPW_COLL_BULK_RANKS 8   /* whose pieces are folded by bulk copies, at most */
+#define EPW_COLL_REPORTS    256 /* of the last operations that lacked somebody */
 
 /* The window.
  *
@@ -111,6 +112,7 @@ typedef struct epw_coll_args {
     uint32_t rank, ranks;
     uint32_t kind, type, op, root; /* as in epw_coll */
     uint32_t pieces;               /* by rings, in pieces of so many bytes, whole cells of 16; 0: by packets */
+    uint32_t bulk;                 /* 1: by rings and bulk copies */
     uint64_t ticket;               /* running number of eager calls; 0: captured */
     uint64_t deadline_ns;          /* 0: the group's */
     uint64_t call[2];
@@ -118,6 +120,35 @@ typedef struct epw_coll_args {
     unsigned char *recv;
     uint64_t bytes; /* of all, or of each block */
 } epw_coll_args;
+
+/* An all-reduce and what follows it: see epw_norm. */
+typedef struct epw_coll_norm_args {
+    epw_coll_args common;
+    uint64_t rows;
+    uint32_t hidden, payload;
+    float epsilon;
+    const unsigned char *weight;
+    unsigned char *residual, *out, *scales;
+} epw_coll_norm_args;
+
+/* A block of the caller's memory: rows of so many bytes. */
+typedef struct epw_coll_block {
+    unsigned char *at;
+    uint64_t row_bytes;
+} epw_coll_block;
+
+/* An operation whose blocks are uneven, or rows with gaps between them. On the wire it is the same as one of dense blocks: ranks
+ * lay out their memory as they like. The kernel's parameters, which are 4 KiB at most, bound the ranks. */
+#define EPW_COLL_BLOCK_RANKS 96
+typedef struct epw_coll_blocks_args {
+    epw_coll_args common; /* but for send, recv and bytes */
+    uint64_t rows, give_pitch, take_pitch;
+    uint64_t give_bytes, take_bytes;           /* of the longest */
+    uint32_t element;                          /* bytes of one */
+    uint32_t uneven;                           /* each pair of ranks has sizes of its own, and goes by rings */
+    epw_coll_block give[EPW_COLL_BLOCK_RANKS]; /* to each rank, also to itself */
+    epw_coll_block take[EPW_COLL_BLOCK_RANKS]; /* from each; of a reduction where the result goes, the same for all */
+} epw_coll_blocks_args;
 
 /* A send or a receive. Those to one peer are in order, and so are those from one. */
 typedef struct epw_coll_point {
@@ -162,8 +193,12 @@ extern "C" {
 
 /* All return a cudaError_t, and none waits. Makes the kernels ready on the current device: not under capture. */
 int epw_coll_gpu_prepare(void);
+int epw_coll_gpu_prepare_norm(void);
 
 int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream);
+int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
+/* blocks: of the sum's kernel; by rings a second one follows it. */
+int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/ep/launch.h"
-#include "kernels/ep/number.cuh"
+#include "kernels/numerics/number.cuh"
 
 namespace epw {
 

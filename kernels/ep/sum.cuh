@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/peer/rank_set.cuh"
-#include "kernels/ep/number.cuh"
+#include "kernels/numerics/number.cuh"
 #include "kernels/ep/tile.cuh"
 
 namespace epw {

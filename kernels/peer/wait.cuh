@@ -213,11 +213,13 @@ __device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
     uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
     if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
     if (cause == EPW_CAUSE_NONE) return false;
-    if (cause == EPW_CAUSE_LINK) { // what has come before counts
+    if (queued) { // what came before counts, and other threads bring words one at a time
         bring_words(p, peer, w.what.word, true);
         seen = look(p, w.what, peer);
         how = arrival(p, w.what, seen);
         if (how.arrived) return true;
+        const uint32_t gone = epw_rule_gone(seen, own_epoch_word(p));
+        if (gone != EPW_CAUSE_NONE) cause = gone;
     }
     record_loss(p, w.phase, cause, peer, expected_word(p, w.what), seen.word, ptx::global_timer_ns() - w.began,
                 count_awaited(p, w.what));

@@ -23,6 +23,10 @@ __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 __device__ __forceinline__ bool barrier_try_wait(uint64_t *barrier, uint32_t parity) {
     uint32_t done;
     asm volatile("{\n.reg .pred p;\n"
@@ -54,6 +58,11 @@ __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.comm
 // Until at most `Left` of this thread's groups still read shared memory: it may be written again.
 template <int Left> __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
+}
+
+// Until at most `Left` of this thread's groups are not complete.
+template <int Left> __device__ __forceinline__ void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Left) : "memory");
 }
 
 // Until all of this thread's bulk stores are complete: their bytes are visible to this thread, and to whoever it releases to.

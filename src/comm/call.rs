@@ -3,8 +3,10 @@
 use std::ptr;
 
 use super::blocks::{Blocks, Laid};
-use super::memory::{Input, Output};
-use super::number::{Number, Reduction, type_of};
+use super::memory::{Source, Span, Target};
+use super::number::Reduction;
+use crate::buffer::{Host, Memory};
+use crate::cuda::Site;
 use crate::error::{Error, Failure, Result};
 use crate::{ffi, sys};
 
@@ -47,38 +49,65 @@ pub struct Call<B> {
 /// Where the elements of an operation are.
 #[derive(Debug, Clone, Copy)]
 struct Spans {
-    send: (*const u8, usize),
-    recv: (*mut u8, usize),
+    send: Option<Span>,
+    recv: Option<Span>,
     /// Input and output are the same memory: `recv`.
     in_place: bool,
 }
 
-const NOTHING: Spans = Spans { send: (ptr::null(), 0), recv: (ptr::null_mut(), 0), in_place: false };
+const NOTHING: Spans = Spans { send: None, recv: None, in_place: false };
 
-fn reads<S: Input>(send: &mut S) -> Spans {
-    let send = send.input();
-    Spans { send: (send.as_ptr().cast(), send.len()), ..NOTHING }
+fn reads<S: Source>(send: &mut S) -> Spans {
+    Spans { send: Some(send.source()), ..NOTHING }
 }
 
-fn writes<R: Output>(recv: &mut R) -> Spans {
-    let recv = recv.output();
-    Spans { recv: (recv.as_mut_ptr().cast(), recv.len()), ..NOTHING }
+fn writes<R: Target>(recv: &mut R) -> Spans {
+    Spans { recv: Some(recv.target()), ..NOTHING }
 }
 
-fn in_place<R: Output>(buffer: &mut R) -> Spans {
+fn in_place<R: Target>(buffer: &mut R) -> Spans {
     Spans { in_place: true, ..writes(buffer) }
 }
 
-fn both<S: Input, R: Output>((send, recv): &mut (S, R)) -> Spans {
+fn both<S: Source, R: Target>((send, recv): &mut (S, R)) -> Spans {
     Spans { recv: writes(recv).recv, ..reads(send) }
+}
+
+/// The rank that calls, of so many, and on a GPU where.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    pub(super) rank: u32,
+    pub(super) ranks: u32,
+    pub(super) site: Option<&'a Site>,
+}
+
+impl Spans {
+    /// The one type of their elements, if they may be used there.
+    fn admit(&self, place: Place<'_>) -> Result<(u32, usize), String> {
+        let names = if self.in_place { ["send", "buffer"] } else { ["send", "recv"] };
+        let mut carried = None;
+        for (name, span) in names.into_iter().zip([self.send, self.recv]) {
+            let Some(span) = span else { continue };
+            let dtype = span.dtype.map_err(|dtype| {
+                format!("{name} is of {dtype:?}, which collectives do not carry: view it as U8")
+            })?;
+            if carried.is_some_and(|(other, _)| other != dtype) {
+                return Err("send and recv are of different types".to_owned());
+            }
+            carried = Some((dtype, span.element));
+            if !span.is_dense {
+                return Err(format!("{name} has gaps between its rows: it must be dense"));
+            }
+            place.site.map_or(Ok(()), |site| site.admit(name, span.origin))?;
+        }
+        Ok(carried.unwrap_or((sys::EPW_TYPE_U8, 1)))
+    }
 }
 
 #[derive(Debug)]
 struct Shape {
     kind: u32,
     name: &'static str,
-    dtype: u32,
-    element: usize,
     reduction: Option<Reduction>,
     /// The root, or the peer.
     peer: u32,
@@ -90,10 +119,9 @@ struct Shape {
 }
 
 impl Shape {
-    fn of<T: Number>(kind: u32) -> Self {
+    fn of(kind: u32) -> Self {
         let name = name(kind);
-        let (dtype, element) = (type_of::<T>(), size_of::<T>());
-        Self { kind, name, dtype, element, reduction: None, peer: 0, tag: 0, blocks: None, recv_blocks: None }
+        Self { kind, name, reduction: None, peer: 0, tag: 0, blocks: None, recv_blocks: None }
     }
 
     fn at(self, peer: u32) -> Self {
@@ -129,131 +157,131 @@ fn name(kind: u32) -> &'static str {
 impl Call<()> {
     /// See [`Comm::barrier`](super::Comm::barrier).
     pub fn barrier() -> Self {
-        Self { buffers: (), spans: |()| NOTHING, shape: Shape::of::<u8>(sys::EPW_BARRIER) }
+        Self { buffers: (), spans: |()| NOTHING, shape: Shape::of(sys::EPW_BARRIER) }
     }
 }
 
-impl<S: Input> Call<S> {
+impl<S: Source> Call<S> {
     /// See [`Comm::send`](super::Comm::send).
     pub fn send(send: S, peer: u32, tag: u32) -> Self {
-        let shape = Shape { tag, ..Shape::of::<S::Item>(sys::EPW_SEND).at(peer) };
+        let shape = Shape { tag, ..Shape::of(sys::EPW_SEND).at(peer) };
         Self { buffers: send, spans: reads, shape }
     }
 }
 
-impl<R: Output> Call<R> {
+impl<R: Target> Call<R> {
     fn in_place(buffer: R, shape: Shape) -> Self {
         Self { buffers: buffer, spans: in_place, shape }
     }
 
     /// See [`Comm::recv`](super::Comm::recv).
     pub fn recv(recv: R, peer: u32, tag: u32) -> Self {
-        let shape = Shape { tag, ..Shape::of::<R::Item>(sys::EPW_RECV).at(peer) };
+        let shape = Shape { tag, ..Shape::of(sys::EPW_RECV).at(peer) };
         Self { buffers: recv, spans: writes, shape }
     }
 
     /// See [`Comm::broadcast`](super::Comm::broadcast).
     pub fn broadcast(buffer: R, root: u32) -> Self {
-        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_BROADCAST).at(root))
+        Self::in_place(buffer, Shape::of(sys::EPW_BROADCAST).at(root))
     }
 
     /// See [`Comm::all_reduce_in_place`](super::Comm::all_reduce_in_place).
     pub fn all_reduce_in_place(buffer: R, reduction: Reduction) -> Self {
-        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_ALL_REDUCE).by(reduction))
+        Self::in_place(buffer, Shape::of(sys::EPW_ALL_REDUCE).by(reduction))
     }
 
     /// See [`Comm::reduce_in_place`](super::Comm::reduce_in_place).
     pub fn reduce_in_place(buffer: R, reduction: Reduction, root: u32) -> Self {
-        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_REDUCE).by(reduction).at(root))
+        Self::in_place(buffer, Shape::of(sys::EPW_REDUCE).by(reduction).at(root))
     }
 
     /// See [`Comm::reduce_scatter_in_place`](super::Comm::reduce_scatter_in_place).
     pub fn reduce_scatter_in_place(buffer: R, reduction: Reduction) -> Self {
-        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_REDUCE_SCATTER).by(reduction))
+        Self::in_place(buffer, Shape::of(sys::EPW_REDUCE_SCATTER).by(reduction))
     }
 
     /// See [`Comm::all_gather_in_place`](super::Comm::all_gather_in_place).
     pub fn all_gather_in_place(buffer: R) -> Self {
-        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_ALL_GATHER))
+        Self::in_place(buffer, Shape::of(sys::EPW_ALL_GATHER))
     }
 
     /// See [`Comm::all_to_all_in_place`](super::Comm::all_to_all_in_place).
     pub fn all_to_all_in_place(buffer: R) -> Self {
-        Self::in_place(buffer, Shape::of::<R::Item>(sys::EPW_ALL_TO_ALL))
+        Self::in_place(buffer, Shape::of(sys::EPW_ALL_TO_ALL))
     }
 }
 
-impl<S: Input, R: Output<Item = S::Item>> Call<(S, R)> {
+impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>> Call<(S, R)> {
     fn out_of_place(send: S, recv: R, shape: Shape) -> Self {
         Self { buffers: (send, recv), spans: both, shape }
     }
 
     /// See [`Comm::all_reduce`](super::Comm::all_reduce).
     pub fn all_reduce(send: S, recv: R, reduction: Reduction) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_REDUCE).by(reduction))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_ALL_REDUCE).by(reduction))
     }
 
     /// See [`Comm::reduce`](super::Comm::reduce).
     pub fn reduce(send: S, recv: R, reduction: Reduction, root: u32) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_REDUCE).by(reduction).at(root))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_REDUCE).by(reduction).at(root))
     }
 
     /// See [`Comm::reduce_scatter`](super::Comm::reduce_scatter).
     pub fn reduce_scatter(send: S, recv: R, reduction: Reduction) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_REDUCE_SCATTER).by(reduction))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_REDUCE_SCATTER).by(reduction))
     }
 
     /// See [`Comm::reduce_scatter_blocks`](super::Comm::reduce_scatter_blocks).
     pub fn reduce_scatter_blocks(send: S, recv: R, blocks: Blocks, reduction: Reduction) -> Self {
-        let shape = Shape::of::<S::Item>(sys::EPW_REDUCE_SCATTER).by(reduction).blocks(blocks);
+        let shape = Shape::of(sys::EPW_REDUCE_SCATTER).by(reduction).blocks(blocks);
         Self::out_of_place(send, recv, shape)
     }
 
     /// See [`Comm::all_gather`](super::Comm::all_gather).
     pub fn all_gather(send: S, recv: R) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_GATHER))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_ALL_GATHER))
     }
 
     /// See [`Comm::all_gather_blocks`](super::Comm::all_gather_blocks).
     pub fn all_gather_blocks(send: S, recv: R, blocks: Blocks) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_GATHER).blocks(blocks))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_ALL_GATHER).blocks(blocks))
     }
 
     /// See [`Comm::all_to_all`](super::Comm::all_to_all).
     pub fn all_to_all(send: S, recv: R) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_ALL_TO_ALL))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_ALL_TO_ALL))
     }
 
     /// See [`Comm::all_to_all_blocks`](super::Comm::all_to_all_blocks).
     pub fn all_to_all_blocks(send: S, send_blocks: Blocks, recv: R, recv_blocks: Blocks) -> Self {
-        let shape = Shape::of::<S::Item>(sys::EPW_ALL_TO_ALL).blocks(send_blocks);
+        let shape = Shape::of(sys::EPW_ALL_TO_ALL).blocks(send_blocks);
         Self::out_of_place(send, recv, Shape { recv_blocks: Some(recv_blocks), ..shape })
     }
 
     /// See [`Comm::gather`](super::Comm::gather).
     pub fn gather(send: S, recv: R, root: u32) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_GATHER).at(root))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_GATHER).at(root))
     }
 
     /// See [`Comm::gather_blocks`](super::Comm::gather_blocks).
     pub fn gather_blocks(send: S, recv: R, blocks: Blocks, root: u32) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_GATHER).at(root).blocks(blocks))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_GATHER).at(root).blocks(blocks))
     }
 
     /// See [`Comm::scatter`](super::Comm::scatter).
     pub fn scatter(send: S, recv: R, root: u32) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_SCATTER).at(root))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_SCATTER).at(root))
     }
 
     /// See [`Comm::scatter_blocks`](super::Comm::scatter_blocks).
     pub fn scatter_blocks(send: S, recv: R, blocks: Blocks, root: u32) -> Self {
-        Self::out_of_place(send, recv, Shape::of::<S::Item>(sys::EPW_SCATTER).at(root).blocks(blocks))
+        Self::out_of_place(send, recv, Shape::of(sys::EPW_SCATTER).at(root).blocks(blocks))
     }
 }
 
-/// What can be begun together: a [`Call`], a tuple of up to eight, or a `Vec` of them. What they are made of progresses together:
-/// sends and receives that cross do not wait for each other; collectives keep their order.
-pub trait Calls: sealed::Calls {
+/// What can be begun together: a [`Call`], a tuple of up to eight, or a `Vec` of them, all with buffers in memory `M`. What they are
+/// made of progresses together: sends and receives that cross do not wait for each other; collectives keep their order.
+pub trait Calls<M: Memory = Host>: sealed::Calls<M> {
     /// The buffers of all of them, which the end gives back.
     type Buffers;
 
@@ -262,53 +290,61 @@ pub trait Calls: sealed::Calls {
 }
 
 pub(super) mod sealed {
-    use crate::comm::call::Lowered;
+    use crate::comm::call::{Lowered, Place};
     use crate::error::Result;
 
-    pub trait Calls {
+    pub trait Calls<M> {
         /// Of errors, spans and metrics.
         fn name(&self) -> &'static str;
-        /// Adds what C is to do, for this rank of so many, checked against the sizes of the buffers.
-        fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()>;
+        /// Adds what C is to do, checked against the sizes of the buffers.
+        fn lower(&mut self, into: &mut Lowered, place: Place<'_>) -> Result<()>;
     }
 }
+
+/// Buffers of a call in memory `M`.
+pub trait Buffers<M> {}
+impl<M> Buffers<M> for () {}
+impl<S: Source> Buffers<S::Memory> for S {}
+impl<S: Source, R: Source<Memory = S::Memory>> Buffers<S::Memory> for (S, R) {}
 
 /// Operations as C takes them, with the arrays that they point to.
 #[derive(Debug, Default)]
 pub struct Lowered {
     pub(super) ops: Vec<sys::epw_coll>,
     laid: Vec<Laid>,
+    #[expect(clippy::vec_box, reason = "operations point to them")]
+    pub(super) norms: Vec<Box<sys::epw_norm>>,
 }
 
-impl<B> sealed::Calls for Call<B> {
+impl<M: Memory, B: Buffers<M>> sealed::Calls<M> for Call<B> {
     fn name(&self) -> &'static str {
         self.shape.name
     }
 
-    fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()> {
+    fn lower(&mut self, into: &mut Lowered, place: Place<'_>) -> Result<()> {
         let spans = (self.spans)(&mut self.buffers);
-        into.add(&self.shape, &spans, rank, ranks)
+        into.add(&self.shape, &spans, place)
     }
 }
 
-impl<B> Calls for Call<B> {
+impl<M: Memory, B: Buffers<M>> Calls<M> for Call<B> {
     type Buffers = B;
     fn into_buffers(self) -> B {
         self.buffers
     }
 }
 
-impl<C: Calls> sealed::Calls for Vec<C> {
+impl<M: Memory, C: Calls<M>> sealed::Calls<M> for Vec<C> {
     fn name(&self) -> &'static str {
         "group"
     }
 
-    fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()> {
-        self.iter_mut().try_for_each(|call| call.lower(into, rank, ranks))
+    fn lower(&mut self, into: &mut Lowered, place: Place<'_>) -> Result<()> {
+        self.iter_mut().try_for_each(|call| call.lower(into, place))
     }
 }
 
-impl<C: Calls> Calls for Vec<C> {
+impl<M: Memory, C: Calls<M>> Calls<M> for Vec<C> {
     type Buffers = Vec<C::Buffers>;
     fn into_buffers(self) -> Self::Buffers {
         self.into_iter().map(C::into_buffers).collect()
@@ -318,20 +354,20 @@ impl<C: Calls> Calls for Vec<C> {
 macro_rules! tuples {
     ($($name:ident)+) => {
         #[allow(non_snake_case, reason = "a type and its value have one name")]
-        impl<$($name: Calls),+> sealed::Calls for ($($name,)+) {
+        impl<M: Memory, $($name: Calls<M>),+> sealed::Calls<M> for ($($name,)+) {
             fn name(&self) -> &'static str {
                 "group"
             }
 
-            fn lower(&mut self, into: &mut Lowered, rank: u32, ranks: u32) -> Result<()> {
+            fn lower(&mut self, into: &mut Lowered, place: Place<'_>) -> Result<()> {
                 let ($($name,)+) = self;
-                $($name.lower(into, rank, ranks)?;)+
+                $($name.lower(into, place)?;)+
                 Ok(())
             }
         }
 
         #[allow(non_snake_case, reason = "as above")]
-        impl<$($name: Calls),+> Calls for ($($name,)+) {
+        impl<M: Memory, $($name: Calls<M>),+> Calls<M> for ($($name,)+) {
             type Buffers = ($($name::Buffers,)+);
             fn into_buffers(self) -> Self::Buffers {
                 let ($($name,)+) = self;
@@ -351,18 +387,24 @@ tuples!(A B C D E F G H);
 
 impl Lowered {
     /// All that makes an operation sound: no count passes the memory that it is of.
-    fn add(&mut self, shape: &Shape, spans: &Spans, rank: u32, ranks: u32) -> Result<()> {
+    fn add(&mut self, shape: &Shape, spans: &Spans, place: Place<'_>) -> Result<()> {
+        let Place { rank, ranks, .. } = place;
         let n = ranks as usize;
         let wrong = |text: String| Err(Error::Invalid(Failure::new(shape.name, rank, text)));
-        let (sends, receives) = (spans.send.1, spans.recv.1);
+        let (dtype, element) = match spans.admit(place) {
+            Ok(carried) => carried,
+            Err(text) => return wrong(text),
+        };
+        let at = |span: Option<Span>| span.map_or((ptr::null_mut(), 0), |span| (span.ptr, span.len));
+        let ((send, sends), (recv, receives)) = (at(spans.send), at(spans.recv));
         let mut op = ffi::empty_coll();
         op.kind = shape.kind;
-        op.type_ = shape.dtype;
+        op.type_ = dtype;
         op.op = shape.reduction.map_or(0, Reduction::to_c);
         op.peer = shape.peer;
         op.tag = shape.tag;
-        op.send = spans.send.0.cast();
-        op.recv = spans.recv.0.cast();
+        op.send = send.cast_const().cast();
+        op.recv = recv.cast();
         // A root past all ranks is C's to refuse.
         let is_root = shape.peer == rank;
         let whole_in_place = || match receives % n {
@@ -372,18 +414,18 @@ impl Lowered {
         };
         if let Some(blocks) = &shape.blocks {
             let laid = blocks.lay_out(shape.name, rank, ranks)?;
-            return self.add_blocks(shape, op, laid, spans, rank, ranks);
+            return self.add_blocks(shape, op, laid, [sends, receives], place);
         }
         let count = match shape.kind {
             sys::EPW_BARRIER => 0,
             sys::EPW_SEND => sends,
             sys::EPW_RECV => receives,
             sys::EPW_BROADCAST => {
-                op.send = if is_root { spans.recv.0.cast_const().cast() } else { ptr::null() };
+                op.send = if is_root { recv.cast_const().cast() } else { ptr::null() };
                 receives
             }
             sys::EPW_ALL_REDUCE | sys::EPW_REDUCE if spans.in_place => {
-                op.send = spans.recv.0.cast_const().cast();
+                op.send = recv.cast_const().cast();
                 if shape.kind == sys::EPW_REDUCE && !is_root {
                     op.recv = ptr::null_mut();
                 }
@@ -400,15 +442,15 @@ impl Lowered {
             sys::EPW_ALL_REDUCE | sys::EPW_REDUCE => sends,
             sys::EPW_ALL_GATHER | sys::EPW_REDUCE_SCATTER if spans.in_place => {
                 let count = whole_in_place()?;
-                let whole = spans.recv.0;
+                let whole = recv;
                 // Inside the buffer: it has `count` elements for each rank.
-                let own = whole.wrapping_add(rank as usize * count * shape.element);
+                let own = whole.wrapping_add(rank as usize * count * element);
                 op.send = if shape.kind == sys::EPW_ALL_GATHER { own } else { whole }.cast_const().cast();
                 op.recv = if shape.kind == sys::EPW_ALL_GATHER { whole } else { own }.cast();
                 count
             }
             sys::EPW_ALL_TO_ALL if spans.in_place => {
-                op.send = spans.recv.0.cast_const().cast();
+                op.send = recv.cast_const().cast();
                 whole_in_place()?
             }
             sys::EPW_ALL_TO_ALL if sends != receives || sends % n != 0 => {
@@ -446,10 +488,10 @@ impl Lowered {
         shape: &Shape,
         mut op: sys::epw_coll,
         laid: Laid,
-        spans: &Spans,
-        rank: u32,
-        ranks: u32,
+        [sends, receives]: [usize; 2],
+        place: Place<'_>,
     ) -> Result<()> {
+        let Place { rank, ranks, .. } = place;
         let short = |name: &str, have: usize, wants: usize| {
             if have >= wants {
                 return Ok(());
@@ -457,7 +499,7 @@ impl Lowered {
             let text = format!("{name} has {have} elements, its blocks take {wants}");
             Err(Error::Invalid(Failure::new(shape.name, rank, text)))
         };
-        let (sends, receives, is_root) = (spans.send.1, spans.recv.1, shape.peer == rank);
+        let is_root = shape.peer == rank;
         let gathers = matches!(shape.kind, sys::EPW_ALL_GATHER | sys::EPW_GATHER);
         if laid.rows > 1 {
             op.rows = laid.rows;

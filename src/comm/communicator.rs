@@ -38,6 +38,11 @@ impl Comm {
         Self { inner, deadline: None }
     }
 
+    /// Of its operations, where it is not the configuration's.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        self.deadline
+    }
+
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.inner.rank

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::config::Paths;
+use crate::config::{Device, Paths};
 use crate::error::Result;
 use crate::names::setters;
 use crate::{ffi, sys};
 
-/// What a communicator is made with. All fields but `paths` are equal on all ranks.
+/// What a communicator is made with. All fields but `paths` and the ordinal in `device` are equal on all ranks.
 ///
 /// ```
 /// use epwire::comm::CommConfig;
@@ -27,10 +27,15 @@ use crate::{ffi, sys};
 )]
 #[non_exhaustive]
 pub struct CommConfig {
-    /// Slots of the ring from one rank to another, a power of two in 2 to 256; 0, the default: 8.
+    /// Whose memory is sent and received, and who moves it. The host's by default; a GPU's calls are those of
+    /// [`Comm::enqueue`](super::Comm::enqueue).
+    pub device: Device,
+    /// On a GPU: thread blocks of a kernel at most, 1 to 64, each of which takes an SM while it waits for peers; 0, the default: 32.
+    pub sms: u32,
+    /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
     /// Bytes that a slot carries, a multiple of 64 in 64 to 16,777,216; 0, the default: so many that the rings of all ranks take
-    /// 16 MiB together, but at least 1 KiB and at most 32 KiB.
+    /// 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.
     pub slot_bytes: u32,
     /// Bytes for [`Comm::alloc`](super::Comm::alloc), up to 16 TiB. 0 by default.
     pub heap_bytes: u64,
@@ -43,11 +48,27 @@ pub struct CommConfig {
 impl Default for CommConfig {
     fn default() -> Self {
         let deadline = Duration::from_secs(10);
-        Self { slots: 0, slot_bytes: 0, heap_bytes: 0, paths: Paths::default(), deadline }
+        Self {
+            device: Device::Host,
+            sms: 0,
+            slots: 0,
+            slot_bytes: 0,
+            heap_bytes: 0,
+            paths: Paths::default(),
+            deadline,
+        }
     }
 }
 
-setters!(CommConfig { slots: u32, slot_bytes: u32, heap_bytes: u64, paths: Paths, deadline: Duration });
+setters!(CommConfig {
+    device: Device,
+    sms: u32,
+    slots: u32,
+    slot_bytes: u32,
+    heap_bytes: u64,
+    paths: Paths,
+    deadline: Duration
+});
 
 impl CommConfig {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
@@ -68,6 +89,8 @@ impl CommConfig {
         sys::epw_comm_config {
             rank,
             ranks,
+            device: self.device.to_c(),
+            sms: self.sms,
             slots: self.slots,
             slot_bytes: self.slot_bytes,
             paths: self.paths.to_c(),
@@ -79,8 +102,10 @@ impl CommConfig {
 
     /// Those that must be equal on all ranks, by name: what the ranks compare before they connect.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
-        let Self { slots, slot_bytes, heap_bytes, deadline, paths: _ } = self;
+        let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths: _ } = self;
         [
+            ("device", device.kind().to_owned()),
+            ("sms", sms.to_string()),
             ("slots", slots.to_string()),
             ("slot_bytes", slot_bytes.to_string()),
             ("heap_bytes", heap_bytes.to_string()),

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
 
-use super::call::{Calls, Lowered};
+use super::call::{Calls, Lowered, Place};
 use super::config::{CommConfig, CommPlan};
 use crate::config::Device;
-use crate::error::Result;
+use crate::cuda::{Gpu, Site, StreamRef};
+use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
 use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
 use crate::{ffi, observe};
@@ -35,16 +36,38 @@ impl Inner {
     pub(super) fn made(rank: u32, ranks: u32, mut config: CommConfig, setting: Setting) -> Result<Arc<Self>> {
         config.paths = setting.paths(rank, config.paths)?;
         let plan = config.plan(ranks)?;
-        let fabric = setting.fabric(rank, config.paths, Device::Host)?;
+        let fabric = match config.device {
+            Device::Host => setting.fabric(rank, config.paths, Device::Host)?,
+            Device::Cuda(_) => None, // so far all peers map each other
+        };
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let (watcher, subsets) = (Watcher::default(), Mutex::new(Subsets::default()));
         Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, subsets, parent: None }))
     }
 
+    /// Of host memory.
     pub(super) fn lower(&self, calls: &mut impl Calls) -> Result<Lowered> {
+        if self.config.device != Device::Host {
+            let text =
+                "the communicator is on a GPU: enqueue the call with views of its memory, see Comm::enqueue";
+            return Err(Error::State(Failure::new(calls.name(), self.rank, text)));
+        }
         let mut lowered = Lowered::default();
-        calls.lower(&mut lowered, self.rank, self.plan.ranks)?;
+        calls.lower(&mut lowered, Place { rank: self.rank, ranks: self.plan.ranks, site: None })?;
+        Ok(lowered)
+    }
+
+    /// Of memory of the communicator's GPU, viewed for this stream.
+    pub(super) fn lower_on(&self, calls: &mut impl Calls<Gpu>, stream: &StreamRef<'_>) -> Result<Lowered> {
+        let Device::Cuda(device) = self.config.device else {
+            let text =
+                "the communicator is on the host: run or begin the call, or create it with Device::Cuda";
+            return Err(Error::State(Failure::new(calls.name(), self.rank, text)));
+        };
+        let site = Site::new(calls.name(), self.rank, device, stream)?;
+        let mut lowered = Lowered::default();
+        calls.lower(&mut lowered, Place { rank: self.rank, ranks: self.plan.ranks, site: Some(&site) })?;
         Ok(lowered)
     }
 

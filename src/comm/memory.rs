@@ -1,13 +1,120 @@
-//! Memory that operations read and write: slices that a call borrows, or values that it owns until it has ended.
+//! Memory that operations read and write: slices that a call borrows, or values that it owns until it has ended; on a GPU, views.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::number::Number;
+use super::number::{Number, carried, type_of};
+use crate::buffer::{Host, Memory};
+use crate::cuda::{self, Gpu, Origin};
 use crate::error::{Error, Failure, Result};
 use crate::ffi;
-use crate::tensor::{Element, HostBuffer};
+use crate::tensor::sealed::View;
+use crate::tensor::{DType, Element, HostBuffer};
+
+/// What an operation reads, wherever it lies: on the host any [`Input`], on a GPU a [`cuda::TensorRef`] or [`cuda::TensorMut`] whose
+/// rows follow each other without gaps. Not for other types to implement.
+pub trait Source: sealed::Source {
+    /// What it has elements of: a [`Number`]; of views on a GPU, whose type is known when they are used, a [`DType`].
+    type Item;
+    /// [`Host`] or [`Gpu`].
+    type Memory: Memory;
+}
+
+/// What an operation writes, or reads and writes in place: on the host any [`Output`], on a GPU a [`cuda::TensorMut`]. Not for other
+/// types to implement.
+pub trait Target: Source + sealed::Target {}
+
+pub(super) mod sealed {
+    use crate::comm::memory::Span;
+
+    pub trait Source {
+        fn source(&self) -> Span;
+    }
+
+    pub trait Target {
+        fn target(&mut self) -> Span;
+    }
+}
+
+/// Where elements are, and of which type.
+#[derive(Debug, Clone, Copy)]
+pub struct Span {
+    pub(super) ptr: *mut u8,
+    pub(super) len: usize,
+    pub(super) element: usize,
+    /// `EPW_TYPE_*`, or what it is of that collectives do not carry.
+    pub(super) dtype: Result<u32, DType>,
+    /// A view of rows with gaps between them has none.
+    pub(super) is_dense: bool,
+    pub(super) origin: Option<Origin>,
+}
+
+impl Span {
+    fn of<T: Number>(ptr: *mut T, len: usize) -> Self {
+        let (dtype, element) = (Ok(type_of::<T>()), size_of::<T>());
+        Self { ptr: ptr.cast(), len, element, dtype, is_dense: true, origin: None }
+    }
+
+    fn on_gpu(ptr: *mut u8, len: usize, dtype: DType, origin: Option<Origin>) -> Self {
+        let element = dtype.bytes();
+        Self { ptr, len, element, dtype: carried(dtype).ok_or(dtype), is_dense: true, origin }
+    }
+}
+
+impl<S: Input> Source for S {
+    type Item = S::Item;
+    type Memory = Host;
+}
+
+impl<S: Input> sealed::Source for S {
+    fn source(&self) -> Span {
+        let slice = self.input();
+        Span::of(slice.as_ptr().cast_mut(), slice.len())
+    }
+}
+
+impl<R: Output> Target for R {}
+
+impl<R: Output> sealed::Target for R {
+    fn target(&mut self) -> Span {
+        let slice = self.output();
+        Span::of(slice.as_mut_ptr(), slice.len())
+    }
+}
+
+impl Source for cuda::TensorRef<'_> {
+    type Item = DType;
+    type Memory = Gpu;
+}
+
+impl sealed::Source for cuda::TensorRef<'_> {
+    fn source(&self) -> Span {
+        let matrix = self.matrix();
+        let len = matrix.rows.saturating_mul(matrix.cols);
+        let span = Span::on_gpu(matrix.ptr.cast_mut(), len, matrix.dtype, self.origin);
+        Span { is_dense: matrix.is_dense(), ..span }
+    }
+}
+
+impl Source for cuda::TensorMut<'_> {
+    type Item = DType;
+    type Memory = Gpu;
+}
+
+impl sealed::Source for cuda::TensorMut<'_> {
+    fn source(&self) -> Span {
+        Span::on_gpu(self.ptr, self.len, self.dtype, self.origin)
+    }
+}
+
+impl Target for cuda::TensorMut<'_> {}
+
+impl sealed::Target for cuda::TensorMut<'_> {
+    fn target(&mut self) -> Span {
+        sealed::Source::source(self)
+    }
+}
 
 /// What an operation reads: `Vec<T>`, `Box<[T]>`, `[T; N]`, `Arc<[T]>`, `&[T]`, [`HostBuffer`], [`CommBuffer`].
 ///

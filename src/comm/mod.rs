@@ -67,6 +67,9 @@
 //! | | `MPI_Wait`, `MPI_Test`, `MPI_Request_free` | [`Work::wait`], [`Work::try_wait`], dropping the [`Work`] |
 //! | `ncclSum`, `ncclProd`, `ncclMin`, `ncclMax`, `ncclAvg` | `MPI_SUM`, `MPI_PROD`, `MPI_MIN`, `MPI_MAX` | [`Reduction`] |
 //!
+//! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce with the residual addition, RMSNorm and quantising behind it, in one
+//! call and on a GPU in one kernel.
+//!
 //! # When a member fails
 //! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next membership, and the
 //! [`Outcome`](crate::Outcome) names it as missing. What a missing rank was to give is then unspecified in the output; a reduction that
@@ -90,9 +93,11 @@ mod call;
 mod communicator;
 mod config;
 mod connect;
+mod enqueue;
 mod inner;
 mod membership;
 mod memory;
+mod norm;
 mod number;
 mod operations;
 mod subset;
@@ -102,6 +107,7 @@ pub use blocks::Blocks;
 pub use call::{Call, Calls};
 pub use communicator::Comm;
 pub use config::{CommConfig, CommPlan};
-pub use memory::{CommBuffer, Input, Output};
+pub use memory::{CommBuffer, Input, Output, Source, Target};
+pub use norm::{AllReduceNorm, MaybeTarget, NormBuffers};
 pub use number::{Number, Reduction};
 pub use work::Work;

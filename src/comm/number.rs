@@ -3,15 +3,36 @@
 use half::{bf16, f16};
 
 use crate::sys;
+use crate::tensor::DType;
 
 /// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`](half::f16), [`bf16`](half::bf16), `f32`, `f64`. Of operations that
 /// only move, bytes of anything else travel as `u8`. All bit patterns are values of them. Not for other types to implement.
-pub trait Number: sealed::Number + Copy + std::fmt::Debug + Send + Sync + 'static {}
+pub trait Number: sealed::Number + Copy + std::fmt::Debug + Send + Sync + 'static {
+    /// The tag of the type, for views of a GPU's memory.
+    const DTYPE: DType;
+}
 
 mod sealed {
     pub trait Number {
         const TYPE: u32;
     }
+}
+
+/// `EPW_TYPE_*`, if collectives carry it.
+pub(super) fn carried(dtype: DType) -> Option<u32> {
+    Some(match dtype {
+        DType::I8 => sys::EPW_TYPE_I8,
+        DType::U8 => sys::EPW_TYPE_U8,
+        DType::I32 => sys::EPW_TYPE_I32,
+        DType::U32 => sys::EPW_TYPE_U32,
+        DType::I64 => sys::EPW_TYPE_I64,
+        DType::U64 => sys::EPW_TYPE_U64,
+        DType::F16 => sys::EPW_TYPE_F16,
+        DType::Bf16 => sys::EPW_TYPE_BF16,
+        DType::F32 => sys::EPW_TYPE_F32,
+        DType::F64 => sys::EPW_TYPE_F64,
+        DType::U16 => return None,
+    })
 }
 
 /// `EPW_TYPE_*`
@@ -20,16 +41,18 @@ pub(super) const fn type_of<T: Number>() -> u32 {
 }
 
 macro_rules! numbers {
-    ($($rust:ty => $c:ident),*) => {$(
-        impl Number for $rust {}
+    ($($rust:ty => $c:ident $dtype:ident),*) => {$(
+        impl Number for $rust {
+            const DTYPE: DType = DType::$dtype;
+        }
         impl sealed::Number for $rust {
             const TYPE: u32 = sys::$c;
         }
     )*};
 }
 numbers!(
-    i8 => EPW_TYPE_I8, u8 => EPW_TYPE_U8, i32 => EPW_TYPE_I32, u32 => EPW_TYPE_U32, i64 => EPW_TYPE_I64, u64 => EPW_TYPE_U64,
-    f16 => EPW_TYPE_F16, bf16 => EPW_TYPE_BF16, f32 => EPW_TYPE_F32, f64 => EPW_TYPE_F64
+    i8 => EPW_TYPE_I8 I8, u8 => EPW_TYPE_U8 U8, i32 => EPW_TYPE_I32 I32, u32 => EPW_TYPE_U32 U32, i64 => EPW_TYPE_I64 I64, u64 => EPW_TYPE_U64 U64,
+    f16 => EPW_TYPE_F16 F16, bf16 => EPW_TYPE_BF16 Bf16, f32 => EPW_TYPE_F32 F32, f64 => EPW_TYPE_F64 F64
 );
 
 /// How elements of all members become one: a fold in ascending rank order, 16-bit floats in `f32` and rounded once to nearest

@@ -7,6 +7,7 @@ use super::config::CommConfig;
 use super::inner::{Inner, index_of, renumbered};
 use super::work::Work;
 use crate::aside::aside;
+use crate::config::Device;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Floor;
 use crate::group::Follower;
@@ -31,18 +32,23 @@ impl Comm {
     /// Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a mask past the ranks; [`Error::Mismatch`] where masks overlap; [`Error::Peer`] where a member is
+    /// [`Error::Invalid`] for a mask past the ranks; [`Error::State`] of a communicator on a GPU: one of the host makes subsets there too; [`Error::Mismatch`] where masks overlap; [`Error::Peer`] where a member is
     /// missing from it, or could not make or connect its part; those of [`Comm::connect`]. All ranks of the mask get an error then.
     pub async fn subset(&self, mask: &Mask) -> Result<Option<Self>> {
         self.subset_with(mask, self.config().clone()).await
     }
 
-    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask.
+    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask: also one of GPUs, of a communicator of the host.
     pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if !mask.fits(ranks) {
             let text = format!("mask has ranks past the {ranks} of the communicator");
             return Err(Error::Invalid(Failure::new(OP, rank, text)));
+        }
+        if self.config().device != Device::Host {
+            let text =
+                "the communicator is on a GPU: one of the host makes subsets of either kind, by subset_with";
+            return Err(Error::State(Failure::new(OP, rank, text)));
         }
         let now = self.membership()?;
         let number = self.inner.next_subset();

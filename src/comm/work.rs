@@ -50,6 +50,14 @@ unsafe impl<B> Sync for Work<B> {}
 // The buffers stay where they are on the heap wherever the handle goes.
 impl<B> Unpin for Work<B> {}
 
+impl Work<()> {
+    /// Of calls that have been enqueued on a GPU: who made the views sees to their memory.
+    pub(super) fn enqueued(inner: &Arc<Inner>, work: sys::epw_work) -> Self {
+        let held = Held(NonNull::from(Box::leak(Box::new(()))));
+        Self { inner: inner.clone(), state: State::Begun(work), held: Some(held), observed: None }
+    }
+}
+
 impl<B> Work<B> {
     pub(super) fn begin<C>(inner: &Arc<Inner>, calls: C, deadline: Option<Duration>) -> Self
     where
@@ -160,6 +168,10 @@ struct Held<B>(NonNull<dyn Give<B>>);
 
 trait Give<B> {
     fn give(self: Box<Self>) -> B;
+}
+
+impl Give<()> for () {
+    fn give(self: Box<Self>) {}
 }
 
 impl<C: Calls> Give<C::Buffers> for C {

@@ -189,7 +189,7 @@ impl Device {
     }
 
     /// Ranks must agree on this; the ordinal is each rank's own.
-    pub(super) fn kind(self) -> &'static str {
+    pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Host => "host",
             Self::Cuda(_) => "cuda",

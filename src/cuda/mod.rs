@@ -53,4 +53,5 @@ pub use completion::{Completion, Errors};
 pub use memory::{CombineOutput, DispatchOutput, Gpu};
 pub use operation::{Combining, Dispatched, Dispatching, WindowRows};
 pub use stream::StreamRef;
+pub(crate) use view::{Origin, Site};
 pub use view::{TensorMut, TensorRef};

@@ -12,7 +12,7 @@ use ::cudarc::driver::CudaStream;
 /// A CUDA stream to enqueue on. Stays on its thread: the handle of the per-thread default stream is another stream on each.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamRef<'a> {
-    pub(super) raw: *mut c_void,
+    pub(crate) raw: *mut c_void,
     /// Ordinal of its GPU, where it is known.
     pub(super) device: Option<u32>,
     #[cfg(feature = "cudarc")]

@@ -15,7 +15,7 @@ pub(super) type Guard<'a> = PhantomData<&'a ()>;
 
 /// Where and for which stream a view was made: it is good for enqueuing there only.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Origin {
+pub(crate) struct Origin {
     pub(super) device: u32,
     pub(super) stream: *mut c_void,
 }
@@ -24,7 +24,7 @@ pub(super) struct Origin {
 #[derive(Debug)]
 pub struct TensorRef<'a> {
     matrix: Matrix,
-    pub(super) origin: Option<Origin>,
+    pub(crate) origin: Option<Origin>,
     /// Dropped, when the call has enqueued its work or was refused: tells the owner of the memory where the reading ends.
     _guard: Guard<'a>,
     lifetime: PhantomData<&'a ()>,
@@ -34,7 +34,7 @@ impl<'a> TensorRef<'a> {
     /// A matrix at a device address (`CUdeviceptr`); `row_stride` in bytes.
     ///
     /// # Safety
-    /// Every row's `cols` elements of `dtype` lie in memory that the buffer's GPU can read. They stay allocated, and are
+    /// Every row's `cols` elements of `dtype` lie in memory that the GPU of the buffer or communicator can read. They stay allocated, and are
     /// not written, until what the call that takes this view enqueues has run; the weights of an ordered combine until its
     /// receiving half has; under capture as long as the graph may be replayed.
     pub unsafe fn from_raw(ptr: u64, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Self {
@@ -80,10 +80,10 @@ impl sealed::View for TensorRef<'_> {
 /// GPU memory to write: dense elements of one type. A call consumes it.
 #[derive(Debug)]
 pub struct TensorMut<'a> {
-    pub(super) ptr: *mut u8,
-    pub(super) dtype: DType,
-    pub(super) len: usize,
-    pub(super) origin: Option<Origin>,
+    pub(crate) ptr: *mut u8,
+    pub(crate) dtype: DType,
+    pub(crate) len: usize,
+    pub(crate) origin: Option<Origin>,
     /// As of [`TensorRef`], where the writing ends.
     _guard: Guard<'a>,
     lifetime: PhantomData<&'a mut ()>,
@@ -93,7 +93,7 @@ impl<'a> TensorMut<'a> {
     /// `len` elements at a device address (`CUdeviceptr`).
     ///
     /// # Safety
-    /// They lie in memory that the buffer's GPU can write. They stay allocated, and nobody else reads or writes them, until
+    /// They lie in memory that the GPU of the buffer or communicator can write. They stay allocated, and nobody else reads or writes them, until
     /// what the call that takes this view enqueues has run; under capture in every replay, and they stay allocated as long
     /// as the graph may be replayed.
     pub unsafe fn from_raw(ptr: u64, dtype: DType, len: usize) -> Self {
@@ -130,11 +130,11 @@ pub struct Site {
 }
 
 impl Site {
-    /// A buffer's GPU, of which the stream must be one.
-    pub(super) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
+    /// The GPU of a buffer or communicator, of which the stream must be one.
+    pub(crate) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
         match stream.device {
             Some(of) if of != device => {
-                let text = format!("the stream is one of GPU {of}, the buffer is on GPU {device}");
+                let text = format!("the stream is one of GPU {of}, must be one of GPU {device}");
                 Err(Error::Invalid(Failure::new(operation, rank, text)))
             }
             _ => Ok(Self { device, stream: stream.raw }),
@@ -142,12 +142,12 @@ impl Site {
     }
 
     /// Views must have been made for this GPU and stream.
-    pub(super) fn admit(&self, name: &str, origin: Option<Origin>) -> Result<(), String> {
+    pub(crate) fn admit(&self, name: &str, origin: Option<Origin>) -> Result<(), String> {
         let Self { device, stream } = *self;
         match origin {
             Some(origin) if origin.device != device => {
                 let of = origin.device;
-                Err(format!("{name} is memory of GPU {of}, the buffer is on GPU {device}"))
+                Err(format!("{name} is memory of GPU {of}, must be of GPU {device}"))
             }
             Some(origin) if origin.stream != stream => Err(format!(
                 "{name} was viewed for another stream than the one enqueued on: make the view with that one"

@@ -1,5 +1,6 @@
 //! An `epw_comm` as an owned value.
 
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
@@ -102,7 +103,7 @@ impl Comm {
         outcome: &mut sys::epw_outcome,
     ) -> Result<()> {
         // SAFETY: by this function's contract; without a work the call waits.
-        unsafe { self.group(ops, deadline, ptr::null_mut(), outcome) }
+        unsafe { self.group(ops, deadline, ptr::null_mut(), ptr::null_mut(), outcome) }
     }
 
     /// Begins them.
@@ -116,8 +117,24 @@ impl Comm {
     ) -> Result<sys::epw_work> {
         let mut work = 0;
         // SAFETY: by this function's contract.
-        unsafe { self.group(ops, deadline, &mut work, ptr::null_mut()) }?;
+        unsafe { self.group(ops, deadline, &mut work, ptr::null_mut(), ptr::null_mut()) }?;
         Ok(work)
+    }
+
+    /// Enqueues them on a stream of the communicator's GPU, with a work if somebody wants to know how they end.
+    ///
+    /// # Safety
+    /// As of `run`, of memory of the GPU, until the stream has run them, in each replay if it is under capture. The stream exists.
+    pub(crate) unsafe fn enqueue(
+        &self,
+        ops: &[sys::epw_coll],
+        deadline: Option<Duration>,
+        stream: *mut c_void,
+        work: Option<&mut sys::epw_work>,
+    ) -> Result<()> {
+        let work = work.map_or(ptr::null_mut(), ptr::from_mut);
+        // SAFETY: by this function's contract.
+        unsafe { self.group(ops, deadline, work, stream, ptr::null_mut()) }
     }
 
     /// # Safety
@@ -127,12 +144,14 @@ impl Comm {
         ops: &[sys::epw_coll],
         deadline: Option<Duration>,
         work: *mut sys::epw_work,
+        stream: *mut c_void,
         outcome: *mut sys::epw_outcome,
     ) -> Result<()> {
         // SAFETY: it is the header's.
         let mut call = unsafe { initialised(sys::epw_call_init) };
         call.deadline_ns = deadline.map_or(0, nanos);
         call.work = work;
+        call.stream = stream;
         // SAFETY: by this function's contract.
         check(unsafe { sys::epw_group(self.0.as_ptr(), ops.as_ptr(), ops.len(), &call, outcome) })?;
         Ok(())

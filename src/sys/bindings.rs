@@ -23,6 +23,7 @@ pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
 pub const EPW_TAG_MAX: u32 = 2147483647;
+pub const EPW_NORM_HIDDEN_MAX: u32 = 16384;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
 /// a non-blocking operation has not finished yet; not an error
@@ -1802,7 +1803,9 @@ pub struct epw_comm {
      Sends and receives of a group progress together, before its collectives; of different calls they are in
  stream order, so that a large send waits for its receive before whatever comes behind it. They meet in the
  order of the calls: one that differs from its other end in type or tag, or has no room for what comes, is a
- mismatch. So far all peers map each other's windows, and blocks are even and dense: else EPW_ERR_INVALID.
+ mismatch. So far all peers map each other's windows.
+     Blocks that are uneven, or have offsets or rows, are of at most 96 ranks. Uneven ones take the way of
+ large ones at any size, once each pair of ranks has told each other the same counts.
      slots and slot_bytes are those of each block; 0: 4, and so many that all rings take 64 MiB, but at
  least 1 KiB and at most 32 KiB.*/
 #[repr(C)]
@@ -2009,6 +2012,77 @@ pub const EPW_GATHER: u32 = 7;
 pub const EPW_SCATTER: u32 = 8;
 pub const EPW_SEND: u32 = 9;
 pub const EPW_RECV: u32 = 10;
+/** What follows a sum of all_reduce in the same call, as between two layers of a tensor-parallel model: it is
+ added to the residual, and each row is normalised (RMSNorm) and, by choice, quantised. Ranks may differ in
+ all but rows * hidden. On a GPU one kernel does all of it where the call goes by packets, up to 1 MiB with
+ 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody; memory is aligned to 16 bytes there,
+ also the call's send and recv. Results have the same bits on host and GPU: see the rules in
+ c/numerics/norm.h. Where a member is missing there is no result: of `residual` and `out` each row is the
+ old one or none.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_norm {
+    pub size: u32,
+    /// of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_*
+    pub payload: u32,
+    /// elements of a row: a multiple of 8, of FP8 of 128, in [8, EPW_NORM_HIDDEN_MAX]
+    pub hidden: u32,
+    /// at least 0, finite
+    pub epsilon: f32,
+    /// rows * hidden is the call's count
+    pub rows: u64,
+    /** [rows][hidden] of the call's type, in: the residual, out: its sum with the call's;
+NULL: none*/
+    pub residual: *mut ::core::ffi::c_void,
+    /// [hidden] of the call's type
+    pub weight: *const ::core::ffi::c_void,
+    /// [rows][hidden]; may be recv where payload is EPW_PAYLOAD_SAME
+    pub out: *mut ::core::ffi::c_void,
+    /// [rows][hidden / 128]: f32, of EPW_PAYLOAD_FP8_UE8M0 bytes; else NULL
+    pub scales: *mut ::core::ffi::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_norm"][::core::mem::size_of::<epw_norm>() - 56usize];
+    ["Alignment of epw_norm"][::core::mem::align_of::<epw_norm>() - 8usize];
+    [
+        "Offset of field: epw_norm::size",
+    ][::core::mem::offset_of!(epw_norm, size) - 0usize];
+    [
+        "Offset of field: epw_norm::payload",
+    ][::core::mem::offset_of!(epw_norm, payload) - 4usize];
+    [
+        "Offset of field: epw_norm::hidden",
+    ][::core::mem::offset_of!(epw_norm, hidden) - 8usize];
+    [
+        "Offset of field: epw_norm::epsilon",
+    ][::core::mem::offset_of!(epw_norm, epsilon) - 12usize];
+    [
+        "Offset of field: epw_norm::rows",
+    ][::core::mem::offset_of!(epw_norm, rows) - 16usize];
+    [
+        "Offset of field: epw_norm::residual",
+    ][::core::mem::offset_of!(epw_norm, residual) - 24usize];
+    [
+        "Offset of field: epw_norm::weight",
+    ][::core::mem::offset_of!(epw_norm, weight) - 32usize];
+    ["Offset of field: epw_norm::out"][::core::mem::offset_of!(epw_norm, out) - 40usize];
+    [
+        "Offset of field: epw_norm::scales",
+    ][::core::mem::offset_of!(epw_norm, scales) - 48usize];
+};
+impl Default for epw_norm {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_norm_init(norm: *mut epw_norm);
+}
 /// One operation, for epw_group. Counts, offsets and pitches are elements of `type`.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -2059,10 +2133,12 @@ pub struct epw_coll {
  reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
  of all blocks' rows.*/
     pub recv_pitch: u64,
+    /// of all_reduce by EPW_SUM of bf16 or f16; NULL: none. Copied by the call
+    pub norm: *const epw_norm,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_coll"][::core::mem::size_of::<epw_coll>() - 104usize];
+    ["Size of epw_coll"][::core::mem::size_of::<epw_coll>() - 112usize];
     ["Alignment of epw_coll"][::core::mem::align_of::<epw_coll>() - 8usize];
     [
         "Offset of field: epw_coll::size",
@@ -2108,6 +2184,9 @@ const _: () = {
     [
         "Offset of field: epw_coll::recv_pitch",
     ][::core::mem::offset_of!(epw_coll, recv_pitch) - 96usize];
+    [
+        "Offset of field: epw_coll::norm",
+    ][::core::mem::offset_of!(epw_coll, norm) - 104usize];
 };
 impl Default for epw_coll {
     fn default() -> Self {
@@ -2208,6 +2287,18 @@ unsafe extern "C" {
         count: u64,
         type_: u32,
         op: u32,
+        call: *const epw_call,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// recv: the sum itself, may be send.
+    pub fn epw_all_reduce_norm(
+        comm: *mut epw_comm,
+        send: *const ::core::ffi::c_void,
+        recv: *mut ::core::ffi::c_void,
+        type_: u32,
+        norm: *const epw_norm,
         call: *const epw_call,
         outcome: *mut epw_outcome,
     ) -> epw_status;

@@ -147,6 +147,8 @@ unsafe extern "C" {
     pub fn epw_mlx5_probe_fake(lacks: u64, gpu: i32, out: *mut epw_probe_finding) -> u32;
 }
 
+const _: () = assert!(size_of::<epw_coll_layout>() == 72, "c/coll/layout.h has the same");
+
 /// Of `c/coll/layout.h`: the plan of a communicator.
 #[repr(C)]
 #[derive(Debug, Default)]
@@ -160,6 +162,7 @@ pub struct epw_coll_layout {
     pub heap_offset: u64,
     pub heap_bytes: u64,
     pub window_bytes: u64,
+    pub blocks: u32,
 }
 
 unsafe extern "C" {

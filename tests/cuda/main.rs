@@ -1,8 +1,9 @@
-//! Buffers on GPUs: against host buffers, bit for bit, and what only they do. Ranks are threads of this process, one to a GPU, 8
+//! Buffers and communicators on GPUs: against those of the host, bit for bit, and what only they do. Ranks are threads of this process, one to a GPU, 8
 //! at most; with one GPU, a single rank. Tests that need a GPU are ignored where there is none, and stderr says why.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod calls;
+mod comms;
 mod graph;
 mod recovery;
 mod same;
@@ -29,6 +30,22 @@ const TESTS: &[(&str, Test)] = &[
     ("calls_of_host_buffers_are_refused", calls::calls_of_host_buffers_are_refused),
     ("a_view_is_good_for_its_stream_only", calls::a_view_is_good_for_its_stream_only),
     ("a_slice_may_be_dropped_after_the_call", calls::a_slice_may_be_dropped_after_the_call),
+    ("every_collective_gives_what_the_host_gives", comms::every_collective_gives_what_the_host_gives),
+    (
+        "sends_that_cross_in_a_group_do_not_wait_for_each_other",
+        comms::sends_that_cross_in_a_group_do_not_wait_for_each_other,
+    ),
+    (
+        "a_captured_collective_adds_up_what_is_there_at_its_replay",
+        comms::a_captured_collective_adds_up_what_is_there_at_its_replay,
+    ),
+    ("a_work_on_a_gpu_is_a_future_and_may_be_dropped", comms::a_work_on_a_gpu_is_a_future_and_may_be_dropped),
+    (
+        "what_a_communicator_on_a_gpu_cannot_take_is_named",
+        comms::what_a_communicator_on_a_gpu_cannot_take_is_named,
+    ),
+    ("ranks_that_call_different_collectives_are_told", comms::ranks_that_call_different_collectives_are_told),
+    ("blocks_on_a_gpu_lie_where_those_of_the_host_do", comms::blocks_on_a_gpu_lie_where_those_of_the_host_do),
 ];
 
 fn main() {

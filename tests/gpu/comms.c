@@ -1,10 +1,12 @@
 /* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of either kind, and
  * each operation is done by both on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes
- * to 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph. Then a rank calls
- * another operation, a rank does not come, and the others go on.
+ * to 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
+ * columns of matrices. Then a rank calls another operation, a rank does not come, and the others go on.
  *
  *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N]
- *     test_comms --time [--ranks N]     microseconds of each operation, from a CUDA graph of 20 */
+ *     test_comms --time [--ranks N] [--nccl PATH]     microseconds of each operation, from a CUDA graph of
+ * 20; beside those of NCCL, whose library is at PATH */
+#include "nccl.h"
 #include "ranks.h"
 
 #include "require.h"
@@ -17,6 +19,7 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define LARGEST    (UINT64_C(64) << 20)
 
 static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed;
+static const char *nccl_path;
 
 static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
 
@@ -359,6 +362,166 @@ static void run_cases(const rank_state *r) {
                r->links->ranks);
 }
 
+/* ---- blocks ---- */
+
+/* Columns of matrices beside each other, gathered and reduced: even ones, of which every other rank has those
+ * of its own dense, and uneven ones, of which some are empty. */
+static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, uint64_t rows, int uneven,
+                          uint64_t number) {
+    enum { GAP = 3 };
+    uint32_t rank = r->links->rank, n = r->links->ranks;
+    uint64_t counts[64], all = 0, own;
+    for (uint32_t p = 0; p < n; p++) all += counts[p] = !uneven ? count : p == 1 ? 0 : count + p;
+    own = counts[rank];
+    int dense = rank % 2, gathers = kind == EPW_ALL_GATHER;
+    uint64_t part = rows * (own + GAP), whole = rows * (all + GAP);
+    shape s = {.kind = kind,
+               .type = EPW_TYPE_BF16,
+               .count = count,
+               .send_bytes = 2 * (gathers ? part : whole),
+               .recv_bytes = 2 * (gathers ? whole : part),
+               .send_at = GUARD + 2 * rank,
+               .recv_at = GUARD + 4};
+    fill_rank(r, &s, number * 7919);
+    await_all(r, "copies");
+    epw_coll c[2];
+    const side *sides[2] = {&r->gpu, &r->host};
+    for (uint32_t i = 0; i < 2; i++) {
+        c[i] = coll_of(&s, rank, sides[i]);
+        c[i].rows = rows;
+        uint64_t own_pitch = dense ? 0 : own + GAP;
+        c[i].send_pitch = gathers ? own_pitch : all + GAP;
+        c[i].recv_pitch = gathers ? all + GAP : own_pitch;
+        if (uneven) *(gathers ? &c[i].recv_counts : &c[i].send_counts) = counts;
+    }
+    epw_call call = on_stream(r);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    REQUIRE_OK(epw_group(r->gpu.comm, &c[0], 1, &call, NULL));
+    await_all(r, "blocks");
+    REQUIRE_OK(epw_group(r->host.comm, &c[1], 1, NULL, &outcome));
+    REQUIRE(outcome.degraded == 0, "the host lacks %llx", (unsigned long long)outcome.missing.bits[0]);
+    compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
+}
+
+/* ---- norms ---- */
+
+/* Rows of bf16 or f16 with values that a layer has, now and then an infinity. */
+static void fill_values(uint16_t *to, uint64_t count, int half, uint64_t seed_of) {
+    uint64_t state = seed_of;
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t bits = below(&state, 1 << 16), sign = bits & 0x8000, fraction = bits & 0x3ff;
+        to[i] = (uint16_t)(half ? sign | 0x3000 | fraction : sign | 0x3e00 | (fraction & 0x1ff));
+        if (below(&state, 50000) == 0) to[i] = half ? 0x7c00 : 0x7f80;
+    }
+}
+
+typedef struct norm_memory {
+    unsigned char *residual, *weight, *out, *scales;
+} norm_memory;
+
+static norm_memory norm_memory_of(unsigned char *base, uint64_t count) {
+    uint64_t at = (2 * count + 255) / 256 * 256;
+    return (norm_memory){base, base + at, base + at + 2 * EPW_NORM_HIDDEN_MAX,
+                         base + 2 * at + 2 * EPW_NORM_HIDDEN_MAX};
+}
+
+static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uint64_t rows, int residual,
+                     uint64_t number) {
+    /* Behind what is summed; nothing is allocated, which would wait for kernels of other ranks. */
+    const uint64_t behind = UINT64_C(32) << 20, count = rows * hidden;
+    int half = number % 3 == 2;
+    uint64_t bytes = 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
+    const side *sides[2] = {&r->gpu, &r->host};
+    fill_values((uint16_t *)(void *)r->host.send, count, half, number * 31 + r->links->rank);
+    fill_values((uint16_t *)(void *)(r->host.send + behind), bytes / 2, half, number * 77 + 5);
+    REQUIRE_CUDA(
+        cudaMemcpyAsync(r->gpu.send, r->host.send, behind + bytes, cudaMemcpyHostToDevice, r->stream));
+    await_all(r, "copies");
+    for (uint32_t i = 0; i < 2; i++) {
+        norm_memory m = norm_memory_of(sides[i]->send + behind, count);
+        epw_norm norm = EPW_NORM_INIT;
+        norm.payload = payload;
+        norm.hidden = hidden;
+        norm.rows = rows;
+        norm.residual = residual ? m.residual : NULL;
+        norm.weight = m.weight;
+        norm.out = m.out;
+        norm.scales = payload != EPW_PAYLOAD_SAME ? m.scales : NULL;
+        epw_call call = on_stream(r);
+        REQUIRE_OK(epw_all_reduce_norm(sides[i]->comm, sides[i]->send, sides[i]->recv,
+                                       half ? EPW_TYPE_F16 : EPW_TYPE_BF16, &norm, i == 0 ? &call : NULL,
+                                       NULL));
+    }
+    await_all(r, "a norm");
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, 2 * count, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "copies");
+    REQUIRE(memcmp(r->copy, r->host.recv, 2 * count) == 0, "norm %llu: the sums differ",
+            (unsigned long long)number);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.send + behind, bytes, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "copies");
+    for (uint64_t i = 0; i < bytes; i++)
+        REQUIRE(r->copy[i] == r->host.send[behind + i],
+                "norm %llu: payload %u, %llu rows of %u: byte %llu of %llu is %02x, on the host %02x",
+                (unsigned long long)number, payload, (unsigned long long)rows, hidden, (unsigned long long)i,
+                (unsigned long long)bytes, r->copy[i], r->host.send[behind + i]);
+}
+
+static void run_norms(const rank_state *r) {
+    static const uint32_t widths[] = {128, 7168, 16384};
+    static const uint64_t rows[] = {1, 3, 65, 200};
+    uint64_t number = 0;
+    for (uint32_t w = 0; w < 3; w++)
+        for (uint32_t i = 0; i < 4; i++)
+            for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++)
+                run_norm(r, payload, widths[w], rows[i], number % 5 != 4, number), number++;
+    run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
+    run_norm(r, EPW_PAYLOAD_SAME, 2056, 7, 0, number++);
+    ranks_meet(r->links);
+    if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
+}
+
+/* A rank says that it has another count for one peer alone: both learn of it. */
+static void miscount(rank_state *r) {
+    uint32_t n = r->links->ranks, rank = r->links->rank;
+    uint64_t to[64], from[64];
+    for (uint32_t p = 0; p < n; p++) to[p] = from[p] = 40000;
+    if (rank == 0) to[n - 1] = 20;
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_TO_ALL;
+    c.type = EPW_TYPE_U8;
+    c.send = r->gpu.send;
+    c.recv = r->gpu.recv;
+    c.send_counts = to;
+    c.recv_counts = from;
+    epw_call call = on_stream(r);
+    epw_work work = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    call.work = &work;
+    REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+    epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
+    if (rank == 0 || rank == n - 1)
+        REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d: %s", rank, status, epw_last_error());
+    ranks_meet(r->links);
+    activate(r, all_of(r->links));
+    ranks_meet(r->links);
+}
+
+static void run_blocks(rank_state *r) {
+    static const uint64_t counts[] = {1, 37, 3000, 60001};
+    uint64_t number = 0;
+    for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (uint32_t uneven = 0; uneven < 2; uneven++) {
+            run_blocks_of(r, EPW_ALL_GATHER, counts[i], 7, (int)uneven, number++);
+            run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 7, (int)uneven, number++);
+            run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 1, (int)uneven, number++);
+        }
+    }
+    ranks_meet(r->links);
+    if (r->links->ranks > 1) miscount(r);
+    if (r->links->rank == 0)
+        printf("%llu cases of blocks: same bits as the host\n", (unsigned long long)number);
+}
+
 /* ---- sends and receives ---- */
 
 enum { ROOM = 5 };
@@ -583,8 +746,45 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Microseconds of an operation whose larger buffer has so many bytes. */
-static float time_of(const rank_state *r, uint32_t kind, uint64_t bytes) {
+/* Of a graph of them. `n`: by NCCL. */
+static cudaGraphExec_t graph_of(const rank_state *r, const epw_coll *c, const nccl *n) {
+    epw_call call = on_stream(r);
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    if (n != NULL) { /* it connects ranks at their first call */
+        nccl_enqueue(n, c, r->stream);
+        await_all(r, "NCCL");
+    }
+    REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    for (uint32_t i = 0; i < GRAPH; i++) {
+        if (n != NULL) {
+            nccl_enqueue(n, c, r->stream);
+        } else {
+            REQUIRE_OK(epw_group(r->gpu.comm, c, 1, &call, NULL));
+        }
+    }
+    REQUIRE_CUDA(cudaStreamEndCapture(r->stream, &graph));
+    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    REQUIRE_CUDA(cudaGraphDestroy(graph));
+    return exec;
+}
+
+static float time_of_graph(const rank_state *r, cudaGraphExec_t exec, cudaEvent_t from, cudaEvent_t to) {
+    epw_call call = on_stream(r);
+    float ms = 0;
+    ranks_meet(r->links);
+    REQUIRE_OK(epw_barrier(r->gpu.comm, &call, NULL));
+    REQUIRE_CUDA(cudaEventRecord(from, r->stream));
+    REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+    REQUIRE_CUDA(cudaEventRecord(to, r->stream));
+    await_all(r, "a graph of operations");
+    REQUIRE_CUDA(cudaEventElapsedTime(&ms, from, to));
+    return ms * 1000 / GRAPH;
+}
+
+/* Microseconds of an operation whose larger buffer has so many bytes: this communicator's and, with `n`,
+ * NCCL's, by turns. */
+static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t bytes, float us[2]) {
     int blocks = has_blocks_of_send(kind) || has_blocks_of_recv(kind);
     epw_coll c = EPW_COLL_INIT;
     c.kind = kind;
@@ -592,53 +792,98 @@ static float time_of(const rank_state *r, uint32_t kind, uint64_t bytes) {
     c.count = bytes / 2 / (blocks ? r->links->ranks : 1);
     c.send = r->gpu.send;
     c.recv = r->gpu.recv;
-    epw_call call = on_stream(r);
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    for (uint32_t i = 0; i < GRAPH; i++) REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
-    REQUIRE_CUDA(cudaStreamEndCapture(r->stream, &graph));
-    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    uint32_t both = n != NULL && kind != EPW_BARRIER ? 2 : 1;
+    cudaGraphExec_t exec[2] = {graph_of(r, &c, NULL), both == 2 ? graph_of(r, &c, n) : NULL};
     cudaEvent_t from, to;
     REQUIRE_CUDA(cudaEventCreate(&from));
     REQUIRE_CUDA(cudaEventCreate(&to));
-    float times[ROUNDS];
+    float times[2][ROUNDS];
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        ranks_meet(r->links);
-        REQUIRE_OK(epw_barrier(r->gpu.comm, &call, NULL));
-        REQUIRE_CUDA(cudaEventRecord(from, r->stream));
-        REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
-        REQUIRE_CUDA(cudaEventRecord(to, r->stream));
-        await_all(r, "a graph of operations");
-        REQUIRE_CUDA(cudaEventElapsedTime(&times[i], from, to));
+        for (uint32_t k = 0; k < both; k++) times[k][i] = time_of_graph(r, exec[k], from, to);
     }
-    qsort(times, ROUNDS, sizeof times[0], by_value);
+    for (uint32_t k = 0; k < both; k++) {
+        qsort(times[k], ROUNDS, sizeof times[k][0], by_value);
+        us[k] = times[k][ROUNDS / 2];
+        REQUIRE_CUDA(cudaGraphExecDestroy(exec[k]));
+    }
     REQUIRE_CUDA(cudaEventDestroy(from));
     REQUIRE_CUDA(cudaEventDestroy(to));
-    REQUIRE_CUDA(cudaGraphExecDestroy(exec));
-    REQUIRE_CUDA(cudaGraphDestroy(graph));
-    return times[ROUNDS / 2] * 1000 / GRAPH;
+}
+
+/* Rows of 7168 bf16: a sum, and one with residual, norm and FP8 behind it, by turns. */
+static void take_norm_times(const rank_state *r) {
+    enum { HIDDEN = 7168 };
+    cudaEvent_t from, to;
+    REQUIRE_CUDA(cudaEventCreate(&from));
+    REQUIRE_CUDA(cudaEventCreate(&to));
+    unsigned char *memory;
+    uint64_t most = 512 * (uint64_t)HIDDEN;
+    REQUIRE_CUDA(cudaMalloc((void **)&memory, 8 * most + 4 * EPW_NORM_HIDDEN_MAX));
+    for (uint64_t rows = 1; rows <= 512; rows *= 2) {
+        norm_memory m = norm_memory_of(memory, rows * HIDDEN);
+        epw_norm norm = EPW_NORM_INIT;
+        norm.payload = EPW_PAYLOAD_FP8_F32;
+        norm.hidden = HIDDEN;
+        norm.rows = rows;
+        norm.residual = m.residual;
+        norm.weight = m.weight;
+        norm.out = m.out;
+        norm.scales = m.scales;
+        epw_coll c = EPW_COLL_INIT;
+        c.kind = EPW_ALL_REDUCE;
+        c.type = EPW_TYPE_BF16;
+        c.count = rows * HIDDEN;
+        c.send = r->gpu.send;
+        c.recv = r->gpu.recv;
+        cudaGraphExec_t exec[2];
+        exec[0] = graph_of(r, &c, NULL);
+        c.norm = &norm;
+        exec[1] = graph_of(r, &c, NULL);
+        float times[2][ROUNDS];
+        for (uint32_t i = 0; i < 2 * ROUNDS; i++)
+            times[i % 2][i / 2] = time_of_graph(r, exec[i % 2], from, to);
+        for (uint32_t k = 0; k < 2; k++) {
+            qsort(times[k], ROUNDS, sizeof times[k][0], by_value);
+            REQUIRE_CUDA(cudaGraphExecDestroy(exec[k]));
+        }
+        if (r->links->rank == 0)
+            printf("%4llu rows of %u: all_reduce %7.2f, with residual, norm and FP8 %7.2f\n",
+                   (unsigned long long)rows, HIDDEN, (double)times[0][ROUNDS / 2],
+                   (double)times[1][ROUNDS / 2]);
+    }
+    REQUIRE_CUDA(cudaFree(memory));
+    REQUIRE_CUDA(cudaEventDestroy(from));
+    REQUIRE_CUDA(cudaEventDestroy(to));
 }
 
 static void take_times(const rank_state *r) {
     static const uint32_t kinds[] = {EPW_ALL_REDUCE, EPW_ALL_GATHER, EPW_ALL_TO_ALL, EPW_REDUCE_SCATTER,
                                      EPW_BROADCAST};
     int first = r->links->rank == 0;
+    nccl *n = nccl_path != NULL ? nccl_open(nccl_path, r->links) : NULL;
+    float us[5][2];
+    time_of(r, n, EPW_BARRIER, 0, us[0]);
     if (first)
-        printf("%u ranks on %u GPUs, us of rank 0, median of %d graphs of %d\n", r->links->ranks,
-               r->links->gpus, ROUNDS, GRAPH);
-    float barrier = time_of(r, EPW_BARRIER, 0);
-    if (first)
-        printf("barrier %.2f\n%10s %11s %11s %11s %15s %11s\n", (double)barrier, "bytes", "all_reduce",
-               "all_gather", "all_to_all", "reduce_scatter", "broadcast");
-    for (uint64_t bytes = 1024; bytes <= LARGEST; bytes *= 4) {
-        float us[5];
-        for (uint32_t k = 0; k < 5; k++) us[k] = time_of(r, kinds[k], bytes);
+        printf("%u ranks on %u GPUs, us of rank 0, median of %d graphs of %d%s\nbarrier %.2f\n"
+               "%10s %17s %17s %17s %17s %17s\n",
+               r->links->ranks, r->links->gpus, ROUNDS, GRAPH, n != NULL ? "; behind each, NCCL's" : "",
+               (double)us[0][0], "bytes", "all_reduce", "all_gather", "all_to_all", "reduce_scatter",
+               "broadcast");
+    for (uint64_t bytes = 1024; bytes <= LARGEST; bytes *= bytes < 1 << 18 ? 4 : 2) {
+        for (uint32_t k = 0; k < 5; k++) time_of(r, n, kinds[k], bytes, us[k]);
         if (!first) continue;
-        printf("%10llu %11.2f %11.2f %11.2f %15.2f %11.2f\n", (unsigned long long)bytes, (double)us[0],
-               (double)us[1], (double)us[2], (double)us[3], (double)us[4]);
+        printf("%10llu", (unsigned long long)bytes);
+        for (uint32_t k = 0; k < 5; k++) {
+            if (n == NULL)
+                printf(" %17.2f", (double)us[k][0]);
+            else
+                printf(" %8.2f %8.2f", (double)us[k][0], (double)us[k][1]);
+        }
+        printf("\n");
         fflush(stdout);
     }
+    nccl_close(n);
+    take_norm_times(r);
 }
 
 static int rank_main(const rank_links *links) {
@@ -648,6 +893,8 @@ static int rank_main(const rank_links *links) {
         take_times(&r);
     } else {
         run_cases(&r);
+        run_blocks(&r);
+        run_norms(&r);
         run_points(&r);
         if (links->ranks > 1) {
             differ(&r, 5000);
@@ -663,17 +910,15 @@ static int rank_main(const rank_links *links) {
 }
 
 int main(int argc, char **argv) {
-    const ranks_option options[] = {{.name = "--ranks", .number = &ranks},
-                                    {.name = "--processes", .number = &processes, .preset = 1},
-                                    {.name = "--cases", .number = &cases},
-                                    {.name = "--seed", .number = &seed},
-                                    {.name = "--seconds", .number = &seconds},
-                                    {.name = "--time", .number = &timed, .preset = 1},
-                                    {0}};
+    const ranks_option options[] = {
+        {.name = "--ranks", .number = &ranks},     {.name = "--processes", .number = &processes, .preset = 1},
+        {.name = "--cases", .number = &cases},     {.name = "--seed", .number = &seed},
+        {.name = "--seconds", .number = &seconds}, {.name = "--time", .number = &timed, .preset = 1},
+        {.name = "--nccl", .text = &nccl_path},    {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
-    int bad = ranks_options(
-        argc, argv, options,
-        "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N] [--time]");
+    int bad = ranks_options(argc, argv, options,
+                            "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds "
+                            "N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
     return ranks_main(rank_main, ranks, processes, argv);

@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,     /* of a block, as kernels/coll/operation.cuh has them */
+    THREADS = 512,      /* of a block, as kernels/coll/operation.cuh has them */
     PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
 };
 
@@ -37,23 +37,24 @@ bool epw_coll_gpu_take_fault(epw_comm *comm) {
 
 /* ---- checks ---- */
 
-static epw_status not_yet(const epw_comm *comm, const epw_coll *c, const char *what) {
-    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, epw_kind_name(c->kind)),
-                    "%s on a GPU in this version", what);
+static bool is_uneven(const epw_coll *c) {
+    return c->send_counts != NULL || c->recv_counts != NULL;
+}
+
+static bool has_blocks(const epw_coll *c) {
+    return is_uneven(c) || c->send_offsets != NULL || c->recv_offsets != NULL || c->rows > 1;
 }
 
 static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
-    if (c->send_counts != NULL || c->recv_counts != NULL)
-        return not_yet(comm, c, "send_counts and recv_counts must be NULL: blocks are even");
-    if (c->send_offsets != NULL || c->recv_offsets != NULL)
-        return not_yet(comm, c,
-                       "send_offsets and recv_offsets must be NULL: blocks lie one behind the other");
-    if (c->rows > 1 || c->send_pitch != 0 || c->recv_pitch != 0)
-        return not_yet(comm, c, "rows and pitches must be 0");
-    return EPW_OK;
+    if (!has_blocks(c) || comm->layout.ranks <= EPW_COLL_BLOCK_RANKS) return EPW_OK;
+    return epw_fail(EPW_ERR_LIMIT, epw_comm_where(comm, epw_kind_name(c->kind)),
+                    "blocks are uneven or have gaps: config.ranks is %u, must be at most %d on a GPU",
+                    comm->layout.ranks, EPW_COLL_BLOCK_RANKS);
 }
 
 /* ---- enqueuing ---- */
+
+static_assert(sizeof(epw_coll_blocks_args) <= 4096, "what CUDA 12.0 takes as parameters of a kernel");
 
 typedef struct enqueuing {
     epw_comm *comm;
@@ -116,6 +117,16 @@ static uint64_t parts(uint64_t whole, uint64_t part) {
     return (whole + part - 1) / part;
 }
 
+/* Whether every stretch of bytes begins at a multiple of 16. Each rank may decide otherwise. In place an
+ * all-to-all is not: a piece there waits for what lies in its place to be sent. */
+static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
+    uint64_t ends = (uint64_t)(uintptr_t)args->send | (uint64_t)(uintptr_t)args->recv;
+    if (args->kind != EPW_ALL_REDUCE && args->kind != EPW_REDUCE && args->kind != EPW_BROADCAST)
+        ends |= args->bytes;
+    bool exchanges = args->kind == EPW_ALL_TO_ALL && args->send == args->recv;
+    return ends % 16 == 0 && !exchanges && w->ranks <= EPW_COLL_BULK_RANKS;
+}
+
 /* Packets up to what they carry; then pieces, so large that each block has some. The number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     uint64_t bytes = args->bytes;
@@ -128,6 +139,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
+    args->bulk = goes_by_bulk(w, args);
     uint64_t blocks = parts(flow, piece);
     return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
 }
@@ -156,11 +168,12 @@ static void tell_call(uint64_t call[2], const epw_coll *c) {
     memcpy(call, &what, sizeof what);
 }
 
-static uint64_t bytes_of(const epw_coll *c) {
-    return c->kind == EPW_BARRIER ? 0 : c->count * epw_type_bytes(c->type);
+static uint64_t message_bytes(const epw_coll *c) {
+    uint64_t rows = c->rows > 0 ? c->rows : 1;
+    return c->kind == EPW_BARRIER ? 0 : rows * c->count * epw_type_bytes(c->type);
 }
 
-static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+static epw_coll_args coll_args(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     epw_coll_args args = common_args(e, call);
     args.kind = c->kind;
     args.type = c->type;
@@ -168,8 +181,50 @@ static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     args.root = c->peer;
     args.send = c->send;
     args.recv = c->recv;
-    args.bytes = bytes_of(c);
+    args.bytes = message_bytes(c);
     tell_call(args.call, c);
+    return args;
+}
+
+/* Of dense blocks that are even the way is that of dense memory, which another rank may have. How long the
+ * longest uneven one is not all ranks know. */
+static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+    epw_coll_blocks_args args = {.common = coll_args(e, c, call), .uneven = is_uneven(c)};
+    const epw_coll_window *w = &args.common.at;
+    epw_coll_gpu_lay_out(e->comm, c, &args);
+    uint32_t blocks = w->blocks;
+    if (args.uneven) {
+        args.common.pieces = w->slot_bytes;
+    } else {
+        blocks = choose(w, &args.common);
+    }
+    return epw_coll_gpu_run_blocks(&args, blocks, e->stream);
+}
+
+/* A row of a sum that goes by packets is one block's. */
+static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+    const epw_norm *n = c->norm;
+    epw_coll_norm_args args = {.common = coll_args(e, c, call),
+                               .rows = n->rows,
+                               .hidden = n->hidden,
+                               .payload = n->payload,
+                               .epsilon = n->epsilon,
+                               .weight = n->weight,
+                               .residual = n->residual,
+                               .out = n->out,
+                               .scales = n->scales};
+    uint32_t blocks = choose(&args.common.at, &args.common);
+    if (args.common.pieces == 0) {
+        blocks = args.common.at.blocks;
+        if (n->rows < blocks) blocks = n->rows > 1 ? (uint32_t)n->rows : 1;
+    }
+    return epw_coll_gpu_run_norm(&args, blocks, e->stream);
+}
+
+static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
+    if (has_blocks(c)) return launch_blocks(e, c, call);
+    if (c->norm != NULL) return launch_norm(e, c, call);
+    epw_coll_args args = coll_args(e, c, call);
     uint32_t blocks = choose(&args.at, &args);
     return epw_coll_gpu_run(&args, blocks, e->stream);
 }
@@ -190,7 +245,7 @@ static void add_lane(epw_coll_point_args *args, const epw_coll *ops, size_t coun
         const void *memory = kind == EPW_SEND ? c->send : c->recv;
         epw_coll_point *point = &args->points[at++];
         *point = (epw_coll_point){.at = (unsigned char *)(uintptr_t)memory,
-                                  .bytes = bytes_of(c),
+                                  .bytes = message_bytes(c),
                                   .peer = peer,
                                   .sends = kind == EPW_SEND};
         tell_call(point->call, c);

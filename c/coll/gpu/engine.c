@@ -15,14 +15,14 @@
 
 enum {
     BLOCKS_DEFAULT = 32,
-    SLOTS_DEFAULT = 4,
+    SLOTS_DEFAULT = 8,
     CHANNELS_MOST = 8, /* of sends from one rank to another */
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
     RINGS_CHOSEN = 1 << 26,   /* bytes of all rings together */
-    PACKETS_CHOSEN = 1 << 20, /* of messages of all ranks by packets */
+    PACKETS_CHOSEN = 1 << 21, /* of messages of all ranks by packets */
     PACKETS_LEAST = 1 << 10,
-    PACKETS_MOST = 1 << 19
+    PACKETS_MOST = 1 << 20
 };
 
 static uint32_t blocks_of(const epw_comm_config *c) {

@@ -1,5 +1,6 @@
 /* Communicators on GPUs: engine.c makes what a communicator has beside its window when kernels move the
- * bytes, and changes peers and membership; call.c enqueues operations, and says what has become of them. */
+ * bytes, and changes peers and membership; call.c enqueues operations, and says what has become of them;
+ * blocks.c lays out uneven blocks. */
 #ifndef EPW_COLL_GPU_GPU_H
 #define EPW_COLL_GPU_GPU_H
 
@@ -66,6 +67,9 @@ void epw_coll_gpu_abandon(epw_comm *comm);
 
 /* Whether an operation was incomplete since the last such call. */
 bool epw_coll_gpu_take_fault(epw_comm *comm);
+
+/* Where the blocks of a call lie, for the kernel. */
+void epw_coll_gpu_lay_out(const epw_comm *comm, const epw_coll *call, epw_coll_blocks_args *args);
 
 /* EPW_ERR_MISMATCH, naming the calls, once kernels have found that ranks call different operations. */
 epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where);

@@ -1,5 +1,6 @@
 //! `--device cuda`: the same cases with a GPU per rank.
 
+mod collective;
 mod gpu;
 mod gpus;
 mod moved;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use epwire::Group;
 use epwire::cudarc::driver::sys;
 
+pub use self::collective::measure as measure_collectives;
 use self::gpu::{Gpu, gather, meet};
 use self::moved::Moved;
 use self::probe::Machine;

@@ -1,0 +1,113 @@
+/* Norms on the host, for every instruction set the same code: it is bound by memory that was just summed. */
+#include "numerics/norm.h"
+
+#include "epwire.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+enum { PARTS = 512, WORD = 4, PIECE = 256 };
+
+static uint32_t bits_of(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static float widen_f16(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = h >> 10 & 31u, fraction = h & 0x3ffu;
+    if (exponent == 31) return float_of(sign | 0x7f800000u | fraction << 13);
+    if (exponent == 0) { /* a multiple of 2^-24, exact in f32 */
+        float x = (float)fraction * 0x1p-24f;
+        return sign != 0 ? -x : x;
+    }
+    return float_of(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+/* To nearest even; no NaN. */
+static uint16_t narrow_f16(float x) {
+    uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
+    if (size >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
+    if (size < 0x38800000u) { /* below 2^-14: the hardware rounds where 2^-24 is the last place of a sum */
+        uint32_t places = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
+        return (uint16_t)(sign | places);
+    }
+    uint32_t rounded = size + 0xfffu + (size >> 13 & 1u);
+    return (uint16_t)(sign | ((rounded >> 13) - (112u << 10)));
+}
+
+static uint16_t narrow_bf16(float x) {
+    uint32_t bits = bits_of(x);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static void widen(uint32_t dtype, const void *row, uint32_t from, uint32_t count, float *out) {
+    uint16_t raw[PIECE];
+    memcpy(raw, (const char *)row + 2 * (size_t)from, 2 * (size_t)count);
+    if (dtype == EPW_BF16) {
+        for (uint32_t i = 0; i < count; i++) out[i] = float_of((uint32_t)raw[i] << 16);
+    } else {
+        for (uint32_t i = 0; i < count; i++) out[i] = widen_f16(raw[i]);
+    }
+}
+
+static void narrow(uint32_t dtype, const float *x, uint32_t count, uint16_t *out) {
+    for (uint32_t i = 0; i < count; i++) {
+        bool nan = x[i] != x[i];
+        if (dtype == EPW_BF16) {
+            out[i] = nan ? 0x7fc0 : narrow_bf16(x[i]);
+        } else {
+            out[i] = nan ? 0x7e00 : narrow_f16(x[i]);
+        }
+    }
+}
+
+static float sum_of_squares(uint32_t dtype, const void *row, uint32_t hidden) {
+    float parts[PARTS] = {0}, x[PIECE];
+    for (uint32_t at = 0; at < hidden; at += PIECE) {
+        uint32_t count = hidden - at < PIECE ? hidden - at : PIECE;
+        widen(dtype, row, at, count, x);
+        for (uint32_t i = 0; i < count; i++) {
+            float square = x[i] * x[i];
+            parts[(at + i) / WORD % PARTS] += square;
+        }
+    }
+    for (uint32_t step = 1; step < PARTS; step *= 2) {
+        for (uint32_t k = 0; k < PARTS; k += 2 * step) parts[k] += parts[k + step];
+    }
+    return parts[0];
+}
+
+void epw_norm_row_run(const epw_numerics *numerics, const epw_norm_row *row) {
+    uint32_t hidden = row->hidden, dtype = row->dtype;
+    const void *x = row->sum;
+    if (row->residual != NULL) {
+        const void *both[] = {row->sum, row->residual};
+        uint32_t type = dtype == EPW_BF16 ? EPW_TYPE_BF16 : EPW_TYPE_F16;
+        numerics->sums->reduce(type, EPW_SUM, both, 2, hidden, row->residual);
+        x = row->residual;
+    }
+    float r = 1.0f / sqrtf(sum_of_squares(dtype, x, hidden) / (float)hidden + row->epsilon);
+    uint16_t y[EPW_NORM_HIDDEN_MAX];
+    bool quantised = row->payload != EPW_PAYLOAD_SAME;
+    for (uint32_t at = 0; at < hidden; at += PIECE) {
+        float values[PIECE], weights[PIECE];
+        uint32_t count = hidden - at < PIECE ? hidden - at : PIECE;
+        widen(dtype, x, at, count, values);
+        widen(dtype, row->weight, at, count, weights);
+        for (uint32_t i = 0; i < count; i++) values[i] = values[i] * r * weights[i];
+        narrow(dtype, values, count, y + at);
+    }
+    if (quantised) {
+        numerics->quantize(row->payload, dtype, y, hidden, row->out, row->scales);
+    } else {
+        memcpy(row->out, y, 2 * (size_t)hidden);
+    }
+}

@@ -1,0 +1,122 @@
+//! What ranks give to a collective, and what must come out of it.
+
+use epwire::comm::Number;
+use half::{bf16, f16};
+
+use super::Collective;
+
+/// A number that small integers are: what ranks send, so that sums are exact in every type.
+pub trait Small: Number + PartialEq {
+    fn small(value: u32) -> Self;
+}
+
+macro_rules! small {
+    ($($type:ty => $from:expr),*) => {$(
+        impl Small for $type {
+            fn small(value: u32) -> Self {
+                #[allow(clippy::cast_possible_truncation, reason = "small")]
+                ($from)(value as u8)
+            }
+        }
+    )*};
+}
+small!(
+    i8 => |v: u8| v as i8, i32 => i32::from, i64 => i64::from, f32 => f32::from, f64 => f64::from,
+    f16 => |v: u8| f16::from_f32(f32::from(v)), bf16 => |v: u8| bf16::from_f32(f32::from(v))
+);
+
+/// Element `at` of what `rank` sends: 0, 1 or 2.
+fn element(rank: u32, at: usize) -> u32 {
+    (rank + at as u32 % 3) % 3
+}
+
+/// Of the sum of all: at most 2 for each rank, which 16-bit floats and i8 have exactly up to 63 ranks, and wrap to beyond.
+fn summed(ranks: u32, at: usize) -> u32 {
+    (0..ranks).map(|rank| element(rank, at)).sum()
+}
+
+/// A collective of a size, on one rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub collective: Collective,
+    pub in_place: bool,
+    pub rank: u32,
+    pub ranks: u32,
+    /// Elements of the whole, where each rank has all of it, and of a rank's block, where it has not.
+    count: usize,
+    block: usize,
+}
+
+impl Case {
+    pub fn new<T>(collective: Collective, in_place: bool, [rank, ranks]: [u32; 2], bytes: u64) -> Self {
+        let count = bytes as usize / size_of::<T>();
+        Self { collective, in_place, rank, ranks, count, block: count / ranks as usize }
+    }
+
+    /// Elements of both buffers.
+    pub fn lengths(&self) -> (usize, usize) {
+        let blocks = self.block * self.ranks as usize;
+        match self.collective {
+            Collective::Barrier => (0, 0),
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => (self.count, self.count),
+            Collective::AllToAll => (blocks, blocks),
+            Collective::AllGather | Collective::Gather => (self.block, blocks),
+            Collective::ReduceScatter | Collective::Scatter => (blocks, self.block),
+        }
+    }
+
+    /// The buffer that is both in place.
+    fn one<'b, T>(&self, send: &'b mut [T], recv: &'b mut [T]) -> &'b mut [T] {
+        if self.collective == Collective::ReduceScatter { send } else { recv }
+    }
+
+    pub fn fill<T: Small>(&self, send: &mut [T], recv: &mut [T]) {
+        let Self { rank, block, .. } = *self;
+        recv.fill(T::small(100));
+        if self.in_place && self.collective == Collective::AllGather {
+            let own = &mut recv[rank as usize * block..][..block];
+            own.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(rank, at)));
+            return;
+        }
+        let into = if self.in_place { self.one(send, recv) } else { &mut *send };
+        into.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(rank, at)));
+        if self.collective == Collective::Broadcast && rank == 0 {
+            recv.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(0, at)));
+        }
+    }
+
+    /// Elements of this rank's result that are not as they should be.
+    pub fn wrong<T: Small>(&self, send: &[T], recv: &[T]) -> u64 {
+        let Self { rank, ranks, block, .. } = *self;
+        let own = rank as usize * block;
+        let root = rank == 0;
+        let wrong = |got: &[T], want: &dyn Fn(usize) -> u32| {
+            got.iter().enumerate().filter(|&(at, x)| *x != T::small(want(at))).count() as u64
+        };
+        match self.collective {
+            Collective::Barrier => 0,
+            Collective::AllReduce => wrong(recv, &|at| summed(ranks, at)),
+            Collective::Reduce if root => wrong(recv, &|at| summed(ranks, at)),
+            Collective::ReduceScatter => {
+                let got = if self.in_place { &send[own..][..block] } else { recv };
+                wrong(got, &|at| summed(ranks, own + at))
+            }
+            Collective::AllGather => wrong(recv, &|at| element((at / block) as u32, at % block)),
+            Collective::Gather if root => wrong(recv, &|at| element((at / block) as u32, at % block)),
+            Collective::AllToAll => wrong(recv, &|at| element((at / block) as u32, own + at % block)),
+            Collective::Broadcast => wrong(recv, &|at| element(0, at)),
+            Collective::Scatter => wrong(recv, &|at| element(0, own + at)),
+            Collective::Reduce | Collective::Gather => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_those_of_the_elements() {
+        assert_eq!(summed(4, 1), 1 + 2 + 1);
+    }
+}

@@ -1,0 +1,135 @@
+//! Collectives of host memory, by blocking calls.
+
+use std::process::ExitCode;
+
+use epwire::comm::{CommConfig, Reduction};
+use epwire::{Comm, Group, Outcome};
+use half::{bf16, f16};
+
+use super::data::{Case, Small};
+use super::{Collective, Figures, Row, Type, report};
+use crate::args::Args;
+use crate::samples::{Meeting, Samples, complete, now};
+use crate::{Error, ranks};
+
+/// One rank's part, and on rank 0 the report of all.
+pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
+    if args.sms > 0 {
+        return Err("--sms is of --device cuda".into());
+    }
+    let meeting = Meeting::new(group)?;
+    let mut rows = Vec::new();
+    for &bytes in &args.bytes.0 {
+        // Room for the two buffers of the widest element, each with a line to spare.
+        let heap_bytes = if args.heap { 2 * (bytes + 128) } else { 0 };
+        let comm = Comm::create_blocking(group, CommConfig::default().heap_bytes(heap_bytes))?;
+        let subject = Subject { bytes, args, group, meeting: &meeting, comm: &comm };
+        for &collective in &args.collective {
+            for &r#type in &args.types {
+                rows.extend(subject.row(collective, r#type)?);
+            }
+        }
+    }
+    report(args, group, &rows, "")
+}
+
+struct Subject<'a> {
+    bytes: u64,
+    args: &'a Args,
+    group: &'a Group,
+    meeting: &'a Meeting,
+    comm: &'a Comm,
+}
+
+impl Subject<'_> {
+    fn row(&self, collective: Collective, r#type: Type) -> Result<Option<Row>, Error> {
+        let run = match r#type {
+            Type::I8 => Self::run::<i8>,
+            Type::I32 => Self::run::<i32>,
+            Type::I64 => Self::run::<i64>,
+            Type::F16 => Self::run::<f16>,
+            Type::Bf16 => Self::run::<bf16>,
+            Type::F32 => Self::run::<f32>,
+            Type::F64 => Self::run::<f64>,
+        };
+        let out_of_place = run(self, collective, false)?;
+        let in_place = if collective.has_in_place() { run(self, collective, true)? } else { None };
+        Ok(out_of_place.map(|out_of_place| Row {
+            collective,
+            r#type,
+            ranks: ranks::count(self.group),
+            device: self.args.device,
+            bytes: self.bytes,
+            heap: self.args.heap,
+            out_of_place,
+            in_place,
+        }))
+    }
+
+    /// All ranks call it; the first has the figures.
+    fn run<T: Small>(&self, collective: Collective, in_place: bool) -> Result<Option<Figures>, Error> {
+        let place = [self.comm.rank(), self.comm.ranks()];
+        let case = Case::new::<T>(collective, in_place, place, self.bytes);
+        let (send, recv) = case.lengths();
+        if self.args.heap {
+            let (mut send, mut recv) = (self.comm.alloc::<T>(send)?, self.comm.alloc::<T>(recv)?);
+            self.iterate(&case, &mut send, &mut recv)
+        } else {
+            let (mut send, mut recv) = (vec![T::small(0); send], vec![T::small(0); recv]);
+            self.iterate(&case, &mut send, &mut recv)
+        }
+    }
+
+    fn iterate<T: Small>(
+        &self,
+        case: &Case,
+        send: &mut [T],
+        recv: &mut [T],
+    ) -> Result<Option<Figures>, Error> {
+        let mut samples = Samples::default();
+        for i in 0..self.args.warmup + self.args.iterations {
+            // What is checked is looked at once before the times that count, and once behind them.
+            let checked = i == 0 || i + 1 == self.args.warmup + self.args.iterations;
+            if checked {
+                case.fill(send, recv);
+            }
+            self.meeting.meet()?;
+            let begin = now();
+            let outcome = self.call(case, send, recv)?;
+            let end = now();
+            complete(&outcome)?;
+            if i >= self.args.warmup {
+                samples.moments.push([begin, end]);
+            }
+            if checked {
+                self.meeting.meet()?;
+                samples.wrong += case.wrong(send, recv);
+            }
+        }
+        let figures = samples.figures(self.group)?;
+        Ok(figures.map(|seen| {
+            let times = [seen.p50_us, seen.p99_us];
+            Figures::new(case.collective, case.ranks, self.bytes, times, seen.wrong)
+        }))
+    }
+
+    fn call<T: Small>(&self, case: &Case, send: &mut [T], recv: &mut [T]) -> epwire::Result<Outcome> {
+        let comm = self.comm;
+        match (case.collective, case.in_place) {
+            (Collective::AllReduce, false) => comm.all_reduce_blocking(send, recv, Reduction::Sum),
+            (Collective::AllReduce, true) => comm.all_reduce_in_place_blocking(recv, Reduction::Sum),
+            (Collective::Reduce, false) => comm.reduce_blocking(send, recv, Reduction::Sum, 0),
+            (Collective::Reduce, true) => comm.reduce_in_place_blocking(recv, Reduction::Sum, 0),
+            (Collective::ReduceScatter, false) => comm.reduce_scatter_blocking(send, recv, Reduction::Sum),
+            (Collective::ReduceScatter, true) => comm.reduce_scatter_in_place_blocking(send, Reduction::Sum),
+            (Collective::AllGather, false) => comm.all_gather_blocking(send, recv),
+            (Collective::AllGather, true) => comm.all_gather_in_place_blocking(recv),
+            (Collective::AllToAll, false) => comm.all_to_all_blocking(send, recv),
+            (Collective::AllToAll, true) => comm.all_to_all_in_place_blocking(recv),
+            (Collective::Broadcast, _) => comm.broadcast_blocking(recv, 0),
+            (Collective::Gather, _) => comm.gather_blocking(send, recv, 0),
+            (Collective::Scatter, _) => comm.scatter_blocking(send, recv, 0),
+            (Collective::Barrier, _) => comm.barrier_blocking(),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! `--collective`: collectives over sizes, in the manner of nccl-tests: time, bandwidth of the algorithm and of the bus, and how many
+//! elements were wrong, out of place and in place.
+
+mod compare;
+pub mod data;
+pub mod host;
+
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use comfy_table::{CellAlignment, Table, presets};
+use epwire::Group;
+use serde::{Deserialize, Serialize};
+
+pub use self::compare::compare;
+use crate::Error;
+use crate::args::{Args, Device};
+use crate::bytes::words;
+use crate::print::print;
+use crate::report::{us, word};
+
+/// `--collective`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Collective {
+    AllReduce,
+    Reduce,
+    ReduceScatter,
+    AllGather,
+    AllToAll,
+    Broadcast,
+    Gather,
+    Scatter,
+    Barrier,
+}
+
+/// `--types`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Type {
+    I8,
+    I32,
+    I64,
+    F16,
+    Bf16,
+    F32,
+    F64,
+}
+
+/// The figures of one collective at one size.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    pub collective: Collective,
+    pub r#type: Type,
+    pub ranks: u32,
+    /// Files of older builds are of the host.
+    #[serde(default)]
+    pub device: Device,
+    /// Of the larger buffer: what every rank has of an all-reduce, reduce or broadcast; of the others all ranks' blocks together.
+    pub bytes: u64,
+    /// Tensors lie in memory of the communicator.
+    pub heap: bool,
+    pub out_of_place: Figures,
+    /// Not said where there is no such call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_place: Option<Figures>,
+}
+
+/// Times in microseconds, rates in 1e9 bytes a second.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    pub p50_us: f64,
+    pub p99_us: f64,
+    /// The bytes over the median time.
+    pub algorithm_gbs: f64,
+    /// The same, times what nccl-tests multiply with so that it is comparable to the rate of a link whatever the ranks.
+    pub bus_gbs: f64,
+    pub wrong: u64,
+}
+
+impl Collective {
+    pub fn has_in_place(self) -> bool {
+        !matches!(self, Self::Broadcast | Self::Barrier | Self::Gather | Self::Scatter)
+    }
+
+    fn bus_factor(self, ranks: u32) -> f64 {
+        let n = f64::from(ranks);
+        match self {
+            Self::AllReduce => 2.0 * (n - 1.0) / n,
+            Self::ReduceScatter | Self::AllGather | Self::AllToAll | Self::Gather | Self::Scatter => {
+                (n - 1.0) / n
+            }
+            Self::Reduce | Self::Broadcast | Self::Barrier => 1.0,
+        }
+    }
+}
+
+impl Figures {
+    /// Of so many bytes in these times.
+    pub fn new(
+        collective: Collective,
+        ranks: u32,
+        bytes: u64,
+        [p50_us, p99_us]: [f64; 2],
+        wrong: u64,
+    ) -> Self {
+        let algorithm_gbs = bytes as f64 / p50_us / 1e3;
+        Self { p50_us, p99_us, algorithm_gbs, bus_gbs: algorithm_gbs * collective.bus_factor(ranks), wrong }
+    }
+}
+
+/// The report of all ranks, by the first one, which has the figures of all. `machine`: what they ran on, where it is told.
+pub fn report(args: &Args, group: &Group, rows: &[Row], machine: &str) -> Result<ExitCode, Error> {
+    if group.rank() > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.json {
+        for row in rows {
+            print(&serde_json::json!(row))?;
+        }
+    } else {
+        print(&table(rows))?;
+        if !machine.is_empty() {
+            print(&machine)?;
+        }
+    }
+    let wrong = |row: &Row| row.out_of_place.wrong + row.in_place.map_or(0, |figures| figures.wrong);
+    Ok(if rows.iter().all(|row| wrong(row) == 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY).set_header([
+        "collective",
+        "size",
+        "type",
+        "out of place us",
+        "alg GB/s",
+        "bus GB/s",
+        "#wrong",
+        "in place us",
+        "alg GB/s",
+        "bus GB/s",
+        "#wrong",
+    ]);
+    for row in rows {
+        let of = |figures: Option<Figures>| {
+            figures.map_or_else(Default::default, |f| {
+                [
+                    us(f.p50_us),
+                    format!("{:.2}", f.algorithm_gbs),
+                    format!("{:.2}", f.bus_gbs),
+                    f.wrong.to_string(),
+                ]
+            })
+        };
+        let [name, size, kind] = [word(&row.collective), words(row.bytes), word(&row.r#type)];
+        table.add_row(
+            [[name, size, kind].to_vec(), of(Some(row.out_of_place)).to_vec(), of(row.in_place).to_vec()]
+                .concat(),
+        );
+    }
+    table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bus_bandwidth_is_as_nccl_tests_have_it() {
+        assert_eq!(Collective::AllReduce.bus_factor(4), 1.5);
+        assert_eq!(Collective::AllGather.bus_factor(4), 0.75);
+        assert_eq!(Collective::Broadcast.bus_factor(4), 1.0);
+    }
+}

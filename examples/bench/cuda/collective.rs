@@ -1,0 +1,180 @@
+//! Collectives of GPU memory: graphs of calls, whose time is divided by their number.
+
+use std::process::ExitCode;
+
+use epwire::comm::{Call, CommConfig, Reduction};
+use epwire::cuda::{StreamRef, TensorMut, TensorRef};
+use epwire::cudarc::driver::CudaSlice;
+use epwire::{Comm, Device, Group};
+use half::{bf16, f16};
+
+use super::gpu::{Gpu, between, gather, meet};
+use super::gpus;
+use super::timing::middle;
+use crate::args::Args;
+use crate::collective::data::{Case, Small};
+use crate::collective::{Collective, Figures, Row, Type, report};
+use crate::{Error, ranks};
+
+/// Calls of a graph.
+const CALLS: usize = 20;
+
+/// One rank's part, and on rank 0 the report of all.
+pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
+    if args.heap {
+        return Err("--heap is of --device host".into());
+    }
+    let gpu = Gpu::of_rank(local_rank)?;
+    let machine = gpus::describe(&gpu, group)?;
+    let config = CommConfig::default().device(Device::Cuda(gpu.ordinal)).sms(args.sms);
+    let comm = Comm::create_blocking(group, config)?;
+    let most = args.bytes.0.iter().copied().max().unwrap_or(0) as usize;
+    let (send, recv) = (gpu.zeroed(most)?, gpu.zeroed(most)?);
+    let subject = Subject { args, group, gpu: &gpu, comm: &comm, send, recv };
+    let mut rows = Vec::new();
+    for &bytes in &args.bytes.0 {
+        for &collective in &args.collective {
+            for &r#type in &args.types {
+                rows.push(subject.row(collective, r#type, bytes)?);
+            }
+        }
+    }
+    let paths: Vec<_> = (0..comm.ranks()).map(|peer| comm.path(peer).to_string()).collect();
+    let machine = format!("{machine}; rank 0 reaches them by {}; graphs of {CALLS} calls", paths.join(", "));
+    report(args, group, &rows, &machine)
+}
+
+struct Subject<'a> {
+    args: &'a Args,
+    group: &'a Group,
+    gpu: &'a Gpu,
+    comm: &'a Comm,
+    /// As many bytes as the largest size; freed when the stream has come past their uses.
+    send: CudaSlice<u8>,
+    recv: CudaSlice<u8>,
+}
+
+impl Subject<'_> {
+    fn row(&self, collective: Collective, r#type: Type, bytes: u64) -> Result<Row, Error> {
+        let run = match r#type {
+            Type::I8 => Self::run::<i8>,
+            Type::I32 => Self::run::<i32>,
+            Type::I64 => Self::run::<i64>,
+            Type::F16 => Self::run::<f16>,
+            Type::Bf16 => Self::run::<bf16>,
+            Type::F32 => Self::run::<f32>,
+            Type::F64 => Self::run::<f64>,
+        };
+        let run = |in_place| run(self, collective, in_place, bytes);
+        Ok(Row {
+            collective,
+            r#type,
+            ranks: ranks::count(self.group),
+            device: self.args.device,
+            bytes,
+            heap: false,
+            out_of_place: run(false)?,
+            in_place: collective.has_in_place().then(|| run(true)).transpose()?,
+        })
+    }
+
+    /// All ranks call it.
+    fn run<T: Small>(&self, collective: Collective, in_place: bool, bytes: u64) -> Result<Figures, Error> {
+        let case = Case::new::<T>(collective, in_place, [self.comm.rank(), self.comm.ranks()], bytes);
+        // Once before the times that count, and once behind them.
+        let mut wrong = self.check::<T>(&case)?;
+        let times = self.time::<T>(&case)?;
+        wrong += self.check::<T>(&case)?;
+        if self.comm.take_fault()? {
+            let lost = self.comm.membership()?.suspects;
+            return Err(format!("a call was incomplete: {lost:?} are given up").into());
+        }
+        let all = gather(self.group, &times)?;
+        let wrong = gather(self.group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
+        // Those of the slowest rank.
+        let p50 = all.iter().cloned().map(middle).fold(0.0, f64::max) / 1e3;
+        let p99 = all.iter().cloned().map(|times| late(times) / 1e3).fold(0.0, f64::max);
+        Ok(Figures::new(collective, self.comm.ranks(), bytes, [p50, p99], wrong))
+    }
+
+    /// Elements that one call leaves wrong.
+    fn check<T: Small>(&self, case: &Case) -> Result<u64, Error> {
+        let (sends, receives) = case.lengths();
+        let (mut send, mut recv) = (vec![T::small(0); sends], vec![T::small(0); receives]);
+        let [send_at, recv_at] = [&self.send, &self.recv].map(|memory| self.gpu.address(memory));
+        case.fill(&mut send, &mut recv);
+        // SAFETY: both have at least the case's bytes, and elements are plain numbers.
+        unsafe {
+            self.gpu.upload(send_at, &send)?;
+            self.gpu.upload(recv_at, &recv)?;
+        }
+        self.gpu.finish()?;
+        meet(self.group)?;
+        self.call::<T>(case)?;
+        // SAFETY: as above.
+        unsafe {
+            self.gpu.download(&mut send, send_at)?;
+            self.gpu.download(&mut recv, recv_at)?;
+        }
+        Ok(case.wrong(&send, &recv))
+    }
+
+    /// Nanoseconds of a call, in each replay. The one that counts follows one that does not, enqueued together with it: by then the
+    /// ranks are in step, and the launch waits for nobody.
+    fn time<T: Small>(&self, case: &Case) -> Result<Vec<f64>, Error> {
+        let gpu = self.gpu;
+        let graph = gpu.capture(|| (0..CALLS).try_for_each(|_| self.call::<T>(case)))?;
+        let [begin, end] = [gpu.event()?, gpu.event()?];
+        let mut times = Vec::new();
+        for i in 0..self.args.warmup + self.args.iterations {
+            meet(self.group)?;
+            graph.launch()?;
+            begin.record(&gpu.stream)?;
+            graph.launch()?;
+            end.record(&gpu.stream)?;
+            gpu.finish()?;
+            if i >= self.args.warmup {
+                times.push(between(&begin, &end)? / CALLS as f64);
+            }
+        }
+        Ok(times)
+    }
+
+    fn call<T: Small>(&self, case: &Case) -> Result<(), Error> {
+        let (sends, receives) = case.lengths();
+        let [send_at, recv_at] = [&self.send, &self.recv].map(|memory| self.gpu.address(memory));
+        // SAFETY: both have at least the case's bytes, are used by calls on one stream only, and outlive graphs.
+        let send = || unsafe { TensorRef::from_raw(send_at, T::DTYPE, 1, sends, sends * size_of::<T>()) };
+        // SAFETY: as above.
+        let [of_send, recv] = [(send_at, sends), (recv_at, receives)]
+            .map(|(at, len)| unsafe { TensorMut::from_raw(at, T::DTYPE, len) });
+        let (comm, stream, sum) = (self.comm, StreamRef::from(&self.gpu.stream), Reduction::Sum);
+        let enqueued = match (case.collective, case.in_place) {
+            (Collective::AllReduce, false) => comm.enqueue(Call::all_reduce(send(), recv, sum), stream),
+            (Collective::AllReduce, true) => comm.enqueue(Call::all_reduce_in_place(recv, sum), stream),
+            (Collective::Reduce, false) => comm.enqueue(Call::reduce(send(), recv, sum, 0), stream),
+            (Collective::Reduce, true) => comm.enqueue(Call::reduce_in_place(recv, sum, 0), stream),
+            (Collective::ReduceScatter, false) => {
+                comm.enqueue(Call::reduce_scatter(send(), recv, sum), stream)
+            }
+            (Collective::ReduceScatter, true) => {
+                comm.enqueue(Call::reduce_scatter_in_place(of_send, sum), stream)
+            }
+            (Collective::AllGather, false) => comm.enqueue(Call::all_gather(send(), recv), stream),
+            (Collective::AllGather, true) => comm.enqueue(Call::all_gather_in_place(recv), stream),
+            (Collective::AllToAll, false) => comm.enqueue(Call::all_to_all(send(), recv), stream),
+            (Collective::AllToAll, true) => comm.enqueue(Call::all_to_all_in_place(recv), stream),
+            (Collective::Broadcast, _) => comm.enqueue(Call::broadcast(recv, 0), stream),
+            (Collective::Gather, _) => comm.enqueue(Call::gather(send(), recv, 0), stream),
+            (Collective::Scatter, _) => comm.enqueue(Call::scatter(send(), recv, 0), stream),
+            (Collective::Barrier, _) => comm.enqueue(Call::barrier(), stream),
+        };
+        Ok(enqueued?)
+    }
+}
+
+/// The 99th percentile by nearest rank, as on the host; 0 of none.
+fn late(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times.get((times.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0.0)
+}

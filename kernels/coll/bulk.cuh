@@ -1,0 +1,510 @@
+// Operations by rings, of memory that is aligned to 16 bytes: the same rings, pieces and counts as in large.cuh, and a peer may
+// go by that. Here bytes pass through shared memory by bulk copies. One thread issues those of a team, several chunks at a time,
+// so that neither the link nor this GPU's memory waits for a round; of what is folded a thread brings the chunks of all sources,
+// eight warps fold them, and the same thread takes the result to where it goes.
+//
+// A piece whose chunks have come through is due: a warp of its own tells peers how far they are, since whoever releases what it
+// has written waits for all of it on its way, and those who keep bytes moving must not. Before a thread waits for a peer it takes
+// all chunks through that it has begun: so nobody waits for what somebody holds back who waits.
+#pragma once
+
+#include "kernels/coll/large.cuh"
+#include "kernels/ptx/bulk.cuh"
+
+namespace epw {
+
+constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
+constexpr uint32_t kSender = 0, kTaker = 32, kBringer = 64, kFirstTeller = 96; // a warp each; but for the last, a thread of it
+constexpr uint32_t kFolders = 256, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
+constexpr uint32_t kChunkBytes = 8192;                  // of what only moves
+constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory, and loads before the first one's store
+constexpr uint32_t kStoresAhead = 4;                    // stores on their way before one's end is waited for
+constexpr uint32_t kFoldStages = 5, kFoldBytes = 16384; // of one stage, for all sources
+constexpr uint32_t kFoldLoadsAhead = 3, kFoldStoresAhead = 1;
+static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
+static_assert(kFoldLoadsAhead + kFoldStoresAhead < kFoldStages, "the same");
+
+// What a peer is told: how many pieces of a ring are written for it, and how many of its are taken.
+enum Due : uint32_t { kWritten = 0, kTaken = kRings, kDues = 2 * kRings };
+static_assert(kDues * kBulkRanks == 32, "one for each lane of a warp");
+
+// A chunk on its way: what there is to do when it has come through.
+struct Chunk {
+    unsigned char *to;
+    uint64_t count; // what is due to the peer then
+    uint32_t bytes; // by bulk copies
+    uint32_t peer;  // to whom; kNobody
+};
+constexpr uint32_t kNobody = ~0u;
+
+struct BulkMemory {
+    unsigned char moved[2][kStages][kChunkBytes];
+    unsigned char folded[kFoldStages][kFoldBytes];
+};
+
+// Beside it, what threads tell each other.
+struct BulkTeams {
+    uint64_t moved[3][kStages];                       // barriers: a chunk is loaded
+    uint64_t brought[kFoldStages], done[kFoldStages]; // those of a stage of the fold: all sources are there; it is folded
+    Chunk chunks[3][kStages];
+    uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; no bytes: it was the last one
+    uint64_t due[kDues][kBulkRanks];
+    uint32_t movers; // threads that may yet make something due
+};
+
+__device__ __forceinline__ void init_bulk(BulkTeams &t) {
+    if (threadIdx.x != 0) return;
+    t.movers = 3;
+    for (uint32_t i = 0; i < 3 * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
+    for (uint32_t i = 0; i < kFoldStages; i++) {
+        ptx::barrier_init(&t.brought[i], 1);
+        ptx::barrier_init(&t.done[i], kFolders / 32);
+    }
+    ptx::fence_barrier_init();
+}
+
+// ---- telling ----
+
+// Writer: this thread, what the count stands for first. Reader: the tellers.
+__device__ __forceinline__ void make_due(BulkTeams &t, uint32_t due, uint32_t peer, uint64_t count) {
+    __threadfence_block();
+    *static_cast<volatile uint64_t *>(&t.due[due][peer]) = count;
+}
+__device__ __forceinline__ void end_mover(BulkTeams &t) {
+    __threadfence_block();
+    atomicSub(&t.movers, 1u);
+}
+
+// Nothing is due yet. By the whole block.
+__device__ __forceinline__ void begin_telling(const Collective &c, const Rings &r, BulkTeams &t) {
+    for (uint32_t i = threadIdx.x; i < kRings * kBulkRanks; i += blockDim.x) {
+        const uint32_t ring = i / kBulkRanks, peer = i % kBulkRanks;
+        t.due[kWritten + ring][peer] = peer < c.ranks ? r.written[ring][peer] : 0;
+        t.due[kTaken + ring][peer] = peer < c.ranks ? r.read[ring][peer] : 0;
+    }
+    __syncthreads();
+}
+
+// By a warp, whose lanes have a peer and a count each, until nothing can be due any more.
+__device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
+    const uint32_t lane = threadIdx.x % 32, due = lane / kBulkRanks, peer = lane % kBulkRanks;
+    const auto *own = static_cast<const volatile uint64_t *>(&t.due[due][peer]);
+    uint64_t told = *own;
+#pragma unroll 1
+    for (;;) {
+        const bool last = *static_cast<volatile uint32_t *>(&t.movers) == 0;
+        __threadfence_block(); // what is due is no older than that
+        const uint64_t count = *own;
+        const bool news = count != told;
+        if (!__any_sync(0xffffffffu, news)) {
+            if (__all_sync(0xffffffffu, last)) return;
+            continue;
+        }
+        if (news && takes_part(c, peer)) {
+            const Ring ring = Ring(due % kRings);
+            if (due < kTaken) {
+                tell_written(c, ring, peer, count);
+            } else {
+                tell_taken(c, ring, peer, count);
+            }
+        }
+        told = count;
+    }
+}
+
+// Ends: its loads were issued, or its folders have what they fold.
+__device__ __forceinline__ void await_barrier(uint64_t *barrier, uint32_t parity) {
+    while (!ptx::barrier_try_wait(barrier, parity)) {
+    }
+}
+
+__device__ __forceinline__ void copy_tail(unsigned char *to, const unsigned char *from, uint32_t bytes) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < bytes; i++) to[i] = from[i];
+}
+
+// ---- moving, by one thread ----
+
+// Whether it comes within about the time that bytes on their way take: before that no thread need stop for them.
+template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &come) {
+    constexpr uint32_t kLooks = 8;
+#pragma unroll 1
+    for (uint32_t i = 0; i < kLooks; i++) {
+        if (come()) return true;
+    }
+    return false;
+}
+
+// Chunks in order. `Tell` makes due what a chunk stood for: when it is stored or, of what the peer has written here, when it is
+// read.
+template <bool kWhenRead, typename Tell> struct Pipe {
+    unsigned char (*memory)[kChunkBytes];
+    uint64_t *loaded;
+    Chunk *chunks;
+    const Tell &tell;
+    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+    uint32_t parities = 0;                     // of the stages' barriers
+
+    __device__ __forceinline__ Pipe(unsigned char (*memory)[kChunkBytes], BulkTeams &t, uint32_t team, const Tell &tell)
+        : memory(memory), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
+
+    __device__ __forceinline__ void say(const Chunk &chunk) const {
+        if (chunk.peer != kNobody) tell(chunk.peer, chunk.count);
+    }
+    __device__ __forceinline__ void store_next() {
+        const uint32_t s = stored++ % kStages;
+        const Chunk &chunk = chunks[s];
+        if (chunk.bytes != 0) {
+            await_barrier(&loaded[s], parities >> s & 1);
+            parities ^= 1u << s;
+            ptx::bulk_store(chunk.to, memory[s], chunk.bytes);
+        }
+        ptx::bulk_commit();
+        if (kWhenRead) say(chunk);
+    }
+    __device__ __forceinline__ void end_until(uint32_t count) {
+        for (; ended < count; ended++) {
+            if (!kWhenRead) say(chunks[ended % kStages]);
+        }
+    }
+    // All chunks are on their way out of here. Of those that were to be read no more is needed.
+    __device__ __forceinline__ void flush() {
+        while (stored < begun) store_next();
+    }
+    // All chunks are through when this returns.
+    __device__ __forceinline__ void drain() {
+        flush();
+        ptx::bulk_wait_all();
+        end_until(stored);
+    }
+    // Up to kChunkBytes.
+    __device__ __forceinline__ void add(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
+                                        uint64_t count) {
+        while (begun - stored >= kLoadsAhead) {
+            store_next();
+            if (stored > kStoresAhead) {
+                ptx::bulk_wait<kStoresAhead>();
+                end_until(stored - kStoresAhead);
+            }
+        }
+        const uint32_t s = begun++ % kStages, whole = bytes / 16 * 16;
+        chunks[s] = {to, count, whole, peer};
+        if (whole != 0) {
+            ptx::barrier_expect(&loaded[s], whole);
+            ptx::bulk_load(memory[s], from, whole, &loaded[s]);
+        }
+        copy_tail(to + whole, from + whole, bytes - whole);
+    }
+    // A piece, of whose last chunk the peer is told.
+    __device__ __forceinline__ void add_piece(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
+                                              uint64_t count) {
+#pragma unroll 1
+        for (uint32_t at = 0; at < bytes; at += kChunkBytes) {
+            const uint32_t part = min(kChunkBytes, bytes - at);
+            add(to + at, from + at, part, at + part == bytes ? peer : kNobody, count);
+        }
+    }
+};
+
+__device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, Ring ring,
+                                             uint64_t rounds_end) {
+    auto tell = [&](uint32_t peer, uint64_t count) { make_due(t, kWritten + ring, peer, count); };
+    Pipe<false, decltype(tell)> pipe(m.moved[0], t, 0, tell);
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
+#pragma unroll 1
+        for (uint32_t d = 1; d < c.ranks; d++) {
+            const uint32_t peer = peer_after(c, d), bytes = given_piece(c, peer, j);
+            if (bytes == 0) continue;
+            if (!has_room(c, r, ring, peer)) {
+                pipe.flush();
+                if (!comes_soon([&] { return has_room(c, r, ring, peer); })) pipe.drain();
+                await_room(c, r, ring, peer);
+                if (c.stopped) break;
+                if (!takes_part(c, peer)) continue;
+            }
+            unsigned char *to = at(c, peer, slot_of(c, ring, c.rank, r.written[ring][peer]));
+            pipe.add_piece(to, given_to(c, peer).at + j * c.args->pieces, bytes, peer, ++r.written[ring][peer]);
+        }
+    }
+    pipe.drain();
+}
+
+__device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t, uint64_t rounds_end) {
+    const bool noted = is_shared_out(c);
+    auto tell = [&](uint32_t source, uint64_t count) { make_due(t, kTaken + kWhole, source, count); };
+    Pipe<true, decltype(tell)> pipe(m.moved[1], t, 1, tell);
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x; j < rounds_end && !c.stopped; j += gridDim.x) {
+#pragma unroll 1
+        for (uint32_t d = 1; d < c.ranks; d++) {
+            const uint32_t source = peer_after(c, d), bytes = taken_piece(c, source, j);
+            if (bytes == 0) continue;
+            if (!has_piece(c, r, kWhole, source)) {
+                pipe.flush();
+                await_piece(c, r, kWhole, source);
+                if (c.stopped) break;
+                if (!takes_part(c, source)) continue;
+            }
+            if (noted) heed_note(c, r, source);
+            ptx::fence_global_before_bulk();
+            const unsigned char *from = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]);
+            pipe.add_piece(taken_from(c, source).at + j * c.args->pieces, from, bytes, source, ++r.read[kWhole][source]);
+        }
+    }
+    pipe.drain();
+}
+
+// What this rank gives itself, of what moves. Nothing is folded then, and that memory is free.
+__device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMemory &m, BulkTeams &t) {
+    static_assert(sizeof m.folded >= kStages * kChunkBytes, "the stages of a pipe");
+    const Folding own = given_to_itself(c);
+    auto tell = [](uint32_t, uint64_t) {};
+    Pipe<true, decltype(tell)> pipe(reinterpret_cast<unsigned char(*)[kChunkBytes]>(m.folded), t, 2, tell);
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x;; j += gridDim.x) {
+        const uint32_t bytes = piece_bytes(c, own.bytes, j);
+        if (bytes == 0) break;
+        pipe.add_piece(own.out + j * c.args->pieces, own.own + j * c.args->pieces, bytes, kNobody, 0);
+    }
+    pipe.drain();
+}
+
+// ---- folding ----
+
+// A chunk of all sources on its way through the fold.
+struct FoldChunk {
+    uint64_t offset; // in what is folded here
+    uint32_t piece;  // whose it is, of those that this block folds in this operation
+    uint32_t within; // where it lies there
+    uint32_t last;   // 1: it is the piece's last one
+};
+
+// By one thread: brings chunks for the folders, takes results away. Rings are counted on when the last chunk of a piece is
+// brought; what is due is counted by pieces, since chunks of several of them are on their way.
+struct FoldPipe {
+    Collective &c;
+    Rings &r;
+    BulkMemory &m;
+    BulkTeams &t;
+    const Folding f;
+    const bool spreads;
+    const uint32_t chunk;                      // bytes, of each source
+    uint32_t pieces = 0;                       // brought
+    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+    FoldChunk chunks[kFoldStages];
+
+    __device__ __forceinline__ unsigned char *at_stage(uint32_t s, uint32_t source) { return m.folded[s] + source * chunk; }
+    // The number of a piece in a ring which counted `now` pieces when the last one was brought.
+    __device__ __forceinline__ uint64_t number_of(const FoldChunk &chunk, uint64_t now) const {
+        return now - (pieces - chunk.piece);
+    }
+
+    // Takes the oldest one's result to where it goes, as all of its bytes.
+    __device__ __forceinline__ void store_next() {
+        const uint32_t s = stored % kFoldStages, bytes = t.bytes[s], whole = bytes / 16 * 16;
+        await_barrier(&t.done[s], stored / kFoldStages & 1);
+        stored++;
+        const FoldChunk &now = chunks[s];
+        const unsigned char *result = at_stage(s, c.rank);
+        unsigned char *out = f.out + now.offset;
+        if (whole != 0) ptx::bulk_store(out, result, whole);
+        copy_tail(out + whole, result + whole, bytes - whole);
+#pragma unroll 1
+        for (uint32_t d = 1; d < c.ranks; d++) {
+            const uint32_t peer = peer_after(c, d);
+            if (!takes_part(c, peer)) continue;
+            // All of its chunks were read when they were folded.
+            if (now.last) make_due(t, kTaken + kRaw, peer, number_of(now, r.read[kRaw][peer]) + 1);
+            if (!spreads) continue;
+            const uint64_t number = number_of(now, r.written[kWhole][peer]);
+            unsigned char *to = epw::at(c, peer, slot_of(c, kWhole, c.rank, number) + now.within);
+            if (whole != 0) ptx::bulk_store(to, result, whole);
+            copy_tail(to + whole, result + whole, bytes - whole);
+            if (now.last) put_note(c, peer, number);
+        }
+        ptx::bulk_commit();
+    }
+    // Results that are stored are due.
+    __device__ __forceinline__ void end_until(uint32_t count) {
+        for (; ended < count; ended++) {
+            const FoldChunk &now = chunks[ended % kFoldStages];
+            if (!now.last || !spreads) continue;
+#pragma unroll 1
+            for (uint32_t d = 1; d < c.ranks; d++) {
+                const uint32_t peer = peer_after(c, d);
+                if (takes_part(c, peer)) make_due(t, kWritten + kWhole, peer, number_of(now, r.written[kWhole][peer]) + 1);
+            }
+        }
+    }
+    __device__ __forceinline__ void flush() {
+        while (stored < begun) store_next();
+    }
+    __device__ __forceinline__ void drain() {
+        flush();
+        ptx::bulk_wait_all();
+        end_until(stored);
+    }
+    // A stage whose last result has left it.
+    __device__ __forceinline__ uint32_t next_stage() {
+        while (begun - stored >= kFoldLoadsAhead) {
+            store_next();
+            if (stored - ended > kFoldStoresAhead) {
+                ptx::bulk_wait<kFoldStoresAhead>();
+                end_until(stored - kFoldStoresAhead);
+            }
+        }
+        return begun++ % kFoldStages;
+    }
+    __device__ __forceinline__ void await_all() {
+#pragma unroll 1
+        for (uint32_t peer = 0; peer < c.ranks && !c.stopped; peer++) {
+            if (peer == c.rank || !takes_part(c, peer)) continue;
+            if (!has_piece(c, r, kRaw, peer)) {
+                flush();
+                if (!comes_soon([&] { return has_piece(c, r, kRaw, peer); })) drain();
+                await_piece(c, r, kRaw, peer);
+            }
+            if (!spreads || !takes_part(c, peer) || c.stopped || has_room(c, r, kWhole, peer)) continue;
+            flush();
+            if (!comes_soon([&] { return has_room(c, r, kWhole, peer); })) drain();
+            await_room(c, r, kWhole, peer);
+        }
+    }
+    // A chunk of the piece at `offset`, of all sources, from byte `within` on.
+    __device__ __forceinline__ void bring(uint64_t offset, uint32_t within, uint32_t bytes, bool last) {
+        const uint32_t s = next_stage(), whole = bytes / 16 * 16;
+        chunks[s] = {offset + within, pieces, within, last};
+        uint32_t sources = 0;
+#pragma unroll 1
+        for (uint32_t source = 0; source < c.ranks; source++) {
+            if (takes_part(c, source)) sources |= 1u << source;
+        }
+        t.bytes[s] = bytes;
+        t.sources[s] = sources;
+        auto from = [&](uint32_t source) {
+            return source == c.rank ? f.own + offset + within : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + within;
+        };
+        // Reader: the folders, which wait for the barrier that this thread arrives at with the next instruction.
+#pragma unroll 1
+        for (uint32_t source = 0; source < c.ranks; source++) {
+            if (sources >> source & 1) copy_tail(at_stage(s, source) + whole, from(source) + whole, bytes - whole);
+        }
+        ptx::barrier_expect(&t.brought[s], __popc(sources) * whole);
+        ptx::fence_global_before_bulk();
+#pragma unroll 1
+        for (uint32_t source = 0; source < c.ranks; source++) {
+            if (whole != 0 && sources >> source & 1) ptx::bulk_load(at_stage(s, source), from(source), whole, &t.brought[s]);
+        }
+        if (!last) return;
+        pieces++;
+#pragma unroll 1
+        for (uint32_t peer = 0; peer < c.ranks; peer++) {
+            if (peer == c.rank || !takes_part(c, peer)) continue;
+            r.read[kRaw][peer]++;
+            if (spreads) r.written[kWhole][peer]++;
+        }
+    }
+    __device__ __forceinline__ void end() {
+        drain();
+        const uint32_t s = begun % kFoldStages;
+        t.bytes[s] = 0;
+        ptx::barrier_expect(&t.brought[s], 0);
+    }
+};
+
+// Of one source's share of a stage, whole cells.
+__device__ __forceinline__ uint32_t fold_chunk(const Collective &c) {
+    uint32_t shares = 2;
+    while (shares < c.ranks) shares *= 2;
+    return kFoldBytes / shares;
+}
+
+__device__ __forceinline__ void bring_to_fold(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
+    FoldPipe pipe = {c, r, m, t, folded_here(c), is_shared_out(c), fold_chunk(c)};
+#pragma unroll 1
+    for (uint64_t j = blockIdx.x;; j += gridDim.x) {
+        const uint32_t bytes = piece_bytes(c, pipe.f.bytes, j);
+        if (bytes == 0) break;
+        pipe.await_all();
+        if (c.stopped) break;
+#pragma unroll 1
+        for (uint32_t at = 0; at < bytes; at += pipe.chunk) {
+            const uint32_t part = min(pipe.chunk, bytes - at);
+            pipe.bring(j * c.args->pieces, at, part, at + part == bytes);
+        }
+    }
+    pipe.end();
+}
+
+template <typename T> __device__ __forceinline__ void fold_brought(const Collective &c, BulkMemory &m, BulkTeams &t) {
+    const uint32_t chunk = fold_chunk(c);
+#pragma unroll 1
+    for (uint32_t n = 0;; n++) {
+        const uint32_t s = n % kFoldStages;
+        await_barrier(&t.brought[s], n / kFoldStages & 1);
+        const uint32_t bytes = t.bytes[s], sources = t.sources[s];
+        if (bytes == 0) return;
+#pragma unroll 1
+        for (uint32_t at = 16 * (threadIdx.x - kFirstFolder); at < bytes && c.members > 1; at += 16 * kFolders) {
+            Word<T> low, high;
+            bool begun = false;
+#pragma unroll 1
+            for (uint32_t left = sources; left != 0; left &= left - 1) {
+                const uint32_t source = __ffs(left) - 1;
+                const uint4 v = *reinterpret_cast<const uint4 *>(m.folded[s] + source * chunk + at);
+                const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
+                if (begun) {
+                    low.fold(l, c.args->op);
+                    high.fold(h, c.args->op);
+                } else {
+                    low.begin(l);
+                    high.begin(h);
+                }
+                begun = true;
+            }
+            const uint64_t l = low.end(c.args->op, c.members), h = high.end(c.args->op, c.members);
+            *reinterpret_cast<uint4 *>(m.folded[s] + c.rank * chunk + at) = {uint32_t(l), uint32_t(l >> 32), uint32_t(h),
+                                                                             uint32_t(h >> 32)};
+        }
+        // Reader: the thread that waits for the barrier, and its bulk stores.
+        ptx::fence_shared_before_bulk();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&t.done[s]);
+    }
+}
+
+// ---- all of it ----
+
+template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
+    constexpr bool kFolds = !std::is_void_v<T>;
+    tell_call(c);
+    init_bulk(t);
+    load_progress(c, r);
+    begin_telling(c, r, t);
+    const bool spreads = is_shared_out(c);
+    const uint64_t flow = spreads ? longest_piece(c) : c.args->bytes;
+    const uint64_t rounds_end = (flow + c.args->pieces - 1) / c.args->pieces;
+    if (threadIdx.x == kSender) {
+        send_by_bulk(c, r, m, t, kFolds ? kRaw : kWhole, rounds_end);
+        end_mover(t);
+    } else if (threadIdx.x == kTaker) {
+        if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
+        end_mover(t);
+    } else if (threadIdx.x == kBringer) {
+        if (kFolds) {
+            bring_to_fold(c, r, m, t);
+        } else {
+            give_itself_by_bulk(c, m, t);
+        }
+        end_mover(t);
+    } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kFirstFolder) {
+        tell_what_is_due(c, t);
+    } else if (kFolds && threadIdx.x >= kFirstFolder) {
+        if constexpr (kFolds) fold_brought<T>(c, m, t);
+    }
+    store_progress(c, r);
+    await_calls(c);
+}
+
+} // namespace epw

@@ -1,0 +1,182 @@
+// An all-reduce by packets and, in the same kernel, what follows it: the residual is added and each row normalised and, by
+// choice, quantised, by the rules of c/numerics/norm.h. A row is one block's, of which thread t has the words t, t + 512 and so
+// on.
+#pragma once
+
+#include "kernels/coll/small.cuh"
+#include "kernels/numerics/number.cuh"
+
+namespace epw {
+
+constexpr uint32_t kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads; // of a row that a thread has, at most
+constexpr uint32_t kNormWarps = kCollThreads / 32;
+constexpr uint32_t kWordsOfScale = EPW_FP8_BLOCK / 4;
+static_assert(kCollThreads == 512 && kWordsOfScale == 32, "the order of partial sums; a scale is a warp's");
+
+// Of all threads, in the order of the rules; each has the result. By the whole block.
+__device__ __forceinline__ float sum_of_parts(float part, float (&of_warps)[kNormWarps]) {
+#pragma unroll
+    for (uint32_t step = 1; step < 32; step *= 2) part = __fadd_rn(part, __shfl_xor_sync(0xffffffffu, part, step));
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = part;
+    __syncthreads();
+    float sum = of_warps[threadIdx.x % kNormWarps];
+#pragma unroll
+    for (uint32_t step = 1; step < kNormWarps; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
+    __syncthreads(); // they may be written again
+    return sum;
+}
+
+template <typename T> __device__ __forceinline__ uint64_t pack_word(const float (&x)[4]) {
+    uint64_t word = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) word |= uint64_t(narrow<T>(x[i]).bits) << 16 * i;
+    return word;
+}
+template <typename T> __device__ __forceinline__ void widen_word(uint64_t word, float (&x)[4]) {
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) x[i] = widen(Word<T>::element(word, i));
+}
+
+// A word to four bytes, its warp's 128 channels by one scale. By whole warps.
+template <typename Pair>
+__device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uint64_t row, uint32_t word, uint64_t y) {
+    const uint32_t low = uint32_t(y), high = uint32_t(y >> 32);
+    uint32_t largest = Pair::larger(low, high);
+#pragma unroll
+    for (uint32_t step = 16; step > 0; step /= 2) {
+        largest = Pair::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    }
+    const float amax = fmaxf(fmaxf(fabsf(Pair::low(largest)), fabsf(Pair::high(largest))), 1e-4f); // lets no NaN through
+    const Scale s = a.payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
+    reinterpret_cast<uint32_t *>(a.out + row * a.hidden)[word] = quantise_four<Pair>(low, high, s.inverse);
+    if (threadIdx.x % 32 != 0) return;
+    const uint64_t scale = row * (a.hidden / EPW_FP8_BLOCK) + word / kWordsOfScale;
+    if (a.payload == EPW_PAYLOAD_FP8_UE8M0) {
+        a.scales[scale] = static_cast<unsigned char>(__float_as_uint(s.scale) >> 23);
+    } else {
+        reinterpret_cast<float *>(a.scales)[scale] = s.scale;
+    }
+}
+
+// What a row needs beside its sum, on its way while that comes: words of a thread.
+struct NormRow {
+    uint64_t sum[kNormWords], residual[kNormWords], weight[kNormWords];
+};
+
+__device__ __forceinline__ uint32_t norm_word(uint32_t k) { return threadIdx.x + k * kCollThreads; }
+
+__device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r) {
+    const uint32_t words = a.hidden / 4;
+    const auto *residuals = reinterpret_cast<const uint64_t *>(a.residual) + row * words;
+    const auto *weights = reinterpret_cast<const uint64_t *>(a.weight);
+#pragma unroll
+    for (uint32_t k = 0; k < kNormWords; k++) {
+        const bool inside = norm_word(k) < words;
+        r.weight[k] = inside ? weights[norm_word(k)] : 0;
+        r.residual[k] = inside && a.residual != nullptr ? residuals[norm_word(k)] : 0;
+        r.sum[k] = 0;
+    }
+}
+
+// By the whole block.
+template <typename T, typename Pair>
+__device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r, float (&of_warps)[kNormWarps]) {
+    const uint32_t words = a.hidden / 4;
+    float part = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < kNormWords; k++) {
+        float x[4];
+        widen_word<T>(r.sum[k], x);
+        if (a.residual != nullptr) {
+            float residual[4];
+            widen_word<T>(r.residual[k], residual);
+#pragma unroll
+            for (uint32_t i = 0; i < 4; i++) x[i] = __fadd_rn(x[i], residual[i]);
+            r.sum[k] = pack_word<T>(x);
+            widen_word<T>(r.sum[k], x);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) part = __fadd_rn(part, __fmul_rn(x[i], x[i])); // zeros beyond the row change nothing
+    }
+    if (a.residual != nullptr) {
+        auto *residuals = reinterpret_cast<uint64_t *>(a.residual) + row * words;
+#pragma unroll
+        for (uint32_t k = 0; k < kNormWords; k++) {
+            if (norm_word(k) < words) residuals[norm_word(k)] = r.sum[k];
+        }
+    }
+    const float mean = __fdiv_rn(sum_of_parts(part, of_warps), float(a.hidden));
+    const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.epsilon)));
+#pragma unroll
+    for (uint32_t k = 0; k < kNormWords; k++) {
+        if (norm_word(k) >= words) continue; // of FP8 whole warps
+        float y[4], weight[4];
+        widen_word<T>(r.sum[k], y);
+        widen_word<T>(r.weight[k], weight);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(y[i], root), weight[i]);
+        const uint64_t packed = pack_word<T>(y);
+        if (a.payload == EPW_PAYLOAD_SAME) {
+            reinterpret_cast<uint64_t *>(a.out)[row * words + norm_word(k)] = packed;
+        } else {
+            write_quantised<Pair>(a, row, norm_word(k), packed);
+        }
+    }
+}
+
+template <typename T, typename Pair>
+__device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
+    const uint64_t words = a.hidden / 4;
+    tell_call(c);
+#pragma unroll 1
+    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
+#pragma unroll 1
+        for (uint64_t i = begin; i < end; i += kAtOnce * kCollThreads) send_words<kAtOnce>(c, {i, kCollThreads, end});
+    }
+    const Folding f = folded_here(c);
+    auto *sums = reinterpret_cast<uint64_t *>(f.out);
+#pragma unroll 1
+    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
+        NormRow r;
+        begin_row(a, row, r);
+#pragma unroll
+        for (uint32_t k = 0; k < kNormWords; k += kAtOnce) {
+            const WordsAt at = {begin + k * kCollThreads, kCollThreads, end};
+            uint64_t sum[kAtOnce] = {};
+            if (!at.has(0) || !fold_words<T, kAtOnce>(c, f, at, sum)) continue;
+#pragma unroll
+            for (uint32_t w = 0; w < kAtOnce; w++) {
+                if (!at.has(w)) continue;
+                r.sum[k + w] = sum[w];
+                sums[at.at(w)] = sum[w];
+            }
+        }
+        __syncthreads();
+        if (c.stopped || any(c.active - c.reachable)) break; // there is no result
+        end_row<T, Pair>(a, row, r, of_warps);
+    }
+    await_calls(c);
+}
+
+// Behind a sum by rings.
+template <typename T, typename Pair>
+__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
+    const epw_coll_args &common = a.common;
+    const uint32_t words = a.hidden / 4;
+    if (ptx::load_relaxed_gpu(&common.state->halted) || any(load_now(common.shared->suspects) & common.peers->active)) return;
+#pragma unroll 1
+    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+        const auto *sums = reinterpret_cast<const uint64_t *>(common.recv) + row * words;
+        NormRow r;
+        begin_row(a, row, r);
+#pragma unroll
+        for (uint32_t k = 0; k < kNormWords; k++) {
+            if (norm_word(k) < words) r.sum[k] = sums[norm_word(k)];
+        }
+        end_row<T, Pair>(a, row, r, of_warps);
+    }
+}
+
+} // namespace epw

@@ -1,0 +1,62 @@
+//! Operations of a communicator on a GPU: enqueued on the caller's stream, never waited for.
+
+use super::call::Calls;
+use super::communicator::Comm;
+use super::work::Work;
+use crate::cuda::{Gpu, StreamRef};
+use crate::error::Result;
+
+/// Calls of a communicator on a GPU ([`CommConfig::device`](super::CommConfig::device)). Their buffers are views of its memory,
+/// [`cuda::TensorRef`](crate::cuda::TensorRef) and [`cuda::TensorMut`](crate::cuda::TensorMut), of the types that [`Number`](super::Number) has;
+/// of `f64` by their address.
+///
+/// A call checks its arguments, enqueues on its stream and returns; what comes later on that stream sees its results. Calls on
+/// different streams run in the order of the calls, for which an event is waited for; any thread may call. Kernels wait for those
+/// of peers: see [`cuda`](crate::cuda), which also says how long memory and streams are needed, and what may be captured. All members
+/// replay their graphs in the same order as each other, and among their calls. Sends and receives of a group progress together,
+/// before its collectives; of different calls they run in the order of the calls, and a large send waits for its receive before
+/// what comes behind it.
+impl Comm {
+    /// Enqueues a call, or a group of them. How it has ended, nobody asks by this: [`Comm::begin_on`] does; a peer that is missing also
+    /// shows in [`Comm::membership`] and [`Comm::take_fault`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) name the argument;
+    /// [`Error::State`](crate::Error::State) without a membership, or of a communicator on the host;
+    /// [`Error::Mismatch`](crate::Error::Mismatch) once kernels have found that ranks call different operations. Nothing has been
+    /// enqueued then.
+    ///
+    /// ```no_run
+    /// use epwire::comm::{Call, Comm};
+    /// use epwire::cuda::{StreamRef, TensorMut};
+    /// use epwire::{DType, Reduction};
+    ///
+    /// /// Sums `len` values of bf16 at a device address over all ranks.
+    /// fn sum(comm: &Comm, address: u64, len: usize, stream: StreamRef<'_>) -> epwire::Result<()> {
+    ///     // SAFETY: the caller keeps the memory until the stream has come so far.
+    ///     let activations = unsafe { TensorMut::from_raw(address, DType::Bf16, len) };
+    ///     comm.enqueue(Call::all_reduce_in_place(activations, Reduction::Sum), stream)
+    /// }
+    /// ```
+    pub fn enqueue<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<()> {
+        let lowered = self.inner.lower_on(&mut calls, &stream)?;
+        // SAFETY: sizes were checked. That the memory stays until the work has run, and that the stream exists, is promised by
+        // whoever made the views and the stream, or seen to by the guards in `calls`, which are dropped behind this.
+        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, None) }
+    }
+
+    /// [`Comm::enqueue`] with a handle to wait for the end on the host, and to learn how it was. It costs an event on the stream.
+    /// Dropping it changes nothing for the operation. Its end is known when the GPU has come so far: [`Work::wait`] takes as long as what is
+    /// enqueued before it, [`Work::wait_for`] has a bound.
+    ///
+    /// # Errors
+    /// As of [`Comm::enqueue`]; [`Error::Invalid`](crate::Error::Invalid) also for a stream under capture, whose replays have no
+    /// handle.
+    pub fn begin_on<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<Work<()>> {
+        let lowered = self.inner.lower_on(&mut calls, &stream)?;
+        let mut work = 0;
+        // SAFETY: as in `enqueue`.
+        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, Some(&mut work)) }?;
+        Ok(Work::enqueued(&self.inner, work))
+    }
+}

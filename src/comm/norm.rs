@@ -1,0 +1,207 @@
+//! An all-reduce and what follows it in a tensor-parallel layer: residual, RMSNorm and, by choice, quantising.
+
+use std::marker::PhantomData;
+
+use super::call::{Call, Calls, Lowered, Place, sealed};
+use super::memory::{Source, Span, Target};
+use super::number::Reduction;
+use crate::buffer::Memory;
+use crate::config::{Fp8Scale, Payload};
+use crate::error::{Error, Failure, Result};
+use crate::sys;
+
+/// A call that sums rows of `hidden` elements over all ranks, adds the sum to a residual, and normalises each row:
+/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. On a GPU it is one kernel up
+/// to 1 MiB with 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody. Results have the same bits on every rank and
+/// device. If a member is missing there is no result: of the residual and of `out` each row is the old one or none.
+///
+/// Buffers are as those of [`Call`]: slices and owned values on the host, views on a GPU, there aligned to 16 bytes.
+///
+/// ```
+/// use epwire::comm::{AllReduceNorm, CommConfig};
+/// use epwire::{Comm, Group};
+/// use half::bf16;
+///
+/// # fn main() -> epwire::Result<()> {
+/// # let group = Group::threads(1)?.remove(0);
+/// let comm = Comm::create_blocking(&group, CommConfig::default())?;
+/// let partial = vec![bf16::ONE; 2 * 8]; // two rows of 8: this rank's part of a layer's output
+/// let (mut sum, mut residual) = (vec![bf16::ZERO; 16], vec![bf16::ONE; 16]);
+/// let (weight, mut out) = (vec![bf16::ONE; 8], vec![bf16::ZERO; 16]);
+/// let call = AllReduceNorm::new(&partial[..], &mut sum[..], &weight[..], &mut out[..], 8).residual(&mut residual[..]);
+/// assert!(comm.run_blocking(call)?.is_complete());
+/// assert_eq!(residual, [bf16::from_f32(2.0); 16]);
+/// assert_eq!(out, [bf16::ONE; 16]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "it does nothing until it is begun or run"]
+pub struct AllReduceNorm<S, R, W, O, X = (), C = ()> {
+    sum: Call<(S, R)>,
+    weight: W,
+    out: O,
+    residual: X,
+    scales: C,
+    hidden: usize,
+    epsilon: f32,
+    payload: Payload,
+}
+
+/// The buffers of an [`AllReduceNorm`], which its end gives back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NormBuffers<S, R, W, O, X, C> {
+    /// This rank's part of the sum.
+    pub send: S,
+    /// The sum.
+    pub recv: R,
+    /// Of each channel.
+    pub weight: W,
+    /// The normalised rows.
+    pub out: O,
+    /// The new residual; `()`: there is none.
+    pub residual: X,
+    /// One for 128 channels of a row; `()`: `out` is not quantised.
+    pub scales: C,
+}
+
+impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>, W: Source, O: Target>
+    AllReduceNorm<S, R, W, O>
+{
+    /// `send` and `recv` of any number of rows of `hidden` elements, a multiple of 8, up to 16,384; `weight` of `hidden`; `out` as `recv`.
+    /// `epsilon` is 1e-6.
+    pub fn new(send: S, recv: R, weight: W, out: O, hidden: usize) -> Self {
+        Self {
+            sum: Call::all_reduce(send, recv, Reduction::Sum),
+            weight,
+            out,
+            residual: (),
+            scales: (),
+            hidden,
+            epsilon: 1e-6,
+            payload: Payload::SameAsInput,
+        }
+    }
+}
+
+impl<S, R, W, O, X, C> AllReduceNorm<S, R, W, O, X, C> {
+    /// Added to the mean of squares before its root is taken.
+    pub fn epsilon(self, epsilon: f32) -> Self {
+        Self { epsilon, ..self }
+    }
+
+    /// What the sum is added to, as large as it: the new residual is written there.
+    pub fn residual<Y: Target>(self, residual: Y) -> AllReduceNorm<S, R, W, O, Y, C> {
+        let Self { sum, weight, out, scales, hidden, epsilon, payload, residual: _ } = self;
+        AllReduceNorm { sum, weight, out, residual, scales, hidden, epsilon, payload }
+    }
+
+    /// Rows go to `out` as e4m3, bytes, with a scale for each 128 channels: f32, or bytes of [`Fp8Scale::Ue8m0`]. `hidden` is a multiple
+    /// of 128.
+    pub fn fp8<D: Target>(self, scale: Fp8Scale, scales: D) -> AllReduceNorm<S, R, W, O, X, D> {
+        let Self { sum, weight, out, residual, hidden, epsilon, .. } = self;
+        AllReduceNorm { sum, weight, out, residual, scales, hidden, epsilon, payload: Payload::Fp8 { scale } }
+    }
+}
+
+/// A [`Target`] of memory `M`, or `()`: none.
+pub trait MaybeTarget<M> {
+    #[doc(hidden)]
+    fn span(&mut self, _: PhantomData<M>) -> Option<Span>;
+}
+impl<M> MaybeTarget<M> for () {
+    fn span(&mut self, _: PhantomData<M>) -> Option<Span> {
+        None
+    }
+}
+impl<T: Target> MaybeTarget<T::Memory> for T {
+    fn span(&mut self, _: PhantomData<T::Memory>) -> Option<Span> {
+        Some(self.target())
+    }
+}
+
+impl<M, S, R, W, O, X, C> sealed::Calls<M> for AllReduceNorm<S, R, W, O, X, C>
+where
+    M: Memory,
+    S: Source<Memory = M>,
+    R: Target<Memory = M>,
+    W: Source<Memory = M>,
+    O: Target<Memory = M>,
+    X: MaybeTarget<M>,
+    C: MaybeTarget<M>,
+{
+    fn name(&self) -> &'static str {
+        "all_reduce"
+    }
+
+    fn lower(&mut self, into: &mut Lowered, place: Place<'_>) -> Result<()> {
+        sealed::Calls::<M>::lower(&mut self.sum, into, place)?;
+        let wrong = |text| Err(Error::Invalid(Failure::new("all_reduce", place.rank, text)));
+        let Some(op) = into.ops.last_mut() else { return Ok(()) };
+        let (count, hidden) = (op.count as usize, self.hidden);
+        if hidden == 0 || count % hidden != 0 {
+            return wrong(format!("send has {count} elements, which are no rows of {hidden}"));
+        }
+        let quantised = self.payload != Payload::SameAsInput;
+        let scale = if self.payload == (Payload::Fp8 { scale: Fp8Scale::Ue8m0 }) { 1 } else { 4 };
+        let (weight, out) = (self.weight.source(), self.out.target());
+        let (residual, scales) = (self.residual.span(PhantomData), self.scales.span(PhantomData));
+        let of_out = if quantised { 1 } else { 2 };
+        for (name, span, len, element) in [
+            ("weight", Some(weight), hidden, 2),
+            ("out", Some(out), count, of_out),
+            ("residual", residual, count, 2),
+            ("scales", scales, count / 128, scale),
+        ] {
+            let Some(span) = span else { continue };
+            if span.len != len || span.element != element || !span.is_dense {
+                let (has, bytes) = (span.len, span.element);
+                return wrong(format!(
+                    "{name} has {has} elements of {bytes} bytes, must have {len} of {element} without gaps"
+                ));
+            }
+            let admitted = place.site.map_or(Ok(()), |site| site.admit(name, span.origin));
+            if let Err(text) = admitted {
+                return wrong(text);
+            }
+        }
+        if !quantised && out.dtype != Ok(op.type_) || weight.dtype != Ok(op.type_) {
+            return wrong("weight and out must be of the type of send and recv".to_owned());
+        }
+        let at = |span: Option<Span>| span.map_or(std::ptr::null_mut(), |span| span.ptr.cast());
+        let norm = Box::new(sys::epw_norm {
+            size: size_of::<sys::epw_norm>() as u32,
+            payload: self.payload.to_c(),
+            hidden: u32::try_from(hidden).unwrap_or(u32::MAX),
+            epsilon: self.epsilon,
+            rows: (count / hidden) as u64,
+            residual: at(residual),
+            weight: weight.ptr.cast_const().cast(),
+            out: out.ptr.cast(),
+            scales: at(scales),
+        });
+        op.norm = &raw const *norm;
+        into.norms.push(norm);
+        Ok(())
+    }
+}
+
+impl<M, S, R, W, O, X, C> Calls<M> for AllReduceNorm<S, R, W, O, X, C>
+where
+    M: Memory,
+    S: Source<Memory = M>,
+    R: Target<Memory = M>,
+    W: Source<Memory = M>,
+    O: Target<Memory = M>,
+    X: MaybeTarget<M>,
+    C: MaybeTarget<M>,
+{
+    type Buffers = NormBuffers<S, R, W, O, X, C>;
+
+    fn into_buffers(self) -> Self::Buffers {
+        let Self { sum, weight, out, residual, scales, .. } = self;
+        let (send, recv) = Calls::<M>::into_buffers(sum);
+        NormBuffers { send, recv, weight, out, residual, scales }
+    }
+}
