@@ -80,7 +80,7 @@ pub(crate) fn config(setup: &Setup) -> EpConfig {
 }
 
 fn comm_config(setup: &Setup) -> CommConfig {
-    CommConfig { deadline: Duration::from_millis(setup.deadline_ms), ..CommConfig::default() }
+    CommConfig::default().deadline(Duration::from_millis(setup.deadline_ms))
 }
 
 /// One of `bench` and `collectives` at most.
