@@ -146,7 +146,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))] // labels what needs a feature
 
-mod aside;
 mod buffer;
 #[cfg(feature = "candle")]
 pub mod candle;
@@ -168,6 +167,7 @@ mod observe;
 mod outcome;
 mod peers;
 pub mod rendezvous;
+mod spawn_blocking;
 pub mod store;
 mod sys;
 mod tensor;
