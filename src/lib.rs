@@ -27,9 +27,8 @@
 //!                 .weights(TensorRef::new(&topk_weights, 2));
 //!             let dispatched = buffer.dispatch_blocking(input, received.output())?;
 //!
-//!             // Experts would run here, on received.rows; these return their input.
-//!             let expert_out: Vec<bf16> =
-//!                 received.rows.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect();
+//!             // Experts would run here, on the received rows; these return their input.
+//!             let expert_out = received.rows_as::<bf16>().to_vec();
 //!             let mut out = epwire::HostBuffer::<bf16>::zeroed(4 * 128);
 //!             let outcome = dispatched.combine_blocking(
 //!                 Combine::new(TensorRef::new(&expert_out, 128)),
@@ -110,7 +109,7 @@
 //! With `tracing` the C core's log comes as events too, target `epwire::core`, with the fields `rank`, `peer` and `subsystem` and a
 //! text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in use and memberships, `TRACE` for
 //! why each path was taken. Which of them is decided by the subscriber's level when a buffer, a communicator or a group is made.
-//! Without any feature `EPWIRE_LOG` prints the same, see [`env`].
+//! Without any feature `EPWIRE_LOG` prints the same, see [`mod@env`].
 //!
 //! ## Of the membership
 //! A member of a [`Group`] tells how it stands, whenever that changes; [`Group::membership`] and [`Group::health`] say the same when
@@ -147,7 +146,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))] // labels what needs a feature
 
-mod aside;
 mod buffer;
 #[cfg(feature = "candle")]
 pub mod candle;
@@ -169,6 +167,7 @@ mod observe;
 mod outcome;
 mod peers;
 pub mod rendezvous;
+mod spawn_blocking;
 pub mod store;
 mod sys;
 mod tensor;

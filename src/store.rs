@@ -52,7 +52,7 @@ impl Store {
         let op = format!("add to {key}");
         match self.client.call(&op, Request::Add { key: key.to_owned(), amount }, PROMPT).await? {
             Reply::Sum { sum } => Ok(sum),
-            _ => Err(BootstrapError::odd(&op)),
+            _ => Err(BootstrapError::unexpected_answer(&op)),
         }
     }
 
@@ -60,7 +60,7 @@ impl Store {
     ///
     /// Errors: [`BootstrapError::Timeout`] if nobody does.
     pub async fn get(&self, key: &str, deadline: Duration) -> Result<Vec<u8>, BootstrapError> {
-        self.wait(&[key], deadline).await?.pop().ok_or_else(|| BootstrapError::odd("get"))
+        self.wait(&[key], deadline).await?.pop().ok_or_else(|| BootstrapError::unexpected_answer("get"))
     }
 
     /// The values of keys in the order asked, waiting until all are set, at most `deadline`.
@@ -71,7 +71,7 @@ impl Store {
         let keys = keys.iter().map(|key| (*key).to_owned()).collect();
         match self.client.call(OP, Request::Get { keys, deadline }, deadline).await? {
             Reply::Values { values } => Ok(values.into_iter().map(|value| value.0.clone()).collect()),
-            _ => Err(BootstrapError::odd(OP)),
+            _ => Err(BootstrapError::unexpected_answer(OP)),
         }
     }
 

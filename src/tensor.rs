@@ -303,7 +303,7 @@ impl<T: Element> Drop for HostBuffer<T> {
 impl<T: Element> Deref for HostBuffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` elements, zeroed at birth; every bit pattern is a value (Element).
+        // SAFETY: `len` elements, zeroed when they were allocated; every bit pattern is a value (Element).
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len) }
     }
 }

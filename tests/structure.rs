@@ -300,7 +300,7 @@ mod c {
         file.split_once('/').unwrap().1.split_once('/').map_or("", |(folder, _)| folder)
     }
 
-    /// The line of a folder; one that is in no line is an arrow to mend as well.
+    /// The line of a folder; one that is in no line is an error as well.
     fn level(layers: &[&[&str]], folder: &str) -> Option<usize> {
         layers.iter().position(|line| line.contains(&folder))
     }

@@ -16,7 +16,7 @@
  * Every wait is bounded. A peer that is silent for a deadline is given up. A rank that waits itself says so,
  * and is waited for longer; a wait ends after EPW_WAIT_DEADLINES_MAX deadlines at most, so that ranks which
  * wait for each other because their operations do not pair up end then. A call with a longer deadline of its
- * own says that too: its peers bear with it as long, and need not use the same.
+ * own says that too: its peers wait for it as long, and need not use the same.
  *
  * Between its calls, and between the halves of a split one, a rank says nothing. So while peers wait for it,
  * it makes its next call within one deadline of its last: else it is given up.

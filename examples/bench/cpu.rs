@@ -151,7 +151,7 @@ mod tests {
         let (go, gone) = std::sync::mpsc::channel::<()>();
         let thread = std::thread::Builder::new().name("epw-nic".to_owned());
         let (tell, told) = std::sync::mpsc::channel();
-        let thread = thread.spawn(move || tell.send(()).and_then(|()| Ok(gone.recv().is_ok()))).unwrap();
+        let thread = thread.spawn(move || tell.send(()).map(|()| gone.recv().is_ok())).unwrap();
         told.recv().unwrap();
         assert!(Clocks::find().queues.len() > before.saturating_sub(1), "{before}");
         go.send(()).unwrap();

@@ -3,12 +3,12 @@
 use std::sync::{Arc, Weak};
 
 use super::ep_buffer::{EpBuffer, Inner};
-use crate::aside::aside;
 use crate::config::{EpConfig, Path};
 use crate::error::Result;
 use crate::ffi::Floor;
 use crate::group::Group;
 use crate::peers::{self, End, Setting, present};
+use crate::spawn_blocking::spawn_blocking;
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
@@ -80,7 +80,7 @@ impl EpBuffer {
     async fn connect_aside(&self, blobs: Vec<(u32, Vec<u8>)>) -> Result<()> {
         let inner = self.inner.clone();
         let connect = move || inner.connect(blobs.iter().map(|(peer, blob)| (*peer, blob.as_slice())));
-        aside("connect", self.rank(), connect).await
+        spawn_blocking("connect", self.rank(), connect).await
     }
 
     /// Unmaps the window of a peer that is not active, at any time, or of one that was given up, with no lane held. Waits for no
@@ -98,7 +98,7 @@ impl EpBuffer {
     /// [`Error::State`](crate::Error::State) if it is not connected.
     pub async fn probe(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {
         let inner = self.inner.clone();
-        aside("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
+        spawn_blocking("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
     }
 
     /// [`EpBuffer::probe`] on this thread. Not for a thread that serves an async executor.

@@ -93,8 +93,8 @@ impl<T: View> Dispatch<'_, T> {
         Self { lane: Some(lane), ..self }
     }
 
-    /// A longer deadline than the buffer's, 1 day at most. Ranks that wait for this one meanwhile learn of it, and bear with
-    /// it as long: they need not lengthen theirs.
+    /// A longer deadline than the buffer's, 1 day at most. Ranks that wait for this one meanwhile learn of it, and wait as long: they
+    /// need not lengthen theirs.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -291,8 +291,8 @@ impl<T: View> Combine<'_, T> {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
-    /// A longer deadline than the buffer's, 1 day at most. Ranks that wait for this one meanwhile learn of it, and bear with
-    /// it as long: they need not lengthen theirs.
+    /// A longer deadline than the buffer's, 1 day at most. Ranks that wait for this one meanwhile learn of it, and wait as long: they
+    /// need not lengthen theirs.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }

@@ -64,7 +64,7 @@ impl Comm {
     }
 
     /// The same communicator with another deadline for its operations, at least that of the [configuration](CommConfig::deadline):
-    /// peers bear with this rank as long, and need not use the same. A shorter one, or one past a day, is refused by the
+    /// peers wait for this rank as long, and need not use the same. A shorter one, or one past a day, is refused by the
     /// operations.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { inner: self.inner.clone(), deadline: Some(deadline) }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use super::communicator::Comm;
 use super::config::CommConfig;
 use super::inner::Inner;
-use crate::aside::aside;
 use crate::config::Path;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Floor;
 use crate::group::Group;
 use crate::peers::{self, End, Setting, present};
+use crate::spawn_blocking::spawn_blocking;
 
 impl Comm {
     /// Creates the communicator of every member of `group` and connects them: all members call this with equal configurations
@@ -53,7 +53,7 @@ impl Comm {
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         let (inner, blob) = (self.inner.clone(), blob.to_vec());
         let connect = move || inner.connect_all_parts(peer, &blob, inner.config.deadline);
-        aside("connect", self.rank(), connect).await
+        spawn_blocking("connect", self.rank(), connect).await
     }
 
     /// [`Comm::connect`] on this thread. Not for a thread that serves an async executor.
@@ -70,7 +70,7 @@ impl Comm {
     /// [`EpBuffer::probe`](crate::EpBuffer::probe). Never blocks the executor.
     pub async fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
         let inner = self.inner.clone();
-        aside("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
+        spawn_blocking("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
     }
 
     /// [`Comm::probe`] on this thread. Not for a thread that serves an async executor.

@@ -214,7 +214,7 @@ impl<T: Number> Drop for CommBuffer<T> {
 impl<T: Number> Deref for CommBuffer<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` elements, aligned to 64 bytes, zeroed at birth; every bit pattern is a value, and no peer writes here.
+        // SAFETY: `len` elements, aligned to 64 bytes, zeroed when it was allocated; every bit pattern is a value, and no peer writes here.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.len) }
     }
 }

@@ -6,7 +6,6 @@ use super::communicator::Comm;
 use super::config::CommConfig;
 use super::inner::{Inner, index_of, renumbered};
 use super::work::Work;
-use crate::aside::aside;
 use crate::config::Device;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Floor;
@@ -16,6 +15,7 @@ use crate::outcome::Outcome;
 use crate::peers;
 use crate::rendezvous::Decision;
 use crate::rendezvous::driver::block_on;
+use crate::spawn_blocking::spawn_blocking;
 use crate::sys;
 
 const OP: &str = "subset";
@@ -58,7 +58,7 @@ impl Comm {
             Some(index) => {
                 let (parent, size) = (self.inner.clone(), mask.len() as u32);
                 let make = move || Inner::made(index, size, config, parent.setting);
-                aside(OP, rank, make).await.map(|inner| Some(inner.below(&self.inner)))
+                spawn_blocking(OP, rank, make).await.map(|inner| Some(inner.below(&self.inner)))
             }
         };
         if now.epoch == 0 {
@@ -82,7 +82,7 @@ impl Comm {
         self.inner.adopt(number, *mask, &inner);
         let decision = Decision { mask: renumbered(mask, &now.active), epoch: now.epoch, step: now.step };
         let begun = inner.clone();
-        aside(OP, rank, move || Follower::begin(&*begun, &decision)).await?;
+        spawn_blocking(OP, rank, move || Follower::begin(&*begun, &decision)).await?;
         Ok(Some(Self::of(inner)))
     }
 
@@ -115,7 +115,7 @@ impl Comm {
             let present = peers::present(&of);
             peers::connect_all(&*inner.ffi, inner.rank, inner.config.deadline, present)
         };
-        aside(OP, self.rank(), connect).await
+        spawn_blocking(OP, self.rank(), connect).await
     }
 
     /// Whether all is well with everybody: ranks of this mask have the same one, and have come so far.

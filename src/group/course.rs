@@ -339,7 +339,7 @@ impl Attendant for Course {
                 let (rank, followers, question) =
                     (self.rank, self.followers(), Question { change, peers, epoch, step });
                 let (survey, patience) = (self.survey.clone(), self.heartbeat.lease / 8);
-                aside(move || {
+                in_background(move || {
                     if let Some(found) = survey.look(rank, &question, &followers, patience) {
                         let (missing, diverged) = (found.unreachable, Box::new(found.diverged));
                         later.tell(Notice::Reached { change, missing, diverged });
@@ -349,7 +349,7 @@ impl Attendant for Course {
             }
             Ask::Meet { peers } => {
                 let (meetings, followers, patience) = self.meeting();
-                aside(move || {
+                in_background(move || {
                     let met = |peer: &u32| meetings.meet(&followers, *peer, patience, &later).is_ok();
                     let peers = peers.iter().filter(met).collect();
                     later.tell(Notice::Met { peers });
@@ -358,7 +358,7 @@ impl Attendant for Course {
             }
             Ask::Introduce { ticket, rank, blobs } => {
                 let (meetings, followers, patience) = self.meeting();
-                aside(move || {
+                in_background(move || {
                     let result = meetings.welcome(&followers, rank, ticket, &blobs, patience, &later);
                     later.tell(Notice::Introduced { ticket, result });
                 });
@@ -411,7 +411,7 @@ impl Attendant for Course {
         let revoked = revoked.without(self.rank);
         if let (Some(decision), false) = (decided, revoked.is_empty()) {
             let course = self.me.clone();
-            aside(move || {
+            in_background(move || {
                 if let Some(course) = course.upgrade() {
                     course.revoke(&revoked, decision.epoch);
                 }
@@ -459,7 +459,8 @@ impl Attendant for Course {
     }
 }
 
-/// Does what takes time beside the connection. Who cannot start a thread does not answer.
-fn aside(work: impl FnOnce() + Send + 'static) {
+/// Runs what takes time on a thread of its own, so that the connection goes on. If no thread can be started the server gets no
+/// answer, and treats this member as silent.
+fn in_background(work: impl FnOnce() + Send + 'static) {
     let _ = std::thread::Builder::new().name("epwire-course".to_owned()).spawn(work);
 }

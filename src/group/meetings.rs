@@ -193,7 +193,7 @@ fn introduce(followers: &Followers, peer: u32, patience: Duration, later: &Later
     let request = Request::Introduce { rank: peer, blobs, deadline: patience.saturating_mul(2) };
     match later.call(OP, request, patience.saturating_mul(2))? {
         Reply::Blobs { blobs } => Ok(blobs),
-        _ => Err(BootstrapError::odd(OP)),
+        _ => Err(BootstrapError::unexpected_answer(OP)),
     }
 }
 

@@ -168,7 +168,9 @@ impl Group {
                 }
             }
         }
-        let Some(Reply::Joined { joined }) = joined else { return Err(BootstrapError::odd("join")) };
+        let Some(Reply::Joined { joined }) = joined else {
+            return Err(BootstrapError::unexpected_answer("join"));
+        };
         let course = |join: &Join| {
             let course = Course::new(join.identity.rank, 0, heartbeat);
             course.joined(&joined);
@@ -287,7 +289,7 @@ impl Group {
         let blobs = blobs.into_iter().map(Blob).collect();
         match self.round("exchange", ranks, tag, RoundKind::Exchange { blobs }).await? {
             Reply::Blobs { blobs } => Ok(blobs.into_iter().map(|blob| blob.0).collect()),
-            _ => Err(BootstrapError::odd("exchange")),
+            _ => Err(BootstrapError::unexpected_answer("exchange")),
         }
     }
 
@@ -412,7 +414,7 @@ async fn ask_to_join(client: &Client, join: Join) -> Result<(), BootstrapError> 
     let deadline = join.deadline;
     match client.call("join", Request::Join { join }, deadline).await? {
         Reply::Joined { .. } => Ok(()),
-        _ => Err(BootstrapError::odd("join")),
+        _ => Err(BootstrapError::unexpected_answer("join")),
     }
 }
 

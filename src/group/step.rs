@@ -7,12 +7,12 @@ use tokio::sync::broadcast;
 use super::change::{Progress, Step};
 use super::follower::Follower;
 use super::member::Group;
-use crate::aside::aside;
 use crate::error::Error;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::block_on;
 use crate::rendezvous::pace::Next;
 use crate::rendezvous::wire::{Decision, Notice, Request};
+use crate::spawn_blocking::spawn_blocking;
 
 impl Group {
     /// Begins the next step: the one call that a serving loop makes between two steps. All members run the same steps,
@@ -151,6 +151,6 @@ impl Group {
 
     async fn apply(&self, decision: Decision) -> Result<(), Error> {
         let course = self.inner.course.clone();
-        aside("begin a step", self.rank(), move || course.apply(&decision)).await
+        spawn_blocking("begin a step", self.rank(), move || course.apply(&decision)).await
     }
 }

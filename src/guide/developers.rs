@@ -123,7 +123,7 @@
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
 //! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
 //! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
-//! 14. `c/peer/rules.h`: `epw_rule_may_send` and its like judge its words, as on the host.
+//! 14. `c/peer/rules.h`: `epw_rule_may_send` and the rules beside it judge its words, as on the host.
 //! 15. `kernels/ep/receive.cuh`: `receive_rows` brings rows to the experts' lists.
 //! 16. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
 //! 17. `kernels/combine.cu`: `epw_gpu_combine` launches the kernel that answers and collects.

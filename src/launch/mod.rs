@@ -55,7 +55,7 @@ pub struct Launch {
     pub hosted: bool,
     /// Name of the run, the same on all ranks, if the launcher gives one.
     pub run_id: Option<String>,
-    /// Who said all this.
+    /// The launcher whose variables these are.
     pub source: Source,
 }
 

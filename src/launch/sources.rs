@@ -3,12 +3,12 @@
 
 use crate::names::names;
 
-/// Who said where this process stands.
+/// The launcher whose variables tell this process its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Source {
-    /// `EPWIRE_RANK` and its kin: set by hand, or by [`super::spawn`].
+    /// `EPWIRE_RANK` and the variables beside it: set by hand, or by [`super::spawn`].
     Epwire,
     /// torchrun, or anything else that sets up PyTorch's `env://`.
     Torchrun,

@@ -1,7 +1,7 @@
 //! `--ranks N`: the ranks of one host without a launcher.
 //!
 //! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and
-//! `EPWIRE_RANK` and its kin set, so that [`super::Launch::from_env`] in the children finds its place, and waits:
+//! `EPWIRE_RANK` and the variables beside it set, so that [`super::Launch::from_env`] in the children finds its place, and waits:
 //!
 //! ```no_run
 //! # use std::time::Duration;

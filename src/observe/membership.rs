@@ -53,7 +53,7 @@ fn describe() {
     }
 }
 
-/// One member's eyes on its group.
+/// What one member reports of its group.
 #[derive(Debug)]
 pub(crate) struct Sight {
     rank: u32,

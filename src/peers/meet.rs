@@ -4,9 +4,9 @@
 
 use std::sync::Arc;
 
-use crate::aside::aside;
 use crate::error::Result;
 use crate::group::{Follower, Group};
+use crate::spawn_blocking::spawn_blocking;
 
 /// What the members make: a buffer or a communicator.
 pub(crate) trait End: Follower + 'static {
@@ -27,18 +27,18 @@ pub(crate) async fn meet<E: End>(
 ) -> Result<Arc<E>> {
     let rank = group.rank();
     if group.is_standby() {
-        return aside("create", rank, make).await;
+        return spawn_blocking("create", rank, make).await;
     }
     let exported = move || make().and_then(|end| end.exported().map(|blobs| (end, blobs)));
-    let (end, blobs) = aside("create", rank, exported).await?;
+    let (end, blobs) = spawn_blocking("create", rank, exported).await?;
     group.agree(what, fields).await?;
     let blobs = group.exchange(what, blobs).await?;
     let connected = end.clone();
-    aside("connect", rank, move || connected.connect_present(&blobs)).await?;
+    spawn_blocking("connect", rank, move || connected.connect_present(&blobs)).await?;
     // Nobody may send before everybody is connected: an epoch word posted by begin is the first thing a peer reads.
     group.barrier(what).await?;
     let (begun, decision) = (end.clone(), group.active());
-    aside("create", rank, move || begun.begin(&decision)).await?;
+    spawn_blocking("create", rank, move || begun.begin(&decision)).await?;
     Ok(end)
 }
 

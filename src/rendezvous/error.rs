@@ -341,7 +341,7 @@ impl BootstrapError {
     }
 
     /// The server answered with something else than was asked.
-    pub(crate) fn odd(op: &str) -> Self {
+    pub(crate) fn unexpected_answer(op: &str) -> Self {
         Self::Garbage {
             op: op.to_owned(),
             peer: "the rendezvous server".to_owned(),

@@ -285,7 +285,7 @@ impl Machine {
         });
         drop(members);
         if let Some(error) = verdict {
-            return self.disband(error);
+            return self.fail_to_form(error);
         }
         self.config = self.seats[0].as_ref().map(|member| member.config.clone()).unwrap_or_default();
         self.decision = Decision { mask: Mask::all(self.settings.initial), epoch: 1, step: 1 };
@@ -307,8 +307,8 @@ impl Machine {
         }
     }
 
-    /// The run did not come together: all that came are told, and the seats are free for another try.
-    fn disband(&mut self, error: BootstrapError) {
+    /// The run did not form: everybody who has joined gets the error, and all seats are free for another attempt.
+    fn fail_to_form(&mut self, error: BootstrapError) {
         self.gathering = None;
         self.sessions.clear();
         for member in std::mem::take(&mut self.seats) {
@@ -349,7 +349,7 @@ impl Machine {
     fn expire(&mut self, now: Duration) {
         if let Some((began, _)) = self.gathering.filter(|(_, deadline)| *deadline <= now) {
             let present: Mask = self.members().map(|member| member.identity.rank).collect();
-            self.disband(BootstrapError::MissingRanks {
+            self.fail_to_form(BootstrapError::MissingRanks {
                 op: op_join(),
                 present: present.len() as u32,
                 world: self.settings.initial,

@@ -1,5 +1,5 @@
-/* What a communicator refuses, by text: the field and its limit are named, and a refused call is as if never
- * made. And works: each is waited for once. */
+/* What a communicator refuses, by text: the field and its limit are named, and a refused call has no effect.
+ * And works: each is waited for once. */
 #include "comms.h"
 
 #include <stdbool.h>

@@ -67,7 +67,7 @@ fn connecting() -> bool {
     let threads = std::fs::read_dir("/proc/self/task").expect("a mounted /proc");
     let names =
         threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
-    names.into_iter().any(|name| name.trim() == "epwire-aside")
+    names.into_iter().any(|name| name.trim() == "epwire-blocking")
 }
 
 pub(crate) fn config(setup: &Setup) -> EpConfig {

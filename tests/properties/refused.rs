@@ -1,4 +1,4 @@
-//! Bad calls, made on the way of valid operations: each must give its named error and be as if never made, which the
+//! Bad calls, made on the way of valid operations: each must give its named error and have no effect, which the
 //! operation that follows on all ranks shows by being exact.
 
 use std::time::Duration;

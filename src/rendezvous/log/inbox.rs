@@ -23,7 +23,7 @@ pub(crate) struct Heard {
     pub(crate) at: Option<Instant>,
     /// Its process has ended, and no leader has been heard since.
     pub(crate) gone: bool,
-    /// Who said in which term that it leads no more. It may yet send entries, which say no more than that it lives.
+    /// Who has resigned as leader, and in which term. It may yet send entries, which say no more than that it lives.
     pub(crate) resigned: Option<(u64, u128)>,
     /// When a candidate got this vote last.
     voted: Option<Instant>,

@@ -79,13 +79,7 @@ impl Message {
 }
 
 fuzz_target!(|steps: Vec<Step>| {
-    let config = CommConfig {
-        slots: SLOTS as u32,
-        slot_bytes: 64,
-        heap_bytes: 4096,
-        deadline: DEADLINE,
-        ..CommConfig::default()
-    };
+    let config = CommConfig::default().slots(SLOTS as u32).slot_bytes(64).heap_bytes(4096).deadline(DEADLINE);
     let create = |rank| Comm::unconnected(rank, 2, config.clone()).expect("a small communicator");
     let victim = create(0);
     let window = only_window();

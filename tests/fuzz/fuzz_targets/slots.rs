@@ -39,7 +39,10 @@ const TOPK: usize = 2;
 const DEADLINE: Duration = Duration::from_millis(1);
 
 fuzz_target!(|input: Input| {
-    let config = EpConfig::new(TOKENS as u32, HIDDEN as u32, EXPERTS, TOPK as u32).lanes(1).threads(1).deadline(DEADLINE);
+    let config = EpConfig::new(TOKENS as u32, HIDDEN as u32, EXPERTS, TOPK as u32)
+        .lanes(1)
+        .threads(1)
+        .deadline(DEADLINE);
     let create = |rank| EpBuffer::unconnected(rank, 2, config.clone()).expect("a small buffer");
     let victim = create(0);
     let window = only_window();
