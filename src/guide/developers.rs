@@ -1,7 +1,7 @@
 //! For who works on epwire itself: how the code lies, and the way of a token through it.
 //!
 //! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders are, from
-//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep` and `coll`. Within
+//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep` and `coll`; `prefill`. Within
 //! `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each family of kernels. Nothing above the two `peer` folders stores a
 //! signal word or loads one. `tests/structure.rs` checks all of this, and the lists below.
 //!
@@ -44,7 +44,7 @@
 //! 6. `c/ep/host/drive.c`: `epw_host_run` looks at words, asks the machine, does what it says.
 //! 7. `c/ep/lane.c`: `epw_lane_decide` says whose rows go out now, who is waited for, who is given up.
 //! 8. `c/peer/rules.h`: `epw_rule_may_send` judges one peer's words.
-//! 9. `c/numerics/body.inc`: `quantize`, and copies past the caches, for each instruction set.
+//! 9. `c/numerics/body.inc`: `quantize`, by way of `c/ep/input.c`, and copies past the caches, for each instruction set.
 //! 10. `c/peer/signal.c`: `epw_signal` posts the word that announces the rows.
 //! 11. `c/peer/sleep.c`: `epw_watch_sleep` is where a rank waits.
 //! 12. `c/ep/host/receive.c`: `epw_host_lay_out` checks what a source says of its rows and lays them out for the experts.
