@@ -1383,9 +1383,16 @@ EPW_API epw_status epw_prefill_collect(epw_prefill *prefill, epw_routing *routin
 /* Goes on with a non-blocking operation without waiting, as epw_poll. */
 EPW_API epw_status epw_prefill_poll(epw_prefill *prefill, epw_routing *routing, epw_outcome *outcome);
 
-/* Sleeps until epw_prefill_poll may find something new, at most timeout_ns, as epw_await. Any thread, beside
- * one that polls. */
-EPW_API epw_status epw_prefill_await(epw_prefill *prefill, epw_routing *routing, uint64_t timeout_ns);
+/* Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
+ * the operation: any thread, beside one that polls. EPW_ERR_STATE: no operation runs there. */
+EPW_API epw_status epw_prefill_await(epw_prefill *prefill, uint32_t lane, uint64_t timeout_ns);
+
+/* Gives up an operation of the routing that is under way, or of which a half is still to come, as
+ * epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. */
+EPW_API epw_status epw_prefill_cancel(epw_prefill *prefill, epw_routing *routing);
+
+/* The lane of its last operation. */
+EPW_API uint32_t epw_routing_lane(const epw_routing *routing);
 
 /* Who gets what, of a routing that need not be sent: pure, of any thread. rank_tokens [out, ranks]: tokens
  * that go to each rank; expert_tokens [out, experts]: to each expert; in_rank [out, tokens * ranks]: 1 where

@@ -419,21 +419,38 @@ epw_status epw_prefill_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome
     return status;
 }
 
-epw_status epw_prefill_await(epw_prefill *p, epw_routing *r, uint64_t timeout_ns) {
+epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
     epw_where where = {"await", -1, -1};
+    REQUIRE(p != NULL, EPW_ERR_INVALID, "prefill is NULL");
+    where.rank = (int)p->config.ep.rank;
+    REQUIRE(index < p->config.ep.lanes, EPW_ERR_LIMIT, "lane is %u, must be below %u", index,
+            p->config.ep.lanes);
+    epw_prefill_lane *lane = &p->lanes[index];
+    uint32_t heard = epw_bell_listen(&p->peers);
+    pthread_mutex_lock(&lane->lock);
+    bool runs = lane->running && lane->goal != EPW_GOAL_NONE;
+    uint64_t ns = runs ? epw_prefill_rest_ns(p, lane, epw_now_ns()) : 0;
+    epw_prefill_unlock(p, lane);
+    if (ns > timeout_ns) ns = timeout_ns;
+    if (ns > 0) epw_bell_sleep(&p->peers, heard, ns);
+    epw_bell_leave(&p->peers);
+    return runs ? EPW_OK : epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
+}
+
+epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {
+    epw_where where = {"cancel", -1, -1};
     epw_status status = check_both(p, r, &where);
     if (status != EPW_OK) return status;
-    epw_prefill_lane *lane;
-    uint32_t heard = epw_bell_listen(&p->peers);
-    status = find_lane(p, r, 0, false, where, &lane);
-    if (status == EPW_OK) {
-        uint64_t now = epw_now_ns(), ns = epw_prefill_rest_ns(p, lane, now);
-        epw_prefill_unlock(p, lane);
-        if (ns > timeout_ns) ns = timeout_ns;
-        if (ns > 0) epw_bell_sleep(&p->peers, heard, ns);
+    epw_prefill_lane *lane = &p->lanes[r->lane];
+    pthread_mutex_lock(&lane->lock);
+    if (lane->running && lane->routing == r) {
+        r->busy = false;
+        epw_prefill_give_up(p, lane);
+        lane->routing = NULL;
+        if (epw_prefill_step(p, lane) == EPW_OK) (void)epw_prefill_end(p, lane, NULL);
     }
-    epw_bell_leave(&p->peers);
-    return status;
+    epw_prefill_unlock(p, lane);
+    return EPW_OK;
 }
 
 /* ---- routings ---- */
@@ -450,19 +467,14 @@ epw_status epw_routing_create(epw_prefill *p, epw_routing **out) {
     return EPW_OK;
 }
 
+uint32_t epw_routing_lane(const epw_routing *r) {
+    return r != NULL ? r->lane : 0;
+}
+
 void epw_routing_free(epw_routing *r) {
     if (r == NULL) return;
     epw_prefill *p = r->of;
-    if (!epw_peers_inherited(&p->peers)) {
-        epw_prefill_lane *lane = &p->lanes[r->lane];
-        pthread_mutex_lock(&lane->lock);
-        if (lane->running && lane->routing == r) {
-            epw_prefill_give_up(p, lane);
-            lane->routing = NULL;
-            if (epw_prefill_step(p, lane) == EPW_OK) (void)epw_prefill_end(p, lane, NULL);
-        }
-        epw_prefill_unlock(p, lane);
-    }
+    if (!epw_peers_inherited(&p->peers)) (void)epw_prefill_cancel(p, r);
     free(r->own);
     free(r->come);
     free(r);

@@ -83,13 +83,10 @@ static bool is_part_over(const epw_prefill_lane *lane, uint32_t peer) {
 void epw_prefill_miss(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uint32_t cause, uint64_t now) {
     epw_prefill_peer *q = &lane->peers[peer];
     bool lost = cause != EPW_CAUSE_FORMAT && cause != EPW_CAUSE_PARTIAL;
-    if (lane->running && !is_part_over(lane, peer)) {
+    if (lane->running && (!lost || !is_part_over(lane, peer))) {
         record(p, lane, peer, cause, now);
         q->missing = true;
         epw_prefill_forget(p, lane, peer);
-    } else if (lane->running && !lost) {
-        record(p, lane, peer, cause, now);
-        q->missing = true;
     }
     if (!lost || q->suspected) return;
     q->suspected = true;
@@ -373,6 +370,7 @@ void epw_prefill_begin(epw_prefill *p, epw_prefill_lane *lane) {
         if (q->missing) record(p, lane, peer, EPW_CAUSE_SUSPECTED, q->moved);
         q->opens = other && present;
         q->voids = q->refused = q->ended = false;
+        q->forgotten = 0;
         q->opening = UINT64_MAX;
         q->next = 0;
         q->checked = q->waited_ns = 0;
@@ -418,6 +416,7 @@ static bool is_reached(const epw_prefill *p, const epw_prefill_lane *lane) {
 static bool move(epw_prefill *p, epw_prefill_lane *lane) {
     epw_stream *streams = lane->streams[lane->kind];
     bool moved = epw_prefill_write_openings(p, lane);
+    epw_prefill_clear_forgotten(p, lane);
     for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {
         epw_stream *s = &streams[peer];
         if (s->takes && !s->opened && s->ring.seen > s->ring.taken) {
@@ -454,6 +453,7 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane) {
         look_around(p, lane, now);
         bool moved = move(p, lane);
         lane->moved |= moved;
+        epw_prefill_clear_forgotten(p, lane);
         bool reached = is_reached(p, lane);
         now = epw_now_ns();
         tell(p, lane, reached || !moved, now);

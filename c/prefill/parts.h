@@ -94,14 +94,15 @@ typedef struct epw_prefill_peer {
     uint64_t spoke;       /* when this lane last posted a word to it */
     uint64_t waited_ns;   /* of the operation, by whoever owed something */
     epw_clock clock;
-    bool missing;     /* from the operation that runs */
-    bool opens;       /* its opening is still to be written */
-    bool voids;       /* no more than the word that nothing more comes is to be written */
-    uint64_t opening; /* number of the last of these messages */
-    bool refused;     /* what it sends is taken out of the ring, and no more */
-    uint32_t next;    /* dispatch: row that is written next. Combine: row whose answers are */
-    uint64_t checked; /* combine: answers of the operation that have come and are good */
-    bool ended;       /* combine: behind them comes the word that nothing more does */
+    bool missing;       /* from the operation that runs */
+    bool opens;         /* its opening is still to be written */
+    bool voids;         /* no more than the word that nothing more comes is to be written */
+    uint64_t opening;   /* number of the last of these messages */
+    bool refused;       /* what it sends is taken out of the ring, and no more */
+    uint32_t next;      /* dispatch: row that is written next. Combine: row whose answers are */
+    uint32_t forgotten; /* dispatch: of a source that is missing, rows whose places are to be cleared */
+    uint64_t checked;   /* combine: answers of the operation that have come and are good */
+    bool ended;         /* combine: behind them comes the word that nothing more does */
 } epw_prefill_peer;
 
 typedef enum epw_goal {
@@ -226,8 +227,10 @@ bool epw_prefill_discard(epw_prefill *p, epw_prefill_lane *lane);
 /* What lies in a slot, read once. */
 epw_row_head epw_prefill_read_head(const unsigned char *slot);
 
-/* The source is missing, and its places are nobody's. */
+/* The source is missing, and its places are nobody's. Which they are is noted, for this may be any thread;
+ * whoever steps the operation clears them. */
 void epw_prefill_forget(epw_prefill *p, epw_prefill_lane *lane, uint32_t source);
+void epw_prefill_clear_forgotten(epw_prefill *p, epw_prefill_lane *lane);
 
 /* What the caller is told at the end of a dispatch. */
 void epw_prefill_tell(epw_prefill *p, epw_prefill_lane *lane);

@@ -398,12 +398,18 @@ static void forget_row(const epw_prefill *p, epw_prefill_lane *lane, uint32_t so
 
 void epw_prefill_forget(epw_prefill *p, epw_prefill_lane *lane, uint32_t source) {
     const epw_stream *s = &lane->streams[EPW_KIND_DISPATCH][source];
-    epw_routing *r = lane->routing;
+    (void)p;
     if (lane->dropped || lane->kind != EPW_KIND_DISPATCH) return;
-    uint32_t rows =
-        lane->placed && s->opened && r->announced[source] >= s->to_take ? rows_before(lane, source) : 0;
-    for (uint32_t row = 0; row < rows; row++) forget_row(p, lane, source, row);
-    r->received[source] = 0;
+    lane->peers[source].forgotten = lane->placed && s->opened ? rows_before(lane, source) : 0;
+    lane->routing->received[source] = 0;
+}
+
+void epw_prefill_clear_forgotten(epw_prefill *p, epw_prefill_lane *lane) {
+    for (uint32_t s = 0; s < p->layout.ranks; s++) {
+        for (uint32_t row = 0; row < lane->peers[s].forgotten && !lane->dropped; row++)
+            forget_row(p, lane, s, row);
+        lane->peers[s].forgotten = 0;
+    }
 }
 
 /* ---- a turn ---- */

@@ -108,6 +108,18 @@
 //! in `tests/c/comm_model.c` runs them through every state of small groups.
 //! Sends and receives go by rings of their own, `c/coll/point.c`, and memory that peers map by `c/coll/heap.c`.
 //!
+//! # The way of rows in a prefill
+//!
+//! 1. `c/prefill/call.c`: `epw_prefill_dispatch` checks the call and makes an operation of the lane.
+//! 2. `c/prefill/routing.c`: `epw_routing_number` numbers the rows for each rank and expert.
+//! 3. `c/prefill/drive.c`: `epw_prefill_step` looks at words, has messages moved, gives up who is silent.
+//! 4. `c/prefill/rules.h`: `epw_streams_turn` says what may be written for each peer now, and what may be taken.
+//! 5. `c/prefill/send.c`: `epw_prefill_send` writes rows to the rings of peers.
+//! 6. `c/prefill/receive.c`: `epw_prefill_take` checks rows that have come and copies them to their places.
+//! 7. `c/prefill/combine.c`: `epw_prefill_answer` sends answers home, `epw_prefill_sum` adds them there.
+//!
+//! `tests/c/prefill_model.c` explores the rules, `tests/c/prefill_cases.c` compares all of it with a plain reference.
+//!
 //! # The way of a token on a GPU
 //!
 //! 1. `src/cuda/operation.rs`: `enqueue_dispatch` takes the call, with a stream.

@@ -3105,13 +3105,25 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Sleeps until epw_prefill_poll may find something new, at most timeout_ns, as epw_await. Any thread, beside
- one that polls.*/
+    /** Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
+ the operation: any thread, beside one that polls. EPW_ERR_STATE: no operation runs there.*/
     pub fn epw_prefill_await(
         prefill: *mut epw_prefill,
-        routing: *mut epw_routing,
+        lane: u32,
         timeout_ns: u64,
     ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Gives up an operation of the routing that is under way, or of which a half is still to come, as
+ epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before.*/
+    pub fn epw_prefill_cancel(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The lane of its last operation.
+    pub fn epw_routing_lane(routing: *const epw_routing) -> u32;
 }
 unsafe extern "C" {
     /** Who gets what, of a routing that need not be sent: pure, of any thread. rank_tokens [out, ranks]: tokens

@@ -408,7 +408,7 @@ static void dispatch_round(rank *me, epw_routing *routing, uint32_t round) {
     }
     if (counts || halves) status = epw_prefill_receive(me->prefill, routing, &out, &outcome);
     while (status == EPW_PENDING) {
-        CHECK_OK(epw_prefill_await(me->prefill, routing, 100 * MS));
+        CHECK_OK(epw_prefill_await(me->prefill, epw_routing_lane(routing), 100 * MS));
         status = epw_prefill_poll(me->prefill, routing, &outcome);
     }
     CHECK_MSG(status == EPW_OK, "seed %llu: %s", (unsigned long long)p->seed, epw_last_error());
@@ -444,7 +444,7 @@ static void combine_round(rank *me, epw_routing *routing, uint32_t round) {
         status = epw_prefill_combine(me->prefill, routing, &in, &out, &outcome);
     }
     while (status == EPW_PENDING) {
-        CHECK_OK(epw_prefill_await(me->prefill, routing, 100 * MS));
+        CHECK_OK(epw_prefill_await(me->prefill, epw_routing_lane(routing), 100 * MS));
         status = epw_prefill_poll(me->prefill, routing, &outcome);
     }
     CHECK_MSG(status == EPW_OK, "seed %llu: %s", (unsigned long long)p->seed, epw_last_error());
