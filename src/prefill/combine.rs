@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::buffer::Inner;
-use super::routing::Shape;
+use super::output::Shape;
 use crate::config::CombineMode;
 use crate::error::{Error, Failure, Result};
 use crate::tensor::{DType, TensorRef, sealed::Matrix, sealed::View as _};

@@ -53,6 +53,22 @@ impl PrefillLayout {
     }
 }
 
+/// What of a dispatch its combines depend on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Shape {
+    pub(super) tokens: usize,
+    pub(super) topk: usize,
+    pub(super) layout: PrefillLayout,
+    pub(super) places: usize,
+}
+
+impl Shape {
+    pub(super) fn of_output(self, inner: &Inner, output: &PrefillOutput<'_>) -> Self {
+        let places = output.layout.places(output.capacity, inner.plan.local_experts as usize);
+        Self { layout: output.layout, places, ..self }
+    }
+}
+
 /// Where received rows go. `C` places, `E` local experts; every list may be longer. In places of nobody, padding, what lies beyond
 /// the last row, and those of lost sources, indices are -1 and weights 0.
 ///

@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use super::buffer::{Inner, PrefillBuffer};
 use super::combine::PrefillCombine;
 use super::operation::{begin, finish, run};
-use super::output::{PrefillCombineOutput, PrefillLayout, PrefillOutput};
+use super::output::{PrefillCombineOutput, PrefillLayout, PrefillOutput, Shape};
 use crate::buffer::Dispatch;
 use crate::config::Payload;
 use crate::error::{Error, Failure, Result};
@@ -25,22 +25,6 @@ use crate::tensor::{DType, TensorRef, sealed::View as _};
 pub struct Routing {
     ffi: ffi::Routing,
     shape: Shape,
-}
-
-/// What of a dispatch its combines depend on.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Shape {
-    pub(super) tokens: usize,
-    pub(super) topk: usize,
-    pub(super) layout: PrefillLayout,
-    pub(super) places: usize,
-}
-
-impl Shape {
-    fn of_output(self, inner: &Inner, output: &PrefillOutput<'_>) -> Self {
-        let places = output.layout.places(output.capacity, inner.plan.local_experts as usize);
-        Self { layout: output.layout, places, ..self }
-    }
 }
 
 /// How many rows come.
