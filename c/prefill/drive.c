@@ -85,8 +85,8 @@ void epw_prefill_miss(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uin
     bool lost = cause != EPW_CAUSE_FORMAT && cause != EPW_CAUSE_PARTIAL;
     if (lane->running && (!lost || !is_part_over(lane, peer))) {
         record(p, lane, peer, cause, now);
+        if (!q->missing) epw_prefill_forget(p, lane, peer); /* of a refused one nothing was placed since */
         q->missing = true;
-        epw_prefill_forget(p, lane, peer);
     }
     if (!lost || q->suspected) return;
     q->suspected = true;

@@ -11,7 +11,11 @@
 #include <unistd.h>
 
 enum { ALL = 4, VICTIM = 2, N = 24, WIDTH = 64, LOCAL = 3, K = 3, CAPACITY = ALL * N * K + LOCAL * 8 };
-#define DEADLINE (60 * MS)
+
+/* Long enough for a rank that this machine does not run for a while. Over queues connecting takes as much. */
+static uint64_t deadline(void) {
+    return path_of_test() == EPW_PATH_QUEUE ? 500 * MS : 150 * MS;
+}
 
 static uint64_t now_ns(void) {
     struct timespec t;
@@ -29,7 +33,7 @@ static epw_prefill_config config_for(uint32_t ring) {
     c.ep.topk = K;
     c.ep.lanes = 1;
     c.ep.threads = 1;
-    c.ep.deadline_ns = DEADLINE;
+    c.ep.deadline_ns = deadline();
     return c;
 }
 
@@ -229,7 +233,7 @@ static void a_rank_that_stops_is_given_up(uint32_t ring, uint32_t polls, bool co
     pthread_t threads[ALL];
     for (uint32_t r = 0; r < ALL; r++) {
         if (r == VICTIM) continue;
-        CHECK_MSG(workers[r].took < 16 * DEADLINE, "%llu ns", (unsigned long long)workers[r].took);
+        CHECK_MSG(workers[r].took < 16 * deadline(), "%llu ns", (unsigned long long)workers[r].took);
         CHECK_OK(epw_prefill_set_active(g.of[r], &others, 2, 0));
     }
     for (uint32_t r = 0; r < ALL; r++)
@@ -275,7 +279,7 @@ static void run_process(shared *s, uint32_t rank, uint32_t ring) {
     static worker w;
     epw_prefill_config config = config_for(ring);
     config.ep.rank = rank;
-    config.ep.deadline_ns = 4 * DEADLINE;
+    config.ep.deadline_ns = 2 * deadline();
     CHECK_OK(epw_prefill_create(&config, &w.prefill));
     for (uint32_t p = 0; p < ALL; p++)
         if (p != rank) CHECK_OK(epw_prefill_export(w.prefill, p, s->blobs[rank][p], &s->lengths[rank][p]));
@@ -331,12 +335,12 @@ static void a_process_that_fails_is_given_up(int trouble_signal, uint32_t ring, 
 }
 
 int main(void) {
-    for (uint32_t ring = 1; ring <= 8; ring *= 2)
-        for (uint32_t polls = 0; polls <= 12; polls += 3)
-            for (uint32_t combines = 0; combines < 2; combines++) {
-                a_rank_that_stops_is_given_up(ring, polls, combines);
-                a_rank_that_gives_up_takes_part_again(ring, polls, combines);
-            }
+    static const uint32_t rings[] = {1, 2, 8};
+    for (uint32_t i = 0; i < 24; i++) {
+        uint32_t ring = rings[i % 3], polls = i / 6 * 3 + i % 2;
+        a_rank_that_stops_is_given_up(ring, polls, i / 3 % 2);
+        a_rank_that_gives_up_takes_part_again(ring, polls, i / 3 % 2);
+    }
     for (uint32_t i = 0; path_of_test() == EPW_PATH_THREAD && i < 12; i++)
         a_process_that_fails_is_given_up(i % 2 ? SIGKILL : SIGSTOP, 1u << i % 4, 500 + i * 777);
     return check_result("prefill_failures");

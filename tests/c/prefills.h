@@ -28,6 +28,14 @@ static inline void activate_prefills(const prefills *g, uint32_t epoch) {
     for (uint32_t r = 0; r < g->ranks; r++) CHECK_OK(epw_prefill_set_active(g->of[r], &all, epoch, 0));
 }
 
+static inline prefills connect_all_prefills(prefills g) {
+    for (uint32_t r = 0; r < g.ranks; r++)
+        for (uint32_t p = 0; p < g.ranks; p++)
+            if (p != r) connect_prefills(g.of[r], r, g.of[p], p);
+    activate_prefills(&g, 1);
+    return g;
+}
+
 /* `config` is that of each rank but for the rank itself, and the path, which is as for make_group. */
 static inline prefills make_prefills(const epw_prefill_config *config) {
     prefills g = {.ranks = config->ep.ranks};
@@ -37,11 +45,18 @@ static inline prefills make_prefills(const epw_prefill_config *config) {
         take_path(&own.ep, &g.fabrics[r]);
         CHECK_OK(epw_prefill_create(&own, &g.of[r]));
     }
-    for (uint32_t r = 0; r < g.ranks; r++)
-        for (uint32_t p = 0; p < g.ranks; p++)
-            if (p != r) connect_prefills(g.of[r], r, g.of[p], p);
-    activate_prefills(&g, 1);
-    return g;
+    return connect_all_prefills(g);
+}
+
+/* The same with ranks that map each other's windows, whatever path the tests take. */
+static inline prefills make_mapped_prefills(const epw_prefill_config *config) {
+    prefills g = {.ranks = config->ep.ranks};
+    for (uint32_t r = 0; r < g.ranks; r++) {
+        epw_prefill_config own = *config;
+        own.ep.rank = r;
+        CHECK_OK(epw_prefill_create(&own, &g.of[r]));
+    }
+    return connect_all_prefills(g);
 }
 
 static inline void destroy_prefills(const prefills *g) {
