@@ -68,10 +68,12 @@ static void check_guards(void) {
     for (uint32_t i = 0; i < GUARD * WIDTH; i++) CHECK(ends[0].rows[CAPACITY * WIDTH + i] == 0xabcd);
 }
 
-static void words_ahead(prefills *g, uint64_t *s) {
+/* True if the word announces more than the ring can hold. */
+static bool words_ahead(prefills *g, uint64_t *s) {
     uint32_t word = EPW_WORD_USER + below(s, 4);
-    uint64_t count = below(s, 2) ? SLOTS + 1 + below(s, 9) : next_random(s) & EPW_STEP_MAX;
+    uint64_t count = below(s, 2) ? SLOTS + 1 + below(s, 9) : (next_random(s) & EPW_STEP_MAX) | (SLOTS * 2);
     epw_signal(&g->of[1]->peers, 0, 0, word, epw_epoch_word(g->of[0]->peers.epoch, count), NULL, 0);
+    return word == EPW_WORD_POSTED;
 }
 
 static void one_round(prefills *g, uint64_t seed) {
@@ -80,10 +82,11 @@ static void one_round(prefills *g, uint64_t seed) {
     bool words = seed % 8 == 0, answers = seed % 2 == 1;
     CHECK_OK(dispatch(&ends[1], true, &outcome));
     if (!answers) change(&s, false);
-    if (words) words_ahead(g, &s);
+    bool ahead = words && words_ahead(g, &s);
     CHECK_MSG(dispatch(&ends[0], false, &outcome) == EPW_OK, "seed %llu: %s", (unsigned long long)seed,
               epw_last_error());
     CHECK(outcome.missing.bits[0] == 0 || outcome.missing.bits[0] == 2);
+    CHECK(!ahead || outcome.missing.bits[0] == 2);
     CHECK(outcome.missing.bits[0] == 0 || ends[0].source_counts[1] == 0);
     check_guards();
     bool lost = outcome.degraded;

@@ -55,7 +55,7 @@ static const model models[] = {
     {"three-round", 3, 1, 4, 2, 1, ROUND, true, .deaths = false},
     {"four-in-turns", 4, 1, 1, 1, 1, TO_ALL, true, .deaths = false},
     {"four-2-slots", 4, 2, 1, 1, 1, TO_ALL, true, .deaths = false},
-    {"four-round", 4, 1, 3, 1, 1, ROUND, true, .deaths = false},
+    {"four-round", 4, 1, 5, 1, 1, ROUND, true, .deaths = false},
     {"four-combine", 4, 1, 1, 1, 1, TO_ALL, true, false, .combines = true},
     {"four-combine-round", 4, 2, 3, 1, 1, ROUND, true, false, .combines = true},
 };
