@@ -4,6 +4,7 @@ mod comm;
 mod fabric;
 mod floor;
 pub(crate) mod log;
+mod prefill;
 mod status;
 
 use std::ffi::{CStr, CString, c_void};
@@ -23,6 +24,11 @@ pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layou
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;
 use floor::floor;
+pub(crate) use prefill::{
+    Prefill, Routing, count as prefill_count, empty_combine as empty_prefill_combine,
+    empty_combine_output as empty_prefill_combine_output, empty_config as empty_prefill_config,
+    empty_output as empty_prefill_output, plan as prefill_plan,
+};
 pub(crate) use status::{Progress, empty_outcome};
 use status::{c_mask, check, check_of_group, error, initialised, nanos};
 

@@ -51,6 +51,8 @@
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //! Beside them [`doctor`]: what the machine has of what each path needs, and how fast ranks reach each other.
 //!
+//! A [`prefill`] buffer does the same for many tokens, through rings.
+//!
 //! A [`Comm`] beside it has collectives, sends and receives among the same ranks: [`comm`].
 //!
 //! # When a rank fails
@@ -166,6 +168,7 @@ mod numerics;
 mod observe;
 mod outcome;
 mod peers;
+pub mod prefill;
 pub mod rendezvous;
 mod spawn_blocking;
 pub mod store;

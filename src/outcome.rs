@@ -122,6 +122,8 @@ pub enum Cause {
     /// Of a peer behind a queue ([`Path::Queue`](crate::Path::Queue)): the connection to it is gone, or it has taken nothing for
     /// so long that the queue had no room for what it was to be sent next.
     Link,
+    /// Prefill, no peer's fault: more rows came than the capacity of the output has places, see [`ErrorRecord::overflow`].
+    Overflow,
 }
 
 names!(Cause, "a cause of a missing peer" {
@@ -175,6 +177,11 @@ impl ErrorRecord {
         (self.cause == Cause::Routing).then_some(((place >> 32) as u32, place as u32, self.seen as i64))
     }
 
+    /// Of a record with [`Cause::Overflow`]: rows that came, and those of them that have a place.
+    pub fn overflow(&self) -> Option<(u64, u64)> {
+        (self.cause == Cause::Overflow).then_some((self.expected, self.seen))
+    }
+
     pub(crate) fn from_c(r: &sys::epw_error_record) -> Option<Self> {
         let cause = match r.cause {
             sys::EPW_CAUSE_TIMEOUT => Cause::Timeout,
@@ -187,6 +194,7 @@ impl ErrorRecord {
             sys::EPW_CAUSE_SUPERSEDED => Cause::Superseded,
             sys::EPW_CAUSE_STEP => Cause::Step,
             sys::EPW_CAUSE_LINK => Cause::Link,
+            sys::EPW_CAUSE_OVERFLOW => Cause::Overflow,
             _ => return None,
         };
         let phase = match r.phase {
@@ -228,6 +236,12 @@ impl std::fmt::Display for ErrorRecord {
                 f,
                 "rank {rank} did nothing in lane {lane}, epoch {epoch}, op {op} ({:?}): the lane was not as a replay of it needs it; replay dispatch and combine in turns",
                 self.phase
+            );
+        }
+        if let Some((came, fit)) = self.overflow() {
+            return write!(
+                f,
+                "rank {rank} received {came} rows in lane {lane}, epoch {epoch}, op {op}, of which {fit} fit its output: raise the capacity"
             );
         }
         let place = match self.phase {

@@ -225,6 +225,7 @@ mod c {
         &["nic"],
         &["peer"],
         &["ep", "coll"],
+        &["prefill"],
     ];
     /// Folders of `kernels/`; the files beside them are the last line.
     const KERNELS: &[&[&str]] = &[&["ptx"], &["numerics", "peer"], &["ep", "prefill", "coll"], &[""]];

@@ -1,46 +1,6 @@
 /* Dispatch as it is called: the checks that do not depend on the engine. */
 #include "ep/buffer.h"
-
-static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in, epw_row_format *format) {
-    epw_where where = epw_buffer_where(b, "dispatch");
-    if (in == NULL) return epw_fail(EPW_ERR_INVALID, where, "input is NULL");
-    epw_status status = epw_row_format_make("dispatch", &b->config, in, format);
-    if (status != EPW_OK) return status;
-    if (in->tokens > b->config.max_tokens) {
-        return epw_fail(EPW_ERR_LIMIT, where, "tokens is %u, the plan's max_tokens is %u", in->tokens,
-                        b->config.max_tokens);
-    }
-    if (in->topk < 1 || in->topk > b->config.topk) {
-        return epw_fail(EPW_ERR_LIMIT, where, "topk is %u, must be in [1, %u]", in->topk, b->config.topk);
-    }
-    if (in->idx_type > EPW_I64)
-        return epw_fail(EPW_ERR_INVALID, where, "idx_type is %u, must be EPW_I32, EPW_U32 or EPW_I64",
-                        in->idx_type);
-    if (in->layout > EPW_RANK_MAJOR)
-        return epw_fail(EPW_ERR_INVALID, where, "layout is %u, must be EPW_EXPERT_MAJOR or EPW_RANK_MAJOR",
-                        in->layout);
-    if (in->lane < -1 || in->lane >= (int32_t)b->config.lanes) {
-        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane,
-                        b->config.lanes);
-    }
-    status = epw_deadline_check(b, "dispatch", in->deadline_ns);
-    if (status != EPW_OK) return status;
-    if (in->tokens == 0) return EPW_OK;
-    const char *absent = in->x == NULL                                    ? "x"
-                         : in->topk_idx == NULL                           ? "topk_idx"
-                         : in->sideband_bytes > 0 && in->sideband == NULL ? "sideband"
-                         : in->payload == EPW_PAYLOAD_OPAQUE && in->scale_count > 0 && in->scales == NULL
-                             ? "scales"
-                             : NULL;
-    if (absent != NULL)
-        return epw_fail(EPW_ERR_INVALID, where, "%s is NULL with %u tokens", absent, in->tokens);
-    uint64_t row = in->payload == EPW_PAYLOAD_OPAQUE ? in->opaque_row_bytes : b->layout.row_bytes;
-    if (in->x_stride != 0 && in->x_stride < row) {
-        return epw_fail(EPW_ERR_INVALID, where, "x_stride is %llu bytes, a row has %llu",
-                        (unsigned long long)in->x_stride, (unsigned long long)row);
-    }
-    return EPW_OK;
-}
+#include "ep/input.h"
 
 static epw_status check_output(const epw_buffer *b, const char *op, uint32_t layout,
                                const epw_dispatch_output *out) {
@@ -78,7 +38,7 @@ epw_status epw_dispatch(epw_buffer *b, const epw_dispatch_input *in, const epw_d
     epw_where where = epw_buffer_where(b, "dispatch");
     if (handle == NULL) return epw_fail(EPW_ERR_INVALID, where, "handle is NULL");
     epw_row_format format;
-    status = check_input(b, in, &format);
+    status = epw_input_check(where, &b->config, in, true, &format);
     if (status == EPW_OK && out != NULL) status = check_output(b, "dispatch", in->layout, out);
     if (status == EPW_OK) status = epw_outcome_check(b, "dispatch", outcome);
     if (status != EPW_OK) return status;

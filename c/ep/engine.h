@@ -87,6 +87,9 @@ typedef struct epw_engine {
 
 extern const epw_engine epw_engine_host;
 
+/* Threads that move data for a rank. */
+uint32_t epw_host_threads(const epw_config *config);
+
 /* Memory that a buffer takes beside its window, for the plan. */
 uint64_t epw_host_private_bytes(const epw_config *config, const epw_layout *layout);
 #ifdef EPW_CUDA

@@ -1,6 +1,7 @@
 /* Handles: each names one dispatch on a lane, until its combine has been received or it is released; and the
  * calls that work on a handle in any stage. */
 #include "ep/buffer.h"
+#include "ep/input.h"
 
 /* Of all buffers of the process: no two handles are the same, so that one of another buffer is recognised. */
 static _Atomic uint64_t generations;
@@ -84,11 +85,7 @@ epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outc
 }
 
 epw_status epw_deadline_check(const epw_buffer *b, const char *op, uint64_t deadline_ns) {
-    if (deadline_ns == 0) return EPW_OK;
-    if (deadline_ns >= b->config.deadline_ns && deadline_ns <= EPW_MAX_DEADLINE_NS) return EPW_OK;
-    return epw_fail(EPW_ERR_LIMIT, epw_buffer_where(b, op),
-                    "deadline_ns is %llu, a call may only lengthen the buffer's %llu, to a day at most",
-                    (unsigned long long)deadline_ns, (unsigned long long)b->config.deadline_ns);
+    return epw_input_check_deadline(epw_buffer_where(b, op), &b->config, deadline_ns);
 }
 
 /* ---- going on, waiting, giving up ---- */

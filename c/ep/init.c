@@ -68,3 +68,23 @@ void epw_norm_init(epw_norm *norm) {
 void epw_call_init(epw_call *call) {
     *call = (epw_call)EPW_CALL_INIT;
 }
+
+void epw_prefill_config_init(epw_prefill_config *config) {
+    *config = (epw_prefill_config)EPW_PREFILL_CONFIG_INIT;
+}
+
+void epw_prefill_sizes_init(epw_prefill_sizes *sizes) {
+    *sizes = (epw_prefill_sizes)EPW_PREFILL_SIZES_INIT;
+}
+
+void epw_prefill_output_init(epw_prefill_output *output) {
+    *output = (epw_prefill_output)EPW_PREFILL_OUTPUT_INIT;
+}
+
+void epw_prefill_combine_input_init(epw_prefill_combine_input *input) {
+    *input = (epw_prefill_combine_input)EPW_PREFILL_COMBINE_INPUT_INIT;
+}
+
+void epw_prefill_combine_output_init(epw_prefill_combine_output *output) {
+    *output = (epw_prefill_combine_output)EPW_PREFILL_COMBINE_OUTPUT_INIT;
+}

@@ -31,7 +31,7 @@ static uint64_t add(uint64_t a, uint64_t b) {
         if (!(ok)) return epw_fail((code), where, __VA_ARGS__);                                              \
     } while (0)
 
-static epw_status check_config(epw_where where, const epw_config *c) {
+epw_status epw_config_check(epw_where where, const epw_config *c) {
     REQUIRE(c != NULL, EPW_ERR_INVALID, "config is NULL");
     REQUIRE(c->size == sizeof *c, EPW_ERR_INVALID,
             "config.size is %u, this library's is %zu: use EPW_CONFIG_INIT", c->size, sizeof *c);
@@ -131,7 +131,7 @@ static void plan_queues(const epw_config *config, const epw_layout *layout, epw_
 
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {
     epw_where where = {op, -1, -1};
-    epw_status status = check_config(where, config);
+    epw_status status = epw_config_check(where, config);
     if (status != EPW_OK) return status;
     where.rank = (int)config->rank;
 

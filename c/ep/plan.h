@@ -3,10 +3,14 @@
 #ifndef EPW_EP_PLAN_H
 #define EPW_EP_PLAN_H
 
+#include "base/status.h"
 #include "ep/layout.h"
 #include "nic/region.h"
 #include "peer/rules.h"
 #include "epwire.h"
+
+/* Checks the fields of a configuration against the limits of the library. */
+epw_status epw_config_check(epw_where where, const epw_config *config);
 
 /* Checks `config`, fills the layout and, if not NULL, the plan. `where` names the operation in errors. */
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan);

@@ -4,7 +4,7 @@
  * token's top-k experts; `combine` brings the experts' outputs home and sums them with the routing weights.
  *
  * Sections: 1 status and errors, 2 configuration, 3 plan, 4 fabric, 5 buffer and membership, 6 dispatch and
- * combine (at its end: CUDA), 7 numerics, 8 collectives.
+ * combine (at its end: CUDA), 7 numerics, 8 collectives, 9 prefill.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
  * Structs that cross this interface begin with `size` so that they can grow, and are filled with their
@@ -612,8 +612,10 @@ enum {
     EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch, or the group goes on without it: see
                                  epw_buffer_revoke */
     EPW_CAUSE_STEP = 9,       /* it begins this epoch at another step */
-    EPW_CAUSE_LINK = 10 /* of a peer behind a queue: the connection to it is gone, or it has taken nothing
-                           for so long that the queue had no room for what it was to be sent next */
+    EPW_CAUSE_LINK = 10,    /* of a peer behind a queue: the connection to it is gone, or it has taken nothing
+                               for so long that the queue had no room for what it was to be sent next */
+    EPW_CAUSE_OVERFLOW = 11 /* prefill, and not a peer's fault: `expected` rows were received, and only `seen`
+                               of them fit the capacity of the output */
 };
 
 /* The first peer that an operation gave up on, with every variable of that wait. */
@@ -1142,6 +1144,262 @@ EPW_API epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeou
 /* Gives it up: its buffers are not touched again. Peers find this rank missing from it (EPW_CAUSE_PARTIAL),
  * now or when this rank's calls come so far. */
 EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
+
+/* ---- 9. Prefill ---------------------------------------------------------------------------------------- */
+
+/* A rank's end of dispatch and combine for many tokens: up to EPW_MAX_TOKENS of each rank in an operation,
+ * through rings of fewer slots than that in the peers' windows, so that memory does not grow with the tokens.
+ * A row is copied out of its slot to its place in the output as it comes, and its slot is its source's again.
+ * Each peer and direction progresses by itself.
+ *
+ * All members call the same operations on the same lane in the same order; each lane has one at a time.
+ * Waits, losses, membership and numbers are those of section 6, with these differences. A dispatch or combine
+ * is an operation by itself: a rank owes none after the other, and a routing may be combined as often as is
+ * wanted. A peer that is lost while its rows come keeps its places, and has none of its rows in them.
+ *
+ * So far on the host alone: config.ep.device is EPW_DEVICE_HOST. */
+typedef struct epw_prefill epw_prefill;
+
+/* What a dispatch has found out of who sends what to whom, and where it lies: needed to combine, and to
+ * dispatch other rows the same way. One operation at a time. Of the buffer that made it, and of the
+ * membership of its dispatch. */
+typedef struct epw_routing epw_routing;
+
+/* Layouts of what is received, beside EPW_EXPERT_MAJOR and EPW_RANK_MAJOR. */
+enum {
+    EPW_PACKED =
+        2,        /* rows of a local expert together, experts in order, each at a multiple of an alignment */
+    EPW_DENSE = 3 /* rows by source, one source behind the other */
+};
+
+/* ep: as for a buffer, and so must its fields be equal on every rank. `ordered` and `zero_copy` are 0:
+ * ordered combine needs nothing more. max_tokens is of an operation. */
+typedef struct epw_prefill_config {
+    uint32_t size;        /* sizeof(epw_prefill_config) */
+    uint32_t ring_tokens; /* slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
+                             every rank; 0: as many as EPW_PREFILL_RING_TOKENS, or fewer where max_tokens is
+                             less, or the windows would pass 256 MiB, down to 16 */
+    epw_config ep;
+} epw_prefill_config;
+
+#define EPW_PREFILL_RING_TOKENS 512
+#define EPW_PREFILL_CONFIG_INIT                                                                              \
+    { .size = sizeof(epw_prefill_config), .ep = EPW_CONFIG_INIT }
+EPW_API void epw_prefill_config_init(epw_prefill_config *config);
+
+/* Sizes that follow from a configuration. Computed without allocating anything. */
+typedef struct epw_prefill_sizes {
+    uint32_t size;                 /* sizeof(epw_prefill_sizes) */
+    uint32_t local_experts;        /* experts / ranks */
+    uint32_t ring_tokens;          /* as chosen */
+    uint32_t split_tokens;         /* so many tokens a sending half may have; rank-reduced combine too */
+    uint32_t split_tokens_ordered; /* ordered combine: the ring holds several rows of a token */
+    uint32_t reserved;
+    uint64_t slot_bytes;     /* of a dispatched row in a ring */
+    uint64_t answer_bytes;   /* of an answer in a ring */
+    uint64_t control_bytes;  /* header and signal words */
+    uint64_t dispatch_bytes; /* rings of dispatched rows, of all lanes */
+    uint64_t combine_bytes;  /* rings of answers, of all lanes */
+    uint64_t window_bytes;   /* sum of the above, rounded up to pages */
+    uint64_t private_bytes;  /* of this rank's own beside the window, as in epw_plan */
+    uint64_t routing_bytes;  /* of an epw_routing, with max_tokens tokens of this rank; for each row received,
+                                routing_row_bytes more */
+    uint64_t routing_row_bytes;
+    uint64_t image_bytes, ring_bytes, inbox_bytes; /* as in epw_plan, for peers behind queues */
+} epw_prefill_sizes;
+
+#define EPW_PREFILL_SIZES_INIT                                                                               \
+    { .size = sizeof(epw_prefill_sizes) }
+EPW_API void epw_prefill_sizes_init(epw_prefill_sizes *sizes);
+
+/* Checks `config` and computes its sizes. config [in], sizes [in: size, out]. */
+EPW_API epw_status epw_prefill_plan(const epw_prefill_config *config, epw_prefill_sizes *sizes);
+
+/* As the functions of these names for a buffer. Before epw_prefill_destroy all routings are freed. */
+EPW_API epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **out);
+EPW_API void epw_prefill_destroy(epw_prefill *prefill);
+EPW_API epw_status epw_prefill_export(epw_prefill *prefill, uint32_t peer, void *blob, size_t *length);
+EPW_API epw_status epw_prefill_connect(epw_prefill *prefill, uint32_t peer, const void *blob, size_t length);
+EPW_API epw_status epw_prefill_connect_within(epw_prefill *prefill, uint32_t peer, const void *blob,
+                                              size_t length, uint64_t deadline_ns);
+EPW_API epw_status epw_prefill_disconnect(epw_prefill *prefill, uint32_t peer);
+EPW_API epw_status epw_prefill_probe(epw_prefill *prefill, uint32_t peer, uint64_t timeout_ns);
+EPW_API uint32_t epw_prefill_path(const epw_prefill *prefill, uint32_t peer);
+EPW_API uint32_t epw_prefill_wire(const epw_prefill *prefill, uint32_t peer);
+EPW_API epw_status epw_prefill_set_active(epw_prefill *prefill, const epw_mask *active, uint32_t epoch,
+                                          uint64_t step);
+EPW_API epw_status epw_prefill_revoke(epw_prefill *prefill, const epw_mask *peers);
+EPW_API epw_status epw_prefill_membership(const epw_prefill *prefill, epw_membership *membership);
+EPW_API epw_status epw_prefill_newest_epoch(epw_prefill *prefill, uint32_t *epoch);
+EPW_API epw_status epw_prefill_diverged(epw_prefill *prefill, uint32_t epoch, uint64_t step, epw_mask *ranks);
+
+/* Whether something that has ended since the last such call was incomplete, as epw_comm_take_fault. */
+EPW_API epw_status epw_prefill_take_fault(epw_prefill *prefill, uint32_t *faulted);
+
+/* An empty routing. It takes memory as dispatches need it, and keeps it for the next. */
+EPW_API epw_status epw_routing_create(epw_prefill *prefill, epw_routing **out);
+
+/* Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
+ * find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane comes so
+ * far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed. */
+EPW_API void epw_routing_free(epw_routing *routing);
+
+/* Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
+ * are ordered by source rank, then by token. Any pointer may be NULL where that output is not wanted; those
+ * that the layout does not fill must be NULL.
+ *
+ * A row's place in `rows` and in every array [C]:
+ *   EPW_PACKED        offsets[e] + its number among the rows of expert e; offsets are multiples of alignment
+ *   EPW_EXPERT_MAJOR  e * C + its number, arrays are [E, C]
+ *   EPW_DENSE         source_offsets[s] + its number among the rows of source s
+ *   EPW_RANK_MAJOR    s * max_tokens + its number, C is at least ranks * max_tokens
+ * The first two have a token once for each of its experts that this rank owns, the others once.
+ *
+ * Overflow: rows whose place is C or more (expert-major: whose number is) are left out, are counted in
+ * `overflow`, and make the outcome degraded, with EPW_CAUSE_OVERFLOW unless a peer is missing as well.
+ * Combine adds nothing for them. */
+typedef struct epw_prefill_output {
+    uint32_t size;
+    uint32_t layout;       /* EPW_EXPERT_MAJOR, EPW_RANK_MAJOR, EPW_PACKED or EPW_DENSE: this rank's affair */
+    uint32_t alignment;    /* packed: rows, at least 1; else 0 */
+    uint32_t scale_order;  /* 0: scales column-major; 1: row-major */
+    uint32_t zero_padding; /* packed: 1: zeroes the rows between an expert's last and the next one's first */
+    uint32_t nonblocking;  /* for epw_prefill_receive: as in epw_dispatch_input */
+    uint64_t capacity;     /* C, below 2^32 - 1 */
+    void *rows;            /* payloads */
+    void
+        *scales; /* row-major [C, K], column-major [K, stride] with columns of C scales, each rounded up to 16
+                    bytes; expert-major one of these for each expert. UE8M0: i32 with four exponents,
+                    that of block b in byte b%4, ceil(K/4) in place of K, zero-padded */
+    void *sideband;           /* [C, sideband_bytes] */
+    uint32_t *counts;         /* [E]: places of each expert, those of lost sources included */
+    uint32_t *offsets;        /* [E]: packed: first place of each expert; expert-major: e * C */
+    uint32_t *overflow;       /* [E]: rows of each expert that did not fit */
+    uint32_t *source_counts;  /* [ranks]: rows of each source that have come; 0 of one that was lost */
+    uint32_t *source_offsets; /* [ranks]: dense and rank-major: first place of each source */
+    int32_t *row_expert;   /* packed and expert-major [C]: local expert; -1 in places of nobody: padding, what
+                              is beyond the last, lost sources */
+    int32_t *row_source;   /* [C]: source rank, -1 as above */
+    int32_t *row_token;    /* [C]: token index there, -1 as above */
+    int32_t *row_position; /* packed and expert-major [C]: which of the token's top-k, -1 as above */
+    float *row_weight;     /* packed and expert-major [C]: routing weight, 0 as above */
+    int32_t *row_experts;  /* dense and rank-major [C, topk]: local expert ids, -1 where the entry lives
+                              elsewhere, and as above */
+    float *row_weights;    /* dense and rank-major [C, topk]: routing weights, 0 where the id is -1 */
+    uint64_t *expert_totals; /* [E]: adds the rows of each local expert */
+    uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each source */
+    void *stream;            /* for GPUs */
+} epw_prefill_output;
+
+#define EPW_PREFILL_OUTPUT_INIT                                                                              \
+    { .size = sizeof(epw_prefill_output), .layout = EPW_PACKED, .alignment = 1 }
+EPW_API void epw_prefill_output_init(epw_prefill_output *output);
+
+/* How a dispatch goes beyond what epw_dispatch_input says. */
+enum {
+    EPW_ROUTE_NEW = 0,  /* counts go first; the routing is filled */
+    EPW_ROUTE_AGAIN = 1 /* the routing's: input.topk_idx is not read, tokens are as many, nothing is counted,
+                           and rows take the places that they took before, by the same layout and capacity.
+                           Without topk_weights the weights stay as they were */
+};
+
+/* What a call without an output does; its receiving half is epw_prefill_receive. */
+enum {
+    EPW_HALF_SENDS = 0, /* sends the rows: at most split_tokens of the plan, else EPW_ERR_LIMIT */
+    EPW_HALF_COUNTS = 1 /* sends the counts alone and waits for those of all: epw_prefill_received says how
+                           many rows come. The rows go and come in the receiving half */
+};
+
+/* Sends this rank's tokens and, if `output` is not NULL, receives those of the others. input->layout is left
+ * as it is initialised. With input->nonblocking go on by epw_prefill_poll. outcome [out] may be NULL; it is
+ * filled when the operation ends. A refused call changes nothing. */
+EPW_API epw_status epw_prefill_dispatch(epw_prefill *prefill, epw_routing *routing,
+                                        const epw_dispatch_input *input, uint32_t route, uint32_t half,
+                                        const epw_prefill_output *output, epw_outcome *outcome);
+
+/* How many rows come, when that is known: after a dispatch of any kind; after a sending half EPW_PENDING
+ * until all counts have come. *rows [out]: the capacity that takes all of them in this layout and alignment
+ * (expert-major: of an expert). counts [out, E] and source_counts [out, ranks] may be NULL. */
+EPW_API epw_status epw_prefill_received(epw_prefill *prefill, epw_routing *routing, uint32_t layout,
+                                        uint32_t alignment, uint64_t *rows, uint32_t *counts,
+                                        uint32_t *source_counts);
+
+/* The receiving half of a dispatch. */
+EPW_API epw_status epw_prefill_receive(epw_prefill *prefill, epw_routing *routing,
+                                       const epw_prefill_output *output, epw_outcome *outcome);
+
+/* What combine takes. `rows` are places as dispatch gave them. */
+typedef struct epw_prefill_combine_input {
+    uint32_t size;
+    uint32_t mode;  /* EPW_COMBINE_RANK_REDUCED; packed and expert-major also EPW_COMBINE_ORDERED, where the
+                       rings  have a slot for each of a token's experts on a rank */
+    uint32_t width; /* channels of a row, a multiple of 8, at most hidden; 0: hidden. The same on all ranks */
+    uint32_t nonblocking;   /* as in epw_dispatch_input */
+    const void *expert_out; /* [rows, width] of combine_dtype, dense; dense and rank-major layouts: already
+                               reduced over this rank's experts with the weights */
+    const float
+        *row_weights; /* rank-reduced, packed and expert-major: [rows], instead of those of dispatch */
+    const float
+        *topk_weights;       /* ordered: [n, topk] of this rank's own tokens, instead of those of dispatch */
+    const float *row_values; /* packed and expert-major [rows], else [rows, topk]: carried back to
+                                epw_prefill_combine_output.values. All ranks, or none */
+    const void *bias[2];  /* [n, width] of combine_dtype: added to this rank's own tokens behind all else, the
+                             first first, ahead of the rounding; NULL: none */
+    uint64_t deadline_ns; /* 0: the buffer's; else at least that */
+    void *stream;         /* for GPUs */
+} epw_prefill_combine_input;
+
+#define EPW_PREFILL_COMBINE_INPUT_INIT                                                                       \
+    { .size = sizeof(epw_prefill_combine_input), .mode = EPW_COMBINE_RANK_REDUCED }
+EPW_API void epw_prefill_combine_input_init(epw_prefill_combine_input *input);
+
+/* Where the combined tokens go. */
+typedef struct epw_prefill_combine_output {
+    uint32_t size;
+    uint32_t nonblocking; /* for epw_prefill_collect: as in epw_dispatch_input */
+    void *out; /* [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros, and bias */
+    uint16_t *contributions; /* [n, 2]: expert contributions arrived, expected */
+    uint32_t *lacks;   /* [n, ceil(ranks/32)]: bit r%32 of word r/32: the sum lacks the answer of rank r */
+    float *values;     /* [n, topk of the dispatch]: what row_values was for each, 0 where none came */
+    uint64_t *wait_ns; /* [ranks]: adds the time spent waiting for each peer */
+    void *stream;      /* for GPUs */
+} epw_prefill_combine_output;
+
+#define EPW_PREFILL_COMBINE_OUTPUT_INIT                                                                      \
+    { .size = sizeof(epw_prefill_combine_output) }
+EPW_API void epw_prefill_combine_output_init(epw_prefill_combine_output *output);
+
+/* Answers every received row of the routing's dispatch and, if `output` is not NULL, receives the answers to
+ * this rank's own rows and sums them. With `output` NULL this is the sending half, of at most
+ * split_tokens (split_tokens_ordered) rows from each rank. */
+EPW_API epw_status epw_prefill_combine(epw_prefill *prefill, epw_routing *routing,
+                                       const epw_prefill_combine_input *input,
+                                       const epw_prefill_combine_output *output, epw_outcome *outcome);
+
+/* The receiving half of a combine. */
+EPW_API epw_status epw_prefill_collect(epw_prefill *prefill, epw_routing *routing,
+                                       const epw_prefill_combine_output *output, epw_outcome *outcome);
+
+/* Goes on with a non-blocking operation without waiting, as epw_poll. */
+EPW_API epw_status epw_prefill_poll(epw_prefill *prefill, epw_routing *routing, epw_outcome *outcome);
+
+/* Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
+ * the operation: any thread, beside one that polls. EPW_ERR_STATE: no operation runs there. */
+EPW_API epw_status epw_prefill_await(epw_prefill *prefill, uint32_t lane, uint64_t timeout_ns);
+
+/* Gives up an operation of the routing that is under way, or of which a half is still to come, as
+ * epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. */
+EPW_API epw_status epw_prefill_cancel(epw_prefill *prefill, epw_routing *routing);
+
+/* The lane of its last operation. */
+EPW_API uint32_t epw_routing_lane(const epw_routing *routing);
+
+/* Who gets what, of a routing that need not be sent: pure, of any thread. rank_tokens [out, ranks]: tokens
+ * that go to each rank; expert_tokens [out, experts]: to each expert; in_rank [out, tokens * ranks]: 1 where
+ * the token goes to the rank. Each may be NULL. Ids are as in epw_dispatch_input. */
+EPW_API epw_status epw_prefill_count(const epw_prefill_config *config, const void *topk_idx,
+                                     uint32_t idx_type, uint32_t tokens, uint32_t topk, uint32_t *rank_tokens,
+                                     uint32_t *expert_tokens, uint8_t *in_rank);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,7 @@
 //! For who works on epwire itself: how the code lies, and the way of a token through it.
 //!
 //! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders are, from
-//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep` and `coll`. Within
+//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep` and `coll`; `prefill`. Within
 //! `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each family of kernels. Nothing above the two `peer` folders stores a
 //! signal word or loads one. `tests/structure.rs` checks all of this, and the lists below.
 //!
@@ -44,7 +44,7 @@
 //! 6. `c/ep/host/drive.c`: `epw_host_run` looks at words, asks the machine, does what it says.
 //! 7. `c/ep/lane.c`: `epw_lane_decide` says whose rows go out now, who is waited for, who is given up.
 //! 8. `c/peer/rules.h`: `epw_rule_may_send` judges one peer's words.
-//! 9. `c/numerics/body.inc`: `quantize`, and copies past the caches, for each instruction set.
+//! 9. `c/numerics/body.inc`: `quantize`, by way of `c/ep/input.c`, and copies past the caches, for each instruction set.
 //! 10. `c/peer/signal.c`: `epw_signal` posts the word that announces the rows.
 //! 11. `c/peer/sleep.c`: `epw_watch_sleep` is where a rank waits.
 //! 12. `c/ep/host/receive.c`: `epw_host_lay_out` checks what a source says of its rows and lays them out for the experts.
@@ -107,6 +107,18 @@
 //! Which slot may be written or read, and what the words of a ring mean, are the pure functions of `c/coll/rules.h`: the explorer
 //! in `tests/c/comm_model.c` runs them through every state of small groups.
 //! Sends and receives go by rings of their own, `c/coll/point.c`, and memory that peers map by `c/coll/heap.c`.
+//!
+//! # The way of rows in a prefill
+//!
+//! 1. `c/prefill/call.c`: `epw_prefill_dispatch` checks the call and makes an operation of the lane.
+//! 2. `c/prefill/routing.c`: `epw_routing_number` numbers the rows for each rank and expert.
+//! 3. `c/prefill/drive.c`: `epw_prefill_step` looks at words, has messages moved, gives up who is silent.
+//! 4. `c/prefill/rules.h`: `epw_streams_turn` says what may be written for each peer now, and what may be taken.
+//! 5. `c/prefill/send.c`: `epw_prefill_send` writes rows to the rings of peers.
+//! 6. `c/prefill/receive.c`: `epw_prefill_take` checks rows that have come and copies them to their places.
+//! 7. `c/prefill/combine.c`: `epw_prefill_answer` sends answers home, `epw_prefill_sum` adds them there.
+//!
+//! `tests/c/prefill_model.c` explores the rules, `tests/c/prefill_cases.c` compares all of it with a plain reference.
 //!
 //! # The way of a token on a GPU
 //!

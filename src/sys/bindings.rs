@@ -24,6 +24,7 @@ pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
 pub const EPW_TAG_MAX: u32 = 2147483647;
 pub const EPW_NORM_HIDDEN_MAX: u32 = 16384;
+pub const EPW_PREFILL_RING_TOKENS: u32 = 512;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
 /// a non-blocking operation has not finished yet; not an error
@@ -1083,6 +1084,9 @@ pub const EPW_CAUSE_STEP: u32 = 9;
 /** of a peer behind a queue: the connection to it is gone, or it has taken nothing
 for so long that the queue had no room for what it was to be sent next*/
 pub const EPW_CAUSE_LINK: u32 = 10;
+/** prefill, and not a peer's fault: `expected` rows were received, and only `seen`
+of them fit the capacity of the output*/
+pub const EPW_CAUSE_OVERFLOW: u32 = 11;
 /// The first peer that an operation gave up on, with every variable of that wait.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -2432,4 +2436,707 @@ unsafe extern "C" {
     /** Gives it up: its buffers are not touched again. Peers find this rank missing from it (EPW_CAUSE_PARTIAL),
  now or when this rank's calls come so far.*/
     pub fn epw_work_drop(comm: *mut epw_comm, work: epw_work) -> epw_status;
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_prefill {
+    _unused: [u8; 0],
+}
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_routing {
+    _unused: [u8; 0],
+}
+pub const EPW_PACKED: u32 = 2;
+/// rows by source, one source behind the other
+pub const EPW_DENSE: u32 = 3;
+/** ep: as for a buffer, and so must its fields be equal on every rank. `ordered` and `zero_copy` are 0:
+ ordered combine needs nothing more. max_tokens is of an operation.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_prefill_config {
+    /// sizeof(epw_prefill_config)
+    pub size: u32,
+    /** slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
+every rank; 0: as many as EPW_PREFILL_RING_TOKENS, or fewer where max_tokens is
+less, or the windows would pass 256 MiB, down to 16*/
+    pub ring_tokens: u32,
+    pub ep: epw_config,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_prefill_config",
+    ][::core::mem::size_of::<epw_prefill_config>() - 104usize];
+    [
+        "Alignment of epw_prefill_config",
+    ][::core::mem::align_of::<epw_prefill_config>() - 8usize];
+    [
+        "Offset of field: epw_prefill_config::size",
+    ][::core::mem::offset_of!(epw_prefill_config, size) - 0usize];
+    [
+        "Offset of field: epw_prefill_config::ring_tokens",
+    ][::core::mem::offset_of!(epw_prefill_config, ring_tokens) - 4usize];
+    [
+        "Offset of field: epw_prefill_config::ep",
+    ][::core::mem::offset_of!(epw_prefill_config, ep) - 8usize];
+};
+impl Default for epw_prefill_config {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_prefill_config_init(config: *mut epw_prefill_config);
+}
+/// Sizes that follow from a configuration. Computed without allocating anything.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_prefill_sizes {
+    /// sizeof(epw_prefill_sizes)
+    pub size: u32,
+    /// experts / ranks
+    pub local_experts: u32,
+    /// as chosen
+    pub ring_tokens: u32,
+    /// so many tokens a sending half may have; rank-reduced combine too
+    pub split_tokens: u32,
+    /// ordered combine: the ring holds several rows of a token
+    pub split_tokens_ordered: u32,
+    pub reserved: u32,
+    /// of a dispatched row in a ring
+    pub slot_bytes: u64,
+    /// of an answer in a ring
+    pub answer_bytes: u64,
+    /// header and signal words
+    pub control_bytes: u64,
+    /// rings of dispatched rows, of all lanes
+    pub dispatch_bytes: u64,
+    /// rings of answers, of all lanes
+    pub combine_bytes: u64,
+    /// sum of the above, rounded up to pages
+    pub window_bytes: u64,
+    /// of this rank's own beside the window, as in epw_plan
+    pub private_bytes: u64,
+    /** of an epw_routing, with max_tokens tokens of this rank; for each row received,
+routing_row_bytes more*/
+    pub routing_bytes: u64,
+    pub routing_row_bytes: u64,
+    /// as in epw_plan, for peers behind queues
+    pub image_bytes: u64,
+    /// as in epw_plan, for peers behind queues
+    pub ring_bytes: u64,
+    /// as in epw_plan, for peers behind queues
+    pub inbox_bytes: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_prefill_sizes",
+    ][::core::mem::size_of::<epw_prefill_sizes>() - 120usize];
+    [
+        "Alignment of epw_prefill_sizes",
+    ][::core::mem::align_of::<epw_prefill_sizes>() - 8usize];
+    [
+        "Offset of field: epw_prefill_sizes::size",
+    ][::core::mem::offset_of!(epw_prefill_sizes, size) - 0usize];
+    [
+        "Offset of field: epw_prefill_sizes::local_experts",
+    ][::core::mem::offset_of!(epw_prefill_sizes, local_experts) - 4usize];
+    [
+        "Offset of field: epw_prefill_sizes::ring_tokens",
+    ][::core::mem::offset_of!(epw_prefill_sizes, ring_tokens) - 8usize];
+    [
+        "Offset of field: epw_prefill_sizes::split_tokens",
+    ][::core::mem::offset_of!(epw_prefill_sizes, split_tokens) - 12usize];
+    [
+        "Offset of field: epw_prefill_sizes::split_tokens_ordered",
+    ][::core::mem::offset_of!(epw_prefill_sizes, split_tokens_ordered) - 16usize];
+    [
+        "Offset of field: epw_prefill_sizes::reserved",
+    ][::core::mem::offset_of!(epw_prefill_sizes, reserved) - 20usize];
+    [
+        "Offset of field: epw_prefill_sizes::slot_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, slot_bytes) - 24usize];
+    [
+        "Offset of field: epw_prefill_sizes::answer_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, answer_bytes) - 32usize];
+    [
+        "Offset of field: epw_prefill_sizes::control_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, control_bytes) - 40usize];
+    [
+        "Offset of field: epw_prefill_sizes::dispatch_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, dispatch_bytes) - 48usize];
+    [
+        "Offset of field: epw_prefill_sizes::combine_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, combine_bytes) - 56usize];
+    [
+        "Offset of field: epw_prefill_sizes::window_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, window_bytes) - 64usize];
+    [
+        "Offset of field: epw_prefill_sizes::private_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, private_bytes) - 72usize];
+    [
+        "Offset of field: epw_prefill_sizes::routing_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, routing_bytes) - 80usize];
+    [
+        "Offset of field: epw_prefill_sizes::routing_row_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, routing_row_bytes) - 88usize];
+    [
+        "Offset of field: epw_prefill_sizes::image_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, image_bytes) - 96usize];
+    [
+        "Offset of field: epw_prefill_sizes::ring_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, ring_bytes) - 104usize];
+    [
+        "Offset of field: epw_prefill_sizes::inbox_bytes",
+    ][::core::mem::offset_of!(epw_prefill_sizes, inbox_bytes) - 112usize];
+};
+unsafe extern "C" {
+    pub fn epw_prefill_sizes_init(sizes: *mut epw_prefill_sizes);
+}
+unsafe extern "C" {
+    /// Checks `config` and computes its sizes. config [in], sizes [in: size, out].
+    pub fn epw_prefill_plan(
+        config: *const epw_prefill_config,
+        sizes: *mut epw_prefill_sizes,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// As the functions of these names for a buffer. Before epw_prefill_destroy all routings are freed.
+    pub fn epw_prefill_create(
+        config: *const epw_prefill_config,
+        out: *mut *mut epw_prefill,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_destroy(prefill: *mut epw_prefill);
+}
+unsafe extern "C" {
+    pub fn epw_prefill_export(
+        prefill: *mut epw_prefill,
+        peer: u32,
+        blob: *mut ::core::ffi::c_void,
+        length: *mut usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_connect(
+        prefill: *mut epw_prefill,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_connect_within(
+        prefill: *mut epw_prefill,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+        deadline_ns: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_disconnect(prefill: *mut epw_prefill, peer: u32) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_probe(
+        prefill: *mut epw_prefill,
+        peer: u32,
+        timeout_ns: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_path(prefill: *const epw_prefill, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_wire(prefill: *const epw_prefill, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_set_active(
+        prefill: *mut epw_prefill,
+        active: *const epw_mask,
+        epoch: u32,
+        step: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_revoke(
+        prefill: *mut epw_prefill,
+        peers: *const epw_mask,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_membership(
+        prefill: *const epw_prefill,
+        membership: *mut epw_membership,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_newest_epoch(
+        prefill: *mut epw_prefill,
+        epoch: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_diverged(
+        prefill: *mut epw_prefill,
+        epoch: u32,
+        step: u64,
+        ranks: *mut epw_mask,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// Whether something that has ended since the last such call was incomplete, as epw_comm_take_fault.
+    pub fn epw_prefill_take_fault(
+        prefill: *mut epw_prefill,
+        faulted: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// An empty routing. It takes memory as dispatches need it, and keeps it for the next.
+    pub fn epw_routing_create(
+        prefill: *mut epw_prefill,
+        out: *mut *mut epw_routing,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
+ find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane comes so
+ far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed.*/
+    pub fn epw_routing_free(routing: *mut epw_routing);
+}
+/** Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
+ are ordered by source rank, then by token. Any pointer may be NULL where that output is not wanted; those
+ that the layout does not fill must be NULL.
+
+ A row's place in `rows` and in every array [C]:
+   EPW_PACKED        offsets[e] + its number among the rows of expert e; offsets are multiples of alignment
+   EPW_EXPERT_MAJOR  e * C + its number, arrays are [E, C]
+   EPW_DENSE         source_offsets[s] + its number among the rows of source s
+   EPW_RANK_MAJOR    s * max_tokens + its number, C is at least ranks * max_tokens
+ The first two have a token once for each of its experts that this rank owns, the others once.
+
+ Overflow: rows whose place is C or more (expert-major: whose number is) are left out, are counted in
+ `overflow`, and make the outcome degraded, with EPW_CAUSE_OVERFLOW unless a peer is missing as well.
+ Combine adds nothing for them.*/
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_prefill_output {
+    pub size: u32,
+    /// EPW_EXPERT_MAJOR, EPW_RANK_MAJOR, EPW_PACKED or EPW_DENSE: this rank's affair
+    pub layout: u32,
+    /// packed: rows, at least 1; else 0
+    pub alignment: u32,
+    /// 0: scales column-major; 1: row-major
+    pub scale_order: u32,
+    /// packed: 1: zeroes the rows between an expert's last and the next one's first
+    pub zero_padding: u32,
+    /// for epw_prefill_receive: as in epw_dispatch_input
+    pub nonblocking: u32,
+    /// C, below 2^32 - 1
+    pub capacity: u64,
+    /// payloads
+    pub rows: *mut ::core::ffi::c_void,
+    /** row-major [C, K], column-major [K, stride] with columns of C scales, each rounded up to 16
+bytes; expert-major one of these for each expert. UE8M0: i32 with four exponents,
+that of block b in byte b%4, ceil(K/4) in place of K, zero-padded*/
+    pub scales: *mut ::core::ffi::c_void,
+    /// [C, sideband_bytes]
+    pub sideband: *mut ::core::ffi::c_void,
+    /// [E]: places of each expert, those of lost sources included
+    pub counts: *mut u32,
+    /// [E]: packed: first place of each expert; expert-major: e * C
+    pub offsets: *mut u32,
+    /// [E]: rows of each expert that did not fit
+    pub overflow: *mut u32,
+    /// [ranks]: rows of each source that have come; 0 of one that was lost
+    pub source_counts: *mut u32,
+    /// [ranks]: dense and rank-major: first place of each source
+    pub source_offsets: *mut u32,
+    /** packed and expert-major [C]: local expert; -1 in places of nobody: padding, what
+is beyond the last, lost sources*/
+    pub row_expert: *mut i32,
+    /// [C]: source rank, -1 as above
+    pub row_source: *mut i32,
+    /// [C]: token index there, -1 as above
+    pub row_token: *mut i32,
+    /// packed and expert-major [C]: which of the token's top-k, -1 as above
+    pub row_position: *mut i32,
+    /// packed and expert-major [C]: routing weight, 0 as above
+    pub row_weight: *mut f32,
+    /** dense and rank-major [C, topk]: local expert ids, -1 where the entry lives
+elsewhere, and as above*/
+    pub row_experts: *mut i32,
+    /// dense and rank-major [C, topk]: routing weights, 0 where the id is -1
+    pub row_weights: *mut f32,
+    /// [E]: adds the rows of each local expert
+    pub expert_totals: *mut u64,
+    /// [ranks]: adds the time spent waiting for each source
+    pub wait_ns: *mut u64,
+    /// for GPUs
+    pub stream: *mut ::core::ffi::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_prefill_output",
+    ][::core::mem::size_of::<epw_prefill_output>() - 176usize];
+    [
+        "Alignment of epw_prefill_output",
+    ][::core::mem::align_of::<epw_prefill_output>() - 8usize];
+    [
+        "Offset of field: epw_prefill_output::size",
+    ][::core::mem::offset_of!(epw_prefill_output, size) - 0usize];
+    [
+        "Offset of field: epw_prefill_output::layout",
+    ][::core::mem::offset_of!(epw_prefill_output, layout) - 4usize];
+    [
+        "Offset of field: epw_prefill_output::alignment",
+    ][::core::mem::offset_of!(epw_prefill_output, alignment) - 8usize];
+    [
+        "Offset of field: epw_prefill_output::scale_order",
+    ][::core::mem::offset_of!(epw_prefill_output, scale_order) - 12usize];
+    [
+        "Offset of field: epw_prefill_output::zero_padding",
+    ][::core::mem::offset_of!(epw_prefill_output, zero_padding) - 16usize];
+    [
+        "Offset of field: epw_prefill_output::nonblocking",
+    ][::core::mem::offset_of!(epw_prefill_output, nonblocking) - 20usize];
+    [
+        "Offset of field: epw_prefill_output::capacity",
+    ][::core::mem::offset_of!(epw_prefill_output, capacity) - 24usize];
+    [
+        "Offset of field: epw_prefill_output::rows",
+    ][::core::mem::offset_of!(epw_prefill_output, rows) - 32usize];
+    [
+        "Offset of field: epw_prefill_output::scales",
+    ][::core::mem::offset_of!(epw_prefill_output, scales) - 40usize];
+    [
+        "Offset of field: epw_prefill_output::sideband",
+    ][::core::mem::offset_of!(epw_prefill_output, sideband) - 48usize];
+    [
+        "Offset of field: epw_prefill_output::counts",
+    ][::core::mem::offset_of!(epw_prefill_output, counts) - 56usize];
+    [
+        "Offset of field: epw_prefill_output::offsets",
+    ][::core::mem::offset_of!(epw_prefill_output, offsets) - 64usize];
+    [
+        "Offset of field: epw_prefill_output::overflow",
+    ][::core::mem::offset_of!(epw_prefill_output, overflow) - 72usize];
+    [
+        "Offset of field: epw_prefill_output::source_counts",
+    ][::core::mem::offset_of!(epw_prefill_output, source_counts) - 80usize];
+    [
+        "Offset of field: epw_prefill_output::source_offsets",
+    ][::core::mem::offset_of!(epw_prefill_output, source_offsets) - 88usize];
+    [
+        "Offset of field: epw_prefill_output::row_expert",
+    ][::core::mem::offset_of!(epw_prefill_output, row_expert) - 96usize];
+    [
+        "Offset of field: epw_prefill_output::row_source",
+    ][::core::mem::offset_of!(epw_prefill_output, row_source) - 104usize];
+    [
+        "Offset of field: epw_prefill_output::row_token",
+    ][::core::mem::offset_of!(epw_prefill_output, row_token) - 112usize];
+    [
+        "Offset of field: epw_prefill_output::row_position",
+    ][::core::mem::offset_of!(epw_prefill_output, row_position) - 120usize];
+    [
+        "Offset of field: epw_prefill_output::row_weight",
+    ][::core::mem::offset_of!(epw_prefill_output, row_weight) - 128usize];
+    [
+        "Offset of field: epw_prefill_output::row_experts",
+    ][::core::mem::offset_of!(epw_prefill_output, row_experts) - 136usize];
+    [
+        "Offset of field: epw_prefill_output::row_weights",
+    ][::core::mem::offset_of!(epw_prefill_output, row_weights) - 144usize];
+    [
+        "Offset of field: epw_prefill_output::expert_totals",
+    ][::core::mem::offset_of!(epw_prefill_output, expert_totals) - 152usize];
+    [
+        "Offset of field: epw_prefill_output::wait_ns",
+    ][::core::mem::offset_of!(epw_prefill_output, wait_ns) - 160usize];
+    [
+        "Offset of field: epw_prefill_output::stream",
+    ][::core::mem::offset_of!(epw_prefill_output, stream) - 168usize];
+};
+impl Default for epw_prefill_output {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_prefill_output_init(output: *mut epw_prefill_output);
+}
+/// counts go first; the routing is filled
+pub const EPW_ROUTE_NEW: u32 = 0;
+/** the routing's: input.topk_idx is not read, tokens are as many, nothing is counted,
+and rows take the places that they took before, by the same layout and capacity.
+Without topk_weights the weights stay as they were*/
+pub const EPW_ROUTE_AGAIN: u32 = 1;
+/// sends the rows: at most split_tokens of the plan, else EPW_ERR_LIMIT
+pub const EPW_HALF_SENDS: u32 = 0;
+/** sends the counts alone and waits for those of all: epw_prefill_received says how
+many rows come. The rows go and come in the receiving half*/
+pub const EPW_HALF_COUNTS: u32 = 1;
+unsafe extern "C" {
+    /** Sends this rank's tokens and, if `output` is not NULL, receives those of the others. input->layout is left
+ as it is initialised. With input->nonblocking go on by epw_prefill_poll. outcome [out] may be NULL; it is
+ filled when the operation ends. A refused call changes nothing.*/
+    pub fn epw_prefill_dispatch(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+        input: *const epw_dispatch_input,
+        route: u32,
+        half: u32,
+        output: *const epw_prefill_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** How many rows come, when that is known: after a dispatch of any kind; after a sending half EPW_PENDING
+ until all counts have come. *rows [out]: the capacity that takes all of them in this layout and alignment
+ (expert-major: of an expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
+    pub fn epw_prefill_received(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+        layout: u32,
+        alignment: u32,
+        rows: *mut u64,
+        counts: *mut u32,
+        source_counts: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The receiving half of a dispatch.
+    pub fn epw_prefill_receive(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+        output: *const epw_prefill_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+/// What combine takes. `rows` are places as dispatch gave them.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_prefill_combine_input {
+    pub size: u32,
+    /** EPW_COMBINE_RANK_REDUCED; packed and expert-major also EPW_COMBINE_ORDERED, where the
+rings  have a slot for each of a token's experts on a rank*/
+    pub mode: u32,
+    /// channels of a row, a multiple of 8, at most hidden; 0: hidden. The same on all ranks
+    pub width: u32,
+    /// as in epw_dispatch_input
+    pub nonblocking: u32,
+    /** [rows, width] of combine_dtype, dense; dense and rank-major layouts: already
+reduced over this rank's experts with the weights*/
+    pub expert_out: *const ::core::ffi::c_void,
+    /// rank-reduced, packed and expert-major: [rows], instead of those of dispatch
+    pub row_weights: *const f32,
+    /// ordered: [n, topk] of this rank's own tokens, instead of those of dispatch
+    pub topk_weights: *const f32,
+    /** packed and expert-major [rows], else [rows, topk]: carried back to
+epw_prefill_combine_output.values. All ranks, or none*/
+    pub row_values: *const f32,
+    /** [n, width] of combine_dtype: added to this rank's own tokens behind all else, the
+first first, ahead of the rounding; NULL: none*/
+    pub bias: [*const ::core::ffi::c_void; 2usize],
+    /// 0: the buffer's; else at least that
+    pub deadline_ns: u64,
+    /// for GPUs
+    pub stream: *mut ::core::ffi::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_prefill_combine_input",
+    ][::core::mem::size_of::<epw_prefill_combine_input>() - 80usize];
+    [
+        "Alignment of epw_prefill_combine_input",
+    ][::core::mem::align_of::<epw_prefill_combine_input>() - 8usize];
+    [
+        "Offset of field: epw_prefill_combine_input::size",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, size) - 0usize];
+    [
+        "Offset of field: epw_prefill_combine_input::mode",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, mode) - 4usize];
+    [
+        "Offset of field: epw_prefill_combine_input::width",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, width) - 8usize];
+    [
+        "Offset of field: epw_prefill_combine_input::nonblocking",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, nonblocking) - 12usize];
+    [
+        "Offset of field: epw_prefill_combine_input::expert_out",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, expert_out) - 16usize];
+    [
+        "Offset of field: epw_prefill_combine_input::row_weights",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, row_weights) - 24usize];
+    [
+        "Offset of field: epw_prefill_combine_input::topk_weights",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, topk_weights) - 32usize];
+    [
+        "Offset of field: epw_prefill_combine_input::row_values",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, row_values) - 40usize];
+    [
+        "Offset of field: epw_prefill_combine_input::bias",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, bias) - 48usize];
+    [
+        "Offset of field: epw_prefill_combine_input::deadline_ns",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, deadline_ns) - 64usize];
+    [
+        "Offset of field: epw_prefill_combine_input::stream",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, stream) - 72usize];
+};
+impl Default for epw_prefill_combine_input {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_prefill_combine_input_init(input: *mut epw_prefill_combine_input);
+}
+/// Where the combined tokens go.
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct epw_prefill_combine_output {
+    pub size: u32,
+    /// for epw_prefill_collect: as in epw_dispatch_input
+    pub nonblocking: u32,
+    /// [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros, and bias
+    pub out: *mut ::core::ffi::c_void,
+    /// [n, 2]: expert contributions arrived, expected
+    pub contributions: *mut u16,
+    /// [n, ceil(ranks/32)]: bit r%32 of word r/32: the sum lacks the answer of rank r
+    pub lacks: *mut u32,
+    /// [n, topk of the dispatch]: what row_values was for each, 0 where none came
+    pub values: *mut f32,
+    /// [ranks]: adds the time spent waiting for each peer
+    pub wait_ns: *mut u64,
+    /// for GPUs
+    pub stream: *mut ::core::ffi::c_void,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    [
+        "Size of epw_prefill_combine_output",
+    ][::core::mem::size_of::<epw_prefill_combine_output>() - 56usize];
+    [
+        "Alignment of epw_prefill_combine_output",
+    ][::core::mem::align_of::<epw_prefill_combine_output>() - 8usize];
+    [
+        "Offset of field: epw_prefill_combine_output::size",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, size) - 0usize];
+    [
+        "Offset of field: epw_prefill_combine_output::nonblocking",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, nonblocking) - 4usize];
+    [
+        "Offset of field: epw_prefill_combine_output::out",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, out) - 8usize];
+    [
+        "Offset of field: epw_prefill_combine_output::contributions",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, contributions) - 16usize];
+    [
+        "Offset of field: epw_prefill_combine_output::lacks",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, lacks) - 24usize];
+    [
+        "Offset of field: epw_prefill_combine_output::values",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, values) - 32usize];
+    [
+        "Offset of field: epw_prefill_combine_output::wait_ns",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, wait_ns) - 40usize];
+    [
+        "Offset of field: epw_prefill_combine_output::stream",
+    ][::core::mem::offset_of!(epw_prefill_combine_output, stream) - 48usize];
+};
+impl Default for epw_prefill_combine_output {
+    fn default() -> Self {
+        let mut s = ::core::mem::MaybeUninit::<Self>::uninit();
+        unsafe {
+            ::core::ptr::write_bytes(s.as_mut_ptr(), 0, 1);
+            s.assume_init()
+        }
+    }
+}
+unsafe extern "C" {
+    pub fn epw_prefill_combine_output_init(output: *mut epw_prefill_combine_output);
+}
+unsafe extern "C" {
+    /** Answers every received row of the routing's dispatch and, if `output` is not NULL, receives the answers to
+ this rank's own rows and sums them. With `output` NULL this is the sending half, of at most
+ split_tokens (split_tokens_ordered) rows from each rank.*/
+    pub fn epw_prefill_combine(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+        input: *const epw_prefill_combine_input,
+        output: *const epw_prefill_combine_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The receiving half of a combine.
+    pub fn epw_prefill_collect(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+        output: *const epw_prefill_combine_output,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// Goes on with a non-blocking operation without waiting, as epw_poll.
+    pub fn epw_prefill_poll(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
+ the operation: any thread, beside one that polls. EPW_ERR_STATE: no operation runs there.*/
+    pub fn epw_prefill_await(
+        prefill: *mut epw_prefill,
+        lane: u32,
+        timeout_ns: u64,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Gives up an operation of the routing that is under way, or of which a half is still to come, as
+ epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before.*/
+    pub fn epw_prefill_cancel(
+        prefill: *mut epw_prefill,
+        routing: *mut epw_routing,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// The lane of its last operation.
+    pub fn epw_routing_lane(routing: *const epw_routing) -> u32;
+}
+unsafe extern "C" {
+    /** Who gets what, of a routing that need not be sent: pure, of any thread. rank_tokens [out, ranks]: tokens
+ that go to each rank; expert_tokens [out, experts]: to each expert; in_rank [out, tokens * ranks]: 1 where
+ the token goes to the rank. Each may be NULL. Ids are as in epw_dispatch_input.*/
+    pub fn epw_prefill_count(
+        config: *const epw_prefill_config,
+        topk_idx: *const ::core::ffi::c_void,
+        idx_type: u32,
+        tokens: u32,
+        topk: u32,
+        rank_tokens: *mut u32,
+        expert_tokens: *mut u32,
+        in_rank: *mut u8,
+    ) -> epw_status;
 }

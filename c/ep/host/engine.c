@@ -11,7 +11,7 @@
 
 /* ---- memory ---- */
 
-static uint32_t choose_threads(const epw_config *config) {
+uint32_t epw_host_threads(const epw_config *config) {
     if (config->threads > 0) return config->threads;
     uint32_t share = epw_thread_cores() / config->ranks;
     return share < 1 ? 1 : share > MAX_THREADS_CHOSEN ? MAX_THREADS_CHOSEN : share;
@@ -52,7 +52,8 @@ static uint64_t scratch_bytes(const epw_layout *layout) {
 uint64_t epw_host_private_bytes(const epw_config *config, const epw_layout *layout) {
     epw_lane lane = {0};
     epw_host_lane host;
-    return carve(config, &lane, &host, NULL) * config->lanes + choose_threads(config) * scratch_bytes(layout);
+    return carve(config, &lane, &host, NULL) * config->lanes +
+           epw_host_threads(config) * scratch_bytes(layout);
 }
 
 /* ---- life ---- */
@@ -76,7 +77,7 @@ static bool make_lane(epw_buffer *b, uint32_t index) {
 
 static epw_status host_open(epw_buffer *b) {
     epw_where where = epw_buffer_where(b, "create");
-    uint32_t threads = choose_threads(&b->config);
+    uint32_t threads = epw_host_threads(&b->config);
     epw_host *host = b->host = calloc(1, sizeof *host);
     if (host == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the host engine");
     pthread_mutex_init(&host->background_lock, NULL);

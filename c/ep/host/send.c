@@ -3,56 +3,21 @@
 #include "ep/host/host.h"
 
 #include "base/clock.h"
+#include "ep/input.h"
 #include "peer/remote.h"
 
 #include <string.h>
 
 /* ---- routing ---- */
 
-/* Entry j of token t as a wide integer; "not routed" of every type is -1. */
-static int64_t read_id(const epw_dispatch_input *in, uint32_t t, uint32_t j) {
-    size_t at = (size_t)t * in->topk + j;
-    switch (in->idx_type) {
-    case EPW_U32: {
-        uint32_t id = ((const uint32_t *)in->topk_idx)[at];
-        return id == UINT32_MAX ? -1 : (int64_t)id;
+static epw_status read_routing(const epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in) {
+    epw_status status = EPW_OK;
+    for (uint32_t t = 0; t < in->tokens && status == EPW_OK; t++) {
+        size_t first = (size_t)t * b->config.topk;
+        status = epw_input_read_topk(epw_buffer_where(b, "dispatch"), &b->config, in, t,
+                                     lane->host->ids + first, lane->host->weights + first);
     }
-    case EPW_I64:
-        return ((const int64_t *)in->topk_idx)[at];
-    default:
-        return ((const int32_t *)in->topk_idx)[at];
-    }
-}
-
-/* Copies ids and weights into the lane, padded to config.topk with -1, and refuses what is out of range or
- * repeated. */
-static epw_status read_routing(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in) {
-    epw_where where = epw_buffer_where(b, "dispatch");
-    uint32_t width = b->config.topk;
-    for (uint32_t t = 0; t < in->tokens; t++) {
-        int32_t *ids = lane->host->ids + (size_t)t * width;
-        float *weights = lane->host->weights + (size_t)t * width;
-        for (uint32_t j = 0; j < width; j++) {
-            ids[j] = -1;
-            weights[j] = 0.0f;
-            if (j >= in->topk) continue;
-            int64_t id = read_id(in, t, j);
-            if (id < -1 || id >= (int64_t)b->config.experts) {
-                return epw_fail(EPW_ERR_INVALID, where, "topk_idx[%u][%u] is %lld, must be in [-1, %u)", t, j,
-                                (long long)id, b->config.experts);
-            }
-            for (uint32_t i = 0; id >= 0 && i < j; i++) {
-                if (ids[i] == id) {
-                    return epw_fail(EPW_ERR_INVALID, where,
-                                    "topk_idx[%u][%u] repeats expert %lld of column %u", t, j, (long long)id,
-                                    i);
-                }
-            }
-            ids[j] = (int32_t)id;
-            if (in->topk_weights != NULL) weights[j] = in->topk_weights[(size_t)t * in->topk + j];
-        }
-    }
-    return EPW_OK;
+    return status;
 }
 
 /* Numbers the rows that go to each rank that takes part, one per distinct rank, and within each expert: by
@@ -92,41 +57,6 @@ typedef struct send_job {
     epw_lane *lane;
 } send_job;
 
-/* From token to token of input.x. */
-static uint64_t stride_of_x(const epw_buffer *b, const epw_lane *lane) {
-    const epw_dispatch_input *in = &lane->input;
-    bool same = in->payload == EPW_PAYLOAD_SAME || in->payload == EPW_PAYLOAD_OPAQUE;
-    if (in->x_stride != 0) return in->x_stride;
-    return same ? lane->format.payload_bytes : b->layout.row_bytes;
-}
-
-/* The token's payload and scales as they travel: in place where they can be copied as they are, else in
- * `scratch`. */
-static const unsigned char *make_payload(const send_job *job, uint32_t t, unsigned char *scratch,
-                                         size_t *bytes) {
-    const epw_buffer *b = job->b;
-    const epw_dispatch_input *in = &job->lane->input;
-    const epw_row_format *format = &job->lane->format;
-    const unsigned char *x = (const unsigned char *)in->x + t * stride_of_x(b, job->lane);
-    uint64_t row_bytes = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
-    *bytes = epw_align(row_bytes, 16);
-    if (in->payload == EPW_PAYLOAD_SAME) return x;
-    unsigned char *scales = scratch + format->payload_bytes;
-    if (in->payload == EPW_PAYLOAD_OPAQUE) {
-        if (format->scale_count == 0) return x;
-        memcpy(scratch, x, format->payload_bytes);
-        const unsigned char *from = (const unsigned char *)in->scales + t * in->scale_row_stride;
-        for (uint32_t i = 0; i < format->scale_count; i++) {
-            memcpy(scales + (size_t)i * format->scale_bytes, from + i * in->scale_col_stride,
-                   format->scale_bytes);
-        }
-    } else {
-        b->host->numerics->quantize(in->payload, b->config.dtype, x, b->config.hidden, scratch, scales);
-    }
-    memset(scratch + row_bytes, 0, *bytes - row_bytes); /* the peer is not to see what was there */
-    return scratch;
-}
-
 static size_t make_header(const epw_buffer *b, const epw_lane *lane, uint32_t t, unsigned char *out) {
     epw_slot_header head = {.token = t, .format = lane->format.hash};
     memcpy(out, &head, sizeof head);
@@ -161,8 +91,9 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
             again = rows[i] != EPW_NO_PLACE && (uint32_t)ids[i] / b->layout.local_experts == rank;
         }
         if (again || !epw_lane_has(&lane->machine, rank, EPW_PART_READY)) continue;
-        if (payload == NULL) {
-            payload = make_payload(job, t, b->host->scratch + thread * b->host->scratch_bytes, &bytes);
+        if (payload == NULL) { /* quantize, or the bytes as they lie */
+            payload = epw_input_payload(b->host->numerics, &b->config, &lane->input, &lane->format, t,
+                                        b->host->scratch + thread * b->host->scratch_bytes, &bytes);
             header_bytes = make_header(b, lane, t, header);
         }
         uint64_t offset = epw_slot_offset(&b->layout, index, b->config.rank, rows[j]);
@@ -205,7 +136,7 @@ uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, e
     epw_lent_rows *lent = &lane->host->lent_rows;
     *lent = (epw_lent_rows){.key = lane->host->lent,
                             .head_bytes = (uint32_t)b->layout.header_bytes,
-                            .stride = stride_of_x(b, lane),
+                            .stride = epw_input_stride(&b->config, &lane->input, format),
                             .numbers = lane->host->sent_tokens + (size_t)peer * b->config.max_tokens};
     if (lent->key != 0) ranges[1].lent = lent;
     memcpy(epw_control_at(&b->peers, index, peer, ranges[0].offset),
@@ -226,7 +157,8 @@ static void lend_rows(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *
     bool stays = out != NULL && !host->nonblocking;
     host->lent = 0;
     if (!as_they_lie || !stays || !host->streams || !epw_remotes_any(&b->peers)) return;
-    uint64_t bytes = (lane->tokens - 1) * stride_of_x(b, lane) + epw_align(format->payload_bytes, 16);
+    uint64_t bytes = (lane->tokens - 1) * epw_input_stride(&b->config, &lane->input, format) +
+                     epw_align(format->payload_bytes, 16);
     host->lent = epw_remotes_lend(&b->peers, epw_lane_index(b, lane), in->x, bytes);
 }
 

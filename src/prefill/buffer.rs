@@ -1,0 +1,206 @@
+//! The buffer itself: how it comes to be, finds its peers, and follows the membership.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use super::config::{PrefillConfig, PrefillPlan};
+use crate::aside::aside;
+use crate::config::{Device, Path};
+use crate::error::Result;
+use crate::ffi::{self, Floor};
+use crate::group::{Follower, GivenUp, Group, held_by};
+use crate::mask::Mask;
+use crate::peers::{self, End, Membership, Setting, Watcher, present};
+use crate::rendezvous::Decision;
+use crate::{observe, sys};
+
+/// A rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`: lanes may be used from
+/// different threads at a time, each with one operation. See the [module](super).
+#[derive(Debug, Clone)]
+pub struct PrefillBuffer {
+    pub(super) inner: Arc<Inner>,
+}
+
+/// What the clones share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// Before `ffi`: their threads end before the last owner of the C buffer goes.
+    pub(super) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    pub(super) ffi: Arc<ffi::Prefill>,
+    pub(super) rank: u32,
+    pub(super) config: PrefillConfig,
+    pub(super) plan: PrefillPlan,
+}
+
+impl Inner {
+    fn made(rank: u32, ranks: u32, mut config: PrefillConfig, setting: Setting) -> Result<Arc<Self>> {
+        config.ep.paths = setting.paths(rank, config.ep.paths)?;
+        let plan = PrefillPlan::new(&config, ranks)?;
+        let fabric = setting.fabric(rank, config.ep.paths, Device::Host)?;
+        let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
+        observe::describe();
+        Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan }))
+    }
+}
+
+impl PrefillBuffer {
+    /// Creates the buffer of every member of `group` and connects them: as
+    /// [`EpBuffer::create`](crate::EpBuffer::create), and in one order with all that is created with the group. From then on it
+    /// follows the group, at the same step as other buffers. Never blocks the executor.
+    pub async fn create(group: &Group, config: PrefillConfig) -> Result<Self> {
+        let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
+        let fields = config.fields();
+        let make = move || Inner::made(rank, world, config, setting);
+        Ok(Self::following(peers::meet(group, "prefill buffer", fields, make).await?, group))
+    }
+
+    /// [`PrefillBuffer::create`] for a plain thread. Not for a thread that serves an async executor.
+    pub fn create_blocking(group: &Group, config: PrefillConfig) -> Result<Self> {
+        let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
+        let fields = config.fields();
+        let make = move || Inner::made(rank, world, config, setting);
+        Ok(Self::following(peers::meet_blocking(group, "prefill buffer", fields, make)?, group))
+    }
+
+    fn following(inner: Arc<Inner>, group: &Group) -> Self {
+        let follower: Weak<Inner> = Arc::downgrade(&inner);
+        group.follow(follower);
+        Self { inner }
+    }
+
+    /// A buffer that knows nobody yet, as [`EpBuffer::unconnected`](crate::EpBuffer::unconnected), for programs that carry blobs by
+    /// means of their own.
+    pub fn unconnected(rank: u32, ranks: u32, config: PrefillConfig) -> Result<Self> {
+        Ok(Self { inner: Inner::made(rank, ranks, config, Setting::alone(rank)?)? })
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> u32 {
+        self.inner.rank
+    }
+
+    /// Ranks of the group.
+    pub fn ranks(&self) -> u32 {
+        self.inner.plan.ranks
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &PrefillConfig {
+        &self.inner.config
+    }
+
+    /// The sizes that follow from it.
+    pub fn plan(&self) -> &PrefillPlan {
+        &self.inner.plan
+    }
+
+    /// What `peer` needs to reach this rank's window, to be given to its [`PrefillBuffer::connect`]. Waits for nobody.
+    pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        self.inner.ffi.export(peer)
+    }
+
+    /// Maps the window that `peer` exported for this rank: as [`EpBuffer::connect`](crate::EpBuffer::connect), with the same errors.
+    /// Never blocks the executor.
+    pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        let (inner, blob) = (self.inner.clone(), blob.to_vec());
+        let connect = move || inner.ffi.connect(peer, &blob, inner.config.ep.deadline);
+        aside("connect", self.rank(), connect).await
+    }
+
+    /// [`PrefillBuffer::connect`] on this thread. Not for a thread that serves an async executor.
+    pub fn connect_blocking(&self, peer: u32, blob: &[u8]) -> Result<()> {
+        self.inner.ffi.connect(peer, blob, self.inner.config.ep.deadline)
+    }
+
+    /// Unmaps the window of a peer that is not active, as [`EpBuffer::disconnect`](crate::EpBuffer::disconnect) does.
+    pub fn disconnect(&self, peer: u32) -> Result<()> {
+        self.inner.ffi.disconnect(peer)
+    }
+
+    /// Whether the path to `peer` carries words both ways and its process is alive: as
+    /// [`EpBuffer::probe_blocking`](crate::EpBuffer::probe_blocking).
+    pub fn probe_blocking(&self, peer: u32, timeout: Duration) -> Result<()> {
+        self.inner.ffi.probe(peer, timeout)
+    }
+
+    /// The path by which `peer` is reached.
+    pub fn path(&self, peer: u32) -> Path {
+        Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
+    }
+
+    /// For print: what drains this rank's queues. `None` where the configuration permits none.
+    pub fn nic(&self) -> Option<String> {
+        self.inner.ffi.nic()
+    }
+
+    /// Begins a membership: as [`EpBuffer::set_active`](crate::EpBuffer::set_active), with no operation in flight. Routings of
+    /// the one before cannot be used any more.
+    pub fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
+        self.inner.ffi.set_active(active, epoch, step)
+    }
+
+    /// The group goes on without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke).
+    pub fn revoke(&self, ranks: &Mask) -> Result<()> {
+        self.inner.ffi.revoke(ranks)
+    }
+
+    /// The current membership, and what has become of it.
+    pub fn membership(&self) -> Result<Membership> {
+        Membership::of(&*self.inner.ffi)
+    }
+
+    /// Whether something that has ended since the last such call was incomplete, to be handed to
+    /// [`EpBuffer::fault`](crate::EpBuffer::fault): as [`Comm::take_fault`](crate::Comm::take_fault).
+    pub fn take_fault(&self) -> Result<bool> {
+        self.inner.ffi.take_fault()
+    }
+}
+
+impl End for Inner {
+    fn exported(&self) -> Result<Vec<Vec<u8>>> {
+        peers::exported(&*self.ffi, self.rank, self.plan.ranks)
+    }
+
+    fn connect_present(&self, blobs: &[Vec<u8>]) -> Result<()> {
+        peers::connect_all(&*self.ffi, self.rank, self.config.ep.deadline, present(blobs))
+    }
+}
+
+impl Follower for Inner {
+    fn begin(&self, decision: &Decision) -> Result<()> {
+        peers::begin(&*self.ffi, decision)
+    }
+
+    fn revoke(&self, peers: &Mask) -> Result<()> {
+        self.ffi.revoke(peers)
+    }
+
+    fn given_up(&self) -> Result<GivenUp> {
+        peers::given_up(&*self.ffi)
+    }
+
+    fn experts(&self, ranks: &Mask) -> Option<Vec<Range<u32>>> {
+        Some(held_by(ranks, self.plan.ranks, self.config.ep.experts))
+    }
+
+    fn is_overtaken(&self, epoch: u32) -> bool {
+        peers::is_overtaken(&*self.ffi, epoch)
+    }
+
+    fn diverged(&self, epoch: u32, step: u64) -> Mask {
+        peers::diverged(&*self.ffi, epoch, step)
+    }
+
+    fn reaches(&self, peer: u32, timeout: Duration) -> bool {
+        peers::reaches(&*self.ffi, peer, timeout)
+    }
+
+    fn export(&self, peer: u32) -> Result<Vec<u8>> {
+        self.ffi.export(peer)
+    }
+
+    fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
+        self.ffi.connect(peer, blob, timeout)
+    }
+}

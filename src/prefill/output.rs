@@ -1,0 +1,257 @@
+//! What comes out of a prefill dispatch and combine: host memory that the caller names, checked before a pointer leaves Rust.
+
+use crate::buffer::{Need, Place, ScaleOrder};
+use crate::config::{Payload, RowShape};
+use crate::error::{Error, Failure, Result};
+use crate::tensor::TensorMut;
+use crate::{ffi, sys};
+
+use super::buffer::Inner;
+
+/// How received rows are laid out. Rows of an expert or source are ordered by source rank, then by token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefillLayout {
+    /// Rows of a local expert together, experts in order, each at a multiple of `alignment` rows: as contiguous grouped GEMMs take
+    /// them. A token has a row for each of its experts here.
+    Packed {
+        /// Rows, at least 1.
+        alignment: u32,
+    },
+    /// Rows by source, one source behind the other, a row for each token, with its local expert ids and weights.
+    Dense,
+    /// `[local_experts, capacity]`, where that fits.
+    ExpertMajor,
+    /// The same as dense, but source `s` from row `s * max_tokens` on; needs a capacity of `ranks * max_tokens`.
+    RankMajor,
+}
+
+impl Default for PrefillLayout {
+    fn default() -> Self {
+        Self::Packed { alignment: 1 }
+    }
+}
+
+impl PrefillLayout {
+    /// Layout and alignment.
+    pub(super) fn to_c(self) -> (u32, u32) {
+        match self {
+            Self::Packed { alignment } => (sys::EPW_PACKED, alignment),
+            Self::Dense => (sys::EPW_DENSE, 0),
+            Self::ExpertMajor => (sys::EPW_EXPERT_MAJOR, 0),
+            Self::RankMajor => (sys::EPW_RANK_MAJOR, 0),
+        }
+    }
+
+    /// Whether a row is one of an expert.
+    pub(super) fn is_by_expert(self) -> bool {
+        matches!(self, Self::Packed { .. } | Self::ExpertMajor)
+    }
+
+    /// Places that a capacity has.
+    pub(super) fn places(self, capacity: usize, local_experts: usize) -> usize {
+        if self == Self::ExpertMajor { capacity.saturating_mul(local_experts) } else { capacity }
+    }
+}
+
+/// What of a dispatch its combines depend on.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Shape {
+    pub(super) tokens: usize,
+    pub(super) topk: usize,
+    pub(super) layout: PrefillLayout,
+    pub(super) places: usize,
+}
+
+impl Shape {
+    pub(super) fn of_output(self, inner: &Inner, output: &PrefillOutput<'_>) -> Self {
+        let places = output.layout.places(output.capacity, inner.plan.local_experts as usize);
+        Self { layout: output.layout, places, ..self }
+    }
+}
+
+/// Where received rows go. `C` places, `E` local experts; every list may be longer. In places of nobody, padding, what lies beyond
+/// the last row, and those of lost sources, indices are -1 and weights 0.
+///
+/// Rows that have no place because the capacity is too small are left out, the last in order first: the outcome then has
+/// [`Cause::Overflow`](crate::Cause::Overflow), and combine adds nothing for them.
+#[derive(Debug, Default)]
+pub struct PrefillOutput<'a> {
+    /// How rows are laid out: of this rank alone.
+    pub layout: PrefillLayout,
+    /// Places for rows, `C`; expert-major: of each expert.
+    pub capacity: usize,
+    /// Payloads `[C, payload]`, of any type, aligned to 16 bytes.
+    pub rows: Option<TensorMut<'a>>,
+    /// Row-major `[C, K]`; column-major `[K, stride]` with columns of `C` scales rounded up to 16 bytes each, expert-major one of
+    /// these for each expert. [`Fp8Scale::Ue8m0`](crate::Fp8Scale::Ue8m0): i32 with four exponents each.
+    pub scales: Option<TensorMut<'a>>,
+    /// Order of `scales`.
+    pub scale_order: ScaleOrder,
+    /// `[C, sideband_bytes]`.
+    pub sideband: Option<&'a mut [u8]>,
+    /// Packed: zeroes the rows between an expert's last and the next one's first.
+    pub zero_padding: bool,
+    /// `[E]` places of each expert, those of lost sources included.
+    pub counts: Option<&'a mut [u32]>,
+    /// By expert: `[E]` first place of each.
+    pub offsets: Option<&'a mut [u32]>,
+    /// By expert: `[E]` rows of each that have no place.
+    pub overflow: Option<&'a mut [u32]>,
+    /// `[ranks]` rows of each source that have come; 0 of one that was lost.
+    pub source_counts: Option<&'a mut [u32]>,
+    /// By source: `[ranks]` first place of each.
+    pub source_offsets: Option<&'a mut [u32]>,
+    /// By expert: `[C]` local expert.
+    pub row_expert: Option<&'a mut [i32]>,
+    /// `[C]` source rank.
+    pub row_source: Option<&'a mut [i32]>,
+    /// `[C]` index of the token there.
+    pub row_token: Option<&'a mut [i32]>,
+    /// By expert: `[C]` which of the token's top-k.
+    pub row_position: Option<&'a mut [i32]>,
+    /// By expert: `[C]` routing weight.
+    pub row_weight: Option<&'a mut [f32]>,
+    /// By source: `[C, topk]` (the plan's) local expert ids, -1 where the entry lives elsewhere.
+    pub row_experts: Option<&'a mut [i32]>,
+    /// By source: `[C, topk]` weights, 0 where the id is -1.
+    pub row_weights: Option<&'a mut [f32]>,
+    /// `[E]`: adds the rows of each local expert.
+    pub expert_totals: Option<&'a mut [u64]>,
+    /// `[ranks]`: adds the nanoseconds spent waiting for each source.
+    pub wait_ns: Option<&'a mut [u64]>,
+}
+
+/// Where combined tokens go.
+#[derive(Debug)]
+pub struct PrefillCombineOutput<'a> {
+    /// `[n, width]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros, and bias.
+    pub out: TensorMut<'a>,
+    /// `[n]` pairs: expert contributions arrived, and expected.
+    pub contributions: Option<&'a mut [[u16; 2]]>,
+    /// `[n, ceil(ranks / 32)]`: bit `r % 32` of word `r / 32`: the sum lacks the answer of rank `r`.
+    pub lacks: Option<&'a mut [u32]>,
+    /// `[n, topk]` of the dispatch: what [`PrefillCombine::values`](super::PrefillCombine::values) was for each, 0 where none came.
+    pub values: Option<&'a mut [f32]>,
+    /// `[ranks]`: adds the nanoseconds spent waiting for each peer.
+    pub wait_ns: Option<&'a mut [u64]>,
+}
+
+impl<'a> PrefillCombineOutput<'a> {
+    /// Only the tokens.
+    pub fn new(out: TensorMut<'a>) -> Self {
+        Self { out, contributions: None, lacks: None, values: None, wait_ns: None }
+    }
+}
+
+/// Sets the fields of a C output to the places of the given outputs of the same names, each checked for what it must hold.
+macro_rules! place {
+    ($output:ident of $from:expr; $($field:ident: $need:expr),* $(,)?) => {
+        $(if let Some(place) = $from.$field.as_mut() {
+            $output.$field = place.place(concat!("output.", stringify!($field)), $need, &())?.cast();
+        })*
+    };
+}
+
+/// Bytes of the scales of `places` rows, in lists of `capacity`.
+fn scale_bytes(
+    shape: &RowShape,
+    payload: Payload,
+    order: ScaleOrder,
+    capacity: usize,
+    lists: usize,
+) -> usize {
+    let packed = matches!(payload, Payload::Fp8 { scale: crate::config::Fp8Scale::Ue8m0 });
+    let (count, bytes) =
+        if packed { (shape.scale_count.div_ceil(4), 4) } else { (shape.scale_count, shape.scale_bytes) };
+    let column = capacity.saturating_mul(bytes);
+    let column =
+        if order == ScaleOrder::ColumnMajor { column.div_ceil(16).saturating_mul(16) } else { column };
+    column.saturating_mul(count).saturating_mul(lists)
+}
+
+impl PrefillOutput<'_> {
+    /// Checks every size and gives the C view.
+    pub(super) fn as_c(
+        &mut self,
+        inner: &Inner,
+        payload: Payload,
+        sideband_bytes: usize,
+    ) -> Result<sys::epw_prefill_output> {
+        let shape = RowShape::new(&inner.config.ep, inner.plan.ranks, payload)?;
+        let placed = self.place(inner, &shape, payload, sideband_bytes);
+        placed.map_err(|text| Error::Invalid(Failure::new("dispatch", inner.rank, text)))
+    }
+
+    fn place(
+        &mut self,
+        inner: &Inner,
+        shape: &RowShape,
+        payload: Payload,
+        sideband_bytes: usize,
+    ) -> Result<sys::epw_prefill_output, String> {
+        let (experts, ranks) = (inner.plan.local_experts as usize, inner.plan.ranks as usize);
+        let places = self.layout.places(self.capacity, experts);
+        let lists = if self.layout == PrefillLayout::ExpertMajor { experts } else { 1 };
+        let entries = places.saturating_mul(inner.config.ep.topk as usize);
+        let scales = scale_bytes(shape, payload, self.scale_order, self.capacity, lists);
+        let mut output = ffi::empty_prefill_output();
+        (output.layout, output.alignment) = self.layout.to_c();
+        output.capacity = self.capacity as u64;
+        output.scale_order = u32::from(self.scale_order == ScaleOrder::RowMajor);
+        output.zero_padding = self.zero_padding.into();
+        place! {
+            output of self;
+            rows: Need::Bytes(places.saturating_mul(shape.payload_bytes)),
+            scales: Need::Bytes(scales),
+            sideband: Need::of::<u8>(places.saturating_mul(sideband_bytes)),
+            counts: Need::of::<u32>(experts),
+            offsets: Need::of::<u32>(experts),
+            overflow: Need::of::<u32>(experts),
+            source_counts: Need::of::<u32>(ranks),
+            source_offsets: Need::of::<u32>(ranks),
+            row_expert: Need::of::<i32>(places),
+            row_source: Need::of::<i32>(places),
+            row_token: Need::of::<i32>(places),
+            row_position: Need::of::<i32>(places),
+            row_weight: Need::of::<f32>(places),
+            row_experts: Need::of::<i32>(entries),
+            row_weights: Need::of::<f32>(entries),
+            expert_totals: Need::of::<u64>(experts),
+            wait_ns: Need::of::<u64>(ranks),
+        }
+        Ok(output)
+    }
+}
+
+impl PrefillCombineOutput<'_> {
+    /// Checks every size and gives the C view, of `tokens` tokens with `topk` experts and `width` channels.
+    pub(super) fn as_c(
+        &mut self,
+        inner: &Inner,
+        (tokens, topk, width): (usize, usize, usize),
+    ) -> Result<sys::epw_prefill_combine_output> {
+        let placed = self.place(inner, tokens, topk, width);
+        placed.map_err(|text| Error::Invalid(Failure::new("combine", inner.rank, text)))
+    }
+
+    fn place(
+        &mut self,
+        inner: &Inner,
+        tokens: usize,
+        topk: usize,
+        width: usize,
+    ) -> Result<sys::epw_prefill_combine_output, String> {
+        let ranks = inner.plan.ranks as usize;
+        let out = Need::Elements(inner.config.ep.combine_dtype.dtype(), tokens.saturating_mul(width));
+        let mut output = ffi::empty_prefill_combine_output();
+        output.out = self.out.place("output.out", out, &())?.cast();
+        place! {
+            output of self;
+            contributions: Need::of::<u16>(tokens * 2),
+            lacks: Need::of::<u32>(tokens * ranks.div_ceil(32)),
+            values: Need::of::<f32>(tokens * topk),
+            wait_ns: Need::of::<u64>(ranks),
+        }
+        Ok(output)
+    }
+}

@@ -1,0 +1,385 @@
+//! Operations of prefill, and the routing that a dispatch leaves behind.
+//!
+//! C touches the memory of an operation only inside calls on its routing, of which there is one owner. So a half that is forgotten
+//! is no harm to memory: its lane just stays occupied until the routing is dropped.
+
+use std::marker::PhantomData;
+
+use super::buffer::{Inner, PrefillBuffer};
+use super::combine::PrefillCombine;
+use super::operation::{begin, finish, run};
+use super::output::{PrefillCombineOutput, PrefillLayout, PrefillOutput, Shape};
+use crate::buffer::Dispatch;
+use crate::config::Payload;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::{self, Progress};
+use crate::outcome::Outcome;
+use crate::sys;
+use crate::tensor::{DType, TensorRef, sealed::View as _};
+
+/// What a dispatch has found out of who sends what to whom, and where it lies: by it experts' outputs are combined, as often and in
+/// as many widths as wanted, and other rows are dispatched the same way with no counting. Holds for the membership of its dispatch.
+///
+/// Dropping it owes peers nothing; they wait for this rank only in operations that they call and this rank does not.
+#[derive(Debug)]
+pub struct Routing {
+    ffi: ffi::Routing,
+    shape: Shape,
+}
+
+/// How many rows come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Received {
+    /// The capacity that takes all of them in the layout that was asked for.
+    pub capacity: usize,
+    /// `[local_experts]` rows of each expert.
+    pub counts: Vec<u32>,
+    /// `[ranks]` rows of each source: tokens, each once.
+    pub source_counts: Vec<u32>,
+}
+
+/// A dispatch whose receiving half is still to come. Dropping it gives the dispatch up: peers find this rank
+/// [missing](Outcome::missing) from it.
+#[derive(Debug)]
+#[must_use = "dropping it gives the dispatch up"]
+pub struct PrefillDispatching<'a> {
+    routing: Routing,
+    inner: PrefillBuffer,
+    payload: Payload,
+    sideband_bytes: usize,
+    input: PhantomData<&'a ()>,
+}
+
+/// A combine whose receiving half is still to come. Dropping it gives the combine up.
+#[derive(Debug)]
+#[must_use = "dropping it gives the combine up"]
+pub struct PrefillCombining<'a> {
+    routing: &'a mut Routing,
+    inner: PrefillBuffer,
+    width: usize,
+    collected: bool,
+}
+
+impl PrefillBuffer {
+    /// Sends this rank's tokens and receives those of the others, on this thread. The [layout](Dispatch::layout) is the output's,
+    /// the input's is not used. Not for a thread that serves an async executor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::Limit`] for what cannot be; [`Error::State`] without a membership, or while the lane has
+    /// another operation. A refused call has no effect.
+    pub fn dispatch_blocking(
+        &self,
+        input: Dispatch<'_>,
+        mut output: PrefillOutput<'_>,
+    ) -> Result<(Routing, Outcome)> {
+        let inner = &*self.inner;
+        let (mut routing, c) = self.prepare(&input)?;
+        let request = input.request();
+        let to = output.as_c(inner, request.payload, request.sideband_bytes)?;
+        let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        let outcome =
+            run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) })?;
+        routing.shape = routing.shape.of_output(inner, &output);
+        Ok((routing, outcome))
+    }
+
+    /// [`PrefillBuffer::dispatch_blocking`] that never blocks the executor: rows move in `poll`. Dropping the future gives the
+    /// dispatch up.
+    ///
+    /// # Errors
+    /// As of that; [`Error::State`] too while peers have not ended an operation of the lane that was given up here: try again.
+    pub async fn dispatch(
+        &self,
+        input: Dispatch<'_>,
+        mut output: PrefillOutput<'_>,
+    ) -> Result<(Routing, Outcome)> {
+        let inner = &*self.inner;
+        let (mut routing, begun) = {
+            let (mut routing, c) = self.prepare(&input)?;
+            let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
+            let request = input.request();
+            let to = output.as_c(inner, request.payload, request.sideband_bytes)?;
+            let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
+            // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
+            let begun = begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) });
+            (routing, begun)
+        };
+        // SAFETY: as above.
+        let outcome = unsafe { finish(inner, "dispatch", &mut routing.ffi, begun) }.await?;
+        routing.shape = routing.shape.of_output(inner, &output);
+        Ok((routing, outcome))
+    }
+
+    /// [`PrefillBuffer::dispatch_count_blocking`] that never blocks the executor. Dropping the future gives the dispatch up.
+    ///
+    /// # Errors
+    /// As of [`PrefillBuffer::dispatch`].
+    pub async fn dispatch_count<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
+        let inner = &*self.inner;
+        let request = input.request();
+        let (mut routing, begun) = {
+            let (mut routing, c) = self.prepare(&input)?;
+            let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
+            let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_COUNTS);
+            // SAFETY: all sizes have been checked, and the borrows outlive this future and the half that it returns.
+            let begun = begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, None, outcome) });
+            (routing, begun)
+        };
+        // SAFETY: as above.
+        let _ = unsafe { finish(inner, "dispatch_send", &mut routing.ffi, begun) }.await?;
+        Ok(self.half(routing, request.payload, request.sideband_bytes))
+    }
+
+    fn half<'a>(&self, routing: Routing, payload: Payload, sideband_bytes: usize) -> PrefillDispatching<'a> {
+        PrefillDispatching { routing, inner: self.clone(), payload, sideband_bytes, input: PhantomData }
+    }
+
+    /// Dispatches other rows by a routing: tokens and top-k as many as before, places and capacity as before, no counts. Without
+    /// [`Dispatch::weights`] the weights stay as they were; the ids are not read.
+    ///
+    /// # Errors
+    /// As of [`PrefillBuffer::dispatch_blocking`]; [`Error::State`] too where the membership has changed since.
+    pub fn dispatch_again_blocking(
+        &self,
+        routing: &mut Routing,
+        input: Dispatch<'_>,
+        mut output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        let inner = &*self.inner;
+        self.check_own(routing)?;
+        let c = input.to_c(inner.rank, &inner.config.ep, &())?;
+        let request = input.request();
+        let to = output.as_c(inner, request.payload, request.sideband_bytes)?;
+        let how = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) })
+    }
+
+    /// The sending half of a dispatch, of at most [`split_tokens`](super::PrefillPlan::split_tokens) tokens: returns when all rows
+    /// lie with the peers, and what is computed until [`PrefillDispatching::receive_blocking`] overlaps with their way.
+    ///
+    /// # Errors
+    /// As of [`PrefillBuffer::dispatch_blocking`]; [`Error::Limit`] for more tokens, before anything is sent.
+    pub fn dispatch_send_blocking<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
+        self.begin_half(input, sys::EPW_HALF_SENDS)
+    }
+
+    /// Sends the counts of a dispatch and waits for those of all: [`PrefillDispatching::received`] then says what to allocate. Rows go
+    /// and come in the receiving half. For any number of tokens.
+    ///
+    /// # Errors
+    /// As of [`PrefillBuffer::dispatch_blocking`].
+    pub fn dispatch_count_blocking<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
+        self.begin_half(input, sys::EPW_HALF_COUNTS)
+    }
+
+    fn begin_half<'a>(&self, input: Dispatch<'a>, half: u32) -> Result<PrefillDispatching<'a>> {
+        let (mut routing, c) = self.prepare(&input)?;
+        let request = input.request();
+        // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the operation up if
+        // it is dropped. Forgotten, it leaves an operation that no call goes on with.
+        let _ = run(&self.inner, "dispatch_send", |outcome| unsafe {
+            routing.ffi.dispatch(&c, (sys::EPW_ROUTE_NEW, half), None, outcome)
+        })?;
+        Ok(self.half(routing, request.payload, request.sideband_bytes))
+    }
+
+    fn prepare(&self, input: &Dispatch<'_>) -> Result<(Routing, sys::epw_dispatch_input)> {
+        let inner = &*self.inner;
+        let c = input.to_c(inner.rank, &inner.config.ep, &())?;
+        let c = sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, ..c };
+        let request = input.request();
+        let shape = Shape { tokens: request.tokens, topk: request.topk, ..Shape::default() };
+        Ok((Routing { ffi: ffi::Routing::new(&inner.ffi)?, shape }, c))
+    }
+
+    fn check_own(&self, routing: &Routing) -> Result<()> {
+        if routing.ffi.is_of(&self.inner.ffi) {
+            return Ok(());
+        }
+        let text = "the routing is of another prefill buffer".to_owned();
+        Err(Error::Invalid(Failure::new("routing", self.inner.rank, text)))
+    }
+
+    /// Answers every row of the routing's dispatch, receives the answers to this rank's own and sums them, on this thread. Not for
+    /// a thread that serves an async executor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::Limit`] for what cannot be; [`Error::State`] where the membership has changed since the
+    /// dispatch, or the lane has another operation.
+    pub fn combine_blocking(
+        &self,
+        routing: &mut Routing,
+        input: PrefillCombine<'_>,
+        mut output: PrefillCombineOutput<'_>,
+    ) -> Result<Outcome> {
+        let inner = &*self.inner;
+        self.check_own(routing)?;
+        let c = input.to_c(inner, &routing.shape)?;
+        let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()))?;
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        run(inner, "combine", |outcome| unsafe { routing.ffi.combine(&c, Some(&to), outcome) })
+    }
+
+    /// [`PrefillBuffer::combine_blocking`] that never blocks the executor. Dropping the future gives the combine up.
+    ///
+    /// # Errors
+    /// As of that; [`Error::State`] too while peers have not ended an operation of the lane that was given up here: try again.
+    pub async fn combine(
+        &self,
+        routing: &mut Routing,
+        input: PrefillCombine<'_>,
+        mut output: PrefillCombineOutput<'_>,
+    ) -> Result<Outcome> {
+        let inner = &*self.inner;
+        self.check_own(routing)?;
+        let begun = {
+            let c = input.to_c(inner, &routing.shape)?;
+            let c = sys::epw_prefill_combine_input { nonblocking: 1, ..c };
+            let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()))?;
+            // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
+            begin(inner, |outcome| unsafe { routing.ffi.combine(&c, Some(&to), outcome) })
+        };
+        // SAFETY: as above.
+        unsafe { finish(inner, "combine", &mut routing.ffi, begun) }.await
+    }
+
+    /// The sending half of a combine, of at most [`split_tokens`](super::PrefillPlan::split_tokens) rows of each source.
+    ///
+    /// # Errors
+    /// As of [`PrefillBuffer::combine_blocking`]; [`Error::Limit`] for more rows, before anything is sent.
+    pub fn combine_send_blocking<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: PrefillCombine<'a>,
+    ) -> Result<PrefillCombining<'a>> {
+        let inner = &*self.inner;
+        self.check_own(routing)?;
+        let c = input.to_c(inner, &routing.shape)?;
+        // SAFETY: as in `begin_half`.
+        let _ = run(inner, "combine_send", |outcome| unsafe { routing.ffi.combine(&c, None, outcome) })?;
+        Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
+    }
+
+    /// How many of these tokens go to each rank and to each expert, and which token goes where: `[ranks]`, `[experts]` and
+    /// `[tokens, ranks]`. `topk_idx` as of [`Dispatch::new`]. Sends nothing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for ids out of range or repeated.
+    pub fn count(&self, topk_idx: TensorRef<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<bool>)> {
+        let inner = &*self.inner;
+        let invalid = |text: String| Error::Invalid(Failure::new("count", inner.rank, text));
+        let ids = topk_idx.matrix();
+        let idx_type = match ids.dtype {
+            DType::I32 => sys::EPW_I32,
+            DType::U32 => sys::EPW_U32,
+            DType::I64 => sys::EPW_I64,
+            other => return Err(invalid(format!("topk_idx is {other:?}, must be I32, U32 or I64"))),
+        };
+        if !ids.is_dense() {
+            return Err(invalid("topk_idx is not dense".to_owned()));
+        }
+        let (tokens, topk) = (u32::try_from(ids.rows), u32::try_from(ids.cols));
+        let (Ok(tokens), Ok(topk)) = (tokens, topk) else {
+            return Err(invalid("topk_idx does not fit 32 bits".to_owned()));
+        };
+        let ranks = inner.plan.ranks as usize;
+        let mut rank_tokens = vec![0; ranks];
+        let mut expert_tokens = vec![0; inner.config.ep.experts as usize];
+        let mut in_rank = vec![0; ids.rows.saturating_mul(ranks)];
+        let config = inner.config.to_c(inner.rank, inner.plan.ranks);
+        let shape = (idx_type, tokens, topk);
+        // SAFETY: the ids are a dense matrix of that shape, the lists have the lengths that are asked for.
+        unsafe {
+            ffi::prefill_count(&config, ids.ptr, shape, &mut rank_tokens, &mut expert_tokens, &mut in_rank)
+        }?;
+        Ok((rank_tokens, expert_tokens, in_rank.into_iter().map(|is| is == 1).collect()))
+    }
+}
+
+impl Routing {
+    /// How many rows came, and what capacity would have taken them in this layout.
+    pub fn received(&self, buffer: &PrefillBuffer, layout: PrefillLayout) -> Result<Received> {
+        buffer.check_own(self)?;
+        let inner = &*buffer.inner;
+        let mut counts = vec![0; inner.plan.local_experts as usize];
+        let mut source_counts = vec![0; inner.plan.ranks as usize];
+        let (progress, rows) = self.ffi.received(layout.to_c(), &mut counts, &mut source_counts)?;
+        if progress == Progress::Pending {
+            let text = "not all counts have come: use dispatch_count_blocking to wait for them".to_owned();
+            return Err(Error::State(Failure::new("received", inner.rank, text)));
+        }
+        let capacity = usize::try_from(rows).unwrap_or(usize::MAX);
+        Ok(Received { capacity, counts, source_counts })
+    }
+}
+
+impl PrefillDispatching<'_> {
+    /// How many rows come, and what capacity takes them in this layout. After
+    /// [`PrefillBuffer::dispatch_count_blocking`] it is known.
+    ///
+    /// # Errors
+    /// [`Error::State`] after a sending half, while counts have not come.
+    pub fn received(&self, layout: PrefillLayout) -> Result<Received> {
+        self.routing.received(&self.inner, layout)
+    }
+
+    /// [`PrefillDispatching::receive_blocking`] that never blocks the executor. Dropping the future gives the dispatch up.
+    ///
+    /// # Errors
+    /// As of that.
+    pub async fn receive(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
+        let Self { mut routing, inner: buffer, payload, sideband_bytes, .. } = self;
+        let inner = &*buffer.inner;
+        let begun = {
+            let to = output.as_c(inner, payload, sideband_bytes)?;
+            let to = sys::epw_prefill_output { nonblocking: 1, ..to };
+            // SAFETY: all sizes have been checked, and the borrows, those of the first half too, outlive this future.
+            begin(inner, |outcome| unsafe { routing.ffi.receive(&to, outcome) })
+        };
+        // SAFETY: as above.
+        let outcome = unsafe { finish(inner, "dispatch_receive", &mut routing.ffi, begun) }.await?;
+        routing.shape = routing.shape.of_output(inner, &output);
+        Ok((routing, outcome))
+    }
+
+    /// The receiving half, on this thread. Like any next call, to be made within one deadline of the first half.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] and [`Error::Limit`] for outputs that do not fit: the dispatch is given up.
+    pub fn receive_blocking(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
+        let Self { mut routing, inner, payload, sideband_bytes, .. } = self;
+        let to = output.as_c(&inner.inner, payload, sideband_bytes)?;
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        let outcome =
+            run(&inner.inner, "dispatch_receive", |outcome| unsafe { routing.ffi.receive(&to, outcome) })?;
+        routing.shape = routing.shape.of_output(&inner.inner, &output);
+        Ok((routing, outcome))
+    }
+}
+
+impl PrefillCombining<'_> {
+    /// The receiving half, on this thread.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for outputs that do not fit: the combine is given up.
+    pub fn receive_blocking(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
+        let shape = self.routing.shape;
+        let to = output.as_c(&self.inner.inner, (shape.tokens, shape.topk, self.width))?;
+        let (routing, inner) = (&mut self.routing.ffi, &self.inner.inner);
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        let outcome = run(inner, "combine_receive", |outcome| unsafe { routing.collect(&to, outcome) })?;
+        self.collected = true;
+        Ok(outcome)
+    }
+}
+
+impl Drop for PrefillCombining<'_> {
+    fn drop(&mut self) {
+        if !self.collected {
+            self.routing.ffi.cancel();
+        }
+    }
+}

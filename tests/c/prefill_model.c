@@ -1,0 +1,505 @@
+/* The rules of prefill's rings and credits explored: every state of small groups of ranks that dispatch and
+ * combine through rings of 1 and 2 slots. What runs is c/prefill/rules.h; who acts by it is modelled here
+ * after c/prefill/drive.c. Lanes share no ring and no word, so one is explored. Checked in every state:
+ *  - no slot is written before its owner has taken what lies there, or has begun the epoch;
+ *  - what is taken is the message of this epoch, this operation and this number;
+ *  - rows are taken only once all openings have come, and answers only in the order of tokens;
+ *  - nothing of a sound peer is taken for nonsense;
+ *  - no deadlock: as long as something is left to do, somebody can move. One that waits for the credit of a
+ * peer and holds up others by it is found so.
+ *
+ * Ranks act in steps of one peer and one message, or in turns, where a rank does at once all that it can do
+ * now, as the engine does; whoever starts late, or is slow, is one whose steps come last. That the explorer
+ * finds what is broken is shown by tests/faults.
+ *
+ * prefill_model         all models, in seconds
+ * prefill_model NAME    one of them */
+#include "prefill/rules.h"
+
+#include "check.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { RANKS_MAX = 4, SLOTS_MAX = 2, DEPTH_MAX = 4096 };
+#define STATES_MAX UINT64_C(20000000)
+
+/* To whom tokens go. */
+typedef enum shape {
+    TO_ALL, /* each to all others */
+    ROUND   /* token t of rank r to rank r + 1 + t, so that ranks wait for each other in a circle */
+} shape;
+
+typedef struct model {
+    const char *name;
+    unsigned ranks, slots, tokens, ops, epochs;
+    shape shape;
+    bool turns;    /* else steps */
+    bool deaths;   /* one rank may die, at any time */
+    bool combines; /* begins with a combine */
+} model;
+
+/* clang-format off: a model is a line */
+static const model models[] = {
+    /*                  ranks, slots, tokens, ops, epochs */
+    {"two", 2, 1, 2, 4, 1, TO_ALL, false, .deaths = false},
+    {"two-of-2-slots", 2, 2, 3, 3, 1, TO_ALL, false, .deaths = false},
+    {"two-epochs", 2, 1, 1, 2, 2, TO_ALL, false, .deaths = false},
+    {"two-epochs-2-slots", 2, 2, 1, 2, 2, TO_ALL, false, .deaths = false},
+    {"one-of-two-dies", 2, 1, 2, 2, 2, TO_ALL, false, .deaths = true},
+    {"three-in-turns", 3, 1, 2, 4, 2, TO_ALL, true, .deaths = false},
+    {"three-2-slots", 3, 2, 3, 2, 1, TO_ALL, true, .deaths = false},
+    {"one-of-three-dies", 3, 1, 2, 2, 2, TO_ALL, true, .deaths = true},
+    {"three-round", 3, 1, 4, 2, 1, ROUND, true, .deaths = false},
+    {"four-in-turns", 4, 1, 1, 1, 1, TO_ALL, true, .deaths = false},
+    {"four-2-slots", 4, 2, 1, 1, 1, TO_ALL, true, .deaths = false},
+    {"four-round", 4, 1, 5, 1, 1, ROUND, true, .deaths = false},
+    {"four-combine", 4, 1, 1, 1, 1, TO_ALL, true, false, .combines = true},
+    {"four-combine-round", 4, 2, 3, 1, 1, ROUND, true, false, .combines = true},
+};
+/* clang-format on */
+
+enum { MODELS = sizeof models / sizeof models[0], DISPATCH = 0, COMBINE = 1, STEP = 5 };
+
+/* A message, as it lies in a slot. */
+typedef struct message {
+    uint8_t epoch, op, index, rows; /* index 0: the opening, behind which so many rows come */
+} message;
+
+/* What `source` writes in the window of `owner`. */
+typedef struct pair {
+    message slots[2][SLOTS_MAX];
+    uint64_t epoch_word, posted[2], taken[2];
+} pair;
+
+typedef struct peer {
+    epw_stream streams[2];
+    bool gone;       /* given up */
+    uint8_t taken;   /* rows of the operation */
+    uint8_t written; /* messages of it */
+} peer;
+
+typedef struct rank {
+    bool dead, finished, running;
+    uint64_t own_word;
+    uint8_t op;    /* begun in this epoch */
+    uint8_t token; /* combine: the first whose sum is not made */
+    peer of[RANKS_MAX];
+} rank;
+
+typedef struct state {
+    bool died;
+    rank ranks[RANKS_MAX];
+    pair pairs[RANKS_MAX][RANKS_MAX]; /* [source][owner] */
+} state;
+
+/* ---- what a rank does ---- */
+
+typedef struct explorer {
+    const model *m;
+    uint64_t transitions;
+    unsigned depth, deepest;
+    const char *broken;
+    unsigned who[DEPTH_MAX];
+} explorer;
+
+static explorer x;
+
+#define BREAKS(condition, what)                                                                              \
+    do {                                                                                                     \
+        if ((condition) && x.broken == NULL) x.broken = (what);                                              \
+    } while (0)
+
+static unsigned epoch_of(const rank *me) {
+    return epw_word_epoch(me->own_word);
+}
+
+static unsigned kind_of(const rank *me) {
+    return me->op % 2 == 1 ? DISPATCH : COMBINE;
+}
+
+static bool goes_to(unsigned from, unsigned token, unsigned to) {
+    const model *m = x.m;
+    return from != to && (m->shape == TO_ALL || (from + 1 + token) % m->ranks == to);
+}
+
+static unsigned tokens_to(unsigned from, unsigned to) {
+    unsigned tokens = 0;
+    for (unsigned t = 0; t < x.m->tokens; t++) tokens += goes_to(from, t, to);
+    return tokens;
+}
+
+/* Rows that `from` sends `to` in an operation of this kind. */
+static unsigned rows_of(unsigned kind, unsigned from, unsigned to) {
+    return kind == DISPATCH ? tokens_to(from, to) : tokens_to(to, from);
+}
+
+static bool is_member(const state *s, unsigned epoch, unsigned r) {
+    return epoch == 1 || !s->ranks[r].dead; /* nobody dies any more then */
+}
+
+static void begin_epoch(state *s, unsigned r) {
+    rank *me = &s->ranks[r];
+    unsigned epoch = epoch_of(me) + 1;
+    memset(me, 0, sizeof *me);
+    me->own_word = epw_epoch_word(epoch, STEP);
+    me->op = x.m->combines;
+    for (unsigned p = 0; p < x.m->ranks; p++) {
+        me->of[p].gone = !is_member(s, epoch, p);
+        s->pairs[r][p].epoch_word = me->own_word;
+    }
+}
+
+static void begin_op(state *s, unsigned r) {
+    rank *me = &s->ranks[r];
+    (void)s;
+    me->op++;
+    me->running = true;
+    me->token = 0;
+    for (unsigned p = 0; p < x.m->ranks; p++) {
+        peer *q = &me->of[p];
+        bool part = p != r && !q->gone;
+        q->taken = q->written = 0;
+        epw_stream_begin(&q->streams[kind_of(me)], part, 1 + rows_of(kind_of(me), r, p));
+    }
+}
+
+static void look(state *s, unsigned r, unsigned p) {
+    rank *me = &s->ranks[r];
+    const pair *its = &s->pairs[p][r];
+    epw_stream *stream = &me->of[p].streams[kind_of(me)];
+    if (p == r || me->of[p].gone) return;
+    epw_heard posted =
+        epw_ring_hear_posted(&stream->ring, x.m->slots, its->posted[kind_of(me)], me->own_word);
+    epw_heard taken = epw_ring_hear_taken(&stream->ring, its->taken[kind_of(me)], me->own_word);
+    BREAKS(posted == EPW_HEARD_NONSENSE || taken == EPW_HEARD_NONSENSE, "a sound peer is taken for nonsense");
+    for (unsigned kind = 0; kind < 2; kind++)
+        me->of[p].streams[kind].writes = its->epoch_word == me->own_word;
+}
+
+static void write_one(state *s, unsigned r, unsigned p) {
+    rank *me = &s->ranks[r];
+    const rank *owner = &s->ranks[p];
+    unsigned kind = kind_of(me);
+    peer *q = &me->of[p];
+    epw_stream *stream = &q->streams[kind];
+    uint64_t number = stream->ring.written;
+    const epw_row_ring *its = &owner->of[r].streams[kind].ring;
+    BREAKS(!owner->dead && epoch_of(owner) != epoch_of(me),
+           "a slot is written before its owner has begun the epoch");
+    BREAKS(!owner->dead && number >= its->taken + x.m->slots, "a slot is written before it was read");
+    s->pairs[r][p].slots[kind][number % x.m->slots] =
+        (message){(uint8_t)epoch_of(me), me->op, q->written, (uint8_t)rows_of(kind, r, p)};
+    q->written++;
+    epw_stream_wrote(stream, 1);
+}
+
+/* Takes the next message out of the ring. */
+static message take_one(state *s, unsigned r, unsigned p) {
+    rank *me = &s->ranks[r];
+    unsigned kind = kind_of(me);
+    epw_stream *stream = &me->of[p].streams[kind];
+    message m = s->pairs[p][r].slots[kind][stream->ring.taken % x.m->slots];
+    unsigned index = stream->opened ? me->of[p].taken + 1u : 0;
+    BREAKS(m.epoch != epoch_of(me) || m.op != me->op || m.index != index,
+           "what is taken is another message than the next");
+    return m;
+}
+
+static bool all_opened(const rank *me) {
+    epw_stream streams[RANKS_MAX];
+    for (unsigned p = 0; p < x.m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
+    return epw_streams_opened(streams, x.m->ranks);
+}
+
+static void turns_of(const rank *me, epw_turn turns[RANKS_MAX]) {
+    epw_stream streams[RANKS_MAX];
+    for (unsigned p = 0; p < x.m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
+    memset(turns, 0, RANKS_MAX * sizeof turns[0]);
+    /* As drive.c: answers are found at the front of the rings, whatever openings are lacking. */
+    epw_streams_turn(streams, x.m->ranks, x.m->slots, kind_of(me) == COMBINE || all_opened(me), turns);
+}
+
+/* Whether the answers to the next token are all here, or will not come. */
+static bool token_is_here(const rank *me, unsigned r, const epw_turn *turns) {
+    for (unsigned p = 0; p < x.m->ranks; p++) {
+        const epw_stream *stream = &me->of[p].streams[COMBINE];
+        if (!goes_to(r, me->token, p) || me->of[p].gone) continue;
+        if (!stream->opened || turns[p].take == 0) return false;
+    }
+    return true;
+}
+
+static void take_row(state *s, unsigned r, unsigned p) {
+    rank *me = &s->ranks[r];
+    (void)take_one(s, r, p);
+    BREAKS(kind_of(me) == DISPATCH && !all_opened(me), "rows are taken before all openings have come");
+    me->of[p].taken++;
+    epw_stream_took(&me->of[p].streams[kind_of(me)], 1);
+}
+
+/* Opens, takes rows, or sums a token; of the peer alone if steps are of one. */
+static bool take(state *s, unsigned r, unsigned p) {
+    rank *me = &s->ranks[r];
+    epw_stream *stream = &me->of[p].streams[kind_of(me)];
+    epw_turn turns[RANKS_MAX];
+    if (stream->takes && !stream->opened && stream->ring.seen > stream->ring.taken) {
+        message m = take_one(s, r, p);
+        stream->ring.taken++;
+        epw_stream_open(stream, m.rows);
+        return true;
+    }
+    turns_of(me, turns);
+    if (kind_of(me) == DISPATCH) {
+        if (!stream->opened || turns[p].take == 0) return false;
+        take_row(s, r, p);
+        return true;
+    }
+    if (p != r || me->token == x.m->tokens || !token_is_here(me, r, turns)) return false;
+    for (unsigned q = 0; q < x.m->ranks; q++)
+        if (goes_to(r, me->token, q) && !me->of[q].gone) take_row(s, r, q);
+    me->token++;
+    return true;
+}
+
+static bool write(state *s, unsigned r, unsigned p) {
+    epw_turn turns[RANKS_MAX];
+    turns_of(&s->ranks[r], turns);
+    if (turns[p].write == 0) return false;
+    write_one(s, r, p);
+    return true;
+}
+
+static bool tell(state *s, unsigned r, unsigned p, bool rests) {
+    rank *me = &s->ranks[r];
+    unsigned kind = kind_of(me);
+    epw_row_ring *ring = &me->of[p].streams[kind].ring;
+    bool told = false;
+    if (me->of[p].gone || p == r) return false;
+    if (epw_ring_announces(ring, x.m->slots, rests)) {
+        s->pairs[r][p].posted[kind] = epw_count_word(me->own_word, ring->written);
+        ring->announced = ring->written;
+        told = true;
+    }
+    if (epw_ring_returns(ring, x.m->slots, rests)) {
+        s->pairs[r][p].taken[kind] = epw_count_word(me->own_word, ring->taken);
+        ring->returned = ring->taken;
+        told = true;
+    }
+    return told;
+}
+
+static bool is_over(const rank *me, unsigned r) {
+    for (unsigned p = 0; p < x.m->ranks; p++) {
+        const epw_stream *stream = &me->of[p].streams[kind_of(me)];
+        if (p != r && (stream->to_write > 0 || stream->takes)) return false;
+    }
+    return kind_of(me) == DISPATCH || me->token == x.m->tokens;
+}
+
+/* Whether it could write or take something with what it has seen. */
+static bool is_busy(const state *s, unsigned r) {
+    state copy = *s;
+    const char *broken = x.broken;
+    bool busy = false;
+    for (unsigned p = 0; p < x.m->ranks && !busy; p++) busy = write(&copy, r, p) || take(&copy, r, p);
+    x.broken = broken;
+    return busy;
+}
+
+/* The rank begins or ends what is due. */
+static bool go_on(state *s, unsigned r) {
+    rank *me = &s->ranks[r];
+    if (me->own_word == 0) {
+        begin_epoch(s, r);
+        return true;
+    }
+    if (!me->running && me->op < x.m->ops + x.m->combines) {
+        begin_op(s, r);
+        return true;
+    }
+    if (!me->running && epoch_of(me) < x.m->epochs) {
+        begin_epoch(s, r);
+        return true;
+    }
+    if (!me->running) me->finished = true;
+    return false;
+}
+
+/* All that it can do now, as a turn of the engine. */
+static void turn(state *s, unsigned r) {
+    rank *me = &s->ranks[r];
+    bool moved = false;
+    if (!me->running) {
+        go_on(s, r);
+        return;
+    }
+    for (unsigned p = 0; p < x.m->ranks; p++) look(s, r, p);
+    for (unsigned p = 0; p < x.m->ranks; p++)
+        while (write(s, r, p)) moved = true;
+    for (unsigned p = 0; p < x.m->ranks; p++)
+        while (take(s, r, p)) moved = true;
+    bool over = is_over(me, r);
+    for (unsigned p = 0; p < x.m->ranks; p++) tell(s, r, p, over || !moved);
+    if (over) me->running = false;
+}
+
+/* ---- states that have been seen, by fingerprint: with n states the odds that one is missed are n * n / 2^65
+ * ---- */
+
+static uint64_t *seen;
+static uint64_t seen_count, seen_room;
+
+static uint64_t fingerprint(const state *s) {
+    uint64_t words[sizeof *s / 8 + 1] = {0}, print = UINT64_C(0x9e3779b97f4a7c15);
+    memcpy(words, s, sizeof *s);
+    for (size_t i = 0; i < sizeof words / 8; i++) {
+        print = (print ^ words[i]) * UINT64_C(0xff51afd7ed558ccd);
+        print ^= print >> 32;
+    }
+    return print | 1;
+}
+
+static bool put(uint64_t print) {
+    uint64_t i = print >> 1 & (seen_room - 1);
+    for (; seen[i] != 0; i = (i + 1) & (seen_room - 1))
+        if (seen[i] == print) return false;
+    seen[i] = print;
+    return true;
+}
+
+/* True if it is new. */
+static bool visit(const state *s) {
+    if (2 * seen_count >= seen_room) {
+        uint64_t *old = seen, room = seen_room;
+        seen_room = room ? 4 * room : 1 << 16;
+        seen = calloc(seen_room, sizeof *seen);
+        if (seen == NULL) abort();
+        for (uint64_t i = 0; i < room; i++)
+            if (old[i] != 0) put(old[i]);
+        free(old);
+    }
+    bool fresh = put(fingerprint(s));
+    seen_count += fresh;
+    return fresh;
+}
+
+/* ---- exploring: depth first ---- */
+
+static bool finished(const state *s) {
+    for (unsigned r = 0; r < x.m->ranks; r++)
+        if (!s->ranks[r].dead && !s->ranks[r].finished) return false;
+    return true;
+}
+
+static void go(const state *s);
+
+/* Whether the state is another one; then it is explored. */
+static bool take_move(const state *from, const state *next, unsigned r) {
+    if (x.broken != NULL) return true;
+    if (memcmp(from, next, sizeof *next) == 0) return false;
+    x.transitions++;
+    x.who[x.depth - 1] = r;
+    if (visit(next)) go(next);
+    return true;
+}
+
+static bool steps(const state *s, unsigned r) {
+    const rank *me = &s->ranks[r];
+    bool any = false;
+    state next = *s;
+    if (!me->running) {
+        go_on(&next, r);
+        return take_move(s, &next, r);
+    }
+    for (unsigned p = 0; p < x.m->ranks; p++) {
+        next = *s;
+        look(&next, r, p);
+        any |= take_move(s, &next, r);
+        next = *s;
+        if (write(&next, r, p)) any |= take_move(s, &next, r);
+        next = *s;
+        if (take(&next, r, p)) any |= take_move(s, &next, r);
+        next = *s;
+        if (tell(&next, r, p, is_over(me, r) || !is_busy(s, r))) any |= take_move(s, &next, r);
+    }
+    if (any || !is_over(me, r)) return any;
+    next = *s;
+    next.ranks[r].running = false;
+    return take_move(s, &next, r);
+}
+
+/* A dead rank is given up by each of the others, when that waits for it. */
+static bool give_up(const state *s, unsigned r) {
+    bool any = false;
+    for (unsigned p = 0; p < x.m->ranks; p++) {
+        if (!s->ranks[p].dead || s->ranks[r].of[p].gone || !s->ranks[r].running) continue;
+        state next = *s;
+        peer *q = &next.ranks[r].of[p];
+        q->gone = true;
+        for (unsigned kind = 0; kind < 2; kind++) epw_stream_end(&q->streams[kind]);
+        any |= take_move(s, &next, r);
+    }
+    return any;
+}
+
+static void go(const state *s) {
+    if (x.broken != NULL) return;
+    if (++x.depth > x.deepest) x.deepest = x.depth;
+    if (x.depth == DEPTH_MAX || seen_count > STATES_MAX) x.broken = "too many states";
+    bool any = false;
+    for (unsigned r = 0; r < x.m->ranks && x.broken == NULL; r++) {
+        if (s->ranks[r].dead) continue;
+        state next = *s;
+        if (x.m->turns) {
+            turn(&next, r);
+            any |= take_move(s, &next, r);
+        } else {
+            any |= steps(s, r);
+        }
+        any |= give_up(s, r);
+        if (!x.m->deaths || s->died || epoch_of(&s->ranks[r]) != 1) continue;
+        next = *s;
+        next.died = next.ranks[r].dead = true;
+        /* Only in an epoch in which all still are: later ones are begun without it. */
+        bool early = true;
+        for (unsigned p = 0; p < x.m->ranks; p++) early &= epoch_of(&s->ranks[p]) <= 1;
+        if (early) take_move(s, &next, r);
+    }
+    BREAKS(!any && !finished(s), "deadlock: nobody can move and not all is done");
+    if (x.broken == NULL) x.depth--;
+}
+
+static void explore(const model *m, bool tells) {
+    static state first;
+    struct timespec began, ended;
+    clock_gettime(CLOCK_MONOTONIC, &began);
+    x = (explorer){.m = m};
+    memset(&first, 0, sizeof first);
+    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
+    seen_count = 0;
+    visit(&first);
+    go(&first);
+    clock_gettime(CLOCK_MONOTONIC, &ended);
+    printf("%-20s %9llu states %10llu transitions  depth %3u  %5.2f s  %s\n", m->name,
+           (unsigned long long)seen_count, (unsigned long long)x.transitions, x.deepest,
+           (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9,
+           x.broken ? x.broken : "holds");
+    fflush(stdout);
+    CHECK_MSG(x.broken == NULL, "%s: %s", m->name, x.broken);
+    for (unsigned i = 0; tells && x.broken != NULL && i + 1 < x.depth; i++) printf("    rank %u\n", x.who[i]);
+}
+
+int main(int count, char **arguments) {
+    bool found = count < 2;
+    for (unsigned i = 0; i < MODELS; i++) {
+        if (count > 1 && strcmp(models[i].name, arguments[1]) != 0) continue;
+        found = true;
+        explore(&models[i], count > 1);
+    }
+    CHECK_MSG(found, "no model is called %s", arguments[1]);
+    free(seen);
+    return check_result("prefill_model");
+}
