@@ -90,7 +90,7 @@ void epw_prefill_miss(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uin
     }
     if (!lost || q->suspected) return;
     q->suspected = true;
-    epw_peers_suspect(&p->peers, peer, cause == EPW_CAUSE_TIMEOUT);
+    epw_peers_suspect(&p->peers, peer, cause == EPW_CAUSE_TIMEOUT, &lane->record);
     tell_dropped(p, lane, peer, now);
     end_streams(lane, peer);
 }

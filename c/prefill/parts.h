@@ -176,7 +176,7 @@ static inline bool epw_prefill_present(const epw_prefill_peer *peer) {
 epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config, epw_prefill_layout *layout,
                                epw_prefill_sizes *sizes);
 epw_stretch epw_prefill_footprint(const epw_prefill_layout *l, uint32_t source, uint32_t lane, uint32_t area);
-uint32_t epw_prefill_entries(const epw_prefill_config *config, const epw_prefill_layout *layout);
+uint32_t epw_prefill_queue_depth(const epw_prefill_config *config, const epw_prefill_layout *layout);
 
 /* ---- routing.c ---- */
 

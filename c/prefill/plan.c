@@ -63,8 +63,10 @@ epw_stretch epw_prefill_footprint(const epw_prefill_layout *l, uint32_t source, 
 /* What is under way to the queue of a peer at most: both rings, and words. */
 enum { ENTRIES_BESIDE = 16 };
 
-uint32_t epw_prefill_entries(const epw_prefill_config *config, const epw_prefill_layout *layout) {
-    return epw_queue_entries(2 * layout->slots + ENTRIES_BESIDE, epw_fabric_queue_depth(config->ep.fabric));
+uint32_t epw_prefill_queue_depth(const epw_prefill_config *config, const epw_prefill_layout *layout) {
+    const epw_config *c = &config->ep;
+    uint32_t asked = c->queue_depth > 0 ? c->queue_depth : epw_fabric_queue_depth(c->fabric);
+    return epw_queue_depth(2 * layout->slots + ENTRIES_BESIDE, asked);
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
@@ -75,7 +77,7 @@ static void plan_queues(const epw_prefill_config *config, const epw_prefill_layo
                         epw_prefill_sizes *sizes) {
     epw_remote_shape shape = {.ranks = config->ep.ranks,
                               .lanes = config->ep.lanes,
-                              .entries = epw_prefill_entries(config, layout),
+                              .depth = epw_prefill_queue_depth(config, layout),
                               .footprint = footprint,
                               .user = (void *)(uintptr_t)layout};
     if (!(config->ep.paths & EPW_PATH_QUEUE) || config->ep.ranks == 1) return;

@@ -159,7 +159,7 @@ epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **ou
                                             .term_count = TERMS},
                                  .lanes = config->ep.lanes,
                                  .fabric = config->ep.fabric,
-                                 .entries = epw_prefill_entries(config, &layout),
+                                 .depth = epw_prefill_queue_depth(config, &layout),
                                  .user = &user_of_floor,
                                  .user_context = p};
     status = epw_peers_create(&p->peers, &options);
