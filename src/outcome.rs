@@ -137,6 +137,7 @@ names!(Cause, "a cause of a missing peer" {
     Superseded = "superseded",
     Step = "step",
     Link = "link",
+    Overflow = "overflow",
 });
 
 /// The first peer that an operation gave up on, or what a kernel found wrong.

@@ -5,7 +5,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::config::{PrefillConfig, PrefillPlan};
-use crate::aside::aside;
 use crate::config::{Device, Path};
 use crate::error::Result;
 use crate::ffi::{self, Floor};
@@ -13,6 +12,7 @@ use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
 use crate::peers::{self, End, Membership, Setting, Watcher, present};
 use crate::rendezvous::Decision;
+use crate::spawn_blocking::spawn_blocking;
 use crate::{observe, sys};
 
 /// A rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`: lanes may be used from
@@ -105,7 +105,7 @@ impl PrefillBuffer {
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         let (inner, blob) = (self.inner.clone(), blob.to_vec());
         let connect = move || inner.ffi.connect(peer, &blob, inner.config.ep.deadline);
-        aside("connect", self.rank(), connect).await
+        spawn_blocking("connect", self.rank(), connect).await
     }
 
     /// [`PrefillBuffer::connect`] on this thread. Not for a thread that serves an async executor.

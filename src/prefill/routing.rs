@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::buffer::{Inner, PrefillBuffer};
+use super::buffer::PrefillBuffer;
 use super::combine::PrefillCombine;
 use super::operation::{begin, finish, run};
 use super::output::{PrefillCombineOutput, PrefillLayout, PrefillOutput, Shape};
