@@ -25,9 +25,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether every active peer took part.
+    /// Whether every active peer took part and, of prefill, all rows that came had a place: see [`Cause::Overflow`].
     pub fn is_complete(&self) -> bool {
-        self.missing.is_empty()
+        self.missing.is_empty() && self.record.as_ref().is_none_or(|record| record.cause != Cause::Overflow)
     }
 
     /// Whether a member was given up: then the group has reason to look who is still there, which
@@ -59,6 +59,9 @@ impl std::fmt::Display for Outcome {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.is_complete() {
             return f.pad("complete");
+        }
+        if self.missing.is_empty() {
+            return self.record.as_ref().map_or(Ok(()), |record| record.fmt(f));
         }
         write!(f, "without ranks {}; suspects: {}", self.missing, self.suspects)?;
         self.record.as_ref().map_or(Ok(()), |record| write!(f, "; {record}"))

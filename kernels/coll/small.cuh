@@ -43,7 +43,7 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
         }
 #pragma unroll
         for (uint32_t w = 0; w < kWords; w++) {
-            if (words.has(w)) ptx::store_relaxed_sys(to + words.packet(w), ptx::Pair{data[w], tag});
+            if (words.has(w)) put_packet(to + words.packet(w), data[w], tag);
         }
     }
 }
@@ -68,9 +68,7 @@ template <uint32_t kWords>
 __device__ __forceinline__ void look_at_words(const unsigned char *from, WordsAt words, Packet (&packets)[kWords]) {
 #pragma unroll
     for (uint32_t w = 0; w < kWords; w++) {
-        if (!words.has(w)) continue;
-        const ptx::Pair pair = ptx::load_pair_relaxed_sys(from + words.packet(w));
-        packets[w] = {pair.low, pair.high};
+        if (words.has(w)) packets[w] = packet_at(from + words.packet(w));
     }
 }
 

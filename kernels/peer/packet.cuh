@@ -13,17 +13,21 @@ namespace epw {
 __device__ __forceinline__ uint64_t tag_of(const Peers &p, uint64_t op) { return epw_epoch_word(p.epoch, op & EPW_STEP_MAX); }
 
 // Writer: this thread. Reader: who finds the tag, in the same load as the data.
+__device__ __forceinline__ void put_packet(unsigned char *to, uint64_t data, uint64_t tag) {
+    ptx::store_relaxed_sys(to, ptx::Pair{data, tag});
+}
 __device__ __forceinline__ void put_packet(const Peers &p, uint32_t peer, uint64_t offset, uint64_t data, uint64_t tag) {
-    ptx::store_relaxed_sys(at(p, peer, offset), ptx::Pair{data, tag});
+    put_packet(at(p, peer, offset), data, tag);
 }
 
 struct Packet {
     uint64_t data, tag;
 };
-__device__ __forceinline__ Packet packet_at(const Peers &p, uint64_t offset) {
-    const ptx::Pair pair = ptx::load_pair_relaxed_sys(p.own + offset);
+__device__ __forceinline__ Packet packet_at(const unsigned char *from) {
+    const ptx::Pair pair = ptx::load_pair_relaxed_sys(from);
     return {pair.low, pair.high};
 }
+__device__ __forceinline__ Packet packet_at(const Peers &p, uint64_t offset) { return packet_at(p.own + offset); }
 
 // A count is {epoch 23 | count 41} of its epoch alone.
 __device__ __forceinline__ uint64_t count_word(const Peers &p, uint64_t count) { return tag_of(p, count); }

@@ -14,7 +14,7 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,      /* of a block, as kernels/coll/operation.cuh has them */
+    THREADS = 512,     /* of a block, as kernels/coll/operation.cuh has them */
     PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
 };
 
