@@ -75,7 +75,7 @@ fn on_ranks(count: u32, body: impl Fn(&Rank) + Sync) {
         let body = &body;
         for group in &groups {
             scope.spawn(move || {
-                let config = CommConfig { device: Device::Cuda(group.rank()), ..CommConfig::default() };
+                let config = CommConfig::default().device(Device::Cuda(group.rank()));
                 let context = CudaContext::new(group.rank() as usize).unwrap();
                 let rank = Rank {
                     gpu: Comm::create_blocking(group, config).unwrap(),
