@@ -97,6 +97,8 @@ static const char *cause_text(uint32_t cause) {
         return "it gave the operation up";
     case EPW_CAUSE_ROUTING:
         return "a routing id was out of range or repeated";
+    case EPW_CAUSE_OVERFLOW:
+        return "more rows came than the output has places for";
     case EPW_CAUSE_HELD:
         return "the lane was not as the replay needs it";
     default:
