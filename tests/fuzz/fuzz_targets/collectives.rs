@@ -11,39 +11,36 @@ use epwire::{Comm, Error, Mask, Outcome};
 use epwire_fuzz::only_window;
 use libfuzzer_sys::fuzz_target;
 
+/// A few bytes, so that short inputs have several.
 #[derive(Arbitrary, Debug)]
-enum Step {
-    /// Rank 1 writes what looks like a message.
-    Message { by_sends: bool, slot: u8, message: Message },
-    /// Rank 1 posts a word, of this epoch or another one.
-    Word { by_sends: bool, word: u8, other_epoch: u8, count: u64 },
-    /// Rank 1 writes anything anywhere in its rings or in what it says of itself.
-    Poke { at: u16, bytes: [u8; 8] },
+struct Step {
+    deed: u8,
+    call: u8,
+    elements: u8,
+    carry: u8,
+    /// One byte of the header, and the bits of it that are flipped; or a place in the window.
+    change: (u8, u8),
+    /// See [`Step::wide`].
+    wide: (u8, u8),
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Deed {
+    /// Rank 1 writes its next message, and says so.
+    Message,
     /// Rank 0 calls this.
-    Call(Call),
+    Call,
+    /// The one for the other.
+    Meet,
+    /// Rank 1 posts a word, of this epoch or another one.
+    Word,
+    /// Rank 1 writes anything anywhere in its rings or in what it says of itself.
+    Poke,
     /// Both begin the next membership.
     Begin,
 }
 
-/// As `c/coll/layout.h` has it.
-#[derive(Arbitrary, Debug)]
-struct Message {
-    number: u8,
-    call: u8,
-    carry: u8,
-    kind: u8,
-    reduces: u8,
-    root: u8,
-    count: u8,
-    voids: u8,
-    bytes: u8,
-    /// Instead of those above that are wide.
-    far: Option<(u64, u64, u64)>,
-    address: u64,
-    before: u64,
-}
-
-#[derive(Arbitrary, Debug)]
+#[derive(Debug, Clone, Copy)]
 enum Call {
     AllReduce,
     AllGather,
@@ -55,25 +52,85 @@ enum Call {
 }
 
 const COUNT: usize = 8;
-const U32: u8 = 3;
 const SLOTS: u64 = 2;
 const HEADER: u64 = 64;
 const DEADLINE: Duration = Duration::from_millis(1);
-/// Where the words of rank 1 are, by `c/peer/words.h`.
+/// Where the words of rank 1 are, by `c/peer/words.h`; of them the one that says how many messages there are.
 const LINE: u64 = 4096 + 128;
+const POSTED: u64 = 32;
+const U32: u8 = 3;
+const INLINE: u32 = 1;
 
-impl Message {
-    fn bytes(&self) -> [u8; HEADER as usize] {
-        let (count, bytes, number) =
-            self.far.unwrap_or((self.count.into(), u64::from(self.bytes) * 4, self.number.into()));
+impl Call {
+    fn is_of_points(self) -> bool {
+        matches!(self, Self::Send(_) | Self::Recv(_))
+    }
+
+    /// Its number, and the root or the tag, as `epw_descriptor` has them.
+    fn name(self) -> (u8, u8) {
+        match self {
+            Self::Barrier => (0, 0),
+            Self::Broadcast => (1, 1),
+            Self::AllReduce => (2, 0),
+            Self::AllGather => (5, 0),
+            Self::AllToAll => (6, 0),
+            Self::Send(tag) | Self::Recv(tag) => (9, tag % 3),
+        }
+    }
+}
+
+impl Step {
+    fn deed(&self) -> Deed {
+        const DEEDS: [Deed; 8] = [
+            Deed::Meet,
+            Deed::Meet,
+            Deed::Meet,
+            Deed::Message,
+            Deed::Call,
+            Deed::Word,
+            Deed::Poke,
+            Deed::Begin,
+        ];
+        DEEDS[usize::from(self.deed) % DEEDS.len()]
+    }
+
+    fn call(&self) -> Call {
+        let tag = self.call / 7;
+        let calls = [
+            Call::AllReduce,
+            Call::AllGather,
+            Call::AllToAll,
+            Call::Broadcast,
+            Call::Barrier,
+            Call::Send(tag),
+            Call::Recv(tag),
+        ];
+        calls[usize::from(self.call) % calls.len()]
+    }
+
+    /// A small number, one near the greatest, near that of a step, or in the heap.
+    fn wide(&self) -> u64 {
+        let (kind, n) = (self.wide.0, u64::from(self.wide.1));
+        [n, u64::MAX - n, (1 << 41) - 1 - n, 4096 * n][usize::from(kind) % 4]
+    }
+
+    /// The header, as `c/coll/layout.h` has it, of message `number` in call `call`: it fits the call, but for a change.
+    fn header(&self, number: u64, call: u32) -> [u8; HEADER as usize] {
+        let (kind, peer) = self.call().name();
+        let (element, count) = if kind == 0 { (0, 0) } else { (U32, COUNT as u64) };
+        let carry = if self.carry < 100 { INLINE } else { u32::from(self.carry % 10) };
+        let elements = if self.elements < 100 { COUNT as u64 } else { self.elements.into() };
+        let bytes = if kind == 0 { 0 } else { elements * 4 };
         let mut all = Vec::new();
         all.extend(number.to_le_bytes());
-        all.extend([u32::from(self.call), u32::from(self.carry % 10)].map(u32::to_le_bytes).as_flattened());
-        all.extend([self.kind % 12, U32, self.reduces % 6, self.reduces / 200]);
-        all.extend(u32::from(self.root % 3).to_le_bytes());
+        all.extend([call, carry].map(u32::to_le_bytes).as_flattened());
+        all.extend([kind, element, 0, 0, peer, 0, 0, 0]);
         all.extend(count.to_le_bytes());
-        all.extend([u32::from(self.voids), 0].map(u32::to_le_bytes).as_flattened());
-        all.extend([bytes, self.address, self.before].map(u64::to_le_bytes).as_flattened());
+        all.extend([0; 8]);
+        all.extend([bytes, self.wide(), 0].map(u64::to_le_bytes).as_flattened());
+        if self.change.0 >= 128 {
+            all[usize::from(self.change.0) % HEADER as usize] ^= self.change.1;
+        }
         all.try_into().expect("the size of a header")
     }
 }
@@ -86,15 +143,16 @@ fuzz_target!(|steps: Vec<Step>| {
     let peer = create(1);
     victim.connect_blocking(1, &peer.export(0).expect("a blob")).expect("a right blob");
     peer.connect_blocking(0, &victim.export(1).expect("a blob")).expect("a right blob");
-    let mut epoch = 0;
-    let mut begin = || {
-        epoch += 1;
+    let mut now = 0;
+    let begin = |now: &mut u32| {
+        *now += 1;
         for comm in [&victim, &peer] {
-            comm.set_active(&Mask::all(2), epoch, 0).expect("both are connected");
+            comm.set_active(&Mask::all(2), *now, 0).expect("both are connected");
         }
-        epoch
     };
-    let mut now = begin();
+    begin(&mut now);
+    // In this epoch: calls of collectives, and messages on each channel.
+    let (mut calls, mut written) = (0, [0u64; 2]);
     let plan = victim.plan();
     let ring = SLOTS * (HEADER + 64);
     let ring_of = |by_sends: bool| plan.control_bytes + (u64::from(by_sends) * 2 + 1) * ring;
@@ -105,33 +163,49 @@ fuzz_target!(|steps: Vec<Step>| {
     };
     let begun = Instant::now();
     for step in steps.iter().take(24) {
-        match step {
-            Step::Message { by_sends, slot, message } => {
-                write(ring_of(*by_sends) + u64::from(*slot) % SLOTS * (HEADER + 64), &message.bytes());
+        let (deed, call) = (step.deed(), step.call());
+        match deed {
+            Deed::Word => {
+                let of = if step.change.1 < 200 { now } else { u32::from(step.change.1) };
+                let value = u64::from(of) << 41 | (step.wide() & ((1 << 41) - 1));
+                let (lane, word) = (u64::from(step.change.0 / 8 % 2), u64::from(step.change.0 % 8));
+                write(LINE + lane * 64 + word * 8, &value.to_le_bytes());
             }
-            Step::Word { by_sends, word, other_epoch, count } => {
-                let of = if *other_epoch < 200 { now } else { u32::from(*other_epoch) };
-                let value = u64::from(of) << 41 | (count & ((1 << 41) - 1));
-                write(LINE + u64::from(*by_sends) * 64 + u64::from(word % 8) * 8, &value.to_le_bytes());
-            }
-            Step::Poke { at, bytes } => {
-                let own = u64::from(*at) % (2 * ring - 7);
-                let at = match own.checked_sub(ring) {
-                    None => ring_of(false) + own.min(ring - 8),
-                    Some(own) if own < ring / 2 => plan.control_bytes - 128 + own.min(120),
-                    Some(own) => ring_of(true) + own.min(ring - 8),
+            Deed::Poke => {
+                let at = u64::from(step.change.0) * 8;
+                let of_point = step.call % 3 == 1;
+                let at = if step.call % 3 == 2 {
+                    plan.control_bytes - 128 + at % 128
+                } else {
+                    ring_of(of_point) + at % ring
                 };
-                write(at, bytes);
+                write(at, &step.wide().to_le_bytes());
             }
-            Step::Call(call) => ended(call_of(&victim, call)),
-            Step::Begin => now = begin(),
+            Deed::Begin => {
+                begin(&mut now);
+                (calls, written) = (0, [0; 2]);
+            }
+            Deed::Message | Deed::Meet | Deed::Call => {}
+        }
+        if matches!(deed, Deed::Message | Deed::Meet) {
+            let points = call.is_of_points();
+            let number = written[usize::from(points)] + 1;
+            written[usize::from(points)] = number;
+            let header = step.header(number, if points { 0 } else { calls + 1 });
+            write(ring_of(points) + (number - 1) % SLOTS * (HEADER + 64), &header);
+            let value = u64::from(now) << 41 | number;
+            write(LINE + u64::from(points) * 64 + POSTED, &value.to_le_bytes());
+        }
+        if matches!(deed, Deed::Call | Deed::Meet) {
+            ended(call_of(&victim, call));
+            calls += u32::from(!call.is_of_points());
         }
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} of waits of {DEADLINE:?}", begun.elapsed());
 
     // Words of epochs to come would be heeded when these have begun.
     write(LINE, &[0; 128]);
-    begin();
+    begin(&mut now);
     let patient = |comm: &Comm| comm.with_deadline(Duration::from_secs(5));
     let work = patient(&peer).all_gather(vec![1u32; COUNT], vec![0u32; 2 * COUNT]);
     let mut all = [9u32; 2 * COUNT];
@@ -140,9 +214,10 @@ fuzz_target!(|steps: Vec<Step>| {
     drop(work);
 });
 
-fn call_of(comm: &Comm, call: &Call) -> epwire::Result<Outcome> {
+fn call_of(comm: &Comm, call: Call) -> epwire::Result<Outcome> {
     let own = [7u32; COUNT];
-    let (mut one, mut all) = ([0u32; COUNT], [0u32; 2 * COUNT]);
+    // On the heap: the sanitizer watches over its bounds.
+    let (mut one, mut all) = (vec![0u32; COUNT], vec![0u32; 2 * COUNT]);
     match call {
         Call::AllReduce => comm.all_reduce_blocking(&own, &mut one, Reduction::Sum),
         Call::AllGather => comm.all_gather_blocking(&own, &mut all),
