@@ -3,7 +3,6 @@
 
 #include "epwire.h"
 
-#include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -69,6 +68,23 @@ static void narrow(uint32_t dtype, const float *x, uint32_t count, uint16_t *out
     }
 }
 
+/* Correctly rounded, as the instruction is that C has no name for but in libm, on which nothing here depends.
+ */
+static float square_root(float x) {
+    uint32_t bits = bits_of(x);
+    if (bits == 0 || bits >= 0x7f800000u) return bits <= 0x7f800000u ? x : float_of(0x7fc00000u);
+    if (bits < 0x00800000u) return square_root(x * 0x1p24f) * 0x1p-12f;
+    /* x is n * 2^(exponent - 50 - odd) with an even exponent: 26 bits of root, two more than are kept. */
+    int32_t exponent = (int32_t)(bits >> 23) - 127, odd = exponent & 1;
+    uint64_t n = (uint64_t)((bits & 0x7fffffu) | 0x800000u) << (27 + odd), root = 0;
+    for (uint64_t bit = UINT64_C(1) << 25; bit != 0; bit >>= 1) {
+        if ((root | bit) * (root | bit) <= n) root |= bit;
+    }
+    uint64_t kept = root >> 2, rest = root & 3;
+    if (rest == 3 || (rest == 2 && (root * root != n || kept % 2 == 1))) kept++;
+    return (float)kept * float_of((uint32_t)((exponent - 50 - odd) / 2 + 2 + 127) << 23);
+}
+
 static float sum_of_squares(uint32_t dtype, const void *row, uint32_t hidden) {
     float parts[PARTS] = {0}, x[PIECE];
     for (uint32_t at = 0; at < hidden; at += PIECE) {
@@ -94,7 +110,7 @@ void epw_norm_row_run(const epw_numerics *numerics, const epw_norm_row *row) {
         numerics->sums->reduce(type, EPW_SUM, both, 2, hidden, row->residual);
         x = row->residual;
     }
-    float r = 1.0f / sqrtf(sum_of_squares(dtype, x, hidden) / (float)hidden + row->epsilon);
+    float r = 1.0f / square_root(sum_of_squares(dtype, x, hidden) / (float)hidden + row->epsilon);
     uint16_t y[EPW_NORM_HIDDEN_MAX];
     bool quantised = row->payload != EPW_PAYLOAD_SAME;
     for (uint32_t at = 0; at < hidden; at += PIECE) {
