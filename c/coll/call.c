@@ -148,14 +148,19 @@ static bool wants_recv(const epw_comm *comm, const epw_coll *c) {
     return (c->kind != EPW_REDUCE && c->kind != EPW_GATHER) || root;
 }
 
-static bool moves_nothing(const epw_coll *c, uint32_t ranks) {
-    if (c->send_counts == NULL && c->recv_counts == NULL) return c->count == 0;
+/* Whether blocks of `counts` are all empty; of the other side's `others` this rank has its own alone. */
+static bool has_nothing(const epw_comm *comm, const epw_coll *c, const uint64_t *counts,
+                        const uint64_t *others) {
+    if (counts == NULL) return (others != NULL ? others[comm->config.rank] : c->count) == 0;
     uint64_t any = 0;
-    for (uint32_t r = 0; r < ranks; r++) {
-        any |= c->send_counts != NULL ? c->send_counts[r] : 0;
-        any |= c->recv_counts != NULL ? c->recv_counts[r] : 0;
-    }
+    for (uint32_t r = 0; r < comm->layout.ranks; r++) any |= counts[r];
     return any == 0;
+}
+static bool sends_nothing(const epw_comm *comm, const epw_coll *c) {
+    return has_nothing(comm, c, c->send_counts, c->recv_counts);
+}
+static bool receives_nothing(const epw_comm *comm, const epw_coll *c) {
+    return has_nothing(comm, c, c->recv_counts, c->send_counts);
 }
 
 static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
@@ -216,10 +221,13 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     epw_status status = check_shape(comm, c);
     if (status == EPW_OK) status = check_pitch(comm, c);
     if (status == EPW_OK) status = check_norm(comm, c);
-    if (status != EPW_OK || moves_nothing(c, comm->layout.ranks)) return status;
-    if (wants_send(comm, c) && c->send == NULL) return wrong(comm, c, "send is NULL");
-    if (wants_recv(comm, c) && c->recv == NULL) return wrong(comm, c, "recv is NULL");
-    if (c->kind == EPW_ALL_TO_ALL && c->send == c->recv && (c->send_counts != NULL || c->recv_counts != NULL))
+    if (status != EPW_OK) return status;
+    if (wants_send(comm, c) && c->send == NULL && !sends_nothing(comm, c))
+        return wrong(comm, c, "send is NULL");
+    if (wants_recv(comm, c) && c->recv == NULL && !receives_nothing(comm, c))
+        return wrong(comm, c, "recv is NULL");
+    if (c->kind == EPW_ALL_TO_ALL && c->send == c->recv && c->send != NULL &&
+        (c->send_counts != NULL || c->recv_counts != NULL))
         return wrong(comm, c, "in place blocks are equal: send_counts and recv_counts are NULL");
     uint32_t me = comm->config.rank;
     if (c->kind == EPW_ALL_TO_ALL && c->send_counts != NULL && c->send_counts[me] != c->recv_counts[me])

@@ -58,7 +58,7 @@ pub struct PrefillPlan {
     pub local_experts: u32,
     /// Slots of a ring, as chosen.
     pub ring_tokens: u32,
-    /// So many tokens [`PrefillBuffer::dispatch_send`](super::PrefillBuffer::dispatch_send) may have, and rows of each source
+    /// So many tokens [`PrefillBuffer::dispatch_send_blocking`](super::PrefillBuffer::dispatch_send_blocking) may have, and rows of each source
     /// the sending half of a combine.
     pub split_tokens: u32,
     /// The same of an ordered combine, which sends several rows of a token.
