@@ -1,6 +1,7 @@
 // Combine kernels and how they are launched.
 #include "kernels/ep/answer.cuh"
 #include "kernels/ep/collect.cuh"
+#include "kernels/ep/flow.cuh"
 #include "kernels/launch.cuh"
 
 namespace epw {
@@ -35,16 +36,23 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     }
     const SourceOrder order(a, c->ends, sends);
     opening.write(o, false);
-    Answerer<With> answerer(a, s, order, memory + a.table_size);
+    const bool flows = With == Answers::rows && is_flow(a, order);
+    Answerer<With> answerer(a, s, order, memory + a.table_size, flows);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         answerer.abandon();
         refuse(o, sends, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
+    if constexpr (With == Answers::rows) {
+        if (flows) {
+            flow<T>(a, o, expected, s, answerer.ring);
+            return;
+        }
+    }
     if (sends) answer_all<T, With>(a, o, s, order, answerer, expected.marked, first_row);
     if (receives) {
-        collect<T, With != Answers::rows>(a, o, expected, s.batch); // times one, where answers are sums
+        collect<T, With != Answers::rows>(a, o, expected, s.batch, answerer.ring); // times one, where answers are sums
         return;
     }
     ptx::let_next_begin();

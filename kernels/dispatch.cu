@@ -11,11 +11,10 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     __shared__ Operation o;
     __shared__ SendShared sending;
     __shared__ ReceiveShared receiving;
-    uint32_t *table = reinterpret_cast<uint32_t *>(memory + a.tiles.bytes * a.tiles.count);
+    uint32_t *table = reinterpret_cast<uint32_t *>(memory + a.table_at);
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 96) {
-        for (auto &barrier : sending.loaded) ptx::barrier_init(&barrier, 1);
         for (auto &barrier : receiving.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
@@ -33,7 +32,6 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         return;
     }
     if (receives) {
-        if (threadIdx.x == 0 && a.out.expert_totals) atomicOr(&o.troubled, 1u); // there will be a sum to add to
         receive_rows<Spreads>(a, o, receiving, memory, table);
         return;
     }
@@ -79,8 +77,8 @@ cudaError_t prepare_dispatch() {
 } // namespace epw
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
-    const epw::Dispatch a(*args);
-    size_t shared = size_t(a.tiles.bytes) * a.tiles.count + epw::table_bytes(a.lane.layout);
+    const epw::Dispatch a(*args, blocks);
+    size_t shared = size_t(a.table_at) + epw::table_bytes(a.lane.layout);
     return epw::launch_in_stream(epw::choose(a.dtype, a.in.payload, a.spreads()), blocks, epw::kThreads, shared,
                                  static_cast<cudaStream_t>(stream), a);
 }

@@ -3,7 +3,8 @@
  *
  *   0                 header          written by the owner
  *   4096              line[source]    128 bytes of signal words, written by that source alone
- *   expert_counts     [lane][source]  rows for each local expert, written by that source alone
+ *   expert_counts     [lane][source]  rows for each local expert, then progress words: how far the source's
+ *                                     answers are, written by that source alone, cleared by the owner
  *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
  *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values
  *   + combine_bytes
@@ -77,7 +78,7 @@ typedef struct epw_layout {
     uint64_t slot_bytes;   /* one dispatch slot */
     uint64_t header_bytes; /* its part before the payload */
     uint64_t row_bytes;    /* hidden 16-bit values */
-    uint64_t count_bytes;  /* expert counts of one source, whole cache lines */
+    uint64_t count_bytes;  /* expert counts and progress words of one source, whole cache lines */
     /* First byte of each area, and bytes of it per lane. */
     uint64_t expert_counts, expert_counts_lane;
     uint64_t dispatch, dispatch_lane;
@@ -100,6 +101,18 @@ EPW_INLINE uint64_t epw_sideband_offset(const epw_layout *l) {
 /* Rows that `source` sends to each local expert of the owner: u32 [local_experts]. */
 EPW_INLINE uint64_t epw_expert_counts_offset(const epw_layout *l, uint32_t lane, uint32_t source) {
     return l->expert_counts + lane * l->expert_counts_lane + source * l->count_bytes;
+}
+
+/* The answers to a rank's rows come in spans of 2^epw_span_shift rows, at most so many. GPUs say of each span of a long combine
+ * that it is there: u64 [EPW_SPANS], an epw_word of the operation; 0 while it is under way. */
+#define EPW_SPANS 32u
+EPW_INLINE uint32_t epw_span_shift(const epw_layout *l) {
+    uint32_t shift = 6;
+    while (l->max_tokens > EPW_SPANS << shift) shift++;
+    return shift;
+}
+EPW_INLINE uint64_t epw_progress_offset(const epw_layout *l, uint32_t lane, uint32_t source) {
+    return epw_expert_counts_offset(l, lane, source) + l->count_bytes - EPW_SPANS * sizeof(uint64_t);
 }
 
 /* Dispatch slot of `row` from `source`. */

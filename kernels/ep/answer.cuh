@@ -13,6 +13,7 @@ struct __align__(16) AnswerShared {
     Batch batch;
     uint64_t loaded[kMaxTiles];           // barriers of the tiles
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
+    uint32_t taken;                       // tokens that somebody of the block has begun to sum, see kernels/ep/flow.cuh
 };
 
 constexpr uint32_t kKnownPlaces = 64;
@@ -95,6 +96,7 @@ struct Row {
     uint32_t source, number; // its slot's in the source's
 
     Row() = default;
+    __device__ __forceinline__ Row(uint32_t source, uint32_t number) : source(source), number(number) {}
     // Of row n of all. By the whole warp.
     __device__ __forceinline__ Row(const Combine &a, const SourceOrder &order, uint32_t n) {
         source = source_at(a.lane.rank, a.lane.layout.ranks, order.find(a, n));
@@ -160,9 +162,12 @@ template <Answers With> struct Answerer {
     Row row;                // that this warp is at, if it has one
     Entry entry;            // of it, where experts' outputs answer it
     Passage passage;        // else: the first piece of its first row is on its way
+    Ring ring;              // of sums
 
-    __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const SourceOrder &order, unsigned char *tiles)
-        : rows(a, order), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {
+    // `flows`: it has nothing to do.
+    __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const SourceOrder &order, unsigned char *tiles,
+                                        bool flows)
+        : rows(a, order), warps(kBatch), number(threadIdx.x / 32), half(0), passage{}, ring{tiles, a.ring_parts} {
         if constexpr (With != Answers::sums) {
             warps = min(a.tiles.count, kWarps);
             if (number < warps) passage = {tiles + number * a.tiles.bytes, &s.loaded[number]};
@@ -172,6 +177,7 @@ template <Answers With> struct Answerer {
             warps >>= half;
             number >>= half;
         }
+        if (flows) rows.count = 0;
         if (!has(0)) return;
         row = Row(a, order, rows.number(number));
         if constexpr (With == Answers::rows) {
@@ -204,7 +210,7 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
             put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.holders), parts.has, place, parts.from, parts.weight, 0);
         }
         __syncthreads();
-        accumulate<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
+        accumulate<T, true>(s.batch, w.ring, min(w.rows.count - first, kBatch), a.row_size, nullptr);
         __syncthreads(); // the batch has been read
     }
 }
@@ -271,6 +277,18 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
     }
 }
 
+// The word for a peer that is mapped: all its rows are answered.
+__device__ __forceinline__ void tell_answered(const Combine &a, const Operation &o, const AnswerShared &s, bool marked,
+                                              uint32_t peer) {
+    // Nobody but suspects is given up by this half; the receiving one does that.
+    const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
+    const uint32_t received = s.received[peer];
+    if (!tells) return;
+    uint32_t rows = missing ? 0 : received; // not of who has sent what it must not
+    uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
+    signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
+}
+
 // Answers every row, then posts the words from the kernel's last block. `first_row`: the table of first rows.
 template <typename T, Answers With>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
@@ -283,13 +301,7 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     const uint32_t peer = threadIdx.x;
     if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
     if (peer >= EPW_GPU_MAX_RANKS) return;
-    // Nobody but suspects is given up by this half; the receiving one does that.
-    const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
-    const uint32_t received = s.received[peer];
-    if (!tells) return;
-    uint32_t rows = missing ? 0 : received; // not of who has sent what it must not
-    uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
-    signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
+    tell_answered(a, o, s, marked, peer);
 }
 
 } // namespace epw

@@ -1,6 +1,7 @@
 // The receiving half of combine: wait for every peer's answers and sum them, token by token.
 #pragma once
 
+#include "kernels/ep/answer.cuh"
 #include "kernels/ep/lane.cuh"
 #include "kernels/ep/shape.cuh"
 #include "kernels/ep/sum.cuh"
@@ -22,9 +23,16 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
     return rows == 0 || ordered == (a.in.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
-// By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch.
-__device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
-                                    uint32_t at) {
+// What a thread knows of an answer, if it has one.
+struct Found {
+    uint32_t rank, row;
+    bool added;
+};
+
+// By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch. `in_place`: this
+// rank's own are the rows themselves.
+__device__ inline Found find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, bool in_place,
+                                     uint32_t t, Batch &batch, uint32_t at) {
     const epw_layout &l = a.lane.layout;
     uint32_t laneid = threadIdx.x % 32, row = 0, count, place;
     int32_t expert = -1;
@@ -62,27 +70,29 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
     // Only what is added is read.
     const unsigned char *from =
         written_by(o, added ? rank : o.rank) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    if (in_place && rank == o.rank) from = given_row(a, Row(rank, row));
     put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, added, place, from, weight,
             rank);
     if (laneid == 0 && a.out.contributions) {
         reinterpret_cast<ushort2 *>(a.out.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
     }
+    return {rank, row, added};
 }
 
 // Fills the batch with tokens from `first` on, every stride-th; returns how many there are. Ends with a barrier.
-__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered, Batch &batch,
-                                       uint32_t first, uint32_t stride) {
+__device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered, bool in_place,
+                                       Batch &batch, uint32_t first, uint32_t stride) {
     uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
-    if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, t, batch, warp);
+    if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, in_place, t, batch, warp);
     __syncthreads();
     return __popc(__ballot_sync(0xffffffffu, laneid < kBatch && first + laneid * stride < a.tokens));
 }
 
 // The same, for who has more tokens than a batch, or sums again. Begins with a barrier too: the batch before has been read.
 __device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered,
-                                                         Batch &batch, uint32_t first, uint32_t stride) {
+                                                         bool in_place, Batch &batch, uint32_t first, uint32_t stride) {
     __syncthreads();
-    return find_tokens(a, o, answered, batch, first, stride);
+    return find_tokens(a, o, answered, in_place, batch, first, stride);
 }
 
 // What the word of an answer says that is whole, and of the mode that this rank expects. See answer_cause.
@@ -193,7 +203,8 @@ __device__ __noinline__ inline void keep_who_answered(const Combine &a, Operatio
 // Decides whose answers count, and sums again alone where somebody's do not, or where blocks are absent. By the block that closes
 // the operation.
 template <typename T, bool Weighted>
-__device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
+__device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, bool in_place,
+                                                 Batch &batch, Ring ring) {
     if (o.again && o.unordered) keep_who_answered(a, o, expected);
     if (threadIdx.x == 0) {
         o.kept = o.present - (o.lost | o.refused);
@@ -201,8 +212,8 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
     }
     __syncthreads();
     for (uint32_t t = 0; o.again && t < a.tokens; t += kBatch) {
-        uint32_t rows = find_more_tokens(a, o, o.kept, batch, t, 1);
-        accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
+        uint32_t rows = find_more_tokens(a, o, o.kept, in_place, batch, t, 1);
+        accumulate<T, Weighted>(batch, ring, rows, a.row_size, &expected.settled);
     }
     add_waits(o, a.out.wait_ns);
     if (threadIdx.x == 0 && any(o.refused)) {
@@ -214,22 +225,26 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);
 }
 
-// Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
-// would answer.
-template <typename T, bool Weighted>
-__device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    // Whoever does not take part is settled.
+// Whoever does not take part is settled. The caller's barrier comes next.
+__device__ __forceinline__ void settle_absent(const Operation &o, Expected &expected) {
     if (threadIdx.x - kThreads < EPW_RANK_WORDS) {
         expected.settled.words[threadIdx.x - kThreads] = ~o.present.words[threadIdx.x - kThreads];
     }
-    uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
+}
+
+// Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
+// would answer.
+template <typename T, bool Weighted>
+__device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch, Ring ring) {
+    settle_absent(o, expected);
+    uint32_t rows = find_tokens(a, o, o.present, false, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) await_answers(a, o, expected);
     for (uint32_t t = blockIdx.x; t < a.tokens;) {
-        accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
+        accumulate<T, Weighted>(batch, ring, rows, a.row_size, &expected.settled);
         t += kBatch * gridDim.x;
-        if (t < a.tokens) rows = find_more_tokens(a, o, o.present, batch, t, gridDim.x);
+        if (t < a.tokens) rows = find_more_tokens(a, o, o.present, false, batch, t, gridDim.x);
     }
-    if (must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) close_collecting<T, Weighted>(a, o, expected, batch);
+    if (must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) close_collecting<T, Weighted>(a, o, expected, false, batch, ring);
 }
 
 } // namespace epw

@@ -2,7 +2,7 @@
 // leaves behind.
 //
 // Blocks read and leave a turn each and do not wait for one another at the end. A block that has met trouble (a peer given up or
-// refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
+// refused, a long wait) does: one of those waits until all are out, and closes the operation
 // for all, alone. All blocks of a kernel find room on the GPU together (c/ep/gpu/engine.c, choose_blocks), so that wait is short,
 // unless work of others takes the SMs. Then it ends with a bound: the operation is closed without the blocks that have not begun,
 // and whoever closes it delivers everything. First it moves the stage in all turns. A block that begins after that finds the lane
@@ -41,6 +41,7 @@ struct Operation : Peers {
     uint64_t sent_before, out_before; // the lane's counters, when the kernel began
     epw_rank_set missing;             // of the handle, so far
     epw_gpu_report *report;
+    uint64_t *answered; // by a combine that counts its answers by spans; else nullptr
 
     epw_rank_set refused;   // peers that have sent what this rank did not ask for, as every block finds
     epw_rank_set malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
@@ -48,6 +49,7 @@ struct Operation : Peers {
     uint32_t again;         // the block that closes delivers everything again; see must_close
     uint32_t unordered;     // and some have left without an order to that; see above
     uint32_t last;          // this block is the last to send, or the one that closes
+    uint32_t owes;          // this block has undertaken to add something up, see undertake(); any, for the block that closes
 
     // Of the block that closes: who had been given up, whether they have sent after all or not; whose rows or answers do not
     // count; and what close() is told.
@@ -130,10 +132,11 @@ struct Opening {
         if (word != 0) return;
         o.troubled = troubled;
         o.posts = posts;
-        o.gave_up = 0;
+        o.gave_up = o.owes = 0;
         o.peers = peers;
         o.state = state;
         o.report = report;
+        o.answered = nullptr;
         o.own = own;
         o.inbox = inbox;
         o.rank = rank;
@@ -165,14 +168,16 @@ __device__ __noinline__ inline void take_lost(Operation &o) {
     o.lost = load_now(o.peers->gone);
     if (is_closed(o)) o.last = 0;
 }
+// The same for what one thread stands for.
+__device__ __forceinline__ void say_sent(Operation &o) {
+    uint64_t mine = o.gave_up ? kGaveUp + 1 : 1;
+    uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
+    o.last = (passed & (kGaveUp - 1)) == gridDim.x;
+    if (passed >= kGaveUp) take_lost(o);
+}
 __device__ __forceinline__ bool last_to_send(Operation &o) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-        uint64_t mine = o.gave_up ? kGaveUp + 1 : 1;
-        uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
-        o.last = (passed & (kGaveUp - 1)) == gridDim.x;
-        if (passed >= kGaveUp) take_lost(o);
-    }
+    if (threadIdx.x == 0) say_sent(o);
     __syncthreads();
     return o.last != 0;
 }
@@ -231,6 +236,12 @@ __device__ inline bool shut_out(const Operation &o, uint32_t stage) {
     return ((o.sent_before - sent) & (kGaveUp - 1)) == 0;
 }
 
+// Whether this block is the one of the kernel to add something up for the caller. A block that does not get into trouble does it on
+// its way out; else it falls to the one that closes, as it does where nobody has undertaken it. By one thread.
+__device__ __forceinline__ bool undertake(const Operation &o, uint64_t out_blocks) {
+    return atomicMax(reinterpret_cast<unsigned long long *>(&o.state->undertaken), out_blocks) < out_blocks;
+}
+
 // What must_close() says to a block in trouble.
 __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sends) {
     epw_gpu_lane_state *c = o.state;
@@ -239,6 +250,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
         o.out_before += gridDim.x;
         if (sends) o.sent_before += gridDim.x;
         o.last = 0;
+        if (o.owes) atomicOr(&c->owed, 1u);
         if (!is_closed(o)) {
 #pragma unroll 1
             for (uint32_t peer = 0; peer < o.ranks; peer++) {
@@ -258,6 +270,7 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
         o.malformed = load_now(c->malformed);
         o.again = absent || any(o.present & (o.lost | o.refused));
         o.unordered = ptx::load_relaxed_gpu(&c->troubled) != gridDim.x;
+        o.owes = ptx::load_relaxed_gpu(&c->owed) != 0;
     }
     __syncthreads();
     return o.last != 0;
@@ -352,7 +365,10 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
         c->unrecorded += c->noted - EPW_GPU_NOTES;
         tell_unrecorded(o, c->unrecorded);
     }
-    c->troubled = c->noted = 0;
+    if (o.answered) {
+        for (uint32_t i = 0; i < o.ranks * EPW_SPANS; i++) o.answered[i] = 0; // blocks that are absent have not counted theirs
+    }
+    c->troubled = c->noted = c->owed = 0;
     c->malformed = {};
     end_waits(o);
 }

@@ -41,6 +41,9 @@ typedef struct epw_gpu_arrays {
     float *weights;
     uint32_t *sent_row;
     epw_gpu_report *report;
+    /* Answers of the combine in flight that have arrived at each rank, by spans; zero between kernels.
+     * [ranks][EPW_SPANS] */
+    uint64_t *answered;
 } epw_gpu_arrays;
 
 /* Where a lane stands between two kernels, for one of their blocks. Each block reads its own turn and leaves it as the next
@@ -81,7 +84,11 @@ typedef struct epw_gpu_lane_state {
      * that closes. */
     uint64_t closed;
 
+    /* The same of the last kernel whose expert_totals somebody has undertaken to add: the first that says so. */
+    uint64_t undertaken;
+
     /* Within a kernel, by atomics of its blocks; zero between kernels. */
+    uint32_t owed;          /* the block that has undertaken it is in trouble: it falls to the one that closes */
     uint32_t troubled;      /* blocks in trouble, so far */
     uint32_t noted;         /* bad routing ids found; the first EPW_GPU_NOTES of them are put on record */
     epw_rank_set malformed; /* peers of which a single row is not as it must be, which its block alone finds */

@@ -17,42 +17,39 @@ __host__ __device__ constexpr bool quantises(uint32_t payload) {
 // Of each scale that this file makes.
 __host__ __device__ constexpr uint32_t scale_bytes(uint32_t payload) { return payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4; }
 
-// Chunk k of those of this thread. Neighbours share a block of channels, a half of it each time, so that loads take whole
-// sectors; every other block takes its halves in reverse, so that what 16 threads store at once lies in different banks.
+// Which of a warp's 64 chunks a thread has. kBlockThreads neighbours share a block of channels, a half of it each time, so that
+// loads take whole sectors.
 __device__ __forceinline__ uint32_t quantised_chunk(uint32_t k) {
-    uint32_t first = 2 * (threadIdx.x & ~(kBlockThreads - 1)) | (threadIdx.x & (kBlockChunks - 1));
-    return first ^ k * kBlockThreads;
+    const uint32_t laneid = threadIdx.x % 32;
+    return (2 * (laneid & ~(kBlockThreads - 1)) | (laneid & (kBlockChunks - 1))) ^ k * kBlockThreads;
 }
+// Which eight bytes out of those 64, an even number, come first in what quantise_chunks returns.
+__device__ __forceinline__ uint32_t quantised_pair() { return quantised_chunk(threadIdx.x & 1) & ~1u; }
 
 // Eight values to e4m3.
 template <typename T> __device__ __forceinline__ uint2 quantise_eight(uint4 x, float inverse) {
     return {quantise_four<T>(x.x, x.y, inverse), quantise_four<T>(x.z, x.w, inverse)};
 }
 
-// This thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. By whole warps: kBlockThreads
-// neighbours share a block. Threads that are not `inside` only lend a hand.
+// This thread's two chunks to e4m3, and their block's scale as its bits travel. By a whole warp, whose neighbours exchange halves
+// so that each has 16 bytes in a row.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], bool inside, unsigned char *payload,
-                                                unsigned char *scales) {
+__device__ __forceinline__ uint4 quantise_chunks(const uint4 (&x)[kQuantised], uint32_t &scale) {
+    constexpr uint32_t all = 0xffffffffu;
     uint32_t largest = T::larger(T::larger(T::larger(x[0].x, x[0].y), T::larger(x[0].z, x[0].w)),
                                  T::larger(T::larger(x[1].x, x[1].y), T::larger(x[1].z, x[1].w)));
 #pragma unroll
     for (uint32_t step = kBlockThreads / 2; step > 0; step /= 2) {
-        largest = T::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+        largest = T::larger(largest, __shfl_xor_sync(all, largest, step));
     }
-    if (!inside) return;
     float amax = fmaxf(fmaxf(fabsf(T::low(largest)), fabsf(T::high(largest))), 1e-4f); // nor does fmaxf let a NaN through
-    Scale s = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
-#pragma unroll
-    for (uint32_t k = 0; k < kQuantised; k++) {
-        reinterpret_cast<uint2 *>(payload)[quantised_chunk(k)] = quantise_eight<T>(x[k], s.inverse);
-    }
-    if (threadIdx.x % kBlockThreads != 0) return;
-    if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
-        scales[threadIdx.x / kBlockThreads] = __float_as_uint(s.scale) >> 23;
-    } else {
-        reinterpret_cast<float *>(scales)[threadIdx.x / kBlockThreads] = s.scale;
-    }
+    const Scale s = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
+    scale = __float_as_uint(s.scale) >> (Payload == EPW_PAYLOAD_FP8_UE8M0 ? 23 : 0);
+    const uint2 first = quantise_eight<T>(x[0], s.inverse), second = quantise_eight<T>(x[1], s.inverse);
+    const bool odd = threadIdx.x & 1;
+    const uint32_t low = __shfl_xor_sync(all, odd ? first.x : second.x, 1);
+    const uint32_t high = __shfl_xor_sync(all, odd ? first.y : second.y, 1);
+    return odd ? uint4{low, high, second.x, second.y} : uint4{first.x, first.y, low, high};
 }
 
 } // namespace epw

@@ -174,15 +174,13 @@ __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *
 }
 
 // Rank-major: ids, weights and the experts' row lists, a thread to an entry and neighbours to a row. A thread knows its
-// sources' rows before they come, and looks at those that do; entries are loaded before the table of counts is made: both come
+// sources' rows before they come, and looks at those that do; its first entry is loaded before the table of counts is made: both come
 // a latency after the words.
 struct ListEntry {
     uint32_t n; // in the order of rows, one of each source at a time
     uint32_t source, row, j;
-    uint32_t *token; // where what it says goes
-    int32_t *expert;
-    float *weight;
 
+    ListEntry() = default;
     __device__ __forceinline__ ListEntry(const Dispatch &a, Share share)
         : n((threadIdx.x >> a.entry_shift) * share.blocks + share.block), j(threadIdx.x & ((1u << a.entry_shift) - 1)) {
         locate(a);
@@ -190,11 +188,6 @@ struct ListEntry {
     __device__ __forceinline__ void locate(const Dispatch &a) {
         row = a.sources.divide(n);
         source = n - row * a.lane.layout.ranks;
-        uint32_t at = place(a);
-        size_t entry = size_t(at) * a.lane.layout.topk + j;
-        token = a.out.source_token && j == 0 ? a.out.source_token + at : nullptr;
-        expert = a.out.row_experts ? a.out.row_experts + entry : nullptr;
-        weight = a.out.row_weights ? a.out.row_weights + entry : nullptr;
     }
     __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.lane.layout.max_tokens + row; }
     // To the next one of this thread's; false: there is none.
@@ -222,10 +215,34 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, cons
         spoil_peer(o, e.source);
         return;
     }
-    if (e.token) *e.token = r.token;
-    if (e.expert) *e.expert = ours ? static_cast<int32_t>(local) : -1;
-    if (e.weight) *e.weight = ours ? __uint_as_float(r.weight) : 0.0f;
-    if (ours && a.out.expert_rows) a.out.expert_rows[local * l.rows + place] = e.place(a);
+    const uint32_t at = e.place(a);
+    const size_t entry = size_t(at) * l.topk + e.j;
+    if (a.out.source_token && e.j == 0) a.out.source_token[at] = r.token;
+    if (a.out.row_experts) a.out.row_experts[entry] = ours ? static_cast<int32_t>(local) : -1;
+    if (a.out.row_weights) a.out.row_weights[entry] = ours ? __uint_as_float(r.weight) : 0.0f;
+    if (ours && a.out.expert_rows) a.out.expert_rows[local * l.rows + place] = at;
+}
+
+// The thread's entries behind e, some on their way at a time.
+__device__ __forceinline__ void list_rest(const Dispatch &a, Operation &o, const ReceiveShared &s, const uint32_t *table,
+                                          Share share, ListEntry &e) {
+    constexpr uint32_t kListed = 4;
+    for (bool more = true; more;) {
+        ListEntry some[kListed];
+        Received got[kListed];
+        bool mine[kListed];
+#pragma unroll
+        for (uint32_t i = 0; i < kListed; i++) {
+            more = more && e.go_on(a, share);
+            some[i] = e;
+            mine[i] = more && e.came(a, s);
+            if (mine[i]) got[i] = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < kListed; i++) {
+            if (mine[i]) list_entry(a, o, table, got[i], some[i]);
+        }
+    }
 }
 
 // Scales of one row to its places, or zeros. By one warp: a thread has some of the scales, and one that is `mine` a place, row
@@ -466,8 +483,8 @@ __device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row,
     for (uint32_t i = laneid; a.out.sideband && i < a.in.sideband_bytes; i += 32) sideband[i] = 0;
 }
 
-// Adds the rows of each local expert to the caller's sums, which its lanes and buffers may share. By the block that closes the
-// operation; `table` is of take_counts.
+// Adds the rows of each local expert to the caller's sums, which its lanes and buffers may share. By the block that has undertaken
+// it, or closes the operation; `table` is of take_counts. Blocks that are not in trouble know of the same rows, see lane.cuh.
 __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
     const epw_layout &l = a.lane.layout;
 #pragma unroll 1
@@ -557,6 +574,8 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
                                              uint32_t *table) {
     const bool in_place = !Spreads || a.in.layout == EPW_RANK_MAJOR;
     Share share = {blockIdx.x, gridDim.x};
+    const bool sums = share.block == share.blocks - 1; // the one with the fewest rows
+    if (sums && threadIdx.x == kThreads - 1 && a.out.expert_totals) o.owes = undertake(o, o.out_before + gridDim.x);
     ListEntry e(a, share);
     Count count(a, o, threadIdx.x);
     uint32_t format = await_rows(a, o, s);
@@ -571,18 +590,17 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if constexpr (Spreads) spread.start(a, o, s, memory, share);
         take_counts(a, o, s, count, format, table);
         format = a.format.hash;                                         // of other sources none is left
-        if (share.block == share.blocks - 1) write_counts(a, s, table); // the one with the fewest rows
-        while (in_place) {
-            if (mine) list_entry(a, o, table, entry, e);
-            if (!e.go_on(a, share)) break;
-            mine = e.came(a, s);
-            if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
-        }
+        if (sums || alone) write_counts(a, s, table);
+        if (mine) list_entry(a, o, table, entry, e);
+        if (in_place) list_rest(a, o, s, table, share, e);
         if constexpr (Spreads) spread.run(a, o, s, table, memory);
         if (alone) {
             __syncthreads(); // what every thread has refused is known
         } else {
-            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
+            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) {
+                if (o.owes && !o.troubled) add_totals(a, table);
+                return;
+            }
             if (o.again && o.unordered) keep_who_sent(a, o, s);
         }
         // Whoever is not left out has sent, as this block has seen, and is bounded.
@@ -594,7 +612,9 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     }
     decide_sources(o);
     if (any(o.malformed)) clear_places(a, s, table, o.malformed, memory);
-    add_totals(a, table);
+    if (threadIdx.x == 0 && !o.owes && a.out.expert_totals) o.owes = undertake(o, o.out_before);
+    __syncthreads();
+    if (o.owes) add_totals(a, table);
     add_waits(o, a.out.wait_ns);
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED);
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ep/quantise.cuh"
+#include "kernels/ep/sum.cuh"
 #include "kernels/ep/tile.cuh"
 
 namespace epw {
@@ -26,37 +27,51 @@ struct Area {
     __device__ __forceinline__ uint64_t offset(uint32_t n) const { return begin + uint64_t(n) * bytes; }
 };
 
-// What the sending half takes of a row at a time.
-struct Pieces {
-    uint32_t bytes, count; // of payload in a piece but for the last; of a row
+// How the sending half of dispatch passes its tokens: in rounds, a team of warps to a token. A round's tokens are neighbours, and
+// blocks follow one another in it. Where each block has a token at most, all its warps are that token's; the more tokens there
+// are, the more are on their way at a time.
+struct Rounds {
+    uint32_t size, teams; // warps of a team; tokens of a block in a round
+    uint32_t count;       // of rounds, one at least
+    uint32_t last;        // tokens of a block in the last one: all blocks have as many, but for those behind the last token
 
-    Pieces(uint32_t payload, uint32_t payload_bytes) {
-        constexpr uint32_t kMost = kQuantised * kThreads * 8, kEven = 16 * EPW_FP8_BLOCK; // whose scales are whole 16 bytes
-        bytes = !quantises(payload) ? kPieceBytes : payload_bytes <= kMost ? kMost : kMost / kEven * kEven;
-        count = (payload_bytes + bytes - 1) / bytes;
+    // `warps` that have room in shared memory.
+    Rounds(uint32_t tokens, uint32_t blocks, uint32_t warps) : teams(1) {
+        const uint32_t most = (tokens + blocks - 1) / blocks;
+        for (uint32_t more : {2u, 4u, 7u, 14u}) {
+            if (teams < most && teams * blocks < kFlying && more <= warps) teams = more;
+        }
+        size = warps / teams;
+        const uint32_t all = teams * blocks;
+        count = tokens == 0 ? 1 : (tokens + all - 1) / all;
+        last = (tokens - (count - 1) * all + blocks - 1) / blocks;
     }
+
+  private:
+    static constexpr uint32_t kFlying = 448; // rows of all blocks that keep the wire busy
 };
 
 struct Dispatch : epw_dispatch_args {
     RowTiles tiles;
-    Pieces pieces;
+    Desks desks;
+    Rounds rounds;
     Divisor per_rank;     // experts
     Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
-    uint32_t whole;       // bytes of a row and its scales, which leave at once; 0: they do not
+    uint32_t table_at;    // where the numbers of experts begin, behind what either half has in shared memory
     uint32_t entry_shift; // a row's entries have this power of two of threads: 2^entry_shift >= topk
     uint32_t copies_all;  // received rows are copied; else they stay where they are, and lists say where that is
 
-    explicit Dispatch(const epw_dispatch_args &a)
+    Dispatch(const epw_dispatch_args &a, uint32_t blocks)
         : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
-          pieces(a.in.payload, a.format.payload_bytes), per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
+          desks(a.lane.layout, a.format.scale_count * a.format.scale_bytes), rounds(a.in.tokens, blocks, desks.count),
+          per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
           experts(a.lane.layout.local_experts * a.lane.layout.ranks), scales_size(a.format.scale_count * a.format.scale_bytes),
-          whole(0), entry_shift(0), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
+          table_at(0), entry_shift(0), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
         while (1u << entry_shift < a.lane.layout.topk) entry_shift++;
-        if (pieces.count == 1 && (quantises(a.in.payload) || scales_size <= kScaleRoom)) {
-            whole = align_16(a.format.payload_bytes + scales_size);
-        }
+        if (halves & EPW_GPU_SEND) table_at = desks.bytes * desks.count;
+        if ((halves & EPW_GPU_RECEIVE) && tiles.bytes * tiles.count > table_at) table_at = tiles.bytes * tiles.count;
     }
 
     // Those that come by queues are copied in any case: from the inbox into the window.
@@ -83,22 +98,30 @@ struct Combine : epw_combine_args {
     Divisor blocks;   // of the kernel
     uint32_t row_size;
     uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
+    uint32_t ring_parts; // see Ring
+    uint32_t may_flow;   // see kernels/ep/flow.cuh
+    uint32_t span_shift;
 
     Combine(const epw_combine_args &a, uint32_t blocks)
         : epw_combine_args(a),
           tiles(a.lane.layout), slots{epw_slot_offset(&a.lane.layout, a.lane.index, 0, 0), uint32_t(a.lane.layout.slot_bytes)},
           answers{epw_answer_offset(&a.lane.layout, a.lane.index, 0, 0, 0), uint32_t(a.lane.layout.row_bytes)},
           per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)),
-          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0) {}
+          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0),
+          ring_parts(Ring::parts_in(kAnswerMemory - table_size)),
+          may_flow(a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr && answers_with() == Answers::rows),
+          span_shift(epw_span_shift(&a.lane.layout)) {}
 
     Answers answers_with() const {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
         return in.mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
     }
-    // Bytes of shared memory: the table, and the tiles of answers that pass as they are.
+    // Bytes of shared memory: the table; behind it the tiles of answers that pass as they are, and then, or first of all, parts of
+    // sums.
     size_t shared_size() const {
-        bool passes = (halves & EPW_GPU_SEND) && answers_with() != Answers::sums;
-        return table_size + (passes ? size_t(tiles.bytes) * tiles.count : 0);
+        const size_t passing = (halves & EPW_GPU_SEND) && answers_with() != Answers::sums ? size_t(tiles.bytes) * tiles.count : 0;
+        const size_t adding = size_t(ring_parts) * Ring::kPartBytes;
+        return table_size + (passing > adding ? passing : adding);
     }
 };
 

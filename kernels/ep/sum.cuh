@@ -1,5 +1,5 @@
-// Sums of rows, through registers: a thread has its own channels of every part, and loads them some parts ahead of those that
-// it adds up, over the ends of rows.
+// Sums of rows: a thread has its own channels of every part, and asks for them some parts ahead of those that it adds up, over the
+// ends of rows. On their way they have a place in shared memory, which holds more of them than registers do.
 #pragma once
 
 #include "kernels/peer/rank_set.cuh"
@@ -9,8 +9,29 @@
 namespace epw {
 
 constexpr uint32_t kBatch = kWarps; // rows looked up at a time, by a warp each
-constexpr uint32_t kAhead = 4;      // parts on their way to a thread
-constexpr uint32_t kChunks = 2;     // of 16 bytes, what a thread has of each
+constexpr uint32_t kChunks = 2;     // of 16 bytes, what a thread has of a part at a time
+
+// Where parts are on their way to threads: in shared memory, so many at a time.
+struct Ring {
+    static constexpr uint32_t kMost = 7, kLeast = 4; // where there is room; where tables take it
+    static constexpr uint32_t kPartBytes = kChunks * kThreads * 16;
+
+    unsigned char *memory;
+    uint32_t parts; // one of the two
+
+    static uint32_t parts_in(uint32_t bytes) { return bytes >= kMost * kPartBytes ? kMost : kLeast; }
+    __device__ __forceinline__ unsigned char *at(uint32_t part, uint32_t k) const {
+        return memory + (part * kChunks + k) * kThreads * 16 + threadIdx.x * 16;
+    }
+    // Until the part that was asked for first has come, of as many as there is room for.
+    __device__ __forceinline__ void await() const {
+        if (parts == kMost) {
+            ptx::copy_wait<kMost - 1>();
+        } else {
+            ptx::copy_wait<kLeast - 1>();
+        }
+    }
+};
 
 struct __align__(16) Part {
     const unsigned char *from; // nullptr: zeros
@@ -42,15 +63,15 @@ __device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char
 }
 
 // What a thread holds of a part.
-struct Held {
-    uint4 chunk[kChunks];
+template <uint32_t Chunks> struct Held {
+    uint4 chunk[Chunks];
 };
 
 // Weighted: each part times its weight. Never fused.
-template <typename T, bool Weighted>
-__device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held &held, float weight) {
+template <typename T, bool Weighted, uint32_t Chunks>
+__device__ __forceinline__ void add_part(float (&total)[Chunks][8], const Held<Chunks> &held, float weight) {
 #pragma unroll
-    for (uint32_t k = 0; k < kChunks; k++) {
+    for (uint32_t k = 0; k < Chunks; k++) {
         const uint32_t pairs[] = {held.chunk[k].x, held.chunk[k].y, held.chunk[k].z, held.chunk[k].w};
 #pragma unroll
         for (uint32_t n = 0; n < 4; n++) {
@@ -73,43 +94,47 @@ __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held 
 // what every combine runs through is one piece of code in the instruction cache, and what is rare lies behind it. With the rare
 // functions in between, a combine of a single token takes up to 0.5 us more (H200).
 template <typename T, bool Weighted>
-__device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
+__device__ __noinline__ void accumulate(const Batch &batch, Ring ring, uint32_t rows, uint32_t row_bytes,
+                                        const epw_rank_set *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
     Glance known;
+#pragma unroll 1
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {
         uint32_t fetched = 0, added = 0; // numbers of parts
-        Held held[kAhead];
-        auto fetch = [&](Held &h) {
-            if (fetched == rows * EPW_MAX_TOPK) return;
-            const Part part = batch.parts[fetched];
-            fetched = part_after(fetched, part.last);
-            if (settled) known.await(*settled, part.rank);
-#pragma unroll
-            for (uint32_t k = 0; k < kChunks; k++) {
-                bool there = part.from != nullptr && column + k * kStep < row_bytes;
-                h.chunk[k] = there ? ptx::load_relaxed_gpu_once(part.from + column + k * kStep) : uint4{};
-            }
-        };
-#pragma unroll
-        for (Held &h : held) fetch(h);
-        float total[kChunks][8] = {};
-        while (added < rows * EPW_MAX_TOPK) {
-#pragma unroll
-            for (Held &h : held) {
-                const Part &part = batch.parts[added];
-                bool last = part.last;
-                add_part<T, Weighted>(total, h, part.weight);
-                fetch(h); // comes while the sum goes
-                unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
-                added = part_after(added, last);
-                if (!last) continue;
+        auto fetch = [&](uint32_t place) {
+            if (fetched < rows * EPW_MAX_TOPK) {
+                const Part part = batch.parts[fetched];
+                fetched = part_after(fetched, part.last);
+                if (settled) known.await(*settled, part.rank);
 #pragma unroll
                 for (uint32_t k = 0; k < kChunks; k++) {
-                    if (column + k * kStep < row_bytes) ptx::store(to + k * kStep, pack_eight<T>(total[k]));
-#pragma unroll
-                    for (float &channel : total[k]) channel = 0.0f;
+                    const bool there = part.from != nullptr && column + k * kStep < row_bytes;
+                    ptx::copy_16(ring.at(place, k), part.from + column + k * kStep, there);
                 }
-                if (added == rows * EPW_MAX_TOPK) break;
+            }
+            ptx::copy_commit(); // none on its way counts too
+        };
+#pragma unroll 1
+        for (uint32_t place = 0; place < ring.parts; place++) fetch(place);
+        float total[kChunks][8] = {};
+#pragma unroll 1
+        for (uint32_t place = 0; added < rows * EPW_MAX_TOPK; place = place + 1 < ring.parts ? place + 1 : 0) {
+            const Part &part = batch.parts[added];
+            const bool last = part.last;
+            ring.await();
+            Held<kChunks> held;
+#pragma unroll
+            for (uint32_t k = 0; k < kChunks; k++) held.chunk[k] = *reinterpret_cast<const uint4 *>(ring.at(place, k));
+            add_part<T, Weighted>(total, held, part.weight);
+            fetch(place); // comes while the sum goes
+            unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
+            added = part_after(added, last);
+            if (!last) continue;
+#pragma unroll
+            for (uint32_t k = 0; k < kChunks; k++) {
+                if (column + k * kStep < row_bytes) ptx::store(to + k * kStep, pack_eight<T>(total[k]));
+#pragma unroll
+                for (float &channel : total[k]) channel = 0.0f;
             }
         }
     }

@@ -44,6 +44,26 @@ struct RowTiles : Tiles {
           header(uint32_t(l.header_bytes)) {}
 };
 
+// The sending half of dispatch: what a warp has of it. In front of a row that it puts together, [header][scales]; then rows on
+// their way from memory, kSteps steps of them. See kernels/ep/send.cuh.
+constexpr uint32_t kGroupChunks = 64; // of 16 bytes, which a warp works on at once, two to a thread
+constexpr uint32_t kStepGroups = 2;
+constexpr uint32_t kStepBytes = kStepGroups * kGroupChunks * 16;
+constexpr uint32_t kSteps = 3;
+
+struct Desks {
+    uint32_t header; // bytes of it
+    uint32_t scales; // of the row's scales; 0: they do not pass here
+    uint32_t bytes, count;
+
+    Desks(const epw_layout &l, uint32_t scale_bytes)
+        : header(uint32_t(l.header_bytes)), scales(scale_bytes <= kScaleRoom ? align_16(scale_bytes) : 0),
+          bytes(align_128(header + scales) + kSteps * kStepBytes) {
+        const uint32_t fit = (kBlockMemory - table_bytes(l)) / bytes;
+        count = fit < kWarps ? fit : kWarps;
+    }
+};
+
 // Combine: a piece of a 16-bit row. Beside its tiles a block declares 12 KiB.
 constexpr uint32_t kAnswerMemory = kBlockMemory - 5 * 1024;
 

@@ -56,6 +56,9 @@ template <int Left> __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
 }
 
+// Until all but at most `Left` of this thread's groups, the last ones, are complete.
+template <int Left> __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Left) : "memory"); }
+
 // Until all of this thread's bulk stores are complete: their bytes are visible to this thread, and to whoever it releases to.
 __device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 

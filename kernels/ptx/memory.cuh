@@ -112,6 +112,18 @@ __device__ __forceinline__ uint4 load_relaxed_gpu_once(const void *p) {
                  : "memory");
     return v;
 }
+// 16 bytes to shared memory while this thread goes on, past L1; zeros if not `inside`. It is there for this thread behind
+// copy_wait.
+__device__ __forceinline__ void copy_16(void *shared, const void *global, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global),
+                 "r"(inside ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Until at most `Left` of this thread's groups of copies are on their way.
+template <int Left> __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory"); }
+
 // To global memory, whoever's: a pointer that came through shared memory does not tell.
 __device__ __forceinline__ void store(void *p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

@@ -89,6 +89,7 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
         arrays->weights = take(&a, entries * sizeof *arrays->weights);
         arrays->sent_row = take(&a, entries * sizeof *arrays->sent_row);
         arrays->report = take(&a, sizeof *arrays->report);
+        arrays->answered = take(&a, (uint64_t)c->ranks * EPW_SPANS * sizeof *arrays->answered);
     }
     return a.used;
 }
