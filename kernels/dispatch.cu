@@ -15,6 +15,8 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     bool sends = a.halves & EPW_GPU_SEND, receives = a.halves & EPW_GPU_RECEIVE;
 
     if (threadIdx.x == 96) {
+        ptx::barrier_init(&sending.numbered, kWarps);
+        ptx::barrier_init(&sending.counted, kWarps);
         for (auto &barrier : receiving.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }

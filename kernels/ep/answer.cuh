@@ -13,7 +13,8 @@ struct __align__(16) AnswerShared {
     Batch batch;
     uint64_t loaded[kMaxTiles];           // barriers of the tiles
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
-    uint32_t taken;                       // tokens that somebody of the block has begun to sum, see kernels/ep/flow.cuh
+    uint32_t taken;                       // see kernels/ep/flow.cuh: tokens that somebody of the block has begun to sum;
+    uint32_t carried[2];                  // pieces of each carrier that are complete
 };
 
 constexpr uint32_t kKnownPlaces = 64;

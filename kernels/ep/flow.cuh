@@ -1,6 +1,6 @@
 // Combine of many rank-major rows, which sends and sums at the same time. Two warps of a block send: one thread of each keeps the
-// bulk copy engine busy with rows on their way through its tiles. The others sum tokens, a warp to a token, as answers come: rows
-// are answered span by span, and a word says of each span that it is there (see epw_progress_offset). What this rank answers
+// bulk copy engine busy with rows on their way through its tiles. Others sum tokens, a warp to a token, as answers come: rows are
+// answered span by span, and the warp that waits for peers says of each span that it is there (see epw_progress_offset). What this rank answers
 // itself is read where it lies.
 #pragma once
 
@@ -9,10 +9,14 @@
 
 namespace epw {
 
-constexpr uint32_t kCarriers = 2;   // warps of a block that send
-constexpr uint32_t kCarrierTiles = 3; // of each
-constexpr uint32_t kFlowRows = 16;  // to a block: with fewer it is faster to send, and then to sum by the whole block
+constexpr uint32_t kCarriers = 2;         // warps of a block that send
+constexpr uint32_t kCarrierTiles = 6;     // of each
+constexpr uint32_t kCarrierBytes = 8192;  // a tile's
+constexpr uint32_t kCarrierLoads = 3;     // pieces on their way to a carrier; the others are on their way from it
+constexpr uint32_t kCarrierStores = 4;    // pieces that need not be complete yet
+constexpr uint32_t kFlowRows = 16;        // to a block: with fewer it is faster to send, and then to sum by the whole block
 static_assert(kCarriers * kCarrierTiles <= kMaxTiles);
+static_assert(kCarriers * kCarrierTiles * kCarrierBytes <= Ring::kMost * Ring::kPartBytes);
 
 // Whether all blocks of the kernel do so.
 __device__ __forceinline__ bool is_flow(const Combine &a, const SourceOrder &order) {
@@ -23,19 +27,21 @@ __device__ __forceinline__ bool is_flow(const Combine &a, const SourceOrder &ord
 struct Walk {
     const Combine &a;
     const uint32_t *received;
+    uint32_t carrier; // of all blocks
     uint32_t span = 0, turn = 0; // turn: of the sources
     uint32_t source, row, end, at = 0; // in the source's span; at: bytes of the row that are behind
 
-    __device__ __forceinline__ Walk(const Combine &a, const uint32_t *received) : a(a), received(received) {
+    __device__ __forceinline__ Walk(const Combine &a, const uint32_t *received, uint32_t number)
+        : a(a), received(received), carrier(number * gridDim.x + blockIdx.x) {
         if (a.lane.layout.ranks == 1) span = EPW_SPANS;
         enter();
         find();
     }
     __device__ __forceinline__ bool there() const { return span < EPW_SPANS; }
-    __device__ __forceinline__ uint32_t bytes() const { return min(kPieceBytes, a.row_size - at); }
+    __device__ __forceinline__ uint32_t bytes() const { return min(kCarrierBytes, a.row_size - at); }
     // To the next piece. Whether that is of another span or source.
     __device__ __forceinline__ bool go_on() {
-        at += kPieceBytes;
+        at += kCarrierBytes;
         if (at < a.row_size) return false;
         at = 0;
         row += gridDim.x * kCarriers;
@@ -48,7 +54,7 @@ struct Walk {
     __device__ __forceinline__ void enter() {
         if (!there()) return;
         const uint32_t others = a.lane.layout.ranks - 1, all = gridDim.x * kCarriers;
-        const uint32_t carrier = threadIdx.x / 32 * gridDim.x + blockIdx.x, begin = span << a.span_shift;
+        const uint32_t begin = span << a.span_shift;
         // At any time some block sends to each peer.
         source = source_at(a.lane.rank, others + 1, (turn + blockIdx.x) % others);
         end = min(begin + (1u << a.span_shift), received[source]);
@@ -66,9 +72,9 @@ struct Walk {
     }
 };
 
-// Rows that the thread has seen complete, of one span and source. Writer of the word: the thread that counts the last of them. It
-// has acquired what the others have released; its release at system scope hands that on to the peer, whose acquire of the word
-// sees it all. Reader: await_span().
+// Rows of one span and source that are complete. Writer of the word: the thread that counts the last of them. It has acquired what
+// the others have released; its release at system scope hands that on to the peer, whose acquire of the word sees it all. Reader:
+// await_span().
 __device__ __noinline__ inline void count_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint32_t source,
                                                   uint32_t span, uint32_t rows) {
     const uint32_t begin = span << a.span_shift, all = min(1u << a.span_shift, s.received[source] - begin);
@@ -81,51 +87,65 @@ __device__ __noinline__ inline void count_answers(const Combine &a, const Operat
 }
 
 // By one thread of a carrier: all its rows.
-__device__ __noinline__ inline void carry(const Combine &a, const Operation &o, AnswerShared &s, unsigned char *tiles) {
-    const uint32_t first = threadIdx.x / 32 * kCarrierTiles;
-    Walk loading(a, s.received), storing = loading, complete = loading;
-    uint32_t stores = 0, rows = 0;
-    uint32_t load_tile = 0, store_tile = 0, parity = 0;
+__device__ __noinline__ inline void carry(const Combine &a, const Operation &o, AnswerShared &s, uint32_t number,
+                                          unsigned char *tiles) {
+    uint64_t *loaded = &s.loaded[number * kCarrierTiles];
+    unsigned char *const begin = tiles + number * kCarrierTiles * kCarrierBytes;
+    Walk loading(a, s.received, number), storing = loading;
+    uint32_t load_tile = 0, tile = 0, parity = 0, stores = 0;
     auto load = [&] {
         if (!loading.there()) return;
-        ptx::bulk_wait_read<kCarrierTiles - 2>(); // the tile's last store, which one other has followed, has read it
-        uint64_t *loaded = &s.loaded[first + load_tile];
-        ptx::barrier_expect(loaded, loading.bytes());
-        ptx::bulk_load(tiles + (first + load_tile) * a.tiles.bytes, given_row(a, Row(loading.source, loading.row)) + loading.at,
-                       loading.bytes(), loaded);
+        ptx::bulk_wait_read<kCarrierTiles - kCarrierLoads - 1>(); // the tile's last store has read it
+        ptx::barrier_expect(&loaded[load_tile], loading.bytes());
+        ptx::bulk_load(begin + load_tile * kCarrierBytes, given_row(a, Row(loading.source, loading.row)) + loading.at,
+                       loading.bytes(), &loaded[load_tile]);
         load_tile = load_tile + 1 < kCarrierTiles ? load_tile + 1 : 0;
         loading.go_on();
     };
-    auto end_piece = [&] {
-        const uint32_t source = complete.source, span = complete.span;
-        const bool ends = complete.go_on();
-        if (complete.at == 0) rows++;
-        if (!ends) return;
-        count_answers(a, o, s, source, span, rows);
-        rows = 0;
-    };
-    load();
+#pragma unroll 1
+    for (uint32_t i = 0; i < kCarrierLoads; i++) load();
 #pragma unroll 1
     while (storing.there()) {
         load();
-        while (!ptx::barrier_try_wait(&s.loaded[first + store_tile], parity)) {
-        }
-        unsigned char *to = Row(storing.source, storing.row).to(a, o) + storing.at;
-        ptx::bulk_store(to, tiles + (first + store_tile) * a.tiles.bytes, storing.bytes());
+        ptx::barrier_wait(&loaded[tile], parity);
+        ptx::bulk_store(Row(storing.source, storing.row).to(a, o) + storing.at, begin + tile * kCarrierBytes, storing.bytes());
         ptx::bulk_commit();
-        store_tile++;
-        if (store_tile == kCarrierTiles) {
-            store_tile = 0;
+        if (++tile == kCarrierTiles) {
+            tile = 0;
             parity ^= 1;
         }
         storing.go_on();
-        if (++stores < kCarrierTiles) continue;
-        ptx::bulk_wait<kCarrierTiles - 1>();
-        end_piece();
+        if (++stores <= kCarrierStores) continue;
+        ptx::bulk_wait<kCarrierStores>();
+        // Writer: this thread, which has seen the pieces complete. Reader: tell_spans().
+        ptx::store_release_block(&s.carried[number], stores - kCarrierStores);
     }
     ptx::bulk_wait_all();
+    ptx::store_release_block(&s.carried[number], stores);
+}
+
+// By one warp, a thread to a carrier: follows the carriers until all their rows are complete.
+__device__ __noinline__ inline void tell_spans(const Combine &a, const Operation &o, const AnswerShared &s) {
+    const uint32_t number = threadIdx.x % 32;
+    if (number < kCarriers) {
+        Walk walk(a, s.received, number);
+        uint32_t pieces = 0, rows = 0;
 #pragma unroll 1
-    while (complete.there()) end_piece();
+        while (walk.there()) {
+            const uint32_t carried = ptx::load_acquire_block(&s.carried[number]);
+#pragma unroll 1
+            for (; pieces != carried; pieces++) {
+                const uint32_t source = walk.source, span = walk.span;
+                const bool ends = walk.go_on();
+                if (walk.at == 0) rows++;
+                if (!ends) continue;
+                count_answers(a, o, s, source, span, rows);
+                rows = 0;
+            }
+            __nanosleep(100);
+        }
+    }
+    __syncwarp();
 }
 
 // Until the answer to this thread's row is there, or its rank is settled.
@@ -134,9 +154,11 @@ __device__ __forceinline__ void await_span(const Combine &a, const Operation &o,
     const unsigned char *words = o.own + epw_progress_offset(&a.lane.layout, o.lane, rank);
     const uint64_t *word = reinterpret_cast<const uint64_t *>(words) + (row >> a.span_shift);
 #pragma unroll 1
-    while (!epw_word_matches(ptx::load_acquire_sys(word), o.epoch, o.op)) {
+    while (!epw_word_matches(ptx::load_relaxed_sys(word), o.epoch, o.op)) {
         if (ptx::load_acquire_block(&expected.settled.words[rank / 32]) & bit_of(rank)) return;
+        __nanosleep(500); // many wait for the same words
     }
+    (void)ptx::load_acquire_sys(word);
 }
 
 // One sum, by a warp: its parts are there.
@@ -202,22 +224,21 @@ __device__ __noinline__ void add_tokens(const Combine &a, const Operation &o, co
 template <typename T>
 __device__ __forceinline__ void flow(const Combine &a, Operation &o, Expected &expected, AnswerShared &s, Ring ring) {
     const uint32_t warp = threadIdx.x / 32, laneid = threadIdx.x % 32;
-    constexpr uint32_t kTellers = (kCarriers + 1) * 32; // who meets when the block has sent
     settle_absent(o, expected);
+    if (threadIdx.x < kCarriers) s.carried[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         s.taken = 0;
         o.answered = a.lane.arrays.answered;
     }
     __syncthreads();
     if (warp < kCarriers) {
-        if (laneid == 0) carry(a, o, s, ring.memory);
+        if (laneid == 0) carry(a, o, s, warp, ring.memory);
         __syncwarp();
-        ptx::team_barrier(1, kTellers);
     }
     if (warp < kWarps) {
         add_tokens<T>(a, o, expected, s);
     } else {
-        ptx::team_barrier(1, kTellers);
+        tell_spans(a, o, s);
         // Writer of the words: the last block here, see answer_all. All but this warp go on meanwhile.
         if (laneid == 0) say_sent(o);
         __syncwarp();

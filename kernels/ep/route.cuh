@@ -144,7 +144,7 @@ struct Tally {
         for (uint32_t i = 0; i < kEarly; i++) now[i] = early[i];
         const uint32_t left = ((to - from) << a.entry_shift) - first_of_warp() - n * kThreads;
         n += kEarly;
-        load(a);
+        if (!done(a)) load(a);
 #pragma unroll
         for (uint32_t i = 0; i < kEarly; i++) {
             if (i * kThreads < left) count_ids(a, census, now[i]);

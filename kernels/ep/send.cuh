@@ -7,15 +7,18 @@
 #include "kernels/ep/lane.cuh"
 #include "kernels/ep/route.cuh"
 #include "kernels/ep/shape.cuh"
+#include "kernels/ptx/bulk.cuh"
 
 namespace epw {
 
 struct SendShared {
     uint32_t ranks[EPW_GPU_MAX_RANKS]; // of the census
     uint32_t awaits;                   // some peer's permission was not there at the first look
+    uint64_t numbered;                 // barriers, of all warps: a round's numbers have been read,
+    uint64_t counted;                  // and those of the next one are there
 };
 
-// By a team's first warp: the lane's memory of where the token went, for combine.
+// By a team's last warp: the lane's memory of where the token went, for combine.
 __device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t team, uint32_t t) {
     uint32_t laneid = threadIdx.x % 32;
     if (laneid >= a.lane.layout.topk) return;
@@ -82,12 +85,20 @@ template <typename T, uint32_t Payload> struct Sender {
     const uint32_t team, member; // of this warp; it may have none
     const uint32_t chunks;       // of a row, as it comes
     const uint32_t steps;        // of each member of a team to a row
-    Turn ahead;                  // whose row is on its way
-    uint32_t step = 0, asked = 0; // of that row; of the desk: the place that comes next
-    Token token;
-    Tally tally;
+    Turn ahead;                             // whose row is on its way
+    uint32_t step = 0, asked = 0, read = 0; // of that row; of the desk: the places that are filled and read next
+    Token token, next;                      // of this round; of the one after it
+    Tally tally;                            // of the tokens in between
     Permission permission;
-    uint32_t counted = 0; // tokens that are, or are about to be
+
+    // How far a warp is with the numbers of the next round. It goes on with them beside the rows.
+    enum { kWaits, kCounts, kJoined } progress = kJoined;
+
+    // A part of a row, as it leaves.
+    struct Step {
+        uint4 out[kStepGroups * 2 / kInput];
+        uint32_t scale[kStepGroups];
+    };
 
     // Before earlier kernels have ended: reads nothing that they write. `counts`: a number for each expert, in shared memory.
     // The caller's barrier comes next.
@@ -129,8 +140,6 @@ template <typename T, uint32_t Payload> struct Sender {
         const uint32_t t = round < a.rounds.count ? first_of(round) + team : kNobody;
         return {round, round < a.rounds.count && t < end_of(round) ? t : kNobody};
     }
-    __device__ __forceinline__ bool leads_team() const { return member == 0 && team < a.rounds.teams; }
-
     __device__ __forceinline__ unsigned char *desk(uint32_t warp) const { return memory + warp * a.desks.bytes; }
     __device__ __forceinline__ unsigned char *place_at(uint32_t n) const {
         return desk(threadIdx.x / 32) + a.desks.bytes - kSteps * kStepBytes + n * kStepBytes + threadIdx.x % 32 * 16;
@@ -186,10 +195,19 @@ template <typename T, uint32_t Payload> struct Sender {
         }
     }
 
+    // Where the team's scales of a round are put together.
+    __device__ __forceinline__ unsigned char *scales_of(uint32_t round) const {
+        return desk(team * a.rounds.size) + a.desks.header + (round & 1) * a.desks.scales;
+    }
+    __device__ __forceinline__ bool leads_row() const { return member == a.rounds.size - 1 && team < a.rounds.teams; }
+
     __device__ __forceinline__ void await_permission(Operation &o);
     __device__ __forceinline__ void write_header(uint32_t t, uint32_t index) const;
-    __device__ __forceinline__ void send_row(Operation &o, uint32_t t, unsigned char *mine, uint32_t &read);
-    __device__ __forceinline__ void send_desk(unsigned char *mine, uint32_t leads, uint32_t from, uint64_t to, uint32_t bytes) const;
+    __device__ __forceinline__ Step take_step(uint32_t round, uint32_t n);
+    __device__ __forceinline__ void number_next(uint32_t round, bool all);
+    __device__ __forceinline__ void send_row(uint32_t round, uint32_t t, unsigned char *mine, Step s);
+    __device__ __forceinline__ void send_desk(unsigned char *mine, uint32_t leads, const unsigned char *from, uint64_t to,
+                                              uint32_t bytes) const;
     __device__ __forceinline__ void tell_counts(const Operation &o);
 };
 
@@ -209,7 +227,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (suspected || !await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false).arrived) leave_out(o, peer);
 }
 
-// By the team's first warp: what goes in front of the row, at its desk. `index`: of this thread's entry.
+// By the team's last warp: what goes in front of the row, at its desk. `index`: of this thread's entry.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::write_header(uint32_t t, uint32_t index) const {
     const epw_layout &l = a.lane.layout;
@@ -229,14 +247,14 @@ __device__ __forceinline__ void Sender<T, Payload>::write_header(uint32_t t, uin
     }
 }
 
-// By the team's first warp: bytes at its desk to each slot.
+// By one warp of a team: bytes at a desk to each slot.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::send_desk(unsigned char *mine, uint32_t leads, uint32_t from, uint64_t to,
+__device__ __forceinline__ void Sender<T, Payload>::send_desk(unsigned char *mine, uint32_t leads, const unsigned char *from, uint64_t to,
                                                               uint32_t bytes) const {
 #pragma unroll 1
     for (uint32_t at = threadIdx.x % 32 * 16; __any_sync(0xffffffffu, at < bytes); at += 32 * 16) {
         const bool inside = at < bytes;
-        const uint4 unit = inside ? *reinterpret_cast<const uint4 *>(desk(threadIdx.x / 32) + from + at) : uint4{};
+        const uint4 unit = inside ? *reinterpret_cast<const uint4 *>(from + at) : uint4{};
 #pragma unroll 1
         for (uint32_t rest = leads; rest != 0; rest &= rest - 1) {
             const uint64_t slot = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(mine), __ffs(rest) - 1);
@@ -245,37 +263,59 @@ __device__ __forceinline__ void Sender<T, Payload>::send_desk(unsigned char *min
     }
 }
 
-// The token's row, by its team. `mine`: the slot of this thread's entry; `read`: of the desk, the next that comes.
+// The next step of the team's row, number n of it, quantised; its scales are at the desk.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::send_row(Operation &o, uint32_t t, unsigned char *mine, uint32_t &read) {
+__device__ __forceinline__ typename Sender<T, Payload>::Step Sender<T, Payload>::take_step(uint32_t round, uint32_t n) {
+    ask(); // into the place that was read the time before
+    ptx::copy_wait<kSteps - 1>();
+    const uint4 *from = reinterpret_cast<const uint4 *>(place_at(read));
+    read = read + 1 < kSteps ? read + 1 : 0;
+    Step s = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kStepGroups; i++) {
+        if (group_at(n, i) >= chunks) break;
+        const uint4 x[] = {from[i * 64], from[i * 64 + 32]};
+        if constexpr (kQuantise) {
+            s.out[i] = quantise_chunks<T, Payload>(x, s.scale[i]);
+        } else {
+            s.out[i * 2] = x[0];
+            s.out[i * 2 + 1] = x[1];
+        }
+    }
+    if (kQuantise && a.desks.scales > 0) put_scales(scales_of(round), n, s.scale);
+    return s;
+}
+
+// A part of the work on the next round's numbers, or all that is left of it. No warp counts before all have read this round's, and
+// none reads before all have counted, but in between each goes its own way.
+template <typename T, uint32_t Payload>
+__device__ __forceinline__ void Sender<T, Payload>::number_next(uint32_t round, bool all) {
+    if (progress == kJoined) return;
+    if (progress == kWaits) {
+        ptx::barrier_wait(&s.numbered, round & 1);
+        if (leads_row()) census.settle(token, team);
+        progress = kCounts;
+    }
+    do tally.go_on(a, census);
+    while (all && !tally.done(a));
+    if (!tally.done(a)) return;
+    next.look(a);
+    if (leads_row()) census.join(next, team);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&s.counted);
+    progress = kJoined;
+}
+
+// The token's row, by its team. `mine`: the slot of this thread's entry; `s`: the first step.
+template <typename T, uint32_t Payload>
+__device__ __forceinline__ void Sender<T, Payload>::send_row(uint32_t round, uint32_t t, unsigned char *mine, Step s) {
     constexpr uint32_t all = 0xffffffffu;
     const epw_layout &l = a.lane.layout;
-    const uint32_t laneid = threadIdx.x % 32, leads = __ballot_sync(all, mine != nullptr);
+    const uint32_t leads = __ballot_sync(all, mine != nullptr);
     const bool desks_scales = a.desks.scales > 0;
-    unsigned char *scales = desk(team * a.rounds.size) + a.desks.header;
-    if (member == 0) {
-        __syncwarp(); // the header is there
-        send_desk(mine, leads, 0, 0, a.desks.header);
-    }
 #pragma unroll 1
     for (uint32_t n = 0; n < steps; n++) {
-        ptx::copy_wait<kSteps - 2>();
-        const uint4 *from = reinterpret_cast<const uint4 *>(place_at(read));
-        read = read + 1 < kSteps ? read + 1 : 0;
-        uint4 out[kStepGroups * 2 / kInput];
-        uint32_t scale[kStepGroups];
-#pragma unroll
-        for (uint32_t i = 0; i < kStepGroups; i++) {
-            const uint4 x[] = {from[i * 64], from[i * 64 + 32]};
-            if constexpr (kQuantise) {
-                out[i] = quantise_chunks<T, Payload>(x, scale[i]);
-            } else {
-                out[i * 2] = x[0];
-                out[i * 2 + 1] = x[1];
-            }
-        }
-        ask(); // into the place that has been read the time before
-        tally.go_on(a, census);
+        if (n > 0) s = take_step(round, n);
 #pragma unroll 1
         for (uint32_t rest = leads; rest != 0; rest &= rest - 1) {
             unsigned char *to = reinterpret_cast<unsigned char *>(
@@ -284,23 +324,30 @@ __device__ __forceinline__ void Sender<T, Payload>::send_row(Operation &o, uint3
             for (uint32_t i = 0; i < kStepGroups * 2 / kInput; i++) {
                 const uint32_t group = group_at(n, kQuantise ? i : i / 2);
                 const uint32_t first = group + (kQuantise ? quantised_pair() : chunk_of(i % 2));
-                if (first < chunks) ptx::store(to + uint64_t(first) * 16 / kInput, out[i]);
+                if (first < chunks) ptx::store(to + uint64_t(first) * 16 / kInput, s.out[i]);
             }
-            if (kQuantise && !desks_scales) put_scales(to + a.format.payload_bytes, n, scale);
+            if (kQuantise && !desks_scales) put_scales(to + a.format.payload_bytes, n, s.scale);
         }
-        if (kQuantise && desks_scales) put_scales(scales, n, scale);
+        if (n == 0 && leads_row()) {
+            __syncwarp(); // the header is there
+            send_desk(mine, leads, desk(threadIdx.x / 32), 0, a.desks.header);
+        }
+        if (n > 0) number_next(round, false);
     }
     if (a.scales_size == 0) return;
-    if (kQuantise && desks_scales) {
+    // All have put theirs. The first step's of the first round were there before the block's barrier.
+    if (kQuantise && desks_scales && (round > 0 || steps > 1)) {
         __syncwarp();
-        ptx::team_barrier(1 + team, 32 * a.rounds.size); // all have put theirs
+        ptx::team_barrier(1 + team, 32 * a.rounds.size);
     }
     if (member != 0) return;
+    unsigned char *scales = scales_of(round);
     if (!kQuantise && desks_scales) copy_scales(a, t, scales);
     if (desks_scales) {
+        const uint32_t laneid = threadIdx.x % 32;
         if (laneid < a.desks.scales - a.scales_size) scales[a.scales_size + laneid] = 0;
         __syncwarp();
-        send_desk(mine, leads, a.desks.header, l.header_bytes + a.format.payload_bytes, a.desks.scales);
+        send_desk(mine, leads, scales, l.header_bytes + a.format.payload_bytes, a.desks.scales);
         return;
     }
 #pragma unroll 1
@@ -315,8 +362,8 @@ __device__ __forceinline__ void Sender<T, Payload>::send_row(Operation &o, uint3
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
     const epw_layout &l = a.lane.layout;
     __syncthreads(); // the last tokens' numbers have been read
-    if (leads_team()) census.settle(token, team);
-    count_at_leisure(a, census, counted, a.in.tokens);
+    if (leads_row()) census.settle(token, team);
+    count_at_leisure(a, census, end_of(a.rounds.count - 1), a.in.tokens);
     __syncthreads();
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < a.experts; e += kThreads) {
@@ -358,47 +405,51 @@ __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation
 
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     const uint32_t warp = threadIdx.x / 32;
-    uint32_t read = 0;
+    if (warp == kPermits) {
+        bool there = permission.is_there(a);
+        if (threadIdx.x % 32 == 0) s.awaits = !there;
+    }
+    token.look(a);
+    tally.finish(a, census);
+    if (leads_row()) census.join(token, team);
+    uint32_t t = turn_of(0).t;
+    Step first = {};
+    if (t != kNobody) first = take_step(0, 0);
+    __syncthreads(); // all have counted, and joined; and the operation is there
+    if (o.stage != EPW_GPU_FREE) {
+        ptx::copy_wait<0>();
+        return;
+    }
+    if (s.awaits) {
+        await_permission(o);
+        __syncthreads(); // who is reachable is known
+    }
     // The first time without a token, if there is none for this block: it may be the last one.
 #pragma unroll 1
-    for (uint32_t round = 0; round < a.rounds.count; round++) {
-        const uint32_t t = turn_of(round).t;
-        const bool first = round == 0;
-        if (first && warp == kPermits) {
-            bool there = permission.is_there(a);
-            if (threadIdx.x % 32 == 0) s.awaits = !there;
-        }
-        token.look(a);
-        tally.finish(a, census);
-        if (leads_team()) census.join(token, team);
-        __syncthreads(); // all have counted, and joined; the first time the operation is there too
-        if (o.stage != EPW_GPU_FREE) {
-            ptx::copy_wait<0>();
-            return;
-        }
-        if (first && s.awaits) {
-            await_permission(o);
-            __syncthreads(); // who is reachable is known
-        }
-        const bool more = round + 1 < a.rounds.count;
+    for (uint32_t round = 0; true; round++) {
         unsigned char *const mine = t == kNobody ? nullptr : slot(o);
-        uint32_t index = 0;
-        if (t != kNobody && member == 0) {
-            if (token.expert != kNobody) index = Census::of(census.experts[token.expert], team);
-            write_header(t, index);
+        if (t != kNobody && leads_row()) {
+            write_header(t, token.expert == kNobody ? 0 : Census::of(census.experts[token.expert], team));
             remember(a, census, token, team, t);
             if (token.bad) note_bad_id(o, t, threadIdx.x % 32, raw_value(a, token.raw));
         }
-        counted = end_of(round);
-        Token next;
+        const bool more = round + 1 < a.rounds.count;
+        const uint32_t then = more ? turn_of(round + 1).t : kNobody;
         if (more) {
-            __syncthreads(); // the numbers have been read
-            if (leads_team()) census.settle(token, team);
-            next.load(a, turn_of(round + 1).t);
-            tally.begin(a, counted, first_of(round + 1));
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&s.numbered);
+            progress = kWaits;
+            next = Token();
+            next.load(a, then);
+            tally.begin(a, end_of(round), first_of(round + 1));
         }
-        if (t != kNobody) send_row(o, t, mine, read);
-        if (more) token = next;
+        if (t != kNobody) send_row(round, t, mine, first);
+        if (!more) break;
+        number_next(round, true);
+        token = next;
+        t = then;
+        if (t != kNobody) first = take_step(round + 1, 0);
+        ptx::barrier_wait(&s.counted, round & 1);
     }
     ptx::copy_wait<0>();
     if (blockIdx.x == gridDim.x - 1) tell_counts(o);

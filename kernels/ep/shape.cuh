@@ -5,6 +5,7 @@
 #include "kernels/ep/quantise.cuh"
 #include "kernels/ep/sum.cuh"
 #include "kernels/ep/tile.cuh"
+#include <stdlib.h>
 
 namespace epw {
 
@@ -39,7 +40,7 @@ struct Rounds {
     Rounds(uint32_t tokens, uint32_t blocks, uint32_t warps) : teams(1) {
         const uint32_t most = (tokens + blocks - 1) / blocks;
         for (uint32_t more : {2u, 4u, 7u, 14u}) {
-            if (teams < most && teams * blocks < kFlying && more <= warps) teams = more;
+            if (teams < most && teams * blocks < flying() && more <= warps) teams = more;
         }
         size = warps / teams;
         const uint32_t all = teams * blocks;
@@ -48,7 +49,7 @@ struct Rounds {
     }
 
   private:
-    static constexpr uint32_t kFlying = 448; // rows of all blocks that keep the wire busy
+    static uint32_t flying() { const char *e = getenv("SMS_FLY"); return e ? atoi(e) : 448; }
 };
 
 struct Dispatch : epw_dispatch_args {
@@ -109,7 +110,7 @@ struct Combine : epw_combine_args {
           per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)),
           table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0),
           ring_parts(Ring::parts_in(kAnswerMemory - table_size)),
-          may_flow(a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr && answers_with() == Answers::rows),
+          may_flow(!getenv("SMS_NOFLOW") && a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr && answers_with() == Answers::rows),
           span_shift(epw_span_shift(&a.lane.layout)) {}
 
     Answers answers_with() const {

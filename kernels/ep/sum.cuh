@@ -20,9 +20,6 @@ struct Ring {
     uint32_t parts; // one of the two
 
     static uint32_t parts_in(uint32_t bytes) { return bytes >= kMost * kPartBytes ? kMost : kLeast; }
-    __device__ __forceinline__ unsigned char *at(uint32_t part, uint32_t k) const {
-        return memory + (part * kChunks + k) * kThreads * 16 + threadIdx.x * 16;
-    }
     // Until the part that was asked for first has come, of as many as there is room for.
     __device__ __forceinline__ void await() const {
         if (parts == kMost) {
@@ -97,45 +94,49 @@ template <typename T, bool Weighted>
 __device__ __noinline__ void accumulate(const Batch &batch, Ring ring, uint32_t rows, uint32_t row_bytes,
                                         const epw_rank_set *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
+    static_assert(kChunks == 2);
     Glance known;
+    unsigned char *const begin = ring.memory + threadIdx.x * 16, *const end = begin + ring.parts * Ring::kPartBytes;
 #pragma unroll 1
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {
+        const bool both = column + kStep < row_bytes;
+        const uint32_t parts = rows * EPW_MAX_TOPK;
         uint32_t fetched = 0, added = 0; // numbers of parts
-        auto fetch = [&](uint32_t place) {
-            if (fetched < rows * EPW_MAX_TOPK) {
+        auto fetch = [&](unsigned char *place) {
+            if (fetched < parts) {
                 const Part part = batch.parts[fetched];
                 fetched = part_after(fetched, part.last);
                 if (settled) known.await(*settled, part.rank);
-#pragma unroll
-                for (uint32_t k = 0; k < kChunks; k++) {
-                    const bool there = part.from != nullptr && column + k * kStep < row_bytes;
-                    ptx::copy_16(ring.at(place, k), part.from + column + k * kStep, there);
-                }
+                ptx::copy_16(place, part.from + column, part.from != nullptr);
+                ptx::copy_16(place + kStep, part.from + column + kStep, part.from != nullptr && both);
             }
             ptx::copy_commit(); // none on its way counts too
         };
 #pragma unroll 1
-        for (uint32_t place = 0; place < ring.parts; place++) fetch(place);
+        for (unsigned char *place = begin; place != end; place += Ring::kPartBytes) fetch(place);
         float total[kChunks][8] = {};
+        unsigned char *place = begin;
 #pragma unroll 1
-        for (uint32_t place = 0; added < rows * EPW_MAX_TOPK; place = place + 1 < ring.parts ? place + 1 : 0) {
-            const Part &part = batch.parts[added];
-            const bool last = part.last;
+        while (added < parts) {
+            const float weight = batch.parts[added].weight;
+            const bool last = batch.parts[added].last;
             ring.await();
-            Held<kChunks> held;
-#pragma unroll
-            for (uint32_t k = 0; k < kChunks; k++) held.chunk[k] = *reinterpret_cast<const uint4 *>(ring.at(place, k));
-            add_part<T, Weighted>(total, held, part.weight);
+            const Held<kChunks> held = {*reinterpret_cast<const uint4 *>(place), *reinterpret_cast<const uint4 *>(place + kStep)};
+            add_part<T, Weighted>(total, held, weight);
             fetch(place); // comes while the sum goes
-            unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
-            added = part_after(added, last);
-            if (!last) continue;
+            place += Ring::kPartBytes;
+            if (place == end) place = begin;
+            if (last) {
+                unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
+                ptx::store(to, pack_eight<T>(total[0]));
+                if (both) ptx::store(to + kStep, pack_eight<T>(total[1]));
 #pragma unroll
-            for (uint32_t k = 0; k < kChunks; k++) {
-                if (column + k * kStep < row_bytes) ptx::store(to + k * kStep, pack_eight<T>(total[k]));
+                for (uint32_t k = 0; k < kChunks; k++) {
 #pragma unroll
-                for (float &channel : total[k]) channel = 0.0f;
+                    for (float &channel : total[k]) channel = 0.0f;
+                }
             }
+            added = part_after(added, last);
         }
     }
 }

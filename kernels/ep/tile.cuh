@@ -44,8 +44,8 @@ struct RowTiles : Tiles {
           header(uint32_t(l.header_bytes)) {}
 };
 
-// The sending half of dispatch: what a warp has of it. In front of a row that it puts together, [header][scales]; then rows on
-// their way from memory, kSteps steps of them. See kernels/ep/send.cuh.
+// The sending half of dispatch: what a warp has of it. What leaves beside a row, [header][scales], and the scales of the next one;
+// then rows on their way from memory, kSteps steps of them. See kernels/ep/send.cuh.
 constexpr uint32_t kGroupChunks = 64; // of 16 bytes, which a warp works on at once, two to a thread
 constexpr uint32_t kStepGroups = 2;
 constexpr uint32_t kStepBytes = kStepGroups * kGroupChunks * 16;
@@ -58,7 +58,7 @@ struct Desks {
 
     Desks(const epw_layout &l, uint32_t scale_bytes)
         : header(uint32_t(l.header_bytes)), scales(scale_bytes <= kScaleRoom ? align_16(scale_bytes) : 0),
-          bytes(align_128(header + scales) + kSteps * kStepBytes) {
+          bytes(align_128(header + 2 * scales) + kSteps * kStepBytes) {
         const uint32_t fit = (kBlockMemory - table_bytes(l)) / bytes;
         count = fit < kWarps ? fit : kWarps;
     }

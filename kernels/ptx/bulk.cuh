@@ -23,6 +23,11 @@ __device__ __forceinline__ void barrier_expect(uint64_t *barrier, uint32_t bytes
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
+// Releases what this thread has done to the threads of the block that wait.
+__device__ __forceinline__ void barrier_arrive(uint64_t *barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 __device__ __forceinline__ bool barrier_try_wait(uint64_t *barrier, uint32_t parity) {
     uint32_t done;
     asm volatile("{\n.reg .pred p;\n"
@@ -32,6 +37,11 @@ __device__ __forceinline__ bool barrier_try_wait(uint64_t *barrier, uint32_t par
                  : "r"(shared_address(barrier)), "r"(parity)
                  : "memory");
     return done != 0;
+}
+
+__device__ __forceinline__ void barrier_wait(uint64_t *barrier, uint32_t parity) {
+    while (!barrier_try_wait(barrier, parity)) {
+    }
 }
 
 // Global to shared; bytes a multiple of 16, both ends aligned to 16. Completion counts on `barrier`.

@@ -85,6 +85,9 @@ __device__ __forceinline__ uint32_t load_acquire_block(const uint32_t *p) {
     asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
     return v;
 }
+__device__ __forceinline__ void store_release_block(uint32_t *p, uint32_t v) {
+    asm volatile("st.release.cta.shared::cta.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(v) : "memory");
+}
 __device__ __forceinline__ void set_bits_release_block(uint32_t *p, uint32_t bits) {
     asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(bits) : "memory");
 }
