@@ -1,4 +1,4 @@
-// Combine of many rank-major rows, which sends and sums at the same time. Two warps of a block send: one thread of each keeps the
+// Combine of many rank-major rows, which sends and sums at the same time. A warp of a block sends, or two: one thread of each keeps the
 // bulk copy engine busy with rows on their way through its tiles. Others sum tokens, a warp to a token, as answers come: rows are
 // answered span by span, and the warp that waits for peers says of each span that it is there (see epw_progress_offset). What this rank answers
 // itself is read where it lies.
@@ -9,7 +9,7 @@
 
 namespace epw {
 
-constexpr uint32_t kCarriers = 2;         // warps of a block that send
+constexpr uint32_t kCarriers = 2;         // warps of a block that send, at most
 constexpr uint32_t kCarrierTiles = 6;     // of each
 constexpr uint32_t kCarrierBytes = 8192;  // a tile's
 constexpr uint32_t kCarrierLoads = 3;     // pieces on their way to a carrier; the others are on their way from it
@@ -44,7 +44,7 @@ struct Walk {
         at += kCarrierBytes;
         if (at < a.row_size) return false;
         at = 0;
-        row += gridDim.x * kCarriers;
+        row += gridDim.x * a.carriers;
         const uint32_t span_before = span, turn_before = turn;
         find();
         return span != span_before || turn != turn_before;
@@ -53,7 +53,7 @@ struct Walk {
   private:
     __device__ __forceinline__ void enter() {
         if (!there()) return;
-        const uint32_t others = a.lane.layout.ranks - 1, all = gridDim.x * kCarriers;
+        const uint32_t others = a.lane.layout.ranks - 1, all = gridDim.x * a.carriers;
         const uint32_t begin = span << a.span_shift;
         // At any time some block sends to each peer.
         source = source_at(a.lane.rank, others + 1, (turn + blockIdx.x) % others);
@@ -127,7 +127,7 @@ __device__ __noinline__ inline void carry(const Combine &a, const Operation &o, 
 // By one warp, a thread to a carrier: follows the carriers until all their rows are complete.
 __device__ __noinline__ inline void tell_spans(const Combine &a, const Operation &o, const AnswerShared &s) {
     const uint32_t number = threadIdx.x % 32;
-    if (number < kCarriers) {
+    if (number < a.carriers) {
         Walk walk(a, s.received, number);
         uint32_t pieces = 0, rows = 0;
 #pragma unroll 1
@@ -231,7 +231,7 @@ __device__ __forceinline__ void flow(const Combine &a, Operation &o, Expected &e
         o.answered = a.lane.arrays.answered;
     }
     __syncthreads();
-    if (warp < kCarriers) {
+    if (warp < a.carriers) {
         if (laneid == 0) carry(a, o, s, warp, ring.memory);
         __syncwarp();
     }

@@ -190,10 +190,14 @@ struct ListEntry {
         source = n - row * a.lane.layout.ranks;
     }
     __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.lane.layout.max_tokens + row; }
-    // To the next one of this thread's; false: there is none.
+    // Whether this thread has another one.
+    __device__ __forceinline__ bool has_more(const Dispatch &a, Share share) const {
+        return n + (kThreads >> a.entry_shift) * share.blocks < uint32_t(a.lane.layout.rows);
+    }
+    // To the next one; false: there is none.
     __device__ __forceinline__ bool go_on(const Dispatch &a, Share share) {
+        if (!has_more(a, share)) return false;
         n += (kThreads >> a.entry_shift) * share.blocks;
-        if (n >= uint32_t(a.lane.layout.rows)) return false;
         locate(a);
         return true;
     }
@@ -224,8 +228,8 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, cons
 }
 
 // The thread's entries behind e, some on their way at a time.
-__device__ __forceinline__ void list_rest(const Dispatch &a, Operation &o, const ReceiveShared &s, const uint32_t *table,
-                                          Share share, ListEntry &e) {
+__device__ __noinline__ inline void list_rest(const Dispatch &a, Operation &o, const ReceiveShared &s, const uint32_t *table,
+                                              Share share, ListEntry e) {
     constexpr uint32_t kListed = 4;
     for (bool more = true; more;) {
         ListEntry some[kListed];
@@ -592,7 +596,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         format = a.format.hash;                                         // of other sources none is left
         if (sums || alone) write_counts(a, s, table);
         if (mine) list_entry(a, o, table, entry, e);
-        if (in_place) list_rest(a, o, s, table, share, e);
+        if (in_place && e.has_more(a, share)) list_rest(a, o, s, table, share, e);
         if constexpr (Spreads) spread.run(a, o, s, table, memory);
         if (alone) {
             __syncthreads(); // what every thread has refused is known

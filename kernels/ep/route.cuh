@@ -109,6 +109,25 @@ struct Census {
     }
 };
 
+// Ids of tokens that are counted: a thread has one of every kThreads, and a token those of neighbours, 2^entry_shift of
+// them. Warps count from the last to the first, which have other things to do.
+struct Ids {
+    static constexpr uint32_t kEarly = 3; // so many of a thread's are on their way before they are needed
+    RawId early[kEarly];
+
+    __device__ __forceinline__ void load(const Dispatch &a, uint32_t from, uint32_t to) {
+#pragma unroll
+        for (uint32_t i = 0; i < kEarly; i++) early[i] = load_of(a, from, to, i);
+    }
+    // The thread's id number i of the tokens in [from, to).
+    static __device__ __forceinline__ RawId load_of(const Dispatch &a, uint32_t from, uint32_t to, uint32_t i) {
+        uint32_t n = first_of_warp() + threadIdx.x % 32 + i * kThreads, t = from + (n >> a.entry_shift);
+        uint32_t j = n & ((1u << a.entry_shift) - 1);
+        return load_id(a, t, j, t < to && j < a.in.topk);
+    }
+    static __device__ __forceinline__ uint32_t first_of_warp() { return (kWarps - 1 - threadIdx.x / 32) * 32; }
+};
+
 // Of one id of each thread. By a whole warp.
 __device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawId raw) {
     const uint32_t laneid = threadIdx.x % 32, first = laneid & ~((1u << a.entry_shift) - 1); // of the token's threads
@@ -118,13 +137,21 @@ __device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawI
     if (s.owner != kNobody && !s.follows) atomicAdd(&census.ranks[s.owner], 1u);
 }
 
-// Counts the tokens of other blocks, by the whole block: a thread has one id of every kThreads, and a token those of neighbours,
-// 2^entry_shift of them. Warps count from the last to the first, which have other things to do. A few ids of a thread are on
-// their way before they are needed; the rest comes bit by bit, beside the rows.
-struct Tally {
-    static constexpr uint32_t kEarly = 3;
+// Counts the tokens in [from, to). Called by the whole block; `ids`: loaded of the same.
+__device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, const Ids &ids, uint32_t from, uint32_t to) {
+    if (from >= to) return;
+    const uint32_t first = Ids::first_of_warp(), end = (to - from) << a.entry_shift;
+#pragma unroll
+    for (uint32_t i = 0; i < Ids::kEarly; i++) {
+        if (first + i * kThreads < end) count_ids(a, census, ids.early[i]);
+    }
+#pragma unroll 1
+    for (uint32_t i = Ids::kEarly; first + i * kThreads < end; i++) count_ids(a, census, Ids::load_of(a, from, to, i));
+}
 
-    RawId early[kEarly];
+// The same for who has more of them, by and by: a few ids of each thread are on their way at a time.
+struct Tally {
+    RawId early[Ids::kEarly];
     uint32_t from = 0, to = 0, n = 0; // tokens; the thread's next id
 
     __device__ __forceinline__ void begin(const Dispatch &a, uint32_t first, uint32_t end) {
@@ -134,19 +161,19 @@ struct Tally {
         load(a);
     }
     __device__ __forceinline__ bool done(const Dispatch &a) const {
-        return to <= from || first_of_warp() + n * kThreads >= (to - from) << a.entry_shift;
+        return to <= from || Ids::first_of_warp() + n * kThreads >= (to - from) << a.entry_shift;
     }
     // By whole warps, each for itself.
     __device__ __forceinline__ void go_on(const Dispatch &a, Census census) {
         if (done(a)) return;
-        RawId now[kEarly];
+        RawId now[Ids::kEarly];
 #pragma unroll
-        for (uint32_t i = 0; i < kEarly; i++) now[i] = early[i];
-        const uint32_t left = ((to - from) << a.entry_shift) - first_of_warp() - n * kThreads;
-        n += kEarly;
+        for (uint32_t i = 0; i < Ids::kEarly; i++) now[i] = early[i];
+        const uint32_t left = ((to - from) << a.entry_shift) - Ids::first_of_warp() - n * kThreads;
+        n += Ids::kEarly;
         if (!done(a)) load(a);
 #pragma unroll
-        for (uint32_t i = 0; i < kEarly; i++) {
+        for (uint32_t i = 0; i < Ids::kEarly; i++) {
             if (i * kThreads < left) count_ids(a, census, now[i]);
         }
     }
@@ -158,13 +185,8 @@ struct Tally {
   private:
     __device__ __forceinline__ void load(const Dispatch &a) {
 #pragma unroll
-        for (uint32_t i = 0; i < kEarly; i++) {
-            const uint32_t at = first_of_warp() + threadIdx.x % 32 + (n + i) * kThreads, t = from + (at >> a.entry_shift);
-            const uint32_t j = at & ((1u << a.entry_shift) - 1);
-            early[i] = load_id(a, t, j, t < to && j < a.in.topk);
-        }
+        for (uint32_t i = 0; i < Ids::kEarly; i++) early[i] = Ids::load_of(a, from, to, n + i);
     }
-    static __device__ __forceinline__ uint32_t first_of_warp() { return (kWarps - 1 - threadIdx.x / 32) * 32; }
 };
 
 // The same in little code, a thread to a token, for tokens that are others' to send: nobody waits for their numbers yet.

@@ -1,7 +1,7 @@
-// The sending half of dispatch. A team of warps has a token at a time, and a block as many teams as keep the wire busy. A row comes
-// from memory some steps ahead of the warp that works on it, over the ends of rows; it is quantised in registers and stored from
-// there, 16 bytes a thread, for each rank that owns one of its experts. What goes in front of it, and its scales, leave from the
-// team's desk.
+// The sending half of dispatch where blocks have a token or two each, or are many: see send_many.cuh for the others, which share
+// with it what does not depend on how rows go. A block takes a token at a time: its row passes through shared memory, quantised on the way,
+// and leaves in bulk for each rank that owns one of its experts; what goes in front of it leaves beside it. The next row, or
+// piece of one, loads meanwhile.
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -12,14 +12,14 @@
 namespace epw {
 
 struct SendShared {
-    uint32_t ranks[EPW_GPU_MAX_RANKS]; // of the census
-    uint32_t awaits;                   // some peer's permission was not there at the first look
-    uint64_t numbered;                 // barriers, of all warps: a round's numbers have been read,
-    uint64_t counted;                  // and those of the next one are there
+    uint32_t ranks[EPW_GPU_MAX_RANKS];  // tokens counted that have an expert of the rank
+    uint32_t awaits;                    // some peer's permission was not there at the first look
+    unsigned char *slots[EPW_MAX_TOPK]; // of the token's entries: where scales go that are not staged
+    uint64_t loaded[2];                 // barriers: a tile's row has come
 };
 
-// By a team's last warp: the lane's memory of where the token went, for combine.
-__device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t team, uint32_t t) {
+// By one warp: the lane's memory of where the token went, for combine. `team`: the warp's, if there are several.
+__device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t, uint32_t team = 0) {
     uint32_t laneid = threadIdx.x % 32;
     if (laneid >= a.lane.layout.topk) return;
     size_t at = size_t(t) * a.lane.layout.topk + laneid;
@@ -28,11 +28,11 @@ __device__ __forceinline__ void remember(const Dispatch &a, Census census, const
     a.lane.arrays.sent_row[at] = token.rank == kNobody ? 0 : Census::of(census.ranks[token.rank], team);
 }
 
-// The caller's scales of an opaque row, as they travel. By one warp.
-__device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to) {
+// The caller's scales of an opaque row, as they travel. By so many neighbouring threads, a power of two or the whole block.
+__device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to, uint32_t threads) {
     const unsigned char *from = static_cast<const unsigned char *>(a.in.scales) + t * a.in.scale_row_stride;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x % 32; i < a.scales_size; i += 32) {
+    for (uint32_t i = threadIdx.x % threads; i < a.scales_size; i += threads) {
         to[i] = from[i / a.format.scale_bytes * a.in.scale_col_stride + i % a.format.scale_bytes];
     }
 }
@@ -63,61 +63,47 @@ struct Permission {
         const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
         const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
         uint32_t late = __ballot_sync(0xffffffffu, !there) & peers;
+        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
         return late == 0 && a.lane.layout.ranks <= 32 && (peers & (suspects | queued)) == 0;
     }
 };
 
-// Where a team is among the tokens.
-struct Turn {
-    uint32_t round, t; // the token; beyond the last: there is none
+// A piece of a token's row, and the tile that it passes through: one of two, alternately.
+struct Job {
+    uint32_t t, piece, n;
 };
 
 // A block's way through its tokens.
 template <typename T, uint32_t Payload> struct Sender {
     static constexpr bool kQuantise = quantises(Payload);
-    static constexpr uint32_t kInput = kQuantise ? 2 : 1;               // bytes that come to each that leaves
-    static constexpr uint32_t kPermits = 3; // the warp that looks at permission: it has not much else to do
+    static constexpr uint32_t kPerScale =
+        EPW_FP8_BLOCK / scale_bytes(Payload); // bytes of a quantised payload to each of its scales' bytes
+    static constexpr uint32_t kPermits = 3;   // the warp that looks at permission: it has not much else to do
 
     const Dispatch &a;
     SendShared &s;
     unsigned char *memory;
     Census census;
-    const uint32_t team, member; // of this warp; it may have none
-    const uint32_t chunks;       // of a row, as it comes
-    const uint32_t steps;        // of each member of a team to a row
-    Turn ahead;                             // whose row is on its way
-    uint32_t step = 0, asked = 0, read = 0; // of that row; of the desk: the places that are filled and read next
-    Token token, next;                      // of this round; of the one after it
-    Tally tally;                            // of the tokens in between
+    Job job = {blockIdx.x, 0, 0};
+    uint4 held[kQuantised]; // chunks of a piece that is to be quantised
+    Token token;
+    Ids ids;
     Permission permission;
-
-    // How far a warp is with the numbers of the next round. It goes on with them beside the rows.
-    enum { kWaits, kCounts, kJoined } progress = kJoined;
-
-    // A part of a row, as it leaves.
-    struct Step {
-        uint4 out[kStepGroups * 2 / kInput];
-        uint32_t scale[kStepGroups];
-    };
 
     // Before earlier kernels have ended: reads nothing that they write. `counts`: a number for each expert, in shared memory.
     // The caller's barrier comes next.
     __device__ __forceinline__ Sender(const Dispatch &a, SendShared &s, unsigned char *memory, uint32_t *counts)
-        : a(a), s(s), memory(memory), census{counts, s.ranks}, team(threadIdx.x / 32 / a.rounds.size),
-          member(threadIdx.x / 32 % a.rounds.size), chunks(a.format.payload_bytes / 16 * kInput),
-          steps(((chunks + kGroupChunks - 1) / kGroupChunks + kStepGroups * a.rounds.size - 1) / (kStepGroups * a.rounds.size)) {
+        : a(a), s(s), memory(memory), census{counts, s.ranks} {
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) counts[i] = 0;
         if (threadIdx.x < a.lane.layout.ranks) s.ranks[threadIdx.x] = 0;
-        ahead = turn_of(0);
+        if (a.halves & EPW_GPU_SEND) clear_rest();
     }
 
     // What comes from memory first is on its way when this returns.
     __device__ __forceinline__ void begin() {
-        token.load(a, ahead.t);
-        tally.begin(a, 0, first_of(0));
-#pragma unroll 1
-        for (uint32_t i = 0; i < kSteps - 1; i++) ask();
+        fetch_ids(0, job.t);
+        fetch(job);
     }
     // A look at permission, while the operation is on its way.
     __device__ __forceinline__ void look() {
@@ -127,88 +113,86 @@ template <typename T, uint32_t Payload> struct Sender {
     __device__ __forceinline__ void run(Operation &o);
 
   private:
-    // The block's first token of a round.
-    __device__ __forceinline__ uint32_t first_of(uint32_t round) const {
-        const uint32_t own = round + 1 < a.rounds.count ? a.rounds.teams : a.rounds.last;
-        return min(round * a.rounds.teams * gridDim.x + blockIdx.x * own, a.in.tokens);
-    }
-    __device__ __forceinline__ uint32_t end_of(uint32_t round) const {
-        const uint32_t own = round + 1 < a.rounds.count ? a.rounds.teams : a.rounds.last;
-        return min(first_of(round) + own, a.in.tokens);
-    }
-    __device__ __forceinline__ Turn turn_of(uint32_t round) const {
-        const uint32_t t = round < a.rounds.count ? first_of(round) + team : kNobody;
-        return {round, round < a.rounds.count && t < end_of(round) ? t : kNobody};
-    }
-    __device__ __forceinline__ unsigned char *desk(uint32_t warp) const { return memory + warp * a.desks.bytes; }
-    __device__ __forceinline__ unsigned char *place_at(uint32_t n) const {
-        return desk(threadIdx.x / 32) + a.desks.bytes - kSteps * kStepBytes + n * kStepBytes + threadIdx.x % 32 * 16;
-    }
-    // This thread's chunk k of a group of 64.
-    static __device__ __forceinline__ uint32_t chunk_of(uint32_t k) {
-        return kQuantise ? quantised_chunk(k) : threadIdx.x % 32 + 32 * k;
-    }
-    // The first chunk of group i of the team's step `n`.
-    __device__ __forceinline__ uint32_t group_at(uint32_t n, uint32_t i) const {
-        return ((n * kStepGroups + i) * a.rounds.size + member) * kGroupChunks;
+    // What travels behind a header, and behind a row that leaves at once, since the engine moves whole units: zeros, never what
+    // somebody has left in shared memory. Nothing else is written there.
+    __device__ __forceinline__ void clear_rest() {
+        static_assert(EPW_MAX_SIDEBAND + 128 <= kThreads);
+        const uint32_t header = uint32_t(epw_sideband_offset(&a.lane.layout)) + a.in.sideband_bytes + threadIdx.x;
+        const uint32_t row = a.format.payload_bytes + a.scales_size + threadIdx.x;
+#pragma unroll
+        for (uint32_t tile = 0; tile < 2; tile++) {
+            unsigned char *to = memory + tile * a.tiles.bytes;
+            if (header < a.tiles.header) to[header] = 0;
+            if (row < a.whole) to[a.tiles.header + row] = 0;
+        }
+        ptx::fence_shared_before_bulk();
     }
 
-    // Asks for the next step of the rows to come. A thread reads only what it has asked for itself.
-    __device__ __forceinline__ void ask() {
-        if (ahead.t != kNobody) {
-            const unsigned char *from = static_cast<const unsigned char *>(a.in.x) + ahead.t * a.in.x_stride;
-            unsigned char *to = place_at(asked);
+    __device__ __forceinline__ uint32_t bytes_of(const Job &j) const {
+        return min(a.pieces.bytes, a.format.payload_bytes - j.piece * a.pieces.bytes);
+    }
+    __device__ __forceinline__ unsigned char *tile_of(const Job &j) const { return memory + (j.n & 1) * a.tiles.bytes; }
+
+    __device__ __forceinline__ void fetch(const Job &j) {
+        if (j.t >= a.in.tokens) return;
+        uint32_t bytes = bytes_of(j);
+        const unsigned char *from = static_cast<const unsigned char *>(a.in.x) + j.t * a.in.x_stride;
+        from += uint64_t(j.piece) * a.pieces.bytes * (kQuantise ? 2 : 1);
+        if constexpr (kQuantise) {
 #pragma unroll
-            for (uint32_t i = 0; i < kStepGroups * 2; i++) {
-                const uint32_t chunk = group_at(step, i / 2) + chunk_of(i % 2);
-                const bool inside = chunk < chunks;
-                ptx::copy_16(to + i * 512, inside ? from + uint64_t(chunk) * 16 : from, inside);
+            for (uint32_t k = 0; k < kQuantised; k++) {
+                uint32_t chunk = quantised_chunk(threadIdx.x, k);
+                held[k] = chunk * 8 < bytes ? ptx::load_relaxed_gpu_once(from + chunk * 16) : uint4{};
             }
-            asked = asked + 1 < kSteps ? asked + 1 : 0;
-            if (++step == steps) {
-                step = 0;
-                ahead = turn_of(ahead.round + 1);
+        } else if (threadIdx.x == 0) {
+            ptx::barrier_expect(&s.loaded[j.n & 1], bytes);
+            ptx::bulk_load(tile_of(j) + a.tiles.header, from, bytes, &s.loaded[j.n & 1]);
+        }
+    }
+    __device__ __forceinline__ void await_loaded(const Job &j) const {
+        if constexpr (!kQuantise) {
+            while (!ptx::barrier_try_wait(&s.loaded[j.n & 1], j.n / 2 & 1)) {
             }
         }
-        ptx::copy_commit(); // none on its way counts too
     }
 
-    // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. When all teams have joined the
-    // census.
+    // What the block itself puts into the tile: a quantised piece, or scales beside a row that comes in bulk.
+    __device__ __forceinline__ void put_piece(const Job &j) {
+        uint32_t bytes = bytes_of(j);
+        unsigned char *payload = tile_of(j) + a.tiles.header;
+        if constexpr (kQuantise) {
+            constexpr uint32_t kEach = kQuantised * 8; // bytes of a thread, in a piece that all of them share
+            if ((threadIdx.x & ~31u) * kEach < bytes) {
+                quantise_chunks<T, Payload>(held, threadIdx.x * kEach < bytes, payload, payload + bytes);
+            }
+            const uint32_t rest = bytes / kPerScale + threadIdx.x; // behind a row's last piece: see clear_rest()
+            if (!a.whole && rest < align_16(bytes / kPerScale)) payload[bytes + rest] = 0;
+        } else if (a.whole && a.scales_size > 0) {
+            copy_scales(a, j.t, payload + bytes, kThreads);
+        }
+        ptx::fence_shared_before_bulk();
+    }
+
+    // A token is named, and those before it since the last one are counted.
+    __device__ __forceinline__ void fetch_ids(uint32_t from, uint32_t to) {
+        if (threadIdx.x < 64) token.load(a, to);
+        ids.load(a, from, min(to, a.in.tokens));
+    }
+    __device__ __forceinline__ void name_and_count(uint32_t from, uint32_t to) {
+        if (threadIdx.x < 64) token.look(a);
+        count_tokens(a, census, ids, from, min(to, a.in.tokens));
+    }
+
+    // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
+    // have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
         if (!token.leads || !has(o.reachable, token.rank)) return nullptr;
-        const uint32_t number = Census::of(census.ranks[token.rank], team);
-        return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, number));
+        return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
     }
 
-    // The scales of step n's groups, by the threads that begin a block of channels.
-    __device__ __forceinline__ void put_scales(unsigned char *scales, uint32_t n, const uint32_t (&scale)[kStepGroups]) const {
-#pragma unroll
-        for (uint32_t i = 0; i < kStepGroups; i++) {
-            const uint32_t first = group_at(n, i) + chunk_of(0);
-            if (threadIdx.x % kBlockThreads != 0 || first >= chunks) continue;
-            if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
-                scales[first / kBlockChunks] = uint8_t(scale[i]);
-            } else {
-                reinterpret_cast<uint32_t *>(scales)[first / kBlockChunks] = scale[i];
-            }
-        }
-    }
-
-    // Where the team's scales of a round are put together.
-    __device__ __forceinline__ unsigned char *scales_of(uint32_t round) const {
-        return desk(team * a.rounds.size) + a.desks.header + (round & 1) * a.desks.scales;
-    }
-    __device__ __forceinline__ bool leads_row() const { return member == a.rounds.size - 1 && team < a.rounds.teams; }
-
-    __device__ __forceinline__ void await_permission(Operation &o);
-    __device__ __forceinline__ void write_header(uint32_t t, uint32_t index) const;
-    __device__ __forceinline__ Step take_step(uint32_t round, uint32_t n);
-    __device__ __forceinline__ void number_next(uint32_t round, bool all);
-    __device__ __forceinline__ void send_row(uint32_t round, uint32_t t, unsigned char *mine, Step s);
-    __device__ __forceinline__ void send_desk(unsigned char *mine, uint32_t leads, const unsigned char *from, uint64_t to,
-                                              uint32_t bytes) const;
-    __device__ __forceinline__ void tell_counts(const Operation &o);
+    __device__ __forceinline__ void send_piece(const Operation &o, const Job &j) const;
+    __device__ __forceinline__ void send_header(const Operation &o, const Job &j) const;
+    __device__ __forceinline__ void send_scales(const Operation &o, const Job &j);
 };
 
 // A bad id of the token goes on record.
@@ -219,152 +203,67 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
 }
 
 // By a thread to each peer, if permission was not there: waits for everybody's, and leaves out who is suspected.
-template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
+__device__ __forceinline__ void await_permission(Operation &o) {
     static_assert(EPW_GPU_MAX_RANKS <= kThreads);
     const uint32_t peer = threadIdx.x;
     if (peer >= o.ranks || !has(o.present, peer)) return;
     const bool suspected = has(o.suspects, peer);
     if (suspected || !await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false).arrived) leave_out(o, peer);
+    ptx::fence_global_before_bulk(); // as above
 }
 
-// By the team's last warp: what goes in front of the row, at its desk. `index`: of this thread's entry.
+// By warp 0, each rank's first entry: the piece leaves, without what goes in front of the row.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::write_header(uint32_t t, uint32_t index) const {
+__device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &o, const Job &j) const {
+    const epw_layout &l = a.lane.layout;
+    if (unsigned char *to = slot(o)) {
+        await_loaded(j);
+        const uint32_t bytes = bytes_of(j), at = j.piece * a.pieces.bytes;
+        const unsigned char *payload = tile_of(j) + a.tiles.header;
+        unsigned char *row = to + l.header_bytes;
+        ptx::bulk_store(row + at, payload, a.whole ? a.whole : bytes);
+        if (kQuantise && !a.whole) {
+            ptx::bulk_store(row + a.format.payload_bytes + at / kPerScale, payload + bytes, align_16(bytes / kPerScale));
+        }
+    }
+}
+
+// By warp 1, beside that: what goes in front of the row.
+template <typename T, uint32_t Payload>
+__device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation &o, const Job &j) const {
     const epw_layout &l = a.lane.layout;
     const uint32_t laneid = threadIdx.x % 32;
-    unsigned char *header = desk(threadIdx.x / 32);
-    if (laneid == 0) *reinterpret_cast<uint4 *>(header) = {t, a.format.hash, 0, 0};
+    unsigned char *tile = tile_of(j);
+    if (laneid == 0) *reinterpret_cast<uint4 *>(tile) = {j.t, a.format.hash, 0, 0};
     if (laneid < l.topk) {
-        reinterpret_cast<epw_entry *>(header + sizeof(epw_slot_header))[laneid] = {int32_t(token.expert), token.kept_weight()};
-        reinterpret_cast<uint32_t *>(header + epw_indices_offset(&l))[laneid] = index;
+        uint32_t index = token.expert == kNobody ? 0 : census.experts[token.expert];
+        reinterpret_cast<epw_entry *>(tile + sizeof(epw_slot_header))[laneid] = {int32_t(token.expert), token.kept_weight()};
+        reinterpret_cast<uint32_t *>(tile + epw_indices_offset(&l))[laneid] = index;
     }
-    const uint32_t sideband = uint32_t(epw_sideband_offset(&l));
-    const unsigned char *from = static_cast<const unsigned char *>(a.in.sideband) + size_t(t) * a.in.sideband_bytes;
-    // What travels behind it, since it leaves as whole units, is zeros, never what somebody has left in shared memory.
+    const unsigned char *sideband = static_cast<const unsigned char *>(a.in.sideband) + size_t(j.t) * a.in.sideband_bytes;
 #pragma unroll 1
-    for (uint32_t i = laneid; i < a.desks.header - sideband; i += 32) {
-        header[sideband + i] = i < a.in.sideband_bytes ? from[i] : 0;
-    }
-}
-
-// By one warp of a team: bytes at a desk to each slot.
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::send_desk(unsigned char *mine, uint32_t leads, const unsigned char *from, uint64_t to,
-                                                              uint32_t bytes) const {
-#pragma unroll 1
-    for (uint32_t at = threadIdx.x % 32 * 16; __any_sync(0xffffffffu, at < bytes); at += 32 * 16) {
-        const bool inside = at < bytes;
-        const uint4 unit = inside ? *reinterpret_cast<const uint4 *>(from + at) : uint4{};
-#pragma unroll 1
-        for (uint32_t rest = leads; rest != 0; rest &= rest - 1) {
-            const uint64_t slot = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(mine), __ffs(rest) - 1);
-            if (inside) ptx::store(reinterpret_cast<unsigned char *>(slot + to + at), unit);
-        }
-    }
-}
-
-// The next step of the team's row, number n of it, quantised; its scales are at the desk.
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ typename Sender<T, Payload>::Step Sender<T, Payload>::take_step(uint32_t round, uint32_t n) {
-    ask(); // into the place that was read the time before
-    ptx::copy_wait<kSteps - 1>();
-    const uint4 *from = reinterpret_cast<const uint4 *>(place_at(read));
-    read = read + 1 < kSteps ? read + 1 : 0;
-    Step s = {};
-#pragma unroll
-    for (uint32_t i = 0; i < kStepGroups; i++) {
-        if (group_at(n, i) >= chunks) break;
-        const uint4 x[] = {from[i * 64], from[i * 64 + 32]};
-        if constexpr (kQuantise) {
-            s.out[i] = quantise_chunks<T, Payload>(x, s.scale[i]);
-        } else {
-            s.out[i * 2] = x[0];
-            s.out[i * 2 + 1] = x[1];
-        }
-    }
-    if (kQuantise && a.desks.scales > 0) put_scales(scales_of(round), n, s.scale);
-    return s;
-}
-
-// A part of the work on the next round's numbers, or all that is left of it. No warp counts before all have read this round's, and
-// none reads before all have counted, but in between each goes its own way.
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::number_next(uint32_t round, bool all) {
-    if (progress == kJoined) return;
-    if (progress == kWaits) {
-        ptx::barrier_wait(&s.numbered, round & 1);
-        if (leads_row()) census.settle(token, team);
-        progress = kCounts;
-    }
-    do tally.go_on(a, census);
-    while (all && !tally.done(a));
-    if (!tally.done(a)) return;
-    next.look(a);
-    if (leads_row()) census.join(next, team);
+    for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) tile[epw_sideband_offset(&l) + i] = sideband[i];
+    ptx::fence_shared_before_bulk();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&s.counted);
-    progress = kJoined;
+    if (unsigned char *to = slot(o)) ptx::bulk_store(to, tile, a.tiles.header);
 }
 
-// The token's row, by its team. `mine`: the slot of this thread's entry; `s`: the first step.
+// Scales that are not staged go straight to the slots.
 template <typename T, uint32_t Payload>
-__device__ __forceinline__ void Sender<T, Payload>::send_row(uint32_t round, uint32_t t, unsigned char *mine, Step s) {
-    constexpr uint32_t all = 0xffffffffu;
-    const epw_layout &l = a.lane.layout;
-    const uint32_t leads = __ballot_sync(all, mine != nullptr);
-    const bool desks_scales = a.desks.scales > 0;
+__device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation &o, const Job &j) {
+    if (threadIdx.x < a.in.topk) s.slots[threadIdx.x] = slot(o);
+    __syncthreads();
 #pragma unroll 1
-    for (uint32_t n = 0; n < steps; n++) {
-        if (n > 0) s = take_step(round, n);
-#pragma unroll 1
-        for (uint32_t rest = leads; rest != 0; rest &= rest - 1) {
-            unsigned char *to = reinterpret_cast<unsigned char *>(
-                __shfl_sync(all, reinterpret_cast<uint64_t>(mine), __ffs(rest) - 1) + l.header_bytes);
-#pragma unroll
-            for (uint32_t i = 0; i < kStepGroups * 2 / kInput; i++) {
-                const uint32_t group = group_at(n, kQuantise ? i : i / 2);
-                const uint32_t first = group + (kQuantise ? quantised_pair() : chunk_of(i % 2));
-                if (first < chunks) ptx::store(to + uint64_t(first) * 16 / kInput, s.out[i]);
-            }
-            if (kQuantise && !desks_scales) put_scales(to + a.format.payload_bytes, n, s.scale);
-        }
-        if (n == 0 && leads_row()) {
-            __syncwarp(); // the header is there
-            send_desk(mine, leads, desk(threadIdx.x / 32), 0, a.desks.header);
-        }
-        if (n > 0) number_next(round, false);
-    }
-    if (a.scales_size == 0) return;
-    // All have put theirs. The first step's of the first round were there before the block's barrier.
-    if (kQuantise && desks_scales && (round > 0 || steps > 1)) {
-        __syncwarp();
-        ptx::team_barrier(1 + team, 32 * a.rounds.size);
-    }
-    if (member != 0) return;
-    unsigned char *scales = scales_of(round);
-    if (!kQuantise && desks_scales) copy_scales(a, t, scales);
-    if (desks_scales) {
-        const uint32_t laneid = threadIdx.x % 32;
-        if (laneid < a.desks.scales - a.scales_size) scales[a.scales_size + laneid] = 0;
-        __syncwarp();
-        send_desk(mine, leads, scales, l.header_bytes + a.format.payload_bytes, a.desks.scales);
-        return;
-    }
-#pragma unroll 1
-    for (uint32_t rest = kQuantise ? 0 : leads; rest != 0; rest &= rest - 1) {
-        const uint64_t slot = __shfl_sync(all, reinterpret_cast<uint64_t>(mine), __ffs(rest) - 1);
-        copy_scales(a, t, reinterpret_cast<unsigned char *>(slot + l.header_bytes + a.format.payload_bytes));
+    for (uint32_t entry = 0; entry < a.in.topk; entry++) {
+        unsigned char *to = s.slots[entry];
+        if (to) copy_scales(a, j.t, to + a.lane.layout.header_bytes + a.format.payload_bytes, kThreads);
     }
 }
 
-// By the last block, which has the fewest tokens: what each peer places the rows by, and the word that will say how many they
-// are.
-template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
+// By the last block, which has the fewest tokens, when it has counted all: what each peer places the rows by, and the word that
+// will say how many they are.
+__device__ __forceinline__ void tell_counts(const Dispatch &a, const Operation &o, Census census) {
     const epw_layout &l = a.lane.layout;
-    __syncthreads(); // the last tokens' numbers have been read
-    if (leads_row()) census.settle(token, team);
-    count_at_leisure(a, census, end_of(a.rounds.count - 1), a.in.tokens);
-    __syncthreads();
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < a.experts; e += kThreads) {
         uint32_t rank = a.per_rank.divide(e);
@@ -403,68 +302,74 @@ __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation
     }
 }
 
-template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
-    const uint32_t warp = threadIdx.x / 32;
-    if (warp == kPermits) {
-        bool there = permission.is_there(a);
-        if (threadIdx.x % 32 == 0) s.awaits = !there;
-    }
-    token.look(a);
-    tally.finish(a, census);
-    if (leads_row()) census.join(token, team);
-    uint32_t t = turn_of(0).t;
-    Step first = {};
-    if (t != kNobody) first = take_step(0, 0);
-    __syncthreads(); // all have counted, and joined; and the operation is there
-    if (o.stage != EPW_GPU_FREE) {
-        ptx::copy_wait<0>();
-        return;
-    }
-    if (s.awaits) {
-        await_permission(o);
-        __syncthreads(); // who is reachable is known
-    }
-    // The first time without a token, if there is none for this block: it may be the last one.
-#pragma unroll 1
-    for (uint32_t round = 0; true; round++) {
-        unsigned char *const mine = t == kNobody ? nullptr : slot(o);
-        if (t != kNobody && leads_row()) {
-            write_header(t, token.expert == kNobody ? 0 : Census::of(census.experts[token.expert], team));
-            remember(a, census, token, team, t);
-            if (token.bad) note_bad_id(o, t, threadIdx.x % 32, raw_value(a, token.raw));
-        }
-        const bool more = round + 1 < a.rounds.count;
-        const uint32_t then = more ? turn_of(round + 1).t : kNobody;
-        if (more) {
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&s.numbered);
-            progress = kWaits;
-            next = Token();
-            next.load(a, then);
-            tally.begin(a, end_of(round), first_of(round + 1));
-        }
-        if (t != kNobody) send_row(round, t, mine, first);
-        if (!more) break;
-        number_next(round, true);
-        token = next;
-        t = then;
-        if (t != kNobody) first = take_step(round + 1, 0);
-        ptx::barrier_wait(&s.counted, round & 1);
-    }
-    ptx::copy_wait<0>();
-    if (blockIdx.x == gridDim.x - 1) tell_counts(o);
-
+// By the whole block, whose rows are on their way: those of threads that have bulk copies of their own, as `waits` says.
+__device__ __forceinline__ void post_words(const Dispatch &a, Operation &o, bool waits) {
     // Writer of the words: the last block here. It has acquired what every block has released, rows and counts included; its
     // release at system scope hands that on to the peer, whose acquire of the word sees it all. What the words are is mostly
     // known while the rows are still under way.
     uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
-    ptx::fence_shared_before_bulk(); // rows that are received will take the desks' place
+    if (waits) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;
     const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
     if (o.posts) post_rows(a, o);
     if (!tells) return;
     if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
     signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+}
+
+template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
+    const uint32_t warp = threadIdx.x / 32;
+    // The first time without a token, if there is none for this block: it counts what the others send all the same.
+    for (uint32_t counted = 0; true;) {
+        const bool first = job.n == 0, begins = job.piece == 0;
+        if (first && warp == kPermits) {
+            bool there = permission.is_there(a);
+            if (threadIdx.x % 32 == 0) s.awaits = !there;
+        }
+        if (begins) name_and_count(counted, job.t);
+        if (job.t < a.in.tokens) put_piece(job);
+        __syncthreads(); // the piece is there, and all have counted; the first time also the operation
+        if (o.stage != EPW_GPU_FREE) {
+            if (job.t < a.in.tokens && threadIdx.x == 0) await_loaded(job);
+            return;
+        }
+        if (first && s.awaits) {
+            await_permission(o);
+            __syncthreads(); // who is reachable is known
+        }
+        if (job.t >= a.in.tokens) break;
+
+        if (warp == 0) send_piece(o, job);
+        if (warp == 1 && begins) send_header(o, job);
+        if (warp < 2) ptx::bulk_commit();
+        if (!kQuantise && begins && !a.whole && a.scales_size > 0) send_scales(o, job);
+        Job next = {job.t, job.piece + 1, job.n + 1};
+        if (next.piece == a.pieces.count) next = {job.t + gridDim.x, 0, job.n + 1};
+        const bool more = next.t < a.in.tokens;
+        if (kQuantise && more) fetch(next);
+        if (warp == 0 && begins) {
+            remember(a, census, token, job.t);
+            if (token.bad) note_bad_id(o, job.t, threadIdx.x, raw_value(a, token.raw));
+        }
+        if (more && next.piece == 0) fetch_ids(job.t, next.t);
+        // Even a row that goes nowhere must have come, before its tile and barrier are used again or the block ends.
+        if (threadIdx.x == 0) await_loaded(job);
+        if (!more) break;
+        if (warp < 2) ptx::bulk_wait_read<1>(); // the other tile has been read out
+        __syncthreads();                        // by both warps' stores, and all have read the token and its numbers
+        if (!kQuantise) fetch(next);
+        counted = job.t;
+        job = next;
+    }
+    if (blockIdx.x == gridDim.x - 1) {
+        if (blockIdx.x < a.in.tokens) { // else it has counted while it waited
+            __syncthreads();            // the last token's numbers have been read
+            count_at_leisure(a, census, job.t, a.in.tokens);
+            __syncthreads();
+        }
+        tell_counts(a, o, census);
+    }
+    post_words(a, o, warp < 2);
 }
 
 } // namespace epw

@@ -28,53 +28,71 @@ struct Area {
     __device__ __forceinline__ uint64_t offset(uint32_t n) const { return begin + uint64_t(n) * bytes; }
 };
 
-// How the sending half of dispatch passes its tokens: in rounds, a team of warps to a token. A round's tokens are neighbours, and
-// blocks follow one another in it. Where each block has a token at most, all its warps are that token's; the more tokens there
-// are, the more are on their way at a time.
+// What the sending half takes of a row at a time.
+struct Pieces {
+    uint32_t bytes, count; // of payload in a piece but for the last; of a row
+
+    Pieces(uint32_t payload, uint32_t payload_bytes) {
+        constexpr uint32_t kMost = kQuantised * kThreads * 8, kEven = 16 * EPW_FP8_BLOCK; // whose scales are whole 16 bytes
+        bytes = !quantises(payload) ? kPieceBytes : payload_bytes <= kMost ? kMost : kMost / kEven * kEven;
+        count = (payload_bytes + bytes - 1) / bytes;
+    }
+};
+
+// How the sending half of dispatch passes its tokens where a block has several: in rounds, a team of warps to a token. A round's
+// tokens are neighbours, and blocks follow one another in it.
 struct Rounds {
-    uint32_t size, teams; // warps of a team; tokens of a block in a round
+    uint32_t size, teams; // warps of a team; tokens of a block in a round. No teams: a block takes a token at a time
     uint32_t count;       // of rounds, one at least
     uint32_t last;        // tokens of a block in the last one: all blocks have as many, but for those behind the last token
 
     // `warps` that have room in shared memory.
-    Rounds(uint32_t tokens, uint32_t blocks, uint32_t warps) : teams(1) {
+    Rounds(uint32_t tokens, uint32_t blocks, uint32_t warps) : size(0), teams(0), count(0), last(0) {
+        // So many blocks keep the wire busy with a row each; and a row is through sooner by all warps than by some.
+        if ((getenv("SMS_OLD") || blocks >= 112) || tokens <= 2 * blocks || warps < 4) return;
         const uint32_t most = (tokens + blocks - 1) / blocks;
-        for (uint32_t more : {2u, 4u, 7u, 14u}) {
-            if (teams < most && teams * blocks < flying() && more <= warps) teams = more;
+        teams = 4;
+        for (uint32_t more : {7u, 14u}) {
+            if (teams < most && teams * blocks < kFlying && more <= warps) teams = more;
         }
         size = warps / teams;
         const uint32_t all = teams * blocks;
-        count = tokens == 0 ? 1 : (tokens + all - 1) / all;
+        count = (tokens + all - 1) / all;
         last = (tokens - (count - 1) * all + blocks - 1) / blocks;
     }
 
   private:
-    static uint32_t flying() { const char *e = getenv("SMS_FLY"); return e ? atoi(e) : 448; }
+    const uint32_t kFlying = getenv("SMS_FLY") ? atoi(getenv("SMS_FLY")) : 448;
 };
 
 struct Dispatch : epw_dispatch_args {
     RowTiles tiles;
+    Pieces pieces;
     Desks desks;
     Rounds rounds;
     Divisor per_rank;     // experts
     Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
+    uint32_t whole;       // bytes of a row and its scales, which leave at once; 0: they do not
     uint32_t table_at;    // where the numbers of experts begin, behind what either half has in shared memory
     uint32_t entry_shift; // a row's entries have this power of two of threads: 2^entry_shift >= topk
     uint32_t copies_all;  // received rows are copied; else they stay where they are, and lists say where that is
 
     Dispatch(const epw_dispatch_args &a, uint32_t blocks)
         : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
-          desks(a.lane.layout, a.format.scale_count * a.format.scale_bytes), rounds(a.in.tokens, blocks, desks.count),
+          pieces(a.in.payload, a.format.payload_bytes), desks(a.lane.layout, a.format.scale_count * a.format.scale_bytes), rounds(a.in.tokens, blocks, desks.count),
           per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
           experts(a.lane.layout.local_experts * a.lane.layout.ranks), scales_size(a.format.scale_count * a.format.scale_bytes),
-          table_at(0), entry_shift(0), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
+          whole(0), table_at(tiles.bytes * tiles.count), entry_shift(0), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
         while (1u << entry_shift < a.lane.layout.topk) entry_shift++;
-        if (halves & EPW_GPU_SEND) table_at = desks.bytes * desks.count;
-        if ((halves & EPW_GPU_RECEIVE) && tiles.bytes * tiles.count > table_at) table_at = tiles.bytes * tiles.count;
+        if (pieces.count == 1 && (quantises(a.in.payload) || scales_size <= kScaleRoom)) {
+            whole = align_16(a.format.payload_bytes + scales_size);
+        }
+        if (sends_many() && desks.bytes * desks.count > table_at) table_at = desks.bytes * desks.count;
     }
 
+    bool sends_many() const { return (halves & EPW_GPU_SEND) && rounds.teams > 0; }
     // Those that come by queues are copied in any case: from the inbox into the window.
     bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != nullptr); }
 
@@ -102,6 +120,7 @@ struct Combine : epw_combine_args {
     uint32_t ring_parts; // see Ring
     uint32_t may_flow;   // see kernels/ep/flow.cuh
     uint32_t span_shift;
+    uint32_t carriers; // warps of a block that send then: two of each keep the wire busy where blocks are few
 
     Combine(const epw_combine_args &a, uint32_t blocks)
         : epw_combine_args(a),
@@ -110,8 +129,10 @@ struct Combine : epw_combine_args {
           per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)),
           table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0),
           ring_parts(Ring::parts_in(kAnswerMemory - table_size)),
-          may_flow(!getenv("SMS_NOFLOW") && a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr && answers_with() == Answers::rows),
-          span_shift(epw_span_shift(&a.lane.layout)) {}
+          may_flow(a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr && answers_with() == Answers::rows),
+          span_shift(epw_span_shift(&a.lane.layout)), carriers(getenv("SMS_CARRIERS") ? atoi(getenv("SMS_CARRIERS")) : blocks < 40 ? 2 : 1) {
+        if (getenv("SMS_NOFLOW")) may_flow = 0;
+    }
 
     Answers answers_with() const {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
