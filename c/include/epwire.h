@@ -797,8 +797,8 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   For two graphs, keep the handle from one capture to the other, then replay them in turns, on one stream
  *   or with an event of the program between. A release outside captures runs at once, before any replay.
  * - topk_weights of an ordered combine must stay valid until its receiving half has run.
- * - wait_ns leaves out waits of less than some 15 microseconds; asking for it, or for expert_totals, makes
- *   the kernel end some microseconds later.
+ * - wait_ns leaves out waits of less than some 15 microseconds; a longer one, where it is asked for, makes the
+ *   kernel end some microseconds later.
  * - Addresses are aligned to their element, contributions to 4 bytes; x, rows, expert_out and out to 16, and
  *   x_stride is a multiple of 16.
  * - Kernels wait for those of peers. What the program must leave alone meanwhile (loading kernels, calls that

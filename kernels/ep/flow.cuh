@@ -222,7 +222,7 @@ __device__ __noinline__ void add_tokens(const Combine &a, const Operation &o, co
 
 // The whole operation. By the whole block.
 template <typename T>
-__device__ __forceinline__ void flow(const Combine &a, Operation &o, Expected &expected, AnswerShared &s, Ring ring) {
+__device__ __noinline__ void flow(const Combine &a, Operation &o, Expected &expected, AnswerShared &s, Ring ring) {
     const uint32_t warp = threadIdx.x / 32, laneid = threadIdx.x % 32;
     settle_absent(o, expected);
     if (threadIdx.x < kCarriers) s.carried[threadIdx.x] = 0;

@@ -5,7 +5,6 @@
 #include "kernels/ep/quantise.cuh"
 #include "kernels/ep/sum.cuh"
 #include "kernels/ep/tile.cuh"
-#include <stdlib.h>
 
 namespace epw {
 
@@ -39,6 +38,9 @@ struct Pieces {
     }
 };
 
+// Fewer blocks than these do not keep NVLink busy with a row each (H100: with 132 they do, with 64 they take half as long again).
+constexpr uint32_t kFewBlocks = 112;
+
 // How the sending half of dispatch passes its tokens where a block has several: in rounds, a team of warps to a token. A round's
 // tokens are neighbours, and blocks follow one another in it.
 struct Rounds {
@@ -48,8 +50,8 @@ struct Rounds {
 
     // `warps` that have room in shared memory.
     Rounds(uint32_t tokens, uint32_t blocks, uint32_t warps) : size(0), teams(0), count(0), last(0) {
-        // So many blocks keep the wire busy with a row each; and a row is through sooner by all warps than by some.
-        if ((getenv("SMS_OLD") || blocks >= 112) || tokens <= 2 * blocks || warps < 4) return;
+        // More blocks keep the wire busy with a row each; and a row is through sooner by all warps than by some.
+        if (blocks >= kFewBlocks || tokens <= 2 * blocks || warps < 4) return;
         const uint32_t most = (tokens + blocks - 1) / blocks;
         teams = 4;
         for (uint32_t more : {7u, 14u}) {
@@ -62,7 +64,7 @@ struct Rounds {
     }
 
   private:
-    const uint32_t kFlying = getenv("SMS_FLY") ? atoi(getenv("SMS_FLY")) : 448;
+    static constexpr uint32_t kFlying = 448; // rows of all blocks at a time
 };
 
 struct Dispatch : epw_dispatch_args {
@@ -129,10 +131,9 @@ struct Combine : epw_combine_args {
           per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)),
           table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0),
           ring_parts(Ring::parts_in(kAnswerMemory - table_size)),
-          may_flow(a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr && answers_with() == Answers::rows),
-          span_shift(epw_span_shift(&a.lane.layout)), carriers(getenv("SMS_CARRIERS") ? atoi(getenv("SMS_CARRIERS")) : blocks < 40 ? 2 : 1) {
-        if (getenv("SMS_NOFLOW")) may_flow = 0;
-    }
+          may_flow(blocks < kFewBlocks && a.halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE) && a.lane.inbox == nullptr &&
+                   answers_with() == Answers::rows),
+          span_shift(epw_span_shift(&a.lane.layout)), carriers(blocks < 40 ? 2 : 1) {}
 
     Answers answers_with() const {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
