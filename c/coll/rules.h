@@ -100,12 +100,6 @@ static inline bool epw_ring_still_lent(epw_sight seen, uint64_t own_word, uint64
 
 /* ---- words of the peer ---- */
 
-typedef enum epw_heard {
-    EPW_HEARD_NOTHING,
-    EPW_HEARD_MORE,
-    EPW_HEARD_NONSENSE /* more than there can be */
-} epw_heard;
-
 static inline epw_heard epw_ring_hear(uint64_t *count, uint64_t most, uint64_t word, uint32_t epoch) {
     if (epw_word_epoch(word) != epoch || epw_word_step(word) <= *count) return EPW_HEARD_NOTHING;
     if (epw_word_step(word) > most) return EPW_HEARD_NONSENSE;

@@ -117,4 +117,13 @@ EPW_INLINE uint64_t epw_rule_expiry(uint64_t began, uint64_t clock, uint64_t dea
     return own < last ? own : last;
 }
 
+/* ---- counts ---- */
+
+/* What a rank makes of a word that counts, as those of rings do. */
+typedef enum epw_heard {
+    EPW_HEARD_NOTHING,
+    EPW_HEARD_MORE,
+    EPW_HEARD_NONSENSE /* more than there can be */
+} epw_heard;
+
 #endif

@@ -105,7 +105,7 @@ static epw_status check_made(epw_where where, const epw_routing *r) {
     REQUIRE(r->made && !r->busy, EPW_ERR_STATE, "the routing has %s",
             r->busy ? "an operation under way" : "no dispatch behind it");
     REQUIRE(r->epoch == r->of->peers.epoch, EPW_ERR_STATE,
-            "the routing is of epoch %u, the membership now is epoch %u: dispatch anew", r->epoch,
+            "the routing is of epoch %u, the membership now is epoch %u: dispatch again", r->epoch,
             r->of->peers.epoch);
     return EPW_OK;
 }

@@ -135,12 +135,6 @@ static inline uint64_t epw_count_word(uint64_t own_word, uint64_t count) {
     return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
 }
 
-typedef enum epw_heard {
-    EPW_HEARD_NOTHING,
-    EPW_HEARD_MORE,
-    EPW_HEARD_NONSENSE /* more than there can be */
-} epw_heard;
-
 /* Takes a word of this epoch into *count, which is `most` at most. */
 static inline epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t word, uint64_t own_word) {
     if (epw_word_epoch(word) != epw_word_epoch(own_word)) return EPW_HEARD_NOTHING;

@@ -17,6 +17,7 @@
 #include "prefill/rules.h"
 
 #include "check.h"
+#include "seen.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -346,46 +347,6 @@ static void turn(state *s, unsigned r) {
     if (over) me->running = false;
 }
 
-/* ---- states that have been seen, by fingerprint: with n states the odds that one is missed are n * n / 2^65
- * ---- */
-
-static uint64_t *seen;
-static uint64_t seen_count, seen_room;
-
-static uint64_t fingerprint(const state *s) {
-    uint64_t words[sizeof *s / 8 + 1] = {0}, print = UINT64_C(0x9e3779b97f4a7c15);
-    memcpy(words, s, sizeof *s);
-    for (size_t i = 0; i < sizeof words / 8; i++) {
-        print = (print ^ words[i]) * UINT64_C(0xff51afd7ed558ccd);
-        print ^= print >> 32;
-    }
-    return print | 1;
-}
-
-static bool put(uint64_t print) {
-    uint64_t i = print >> 1 & (seen_room - 1);
-    for (; seen[i] != 0; i = (i + 1) & (seen_room - 1))
-        if (seen[i] == print) return false;
-    seen[i] = print;
-    return true;
-}
-
-/* True if it is new. */
-static bool visit(const state *s) {
-    if (2 * seen_count >= seen_room) {
-        uint64_t *old = seen, room = seen_room;
-        seen_room = room ? 4 * room : 1 << 16;
-        seen = calloc(seen_room, sizeof *seen);
-        if (seen == NULL) abort();
-        for (uint64_t i = 0; i < room; i++)
-            if (old[i] != 0) put(old[i]);
-        free(old);
-    }
-    bool fresh = put(fingerprint(s));
-    seen_count += fresh;
-    return fresh;
-}
-
 /* ---- exploring: depth first ---- */
 
 static bool finished(const state *s) {
@@ -402,7 +363,7 @@ static bool take_move(const state *from, const state *next, unsigned r) {
     if (memcmp(from, next, sizeof *next) == 0) return false;
     x.transitions++;
     x.who[x.depth - 1] = r;
-    if (visit(next)) go(next);
+    if (visit(next, sizeof *next)) go(next);
     return true;
 }
 
@@ -480,7 +441,7 @@ static void explore(const model *m, bool tells) {
     memset(&first, 0, sizeof first);
     if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
     seen_count = 0;
-    visit(&first);
+    visit(&first, sizeof first);
     go(&first);
     clock_gettime(CLOCK_MONOTONIC, &ended);
     printf("%-20s %9llu states %10llu transitions  depth %3u  %5.2f s  %s\n", m->name,
