@@ -90,6 +90,7 @@ typedef struct epw_peers {
     /* The probe: one question at a time. Who asks and who answers hold up who changes routes; they are two,
      * so that two ranks of a process that ask each other do not wait for each other. */
     pthread_mutex_t probe_lock, ask_lock, answer_lock;
+    bool answers; /* changed with answer_lock held: once it is false no answer uses a route */
     uint64_t questions;
     epw_answerer answerer;
 

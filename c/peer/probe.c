@@ -79,8 +79,8 @@ static void answer(epw_peers *peers, uint32_t source) {
     epw_where where = epw_peers_where(peers, "probe", source);
     uint64_t number;
     pthread_mutex_lock(&peers->answer_lock);
-    if (peers->routes[source].path != EPW_PATH_NONE && load(peers, QUESTION, &number, where) == EPW_OK)
-        store(peers, ANSWER, number, where);
+    bool reachable = peers->answers && peers->routes[source].path != EPW_PATH_NONE;
+    if (reachable && load(peers, QUESTION, &number, where) == EPW_OK) store(peers, ANSWER, number, where);
     pthread_mutex_unlock(&peers->answer_lock);
 }
 
@@ -123,6 +123,14 @@ void epw_peers_probe_asked(epw_peers *peers, uint32_t source) {
     on_ring(peers, source);
 }
 
+/* A question that comes by a queue is answered by the thread that brought it, which no call here ends: it is
+ * kept from queues that are about to go. */
+static void set_answers(epw_peers *peers, bool answers) {
+    pthread_mutex_lock(&peers->answer_lock);
+    peers->answers = answers;
+    pthread_mutex_unlock(&peers->answer_lock);
+}
+
 epw_status epw_peers_open_probe(epw_peers *peers) {
     if (peers->gpu != NULL) {
         int err = epw_thread_start(answerer_main, peers, &peers->answerer.thread);
@@ -132,6 +140,7 @@ epw_status epw_peers_open_probe(epw_peers *peers) {
         }
         peers->answerer.started = true;
     }
+    set_answers(peers, true);
     epw_window_on_ring(peers->window, on_ring, peers);
     return EPW_OK;
 }
@@ -139,6 +148,7 @@ epw_status epw_peers_open_probe(epw_peers *peers) {
 void epw_peers_close_probe(epw_peers *peers) {
     epw_answerer *a = &peers->answerer;
     if (peers->window != NULL) epw_window_on_ring(peers->window, NULL, NULL);
+    set_answers(peers, false);
     if (!a->started) return;
     pthread_mutex_lock(&a->lock);
     a->ending = true;
