@@ -312,7 +312,8 @@ impl Buffer {
         let (mut count, mut lost) = (0, 0);
         // SAFETY: records has `capacity` places; the others are valid places to write to.
         check(unsafe {
-            sys::epw_take_errors(self.0.as_ptr(), records.as_mut_ptr(), capacity, &mut count, &mut lost)
+            let size = size_of::<sys::epw_error_record>();
+            sys::epw_take_errors(self.0.as_ptr(), records.as_mut_ptr(), size, capacity, &mut count, &mut lost)
         })?;
         records.truncate(count as usize);
         Ok((records, lost))

@@ -9,9 +9,10 @@
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
  * Structs that cross this interface begin with `size` so that they can grow, and are filled with their
  * defaults before use: `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for
- * each. The macros are for C; C++ before 20 and other languages use the functions. [in] and [out] say
- * who writes. No function aborts; each returns a status, and epw_last_error() then says in words what went
- * wrong on this thread. A refused call changes nothing.
+ * each. Two have no size of their own: epw_mask, which never changes, and epw_error_record, whose size is
+ * part of epw_outcome.size and an argument of epw_take_errors. The macros are for C; C++ before 20 and other
+ * languages use the functions. [in] and [out] say who writes. No function aborts; each returns a status, and
+ * epw_last_error() then says in words what went wrong on this thread. A refused call changes nothing.
  *
  * Every wait is bounded. A peer that is silent for a deadline is given up. A rank that waits itself says so,
  * and is waited for longer; a wait ends after EPW_WAIT_DEADLINES_MAX deadlines at most, so that ranks which
@@ -185,7 +186,7 @@ enum {
 /* epw_config.device: tokens, outputs and the window are in host memory, and host threads move the bytes. */
 #define EPW_DEVICE_HOST (-1)
 
-/* A set of ranks: bit r%64 of bits[r/64]. */
+/* A set of ranks: bit r%64 of bits[r/64]. It never changes. */
 typedef struct epw_mask {
     uint64_t bits[EPW_MAX_RANKS / 64];
 } epw_mask;
@@ -618,7 +619,8 @@ enum {
                                of them fit the capacity of the output */
 };
 
-/* The first peer that an operation gave up on, with every variable of that wait. */
+/* The first peer that an operation gave up on, with every variable of that wait. The library fills it in,
+ * within an outcome and by epw_take_errors, which both know how large the caller takes it to be. */
 typedef struct epw_error_record {
     uint32_t phase; /* EPW_PHASE_* */
     uint32_t cause; /* EPW_CAUSE_* */
@@ -885,12 +887,13 @@ EPW_API epw_status epw_stream_wait(epw_buffer *buffer, epw_handle handle, void *
 EPW_API epw_status epw_outcome_read(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
 
 /* CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
- * first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many more there would
- * have been since then. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 |
- * column, `seen` the id. Lost are records overwritten before anybody took them, and bad ids of one operation
- * beyond 64. The host device has none: its outcomes and errors say all. */
-EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, uint32_t capacity,
-                                   uint32_t *count, uint64_t *lost);
+ * first, to `records` [out], each of `record_size` bytes, sizeof(epw_error_record); *count [out] is how many,
+ * *lost [out, may be NULL] how many more there would have been since then. A record with cause
+ * EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 | column, `seen` the id. Lost are records
+ * overwritten before anybody took them, and bad ids of one operation beyond 64. The host device has none: its
+ * outcomes and errors say all. */
+EPW_API epw_status epw_take_errors(epw_buffer *buffer, epw_error_record *records, size_t record_size,
+                                   uint32_t capacity, uint32_t *count, uint64_t *lost);
 
 /* ---- 7. Numerics --------------------------------------------------------------------------------------- */
 

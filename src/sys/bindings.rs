@@ -251,7 +251,7 @@ pub const EPW_PATH_VMM: u32 = 8;
 pub const EPW_PATH_IPC: u32 = 16;
 /// a rank of any host: what is written for it travels by a queue, see epw_fabric
 pub const EPW_PATH_QUEUE: u32 = 32;
-/// A set of ranks: bit r%64 of bits[r/64].
+/// A set of ranks: bit r%64 of bits[r/64]. It never changes.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_mask {
@@ -1087,7 +1087,8 @@ pub const EPW_CAUSE_LINK: u32 = 10;
 /** prefill, and not a peer's fault: `expected` rows were received, and only `seen`
 of them fit the capacity of the output*/
 pub const EPW_CAUSE_OVERFLOW: u32 = 11;
-/// The first peer that an operation gave up on, with every variable of that wait.
+/** The first peer that an operation gave up on, with every variable of that wait. The library fills it in,
+ within an outcome and by epw_take_errors, which both know how large the caller takes it to be.*/
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_error_record {
@@ -1753,13 +1754,15 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
- first, to `records` [out]; *count [out] is how many, *lost [out, may be NULL] how many more there would
- have been since then. A record with cause EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 |
- column, `seen` the id. Lost are records overwritten before anybody took them, and bad ids of one operation
- beyond 64. The host device has none: its outcomes and errors say all.*/
+ first, to `records` [out], each of `record_size` bytes, sizeof(epw_error_record); *count [out] is how many,
+ *lost [out, may be NULL] how many more there would have been since then. A record with cause
+ EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 | column, `seen` the id. Lost are records
+ overwritten before anybody took them, and bad ids of one operation beyond 64. The host device has none: its
+ outcomes and errors say all.*/
     pub fn epw_take_errors(
         buffer: *mut epw_buffer,
         records: *mut epw_error_record,
+        record_size: usize,
         capacity: u32,
         count: *mut u32,
         lost: *mut u64,

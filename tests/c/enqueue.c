@@ -887,26 +887,26 @@ static void records_are_taken_once_and_in_order(void) {
         ring->slots[next].record.seen = next;
         ring->slots[next].sequence = next + 1;
     }
-    CHECK_OK(epw_take_errors(g.of[0], taken, 3, &count, &lost));
+    CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 3, &count, &lost));
     CHECK(count == 3 && lost == 0 && taken[2].seen == 2);
-    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, NULL));
+    CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, NULL));
     CHECK(count == 7 && taken[6].seen == 9);
     for (; next < 600; next++) {
         ring->slots[next % EPW_GPU_RECORDS].record.seen = next;
         ring->slots[next % EPW_GPU_RECORDS].sequence = next + 1;
     }
-    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK_MSG(count == EPW_GPU_RECORDS && lost == 600 - 10 - EPW_GPU_RECORDS, "%u taken", count);
     CHECK(taken[0].seen == 600 - EPW_GPU_RECORDS && taken[EPW_GPU_RECORDS - 1].seen == 599);
     ring->slots[600 % EPW_GPU_RECORDS].sequence = 0; /* being written */
-    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK(count == 0 && lost == 0);
     ring->unrecorded[0] = 5; /* bad ids without room in the ring */
     ring->unrecorded[1] = 2;
-    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK(count == 0 && lost == 7);
     ring->unrecorded[1] = 3;
-    CHECK_OK(epw_take_errors(g.of[0], taken, 300, &count, &lost));
+    CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK(count == 0 && lost == 1);
     destroy(&g);
 }

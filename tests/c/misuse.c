@@ -118,9 +118,11 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("release", -1, -1, epw_release(NULL, handle));
     epw_error_record record;
     uint32_t count;
-    NO("take_errors", -1, -1, epw_take_errors(NULL, &record, 1, &count, NULL));
-    NAMED("take_errors", "records", epw_take_errors(b, NULL, 1, &count, NULL));
-    NAMED("take_errors", "count", epw_take_errors(b, &record, 1, NULL, NULL));
+    NO("take_errors", -1, -1, epw_take_errors(NULL, &record, sizeof(epw_error_record), 1, &count, NULL));
+    NAMED("take_errors", "records", epw_take_errors(b, NULL, sizeof(epw_error_record), 1, &count, NULL));
+    REFUSED(epw_take_errors(b, &record, sizeof record - 8, 1, &count, NULL), EPW_ERR_INVALID, "take_errors",
+            0, -1, "record_size is 56, this library's is 64");
+    NAMED("take_errors", "count", epw_take_errors(b, &record, sizeof(epw_error_record), 1, NULL, NULL));
     NO("quantize_fp8", -1, -1, epw_quantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, NULL, bytes, bytes));
     NO("dequantize_fp8", -1, -1,
        epw_dequantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, NULL, bytes, bytes));

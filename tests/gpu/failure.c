@@ -117,7 +117,7 @@ static void take_records(const member *m, uint32_t peer, uint32_t phase) {
     static epw_error_record records[512];
     uint32_t count = 0;
     uint64_t lost = 0;
-    REQUIRE_OK(epw_take_errors(m->buffer, records, 512, &count, &lost));
+    REQUIRE_OK(epw_take_errors(m->buffer, records, sizeof(epw_error_record), 512, &count, &lost));
     REQUIRE(lost == 0, "%llu records overwritten", (unsigned long long)lost);
     for (uint32_t i = 0; i < count; i++) {
         const epw_error_record *r = &records[i];

@@ -348,7 +348,8 @@ static void garbage(uint32_t gpus) {
         REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
         epw_error_record records[16];
         uint32_t count = 16;
-        while (count == 16) REQUIRE_OK(epw_take_errors(r->buffer, records, 16, &count, NULL));
+        while (count == 16)
+            REQUIRE_OK(epw_take_errors(r->buffer, records, sizeof(epw_error_record), 16, &count, NULL));
         echo_fill(&e, 100 + round);
         echo_step(&e);
         for (uint32_t i = 0; i < 2; i++) {

@@ -162,7 +162,7 @@ static void leave_early(const rank_links *links, const test_case *c) {
         step_set_members(&m.lane, others, others);
         for (uint32_t k = 0; k < STEP_KINDS; k++) step_run(&m.lane, step_kind_of(links->rank, k), TOKENS);
         exact(&m, "steps after one has left");
-        REQUIRE_OK(epw_take_errors(m.buffer, &record, 1, &count, NULL));
+        REQUIRE_OK(epw_take_errors(m.buffer, &record, sizeof(epw_error_record), 1, &count, NULL));
         REQUIRE(count == 1 && record.peer == 0 && record.cause == EPW_CAUSE_DROPPED, "peer %u, cause %u",
                 record.peer, record.cause);
         REQUIRE_OK(epw_buffer_disconnect(m.buffer, 0));
@@ -307,7 +307,7 @@ static void replay_out_of_turn(const member *m, step_kind kind, cudaGraphExec_t 
     spoil_outputs(m);
     REQUIRE_CUDA(cudaGraphLaunch(combining, m->lane.stream));
     exact(m, "a combine out of turn");
-    REQUIRE_OK(epw_take_errors(m->buffer, records, 4, &count, NULL));
+    REQUIRE_OK(epw_take_errors(m->buffer, records, sizeof(epw_error_record), 4, &count, NULL));
     REQUIRE(count == halves, "%u records of %u halves", count, halves);
     for (uint32_t i = 0; i < count; i++) {
         REQUIRE(records[i].cause == EPW_CAUSE_HELD && records[i].phase == EPW_PHASE_COMBINE_SEND + i &&

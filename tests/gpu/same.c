@@ -185,7 +185,7 @@ static void check_outcome(epw_buffer *b, epw_handle handle, const test_case *c, 
 static void drain_errors(epw_buffer *b, const test_case *c) {
     epw_error_record records[16];
     uint32_t count = 0;
-    if (c->stranger) CHECK_OK(epw_take_errors(b, records, 16, &count, NULL));
+    if (c->stranger) CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 16, &count, NULL));
 }
 
 static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
@@ -231,7 +231,7 @@ static void replay_is_refused(const world *w, epw_buffer *b, uint32_t rank, uint
     CUDA_OK(cudaGraphLaunch(exec, w->streams[0]));
     finish(w);
     compare("replayed out of turn", rank, index, m, untouched);
-    CHECK_OK(epw_take_errors(b, records, 4, &count, NULL));
+    CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 4, &count, NULL));
     CHECK_MSG(count == halves, "%s: %u records of %u halves", cases[index].name, count, halves);
     for (uint32_t i = 0; i < count && i < halves; i++) {
         CHECK_MSG(records[i].cause == EPW_CAUSE_HELD && records[i].phase == phase + i, "cause %u, phase %u",
@@ -306,7 +306,7 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
     CUDA_OK(cudaGraphDestroy(graph));
 
     /* A wrong id and a repeated one are recorded and not followed; the release frees the lane. */
-    CHECK_OK(epw_take_errors(b, records, 4, &count, &lost));
+    CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 4, &count, &lost));
     CHECK(count == 0 && lost == 0);
     int32_t ids[TOPK] = {EXPERTS, 3, 3, -1};
     CUDA_OK(cudaMemcpy(m->at[IDS], ids, sizeof ids, cudaMemcpyHostToDevice));
@@ -318,7 +318,7 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
     REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_STATE, "set_active", 0, -1, "is held");
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
-    CHECK_OK(epw_take_errors(b, records, 4, &count, &lost));
+    CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 4, &count, &lost));
     CHECK_MSG(count == 2 && lost == 0, "%u records", count);
     for (uint32_t i = 0; i < count && i < 2; i++) {
         CHECK(records[i].cause == EPW_CAUSE_ROUTING && records[i].rank == 0);
@@ -336,7 +336,8 @@ static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, cons
     epw_dispatch_input in = input_of(c, 0, m);
     uint32_t bad = in.tokens * in.topk, count = 0;
     uint64_t lost = 0;
-    CHECK_OK(epw_take_errors(b, records, 2 * RECORDED, &count, &lost)); /* of cases before */
+    CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 2 * RECORDED, &count,
+                             &lost)); /* of cases before */
     in.stream = w->streams[0];
     CUDA_OK(cudaMemset(m->at[IDS], 0x7f, m->bytes[IDS]));
     for (int round = 0; round < 2; round++) {
@@ -344,7 +345,7 @@ static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, cons
         CHECK_OK(epw_dispatch(b, &in, &out, &handle, NULL));
         CHECK_OK(epw_release(b, handle));
         CHECK_OK(epw_await(b, handle, 60 * 1000 * MS));
-        CHECK_OK(epw_take_errors(b, records, 2 * RECORDED, &count, &lost));
+        CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 2 * RECORDED, &count, &lost));
         CHECK_MSG(count == RECORDED && lost == bad - RECORDED, "%u recorded, %llu lost", count,
                   (unsigned long long)lost);
         CHECK(records[0].cause == EPW_CAUSE_ROUTING && records[0].seen == 0x7f7f7f7f);

@@ -271,7 +271,7 @@ void step_untroubled(const step_lane *l) {
     epw_error_record record;
     epw_membership now = EPW_MEMBERSHIP_INIT;
     uint32_t count = 0;
-    REQUIRE_OK(epw_take_errors(l->buffer, &record, 1, &count, NULL));
+    REQUIRE_OK(epw_take_errors(l->buffer, &record, sizeof(epw_error_record), 1, &count, NULL));
     REQUIRE(count == 0, "rank %u lane %u op %u: peer %u lost in phase %u by cause %u after %llu us",
             l->shape.rank, record.lane, record.op, record.peer, record.phase, record.cause,
             (unsigned long long)(record.elapsed_ns / 1000));

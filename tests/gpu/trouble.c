@@ -392,7 +392,7 @@ static void require_one_loss(const echo_rank *r, const char *what) {
     epw_error_record records[4];
     uint32_t count = 0;
     uint64_t lost = 0;
-    REQUIRE_OK(epw_take_errors(r->buffer, records, 4, &count, &lost));
+    REQUIRE_OK(epw_take_errors(r->buffer, records, sizeof(epw_error_record), 4, &count, &lost));
     REQUIRE(count == 1 && lost == 0, "%s: %u records, and %llu lost, instead of one", what, count,
             (unsigned long long)lost);
     const epw_error_record *of = &records[0];
@@ -464,7 +464,7 @@ static uint32_t take_records(const echo_rank *r) {
     epw_error_record records[64];
     uint32_t count = 0;
     uint64_t lost = 0;
-    REQUIRE_OK(epw_take_errors(r->buffer, records, 64, &count, &lost));
+    REQUIRE_OK(epw_take_errors(r->buffer, records, sizeof(epw_error_record), 64, &count, &lost));
     return count;
 }
 
