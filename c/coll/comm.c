@@ -4,11 +4,13 @@
 #include "coll/heap.h"
 #include "coll/point.h"
 
+#include "base/log.h"
 #include "base/thread.h"
 #include "ipc/process.h"
 #include "nic/fabric.h"
 #include "peer/remote.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -156,6 +158,18 @@ static bool leave_gpu(epw_comm *comm, bool inherited) {
 }
 #endif
 
+static void tell_plan(const epw_comm *comm) {
+    const epw_comm_config *c = &comm->config;
+    char device[32] = "on the host";
+    if (!epw_log_on(EPW_LOG_PLAN, EPW_LOG_INFO)) return;
+    if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
+    epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, (epw_where){"create", (int)c->rank, -1},
+            "communicator of %u ranks %s: rings of %u slots of %u bytes, heap %.1f MiB, deadline %.1f ms; "
+            "window %.1f MiB",
+            c->ranks, device, comm->layout.slots, comm->layout.slot_bytes, (double)c->heap_bytes / (1 << 20),
+            (double)c->deadline_ns / 1e6, (double)comm->layout.window_bytes / (1 << 20));
+}
+
 epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
     epw_coll_layout layout;
@@ -184,7 +198,8 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
                                  .fabric = config->fabric,
                                  .depth = depth,
                                  .user = choose_user(comm),
-                                 .user_context = comm};
+                                 .user_context = comm,
+                                 .what = "communicator"};
     status = epw_peers_create(&comm->peers, &options);
     epw_peers_choose_waits(&comm->peers, 1);
     if (status == EPW_OK) status = make_parts(comm, where);
@@ -193,6 +208,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
         epw_comm_destroy(comm);
         return status;
     }
+    tell_plan(comm);
     *out = comm;
     return EPW_OK;
 }

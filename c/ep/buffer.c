@@ -1,4 +1,5 @@
-/* A buffer: made, connected peer by peer, given a membership, taken down. */
+/* The life of a buffer: it is created, connected to its peers one by one, given a membership, and
+ * destroyed. */
 #include "ep/buffer.h"
 
 #include "base/log.h"
@@ -156,7 +157,8 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
                                  .fabric = config->fabric,
                                  .depth = epw_plan_queue_depth(config),
                                  .user = &user_of_floor,
-                                 .user_context = b};
+                                 .user_context = b,
+                                 .what = "buffer"};
     status = epw_peers_create(&b->peers, &options);
     if (status == EPW_OK) status = b->engine->open(b);
     if (status == EPW_OK) status = epw_peers_open_probe(&b->peers);
@@ -172,9 +174,9 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
 void epw_buffer_destroy(epw_buffer *b) {
     if (b == NULL) return;
     if (epw_peers_inherited(&b->peers)) {
-        /* A fork's child: no thread of the buffer runs here, no window is mapped, and locks are as some
-         * thread of the parent left them. Only this process's copy of the memory is there to be given back.
-         */
+        /* In a fork's child no thread of the buffer runs, no window is mapped, and a lock may be held by a
+         * thread of the parent that does not exist here. All that can be done is to free this process's copy
+         * of the memory. */
         b->engine->abandon(b);
         epw_peers_destroy(&b->peers);
         free(b);
@@ -184,7 +186,7 @@ void epw_buffer_destroy(epw_buffer *b) {
     if (b->engine->leave(b)) {
         b->engine->close(b);
         epw_peers_destroy(&b->peers);
-    } /* else the process keeps windows and leases: nobody is given memory that is still written */
+    } /* else the process keeps its windows and leases: nobody is given memory that may still be written */
     pthread_mutex_destroy(&b->verdicts_lock);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&b->lanes[i].lock);
     free(b);

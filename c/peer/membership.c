@@ -43,7 +43,8 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
     epw_status status = check_membership(peers, active, epoch, step);
     pthread_mutex_unlock(&peers->lock);
     user->unlock(peers->user_context);
-    /* Without a lock, between two looks at the same conditions: long waits keep nobody from a lane. */
+    /* Not locked, and the same conditions are checked before and after: a long wait keeps nobody from a
+     * lane. */
     if (status == EPW_OK && user->quiesce != NULL) status = user->quiesce(peers->user_context, where);
     if (status != EPW_OK) return status;
     user->lock(peers->user_context);
@@ -57,7 +58,8 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
         peers->epoch = epoch;
         peers->step = step;
         epw_remotes_serve(peers, active);
-        epw_tell_membership(&(epw_begun){.rank = peers->rank,
+        epw_tell_membership(&(epw_begun){.what = peers->what,
+                                         .rank = peers->rank,
                                          .ranks = peers->ranks,
                                          .epoch = epoch,
                                          .step = step,

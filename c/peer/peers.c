@@ -13,6 +13,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->lanes = options->lanes;
     peers->user = options->user;
     peers->user_context = options->user_context;
+    peers->what = options->what;
     peers->permitted = options->window.paths;
     peers->fabric = options->fabric;
     peers->depth = options->depth;
@@ -98,15 +99,16 @@ void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_e
     if (silent) add(peers->silent, peer);
     if (!add(peers->suspects, peer)) return;
     atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
-    epw_tell_suspect(epw_peers_where(peers, "wait", peer), silent, epw_peers_revoked(peers, peer), record);
+    epw_tell_suspect(epw_peers_where(peers, "wait", peer), peers->what, peers->epoch, silent,
+                     epw_peers_revoked(peers, peer), record);
 }
 
-/* The same. Also of one that is a suspect already every lane hears: from now on it has another cause. */
+/* The same. Lanes are also told of one that is a suspect already: from now on the cause is another one. */
 void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer) {
     bool news = add(peers->revoked, peer);
     bool first = add(peers->suspects, peer);
     if (news || first) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
-    if (first) epw_tell_suspect(epw_peers_where(peers, "wait", peer), false, true, NULL);
+    if (first) epw_tell_suspect(epw_peers_where(peers, "wait", peer), peers->what, 0, false, true, NULL);
 }
 
 void epw_peers_clear_suspects(epw_peers *peers) {

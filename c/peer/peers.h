@@ -18,9 +18,10 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* Who stands on the floor, as it is asked when routes or the membership change: a buffer. */
+/* A user of the floor: a buffer, a communicator or a prefill buffer. What it is asked when routes or the
+ * membership change. */
 typedef struct epw_peers_user {
-    /* Keeps everything that uses routes of members out, and lets it in again. */
+    /* Locks out everything that uses the routes of members, and lets it in again. */
     void (*lock)(void *user);
     void (*unlock)(void *user);
     /* Locked. EPW_ERR_STATE, naming the operation, while one is in flight. */
@@ -63,6 +64,7 @@ typedef struct epw_peers {
     uint32_t permitted; /* EPW_PATH_* bits */
     const epw_peers_user *user;
     void *user_context;
+    const char *what; /* the user, for the log: "buffer" */
 
     epw_window *window;
     /* Of routes and membership. Held for moments, and while a membership begins; where the user is locked as
@@ -116,6 +118,7 @@ typedef struct epw_peers_options {
     uint32_t lanes;
     const epw_peers_user *user;
     void *user_context;
+    const char *what;   /* the user, for the log: a string literal */
     epw_fabric *fabric; /* outlives the floor; NULL: none */
     uint32_t depth;     /* of the queue of one peer on a lane, by epw_queue_depth */
 } epw_peers_options;
@@ -126,7 +129,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options);
 /* Unmaps the peers and destroys the window, which nobody of this rank uses any more. */
 void epw_peers_destroy(epw_peers *peers);
 
-/* Was it inherited by a fork? Then windows are not mapped here, and no thread of it runs. */
+/* Whether it was inherited by a fork: then windows are not mapped here, and none of its threads runs. */
 bool epw_peers_inherited(const epw_peers *peers);
 
 /* Whether peers may be reached by queues. */
@@ -185,7 +188,7 @@ static inline unsigned char *epw_control_at(const epw_peers *peers, uint32_t lan
     return epw_at(peers->routes[peer].lanes[lane].control, offset);
 }
 
-/* Whom a connected peer is; 0: it is not connected. */
+/* The incarnation of a connected peer; 0: it is not connected. */
 static inline uint64_t epw_incarnation_of(const epw_peers *peers, uint32_t peer) {
     return peers->routes[peer].incarnation;
 }
@@ -290,11 +293,11 @@ void epw_watch_clear(epw_watch *watch);
  * first, while the wait is young. Takes no lock. */
 void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns);
 
-/* Wakes who sleeps so; who is only about to sleeps a slice. */
+/* Wakes those who sleep so; one that is only about to sleeps for a slice. */
 void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
 
-/* Of who can go on with a word of any peer: listens to the bell, looks at all words again, sleeps until a
- * word has come since, at most `ns`, and leaves. Without the look a word may be missed. */
+/* For a waiter that can go on with a word of any peer: listens to the bell, looks at all words again, sleeps
+ * until a word has come since, at most `ns`, and leaves. Without the look a word may be missed. */
 uint32_t epw_bell_listen(const epw_peers *peers);
 void epw_bell_sleep(const epw_peers *peers, uint32_t heard, uint64_t ns);
 void epw_bell_leave(const epw_peers *peers);
@@ -313,8 +316,8 @@ epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns)
 /* A question has come by a queue: it is answered by the thread that brought it. */
 void epw_peers_probe_asked(epw_peers *peers, uint32_t source);
 
-/* From here on this rank answers; and no more, once the second has returned. The second also after an error.
- */
+/* From the first call on this rank answers probes, until the second has returned. The second also after an
+ * error. */
 epw_status epw_peers_open_probe(epw_peers *peers);
 void epw_peers_close_probe(epw_peers *peers);
 

@@ -72,9 +72,9 @@ void epw_tell_membership(const epw_begun *begun) {
     paths_text(begun, paths, sizeof paths);
     bool none = epw_mask_empty(&gone);
     epw_log(EPW_LOG_MEMBER, EPW_LOG_INFO, (epw_where){"", (int)begun->rank, -1},
-            "epoch %u from step %llu: members %s%s%s%s", begun->epoch, (unsigned long long)begun->step,
+            "epoch %u from step %llu: members %s%s%s%s (%s)", begun->epoch, (unsigned long long)begun->step,
             ranks_text(begun->active, begun->ranks, members), none ? "" : "; no more ",
-            none ? "" : ranks_text(&gone, begun->ranks, left), paths);
+            none ? "" : ranks_text(&gone, begun->ranks, left), paths, begun->what);
 }
 
 /* ---- peers that are given up ---- */
@@ -123,23 +123,32 @@ static const char *phase_text(uint32_t phase) {
     }
 }
 
-static void tell_record(uint32_t level, const char *what, const epw_error_record *r) {
+static void tell_record(uint32_t level, const char *event, const epw_error_record *r) {
     double ms = (double)r->elapsed_ns / 1e6, of = (double)r->deadline_ns / 1e6;
     epw_log(EPW_LOG_WAIT, level, (epw_where){"", (int)r->rank, (int)r->peer},
             "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.1f ms; expected word "
             "%#llx, seen %#llx; %u peers awaited",
-            what, cause_text(r->cause), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
+            event, cause_text(r->cause), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
             (unsigned long long)r->expected, (unsigned long long)r->seen, r->waiting);
 }
 
-void epw_tell_suspect(epw_where where, bool silent, bool revoked, const epw_error_record *record) {
+/* Whether the record is of the wait that has given the peer up: not of an older one that lacked the peer. */
+static bool tells_of(const epw_error_record *record, uint32_t peer, uint32_t epoch) {
+    if (record == NULL || record->peer != peer || record->epoch != epoch) return false;
+    return record->cause != EPW_CAUSE_NONE && record->cause != EPW_CAUSE_PARTIAL &&
+           record->cause != EPW_CAUSE_FORMAT;
+}
+
+void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
+                      const epw_error_record *record) {
     if (!epw_log_on(EPW_LOG_WAIT, EPW_LOG_WARN)) return;
-    if (record != NULL && record->cause != EPW_CAUSE_NONE && record->peer == (uint32_t)where.peer) {
+    if (tells_of(record, (uint32_t)where.peer, epoch)) {
         tell_record(EPW_LOG_WARN, "given up", record);
     } else if (silent) {
-        epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s", cause_text(EPW_CAUSE_TIMEOUT));
+        epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s (%s)", cause_text(EPW_CAUSE_TIMEOUT), what);
     } else if (revoked) {
-        epw_log(EPW_LOG_WAIT, EPW_LOG_INFO, where, "given up: %s", cause_text(EPW_CAUSE_SUPERSEDED));
+        epw_log(EPW_LOG_WAIT, EPW_LOG_INFO, where, "given up: %s (%s)", cause_text(EPW_CAUSE_SUPERSEDED),
+                what);
     } else { /* also of each peer when this rank's buffer ends */
         epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "no more operations with it");
     }

@@ -8,6 +8,7 @@
 
 /* A membership of a rank that has begun, and the one before. */
 typedef struct epw_begun {
+    const char *what; /* of a buffer, communicator or prefill buffer */
     uint32_t rank, ranks, epoch;
     uint64_t step;
     const epw_mask *active, *before;
@@ -16,9 +17,11 @@ typedef struct epw_begun {
 
 void epw_tell_membership(const epw_begun *begun);
 
-/* where.peer was given up by where.rank. `record`: of the operation that gave it up, NULL where there is
- * none, or it may be of another peer. `silent`: for a deadline; `revoked`: the group goes on without it. */
-void epw_tell_suspect(epw_where where, bool silent, bool revoked, const epw_error_record *record);
+/* where.peer was given up by where.rank, in a membership of `what`. `record`: the last of an operation there,
+ * which may be of another peer or of an older epoch, and says nothing then; NULL where there is none.
+ * `silent`: for a deadline; `revoked`: the group goes on without it. */
+void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
+                      const epw_error_record *record);
 
 /* Of a GPU, where kernels give up: an operation that has ended without some peers. */
 void epw_tell_outcome(const epw_outcome *outcome);

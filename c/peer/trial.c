@@ -20,7 +20,7 @@ struct epw_trial {
     unsigned char *source; /* [bytes], what is copied into windows that are mapped */
 };
 
-/* ---- as a user of the floor: without operations, and so without anything to keep apart ---- */
+/* ---- as a user of the floor: it has no operations, and so nothing to lock ---- */
 
 static uint64_t stride_of(uint64_t bytes) {
     return epw_align(bytes, LINE) + LINE;
@@ -120,7 +120,8 @@ epw_status epw_trial_open(const epw_trial_options *o, epw_trial **out) {
                                  .fabric = o->fabric,
                                  .depth = epw_queue_depth(o->count + 1, epw_fabric_queue_depth(o->fabric)),
                                  .user = &user_of_floor,
-                                 .user_context = trial};
+                                 .user_context = trial,
+                                 .what = "trial"};
     epw_status status = epw_peers_create(&trial->peers, &options);
     if (status != EPW_OK) {
         epw_trial_close(trial);

@@ -1,6 +1,7 @@
 /* A prefill buffer: made, connected peer by peer, given a membership, taken down. */
 #include "prefill/parts.h"
 
+#include "base/log.h"
 #include "ep/engine.h"
 #include "ep/terms.h"
 #include "peer/remote.h"
@@ -132,6 +133,15 @@ static epw_status check_queues(const epw_prefill_config *config, const epw_prefi
 /* What must be equal on every rank, beside the fields of ep. */
 enum { TERMS = EPW_TERM_COUNT + 2 };
 
+static void tell_plan(const epw_prefill *p) {
+    const epw_config *c = &p->config.ep;
+    epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, (epw_where){"create", (int)c->rank, -1},
+            "prefill buffer of %u ranks on the host: %u tokens of hidden %u, top-%u of %u experts, %u lanes, "
+            "rings of %u slots, deadline %.1f ms; window %.1f MiB",
+            c->ranks, c->max_tokens, c->hidden, c->topk, c->experts, c->lanes, p->layout.slots,
+            (double)c->deadline_ns / 1e6, (double)p->layout.window_bytes / (1 << 20));
+}
+
 epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
     epw_prefill_layout layout;
@@ -161,7 +171,8 @@ epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **ou
                                  .fabric = config->ep.fabric,
                                  .depth = epw_prefill_queue_depth(config, &layout),
                                  .user = &user_of_floor,
-                                 .user_context = p};
+                                 .user_context = p,
+                                 .what = "prefill buffer"};
     status = epw_peers_create(&p->peers, &options);
     if (status == EPW_OK) status = make_parts(p, where);
     if (status == EPW_OK) status = epw_peers_open_probe(&p->peers);
@@ -169,6 +180,7 @@ epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **ou
         epw_prefill_destroy(p);
         return status;
     }
+    tell_plan(p);
     *out = p;
     return EPW_OK;
 }

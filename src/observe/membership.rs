@@ -84,8 +84,8 @@ impl Sight {
     pub(crate) fn is_shown(&self, view: &View) {
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for (rank, state) in view.states.iter().enumerate() {
-            if shown.get(rank).is_some_and(|before| before != state) {
-                self.say_state(rank, *state);
+            if let Some(before) = shown.get(rank).filter(|before| *before != state) {
+                self.say_state(rank, *before, *state);
             }
         }
         shown.clone_from(&view.states);
@@ -98,8 +98,10 @@ impl Sight {
     }
 
     /// The server has found that another rank stands otherwise than before.
-    fn say_state(&self, rank: usize, state: RankState) {
+    fn say_state(&self, rank: usize, before: RankState, state: RankState) {
         let (level, what) = match state {
+            // Nothing to warn of: it was asked to go.
+            RankState::Dead {} if before == (RankState::Retired {}) => (Level::Info, "has ended"),
             RankState::Suspect {} => (Level::Warn, "is silent, or cannot be reached by the server"),
             RankState::Dead {} => (Level::Warn, "has ended or left"),
             RankState::Evicted {} => (Level::Info, "runs, but the others went on without it"),

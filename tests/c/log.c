@@ -71,8 +71,9 @@ static void a_group_says_sizes_paths_and_who_is_lost(void) {
 
     CHECK_OK(epw_log_set("member=info", hear, &member));
     activate(&g, 1);
-    CHECK_MSG(member.count == 2 && strstr(member.text, "epoch 1 from step 0: members 0-1; ") != NULL, "%s",
-              member.text);
+    CHECK_MSG(member.count == 2 && strstr(member.text, "epoch 1 from step 0: members 0-1; ") != NULL &&
+                  strstr(member.text, " (buffer)") != NULL,
+              "%s", member.text);
 
     static batch made;
     epw_handle handle;
@@ -87,8 +88,33 @@ static void a_group_says_sizes_paths_and_who_is_lost(void) {
     CHECK_MSG(strstr(wait.text, "given up: it was silent for a deadline; waited for ") != NULL, "%s",
               wait.text);
     CHECK_OK(epw_release(g.of[0], handle));
+    activate(&g, 2); /* from here on rank 1 belongs to it again */
     destroy(&g);
     CHECK(wait.count == 1); /* that buffers end is nobody's loss */
+    CHECK_OK(epw_log_set(NULL, NULL, NULL));
+}
+
+/* As a buffer does. */
+static void communicators_and_prefill_buffers_say_their_sizes(void) {
+    heard plan = {0};
+    epw_comm *comm = NULL;
+    epw_prefill *prefill = NULL;
+    epw_comm_config of_comm = EPW_COMM_CONFIG_INIT;
+    epw_prefill_config of_prefill = EPW_PREFILL_CONFIG_INIT;
+    of_comm.ranks = of_prefill.ep.ranks = 2;
+    of_prefill.ep.max_tokens = 100, of_prefill.ep.hidden = 64, of_prefill.ep.experts = 4,
+    of_prefill.ep.topk = 2;
+    CHECK_OK(epw_log_set("plan=info", hear, &plan));
+    CHECK_OK(epw_comm_create(&of_comm, &comm));
+    CHECK_MSG(plan.count == 1 && plan.rank == 0 &&
+                  strstr(plan.text, "communicator of 2 ranks on the host: ") != NULL,
+              "%s", plan.text);
+    CHECK_OK(epw_prefill_create(&of_prefill, &prefill));
+    CHECK_MSG(plan.count == 2 &&
+                  strstr(plan.text, "prefill buffer of 2 ranks on the host: 100 tokens ") != NULL,
+              "%s", plan.text);
+    epw_prefill_destroy(prefill);
+    epw_comm_destroy(comm);
     CHECK_OK(epw_log_set(NULL, NULL, NULL));
 }
 
@@ -122,5 +148,6 @@ int main(void) {
     levels_are_named_and_others_refused();
     lines_go_to_the_file_that_is_named();
     a_group_says_sizes_paths_and_who_is_lost();
+    communicators_and_prefill_buffers_say_their_sizes();
     return check_result("log");
 }
