@@ -16,8 +16,8 @@ static inline void epw_stream_fence(void) {
 #endif
 }
 
-/* Between a store and the look whether its reader has been told, and between being told and the look for what
- * was stored.
+/* Between a store and the check whether its reader has been notified, and between the notification and the
+ * load of what was stored.
  *
  * The two observers: a rank that writes to a peer's window, and skips telling the peer's host while an
  * earlier notice lies unread; and that host, which takes the notice and then loads. Without a full fence on
@@ -27,11 +27,11 @@ static inline void epw_notice_fence(void) {
     __sync_synchronize();
 }
 
-/* Between reading memory that a peer has lent and the look whether it had been taken back meanwhile.
+/* Between reading memory that a peer has lent and the check whether it has been taken back meanwhile.
  *
  * The two observers: this thread, and the peer, which stores that it takes the memory back before its program
- * writes there again. Without the fence the look may come first, and the reads then find what was written
- * since. */
+ * writes there again. Without the fence the check may come first, and the reads may then find what was
+ * written after it. */
 static inline void epw_borrow_fence(void) {
     __sync_synchronize();
 }

@@ -1,8 +1,9 @@
 /* How this thread's floating-point unit rounds, flushes and traps. Results are defined bit for bit
  * (numerics/numerics.h), but programs change the unit: torch.set_flush_denormal and -ffast-math flush
  * subnormals, interval arithmetic changes the rounding, debugging lets exceptions trap; a new thread starts
- * as its creator was. So whoever computes enters here first and leaves as it was found, flags included. The
- * compiler knows nothing of this: the computing must lie behind a call that it cannot look into. */
+ * as its creator was. So whoever computes calls epw_float_enter first, and afterwards epw_float_leave, which
+ * restores what was found, flags included. The compiler knows nothing of this: the computation must be behind
+ * a call that it cannot inline. */
 #ifndef EPW_BASE_FLOAT_STATE_H
 #define EPW_BASE_FLOAT_STATE_H
 

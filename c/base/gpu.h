@@ -1,4 +1,4 @@
-/* What a GPU must have: known to who opens one, and to the kernels, which take no more. */
+/* What a GPU must have: checked by whoever opens one, and the most that kernels use. */
 #ifndef EPW_BASE_GPU_H
 #define EPW_BASE_GPU_H
 

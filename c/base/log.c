@@ -20,7 +20,7 @@ static const char *const levels[] = {"off", "warn", "info", "trace"};
 
 _Atomic uint8_t epw_log_levels[EPW_LOG_SUBSYSTEMS];
 
-/* Of writers: settings change one at a time. */
+/* Held by writers: settings change one at a time. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_open;
 
@@ -135,7 +135,7 @@ static uint64_t wall_clock(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* As bytes that a terminal takes: one line, whatever peers have said. */
+/* Replaces control characters, so that it stays one line, whatever peers have sent. */
 static void make_printable(char *text) {
     for (; *text != '\0'; text++)
         if ((unsigned char)*text < ' ') *text = ' ';
@@ -189,7 +189,7 @@ void epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const
 }
 
 bool epw_log_listens(uint32_t subsystem, uint32_t level) {
-    epw_log_open((epw_where){"log", -1, -1}); /* what is wrong with it says the next buffer's creation */
+    epw_log_open((epw_where){"log", -1, -1}); /* an error is reported by the next creation of a buffer */
     return subsystem < EPW_LOG_SUBSYSTEMS && on(line_levels, subsystem, level);
 }
 

@@ -1,7 +1,7 @@
 /* What the core says of itself while it runs: lines on stderr or in a file as EPWIRE_LOG asks, records for
- * the program as epw_log_set does (epwire.h, section 1). Spoken where paths are chosen, memberships begin and
- * peers are given up, never for each operation: who is off costs a load there, and nothing in a wait. A line
- * is formatted on the stack and written by one call: no lock, no allocation. */
+ * the program as epw_log_set does (epwire.h, section 1). It speaks where paths are chosen, memberships begin
+ * and peers are given up, never for each operation: while it is off it costs a load there, and nothing in a
+ * wait. A line is formatted on the stack and written by one call: no lock, no allocation. */
 #ifndef EPW_BASE_LOG_H
 #define EPW_BASE_LOG_H
 
@@ -21,7 +21,7 @@ typedef enum epw_log_subsystem {
 } epw_log_subsystem;
 
 /* What somebody listens to. Writer: epw_log_open and epw_log_set, under a lock. Reader: any thread, relaxed:
- * a thread that sees it late says a line less. */
+ * a thread that sees a change late omits a line. */
 extern _Atomic uint8_t epw_log_levels[EPW_LOG_SUBSYSTEMS];
 
 static inline bool epw_log_on(epw_log_subsystem subsystem, uint32_t level) {
@@ -40,8 +40,8 @@ epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const char
  * EPW_ERR_SYSTEM: the file cannot be opened. */
 epw_status epw_log_open(epw_where where);
 
-/* For the crate, whose group speaks by the same log; to lines alone, as it has events of its own. Opens the
- * log. Whether somebody listens: */
+/* For the crate, whose group writes to the same log: lines alone, since it has events of its own. Opens the
+ * log, and says whether somebody listens: */
 bool epw_log_listens(uint32_t subsystem, uint32_t level);
 void epw_log_line(uint32_t subsystem, uint32_t level, uint32_t rank, const char *text);
 

@@ -203,7 +203,7 @@ epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void
     return status;
 }
 
-/* The scope of calls that have nobody to report to. */
+/* The scope of calls that cannot report an error. */
 static const epw_where releasing = {"destroy", -1, -1};
 
 void epw_cuda_free(int32_t ordinal, void *memory) {
@@ -254,7 +254,7 @@ void epw_cuda_host_free(int32_t ordinal, void *host) {
     if (cudaHostUnregister(host) == cudaSuccess) {
         free(host);
     } else {
-        (void)cudaGetLastError(); /* pinned still, and so nobody else's */
+        (void)cudaGetLastError(); /* still pinned: nobody else may be given it */
     }
     epw_cuda_leave_relaxed(&scope);
 }

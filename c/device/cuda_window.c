@@ -97,7 +97,7 @@ static epw_status check_access(int32_t ordinal, const epw_origin *origin, epw_wh
 
 /* ---- VMM ---------------------------------------------------------------------------------------- */
 
-/* Whether adapters can be let at memory that is made so. */
+/* Whether adapters can be given access to memory that is made so. */
 static bool has_rdma(int32_t ordinal) {
     const epw_cuda_driver *driver = epw_cuda_driver_get();
     CUdevice device;

@@ -1,5 +1,5 @@
-/* What there is to know of the GPUs of this process before one is used: for people, by the doctor. No part of
- * the interface; in a build without CUDA every call says so. Any thread. */
+/* What is known of this process's GPUs before one is used, for the doctor to print. Not part of the
+ * interface; in a build without CUDA every call says so. Any thread. */
 #ifndef EPW_DEVICE_GPUS_H
 #define EPW_DEVICE_GPUS_H
 

@@ -49,7 +49,7 @@ static epw_status map_private_to_process(int fd, uint64_t bytes, epw_where where
         munmap(base, bytes);
         return status;
     }
-    madvise(base, bytes, MADV_HUGEPAGE); /* a wish: kernels without shared huge pages refuse it */
+    madvise(base, bytes, MADV_HUGEPAGE); /* a hint: kernels without shared huge pages refuse it */
     *out = base;
     return EPW_OK;
 }
@@ -63,7 +63,7 @@ static epw_status populate_piece(int fd, unsigned char *base, uint64_t offset, u
     return EPW_OK;
 }
 
-/* By pieces, each of which takes a few milliseconds: so late it may be, at most. */
+/* By pieces, each of which takes a few milliseconds: it is late by one of them at most. */
 static epw_status populate(int fd, unsigned char *base, uint64_t bytes, uint64_t until_ns, epw_where where) {
     for (uint64_t done = 0; done < bytes; done += PIECE_BYTES) {
         if (until_ns != NO_LIMIT && epw_now_ns() >= until_ns)

@@ -56,7 +56,7 @@ static inline uint32_t epw_lane_index(const epw_buffer *b, const epw_lane *lane)
     return (uint32_t)(lane - b->lanes);
 }
 
-/* No part of the interface: of the doctor, see peer/copies.h. */
+/* Not part of the interface: for the doctor, see peer/copies.h. */
 epw_status epw_buffer_time_copies(epw_buffer *b, uint32_t peer, uint64_t timeout_ns, uint64_t *bytes,
                                   uint64_t *ns);
 

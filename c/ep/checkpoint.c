@@ -1,5 +1,5 @@
-/* Checkpoints and verdicts as they are called. What is posted when is the engine's part, what follows from it
- * that of verdict.h. */
+/* The public calls for checkpoints and verdicts. The engine posts the reports; verdict.h says what follows
+ * from them. */
 #include "ep/buffer.h"
 
 /* ---- checkpoints ---- */
@@ -50,8 +50,8 @@ static epw_reports load(const void *context, uint32_t peer) {
     return b->engine->reports(b, peer);
 }
 
-/* Judges by the words that have arrived. On a GPU these are copies, which are made again where they are old
- * and leave the verdict open. */
+/* Judges by the words that have arrived. On a GPU these are copies; where they are old and leave the verdict
+ * open, they are copied again. */
 static epw_status judge(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict, epw_where where) {
     bool fresh = true;
     *verdict = EPW_VERDICT_PENDING;
@@ -82,8 +82,8 @@ epw_status epw_checkpoint_verdict(epw_buffer *b, uint32_t epoch, uint64_t step, 
 
 /* ---- memberships ---- */
 
-/* Unlocked while the epoch begins, which may take a deadline: who asks meanwhile gets what those before say.
- */
+/* Not locked while the epoch begins, which may take a deadline: a caller that asks meanwhile gets the verdict
+ * of the memberships before. */
 epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
                                        epw_where where) {
     uint64_t report = 0, last[EPW_PAST_EPOCHS];

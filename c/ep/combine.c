@@ -1,4 +1,4 @@
-/* Combine as it is called: the checks that do not depend on the engine. */
+/* The public calls of combine: the checks that do not depend on the engine. */
 #include "ep/buffer.h"
 
 static epw_status check_input(const epw_buffer *b, const epw_lane *lane, const epw_combine_input *in) {

@@ -1,4 +1,4 @@
-/* Dispatch as it is called: the checks that do not depend on the engine. */
+/* The public calls of dispatch: the checks that do not depend on the engine. */
 #include "ep/buffer.h"
 #include "ep/input.h"
 

@@ -43,7 +43,8 @@ typedef struct epw_engine {
     /* See epw_peers_user. With no lane locked. */
     void (*revoke)(epw_buffer *b, const epw_mask *members);
 
-    /* A lane has just been unlocked: by any call, or all of them. NULL: nothing was put off meanwhile. */
+    /* Called when a call has just unlocked a lane, or all of them. NULL: this engine puts nothing off while
+     * lanes are locked. */
     void (*unlocked)(epw_buffer *b);
 
     /* ---- verdicts ---- */

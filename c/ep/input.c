@@ -120,6 +120,7 @@ const unsigned char *epw_input_payload(const epw_numerics *numerics, const epw_c
     } else {
         numerics->quantize(in->payload, config->dtype, x, config->hidden, scratch, scales);
     }
-    memset(scratch + row_bytes, 0, *bytes - row_bytes); /* the peer is not to see what was there */
+    /* So that the peer does not see what was there before. */
+    memset(scratch + row_bytes, 0, *bytes - row_bytes);
     return scratch;
 }

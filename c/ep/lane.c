@@ -3,8 +3,8 @@
 
 #include "base/bits.h"
 
-/* How long sending waits for the permissions of all peers, so that it reads each token once, before it begins
- * with those that it has. */
+/* How long the sending half waits for the permission of all peers, so that it reads each token once, before
+ * it starts with the peers that have given theirs. */
 #define SEND_GRACE_NS   UINT64_C(1000000)
 
 #define FOR_PEERS(p, m) for (epw_lane_peer *p = (m)->peers, *end_ = p + (m)->ranks; p < end_; p++)
@@ -13,7 +13,7 @@ static uint32_t rank_of(const epw_machine *m, const epw_lane_peer *p) {
     return (uint32_t)(p - m->peers);
 }
 
-/* What it tells its peers of the epoch, and expects of them. */
+/* The epoch word that it posts to its peers, and expects from them. */
 static uint64_t own_word(const epw_machine *m) {
     return epw_epoch_word(m->epoch, m->step);
 }
@@ -30,7 +30,8 @@ static void drop_posts(epw_machine *m, epw_lane_peer *p) {
     p->posts = 0;
 }
 
-/* What the peer's next word is. The order is that of what they say: a farewell comes behind everything. */
+/* The next word for the peer. Their order follows from their meaning: a farewell comes after everything
+ * else. */
 static uint8_t first_post(const epw_lane_peer *p) {
     return p->posts & (uint8_t)-p->posts;
 }
@@ -97,9 +98,9 @@ static void post_beacon(epw_machine *m, uint32_t said, uint64_t now) {
     }
 }
 
-/* This rank waits no longer. Peers that have heard that it does hear of it; so do they if their words went
- * out at different times, for some may count from the first of them, or if they have heard nothing for a
- * while: from here on the caller has nearly a deadline to itself. */
+/* This rank waits no longer. Peers that were told that it waits are told so. They are told, too, if this
+ * rank's words went out at different times, since some peers may count from the first of them, or if they
+ * have heard nothing for a while: from here on the caller has nearly a deadline to itself. */
 static void end_wait(epw_machine *m, bool spread, uint64_t now) {
     bool silent = now > m->spoke && epw_rule_silent(now - m->spoke, m->group_ns);
     m->wait.running = false;
@@ -115,8 +116,8 @@ static void begin_wait(epw_machine *m, uint64_t now) {
     FOR_PEERS(p, m) epw_clock_start(&p->clock, now);
 }
 
-/* When the time of a peer that is awaited is over: a debt and the call that waits behind it have each their
- * deadline. */
+/* When the time of a peer that is awaited is over: a debt and the call that waits behind it each have a
+ * deadline of their own. */
 static uint64_t expiry(const epw_machine *m, const epw_lane_peer *p) {
     uint64_t until = UINT64_MAX;
     if (m->paying) until = epw_clock_expiry(&p->debt_clock, &m->debt_wait, m->group_ns);
@@ -277,7 +278,7 @@ void epw_lane_begin_collect(epw_machine *m, uint64_t now) {
 
 /* ---- giving up ---- */
 
-/* Everybody is owed both words for operation `op`. */
+/* Every peer is owed both words of operation `op` now. */
 static void owe_all(epw_machine *m, uint32_t op, bool first, uint64_t deadline_ns, uint64_t now) {
     m->debt_op = op;
     m->debt_first = first;
@@ -296,7 +297,7 @@ void epw_lane_give_up(epw_machine *m, uint64_t now) {
     m->stage = EPW_STAGE_FREE;
     if (stage == EPW_STAGE_FREE) return;
     if (m->paying) {
-        /* The operation waited for an older one to be paid: it has sent nothing to anybody. */
+        /* The operation was still waiting for the debt of an older one: it has sent nothing to anybody. */
         m->debt_more++;
         if (m->deadline_ns > m->debt_more_ns) m->debt_more_ns = m->deadline_ns;
         m->wait.running = false;
@@ -309,10 +310,11 @@ void epw_lane_give_up(epw_machine *m, uint64_t now) {
     }
     owe_all(m, m->op, m->first, m->deadline_ns, now);
     if (waiting) m->debt_wait.began = began;
-    m->wait.running = false; /* the debt waits on, and so do its beacons */
+    m->wait.running = false; /* the debt goes on waiting, with its beacons */
     FOR_PEERS(p, m) {
         bool awaited = waiting && (p->part & EPW_PART_AWAITED);
-        /* Who waited for a dead peer and goes on to wait for it must not take longer than others allow it. */
+        /* A lane that has waited for a dead peer, and goes on waiting for it, must not take longer than
+         * others allow. */
         if (awaited) p->debt_clock = p->clock;
         if ((p->part & EPW_PART_MISSING) && !(p->part & EPW_PART_PRESENT)) p->owed = 0;
         if (stage != EPW_STAGE_SENDING || !awaited) p->owed &= EPW_OWED_ANSWER;
@@ -419,7 +421,7 @@ void epw_lane_see(epw_machine *m, uint32_t peer, const epw_look *seen, uint64_t 
     uint32_t word;
     if (!epw_lane_awaits(m, peer, &word)) return;
     epw_lane_peer *p = &m->peers[peer];
-    /* Who comes while rows are copied has kept nobody waiting. */
+    /* A peer whose word comes while rows are copied has kept nobody waiting. */
     if (!m->copies) m->waited_till = now;
     uint32_t op = m->paying ? m->debt_op : m->op;
     bool first = m->paying ? m->debt_first : m->first;
@@ -460,7 +462,7 @@ static uint32_t beacon_to_post(const epw_machine *m) {
     return epw_naming_value(&naming);
 }
 
-/* A wait goes on: its beacon if that is due, else sleep until something is. */
+/* A wait goes on: posts its beacon if that is due, else sleeps until something is. */
 static epw_decision pause(epw_machine *m, uint64_t now) {
     epw_decision d = {.act = EPW_ACT_SLEEP};
     if (now > m->spoke && epw_rule_beacons_due(now - m->spoke, m->group_ns) > 0) {
@@ -528,7 +530,7 @@ static bool decide_receiving(epw_machine *m, epw_decision *d, uint64_t now) {
     return false;
 }
 
-/* ANSWERING: begins behind this rank, so that not all write to one peer at a time. */
+/* ANSWERING: begins with the rank after this one, so that not all ranks write to the same peer at once. */
 static bool decide_answering(epw_machine *m, epw_decision *d, uint64_t now) {
     for (; m->next < m->ranks; m->next++) {
         uint32_t peer = m->rank + 1 + m->next;
@@ -588,7 +590,7 @@ void epw_lane_did(epw_machine *m, epw_decision done, uint64_t now) {
             p->part &= (uint8_t) ~(EPW_PART_READY | EPW_PART_AWAITED);
             add_post(m, p, EPW_POST_DISPATCH);
         }
-        if (m->next++ == 0) m->spoke = now; /* who got the first words counts from here */
+        if (m->next++ == 0) m->spoke = now; /* peers that got the first words count from here */
         break;
     case EPW_ACT_LAY_OUT:
         m->copies = true;

@@ -1,15 +1,16 @@
 /* A lane as a pure machine: the stages of its operation, its waits with a deadline each, whom it suspects,
- * what it owes for operations that were given up. In come calls, sights of peers' words, time, and the
- * completion of work; out go decisions: post this word, send rows to these peers, lay out that source, sleep.
- * It touches no window, reads no clock and takes no lock. The host engine (host/drive.c) carries the
- * decisions out, and the explorer in tests runs this very code. Kernels share the rules and the words.
+ * what it owes for operations that were given up. Its inputs are calls, peers' words as they are seen, the
+ * time, and work that is done; its outputs are decisions: post this word, send rows to these peers, lay out
+ * that source, sleep. It touches no window, reads no clock and takes no lock. The host engine (host/drive.c)
+ * carries the decisions out, and the explorer in tests runs this very code. Kernels share the rules and the
+ * words.
  *
  * One step of who drives it:
  *     for every peer that epw_lane_awaits: load its words, epw_lane_see
  *     epw_lane_decide, carry out, epw_lane_did, again, until it says SLEEP or DONE
  *
- * Decisions are addressed to an incarnation of a peer, never to a bare rank: who carries one out checks that
- * the peer is still the one that was meant. */
+ * Decisions are addressed to an incarnation of a peer, never to a bare rank: whoever carries one out checks
+ * that the peer is still the one that was meant. */
 #ifndef EPW_EP_LANE_H
 #define EPW_EP_LANE_H
 
@@ -111,7 +112,7 @@ typedef struct epw_machine {
     epw_wait debt_wait;
 } epw_machine;
 
-/* ---- what is asked of who drives it ---- */
+/* ---- decisions, for the driver to carry out ---- */
 
 typedef enum epw_act {
     EPW_ACT_POST, /* store `value` as word `word` of this lane at `peer`. DROPPED: it is a suspect now, of all
@@ -149,7 +150,7 @@ void epw_lane_begin_epoch(epw_machine *m, uint64_t epoch_word, const uint64_t *i
 /* Another lane has given the peer up; or the group goes on without it. */
 void epw_lane_hear_suspect(epw_machine *m, uint32_t peer, bool revoked);
 
-/* This rank will have nothing to do with the peer any more in this epoch: it is told, and owed nothing. */
+/* This rank is done with the peer for the rest of the epoch: the peer is told, and is owed nothing. */
 void epw_lane_part_with(epw_machine *m, uint32_t peer);
 
 /* ---- calls: in the stage that each needs ---- */

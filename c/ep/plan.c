@@ -17,7 +17,7 @@
 #define MAX_OPAQUE_BYTES (1u << 30) /* sizes within a row are of 32 bits, in kernels too */
 #define MAX_SMS          1024u
 
-/* Sticks at the largest value instead of wrapping. */
+/* Saturates at the largest value instead of wrapping around. */
 static uint64_t mul(uint64_t a, uint64_t b) {
     uint64_t product;
     return __builtin_mul_overflow(a, b, &product) ? UINT64_MAX : product;
@@ -116,7 +116,7 @@ static uint64_t private_bytes(const epw_config *config, const epw_layout *layout
     return epw_host_private_bytes(config, layout);
 }
 
-/* What peers behind queues would take, if all others were. */
+/* What peers behind queues would take, if all other ranks were such peers. */
 static void plan_queues(const epw_config *config, const epw_layout *layout, epw_plan *plan) {
     epw_remote_shape shape = {.ranks = config->ranks,
                               .lanes = config->lanes,

@@ -1,9 +1,9 @@
-/* Reports: what a rank says at the end of a step of what has ended in it. One definition for C and CUDA; what
- * follows from the reports of all members is in verdict.h.
+/* Reports: what a rank says, at the end of a step, about the operations that have ended in it. One definition
+ * for C and CUDA; what follows from the reports of all members is in verdict.h.
  *
  * A report is a word, {epoch 23 | step 24 | last 1 | history 16}. Bit i of the history says that something
  * which ended in step - i was incomplete. `last` says that it is the writer's last report of the epoch: it
- * goes on without some member, so that no later step can be complete. Steps before remain in sight of who
+ * goes on without some member, so that no later step can be complete. Earlier steps remain visible to whoever
  * asks, however many follow until the next membership. */
 #ifndef EPW_EP_REPORT_H
 #define EPW_EP_REPORT_H

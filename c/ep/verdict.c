@@ -41,7 +41,7 @@ void epw_verdicts_report(epw_verdicts *v, uint64_t step) {
     v->next = step + 1;
 }
 
-/* What members say, all together. */
+/* What the reports of all members say together. */
 typedef struct tally {
     bool pending, faulted, unknown;
 } tally;
@@ -52,7 +52,7 @@ static void count(tally *t, epw_says says) {
     t->unknown |= says == EPW_SAYS_NO_MORE;
 }
 
-/* Not before this rank's own report is there: what it takes over has its place then. */
+/* Not before this rank's own report exists: that is where faults of others are taken over. */
 static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_load_reports load,
                            const void *context) {
     uint32_t epoch = epw_word_epoch(v->epoch_word);
@@ -73,9 +73,9 @@ static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_lo
 }
 
 /* What a report of some past membership says of a step of this one. A step that had not ended when the
- * membership did was not completed. Who was no member, because its rank has been replaced, or never began
- * that epoch, has no report of it, and none counts: nobody has completed a step with it. Who has begun one in
- * between that this rank has not knows better who has gone on from there. */
+ * membership did was not completed. A rank that was no member, because it has been replaced, or that never
+ * began that epoch, has no report of it, and none counts: nobody has completed a step with it. A rank that
+ * has begun a membership in between which this rank has not knows better who has gone on from there. */
 static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t epoch, uint64_t step) {
     uint32_t of = epw_word_epoch(last);
     epw_says says = epw_report_says(last, step);
@@ -83,7 +83,7 @@ static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t 
     t->unknown |= of > epoch && of != epw_word_epoch(v->past[0].last);
 }
 
-/* Not before all have begun the present epoch: who counts is known then. */
+/* Not before all members have begun the present epoch: only then is it known whose reports count. */
 static uint32_t of_past(const epw_verdicts *v, epw_past *past, uint32_t rank, uint64_t step,
                         epw_load_reports load, const void *context) {
     uint32_t epoch = epw_word_epoch(past->last);

@@ -1,20 +1,21 @@
-/* Verdicts, as a pure piece: have all members completed what ended in a step? By its own outcomes no rank can
- * tell: an operation that is complete here may lack rows elsewhere. No memory of other ranks, no clock: a
+/* Verdicts, as pure functions: have all members completed what ended in a step? No rank can tell by its own
+ * outcomes: an operation that is complete here may lack rows elsewhere. No memory of other ranks, no clock: a
  * test plays histories of many ranks through this code.
  *
  * At the end of a step each rank posts a report (report.h) to all members, itself included. A step is clean
- * once the reports of all members cover it and none calls it faulted. It is faulted as soon as one does. Who
- * says so to its caller takes the fault over into its own report.
+ * once the reports of all members cover it and none calls it faulted. It is faulted as soon as one does. A
+ * rank that tells its caller so takes the fault over into its own report.
  *
  * When a membership begins, each member hands on its last reports of the two before it, ahead of the epoch
  * word by which it says that it has begun. Steps of those that were pending are judged by the members that
  * have gone on from there, by what they have handed on, once all have begun.
  *
  * Why no two of those that go on disagree. A report calls a step faulted from the first that covers it, or
- * because its writer has taken that over, from one that did so from the first. So who has found the step
- * clean has seen the reports of all members, and nobody was there to take a fault over from. And who has
- * found it faulted, by a member that is lost later, hands that on before anybody judges without that member.
- * A member that has missed a membership in between does not know who counts, and does not judge. */
+ * because its writer has taken that over, from one that did so from the first. So a rank that has found the
+ * step clean has seen the reports of all members, and there was nobody from whom to take a fault over. And a
+ * rank that has found it faulted, by the report of a member that is lost later, hands that on before anybody
+ * judges without that member. A member that has missed a membership in between does not know who counts, and
+ * does not judge. */
 #ifndef EPW_EP_VERDICT_H
 #define EPW_EP_VERDICT_H
 

@@ -30,8 +30,8 @@ static bool shows(int fd, short event) {
     return poll(&p, 1, 0) == 1 && (p.revents & event);
 }
 
-/* Takes up to `most` packets of what the holder of a lease has said, so that one who talks without end delays
- * nobody. A connection closed with a reply unread reports ECONNRESET, once, before the rest. */
+/* Takes up to `most` packets of what the holder of a lease has said, so that one that sends without end
+ * delays nobody. A connection closed with a reply unread reports ECONNRESET, once, before the rest. */
 static void hear(epw_connection *c, int most) {
     for (int i = 0; i < most; i++) {
         epw_fd_notice notice;
@@ -107,8 +107,8 @@ static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
     epw_offer *offer = epw_offer_find(&request->window);
     if (offer == NULL) return reply;
 
-    /* The kernel's word for the client's pid is better than the client's, where the pid can be seen from
-     * here. */
+    /* The pid that the kernel reports for the client is better than the client's own, where the pid can be
+     * seen from here. */
     struct ucred peer = {0};
     socklen_t length = sizeof peer;
     epw_holder client = {.process = request->process, .window = request->holder, .pid = request->pid};

@@ -10,11 +10,11 @@
 
 typedef struct epw_connection {
     int fd;
-    int death;              /* pidfd of a GPU lease's holder: readable once it has ended; else -1 */
-    bool rung;              /* the holder of the lease has rung, and the owner has not been told */
-    bool goodbye;           /* the holder has said so; it counts once the connection is closed */
-    bool deaf;              /* the holder has said what is no notice, or will say no more: not listened to */
-    bool closed;            /* by the holder of a GPU lease, without a goodbye: its death is awaited */
+    int death;    /* pidfd of a GPU lease's holder: readable once it has ended; else -1 */
+    bool rung;    /* the holder of the lease has rung, and the owner has not been told */
+    bool goodbye; /* the holder has said so; it counts once the connection is closed */
+    bool deaf;   /* the holder has sent what is no notice, or will send no more: it is not read any further */
+    bool closed; /* by the holder of a GPU lease, without a goodbye: its death is awaited */
     epw_offer *offer;       /* NULL: no lease (yet, or any more) */
     epw_offer *ended;       /* a reference that the ended lease held, to be dropped by the thread */
     uint32_t rank;          /* of the lease */

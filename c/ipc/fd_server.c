@@ -26,7 +26,7 @@ typedef struct server {
     bool stop;
     int listener;
     int wake;  /* eventfd: something changed for the thread */
-    int spare; /* a descriptor to have one left when there is none; -1: it has gone, too */
+    int spare; /* a spare descriptor, for when there is no other; -1: that is in use, too */
     uint64_t accept_after_ns;
     epw_connection *connections;
     struct pollfd *polls; /* [2 + capacity]: wake, listener, connections; the thread's own */

@@ -10,7 +10,7 @@
 /* What is awaited. */
 enum { HELLO_PREFIX, HELLO_REST, DIALER_PROOF, VERDICT, OVER };
 
-/* Where a hello has its fields. */
+/* Offsets of the fields of a hello. */
 enum {
     AT_MAGIC = 0,
     AT_VERSION = 4,
@@ -106,7 +106,7 @@ static void refuse(epw_auth *auth, epw_auth_reason reason) {
     finish(auth, EPW_AUTH_REFUSED, reason);
 }
 
-/* Who speaks another version gets told ours, that it may say so at its end. */
+/* An end that speaks another version is told ours, so that it can say so there. */
 static void take_prefix(epw_auth *auth) {
     auth->their_version = get(auth->in + AT_VERSION);
     if (get(auth->in + AT_MAGIC) != MAGIC) {

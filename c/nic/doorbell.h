@@ -1,8 +1,9 @@
 /* Who rings for a send queue: one thread at a time, and none waits for it. All that they have to agree about
  * is one word, {entries rung for 60 | given up | flush | again | held}, changed by compare-and-swap alone.
  *
- * Who finds the bell held leaves its request in the word and goes. The holder lets go by swapping the very
- * word that it has left there: if a request has come meanwhile that fails, and it goes round again.
+ * A thread that finds the bell held leaves its request in the word and returns. The holder lets go by
+ * swapping the very word that it has left there: if a request has come meanwhile that fails, and it goes
+ * round again.
  *
  * Once it is given up nobody takes it any more. Who holds it then rings for nothing that was posted later. */
 #ifndef EPW_NIC_DOORBELL_H
@@ -29,7 +30,7 @@ typedef struct epw_bell {
  * Each swap releases what its thread has published, and acquires what those before it have: a request left in
  * the word and the slots behind it are seen by the holder together. */
 EPW_INLINE bool epw_bell_take(uint64_t *word, bool flush, epw_bell *bell) {
-    for (;;) { /* ends: a swap that fails is another one's success */
+    for (;;) { /* terminates: a swap fails only where another one has succeeded */
         uint64_t seen = epw_load_relaxed_64(word), rung = seen >> EPW_BELL_COUNT_SHIFT;
         bool held = (seen & EPW_BELL_HELD) != 0;
         if (seen & EPW_BELL_GIVEN_UP) return false;
@@ -60,7 +61,7 @@ EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *b
  * such a one finds the bell given up when it takes it, or in the word while it holds it. */
 EPW_INLINE void epw_bell_give_up(uint64_t *word) {
     uint64_t seen;
-    do { /* ends: a swap that fails is another one's success */
+    do { /* terminates: a swap fails only where another one has succeeded */
         seen = epw_load_relaxed_64(word);
     } while (!epw_compare_swap_64(word, seen, seen | EPW_BELL_GIVEN_UP));
 }

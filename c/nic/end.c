@@ -40,7 +40,7 @@ epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, ep
     return epw_pair_create(epw_fabric_nic(fabric), &asked, where, &out->soft);
 }
 
-/* An adapter tells nobody that its end of a queue pair is over: the peer hears it by the connection. */
+/* An adapter tells nobody that its end of a queue pair is closed: the peer learns it by the connection. */
 static void tell_peer(const epw_end *end) {
     if (end->nic == NULL) return;
     epw_nic_end_pair(end->nic, end->link, epw_mlx5_pair_remote(end->adapter),
@@ -221,7 +221,7 @@ epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, ep
             epw_end_deregister_all(fabric, out);
             return status;
         }
-        at.arrived = NULL; /* one thread that looks at words sees all */
+        at.arrived = NULL; /* one thread that polls words sees those of all places */
     }
     return EPW_OK;
 }

@@ -1,6 +1,6 @@
-/* See fabric.h. Its thread drives the links (link.h): who wants a connection orders a dial and waits for what
- * becomes of it; those that others have dialed go to the NIC, which learns from their frames what they are
- * for. */
+/* See fabric.h. Its thread drives the links (link.h): a caller that wants a connection requests a dial and
+ * waits for its end; connections that others have dialed go to the NIC, which learns from their frames what
+ * they are for. */
 #include "nic/fabric.h"
 
 #include "base/clock.h"
@@ -164,7 +164,8 @@ static bool is_of_this_host(const epw_fabric *fabric, const epw_fabric_address *
            fabric->self.network_namespace == address->network_namespace;
 }
 
-/* How it is called: who has the verbs wire listens within its host as well, and by TCP if it has a key. */
+/* Where it is dialed: a fabric that has the verbs wire listens within its host as well, and by TCP if it has
+ * a key. */
 static bool is_called_locally(const epw_fabric *fabric, const epw_fabric_address *address) {
     const uint32_t listens = EPW_WIRE_LOCAL | EPW_WIRE_VERBS;
     return (fabric->wires & listens) && (address->wires & listens) && is_of_this_host(fabric, address);

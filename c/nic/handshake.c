@@ -10,8 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A peer whose host has gone without a word is not waited for without end. Deadlines of operations notice far
- * sooner: this frees what is left of the connection, and no cut shorter than it costs more than its time. */
+/* A peer whose host has vanished is not waited for without end. Deadlines of operations notice that far
+ * sooner; this frees what is left of the connection. An interruption of the network that is shorter than it
+ * costs no more than its own time. */
 #define SILENCE_MS 600000
 
 static bool is_local(int fd) {
@@ -20,7 +21,7 @@ static bool is_local(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
 }
 
-/* Frames are whole when they are written: none gains by waiting for more. */
+/* Frames are complete when they are written: nothing is gained by delaying them. */
 static int set_options(int fd) {
     int on = 1, probe_s = SILENCE_MS / 1000 / 10, silence = SILENCE_MS;
     bool set = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0 &&

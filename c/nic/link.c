@@ -28,7 +28,7 @@ typedef struct connection {
     source source;
     uint32_t watched;  /* the events that it is in the epoll set for */
     uint64_t until_ns; /* it has to be a link by then */
-    uint32_t address;  /* which of its dial's it leads to */
+    uint32_t address;  /* which of its dial's addresses it leads to */
     dial *dial;        /* NULL: it was accepted */
     struct connection *next;
     epw_handshake hand;
@@ -221,7 +221,7 @@ static void accept_some(epw_links *links, int fd, uint64_t now) {
     for (int i = 0; i < ACCEPTED_AT_ONCE; i++) {
         int err = accept_one(links, fd, now);
         if (err == EAGAIN) return;
-        if (!is_exhaustion(err)) continue; /* what else accept reports is one connection's fate */
+        if (!is_exhaustion(err)) continue; /* whatever else accept reports concerns one connection alone */
         links->accept_after_ns = later(now, ACCEPT_PAUSE_NS);
         watch_listeners(links, false);
         return;
@@ -307,7 +307,7 @@ static void try_address(epw_links *links, dial *d, uint32_t i, uint64_t now) {
     d->next_ns = later(now, EPW_LINKS_HEAD_START_NS);
 }
 
-/* Tries the next addresses where it is time to, and ends the dial when there is none left. */
+/* Tries the next addresses when it is time to, and ends the dial when there is none left. */
 static void advance(epw_links *links, dial *d, uint64_t now) {
     if (d->status != EPW_PENDING) return;
     if (now >= d->deadline_ns) {
@@ -474,7 +474,8 @@ static void arm_timer(epw_links *links) {
     timerfd_settime(links->timer, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
-/* Those who have said something come before those who have only just come, see EPW_LINKS_STRANGERS. */
+/* Connections that have sent something are served before those that have only just come, see
+ * EPW_LINKS_STRANGERS. */
 static void carry_on(epw_links *links, uint64_t now) {
     struct epoll_event events[EVENTS_AT_ONCE];
     int ready = epoll_wait(links->epoll, events, EVENTS_AT_ONCE, 0);

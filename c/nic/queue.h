@@ -59,7 +59,7 @@ EPW_INLINE bool epw_queue_failed(epw_queue *q, epw_queue_fault *fault) {
  * The swap says only whose the slots are. That their last entries are done is acquired from the completions.
  */
 EPW_INLINE bool epw_queue_try_reserve(epw_queue *q, uint32_t count, uint64_t *index) {
-    for (;;) { /* ends: a swap that fails is another one's success */
+    for (;;) { /* terminates: a swap fails only where another one has succeeded */
         uint64_t at = epw_load_relaxed_64(&q->reserved);
         uint64_t needed = at + count <= q->depth ? 0 : at + count - q->depth;
         if (!epw_queue_is_done(q, needed)) return false;
@@ -127,8 +127,8 @@ EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
     return epw_queue_ring_for(q, flush, 0, 0);
 }
 
-/* A post is lost for want of room, and what comes behind it must not be taken for all that was said: the
- * queue is broken. Nobody rings for it any more, and the first word of its record, which is of a receive
+/* A post has failed for lack of room, and what is posted later must not be mistaken for all that was sent:
+ * the queue is broken. Nobody rings for it any more, and the first word of its record, which is of a receive
  * queue, and these pairs have none, tells whoever breaks it, so that waits for the peer end with
  * EPW_CAUSE_LINK: a soft NIC, or who attends an adapter's queues, see nic/mlx5/attend.c. Writer: a poster. */
 EPW_INLINE void epw_queue_give_up(epw_queue *q) {

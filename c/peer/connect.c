@@ -1,10 +1,10 @@
 /* Connecting peers, one by one: the table of routes and the imports behind it.
  *
  * Only one thread at a time changes how a peer is reached: it has claimed the peer, under the floor's lock.
- * Who is not active takes part in no operation, and nothing but probes uses its route: it comes and goes
- * beside operations. A member that was given up goes while no operation is in flight, with the user locked.
- * What may take long, an import that waits for the peer's process or a GPU, happens with the floor's lock
- * free. */
+ * Who is not active takes part in no operation, and nothing but probes uses its route: it is connected and
+ * disconnected beside operations. A member that was given up is disconnected while no operation is in flight,
+ * with the user locked. What may take long, an import that waits for the peer's process or a GPU, happens
+ * with the floor's lock free. */
 #include "peer/gpu.h"
 #include "peer/remote.h"
 
@@ -161,7 +161,7 @@ static epw_status disconnect(epw_peers *peers, epw_where where, bool member, con
 /* ---- coming ---- */
 
 /* Whether the peer, no member, is reached through the very queues that the blob names. It may have connected
- * them with this rank's by now: to do so once more would end what is well. */
+ * them with this rank's by now: connecting them once more would break what works. */
 static bool is_connected_to(epw_peers *peers, uint32_t peer, const epw_blob *blob) {
     lock(peers);
     bool connected = peers->routes[peer].path == EPW_PATH_QUEUE && !epw_mask_has(&peers->active, peer) &&

@@ -13,7 +13,8 @@
 #include <string.h>
 #include <time.h>
 
-/* A host thread that waits for the GPU looks all the time for so long, then between sleeps that grow. */
+/* A host thread that waits for the GPU polls without a pause for so long, then sleeps between its polls, ever
+ * longer. */
 #define LOOK_NS      UINT64_C(20000)
 #define SLEEP_MIN_NS 10000L
 #define SLEEP_MAX_NS 500000L
@@ -33,7 +34,7 @@ epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint
             status = error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventQuery");
             break;
         }
-        cudaGetLastError(); /* "not ready" is no error to leave behind for others to find */
+        cudaGetLastError(); /* "not ready" must not stay behind as CUDA's last error */
         uint64_t waited = epw_now_ns() - began;
         if (waited >= timeout_ns) {
             status = EPW_PENDING;

@@ -58,10 +58,10 @@ epw_status epw_peers_await_event(const epw_peers *peers, cudaEvent_t event, uint
 /* Reads a word of lane 0 that this rank has posted to itself, within the group's deadline. One at a time. */
 epw_status epw_peers_copy_own_word(const epw_peers *peers, uint32_t word, uint64_t *value, epw_where where);
 
-/* Copies what all mapped peers have written here beside their rows into `pinned->lines`, some times over:
- * what a copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event
- * does; after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this
- * call. One at a time. */
+/* Copies what all mapped peers have written here beside their rows into `pinned->lines`, several times: what
+ * a copy finds is not older than what the one before has found. Waits for them as epw_peers_await_event does;
+ * after EPW_PENDING the next call goes on waiting, and *fresh says whether they have begun in this call. One
+ * at a time. */
 epw_status epw_peers_copy_lines(const epw_peers *peers, uint64_t timeout_ns, bool *fresh, epw_where where);
 
 /* A word of lane 0 from one of the copies; from the inbox, if it is there: as it is now, an acquire. */

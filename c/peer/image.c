@@ -36,7 +36,7 @@ static epw_status allocate(epw_peers *peers, uint64_t bytes, epw_where where, un
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
-    /* A wish, where a peer's part is so large that it fills huge pages. */
+    /* A hint to the kernel, where a peer's part is large enough to fill huge pages. */
     if (bytes / peers->ranks >= HUGE_FROM_BYTES) madvise(at, bytes, MADV_HUGEPAGE);
     *out = at;
     return EPW_OK;

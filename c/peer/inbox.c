@@ -22,8 +22,8 @@ struct epw_inbox {
     unsigned char chunks[]; /* what became of each */
 };
 
-/* Shared by no other process, and by no child of a fork, which could write there for its parent; nor does a
- * fork part the parent's pages from those that the GPU has. */
+/* Not shared with other processes, nor with a fork's child, which could write there in its parent's place;
+ * and after a fork the parent still has the very pages that the GPU has. */
 epw_status epw_inbox_open(epw_peers *peers, int32_t device, epw_where where) {
     epw_remote_shape shape = epw_peers_shape(peers);
     uint64_t bytes = epw_inbox_bytes(&shape);

@@ -28,7 +28,7 @@
 /* Of a line's two lanes the first has the question, the second the answer. */
 enum { QUESTION = 0, ANSWER = 1 };
 
-/* On GPUs an answer is looked for after so long, then ever less often. */
+/* On GPUs an answer is first polled for after so long, then ever less often. */
 #define LOOK_MIN_NS UINT64_C(50000)
 #define LOOK_MAX_NS UINT64_C(5000000)
 
@@ -123,8 +123,8 @@ void epw_peers_probe_asked(epw_peers *peers, uint32_t source) {
     on_ring(peers, source);
 }
 
-/* A question that comes by a queue is answered by the thread that brought it, which no call here ends: it is
- * kept from queues that are about to go. */
+/* A question that comes by a queue is answered by the thread that received it, which no call here stops: it
+ * is kept away from queues that are about to go. */
 static void set_answers(epw_peers *peers, bool answers) {
     pthread_mutex_lock(&peers->answer_lock);
     peers->answers = answers;
@@ -187,7 +187,7 @@ static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeo
                     (unsigned long long)(timeout_ns / 1000000u));
 }
 
-/* Host memory that is gone ends the process that touches it, so the kernel touches it first. */
+/* Touching host memory that is gone would end this process, so the kernel reads it first. */
 static epw_status touch_own(_Atomic uint64_t *word, uint64_t number, uint64_t *seen, epw_where where) {
     if (!epw_word_readable(word, 0)) return epw_fail_errno(EFAULT, where, "this rank's own window is gone");
     atomic_store_explicit(word, number, memory_order_relaxed);
@@ -218,7 +218,7 @@ static epw_status probe_own(epw_peers *peers, uint64_t number, uint64_t timeout_
     return epw_fail(EPW_ERR_SYSTEM, where, "this rank's device took a word and gave back another one");
 }
 
-/* The word first, then the ring: who hears it finds the question. */
+/* The word first, then the ring: whoever hears that finds the question. */
 static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
     pthread_mutex_lock(&peers->ask_lock);
     epw_status status;

@@ -227,7 +227,7 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
         destroy(peers->offered[peer]);
         peers->offered[peer] = NULL;
     }
-    /* Who asks again is shown the same, also what this rank has connected meanwhile. */
+    /* A peer that asks again is shown the same offer, also if this rank has connected it meanwhile. */
     epw_remote *of = peers->offered[peer] != NULL ? peers->offered[peer] : peers->remotes[peer];
     if (of == NULL || is_spent(peers, peer, of)) {
         if (of != NULL && !fence(of))
@@ -325,7 +325,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     return status;
 }
 
-/* Until the last word is with the peer, or cannot be. */
+/* Waits until the peer has the last word, or cannot get it any more. */
 static void flush(epw_remote *remote, uint64_t until) {
     for (uint32_t i = 0; i < EPW_WAYS; i++) {
         if (!epw_has_way(remote->peers, i)) continue;
@@ -398,7 +398,7 @@ static bool tell_reason(epw_way *w, char *text) {
     return true;
 }
 
-/* Of the ways to a peer that break together one may know why. */
+/* Where the ways to a peer break together, one of them may know why. */
 const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
     bool told = false, broken = false;
     *text = '\0';

@@ -43,7 +43,7 @@ static void publish(posting *p, bool flush) {
     if (epw_queue_ring(&p->w->queue, flush)) epw_end_ring(&p->w->end);
 }
 
-/* Where the next entry is built, and its index. Of what is built the NIC hears a batch at a time. */
+/* Where the next entry is built, and its index. The NIC is told of what is built a batch at a time. */
 static epw_entry_block *next_entry(posting *p, uint64_t *index) {
     if (p->next - p->published >= p->w->queue.batch) publish(p, false);
     *index = p->next++;

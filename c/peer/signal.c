@@ -42,11 +42,11 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
     stored(window, peers->rank, lane, word);
 }
 
-/* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same bargain: the
- * NIC's exchange is in front of this. */
+/* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same agreement:
+ * the NIC's exchange comes before this. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset) {
     uint64_t window = (uint64_t)(uintptr_t)epw_peers_inbox(peers), at = offset - epw_line_offset(peer);
-    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* a row of 8 bytes is no word */
+    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* a row of 8 bytes is not a word */
     uint32_t number = (uint32_t)(at / sizeof(uint64_t)), lane = number / EPW_LANE_WORDS;
     stored(window, peer, lane, number % EPW_LANE_WORDS);
     if (lane == 0 && number == EPW_WORD_PROBE) epw_peers_probe_asked(peers, peer);

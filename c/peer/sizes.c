@@ -25,7 +25,7 @@ uint64_t epw_images_bytes(const epw_remote_shape *shape) {
     return shape->ranks * of_one;
 }
 
-/* To the last byte that a peer may write. What a user lays out behind that is its own affair. */
+/* To the last byte that a peer may write. What a user of the floor lays out behind that is up to it. */
 uint64_t epw_inbox_bytes(const epw_remote_shape *shape) {
     uint64_t end = epw_floor_bytes(shape->ranks);
     for (uint32_t lane = 0; lane < shape->lanes; lane++) {

@@ -2,7 +2,7 @@
  *
  * A waiter spins where every rank can have a core; then it yields, because a word that comes within
  * microseconds is not worth two system calls and a wake-up; then it sleeps, in slices that grow with the
- * wait: who waits for seconds takes no part of a core worth mentioning. Before it sleeps it drives the NIC,
+ * wait: a wait of seconds takes next to nothing of a core. Before it sleeps it drives the NIC,
  * where there is one, so that a word from behind a queue wakes nobody else on its way; then the NIC's thread
  * brings it. */
 #include "peer/sleep.h"
@@ -19,8 +19,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A sleeper looks by itself at least after these, for words that it does not sleep on: an eighth of the wait
- * so far, within bounds. */
+/* A sleeper wakes by itself after these at most, to look for words that it does not sleep on: an eighth of
+ * the wait so far, within bounds. */
 #define SLICE_MIN_NS UINT64_C(2000000)
 #define SLICE_MAX_NS UINT64_C(16000000)
 
@@ -59,7 +59,7 @@ static _Atomic uint32_t *bell_in(uint64_t window) {
     return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->bell;
 }
 
-/* The poster's part of the bargain: it has stored its word by a sequentially consistent exchange, and loads
+/* The poster's part of the agreement: it has stored its word by a sequentially consistent exchange, and loads
  * `listeners` after it. The listener increments, reads the bell, and looks at all words again, before it
  * sleeps on the bell as it was: either it sees the word, or this sees it listen and the bell changes. */
 void epw_bell_ring(uint64_t window) {
@@ -123,8 +123,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Spins, then yields, and drives the NIC meanwhile: what comes wakes nobody else then. True if a word has
- * changed, or the time is over. */
+/* Spins, then yields, and drives the NIC meanwhile, so that what comes need not wake anybody else. True if a
+ * word has changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
     uint64_t now = began;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
@@ -146,7 +146,8 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
  * between the look and the sleep, and epoch words of two epochs may have the low half of their steps in
  * common: in these cases the sleep ends with its slice.
  *
- * The second look, behind the increment of `sleepers`, is the sleeper's part of the bargain in epw_signal. */
+ * The second look, behind the increment of `sleepers`, is the sleeper's part of the agreement in epw_signal.
+ */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
     epw_remotes_rest(peers);
     _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));

@@ -1,4 +1,4 @@
-/* Signal words: how one is made up, and where those lie that a source writes into a peer's window. One
+/* Signal words: their format, and where those that a source writes lie in a peer's window. One
  * definition for C and CUDA.
  *
  * A word is 64 bits, {epoch 23 | op 24 | value 17}, and has one writer; an epoch word has a step in place of

@@ -7,8 +7,8 @@
 
 #define MAGIC UINT32_C(0x42575045) /* "EPWB" */
 
-/* FNV-1a, 64 bits: finds any change of one byte, and what else may happen to a blob that people copy around.
- * It is no protection against forgery; the channel is. */
+/* FNV-1a, 64 bits: detects any change of one byte, and most other damage that a blob takes when people copy
+ * it around. It does not protect against forgery; the channel has to. */
 #define HASH_BEGIN UINT64_C(0xcbf29ce484222325)
 
 static uint64_t hash_more(uint64_t hash, const void *bytes, size_t length) {
@@ -19,7 +19,7 @@ static uint64_t hash_more(uint64_t hash, const void *bytes, size_t length) {
 
 /* ---- the terms ---- */
 
-/* With each name's end, so that no two lists of names read the same. */
+/* Includes the zero at the end of each name, so that no two lists of names read the same. */
 static uint64_t hash_names(const epw_term *terms, uint32_t count) {
     uint64_t hash = HASH_BEGIN;
     for (uint32_t i = 0; i < count; i++) hash = hash_more(hash, terms[i].name, strlen(terms[i].name) + 1);
@@ -126,7 +126,7 @@ size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     return (size_t)(at - bytes);
 }
 
-/* What is not in range in a blob that came whole. */
+/* The value that is out of range in a blob that came undamaged. */
 static epw_status check_ranges(const epw_blob *blob, epw_where where) {
     uint32_t rank = blob->rank, ranks = blob->ranks, path = blob->origin.path;
     if (ranks > EPW_MAX_RANKS || rank >= ranks || blob->peer >= ranks || rank == blob->peer)

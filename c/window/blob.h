@@ -1,5 +1,5 @@
-/* The bytes that one rank exports for one peer: who it is, where its window is to be had, and the terms that
- * both must share. Little-endian, with a checksum against damage on the way. */
+/* The bytes that one rank exports for one peer: who it is, where its window can be had, and the terms on
+ * which both must agree. Little-endian, with a checksum against damage on the way. */
 #ifndef EPW_WINDOW_BLOB_H
 #define EPW_WINDOW_BLOB_H
 

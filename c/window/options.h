@@ -1,4 +1,4 @@
-/* What a window is created with, and what both ends of a connection must have alike. */
+/* What a window is created with, and what must be equal at both ends of a connection. */
 #ifndef EPW_WINDOW_OPTIONS_H
 #define EPW_WINDOW_OPTIONS_H
 

@@ -190,7 +190,7 @@ static const char *why_no_queue(const attempt *a) {
     return NULL;
 }
 
-/* The path to take, EPW_PATH_NONE and an error that says why not of each if there is none. */
+/* The path to take; if there is none, EPW_PATH_NONE and an error that says of each why not. */
 static uint32_t choose_path(const attempt *a) {
     const char *not_thread = "another process", *no = why_not_mapped(a, a->blob.origin.path);
     uint32_t mapped = no == NULL ? a->blob.origin.path : EPW_PATH_NONE;
@@ -217,7 +217,7 @@ static uint32_t choose_path(const attempt *a) {
     return EPW_PATH_NONE;
 }
 
-/* The path, and of those in front of it why not. */
+/* Logs the path that is taken, and why not those before it. */
 static void tell_path(const attempt *a, uint32_t path) {
     if (path == EPW_PATH_NONE) {
         epw_error_detail detail = EPW_ERROR_DETAIL_INIT;

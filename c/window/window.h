@@ -3,8 +3,8 @@
  * ones by any threads. The bytes themselves obey the protocol, not this file.
  *
  * A peer is an incarnation: its rank and its window's nonce. The right to write a rank's part of a window is
- * a lease, which one incarnation holds at a time (ipc/offer.h). A mapping cannot be revoked, so who lets go
- * of an import keeps this order:
+ * a lease, which one incarnation holds at a time (ipc/offer.h). A mapping cannot be revoked, so an import is
+ * let go of in this order:
  *   1. it starts nothing more that writes there, and awaits what it has started, on a GPU too;
  *   2. it posts its last words there (DROPPED), while the window is still mapped;
  *   3. epw_import_close, which unmaps first and gives the lease back then. */
@@ -30,8 +30,9 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
 void epw_window_destroy(epw_window *window);
 
 /* Whether a fork has handed the window on to this process: its memory is not mapped here, nor are those of
- * imports, threads are not running, and locks of the caller's may be held by threads that do not exist. To
- * destroy it, and to close its imports, is all that is left, and touches none of these. NULL is not. */
+ * imports, threads are not running, and locks of the caller's may be held by threads that do not exist.
+ * All that can be done is to destroy it and to close its imports, which touches none of these. NULL: it
+ * has not. */
 bool epw_window_inherited(const epw_window *window);
 
 /* Host or device memory, as options.device says; so are imports. */

@@ -75,7 +75,7 @@ static void mark(const enqueuing *e) {
     e->lane->enqueued = true;
     e->lane->stream_id = e->stream_id;
     e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
-    if (e->lane->unmarked) cudaGetLastError(); /* no error to leave behind for others to find */
+    if (e->lane->unmarked) cudaGetLastError(); /* must not stay behind as CUDA's last error */
 }
 
 /* After the launch, with what it returned. */
@@ -212,7 +212,7 @@ static int launch_release(const enqueuing *e, bool quiet) {
 }
 
 /* Releases first where a former handle could not be. Done with even if the call then fails; but under capture
- * who knows whether it will run. */
+ * it is not known whether it will run. */
 static int launch_owed_release(const enqueuing *e) {
     if (!e->lane->owes_release) return cudaSuccess;
     int error = launch_release(e, true);
@@ -397,7 +397,7 @@ static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, bool faulted,
     return EPW_OK;
 }
 
-/* Has no deadline, and is of no handle. */
+/* It has no deadline, and belongs to no handle. */
 epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, bool faulted, void *stream) {
     enqueuing lanes[EPW_MAX_LANES];
     for (uint32_t i = 0; i < b->config.lanes; i++)

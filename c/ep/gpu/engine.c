@@ -210,7 +210,7 @@ static bool gpu_leave(epw_buffer *b) {
     if (b->peers.epoch == 0)
         return !b->peers.gpu->probed || epw_peers_settle(&b->peers, bound, where) != EPW_PENDING;
     epw_status status = await_lanes(b, LOCKED, bound, where); /* nobody else calls any more */
-    if (status == EPW_ERR_STATE) return false;                /* who knows what still runs */
+    if (status == EPW_ERR_STATE) return false;                /* work may still be running */
     /* Suspects have been told by kernels, but for those that were revoked and not waited for since. */
     epw_mask told = of_all_lanes(b, b->gpu->pinned->suspects);
     if (status == EPW_OK) status = epw_peers_say_farewell(&b->peers, &told, where);
@@ -236,7 +236,7 @@ static void gpu_close(epw_buffer *b) {
     b->gpu = NULL;
 }
 
-/* What is CUDA's is left to CUDA, which does not work here. */
+/* CUDA's objects are left to CUDA, which does not work in a fork's child. */
 static void gpu_abandon(epw_buffer *b) {
     free(b->gpu);
 }

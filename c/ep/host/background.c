@@ -23,8 +23,8 @@ epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) 
     return EPW_OK;
 }
 
-/* The thread sleeps on the words of one lane. Another one's debt, which may even be newer than that sleep, is
- * looked at as often as this. */
+/* The thread sleeps on the words of one lane. It looks at the debts of the others, which may be newer than
+ * its sleep, at this interval. */
 #define OTHER_LANES_NS UINT64_C(2000000)
 
 /* Steps every lane that owes something once; returns one that still does. */

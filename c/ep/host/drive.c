@@ -36,7 +36,7 @@ void epw_host_hear(epw_buffer *b, epw_lane *lane) {
             epw_lane_hear_suspect(&lane->machine, peer, epw_peers_revoked(&b->peers, peer));
 }
 
-/* Looks at every peer that is awaited. The first that is awaited still is what a sleeper sleeps on. */
+/* Looks at every peer that is awaited. A sleeper sleeps on the first that is still awaited. */
 static void look_round(epw_buffer *b, epw_lane *lane, uint64_t now, uint32_t *sleep_on, uint32_t *sleep_word,
                        epw_look *sleep_seen) {
     epw_machine *m = &lane->machine;
@@ -121,11 +121,11 @@ epw_status epw_host_pay(epw_buffer *b, epw_lane *lane) {
     return step(b, lane, true);
 }
 
-/* ---- lanes that are nobody's at the moment ---- */
+/* ---- lanes that no call uses at the moment ---- */
 
-/* Whether a peer has been given up that the lane has not told. The load is ordered with the store of
- * `suspicions` and with the lane's lock: who fails to get the lock leaves it to its holder, who looks here
- * once it is free. */
+/* Whether a peer has been given up and not been told so by the lane. The load is ordered with the store of
+ * `suspicions` and with the lane's lock: a thread that does not get the lock leaves this to its holder, which
+ * looks here once it has let go. */
 static bool untold(const epw_buffer *b, const epw_lane *lane) {
     return atomic_load_explicit(&lane->host->suspicions, memory_order_relaxed) !=
            atomic_load_explicit(&b->peers.suspicions, memory_order_seq_cst);
@@ -181,8 +181,8 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     return status;
 }
 
-/* What peers have sent by queues is taken in by those who look as by those who wait: a program that only
- * looks does not wait for the NIC's thread. */
+/* Takes in what peers have sent by queues, in polls as in waits: a program that only polls does not depend on
+ * the NIC's thread. */
 static void take_in(const epw_buffer *b) {
     epw_remotes_drive(&b->peers, epw_now_ns());
 }

@@ -161,7 +161,8 @@ static epw_status host_part(epw_buffer *b, uint32_t peer, epw_where where) {
     return EPW_OK;
 }
 
-/* To whom words that are of no lane are posted: members that have not been given up, and this rank. */
+/* The ranks to which words that belong to no lane are posted: members that have not been given up, and this
+ * rank itself. */
 static bool is_told(const epw_buffer *b, const epw_mask *members, uint32_t peer) {
     return epw_mask_has(members, peer) && epw_incarnation_of(&b->peers, peer) != 0 &&
            !epw_peers_suspected(&b->peers, peer);

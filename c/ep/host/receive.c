@@ -1,9 +1,9 @@
 /* The receiving half of a dispatch on the host device: read what each source says about its rows, check it,
  * lay the rows out.
  *
- * A source maps this rank's window and, gone wrong, may write there at any time. So each number that leads to
- * an address is read once, into the lane, and what was checked there is what dispatch and combine use.
- * Payload, scales and sideband are the caller's to trust. */
+ * A source has this rank's window mapped and, if it malfunctions, may write there at any time. So each number
+ * that leads to an address is read once, into the lane, and what was checked there is what dispatch and
+ * combine use. Whether to trust payload, scales and sideband is up to the caller. */
 #include "ep/host/host.h"
 
 #include "base/clock.h"
@@ -182,7 +182,7 @@ bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
     uint32_t rows = lane->machine.peers[source].received;
     if (source == 0) memset(host->expert_fill, 0, local * sizeof host->expert_fill[0]);
     memcpy(host->first_row, host->expert_fill, local * sizeof host->first_row[0]);
-    /* Without rows, what lies in the source's place is of some earlier operation. */
+    /* If it has sent no rows, its place still holds what an earlier operation left there. */
     bool good = rows == 0 || admit(b, lane, source, rows);
     if (!good) {
         memcpy(host->expert_fill, host->first_row, local * sizeof host->expert_fill[0]);

@@ -21,7 +21,7 @@ static epw_status read_routing(const epw_buffer *b, epw_lane *lane, const epw_di
 }
 
 /* Numbers the rows that go to each rank that takes part, one per distinct rank, and within each expert: by
- * token. How many they are says how they are best written, here and by those who answer. */
+ * token. Their number decides how they are written, here and by the ranks that answer. */
 static void number_rows(epw_buffer *b, epw_lane *lane) {
     uint32_t width = b->config.topk, local = b->layout.local_experts;
     epw_lane_peer *peers = lane->machine.peers;
@@ -115,7 +115,7 @@ static void send_chunk(void *context, uint32_t item, uint32_t thread) {
     for (uint32_t t = item * EPW_CHUNK; t < end; t++) send_token(job, t, thread);
 }
 
-/* ---- what a machine decides ---- */
+/* ---- what the machine has decided ---- */
 
 void epw_host_send(epw_buffer *b, epw_lane *lane) {
     send_job job = {b, lane};
@@ -146,8 +146,8 @@ uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, e
 
 /* ---- the call ---- */
 
-/* Many rows that travel as they lie are not copied for the queues, but sent from there: by a call that
- * returns only when they are with the peers. */
+/* Where many rows travel unchanged they are not copied for the queues, but sent from the caller's memory, by
+ * a call that returns only when the peers have them. */
 static void lend_rows(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out) {
     const epw_dispatch_input *in = &lane->input;
     const epw_row_format *format = &lane->format;

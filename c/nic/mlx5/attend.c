@@ -43,7 +43,7 @@ static bool look(epw_mlx5_attendant *t) {
     return rang;
 }
 
-/* A mutex goes to who is awake, which this thread always is: it goes behind those that wait. */
+/* A mutex goes to whichever thread is awake, as this one always is: so it lets those that wait go first. */
 static void lock_last(epw_mlx5_attendant *t) {
     while (atomic_load_explicit(&t->waiting, memory_order_relaxed) > 0) sched_yield();
     pthread_mutex_lock(&t->lock);

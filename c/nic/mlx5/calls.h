@@ -1,7 +1,7 @@
-/* What is asked of libibverbs and libmlx5, as one table: of the libraries themselves (library.h), or of a
- * device in software that takes the same commands (nic/fake/). Of an adapter of another make, whose queue
- * pairs libibverbs makes (nic/verbs/), nothing is asked that takes commands: `general` is NULL. Functions
- * return 0 or an errno; what they fill in is theirs only where they return 0. */
+/* The calls of libibverbs and libmlx5, as one table: of the libraries themselves (library.h), or of a device
+ * in software that takes the same commands (nic/fake/). Of an adapter of another make, whose queue pairs
+ * libibverbs makes (nic/verbs/), nothing is asked that takes commands: `general` is NULL. Functions return 0
+ * or an errno; what they fill in is theirs only where they return 0. */
 #ifndef EPW_NIC_MLX5_CALLS_H
 #define EPW_NIC_MLX5_CALLS_H
 
@@ -72,7 +72,7 @@ enum {
 
 /* Something has happened that no call of this process has caused. */
 typedef enum epw_mlx5_event_kind {
-    EPW_MLX5_EVENT_PAIR,      /* queue pair `number` does nothing any more */
+    EPW_MLX5_EVENT_PAIR,      /* queue pair `number` no longer works */
     EPW_MLX5_EVENT_PORT_DOWN, /* port `number` */
     EPW_MLX5_EVENT_GIDS,      /* port `number` has other addresses */
     EPW_MLX5_EVENT_FATAL      /* the device */

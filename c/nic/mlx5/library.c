@@ -97,7 +97,7 @@ static const struct {
 
 static void *handles[LIBRARIES]; /* NULL: there is none */
 
-/* What was not found first of a library. */
+/* The first thing that was not found in a library. */
 static struct { const char *function, *version; } missing[LIBRARIES];
 
 static void *find(void *library, const char *name, const char *version) {

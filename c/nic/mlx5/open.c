@@ -11,7 +11,7 @@
 
 enum { PORTS = 2, CQE_VERSION = 1, MTU_MAX = 5, PRIORITIES = 8, HOP_LIMIT = 255 };
 
-/* Why devices cannot be used, one behind the other. */
+/* Why devices cannot be used, one reason after the other. */
 typedef struct reasons {
     char text[400];
     size_t length;
@@ -39,7 +39,7 @@ static int worth_of(const epw_mlx5_gid *gid) {
     return starts_with(gid->bytes, mapped, sizeof mapped) ? 2 : 1;
 }
 
-/* By type and worth: its index is another one on each host, and after each change of an address. */
+/* By type and reachability: its index differs between hosts, and after each change of an address. */
 static bool choose_gid(epw_mlx5 *a) {
     int best = 0;
     for (uint32_t i = 0; i < a->port.gids; i++) {

@@ -249,7 +249,7 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     return EPW_OK;
 }
 
-/* Backwards, as far as it goes: what the adapter may still use stays. */
+/* In reverse order, as far as it goes: what the adapter may still use is kept. */
 static bool give_back(epw_mlx5_pair *pair) {
     const epw_mlx5_calls *calls = pair->adapter->calls;
     const epw_mlx5_umem *umems[] = {&pair->ring, &pair->record, &pair->completion};

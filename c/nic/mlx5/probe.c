@@ -24,7 +24,7 @@ static const epw_where where = {"doctor", -1, -1};
 
 typedef struct probe {
     const epw_mlx5_calls *calls;
-    epw_fake *fake; /* NULL: the adapter is none in software */
+    epw_fake *fake; /* NULL: the adapter is not one in software */
     uint64_t cable; /* of the fake, to itself: a link of its soft NIC */
     int32_t gpu;
     epw_mlx5 *adapter;

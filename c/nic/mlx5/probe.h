@@ -1,4 +1,4 @@
-/* What an adapter tells when it is opened, one prerequisite after the other: for the doctor. No part of the
+/* What an adapter tells when it is opened, one prerequisite after the other: for the doctor. Not part of the
  * interface.
  *
  * Everything that is taken is given back. Nothing of it has met an adapter yet. */

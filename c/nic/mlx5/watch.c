@@ -29,8 +29,8 @@ static _Atomic uint64_t *word_of(const epw_mlx5_memory *m, uint32_t number) {
     return (_Atomic uint64_t *)(void *)(m->region.base + m->region.stretches[0].offset) + number;
 }
 
-/* Who looks at words of memory that has failed would end the process, also one that leaves its buffers alone
- * and only asks whether they are well (epw_buffer_probe). So the kernel looks at each page first. */
+/* Reading words of memory that has failed would end the process, even one that does not use its buffers and
+ * only asks whether they are well (epw_buffer_probe). So the kernel looks at each page first. */
 static bool is_there(const epw_mlx5_memory *m, uint32_t number) {
     const _Atomic uint64_t *word = word_of(m, number);
     if (number > 0 && (uintptr_t)word % PAGE != 0) return true;
@@ -113,7 +113,7 @@ static epw_stretch span_of(const epw_region *region) {
     return (epw_stretch){end > 0 ? first : 0, end > 0 ? end - first : 0};
 }
 
-/* Where words lie writes stay in order; what is only read may be read in any. */
+/* Writes to where words lie stay in order; what is only read may be read in any order. */
 static uint32_t rights_of(const epw_region *region) {
     uint32_t rights = 0;
     if (region->rights & EPW_REGION_WRITE) rights |= EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE;

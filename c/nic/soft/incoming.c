@@ -8,7 +8,7 @@
 #include <string.h>
 
 enum {
-    /* A turn of one connection ends here, so that others have theirs. */
+    /* A turn of one connection ends after this much, so that others have theirs. */
     READ_TURN_BYTES = 8 << 20,
     /* Of an entry: from here on to read it to its place costs less than a copy. */
     LONG_ENTRY_BYTES = 4096,
@@ -17,7 +17,7 @@ enum {
 
 /* ---- requests ---- */
 
-/* Whether the pair may hear of the rank at the other end. */
+/* Whether the pair may receive from the rank at the other end. */
 static bool is_of(const epw_link *link, const epw_pair *pair) {
     return pair->options.peer == EPW_PAIR_ANY_PEER || pair->options.peer == link->peer;
 }

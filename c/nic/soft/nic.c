@@ -33,8 +33,8 @@ void epw_nic_lock(epw_nic *nic) {
     atomic_fetch_sub_explicit(&nic->lockers, 1, memory_order_relaxed);
 }
 
-/* The thread, which polls without a pause, takes the lock after those that wait for it: a mutex goes to who
- * is awake. Each of them has it for a moment. */
+/* The thread, which polls without a pause, takes the lock after those that wait for it: a mutex goes to
+ * whichever thread is awake. Each of them has it for a moment. */
 static void lock_last(epw_nic *nic) {
     while (atomic_load_explicit(&nic->lockers, memory_order_relaxed) > 0) sched_yield();
     pthread_mutex_lock(&nic->lock);

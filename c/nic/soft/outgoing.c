@@ -9,7 +9,7 @@
 #include <sys/socket.h>
 
 enum {
-    /* A turn of one connection ends here, so that others have theirs. */
+    /* A turn of one connection ends after this much, so that others have theirs. */
     SEND_TURN_FRAMES = 4096,
     /* A pair that has more waits for its next turn. */
     PAIR_TURN_FRAMES = 32

@@ -70,7 +70,7 @@ static void complete(epw_pair *pair, uint32_t index, uint32_t opcode, uint8_t sy
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
 }
 
-/* The other end hears it by the connection, now if there is room: that may be about to be closed. */
+/* The other end is told by the connection, now if there is room, since that may be about to be closed. */
 static void end_carried(epw_pair *pair) {
     pair->closed = true;
     if (pair->link == NULL) return;

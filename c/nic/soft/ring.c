@@ -14,8 +14,7 @@
 
 enum {
     HEAD_BYTES = 4096,
-    /* What is written of a long piece is told as often as this: the reader copies it while more is written.
-     */
+    /* A long piece is announced in parts of this size: the reader copies them while more is written. */
     TELL_BYTES = 32 << 10
 };
 
