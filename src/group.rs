@@ -49,3 +49,4 @@ pub use health::{Health, Reason, Status};
 pub use member::Group;
 pub use membership::{Membership, Role};
 pub use options::GroupOptions;
+pub use step::Recovery;

@@ -51,7 +51,7 @@
 //! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
 //! Beside them [`doctor`]: what the machine has of what each path needs, and how fast ranks reach each other.
 //!
-//! A [`prefill`] buffer does the same for many tokens, through rings.
+//! A [`prefill`] buffer does the same for many tokens, through rings: prompts, where an [`EpBuffer`] is for decode.
 //!
 //! A [`Comm`] beside it has collectives, sends and receives among the same ranks: [`comm`].
 //!
@@ -212,6 +212,7 @@ pub use names::ParseNameError;
 pub use numerics::{dequantize_fp8, quantize_fp8};
 pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
+pub use rendezvous::BootstrapError;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
 pub use traffic::Traffic;
 

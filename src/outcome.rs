@@ -14,7 +14,9 @@ use crate::sys;
 #[non_exhaustive]
 #[must_use = "a degraded operation lacks the part of the missing ranks"]
 pub struct Outcome {
-    /// Active peers whose part of the operation is absent. Empty: complete.
+    /// Active peers whose part of the operation is absent. Empty: complete. A peer that was given up is among them in every
+    /// operation until the next membership, also where no token was for its experts: what a token's sum lacks is in
+    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions).
     pub missing: Mask,
     /// The first peer given up, with every variable of that wait.
     pub record: Option<ErrorRecord>,
@@ -65,6 +67,27 @@ impl std::fmt::Display for Outcome {
         }
         write!(f, "without ranks {}; suspects: {}", self.missing, self.suspects)?;
         self.record.as_ref().map_or(Ok(()), |record| write!(f, "; {record}"))
+    }
+}
+
+impl Cause {
+    /// In words, of the peer.
+    fn text(self) -> &'static str {
+        match self {
+            Self::Timeout => "it was silent for a deadline",
+            Self::Dropped => "it has left, or has given up this rank",
+            Self::Suspected => "an earlier operation gave it up",
+            Self::Format => {
+                "its rows are of another kind than this rank's; give all ranks the same payload, sideband, weights and combine mode"
+            }
+            Self::Partial => "it gave the operation up",
+            Self::Superseded => "the group goes on without it, or it is in a newer epoch",
+            Self::Step => "it begins the epoch at another step",
+            Self::Link => "the connection of its queue is gone, or the queue stayed full",
+            Self::Routing => "a routing id was out of range or repeated",
+            Self::Held => "the lane was not as the replay needs it",
+            Self::Overflow => "more rows came than the output has places for",
+        }
     }
 }
 
@@ -254,18 +277,20 @@ impl std::fmt::Display for ErrorRecord {
         };
         write!(
             f,
-            "rank {} gave up on peer {} ({:?}, {:?}) in {place}epoch {}, op {}, after {:?} of {:?}: awaited {:#018x}, saw {:#018x}, {} peers still awaited",
-            self.rank,
+            "rank {rank} gave up on peer {} ({:?}, {:?}) in {place}epoch {epoch}, op {op}: {}",
             self.peer,
             self.phase,
             self.cause,
-            self.epoch,
-            self.op,
-            self.elapsed,
-            self.deadline,
-            self.expected,
-            self.seen,
-            self.waiting
+            self.cause.text()
+        )?;
+        // One that nobody waited for has no more to tell.
+        if self.elapsed.is_zero() && self.expected == 0 {
+            return Ok(());
+        }
+        write!(
+            f,
+            "; after {:?} of {:?} awaited {:#018x}, saw {:#018x}, {} peers still awaited",
+            self.elapsed, self.deadline, self.expected, self.seen, self.waiting
         )
     }
 }
@@ -273,6 +298,33 @@ impl std::fmt::Display for ErrorRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_record_says_why_and_how_long_it_waited_if_it_did() {
+        let timed_out = ErrorRecord {
+            phase: Phase::CombineReceive,
+            cause: Cause::Timeout,
+            rank: 0,
+            peer: 2,
+            lane: 1,
+            epoch: 3,
+            op: 7,
+            waiting: 1,
+            expected: 0x20,
+            seen: 0x10,
+            elapsed: Duration::from_secs(3),
+            deadline: Duration::from_secs(3),
+        };
+        assert_eq!(
+            timed_out.to_string(),
+            "rank 0 gave up on peer 2 (CombineReceive, Timeout) in lane 1, epoch 3, op 7: it was silent for a deadline; after 3s of 3s \
+             awaited 0x0000000000000020, saw 0x0000000000000010, 1 peers still awaited"
+        );
+        let [elapsed, nothing] = [Duration::ZERO, Duration::ZERO];
+        let suspected =
+            ErrorRecord { cause: Cause::Suspected, expected: 0, elapsed, deadline: nothing, ..timed_out };
+        assert!(suspected.to_string().ends_with("op 7: an earlier operation gave it up"), "{suspected}");
+    }
 
     #[test]
     fn only_a_degraded_outcome_with_a_suspect_is_a_reason_for_a_change() {

@@ -159,6 +159,43 @@ fn a_rank_that_ignores_sigterm_is_killed() {
 }
 
 #[test]
+fn a_rank_that_fails_is_started_again_while_the_others_go_on() {
+    let scratch = Scratch::new("restarts");
+    // Rank 1 fails twice; rank 0 ends once it has been started for the third time.
+    let script = r#"echo "$EPWIRE_LOCAL_RANK" >> "$1/$EPWIRE_RANK"
+        [ "$EPWIRE_RANK" = 1 ] && [ "$(wc -l < "$1/1")" -lt 3 ] && exit 3
+        while [ "$(wc -l 2> "$1/wc" < "$1/1")" != 3 ]; do sleep 0.01; done"#;
+    let ended = shell(2, script, &scratch.0).restarts(2).spawn().unwrap().wait(LIMIT).unwrap();
+    assert_eq!(ended, Ended::Success);
+    assert_eq!((scratch.read("0"), scratch.read("1")), ("0\n".into(), "1\n1\n1\n".into()));
+}
+
+#[test]
+fn a_failure_after_the_last_restart_ends_the_others() {
+    let scratch = Scratch::new("last-restart");
+    let script = r#"echo >> "$1/$EPWIRE_RANK"; [ "$EPWIRE_RANK" = 1 ] && exit 7; exec sleep 60"#;
+    let ended = shell(2, script, &scratch.0).restarts(2).spawn().unwrap().wait(LIMIT).unwrap();
+    assert!(matches!(ended, Ended::Failed { rank: 1, .. }), "{ended}");
+    assert_eq!((scratch.read("0").len(), scratch.read("1").len()), (1, 3));
+}
+
+#[test]
+fn a_stopper_tells_ranks_to_end_and_starts_none_again() {
+    let scratch = Scratch::new("stopper");
+    let script = r#"trap 'echo told >> "$1/$EPWIRE_RANK"; exit "$EPWIRE_RANK"' TERM
+        echo > "$1/up$EPWIRE_RANK"; while :; do sleep 0.01; done"#;
+    let running = shell(2, script, &scratch.0).grace(Duration::from_secs(20)).restarts(9).spawn().unwrap();
+    let stopper = running.stopper();
+    let waiting = std::thread::spawn(move || running.wait(LIMIT).unwrap());
+    wait_until("both are up", || scratch.0.join("up0").exists() && scratch.0.join("up1").exists());
+    stopper.stop();
+    let ended = waiting.join().unwrap();
+    assert!(matches!(ended, Ended::Failed { rank: 1, .. }), "{ended}");
+    assert_eq!((scratch.read("0"), scratch.read("1")), ("told\n".into(), "told\n".into()));
+    stopper.stop(); // nobody is there any more
+}
+
+#[test]
 fn a_limit_ends_all_ranks() {
     let scratch = Scratch::new("limit");
     let running = shell(2, "exec sleep 60", &scratch.0).spawn().unwrap();

@@ -28,6 +28,7 @@ const MANUAL: &[&str] = &[
     page!("paths"),
     page!("programs"),
     page!("security"),
+    page!("serving"),
     page!("steps"),
     page!("testing"),
     page!("threads"),

@@ -1,5 +1,7 @@
 //! Host memory for what a dispatch delivers, of the right sizes.
 
+use std::ops::Range;
+
 use super::output::{DispatchOutput, ScaleOrder};
 use crate::config::{EpConfig, Layout, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
@@ -97,6 +99,36 @@ impl DispatchBuffers {
         let len = self.rows.len() / size_of::<T>();
         // SAFETY: the memory is aligned to 64 bytes, holds `len` elements, and every bit pattern is one (Element).
         unsafe { std::slice::from_raw_parts(self.rows.as_ptr().cast(), len) }
+    }
+
+    /// Where the rows that have come for a local expert lie in `[E, M, width]`: among the [elements](DispatchBuffers::rows_as) received,
+    /// and among the outputs that [`Combine::new`](crate::Combine::new) takes. Expert-major; nothing for an expert that is none.
+    ///
+    /// ```
+    /// # use epwire::{DispatchBuffers, EpConfig, Layout, Payload};
+    /// # use half::bf16;
+    /// # let config = EpConfig::new(4, 128, 8, 2);
+    /// let mut received = DispatchBuffers::new(&config, 2, Payload::SameAsInput, Layout::ExpertMajor, 0)?;
+    /// received.counts[1] = 3; // as a dispatch would say
+    /// let rows = received.rows_as::<bf16>();
+    /// let mut out = vec![bf16::ZERO; rows.len()];
+    /// for expert in 0..received.counts.len() {
+    ///     let at = received.places(expert, 128);
+    ///     out[at.clone()].copy_from_slice(&rows[at]); // an expert would run here
+    /// }
+    /// assert_eq!(received.places(1, 128), 8 * 128..(8 + 3) * 128);
+    /// # Ok::<(), epwire::Error>(())
+    /// ```
+    pub fn places(&self, expert: usize, width: usize) -> Range<usize> {
+        let count = match self.layout {
+            Layout::ExpertMajor => self.counts.get(expert).map_or(0, |count| *count as usize),
+            Layout::RankMajor => 0,
+        };
+        if count == 0 {
+            return 0..0;
+        }
+        let list = self.source_token.len() / self.counts.len() * width;
+        expert * list..expert * list + count * width
     }
 
     /// All of it as an output.

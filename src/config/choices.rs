@@ -127,12 +127,12 @@ pub enum Layout {
 
 names!(Layout, "a layout: expert-major or rank-major" { ExpertMajor = "expert-major", RankMajor = "rank-major" });
 
-/// What combine returns over the wire.
+/// What combine returns over the wire. How rows are summed, to the bit, is said in the guide's page [`steps`](crate::guide::steps).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum CombineMode {
-    /// One row per (token, rank), summed with the weights over that rank's experts there. Needs the weights at
-    /// dispatch. With [`Layout::RankMajor`] the caller has done that sum.
+    /// One row per (token, rank), summed with the weights over that rank's experts there, in top-k order, and at
+    /// home over the ranks, ascending. Needs the weights at dispatch. With [`Layout::RankMajor`] the caller has done that sum.
     #[default]
     RankReduced,
     /// One row per (token, expert), summed at home in top-k order. Needs [`Layout::ExpertMajor`] and

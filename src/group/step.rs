@@ -1,6 +1,7 @@
 //! Steps: what a serving loop runs between two calls of [`Group::step`], and where the membership changes.
 
 use std::sync::Weak;
+use std::time::Duration;
 
 use tokio::sync::broadcast;
 
@@ -13,6 +14,18 @@ use crate::rendezvous::driver::block_on;
 use crate::rendezvous::pace::Next;
 use crate::rendezvous::wire::{Decision, Notice, Request};
 use crate::spawn_blocking::spawn_blocking;
+
+/// What a serving loop does after an error of [`Group::step`], from [`Group::recover`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Recovery {
+    /// It calls [`Group::step`] again.
+    StepAgain,
+    /// This rank has been retired, and has run its last step: it calls [`Group::leave`].
+    Leave,
+}
+
+/// Between two attempts to take a place that another process has.
+const PAUSE: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Begins the next step: the one call that a serving loop makes between two steps. All members run the same steps,
@@ -72,6 +85,46 @@ impl Group {
     /// [`Group::step`] for a plain thread.
     pub fn step_blocking(&self) -> Result<Step, Error> {
         block_on("begin a step", self.step())
+    }
+
+    /// What a serving loop does about an error of [`Group::step`]: asks to be let in again where the others have gone on without this
+    /// member ([`Group::rejoin`]), waits a tenth of a second where another process has its rank, and says whether to call `step` again.
+    /// Whatever has not been decided yet may be by then. Waits for no longer than the deadline of the group.
+    ///
+    /// # Errors
+    /// The error, or that of the attempt to be let in again, where calling `step` again cannot help: for instance if no server of the
+    /// run can come back.
+    pub async fn recover(&self, error: Error) -> Result<Recovery, Error> {
+        let Error::Bootstrap(error) = error else { return Err(error) };
+        let error = match *error {
+            BootstrapError::Evicted { .. } => match self.rejoin().await {
+                Ok(()) => return Ok(Recovery::StepAgain),
+                Err(error) => error,
+            },
+            error => error,
+        };
+        match error {
+            BootstrapError::Retired { .. } => return Ok(Recovery::Leave),
+            BootstrapError::Fenced { .. } => {
+                let pause = || {
+                    std::thread::sleep(PAUSE);
+                    Ok(())
+                };
+                spawn_blocking("recover", self.rank(), pause).await?;
+            }
+            BootstrapError::Timeout { .. }
+            | BootstrapError::ServerLost { .. }
+            | BootstrapError::NoQuorum { .. }
+            | BootstrapError::Aborted { .. }
+                if self.membership().outage.is_none_or(|outage| !outage.is_final) => {}
+            error => return Err(error.into()),
+        }
+        Ok(Recovery::StepAgain)
+    }
+
+    /// [`Group::recover`] for a plain thread.
+    pub fn recover_blocking(&self, error: Error) -> Result<Recovery, Error> {
+        block_on("recover", self.recover(error))
     }
 
     /// How changes of the membership come along, from now on, each in its order: for logs, and for programs that want to know why one

@@ -4,17 +4,29 @@
 //! `EPWIRE_RANK` and the variables beside it set, so that [`super::Launch::from_env`] in the children finds its place, and waits:
 //!
 //! ```no_run
-//! # use std::time::Duration;
-//! # use epwire::{env::Token, launch::spawn::Ranks, rendezvous::driver::{Server, ServerOptions}};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let token = Token::random()?;
-//! let options = ServerOptions::new("my run", 4).token(Some(token.clone()));
-//! let server = Server::bind_blocking("127.0.0.1:0", options)?;
-//! let running = Ranks::new(4).server(&server).run_id("my run").token(token).spawn()?;
-//! let ended = running.wait(Some(Duration::from_secs(600)))?;
-//! std::process::exit(ended.exit_code());
-//! # }
+//! use std::time::Duration;
+//! use epwire::{env::Token, launch::{Launch, spawn::Ranks}, rendezvous::{Server, ServerOptions}};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     if let Some(launch) = Launch::from_env()? {
+//!         return run(&launch); // a rank: started below, or by torchrun, srun, mpirun
+//!     }
+//!     let token = Token::random()?;
+//!     let options = ServerOptions::new("my run", 4).token(Some(token.clone()));
+//!     let server = Server::bind_blocking("127.0.0.1:0", options)?;
+//!     let running = Ranks::new(4).server(&server).run_id("my run").token(token).spawn()?;
+//!     let ended = running.wait(Some(Duration::from_secs(600)))?;
+//!     std::process::exit(ended.exit_code());
+//! }
+//!
+//! fn run(launch: &Launch) -> Result<(), Box<dyn std::error::Error>> {
+//!     println!("{launch}");
+//!     Ok(())
+//! }
 //! ```
+//!
+//! So a rank that fails ends all of them, as a batch job wants it. A server wants its other ranks to go on and the lost one to be
+//! replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, say when this process gets SIGTERM.
 
 use std::{
     ffi::OsString,
@@ -44,6 +56,7 @@ pub struct Ranks {
     run_id: Option<String>,
     token: Option<Token>,
     grace: Duration,
+    restarts: u32,
     program: Option<PathBuf>,
     args: Option<Vec<OsString>>,
 }
@@ -60,6 +73,7 @@ impl Ranks {
             run_id: None,
             token: None,
             grace: Duration::from_secs(5),
+            restarts: 0,
             program: None,
             args: None,
         }
@@ -111,6 +125,14 @@ impl Ranks {
         self
     }
 
+    /// How often a rank that has failed is started again, all ranks together. The others go on meanwhile, and the new process joins
+    /// as a replacement does ([`Group::join`](crate::Group::join)). A rank that ends with status 0 is not started again. The failure
+    /// after the last restart ends all ranks, as any failure does by default: 0.
+    pub fn restarts(mut self, most: u32) -> Self {
+        self.restarts = most;
+        self
+    }
+
     /// Executes another program instead of this one.
     pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
         self.program = Some(program.into());
@@ -147,11 +169,10 @@ impl Ranks {
             .name("epwire-spawn".into())
             .spawn(move || {
                 let mut ranks = Supervised { children: Vec::new(), deaths: self.deaths.clone() };
-                for local in 0..self.count {
-                    match self.command(&program, local).spawn() {
-                        Ok(child) => ranks.children.push((self.first_rank + local, child)),
+                for rank in self.first_rank..self.first_rank + self.count {
+                    match self.start(&program, rank) {
+                        Ok(child) => ranks.children.push((rank, child)),
                         Err(cause) => {
-                            let rank = self.first_rank + local;
                             let _ = started_tx.send(Err(SpawnError::Start { rank, program, cause }));
                             return;
                         }
@@ -159,11 +180,16 @@ impl Ranks {
                 }
                 let ids = ranks.children.iter().map(|(_, child)| child.id()).collect();
                 let _ = started_tx.send(Ok(ids));
-                let _ = ended_tx.send(ranks.supervise(self.grace, &stop_rx));
+                let mut restarts = self.restarts;
+                let again = |rank| {
+                    restarts = restarts.checked_sub(1)?;
+                    self.start(&program, rank).ok()
+                };
+                let _ = ended_tx.send(ranks.supervise(self.grace, &stop_rx, again));
             })
             .map_err(SpawnError::Supervisor)?;
         let ids = started_rx.recv().map_err(|_| SpawnError::Lost)??;
-        Ok(Running { ids, ended: ended_rx, stop: Some(stop_tx), supervisor: Some(supervisor) })
+        Ok(Running { ids, ended: ended_rx, stop: stop_tx, supervisor: Some(supervisor) })
     }
 
     fn check(&self) -> Result<(), SpawnError> {
@@ -190,16 +216,16 @@ impl Ranks {
         Ok(())
     }
 
-    fn command(&self, program: &PathBuf, local: u32) -> Command {
+    fn start(&self, program: &PathBuf, rank: u32) -> io::Result<Child> {
         let mut command = Command::new(program);
         match &self.args {
             Some(args) => command.args(args),
             None => command.args(std::env::args_os().skip(1)),
         };
         command
-            .env(env::RANK, (self.first_rank + local).to_string())
+            .env(env::RANK, rank.to_string())
             .env(env::WORLD, self.world.to_string())
-            .env(env::LOCAL_RANK, local.to_string())
+            .env(env::LOCAL_RANK, (rank - self.first_rank).to_string())
             .env(env::LOCAL_WORLD, self.count.to_string())
             .env(env::HOSTED, "1")
             .stdin(std::process::Stdio::null());
@@ -214,7 +240,7 @@ impl Ranks {
             command.env(env::TOKEN, text.as_ref()).env_remove(env::TOKEN_FILE);
         }
         die_with_parent(&mut command);
-        command
+        command.spawn()
     }
 }
 
@@ -223,18 +249,23 @@ impl Ranks {
 pub struct Running {
     ids: Vec<u32>,
     ended: mpsc::Receiver<io::Result<Ended>>,
-    stop: Option<mpsc::Sender<()>>,
+    stop: mpsc::Sender<()>,
     supervisor: Option<thread::JoinHandle<()>>,
 }
 
 impl Running {
-    /// Process ids, by local rank. A process that has ended may have given its id to another.
+    /// Process ids, by local rank, as the ranks were first started. A process that has ended may have given its id to another.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
-    /// Waits until all ranks have ended; blocks the thread. When one fails, the others get the grace period to end by
-    /// themselves, then SIGTERM, then after another grace period SIGKILL. `limit` bounds the whole: once it has passed,
+    /// Ends the ranks while another thread is in [`Running::wait`].
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.stop.clone())
+    }
+
+    /// Waits until all ranks have ended; blocks the thread. When one fails, and there are no [restarts](Ranks::restarts) left, the others
+    /// get the grace period to end by themselves, then SIGTERM, then after another grace period SIGKILL. `limit` bounds the whole: once it has passed,
     /// the ranks are ended in the same way. `None`: as long as they run.
     ///
     /// # Errors
@@ -255,7 +286,7 @@ impl Running {
     }
 
     fn end(&mut self) {
-        drop(self.stop.take());
+        let _ = self.stop.send(()); // nobody hears it where all have ended
         if let Some(supervisor) = self.supervisor.take() {
             // A panic of the supervisor has already been reported by its thread, and its children are gone with it.
             let _ = supervisor.join();
@@ -266,6 +297,18 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// Ends ranks from any thread; see [`Running::stopper`]. Clones do the same.
+#[derive(Debug, Clone)]
+pub struct Stopper(mpsc::Sender<()>);
+
+impl Stopper {
+    /// Sends SIGTERM to all ranks, and SIGKILL to those that are there after the grace period. None is started again from now on. Waits
+    /// for nobody, and does nothing once all have ended.
+    pub fn stop(&self) {
+        let _ = self.0.send(());
     }
 }
 
@@ -358,18 +401,31 @@ const POLL: Duration = Duration::from_millis(50);
 
 impl Supervised {
     /// Until all children have ended. A closed or signalled `stop` has the same effect as a failure whose grace period
-    /// is over.
-    fn supervise(mut self, grace: Duration, stop: &mpsc::Receiver<()>) -> io::Result<Ended> {
+    /// is over. `again` starts a rank that has failed, if it may be started again.
+    fn supervise(
+        mut self,
+        grace: Duration,
+        stop: &mpsc::Receiver<()>,
+        mut again: impl FnMut(u32) -> Option<Child>,
+    ) -> io::Result<Ended> {
         let mut ended = Ended::Success;
         // `None`: never, also where the grace period is past all clocks.
         let mut terminate_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
         let mut told = false;
+        let mut ending = false;
         let mut pause = Duration::from_millis(1);
         loop {
-            if let (Some((rank, status)), Ended::Success) = (self.reap()?, ended) {
-                ended = Ended::Failed { rank, status };
-                terminate_at = Instant::now().checked_add(grace);
+            for (rank, status) in self.reap()? {
+                if !ending && let Some(child) = again(rank) {
+                    self.children.push((rank, child));
+                    continue;
+                }
+                if ended == Ended::Success {
+                    ended = Ended::Failed { rank, status };
+                    terminate_at = terminate_at.or(Instant::now().checked_add(grace));
+                }
+                ending = true;
             }
             if self.children.is_empty() {
                 return Ok(ended);
@@ -388,6 +444,7 @@ impl Supervised {
             match stop.recv_timeout(pause) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    ending = true;
                     terminate_at = Some(terminate_at.map_or(now, |at| at.min(now)));
                     thread::sleep(pause);
                 }
@@ -395,10 +452,10 @@ impl Supervised {
         }
     }
 
-    /// Takes out the children that have ended; one of them that failed, if any. One that was killed comes before those
+    /// Takes out the children that have ended, and gives those that failed. One that was killed comes before those
     /// that exited by themselves, which may be for having lost it.
-    fn reap(&mut self) -> io::Result<Option<(u32, ExitStatus)>> {
-        let mut failed: Option<(u32, ExitStatus)> = None;
+    fn reap(&mut self) -> io::Result<Vec<(u32, ExitStatus)>> {
+        let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
         let mut i = 0;
         while i < self.children.len() {
             let (rank, child) = &mut self.children[i];
@@ -412,15 +469,15 @@ impl Supervised {
             }
             match child.try_wait()? {
                 Some(status) => {
-                    let worse = |known: ExitStatus| status.signal().is_some() && known.signal().is_none();
-                    if !status.success() && failed.is_none_or(|(_, known)| worse(known)) {
-                        failed = Some((*rank, status));
+                    if !status.success() {
+                        failed.push((*rank, status));
                     }
                     self.children.remove(i);
                 }
                 None => i += 1,
             }
         }
+        failed.sort_by_key(|(_, status)| status.signal().is_none());
         Ok(failed)
     }
 

@@ -1,16 +1,17 @@
 //! How the ranks of a run meet, agree, and stay informed about each other.
 //!
-//! * `machine`: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
-//! * `rounds` and `removal`: its two larger rules, named collective rounds and who goes after a failure;
-//! * `leases`: how long the server has heard nothing of each client, as pure;
-//! * `pace`: a member's part in a change of membership, as pure;
-//! * `record`: what happened and when, in bytes from which it can be told again;
-//! * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one server, in a file;
-//! * `wire`: the frames, with a decoder that any bytes may be thrown at;
-//! * `auth`: the shared token, shown by HMAC challenge in both directions;
-//! * [`driver`]: sockets and timers around it, on tokio.
-//!
-//! Most programs use [`Group`](crate::group::Group) and come here only to host a [`driver::Server`] of their own.
+//! Most programs use [`Group`](crate::group::Group), and come here for what its errors say ([`BootstrapError`]), and to host a
+//! [`Server`] of their own, as launchers do.
+
+// * `machine`: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
+// * `rounds` and `removal`: its two larger rules, named collective rounds and who goes after a failure;
+// * `leases`: how long the server has heard nothing of each client, as pure;
+// * `pace`: a member's part in a change of membership, as pure;
+// * `record`: what happened and when, in bytes from which it can be told again;
+// * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one server, in a file;
+// * `wire`: the frames, with a decoder that any bytes may be thrown at;
+// * `auth`: the shared token, shown by HMAC challenge in both directions;
+// * `driver`: sockets and timers around it, on tokio.
 
 pub(crate) mod auth;
 mod call;
@@ -34,5 +35,6 @@ pub(crate) mod wire;
 
 pub use crate::mask::{MAX_WORLD, Mask};
 pub use codec::Blob;
+pub use driver::{Heartbeat, Server, ServerOptions};
 pub use error::BootstrapError;
 pub use wire::{Decision, Fields, Identity, RankState, View};

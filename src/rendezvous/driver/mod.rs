@@ -1,4 +1,4 @@
-//! Sockets and timers around the machine of `src/rendezvous/machine.rs`: a server for a run, and clients of it.
+//! A server at which the ranks of a run meet, and its clients: what decides (`machine.rs`), with sockets and timers around it.
 //!
 //! Both live on threads of their own, each with a small tokio runtime, so that they do not depend on the runtime of
 //! the program, if it has one, and dropping a handle never waits.
