@@ -6,6 +6,8 @@
 mod failures;
 mod operations;
 mod processes;
+#[path = "../random/mod.rs"]
+#[expect(dead_code, reason = "other tests draw more")]
 mod random;
 mod refused;
 mod subsets;
