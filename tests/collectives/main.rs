@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod failures;
+mod large;
 mod operations;
 mod processes;
 #[path = "../random/mod.rs"]
