@@ -12,6 +12,7 @@ mod processes;
 mod random;
 mod refused;
 mod subsets;
+mod together;
 
 use epwire::comm::{CommConfig, Work};
 use epwire::{Comm, Group};
