@@ -172,7 +172,7 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     /* A copy: the source can write there at any time. */
     memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
     epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
-    epw_found found = epw_message_found(ring, comm->calls, &own);
+    epw_found found = epw_message_found(ring, comm->calls, &own, &comm->before);
     if (found == EPW_FOUND_NONSENSE) return refuse_message(p);
     if (found == EPW_FOUND_ANOTHER) {
         epw_comm_mismatch(comm, p, &own, epw_now_ns());

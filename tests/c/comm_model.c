@@ -6,6 +6,7 @@
  *  - what is taken in is of this epoch, this call and these arguments, in its turn;
  *  - memory that a peer reads where it lies is not used once its owner has taken it back;
  *  - no message of a sound peer is taken for nonsense, and where nothing fails nobody is given up;
+ *  - who has heard of all ranks since one of them called something else, if only another root, has found out;
  *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so this
  * is where waits without an end would be found.
  *
@@ -49,6 +50,8 @@ static const model models[] = {
     {"astray-lending", 2, 2, 2, 2, 2, ALL, .lends = EVERYBODY, .astray = true},
     {"astray-three", 3, 1, 1, 1, 1, ALL, .astray = true},
     {"astray-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .astray = true},
+    {"to-roots", 3, 1, 2, 1, 1, TO_ROOTS, .lends = NOBODY},
+    {"astray-in-root", 3, 1, 2, 1, 1, TO_ROOTS, .astray = true},
 };
 /* clang-format on */
 
