@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     }
     if (sends) answer_all<T, With>(a, o, s, order, answerer, expected.marked, first_row);
     if (receives) {
-        collect<T, With != Answers::rows>(a, o, expected, s.batch); // weighted unless the answers are sums already
+        collect<T, With != Answers::rows>(a, o, expected, s.batch); // for sums all weights are 1
         return;
     }
     ptx::let_next_begin();

@@ -13,7 +13,7 @@ constexpr uint32_t kScaleRoom = 1024;
 constexpr uint32_t kMaxTiles = 12;
 
 // The most shared memory that a block takes of an SM: half of 228 KiB, less what the kernels declare statically and 1 KiB that
-// the system reserves. More gains nothing, and leaves no room for small kernels of others beside it.
+// the system reserves. More gains nothing, and at this size small kernels of others find room beside it.
 constexpr uint32_t kBlockMemory = EPW_GPU_SHARE - 8 * 1024;
 
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }

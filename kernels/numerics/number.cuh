@@ -31,7 +31,7 @@ template <typename T> __device__ __forceinline__ uint4 pack_eight(const float (&
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) pairs[i] = T::pack(x[2 * i], x[2 * i + 1]);
-    // The sum is NaN if any value is NaN, or if infinities cancel, which costs no more than checking each value.
+    // The sum is NaN if any value is NaN, or if infinities cancel; in the latter case the checks below change nothing.
     float any = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     if (any != any) {
 #pragma unroll

@@ -62,8 +62,8 @@ __device__ __forceinline__ const unsigned char *written_by(const Peers &p, uint3
 }
 
 // The words of `source` for a lane, in this rank's window. A mapped peer writes them there. A peer behind a queue writes to the
-// inbox, across the PCIe bus, where loads of one address are serialised at two microseconds each. So the threads that wait for
-// such a peer copy its words from the inbox to the window, one thread at a time, and every thread reads the window.
+// inbox, across the bus, where loads of one address are serialised at two microseconds each. So the threads that wait for such a
+// peer copy its words from the inbox to the window, one thread at a time, and every thread reads the window.
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source, uint32_t lane) {
     return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, lane, 0));
 }
