@@ -12,7 +12,7 @@ struct epw_sm_share {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static epw_sm_share *shares; /* of all GPUs */
+static epw_sm_share *shares; /* shares of all GPUs */
 
 enum { HOLDERS_TEXT = 320, HOLDERS_NAMED = 6 };
 

@@ -361,8 +361,8 @@ epw_status epw_import_ring(epw_import *import, epw_where where) {
 
 void epw_import_close(epw_import *import) {
     if (import == NULL) return;
-    bool inherited = import->generation != epw_process_generation(); /* mapping and connection do not exist in
-                                                                      * this process */
+    /* A forked child has neither the mapping nor the connection. */
+    bool inherited = import->generation != epw_process_generation();
     if (import->path == EPW_PATH_THREAD) {
         epw_process_lock();
         if (!inherited) epw_lease_end(import->offer, import->rank);

@@ -146,7 +146,7 @@ typedef struct epw_coll_blocks_args {
     epw_coll_args common; /* send, recv and bytes are unused */
     uint64_t rows, give_pitch, take_pitch;
     uint64_t give_bytes, take_bytes;           /* of the longest block */
-    uint32_t element;                          /* bytes of one */
+    uint32_t element;                          /* bytes of one element */
     uint32_t uneven;                           /* each pair of ranks has sizes of its own, and the operation goes by rings */
     epw_coll_block give[EPW_COLL_BLOCK_RANKS]; /* to each rank, including itself */
     epw_coll_block take[EPW_COLL_BLOCK_RANKS]; /* from each rank; for a reduction the destination of the result, the same in all
