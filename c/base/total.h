@@ -1,4 +1,4 @@
-/* Sums of the caller's that several operations add to: two lanes may share an array. */
+/* The caller's sums, to which several operations add: two lanes may share an array. */
 #ifndef EPW_BASE_TOTAL_H
 #define EPW_BASE_TOTAL_H
 

@@ -53,7 +53,7 @@ epw_status epw_gpu_look(uint32_t ordinal, uint32_t count, epw_gpu_facts *out) {
     if (status != EPW_OK) return status;
     const epw_cuda_driver *driver = epw_cuda_driver_get();
     CUresult asked = driver->device_get(&device, (int)ordinal);
-    if (asked == CUDA_SUCCESS) /* an old driver does not know the question */
+    if (asked == CUDA_SUCCESS) /* an old driver does not know this attribute */
         (void)driver->device_get_attribute(&dma_buf, CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, device);
     out->dma_buf = dma_buf == 1;
     out->access = peers_of((int)ordinal, count, cudaDevP2PAttrAccessSupported);

@@ -8,15 +8,15 @@
 struct epw_sm_share {
     epw_sm_request of;
     uint32_t sms;
-    epw_sm_share *next; /* one that was taken earlier */
+    epw_sm_share *next; /* the next share, taken earlier */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static epw_sm_share *shares; /* of all GPUs */
+static epw_sm_share *shares; /* shares of all GPUs */
 
 enum { HOLDERS_TEXT = 320, HOLDERS_NAMED = 6 };
 
-/* Locked, as are the next two. */
+/* Called with the lock held, as are the next two functions. */
 static uint32_t taken(int32_t device) {
     uint32_t sum = 0;
     for (const epw_sm_share *s = shares; s != NULL; s = s->next)

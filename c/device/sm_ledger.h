@@ -1,11 +1,11 @@
-/* Which SMs of each GPU this process has promised to kernels that wait for peers. Such kernels must find room
- * on the GPU together, else one that waits keeps another one off it that a peer waits for, until the
- * deadline. Every buffer and communicator on a GPU takes its share when it is created, and gives it back when
- * it is destroyed; what would not fit is refused.
+/* The SMs of each GPU that this process has promised to kernels that wait for peers. Such kernels must be
+ * co-resident, otherwise a kernel that waits could keep off the GPU another kernel for which a peer waits,
+ * until the deadline. Every buffer and communicator on a GPU takes its share when it is created and returns
+ * it when it is destroyed; one that would not fit is refused.
  *
- * A block counts as an SM, though two of them may find room on one: how the GPU divides an SM's registers and
- * shared memory depends on what else runs there, so that is no promise. What other processes run on the GPU
- * is not known here. Nothing here calls CUDA. */
+ * A block counts as one SM, although two of them may fit on one: how an SM divides its registers and shared
+ * memory depends on what else runs there, so that cannot be relied on. Work of other processes on the GPU is
+ * not counted. Nothing here calls CUDA. */
 #ifndef EPW_DEVICE_SM_LEDGER_H
 #define EPW_DEVICE_SM_LEDGER_H
 
@@ -15,18 +15,18 @@ typedef struct epw_sm_share epw_sm_share;
 
 typedef struct epw_sm_request {
     int32_t device;
-    uint32_t sms; /* that the GPU has */
+    uint32_t sms; /* SMs of the GPU */
     uint32_t least, most;
-    uint32_t multiple;  /* the share is a multiple of this, as least and most are */
-    const char *holder; /* "buffer" or "communicator", for the errors of those that come later; not copied */
+    uint32_t multiple;  /* the share is a multiple of this, and so are least and most */
+    const char *holder; /* "buffer" or "communicator", for error texts of later requests; not copied */
     uint32_t rank;
 } epw_sm_request;
 
-/* As many as are free, from `least` to `most`. EPW_ERR_LIMIT: fewer are free, with who holds the others. Any
- * thread. */
+/* Takes as many SMs as are free, from `least` to `most`. EPW_ERR_LIMIT: fewer are free; the text names the
+ * holders of the others. Any thread. */
 epw_status epw_sm_ledger_take(const epw_sm_request *request, epw_where where, epw_sm_share **out);
 
-/* NULL: does nothing. */
+/* Returns a share. NULL: does nothing. */
 void epw_sm_ledger_give(epw_sm_share *share);
 
 uint32_t epw_sm_share_of(const epw_sm_share *share);
