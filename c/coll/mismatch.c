@@ -3,7 +3,8 @@
  *
  * The message need not be of the call that differs. Of two ranks that differ in the root, one may have done
  * its part and be in its next call, or its message may lie unread where another one waited for nobody. So a
- * message says what was called before it, and a rank remembers what it has called before. */
+ * message says what was called before it, and a rank remembers what it has called before. Where all wait for
+ * each other, lending, the message lies where nobody expects one: who waits looks there too. */
 #include "coll/parts.h"
 
 #include "base/clock.h"

@@ -184,4 +184,11 @@ static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, c
     return epw_descriptor_briefly_equal(&its_before, before) ? EPW_FOUND_OURS : EPW_FOUND_ANOTHER;
 }
 
+/* Call number `call` expects nothing more of the source of ring->message. Does it give something in this call
+ * or an earlier one? Then it has called something else: a message of a later call is in its turn. */
+static inline bool epw_message_unexpected(const epw_ring *ring, uint32_t call) {
+    const epw_message *m = &ring->message;
+    return m->number == ring->consumed + 1 && epw_descriptor_is_call(&m->what) && m->call <= call;
+}
+
 #endif

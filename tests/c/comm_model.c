@@ -44,6 +44,7 @@ static const model models[] = {
     {"leaving", 2, 1, 2, 1, 2, ALL, .leaves = true},
     {"leaving-lent", 2, 2, 1, 1, 2, ALL, .lends = RANK_0, .leaves = true},
     {"leaving-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .leaves = true},
+    {"leaving-to-roots", 3, 1, 2, 1, 1, TO_ROOTS, .leaves = true, .peeks = true},
     {"dropped", 2, 1, 2, 2, 2, ALL, .lends = EVERYBODY, .drops = true},
     {"dropped-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .lends = EVERYBODY, .drops = true},
     {"astray", 2, 1, 2, 2, 1, ALL, .astray = true},
@@ -51,7 +52,9 @@ static const model models[] = {
     {"astray-three", 3, 1, 1, 1, 1, ALL, .astray = true},
     {"astray-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .astray = true},
     {"to-roots", 3, 1, 2, 1, 1, TO_ROOTS, .lends = NOBODY},
+    {"to-roots-lending", 3, 1, 2, 1, 1, TO_ROOTS, .lends = EVERYBODY, .peeks = true},
     {"astray-in-root", 3, 1, 2, 1, 1, TO_ROOTS, .astray = true},
+    {"astray-in-root-lending", 3, 1, 2, 1, 1, TO_ROOTS, .lends = EVERYBODY, .peeks = true, .astray = true},
 };
 /* clang-format on */
 

@@ -74,7 +74,7 @@ static bool awaits_taken(const model *m, const peer *p) {
 static void look_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const peer *p = &s->ranks[r].of[q];
     state next;
-    if (p->in > 0) {
+    if (p->in > 0 || w->m->peeks) {
         begin_move(w, s, &next, "looks at POSTED of", r, q);
         look(w->m, &next, r, q, true);
         check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a sound peer is taken for a broken one");
@@ -229,8 +229,24 @@ static void end_message(walker *w, const state *s, unsigned r, unsigned q) {
     w->take(w, &next);
 }
 
+/* Nothing more of the peer's is expected in this call, and there is something. */
+static void peek(walker *w, const state *s, unsigned r, unsigned q) {
+    state next;
+    begin_move(w, s, &next, "peeks at what came of", r, q);
+    epw_ring *ring = &next.ranks[r].of[q].ring;
+    const slot *from = slot_of(w->m, &next, q, r, ring->consumed + 1);
+    check(w, !from->torn, "a slot is read while it is written");
+    memcpy(&ring->message, &from->message, sizeof ring->message);
+    bool unexpected = epw_message_unexpected(ring, s->ranks[r].calls);
+    check(w, w->m->astray || !unexpected, "ranks that call the same are taken to call different things");
+    ring->message = (epw_message){0};
+    if (unexpected) end_by_mismatch(w->m, &next, r, true);
+    w->take(w, &next);
+}
+
 static void read_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const peer *p = &s->ranks[r].of[q];
+    if (w->m->peeks && p->hand == IDLE && p->in == 0 && epw_ring_may_read(&p->ring)) peek(w, s, r, q);
     if (p->hand == IDLE && p->in > 0 && epw_ring_may_read(&p->ring)) open_message(w, s, r, q);
     if (p->hand == READING) end_message(w, s, r, q);
 }

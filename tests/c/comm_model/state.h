@@ -29,6 +29,7 @@ typedef struct model {
     bool impatient; /* ranks may give each other up though nobody has died */
     bool drops;     /* rank 0 may drop a call that it has begun */
     bool leaves;    /* ranks say farewell as soon as they have done all */
+    bool peeks;     /* who waits looks for messages that it does not expect */
     bool astray; /* the last rank calls something else once, in the first epoch: the last call is of another
                     count, or the first of another root */
 } model;
