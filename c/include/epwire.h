@@ -1288,9 +1288,13 @@ typedef struct epw_prefill_output {
     int32_t *row_experts;  /* dense and rank-major [C, topk]: local expert ids, -1 where the entry lives
                               elsewhere, and as above */
     float *row_weights;    /* dense and rank-major [C, topk]: routing weights, 0 where the id is -1 */
-    uint64_t *expert_totals; /* [E]: adds the rows of each local expert */
-    uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each source */
-    void *stream;            /* for GPUs */
+    uint64_t *ranges; /* packed and expert-major [E, ranks], as DeepEP packs them: in the lower 32 bits how
+                         many rows of the expert each source has, 0 of one that was lost, in the upper ones
+                         the number of the first of them among the expert's */
+    uint64_t *expert_totals;    /* [E]: adds the rows of each local expert */
+    int32_t *expert_totals_i32; /* [E]: adds them too, modulo 2^32 */
+    uint64_t *wait_ns;          /* [ranks]: adds the time spent waiting for each source */
+    void *stream;               /* for GPUs */
 } epw_prefill_output;
 
 #define EPW_PREFILL_OUTPUT_INIT                                                                              \

@@ -2775,8 +2775,14 @@ elsewhere, and as above*/
     pub row_experts: *mut i32,
     /// dense and rank-major [C, topk]: routing weights, 0 where the id is -1
     pub row_weights: *mut f32,
+    /** packed and expert-major [E, ranks], as DeepEP packs them: in the lower 32 bits how many
+rows of the expert each source has, 0 of one that was lost, in the upper ones the number
+of the first of them among the expert's*/
+    pub ranges: *mut u64,
     /// [E]: adds the rows of each local expert
     pub expert_totals: *mut u64,
+    /// [E]: adds them too, modulo 2^32
+    pub expert_totals_i32: *mut i32,
     /// [ranks]: adds the time spent waiting for each source
     pub wait_ns: *mut u64,
     /// for GPUs
@@ -2786,7 +2792,7 @@ elsewhere, and as above*/
 const _: () = {
     [
         "Size of epw_prefill_output",
-    ][::core::mem::size_of::<epw_prefill_output>() - 176usize];
+    ][::core::mem::size_of::<epw_prefill_output>() - 192usize];
     [
         "Alignment of epw_prefill_output",
     ][::core::mem::align_of::<epw_prefill_output>() - 8usize];
@@ -2857,14 +2863,20 @@ const _: () = {
         "Offset of field: epw_prefill_output::row_weights",
     ][::core::mem::offset_of!(epw_prefill_output, row_weights) - 144usize];
     [
+        "Offset of field: epw_prefill_output::ranges",
+    ][::core::mem::offset_of!(epw_prefill_output, ranges) - 152usize];
+    [
         "Offset of field: epw_prefill_output::expert_totals",
-    ][::core::mem::offset_of!(epw_prefill_output, expert_totals) - 152usize];
+    ][::core::mem::offset_of!(epw_prefill_output, expert_totals) - 160usize];
+    [
+        "Offset of field: epw_prefill_output::expert_totals_i32",
+    ][::core::mem::offset_of!(epw_prefill_output, expert_totals_i32) - 168usize];
     [
         "Offset of field: epw_prefill_output::wait_ns",
-    ][::core::mem::offset_of!(epw_prefill_output, wait_ns) - 160usize];
+    ][::core::mem::offset_of!(epw_prefill_output, wait_ns) - 176usize];
     [
         "Offset of field: epw_prefill_output::stream",
-    ][::core::mem::offset_of!(epw_prefill_output, stream) - 168usize];
+    ][::core::mem::offset_of!(epw_prefill_output, stream) - 184usize];
 };
 impl Default for epw_prefill_output {
     fn default() -> Self {
