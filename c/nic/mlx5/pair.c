@@ -182,7 +182,7 @@ bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t r
         if (pair->number != number || pair->options.peer != peer || remote == 0) continue;
         uint32_t connected = epw_mlx5_pair_remote(pair);
         found = connected == 0 || connected == remote;
-        
+
         if (connected == 0) pair->early_ended = remote;
         if (connected == remote) end_by_peer(pair);
     }
