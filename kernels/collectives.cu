@@ -1,4 +1,4 @@
-// Collectives: a kernel for each way to move bytes and each type that is folded.
+// Collectives: one kernel for each way to move bytes and each type that is reduced.
 #include "kernels/coll/blocks.cuh"
 #include "kernels/coll/bulk.cuh"
 #include "kernels/coll/membership.cuh"
@@ -8,7 +8,7 @@
 
 namespace epw {
 
-// T: what is folded; void: nothing is.
+// T: the type that is reduced; void: bytes are only moved.
 template <typename T>
 __global__ void __launch_bounds__(kCollThreads, 1) small_collective_kernel(const __grid_constant__ epw_coll_args a) {
     __shared__ Collective c;
@@ -62,7 +62,7 @@ template <typename T> constexpr Kernels of_type() {
     return {small_collective_kernel<T>, large_collective_kernel<T>, bulk_collective_kernel<T>, blocks_collective_kernel<T>};
 }
 
-// By EPW_TYPE_*; the last: what only moves.
+// By EPW_TYPE_*; the last entry is for bytes that are only moved.
 constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
 static const Kernels kernels[kTypes + 1] = {
     of_type<int8_t>(),  of_type<uint8_t>(),  of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),

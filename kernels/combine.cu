@@ -1,4 +1,4 @@
-// Combine kernels and how they are launched.
+// The combine kernels and their launch.
 #include "kernels/ep/answer.cuh"
 #include "kernels/ep/collect.cuh"
 #include "kernels/launch.cuh"
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         for (uint64_t &barrier : s.loaded) ptx::barrier_init(&barrier, 1);
         ptx::fence_barrier_init();
     }
-    __syncthreads(); // barriers are there
+    __syncthreads(); // the barriers are initialised
     ptx::wait_for_stream();
     const Opening opening(a.lane, EPW_AREA_ANSWERS, a.in.deadline_ns);
     if (threadIdx.x < a.lane.layout.ranks) {
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     if (threadIdx.x == kOpeningThreads) expected.marked = c->ordered;
     uint32_t *first_row = reinterpret_cast<uint32_t *>(memory);
     if constexpr (With != Answers::rows) {
-        // Where the experts' rows of each source begin: on its way together with the operation.
+        // Where each source's rows begin in the experts' lists: loaded while the operation is loaded.
         uint32_t lists = sends ? a.lane.layout.local_experts * a.lane.layout.ranks : 0;
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < lists; i += kCombineThreads) first_row[i] = a.lane.arrays.first_row[i];
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     }
     if (sends) answer_all<T, With>(a, o, s, order, answerer, expected.marked, first_row);
     if (receives) {
-        collect<T, With != Answers::rows>(a, o, expected, s.batch); // times one, where answers are sums
+        collect<T, With != Answers::rows>(a, o, expected, s.batch); // for sums all weights are 1
         return;
     }
     ptx::let_next_begin();

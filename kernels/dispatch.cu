@@ -1,4 +1,4 @@
-// Dispatch kernels and how they are launched.
+// The dispatch kernels and their launch.
 #include "kernels/ep/receive.cuh"
 #include "kernels/ep/send.cuh"
 #include "kernels/launch.cuh"
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         ptx::fence_barrier_init();
     }
     Sender<T, Payload> sender(a, sending, memory, table);
-    __syncthreads(); // barriers and counts are there
+    __syncthreads(); // the barriers are initialised, the counts are cleared
     ptx::wait_for_stream();
     if (sends) sender.begin();
     const Opening opening(a.lane, EPW_AREA_ROWS, a.in.deadline_ns);
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         return;
     }
     if (receives) {
-        if (threadIdx.x == 0 && a.out.expert_totals) atomicOr(&o.troubled, 1u); // there will be a sum to add to
+        if (threadIdx.x == 0 && a.out.expert_totals) atomicOr(&o.troubled, 1u); // the closing block must add to the caller's sums
         receive_rows<Spreads>(a, o, receiving, memory, table);
         return;
     }
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
 
 using Kernel = void (*)(Dispatch);
 
-// Rows that are not quantised travel as they are, whatever their type.
+// Rows that are not quantised travel unchanged, whatever their type.
 template <typename T, bool Spreads> static Kernel choose(uint32_t payload) {
     switch (payload) {
     case EPW_PAYLOAD_FP8_F32:

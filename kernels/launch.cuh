@@ -1,9 +1,9 @@
-// Launching kernels: with programmatic serialization the next kernel of a stream is set up while this one still runs, and
-// waits in ptx::wait_for_stream. Works in graphs too.
+// Launching kernels. With programmatic serialization the next kernel of a stream is launched while this one still runs, and waits
+// in ptx::wait_for_stream. This works in graphs too.
 //
-// The dispatch and the combine of a step follow each other through one instruction cache. Together they once took 208 KB of code;
-// with 127 KB a pair is 0.7 us faster, and one of a single token 1.3 us (H200). So what is rare is not inlined, loops that are
-// not hot are not unrolled, and there is a kernel for each way to deliver rows and to answer them.
+// The dispatch and the combine of a step share one instruction cache. Together they once were 208 KB of code; at 127 KB a pair is
+// 0.7 us faster, and a pair for a single token 1.3 us (H200). Hence rare code is not inlined, loops off the hot path are not
+// unrolled, and there is one kernel for each way to deliver rows and to answer them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,11 +12,11 @@
 
 namespace epw {
 
-// Loads a kernel, and sees that an SM holds a block of it.
+// Loads a kernel, and checks that an SM can hold a block of it.
 template <typename Args> cudaError_t prepare(void (*kernel)(Args), uint32_t threads, size_t shared) {
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
     if (error != cudaSuccess) return error;
-    // The same for all kernels: an SM that divides its memory differently must be empty first.
+    // The carve-out is the same for all kernels: an SM changes it only when it is empty.
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     if (error != cudaSuccess) return error;
     int blocks = 0;
@@ -24,7 +24,7 @@ template <typename Args> cudaError_t prepare(void (*kernel)(Args), uint32_t thre
     return error == cudaSuccess && blocks == 0 ? cudaErrorLaunchOutOfResources : error;
 }
 
-// One file of kernels each.
+// One for each file of kernels.
 cudaError_t prepare_dispatch();
 cudaError_t prepare_combine();
 cudaError_t prepare_membership();

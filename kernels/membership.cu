@@ -1,19 +1,19 @@
-// Small kernels of one block: giving a handle up, ending a step, beginning a membership, and parting with a peer.
+// Small kernels: releasing a handle, beginning a membership, reporting a step and disconnecting a peer.
 #include "kernels/ep/lane.cuh"
 #include "kernels/launch.cuh"
 
 namespace epw {
 
-// The compiler is told of more blocks on an SM than there are: it then takes 40 registers for each thread, and spills none.
+// The bound claims more blocks per SM than there are: the compiler then uses 40 registers a thread, and spills none.
 constexpr uint32_t kReleaseBound = 5;
 
-// Answers no rows: each peer that takes part is told so once its rows have come.
+// Answers no rows: each peer that takes part is signalled so once its own rows have come.
 __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
     const Opening opening(a.lane, EPW_AREA_CONTROL, 0);
-    if (peer < a.lane.layout.ranks) prepare_signal(); // while the operation comes
+    if (peer < a.lane.layout.ranks) prepare_signal(); // while the operation is still being loaded
     opening.write(o, false);
     __syncthreads();
     if (o.stage == EPW_GPU_FREE) {
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
         __syncthreads();
     }
     ptx::let_next_begin();
-    // Writer: this thread, behind its fence. Reader: the peer's wait for permission to send its next operation, and its combine.
+    // Writer: this thread, after its fence. Reader: the peer's wait for permission to send its next operation, and its combine.
     if (answers) signal_prepared(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, 0));
     if (o.troubled) {
         if (peer == 0) {
@@ -49,10 +49,10 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     ptx::wait_for_stream();
     uint32_t peer = threadIdx.x;
     const epw_gpu_peers *peers = a.peers[0];
-    // Former members too: they need not wait for this rank to find out.
+    // Former members are told too, so that they need not time out to find out.
     const bool told = peer < a.ranks && (has(a.active, peer) || has(peers->active, peer)) && is_reached(peers, peer);
     if (peer < EPW_MAX_LANES && a.states[peer] != nullptr && a.states[peer]->turns[0].stage != EPW_GPU_FREE) {
-        a.states[peer]->faulted = 1; // what it has begun ends here
+        a.states[peer]->faulted = 1; // an operation that the lane had begun ends here
     }
     __syncthreads();
     if (peer < EPW_MAX_LANES) {
@@ -69,10 +69,10 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
         if (s != nullptr) set_turns(s, {EPW_GPU_FREE, 0, 0, 0, s->sent_blocks, s->out_blocks, {}});
     }
     __syncthreads();
-    // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for permission to send its
-    // first operation, and any wait for this rank in an older epoch.
+    // Writer: this rank, which has finished its reads and writes of the old epoch. Reader: each member's wait for permission to
+    // send its first operation, and every wait for this rank that still belongs to an older epoch.
     if (told) {
-        signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST, a.last[0]); // before it: see ep/verdict.h
+        signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST, a.last[0]); // before the epoch word: see ep/verdict.h
         signal_lane(peers, peer, a.rank, 0, EPW_WORD_LAST_BUT_ONE, a.last[1]);
         for (uint32_t lane = 0; lane < EPW_MAX_LANES && a.peers[lane] != nullptr; lane++) {
             signal_lane(peers, peer, a.rank, lane, EPW_WORD_EPOCH, a.epoch_word);
@@ -80,8 +80,8 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) membership_kernel(const __g
     }
 }
 
-// Posts the report of a step. What the lanes' kernels have left comes before it in the order of the stream, or by the events that
-// the host has put between them.
+// Posts the report of a step. The work of the lanes' kernels precedes it in stream order, or by the events that the host puts
+// between the streams.
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __grid_constant__ epw_checkpoint_args a) {
     __shared__ uint64_t report;
     ptx::wait_for_stream();
@@ -97,21 +97,21 @@ __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) checkpoint_kernel(const __g
     }
     __syncthreads();
     if (peer >= a.ranks || !is_reached(peers, peer)) return;
-    // It may be its own suspect.
+    // This rank may be its own suspect.
     const bool told = peer == a.rank || (has(peers->active, peer) && !has_now(a.shared->suspects, peer));
-    // Writer: this thread. Reader: the copies by which a peer's host judges the step. Nothing else goes with the word.
+    // Writer: this thread. Reader: the copies with which a peer's host judges the step. The word announces no other data.
     if (told) signal_lane(peers, peer, a.rank, 0, EPW_WORD_REPORT, report);
 }
 
-// A dispatch may have received the peer's rows, or still wait for them, when the peer is given up by the other lane and its
-// window unmapped; the rest of the operation is enqueued later, by a graph. It finds the peer absent and no rows of it to be
-// answered. A block to a lane.
+// When the other lane gives a peer up and its window is unmapped, a dispatch may have received the peer's rows already, or still
+// wait for them, and the rest of its operation may be enqueued later, by a graph. That rest then finds the peer absent, with no
+// rows to answer. One block per lane.
 __global__ void __launch_bounds__(EPW_GPU_MAX_RANKS) disconnect_kernel(const __grid_constant__ epw_disconnect_args a) {
     ptx::wait_for_stream();
     epw_gpu_lane_state *s = a.states[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < s->blocks; i += EPW_GPU_MAX_RANKS) remove(s->turns[i].present, a.peer);
-    // Of a member that was revoked no kernel may know yet: it is a suspect from now on, and told behind all that this rank has
-    // written there.
+    // No kernel may know yet that the group has excluded the peer: it becomes a suspect here, and is told after everything that
+    // this rank has written to it.
     epw_gpu_peers *peers = a.peers[blockIdx.x];
     if (threadIdx.x == 0 && has(peers->active, a.peer) && is_reached(peers, a.peer)) {
         insert(peers->shared->suspects, a.peer);

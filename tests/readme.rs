@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use epwire::prefill::{PrefillConfig, PrefillPlan};
 use epwire::{EpBuffer, EpConfig, Mask, Plan};
 
 const README: &str = include_str!("../README.md");
@@ -26,6 +27,7 @@ const MANUAL: &[&str] = &[
     page!("gpus"),
     page!("launching"),
     page!("paths"),
+    page!("prefill"),
     page!("programs"),
     page!("security"),
     page!("serving"),
@@ -137,6 +139,26 @@ fn the_table_of_memory_is_what_plan_says() {
     assert!(
         page!("steps").contains(&format!("{header}{table}")),
         "put this into the guide's page on steps:\n{header}{table}"
+    );
+}
+
+#[test]
+fn the_table_of_memory_for_prefill_is_what_plan_says() {
+    let header = "| ranks | `max_tokens` | slots of a ring | window | a routing | and for each 1,000 rows that come |\n\
+                  |---|---|---|---|---|---|\n";
+    let mebibytes = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
+    let rows = [(4, 4096), (8, 8192), (8, 65536), (64, 8192)];
+    let table: String = rows
+        .map(|(ranks, tokens)| {
+            let config = PrefillConfig::new(EpConfig::new(tokens, 7168, 256, 8));
+            let plan = PrefillPlan::new(&config, ranks).unwrap();
+            let sizes = [plan.window_bytes, plan.routing_bytes, 1000 * plan.routing_row_bytes].map(mebibytes);
+            format!("| {ranks} | {tokens} | {} | {} |\n", plan.ring_tokens, sizes.join(" | "))
+        })
+        .concat();
+    assert!(
+        page!("prefill").contains(&format!("{header}{table}")),
+        "put this into the guide's page on prefill:\n{header}{table}"
     );
 }
 

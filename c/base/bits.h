@@ -31,7 +31,8 @@ static inline bool epw_mask_empty(const epw_mask *mask) {
     return any == 0;
 }
 
-/* Runs the following statement for every rank of the set, ascending. The set may lose `rank` meanwhile. */
+/* Runs the following statement for every rank of the set, in ascending order. The statement may remove `rank`
+ * from the set. */
 #define EPW_MASK_FOR(rank, mask, ranks)                                                                      \
     for (uint32_t rank = 0; rank < (ranks); rank++)                                                          \
         if (epw_mask_has((mask), rank))

@@ -1,9 +1,9 @@
-/* How this thread's floating-point unit rounds, flushes and traps. Results are defined bit for bit
- * (numerics/numerics.h), but programs change the unit: torch.set_flush_denormal and -ffast-math flush
- * subnormals, interval arithmetic changes the rounding, debugging lets exceptions trap; a new thread starts
- * as its creator was. So whoever computes calls epw_float_enter first, and afterwards epw_float_leave, which
- * restores what was found, flags included. The compiler knows nothing of this: the computation must be behind
- * a call that it cannot inline. */
+/* The floating-point mode of a thread: rounding, flushing and traps. Results are defined bit for bit
+ * (numerics/numerics.h), but programs change the mode: torch.set_flush_denormal and -ffast-math flush
+ * subnormals, interval arithmetic changes the rounding, debugging enables traps; and a new thread inherits
+ * the mode of its creator. So code that computes first enters here, and on leaving restores the mode as
+ * found, flags included. The compiler does not know of this: the computation must be behind a call that the
+ * compiler cannot see into. */
 #ifndef EPW_BASE_FLOAT_STATE_H
 #define EPW_BASE_FLOAT_STATE_H
 
@@ -11,22 +11,22 @@
 
 typedef struct epw_float_state {
     uint64_t control;
-    uint64_t flags; /* exceptions raised so far, where that is a register of its own */
+    uint64_t flags; /* exceptions raised so far, if they have a register of their own */
 } epw_float_state;
 
-/* To nearest even, subnormals kept, no traps. Returns what epw_float_leave puts back. */
+/* Sets rounding to nearest even, keeps subnormals, disables traps. Returns the state for epw_float_leave. */
 static inline epw_float_state epw_float_enter(void) {
     epw_float_state before = {0, 0};
 #if defined(__x86_64__)
-    /* MXCSR: FTZ 15, rounding 14:13, masks of exceptions 12:7, DAZ 6, flags 5:0. Loading it takes longer than
-     * reading it, and mostly there is nothing to change. */
+    /* MXCSR: FTZ 15, rounding 14:13, masks of exceptions 12:7, DAZ 6, flags 5:0. Writing it takes longer than
+     * reading it, and usually nothing changes. */
     uint32_t found, wanted;
     __asm__ volatile("stmxcsr %0" : "=m"(found)::"memory");
     wanted = (found & ~0xffc0u) | 0x1f80u;
     if (wanted != found) __asm__ volatile("ldmxcsr %0" ::"m"(wanted) : "memory");
     before.control = found;
 #elif defined(__aarch64__)
-    /* FPCR: zero is all of that. FPSR: flags. */
+    /* FPCR: zero means all of that. FPSR: flags. */
     __asm__ volatile("mrs %0, fpcr" : "=r"(before.control)::"memory");
     __asm__ volatile("mrs %0, fpsr" : "=r"(before.flags)::"memory");
     if (before.control != 0) __asm__ volatile("msr fpcr, %0" ::"r"((uint64_t)0) : "memory");

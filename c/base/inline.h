@@ -1,5 +1,5 @@
-/* How functions are declared that C and CUDA share: layout and rules, compiled for both sides where nvcc
- * compiles them. */
+/* Declares functions that C and CUDA share, such as layouts and rules: nvcc compiles them for host and
+ * device. */
 #ifndef EPW_BASE_INLINE_H
 #define EPW_BASE_INLINE_H
 

@@ -1,4 +1,4 @@
-/* Numbers of 1 to 8 bytes as they travel: the lowest byte first, at any address. */
+/* Numbers of 1 to 8 bytes in transit form: lowest byte first, at any address. */
 #ifndef EPW_BASE_LITTLE_ENDIAN_H
 #define EPW_BASE_LITTLE_ENDIAN_H
 

@@ -20,11 +20,11 @@ static const char *const levels[] = {"off", "warn", "info", "trace"};
 
 _Atomic uint8_t epw_log_levels[EPW_LOG_SUBSYSTEMS];
 
-/* Held by writers: settings change one at a time. */
+/* Serialises writers: settings change one at a time. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static bool is_open;
 
-/* Lines. The descriptor is written before levels above off, and closed by nobody. */
+/* Lines. The descriptor is written before any level above off is set, and is never closed. */
 static atomic_int lines_fd = STDERR_FILENO;
 static _Atomic uint8_t line_levels[EPW_LOG_SUBSYSTEMS];
 
@@ -42,7 +42,7 @@ static int level_of(const char *text, size_t length) {
     return -1;
 }
 
-/* Reads "info" or "warn,path=trace" into `out`; false where it is neither. */
+/* Parses "info" or "warn,path=trace" into `out`; false if it is neither. */
 static bool parse(const char *text, uint8_t out[EPW_LOG_SUBSYSTEMS]) {
     memset(out, 0, EPW_LOG_SUBSYSTEMS);
     while (true) {
@@ -69,7 +69,7 @@ static epw_status wrong(const char *what, const char *text, epw_where where) {
         what, text);
 }
 
-/* Locked. */
+/* Called with the lock held. */
 static void set_levels(_Atomic uint8_t own[EPW_LOG_SUBSYSTEMS], const uint8_t to[EPW_LOG_SUBSYSTEMS]) {
     for (int s = 0; s < EPW_LOG_SUBSYSTEMS; s++) {
         atomic_store_explicit(&own[s], to[s], memory_order_relaxed);
@@ -79,7 +79,7 @@ static void set_levels(_Atomic uint8_t own[EPW_LOG_SUBSYSTEMS], const uint8_t to
     }
 }
 
-/* Locked. Appends to the file, in whose name %p stands for the process. */
+/* Called with the lock held. Opens the file for appending; %p in its name stands for the process id. */
 static epw_status open_file(const char *name, epw_where where) {
     char path[1024];
     const char *process = strstr(name, "%p");
@@ -94,7 +94,7 @@ static epw_status open_file(const char *name, epw_where where) {
     return EPW_OK;
 }
 
-/* Locked. A variable that is empty counts as unset. */
+/* Called with the lock held. An empty variable counts as unset. */
 static epw_status read_variables(epw_where where) {
     const char *text = getenv("EPWIRE_LOG"), *file = getenv("EPWIRE_LOG_FILE");
     uint8_t asked[EPW_LOG_SUBSYSTEMS];
@@ -118,7 +118,8 @@ epw_status epw_log_set(const char *text, epw_log_fn fn, void *context) {
     if (fn != NULL && (text == NULL || !parse(text, asked)))
         return wrong("levels", text == NULL ? "NULL" : text, (epw_where){"log_set", -1, -1});
     pthread_mutex_lock(&lock);
-    /* Writer: this thread. Reader: emit, of any thread, which takes the context after the function. */
+    /* Writer: this thread. Reader: epw_log on any thread, which loads the function, an acquire, before the
+     * context. */
     atomic_store_explicit(&record_fn, NULL, memory_order_seq_cst);
     atomic_store_explicit(&record_context, context, memory_order_relaxed);
     atomic_store_explicit(&record_fn, fn, memory_order_release);
@@ -135,7 +136,7 @@ static uint64_t wall_clock(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Replaces control characters, so that it stays one line, whatever peers have sent. */
+/* Makes the text safe for a terminal: one line, whatever peers have sent. */
 static void make_printable(char *text) {
     for (; *text != '\0'; text++)
         if ((unsigned char)*text < ' ') *text = ' ';
@@ -189,7 +190,8 @@ void epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const
 }
 
 bool epw_log_listens(uint32_t subsystem, uint32_t level) {
-    epw_log_open((epw_where){"log", -1, -1}); /* an error is reported by the next creation of a buffer */
+    epw_log_open((epw_where){"log", -1, -1}); /* the creation of the next buffer reports what is wrong with
+                                               * it */
     return subsystem < EPW_LOG_SUBSYSTEMS && on(line_levels, subsystem, level);
 }
 

@@ -1,7 +1,7 @@
-/* What the core says of itself while it runs: lines on stderr or in a file as EPWIRE_LOG asks, records for
- * the program as epw_log_set does (epwire.h, section 1). It speaks where paths are chosen, memberships begin
- * and peers are given up, never for each operation: while it is off it costs a load there, and nothing in a
- * wait. A line is formatted on the stack and written by one call: no lock, no allocation. */
+/* The core's log: lines on stderr or in a file, as EPWIRE_LOG selects, and records for the program, as
+ * epw_log_set selects (epwire.h, section 1). It logs where paths are chosen, memberships begin and peers are
+ * given up, never for each operation: when it is off, a log call costs one load, and waits contain none. A
+ * line is formatted on the stack and written by one call: no lock, no allocation. */
 #ifndef EPW_BASE_LOG_H
 #define EPW_BASE_LOG_H
 
@@ -10,7 +10,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
-/* Who speaks; in the order of the names in log.c. */
+/* The subsystems, in the order of the names in log.c. */
 typedef enum epw_log_subsystem {
     EPW_LOG_PLAN,   /* sizes of what is created */
     EPW_LOG_PATH,   /* how peers are reached, and why not */
@@ -20,28 +20,29 @@ typedef enum epw_log_subsystem {
     EPW_LOG_SUBSYSTEMS
 } epw_log_subsystem;
 
-/* What somebody listens to. Writer: epw_log_open and epw_log_set, under a lock. Reader: any thread, relaxed:
- * a thread that sees a change late omits a line. */
+/* The level of each subsystem to which a line or record receiver listens. Writer: epw_log_open and
+ * epw_log_set, under a lock. Reader: any thread, relaxed: a thread that sees a change late logs one line less
+ * or more. */
 extern _Atomic uint8_t epw_log_levels[EPW_LOG_SUBSYSTEMS];
 
 static inline bool epw_log_on(epw_log_subsystem subsystem, uint32_t level) {
     return atomic_load_explicit(&epw_log_levels[subsystem], memory_order_relaxed) >= level;
 }
 
-/* Says a line to those who listen. `where`: rank and peer, -1 where there is none; its op is not said. Leaves
- * errno and the last error alone. */
+/* Logs to all receivers of this level. `where`: rank and peer, -1 if there is none; its op is not logged.
+ * Preserves errno and the last error. */
 #if defined(__GNUC__)
 __attribute__((format(printf, 4, 5)))
 #endif
 void
 epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const char *fmt, ...);
 
-/* Reads EPWIRE_LOG and EPWIRE_LOG_FILE, the first time. EPW_ERR_INVALID: a variable holds something else;
+/* Reads EPWIRE_LOG and EPWIRE_LOG_FILE, on the first call. EPW_ERR_INVALID: a variable has an invalid value;
  * EPW_ERR_SYSTEM: the file cannot be opened. */
 epw_status epw_log_open(epw_where where);
 
-/* For the crate, whose group writes to the same log: lines alone, since it has events of its own. Opens the
- * log, and says whether somebody listens: */
+/* For the crate, whose group writes to the same log, but only lines, as it has events of its own. Opens the
+ * log. Returns whether a receiver listens: */
 bool epw_log_listens(uint32_t subsystem, uint32_t level);
 void epw_log_line(uint32_t subsystem, uint32_t level, uint32_t rank, const char *text);
 

@@ -1,5 +1,5 @@
-/* See pool.h. No thread ever waits for a lock that a worker holds, because a worker may be kept off its core
- * at any point: jobs are handed out and counted by atomics, and futexes are for sleeping only. */
+/* See pool.h. No thread ever waits for a lock that a worker holds, because a worker may lose its core at any
+ * point: jobs are handed out and counted by atomics, and futexes serve only for sleeping. */
 #include "base/pool.h"
 
 #include "base/barrier.h"
@@ -16,20 +16,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* In `unfinished`: the caller sleeps until the rest is zero. */
+/* Bit of `unfinished`: the caller sleeps until the other bits are zero. */
 #define CALLER_SLEEPS UINT32_C(0x80000000)
 
 struct epw_pool {
     uint32_t threads;
-    pthread_mutex_t turn; /* held by the caller whose job runs */
-    /* The job. Written by the caller while there is no item to take; read by a thread between taking an item
+    pthread_mutex_t turn; /* held by the caller whose job is running */
+    /* The job. Written by the caller while there is no item to take; a thread reads it between taking an item
      * and counting it as finished. */
     epw_pool_fn fn;
     void *context;
     uint32_t items;
-    _Atomic int64_t left;        /* items that nobody has taken; negative where threads asked in vain */
+    _Atomic int64_t left;        /* items that nobody has taken yet; negative after threads have found none
+                                  * left */
     _Atomic uint32_t unfinished; /* items that have not ended, and CALLER_SLEEPS */
-    _Atomic uint32_t jobs;       /* counts them; idle workers sleep on it */
+    _Atomic uint32_t jobs;       /* number of jobs so far; idle workers sleep on it */
     atomic_bool ending;
     struct worker {
         epw_pool *pool;
@@ -48,13 +49,13 @@ static void futex_wake(_Atomic uint32_t *word, uint32_t threads) {
 
 /* Takes items until there are none, then counts those it took as finished.
  *
- * Of `left`. Writer: the caller in epw_pool_run, which has written the job before; reader: the thread that
- * takes an item here, release to acquire. What it takes is an item of the job of that moment, however long
- * ago it was woken, and that job cannot end without it. A thread that comes when nothing is left only makes
- * `left` more negative, which the next job overwrites.
+ * `left`: writer, the caller in epw_pool_run, which has written the job before; reader, the thread that takes
+ * an item here; release to acquire. The item belongs to the job of that moment, however long ago the thread
+ * was woken, and that job cannot end without it. A thread that comes when nothing is left only makes `left`
+ * more negative, and the next job overwrites it.
  *
- * Of `unfinished`. Writer: the thread here, behind its items' stores and the fence for streaming ones;
- * reader: the caller in await_items, release to acquire. From then on the job is not touched. */
+ * `unfinished`: writer, this thread, after its items' stores and the fence for streaming ones; reader, the
+ * caller in await_items; release to acquire. After that this thread does not touch the job. */
 static void take_items(epw_pool *pool, uint32_t thread) {
     uint32_t finished = 0;
     int64_t left;
@@ -70,7 +71,7 @@ static void take_items(epw_pool *pool, uint32_t thread) {
     if (rest == CALLER_SLEEPS) futex_wake(&pool->unfinished, 1);
 }
 
-/* Until the items that workers took have ended. */
+/* Waits until the items that workers took have ended. */
 static void await_items(epw_pool *pool) {
     if (atomic_load_explicit(&pool->unfinished, memory_order_acquire) == 0) return;
     uint32_t seen = atomic_fetch_or_explicit(&pool->unfinished, CALLER_SLEEPS, memory_order_acquire);
@@ -89,12 +90,12 @@ static void *worker_main(void *argument) {
         uint32_t seen = atomic_load_explicit(&pool->jobs, memory_order_acquire);
         if (atomic_load_explicit(&pool->ending, memory_order_relaxed)) return NULL;
         take_items(pool, self->index);
-        futex_wait(&pool->jobs, seen); /* returns at once if there has been another job since */
+        futex_wait(&pool->jobs, seen); /* returns at once if a job has come since */
     }
 }
 
-/* Writer: who has made a job, or the order to end, just before. Reader: worker_main, before it looks for
- * either; a worker that read the count before this does not go to sleep. */
+/* Writer: the thread that has just written a job, or the order to end. Reader: worker_main, before it checks
+ * for either; a worker that loaded the count before this does not go to sleep. */
 static void wake_workers(epw_pool *pool, uint32_t threads) {
     atomic_fetch_add_explicit(&pool->jobs, 1, memory_order_release);
     futex_wake(&pool->jobs, threads);

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The whole text, and where in it the part behind "op: rank R: peer P: " begins. */
+/* The whole text, and the offset of the part after "op: rank R: peer P: ". */
 static _Thread_local char last_error[768];
 static _Thread_local size_t text_at;
 static _Thread_local epw_where last_where = {"", -1, -1};

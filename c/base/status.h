@@ -1,10 +1,10 @@
-/* Status codes' last-error text: every failing function of the core ends in one of these two calls. */
+/* The last-error text of status codes: every failing function of the core ends in one of these two calls. */
 #ifndef EPW_BASE_STATUS_H
 #define EPW_BASE_STATUS_H
 
 #include "epwire.h"
 
-/* Where an error happened. rank and peer are -1 where they have no meaning. */
+/* Where an error happened. rank and peer are -1 if they have no meaning. */
 typedef struct epw_where {
     const char *op; /* the public operation, for example "dispatch" */
     int rank;

@@ -207,6 +207,24 @@ static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     }
 }
 
+static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
+    return epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > count;
+}
+
+/* Nothing moves. Where roots differ this rank may wait for a peer that waits for another one, all of them
+ * lending or with full rings, and what tells lies where nobody awaits anything. */
+static void look_for_unexpected(epw_comm *comm, uint64_t now) {
+    if (!comm->running) return;
+    FOR_OTHERS(p, comm) {
+        if (p->in.open) continue;
+        uint64_t posted =
+            epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_POSTED);
+        if (says_more(comm, posted, p->rings[EPW_CHANNEL_COLLECTIVE].seen))
+            look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_POSTED, now);
+        epw_flow_check_unexpected(comm, comm->queue, p, now);
+    }
+}
+
 /* Whether the peer's part in anything is still to come. */
 static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
     return (comm->running && !epw_flow_over(p)) || epw_point_awaits(p) || epw_point_has_more(p);
@@ -458,7 +476,8 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
             now = epw_now_ns();
             tell_between_turns(comm, now);
         } else {
-            more = lose_silent(comm, now);
+            look_for_unexpected(comm, now);
+            more = !comm->mismatched && lose_silent(comm, now);
         }
     }
     if (comm->mismatched) end_all(comm, now);
@@ -545,10 +564,6 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
     epw_job *job = comm->jobs;
     while (job != NULL && job->id != work) job = job->next;
     return job;
-}
-
-static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
-    return epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > count;
 }
 
 /* Whether a step would find something new. Locked. */

@@ -161,18 +161,31 @@ static bool refuse_message(epw_coll_peer *p) {
     return false;
 }
 
+/* Takes a copy of the next message of the peer's, which can write there at any time. False: there is none. */
+static bool copy_message(epw_comm *comm, epw_coll_peer *p) {
+    epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
+    if (!epw_ring_may_read(ring)) return false;
+    uint64_t offset =
+        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
+    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
+    return true;
+}
+
+void epw_flow_check_unexpected(epw_comm *comm, const epw_op *op, epw_coll_peer *p, uint64_t now) {
+    if (p->in.open || !copy_message(comm, p)) return;
+    if (!epw_message_unexpected(&p->rings[EPW_CHANNEL_COLLECTIVE], comm->calls)) return;
+    epw_descriptor own = epw_descriptor_of(&op->call, 0);
+    epw_comm_mismatch(comm, p, &own, now);
+}
+
 /* The next message of the peer's, checked. False: there is none, or it is not of this collective. */
 static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (ring->here) return true;
     const epw_message *m = &ring->message;
-    if (!epw_ring_may_read(ring)) return false;
-    uint64_t offset =
-        epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), ring->consumed + 1);
-    /* A copy: the source can write there at any time. */
-    memcpy(&ring->message, epw_peers_own(&comm->peers) + offset, sizeof ring->message);
+    if (!copy_message(comm, p)) return false;
     epw_descriptor own = epw_descriptor_of(&op->call, elements_of(&op->call, &p->in));
-    epw_found found = epw_message_found(ring, comm->calls, &own);
+    epw_found found = epw_message_found(ring, comm->calls, &own, &comm->before);
     if (found == EPW_FOUND_NONSENSE) return refuse_message(p);
     if (found == EPW_FOUND_ANOTHER) {
         epw_comm_mismatch(comm, p, &own, epw_now_ns());

@@ -64,10 +64,10 @@ typedef struct epw_message {
     uint32_t carry;
     epw_descriptor what;
     uint32_t voids;
-    uint32_t before_count; /* of the collective before: whoever lacks a message of that learns what it was; */
+    uint32_t before_count; /* of the collective before, which is compared as well; cut to 32 bits */
     uint64_t bytes;
     uint64_t address;
-    epw_called before; /* its count is cut to 32 bits */
+    epw_called before;
 } epw_message;
 static_assert(sizeof(epw_message) == 64, "a message begins with a cache line of its own");
 

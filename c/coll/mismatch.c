@@ -3,30 +3,30 @@
  *
  * The message need not be of the call that differs. Of two ranks that differ in the root, one may have done
  * its part and be in its next call, or its message may lie unread where another one waited for nobody. So a
- * message says what was called before it, and a rank remembers what it has called before. */
+ * message says what was called before it, and a rank remembers what it has called before. Where all wait for
+ * each other, lending, the message lies where nobody expects one: who waits looks there too. */
 #include "coll/parts.h"
 
 #include "base/clock.h"
 
 #include <string.h>
 
-static bool is_briefly(const epw_descriptor *a, const epw_descriptor *b) {
-    epw_called brief_a = epw_brief(a), brief_b = epw_brief(b);
-    bool counted = !a->uneven && !b->uneven;
-    return memcmp(&brief_a, &brief_b, sizeof brief_a) == 0 &&
-           (!counted || epw_brief_count(a) == epw_brief_count(b));
-}
-
-/* What this rank and the peer have called, of one number if both are known. */
+/* What this rank and the peer have called, of one number if both are known: of the first in which they are
+ * seen to differ. */
 static epw_mismatch describe(const epw_comm *comm, uint32_t peer, const epw_message *m,
                              const epw_descriptor *own) {
     epw_mismatch found = {
         .rank = {comm->config.rank, peer}, .number = {comm->calls, m->call}, .call = {*own, m->what}};
-    epw_descriptor its_before = epw_descriptor_from(&m->before, m->before_count);
-    if (m->call + 1 == comm->calls && !is_briefly(&comm->before, &m->what)) {
+    epw_descriptor its_before = epw_message_before(m);
+    bool same_before = epw_descriptor_briefly_equal(&comm->before, &its_before);
+    if (m->call == comm->calls && !same_before) {
+        found.number[0] = found.number[1] = comm->calls - 1;
+        found.call[0] = comm->before;
+        found.call[1] = its_before;
+    } else if (m->call + 1 == comm->calls && !epw_descriptor_briefly_equal(&comm->before, &m->what)) {
         found.number[0] = m->call;
         found.call[0] = comm->before;
-    } else if (m->call == comm->calls + 1 && !is_briefly(own, &its_before)) {
+    } else if (m->call == comm->calls + 1 && !epw_descriptor_briefly_equal(own, &its_before)) {
         found.number[1] = comm->calls;
         found.call[1] = its_before;
     }

@@ -197,6 +197,10 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now);
 /* Whether the peer's part is over: nothing is to come or to go, and it reads nothing of the caller's. */
 bool epw_flow_over(const epw_coll_peer *p);
 
+/* Nothing more is expected of the peer in the collective that runs: tells of a mismatch if it gives something
+ * all the same. */
+void epw_flow_check_unexpected(epw_comm *comm, const epw_op *op, epw_coll_peer *p, uint64_t now);
+
 /* The peer's part ends as it is; `voids`: whom it lacks. */
 void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids);
 

@@ -161,11 +161,34 @@ static inline epw_descriptor epw_descriptor_from(const epw_called *brief, uint32
                             .count = count};
 }
 
-/* ring->message, which lies where message consumed + 1 does. `own` is call number `call` of this rank's. */
-static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, const epw_descriptor *own) {
+/* Whether both are the same as far as a brief tells: of uneven blocks each pair has a count of its own. */
+static inline bool epw_descriptor_briefly_equal(const epw_descriptor *a, const epw_descriptor *b) {
+    return a->kind == b->kind && a->type == b->type && a->op == b->op && a->uneven == b->uneven &&
+           a->peer == b->peer && (a->uneven || epw_brief_count(a) == epw_brief_count(b));
+}
+
+/* What the message says that its source has called before. */
+static inline epw_descriptor epw_message_before(const epw_message *m) {
+    return epw_descriptor_from(&m->before, m->before_count);
+}
+
+/* ring->message, which lies where message consumed + 1 does. `own` is call number `call` of this rank's, and
+ * `before` the one before it: where only roots differ, the messages of a collective may all look right, or
+ * not concern this rank, and only those of the next one tell. */
+static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, const epw_descriptor *own,
+                                          const epw_descriptor *before) {
     const epw_message *m = &ring->message;
+    epw_descriptor its_before = epw_message_before(m);
     if (m->number != ring->consumed + 1 || !epw_descriptor_is_call(&m->what)) return EPW_FOUND_NONSENSE;
-    return m->call == call && epw_descriptor_equal(&m->what, own) ? EPW_FOUND_OURS : EPW_FOUND_ANOTHER;
+    if (m->call != call || !epw_descriptor_equal(&m->what, own)) return EPW_FOUND_ANOTHER;
+    return epw_descriptor_briefly_equal(&its_before, before) ? EPW_FOUND_OURS : EPW_FOUND_ANOTHER;
+}
+
+/* Call number `call` expects nothing more of the source of ring->message. Does it give something in this call
+ * or an earlier one? Then it has called something else: a message of a later call is in its turn. */
+static inline bool epw_message_unexpected(const epw_ring *ring, uint32_t call) {
+    const epw_message *m = &ring->message;
+    return m->number == ring->consumed + 1 && epw_descriptor_is_call(&m->what) && m->call <= call;
 }
 
 #endif

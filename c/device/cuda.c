@@ -13,19 +13,19 @@
 #include "base/gpu.h"
 #include "device/cuda_driver.h"
 
-#define MAX_GPUS  64 /* ordinals of one process */
+#define MAX_GPUS  64 /* the most GPU ordinals of a process */
 #define MIN_MAJOR 9  /* compute capability of the oldest GPU that the kernels are written for */
 #define PAGE      UINT64_C(4096)
 
 /* Primary contexts, NULL until opened. They stay retained until the process ends, as the CUDA runtime keeps
- * them: giving one up could destroy it under the program. Written with the lock held. */
+ * them: releasing one could destroy it while the program uses it. Written with the lock held. */
 static _Atomic(CUcontext) contexts[MAX_GPUS];
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- errors ------------------------------------------------------------------------------------- */
 
 epw_status epw_fail_cuda(int error, epw_where where, const char *call) {
-    (void)cudaGetLastError(); /* a program that looks there next must not find an error of ours */
+    (void)cudaGetLastError(); /* a program that reads the runtime's last error must not find one of ours */
     cudaError_t known = (cudaError_t)error;
     epw_status code = known == cudaErrorMemoryAllocation ? EPW_ERR_NO_MEMORY : EPW_ERR_SYSTEM;
     return epw_fail(code, where, "%s: %s: %s (CUDA error %d)", call, cudaGetErrorName(known),
@@ -92,7 +92,7 @@ static epw_status check_gpu(int32_t ordinal, epw_where where) {
         ordinal, major, minor, shared, EPW_GPU_SHARE);
 }
 
-/* With the lock held. */
+/* Called with the lock held. */
 static epw_status open_context(int32_t ordinal, epw_where where) {
     if (atomic_load_explicit(&contexts[ordinal], memory_order_relaxed)) return EPW_OK;
     const epw_cuda_driver *driver = epw_cuda_driver_get();
@@ -102,7 +102,7 @@ static epw_status open_context(int32_t ordinal, epw_where where) {
     if (error != CUDA_SUCCESS) return epw_fail_cuda((int)error, where, "cuDeviceGet");
     error = driver->context_retain(&context, device);
     if (error != CUDA_SUCCESS) return epw_fail_cuda((int)error, where, "cuDevicePrimaryCtxRetain");
-    /* release: whoever finds the context finds the driver's functions too */
+    /* release: a thread that acquires the context also sees the driver's functions */
     atomic_store_explicit(&contexts[ordinal], context, memory_order_release);
     return EPW_OK;
 }
@@ -117,7 +117,8 @@ epw_status epw_cuda_open(int32_t ordinal, epw_where where) {
         return epw_fail(EPW_ERR_INVALID, where, "device is %d, must be the ordinal of a GPU, from 0",
                         ordinal);
     if (context_of(ordinal)) return EPW_OK;
-    /* Creating a context allocates: legal beside a capture only if this thread says that it means to. */
+    /* Creating a context allocates, which is legal beside a capture only in relaxed capture mode on this
+     * thread. */
     enum cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
     epw_status status = check_gpu(ordinal, where);
     if (status == EPW_OK) status = epw_cuda_driver_load(where);
@@ -140,8 +141,8 @@ epw_status epw_cuda_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
 
 /* ---- scopes ------------------------------------------------------------------------------------- */
 
-/* By the driver's stack of contexts and not by cudaSetDevice: that could give the caller's device back only
- * by creating a context there, of hundreds of megabytes, where the caller had none. */
+/* Uses the driver's context stack instead of cudaSetDevice: restoring the caller's device with cudaSetDevice
+ * would create a context of hundreds of megabytes there if the caller had none. */
 epw_status epw_cuda_enter(int32_t ordinal, epw_where where) {
     CUcontext context = context_of(ordinal);
     if (context == NULL) return epw_fail(EPW_ERR_STATE, where, "GPU %d has not been opened", ordinal);
@@ -176,7 +177,8 @@ void epw_cuda_leave_relaxed(const epw_cuda_scope *scope) {
 /* ---- memory and streams ------------------------------------------------------------------------- */
 
 epw_status epw_cuda_zero(void *memory, uint64_t bytes, epw_where where) {
-    /* Not the default stream: it would wait for the program's work, and fail while that is captured. */
+    /* Not the default stream: that would wait for the program's work, and would fail while the program
+     * captures it. */
     cudaStream_t stream;
     cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaStreamCreateWithFlags");
@@ -203,7 +205,7 @@ epw_status epw_cuda_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void
     return status;
 }
 
-/* The scope of calls that cannot report an error. */
+/* The scope of calls that cannot report errors. */
 static const epw_where releasing = {"destroy", -1, -1};
 
 void epw_cuda_free(int32_t ordinal, void *memory) {
@@ -226,7 +228,7 @@ epw_status epw_cuda_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
     epw_cuda_scope scope = {0};
     epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
     if (status != EPW_OK) return status;
-    /* Of our own, because small pieces of what CUDA allocates do not begin a page. */
+    /* Our own allocation, because small allocations of CUDA's do not begin at a page boundary. */
     bytes = epw_align(bytes, PAGE);
     void *memory = aligned_alloc(PAGE, bytes);
     if (memory == NULL) {
@@ -254,7 +256,7 @@ void epw_cuda_host_free(int32_t ordinal, void *host) {
     if (cudaHostUnregister(host) == cudaSuccess) {
         free(host);
     } else {
-        (void)cudaGetLastError(); /* still pinned: nobody else may be given it */
+        (void)cudaGetLastError(); /* still pinned, so it must not be reused: leaked */
     }
     epw_cuda_leave_relaxed(&scope);
 }

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <string.h>
 
-/* A function by its name in libcuda, the version whose signature its type above has, and its place. */
+/* A function: its name in libcuda, the version whose signature its type has, and its member. */
 typedef struct entry {
     const char *name;
     unsigned version;
@@ -42,7 +42,7 @@ static const entry entries[] = {
 };
 
 static epw_cuda_driver driver;
-static const char *missing; /* the first that was not found */
+static const char *missing; /* name of the first function that was not found */
 
 static void load(void) {
     for (size_t i = 0; i < sizeof entries / sizeof entries[0] && !missing; i++) {
@@ -55,7 +55,7 @@ static void load(void) {
 #else
         cudaError_t error = cudaGetDriverEntryPoint(e->name, &function, cudaEnableDefault, &found);
 #endif
-        if (error != cudaSuccess) (void)cudaGetLastError(); /* not the caller's to find */
+        if (error != cudaSuccess) (void)cudaGetLastError(); /* hides the error from the caller */
         if (error != cudaSuccess || found != cudaDriverEntryPointSuccess || !function) missing = e->name;
         memcpy((char *)&driver + e->offset, &function, sizeof function);
     }

@@ -1,5 +1,5 @@
-/* The functions of libcuda that the CUDA runtime has no equal for, found through the runtime: nothing links
- * libcuda, so that a program starts where there is none. */
+/* The functions of libcuda for which the CUDA runtime has no equivalent, looked up through the runtime:
+ * nothing links libcuda, so a program starts without it. */
 #ifndef EPW_DEVICE_CUDA_DRIVER_H
 #define EPW_DEVICE_CUDA_DRIVER_H
 
@@ -32,8 +32,8 @@ typedef struct epw_cuda_driver {
     PFN_cuPointerSetAttribute_v6000 pointer_set;
 } epw_cuda_driver;
 
-/* Finds all of them, once per process; any thread. EPW_ERR_NO_PATH: the driver lacks one, the text names it.
- */
+/* Looks up all functions, once per process; any thread. EPW_ERR_NO_PATH: the driver lacks one, which the text
+ * names. */
 epw_status epw_cuda_driver_load(epw_where where);
 
 /* Valid after epw_cuda_driver_load has returned EPW_OK. */

@@ -11,7 +11,7 @@
 
 enum { PAGE = 65536 };
 
-/* A driver without dma-buf, or a kernel: there may be another way. */
+/* -1 if the driver or the kernel has no dma-buf: the address may still serve. */
 static int descriptor_of(CUdeviceptr address, uint64_t bytes) {
     int fd = -1;
     CUresult error =
@@ -30,7 +30,8 @@ epw_status epw_cuda_rdma_alloc(int32_t ordinal, uint64_t bytes, epw_where where,
         return status;
     }
     CUdeviceptr address = epw_align((uint64_t)(uintptr_t)out->base, PAGE);
-    /* Copies to and from it are over when their calls return, as an adapter that looks by itself needs it. */
+    /* Makes copies to and from the memory complete before their calls return, as an adapter that reads it
+     * directly requires. */
     unsigned synchronous = 1;
     (void)epw_cuda_driver_get()->pointer_set(&synchronous, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, address);
     out->address = (unsigned char *)(uintptr_t)address;

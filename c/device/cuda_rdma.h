@@ -1,7 +1,7 @@
-/* GPU memory that RDMA adapters are to reach: by a descriptor of the driver's (dma-buf), or by its address,
- * which a module of the driver (nvidia_peermem) then finds. For builds with CUDA.
+/* GPU memory that RDMA adapters access: by a dma-buf descriptor of the driver's or, without one, by its
+ * address, which the driver module nvidia_peermem resolves. For builds with CUDA.
  *
- * Unproven until there is an adapter. */
+ * Not yet tested with an adapter. */
 #ifndef EPW_DEVICE_CUDA_RDMA_H
 #define EPW_DEVICE_CUDA_RDMA_H
 
@@ -11,13 +11,13 @@
 
 typedef struct epw_rdma_memory {
     void *base;             /* of the allocation */
-    unsigned char *address; /* begins a page of the GPU's */
-    int dmabuf;             /* of the bytes from there on; -1: the driver gives none */
+    unsigned char *address; /* aligned to a GPU page */
+    int dmabuf;             /* descriptor of the bytes from `address` on; -1: the driver provides none */
 } epw_rdma_memory;
 
 epw_status epw_cuda_rdma_alloc(int32_t ordinal, uint64_t bytes, epw_where where, epw_rdma_memory *out);
 
-/* Waits for kernels that run, as cudaFree does. No adapter reaches it any more. */
+/* Waits for running kernels, as cudaFree does. No adapter may access the memory any more. */
 void epw_cuda_rdma_free(int32_t ordinal, epw_rdma_memory *memory);
 
 #endif

@@ -30,7 +30,7 @@ static unsigned char *page_of(uint64_t *reg) {
     return (unsigned char *)reg - (uintptr_t)reg % PAGE;
 }
 
-/* Locked, in a scope of the GPU. For all GPUs of the process. */
+/* Called with the lock held, in a scope of the GPU. Maps the page for all GPUs of the process. */
 static epw_status add(unsigned char *base, bool in_memory, epw_where where, page **out) {
     unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
     page *p = calloc(1, sizeof *p);
@@ -52,7 +52,7 @@ static epw_status add(unsigned char *base, bool in_memory, epw_where where, page
     return EPW_OK;
 }
 
-/* Locked, in a scope of a GPU. */
+/* Called with the lock held, in a scope of a GPU. */
 static void drop_unused(page **at) {
     page *p = *at;
     if (p->users > 0) return;

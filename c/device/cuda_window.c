@@ -1,12 +1,12 @@
 /* GPU memory that ranks share. Processes map it by a VMM handle, a file descriptor that names physical memory
- * of a GPU, or, where the driver or config.paths permits no such, by a CUDA IPC handle. Those 64 bytes travel
- * in a sealed memfd, so that either way it takes one descriptor of the fd server, and with it a lease, to map
- * a window.
+ * of a GPU, or, if the driver or config.paths does not permit that, by a CUDA IPC handle. The 64 bytes of an
+ * IPC handle travel in a sealed memfd, so that either way mapping a window takes one descriptor from the fd
+ * server, and with it a lease.
  *
- * A VMM mapping stays usable when the creator has ended or freed its own: the import has a reference to the
- * physical memory. CUDA promises that for IPC mappings only while the creator has not freed the memory, which
- * it therefore does after the last lease; a creator that was killed has been seen to leave them usable. A
- * forked child cannot use its parent's GPU at all. */
+ * A VMM mapping stays usable after the creator has ended or freed its own mapping: the import holds a
+ * reference to the physical memory. For IPC mappings CUDA promises that only while the creator has not freed
+ * the memory, so the creator frees it after the last lease has ended; after a creator was killed, such
+ * mappings have been seen to stay usable. A forked child cannot use its parent's GPU at all. */
 #include "device/cuda.h"
 #include "device/device.h"
 
@@ -27,8 +27,8 @@
 #include "base/clock.h"
 #include "device/cuda_driver.h"
 
-/* Windows are whole multiples of this, so that ranks agree on their size whichever way each allocates. It is
- * also what keeps an IPC handle from opening up its neighbours in the driver's blocks of the same size. */
+/* Windows are whole multiples of this, so that ranks agree on their size however each allocates. It also
+ * keeps an IPC handle from exposing neighbouring allocations in the driver's blocks of the same size. */
 #define BLOCK_BYTES (UINT64_C(2) << 20)
 
 #define IPC_SEALS   (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)
@@ -60,7 +60,7 @@ static epw_status uuid_of(int32_t ordinal, epw_where where, unsigned char out[16
     return EPW_OK;
 }
 
-/* The ordinal in this process of the GPU with that UUID, -1 if CUDA_VISIBLE_DEVICES hides it. */
+/* Finds the ordinal in this process of the GPU with that UUID; -1 if CUDA_VISIBLE_DEVICES hides it. */
 static epw_status find_gpu(const unsigned char uuid[16], epw_where where, int32_t *out) {
     int count = 0;
     cudaError_t error = cudaGetDeviceCount(&count);
@@ -84,8 +84,9 @@ static epw_status unreachable(int32_t ordinal, const epw_origin *origin, epw_whe
                     ordinal, name_of(own).text, name_of(origin->gpu).text);
 }
 
-/* Asks the driver whether `ordinal` can access the origin's GPU. *owner [out]: its ordinal here, or -1: the
- * driver cannot be asked about a GPU that is hidden from this process; mapping then decides. */
+/* Asks the driver whether `ordinal` can access the origin's GPU. *owner [out]: the ordinal of that GPU
+ * here, or -1 if it is hidden from this process: the driver cannot be asked then, and the mapping itself
+ * decides. */
 static epw_status check_access(int32_t ordinal, const epw_origin *origin, epw_where where, int32_t *owner) {
     epw_status status = find_gpu(origin->gpu, where, owner);
     if (status != EPW_OK || *owner < 0 || *owner == ordinal) return status;
@@ -97,7 +98,7 @@ static epw_status check_access(int32_t ordinal, const epw_origin *origin, epw_wh
 
 /* ---- VMM ---------------------------------------------------------------------------------------- */
 
-/* Whether adapters can be given access to memory that is made so. */
+/* Whether VMM memory of this GPU can be made accessible to adapters. */
 static bool has_rdma(int32_t ordinal) {
     const epw_cuda_driver *driver = epw_cuda_driver_get();
     CUdevice device;
@@ -129,8 +130,8 @@ static bool has_vmm(int32_t ordinal) {
     return mapping && descriptors;
 }
 
-/* Lets `ordinal` read and write a mapped range. Ranks that are threads may share a GPU, and the driver does
- * not grant it the same a second time. */
+/* Lets `ordinal` read and write a mapped range. Ranks that are threads may share a GPU, and the driver
+ * refuses to grant the same access twice. */
 static CUresult grant(unsigned char *base, uint64_t bytes, int32_t ordinal) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     const epw_cuda_driver *driver = epw_cuda_driver_get();
@@ -152,7 +153,7 @@ static void vmm_unmap(unsigned char *base, uint64_t bytes) {
     (void)driver->address_free((CUdeviceptr)(uintptr_t)base, bytes);
 }
 
-/* Gives physical memory an address that `ordinal` may use. *call [out] names what failed. */
+/* Maps physical memory at an address that `ordinal` may access. *call [out] names the call that failed. */
 static CUresult vmm_map(CUmemGenericAllocationHandle handle, uint64_t bytes, int32_t ordinal,
                         unsigned char **out, const char **call) {
     const epw_cuda_driver *driver = epw_cuda_driver_get();
@@ -161,7 +162,7 @@ static CUresult vmm_map(CUmemGenericAllocationHandle handle, uint64_t bytes, int
     CUresult error = driver->address_reserve(&address, bytes, 0, 0, 0);
     if (error != CUDA_SUCCESS) return error;
     *call = "cuMemMap";
-    error = driver->map(address, bytes, 0, handle, 0); /* refuses more bytes than the handle has */
+    error = driver->map(address, bytes, 0, handle, 0); /* fails if the handle has fewer bytes */
     if (error != CUDA_SUCCESS) {
         (void)driver->address_free(address, bytes);
         return error;
@@ -177,8 +178,8 @@ static CUresult vmm_map(CUmemGenericAllocationHandle handle, uint64_t bytes, int
     return CUDA_SUCCESS;
 }
 
-/* CUDA_ERROR_NOT_SUPPORTED and the like mean that the driver, a container's rules or a virtual GPU permit no
- * such handles: the caller may then try another way. */
+/* CUDA_ERROR_NOT_SUPPORTED and similar errors mean that the driver, a container's rules or a virtual GPU does
+ * not permit such handles: the caller may then try another path. */
 static CUresult vmm_create(int32_t ordinal, uint64_t bytes, epw_memory *out, const char **call) {
     const epw_cuda_driver *driver = epw_cuda_driver_get();
     CUmemAllocationProp properties = properties_on(ordinal);
@@ -198,7 +199,7 @@ static CUresult vmm_create(int32_t ordinal, uint64_t bytes, epw_memory *out, con
         error = vmm_map(handle, bytes, ordinal, &out->base, call);
         if (error != CUDA_SUCCESS) close(out->fd);
     }
-    /* The mapping and the descriptor keep the memory from here on. */
+    /* From here on the mapping and the descriptor keep the memory alive. */
     (void)driver->release(handle);
     return error;
 }
@@ -230,7 +231,7 @@ static epw_status vmm_import(int32_t ordinal, const epw_origin *origin, int fd, 
 
 /* ---- CUDA IPC ----------------------------------------------------------------------------------- */
 
-/* A descriptor of the handle's bytes that nobody can change. */
+/* Makes a descriptor of the handle's bytes that nobody can modify. */
 static epw_status seal_handle(const cudaIpcMemHandle_t *handle, epw_where where, int *out) {
     int fd = memfd_create("epwire-ipc", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) return epw_fail_errno(errno, where, "memfd_create");
@@ -275,7 +276,7 @@ static epw_status ipc_open(int fd, uint64_t bytes, epw_where where, unsigned cha
     CUdeviceptr base = 0;
     size_t found = 0;
     CUresult ranged = epw_cuda_driver_get()->address_range(&base, &found, (CUdeviceptr)(uintptr_t)memory);
-    /* Behind the pointer, which may be one into an allocation. */
+    /* Counts only the bytes after the pointer, which may point into the middle of an allocation. */
     if (ranged == CUDA_SUCCESS) found -= (size_t)((CUdeviceptr)(uintptr_t)memory - base);
     if (ranged == CUDA_SUCCESS && found >= bytes) {
         *out = memory;
@@ -302,8 +303,8 @@ static void free_memory(epw_memory *memory) {
     memory->fd = -1;
 }
 
-/* VMM where config.paths and the driver permit it, else IPC; VMM too where neither is permitted, and only
- * threads are to share it, or nobody. In a scope. */
+/* Chooses VMM if config.paths and the driver permit it, else IPC; also VMM if config.paths permits neither,
+ * since then at most threads of this process share the memory. Called in a scope of the GPU. */
 static epw_status allocate(uint32_t paths, uint64_t bytes, epw_where where, epw_memory *out) {
     uint32_t asked = paths & (EPW_PATH_VMM | EPW_PATH_IPC);
     if (asked != EPW_PATH_IPC && has_vmm(out->ordinal)) {
@@ -394,7 +395,7 @@ static epw_status cuda_share(const epw_memory *memory, int32_t ordinal, epw_wher
     } else if (status == EPW_OK) {
         cudaError_t error = cudaDeviceEnablePeerAccess(memory->ordinal, 0);
         if (error == cudaErrorPeerAccessAlreadyEnabled) {
-            (void)cudaGetLastError(); /* as wanted */
+            (void)cudaGetLastError(); /* already as wanted */
         } else if (error != cudaSuccess) {
             status = epw_fail_cuda(error, where, "cudaDeviceEnablePeerAccess");
         }
@@ -411,7 +412,7 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
     return epw_cuda_open(ordinal, where);
 }
 
-/* None of these is called for memory that could not be created. */
+/* Never called, since no memory can be created. */
 #define cuda_destroy NULL
 #define cuda_map     NULL
 #define cuda_unmap   NULL

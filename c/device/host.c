@@ -1,8 +1,8 @@
-/* Host memory that processes share: a sealed memfd, mapped where it is used.
+/* Host memory that processes share: a sealed memfd, mapped by each process that uses it.
  *
- * The seals are what makes a peer's memory safe to touch: a memfd that can shrink would let its owner turn
- * every access of ours into SIGBUS. Pages are made resident at creation, so that lack of memory is an error
- * here and not a kill later, and so that the first operation pays no page faults. */
+ * The seals make a peer's memory safe to access: if a memfd could shrink, its owner could turn each of our
+ * accesses into SIGBUS. Pages are made resident at creation, so that lack of memory is an error here instead
+ * of a kill later, and so that the first operation takes no page faults. */
 #include "device/device.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "device/memory_limit.h"
 
-/* Values of the kernel's interface that older C libraries do not name. */
+/* Values of the kernel's interface that older C libraries do not define. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -27,7 +27,7 @@
 #define NO_LIMIT    UINT64_MAX
 #define SIZE_SEALS  (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-/* EPW_ERR_NO_MEMORY where the system says so, else EPW_ERR_SYSTEM. */
+/* EPW_ERR_NO_MEMORY if the system reports a lack of memory, else EPW_ERR_SYSTEM. */
 static epw_status memory_error(int err, epw_where where, const char *call, uint64_t bytes) {
     if (err != ENOMEM && err != ENOSPC)
         return epw_fail_errno(err, where, "%s of a window of %llu bytes", call, (unsigned long long)bytes);
@@ -38,9 +38,9 @@ static epw_status memory_error(int err, epw_where where, const char *call, uint6
         call, (unsigned long long)bytes);
 }
 
-/* Maps `fd` without ever letting a forked child have it: a child could write the window after its parent is
- * seen dead and its place is given to another. Until MADV_DONTFORK stands, the mapping has no access rights
- * that a fork in between could hand on. */
+/* Maps `fd` so that no forked child ever inherits it: a child could write the window after its parent was
+ * seen dead and its place was granted to another rank. The mapping has no access rights until MADV_DONTFORK
+ * is set, so that a fork in between inherits nothing usable. */
 static epw_status map_private_to_process(int fd, uint64_t bytes, epw_where where, unsigned char **out) {
     void *base = mmap(NULL, bytes, PROT_NONE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) return memory_error(errno, where, "mmap", bytes);
@@ -49,12 +49,12 @@ static epw_status map_private_to_process(int fd, uint64_t bytes, epw_where where
         munmap(base, bytes);
         return status;
     }
-    madvise(base, bytes, MADV_HUGEPAGE); /* a hint: kernels without shared huge pages refuse it */
+    madvise(base, bytes, MADV_HUGEPAGE); /* best effort: kernels without shared huge pages refuse it */
     *out = base;
     return EPW_OK;
 }
 
-/* Makes a piece's pages resident and mapped. Before Linux 5.14 the kernel can only make them resident. */
+/* Makes a piece's pages resident and maps them. Before Linux 5.14 the kernel can only make them resident. */
 static epw_status populate_piece(int fd, unsigned char *base, uint64_t offset, uint64_t bytes,
                                  epw_where where) {
     if (!madvise(base + offset, bytes, MADV_POPULATE_WRITE)) return EPW_OK;
@@ -63,7 +63,7 @@ static epw_status populate_piece(int fd, unsigned char *base, uint64_t offset, u
     return EPW_OK;
 }
 
-/* By pieces, each of which takes a few milliseconds: it is late by one of them at most. */
+/* Populates piece by piece; a piece takes a few milliseconds, which is how late a timeout may be. */
 static epw_status populate(int fd, unsigned char *base, uint64_t bytes, uint64_t until_ns, epw_where where) {
     for (uint64_t done = 0; done < bytes; done += PIECE_BYTES) {
         if (until_ns != NO_LIMIT && epw_now_ns() >= until_ns)
@@ -96,7 +96,7 @@ static epw_status map_and_populate(int fd, uint64_t bytes, uint64_t until_ns, ep
 static int create_memfd(void) {
     int fd = memfd_create("epwire-window", MFD_CLOEXEC | MFD_NOEXEC_SEAL);
     if (fd >= 0 || errno != EINVAL) return fd;
-    return memfd_create("epwire-window", MFD_CLOEXEC | MFD_ALLOW_SEALING); /* before Linux 6.3 */
+    return memfd_create("epwire-window", MFD_CLOEXEC | MFD_ALLOW_SEALING); /* for kernels before Linux 6.3 */
 }
 
 static epw_status host_create(int32_t ordinal, uint32_t paths, uint64_t bytes, epw_where where,
@@ -165,7 +165,7 @@ static epw_status host_map(int32_t ordinal, const epw_origin *origin, int fd, ui
 }
 
 static epw_status host_share(const epw_memory *memory, int32_t ordinal, epw_where where) {
-    (void)memory, (void)ordinal, (void)where; /* threads share it as it is */
+    (void)memory, (void)ordinal, (void)where; /* threads share it without a mapping of their own */
     return EPW_OK;
 }
 

@@ -9,16 +9,19 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { FILE_BYTES_MAX = 4 << 20 }; /* of one file: /proc/self/mountinfo has a line for each mount */
+enum {
+    FILE_BYTES_MAX = 4 << 20
+}; /* read of one file at most: /proc/self/mountinfo has a line for each
+    * mount */
 
 /* ---- reading ---- */
 
-/* A file's lines, one at a time. */
+/* Reads a file line by line. */
 typedef struct lines {
     int fd;
-    size_t begin, end; /* of what has been read and not returned */
+    size_t begin, end; /* range of the bytes read and not yet returned */
     size_t budget;     /* bytes still to be read */
-    bool too_long;     /* the line that begins here does not fit: left out */
+    bool too_long;     /* the line that begins here does not fit, and is skipped */
     char bytes[PATH_MAX + 512];
 } lines;
 
@@ -54,7 +57,7 @@ static bool read_more(lines *l) {
     return true;
 }
 
-/* The next line, without its end, to be changed at will; NULL behind the last. */
+/* The next line without its newline, which the caller may modify; NULL after the last line. */
 static char *next_line(lines *l) {
     for (;;) {
         char *line = l->bytes + l->begin, *stop = memchr(line, '\n', l->end - l->begin);
@@ -73,7 +76,7 @@ static char *next_line(lines *l) {
     }
 }
 
-/* A number of bytes; false where there is none: "max", for example, or more than 64 bits. */
+/* Parses a number of bytes; false if there is none ("max", for example), or if it exceeds 64 bits. */
 static bool parse_bytes(const char *text, uint64_t *out) {
     if (*text < '0' || *text > '9') return false;
     errno = 0;
@@ -81,7 +84,7 @@ static bool parse_bytes(const char *text, uint64_t *out) {
     return errno == 0;
 }
 
-/* The value behind `name` in a line of names and values; false if the line is another's. */
+/* The value after `name` in a line of name and value; false if the line has another name. */
 static bool parse_named(const char *line, const char *name, uint64_t *out) {
     size_t length = strlen(name);
     if (strncmp(line, name, length) != 0) return false;
@@ -110,7 +113,7 @@ static bool find_machine(const char *root, epw_memory_limit *out) {
 /* The names of one version of the memory controller. */
 typedef struct version {
     const char *filesystem, *limit, *usage;
-    const char *caches[2]; /* of memory.stat: file pages, which the kernel takes back before it kills */
+    const char *caches[2]; /* fields of memory.stat: file pages, which the kernel reclaims before it kills */
 } version;
 
 static const version versions[] = {
@@ -132,7 +135,7 @@ static bool has_word(const char *list, const char *word) {
     return false;
 }
 
-/* The process's cgroup: of "4:cpu,memory:/a/b" (v1) or "0::/a/b" (v2) the last part. */
+/* Finds the process's cgroup: the last part of "4:cpu,memory:/a/b" (v1) or "0::/a/b" (v2). */
 static bool find_cgroup(const char *root, const version *v, char path[PATH_MAX]) {
     lines l;
     bool found = false;
@@ -149,7 +152,7 @@ static bool find_cgroup(const char *root, const version *v, char path[PATH_MAX])
     return found;
 }
 
-/* In place: mountinfo writes blanks and the like as \040. */
+/* Unescapes in place: mountinfo writes blanks and the like as \040. */
 static void unescape(char *text) {
     char *to = text;
     for (const char *from = text; *from != '\0'; to++) {
@@ -164,8 +167,8 @@ static void unescape(char *text) {
     *to = '\0';
 }
 
-/* Of a line "36 35 98:0 ROOT MOUNT_POINT OPTIONS ... - FILESYSTEM SOURCE OPTIONS" what is named here; false
- * if it is no mount of the memory controller. */
+/* Parses ROOT and MOUNT_POINT of a line "36 35 98:0 ROOT MOUNT_POINT OPTIONS ... - FILESYSTEM SOURCE
+ * OPTIONS"; false if it is not a mount of the memory controller. */
 static bool parse_mount(char *line, const version *v, char **mount_root, char **mount_point) {
     char *rest = strstr(line, " - "), *save = NULL;
     if (rest == NULL) return false;
@@ -183,7 +186,7 @@ static bool parse_mount(char *line, const version *v, char **mount_root, char **
     return true;
 }
 
-/* What of `path` lies below `top`: "" if they are the same, NULL if it does not lie there. */
+/* The part of `path` below `top`: "" if they are equal, NULL if `path` does not lie below it. */
 static const char *below(const char *path, const char *top) {
     size_t length = strcmp(top, "/") == 0 ? 0 : strlen(top);
     if (strncmp(path, top, length) != 0 || (path[length] != '/' && path[length] != '\0')) return NULL;
@@ -191,15 +194,16 @@ static const char *below(const char *path, const char *top) {
     return strcmp(path, "/") == 0 ? "" : path;
 }
 
-/* A cgroup as a folder. */
+/* The folder of a cgroup. */
 typedef struct folder {
     char path[PATH_MAX];
-    size_t top;            /* length of the mount point in it: cgroups above that cannot be seen */
-    char cgroup[PATH_MAX]; /* its name */
+    size_t top;            /* length of the mount point at its start: ancestors above that are not visible */
+    char cgroup[PATH_MAX]; /* the cgroup's name */
 } folder;
 
-/* Where the cgroup is mounted. Only a part of the tree may be: in a container that has no namespace of its
- * own for cgroups, for example. Where the process's own is not, the top of what is mounted stands for it. */
+/* Finds where the cgroup is mounted. Only a part of the tree may be mounted, for example in a container
+ * without a cgroup namespace. If the process's own cgroup is not in it, the top of the mounted part stands
+ * for it. */
 static bool find_folder(const char *root, const version *v, folder *out) {
     lines l;
     bool found = false, exact = false;
@@ -245,7 +249,7 @@ static uint64_t read_caches(const char *root, const folder *f, const version *v)
     return sum;
 }
 
-/* The limit of one cgroup, if it has any. */
+/* Reads the limit of one cgroup, if it has one. */
 static bool read_limit(const char *root, const folder *f, const version *v, epw_memory_limit *out) {
     uint64_t limit, usage = 0;
     if (!read_bytes(root, f, v->limit, &limit)) return false;
@@ -257,7 +261,7 @@ static bool read_limit(const char *root, const folder *f, const version *v, epw_
     return true;
 }
 
-/* Goes to the cgroup above; false if this is the topmost that can be seen. */
+/* Moves to the parent cgroup; false if this is the topmost visible one. */
 static bool go_up(folder *f) {
     char *slash = strrchr(f->path, '/'), *name = strrchr(f->cgroup, '/');
     if (slash == NULL || (size_t)(slash - f->path) < f->top) return false;
@@ -288,7 +292,7 @@ bool epw_memory_limit_find(const char *root, epw_memory_limit *out) {
 
 epw_status epw_memory_limit_check(const char *root, const char *what, uint64_t bytes, epw_where where) {
     epw_memory_limit tightest;
-    /* Page tables and the index of a memfd's pages count too: under one byte in 128. */
+    /* Page tables and the index of a memfd's pages count too: less than one byte in 128. */
     if (!epw_memory_limit_find(root, &tightest) || bytes + bytes / 128 <= tightest.left) return EPW_OK;
     if (tightest.limit == 0 && tightest.file == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where,

@@ -217,10 +217,11 @@ typedef struct epw_config {
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
                        outputs and the window. All ranks on the host or all on GPUs */
     uint32_t sms; /* CUDA: SMs that the kernels of all lanes take together at most, a thread block to each; 0:
-                     all of the GPU's. It bounds this buffer alone. Buffers that are used at the same time, on
-                     streams of their own, must together fit the GPU: else kernels of one that wait for a
-                     peer can keep those of another off it that the peer waits for, until the deadline.
-                     Which are used at the same time is not known here, so nothing checks that */
+                     all of the GPU's that no other buffer or communicator of this process has. Kernels that
+                     wait for peers must find room together: else one keeps another off the GPU that a peer
+                     waits for, until the deadline. So the SMs are this buffer's until it is destroyed, and
+                     what would not fit is refused with EPW_ERR_LIMIT, which names who has how many. What
+                     other processes run on the GPU is theirs to bound */
     uint32_t queue_depth; /* entries of a queue at least, a power of two from EPW_QUEUE_DEPTH_MIN to
                              EPW_QUEUE_DEPTH_MAX; 0: that of the fabric, if there is one. For plans that are
                              made before the fabric */
@@ -969,8 +970,9 @@ typedef struct epw_comm_config {
     uint64_t heap_bytes;  /* for epw_comm_alloc; CUDA: 0 */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* as in epw_config; CUDA: NULL */
-    uint32_t sms; /* CUDA: blocks of a kernel at most, [1, 64] and no more than the GPU has SMs; 0: 32.
-                     They find room on it together, beside whatever else waits for peers */
+    uint32_t
+        sms; /* CUDA: blocks of a kernel at most, [1, 64], the same on all ranks; 0: 32. As in epw_config
+                the SMs are this communicator's: create it before a buffer that takes all that are free */
     uint32_t reserved;
 } epw_comm_config;
 
@@ -1289,9 +1291,13 @@ typedef struct epw_prefill_output {
     int32_t *row_experts;  /* dense and rank-major [C, topk]: local expert ids, -1 where the entry lives
                               elsewhere, and as above */
     float *row_weights;    /* dense and rank-major [C, topk]: routing weights, 0 where the id is -1 */
-    uint64_t *expert_totals; /* [E]: adds the rows of each local expert */
-    uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each source */
-    void *stream;            /* for GPUs */
+    uint64_t *ranges; /* packed and expert-major [E, ranks], as DeepEP packs them: in the lower 32 bits how
+                         many rows of the expert each source has, 0 of one that was lost, in the upper ones
+                         the number of the first of them among the expert's */
+    uint64_t *expert_totals;    /* [E]: adds the rows of each local expert */
+    int32_t *expert_totals_i32; /* [E]: adds them too, modulo 2^32 */
+    uint64_t *wait_ns;          /* [ranks]: adds the time spent waiting for each source */
+    void *stream;               /* for GPUs */
 } epw_prefill_output;
 
 #define EPW_PREFILL_OUTPUT_INIT                                                                              \

@@ -12,7 +12,7 @@
 #include "base/clock.h"
 #include "ipc/fd_pass.h"
 
-/* One fetch: its connection and what bounds it. */
+/* One fetch: its connection and its time limits. */
 typedef struct fetch {
     int fd;
     uint32_t exporter_pid;
@@ -40,11 +40,11 @@ static epw_status gone(const fetch *f) {
     return gone_from(f->exporter_pid, f->where);
 }
 
-/* Bounds the next blocking call on the socket by what is left of the deadline; false if nothing is. */
+/* Limits the next blocking call on the socket to the time left; returns false if none is left. */
 static bool bound_next_call(const fetch *f) {
     uint64_t now = epw_now_ns();
     if (now >= f->until_ns) return false;
-    uint64_t left_us = (f->until_ns - now) / 1000u + 1; /* 0 would mean for ever */
+    uint64_t left_us = (f->until_ns - now) / 1000u + 1; /* 0 would mean no limit */
     struct timeval limit = {.tv_sec = (time_t)(left_us / 1000000u),
                             .tv_usec = (suseconds_t)(left_us % 1000000u)};
     return !setsockopt(f->fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) &&
@@ -63,8 +63,8 @@ static epw_status connect_server(const fetch *f, const epw_nonce *server) {
     return timed_out(f, "accept a connection");
 }
 
-/* An abstract name is free for anyone once its owner has ended: before telling the window's secret, see whose
- * it is. */
+/* Anyone may take an abstract name once its owner has ended: check the server's user before sending it the
+ * window's secret. */
 static epw_status check_user(const fetch *f) {
     struct ucred peer;
     socklen_t length = sizeof peer;
@@ -82,21 +82,23 @@ static epw_status send_request(const fetch *f, epw_fd_request request) {
     while (bound_next_call(f)) {
         if (send(f->fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request) return EPW_OK;
         if (errno == EAGAIN || errno == EINTR) continue;
-        if (errno == EPIPE || errno == ECONNRESET) return EPW_OK; /* closed: it may have said why */
+        if (errno == EPIPE || errno == ECONNRESET)
+            return EPW_OK; /* closed: the server may have sent the
+                            * reason */
         return epw_fail_errno(errno, f->where, "asking the fd server");
     }
     return timed_out(f, "take a request");
 }
 
-/* The kernel has cut off the descriptor of a granted reply. */
+/* The error if the kernel has dropped the descriptor of a granted reply. */
 static epw_status no_descriptor(const fetch *f) {
     return epw_fail(EPW_ERR_SYSTEM, f->where,
                     "this process is out of file descriptors: none is left for the peer's window; raise "
                     "ulimit -n");
 }
 
-/* A server that closes without having read the request resets the connection, which is reported once, before
- * the answer. */
+/* Receives the reply. A server that closes without having read the request resets the connection, which is
+ * reported once, before the reply. */
 static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory_fd) {
     bool reset = false;
     while (bound_next_call(f)) {
@@ -117,7 +119,7 @@ static epw_status receive_reply(const fetch *f, epw_fd_reply *reply, int *memory
             continue;
         }
         if (got < 0) return epw_fail_errno(errno, f->where, "reading the fd server's answer");
-        *memory_fd = epw_fd_taken(&message); /* an empty packet may carry one too */
+        *memory_fd = epw_fd_taken(&message); /* an empty packet may carry a descriptor too */
         bool whole = got == (ssize_t)sizeof *reply && !(message.msg_flags & MSG_TRUNC) &&
                      reply->magic == EPW_FD_REPLY_MAGIC;
         bool granted = whole && reply->verdict == EPW_FD_GRANTED;
@@ -204,7 +206,7 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
     if (status == EPW_OK) status = receive_reply(&f, &reply, &out->memory_fd);
     if (status == EPW_OK && reply.verdict != EPW_FD_GRANTED) status = refusal(&f, request, &reply);
     if (status != EPW_OK) {
-        epw_fd_leave(f.fd); /* the server may have granted what came too late */
+        epw_fd_leave(f.fd); /* the server may have granted the lease too late */
         return status;
     }
     out->lease_fd = f.fd;
@@ -214,9 +216,9 @@ epw_status epw_fd_fetch(const epw_nonce *server, const epw_fd_request *request, 
 epw_status epw_fd_ring(int lease_fd, uint32_t exporter_pid, epw_where where) {
     static const epw_fd_notice ring = {EPW_FD_RING_MAGIC};
     int unread = 0;
-    /* Never more than one: so there is always room for the goodbye. The reader is hear() of fd_connection.c,
-     * which takes a ring from the socket first and then has the owner look: it will see this caller's writes.
-     */
+    /* Sends a ring only if none is unread, so that there is always room for the goodbye. Reader: hear() in
+     * fd_connection.c, which takes a ring from the socket first and then makes the owner look: it will see
+     * this caller's writes. */
     epw_notice_fence();
     if (!ioctl(lease_fd, SIOCOUTQ, &unread) && unread > 0) return EPW_OK;
     for (;;) {
@@ -229,7 +231,7 @@ epw_status epw_fd_ring(int lease_fd, uint32_t exporter_pid, epw_where where) {
 }
 
 void epw_fd_leave(int lease_fd) {
-    /* If it cannot be sent the lease ends later, with this process. */
+    /* If the goodbye cannot be sent, the lease ends later, with this process. */
     static const epw_fd_notice goodbye = {EPW_FD_GOODBYE_MAGIC};
     (void)send(lease_fd, &goodbye, sizeof goodbye, MSG_DONTWAIT | MSG_NOSIGNAL);
     epw_fd_release(lease_fd);

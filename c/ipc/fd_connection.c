@@ -10,9 +10,9 @@
 #include "ipc/fd_message.h"
 #include "ipc/fd_pass.h"
 
-#define HEARD_AT_ONCE 16 /* notices of one holder, before the others' turn */
+#define HEARD_AT_ONCE 16 /* notices read from one holder before it is the others' turn */
 
-#ifndef SO_PEERPIDFD /* Linux 6.5; the header may be older */
+#ifndef SO_PEERPIDFD /* Linux 6.5; the headers may be older */
 #define SO_PEERPIDFD 77
 #endif
 
@@ -30,8 +30,8 @@ static bool shows(int fd, short event) {
     return poll(&p, 1, 0) == 1 && (p.revents & event);
 }
 
-/* Takes up to `most` packets of what the holder of a lease has said, so that one that sends without end
- * delays nobody. A connection closed with a reply unread reports ECONNRESET, once, before the rest. */
+/* Reads up to `most` packets from the holder of a lease, so that a holder that sends without end delays
+ * nobody. A connection closed with a reply unread reports ECONNRESET, once, before the rest. */
 static void hear(epw_connection *c, int most) {
     for (int i = 0; i < most; i++) {
         epw_fd_notice notice;
@@ -45,13 +45,15 @@ static void hear(epw_connection *c, int most) {
             c->goodbye = true;
         } else {
             c->deaf = true;
-            if (got == 0) return; /* nothing comes behind it, or an empty packet, which is no notice either */
+            if (got == 0)
+                return; /* either nothing follows, or it was an empty packet, which is no notice
+                         * either */
         }
     }
 }
 
-/* Ends c's lease if its holder can write no more. POLLHUP means that the other end is closed, not merely that
- * it said something or will say no more. There is an end to what it has said by then. */
+/* Ends c's lease if its holder can no longer write. POLLHUP means that the other end is closed, not merely
+ * that it sent something or will send no more. Then what is left to read is finite. */
 static void end_if_left(epw_connection *c) {
     if (!c->closed) {
         if (!shows(c->fd, POLLHUP)) return;
@@ -69,10 +71,10 @@ void epw_connection_hear(epw_connection *c) {
     if (!c->closed && !c->deaf) hear(c, HEARD_AT_ONCE);
     if (c->rung) {
         c->rung = false;
-        epw_notice_fence(); /* see epw_fd_ring: the ring was taken before the owner looks */
+        epw_notice_fence(); /* pairs with epw_fd_ring: the ring is taken before the owner looks */
         epw_offer_ring(c->offer, c->rank);
     }
-    if (c->offer != NULL) end_if_left(c); /* the lock was released: it may have ended meanwhile */
+    if (c->offer != NULL) end_if_left(c); /* the lease may have ended while the lock was released */
 }
 
 void epw_connections_reap(epw_connection *all, size_t count) {
@@ -82,13 +84,14 @@ void epw_connections_reap(epw_connection *all, size_t count) {
 
 /* ---- requests ---- */
 
-/* A descriptor that becomes readable when the process that made this connection has ended: the kernel says so
- * after it has released the process's files, and with them what it still had on a GPU. (Unless a child,
- * forked without exec, holds copies of the driver's files: kernels end by their own deadlines then.) -1 if
+/* Returns a descriptor that becomes readable when the process that made this connection has ended: the kernel
+ * signals it after it has released the process's files, and with them its work on a GPU. (Exception: a child
+ * forked without exec holds copies of the driver's files; kernels then end by their own deadlines.) -1 if
  * there is none.
  *
- * Before Linux 6.5 it is found by the pid, which another pid namespace hides and which may, in principle, be
- * another process's by now. Then the one that asked has ended, and sending it the reply fails. Sets errno. */
+ * Before Linux 6.5 the process is found by its pid, which another pid namespace hides and which may, in
+ * principle, belong to another process by now. In that case the one that asked has ended, and sending it the
+ * reply fails. Sets errno. */
 static int watch_death(int fd, pid_t pid) {
     int death = -1;
     socklen_t length = sizeof death;
@@ -107,8 +110,7 @@ static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
     epw_offer *offer = epw_offer_find(&request->window);
     if (offer == NULL) return reply;
 
-    /* The pid that the kernel reports for the client is better than the client's own, where the pid can be
-     * seen from here. */
+    /* The pid that the kernel reports is more reliable than the client's own, if it is visible from here. */
     struct ucred peer = {0};
     socklen_t length = sizeof peer;
     epw_holder client = {.process = request->process, .window = request->holder, .pid = request->pid};
@@ -116,7 +118,7 @@ static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
     if (!getsockopt(c->fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) && peer.pid > 0)
         client.pid = (uint32_t)peer.pid;
 
-    /* A lease that nobody could see end would keep its rank out for ever: better refused now. */
+    /* A lease whose end nobody could see would block its rank for ever: refuse it now. */
     if (epw_offer_is_gpu(offer) && (c->death = watch_death(c->fd, peer.pid)) < 0) {
         reply.verdict = epw_out_of_descriptors(errno) ? EPW_FD_NO_DESCRIPTORS : EPW_FD_UNSEEN;
         return reply;
@@ -146,13 +148,14 @@ static epw_fd_reply decide(epw_connection *c, epw_connection *all, size_t count,
     return reply;
 }
 
-/* Sends the reply, with the window's memory if it was granted. Never blocks: nothing was sent before it. */
+/* Sends the reply, with the window's memory if it was granted. Never blocks, because nothing was sent before
+ * it. */
 static bool send_reply(int fd, const epw_fd_reply *reply, int memory_fd) {
     return epw_fd_pass(fd, reply, sizeof *reply, memory_fd, MSG_DONTWAIT) == (ssize_t)sizeof *reply;
 }
 
-/* Reads and answers the request. Descriptors that a client may have attached are dropped by the kernel, since
- * no place for them is given. */
+/* Reads and answers the request. The kernel drops descriptors that a client may have attached, since recv
+ * provides no room for them. */
 void epw_connection_serve(epw_connection *c, epw_connection *all, size_t count) {
     epw_fd_request request;
     ssize_t got = recv(c->fd, &request, sizeof request, MSG_DONTWAIT | MSG_TRUNC);

@@ -1,4 +1,4 @@
-/* What the fd server and its clients say to each other: one request, one reply, each a packet of an AF_UNIX
+/* Messages between the fd server and its clients: one request and one reply, each a packet of an AF_UNIX
  * SOCK_SEQPACKET connection. Both ends run on one host under one user, so fields are in the machine's own
  * byte order.
  *
@@ -11,10 +11,11 @@
  *        | -- goodbye ------------------> |   says so,
  *        | -- close --------------------> |   then closes
  *
- * When an importer dies the kernel unmaps and closes, but says no goodbye. For a window in host memory a
- * closed connection suffices, since a process's memory goes before its files. A GPU goes on with what a
- * process has enqueued until the driver's own files are released, which may be after the connection: there
- * the lease of a connection that closes without a goodbye goes on until the process has ended. */
+ * When an importer dies, the kernel unmaps its memory and closes its connections, but sends no goodbye. For a
+ * window in host memory a closed connection is enough, since a process's memory is released before its files.
+ * A GPU continues what a process has enqueued until the driver's own files are released, which may be after
+ * the connection: for GPU memory, the lease of a connection that closes without a goodbye lasts until the
+ * process has ended. */
 #ifndef EPW_IPC_FD_MESSAGE_H
 #define EPW_IPC_FD_MESSAGE_H
 
@@ -36,38 +37,39 @@ typedef struct epw_fd_request {
     uint32_t rank; /* the importer's */
     uint32_t pid;  /* as the importer sees itself; for error texts */
     epw_nonce process;
-    epw_nonce holder; /* the importer's own window: who is to hold the lease, with the process */
-    epw_nonce window; /* which is wanted */
+    epw_nonce holder; /* the importer's own window, which with `process` identifies the holder of the lease */
+    epw_nonce window; /* the window that is requested */
 } epw_fd_request;
 
-/* What the holder of a lease says. A ring says nothing but that something was written to the window. Goodbye:
- * the importer can write no more; it has unmapped, or never mapped, and its GPU work has ended. */
+/* A notice from the holder of a lease. Ring: something was written to the window. Goodbye: the importer can
+ * write no more; it has unmapped, or never mapped, and its GPU work has ended. */
 typedef struct epw_fd_notice {
     uint32_t magic; /* EPW_FD_RING_MAGIC or EPW_FD_GOODBYE_MAGIC */
 } epw_fd_notice;
 
 enum {
     EPW_FD_GRANTED = 0,
-    EPW_FD_UNKNOWN_WINDOW = 1, /* no window of this secret, or it has been destroyed */
+    EPW_FD_UNKNOWN_WINDOW = 1, /* no window has this secret, or it has been destroyed */
     EPW_FD_NO_SUCH_RANK = 2,
     EPW_FD_FENCED = 3, /* another process holds the rank's lease */
     EPW_FD_MALFORMED = 4,
-    EPW_FD_UNSEEN = 5,        /* the window is a GPU's, and the server could not see the importer end */
+    EPW_FD_UNSEEN = 5,        /* the window is in GPU memory, and the server could not see the importer end */
     EPW_FD_FENCED_WITHIN = 6, /* another window of the importer's own process holds the rank's lease */
-    EPW_FD_NO_DESCRIPTORS = 7 /* the server's process has none left; said also before the request is read */
+    EPW_FD_NO_DESCRIPTORS = 7 /* the server's process has none left; may be sent before the request is read */
 };
 
 typedef struct epw_fd_reply {
     uint32_t magic;
     uint32_t verdict;
-    uint32_t holder_pid; /* EPW_FD_FENCED: which process holds the lease */
+    uint32_t holder_pid; /* EPW_FD_FENCED: pid of the process that holds the lease */
 } epw_fd_reply;
 
 /* The abstract address of the server named `id`. Returns the address length. */
 static inline socklen_t epw_fd_address(const epw_nonce *id, struct sockaddr_un *out) {
     memset(out, 0, sizeof *out);
     out->sun_family = AF_UNIX;
-    char *name = out->sun_path + 1; /* a leading NUL makes it abstract: no file, gone with its socket */
+    char *name = out->sun_path + 1; /* a leading NUL makes the name abstract: no file, and it vanishes with
+                                     * its socket */
     int length = snprintf(name, sizeof out->sun_path - 1, "epwire-");
     for (size_t i = 0; i < sizeof id->bytes; i++) length += snprintf(name + length, 3, "%02x", id->bytes[i]);
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)length);

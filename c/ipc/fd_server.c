@@ -14,11 +14,11 @@
 #include "ipc/fd_connection.h"
 #include "ipc/fd_message.h"
 
-#define ACCEPT_PAUSE_NS  100000000u /* after running out of descriptors */
+#define ACCEPT_PAUSE_NS  100000000u /* pause after running out of descriptors */
 #define ACCEPTED_AT_ONCE 16
 
-/* Guarded by the process lock. Connections are added and closed by the thread alone, so that its indices stay
- * valid while it waits without the lock. */
+/* Guarded by the process lock. Only the thread adds and closes connections, so that its indices stay valid
+ * while it waits without the lock. */
 typedef struct server {
     epw_nonce id;
     uint32_t generation;
@@ -26,18 +26,18 @@ typedef struct server {
     bool stop;
     int listener;
     int wake;  /* eventfd: something changed for the thread */
-    int spare; /* a spare descriptor, for when there is no other; -1: that is in use, too */
+    int spare; /* a descriptor kept in reserve for when none is left; -1: it is gone too */
     uint64_t accept_after_ns;
     epw_connection *connections;
-    struct pollfd *polls; /* [2 + capacity]: wake, listener, connections; the thread's own */
+    struct pollfd *polls; /* [2 + capacity]: wake, listener, connections; used by the thread only */
     size_t count, capacity;
     pthread_t thread;
 } server;
 
 static server *current; /* guarded by the process lock */
 
-/* This process's server, NULL if there is none. A forked child has a copy of its parent's, whose descriptors'
- * numbers may be other files' here. Lock held. */
+/* This process's server, NULL if there is none. A forked child has a copy of its parent's, whose descriptor
+ * numbers may refer to other files here. Called with the lock held. */
 static server *own_server(void) {
     return current && current->generation == epw_process_generation() ? current : NULL;
 }
@@ -67,7 +67,7 @@ static int accept_next(const server *s) {
     return accept4(s->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 }
 
-/* Takes a connection with the spare descriptor, only to say that there is no other. */
+/* Accepts a connection with the spare descriptor, only to say that there is no other. */
 static bool refuse_one(server *s) {
     if (s->spare < 0) s->spare = take_spare(s);
     if (s->spare < 0) return false;
@@ -77,12 +77,12 @@ static bool refuse_one(server *s) {
         if (epw_connection_same_user(fd)) epw_connection_refuse(fd);
         close(fd);
     }
-    s->spare = take_spare(s); /* -1 if another thread was faster: tried again next time */
+    s->spare = take_spare(s); /* -1 if another thread was faster: retried next time */
     return fd >= 0;
 }
 
-/* If as many connections as may be have sent no request, closes the one that has been silent for longest:
- * connections are in the order in which they came. Who has sent one is answered in the next round. */
+/* If the maximum number of connections have sent no request, closes the one that has been silent longest:
+ * connections are in order of arrival. One that has sent its request is answered in the next round. */
 static void make_room(server *s) {
     size_t pending = 0;
     for (size_t i = 0; i < s->count; i++) pending += epw_connection_pending(&s->connections[i]);
@@ -94,13 +94,13 @@ static void make_room(server *s) {
     }
 }
 
-/* False if there is no more to accept now. */
+/* Accepts one connection; false if there is none to accept now. */
 static bool accept_one(server *s, uint64_t now) {
     int fd = accept_next(s);
     if (fd < 0) {
         int err = errno;
         if (epw_out_of_descriptors(err) && refuse_one(s)) return true;
-        /* Without descriptors or memory the listener stays readable: rest, instead of spinning on it. */
+        /* Without descriptors or memory the listener stays readable: pause instead of spinning on it. */
         bool exhausted = epw_out_of_descriptors(err) || err == ENOBUFS || err == ENOMEM;
         if (exhausted) s->accept_after_ns = now + ACCEPT_PAUSE_NS;
         return false;
@@ -128,8 +128,8 @@ static void *drop_offer(void *offer) {
     return NULL;
 }
 
-/* Drops the references of ended leases. The last one of an offer destroys memory, which may wait for what
- * runs on the GPU: each has a thread, if one is to be had, and the lock is not held. */
+/* Drops the references of ended leases. The last reference of an offer destroys memory, which may wait for
+ * running GPU work: so each drop runs on a thread of its own, if one can be started, without the lock. */
 static void drop_ended(server *s) {
     for (size_t i = 0; i < s->count; i++) {
         epw_offer *offer = s->connections[i].ended;
@@ -160,12 +160,12 @@ static void close_finished(server *s, uint64_t now) {
     s->count = kept;
 }
 
-/* Fills s->polls and returns for how long to wait, in poll's milliseconds. */
+/* Fills s->polls and returns the timeout for poll, in milliseconds. */
 static int prepare_wait(server *s, uint64_t now) {
     uint64_t until = UINT64_MAX;
     for (size_t i = 0; i < s->count; i++) {
         const epw_connection *c = &s->connections[i];
-        /* The end of a lease is seen in any case: POLLHUP is always reported. */
+        /* The end of a lease is always seen, because POLLHUP is always reported. */
         s->polls[2 + i] =
             (struct pollfd){.fd = c->closed ? c->death : c->fd, .events = c->deaf && !c->closed ? 0 : POLLIN};
         if (c->offer == NULL && c->request_by_ns < until) until = c->request_by_ns;
@@ -194,7 +194,8 @@ static void handle_events(server *s, size_t polled, uint64_t now) {
 
 /* ---- life ---- */
 
-/* Lock held. No lease is left: windows have ended theirs, and leases that outlive windows keep the server. */
+/* Called with the lock held. No lease is left: windows have ended theirs, and leases that outlive their
+ * window keep the server running. */
 static void close_server(server *s) {
     for (size_t i = 0; i < s->count; i++) epw_connection_close(&s->connections[i]);
     if (s->listener >= 0) epw_fd_close(s->listener);
@@ -208,7 +209,8 @@ static void free_server(server *s) {
     free(s);
 }
 
-/* Ends when release says so, or by itself when leases have outlived every window. */
+/* Ends when epw_fd_server_release says so, or by itself after the last lease if leases have outlived every
+ * window. */
 static void *run(void *argument) {
     server *s = argument;
     epw_thread_name("epw-fd-server");
@@ -225,7 +227,7 @@ static void *run(void *argument) {
         epw_process_lock();
         if (ready > 0) handle_events(s, polled, epw_now_ns());
     }
-    bool alone = !s->stop; /* nobody joins it */
+    bool alone = !s->stop; /* no thread joins it */
     if (alone) {
         current = NULL;
         close_server(s);
@@ -252,7 +254,7 @@ static epw_status open_listener(server *s, epw_where where) {
     return EPW_OK;
 }
 
-/* Makes and starts a server. Lock held. */
+/* Creates and starts a server. Called with the lock held. */
 static epw_status start(epw_where where, server **out) {
     enum { FIRST_CAPACITY = 16 };
     server *s = calloc(1, sizeof *s);

@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* A rank's lease: nobody's if it is taken no times. */
+/* A rank's lease; free if it was taken 0 times. */
 typedef struct lease {
     epw_holder holder;
     uint32_t times; /* one window may hold it more than once, across a renewed handshake */
@@ -14,22 +14,22 @@ struct epw_offer {
     const epw_device *device;
     epw_memory memory;
     epw_nonce nonce;
-    uint32_t generation; /* of the process that made it */
+    uint32_t generation; /* of the process that created it */
     atomic_uint references;
     /* Guarded by the process lock, as are the leases. */
     epw_offer *next; /* in `offers` */
     bool withdrawn;
-    epw_ring_fn *ring; /* NULL: nobody listens */
+    epw_ring_fn *ring; /* NULL: no listener */
     void *ring_context;
-    uint32_t ringing; /* calls of it that run now */
+    uint32_t ringing; /* calls of it that are running */
     uint32_t ranks;
     lease leases[];
 };
 
 static epw_offer *offers;
-static uint32_t offers_generation; /* of the process that they belong to */
+static uint32_t offers_generation; /* generation of the process that owns the list */
 
-/* The head of this process's list. What a fork has handed on is not on offer here. Lock held. */
+/* The head of this process's list. Offers inherited by a fork are not on it. Called with the lock held. */
 static epw_offer **own_offers(void) {
     if (offers_generation != epw_process_generation()) {
         offers = NULL;
@@ -105,7 +105,7 @@ epw_offer *epw_offer_find(const epw_nonce *nonce) {
     epw_offer *found = NULL;
     for (epw_offer *offer = *own_offers(); offer; offer = offer->next)
         if (epw_nonce_equal(&offer->nonce, nonce))
-            found = offer; /* no early exit: time tells nothing of the secret */
+            found = offer; /* no early exit: the time must not depend on the secret */
     return found;
 }
 
@@ -122,7 +122,7 @@ bool epw_offer_ring(epw_offer *offer, uint32_t rank) {
     epw_ring_fn *ring = offer->ring;
     void *context = offer->ring_context;
     if (ring == NULL) return true;
-    offer->ringing++; /* keeps the offer, too: its owner waits before it lets go */
+    offer->ringing++; /* also keeps the offer: its owner waits before it drops its reference */
     epw_process_unlock();
     ring(context, rank);
     epw_process_lock();
@@ -135,14 +135,15 @@ void epw_offer_ref(epw_offer *offer) {
 }
 
 void epw_offer_unref(epw_offer *offer) {
-    /* release: this owner's accesses come before, acquire: the destroying owner sees them all done. */
+    /* Release orders this owner's accesses before the decrement; acquire makes those of all owners visible to
+     * the one that destroys. */
     if (atomic_fetch_sub_explicit(&offer->references, 1, memory_order_acq_rel) != 1) return;
     if (offer->generation == epw_process_generation()) {
         epw_process_lock();
         epw_fd_forget(offer->memory.fd);
         epw_process_unlock();
         offer->device->destroy(&offer->memory);
-    } /* else a fork's child: it inherited neither mapping nor descriptor */
+    } /* otherwise this is a forked child, which inherited neither mapping nor descriptor */
     free(offer);
 }
 

@@ -1,9 +1,9 @@
-/* A window as the ranks of this host may import it: its memory, its secret, and who holds which rank's lease.
+/* A window as offered to the ranks of this host: its memory, its secret, and the holder of each rank's lease.
  *
- * A lease says "this incarnation may still write rank r's part of the window". An incarnation is one window
- * of one process. A mapping cannot be revoked, so the part is given to another incarnation, be it of the same
- * process, only once the lease has ended; and a lease ends only when its holder has let go of its import or
- * is dead. The same window may take its lease again: it has ended its own writes, and says so by asking. */
+ * A lease says: this incarnation may still write rank r's part of the window. An incarnation is one window of
+ * one process. A mapping cannot be revoked, so the part is granted to another incarnation, even one of the
+ * same process, only once the lease has ended; and a lease ends only when its holder has closed its import or
+ * is dead. The same window may take its lease again: by asking it says that it has ended its own writes. */
 #ifndef EPW_IPC_OFFER_H
 #define EPW_IPC_OFFER_H
 
@@ -15,50 +15,51 @@ typedef struct epw_offer epw_offer;
 /* The incarnation that holds a lease. */
 typedef struct epw_holder {
     epw_nonce process;
-    epw_nonce window; /* of the rank's own window */
-    uint32_t pid;     /* for error texts; 0 where the holder's namespace hides it */
+    epw_nonce window; /* nonce of the holder's own window */
+    uint32_t pid;     /* for error texts; 0 if the holder's pid namespace hides it */
 } epw_holder;
 
 /* Creates zeroed memory of at least `bytes` on `device`, shareable by one of `paths`, with a lease for each
- * of `ranks`, and offers it under a new nonce. The caller holds one reference. Lock not held. */
+ * of `ranks`, and offers it under a new nonce. The caller holds one reference. Called without the lock. */
 epw_status epw_offer_create(int32_t device, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
                             epw_offer **out);
 
-/* The memory and whose it is, valid while a reference is held. */
+/* The device, memory and nonce, valid while a reference is held. */
 const epw_device *epw_offer_device(const epw_offer *offer);
 const epw_memory *epw_offer_memory(const epw_offer *offer);
 const epw_nonce *epw_offer_nonce(const epw_offer *offer);
 
-/* Whether writes of a dying process may go on after its connections have closed: a GPU makes them. */
+/* Whether writes of a dying process may continue after its connections have closed, because a GPU makes
+ * them. */
 bool epw_offer_is_gpu(const epw_offer *offer);
 
-/* Whether the memory, once destroyed, is gone from under the mappings of other processes: it has to stay
- * while one of them holds a lease. */
+/* Whether destroying the memory would remove it from under the mappings of other processes, so that it must
+ * stay while one of them holds a lease. */
 bool epw_offer_outlives_leases(const epw_offer *offer);
 
-/* Lets nobody find the offer any more. Lock held. */
+/* Withdraws the offer: nobody finds it any more. Called with the lock held. */
 void epw_offer_withdraw(epw_offer *offer);
 
-/* The offer of that nonce, NULL if there is none. No reference is taken. Lock held, also while the result is
- * used. */
+/* The offer with that nonce, NULL if there is none. Takes no reference. Called with the lock held, which must
+ * stay held while the result is used. */
 epw_offer *epw_offer_find(const epw_nonce *nonce);
 
-/* What the owner of an offer has called when the holder of `rank`'s lease rings. */
+/* The function that an owner registers to be called when the holder of `rank`'s lease rings. */
 typedef void epw_ring_fn(void *context, uint32_t rank);
 
-/* Sets it; NULL: nobody listens. Returns once a former one runs nowhere, so not from within one. Lock not
- * held. */
+/* Registers it; NULL: no listener. Returns once no call of the previous function is running, so it must not
+ * be called from within one. Called without the lock. */
 void epw_offer_on_ring(epw_offer *offer, epw_ring_fn *fn, void *context);
 
-/* Calls it on this thread, with the lock released meanwhile; false if the offer has been withdrawn. Lock
- * held. */
+/* Calls it on this thread, with the lock released meanwhile; returns false if the offer has been withdrawn.
+ * Called with the lock held. */
 bool epw_offer_ring(epw_offer *offer, uint32_t rank);
 
-/* Takes a reference on an offer that was just found. Lock held. */
+/* Takes a reference to an offer that was just found. Called with the lock held. */
 void epw_offer_ref(epw_offer *offer);
 
-/* Drops a reference; the last one destroys the memory. Of what a fork has handed on, it frees only the
- * description. Lock not held. */
+/* Drops a reference; the last one destroys the memory. If the offer was inherited by a fork, only the
+ * description is freed. Called without the lock. */
 void epw_offer_unref(epw_offer *offer);
 
 typedef enum epw_lease_verdict {
@@ -67,10 +68,11 @@ typedef enum epw_lease_verdict {
     EPW_LEASE_HELD
 } epw_lease_verdict;
 
-/* Takes rank's lease for `by`. EPW_LEASE_HELD: another incarnation has it, *holder says which. Lock held. */
+/* Takes rank's lease for `by`. EPW_LEASE_HELD: another incarnation, *holder, has it. Called with the lock
+ * held. */
 epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_holder *by, epw_holder *holder);
 
-/* Ends one taking of rank's lease. Lock held. */
+/* Undoes one epw_lease_take. Called with the lock held. */
 void epw_lease_end(epw_offer *offer, uint32_t rank);
 
 #endif

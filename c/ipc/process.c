@@ -83,7 +83,7 @@ static void child_after_fork(void) {
     for (size_t i = 0; i < private_fds.count; i++) close(private_fds.list[i]);
     private_fds.count = 0;
     have_process_nonce = false;
-    pthread_cond_init(&changed, NULL); /* those who waited are not here */
+    pthread_cond_init(&changed, NULL); /* its waiters do not exist in the child */
     atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
     epw_process_unlock();
 }
@@ -103,7 +103,7 @@ epw_status epw_process_ready(epw_where where) {
 epw_status epw_nonce_make(epw_where where, epw_nonce *out) {
     ssize_t got;
     do got = getrandom(out->bytes, sizeof out->bytes, 0);
-    while (got < 0 && errno == EINTR); /* requests up to 256 bytes are never cut short */
+    while (got < 0 && errno == EINTR); /* requests of up to 256 bytes are never cut short */
     return got == (ssize_t)sizeof out->bytes ? EPW_OK : epw_fail_errno(errno, where, "getrandom");
 }
 

@@ -1,5 +1,5 @@
-/* Averages of integers, for every instruction set: exact sums in integers twice as wide or more, a block of
- * elements at a time. */
+/* Averages of integers, for every instruction set: exact sums in integers at least twice as wide, one block
+ * of elements at a time. */
 #include <string.h>
 
 #include "numerics/isa.h"
@@ -7,7 +7,7 @@
 
 __extension__ typedef __int128 wide;
 
-enum { BLOCK = 256 }; /* elements whose sums stay in the first cache: 2 or 4 KiB */
+enum { BLOCK = 256 }; /* elements whose sums stay in the L1 cache: 2 or 4 KiB */
 
 /* Defines NAME for elements of type T, whose sums are of type SUM. */
 #define AVERAGES(NAME, T, SUM)                                                                               \

@@ -1,4 +1,4 @@
-/* The inner loops for AVX2 with F16C. The target is chosen here, so that every file of the core is compiled
+/* The inner loops for AVX2 with F16C. The target is selected here, so that every file of the core is compiled
  * with the same flags. */
 #include "numerics/isa.h"
 

@@ -1,5 +1,5 @@
-/* The inner loops for AVX-512. The target is chosen here, so that every file of the core is compiled with the
- * same flags. */
+/* The inner loops for AVX-512. The target is selected here, so that every file of the core is compiled with
+ * the same flags. */
 #include "numerics/isa.h"
 
 #if defined(__x86_64__)

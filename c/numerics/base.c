@@ -1,5 +1,5 @@
-/* The inner loops in 16-byte vectors, which every supported processor has (SSE2, NEON) and compilers emulate
- * elsewhere. */
+/* The inner loops in 16-byte vectors, which every supported processor has (SSE2, NEON) and which compilers
+ * emulate elsewhere. */
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #define STREAM_VECTOR(dst, v) _mm_stream_si128((__m128i *)(void *)(dst), (__m128i)(v))

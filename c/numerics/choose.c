@@ -15,7 +15,7 @@
 #endif
 
 #if defined(__x86_64__)
-/* Asked of the processor directly: __builtin_cpu_supports needs a symbol of the static libgcc, which rustc
+/* Queries the processor directly: __builtin_cpu_supports needs a symbol of the static libgcc, which rustc
  * does not link. Vector state counts only if the operating system saves it (XCR0). */
 static void x86_features(bool *avx2, bool *avx512) {
     *avx2 = *avx512 = false;
@@ -49,7 +49,7 @@ size_t epw_numerics_all(const epw_numerics *out[], size_t max) {
 }
 
 epw_status epw_numerics_choose(epw_where where, const epw_numerics **out) {
-    /* Threads that race here find the same answer, so the last store changes nothing. */
+    /* Threads that race here compute the same answer, so the last store changes nothing. */
     static const epw_numerics *_Atomic chosen;
     *out = atomic_load_explicit(&chosen, memory_order_acquire);
     if (*out != NULL) return EPW_OK;

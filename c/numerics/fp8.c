@@ -1,10 +1,10 @@
-/* The public quantisers: rows to FP8 and back, by the loops of numerics.h. */
+/* The public quantisers: convert rows to FP8 and back with the loops of numerics.h. */
 #include "base/float_state.h"
 #include "base/status.h"
 #include "numerics/numerics.h"
 #include "epwire.h"
 
-/* Checks the arguments of both directions, and finds the loops to use. */
+/* Checks the arguments of either direction, and selects the loops. */
 static epw_status prepare(const char *op, uint32_t payload, uint32_t dtype, uint64_t rows, uint32_t hidden,
                           const void *x, const void *q, const void *scales, const epw_numerics **numerics) {
     const epw_where here = {op, -1, -1};

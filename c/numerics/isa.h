@@ -1,5 +1,5 @@
-/* What the instruction sets' files share: the tables they define, and the portable loops for odd widths and
- * for averages of integers. */
+/* Shared by the files of the instruction sets: the tables they define, and the portable loops for odd widths
+ * and for averages of integers. */
 #ifndef EPW_NUMERICS_ISA_H
 #define EPW_NUMERICS_ISA_H
 
@@ -15,7 +15,7 @@ extern const epw_sums epw_sums_avx2;
 extern const epw_sums epw_sums_avx512;
 #endif
 
-/* epw_numerics.reduce for channels [begin, end), multiples of 8, where wider vectors do not fit. */
+/* epw_numerics.reduce for channels [begin, end), multiples of 8, for which wider vectors do not fit. */
 void epw_reduce_columns(uint32_t dtype, const void *const *rows, const float *weights, size_t n, size_t begin,
                         size_t end, void *out);
 

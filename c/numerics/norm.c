@@ -1,4 +1,5 @@
-/* Norms on the host, for every instruction set the same code: it is bound by memory that was just summed. */
+/* RMSNorm on the host, the same code for every instruction set: it is bound by memory that was just
+ * summed. */
 #include "numerics/norm.h"
 
 #include "epwire.h"
@@ -30,11 +31,12 @@ static float widen_f16(uint16_t h) {
     return float_of(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-/* To nearest even; no NaN. */
+/* Rounds to nearest even; x must not be NaN. */
 static uint16_t narrow_f16(float x) {
     uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000u, size = bits & 0x7fffffffu;
     if (size >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
-    if (size < 0x38800000u) { /* below 2^-14: the hardware rounds where 2^-24 is the last place of a sum */
+    if (size < 0x38800000u) { /* below 2^-14: the addition rounds, because the last place of the sum is
+                               * 2^-24 */
         uint32_t places = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
         return (uint16_t)(sign | places);
     }
@@ -68,13 +70,14 @@ static void narrow(uint32_t dtype, const float *x, uint32_t count, uint16_t *out
     }
 }
 
-/* Correctly rounded, as the instruction is that C has no name for but in libm, on which nothing here depends.
- */
+/* A correctly rounded square root, like the hardware instruction, which C reaches only through libm; nothing
+ * here depends on libm. */
 static float square_root(float x) {
     uint32_t bits = bits_of(x);
     if (bits == 0 || bits >= 0x7f800000u) return bits <= 0x7f800000u ? x : float_of(0x7fc00000u);
     if (bits < 0x00800000u) return square_root(x * 0x1p24f) * 0x1p-12f;
-    /* x is n * 2^(exponent - 50 - odd) with an even exponent: 26 bits of root, two more than are kept. */
+    /* x is n * 2^(exponent - 50 - odd) with an even exponent: the root has 26 bits, two more than are
+     * kept. */
     int32_t exponent = (int32_t)(bits >> 23) - 127, odd = exponent & 1;
     uint64_t n = (uint64_t)((bits & 0x7fffffu) | 0x800000u) << (27 + odd), root = 0;
     for (uint64_t bit = UINT64_C(1) << 25; bit != 0; bit >>= 1) {

@@ -1,11 +1,11 @@
-/* RMSNorm of a row behind a residual addition, as it follows an all-reduce.
+/* RMSNorm of a row after a residual addition, as it follows an all-reduce.
  *
- * The rules, for GPU kernels and tests to follow. x = round(sum + residual), which is the new residual;
- * without one x is the sum. Squares are added in f32, every operation rounded: partial sum k of 512 takes the
- * words of four elements k, k + 512 and so on, their elements in order; then partial sums k and k ^ 1 are
- * added, k ^ 2, and so on up to k ^ 256. r = 1 / sqrt(squares / hidden + epsilon), each step rounded. y =
- * round((x * r) * weight). A payload of FP8 is y quantised as numerics.h has it. A NaN is the positive quiet
- * one. */
+ * The rules, which GPU kernels and tests follow: x = round(sum + residual), which is the new residual;
+ * without a residual x is the sum. Squares are added in f32, with every operation rounded: partial sum k of
+ * 512 takes the words of four elements k, k + 512 and so on, the elements of a word in order; then partial
+ * sums k and k ^ 1 are added, then k and k ^ 2, and so on up to k ^ 256. r = 1 / sqrt(squares / hidden +
+ * epsilon), each step rounded. y = round((x * r) * weight). An FP8 payload is y quantised as numerics.h
+ * defines. Every NaN is the positive quiet one. */
 #ifndef EPW_NORM_H
 #define EPW_NORM_H
 
@@ -21,7 +21,7 @@ typedef struct epw_norm_row {
     void *scales;             /* [hidden / 128] of FP8 */
 } epw_norm_row;
 
-/* Between epw_float_enter and epw_float_leave. */
+/* Called between epw_float_enter and epw_float_leave. */
 void epw_norm_row_run(const epw_numerics *numerics, const epw_norm_row *row);
 
 #endif

@@ -41,6 +41,7 @@ static const char *foreign(const epw_prefill_output *out) {
     }
     return out->offsets != NULL        ? "offsets"
            : out->overflow != NULL     ? "overflow"
+           : out->ranges != NULL       ? "ranges"
            : out->row_expert != NULL   ? "row_expert"
            : out->row_position != NULL ? "row_position"
            : out->row_weight != NULL   ? "row_weight"

@@ -64,14 +64,20 @@ static void find_answer(const epw_prefill *p, const epw_prefill_lane *lane, uint
     }
 }
 
-/* One row that has all of it. */
-static void reduce_answer(const epw_prefill *p, const epw_prefill_lane *lane, const answer *a, void *to) {
-    uint32_t dtype = p->config.ep.combine_dtype, width = width_of(p, lane);
-    if (!epw_by_expert(lane->routing->layout) && a->count == 1) {
-        memcpy(to, a->rows[0], row_bytes_of(p, lane));
-        return;
+/* A row as it is, into a slot. */
+static void copy_row(const epw_prefill *p, const epw_prefill_lane *lane, void *to, const void *row) {
+    if (lane->streams_rows) {
+        p->numerics->copy_stream(to, row, row_bytes_of(p, lane));
+    } else {
+        memcpy(to, row, row_bytes_of(p, lane));
     }
-    p->numerics->reduce(dtype, a->rows, a->weights, a->count, width, to, 0);
+}
+
+/* One row that has all of it: for a slot, or to be read again at once. */
+static void reduce_answer(const epw_prefill *p, const epw_prefill_lane *lane, const answer *a, void *to,
+                          bool streams) {
+    uint32_t dtype = p->config.ep.combine_dtype, width = width_of(p, lane);
+    p->numerics->reduce(dtype, a->rows, a->weights, a->count, width, to, streams);
 }
 
 static void write_answer(epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer, uint64_t number,
@@ -81,10 +87,11 @@ static void write_answer(epw_prefill *p, const epw_prefill_lane *lane, uint32_t 
     memcpy(slot, &head, sizeof head);
     memcpy(slot + sizeof head, a->values, p->layout.topk * sizeof a->values[0]);
     if (mask == 0) return;
-    if (row != NULL) {
-        memcpy(slot + p->layout.answer_head, row, row_bytes_of(p, lane));
+    bool as_it_is = !epw_by_expert(lane->routing->layout) && a->count == 1;
+    if (row != NULL || as_it_is) {
+        copy_row(p, lane, slot + p->layout.answer_head, row != NULL ? row : a->rows[0]);
     } else {
-        reduce_answer(p, lane, a, slot + p->layout.answer_head);
+        reduce_answer(p, lane, a, slot + p->layout.answer_head, lane->streams_rows);
     }
 }
 
@@ -289,7 +296,7 @@ static void add_own(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t
     s->arrived += (uint32_t)__builtin_popcount(a.mask);
     if (a.mask == 0) return;
     bool in_place = !epw_by_expert(r->layout);
-    if (!in_place) reduce_answer(p, lane, &a, scratch);
+    if (!in_place) reduce_answer(p, lane, &a, scratch, false);
     add_row(s, in_place ? a.rows[0] : scratch, 1.0f, rank, true);
 }
 

@@ -349,16 +349,21 @@ static void take_chunk(void *context, uint32_t item, uint32_t thread) {
 
 /* ---- places of nobody ---- */
 
-static void clear_place(const epw_prefill *p, const epw_prefill_output *out, uint64_t place) {
-    if (out->row_expert != NULL) out->row_expert[place] = -1;
-    if (out->row_source != NULL) out->row_source[place] = -1;
-    if (out->row_token != NULL) out->row_token[place] = -1;
-    if (out->row_position != NULL) out->row_position[place] = -1;
-    if (out->row_weight != NULL) out->row_weight[place] = 0.0f;
-    for (uint32_t j = 0; j < p->layout.topk; j++) {
-        if (out->row_experts != NULL) out->row_experts[place * p->layout.topk + j] = -1;
-        if (out->row_weights != NULL) out->row_weights[place * p->layout.topk + j] = 0.0f;
-    }
+/* Elements [first, first + count) of a list of 32-bit ones; NULL: not wanted. */
+static void fill_list(void *list, int byte, uint64_t first, uint64_t count) {
+    if (list != NULL) memset((unsigned char *)list + first * 4, byte, count * 4);
+}
+
+/* Indices become -1, weights 0. */
+static void clear_range(const epw_prefill *p, const epw_prefill_output *out, uint64_t first, uint64_t count) {
+    uint32_t topk = p->layout.topk;
+    fill_list(out->row_expert, 0xff, first, count);
+    fill_list(out->row_source, 0xff, first, count);
+    fill_list(out->row_token, 0xff, first, count);
+    fill_list(out->row_position, 0xff, first, count);
+    fill_list(out->row_weight, 0, first, count);
+    fill_list(out->row_experts, 0xff, first * topk, count * topk);
+    fill_list(out->row_weights, 0, first * topk, count * topk);
 }
 
 static void zero_row(const epw_prefill_lane *lane, uint64_t place) {
@@ -380,7 +385,7 @@ static void clear_places(const epw_prefill *p, const epw_prefill_lane *lane) {
     const epw_prefill_output *out = &lane->output;
     const epw_routing *r = lane->routing;
     uint32_t lists = r->layout == EPW_EXPERT_MAJOR ? p->layout.local_experts : 1;
-    for (uint64_t place = 0; place < lists * r->capacity; place++) clear_place(p, out, place);
+    clear_range(p, out, 0, lists * r->capacity);
     for (uint32_t e = 0; e < p->layout.local_experts && out->zero_padding; e++) zero_padding(lane, e);
 }
 
@@ -391,7 +396,7 @@ static void forget_row(const epw_prefill *p, epw_prefill_lane *lane, uint32_t so
         uint32_t place = epw_by_expert(r->layout) ? epw_routing_expert_place(r, &places[j])
                                                   : epw_routing_source_place(r, source, row);
         if (place == EPW_NO_PLACE) continue;
-        clear_place(p, &lane->output, place);
+        clear_range(p, &lane->output, place, 1);
         if (lane->output.zero_padding) zero_row(lane, place);
     }
 }
@@ -506,7 +511,12 @@ void epw_prefill_tell(epw_prefill *p, epw_prefill_lane *lane) {
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
         if (out->source_counts != NULL) out->source_counts[s] = r->received[s];
         if (out->wait_ns != NULL) epw_add_total(&out->wait_ns[s], lane->peers[s].waited_ns);
-        for (uint32_t e = 0; e < local && out->expert_totals != NULL && r->received[s] > 0; e++)
-            epw_add_total(&out->expert_totals[e], r->counts[(size_t)s * local + e]);
+        for (uint32_t e = 0; e < local; e++) {
+            uint32_t rows = r->received[s] > 0 ? r->counts[(size_t)s * local + e] : 0;
+            uint64_t first = r->base[(size_t)s * local + e];
+            if (out->ranges != NULL) out->ranges[(size_t)e * p->layout.ranks + s] = first << 32 | rows;
+            if (out->expert_totals != NULL) epw_add_total(&out->expert_totals[e], rows);
+            if (out->expert_totals_i32 != NULL) epw_add_total_i32(&out->expert_totals_i32[e], rows);
+        }
     }
 }

@@ -100,7 +100,11 @@ static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
         uint64_t number = lane->streams[EPW_KIND_DISPATCH][rank].ring.written + (row - next);
         unsigned char *slot = epw_prefill_slot_there(p, lane, rank, number);
         memcpy(slot, header, header_bytes);
-        memcpy(slot + p->layout.header_bytes, payload, bytes);
+        if (lane->streams_rows) {
+            p->numerics->copy_stream(slot + p->layout.header_bytes, payload, bytes);
+        } else {
+            memcpy(slot + p->layout.header_bytes, payload, bytes);
+        }
     }
 }
 

@@ -7,8 +7,8 @@
 
 #define MAGIC UINT32_C(0x42575045) /* "EPWB" */
 
-/* FNV-1a, 64 bits: detects any change of one byte, and most other damage that a blob takes when people copy
- * it around. It does not protect against forgery; the channel has to. */
+/* FNV-1a, 64 bits: detects any change of one byte, and whatever else may happen to a blob that people copy
+ * around. It does not protect against forgery; the channel does. */
 #define HASH_BEGIN UINT64_C(0xcbf29ce484222325)
 
 static uint64_t hash_more(uint64_t hash, const void *bytes, size_t length) {
@@ -19,7 +19,7 @@ static uint64_t hash_more(uint64_t hash, const void *bytes, size_t length) {
 
 /* ---- the terms ---- */
 
-/* Includes the zero at the end of each name, so that no two lists of names read the same. */
+/* Includes each name's terminator, so that no two lists of names hash alike by concatenation. */
 static uint64_t hash_names(const epw_term *terms, uint32_t count) {
     uint64_t hash = HASH_BEGIN;
     for (uint32_t i = 0; i < count; i++) hash = hash_more(hash, terms[i].name, strlen(terms[i].name) + 1);
@@ -63,7 +63,7 @@ epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, e
 
 /* ---- bytes ---- */
 
-/* Where the next value goes to or comes from. The length has been checked, so nothing can run over. */
+/* Cursors at the next value. The length has been checked, so they cannot run over the end. */
 static void put(unsigned char **at, uint64_t value, size_t bytes) {
     epw_put_little(*at, value, bytes);
     *at += bytes;
@@ -86,9 +86,9 @@ static void take_nonce(const unsigned char **at, epw_nonce *out) {
 }
 
 enum {
-    /* Zeros, to become a fabric handle, by which GPUs of several hosts share memory. */
+    /* Zeros, reserved for a fabric handle, with which GPUs of several hosts share memory. */
     FABRIC_BYTES = 64,
-    /* Before the terms, but for what is said of the queue. */
+    /* Everything before the terms except the queue's bytes. */
     FIXED_BYTES = 4 * 4 + 16 + 8 + 16 + 4 + 4 + 16 + 16 + 8 + 4 + 4 + 16 + FABRIC_BYTES + 4 + 4 + 4 + 8,
     CHECKSUM_BYTES = 8
 };
@@ -126,7 +126,7 @@ size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     return (size_t)(at - bytes);
 }
 
-/* The value that is out of range in a blob that came undamaged. */
+/* Checks the ranges of values in a blob that arrived intact. */
 static epw_status check_ranges(const epw_blob *blob, epw_where where) {
     uint32_t rank = blob->rank, ranks = blob->ranks, path = blob->origin.path;
     if (ranks > EPW_MAX_RANKS || rank >= ranks || blob->peer >= ranks || rank == blob->peer)

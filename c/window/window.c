@@ -18,21 +18,21 @@ struct epw_window {
     epw_term terms[EPW_TERMS_MAX];
     epw_offer *offer;
     epw_nonce server;    /* valid if serving */
-    bool serving;        /* holds a use of the fd server */
-    uint32_t generation; /* of the process that made it */
+    bool serving;        /* holds a reference to the fd server */
+    uint32_t generation; /* of the process that created it */
 };
 
 struct epw_import {
     uint32_t path;
-    uint32_t rank;       /* ours: whose lease this is */
+    uint32_t rank;       /* this rank, which holds the lease */
     uint32_t owner_pid;  /* for error texts */
-    uint32_t generation; /* of the process that made it */
-    epw_offer *offer;    /* EPW_PATH_THREAD: a reference */
+    uint32_t generation; /* of the process that created it */
+    epw_offer *offer;    /* EPW_PATH_THREAD: a reference to the peer's offer */
     const epw_device *device;
-    epw_memory memory;    /* of the other paths: a mapping of this process */
-    int lease_fd;         /* and what holds its lease */
+    epw_memory memory;    /* the other paths: a mapping of this process */
+    int lease_fd;         /* and the connection that holds its lease */
     epw_blob_queue queue; /* EPW_PATH_QUEUE */
-    epw_nonce window;     /* whose it is */
+    epw_nonce window;     /* nonce of the peer's window */
 };
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
@@ -84,7 +84,7 @@ unsigned char *epw_window_base(const epw_window *window) {
     return epw_offer_memory(window->offer)->base;
 }
 
-/* Refuses calls on a window that a fork left behind. */
+/* Refuses calls on a window inherited by a fork. */
 static epw_status check_generation(const epw_window *window, epw_where where) {
     if (!epw_window_inherited(window)) return EPW_OK;
     return epw_fail(EPW_ERR_STATE, where,
@@ -122,7 +122,7 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_q
 
 /* ---- imports ------------------------------------------------------------------------------------ */
 
-/* What an import is made from. */
+/* The inputs of an import. */
 typedef struct attempt {
     epw_window *own;
     epw_blob blob;
@@ -151,7 +151,7 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
                     (unsigned long long)bytes, (unsigned long long)a->blob.window_bytes, (unsigned)peer);
 }
 
-/* What the peer's window is, where that is not what a path can map. */
+/* The kind of the peer's window, if the path cannot map it. */
 static const char *other_origin(uint32_t path) {
     return path == EPW_PATH_VMM ? "the peer's window has a VMM handle"
                                 : "the peer's window has an IPC handle";
@@ -171,7 +171,8 @@ static const char *why_not_mapped(const attempt *a, uint32_t path) {
     return NULL;
 }
 
-/* Whether the peer finds that it can map this rank's window: the same conditions, seen from there. */
+/* Whether the peer will find that it can map this rank's window: the same conditions from its point of
+ * view. */
 static bool can_map_own(const attempt *a) {
     const epw_identity *here = &a->self, *there = &a->blob.host;
     uint32_t path = epw_offer_memory(a->own->offer)->origin.path;
@@ -190,7 +191,8 @@ static const char *why_no_queue(const attempt *a) {
     return NULL;
 }
 
-/* The path to take; if there is none, EPW_PATH_NONE and an error that says of each why not. */
+/* Chooses the path; EPW_PATH_NONE, with an error that gives the reason against each path, if there is
+ * none. */
 static uint32_t choose_path(const attempt *a) {
     const char *not_thread = "another process", *no = why_not_mapped(a, a->blob.origin.path);
     uint32_t mapped = no == NULL ? a->blob.origin.path : EPW_PATH_NONE;
@@ -199,8 +201,9 @@ static uint32_t choose_path(const attempt *a) {
         if (a->own->options.paths & EPW_PATH_THREAD) mapped = EPW_PATH_THREAD;
     }
     const char *no_queue = why_no_queue(a);
-    /* A rank on a GPU reads in different places what comes by queues and what mapped peers write, and goes by
-     * its own path to the peer: the two take the same one, or each a mapped one. */
+    /* A GPU rank receives from a peer behind a queue in its inbox and from a mapped peer in its window, and
+     * assumes for both the path that it itself takes to the peer. So both ranks must choose alike: either
+     * both use queues, or each maps the other's window. */
     bool alike = a->own->options.device == EPW_DEVICE_HOST || can_map_own(a);
     if (mapped != EPW_PATH_NONE && (alike || no_queue != NULL)) return mapped;
     if (no_queue == NULL) return EPW_PATH_QUEUE;
@@ -217,7 +220,7 @@ static uint32_t choose_path(const attempt *a) {
     return EPW_PATH_NONE;
 }
 
-/* Logs the path that is taken, and why not those before it. */
+/* Logs the path, and the reasons against the preferred ones. */
 static void tell_path(const attempt *a, uint32_t path) {
     if (path == EPW_PATH_NONE) {
         epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
@@ -358,14 +361,15 @@ epw_status epw_import_ring(epw_import *import, epw_where where) {
 
 void epw_import_close(epw_import *import) {
     if (import == NULL) return;
-    bool inherited = import->generation != epw_process_generation(); /* mapping and connection are not here */
+    /* A forked child has neither the mapping nor the connection. */
+    bool inherited = import->generation != epw_process_generation();
     if (import->path == EPW_PATH_THREAD) {
         epw_process_lock();
         if (!inherited) epw_lease_end(import->offer, import->rank);
         epw_process_unlock();
         epw_offer_unref(import->offer);
     } else if (!inherited && import->path != EPW_PATH_QUEUE) {
-        /* In this order: leaving is what tells the exporter that the mapping is gone. */
+        /* In this order: leaving tells the exporter that the mapping is gone. */
         import->device->unmap(&import->memory);
         epw_fd_leave(import->lease_fd);
     }

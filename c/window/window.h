@@ -1,13 +1,13 @@
-/* A rank's window, and its imports of the peers' windows. One owner each: a window or import is used by one
- * thread at a time, but for epw_window_import, which only reads the window, and epw_import_ring; different
- * ones by any threads. The bytes themselves obey the protocol, not this file.
+/* A rank's window, and its imports of the peers' windows. Each has one owner: one thread at a time uses a
+ * window or import, except for epw_window_import, which only reads the window, and epw_import_ring; any
+ * threads may use different ones. The bytes themselves are governed by the protocol, not by this file.
  *
  * A peer is an incarnation: its rank and its window's nonce. The right to write a rank's part of a window is
- * a lease, which one incarnation holds at a time (ipc/offer.h). A mapping cannot be revoked, so an import is
- * let go of in this order:
- *   1. it starts nothing more that writes there, and awaits what it has started, on a GPU too;
+ * a lease, which one incarnation holds at a time (ipc/offer.h). A mapping cannot be revoked, so the owner of
+ * an import gives it up in this order:
+ *   1. it starts nothing more that writes there, and waits for what it has started, on a GPU too;
  *   2. it posts its last words there (DROPPED), while the window is still mapped;
- *   3. epw_import_close, which unmaps first and gives the lease back then. */
+ *   3. it calls epw_import_close, which first unmaps the window and then returns the lease. */
 #ifndef EPW_WINDOW_WINDOW_H
 #define EPW_WINDOW_WINDOW_H
 
@@ -22,37 +22,39 @@ typedef struct epw_window epw_window;
 typedef struct epw_import epw_import;
 
 /* Creates this rank's window: zeroed, resident, page-aligned. The options are copied. EPW_ERR_NO_PATH: the
- * device is a GPU that is not to be had. */
+ * device is a GPU that is not available. */
 epw_status epw_window_create(const epw_window_options *options, epw_window **out);
 
-/* Takes the window from the peers that have yet to import it, and frees it. Kernels of this rank that use it
- * have ended. Those that have it mapped keep the memory until they close their import. NULL is allowed. */
+/* Withdraws the window from peers that have not imported it yet, and frees it. Kernels of this rank that use
+ * it must have ended. Peers that have it mapped keep the memory until they close their import. NULL is
+ * allowed. */
 void epw_window_destroy(epw_window *window);
 
-/* Whether a fork has handed the window on to this process: its memory is not mapped here, nor are those of
- * imports, threads are not running, and locks of the caller's may be held by threads that do not exist.
- * All that can be done is to destroy it and to close its imports, which touches none of these. NULL: it
- * has not. */
+/* Whether this process inherited the window by a fork: its memory and that of its imports are not mapped
+ * here, its threads do not run, and threads that do not exist may hold the caller's locks. All that remains
+ * is to destroy it and to close its imports, which touches none of these. NULL is not inherited. */
 bool epw_window_inherited(const epw_window *window);
 
-/* Host or device memory, as options.device says; so are imports. */
+/* Host or device memory according to options.device; the same holds for imports. */
 unsigned char *epw_window_base(const epw_window *window);
 
 /* Writes the blob for `peer`, another rank of the group: blob [out, EPW_BLOB_MAX bytes], length [out].
- * `queue`: what is said of the queues that lead here, NULL: none does. May be called any number of times. */
+ * `queue`: describes the queues that lead to this rank; NULL: none does. May be called any number of
+ * times. */
 epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_queue *queue, void *blob,
                              size_t *length);
 
 /* Makes the window that `peer` exported for own's rank usable by this process, and holds its lease until
- * epw_import_close. Returns within deadline_ns, or a few milliseconds later. Two ranks on GPUs to which
- * queues lead go by queues both, or each maps the other's window. EPW_ERR_INVALID   not a blob, damaged, or
- * another rank's EPW_ERR_MISMATCH  a term differs, or the size, or one is on the host and one on a GPU
+ * epw_import_close. Returns within deadline_ns, or a few milliseconds later. Two ranks on GPUs between which
+ * queues exist either both use queues, or each maps the other's window.
+ *   EPW_ERR_INVALID   not a blob, damaged, or another rank's
+ *   EPW_ERR_MISMATCH  a term differs, or the size, or one window is on the host and the other on a GPU
  *   EPW_ERR_NO_PATH   neither the same process nor the same host, or options.paths excludes what would do, or
  *                     this rank's GPU cannot access the peer's, or the peer could not see this process end
- *   EPW_ERR_FENCED    another window, of this process or of another one, still has an import of it as this
- *                     rank, or, where it is a GPU's, its process has left without closing that import and
- *                     has not ended yet. The same window may import it any number of times at once: it has
- *                     ended its own writes, and says so by asking again
+ *   EPW_ERR_FENCED    another window, of this process or of another one, still has the peer's window imported
+ *                     as this rank or, for GPU memory, its process has left without closing that import and
+ *                     has not ended yet. The same window may import it again any number of times: by asking
+ *                     it says that it has ended its own writes
  *   EPW_ERR_TIMEOUT   the peer does not answer, or the window is too large to be mapped in the time
  *   EPW_ERR_PEER      the peer is gone or refused */
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
@@ -61,28 +63,29 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
 unsigned char *epw_import_base(const epw_import *import);
 
 /* EPW_PATH_THREAD: the peer's own mapping, at the peer's own address. EPW_PATH_SHM, EPW_PATH_VMM,
- * EPW_PATH_IPC: a mapping of this process. EPW_PATH_QUEUE: nothing is mapped, and what the peer says of its
- * queues is epw_import_queue. */
+ * EPW_PATH_IPC: a mapping of this process. EPW_PATH_QUEUE: nothing is mapped; epw_import_queue returns what
+ * the peer says of its queues. */
 uint32_t epw_import_path(const epw_import *import);
 const epw_blob_queue *epw_import_queue(const epw_import *import);
 
 /* The nonce of the peer's window. */
 const epw_nonce *epw_import_window(const epw_import *import);
 
-/* Tells the process that owns the peer's window that something was written there for its attention. What was
- * written before is seen by what the owner has called. Waits for nobody: rings that are not yet heard count
- * once. Any thread, until epw_import_close. EPW_ERR_PEER: the owner has ended or has destroyed its window; of
- * one that is shared by CUDA IPC, which outlives that, only that it has ended. */
+/* Tells the process that owns the peer's window that something was written there for its attention. The
+ * function that the owner has registered sees what was written before. Does not wait: rings that have not
+ * been handled yet count once. Any thread, until epw_import_close. EPW_ERR_PEER: the owner has ended or has
+ * destroyed its window; for a window shared by CUDA IPC, whose memory outlives that, only that the owner has
+ * ended. */
 epw_status epw_import_ring(epw_import *import, epw_where where);
 
 /* From now on calls fn when the importer of rank `rank` rings: on a thread of the library's, or of the
- * importer in this process, with no lock held, any number of them at once. fn returns soon, and neither
- * destroys a window nor calls this. NULL: nobody listens, as at first. Returns once a former fn runs nowhere;
- * so does epw_window_destroy. */
+ * importer if it is in this process, with no lock held, and possibly several times at once. fn must return
+ * soon, and must neither destroy a window nor call this function. NULL: no listener, as at first. Returns
+ * once no call of the previous fn is running; so does epw_window_destroy. */
 void epw_window_on_ring(epw_window *window, void (*fn)(void *context, uint32_t rank), void *context);
 
-/* Unmaps, then ends the lease. The caller's writes, those of its kernels too, must be done. NULL is allowed.
- */
+/* Unmaps, then ends the lease. The caller's writes, including those of its kernels, must be done. NULL is
+ * allowed. */
 void epw_import_close(epw_import *import);
 
 #endif

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
+use epwire::prefill::{PrefillConfig, PrefillPlan};
 use epwire::{EpConfig, Fp8Scale};
 use serde::{Deserialize, Serialize};
 
@@ -66,7 +67,7 @@ pub struct Args {
     /// How received rows are laid out
     #[arg(long, value_enum, value_delimiter = ',', default_value = "expert-major,rank-major")]
     pub layout: Vec<Layout>,
-    /// How combine sums: one row per rank, or one per expert (expert-major only)
+    /// How combine sums: one row per rank, or one per expert (not rank-major)
     #[arg(long, value_enum, value_delimiter = ',', default_value = "reduced")]
     pub combine: Vec<Combine>,
     /// Which experts tokens choose
@@ -93,6 +94,9 @@ pub struct Args {
     /// On GPUs: SMs that the kernels of all lanes, or of a collective, take together, a thread block to each [default: all of the GPU's; of collectives 32]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub sms: u32,
+    /// With --layout packed: slots of a ring from one rank to another [default: as the library chooses]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    pub ring: u32,
     /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub lanes: u32,
@@ -156,6 +160,8 @@ pub enum Payload {
 pub enum Layout {
     ExpertMajor,
     RankMajor,
+    /// By a prefill buffer, on the host: experts in order, each from a multiple of 128 rows on
+    Packed,
 }
 
 /// `--combine`
@@ -197,7 +203,13 @@ impl Args {
         for (shape, _) in &shapes {
             let config = shape.config(self, device);
             let places = ranks.saturating_add(self.absent);
-            epwire::Plan::new(&config, places)?;
+            match shape.layout {
+                Layout::Packed if self.device == Device::Cuda => {
+                    return Err("--layout packed is of --device host".into());
+                }
+                Layout::Packed => drop(PrefillPlan::new(&shape.prefill(self), places)?),
+                _ => drop(epwire::Plan::new(&config, places)?),
+            }
             epwire::RowShape::new(&config, places, shape.payload())?;
         }
         Ok(shapes)
@@ -232,7 +244,7 @@ impl Args {
         }
         shapes.retain(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered));
         if shapes.is_empty() {
-            return Err("--combine ordered needs --layout expert-major".into());
+            return Err("--combine ordered needs --layout expert-major or packed".into());
         }
         Ok(shapes)
     }
@@ -251,6 +263,12 @@ impl Shape {
             .lanes(args.lanes)
     }
 
+    /// Of a prefill buffer, whose ordered combine needs nothing more.
+    pub fn prefill(&self, args: &Args) -> PrefillConfig {
+        let ep = self.config(args, epwire::Device::Host).ordered(false);
+        PrefillConfig { ring_tokens: args.ring, ..PrefillConfig::new(ep) }
+    }
+
     /// Type of tokens, expert outputs and combined rows.
     pub fn dtype(&self) -> epwire::Float16 {
         match self.payload {
@@ -266,9 +284,10 @@ impl Shape {
         }
     }
 
+    /// Of a decode buffer.
     pub fn layout(&self) -> epwire::Layout {
         match self.layout {
-            Layout::ExpertMajor => epwire::Layout::ExpertMajor,
+            Layout::ExpertMajor | Layout::Packed => epwire::Layout::ExpertMajor,
             Layout::RankMajor => epwire::Layout::RankMajor,
         }
     }
@@ -314,6 +333,8 @@ mod tests {
             ("--layout rank-major --combine ordered", "expert-major"),
             ("--graph", "--device cuda"),
             ("--sms 8", "--device cuda"),
+            ("--device cuda --layout packed", "--device host"),
+            ("--layout packed --ring 70000", "ring_tokens"),
         ] {
             let text = args(line).shapes(4).unwrap_err().to_string();
             assert!(text.contains(what), "{line}: {text}");

@@ -15,7 +15,7 @@ use crate::cpu::{Clocks, Moment};
 use crate::expected::Expected;
 use crate::floor::Traffic;
 use crate::pattern::{self, Memory};
-use crate::routing::Routing;
+use crate::prefill::Prefill;
 use crate::samples::{Meeting, Samples, complete, now};
 
 /// `--cases`
@@ -28,9 +28,61 @@ pub enum Case {
 }
 
 /// One rank's buffer and memory for one shape.
+pub trait Subject {
+    fn expected(&self) -> &Expected;
+
+    /// The next iteration's tokens.
+    fn renew(&mut self);
+
+    /// An iteration, with its checks.
+    fn iterate(&mut self, case: Case) -> Result<Timed, Error>;
+
+    fn window_bytes(&self) -> u64;
+
+    /// Of dispatch and of combine, of one lane and all ranks, where slots are used again and again in an operation.
+    fn rings(&self) -> Option<[u64; 2]> {
+        None
+    }
+
+    /// Bytes that all ranks together move.
+    fn traffic(&self, case: Case, args: &Args) -> Traffic {
+        let Expected { shape, routings, .. } = self.expected();
+        Traffic::of(case, shape, routings, args.reads, self.rings())
+    }
+}
+
+/// All ranks call it with the same shapes in the same order.
+pub fn subject<'a>(
+    group: &Group,
+    meeting: &'a Meeting,
+    args: &Args,
+    shape: Shape,
+) -> Result<Box<dyn Subject + 'a>, Error> {
+    Ok(match shape.layout {
+        Layout::Packed => Box::new(Prefill::new(group, meeting, args, shape)?),
+        Layout::ExpertMajor | Layout::RankMajor => Box::new(Decode::new(group, meeting, args, shape)?),
+    })
+}
+
+/// Iterations, all of which are checked; those that do not count come first.
+pub fn run(subject: &mut dyn Subject, case: Case, count: u32, warmup: bool) -> Result<Samples, Error> {
+    let mut samples = Samples::default();
+    for _ in 0..count {
+        subject.renew();
+        let (moments, cores, wrong) = subject.iterate(case)?;
+        samples.wrong += wrong;
+        if !warmup {
+            samples.moments.push(moments);
+            samples.meter.add(cores[0], cores[1]);
+        }
+    }
+    Ok(samples)
+}
+
+/// A buffer of slots that hold a whole operation.
 #[derive(Debug)]
-pub struct Subject<'a> {
-    pub buffer: EpBuffer,
+struct Decode<'a> {
+    buffer: EpBuffer,
     meeting: &'a Meeting,
     expected: Expected,
     /// `[tokens, hidden]`
@@ -44,11 +96,33 @@ pub struct Subject<'a> {
 }
 
 /// Begin and end of an iteration, what was used of the cores by then, and how many rows were wrong.
-type Timed = ([u64; 2], [Moment; 2], u64);
+pub type Timed = ([u64; 2], [Moment; 2], u64);
 
-impl<'a> Subject<'a> {
-    /// All ranks call it with the same shapes in the same order.
-    pub fn new(group: &Group, meeting: &'a Meeting, args: &Args, shape: Shape) -> Result<Self, Error> {
+impl Subject for Decode<'_> {
+    fn expected(&self) -> &Expected {
+        &self.expected
+    }
+
+    fn renew(&mut self) {
+        self.expected.iteration += 1;
+        self.expected.make_tokens(&mut self.x);
+    }
+
+    fn iterate(&mut self, case: Case) -> Result<Timed, Error> {
+        match case {
+            Case::Dispatch => self.dispatch_alone(),
+            Case::Combine => self.combine_alone(),
+            Case::Pair => self.pair(),
+        }
+    }
+
+    fn window_bytes(&self) -> u64 {
+        self.buffer.plan().window_bytes
+    }
+}
+
+impl<'a> Decode<'a> {
+    fn new(group: &Group, meeting: &'a Meeting, args: &Args, shape: Shape) -> Result<Self, Error> {
         let buffer = EpBuffer::create_blocking(group, shape.config(args, Device::Host))?;
         let plan = *buffer.plan();
         let lists = if shape.layout == Layout::ExpertMajor { plan.local_experts as usize } else { 1 };
@@ -63,36 +137,6 @@ impl<'a> Subject<'a> {
             clocks: Clocks::find(),
             buffer,
         })
-    }
-
-    /// Bytes that all ranks together move.
-    pub fn traffic(&self, case: Case, args: &Args) -> Traffic {
-        Traffic::of(case, &self.expected.shape, &self.expected.routings, args.reads)
-    }
-
-    /// Of all ranks.
-    pub fn routings(&self) -> &[Routing] {
-        &self.expected.routings
-    }
-
-    /// `warmup` iterations, then those that count. All of them are checked.
-    pub fn run(&mut self, case: Case, warmup: u32, iterations: u32) -> Result<Samples, Error> {
-        let mut samples = Samples::default();
-        for i in 0..warmup + iterations {
-            self.expected.iteration += 1;
-            self.expected.make_tokens(&mut self.x);
-            let (moments, cores, wrong) = match case {
-                Case::Dispatch => self.dispatch_alone()?,
-                Case::Combine => self.combine_alone()?,
-                Case::Pair => self.pair()?,
-            };
-            samples.wrong += wrong;
-            if i >= warmup {
-                samples.moments.push(moments);
-                samples.meter.add(cores[0], cores[1]);
-            }
-        }
-        Ok(samples)
     }
 
     fn dispatch_alone(&mut self) -> Result<Timed, Error> {

@@ -87,6 +87,15 @@ impl Meter {
         self.queues += end.queues.saturating_sub(begin.queues);
     }
 
+    /// Both together.
+    pub fn with(self, more: &Self) -> Self {
+        Self {
+            wall: self.wall + more.wall,
+            process: self.process + more.process,
+            queues: self.queues + more.queues,
+        }
+    }
+
     /// The mean of all ranks, on rank 0; elsewhere nothing. All ranks call it.
     pub fn used(&self, group: &Group) -> Result<Option<Used>, Error> {
         let of_rank = [self.process, self.queues].map(|ns| ns as f64 / self.wall.max(1) as f64);

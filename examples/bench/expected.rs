@@ -1,13 +1,17 @@
 //! What must come out, worked out one channel after the other from source, token and iteration alone, and how what has
 //! come out differs from it.
 
+use epwire::prefill::PrefillPlan;
 use epwire::{Float16, Fp8Scale, Plan, TensorMut, quantize_fp8};
 
 use crate::Error;
 use crate::args::{Args, Combine, Layout, Payload, Shape};
 use crate::cases::Case;
 use crate::pattern::{self, Pattern};
-use crate::routing::{self, Arrival, Routing};
+use crate::routing::{self, Arrival, Lists, Routing};
+
+/// Packed rows of an expert begin at a multiple of so many.
+pub const ALIGNMENT: u32 = 128;
 
 /// All that one rank sends, receives and combines in an iteration.
 #[derive(Debug)]
@@ -19,22 +23,44 @@ pub struct Expected {
     pub arrivals: Vec<Arrival>,
     /// Every iteration has tokens and expert outputs of its own.
     pub iteration: u32,
+    /// Where copies lie.
+    pub lists: Lists,
     rank: u32,
-    plan: Plan,
+    local_experts: u32,
     pattern: Pattern,
 }
 
 impl Expected {
     pub fn new(args: &Args, shape: Shape, rank: u32, plan: Plan) -> Self {
+        let lists = |_: &[Routing]| Lists::fixed(plan.local_experts, plan.rows);
+        Self::of(args, shape, rank, [plan.ranks, plan.local_experts], lists)
+    }
+
+    /// Of a prefill buffer, whose rows are packed.
+    pub fn packed(args: &Args, shape: Shape, rank: u32, plan: &PrefillPlan) -> Self {
+        let lists =
+            |routings: &[Routing]| Lists::packed(routings, rank, plan.local_experts, ALIGNMENT as usize);
+        Self::of(args, shape, rank, [plan.ranks, plan.local_experts], lists)
+    }
+
+    fn of(
+        args: &Args,
+        shape: Shape,
+        rank: u32,
+        [ranks, local_experts]: [u32; 2],
+        lists: impl FnOnce(&[Routing]) -> Lists,
+    ) -> Self {
         let routings: Vec<_> =
-            (0..plan.ranks - args.absent).map(|source| Routing::new(args.routing, &shape, source)).collect();
+            (0..ranks - args.absent).map(|source| Routing::new(args.routing, &shape, source)).collect();
+        let lists = lists(&routings);
         Self {
-            arrivals: routing::arrivals(&routings, rank, plan.local_experts, plan.rows),
+            arrivals: routing::arrivals(&routings, rank, local_experts, &lists),
             pattern: Pattern::new(shape.dtype(), shape.hidden),
             dtype: shape.dtype(),
             iteration: 0,
+            lists,
             rank,
-            plan,
+            local_experts,
             shape,
             routings,
         }
@@ -77,12 +103,12 @@ impl Expected {
         }
     }
 
-    /// outputs: expert-major `[local_experts, M, hidden]`, rank-major `[M, hidden]`
+    /// outputs: by expert as copies lie, rank-major `[M, hidden]`
     pub fn make_outputs(&self, outputs: &mut [u16]) {
         let (hidden, max_tokens) = (self.shape.hidden as usize, self.shape.tokens as usize);
         for arrival @ Arrival { source, token, row, copies } in &self.arrivals {
             match self.shape.layout {
-                Layout::ExpertMajor => {
+                Layout::ExpertMajor | Layout::Packed => {
                     for &(expert, at) in copies {
                         let output = self.expert_row(*source, *token, expert);
                         outputs[at * hidden..][..hidden].copy_from_slice(output);
@@ -116,20 +142,19 @@ impl Expected {
         Ok(wrong + surplus.sum::<u64>())
     }
 
-    /// Expert-major rows that are not as sent, and those too few or too many. rows: `[local_experts, M, payload]`, scales:
-    /// `[local_experts, blocks, M]`, counts: `[local_experts]`
+    /// Rows by expert that are not as sent, and those too few or too many. rows: `[places, payload]`, scales as [`Lists`] has
+    /// them, counts: `[local_experts]`
     pub fn wrong_copies(&self, rows: &[u8], scales: &[u8], counts: &[u32]) -> Result<u64, Error> {
-        let per_list = self.plan.rows;
         let mut sent = vec![0u32; counts.len()];
         let mut wrong = 0;
         let mut expected = Wire::new(&self.shape);
         let (bytes, blocks) = (expected.payload.len(), expected.scales.len() / 4);
         for Arrival { source, token, copies, .. } in &self.arrivals {
             expected.set(self.dtype, self.token_row(*source, *token))?;
-            for &(_, at) in copies {
-                let (list, row) = (at / per_list, at % per_list);
+            for &(expert, at) in copies {
+                let list = (expert % self.local_experts) as usize;
                 sent[list] += 1;
-                let scale = |block| &scales[((list * blocks + block) * per_list + row) * 4..][..4];
+                let scale = |block| &scales[self.lists.scale(list, at, block, blocks) * 4..][..4];
                 let right = rows[at * bytes..][..bytes] == expected.payload
                     && (0..).zip(expected.scales.chunks_exact(4)).all(|(block, s)| scale(block) == s);
                 wrong += u64::from(!right);
@@ -142,7 +167,7 @@ impl Expected {
     /// Combined rows that are not, bit for bit, the sum in the order that the mode defines. out: `[tokens, hidden]`
     pub fn wrong_sums(&self, case: Case, out: &[u16]) -> u64 {
         let (rank, hidden) = (self.rank, self.shape.hidden as usize);
-        let local_experts = self.plan.local_experts;
+        let local_experts = self.local_experts;
         let routing = self.routing();
         let (mut total, mut part) = (vec![0.0f32; hidden], vec![0.0f32; hidden]);
         let mut bits = vec![0u16; hidden];
@@ -156,7 +181,7 @@ impl Expected {
                 }
             } else {
                 for owner in routing.ranks_of(token as usize, local_experts) {
-                    if self.shape.layout == Layout::ExpertMajor {
+                    if self.shape.layout != Layout::RankMajor {
                         part.fill(0.0);
                         for (expert, weight) in chosen.clone().filter(|(e, _)| e / local_experts == owner) {
                             pattern::add(self.dtype, &mut part, weight, self.expert_row(rank, token, expert));

@@ -41,10 +41,14 @@ Floor:
     combine, rank-major           D*H + D*H         D*H + N*H         D*H + D*H + N*H
     combine, expert-major         K*H + D*H         D*H + N*H         K*H + D*H + N*H
     combine, ordered              K*H + K*H         K*H + N*H         K*H + K*H + N*H
+    packed                        as expert-major, with rings in place of D*P and of D*H or K*H in the extent
     pair                          the sum of both   the sum of both   the sum of both, 16-bit rank-major rows once
   A row that goes to several ranks or experts is read once, as a cache allows. --reads each counts a reading for every copy
   made of it in dispatch (D*H instead of N*H, K*P instead of D*P). Where 16-bit rows are received expert-major, D leaves
-  out the rows of a rank to itself in dispatch: those skip the window.
+  out the rows of a rank to itself in dispatch: those skip the window. Packed, it leaves them out everywhere,
+  and with --reads each the floor is the best copy of what rings and outputs are written: D*P + K*P both read and written.
+  Packed, a round of each way follows every iteration, and the median of the fastest way counts: these operations last so long
+  that a shared machine changes meanwhile.
 
 Queues (--paths queue):
   The first two ranks put 8 bytes with a signal behind them back and forth, waiting as operations wait, and 16 ranges of
@@ -100,19 +104,32 @@ pub struct Traffic {
 
 impl Traffic {
     /// As the table in [`HELP`] says.
-    pub fn of(case: Case, shape: &Shape, routings: &[Routing], reads: Reads) -> Self {
-        let expert_major = shape.layout == Layout::ExpertMajor;
+    /// `rings`: bytes of those of dispatch and of those of combine, where slots are used again and again in an operation.
+    pub fn of(
+        case: Case,
+        shape: &Shape,
+        routings: &[Routing],
+        reads: Reads,
+        rings: Option<[u64; 2]>,
+    ) -> Self {
+        let expert_major = shape.layout != Layout::RankMajor;
+        let packed = shape.layout == Layout::Packed;
         let tokens = u64::from(shape.tokens) * routings.len() as u64;
         let to_experts = tokens * u64::from(shape.topk);
         let [to_ranks, to_others] = rows(shape, routings);
+        let slots = |bytes: u64, at: usize| rings.map_or(bytes, |rings| bytes.min(rings[at]));
         let hidden = u64::from(shape.hidden);
         let row = 2 * hidden;
         let fp8 = shape.payload == Payload::Fp8;
         let payload = if fp8 { hidden + hidden / 128 * 4 } else { row };
 
-        let in_slots = if expert_major && !fp8 { to_others } else { to_ranks } * payload;
+        let in_slots = if packed || (expert_major && !fp8) { to_others } else { to_ranks } * payload;
         let lists = if expert_major { to_experts * payload } else { 0 };
-        let tokens_read = if reads == Reads::Once { tokens } else { to_ranks } * row;
+        let tokens_read = match reads {
+            Reads::Once => tokens,
+            Reads::Each if packed => to_others,
+            Reads::Each => to_ranks,
+        } * row;
         let slots_read = match reads {
             Reads::Once if expert_major => in_slots,
             Reads::Once => 0,
@@ -121,14 +138,22 @@ impl Traffic {
         let dispatch = Self {
             read: tokens_read + slots_read,
             written: in_slots + lists,
-            extent: tokens * row + in_slots + lists,
+            extent: tokens * row + slots(in_slots, 0) + lists,
         };
 
         let outputs = if expert_major { to_experts } else { to_ranks } * row;
-        let answers = if shape.combine == Combine::Ordered { to_experts } else { to_ranks } * row;
-        let sums = tokens * row;
-        let combine =
-            Self { read: outputs + answers, written: answers + sums, extent: outputs + answers + sums };
+        let answered = match (shape.combine, packed) {
+            (Combine::Ordered, true) => entries_to_others(shape, routings),
+            (Combine::Ordered, false) => to_experts,
+            (Combine::Reduced, true) => to_others,
+            (Combine::Reduced, false) => to_ranks,
+        };
+        let (answers, sums) = (answered * row, tokens * row);
+        let combine = Self {
+            read: outputs + answers,
+            written: answers + sums,
+            extent: outputs + slots(answers, 1) + sums,
+        };
 
         match case {
             Case::Dispatch => dispatch,
@@ -156,6 +181,15 @@ fn rows(shape: &Shape, routings: &[Routing]) -> [u64; 2] {
     rows
 }
 
+/// (token, expert) rows that leave their rank.
+fn entries_to_others(shape: &Shape, routings: &[Routing]) -> u64 {
+    let local_experts = shape.experts / routings.len() as u32;
+    let leaving = |(source, routing): (u32, &Routing)| {
+        routing.experts.iter().filter(|e| **e as u32 / local_experts != source).count() as u64
+    };
+    (0..).zip(routings).map(leaving).sum()
+}
+
 /// Each process moves at least so much in a round, however little the operation does.
 const ROUND_BYTES: u64 = 8 << 20;
 const ROUNDS: usize = 4;
@@ -170,34 +204,66 @@ pub struct Floor {
 impl Floor {
     /// All ranks call it with the same traffic.
     pub fn measure(group: &Group, meeting: &Meeting, traffic: &Traffic, threads: u32) -> Result<Self, Error> {
-        let ranks = ranks::count(group);
-        let threads = ranks::threads(threads, ranks);
-        let mut shares = vec![Share::new(traffic, ranks as usize * threads); threads];
-        let bytes = (traffic.read + traffic.written) / u64::from(ranks);
-        let passes = (ROUND_BYTES / bytes.max(1)).clamp(1, 1 << 16);
-        let mut best = Self { us: f64::INFINITY, way: Way::Memcpy };
-        for way in Way::here() {
-            let mut samples = Samples::default();
-            for _ in 0..ROUNDS {
-                meeting.meet()?;
-                let begin = now();
-                std::thread::scope(|scope| {
-                    let (own, others) = shares.split_at_mut(1);
-                    others.iter_mut().for_each(|share| drop(scope.spawn(|| share.pass(way, passes))));
-                    own.iter_mut().for_each(|share| share.pass(way, passes));
-                });
-                samples.moments.push([begin, now()]);
-            }
-            let all = samples.gather(group)?.unwrap_or_default();
-            let ns = spans(&all).into_iter().map(|span| span.0).min().unwrap_or(0);
-            best = best.or(Self { us: ns as f64 / 1e3 / passes as f64, way });
+        let mut mover = Mover::new(group, traffic, threads);
+        for _ in 0..ROUNDS {
+            mover.round(meeting)?;
         }
-        Ok(best)
+        mover.floor(group, |spans| spans.iter().min().copied())
     }
 
     /// The lower of both.
     pub fn or(self, other: Self) -> Self {
         if other.us < self.us { other } else { self }
+    }
+}
+
+/// Moves the traffic of a case in rounds, each by all ways.
+pub struct Mover {
+    shares: Vec<Share>,
+    passes: u64,
+    rounds: Vec<(Way, Samples)>,
+}
+
+impl Mover {
+    /// All ranks make it with the same traffic.
+    pub fn new(group: &Group, traffic: &Traffic, threads: u32) -> Self {
+        let ranks = ranks::count(group);
+        let threads = ranks::threads(threads, ranks);
+        let bytes = (traffic.read + traffic.written) / u64::from(ranks);
+        Self {
+            shares: vec![Share::new(traffic, ranks as usize * threads); threads],
+            passes: (ROUND_BYTES / bytes.max(1)).clamp(1, 1 << 16),
+            rounds: Way::here().into_iter().map(|way| (way, Samples::default())).collect(),
+        }
+    }
+
+    pub fn round(&mut self, meeting: &Meeting) -> Result<(), Error> {
+        let Self { shares, passes, rounds } = self;
+        for (way, samples) in rounds {
+            let (way, passes) = (*way, *passes);
+            meeting.meet()?;
+            let begin = now();
+            std::thread::scope(|scope| {
+                let (own, others) = shares.split_at_mut(1);
+                others.iter_mut().for_each(|share| drop(scope.spawn(|| share.pass(way, passes))));
+                own.iter_mut().for_each(|share| share.pass(way, passes));
+            });
+            samples.moments.push([begin, now()]);
+        }
+        Ok(())
+    }
+
+    /// That of the fastest way: `pick` chooses from the nanoseconds of its rounds, in ascending order.
+    pub fn floor(&self, group: &Group, pick: impl Fn(&[u64]) -> Option<u64>) -> Result<Floor, Error> {
+        let mut best = Floor { us: f64::INFINITY, way: Way::Memcpy };
+        for (way, samples) in &self.rounds {
+            let all = samples.gather(group)?.unwrap_or_default();
+            let mut ns: Vec<u64> = spans(&all).into_iter().map(|span| span.0).collect();
+            ns.sort_unstable();
+            let us = pick(&ns).unwrap_or(0) as f64 / 1e3 / self.passes as f64;
+            best = best.or(Floor { us, way: *way });
+        }
+        Ok(best)
     }
 }
 
@@ -259,10 +325,14 @@ mod tests {
         combine: Combine::Reduced,
     };
 
+    /// Bytes of the rings of packed rows.
+    const RINGS: [u64; 2] = [6 * 512, 7 * 512];
+
     /// All 40 tokens, ten of each of four ranks, go to four experts of rank 0: one row each for the rank, four for its experts.
     fn traffic(case: Case, shape: Shape, reads: Reads) -> [u64; 3] {
         let routings: Vec<_> = (0..4).map(|s| Routing::new(Spread::One, &shape, s)).collect();
-        let Traffic { read, written, extent } = Traffic::of(case, &shape, &routings, reads);
+        let rings = (shape.layout == Layout::Packed).then_some(RINGS);
+        let Traffic { read, written, extent } = Traffic::of(case, &shape, &routings, reads, rings);
         [read, written, extent]
     }
 
@@ -273,6 +343,7 @@ mod tests {
         let fp8 = 256 + 8;
         let rank_major = Shape { layout: Layout::RankMajor, ..SHAPE };
         let ordered = Shape { combine: Combine::Ordered, ..SHAPE };
+        let packed = Shape { layout: Layout::Packed, ..SHAPE };
         let small = Shape { payload: Payload::Fp8, ..SHAPE };
         for (case, shape, expected) in [
             (Case::Dispatch, rank_major, [n * h, n * h, 2 * n * h]),
@@ -281,6 +352,8 @@ mod tests {
             (Case::Combine, rank_major, [2 * n * h, 2 * n * h, 3 * n * h]),
             (Case::Combine, SHAPE, [4 * n * h + n * h, 2 * n * h, 6 * n * h]),
             (Case::Combine, ordered, [8 * n * h, 4 * n * h + n * h, 9 * n * h]),
+            (Case::Dispatch, packed, [n * h + d * h, d * h + 4 * n * h, n * h + RINGS[0] + 4 * n * h]),
+            (Case::Combine, packed, [4 * n * h + d * h, d * h + n * h, 4 * n * h + RINGS[1] + n * h]),
             (Case::Pair, rank_major, [3 * n * h, 3 * n * h, 4 * n * h]),
             (Case::Pair, SHAPE, [6 * n * h + d * h, 6 * n * h + d * h, 11 * n * h + d * h]),
         ] {
@@ -294,6 +367,9 @@ mod tests {
         assert_eq!(traffic(Case::Dispatch, shape, Reads::Once)[..2], [40 * 512, 80 * 512]);
         assert_eq!(traffic(Case::Dispatch, shape, Reads::Each)[..2], [80 * 512, 80 * 512]);
         assert_eq!(traffic(Case::Dispatch, SHAPE, Reads::Each)[0], 40 * 512 + 160 * 512);
+        // The best copy of all that is written.
+        let packed = Shape { layout: Layout::Packed, ..SHAPE };
+        assert_eq!(traffic(Case::Dispatch, packed, Reads::Each)[..2], [190 * 512; 2]);
     }
 
     /// Each thread's memory holds what the bytes say, and a pass touches as much as it should.

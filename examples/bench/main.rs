@@ -20,6 +20,7 @@ mod moves;
 mod nic;
 mod pattern;
 mod plot;
+mod prefill;
 #[path = "../common/print.rs"]
 mod print;
 mod ranks;
@@ -38,12 +39,12 @@ use std::process::ExitCode;
 use clap::Parser;
 use epwire::Group;
 
-use args::{Args, Device};
-use cases::Subject;
-use floor::Floor;
+use args::{Args, Device, Layout};
+use cases::{Case, Subject};
+use floor::{Floor, Mover};
 use print::print;
 use report::Row;
-use samples::Meeting;
+use samples::{Meeting, Samples};
 use wire::{OnQueue, Sockets, Way};
 
 /// Any error; the example prints it and exits.
@@ -84,20 +85,17 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
         way = Some((Way::measure(group, &meeting, &sockets)?, sockets));
     }
     for (shape, cases) in args.shapes(ranks::count(group))? {
-        let mut subject = Subject::new(group, &meeting, args, shape)?;
+        let mut subject = cases::subject(group, &meeting, args, shape)?;
         for case in cases {
-            let traffic = subject.traffic(case, args);
-            let floor = || Floor::measure(group, &meeting, &traffic, args.threads);
-            // On both sides of the case, so that a busy moment of the machine raises no floor.
-            let before = floor()?;
-            let sent = if way.is_some() { wire::sent(case, &shape, subject.routings()) } else { Vec::new() };
+            let routings = &subject.expected().routings;
+            let sent = if way.is_some() { wire::sent(case, &shape, routings) } else { Vec::new() };
             let streams = || match &way {
                 Some((_, sockets)) => sockets.stream(group, &meeting, &sent),
                 None => Ok(Vec::new()),
             };
             let mut streamed = streams()?;
-            let samples = subject.run(case, args.warmup, args.iterations)?;
-            let Floor { us, way: by } = before.or(floor()?);
+            let beside = if shape.layout == Layout::Packed { in_turns } else { between_floors };
+            let (samples, Floor { us, way: by }) = beside(group, &meeting, args, &mut *subject, case)?;
             streamed.extend(streams()?);
             let queue = way.as_ref().filter(|_| !streamed.is_empty()).map(|(way, _)| {
                 let stream_us = against::median(&streamed);
@@ -105,7 +103,7 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
             });
             let used = samples.meter.used(group)?;
             if let Some(figures) = samples.figures(group)? {
-                let window = subject.buffer.plan().window_bytes;
+                let window = subject.window_bytes();
                 let row = Row::new(args.device, ranks::count(group), &shape, case, &figures, us, window);
                 rows.push(Row { routing: args.routing, floor_by: Some(by), queue, used, ..row });
             }
@@ -118,6 +116,40 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
         0 => show(args, &rows, &words.join("\n")),
         _ => Ok(ExitCode::SUCCESS), // the first rank has the figures of all
     }
+}
+
+/// The floor on both sides of the case, so that a busy moment of the machine raises none.
+fn between_floors(
+    group: &Group,
+    meeting: &Meeting,
+    args: &Args,
+    subject: &mut dyn Subject,
+    case: Case,
+) -> Result<(Samples, Floor), Error> {
+    let traffic = subject.traffic(case, args);
+    let floor = || Floor::measure(group, meeting, &traffic, args.threads);
+    let before = floor()?;
+    let warmup = cases::run(subject, case, args.warmup, true)?;
+    let samples = cases::run(subject, case, args.iterations, false)?;
+    Ok((samples.with(warmup), before.or(floor()?)))
+}
+
+/// The floor after each iteration, for operations of which one takes long.
+fn in_turns(
+    group: &Group,
+    meeting: &Meeting,
+    args: &Args,
+    subject: &mut dyn Subject,
+    case: Case,
+) -> Result<(Samples, Floor), Error> {
+    let mut mover = Mover::new(group, &subject.traffic(case, args), args.threads);
+    let mut samples = cases::run(subject, case, args.warmup, true)?;
+    for _ in 0..args.iterations {
+        samples = samples.with(cases::run(subject, case, 1, false)?);
+        mover.round(meeting)?;
+    }
+    let median = |ns: &[u64]| ns.get(ns.len().saturating_sub(1) / 2).copied();
+    Ok((samples, mover.floor(group, median)?))
 }
 
 /// `machine`: what floors on GPUs were made of, or what queues take, in words.

@@ -5,6 +5,56 @@ use serde::{Deserialize, Serialize};
 
 use crate::{args::Shape, pattern::mix};
 
+/// Where the rows of a rank's experts lie, and the scales of FP8 rows: columns, one for each block of channels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lists {
+    /// Place of each expert's first row.
+    firsts: Vec<usize>,
+    /// Of all experts.
+    pub places: usize,
+    /// Rows that a column of scales has room for.
+    column: usize,
+    /// Each expert has columns of its own.
+    apart: bool,
+}
+
+impl Lists {
+    /// So many places for each expert.
+    pub fn fixed(experts: u32, rows: usize) -> Self {
+        let experts = experts as usize;
+        Self {
+            firsts: (0..experts).map(|e| e * rows).collect(),
+            places: experts * rows,
+            column: rows,
+            apart: true,
+        }
+    }
+
+    /// One expert's behind the other's, each at a multiple of `alignment`, as `rank` receives them.
+    pub fn packed(routings: &[Routing], rank: u32, local_experts: u32, alignment: usize) -> Self {
+        let mut counts = vec![0usize; local_experts as usize];
+        let chosen = routings.iter().flat_map(|routing| &routing.experts).map(|e| *e as u32);
+        chosen.filter(|e| e / local_experts == rank).for_each(|e| counts[(e % local_experts) as usize] += 1);
+        let mut places = 0;
+        let first = |count: &usize| {
+            let first = places;
+            places += count.next_multiple_of(alignment);
+            first
+        };
+        let firsts = counts.iter().map(first).collect();
+        Self { firsts, places, column: places.next_multiple_of(4), apart: false }
+    }
+
+    /// Which of the scales is that of a block of the row at `place`, a row of expert `list`; rows have so many blocks.
+    pub fn scale(&self, list: usize, place: usize, block: usize, blocks: usize) -> usize {
+        if self.apart {
+            (list * blocks + block) * self.column + place - self.firsts[list]
+        } else {
+            block * self.column + place
+        }
+    }
+}
+
 /// `--routing`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -35,8 +85,7 @@ pub struct Arrival {
     pub token: u32,
     /// Its place among the rows of its source.
     pub row: usize,
-    /// For each of its local experts, in top-k order: the expert, and where it has the row, as an index into
-    /// `[local_experts * M]` rows.
+    /// For each of its local experts, in top-k order: the expert, and the place of its row.
     pub copies: Vec<(u32, usize)>,
 }
 
@@ -83,9 +132,9 @@ impl Routing {
     }
 }
 
-/// What `rank` receives, by source, then token. `rows`: of an expert's list at most, M.
-pub fn arrivals(routings: &[Routing], rank: u32, local_experts: u32, rows: usize) -> Vec<Arrival> {
-    let mut next = vec![0; local_experts as usize];
+/// What `rank` receives, by source, then token.
+pub fn arrivals(routings: &[Routing], rank: u32, local_experts: u32, lists: &Lists) -> Vec<Arrival> {
+    let mut next = lists.firsts.clone();
     let mut arrivals = Vec::new();
     for (source, routing) in (0..).zip(routings) {
         let mut row = 0;
@@ -95,7 +144,7 @@ pub fn arrivals(routings: &[Routing], rank: u32, local_experts: u32, rows: usize
                 .map(|(expert, _)| {
                     let list = (expert % local_experts) as usize;
                     next[list] += 1;
-                    (expert, list * rows + next[list] - 1)
+                    (expert, next[list] - 1)
                 })
                 .collect();
             if !copies.is_empty() {
@@ -158,12 +207,27 @@ mod tests {
     #[test]
     fn arrivals_are_ordered_and_complete() {
         let routings: Vec<_> = (0..4).map(|source| Routing::new(Spread::Uniform, &SHAPE, source)).collect();
-        let all: Vec<_> = (0..4).flat_map(|rank| arrivals(&routings, rank, 4, 800)).collect();
+        let lists = Lists::fixed(4, 800);
+        let all: Vec<_> = (0..4).flat_map(|rank| arrivals(&routings, rank, 4, &lists)).collect();
         assert_eq!(all.iter().map(|a| a.copies.len()).sum::<usize>(), 4 * 200 * 4);
-        for pair in arrivals(&routings, 2, 4, 800).windows(2) {
+        for pair in arrivals(&routings, 2, 4, &lists).windows(2) {
             let [a, b] = pair else { unreachable!() };
             assert!((a.source, a.token) < (b.source, b.token));
             assert_eq!(b.row, if a.source == b.source { a.row + 1 } else { 0 });
         }
+    }
+
+    #[test]
+    fn packed_rows_fill_their_places_but_for_the_padding() {
+        let routings: Vec<_> = (0..4).map(|source| Routing::new(Spread::Zipf, &SHAPE, source)).collect();
+        let lists = Lists::packed(&routings, 1, 4, 16);
+        let mut taken = vec![0; lists.places];
+        let arrivals = arrivals(&routings, 1, 4, &lists);
+        arrivals.iter().flat_map(|arrival| &arrival.copies).for_each(|copy| taken[copy.1] += 1);
+        let rows: usize = arrivals.iter().map(|arrival| arrival.copies.len()).sum();
+        assert!(taken.iter().all(|rows| *rows <= 1) && lists.places < rows + 4 * 16, "{rows} {lists:?}");
+        assert!(lists.firsts.iter().all(|first| first % 16 == 0 && taken[*first] == 1));
+        assert_eq!(lists.scale(3, 5, 2, 7), 2 * lists.places + 5);
+        assert_eq!(Lists::fixed(4, 10).scale(3, 35, 2, 7), (3 * 7 + 2) * 10 + 5);
     }
 }

@@ -75,6 +75,14 @@ pub struct Figures {
 }
 
 impl Samples {
+    /// Both together.
+    pub fn with(mut self, more: Self) -> Self {
+        self.moments.extend(more.moments);
+        self.wrong += more.wrong;
+        self.meter = self.meter.with(&more.meter);
+        self
+    }
+
     /// The figures of all ranks, on rank 0. All ranks call it.
     pub fn figures(&self, group: &Group) -> Result<Option<Figures>, Error> {
         Ok(self.gather(group)?.map(|all| figures(&all)))

@@ -1,6 +1,6 @@
-// Operations whose blocks are uneven, or rows with gaps between them, by packets or by rings: the same messages as those of dense
-// blocks (small.cuh, large.cuh), of bytes that are read and written row by row. Half of a block's threads send, the others take
-// or fold.
+// Operations whose blocks are uneven, or have rows with gaps between them, by packets or by rings: they exchange the same
+// messages as operations on dense blocks (small.cuh, large.cuh), but read and write the bytes row by row. By rings, half of a
+// block's threads send, and the other half take or fold.
 #pragma once
 
 #include "kernels/coll/large.cuh"
@@ -12,9 +12,10 @@ __device__ __forceinline__ uint64_t block_bytes(const epw_coll_blocks_args &b, c
     return b.rows * block.row_bytes;
 }
 
-// Of uneven blocks each pair of ranks has sizes of its own, which the call does not have: they go ahead by packets, in the places
-// of a message's first words, which these have by rings. Nothing moves before they are known to be alike: each tells what it
-// gives and what it expects, so that both learn of it where they differ. By each whole block.
+// If blocks are uneven, each pair of ranks has sizes of its own, which the call does not contain. Packets carry them first, in
+// the places of a message's first words, which are free when the message goes by rings. Nothing moves before the sizes are known
+// to match: each rank sends both what it gives and what it expects, so that both ranks learn of a difference. Each block calls
+// this, as a whole.
 __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blocks_args &b) {
     if (!b.uneven) return true;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
@@ -37,7 +38,7 @@ __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blo
     return !c.stopped;
 }
 
-// The bytes of a message, in the caller's memory.
+// A message in the caller's memory: rows of row_bytes, `pitch` apart.
 struct Rows {
     unsigned char *at;
     uint64_t row_bytes, pitch, bytes;
@@ -50,7 +51,7 @@ __device__ __forceinline__ Rows rows_from(const epw_coll_blocks_args &b, uint32_
     return {b.take[peer].at, b.take[peer].row_bytes, b.take_pitch, block_bytes(b, b.take[peer])};
 }
 
-// Byte `offset` of it, and how many of its row follow.
+// The address of byte `offset` of the message, and how many bytes of its row follow.
 __device__ __forceinline__ unsigned char *place_of(const Rows &r, uint64_t offset, uint64_t &left) {
     if (r.bytes == r.row_bytes) {
         left = r.bytes - offset;
@@ -63,7 +64,7 @@ __device__ __forceinline__ unsigned char *place_of(const Rows &r, uint64_t offse
     return r.at + row * r.pitch + in;
 }
 
-// sizeof(T) bytes from `offset` on, or those that there are; the others are zero.
+// Reads sizeof(T) bytes from `offset` on, across row ends; bytes beyond the message are zero.
 template <typename T> __device__ __noinline__ inline T read_across(const Rows &r, uint64_t offset) {
     T v = {};
     auto *to = reinterpret_cast<unsigned char *>(&v);
@@ -94,7 +95,8 @@ template <typename T> __device__ __forceinline__ void write_rows(const Rows &r, 
     }
 }
 
-// What this rank gives itself, of what moves, from byte `from` on; not where it lies there already.
+// Copies what this rank gives itself, for operations that only move bytes, from byte `from` on; nothing if it is already in
+// place.
 template <typename T>
 __device__ __forceinline__ void give_itself(const Collective &c, const epw_coll_blocks_args &b, uint64_t from, uint64_t end,
                                             uint64_t thread, uint64_t threads) {
@@ -188,7 +190,7 @@ __device__ __forceinline__ void send_blocks(Collective &c, Rings &r, const epw_c
             if (bytes == 0) continue;
             const Rows given = rows_to(b, peer);
             unsigned char *to = at(c, peer, slot_of(c, ring, c.rank, r.written[ring][peer]));
-            for (uint32_t x = 16 * team.thread(); x < bytes; x += 16 * team.threads) { // a slot is whole cells
+            for (uint32_t x = 16 * team.thread(); x < bytes; x += 16 * team.threads) { // a slot holds whole cells
                 ptx::store(to + x, read_rows<uint4>(given, j * size + x));
             }
         }
@@ -224,7 +226,7 @@ __device__ __forceinline__ void take_blocks(Collective &c, Rings &r, const epw_c
     }
 }
 
-// A cell of the result, of all members' cells in ascending order.
+// Computes a cell of the result from all members' cells, in ascending order of ranks.
 template <typename T>
 __device__ __forceinline__ void fold_cell(const Collective &c, const Rings &r, const Rows &own, const Rows &out, uint64_t offset,
                                           uint32_t in_piece) {

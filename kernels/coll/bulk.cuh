@@ -1,11 +1,12 @@
-// Operations by rings, of memory that is aligned to 16 bytes: the same rings, pieces and counts as in large.cuh, and a peer may
-// go by that. Here bytes pass through shared memory by bulk copies. One thread issues those of a team, several chunks at a time,
-// so that neither the link nor this GPU's memory waits for a round; of what is folded a thread brings the chunks of all sources,
-// eight warps fold them, and the same thread takes the result to where it goes.
+// Operations by rings on memory that is aligned to 16 bytes. They use the same rings, pieces and counts as large.cuh, so a peer
+// may run that instead. Here bytes pass through shared memory in bulk copies. One thread issues the copies of a team, several
+// chunks at a time, so that neither the link nor this GPU's memory idles between rounds. For a reduction one thread loads the
+// chunks of all sources, eight warps fold them, and the same thread stores the result to its destinations.
 //
-// A piece whose chunks have come through is due: a warp of its own tells peers how far they are, since whoever releases what it
-// has written waits for all of it on its way, and those who keep bytes moving must not. Before a thread waits for a peer it takes
-// all chunks through that it has begun: so nobody waits for what somebody holds back who waits.
+// A piece is due once its chunks are through, and a separate warp then tells the peers: a thread that releases what it has
+// written waits until all its writes in flight have landed, and the threads that keep bytes moving must not wait for that. Before
+// a thread waits for a peer, it completes all chunks that it has begun, so that no rank waits for data that another waiting rank
+// holds back.
 #pragma once
 
 #include "kernels/coll/large.cuh"
@@ -14,26 +15,27 @@
 namespace epw {
 
 constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
-constexpr uint32_t kSender = 0, kTaker = 32, kBringer = 64, kFirstTeller = 96; // a warp each; but for the last, a thread of it
+constexpr uint32_t kSender = 0, kTaker = 32, kBringer = 64, kFirstTeller = 96; // one warp each, of which a single thread works,
+                                                                               // except the tellers' warp
 constexpr uint32_t kFolders = 256, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
-constexpr uint32_t kChunkBytes = 8192;                  // of what only moves
-constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory, and loads before the first one's store
-constexpr uint32_t kStoresAhead = 4;                    // stores on their way before one's end is waited for
-constexpr uint32_t kFoldStages = 5, kFoldBytes = 16384; // of one stage, for all sources
+constexpr uint32_t kChunkBytes = 8192;                  // chunks that are only moved
+constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory; loads issued before the first chunk is stored
+constexpr uint32_t kStoresAhead = 4;                    // stores in flight before the oldest is awaited
+constexpr uint32_t kFoldStages = 5, kFoldBytes = 16384; // bytes of one stage, for all sources
 constexpr uint32_t kFoldLoadsAhead = 3, kFoldStoresAhead = 1;
 static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
 static_assert(kFoldLoadsAhead + kFoldStoresAhead < kFoldStages, "the same");
 
-// What a peer is told: how many pieces of a ring are written for it, and how many of its are taken.
+// What a peer is told: how many pieces of a ring are written for it, and how many of its pieces are taken.
 enum Due : uint32_t { kWritten = 0, kTaken = kRings, kDues = 2 * kRings };
 static_assert(kDues * kBulkRanks == 32, "one for each lane of a warp");
 
-// A chunk on its way: what there is to do when it has come through.
+// A chunk in flight, and what to do when it is through.
 struct Chunk {
     unsigned char *to;
-    uint64_t count; // what is due to the peer then
-    uint32_t bytes; // by bulk copies
-    uint32_t peer;  // to whom; kNobody
+    uint64_t count; // the count that is then due to the peer
+    uint32_t bytes; // moved by bulk copies
+    uint32_t peer;  // the peer, or kNobody
 };
 constexpr uint32_t kNobody = ~0u;
 
@@ -42,14 +44,15 @@ struct BulkMemory {
     unsigned char folded[kFoldStages][kFoldBytes];
 };
 
-// Beside it, what threads tell each other.
+// Shared memory besides BulkMemory, with which threads signal each other.
 struct BulkTeams {
     uint64_t moved[3][kStages];                       // barriers: a chunk is loaded
-    uint64_t brought[kFoldStages], done[kFoldStages]; // those of a stage of the fold: all sources are there; it is folded
+    uint64_t brought[kFoldStages], done[kFoldStages]; // barriers of a stage of the fold: the chunks of all sources are loaded;
+                                                      // the stage is folded
     Chunk chunks[3][kStages];
-    uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; no bytes: it was the last one
+    uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; 0 bytes: the previous stage was the last
     uint64_t due[kDues][kBulkRanks];
-    uint32_t movers; // threads that may yet make something due
+    uint32_t movers; // threads that may still make something due
 };
 
 __device__ __forceinline__ void init_bulk(BulkTeams &t) {
@@ -65,7 +68,7 @@ __device__ __forceinline__ void init_bulk(BulkTeams &t) {
 
 // ---- telling ----
 
-// Writer: this thread, what the count stands for first. Reader: the tellers.
+// Writer: this thread, of the data before its count. Reader: the tellers.
 __device__ __forceinline__ void make_due(BulkTeams &t, uint32_t due, uint32_t peer, uint64_t count) {
     __threadfence_block();
     *static_cast<volatile uint64_t *>(&t.due[due][peer]) = count;
@@ -75,7 +78,7 @@ __device__ __forceinline__ void end_mover(BulkTeams &t) {
     atomicSub(&t.movers, 1u);
 }
 
-// Nothing is due yet. By the whole block.
+// Starts with nothing due. Called by the whole block.
 __device__ __forceinline__ void begin_telling(const Collective &c, const Rings &r, BulkTeams &t) {
     for (uint32_t i = threadIdx.x; i < kRings * kBulkRanks; i += blockDim.x) {
         const uint32_t ring = i / kBulkRanks, peer = i % kBulkRanks;
@@ -85,7 +88,7 @@ __device__ __forceinline__ void begin_telling(const Collective &c, const Rings &
     __syncthreads();
 }
 
-// By a warp, whose lanes have a peer and a count each, until nothing can be due any more.
+// Tells peers what is due, until nothing can become due any more. Called by one warp; each lane handles one count of one peer.
 __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
     const uint32_t lane = threadIdx.x % 32, due = lane / kBulkRanks, peer = lane % kBulkRanks;
     const auto *own = static_cast<const volatile uint64_t *>(&t.due[due][peer]);
@@ -93,7 +96,7 @@ __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
 #pragma unroll 1
     for (;;) {
         const bool last = *static_cast<volatile uint32_t *>(&t.movers) == 0;
-        __threadfence_block(); // what is due is no older than that
+        __threadfence_block(); // orders the load of the count after that of `movers`
         const uint64_t count = *own;
         const bool news = count != told;
         if (!__any_sync(0xffffffffu, news)) {
@@ -112,7 +115,7 @@ __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
     }
 }
 
-// Ends: its loads were issued, or its folders have what they fold.
+// Bounded: the loads have been issued, or the folding threads have their data.
 __device__ __forceinline__ void await_barrier(uint64_t *barrier, uint32_t parity) {
     while (!ptx::barrier_try_wait(barrier, parity)) {
     }
@@ -125,7 +128,7 @@ __device__ __forceinline__ void copy_tail(unsigned char *to, const unsigned char
 
 // ---- moving, by one thread ----
 
-// Whether it comes within about the time that bytes on their way take: before that no thread need stop for them.
+// Polls for about as long as bytes in flight take: until then no thread need stop for a missing count.
 template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &come) {
     constexpr uint32_t kLooks = 8;
 #pragma unroll 1
@@ -135,15 +138,15 @@ template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &
     return false;
 }
 
-// Chunks in order. `Tell` makes due what a chunk stood for: when it is stored or, of what the peer has written here, when it is
-// read.
+// Moves chunks in order. `Tell` makes the count of a chunk due: when the chunk is stored or, with kWhenRead, when it has been
+// read from this rank's window.
 template <bool kWhenRead, typename Tell> struct Pipe {
     unsigned char (*memory)[kChunkBytes];
     uint64_t *loaded;
     Chunk *chunks;
     const Tell &tell;
     uint32_t begun = 0, stored = 0, ended = 0; // chunks
-    uint32_t parities = 0;                     // of the stages' barriers
+    uint32_t parities = 0;                     // of the stages' barriers, one bit each
 
     __device__ __forceinline__ Pipe(unsigned char (*memory)[kChunkBytes], BulkTeams &t, uint32_t team, const Tell &tell)
         : memory(memory), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
@@ -167,17 +170,17 @@ template <bool kWhenRead, typename Tell> struct Pipe {
             if (!kWhenRead) say(chunks[ended % kStages]);
         }
     }
-    // All chunks are on their way out of here. Of those that were to be read no more is needed.
+    // Issues the stores of all chunks begun. Chunks that only needed to be read are then finished.
     __device__ __forceinline__ void flush() {
         while (stored < begun) store_next();
     }
-    // All chunks are through when this returns.
+    // Completes all chunks begun.
     __device__ __forceinline__ void drain() {
         flush();
         ptx::bulk_wait_all();
         end_until(stored);
     }
-    // Up to kChunkBytes.
+    // Adds a chunk of up to kChunkBytes.
     __device__ __forceinline__ void add(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
                                         uint64_t count) {
         while (begun - stored >= kLoadsAhead) {
@@ -195,7 +198,7 @@ template <bool kWhenRead, typename Tell> struct Pipe {
         }
         copy_tail(to + whole, from + whole, bytes - whole);
     }
-    // A piece, of whose last chunk the peer is told.
+    // Adds a piece; the count is due with its last chunk.
     __device__ __forceinline__ void add_piece(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
                                               uint64_t count) {
 #pragma unroll 1
@@ -255,7 +258,8 @@ __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory
     pipe.drain();
 }
 
-// What this rank gives itself, of what moves. Nothing is folded then, and that memory is free.
+// Copies what this rank gives itself, for operations that only move bytes. Nothing is folded then, so the memory of the fold is
+// free.
 __device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMemory &m, BulkTeams &t) {
     static_assert(sizeof m.folded >= kStages * kChunkBytes, "the stages of a pipe");
     const Folding own = given_to_itself(c);
@@ -272,16 +276,16 @@ __device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMem
 
 // ---- folding ----
 
-// A chunk of all sources on its way through the fold.
+// A chunk of all sources in the pipeline of the fold.
 struct FoldChunk {
-    uint64_t offset; // in what is folded here
-    uint32_t piece;  // whose it is, of those that this block folds in this operation
-    uint32_t within; // where it lies there
-    uint32_t last;   // 1: it is the piece's last one
+    uint64_t offset; // offset in the data folded here
+    uint32_t piece;  // its piece's number among those that this block folds in this operation
+    uint32_t within; // offset within the piece
+    uint32_t last;   // 1: the last chunk of the piece
 };
 
-// By one thread: brings chunks for the folders, takes results away. Rings are counted on when the last chunk of a piece is
-// brought; what is due is counted by pieces, since chunks of several of them are on their way.
+// Loads chunks for the folding warps, and stores their results. Run by one thread. The ring counters advance when the last chunk
+// of a piece is loaded; what is due is counted by pieces, because chunks of several pieces are in flight.
 struct FoldPipe {
     Collective &c;
     Rings &r;
@@ -290,17 +294,17 @@ struct FoldPipe {
     const Folding f;
     const bool spreads;
     const uint32_t chunk;                      // bytes, of each source
-    uint32_t pieces = 0;                       // brought
+    uint32_t pieces = 0;                       // pieces whose chunks have all been loaded
     uint32_t begun = 0, stored = 0, ended = 0; // chunks
     FoldChunk chunks[kFoldStages];
 
     __device__ __forceinline__ unsigned char *at_stage(uint32_t s, uint32_t source) { return m.folded[s] + source * chunk; }
-    // The number of a piece in a ring which counted `now` pieces when the last one was brought.
+    // The number of a chunk's piece in a ring, whose counter was `now` after the last piece was loaded.
     __device__ __forceinline__ uint64_t number_of(const FoldChunk &chunk, uint64_t now) const {
         return now - (pieces - chunk.piece);
     }
 
-    // Takes the oldest one's result to where it goes, as all of its bytes.
+    // Stores the oldest chunk's result to its destinations, including the tail that is no multiple of 16 bytes.
     __device__ __forceinline__ void store_next() {
         const uint32_t s = stored % kFoldStages, bytes = t.bytes[s], whole = bytes / 16 * 16;
         await_barrier(&t.done[s], stored / kFoldStages & 1);
@@ -314,7 +318,7 @@ struct FoldPipe {
         for (uint32_t d = 1; d < c.ranks; d++) {
             const uint32_t peer = peer_after(c, d);
             if (!takes_part(c, peer)) continue;
-            // All of its chunks were read when they were folded.
+            // All chunks of the piece have been read, since they were folded.
             if (now.last) make_due(t, kTaken + kRaw, peer, number_of(now, r.read[kRaw][peer]) + 1);
             if (!spreads) continue;
             const uint64_t number = number_of(now, r.written[kWhole][peer]);
@@ -325,7 +329,7 @@ struct FoldPipe {
         }
         ptx::bulk_commit();
     }
-    // Results that are stored are due.
+    // Makes stored results due.
     __device__ __forceinline__ void end_until(uint32_t count) {
         for (; ended < count; ended++) {
             const FoldChunk &now = chunks[ended % kFoldStages];
@@ -345,7 +349,7 @@ struct FoldPipe {
         ptx::bulk_wait_all();
         end_until(stored);
     }
-    // A stage whose last result has left it.
+    // Returns a stage whose previous result has been stored.
     __device__ __forceinline__ uint32_t next_stage() {
         while (begun - stored >= kFoldLoadsAhead) {
             store_next();
@@ -371,7 +375,7 @@ struct FoldPipe {
             await_room(c, r, kWhole, peer);
         }
     }
-    // A chunk of the piece at `offset`, of all sources, from byte `within` on.
+    // Loads a chunk of the piece at `offset`, of all sources, from byte `within` on.
     __device__ __forceinline__ void bring(uint64_t offset, uint32_t within, uint32_t bytes, bool last) {
         const uint32_t s = next_stage(), whole = bytes / 16 * 16;
         chunks[s] = {offset + within, pieces, within, last};
@@ -385,7 +389,7 @@ struct FoldPipe {
         auto from = [&](uint32_t source) {
             return source == c.rank ? f.own + offset + within : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + within;
         };
-        // Reader: the folders, which wait for the barrier that this thread arrives at with the next instruction.
+        // Reader: the folding warps, which wait for the barrier at which this thread arrives below.
 #pragma unroll 1
         for (uint32_t source = 0; source < c.ranks; source++) {
             if (sources >> source & 1) copy_tail(at_stage(s, source) + whole, from(source) + whole, bytes - whole);
@@ -413,7 +417,7 @@ struct FoldPipe {
     }
 };
 
-// Of one source's share of a stage, whole cells.
+// Bytes of one source's share of a stage: whole cells.
 __device__ __forceinline__ uint32_t fold_chunk(const Collective &c) {
     uint32_t shares = 2;
     while (shares < c.ranks) shares *= 2;

@@ -1,11 +1,11 @@
-// Bytes of the caller's memory, which has any alignment, in cells of 16 and words of 8.
+// Access to the caller's memory, whatever its alignment, in cells of 16 and words of 8 bytes.
 #pragma once
 
 #include "kernels/ptx/memory.cuh"
 
 namespace epw {
 
-// `bytes` of them, at most sizeof(T); the others are zero.
+// Handles `bytes` bytes, at most sizeof(T); the other bytes of a value that is read are zero.
 template <typename T> __device__ __noinline__ inline T read_slowly(const unsigned char *from, uint32_t bytes) {
     T v = {};
     auto *to = reinterpret_cast<unsigned char *>(&v);
@@ -42,7 +42,7 @@ template <typename T> __device__ __forceinline__ void write(unsigned char *to, T
 template <typename T>
 __device__ __forceinline__ void copy_as(unsigned char *to, const unsigned char *from, uint64_t count, uint32_t thread,
                                         uint32_t threads) {
-    constexpr uint32_t kLoads = 8; // on their way
+    constexpr uint32_t kLoads = 8; // loads in flight
     auto *t = reinterpret_cast<T *>(to);
     const auto *f = reinterpret_cast<const T *>(from);
     uint64_t i = thread;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void copy_as(unsigned char *to, const unsigned char *
     for (; i < count; i += threads) t[i] = f[i];
 }
 
-// By `threads` threads, of which this is number `thread`. The two do not overlap.
+// Copies `bytes` bytes with `threads` threads, of which this is number `thread`. The two ranges do not overlap.
 __device__ inline void copy(unsigned char *to, const unsigned char *from, uint64_t bytes, uint32_t thread, uint32_t threads) {
     const uint64_t odd = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
     uint64_t done = 0;

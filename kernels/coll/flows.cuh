@@ -1,35 +1,35 @@
-// What each operation is made of: to whom this rank gives which bytes, where what it is given goes, and what it folds. The same
-// for packets and for rings.
+// What each operation consists of: the bytes that this rank gives to each peer, where the bytes that it receives go, and what it
+// folds. The same for packets and for rings.
 #pragma once
 
 #include "kernels/coll/operation.cuh"
 
 namespace epw {
 
-// Bytes of the caller's memory.
+// A range of the caller's memory.
 struct Stretch {
     unsigned char *at;
     uint64_t bytes;
 };
 
-// What this rank folds; nothing: no bytes.
+// What this rank folds; 0 bytes: nothing.
 struct Folding {
     const unsigned char *own;
     unsigned char *out;
     uint64_t bytes;
 };
 
-// Of an all-reduce in pieces every member has one to fold for all.
+// An all-reduce in pieces is shared out: every member folds one part for all.
 __device__ __forceinline__ bool is_shared_out(const Collective &c) {
     return c.args->kind == EPW_ALL_REDUCE && c.args->pieces != 0;
 }
 
-// Whole cells of 16.
+// The length of a member's part, except of the last ones: whole cells of 16 bytes.
 __device__ __forceinline__ uint64_t longest_piece(const Collective &c) {
     return ((c.args->bytes + c.members - 1) / c.members + 15) / 16 * 16;
 }
 
-// Where a member's piece begins, and its size, which is less of the last ones.
+// Where a member's part begins, and its size, which is smaller for the last ones.
 __device__ __forceinline__ Stretch piece_of(const Collective &c, unsigned char *base, uint32_t member) {
     const uint64_t all = c.args->bytes, each = longest_piece(c);
     const uint64_t from = min(all, c.place[member] * each);
@@ -38,7 +38,7 @@ __device__ __forceinline__ Stretch piece_of(const Collective &c, unsigned char *
 
 __device__ __forceinline__ unsigned char *sent(const Collective &c) { return const_cast<unsigned char *>(c.args->send); }
 
-// What this rank gives the peer, raw.
+// What this rank gives the peer, not folded.
 __device__ __forceinline__ Stretch given_to(const Collective &c, uint32_t peer) {
     const epw_coll_args &a = *c.args;
     const bool root = a.root == c.rank, to_root = a.root == peer;
@@ -62,7 +62,7 @@ __device__ __forceinline__ Stretch given_to(const Collective &c, uint32_t peer) 
     }
 }
 
-// Where what the peer gives goes, as it is: not what is folded here.
+// Where the peer's bytes go unchanged: not those that are folded here.
 __device__ __forceinline__ Stretch taken_from(const Collective &c, uint32_t peer) {
     const epw_coll_args &a = *c.args;
     const bool root = a.root == c.rank, from_root = a.root == peer;
@@ -99,7 +99,7 @@ __device__ __forceinline__ Folding folded_here(const Collective &c) {
     }
 }
 
-// What this rank gives itself, of what moves: `own` is where it lies; nothing where it lies there already.
+// What this rank gives itself, for operations that only move bytes: from `own` to `out`; 0 bytes if it is already in place.
 __device__ __forceinline__ Folding given_to_itself(const Collective &c) {
     const epw_coll_args &a = *c.args;
     const bool root = a.root == c.rank;

@@ -1,6 +1,6 @@
-// Reductions, bit for bit those of c/numerics/sums.h: element by element, ranks in ascending order, the first one's element to
-// begin with. 16-bit floats in f32, rounded once; integers wrap; the average of integers is that of their exact sum, towards
-// zero.
+// Reductions, bit for bit those of c/numerics/sums.h: element by element, with ranks in ascending order, starting from the first
+// rank's element. 16-bit floats are folded in f32 and rounded once; integers wrap; the average of integers is that of their exact
+// sum, rounded towards zero.
 #pragma once
 
 #include "epwire.h"
@@ -17,7 +17,7 @@ struct Bf16Bits {
     uint16_t bits;
 };
 
-// What elements are folded in: wide enough for the exact sum of all ranks' integers.
+// The type in which elements are folded: wide enough for the exact sum of all ranks' integers.
 template <typename T> struct FoldedIn {
     using Type =
         std::conditional_t<std::is_floating_point_v<T>, T,
@@ -30,7 +30,7 @@ template <typename T> __device__ __forceinline__ typename FoldedIn<T>::Type wide
 template <> __device__ __forceinline__ float widen(F16Bits x) { return ptx::low_f16(x.bits); }
 template <> __device__ __forceinline__ float widen(Bf16Bits x) { return __uint_as_float(uint32_t(x.bits) << 16); }
 
-// A NaN is the positive quiet one.
+// Every NaN becomes the positive quiet NaN.
 template <typename T> __device__ __forceinline__ T narrow(typename FoldedIn<T>::Type x) { return static_cast<T>(x); }
 template <> __device__ __forceinline__ float narrow<float>(float x) { return x != x ? __uint_as_float(0x7fc00000u) : x; }
 template <> __device__ __forceinline__ double narrow<double>(double x) {
@@ -44,14 +44,14 @@ template <> __device__ __forceinline__ Bf16Bits narrow<Bf16Bits>(float x) {
 }
 
 template <typename A> __device__ __forceinline__ A add(A a, A b) {
-    return a + b; // of integers: wide enough
+    return a + b; // integers are wide enough
 }
 template <typename A> __device__ __forceinline__ A multiply(A a, A b) {
     if constexpr (std::is_floating_point_v<A>) {
         return a * b;
     } else if constexpr (sizeof(A) == 4) {
         return A(uint32_t(a) * uint32_t(b));
-    } else { // the lower half of 128 bits, too
+    } else { // only the lower half of 128 bits is needed
         return A(int64_t(uint64_t(a) * uint64_t(b)));
     }
 }
@@ -59,7 +59,7 @@ template <typename A> __device__ __forceinline__ A multiply(A a, A b) {
 __device__ __forceinline__ bool is_negative(float x) { return __float_as_int(x) < 0; }
 __device__ __forceinline__ bool is_negative(double x) { return __double_as_longlong(x) < 0; }
 
-// NaN if either is; -0 is less than +0.
+// NaN if either is NaN; -0 is less than +0.
 template <typename A> __device__ __forceinline__ bool less(A a, A b) {
     if constexpr (std::is_floating_point_v<A>) {
         return a != a || a < b || (a == b && is_negative(a));
@@ -76,7 +76,7 @@ template <typename A> __device__ __forceinline__ A most(A a, A b) {
     }
 }
 
-// Elements of a word of 8 bytes.
+// The elements of an 8-byte word.
 template <typename T> struct Word {
     using A = typename FoldedIn<T>::Type;
     static constexpr uint32_t kCount = 8 / sizeof(T);
@@ -95,7 +95,7 @@ template <typename T> struct Word {
     }
 
     __device__ __forceinline__ void fold(uint64_t word, uint32_t op) {
-        switch (op) { // the same for all threads
+        switch (op) { // uniform over all threads
         case EPW_PRODUCT:
 #pragma unroll
             for (uint32_t i = 0; i < kCount; i++) a[i] = multiply(a[i], widen(element(word, i)));

@@ -1,12 +1,13 @@
-// Operations by rings: each block moves its share of the pieces through slots of its own in the peers' windows. Its threads are
-// teams which go on by themselves: one sends raw pieces; one folds what has come and, of an all-reduce, hands the result on to
-// all; one takes pieces that are what they shall be. So links and memory are busy at the same time.
+// Operations by rings: each block moves its share of the pieces through slots of its own in the peers' windows. Its threads form
+// teams that run independently: one sends raw pieces; one folds what has arrived and, in an all-reduce, passes the result on to
+// all members; one takes pieces that are final. So links and memory are busy at the same time.
 //
-// Piece j of every flow is block j % gridDim.x's. A team goes through its pieces in order, each for all peers together: it waits,
-// moves bytes, tells the peers.
+// Piece j of every flow belongs to block j % gridDim.x. A team handles its pieces in order, each for all peers together: it
+// waits, moves the bytes, then tells the peers.
 //
-// In place. What a fold writes, it alone has read. A result comes from its owner when that has this rank's raw piece, which lies
-// where the result goes. Of an all-to-all the sender says how far it has read.
+// In-place operations. Memory that a fold writes has been read by that fold only. A result arrives from its owner after the owner
+// has received this rank's raw piece, which was read from where the result goes. In an all-to-all the sending team tells the
+// taking team how far it has read.
 #pragma once
 
 #include "kernels/coll/bytes.cuh"
@@ -26,10 +27,11 @@ struct Team {
     __device__ __forceinline__ bool meet_any(bool says) const { return ptx::team_barrier_any(id, threads, says); }
 };
 
-// How far this block is on its rings. Each entry is of one team; its thread for that peer writes it, between two meetings.
+// This block's progress on its rings. Each entry belongs to one team, whose thread for that peer writes it, between two team
+// barriers.
 struct Rings {
     uint64_t written[kRings][EPW_GPU_PEERS], read[kRings][EPW_GPU_PEERS];
-    uint32_t sent; // rounds of the sender
+    uint32_t sent; // rounds that the sending team has finished
 };
 
 __device__ __forceinline__ epw_coll_progress *progress_of(const Collective &c, uint32_t ring, uint32_t peer) {
@@ -40,7 +42,7 @@ __device__ __forceinline__ uint64_t slot_of(const Collective &c, Ring ring, uint
     return epw_coll_slot(&c.args->at, ring, source, blockIdx.x, number);
 }
 
-// A piece is as large as said, but for the last one of a flow.
+// A piece has the full size, except the last one of a flow.
 __device__ __forceinline__ uint32_t piece_bytes(const Collective &c, uint64_t flow, uint64_t j) {
     const uint64_t size = c.args->pieces, from = j * size;
     return from < flow ? uint32_t(min(size, flow - from)) : 0;
@@ -48,7 +50,7 @@ __device__ __forceinline__ uint32_t piece_bytes(const Collective &c, uint64_t fl
 
 // ---- by one thread ----
 
-// Whether, and until, the peer has taken so many pieces that one more may be written for it.
+// Whether the peer has taken so many pieces that one more may be written for it, and the wait for that.
 __device__ __forceinline__ bool has_taken(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
     return has_count(c, count_at(c, epw_coll_count(&c.args->at, ring, peer, blockIdx.x, EPW_COLL_TAKEN)), count);
 }
@@ -63,7 +65,7 @@ __device__ __forceinline__ void await_room(Collective &c, const Rings &r, Ring r
     await_peer(c, peer, count_word(c, taken), [&] { return has_taken(c, ring, peer, taken); });
 }
 
-// Whether, and until, the source's next piece is here.
+// Whether the source's next piece has arrived, and the wait for that.
 __device__ __forceinline__ bool has_piece(const Collective &c, const Rings &r, Ring ring, uint32_t source) {
     const uint64_t at = epw_coll_count(&c.args->at, ring, source, blockIdx.x, EPW_COLL_WRITTEN);
     return has_count(c, count_at(c, at), r.read[ring][source] + 1);
@@ -72,7 +74,7 @@ __device__ __forceinline__ void await_piece(Collective &c, const Rings &r, Ring 
     await_peer(c, source, count_word(c, r.read[ring][source] + 1), [&] { return has_piece(c, r, ring, source); });
 }
 
-// Writer: the team, by its meeting, or this thread. Reader: the peer's await_piece.
+// Writer: the team, through its barrier, or this thread. Reader: the peer's await_piece.
 __device__ __forceinline__ void tell_written(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
     post_count(c, peer, epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_WRITTEN), count_word(c, count));
 }
@@ -80,7 +82,7 @@ __device__ __forceinline__ void post_piece(const Collective &c, Rings &r, Ring r
     tell_written(c, ring, peer, ++r.written[ring][peer]);
 }
 
-// Writer: the team, by its meeting, or this thread, done with reading. Reader: the source's await_room.
+// Writer: the team, through its barrier, or this thread, which has finished reading. Reader: the source's await_room.
 __device__ __forceinline__ void tell_taken(const Collective &c, Ring ring, uint32_t source, uint64_t count) {
     post_count(c, source, epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_TAKEN), count_word(c, count));
 }
@@ -112,7 +114,7 @@ __device__ __forceinline__ void send_pieces(Collective &c, Rings &r, Team team, 
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
             if (given_piece(c, peer, j) > 0) post_piece(c, r, ring, peer);
         }
-        // Reader: take_pieces, which acquires it: what was read there may be written over.
+        // Reader: take_pieces, which acquires it: the memory that this round has read may be overwritten.
         if (team.thread() == 0) {
             __threadfence_block();
             atomicAdd(&r.sent, 1u);
@@ -126,7 +128,7 @@ template <typename T> struct AtOnce {
     static constexpr uint32_t kCells = sizeof(typename FoldedIn<T>::Type) == 16 || sizeof(T) == 1 ? 1 : 4;
 };
 
-// kCells cells of a piece, `threads` apart: all of them, or those that there are.
+// Folds kCells cells of a piece, `threads` apart: whole cells, or the bytes that there are.
 template <typename T, uint32_t kCells>
 __device__ __forceinline__ void fold_cells(const Collective &c, const Rings &r, const Folding &f, uint64_t offset, uint32_t bytes,
                                            uint32_t cell, uint32_t threads, bool spreads) {
@@ -190,8 +192,8 @@ __device__ __forceinline__ void fold_piece(const Collective &c, const Rings &r, 
     for (; 16 * cell < bytes; cell += team.threads) fold_cells<T, 1>(c, r, f, offset, bytes, cell, team.threads, spreads);
 }
 
-// Behind a piece of a result: whom it lacks; 0: nobody, else the rank and 1. Who waits for the result learns so that there is
-// none.
+// The note behind a piece of a result: 0, or 1 plus a rank that the result lacks. A rank that waits for the result so learns that
+// there is none.
 __device__ __forceinline__ void put_note(const Collective &c, uint32_t peer, uint64_t number) {
     const epw_rank_set lacks = c.active - c.reachable;
     auto *note = at(c, peer, slot_of(c, kWhole, c.rank, number) + c.args->at.slot_bytes);
@@ -247,7 +249,7 @@ __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, 
             await_piece(c, r, kWhole, source);
             if (noted && takes_part(c, source) && !c.stopped) heed_note(c, r, source);
         }
-        if (exchanges && team.thread() == 0) { // ends: the sender's waits are bounded
+        if (exchanges && team.thread() == 0) { // bounded: the sending team's waits are
             while (ptx::load_acquire_block(&r.sent) < round && !*static_cast<volatile uint32_t *>(&c.stopped)) {
             }
         }

@@ -1,4 +1,4 @@
-// How a communicator's membership and peers change on the GPU, in stream order: no operation of it runs.
+// Changes of a communicator's membership and peers on the GPU, in stream order: no operation of it is running.
 #pragma once
 
 #include "kernels/coll/state.h"
@@ -10,7 +10,7 @@ __global__ void __launch_bounds__(EPW_GPU_PEERS) coll_begin_epoch_kernel(const _
     ptx::wait_for_stream();
     const uint32_t peer = threadIdx.x;
     epw_gpu_peers *peers = a.peers;
-    // Former members too: they need not wait for this rank to find out.
+    // Former members are told too, so that they need not time out to find out.
     const bool told = peer < a.ranks && (has(a.active, peer) || has(peers->active, peer)) && is_reached(peers, peer);
     __syncthreads();
     if (peer == 0) {
@@ -21,22 +21,23 @@ __global__ void __launch_bounds__(EPW_GPU_PEERS) coll_begin_epoch_kernel(const _
         a.state->halted = 0;
         a.state->missing = {};
     }
-    // A kernel that was given up may not have counted all of its blocks.
+    // A kernel that was closed without some of its blocks may not have counted them all.
     const uint64_t out = max(a.state->out_blocks, a.state->closed);
     __syncthreads();
     if (peer == 0) a.state->out_blocks = a.state->closed = out;
     for (uint32_t i = peer; i < EPW_COLL_BLOCKS; i += EPW_GPU_PEERS) a.state->turns[i] = {0, out};
     for (uint32_t i = peer; i < a.progress_count; i += EPW_GPU_PEERS) a.progress[i] = {0, 0};
     __syncthreads();
-    // Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's first operation, before it
-    // writes, and any wait for this rank in an older epoch.
+    // Writer: this rank, which has finished its reads and writes of the old epoch. Reader: each member's first operation, before
+    // it writes, and every wait for this rank that still belongs to an older epoch.
     if (told) signal_lane(peers, peer, a.rank, 0, EPW_WORD_EPOCH, a.epoch_word);
 }
 
 __global__ void __launch_bounds__(EPW_GPU_PEERS) coll_part_kernel(const __grid_constant__ epw_coll_part_args a) {
     ptx::wait_for_stream();
     epw_gpu_peers *peers = a.peers;
-    // Of a member that was revoked no kernel may know yet: it is told behind all that this rank has written there.
+    // No kernel may know yet that the group has excluded the peer: it is told here, after everything that this rank has written
+    // to it.
     if (threadIdx.x == 0 && has(peers->active, a.peer) && is_reached(peers, a.peer)) {
         insert(peers->shared->suspects, a.peer);
         signal_lane(peers, a.peer, a.rank, 0, EPW_WORD_DROPPED, epw_word(epw_word_epoch(peers->epoch_word), 0, 0));

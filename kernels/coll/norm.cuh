@@ -1,5 +1,5 @@
-// An all-reduce by packets and, in the same kernel, what follows it: the residual is added and each row normalised and, by
-// choice, quantised, by the rules of c/numerics/norm.h. A row is one block's, of which thread t has the words t, t + 512 and so
+// An all-reduce by packets and, in the same kernel, what follows it: the residual is added, and each row is normalised and
+// optionally quantised, by the rules of c/numerics/norm.h. One block handles a row; its thread t has the words t, t + 512 and so
 // on.
 #pragma once
 
@@ -8,12 +8,12 @@
 
 namespace epw {
 
-constexpr uint32_t kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads; // of a row that a thread has, at most
+constexpr uint32_t kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads; // the most words of a row that a thread has
 constexpr uint32_t kNormWarps = kCollThreads / 32;
 constexpr uint32_t kWordsOfScale = EPW_FP8_BLOCK / 4;
 static_assert(kCollThreads == 512 && kWordsOfScale == 32, "the order of partial sums; a scale is a warp's");
 
-// Of all threads, in the order of the rules; each has the result. By the whole block.
+// Sums the parts of all threads, in the order of the rules; every thread gets the result. Called by the whole block.
 __device__ __forceinline__ float sum_of_parts(float part, float (&of_warps)[kNormWarps]) {
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) part = __fadd_rn(part, __shfl_xor_sync(0xffffffffu, part, step));
@@ -22,7 +22,7 @@ __device__ __forceinline__ float sum_of_parts(float part, float (&of_warps)[kNor
     float sum = of_warps[threadIdx.x % kNormWarps];
 #pragma unroll
     for (uint32_t step = 1; step < kNormWarps; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
-    __syncthreads(); // they may be written again
+    __syncthreads(); // of_warps may be overwritten
     return sum;
 }
 
@@ -37,7 +37,7 @@ template <typename T> __device__ __forceinline__ void widen_word(uint64_t word, 
     for (uint32_t i = 0; i < 4; i++) x[i] = widen(Word<T>::element(word, i));
 }
 
-// A word to four bytes, its warp's 128 channels by one scale. By whole warps.
+// Quantises a word to four bytes; the 128 channels of a warp share a scale. Called by whole warps.
 template <typename Pair>
 __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uint64_t row, uint32_t word, uint64_t y) {
     const uint32_t low = uint32_t(y), high = uint32_t(y >> 32);
@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uin
     for (uint32_t step = 16; step > 0; step /= 2) {
         largest = Pair::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     }
-    const float amax = fmaxf(fmaxf(fabsf(Pair::low(largest)), fabsf(Pair::high(largest))), 1e-4f); // lets no NaN through
+    const float amax = fmaxf(fmaxf(fabsf(Pair::low(largest)), fabsf(Pair::high(largest))), 1e-4f); // fmaxf drops a NaN
     const Scale s = a.payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
     reinterpret_cast<uint32_t *>(a.out + row * a.hidden)[word] = quantise_four<Pair>(low, high, s.inverse);
     if (threadIdx.x % 32 != 0) return;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uin
     }
 }
 
-// What a row needs beside its sum, on its way while that comes: words of a thread.
+// What a row needs besides its sum, loaded while the sum arrives: the words of a thread.
 struct NormRow {
     uint64_t sum[kNormWords], residual[kNormWords], weight[kNormWords];
 };
@@ -78,7 +78,7 @@ __device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t 
     }
 }
 
-// By the whole block.
+// Called by the whole block.
 template <typename T, typename Pair>
 __device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r, float (&of_warps)[kNormWarps]) {
     const uint32_t words = a.hidden / 4;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t ro
     const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.epsilon)));
 #pragma unroll
     for (uint32_t k = 0; k < kNormWords; k++) {
-        if (norm_word(k) >= words) continue; // of FP8 whole warps
+        if (norm_word(k) >= words) continue; // uniform over a warp for FP8
         float y[4], weight[4];
         widen_word<T>(r.sum[k], y);
         widen_word<T>(r.weight[k], weight);
@@ -154,13 +154,13 @@ __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args
             }
         }
         __syncthreads();
-        if (c.stopped || any(c.active - c.reachable)) break; // there is no result
+        if (c.stopped || any(c.active - c.reachable)) break; // the sum is incomplete
         end_row<T, Pair>(a, row, r, of_warps);
     }
     await_calls(c);
 }
 
-// Behind a sum by rings.
+// Normalises after a sum by rings.
 template <typename T, typename Pair>
 __device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
     const epw_coll_args &common = a.common;

@@ -1,8 +1,8 @@
 // A collective from the first instruction of a kernel to the last: what a block reads of the communicator, the call that ranks
-// tell each other, waits, and what the block leaves behind.
+// tell each other, waits, and the state that the block leaves behind.
 //
-// Blocks do not wait for one another at the end, but where one has met trouble: somebody given up, a long wait, calls that
-// differ. Of such blocks one waits until all are out, tells the host whom the operation lacks, and stops the clocks.
+// Blocks do not wait for one another at the end, except blocks in trouble: those that gave a peer up, waited long, or found calls
+// that differ. One of these waits until all blocks are out, tells the host which ranks the operation lacks, and stops the clocks.
 #pragma once
 
 #include "kernels/coll/state.h"
@@ -14,19 +14,19 @@ constexpr uint32_t kCollThreads = 512;
 
 struct Collective : Peers {
     const epw_coll_args *args;
-    uint64_t number;      // of the operation in the epoch, from 1
+    uint64_t number;      // of the operation within the epoch, from 1
     uint64_t tag;         // of its packets
-    uint64_t out;         // the counter of blocks, when the kernel began
-    uint32_t phase;       // of waits
+    uint64_t out;         // out_blocks when the kernel began
+    uint32_t phase;       // of its waits
     uint32_t stopped;     // calls differ: this block does nothing more
-    epw_rank_set lacking; // whom this block lacks beside those that it has given up
+    epw_rank_set lacking; // ranks that this block lacks besides those that it has given up
     uint32_t members;
-    uint16_t place[EPW_GPU_PEERS]; // of each member among them
+    uint16_t place[EPW_GPU_PEERS]; // index of each member among the members
 };
 
 __device__ __forceinline__ bool takes_part(const Collective &c, uint32_t peer) { return has(c.reachable, peer); }
 
-// Each rank has its own first peer, so that not all write to the same one.
+// Each rank starts with a different peer, so that not all write to the same one.
 __device__ __forceinline__ uint32_t peer_after(const Collective &c, uint32_t distance) {
     const uint32_t peer = c.rank + distance;
     return peer < c.ranks ? peer : peer - c.ranks;
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source
     return epw_coll_packets(&c.args->at, c.number, source);
 }
 
-// By one thread: the peer's call is another one than this rank's.
+// Stops because the peer's call differs from this rank's. Called by one thread.
 __device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
     c.stopped = 1;
     atomicOr(&c.troubled, 1u);
@@ -53,7 +53,7 @@ __device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const
     tell_host(&d->found);
 }
 
-// Whether the peer's call of this operation has come; and if it is another one, this rank's block stops.
+// Whether the peer's call of this operation has come. If it differs, this block stops.
 __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
     const uint64_t at = call_of(c, peer);
     const Packet low = packet_at(c, at), high = packet_at(c, at + EPW_COLL_PACKET);
@@ -66,7 +66,8 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
 
 // ---- waits ----
 
-// Waits until `come()`, or gives the peer up. Whoever waits long looks at the peer's call too: what it waits for may never come.
+// Waits until `come()`, or gives the peer up. A long wait also looks at the peer's call, because after a different call the
+// awaited data may never come.
 template <typename Look>
 __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_t expected, const Look &come) {
     constexpr uint32_t kLooks = 256;
@@ -88,7 +89,8 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
 
 // ---- beginning ----
 
-// By the whole block, which waits here. False: nothing is to be done. Sends and receives are no operation of the epoch's count.
+// Called by the whole block, which waits here. Returns false if there is nothing to do. Sends and receives do not count as
+// operations of the epoch.
 __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE) {
     epw_gpu_peers *peers = a.peers;
     const epw_coll_turn turn = a.state->turns[blockIdx.x];
@@ -134,7 +136,8 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         for (uint32_t w = 0; w < i / 32; w++) before += __popc(c.active.words[w]);
         c.place[i] = uint16_t(before);
     }
-    // A member has begun the epoch: it has done with what was written there in the one before. Only its first operation asks.
+    // A member that has begun the epoch has finished reading what was written there in the previous one. Only the epoch's first
+    // operation waits for this.
     if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.stopped) {
         for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
@@ -145,7 +148,7 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
     return !c.stopped;
 }
 
-// Tells all others what this rank calls. By the first block.
+// Sends this rank's call to all other ranks. Called by the whole grid; the first block does it.
 __device__ __forceinline__ void tell_call(const Collective &c) {
     if (blockIdx.x != 0) return;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
@@ -156,7 +159,7 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
     }
 }
 
-// Waits for the calls of all others: see state.h. By the first block.
+// Waits for the calls of all other ranks: see state.h. The first block does it.
 __device__ __forceinline__ void await_calls(Collective &c) {
     if (blockIdx.x != 0) return;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
@@ -167,14 +170,14 @@ __device__ __forceinline__ void await_calls(Collective &c) {
 
 // ---- the end ----
 
-// As long as others of the kernel may wait for somebody, if they have begun.
+// Waits for the other blocks, for as long as those that have begun may wait for peers.
 __device__ __noinline__ inline void await_others_out(const Collective &c, uint64_t out) {
     const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * c.deadline;
     while (ptx::load_acquire_gpu(&c.args->state->out_blocks) < out && ptx::global_timer_ns() - began < most) {
     }
 }
 
-// By one thread of one block, when all others are out.
+// Called by one thread of one block, when all other blocks are out.
 __device__ __noinline__ inline void tell_end(const Collective &c) {
     epw_coll_state *s = c.args->state;
     const epw_rank_set missing = load_now(s->missing);
@@ -218,7 +221,7 @@ __device__ __noinline__ inline void close_troubled(Collective &c) {
     tell_end(c);
 }
 
-// By the whole block.
+// Called by the whole block.
 __device__ __forceinline__ void close(Collective &c) {
     epw_coll_state *s = c.args->state;
     __syncthreads();

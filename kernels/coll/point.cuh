@@ -1,6 +1,7 @@
-// Sends and receives: a team of threads to each channel of each peer and direction, so that those that cross do not wait for each
-// other. A message goes in pieces by all channels to its peer, piece j by channel j % channels, and at least one by each; behind
-// each piece is the call of who sends, by which the receiver knows how many there are, and that it is the message it asks for.
+// Sends and receives: one team of threads for each channel of each peer and direction, so that messages which cross do not wait
+// for each other. A message goes in pieces over all channels to its peer: piece j over channel j % channels, and at least one
+// piece over each. Behind each piece is the sender's call, from which the receiver knows how many pieces there are, and that this
+// is the message it asks for.
 #pragma once
 
 #include "kernels/coll/bytes.cuh"
@@ -11,13 +12,13 @@ namespace epw {
 struct PointTeam {
     static constexpr uint32_t kThreads = kCollThreads / EPW_COLL_TEAMS;
     uint32_t channel, peer;
-    uint64_t number; // of pieces so far, in this epoch
+    uint64_t number; // pieces so far, in this epoch
 
     __device__ __forceinline__ uint32_t thread() const { return threadIdx.x % kThreads; }
     __device__ __forceinline__ bool meet_any(bool says) const {
         return ptx::team_barrier_any(1 + threadIdx.x / kThreads, kThreads, says);
     }
-    // Whether the team can go on. What its first thread has found is known to all of it then.
+    // Whether the team can go on. The barrier also makes what its first thread has found known to the whole team.
     __device__ __forceinline__ bool goes_on(const Collective &c) const { return !meet_any(!takes_part(c, peer) || c.stopped); }
 };
 
@@ -28,7 +29,7 @@ __device__ __forceinline__ uint64_t point_count(const Collective &c, const Point
     return epw_coll_count(&c.args->at, EPW_COLL_POINT_RING, source, t.channel, which);
 }
 
-// Until a piece more may be written for the peer: in an epoch the first ones may, once it has begun it.
+// Waits until one more piece may be written for the peer: the first pieces of an epoch may once the peer has begun the epoch.
 __device__ __forceinline__ void await_point_room(Collective &c, const PointTeam &t) {
     const uint64_t slots = c.args->at.slots;
     if (!takes_part(c, t.peer)) return;
@@ -46,13 +47,13 @@ __device__ __forceinline__ void await_point(Collective &c, const PointTeam &t) {
     await_peer(c, t.peer, count_word(c, wanted), [&] { return has_count(c, count_at(c, at), wanted); });
 }
 
-// Pieces are as large as slots.
+// Bytes of piece j; pieces are as large as slots.
 __device__ __forceinline__ uint64_t point_bytes(const Collective &c, uint64_t all, uint64_t j) {
     const uint64_t size = c.args->at.slot_bytes, from = j * size;
     return from < all ? min(size, all - from) : 0;
 }
 
-// Whether the team goes on with what its lane has to do.
+// Returns whether the team continues with its lane.
 __device__ __forceinline__ bool send_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
     const uint64_t size = c.args->at.slot_bytes;
 #pragma unroll 1
@@ -64,7 +65,7 @@ __device__ __forceinline__ bool send_message(Collective &c, PointTeam &t, const 
         if (t.thread() == 0) *reinterpret_cast<epw_coll_note *>(slot + size) = {{m.call[0], m.call[1]}, m.bytes};
         t.meet_any(false);
         t.number++;
-        // Writer: the team, by its meeting. Reader: the peer's await_point.
+        // Writer: the team, through its barrier. Reader: the peer's await_point.
         if (t.thread() == 0) {
             post_count(c, t.peer, point_count(c, t, c.rank, EPW_COLL_WRITTEN), count_word(c, t.number));
         }
@@ -72,7 +73,8 @@ __device__ __forceinline__ bool send_message(Collective &c, PointTeam &t, const 
     return true;
 }
 
-// An epw_descriptor is the same but for its count, which is its second half: of room, where it is received.
+// Two calls match if their epw_descriptors are equal except for the count in the second half: the receiver's is the size of its
+// buffer.
 __device__ __forceinline__ bool is_asked_for(const epw_coll_note &note, const epw_coll_point &m) {
     return note.call[0] == m.call[0] && note.bytes <= m.bytes;
 }
@@ -94,7 +96,7 @@ __device__ __forceinline__ bool receive_message(Collective &c, PointTeam &t, con
         copy(m.at + j * size, slot, point_bytes(c, bytes, j), t.thread(), t.kThreads);
         t.meet_any(false);
         t.number++;
-        // Writer: the team, by its meeting, done with reading. Reader: the source's await_point_room.
+        // Writer: the team, through its barrier, which has finished reading. Reader: the source's await_point_room.
         if (t.thread() == 0) {
             post_count(c, t.peer, point_count(c, t, c.rank, EPW_COLL_TAKEN), count_word(c, t.number));
         }
@@ -116,7 +118,7 @@ __device__ __forceinline__ void run_points(Collective &c, const epw_coll_point_a
     for (uint32_t i = a.first[lane]; i < a.first[lane + 1]; i++) {
         if (!(sends ? send_message(c, t, a.points[i]) : receive_message(c, t, a.points[i]))) break;
     }
-    t.meet_any(false); // all have read it
+    t.meet_any(false); // all threads have read *number
     if (t.thread() == 0) *number = t.number;
 }
 

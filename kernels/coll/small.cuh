@@ -1,7 +1,7 @@
-// Operations by packets: each thread writes its words of the message to all who are to have them, then looks for the same words
-// of the others. One way across the link, with no wait before it: see state.h.
+// Operations by packets: each thread writes its words of the message to all ranks that need them, then polls for the same words
+// of the other ranks. This takes one way across the link, without a wait before it: see state.h.
 //
-// A word is read, sent, received and written by one thread, so a buffer may be both the source and the destination.
+// A word is read, sent, received and written by the same thread, so a buffer may be both source and destination.
 #pragma once
 
 #include "kernels/coll/bytes.cuh"
@@ -12,22 +12,25 @@ namespace epw {
 
 __device__ __forceinline__ uint64_t words_of(uint64_t bytes) { return (bytes + 7) / 8; }
 
-// Where word i of a message of the source lies in its reader's window.
+// Where word i of the source's message lies in its reader's window.
 __device__ __forceinline__ uint64_t packet_of(const Collective &c, uint32_t source, uint64_t i) {
     return call_of(c, source) + (EPW_COLL_CALL_PACKETS + i) * EPW_COLL_PACKET;
 }
 
-// Words i, i + step and so on of a message, kWords of them, but for those from `end` on.
+// The words i, i + step and so on of a message, kWords of them, less those from `end` on.
 struct WordsAt {
     uint64_t i, step, end;
 
     __device__ __forceinline__ uint64_t at(uint32_t w) const { return i + w * step; }
     __device__ __forceinline__ bool has(uint32_t w) const { return at(w) < end; }
-    __device__ __forceinline__ uint64_t packet(uint32_t w) const { return w * step * EPW_COLL_PACKET; } // from the first one's
+    __device__ __forceinline__ uint64_t packet(uint32_t w) const {
+        return w * step * EPW_COLL_PACKET;
+    } // offset from the first
+      // word's packet
 };
 
-// They are read before the first one is sent. What a thread needs of the block's memory it reads once, since each packet may
-// change that for all that the compiler knows.
+// Sends words; all of them are read before the first is sent. A thread copies what it needs of shared memory to registers first,
+// because for all the compiler knows each packet could change it.
 template <uint32_t kWords> __device__ __forceinline__ void send_words(const Collective &c, WordsAt words) {
     const uint64_t tag = c.tag, offset = packet_of(c, c.rank, words.i);
 #pragma unroll 1
@@ -48,10 +51,10 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
     }
 }
 
-// Waits for a packet. False: it does not come.
+// Waits for a packet. Returns false if it does not come.
 __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uint64_t offset, Packet &packet) {
     if (packet.tag == c.tag) return true;
-    Packet late = {}; // in memory; the caller's may be in registers
+    Packet late = {}; // in memory, so that the caller's may stay in registers
     const bool came = await_peer(c, source, c.tag, [&] {
         late = packet_at(c, offset);
         return late.tag == c.tag;
@@ -60,10 +63,10 @@ __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uin
     return came;
 }
 
-// Packets that are on their way to a thread: those of a word from some sources, or of some words from one.
+// Packets in flight per thread: those of one word from several sources, or of several words from one source.
 constexpr uint32_t kAtOnce = 4;
 
-// Those of a source as they are now.
+// Loads a source's packets as they are now.
 template <uint32_t kWords>
 __device__ __forceinline__ void look_at_words(const unsigned char *from, WordsAt words, Packet (&packets)[kWords]) {
 #pragma unroll
@@ -99,7 +102,7 @@ template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective
     }
 }
 
-// Folds words of all members; what has no result stays as it is. Returns whether there is any.
+// Folds words of all members; words without a result stay unchanged. Returns whether there is a result.
 template <typename T, uint32_t kWords>
 __device__ __forceinline__ bool fold_words(Collective &c, const Folding &f, WordsAt words, uint64_t (&result)[kWords]) {
     constexpr uint32_t kSources = kAtOnce / kWords;
@@ -185,7 +188,7 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
     tell_call(c);
     const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
     const uint64_t words = words_of(c.args->bytes);
-    if (words <= step) { // one of each source for a thread
+    if (words <= step) { // one word of each source per thread
         exchange_words<T, 1>(c, begin, step, words);
     } else if (words <= 2 * step) {
         exchange_words<T, 2>(c, begin, step, words);

@@ -1,5 +1,5 @@
-// The sending half of combine: every row that came is answered, with the weighted sum of its experts' outputs (rank-reduced),
-// with each of them (ordered), or with the row that the caller has reduced (rank-major).
+// The sending half of combine: every received row is answered, with the weighted sum of its experts' outputs (rank-reduced), with
+// each of these outputs (ordered), or with the row that the caller has reduced (rank-major).
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -11,13 +11,14 @@ namespace epw {
 
 struct __align__(16) AnswerShared {
     Batch batch;
-    uint64_t loaded[kMaxTiles];           // barriers of the tiles
-    uint32_t received[EPW_GPU_MAX_RANKS]; // rows that came from each source: they are all answered, or none
+    uint64_t loaded[kMaxTiles];           // barriers: a tile is loaded
+    uint32_t received[EPW_GPU_MAX_RANKS]; // rows received from each source: all of them are answered, or none
 };
 
 constexpr uint32_t kKnownPlaces = 64;
 
-// How many sources in places beyond those that every warp knows end before row n, the last of them at `begin`. By a whole warp.
+// How many sources in places from kKnownPlaces on end before row n, and in `begin` the end of the last of them. Called by a whole
+// warp.
 static __device__ __noinline__ uint32_t find_beyond(const uint32_t *ends, uint32_t ranks, uint32_t n, uint32_t &begin) {
     uint32_t more = 0, passed = 32;
 #pragma unroll 1
@@ -31,13 +32,13 @@ static __device__ __noinline__ uint32_t find_beyond(const uint32_t *ends, uint32
     return more;
 }
 
-// The order of sources, see source_at, as every warp knows it for itself: thread i has places i and i + 32. Those beyond are
-// looked up.
+// The order of sources (see source_at), which each warp holds in registers: thread i has places i and i + 32. Further places are
+// looked up in memory.
 struct SourceOrder {
-    uint32_t end[2]; // rows of the sources up to the place
+    uint32_t end[2]; // rows of the sources up to and including the place
     uint32_t total, remote;
 
-    // `ends`: the lane's. None at all if the kernel does not send. By the whole warp.
+    // `ends`: the lane's. There are no rows if the kernel does not send. Called by the whole warp.
     __device__ __forceinline__ SourceOrder(const Combine &a, const uint32_t *ends, bool sends) {
         uint32_t laneid = threadIdx.x % 32, ranks = a.lane.layout.ranks;
         end[0] = laneid < ranks ? ends[laneid] : 0xffffffffu;
@@ -46,14 +47,14 @@ struct SourceOrder {
         remote = sends && ranks > 1 ? at(ends, ranks - 2) : 0;
     }
 
-    // Of row n: its source's place; n becomes the row's number among those of the source. By the whole warp.
+    // Returns the place of the source of row n; n becomes the row's number within that source. Called by the whole warp.
     __device__ __forceinline__ uint32_t find(const Combine &a, uint32_t &n) const {
         uint32_t place = __popc(__ballot_sync(0xffffffffu, end[0] <= n)), more = 0;
         uint32_t begin = __shfl_sync(0xffffffffu, end[0], place - 1);
         if (place == 32) more = __popc(__ballot_sync(0xffffffffu, end[1] <= n));
         if (more > 0) begin = __shfl_sync(0xffffffffu, end[1], more - 1);
         if (more == 32) {
-            uint32_t end = begin; // in memory, for the call alone
+            uint32_t end = begin; // kept in memory only for this call
             more += find_beyond(a.lane.state->ends, a.lane.layout.ranks, n, end);
             begin = end;
         }
@@ -70,15 +71,16 @@ struct SourceOrder {
 
 // The rows that a block answers: every gridDim.x-th.
 struct OwnRows {
-    uint32_t count, remote, shift; // of these, those of other ranks, which are the first; the one that the block begins with
+    uint32_t count, remote, shift; // the block's rows; those of them from other ranks, which come first; the row at which the
+                                   // block starts
 
     __device__ __forceinline__ OwnRows(const Combine &a, const SourceOrder &order) {
         count = up_to(a, order.total);
         remote = up_to(a, order.remote);
-        shift = __umulhi(blockIdx.x * 0x9e3779b9u, remote); // below it, and evenly spread over the blocks
+        shift = __umulhi(blockIdx.x * 0x9e3779b9u, remote); // less than `remote`, and evenly spread over the blocks
     }
-    // Row i of the block's. Its rows span several sources, its own rank's are last, and blocks begin at different ones of the
-    // others: at any time some block sends to each peer.
+    // The block's row number i. The rows span several sources, with this rank's own last, and blocks start at different rows of
+    // the others: at any time some block is sending to each peer.
     __device__ __forceinline__ uint32_t number(uint32_t i) const {
         if (i < remote) i = i + shift < remote ? i + shift : i + shift - remote;
         return blockIdx.x + i * gridDim.x;
@@ -92,10 +94,10 @@ struct OwnRows {
 
 // A received row: where it came from, and where its answers go.
 struct Row {
-    uint32_t source, number; // its slot's in the source's
+    uint32_t source, number; // source rank; number of its slot within the source's slots
 
     Row() = default;
-    // Of row n of all. By the whole warp.
+    // Row n of all received rows. Called by the whole warp.
     __device__ __forceinline__ Row(const Combine &a, const SourceOrder &order, uint32_t n) {
         source = source_at(a.lane.rank, a.lane.layout.ranks, order.find(a, n));
         number = n;
@@ -109,9 +111,9 @@ struct Row {
     }
 };
 
-// A thread's entry of a row, loaded and not yet looked at.
+// A thread's entry of a row, loaded but not yet examined.
 struct Entry {
-    uint64_t pair = ~0ull; // expert, and weight
+    uint64_t pair = ~0ull; // expert id and weight
     uint32_t index = 0;
 
     Entry() = default;
@@ -124,14 +126,14 @@ struct Entry {
     }
 };
 
-// Outputs of the experts that a row went to: a thread that `has` one knows it.
+// The outputs of the experts to which a row went: a thread that `has` one holds its address.
 struct Parts {
     const unsigned char *from;
     float weight;
     bool has;
-    uint32_t holders; // the threads that have one
+    uint32_t holders; // mask of the threads that have one
 
-    // By one warp. `first_row`: [ranks][local_experts], of the sources in the experts' lists.
+    // Called by one warp. `first_row`: [ranks][local_experts], where each source's rows begin in the experts' lists.
     __device__ __forceinline__ Parts(const Combine &a, const Row &row, const Entry &entry, const uint32_t *first_row) {
         const epw_layout &l = a.lane.layout;
         const uint32_t local = uint32_t(entry.pair) - a.lane.rank * l.local_experts;
@@ -144,22 +146,22 @@ struct Parts {
     }
 };
 
-// The caller's row, or the one in place, passes as it is.
+// The row that answers unchanged: the caller's, or the one in place.
 __device__ __forceinline__ const unsigned char *given_row(const Combine &a, const Row &row) {
     if (a.in.expert_out) return static_cast<const unsigned char *>(a.in.expert_out) + uint64_t(row.place(a)) * a.row_size;
     return row.slot(a) + a.lane.layout.header_bytes;
 }
 
-// A block's way through its rows: which they are, and what comes from memory first. That is on its way before the operation is
-// known: it reads this rank's memory only, and in bounds, whatever the lane is doing (the caller's rows are all there, by the
-// API).
+// A block's pass over its rows: which rows they are, and the first loads. The constructor issues these before the operation is
+// known, which is safe: they read only this rank's memory, and within bounds, whatever stage the lane is in (by the API all of
+// the caller's rows exist).
 template <Answers With> struct Answerer {
     OwnRows rows;
-    uint32_t warps, number; // that work on rows one by one, or teams of them; this one's
-    uint32_t half;          // teams are of two warps
-    Row row;                // that this warp is at, if it has one
-    Entry entry;            // of it, where experts' outputs answer it
-    Passage passage;        // else: the first piece of its first row is on its way
+    uint32_t warps, number; // warps, or teams of warps, that take rows one by one; this one's number
+    uint32_t half;          // 1: teams of two warps
+    Row row;                // the row at which this warp is, if it has one
+    Entry entry;            // the row's entry, if experts' outputs answer it
+    Passage passage;        // otherwise: the first piece of the warp's first row is being loaded
 
     __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const SourceOrder &order, unsigned char *tiles)
         : rows(a, order), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {
@@ -167,7 +169,7 @@ template <Answers With> struct Answerer {
             warps = min(a.tiles.count, kWarps);
             if (number < warps) passage = {tiles + number * a.tiles.bytes, &s.loaded[number]};
         }
-        if constexpr (With == Answers::parts) { // those of a row by two in place where there are warps enough
+        if constexpr (With == Answers::parts) { // two warps share a row if there are enough warps
             half = rows.count * 2 <= warps;
             warps >>= half;
             number >>= half;
@@ -180,19 +182,19 @@ template <Answers With> struct Answerer {
             entry = Entry(a, row);
         }
     }
-    // Whether this warp has a row of those from the block's number `first` on.
+    // Whether this warp has a row in the batch that starts at the block's row `first`.
     __device__ __forceinline__ bool has(uint32_t first) const { return number < warps && first + number < rows.count; }
     __device__ __forceinline__ void find(const Combine &a, const SourceOrder &order, uint32_t first) {
         row = Row(a, order, rows.number(first + number));
         if constexpr (With != Answers::rows) entry = Entry(a, row);
     }
-    // The operation is not one: what is on its way must come before the block ends.
+    // The lane is in another stage, so the operation is refused: a load in flight must complete before the block ends.
     __device__ __forceinline__ void abandon() {
         if (With == Answers::rows && has(0) && threadIdx.x % 32 == 0) passage.await_loaded();
     }
 };
 
-// Sums are made here: those of a batch of rows at a time.
+// Computes weighted sums, one batch of rows at a time.
 template <typename T>
 __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &s, const SourceOrder &order,
                                             Answerer<Answers::sums> &w, const uint32_t *first_row) {
@@ -205,11 +207,11 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         }
         __syncthreads();
         accumulate<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
-        __syncthreads(); // the batch has been read
+        __syncthreads(); // all threads have read the batch
     }
 }
 
-// Parts pass as they are: those of a row by a warp, or by a team.
+// Copies parts unchanged: the parts of a row by one warp, or by a team.
 template <typename T>
 __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
                                             Answerer<Answers::parts> &w, const uint32_t *first_row) {
@@ -218,8 +220,8 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         if (first > 0) w.find(a, order, first);
         const Parts parts(a, w.row, w.entry, first_row);
         unsigned char *row = w.row.to(a, o);
-        uint32_t pieces = 0,
-                 count = min(__popc(parts.holders), a.lane.layout.answers); // however often a row names an expert: its room ends
+        uint32_t pieces = 0, count = min(__popc(parts.holders), a.lane.layout.answers); // bounded by the room for answers,
+                                                                                        // however often a row names an expert
         for (uint32_t part = 0, left = parts.holders; part < count; part++, left &= left - 1) {
             uint64_t from = __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(parts.from), __ffs(left) - 1);
             unsigned char *to = row + uint64_t(part) * a.row_size;
@@ -234,7 +236,7 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
     if (laneid == 0) ptx::bulk_wait_all();
 }
 
-// Rows pass as they are: each by a warp.
+// Copies rows unchanged, each row by one warp.
 template <typename T>
 __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
                                             Answerer<Answers::rows> &w, const uint32_t *) {
@@ -253,7 +255,7 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
     if (laneid == 0) ptx::bulk_wait_all();
 }
 
-// Answers and words for peers behind queues, a warp to a peer at a time. By the whole block.
+// Posts answers and words to peers behind queues, one warp per peer at a time. Called by the whole block.
 __device__ __noinline__ inline void post_answers(const Combine &a, const Operation &o, const AnswerShared &s, bool ordered,
                                                  bool marked) {
     const epw_layout &l = a.lane.layout;
@@ -271,23 +273,24 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
     }
 }
 
-// Answers every row, then posts the words from the kernel's last block. `first_row`: the table of first rows.
+// Answers every row; the kernel's last block then posts the words. `first_row`: the table of first rows.
 template <typename T, Answers With>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
                                            Answerer<With> &w, bool marked, const uint32_t *first_row) {
     answer_rows<T>(a, o, s, order, w, first_row);
-    // Writer of the words: the last block here. It has acquired what every block has released: the sums, which all threads of a
-    // block have stored before its barrier, or the rows that a thread of each warp has seen complete. Its release at system scope
-    // hands that on to the peer, whose acquire of the word sees it all. The words also say that the slots have been read.
+    // Writer of the words: the last block, here. It has acquired what every block has released: the sums, which all threads of a
+    // block stored before its barrier, or the rows that one thread of each warp has seen complete. Its release at system scope
+    // passes that on to the peer, whose acquire of the word sees all of it. The words also say that this rank has read the peer's
+    // slots.
     if (!last_to_send(o)) return;
     const uint32_t peer = threadIdx.x;
     if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
     if (peer >= EPW_GPU_MAX_RANKS) return;
-    // Nobody but suspects is given up by this half; the receiving one does that.
+    // This half gives up no peers besides suspects; the receiving half does.
     const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
     const uint32_t received = s.received[peer];
     if (!tells) return;
-    uint32_t rows = missing ? 0 : received; // not of who has sent what it must not
+    uint32_t rows = missing ? 0 : received; // no rows for a peer that has sent what it must not
     uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
     signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
 }

@@ -1,4 +1,4 @@
-// The receiving half of combine: wait for every peer's answers and sum them, token by token.
+// The receiving half of combine: waits for every peer's answers and sums them, token by token.
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -9,12 +9,12 @@ namespace epw {
 
 // What this rank expects of the answers, known before they come.
 struct Expected {
-    uint32_t rows[EPW_GPU_MAX_RANKS]; // as many as were sent
-    uint32_t marked;                  // words say of which mode they are
+    uint32_t rows[EPW_GPU_MAX_RANKS]; // rows that were sent to each peer
+    uint32_t marked;                  // combine words carry the mode
     epw_rank_set settled;             // peers whose answers have come, or never will
 };
 
-// Is the answer whole, and of the mode that this rank expects? The host device's answer_cause.
+// Checks that the answer is complete, and of the mode that this rank expects. Same as the host device's answer_cause.
 __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expected &expected, uint32_t peer, uint32_t value) {
     uint32_t rows = expected.marked ? value & ~EPW_ANSWER_ORDERED : value, sent = expected.rows[peer];
     if (rows != sent) return rows < sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
@@ -22,7 +22,8 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
     return rows == 0 || ordered == (a.in.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
-// By one warp: where the answers to token t lie, in the order in which they are summed, as row `at` of the batch.
+// Finds where the answers to token t lie, in the order in which they are summed, and puts them as row `at` of the batch. Called
+// by one warp.
 __device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
                                     uint32_t at) {
     const epw_layout &l = a.lane.layout;
@@ -45,11 +46,11 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
     const uint32_t answer = __popc(__match_any_sync(0xffffffffu, rank) & before); // earlier entries of the same rank
     bool added = here;
     if (a.in.mode == EPW_COMBINE_ORDERED) {
-        // In the order of the entries; a rank's answers lie in that order too.
+        // In the order of the entries; the answers of one rank lie in that order too.
         count = __popc(entries);
         place = __popc(entries & before);
     } else {
-        // One of each rank, in the order of the ranks.
+        // One answer of each rank, in ascending order of ranks.
         added = here && answer == 0;
         const uint32_t firsts = __ballot_sync(0xffffffffu, added);
         count = __popc(firsts);
@@ -59,7 +60,7 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
             if (__shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank) place++;
         }
     }
-    // Only what is added is read.
+    // A thread without a part computes an address that is never read.
     const unsigned char *from =
         written_by(o, added ? rank : o.rank) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
     put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, added, place, from, weight,
@@ -69,7 +70,7 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
     }
 }
 
-// Fills the batch with tokens from `first` on, every stride-th; returns how many there are. Ends with a barrier.
+// Fills the batch with every stride-th token from `first` on; returns their number. Ends with a barrier.
 __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered, Batch &batch,
                                        uint32_t first, uint32_t stride) {
     uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
@@ -78,23 +79,23 @@ __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, con
     return __popc(__ballot_sync(0xffffffffu, laneid < kBatch && first + laneid * stride < a.tokens));
 }
 
-// The same, for who has more tokens than a batch, or sums again. Begins with a barrier too: the batch before has been read.
+// The same for further batches, or to sum again. Also begins with a barrier: all threads have read the previous batch.
 __device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered,
                                                          Batch &batch, uint32_t first, uint32_t stride) {
     __syncthreads();
     return find_tokens(a, o, answered, batch, first, stride);
 }
 
-// What the word of an answer says that is whole, and of the mode that this rank expects. See answer_cause.
+// The value that a complete answer's word carries, in the mode that this rank expects. See answer_cause.
 __device__ __forceinline__ uint32_t whole_answer(const Combine &a, const Expected &expected, uint32_t peer) {
     const bool ordered = expected.marked && a.in.mode == EPW_COMBINE_ORDERED;
     return expected.rows[peer] | (ordered ? EPW_ANSWER_ORDERED : 0);
 }
 
-// Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which read its answers then.
+// Writer: this thread, which has acquired the peer's word. Reader: the block's other warps, which then read the peer's answers.
 __device__ __forceinline__ void tell_settled(Expected &expected, uint32_t peer) { insert_release_block(expected.settled, peer); }
 
-// What came of waiting for a peer's answers.
+// Handles the outcome of waiting for a peer's answers.
 __device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expected &expected, uint32_t peer, Arrival got) {
     if (!got.arrived) {
         leave_out(o, peer);
@@ -104,7 +105,7 @@ __device__ __noinline__ inline void settle(const Combine &a, Operation &o, Expec
     tell_settled(expected, peer);
 }
 
-// One word as the waiting warp finds it.
+// Handles a word that the waiting warp has found.
 __device__ __forceinline__ void take_answer(const Combine &a, Operation &o, Expected &expected, uint32_t peer, uint32_t value,
                                             uint32_t whole) {
     if (value == whole) {
@@ -114,7 +115,7 @@ __device__ __forceinline__ void take_answer(const Combine &a, Operation &o, Expe
     }
 }
 
-// Those that let a thread of the waiting warp wait long: first + 32 * i for each bit i of `late`.
+// Waits long for the peers that are late for a thread of the waiting warp: first + 32 * i for each bit i of `late`.
 __device__ __noinline__ inline void await_late_answers(const Combine &a, Operation &o, Expected &expected, uint32_t first,
                                                        uint32_t late) {
     LongWait w;
@@ -130,7 +131,8 @@ __device__ __noinline__ inline void await_late_answers(const Combine &a, Operati
     }
 }
 
-// Of more peers than the warp has threads: each thread has every 32nd, and looks at them in turns. Returns who is late.
+// The first looks if there are more peers than threads in the warp: each thread has every 32nd peer, and looks at them in turn.
+// Returns the peers that are late.
 __device__ __noinline__ inline uint32_t look_in_turns(const Combine &a, Operation &o, Expected &expected, uint32_t first) {
     uint32_t late = 0;
 #pragma unroll 1
@@ -155,7 +157,7 @@ __device__ __noinline__ inline uint32_t look_in_turns(const Combine &a, Operatio
     return late;
 }
 
-// By one warp: waits for every peer's answers.
+// Waits for every peer's answers. Called by one warp.
 __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Expected &expected) {
     const uint32_t peer = threadIdx.x % 32;
     uint32_t late = 0; // bit i: peer + 32 * i
@@ -166,7 +168,7 @@ __device__ __forceinline__ void await_answers(const Combine &a, Operation &o, Ex
         const uint32_t some = waits ? peer : o.rank;
         const WordOf word(o, awaited_answer(o), some);
         const uint32_t whole = whole_answer(a, expected, some);
-        // All look at a time, so that none waits for another thread's peer.
+        // All threads look in lockstep, so that none is held up by another thread's peer.
         for (uint32_t i = 0; i < looks_before_long(a.out.wait_ns != nullptr) && __any_sync(0xffffffffu, waits); i++) {
             if (!waits) continue;
             const uint64_t seen = word.look();
@@ -190,8 +192,7 @@ __device__ __noinline__ inline void keep_who_answered(const Combine &a, Operatio
     });
 }
 
-// Decides whose answers count, and sums again alone where somebody's do not, or where blocks are absent. By the block that closes
-// the operation.
+// Decides whose answers count, and sums again, alone, if some do not or if blocks are absent. Called by the closing block.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
     if (o.again && o.unordered) keep_who_answered(a, o, expected);
@@ -214,11 +215,11 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);
 }
 
-// Waits and sums. Tokens' answers are added up as they come, in their order; what is added is looked up before, as if everybody
-// would answer.
+// Waits for the answers and sums them. The answers to a token are added as they arrive, but in their fixed order; their addresses
+// are looked up before, as if every peer answered.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    // Whoever does not take part is settled.
+    // Peers that do not take part count as settled.
     if (threadIdx.x - kThreads < EPW_RANK_WORDS) {
         expected.settled.words[threadIdx.x - kThreads] = ~o.present.words[threadIdx.x - kThreads];
     }

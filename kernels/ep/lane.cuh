@@ -1,30 +1,31 @@
-// A lane from the first instruction of a kernel to the last: what an operation reads of its peers and its lane, and what it
-// leaves behind.
+// A lane from the first instruction of a kernel to the last: what an operation reads of its peers and its lane, and the state
+// that it leaves for the next kernel.
 //
-// Blocks read and leave a turn each and do not wait for one another at the end. A block that has met trouble (a peer given up or
-// refused, a long wait, something to add up for the caller) does: one of those waits until all are out, and closes the operation
-// for all, alone. All blocks of a kernel find room on the GPU together (c/ep/gpu/engine.c, choose_blocks), so that wait is short,
-// unless work of others takes the SMs. Then it ends with a bound: the operation is closed without the blocks that have not begun,
-// and whoever closes it delivers everything. First it moves the stage in all turns. A block that begins after that finds the lane
-// in the stage of the next kernel, and a count of blocks that lacks it: it adds itself to the counters, by which the next kernels
-// go, and does nothing else. A block that has begun before ends as usual, but for one thing: it may be the last to be counted as
-// having sent, and posts no words, since those that come late have not sent.
+// Each block reads and writes a turn of its own, and blocks do not wait for one another at the end, except blocks in trouble:
+// those that gave up or refused a peer, waited long, or have something to add to the caller's sums. One of these waits until all
+// blocks are out, and closes the operation for all of them, alone. All blocks of a kernel are co-resident (c/ep/gpu/engine.c,
+// choose_blocks), so that wait is short unless other work occupies the SMs. It is bounded: after its deadline the operation is
+// closed without the blocks that have not begun, and the closing block delivers everything. It first moves the stage in all
+// turns. A block that begins after that finds the lane in the stage of the next kernel, and an out_blocks below `closed`: it adds
+// itself to the counters, which the next kernels rely on, and does nothing else. A block that had begun before ends as usual with
+// one exception: if it is the last one counted as having sent, it posts no words, because the late blocks have not sent.
 //
-// Redelivery. Blocks leave without a fence, which would cost a quarter of a microsecond (H200), and so without an order between
-// what they have stored and what the closing block stores to the same addresses; those in trouble release what they have done.
-// Whoever has waited long is in trouble, so that where a peer is lost all blocks are, and the closing block delivers without it.
-// A block that began late may yet have seen the peer's word at once, and have left. Then no order is needed, for the bytes are
-// the same:
-// - A block leaves without trouble only when it has seen the words of all who take part. When everybody is out, the closing block
-//   looks once more at those who were given up. What a block has seen before it was counted is seen now: its count depends on the
-//   load that saw the word, which lies in the one L2 cache that both read (the memory model of PTX alone would ask for a
-//   release). Who has sent is kept, and what those blocks have delivered is delivered again. Who has not was seen by nobody.
-// - Who is refused for its word, its counts or its format is refused by all blocks that have its word, which read the same: all
-//   are in trouble.
-// - A row that is malformed by itself is found by its block alone. Nothing is moved for it: see clear_places().
-// - Who is missing, and why, is written by closing blocks alone. The turns that these leave differ from those of the others only
-//   where all were in trouble; or by the count of blocks that had given somebody up while sending, and who lacks that looks at
-//   `gone` once more than it need.
+// Redelivery. Blocks leave without a fence, which would cost a quarter of a microsecond (H200). So their stores are not ordered
+// with the stores of the closing block to the same addresses; only blocks in trouble release theirs. A block that has waited long
+// is in trouble: where a peer is lost, all blocks are as a rule, and the closing block simply delivers again without that peer.
+// The exception is a block that began late, saw the peer's word at once and left without trouble. No order is needed even then,
+// because both write the same bytes:
+// - A block leaves without trouble only if it has seen the words of all peers that take part. When all blocks are out, the
+//   closing block looks once more at the peers that were given up. It sees every word that a block saw before it was counted: the
+//   count depends on the load that saw the word, and the word lies in the one L2 cache that both blocks read (the PTX memory
+//   model alone would require a release). A peer that has sent is kept, and what those blocks delivered of it is delivered again;
+//   a peer that has not sent was seen by no block.
+// - A peer refused for its word, its counts or its format is refused by every block that sees its word, since all read the same
+//   data: so all of those blocks are in trouble.
+// - A malformed row is found only by the block that handles it. Nothing is redelivered for it: see clear_places().
+// - Which peers are missing, and why, is written by closing blocks alone. The turns that these leave differ from those of other
+//   blocks only if all blocks were in trouble, or in the count of blocks that gave a peer up while sending; a block whose turn
+//   lacks that count loads `gone` once more than necessary.
 #pragma once
 
 #include "kernels/ep/launch.h"
@@ -32,58 +33,58 @@
 
 namespace epw {
 
-// An operation as a block knows it, in shared memory.
+// An operation as a block sees it, in shared memory.
 struct Operation : Peers {
     epw_gpu_lane_state *state;
-    uint32_t stage; // that the lane was in
-    bool first;     // of the epoch
+    uint32_t stage; // the stage in which the kernel found the lane
+    bool first;     // the first operation of the epoch
     bool wrapped;
-    uint64_t sent_before, out_before; // the lane's counters, when the kernel began
-    epw_rank_set missing;             // of the handle, so far
+    uint64_t sent_before, out_before; // the lane's block counters when the kernel began
+    epw_rank_set missing;             // peers missing from the handle so far
     epw_gpu_report *report;
 
-    epw_rank_set refused;   // peers that have sent what this rank did not ask for, as every block finds
-    epw_rank_set malformed; // and those with a row that is not as it must be: this block's; any, for the block that closes
-    epw_rank_set lost;      // peers that any block had given up when the last one had sent, or was out
-    uint32_t again;         // the block that closes delivers everything again; see must_close
-    uint32_t unordered;     // and some have left without an order to that; see above
-    uint32_t last;          // this block is the last to send, or the one that closes
+    epw_rank_set refused;   // peers that sent what this rank did not ask for; every block finds the same
+    epw_rank_set malformed; // peers with a malformed row: found by this block; in the closing block, by any block
+    epw_rank_set lost;      // peers that some block had given up when the last block had sent, or was out
+    uint32_t again;         // the closing block delivers everything again; see must_close
+    uint32_t unordered;     // and some blocks left without ordering their stores before that; see above
+    uint32_t last;          // this block is the last to send, or the closing block
 
-    // Of the block that closes: who had been given up, whether they have sent after all or not; whose rows or answers do not
-    // count; and what close() is told.
+    // In the closing block: peers that were given up, even if they have sent since; peers whose rows or answers do not count; and
+    // the arguments of close().
     epw_rank_set given_up, left_out, kept, absent;
 };
 
-// What an operation awaits of each peer: permission to send, by the end of the operation before or the beginning of the epoch;
-// rows; answers.
+// What an operation awaits of each peer: permission to send, given by the end of the previous operation or the beginning of the
+// epoch; rows; answers.
 __device__ __forceinline__ Awaited awaited_permission(const Operation &o) {
     return {o.first ? uint32_t(EPW_WORD_EPOCH) : uint32_t(EPW_WORD_COMBINE), o.first ? 0 : o.op - 1, true};
 }
 __device__ __forceinline__ Awaited awaited_rows(const Operation &o) { return {EPW_WORD_DISPATCH, o.op, false}; }
 __device__ __forceinline__ Awaited awaited_answer(const Operation &o) { return {EPW_WORD_COMBINE, o.op, false}; }
 
-// Rows to be answered are numbered by source: those after this rank first, itself last.
+// Rows to be answered are numbered by source, in the order of ranks after this one; this rank is last.
 __device__ __forceinline__ uint32_t source_at(uint32_t rank, uint32_t ranks, uint32_t place) {
     uint32_t source = rank + 1 + place;
     return source < ranks ? source : source - ranks;
 }
 
-// What an operation is, on its way from memory: loads that are under way together with others, until write() needs them. Each of
-// a few warps reads a part. `area`: what the kernel writes at its peers beside words. `next`: the kernel begins an operation,
-// else it goes on with the lane's.
+// An operation while it is being loaded: its loads overlap with others until write() needs their values. Each of a few warps
+// loads a part. `area`: what the kernel writes to its peers besides words. `next`: the kernel begins an operation; otherwise it
+// continues the lane's.
 constexpr uint32_t kOpeningThreads = 320;
 struct Opening {
-    static constexpr uint32_t kTable = 32, kTurn = kTable + EPW_GPU_PEERS; // the first of the threads that read them
+    static constexpr uint32_t kTable = 32, kTurn = kTable + EPW_GPU_PEERS; // the first thread that reads each
     static_assert(kTurn + 32 == kOpeningThreads && EPW_RANK_WORDS <= 32);
 
     epw_gpu_peers *peers;
     epw_gpu_lane_state *state;
     const unsigned char *own, *inbox;
-    uint64_t entry; // of the peer table: a thread to a peer
+    uint64_t entry; // of the peer table: one thread per peer
     uint32_t rank, ranks, lane, epoch;
     uint64_t deadline, group_deadline, spoke;
-    uint32_t word, active, excluded, suspects, missing, queued, present; // of each set: a thread to a word
-    uint32_t stage, op, wrapped;                                         // the turn's
+    uint32_t word, active, excluded, suspects, missing, queued, present; // words of sets: one thread per word
+    uint32_t stage, op, wrapped;                                         // of the turn
     uint64_t sent, out;
     epw_gpu_report *report;
 
@@ -100,7 +101,7 @@ struct Opening {
         missing = state->missing.words[word];
         suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
         queued = peers->queued.words[word];
-        // These are the same for all threads here.
+        // The following are the same for all threads here.
         stage = turn.stage;
         op = turn.op;
         wrapped = turn.wrapped;
@@ -113,7 +114,7 @@ struct Opening {
         spoke = peers->spoke;
     }
 
-    // The operation is there after the caller's next barrier.
+    // Writes the operation to shared memory, where it is visible after the caller's next barrier.
     __device__ __forceinline__ void write(Operation &o, bool next) const {
         if (threadIdx.x - kTable < ranks) o.data[threadIdx.x - kTable] = entry;
         if (word >= EPW_RANK_WORDS) return;
@@ -153,13 +154,15 @@ struct Opening {
     }
 };
 
-// The operation has been closed without the blocks that had not begun; this one had. By one thread. Writer: shut_out().
+// Whether the operation was closed without the blocks that had not begun, while this one had. Called by one thread. Writer:
+// shut_out().
 __device__ __forceinline__ bool is_closed(const Operation &o) {
     return ptx::load_relaxed_gpu(&o.state->turns[blockIdx.x].stage) != o.stage;
 }
 
-// Whether this block is the last of the kernel's to have sent. Every thread's effects before it, in every block, happen before
-// the last block's after it, which finds in o.lost whom any block has given up so far. Called by the whole block.
+// Whether this block is the last of the kernel to have sent. All effects of any block's threads before this call happen before
+// the last block's effects after it. The last block finds in o.lost the peers that any block has given up so far. Called by the
+// whole block.
 constexpr uint64_t kGaveUp = 1ull << 48; // in epw_gpu_lane_state.sent_blocks
 __device__ __noinline__ inline void take_lost(Operation &o) {
     o.lost = load_now(o.peers->gone);
@@ -177,26 +180,27 @@ __device__ __forceinline__ bool last_to_send(Operation &o) {
     return o.last != 0;
 }
 
-// Refuses what a peer has sent, for this block and, at the end, for the kernel.
+// Refuses what a peer has sent: in this block at once, and in the whole kernel when it closes.
 __device__ __noinline__ inline void refuse_peer(Operation &o, uint32_t peer) {
     insert(o.refused, peer);
     atomicOr(&o.troubled, 1u);
 }
 
-// A row of the peer is not as it must be.
+// Notes that a row of the peer is malformed.
 __device__ __noinline__ inline void spoil_peer(Operation &o, uint32_t peer) {
     insert(o.malformed, peer);
     atomicOr(&o.troubled, 1u);
 }
 
-// Waits until all blocks are out, as long as the waits of one kernel may take: for permission, and for rows or answers. Peers
-// hear meanwhile that this rank lives and waits for itself. Whether they are out. By one thread.
+// Waits until all blocks are out, for at most as long as the two waits of a kernel may take: for permission, and for rows or
+// answers. Beacons tell the peers meanwhile that this rank is alive and waits for itself. Returns whether all blocks are out.
+// Called by one thread.
 __device__ __noinline__ inline bool await_blocks(const Operation &o) {
     const uint64_t began = ptx::global_timer_ns(), never_silent = UINT64_MAX / 2;
     uint64_t posted = 0;
     while (ptx::load_acquire_gpu(&o.state->out_blocks) != o.out_before) {
         const uint64_t waited = ptx::global_timer_ns() - began;
-        // They may have heard nothing for half a deadline before this wait.
+        // The peers may have heard nothing for half a deadline before this wait.
         const uint64_t due = epw_rule_silent(waited, o.group_deadline) + epw_rule_beacons_due(waited, o.group_deadline);
         if (due > posted) {
             posted = due;
@@ -209,8 +213,8 @@ __device__ __noinline__ inline bool await_blocks(const Operation &o) {
     return true;
 }
 
-// Not all blocks have sent, so this rank's words never go out. Where it does not wait for them itself, it goes on without its own
-// experts all the same, as after a wait.
+// Not all blocks have sent, so this rank's words never go out. If this rank has not lost itself in a wait already, it does so
+// here, and continues without its own experts.
 __device__ inline void lose_own(const Operation &o, uint32_t stage) {
     if (has_now(o.peers->gone, o.rank)) return;
     record_loss(o, stage == EPW_GPU_SENT ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND, EPW_CAUSE_TIMEOUT, o.rank, 0, 0, 0,
@@ -219,11 +223,11 @@ __device__ inline void lose_own(const Operation &o, uint32_t stage) {
     suspect(o, o.rank, EPW_CAUSE_TIMEOUT);
 }
 
-// Closes the operation to blocks that have not begun. Whether all blocks had sent. By one thread.
+// Closes the operation to blocks that have not begun. Returns whether all blocks had sent. Called by one thread.
 __device__ inline bool shut_out(const Operation &o, uint32_t stage) {
     epw_gpu_lane_state *c = o.state;
-    // Writer: this thread. Reader: a block that begins, see pass_by(), and one that has begun, see is_closed(): it looks there if
-    // it is counted after kGaveUp, by an acquire.
+    // Writer: this thread. Reader: a block that begins, see pass_by(); and a block that has begun, see is_closed(), which it
+    // calls if its atomic add, an acquire, shows that kGaveUp was added before.
 #pragma unroll 1
     for (uint32_t i = 0; i < c->blocks; i++) c->turns[i].stage = stage;
     __threadfence();
@@ -231,11 +235,11 @@ __device__ inline bool shut_out(const Operation &o, uint32_t stage) {
     return ((o.sent_before - sent) & (kGaveUp - 1)) == 0;
 }
 
-// What must_close() says to a block in trouble.
+// must_close() for a block in trouble.
 __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bool sends) {
     epw_gpu_lane_state *c = o.state;
     if (threadIdx.x == 0) {
-        // For the turns: blocks that are absent are counted too. When they come, no word goes out early.
+        // For the turns: absent blocks are counted too, so that no word goes out early when they come.
         o.out_before += gridDim.x;
         if (sends) o.sent_before += gridDim.x;
         o.last = 0;
@@ -251,7 +255,8 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
         const bool absent = o.last && !await_blocks(o);
         if (absent) {
             const bool all_sent = shut_out(o, stage);
-            await_blocks(o); // those that have begun: they wait no longer than the first has, since the clocks are the kernel's
+            await_blocks(o); // for the blocks that have begun: their clocks are the kernel's, so they wait no longer than the
+                             // first block did
             if (sends && !all_sent) lose_own(o, stage);
         }
         o.given_up = o.lost = load_now(o.peers->gone);
@@ -263,25 +268,25 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
     return o.last != 0;
 }
 
-// The end of a kernel for one of its blocks, which goes on to `stage`. False: the block is done. True: something is amiss, and it
-// is this block that closes the operation. All others are out, or have not begun and will do nothing. o.lost and o.malformed are
-// what they have found, which close() takes out of what blocks share. Where o.again, this block delivers everything again, of all
-// who are not left out. `sends`: the kernel has a sending half.
+// The end of a kernel for one of its blocks; the lane moves to `stage`. Returns false if the block is done. Returns true if there
+// was trouble and this is the closing block: all others are out, or have not begun and will do nothing. o.lost and o.malformed
+// then hold what all blocks have found, and close() clears the shared copies. If o.again, this block must deliver everything
+// again, of all peers that are not left out. `sends`: the kernel has a sending half.
 __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends) {
     __syncthreads();
-    if (o.troubled) return is_to_close(o, stage, sends); // so it is where somebody is gone or refused
+    if (o.troubled) return is_to_close(o, stage, sends); // also set if a peer is lost or refused
     if (threadIdx.x != 0) return false;
-    // Reader: the next kernel's block of the same number.
+    // Reader: the block of the same number in the next kernel.
     const uint64_t sent = o.sent_before + (sends ? gridDim.x : 0);
     o.state->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, sent, o.out_before + gridDim.x, o.present};
     if (blockIdx.x == 0 && o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
-    // Reader: the block that closes, if there is one. It acquires nothing by this.
+    // Reader: the closing block, if there is one. It acquires nothing by this.
     ptx::reduce_relaxed_gpu(&o.state->out_blocks, 1);
     return false;
 }
 
-// Peers that some blocks have given up, and others may have counted: who has sent what was awaited stays. All words that have
-// come are given to `take(peer, value)`: this block may not know them. By the block that closes the operation.
+// Handles peers that some blocks have given up and others may have counted: a peer that has sent what was awaited is kept. Every
+// word that has come is passed to `take(peer, value)`, because this block may not have seen it. Called by the closing block.
 template <typename Take> __device__ __forceinline__ void keep_arrived(Operation &o, Awaited what, Take take) {
     const uint32_t peer = threadIdx.x;
     if (peer < o.ranks && has(o.present, peer)) {
@@ -295,18 +300,18 @@ template <typename Take> __device__ __forceinline__ void keep_arrived(Operation 
     __syncthreads();
 }
 
-// A block of an operation that has been closed without it: it is counted, and does nothing. Whether it is one. By one thread.
-// Blocks of former kernels are all out, so that only in its own one the count is behind what the closing block has said.
+// Whether this block belongs to an operation that was closed without it; if so it is counted, and does nothing else. Called by
+// one thread. All blocks of earlier kernels are out, so out_blocks is below `closed` only within the block's own kernel.
 __device__ inline bool pass_by(epw_gpu_lane_state *c, bool sends) {
-    __threadfence(); // the stage was read before
+    __threadfence(); // orders the earlier load of the stage before these
     if (ptx::load_relaxed_gpu(&c->out_blocks) >= ptx::load_relaxed_gpu(&c->closed)) return false;
     if (sends) ptx::add_acq_rel_gpu(&c->sent_blocks, 1);
     ptx::add_acq_rel_gpu(&c->out_blocks, 1);
     return true;
 }
 
-// The lane is not in the stage that the operation needs: this block does nothing. Called by the whole block. Where that is so for
-// all blocks, the lane's own state stays, and the first says so.
+// Ends the block because the lane is not in the stage that the operation needs. Called by the whole block. If this is so for all
+// blocks, the lane's state stays as it is, and the first block puts a record.
 __device__ __noinline__ inline void refuse(const Operation &o, bool sends, uint32_t phase) {
     if (threadIdx.x != 0 || pass_by(o.state, sends)) return;
     if (blockIdx.x != 0) return;
@@ -314,14 +319,14 @@ __device__ __noinline__ inline void refuse(const Operation &o, bool sends, uint3
     put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
-// Sets all turns of the lane. By the whole block, when no other one is at work.
+// Sets all turns of the lane. Called by the whole block, when no other block is at work.
 __device__ inline void set_turns(epw_gpu_lane_state *c, const epw_gpu_turn &turn) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < c->blocks; i += blockDim.x) c->turns[i] = turn;
 }
 
-// Closes an operation: by the whole block that must_close says, or by a kernel's only one. o.kept: who goes on to take part;
-// o.absent: active peers that do not, or did not. The block has seen both.
+// Closes an operation. Called by the whole closing block, or by a kernel's only block. o.kept: the peers that continue to take
+// part; o.absent: the active peers that do not, or did not. All threads of the block see both.
 __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, uint32_t stage) {
     epw_gpu_lane_state *c = o.state;
     epw_gpu_peers *peers = o.peers;
@@ -330,13 +335,13 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     if (threadIdx.x != 0) return;
     epw_gpu_report *report = o.report;
     const epw_rank_set missing = o.absent | o.missing;
-    const bool misses = any(missing), missed = any(o.missing); // by now; when the kernel began
+    const bool misses = any(missing), missed = any(o.missing); // by now; before the kernel began
     if (misses || peers->recorded) {
         tell_suspects(o, c->excluded);
         if (peers->recorded) {
-            put_record(peers->shared, &peers->record); // also of a peer that has answered after all
+            put_record(peers->shared, &peers->record); // even if the peer has answered since
         } else if (!missed) {
-            // Nobody was lost now: the operation began without them.
+            // No peer was lost in this kernel: the operation began without these peers.
             const uint32_t first = first_of(missing);
             record_loss(o, phase, is_revoked(o, first) ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED, first, 0, 0, 0, 0);
         }
@@ -344,7 +349,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     if (!misses) {
         report->record.cause = EPW_CAUSE_NONE;
     } else if (!missed) {
-        report->record = peers->record; // else the handle's first loss stays on record
+        report->record = peers->record; // otherwise the handle's first loss stays on record
     }
     c->missing = report->missing = missing;
     if (misses && stage == EPW_GPU_FREE) c->faulted = 1;
@@ -357,7 +362,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     end_waits(o);
 }
 
-// Closes a kernel that only sends. `begins`: the handle, so that it misses those who take no part, too.
+// Closes a send-only kernel. `begins`: it begins the handle, which therefore also misses the peers that do not take part.
 __device__ __noinline__ inline void close_sending(Operation &o, uint32_t phase, uint32_t stage, bool begins) {
     if (threadIdx.x == 0) {
         o.kept = o.present;

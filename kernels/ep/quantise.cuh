@@ -1,4 +1,4 @@
-// Quantising a row while it passes through registers: e4m3 with one scale per 128 channels, numbers of c/numerics/.
+// Quantising a row while it passes through registers: e4m3 with one scale per 128 channels, numerically as in c/numerics/.
 #pragma once
 
 #include "kernels/ep/launch.h"
@@ -7,30 +7,31 @@
 namespace epw {
 
 constexpr uint32_t kBlockChunks = EPW_FP8_BLOCK * 2 / 16; // 16-byte chunks of input that share a scale
-constexpr uint32_t kQuantised = 2;                        // of these a thread works on at once
+constexpr uint32_t kQuantised = 2;                        // chunks that a thread handles at once
 constexpr uint32_t kBlockThreads = kBlockChunks / kQuantised;
 
 __host__ __device__ constexpr bool quantises(uint32_t payload) {
     return payload == EPW_PAYLOAD_FP8_F32 || payload == EPW_PAYLOAD_FP8_POW2 || payload == EPW_PAYLOAD_FP8_UE8M0;
 }
 
-// Of each scale that this file makes.
+// Bytes of each scale that this file makes.
 __host__ __device__ constexpr uint32_t scale_bytes(uint32_t payload) { return payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4; }
 
-// Chunk k of those of this thread. Neighbours share a block of channels, a half of it each time, so that loads take whole
-// sectors; every other block takes its halves in reverse, so that what 16 threads store at once lies in different banks.
+// The thread's chunk number k. Neighbouring threads share a block of channels, reading one half of it at a time so that loads
+// cover whole sectors; every other block takes its halves in reverse, so that the chunks which 16 threads store at once lie in
+// different banks.
 __device__ __forceinline__ uint32_t quantised_chunk(uint32_t k) {
     uint32_t first = 2 * (threadIdx.x & ~(kBlockThreads - 1)) | (threadIdx.x & (kBlockChunks - 1));
     return first ^ k * kBlockThreads;
 }
 
-// Eight values to e4m3.
+// Converts eight values to e4m3.
 template <typename T> __device__ __forceinline__ uint2 quantise_eight(uint4 x, float inverse) {
     return {quantise_four<T>(x.x, x.y, inverse), quantise_four<T>(x.z, x.w, inverse)};
 }
 
-// This thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. By whole warps: kBlockThreads
-// neighbours share a block. Threads that are not `inside` only lend a hand.
+// Writes this thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. Called by whole warps:
+// kBlockThreads neighbours share a block. Threads that are not `inside` only take part in the shuffles.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], bool inside, unsigned char *payload,
                                                 unsigned char *scales) {
@@ -41,7 +42,7 @@ __device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], bo
         largest = T::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     }
     if (!inside) return;
-    float amax = fmaxf(fmaxf(fabsf(T::low(largest)), fabsf(T::high(largest))), 1e-4f); // nor does fmaxf let a NaN through
+    float amax = fmaxf(fmaxf(fabsf(T::low(largest)), fabsf(T::high(largest))), 1e-4f); // fmaxf drops a NaN too
     Scale s = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
 #pragma unroll
     for (uint32_t k = 0; k < kQuantised; k++) {

@@ -1,5 +1,5 @@
-// The receiving half of dispatch: wait for every source's rows, then say where they lie (rank-major) or bring them there
-// (expert-major).
+// The receiving half of dispatch: waits for every source's rows, then lists where they lie (rank-major) or copies them to the
+// experts' lists (expert-major).
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -9,22 +9,23 @@
 namespace epw {
 
 struct __align__(16) ReceiveShared {
-    uint32_t rows[EPW_GPU_MAX_RANKS]; // received from each source; 0 beyond the last
-    uint64_t loaded[kMaxTiles];       // barriers: a tile's row has come
+    uint32_t rows[EPW_GPU_MAX_RANKS]; // rows received from each source; 0 beyond the last rank
+    uint64_t loaded[kMaxTiles];       // barriers: a tile's row is loaded
 };
 
-// Which share of the work a block has. The block that closes does the work again, alone, where peers turned out to be missing.
+// A block's share of the work. If peers turn out to be missing, the closing block does all the work again, alone.
 struct Share {
     uint32_t block, blocks;
 };
 
-// Where the source has written it.
+// The slot in which the source has written the row.
 __device__ __forceinline__ const unsigned char *slot_of(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row) {
     return written_by(o, source) + epw_slot_offset(&a.lane.layout, a.lane.index, source, row);
 }
 
-// What all blocks look at of a source behind a queue, its counts and the header of its first row, comes from the inbox into this
-// rank's window, once: the first block that is here brings it, and the others wait until it has, which waits for nothing itself.
+// Copies from the inbox to this rank's window, once, what all blocks read of a source behind a queue: its counts and the header
+// of its first row. The first block to arrive copies; the others wait until it has finished, which is bounded because the copy
+// waits for nothing.
 __device__ __noinline__ inline void land_head(const Dispatch &a, const Operation &o, uint32_t source) {
     const epw_layout &l = a.lane.layout;
     const uint64_t begun = epw_word(o.epoch, o.op, 1), done = epw_word(o.epoch, o.op, 2);
@@ -44,8 +45,8 @@ __device__ __noinline__ inline void land_head(const Dispatch &a, const Operation
     ptx::store_release_gpu(landed, done);
 }
 
-// So many rows have come, if a source can have sent as many. Returns the format that the first of them names: all blocks look
-// there, and refuse alike who sends rows of another kind.
+// Accepts `rows` as the number of rows received, if a source can have sent that many. Returns the format named by the first row:
+// all blocks read that one, and so all refuse a source that sends rows of another format.
 __device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, ReceiveShared &s, uint32_t source, uint32_t rows) {
     const bool possible = rows <= a.lane.layout.max_tokens;
     if (!possible) refuse_peer(o, source);
@@ -56,7 +57,8 @@ __device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, R
     return ptx::load_relaxed_gpu(&reinterpret_cast<const epw_slot_header *>(first)->format);
 }
 
-// Waits for the rows of every peer, a thread to each. Returns the format of those of this thread's source, on its way.
+// Waits for the rows of every peer, one thread per peer. Returns the format of the rows of this thread's source; its load may
+// still be in flight.
 __device__ inline uint32_t await_rows(const Dispatch &a, Operation &o, ReceiveShared &s) {
     static_assert(EPW_GPU_MAX_RANKS <= kThreads);
     uint32_t source = threadIdx.x, format = a.format.hash;
@@ -96,9 +98,9 @@ __device__ __forceinline__ Received read_entry(const Dispatch &a, const unsigned
     return r;
 }
 
-// One of the numbers by which a source says how many rows it has sent to each expert. Where it lies is known before it comes.
+// One of the counts with which a source says how many rows it has sent to each expert. Its address is known before it arrives.
 struct Count {
-    uint32_t n; // in the order of sources, and of their experts
+    uint32_t n; // index in the order of sources, then of their experts
     uint32_t source, value;
     const uint32_t *at = nullptr;
 
@@ -113,7 +115,7 @@ struct Count {
 };
 
 // Fills the table of counts, [ranks][local_experts] in shared memory: how many rows each source has sent to each expert. `count`:
-// this thread's first, loaded; `format`: of its source's rows, see take_rows. Ends with a barrier.
+// this thread's first, loaded; `format`: that of its source's rows, see take_rows. Ends with a barrier.
 __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, ReceiveShared &s, Count count, uint32_t format,
                                             uint32_t *table) {
     while (count.n < a.experts) {
@@ -125,13 +127,13 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
         table[count.n] = value;
         if (count.n + kThreads >= a.experts) break;
         count = Count(a, o, count.n + kThreads);
-        if (s.rows[count.source] > 0) count.load(a); // nothing waits for those of places that are empty
+        if (s.rows[count.source] > 0) count.load(a); // skips the load for sources without rows
     }
     if (format != a.format.hash) refuse_peer(o, threadIdx.x);
     __syncthreads();
 }
 
-// What the caller and combine are told of all rows together. By one block.
+// Writes the totals of all rows for the caller and for combine. Called by one block.
 __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, const uint32_t *table) {
     const epw_layout &l = a.lane.layout;
 #pragma unroll 1
@@ -139,7 +141,7 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
         uint32_t fill = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) {
-            if (!a.out.ranges && s.rows[source] == 0) continue; // nobody looks at its first row
+            if (!a.out.ranges && s.rows[source] == 0) continue; // its first_row is never read
             uint32_t count = table[source * l.local_experts + e];
             a.lane.arrays.first_row[source * l.local_experts + e] = fill;
             if (a.out.ranges) {
@@ -161,8 +163,8 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
     }
 }
 
-// The row of expert list `local` at which an entry lies, behind those of the sources before; kNowhere if its source has told of
-// fewer.
+// The row of expert list `local` at which an entry lies, after the rows of earlier sources; kNowhere if its source has announced
+// fewer rows.
 constexpr uint64_t kNowhere = ~0ull;
 __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *table, uint32_t source, uint32_t local,
                                              uint32_t index) {
@@ -173,13 +175,13 @@ __device__ __forceinline__ uint64_t place_of(const Dispatch &a, const uint32_t *
     return index < *counts ? at : kNowhere;
 }
 
-// Rank-major: ids, weights and the experts' row lists, a thread to an entry and neighbours to a row. A thread knows its
-// sources' rows before they come, and looks at those that do; entries are loaded before the table of counts is made: both come
-// a latency after the words.
+// Rank-major: ids, weights and the experts' row lists, with one thread per entry and neighbouring threads on the same row. A
+// thread knows which rows are its own before they arrive, and reads those that do; it loads its entries before the table of
+// counts is built, because both arrive one latency after the words.
 struct ListEntry {
-    uint32_t n; // in the order of rows, one of each source at a time
+    uint32_t n; // index in the order of rows, alternating between the sources
     uint32_t source, row, j;
-    uint32_t *token; // where what it says goes
+    uint32_t *token; // destinations of what the entry says
     int32_t *expert;
     float *weight;
 
@@ -197,7 +199,7 @@ struct ListEntry {
         weight = a.out.row_weights ? a.out.row_weights + entry : nullptr;
     }
     __device__ __forceinline__ uint32_t place(const Dispatch &a) const { return source * a.lane.layout.max_tokens + row; }
-    // To the next one of this thread's; false: there is none.
+    // Moves to this thread's next entry; returns false if there is none.
     __device__ __forceinline__ bool go_on(const Dispatch &a, Share share) {
         n += (kThreads >> a.entry_shift) * share.blocks;
         if (n >= uint32_t(a.lane.layout.rows)) return false;
@@ -228,13 +230,13 @@ __device__ __forceinline__ void list_entry(const Dispatch &a, Operation &o, cons
     if (ours && a.out.expert_rows) a.out.expert_rows[local * l.rows + place] = e.place(a);
 }
 
-// Scales of one row to its places, or zeros. By one warp: a thread has some of the scales, and one that is `mine` a place, row
-// `row` of a list.
+// Writes the scales of one row, or zeros, to its places. Called by one warp: the threads divide the scales among them, and each
+// thread that is `mine` also holds a place, row `row` of list `list`.
 template <bool Zeros = false>
 __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned char *scales, bool mine, uint64_t list,
                                            uint64_t row) {
     const uint32_t all = 0xffffffffu, count = a.format.scale_count;
-    const bool packs = a.in.payload == EPW_PAYLOAD_FP8_UE8M0 && a.out.scale_order == 0; // four in a word
+    const bool packs = a.in.payload == EPW_PAYLOAD_FP8_UE8M0 && a.out.scale_order == 0; // packs four in a word
     const uint32_t units = packs ? (count + 3) / 4 : count, bytes = packs ? 4 : a.format.scale_bytes;
     const uint64_t rows = a.lane.layout.rows, begin = a.out.scale_order ? (list * rows + row) * units : list * units * rows + row;
     const uint64_t stride = a.out.scale_order ? 1 : rows;
@@ -261,8 +263,8 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     }
 }
 
-// Puts a piece of a row that has come by a queue, of so many bytes, where the source would have written it if it were mapped:
-// combine reads the header there, and of rank-major rows the caller the rest. By one warp, from the row's tile.
+// Copies a piece of `bytes` bytes of a row that came by a queue to where the source would have written it if it were mapped:
+// combine reads the header there and, for rank-major rows, the caller reads the rest. Called by one warp, from the row's tile.
 __device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row, uint32_t piece,
                                          uint32_t bytes, const unsigned char *tile) {
     const epw_layout &l = a.lane.layout;
@@ -274,7 +276,7 @@ __device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, 
         if (by_rank) ptx::bulk_store(payload + uint64_t(piece) * kPieceBytes, tile + a.tiles.header, bytes);
         ptx::bulk_commit();
     }
-    if (!by_rank || piece != 0 || bytes > a.format.payload_bytes) return; // no scales, or they were in the tile
+    if (!by_rank || piece != 0 || bytes > a.format.payload_bytes) return; // there are no scales, or they were in the tile
     const unsigned char *scales = slot_of(a, o, source, row) + l.header_bytes + a.format.payload_bytes;
 #pragma unroll 1
     for (uint32_t i = laneid * 16; i < a.scales_size; i += 32 * 16) {
@@ -282,16 +284,16 @@ __device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, 
     }
 }
 
-// Brings rows from their slots through shared memory to where the caller wants them: to the list of each local expert, or,
-// rank-major, to one dense array; and those that came by queues into the window, where whoever goes on with them looks. A team of
-// warps takes a row at a time through a tile of its own and shares the places that it goes to; teams are the larger, the fewer
-// rows a block has.
+// Copies rows from their slots through shared memory to their destinations: to the list of each local expert or, rank-major, to
+// one dense array; and rows that came by queues also into the window, where later steps look for them. A team of warps takes one
+// row at a time through a tile of its own and divides the row's destinations among its warps; the fewer rows a block has, the
+// larger the teams.
 struct Spread {
-    uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's
+    uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's team and its number in it
     uint32_t n, step, source, row, piece;
-    uint32_t uses; // of the tile, in this kernel
+    uint32_t uses; // uses of the tile in this kernel
 
-    // By the number of rows that came and of blocks that share them.
+    // Chooses the team size by the number of rows received and of blocks that share them.
     __device__ __forceinline__ Spread(const Dispatch &a, const ReceiveShared &s, uint32_t blocks, bool needed) : uses(0) {
         if (!needed) return;
         static_assert(kWarps == 14);
@@ -319,7 +321,7 @@ struct Spread {
         return min(kPieceBytes, a.format.payload_bytes - piece * kPieceBytes);
     }
     __device__ __forceinline__ bool came_by_queue(const Operation &o) const { return has(o.queued, source); }
-    // Rows that lie in the window may be left where they are.
+    // Rows that lie in the window already may be left there.
     __device__ __forceinline__ bool moves(const Dispatch &a, const Operation &o) const {
         return a.copies_all || came_by_queue(o);
     }
@@ -327,7 +329,7 @@ struct Spread {
         return a.format.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
     }
 
-    // Begins with the team's first row of this share.
+    // Starts with the team's first row of this share.
     __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory,
                                           Share share) {
         n = a.copies_all || o.posts ? share.block + team * share.blocks : 0xffffffffu;
@@ -336,7 +338,7 @@ struct Spread {
         if (works() && there(a)) load(a, o, s, memory);
     }
     __device__ __forceinline__ void find(const Dispatch &a, const ReceiveShared &s) {
-        uint32_t end = 0, begin = 0; // rows of the sources up to one; of those before row n's
+        uint32_t end = 0, begin = 0; // rows of the sources up to the current one; rows of those before row n's source
         piece = source = 0;
 #pragma unroll 1
         for (uint32_t i = 0; i < a.lane.layout.ranks; i += 4) {
@@ -354,7 +356,7 @@ struct Spread {
     }
     __device__ __forceinline__ void load(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory) {
         if (member != 0 || threadIdx.x % 32 != 0 || !moves(a, o)) return;
-        // What the words guard was acquired by generic loads; the engine reads it now.
+        // The rows were acquired by generic loads of the words; now the bulk copy engine reads them.
         if (uses == 0) ptx::fence_global_before_bulk();
         const unsigned char *slot = slot_of(a, o, source, row);
         unsigned char *to = tile(a, memory);
@@ -371,7 +373,7 @@ struct Spread {
         }
     }
 
-    // Brings all rows to their places.
+    // Copies all rows to their places.
     __device__ void run(const Dispatch &a, Operation &o, ReceiveShared &s, const uint32_t *table, unsigned char *memory) {
         if (!works()) return;
         while (there(a)) {
@@ -386,7 +388,7 @@ struct Spread {
                 find(a, s);
             }
             if (!there(a)) break;
-            // The tile has been read: by the stores of every thread, and by the team.
+            // Waits until the tile has been read, by the bulk stores of every thread and by the team.
             ptx::bulk_wait_read<0>();
             ptx::fence_shared_before_bulk();
             ptx::team_barrier(1 + team, 32 * size);
@@ -423,7 +425,7 @@ struct Spread {
             if (laneid == 0) spoil_peer(o, source);
             return;
         }
-        uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << laneid) - 1)); // among the row's places
+        uint32_t number = __popc(__ballot_sync(all, mine) & ((1u << laneid) - 1)); // the thread's index among the row's places
         mine = mine && (size == 1 || number % (size == 2 ? 2 : 3) == member);
         const uint64_t to = list * l.rows + place;
         const unsigned char *payload = tile + a.tiles.header;
@@ -449,7 +451,7 @@ struct Spread {
     }
 };
 
-// A row of zeros from token 0 at one place of a list. By one warp, from a tile of zeros.
+// Writes a row of zeros from token 0 to one place of a list. Called by one warp, from a tile of zeros.
 __device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row, const unsigned char *tile) {
     const uint64_t at = list * a.lane.layout.rows + row;
     const uint32_t laneid = threadIdx.x % 32;
@@ -466,8 +468,8 @@ __device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row,
     for (uint32_t i = laneid; a.out.sideband && i < a.in.sideband_bytes; i += 32) sideband[i] = 0;
 }
 
-// Adds the rows of each local expert to the caller's sums, which its lanes and buffers may share. By the block that closes the
-// operation; `table` is of take_counts.
+// Adds the number of rows of each local expert to the caller's sums, which lanes and buffers may share. Called by the closing
+// block; `table` is that of take_counts.
 __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
     const epw_layout &l = a.lane.layout;
 #pragma unroll 1
@@ -479,10 +481,11 @@ __device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
     }
 }
 
-// Rows of zeros and of no expert, in all places of the lists that belong to `sources`: what was to lie there was malformed, at
-// least in part, and nothing may have been stored. Other blocks may have stored well-formed rows of these sources there, in no
-// order with this. Whichever stays, nothing is read there that was never written, and the sources are reported missing. The
-// other sources' rows stay where they are. By the block that closes the operation; `tile` is its first, and free.
+// Writes rows of zeros, of no expert, to all places of the lists that belong to `sources`: the rows meant for these places were
+// malformed, at least in part, and may not have been stored at all. Other blocks may have stored well-formed rows of these
+// sources there, unordered with this. Whichever store wins, nobody reads memory that was never written, and the sources are
+// reported missing. The rows of other sources stay where they are. Called by the closing block; `tile` is its first tile, and
+// free.
 __device__ __noinline__ inline void clear_places(const Dispatch &a, const ReceiveShared &s, const uint32_t *table,
                                                  const epw_rank_set &sources, unsigned char *tile) {
     const epw_layout &l = a.lane.layout;
@@ -520,25 +523,25 @@ __device__ __noinline__ inline void clear_places(const Dispatch &a, const Receiv
     if (laneid == 0) ptx::bulk_wait_all();
 }
 
-// Leaves out who is lost or refused by now: their rows do not count. Whether there are more of them. By the whole block, which
-// has come to a barrier since.
+// Leaves out the peers that are lost or refused by now: their rows do not count. Returns whether there are more of them than
+// before. Called by the whole block, after a barrier.
 __device__ __noinline__ inline bool leave_out_more(Operation &o, ReceiveShared &s) {
     const uint32_t source = threadIdx.x;
     const bool out = source < o.ranks && has(o.present, source) && (has(o.lost, source) || has(o.refused, source));
     const bool more = out && !insert(o.left_out, source);
     if (out) s.rows[source] = 0;
     ptx::fence_shared_before_bulk(); // every thread has read its last tile
-    ptx::fence_global_before_bulk(); // what others have stored was acquired by a generic load
+    ptx::fence_global_before_bulk(); // the stores of other blocks were acquired by a generic load
     return __syncthreads_or(more);
 }
 
-// Who takes part in the end, and whose rows were not as they must be. By the whole block.
+// Decides which peers take part in the end, and whose rows were malformed. Called by the whole block.
 __device__ __noinline__ inline void decide_sources(Operation &o) {
     if (threadIdx.x == 0) {
         o.malformed = (o.present & o.malformed) - o.left_out;
         const epw_rank_set bad = o.refused | o.malformed;
-        // Peers that have sent what they must not are answered all the same, with no rows. Missing is also who was given up and
-        // has sent after all: it may not have been sent to, and as a suspect it gets no answer.
+        // Peers that have sent what they must not are answered all the same, with no rows. A peer that was given up and has sent
+        // since counts as missing too: it may not have been sent to, and as a suspect it gets no answer.
         o.kept = o.present - o.lost;
         o.absent = o.active - (o.kept - (bad | o.given_up));
         if (any(bad)) {
@@ -550,8 +553,9 @@ __device__ __noinline__ inline void decide_sources(Operation &o) {
     __syncthreads();
 }
 
-// Waits and lays out. Where something is amiss, the block that closes the operation decides who takes part, and does it all
-// again alone if somebody does not, or if blocks are absent, until all are those who do: each time there are fewer.
+// Waits for the rows and lays them out. After trouble, the closing block decides which peers take part, and does the whole layout
+// again, alone, if some do not or if blocks are absent. It repeats this until no further peer drops out; there are fewer each
+// time.
 template <bool Spreads>
 __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, ReceiveShared &s, unsigned char *memory,
                                              uint32_t *table) {
@@ -570,8 +574,8 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         if constexpr (Spreads) spread.start(a, o, s, memory, share);
         take_counts(a, o, s, count, format, table);
-        format = a.format.hash;                                         // of other sources none is left
-        if (share.block == share.blocks - 1) write_counts(a, s, table); // the one with the fewest rows
+        format = a.format.hash;                                         // the formats of other sources have been checked
+        if (share.block == share.blocks - 1) write_counts(a, s, table); // the block with the fewest rows
         while (in_place) {
             if (mine) list_entry(a, o, table, entry, e);
             if (!e.go_on(a, share)) break;
@@ -580,12 +584,12 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         }
         if constexpr (Spreads) spread.run(a, o, s, table, memory);
         if (alone) {
-            __syncthreads(); // what every thread has refused is known
+            __syncthreads(); // makes what every thread has refused visible
         } else {
             if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
             if (o.again && o.unordered) keep_who_sent(a, o, s);
         }
-        // Whoever is not left out has sent, as this block has seen, and is bounded.
+        // Every source that is not left out has sent, as this block has seen, and its row count is within bounds.
         const bool more = leave_out_more(o, s);
         if (alone ? !more : !o.again) break;
         share = {0, 1};

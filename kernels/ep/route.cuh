@@ -1,6 +1,6 @@
-// Numbering of rows. Rows to a rank, and rows within an expert's list, are numbered by token: a row's number is how many tokens
-// before it have that rank, or that expert. A block counts them in shared memory as it goes from token to token, by itself; the
-// last block goes on to the end, and so knows what each peer will place the rows by.
+// Numbering of rows. The rows sent to a rank, and those within an expert's list, are numbered by token: a row's number is how
+// many earlier tokens have that rank, or that expert. Each block counts them on its own, in shared memory, as it goes from token
+// to token; the last block counts to the end, and so knows the totals by which each peer places the rows.
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -10,7 +10,7 @@ namespace epw {
 
 constexpr uint32_t kNobody = 0xffffffffu;
 
-// An id as it was loaded, not yet looked at: loads go on while nobody needs it.
+// An id as loaded, not yet examined, so that the load can stay in flight until its value is needed.
 struct RawId {
     uint32_t low = 0xffffffffu, high = 0xffffffffu;
 };
@@ -29,7 +29,7 @@ __device__ __forceinline__ RawId load_id(const Dispatch &a, uint32_t t, uint32_t
     return raw;
 }
 
-// The id as the caller wrote it; "not routed" of every type is -1.
+// The id as the caller wrote it; in every type -1 means "not routed".
 constexpr int64_t kNone = -1;
 __device__ __forceinline__ int64_t raw_value(const Dispatch &a, RawId raw) {
     if (a.in.idx_type == EPW_I64) return int64_t(uint64_t(raw.high) << 32 | raw.low);
@@ -37,19 +37,19 @@ __device__ __forceinline__ int64_t raw_value(const Dispatch &a, RawId raw) {
     return int32_t(raw.low);
 }
 
-// The id, or kNobody where it is none.
+// The id, or kNobody if it is not valid.
 __device__ __forceinline__ uint32_t valid_id(const Dispatch &a, RawId raw) {
     bool fits = a.in.idx_type != EPW_I64 || raw.high == 0;
     return fits && raw.low < a.experts ? raw.low : kNobody;
 }
 
-// An id of each thread, and how it stands among those of its token. By a whole warp.
+// One id per thread, and its relation to the other ids of the same token. Used by a whole warp.
 struct Standing {
-    uint32_t id, owner; // kNobody: there is none
-    bool repeated;      // an earlier thread has the id,
-    bool follows;       // or one of the same owner
+    uint32_t id, owner; // kNobody: no valid id
+    bool repeated;      // an earlier thread of the token has the same id,
+    bool follows;       // or an id of the same owner
 
-    // `before`: the earlier threads of the token.
+    // `before`: the earlier threads of the token, as a mask.
     __device__ __forceinline__ Standing(const Dispatch &a, RawId raw, uint32_t before) {
         id = valid_id(a, raw);
         owner = id == kNobody ? kNobody : a.per_rank.divide(id);
@@ -58,18 +58,18 @@ struct Standing {
     }
 };
 
-// The token that a block is about to send: entry j is thread j's of each of the first two warps.
+// The token that a block is about to send: in each of the first two warps, thread j holds entry j.
 struct Token {
     RawId raw;
     float weight = 0.0f;
-    uint32_t expert = kNobody; // also where the id is bad, or a repetition
-    uint32_t rank = kNobody;   // of the expert
-    bool leads = false;        // the first entry to its rank
+    uint32_t expert = kNobody; // also kNobody if the id is bad, or a repetition
+    uint32_t rank = kNobody;   // rank of the expert
+    bool leads = false;        // the first entry for its rank
     bool bad = false;
 
     __device__ __forceinline__ float kept_weight() const { return expert == kNobody ? 0.0f : weight; }
 
-    // In two steps, for what they do in between.
+    // In two steps, so that the caller can work while the loads are in flight.
     __device__ __forceinline__ void load(const Dispatch &a, uint32_t t) {
         uint32_t laneid = threadIdx.x % 32;
         bool inside = t < a.in.tokens && laneid < a.in.topk;
@@ -86,15 +86,15 @@ struct Token {
     }
 };
 
-// How many of the tokens so far have each expert, and each rank: numbers in shared memory.
+// How many of the tokens so far have each expert, and each rank: counters in shared memory.
 struct Census {
     uint32_t *experts, *ranks;
 };
 
-// Ids of tokens that are counted: a thread has one of every kThreads, and a token those of neighbours, 2^entry_shift of
-// them. Warps count from the last to the first, which have other things to do.
+// Ids of tokens to be counted: each thread has one of every kThreads, and the ids of a token are 2^entry_shift neighbours. Ids
+// are assigned from the last warp to the first, because the first warps have other work.
 struct Ids {
-    static constexpr uint32_t kEarly = 3; // so many of a thread's are on their way before they are needed
+    static constexpr uint32_t kEarly = 3; // ids of a thread that are loaded before they are needed
     RawId early[kEarly];
 
     __device__ __forceinline__ void load(const Dispatch &a, uint32_t from, uint32_t to) {
@@ -110,16 +110,16 @@ struct Ids {
     static __device__ __forceinline__ uint32_t first_of_warp() { return (kWarps - 1 - threadIdx.x / 32) * 32; }
 };
 
-// Of one id of each thread. By a whole warp.
+// Counts one id of each thread. Called by a whole warp.
 __device__ __forceinline__ void count_ids(const Dispatch &a, Census census, RawId raw) {
-    const uint32_t laneid = threadIdx.x % 32, first = laneid & ~((1u << a.entry_shift) - 1); // of the token's threads
+    const uint32_t laneid = threadIdx.x % 32, first = laneid & ~((1u << a.entry_shift) - 1); // first thread of the token
     const Standing s(a, raw, ((1u << laneid) - 1) & ~((1u << first) - 1));
     atomicAdd(&census.experts[s.id == kNobody || s.repeated ? a.experts : s.id],
-              1u); // without a branch: the one behind is nobody's
+              1u); // without a branch: the extra counter collects invalid ids
     if (s.owner != kNobody && !s.follows) atomicAdd(&census.ranks[s.owner], 1u);
 }
 
-// Counts the tokens in [from, to). Called by the whole block; `ids`: loaded of the same.
+// Counts the tokens in [from, to). Called by the whole block; `ids` was loaded for the same tokens.
 __device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, const Ids &ids, uint32_t from, uint32_t to) {
     if (from >= to) return;
     const uint32_t first = Ids::first_of_warp(), end = (to - from) << a.entry_shift;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void count_tokens(const Dispatch &a, Census census, c
     for (uint32_t i = Ids::kEarly; first + i * kThreads < end; i++) count_ids(a, census, Ids::load_of(a, from, to, i));
 }
 
-// The same in little code, a thread to a token, for tokens that are others' to send: nobody waits for their numbers yet.
+// The same in little code, one thread per token, for tokens that other blocks send: no row waits for these numbers.
 __device__ __forceinline__ void count_at_leisure(const Dispatch &a, Census census, uint32_t from, uint32_t to) {
 #pragma unroll 1
     for (uint32_t t = from + threadIdx.x; t < to; t += kThreads) {

@@ -1,6 +1,6 @@
-// The sending half of dispatch. A block takes a token at a time: its row passes through shared memory, quantised on the way,
-// and leaves in bulk for each rank that owns one of its experts; what goes in front of it leaves beside it. The next row, or
-// piece of one, loads meanwhile.
+// The sending half of dispatch. A block handles one token at a time: its row passes through shared memory, is quantised on the
+// way, and is stored in bulk to each rank that owns one of its experts; the row's header is stored beside it. The next row, or
+// piece of a row, is loaded meanwhile.
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -11,13 +11,13 @@
 namespace epw {
 
 struct SendShared {
-    uint32_t ranks[EPW_GPU_MAX_RANKS];  // tokens counted that have an expert of the rank
-    uint32_t awaits;                    // some peer's permission was not there at the first look
-    unsigned char *slots[EPW_MAX_TOPK]; // of the token's entries: where scales go that are not staged
-    uint64_t loaded[2];                 // barriers: a tile's row has come
+    uint32_t ranks[EPW_GPU_MAX_RANKS];  // tokens counted so far that have an expert of the rank
+    uint32_t awaits;                    // some peer's permission was missing at the first look
+    unsigned char *slots[EPW_MAX_TOPK]; // for each entry of the token: the slot to which unstaged scales go
+    uint64_t loaded[2];                 // barriers: a tile's row is loaded
 };
 
-// By warp 0: the lane's memory of where the token went, for combine.
+// Records in the lane where the token went, for combine. Called by warp 0.
 __device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t) {
     uint32_t laneid = threadIdx.x % 32;
     if (laneid >= a.lane.layout.topk) return;
@@ -27,7 +27,7 @@ __device__ __forceinline__ void remember(const Dispatch &a, Census census, const
     a.lane.arrays.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
 }
 
-// The caller's scales of an opaque row, as they travel.
+// Copies the caller's scales of an opaque row in the layout in which they travel.
 __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to) {
     const unsigned char *from = static_cast<const unsigned char *>(a.in.scales) + t * a.in.scale_row_stride;
 #pragma unroll 1
@@ -36,11 +36,11 @@ __device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char 
     }
 }
 
-// A first look at permission to write to the peers' windows, a thread of one warp to a peer. It waits for no other warp: what it
-// must know of the operation it reads for itself, all at once.
+// A first look at permission to write to the peers' windows, by one warp with one thread per peer. To wait for no other warp, it
+// loads what it needs of the operation itself, all at once.
 struct Permission {
     epw_sight seen = {};
-    uint32_t active, excluded, suspects, queued; // of the ranks that have a thread
+    uint32_t active, excluded, suspects, queued; // the first word of each set: the ranks that have a thread
     uint32_t epoch, before;                      // the op before this one
     uint32_t wrapped;
 
@@ -55,29 +55,30 @@ struct Permission {
         if (threadIdx.x % 32 < a.lane.layout.ranks)
             seen = first_look(a.lane.window, threadIdx.x % 32, a.lane.index, EPW_WORD_COMBINE);
     }
-    // Whether everybody's is there. If not, or if not everybody has a thread, no harm is done: await_permission() finds out. So
-    // it does for peers behind queues, whose farewells nobody may have brought into the window yet. By the whole warp.
+    // Whether all peers' permissions are there. If not, or if there are more ranks than threads, await_permission() does the full
+    // check. It does so too for peers behind queues, whose DROPPED words may not have been copied to the window yet. Called by
+    // the whole warp.
     __device__ __forceinline__ bool is_there(const Dispatch &a) {
         const uint32_t peers = active & ~excluded;
         const epw_verdict verdict = epw_rule_may_send(seen, epw_epoch_word(epoch, 0), before + 1, false);
-        const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // in its first operation an epoch has another word
+        const bool there = (before | wrapped) != 0 && verdict == EPW_ARRIVED; // the first operation of an epoch awaits the epoch
+                                                                              // word instead
         uint32_t late = __ballot_sync(0xffffffffu, !there) & peers;
-        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the engine will write
+        ptx::fence_global_before_bulk(); // permission was acquired by generic loads; the bulk copy engine will write
         return late == 0 && a.lane.layout.ranks <= 32 && (peers & (suspects | queued)) == 0;
     }
 };
 
-// A piece of a token's row, and the tile that it passes through: one of two, alternately.
+// A piece of a token's row; piece number n passes through tile n % 2.
 struct Job {
     uint32_t t, piece, n;
 };
 
-// A block's way through its tokens.
+// A block's pass over its tokens.
 template <typename T, uint32_t Payload> struct Sender {
     static constexpr bool kQuantise = quantises(Payload);
-    static constexpr uint32_t kPerScale =
-        EPW_FP8_BLOCK / scale_bytes(Payload); // bytes of a quantised payload to each of its scales' bytes
-    static constexpr uint32_t kPermits = 3;   // the warp that looks at permission: it has not much else to do
+    static constexpr uint32_t kPerScale = EPW_FP8_BLOCK / scale_bytes(Payload); // payload bytes for each byte of scales
+    static constexpr uint32_t kPermits = 3; // the warp that looks at permission, since it has little else to do
 
     const Dispatch &a;
     SendShared &s;
@@ -89,8 +90,8 @@ template <typename T, uint32_t Payload> struct Sender {
     Ids ids;
     Permission permission;
 
-    // Before earlier kernels have ended: reads nothing that they write. `counts`: a number for each expert, in shared memory.
-    // The caller's barrier comes next.
+    // Runs before earlier kernels have ended, so it reads nothing that they write. `counts`: a counter for each expert, in shared
+    // memory. The caller synchronises the block next.
     __device__ __forceinline__ Sender(const Dispatch &a, SendShared &s, unsigned char *memory, uint32_t *counts)
         : a(a), s(s), memory(memory), census{counts, s.ranks} {
 #pragma unroll 1
@@ -99,21 +100,21 @@ template <typename T, uint32_t Payload> struct Sender {
         if (a.halves & EPW_GPU_SEND) clear_rest();
     }
 
-    // What comes from memory first is on its way when this returns.
+    // Issues the first loads from memory.
     __device__ __forceinline__ void begin() {
         fetch_ids(0, job.t);
         fetch(job);
     }
-    // A look at permission, while the operation is on its way.
+    // Looks at permission while the operation is being loaded.
     __device__ __forceinline__ void look() {
         if (threadIdx.x / 32 == kPermits) permission.look(a);
     }
-    // Sends the tokens. The operation is there after the next barrier.
+    // Sends the tokens. The operation is visible after the next barrier.
     __device__ __forceinline__ void run(Operation &o);
 
   private:
-    // What travels behind a header, and behind a row that leaves at once, since the engine moves whole units: zeros, never what
-    // somebody has left in shared memory. Nothing else is written there.
+    // Clears the padding that travels after a header, and after a row that is sent in one store, because the engine moves whole
+    // units: zeros are sent, never stale shared memory. Nothing else is written there.
     __device__ __forceinline__ void clear_rest() {
         static_assert(EPW_MAX_SIDEBAND + 128 <= kThreads);
         const uint32_t header = uint32_t(epw_sideband_offset(&a.lane.layout)) + a.in.sideband_bytes + threadIdx.x;
@@ -155,16 +156,16 @@ template <typename T, uint32_t Payload> struct Sender {
         }
     }
 
-    // What the block itself puts into the tile: a quantised piece, or scales beside a row that comes in bulk.
+    // Writes what the block itself puts into the tile: a quantised piece, or the scales of a row that the engine loads.
     __device__ __forceinline__ void put_piece(const Job &j) {
         uint32_t bytes = bytes_of(j);
         unsigned char *payload = tile_of(j) + a.tiles.header;
         if constexpr (kQuantise) {
-            constexpr uint32_t kEach = kQuantised * 8; // bytes of a thread, in a piece that all of them share
+            constexpr uint32_t kEach = kQuantised * 8; // bytes that each thread contributes to the piece
             if ((threadIdx.x & ~31u) * kEach < bytes) {
                 quantise_chunks<T, Payload>(held, threadIdx.x * kEach < bytes, payload, payload + bytes);
             }
-            const uint32_t rest = bytes / kPerScale + threadIdx.x; // behind a row's last piece: see clear_rest()
+            const uint32_t rest = bytes / kPerScale + threadIdx.x; // padding after a row's last piece: see clear_rest()
             if (!a.whole && rest < align_16(bytes / kPerScale)) payload[bytes + rest] = 0;
         } else if (a.whole && a.scales_size > 0) {
             copy_scales(a, j.t, payload + bytes);
@@ -172,7 +173,7 @@ template <typename T, uint32_t Payload> struct Sender {
         ptx::fence_shared_before_bulk();
     }
 
-    // A token is named, and those before it since the last one are counted.
+    // Loads the ids of token `to`, and those of the tokens from `from` up to it, which are to be counted.
     __device__ __forceinline__ void fetch_ids(uint32_t from, uint32_t to) {
         if (threadIdx.x < 64) token.load(a, to);
         ids.load(a, from, min(to, a.in.tokens));
@@ -182,8 +183,8 @@ template <typename T, uint32_t Payload> struct Sender {
         count_tokens(a, census, ids, from, min(to, a.in.tokens));
     }
 
-    // Where this thread's entry sends the row; nullptr: nowhere, or where an earlier one does. By the first two warps, when all
-    // have counted.
+    // The slot to which this thread's entry sends the row; nullptr if it sends none, or an earlier entry sends it there. Called
+    // by the first two warps, after all warps have counted.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
         if (!token.leads || !has(o.reachable, token.rank)) return nullptr;
         return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
@@ -196,24 +197,24 @@ template <typename T, uint32_t Payload> struct Sender {
     __device__ __forceinline__ void tell_counts(const Operation &o);
 };
 
-// A bad id of the token goes on record.
+// Records a bad id of the token.
 __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32_t column, int64_t id) {
-    atomicOr(&o.troubled, 1u); // there will be a count of notes to clear
+    atomicOr(&o.troubled, 1u); // the closing block must clear the count of notes
     if (atomicAdd(&o.state->noted, 1u) >= EPW_GPU_NOTES) return;
     put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, uint64_t(t) << 32 | column, id);
 }
 
-// By a thread to each peer, if permission was not there: waits for everybody's, and leaves out who is suspected.
+// Waits for all peers' permission if it was not there, one thread per peer, and leaves out suspects.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
     static_assert(EPW_GPU_MAX_RANKS <= kThreads);
     const uint32_t peer = threadIdx.x;
     if (peer >= o.ranks || !has(o.present, peer)) return;
     const bool suspected = has(o.suspects, peer);
     if (suspected || !await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false).arrived) leave_out(o, peer);
-    ptx::fence_global_before_bulk(); // as above
+    ptx::fence_global_before_bulk(); // for the same reason as in is_there()
 }
 
-// By warp 0, each rank's first entry: the piece leaves, without what goes in front of the row.
+// Sends the piece, without the row's header. Called by warp 0; the first entry for each rank sends.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &o, const Job &j) const {
     const epw_layout &l = a.lane.layout;
@@ -229,7 +230,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_piece(const Operation &
     }
 }
 
-// By warp 1, beside that: what goes in front of the row.
+// Sends the row's header, concurrently. Called by warp 1.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation &o, const Job &j) const {
     const epw_layout &l = a.lane.layout;
@@ -249,7 +250,7 @@ __device__ __forceinline__ void Sender<T, Payload>::send_header(const Operation 
     if (unsigned char *to = slot(o)) ptx::bulk_store(to, tile, a.tiles.header);
 }
 
-// Scales that are not staged go straight to the slots.
+// Writes scales that are not staged directly to the slots.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation &o, const Job &j) {
     if (threadIdx.x < a.in.topk) s.slots[threadIdx.x] = slot(o);
@@ -261,11 +262,11 @@ __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation 
     }
 }
 
-// By the last block, which has the fewest tokens: what each peer places the rows by, and the word that will say how many they
-// are.
+// Tells the peers the counts by which they place the rows, and computes the words that will say how many rows there are. Called
+// by the last block, which has the fewest tokens.
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
     const epw_layout &l = a.lane.layout;
-    if (blockIdx.x < a.in.tokens) { // else it has counted while it waited
+    if (blockIdx.x < a.in.tokens) { // else it has counted them while it waited
         __syncthreads();            // the last token's numbers have been read
         count_at_leisure(a, census, job.t, a.in.tokens);
         __syncthreads();
@@ -283,7 +284,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     }
 }
 
-// Rows and words for peers behind queues, a warp to a peer at a time. By the whole block.
+// Posts rows and words to peers behind queues, one warp per peer at a time. Called by the whole block.
 __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation &o) {
     const epw_layout &l = a.lane.layout;
     const uint64_t counts = epw_expert_counts_offset(&l, o.lane, o.rank), rows = epw_slot_offset(&l, o.lane, o.rank, 0);
@@ -304,7 +305,7 @@ __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation
 
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     const uint32_t warp = threadIdx.x / 32;
-    // The first time without a token, if there is none for this block: it counts what the others send all the same.
+    // The first iteration runs even if the block has no token, since it counts the tokens that other blocks send.
     for (uint32_t counted = 0; true;) {
         const bool first = job.n == 0, begins = job.piece == 0;
         if (first && warp == kPermits) {
@@ -313,14 +314,14 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
         }
         if (begins) name_and_count(counted, job.t);
         if (job.t < a.in.tokens) put_piece(job);
-        __syncthreads(); // the piece is there, and all have counted; the first time also the operation
+        __syncthreads(); // the piece is staged and all warps have counted; the first time, the operation is visible too
         if (o.stage != EPW_GPU_FREE) {
             if (job.t < a.in.tokens && threadIdx.x == 0) await_loaded(job);
             return;
         }
         if (first && s.awaits) {
             await_permission(o);
-            __syncthreads(); // who is reachable is known
+            __syncthreads(); // the set of reachable peers is known
         }
         if (job.t >= a.in.tokens) break;
 
@@ -337,20 +338,20 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
             if (token.bad) note_bad_id(o, job.t, threadIdx.x, raw_value(a, token.raw));
         }
         if (more && next.piece == 0) fetch_ids(job.t, next.t);
-        // Even a row that goes nowhere must have come, before its tile and barrier are used again or the block ends.
+        // Even a row that goes nowhere must have arrived before its tile and barrier are reused or the block ends.
         if (threadIdx.x == 0) await_loaded(job);
         if (!more) break;
-        if (warp < 2) ptx::bulk_wait_read<1>(); // the other tile has been read out
-        __syncthreads();                        // by both warps' stores, and all have read the token and its numbers
+        if (warp < 2) ptx::bulk_wait_read<1>(); // the stores have finished reading the other tile
+        __syncthreads();                        // for both warps' stores; and all threads have read the token and its numbers
         if (!kQuantise) fetch(next);
         counted = job.t;
         job = next;
     }
     if (blockIdx.x == gridDim.x - 1) tell_counts(o);
 
-    // Writer of the words: the last block here. It has acquired what every block has released, rows and counts included; its
-    // release at system scope hands that on to the peer, whose acquire of the word sees it all. What the words are is mostly
-    // known while the rows are still under way.
+    // Writer of the words: the last block, here. It has acquired what every block has released, rows and counts included; its
+    // release at system scope passes that on to the peer, whose acquire of the word sees all of it. The values of the words are
+    // mostly known while the rows are still in flight.
     uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
     if (warp < 2) ptx::bulk_wait_all();
     if (!last_to_send(o)) return;

@@ -1,5 +1,5 @@
-// Operations with all that follows from their sizes alone, worked out once by the host: a division costs a GPU thread a hundred
-// cycles, and rows wait for it.
+// The arguments of an operation together with everything that follows from its sizes alone, computed once by the host: a division
+// costs a GPU thread a hundred cycles, during which rows would wait.
 #pragma once
 
 #include "kernels/ep/quantise.cuh"
@@ -7,7 +7,7 @@
 
 namespace epw {
 
-// n / d for n < 2^30: the reciprocal, rounded up, has 31 bits, and its error times n is less than one.
+// Computes n / d for n < 2^30: the reciprocal, rounded up, has 31 bits, and its error times n is less than one.
 struct Divisor {
     uint32_t reciprocal, shift;
 
@@ -18,20 +18,21 @@ struct Divisor {
     __device__ __forceinline__ uint32_t divide(uint32_t n) const { return __umulhi(n << 1, reciprocal) >> shift; }
 };
 
-// Things of one size, one behind the other, in every window alike: slots, or answers.
+// An array of equal elements, slots or answers, at the same offset of every window.
 struct Area {
     uint64_t begin;
-    uint32_t bytes; // of one
+    uint32_t bytes; // of one element
 
     __device__ __forceinline__ uint64_t offset(uint32_t n) const { return begin + uint64_t(n) * bytes; }
 };
 
-// What the sending half takes of a row at a time.
+// The pieces in which the sending half processes a row.
 struct Pieces {
-    uint32_t bytes, count; // of payload in a piece but for the last; of a row
+    uint32_t bytes, count; // payload bytes of every piece but a row's last; pieces of a row
 
     Pieces(uint32_t payload, uint32_t payload_bytes) {
-        constexpr uint32_t kMost = kQuantised * kThreads * 8, kEven = 16 * EPW_FP8_BLOCK; // whose scales are whole 16 bytes
+        constexpr uint32_t kMost = kQuantised * kThreads * 8, kEven = 16 * EPW_FP8_BLOCK; // multiples whose scales fill whole
+                                                                                          // 16-byte units
         bytes = !quantises(payload) ? kPieceBytes : payload_bytes <= kMost ? kMost : kMost / kEven * kEven;
         count = (payload_bytes + bytes - 1) / bytes;
     }
@@ -44,9 +45,9 @@ struct Dispatch : epw_dispatch_args {
     Divisor sources;      // ranks
     uint32_t experts;     // of all ranks
     uint32_t scales_size; // bytes of a row's scales
-    uint32_t whole;       // bytes of a row and its scales, which leave at once; 0: they do not
-    uint32_t entry_shift; // a row's entries have this power of two of threads: 2^entry_shift >= topk
-    uint32_t copies_all;  // received rows are copied; else they stay where they are, and lists say where that is
+    uint32_t whole;       // bytes of a row and its scales that are sent in one store; 0: they are not
+    uint32_t entry_shift; // a row's entries are handled by 2^entry_shift threads, the smallest power of two >= topk
+    uint32_t copies_all;  // received rows are copied; else they stay where they are and the output lists point to them
 
     explicit Dispatch(const epw_dispatch_args &a)
         : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
@@ -59,7 +60,7 @@ struct Dispatch : epw_dispatch_args {
         }
     }
 
-    // Those that come by queues are copied in any case: from the inbox into the window.
+    // Rows that come by queues are copied in any case: from the inbox into the window.
     bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != nullptr); }
 
   private:
@@ -68,21 +69,21 @@ struct Dispatch : epw_dispatch_args {
     }
 };
 
-// What a received row is answered with.
+// What answers a received row.
 enum class Answers {
-    rows, // rank-major: the row that the caller has made of it
+    rows, // rank-major: the row that the caller has computed from it
     sums, // expert-major: the weighted sum of its experts' outputs
-    parts // expert-major, ordered: each of them
+    parts // expert-major, ordered: the output of each of its experts
 };
 
 struct Combine : epw_combine_args {
     AnswerTiles tiles;
-    Area slots;       // a source's begin at number source * max_tokens
-    Area answers;     // to each slot layout.answers
+    Area slots;       // the slots of a source begin at element source * max_tokens
+    Area answers;     // layout.answers elements for each slot
     Divisor per_rank; // experts
-    Divisor blocks;   // of the kernel
+    Divisor blocks;   // blocks of the kernel
     uint32_t row_size;
-    uint32_t table_size; // of first rows, in shared memory: only experts' outputs are found by it
+    uint32_t table_size; // bytes of the table of first rows in shared memory, needed only to find experts' outputs
 
     Combine(const epw_combine_args &a, uint32_t blocks)
         : epw_combine_args(a),
@@ -95,7 +96,7 @@ struct Combine : epw_combine_args {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;
         return in.mode == EPW_COMBINE_ORDERED ? Answers::parts : Answers::sums;
     }
-    // Bytes of shared memory: the table, and the tiles of answers that pass as they are.
+    // Bytes of shared memory: the table, and tiles for answers that are copied unchanged.
     size_t shared_size() const {
         bool passes = (halves & EPW_GPU_SEND) && answers_with() != Answers::sums;
         return table_size + (passes ? size_t(tiles.bytes) * tiles.count : 0);

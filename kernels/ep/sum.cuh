@@ -1,5 +1,5 @@
-// Sums of rows, through registers: a thread has its own channels of every part, and loads them some parts ahead of those that
-// it adds up, over the ends of rows.
+// Sums of rows, in registers: each thread handles the same channels of every part, and loads parts a few ahead of the one that it
+// adds, across row boundaries.
 #pragma once
 
 #include "kernels/peer/rank_set.cuh"
@@ -8,19 +8,19 @@
 
 namespace epw {
 
-constexpr uint32_t kBatch = kWarps; // rows looked up at a time, by a warp each
-constexpr uint32_t kAhead = 4;      // parts on their way to a thread
-constexpr uint32_t kChunks = 2;     // of 16 bytes, what a thread has of each
+constexpr uint32_t kBatch = kWarps; // rows looked up at a time, one by each warp
+constexpr uint32_t kAhead = 4;      // parts in flight per thread
+constexpr uint32_t kChunks = 2;     // 16-byte chunks that a thread holds of each part
 
 struct __align__(16) Part {
     const unsigned char *from; // nullptr: zeros
     float weight;
-    uint16_t last; // of its row
-    uint16_t rank; // that it comes from
+    uint16_t last; // the last part of its row
+    uint16_t rank; // the rank that it comes from
 };
 
-// Rows to be made, in shared memory: their parts, in the order in which they are added, and where they go. Row i's begin at
-// number i * EPW_MAX_TOPK; it has one at least.
+// Rows to be summed, in shared memory: their parts, in the order in which they are added, and the destinations. The parts of row
+// i begin at index i * EPW_MAX_TOPK; a row has at least one.
 struct Batch {
     Part parts[kBatch * EPW_MAX_TOPK];
     unsigned char *to[kBatch];
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
     return (last ? number | (EPW_MAX_TOPK - 1) : number) + 1;
 }
 
-// By one warp: makes a row of the batch of `count` parts; a thread that `has` one puts it at `place`.
+// Makes a row of the batch from `count` parts; a thread that `has` a part puts it at `place`. Called by one warp.
 __device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char *to, uint32_t count, bool has, uint32_t place,
                                         const unsigned char *from, float weight, uint32_t rank) {
     uint32_t laneid = threadIdx.x % 32;
@@ -41,12 +41,12 @@ __device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char
     batch.to[at] = to;
 }
 
-// What a thread holds of a part.
+// A thread's chunks of a part.
 struct Held {
     uint4 chunk[kChunks];
 };
 
-// Weighted: each part times its weight. Never fused.
+// Weighted: each part is multiplied by its weight. Never fused.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held &held, float weight) {
 #pragma unroll
@@ -65,19 +65,20 @@ __device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held 
     }
 }
 
-// Makes the batch's `rows` sums, each from +0, with ordinary stores. By the whole block, which sees the batch, though only its
-// first kThreads do the work; the batch is free behind the block's next barrier. A part is read once `settled` has its rank,
-// put there by a thread that has acquired what the rank has written. Without `settled` the block has acquired it all.
+// Computes the batch's `rows` sums, each starting from +0, and writes them with ordinary stores. Called by the whole block, which
+// sees the batch, though only its first kThreads threads work; the batch may be reused after the block's next barrier. A part is
+// read once `settled` holds its rank, inserted by a thread that has acquired what that rank has written. Without `settled` the
+// block has acquired everything already.
 //
-// The compiler lays the functions of a kernel behind it, in the order of their mangled names. By this name the sums come first:
-// what every combine runs through is one piece of code in the instruction cache, and what is rare lies behind it. With the rare
-// functions in between, a combine of a single token takes up to 0.5 us more (H200).
+// The compiler lays out the functions of a kernel after it in the order of their mangled names. With this name the sums come
+// first, so that the code every combine runs is one stretch of the instruction cache, with the rare code after it. With the rare
+// functions in between, a combine of a single token takes up to 0.5 us longer (H200).
 template <typename T, bool Weighted>
 __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
     Glance known;
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {
-        uint32_t fetched = 0, added = 0; // numbers of parts
+        uint32_t fetched = 0, added = 0; // indices of parts
         Held held[kAhead];
         auto fetch = [&](Held &h) {
             if (fetched == rows * EPW_MAX_TOPK) return;
@@ -99,7 +100,7 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
                 const Part &part = batch.parts[added];
                 bool last = part.last;
                 add_part<T, Weighted>(total, h, part.weight);
-                fetch(h); // comes while the sum goes
+                fetch(h); // arrives while the sum goes on
                 unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
                 added = part_after(added, last);
                 if (!last) continue;

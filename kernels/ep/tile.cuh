@@ -5,22 +5,22 @@
 
 namespace epw {
 
-constexpr uint32_t kThreads = 448; // a row of 7168 channels is two 16-byte loads of each
+constexpr uint32_t kThreads = 448; // a row of 7168 channels is two 16-byte loads per thread
 constexpr uint32_t kWarps = kThreads / 32;
-constexpr uint32_t kCombineThreads = kThreads + 32; // and a warp that waits for peers
+constexpr uint32_t kCombineThreads = kThreads + 32; // plus a warp that waits for peers
 constexpr uint32_t kPieceBytes = 16384;
 constexpr uint32_t kScaleRoom = 1024;
 constexpr uint32_t kMaxTiles = 12;
 
-// What a block takes of an SM's shared memory at most: half of 228 KiB, less what the kernels declare and 1 KiB that the system
-// takes. More gains nothing, and small kernels of others find room beside it.
+// The most shared memory that a block takes of an SM: half of 228 KiB, less what the kernels declare statically and 1 KiB that
+// the system reserves. More gains nothing, and at this size small kernels of others find room beside it.
 constexpr uint32_t kBlockMemory = EPW_GPU_SHARE - 8 * 1024;
 
 __host__ __device__ __forceinline__ uint32_t align_16(uint32_t n) { return (n + 15) & ~15u; }
 inline uint32_t align_128(uint32_t n) { return (n + 127) & ~127u; }
 
 struct Tiles {
-    uint32_t bytes, count; // of one tile; tiles
+    uint32_t bytes, count; // bytes of one tile; number of tiles
 
     Tiles(uint32_t tile, uint32_t memory) : bytes(align_128(tile)) {
         uint32_t fit = memory / bytes;
@@ -28,7 +28,7 @@ struct Tiles {
     }
 };
 
-// A number for each expert of all ranks, and one more; behind all tiles.
+// A counter for each expert of all ranks, plus one; it lies after the tiles.
 inline uint32_t table_bytes(const epw_layout &l) {
     return align_128((l.local_experts * l.ranks + 1) * uint32_t(sizeof(uint32_t)));
 }
@@ -44,7 +44,7 @@ struct RowTiles : Tiles {
           header(uint32_t(l.header_bytes)) {}
 };
 
-// Combine: a piece of a 16-bit row. Beside its tiles a block declares 12 KiB.
+// Combine: a piece of a 16-bit row. Besides its tiles a block declares 12 KiB.
 constexpr uint32_t kAnswerMemory = kBlockMemory - 5 * 1024;
 
 struct AnswerTiles : Tiles {

@@ -11,10 +11,10 @@ namespace epw {
 struct Bf16 {
     static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
     static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-    // Of each half the larger magnitude, with any sign; a NaN only if both are.
+    // For each half the larger magnitude, with either sign; NaN only if both are NaN.
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_bf16(a, b); }
     static constexpr uint32_t kNaN = 0x7fc0;
-    // high and low halves of a pair, rounded to nearest even; of a NaN nothing but that it is one.
+    // Packs the halves of a pair, rounded to nearest even. A NaN stays a NaN with unspecified payload.
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_bf16(low, high); }
 };
 
@@ -26,12 +26,12 @@ struct F16 {
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_f16(low, high); }
 };
 
-// Eight values to 16 bits each; every NaN becomes T::kNaN.
+// Converts eight values to 16 bits each; every NaN becomes T::kNaN.
 template <typename T> __device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) {
     uint32_t pairs[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) pairs[i] = T::pack(x[2 * i], x[2 * i + 1]);
-    // Not a number if any of them is none; or if infinities cancel out, which costs no more than a look.
+    // The sum is NaN if any value is NaN, or if infinities cancel; in the latter case the checks below change nothing.
     float any = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     if (any != any) {
 #pragma unroll
@@ -43,8 +43,8 @@ template <typename T> __device__ __forceinline__ uint4 pack_eight(const float (&
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// Four values, two pairs of T, times `inverse` to e4m3: nearest even, saturating, NaN 0x7f with the sign of x. A product that is
-// NaN has no sign, any other that of x already.
+// Multiplies four values, two pairs of T, by `inverse` and converts them to e4m3: round to nearest even, saturating; NaN becomes
+// 0x7f with the sign of x. The conversion drops the sign of a NaN only; any other product has the sign of x already.
 template <typename T> __device__ __forceinline__ uint32_t quantise_four(uint32_t low, uint32_t high, float inverse) {
     uint32_t q = ptx::round_to_e4m3(__fmul_rn(T::low(low), inverse), __fmul_rn(T::high(low), inverse),
                                     __fmul_rn(T::low(high), inverse), __fmul_rn(T::high(high), inverse));
@@ -55,22 +55,24 @@ struct Scale {
     float scale, inverse;
 };
 
-// amax/448 and 448/amax, correctly rounded; 0 for 448/inf. amax is at least 1e-4, no NaN, and a value of 16 bits or 1e-4.
+// Computes amax/448 and 448/amax, correctly rounded; 448/inf is 0. amax is at least 1e-4 and not NaN, and is either a 16-bit
+// value or 1e-4.
 __device__ __forceinline__ Scale scale_f32(float amax) {
-    // 1/448 in two parts, the first rounded down: with both positive, infinity stays infinite. A quotient by 7 is at least 1/14
-    // of its last place from where rounding turns, and what the sum is off by before it is rounded is far less.
+    // 1/448 in two parts, the first rounded down; both are positive, so infinity stays infinite. A quotient by 7 is at least 1/14
+    // ulp away from a rounding boundary, and the error of the sum before it is rounded is far smaller.
     constexpr float kHigh = 0x1.249248p-9f, kLow = 0x1.24924ap-33f;
     float scale = __fmaf_rn(amax, kHigh, __fmul_rn(amax, kLow));
-    // A quotient by 11 bits is at least 2^-12 of its last place from there, so that one correction is enough, with a reciprocal
-    // that is off by some last places; 448/1e-4 is far enough too. By 256 less, no reciprocal is subnormal.
+    // A quotient by an 11-bit significand is at least 2^-12 ulp away from a rounding boundary, so one correction step is enough
+    // even with a reciprocal that is off by a few ulp; 448/1e-4 is far enough away too. Dividing amax by 256 first keeps the
+    // reciprocal from being subnormal.
     float less = __fmul_rn(amax, 0x1p-8f), reciprocal = ptx::reciprocal_approx(less);
     float quotient = __fmul_rn(1.75f, reciprocal);
     quotient = __fmaf_rn(__fmaf_rn(-quotient, less, 1.75f), reciprocal, quotient);
-    return {scale, fmaxf(quotient, 0.0f)}; // a NaN from infinity
+    return {scale, fmaxf(quotient, 0.0f)}; // fmaxf turns the NaN that amax = infinity gives into 0
 }
 
-// The least power of two not below amax/448, and its inverse: with 448 = 1.75 * 2^8, the exponent of amax less 8, and one more
-// if the fraction is above 0.75. Infinity comes out as the largest f32 does. amax is at least 1e-4 and no NaN.
+// The smallest power of two not below amax/448, and its inverse: since 448 = 1.75 * 2^8, this is the exponent of amax less 8,
+// plus one if the fraction is above 0.75. Infinity gives the same result as the largest f32. amax is at least 1e-4 and not NaN.
 __device__ __forceinline__ Scale scale_power_of_two(float amax) {
     uint32_t bits = (__float_as_uint(amax) + 0x1fffffu - (8u << 23)) & 0x7f800000u;
     return {__uint_as_float(bits), __uint_as_float((254u << 23) - bits)};

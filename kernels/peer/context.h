@@ -1,5 +1,5 @@
-/* What kernels know of a group, seen by host C and CUDA: one epw_gpu_peers per lane in device memory. It knows neither tokens nor
- * experts. Kernels take its address; everything that may change between the replays of a graph is read from it at run time.
+/* What kernels know of a group, shared by host C and CUDA: one epw_gpu_peers per lane in device memory. It knows neither tokens
+ * nor experts. Kernels are given its address, and read from it at run time everything that may change between replays of a graph.
  *
  * Writers: the host, while no kernel of the lane runs (c/peer/gpu.c: creation, connect); the kernels of membership.cu, in stream
  * order; and the lane's own kernels. */
@@ -20,25 +20,28 @@ typedef struct epw_gpu_ring {
         uint64_t sequence;
         epw_error_record record;
     } slots[EPW_GPU_RECORDS];
-    uint64_t unrecorded[EPW_MAX_LANES]; /* notes that no record was made of, ever. Writer: the lane's closing block */
+    uint64_t unrecorded[EPW_MAX_LANES]; /* notes without a record, since creation. Writer: the lane's closing block */
 } epw_gpu_ring;
 
-/* What the lanes of a buffer share, in device memory. */
+/* State that the lanes of a buffer share, in device memory. */
 typedef struct epw_gpu_shared {
     epw_rank_set suspects; /* peers given up in this epoch */
-    epw_rank_set silent;   /* those of them that were silent for a deadline; set before */
-    uint64_t records;      /* numbers drawn for the ring */
-    /* Mapped host memory: peers that the group goes on without. Writer: the host, at any time. Reader: long waits. */
+    epw_rank_set silent;   /* the suspects that were silent for a whole deadline; inserted here before they are inserted in
+                            * `suspects` */
+    uint64_t records;      /* record numbers drawn for the ring so far */
+    /* Mapped host memory: peers that the group has excluded. Writer: the host, at any time. Reader: long waits. */
     const epw_rank_set *revoked;
-    /* Mapped host memory, [EPW_MAX_LANES]: the first two as each lane last saw them; the host reads their union. */
+    /* Mapped host memory, [EPW_MAX_LANES]: copies of `suspects` and `silent` as each lane last saw them; the host reads their
+     * union. */
     epw_rank_set *suspects_host, *silent_host;
     epw_gpu_ring *ring; /* mapped host memory */
 } epw_gpu_shared;
 
-/* What waits of a lane have heard of a peer, ever: each goes on from there. Writers: threads that wait for it. */
+/* What a lane's waits have heard of a peer since creation; each wait continues from there. Writers: threads that wait for the
+ * peer. */
 typedef struct epw_gpu_heard {
-    uint64_t clock;                  /* when a beacon was new, by globaltimer; set before */
-    uint64_t beacons[EPW_MAX_LANES]; /* the last ones */
+    uint64_t clock;                  /* globaltimer when the last new beacon was seen; stored before `beacons` */
+    uint64_t beacons[EPW_MAX_LANES]; /* the last beacon seen on each lane */
 } epw_gpu_heard;
 
 typedef struct epw_gpu_peers {
@@ -46,32 +49,32 @@ typedef struct epw_gpu_peers {
     epw_gpu_shared *shared;
     uint32_t lane, lanes;
 
-    /* The peer table: where offset 0 of a peer's window would be if it held that area alone; 0: the peer cannot be reached. A
-     * mapped window is in one piece, so its three entries are the same. */
+    /* The peer table: for each area, the address at which offset 0 of the peer's window would be; 0: the peer cannot be reached.
+     * A mapped window is one range of memory, so its three entries are the same. */
     uint64_t table[EPW_AREAS][EPW_GPU_PEERS];
-    /* Of peers behind queues the table names images, and what is there is posted: who they are, and how. */
+    /* Peers behind queues: for them the table names images, and what is written there must be posted to a queue. */
     epw_rank_set queued;
     epw_gpu_way *ways;              /* [EPW_GPU_PEERS] */
-    uint32_t brings[EPW_GPU_PEERS]; /* a thread brings words from the inbox into the window: see words.cuh */
-    const epw_rank_set *broken;     /* mapped host memory: those whose connections are gone. Writer: the NIC */
+    uint32_t brings[EPW_GPU_PEERS]; /* lock: a thread is copying this peer's words from the inbox to the window, see words.cuh */
+    const epw_rank_set *broken;     /* mapped host memory: peers whose connection is lost. Writer: the NIC */
 
     /* Membership. */
-    uint64_t epoch_word; /* that this rank has posted on the lane, and that members have posted too; 0: no membership yet */
+    uint64_t epoch_word; /* the epoch word that this rank, like every member, has posted on the lane; 0: no membership yet */
     epw_rank_set active;
     uint64_t deadline_ns;
 
     uint32_t beacon; /* running number of the lane's beacons */
-    uint64_t spoke;  /* when the last kernel that only sends had sent, by globaltimer */
+    uint64_t spoke;  /* globaltimer when the last send-only kernel had sent */
     epw_gpu_heard heard[EPW_GPU_PEERS];
 
-    /* Within a kernel, by atomics of its blocks; zero between kernels. */
+    /* State of one kernel, changed by atomics of its blocks; zero between kernels. */
     uint32_t recorded;   /* `record` is taken */
-    uint32_t lengthened; /* of this call or a peer's that is awaited, as beacons say it */
+    uint32_t lengthened; /* by how much this call's deadline or that of an awaited peer is lengthened, as encoded in beacons */
     epw_rank_set gone;   /* peers given up */
     struct {
-        uint64_t began;      /* by globaltimer, of the first block that had to wait long; 0: none yet */
-        uint64_t beacons;    /* posted so far */
-    } waits[2];              /* for permission; for what peers send */
+        uint64_t began;      /* globaltimer when the first block began a long wait; 0: none has */
+        uint64_t beacons;    /* beacons posted so far */
+    } waits[2];              /* [0] for permission, [1] for what peers send */
     epw_error_record record; /* of the first peer lost */
     uint64_t waited[EPW_GPU_PEERS];
 } epw_gpu_peers;

@@ -1,10 +1,10 @@
-// Posting to the queues of peers that no window is mapped of. What such a peer is to have lies in its image already: entries say
-// from where to where, and the doorbell tells the NIC, which places it in their order.
+// Posting to the queues of peers whose windows are not mapped. The data for such a peer already lies in its image: each entry
+// says from where to where it is copied, and the doorbell tells the NIC, which carries the entries out in order.
 //
-// A queue has room for what two halves post and 256 words more. What the peer has taken may be told late, so that rows of the
-// next dispatch may have to wait for room: the post of an operation does, for a bounded time. Where none comes the peer has
-// taken nothing for as long, or words alone have filled the queue: the post is lost, and the queue is given up with it. Its
-// NIC breaks it, and who waits for that peer finds EPW_CAUSE_LINK.
+// A queue has room for the entries of two halves of an operation and 256 words more. Completions may arrive late, so the rows of
+// the next dispatch may find the queue full; the post of an operation then waits for room, for a bounded time. If the queue stays
+// full, either the peer has accepted nothing for that long or words alone have filled it: the post is lost, and the queue is
+// given up with it. Its NIC then breaks the queue, and waits for that peer find EPW_CAUSE_LINK.
 #pragma once
 
 #include "kernels/peer/words.cuh"
@@ -13,26 +13,26 @@
 
 namespace epw {
 
-// What is to be sent in front of a word: `count` stretches of `bytes`, `stride` apart, from `from` on in the image to `offset` of
-// the peer's window.
+// Data to be sent before a word: `count` stretches of `bytes` each, `stride` apart, starting at `from` in the image and going to
+// `offset` of the peer's window.
 struct Range {
     uint64_t offset;
     const unsigned char *from;
     uint32_t bytes, stride, count;
 
-    // One, where its bytes fill the stride.
+    // The number of queue entries: one, if the stretches are contiguous.
     __device__ __forceinline__ uint32_t entries() const {
         if (bytes == 0 || count == 0) return 0;
         return count == 1 || bytes == stride ? 1 : count;
     }
 };
 
-// A lane's, by the structure of any lane.
+// The way to a peer on `lane`, given the structure of any lane.
 __device__ __forceinline__ epw_gpu_way *way_to(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer) {
     return peers->ways + (int64_t(lane) - peers->lane) * EPW_GPU_PEERS + peer;
 }
 
-// An entry, built in registers: memory across the bus takes 16 bytes at a time.
+// Writes an entry that was built in registers, in four 16-byte stores: the widest that cross the bus at once.
 __device__ __forceinline__ void put_entry(epw_queue *q, uint64_t index, const epw_entry_block &e) {
     uint4 *slot = reinterpret_cast<uint4 *>(epw_queue_slot(q, index));
 #pragma unroll
@@ -45,18 +45,19 @@ __device__ __forceinline__ epw_entry_block word_entry(const epw_gpu_way *way, ui
     return e;
 }
 
-// Slots, waiting for room for `patience` ns at most. False: the queue is broken, or given up now. By one thread.
+// Reserves queue slots, waiting at most `patience` ns for room. Returns false if the queue is broken, or has been given up here.
+// Called by one thread.
 __device__ __forceinline__ bool reserve(epw_queue *q, uint32_t entries, uint64_t patience, uint64_t *index) {
     const uint64_t until = ptx::global_timer_ns() + patience;
     while (!epw_queue_try_reserve(q, entries, index)) {
         if (epw_load_acquire_64(&q->completions.error) == 0 && ptx::global_timer_ns() < until) continue;
-        epw_queue_give_up(q); // of one that is broken this says nothing new
+        epw_queue_give_up(q); // has no effect if the queue is broken already
         return false;
     }
     return true;
 }
 
-// By one thread: a word at `offset` of the peer's window, behind what was posted before.
+// Posts a word to `offset` of the peer's window, after everything posted before. Called by one thread.
 __device__ __noinline__ inline void post_word(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset,
                                               uint64_t value) {
     epw_gpu_way *way = way_to(peers, lane, peer);
@@ -71,8 +72,8 @@ __device__ __noinline__ inline void post_word(const epw_gpu_peers *peers, uint32
     epw_queue_ring(q, true);
 }
 
-// By a whole warp: the ranges, then the word; waits for room for `patience` ns at most. Writer of what the ranges name: whoever
-// this warp has acquired it from. Reader: the NIC, which acquires the doorbell.
+// Posts the ranges, then the word; waits at most `patience` ns for room. Called by a whole warp. Writer of the data in the
+// ranges: the threads from which this warp has acquired it. Reader: the NIC, which acquires the doorbell.
 __device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, const Range *ranges,
                                          uint32_t count, uint64_t offset, uint64_t value, uint64_t patience) {
     const uint32_t all = 0xffffffffu, thread = threadIdx.x % 32;
@@ -102,7 +103,7 @@ __device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t la
         }
         put_entry(q, index + i, e);
     }
-    // Writer: each thread, its entries. Reader: whoever rings, and by that the NIC.
+    // Writer: each thread, of its entries. Reader: the thread that rings the doorbell, and through it the NIC.
     ptx::fence_sys();
     __syncwarp();
 #pragma unroll 1

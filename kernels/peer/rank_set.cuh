@@ -1,5 +1,5 @@
-// Sets of ranks in kernels. Where all goes well, a thread looks at a peer of its own in a set that lies in shared or global
-// memory; whole sets are made up only where somebody is lost, by one thread. See rank_set.h for their ordering.
+// Sets of ranks in kernels. On the fast path a thread only tests its own peer's bit in a set in shared or global memory; whole
+// sets are computed only after a loss, by one thread. For their memory order see rank_set.h.
 #pragma once
 
 #include "kernels/peer/rank_set.h"
@@ -9,15 +9,15 @@ namespace epw {
 
 __device__ __forceinline__ uint32_t bit_of(uint32_t rank) { return 1u << (rank & 31); }
 
-// Of a set that nobody changes meanwhile, or a block's own between two barriers.
+// For a set that no other thread changes meanwhile, or a block's own set between two barriers.
 __device__ __forceinline__ bool has(const epw_rank_set &set, uint32_t rank) { return epw_ranks_have(&set, rank); }
 
-// Of a set in device memory that other blocks change.
+// For a set in device memory that other blocks change.
 __device__ __forceinline__ bool has_now(const epw_rank_set &set, uint32_t rank) {
     return ptx::load_relaxed_gpu(&set.words[rank / 32]) & bit_of(rank);
 }
 
-// The whole of one, word by word.
+// Loads a whole such set, word by word.
 __device__ __forceinline__ epw_rank_set load_now(const epw_rank_set &set) {
     epw_rank_set now;
 #pragma unroll
@@ -25,22 +25,24 @@ __device__ __forceinline__ epw_rank_set load_now(const epw_rank_set &set) {
     return now;
 }
 
-// Into a set in shared or device memory, among other threads, in no order with anything else. Whether the rank was there.
+// Inserts a rank into a set in shared or device memory, atomically but without ordering. Returns whether the rank was there
+// already.
 __device__ __forceinline__ bool insert(epw_rank_set &set, uint32_t rank) {
     return atomicOr(&set.words[rank / 32], bit_of(rank)) & bit_of(rank);
 }
 __device__ __forceinline__ void remove(epw_rank_set &set, uint32_t rank) { atomicAnd(&set.words[rank / 32], ~bit_of(rank)); }
 
-// The same of a set in shared memory by which threads of a block tell the others what they have acquired.
+// The same with release at block scope, for a set in shared memory with which threads tell their block what they have acquired.
 __device__ __forceinline__ void insert_release_block(epw_rank_set &set, uint32_t rank) {
     ptx::set_bits_release_block(&set.words[rank / 32], bit_of(rank));
 }
 
-// A set to which such threads add, as one of the others has last seen it: of the one word that it has looked at.
+// A reader's cached view of such a set: the word that it loaded last.
 struct Glance {
     uint32_t word = 0, bits = 0;
 
-    // Waits until the rank is there, and acquires what was released with it. Ranks of one word in a row cost a load at most.
+    // Waits until the rank is in the set, and acquires what was released with its bit. Consecutive ranks of the same word cost
+    // one load at most.
     __device__ __forceinline__ void await(const epw_rank_set &set, uint32_t rank) {
         while (rank / 32 != word || !(bits & bit_of(rank))) {
             word = rank / 32;
@@ -56,7 +58,7 @@ __device__ __forceinline__ bool any(const epw_rank_set &set) {
     return bits != 0;
 }
 
-// The least rank of a set that has one.
+// The lowest rank of a non-empty set.
 __device__ __forceinline__ uint32_t first_of(const epw_rank_set &set) {
     uint32_t first = EPW_GPU_PEERS;
 #pragma unroll
@@ -78,7 +80,7 @@ __device__ __forceinline__ epw_rank_set operator&(const epw_rank_set &a, const e
     for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) common.words[i] = a.words[i] & b.words[i];
     return common;
 }
-// Those of `a` that are not in `b`.
+// The ranks of `a` that are not in `b`.
 __device__ __forceinline__ epw_rank_set operator-(const epw_rank_set &a, const epw_rank_set &b) {
     epw_rank_set rest;
 #pragma unroll

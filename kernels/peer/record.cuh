@@ -1,11 +1,12 @@
-// Error records: of the first peer that an operation loses, and the ring in mapped host memory through which the host takes them.
+// Error records: the record of the first peer that an operation loses, and the ring in mapped host memory from which the host
+// takes records.
 #pragma once
 
 #include "kernels/peer/words.cuh"
 
 namespace epw {
 
-// Writes `record` to the ring in mapped host memory. See epw_gpu_ring.
+// Writes `record` to the ring in mapped host memory; see epw_gpu_ring.
 __device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record *record) {
     uint64_t n = atomicAdd(reinterpret_cast<unsigned long long *>(&shared->records), 1ull);
     auto *slot = &shared->ring->slots[n % EPW_GPU_RECORDS];
@@ -16,7 +17,7 @@ __device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record
     ptx::store_release_sys(&slot->sequence, n + 1);
 }
 
-// A record that blames no peer: a routing id, or a lane in another state than the operation needs.
+// Puts a record that blames no peer: for a bad routing id, or for a lane that is not in the stage the operation needs.
 __device__ __noinline__ inline void put_note(const Peers &p, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
     epw_error_record r = {};
     r.phase = phase;
@@ -31,18 +32,19 @@ __device__ __noinline__ inline void put_note(const Peers &p, uint32_t phase, uin
     put_record(p.peers->shared, &r);
 }
 
-// Says in mapped host memory that what this thread has written there is whole. Reader: the host, by an acquire.
+// Tells the host that what this thread has written to mapped host memory is complete. Reader: the host, by an acquire of `flag`.
 __device__ __forceinline__ void tell_host(uint32_t *flag) {
     ptx::fence_sys();
     ptx::store_relaxed_sys(flag, 1);
 }
 
-// How many notes of the lane there was no record for, ever. Reader: epw_take_errors.
+// Publishes how many notes of the lane found no room for a record, since creation. Reader: epw_take_errors.
 __device__ __forceinline__ void tell_unrecorded(const Peers &p, uint64_t count) {
     ptx::store_relaxed_sys(&p.peers->shared->ring->unrecorded[p.lane], count);
 }
 
-// The first peer lost is recorded. Read by the block that closes the operation. `waiting`: peers still awaited then.
+// Records the loss of a peer, the first one of the operation only. Reader: the block that closes the operation. `waiting`: how
+// many peers were still awaited at that moment.
 __device__ __noinline__ inline void record_loss(const Peers &p, uint32_t phase, uint32_t cause, uint32_t peer, uint64_t expected,
                                                 uint64_t seen, uint64_t elapsed, uint32_t waiting) {
     epw_gpu_peers *shared = p.peers;

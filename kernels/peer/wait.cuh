@@ -1,10 +1,11 @@
-// Waiting for a peer's signal word, bounded. The decisions are those of c/peer/rules.h, shared with the host device.
+// Bounded waits for peers' signal words. The decisions are those of c/peer/rules.h, shared with the host device.
 //
-// Every block waits for itself, one thread to a peer; where only one warp waits, a thread to several, at a time. A rank's word is
-// posted by the last block of a grid whose first ones may already wait, for that word too: so all blocks of the kernels that wait
-// must find SMs (c/ep/gpu/engine.c, choose_blocks). Blocks may judge differently: one sees the last look before the deadline
-// fail, another sees the word. Whoever gives a peer up says so in peers->gone, and the block that closes the operation, which
-// alone decides what the half has delivered, leaves out everybody named there.
+// Every block waits on its own, one thread per peer; where a single warp waits, each thread polls several peers in turn. A rank's
+// word is posted by the last block of a grid, while its first blocks may already be waiting for peers, or for that same word: so
+// all blocks of kernels that wait must be co-resident (c/ep/gpu/engine.c, choose_blocks). Blocks may judge differently: one
+// block's last look before the deadline may miss the word that another block sees. A block that gives a peer up inserts it in
+// peers->gone, and the block that closes the operation, which alone decides what this half of the operation has delivered, leaves
+// out every peer found there.
 #pragma once
 
 #include "kernels/peer/record.cuh"
@@ -12,12 +13,12 @@
 
 namespace epw {
 
-// Makes `peer` a suspect for the rest of the epoch, for this cause, and tells it, once. It may be this rank itself, whose blocks
-// have found no SMs for too long: it goes on without its own experts then.
+// Makes `peer` a suspect for the rest of the epoch, with this cause, and tells it so, once. The peer may be this rank itself, if
+// its blocks did not get SMs for too long: it then continues without its own experts.
 __device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer, uint32_t cause) {
     epw_gpu_shared *shared = p.peers->shared;
     if (cause == EPW_CAUSE_TIMEOUT) insert(shared->silent, peer);
-    // Writer: this thread. Reader: tell_suspects() of any lane. Of each suspect it is known whether it was silent.
+    // Writer: this thread. Reader: tell_suspects() of any lane. A reader that sees a suspect also sees whether it was silent.
     __threadfence();
     if (insert(shared->suspects, peer)) return;
 #pragma unroll 1
@@ -26,8 +27,8 @@ __device__ __noinline__ inline void suspect(const Peers &p, uint32_t peer, uint3
     }
 }
 
-// Tells the host who is a suspect by now, as does each block that closes an operation which misses somebody; `told`: them. By
-// one thread.
+// Publishes the current suspects to the host and returns them in `told`. Every block that closes an operation with missing peers
+// does this. Called by one thread.
 __device__ __noinline__ inline void tell_suspects(const Peers &p, epw_rank_set &told) {
     epw_gpu_shared *shared = p.peers->shared;
 #pragma unroll 1
@@ -35,7 +36,7 @@ __device__ __noinline__ inline void tell_suspects(const Peers &p, epw_rank_set &
         told.words[i] = ptx::load_acquire_gpu(&shared->suspects.words[i]);
         ptx::store_relaxed_sys(&shared->silent_host[p.lane].words[i], ptx::load_relaxed_gpu(&shared->silent.words[i]));
     }
-    // Writer: this thread. Reader: the host, which looks at suspects first.
+    // Writer: this thread. Reader: the host, which loads the suspects first and the silent ones after.
     ptx::fence_sys();
 #pragma unroll 1
     for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
@@ -43,7 +44,7 @@ __device__ __noinline__ inline void tell_suspects(const Peers &p, epw_rank_set &
     }
 }
 
-// Gives a peer up for the operation: in this block and, at the end, in the kernel.
+// Gives a peer up for the operation: in this block at once, and in the whole kernel when it closes.
 __device__ __noinline__ inline void leave_out(Peers &p, uint32_t peer) {
     remove(p.reachable, peer);
     p.gave_up = 1;
@@ -51,11 +52,11 @@ __device__ __noinline__ inline void leave_out(Peers &p, uint32_t peer) {
     atomicOr(&p.troubled, 1u);
 }
 
-// Tells the active peers that this rank is alive and waits for `named`, and how long it may; EPW_BEACON_NONE: that it waits no
-// longer.
+// Tells the active peers that this rank is alive and waits for `named`, and how far deadlines are lengthened. EPW_BEACON_NONE: it
+// waits no longer.
 __device__ __noinline__ inline void post_beacon(const Peers &p, uint32_t named) {
     epw_gpu_peers *shared = p.peers;
-    // epw_rule_lengthened from what awaited peers say on, in little code.
+    // epw_rule_lengthened, starting from what the awaited peers say, in a few instructions.
     uint32_t lengthened = ptx::load_relaxed_gpu(&shared->lengthened);
 #pragma unroll 1
     while (lengthened < EPW_BEACON_LENGTH_MAX && p.group_deadline << lengthened < p.deadline) lengthened++;
@@ -67,15 +68,17 @@ __device__ __noinline__ inline void post_beacon(const Peers &p, uint32_t named) 
     }
 }
 
-// Whether peers that count from this rank's last word must hear that it lives before its caller goes on.
+// Whether this rank has been silent so long that its peers, which time it from its last word, need a beacon before its caller
+// goes on.
 __device__ __forceinline__ bool was_silent(const Peers &p, uint64_t spoke) {
     return epw_rule_silent(ptx::global_timer_ns() - spoke, p.group_deadline);
 }
 
-// Peers that heard of a long wait hear of its end; so do they if they have heard nothing for a while. By one thread.
+// Ends the operation's waits. If peers were told of a long wait, or have heard nothing from this rank for a while, posts a beacon
+// to tell them that it waits no longer. Called by one thread.
 __device__ __forceinline__ void end_waits(const Peers &p) {
     epw_gpu_peers *shared = p.peers;
-    uint64_t beacons = 0, spoke = p.resumes ? p.spoke : UINT64_MAX; // at the latest: when the first wait began
+    uint64_t beacons = 0, spoke = p.resumes ? p.spoke : UINT64_MAX; // no later than the beginning of the first wait
     for (const auto &wait : shared->waits) {
         const uint64_t began = ptx::load_relaxed_gpu(&wait.began);
         beacons |= ptx::load_relaxed_gpu(&wait.beacons);
@@ -89,10 +92,10 @@ __device__ __forceinline__ void end_waits(const Peers &p) {
 
 struct Arrival {
     bool arrived;
-    uint32_t value; // 0 if it has not
+    uint32_t value; // 0 if it has not arrived
 };
 
-// How many peers of the operation have not sent what is awaited.
+// Counts the peers of the operation whose awaited word has not come.
 __device__ __noinline__ inline uint32_t count_awaited(const Peers &p, Awaited what) {
     uint32_t count = 0;
 #pragma unroll 1
@@ -102,26 +105,26 @@ __device__ __noinline__ inline uint32_t count_awaited(const Peers &p, Awaited wh
     return count;
 }
 
-// A long wait of a thread: for peers first, first + 32 and so on. It is kept in memory: its registers would be those of every
-// kernel.
+// A thread's long wait, for the peers first, first + 32 and so on. It is kept in memory because its registers would count towards
+// every kernel.
 struct LongWait {
     Awaited what;
     uint32_t phase;                         // for the record
     uint32_t first, late;                   // bit i of `late`: peer first + 32 * i is still awaited
-    uint32_t turn;                          // the bit of the one that is looked at
-    bool measured;                          // see await
-    bool asks;                              // the host is asked in this round whether the group goes on without somebody,
-    uint64_t asked;                         // and was asked last so long ago
-    uint64_t began;                         // by globaltimer
-    uint64_t entered;                       // by this thread
-    uint64_t spoke;                         // when this rank has last written to its peers
-    uint8_t lengthened[EPW_GPU_PEERS / 32]; // the most that each peer's beacons have said
+    uint32_t turn;                          // the bit of the peer that is looked at
+    bool measured;                          // note the time waited, see await
+    bool asks;                              // in this round the host's `revoked` and `broken` sets are read,
+    uint64_t asked;                         // and this is when they were last read
+    uint64_t began;                         // globaltimer when the wait's clock started
+    uint64_t entered;                       // globaltimer when this thread entered
+    uint64_t spoke;                         // when this rank last wrote to its peers
+    uint8_t lengthened[EPW_GPU_PEERS / 32]; // the most by which each peer's beacons have lengthened its deadline
 
     __device__ __forceinline__ uint32_t peer() const { return first + 32 * turn; }
 };
 
-// Listens for beacons. Returns when the peer has last given a sign that it lives; `named`: whom to name, the peer itself or whom
-// it waits for.
+// Reads the peer's beacons. Returns the time of its last sign of life. `named`: the rank that this rank's own beacon shall name,
+// which is the peer itself or the rank that the peer waits for.
 __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t now, uint32_t &named) {
     const uint32_t peer = w.peer();
     epw_gpu_heard &heard = p.peers->heard[peer];
@@ -130,12 +133,13 @@ __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t
 #pragma unroll 1
     for (uint32_t l = 0; l < p.peers->lanes; l++) {
         uint64_t beacon = beacon_from(p, peer, l);
-        uint32_t whom, lengthened; // set also where there is no beacon, or one that was withdrawn
+        uint32_t whom, lengthened; // set even if there is no beacon, or one that was withdrawn
         if (!epw_rule_alive(beacon, p.epoch)) continue;
-        // Each new beacon restarts the peer's clock, also one that says "I wait no longer".
+        // Each new beacon restarts the peer's clock, even one that says that it waits no longer.
         if (beacon != ptx::load_acquire_gpu(&heard.beacons[l])) {
             atomicMax(reinterpret_cast<unsigned long long *>(&heard.clock), now);
-            // Writer: this thread, the clock first. Reader: other threads that wait for the peer, to which it is no news then.
+            // Writer: this thread, the clock before the beacon. Reader: other threads that wait for the peer, which then do not
+            // take this beacon for a new one.
             __threadfence();
             ptx::store_relaxed_gpu(&heard.beacons[l], beacon);
         }
@@ -143,40 +147,43 @@ __device__ __forceinline__ uint64_t listen(const Peers &p, LongWait &w, uint64_t
         if (silent || named == p.rank) named = whom;
         silent = false;
         if (lengthened <= w.lengthened[w.turn]) continue;
-        // It may wait for as long as it says, and this rank with it, which says so to those that wait for this one.
+        // The peer may wait for as long as it says, so this rank does too, and says so in its own beacons to those that wait for
+        // it.
         w.lengthened[w.turn] = uint8_t(lengthened);
         atomicMax(&p.peers->lengthened, lengthened);
     }
     if (silent || named == p.rank) named = peer;
-    // This rank itself lives: its word comes once all its blocks have found SMs, and the peers bear with it as long.
+    // This rank is alive by definition: its own word comes once all its blocks have got SMs, and its peers are as patient.
     return peer == p.rank ? now : max(w.began, ptx::load_relaxed_gpu(&heard.clock));
 }
 
-// At the word alone, between looks at everything.
+// Polls the word alone, between the full looks.
 __device__ __forceinline__ void look_often(const Peers &p, Awaited what, uint32_t peer, uint32_t looks) {
     const WordOf word(p, what, peer);
 #pragma unroll 1
     for (uint32_t i = 0; i < looks && !word.is_expected(word.look()); i++) word.bring(p, what, peer);
 }
 
-// Whether the group goes on without the peer. A load from the host's memory.
+// Whether the group has excluded the peer. A load from host memory.
 __device__ __forceinline__ bool is_revoked(const Peers &p, uint32_t peer) {
     return ptx::load_relaxed_sys(&p.peers->shared->revoked->words[peer / 32]) & bit_of(peer);
 }
 
-// Whether the connection to it is gone. The same. Nothing that came by it is placed after this.
+// Whether the connection to the peer is lost. A load from host memory, an acquire: nothing more is placed by that connection
+// afterwards.
 __device__ __forceinline__ bool is_broken(const Peers &p, uint32_t peer) {
     return has(p.queued, peer) && (ptx::load_acquire_sys(&p.peers->broken->words[peer / 32]) & bit_of(peer));
 }
 
-// Every thread that waits asks the host, so it does not do so in every round.
+// These loads cross the bus for every thread that waits, so they are not done in every round.
 constexpr uint64_t kAskEveryNs = 1000000;
 
-// Between looks at the words: beacons out and in, and the deadline. Why the wait ends; EPW_CAUSE_NONE: it goes on.
+// Between looks at the words: reads and posts beacons, and checks the deadline. Returns why the wait ends, or EPW_CAUSE_NONE if
+// it goes on.
 __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     epw_gpu_peers *shared = p.peers;
     const uint32_t peer = w.peer();
-    const bool suspected = has_now(shared->shared->suspects, peer); // by the other lane, meanwhile
+    const bool suspected = has_now(shared->shared->suspects, peer); // by the other lane, since this wait began
     if (suspected || w.asks) {
         if (is_revoked(p, peer)) return EPW_CAUSE_SUPERSEDED;
         if (is_broken(p, peer)) return EPW_CAUSE_LINK;
@@ -184,7 +191,7 @@ __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     }
     uint32_t named;
     const uint64_t now = ptx::global_timer_ns(), clock = listen(p, w, now, named);
-    // By the group's deadline: the others may not have lengthened theirs.
+    // By the group's deadline, because other ranks may not have lengthened theirs.
     uint64_t *beacons = &shared->waits[w.what.permission ? 0 : 1].beacons;
     uint64_t due = epw_rule_beacons_due(now - w.spoke, p.group_deadline), posted = ptx::load_relaxed_gpu(beacons);
     if (due > posted) {
@@ -200,20 +207,21 @@ __device__ __forceinline__ Arrival arrival(const Peers &p, Awaited what, epw_sig
     return {arrived, arrived ? epw_word_value(seen.word) : 0};
 }
 
-// A look at one peer: at its word, and at farewells, beacons and the deadline. Whether the wait for it is over, and then how.
+// One look at one peer: at its word, the DROPPED word, the beacons and the deadline. Returns whether the wait for it is over;
+// `how` says how it ended.
 __device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
     const uint32_t peer = w.peer();
-    constexpr uint32_t kLooks = 32; // of a round
+    constexpr uint32_t kLooks = 32; // per round
     const bool queued = has(p.queued, peer);
     look_often(p, w.what, peer, kLooks / __popc(w.late));
     if (queued) bring_words(p, peer, w.what.word, false);
     epw_sight seen = look(p, w.what, peer);
     how = arrival(p, w.what, seen);
-    if (how.arrived || has_now(p.peers->gone, peer)) return true; // another block may have given it up
+    if (how.arrived || has_now(p.peers->gone, peer)) return true; // or another block has given it up
     uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
     if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
     if (cause == EPW_CAUSE_NONE) return false;
-    if (queued) { // what came before counts, and other threads bring words one at a time
+    if (queued) { // other threads copy words too, one at a time: look once more, since a word that came before the end counts
         bring_words(p, peer, w.what.word, true);
         seen = look(p, w.what, peer);
         how = arrival(p, w.what, seen);
@@ -228,16 +236,16 @@ __device__ __forceinline__ bool is_over(Peers &p, LongWait &w, Arrival &how) {
     return true;
 }
 
-// Begins a long wait for the peers that `w` names.
+// Begins a long wait for the peers of `w`.
 __device__ __noinline__ inline void begin_long_wait(Peers &p, LongWait &w) {
-    atomicOr(&p.troubled, 1u); // there will be a clock to stop, and perhaps beacons to withdraw
+    atomicOr(&p.troubled, 1u); // end_waits() must stop the clock and perhaps withdraw beacons
     w.entered = ptx::global_timer_ns();
-    // The clock began when the first block of this kernel began to wait, so that a block that was scheduled late waits no
+    // The clock starts when the first block of this kernel begins a long wait, so that a block that was scheduled late waits no
     // longer than the others.
     auto *clock = reinterpret_cast<unsigned long long *>(&p.peers->waits[w.what.permission ? 0 : 1].began);
     w.began = atomicCAS(clock, 0ull, w.entered);
     if (w.began == 0) w.began = w.entered;
-    // A kernel that only receives may begin long after this rank has last written to its peers.
+    // A receive-only kernel may begin long after this rank last wrote to its peers.
     w.spoke = p.resumes ? p.spoke : w.began;
     w.asked = 0;
     w.asks = false;
@@ -245,7 +253,7 @@ __device__ __noinline__ inline void begin_long_wait(Peers &p, LongWait &w) {
     for (uint8_t &lengthened : w.lengthened) lengthened = 0;
 }
 
-// Goes on with it until it is over for one more peer, which is w.peer(). There is one.
+// Continues the wait until it is over for one more peer, which is then w.peer(). At least one peer must be late.
 __device__ __noinline__ inline Arrival await_next(Peers &p, LongWait &w) {
     Arrival how;
     do {
@@ -275,17 +283,18 @@ __device__ __noinline__ inline Arrival await_long(Peers &p, Awaited what, uint32
     return await_next(p, w);
 }
 
-// In the steady state one look is enough, or a few; some tens of microseconds at a quarter of one each. A long wait costs the
-// kernel a block that closes the operation, so that only who wants it measured goes there early.
+// How often to look before the long wait begins. In steady state one look or a few are enough; a look takes a quarter of a
+// microsecond, so this is some tens of microseconds. A long wait costs the kernel a closing block, so only callers that want it
+// measured enter it early.
 __device__ __forceinline__ uint32_t looks_before_long(bool measured) { return measured ? 64 : 256; }
 
-// Waits for one peer's word. `measured`: the time spent in a long wait is to be noted for add_waits.
+// Waits for one peer's word. `measured`: the time spent in a long wait is noted for add_waits.
 __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase, uint32_t peer, bool measured) {
-    // An epoch word counts in full, and only the long wait judges it so: once in an epoch.
+    // An epoch word must match in full, which only the long wait checks: once in an epoch.
     const uint32_t looks = what.word == EPW_WORD_EPOCH ? 0 : looks_before_long(measured);
     const WordOf word(p, what, peer);
     const uint64_t *words = words_from(p, peer);
-    // The word may have been brought long ago, and a farewell have come behind it since.
+    // The word may have been copied long ago, and a DROPPED word may have followed it since.
     if (what.permission && p.posts && has(p.queued, peer)) bring_word(p, peer, EPW_WORD_DROPPED);
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
@@ -295,14 +304,14 @@ __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase,
             word.bring(p, what, peer);
             continue;
         }
-        if (what.permission && epw_word_epoch(dropped) >= p.epoch) break; // it has dropped this rank
+        if (what.permission && epw_word_epoch(dropped) >= p.epoch) break; // the peer has dropped this rank
         return {true, epw_word_value(seen)};
     }
     return await_long(p, what, phase, peer, measured);
 }
 
-// Adds what `await` has noted to the caller's sums, [ranks], where it has asked for them; lanes and buffers may share them. By
-// the block that closes the operation.
+// Adds the times noted by `await` to the caller's sums, [ranks], if it asked for them; lanes and buffers may share these sums.
+// Called by the block that closes the operation.
 __device__ inline void add_waits(const Peers &p, uint64_t *wait_ns) {
     if (wait_ns == nullptr || threadIdx.x >= p.ranks) return;
     ptx::reduce_relaxed_gpu(&wait_ns[threadIdx.x], p.peers->waited[threadIdx.x]);

@@ -1,5 +1,5 @@
-// Where peers' memory is, and the signal words in this rank's window and in theirs. Nothing above this folder knows how a peer is
-// reached, or loads a word otherwise.
+// Where each peer's memory is, and the signal words in this rank's window and in the peers' windows. Code above this folder does
+// not know how a peer is reached, and loads signal words only through these functions.
 #pragma once
 
 #include "kernels/peer/context.h"
@@ -9,65 +9,67 @@
 
 namespace epw {
 
-// A lane's peers as a block knows them, in shared memory: read from epw_gpu_peers at the beginning of a kernel, but for what
+// A lane's peers as a block sees them, in shared memory: read from epw_gpu_peers when a kernel begins, except for the state that
 // its blocks share.
 struct Peers {
     epw_gpu_peers *peers;
-    const unsigned char *own, *inbox; // this rank's window; where peers behind queues write instead
+    const unsigned char *own, *inbox; // this rank's window; the inbox that peers reached by queues write instead
     uint32_t rank, ranks, lane, epoch, op;
-    bool resumes;         // the kernel goes on with what an earlier one has begun: this rank's silence is counted from there
+    bool resumes;         // the kernel continues an operation that an earlier one began: this rank's silence is counted from then
     bool posts;           // some peers are reached by queues
-    epw_rank_set present; // who takes part, as the kernel begins: the same for all blocks
+    epw_rank_set present; // the peers that take part as the kernel begins: the same for all blocks
     epw_rank_set active, suspects;
-    epw_rank_set queued, mapped;       // peers that no window is mapped of; those who take part and are none of these
+    epw_rank_set queued, mapped;       // peers reached by queues (their window is not mapped); peers that take part and are
+                                       // mapped
     uint64_t deadline, group_deadline; // of this call; of the group
-    uint64_t spoke;                    // if it resumes: when this rank has last written to its peers
-    // The peer table, of what this kernel writes beside words: rows, or answers. Of a mapped window everything is there.
+    uint64_t spoke;                    // if `resumes`: when this rank last wrote to its peers
+    // The peer table of the area that this kernel writes besides words: rows or answers. A mapped window holds all areas.
     uint64_t data[EPW_GPU_PEERS];
 
-    epw_rank_set reachable; // who takes part, but for those that this block has given up
-    uint32_t gave_up;       // there are some
-    uint32_t troubled;      // the block has waited long, or lost somebody: the kernel does not end as it usually does
+    epw_rank_set reachable; // the peers that take part, less those that this block has given up
+    uint32_t gave_up;       // this block has given up at least one peer
+    uint32_t troubled;      // the block has waited long or lost a peer: it takes the slow path at the end of the kernel
 };
 
-// A peer's entry of the table, on its way from memory to a block's Peers.
+// Loads a peer's entry of the table, which the caller then stores in its block's Peers.
 __device__ __forceinline__ uint64_t entry_of(const epw_gpu_peers *peers, epw_area area, uint32_t peer) {
     return peers->table[area][peer];
 }
 
-// By a kernel that has no operation.
+// For kernels without an operation.
 __device__ __forceinline__ bool is_reached(const epw_gpu_peers *peers, uint32_t peer) {
     return peers->table[EPW_AREA_CONTROL][peer] != 0;
 }
-// By EPW_AREAS threads or more.
+// Called by EPW_AREAS threads or more.
 __device__ __forceinline__ void forget(epw_gpu_peers *peers, uint32_t peer) {
     if (threadIdx.x < EPW_AREAS) peers->table[threadIdx.x][peer] = 0;
 }
 
-// What is to be at `offset` of the peer's window is written here: rows or answers; and what is beside words.
+// The local address at which to write what shall appear at `offset` of the peer's window: at() for rows or answers, control_at()
+// for what lies beside the words.
 __device__ __forceinline__ unsigned char *at(const Peers &p, uint32_t peer, uint64_t offset) {
     return reinterpret_cast<unsigned char *>(p.data[peer] + offset);
 }
 __device__ __forceinline__ unsigned char *control_at(const Peers &p, uint32_t peer, uint64_t offset) {
     const bool queued = has(p.queued, peer);
-    unsigned char *mapped = at(p, peer, offset); // on its way, too
+    unsigned char *mapped = at(p, peer, offset); // loaded unconditionally, so that both loads overlap
     return queued ? reinterpret_cast<unsigned char *>(p.peers->table[EPW_AREA_CONTROL][peer] + offset) : mapped;
 }
 
-// In front of what `source` writes here, by offset: its rows and answers. For its words see words_from().
+// The base address of what `source` writes here, indexed by window offset: its rows and answers. For its words see words_from().
 __device__ __forceinline__ const unsigned char *written_by(const Peers &p, uint32_t source) {
     return has(p.queued, source) ? p.inbox : p.own;
 }
 
-// A lane's words of `source`, in this rank's window. A mapped peer writes them there. One behind a queue writes to the inbox,
-// across the bus, where loads of one address come one after the other, two microseconds each: threads that wait for it bring the
-// words from there, one thread at a time, and all look here.
+// The words of `source` for a lane, in this rank's window. A mapped peer writes them there. A peer behind a queue writes to the
+// inbox, across the bus, where loads of one address are serialised at two microseconds each. So the threads that wait for such a
+// peer copy its words from the inbox to the window, one thread at a time, and every thread reads the window.
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source, uint32_t lane) {
     return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, lane, 0));
 }
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source) { return words_from(p, source, p.lane); }
 
-// A word on its way from the inbox.
+// A word that is being copied from the inbox to the window.
 struct Brought {
     uint64_t *to;
     uint64_t before, now;
@@ -78,9 +80,9 @@ struct Brought {
         before = ptx::load_relaxed_gpu(to);
         now = ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(p.inbox + offset));
     }
-    // Writer: this thread, with all that it has acquired from the inbox. Reader: threads that look at the window. Loaded before
-    // the inbox was, `before` is no newer than `now`, so that no word of the source goes back; nor does one take the place of a
-    // word of a later epoch, which is the next rank's in this place, and mapped.
+    // Writer: this thread, with all that it has acquired from the inbox. Reader: threads that load the word from the window.
+    // `before` was loaded before the inbox was, so it is no newer than `now`, and no word of the source ever goes backwards. Nor
+    // does it replace a word of a later epoch, which belongs to the next rank in this place, a mapped one.
     __device__ __forceinline__ void put() const {
         if (now != before && epw_word_epoch(now) >= epw_word_epoch(before)) ptx::compare_swap_acq_rel_gpu(to, before, now);
     }
@@ -91,15 +93,16 @@ __device__ __forceinline__ bool begin_to_bring(const Peers &p, uint32_t source) 
 }
 __device__ __forceinline__ void end_bringing(const Peers &p, uint32_t source) { atomicExch(&p.peers->brings[source], 0u); }
 
-// Brings one word of a peer behind a queue, if no other thread is about to.
+// Copies one word of a peer behind a queue from the inbox, unless another thread is copying that peer's words.
 __device__ __noinline__ inline void bring_word(const Peers &p, uint32_t source, uint32_t word) {
     if (!begin_to_bring(p, source)) return;
     Brought(p, source, p.lane, word).put();
     end_bringing(p, source);
 }
 
-// Brings all that rules.h asks for, and the beacons of all lanes; `surely`: after whoever is about to, who waits for nothing. The
-// farewell is loaded first, and put last: whoever sees it sees what came before it.
+// Copies all words that rules.h judges by, and the beacons of all lanes. With `surely` the thread spins until no other thread is
+// copying this peer's words, which is bounded because a copying thread waits for nothing. The DROPPED word (the farewell) is
+// loaded first and stored last: a thread that sees it also sees everything the peer wrote before it.
 __device__ __noinline__ inline void bring_words(const Peers &p, uint32_t source, uint32_t word, bool surely) {
     while (!begin_to_bring(p, source)) {
         if (!surely) return;
@@ -113,22 +116,22 @@ __device__ __noinline__ inline void bring_words(const Peers &p, uint32_t source,
     end_bringing(p, source);
 }
 
-// This rank's own epoch word in full. Only an epoch's first operations and long waits ask for it.
+// This rank's own epoch word in full. Only the first operations of an epoch and long waits need it.
 __device__ __forceinline__ uint64_t own_epoch_word(const Peers &p) { return p.peers->epoch_word; }
 
-// What is awaited of a peer: one of its words, of an operation.
+// What this rank awaits of a peer: one of its words, for a given operation.
 struct Awaited {
-    uint32_t word;   // its number; EPW_WORD_EPOCH: permission to send for the first time in an epoch
-    uint32_t op;     // that it must be of
-    bool permission; // it says that this rank may send its next operation
+    uint32_t word;   // the word's number; EPW_WORD_EPOCH: permission to send for the first time in an epoch
+    uint32_t op;     // the operation that the word must carry
+    bool permission; // the word permits this rank to send its next operation
 };
 
 __device__ __forceinline__ uint64_t expected_word(const Peers &p, Awaited what) {
     return what.word == EPW_WORD_EPOCH ? own_epoch_word(p) : epw_word(p.epoch, what.op, 0);
 }
 
-// The awaited word alone, to look at again and again: where it lies and what is expected are in registers, so that a thread knows
-// what it has seen once the load is back. A look acquires what the peer has written before. Not for epoch words, which count in
+// The awaited word alone, for polling: its address and expected value are in registers, so that a thread can judge a value as
+// soon as the load returns. Each look acquires what the peer wrote before the word. Not for epoch words, which must match in
 // full: see judge().
 struct WordOf {
     const uint64_t *at;
@@ -137,14 +140,14 @@ struct WordOf {
     __device__ __forceinline__ WordOf(const Peers &p, Awaited what, uint32_t source)
         : at(&words_from(p, source)[what.word]), expected(epw_word(p.epoch, what.op, 0)) {}
     __device__ __forceinline__ uint64_t look() const { return ptx::load_acquire_sys(at); }
-    // Between two looks.
+    // Called between two looks.
     __device__ __forceinline__ void bring(const Peers &p, Awaited what, uint32_t source) const {
         if (p.posts && has(p.queued, source)) bring_word(p, source, what.word);
     }
     __device__ __forceinline__ bool is_expected(uint64_t seen) const { return (seen ^ expected) >> EPW_WORD_VALUE_BITS == 0; }
 };
 
-// A look that may come before the operation is known: the word, and the farewell that came before.
+// A look that is possible before the operation is known: at the word, and at the DROPPED word, which is loaded before it.
 __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uint32_t source, uint32_t lane, uint32_t word) {
     const uint64_t *words = reinterpret_cast<const uint64_t *>(window + epw_word_offset(source, lane, 0));
     epw_sight seen;
@@ -154,7 +157,7 @@ __device__ __forceinline__ epw_sight first_look(const unsigned char *window, uin
     return seen;
 }
 
-// A peer's words in the order that rules.h asks for. Each load is an acquire: rows and counts written before a word are
+// Loads a peer's words in the order that rules.h requires. Each load is an acquire: rows and counts written before a word are
 // visible to this thread after it. Writer: the peer's last sending block. Reader: this thread and, through a block barrier or
 // bits in shared memory, its block.
 __device__ __forceinline__ epw_sight look(const Peers &p, Awaited what, uint32_t source) {

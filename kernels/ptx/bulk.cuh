@@ -1,15 +1,15 @@
-// The bulk copy engine (async proxy) and the barriers that tell of its loads.
+// Bulk copies (cp.async.bulk, the async proxy) and the mbarriers that signal when their loads are complete.
 #pragma once
 
 #include "kernels/ptx/memory.cuh"
 
 namespace epw::ptx {
 
-// Between generic-proxy writes of shared memory by this thread and a bulk copy that reads it.
+// Orders this thread's generic-proxy writes to shared memory before a bulk copy that reads them.
 __device__ __forceinline__ void fence_shared_before_bulk() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Between a generic-proxy acquire of a flag and bulk copies that read or write what it guards: by the thread that has acquired,
-// or by one that copies, behind it.
+// Orders a generic-proxy acquire of a flag before bulk copies that read or write the memory which the flag guards. Issued by the
+// thread that acquired, or by the thread that copies, once it has synchronised with the one that acquired.
 __device__ __forceinline__ void fence_global_before_bulk() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 __device__ __forceinline__ void barrier_init(uint64_t *barrier, uint32_t arrivals) {
@@ -38,7 +38,8 @@ __device__ __forceinline__ bool barrier_try_wait(uint64_t *barrier, uint32_t par
     return done != 0;
 }
 
-// Global to shared; bytes a multiple of 16, both ends aligned to 16. Completion counts on `barrier`.
+// Copies global to shared memory. `bytes` is a multiple of 16, and both addresses are aligned to 16. Completion is counted on
+// `barrier`.
 __device__ __forceinline__ void bulk_load(void *shared, const void *global, uint32_t bytes, uint64_t *barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared_address(shared)),
@@ -46,7 +47,7 @@ __device__ __forceinline__ void bulk_load(void *shared, const void *global, uint
         : "memory");
 }
 
-// Shared to global (own or a peer's window), in this thread's current group.
+// Copies shared to global memory (this rank's window or a peer's), in this thread's current bulk group.
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared_address(shared)),
                  "r"(bytes)
@@ -55,17 +56,18 @@ __device__ __forceinline__ void bulk_store(void *global, const void *shared, uin
 
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-// Until at most `Left` of this thread's groups still read shared memory: it may be written again.
+// Waits until at most `Left` of this thread's bulk groups still read shared memory; what the others read may be overwritten.
 template <int Left> __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Left) : "memory");
 }
 
-// Until at most `Left` of this thread's groups are not complete.
+// Waits until at most `Left` of this thread's bulk groups are incomplete.
 template <int Left> __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Left) : "memory");
 }
 
-// Until all of this thread's bulk stores are complete: their bytes are visible to this thread, and to whoever it releases to.
+// Waits until all of this thread's bulk stores are complete: their bytes are visible to this thread, and to any thread that
+// acquires what this thread releases afterwards.
 __device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 } // namespace epw::ptx

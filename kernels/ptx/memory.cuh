@@ -1,5 +1,6 @@
-// Loads, stores, atomics and fences whose name says scope and order. All inline PTX of the kernels lives in this folder.
-// Nothing is read by ld.global.nc: peers write windows, and the kernels before write inputs, while these kernels are there.
+// Loads, stores, atomics and fences, named after their scope and memory order. All inline PTX of the kernels lives in this
+// folder. No load uses ld.global.nc: while a kernel runs, peers write the windows, and the preceding kernels of its stream may
+// still write its inputs.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ __device__ __forceinline__ void store_release_sys(uint64_t *p, uint64_t v) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// Between what happened before this and relaxed stores that come after: together they release.
+// Orders everything before it before the relaxed stores that follow: fence and store together are a release.
 __device__ __forceinline__ void fence_sys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 
 __device__ __forceinline__ void store_relaxed_sys(uint64_t *p, uint64_t v) {
@@ -46,14 +47,14 @@ __device__ __forceinline__ uint32_t load_relaxed_sys(const uint32_t *p) {
     return v;
 }
 
-// Adds among the threads of this GPU; returns the value before. Releases what came before, acquires what others have released.
+// Atomic add at GPU scope, acquire and release; returns the previous value.
 __device__ __forceinline__ uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) {
     uint64_t before;
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(before) : "l"(p), "l"(v) : "memory");
     return before;
 }
 
-// True if *p was `from`. Releases what came before, acquires what others have released, among the threads of this GPU.
+// Atomic compare-and-swap at GPU scope, acquire and release. Returns whether *p was `from`.
 __device__ __forceinline__ bool compare_swap_acq_rel_gpu(uint64_t *p, uint64_t from, uint64_t to) {
     uint64_t was;
     asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;" : "=l"(was) : "l"(p), "l"(from), "l"(to) : "memory");
@@ -63,7 +64,7 @@ __device__ __forceinline__ void store_release_gpu(uint64_t *p, uint64_t v) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 
-// Adds, in no order with anything else.
+// Atomic add at GPU scope without ordering.
 __device__ __forceinline__ void reduce_relaxed_gpu(uint64_t *p, uint64_t v) {
     asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
@@ -79,7 +80,7 @@ __device__ __forceinline__ uint32_t load_acquire_gpu(const uint32_t *p) {
     return v;
 }
 
-// Bits in shared memory, by which threads of a block tell the others what has happened.
+// Bits in shared memory with which threads of a block tell the other threads what has happened.
 __device__ __forceinline__ uint32_t load_acquire_block(const uint32_t *p) {
     uint32_t v;
     asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(v) : "r"(shared_address(p)) : "memory");
@@ -89,7 +90,7 @@ __device__ __forceinline__ void set_bits_release_block(uint32_t *p, uint32_t bit
     asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(bits) : "memory");
 }
 
-// Past L1: what other blocks or peers write while this kernel runs.
+// These loads bypass L1: they see what other blocks or peers write while this kernel runs.
 __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t *p) {
     uint32_t v;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
@@ -103,7 +104,7 @@ __device__ __forceinline__ uint64_t load_relaxed_gpu(const uint64_t *p) {
 __device__ __forceinline__ void store_relaxed_gpu(uint64_t *p, uint64_t v) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
-// 16 bytes that are read once: no room in L1.
+// Loads 16 bytes that are read only once, without allocating them in L1.
 __device__ __forceinline__ uint4 load_relaxed_gpu_once(const void *p) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -112,13 +113,14 @@ __device__ __forceinline__ uint4 load_relaxed_gpu_once(const void *p) {
                  : "memory");
     return v;
 }
-// To global memory, whoever's: a pointer that came through shared memory does not tell.
+// Stores to global memory, own or a peer's. The address space is explicit because the compiler cannot infer it for a pointer that
+// was read from shared memory.
 __device__ __forceinline__ void store(void *p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
-// Two words as one access of 16 bytes, aligned so: a load finds both of one store. Before CUDA 12.3 there was no name for it, but
-// the same instruction.
+// Two words as one 16-byte access to a 16-byte aligned address: a load returns both words of the same store. Before CUDA 12.3 PTX
+// had no b128 type for this; the v2.u64 form compiles to the same instruction.
 struct Pair {
     uint64_t low, high;
 };
@@ -152,12 +154,12 @@ __device__ __forceinline__ uint64_t global_timer_ns() {
     return t;
 }
 
-// A barrier of `threads` threads of the block, whole warps; `id` in [1, 15].
+// A barrier for `threads` threads of the block, whole warps; `id` is in [1, 15].
 __device__ __forceinline__ void team_barrier(uint32_t id, uint32_t threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// The same; whether any of them says so.
+// The same barrier; returns whether `says` is true for any of these threads.
 __device__ __forceinline__ bool team_barrier_any(uint32_t id, uint32_t threads, bool says) {
     uint32_t any;
     asm volatile("{.reg .pred p, q;\nsetp.ne.u32 p, %3, 0;\nbar.red.or.pred q, %1, %2, p;\nselp.u32 %0, 1, 0, q;}"
@@ -167,12 +169,13 @@ __device__ __forceinline__ bool team_barrier_any(uint32_t id, uint32_t threads, 
     return any != 0;
 }
 
-// Until the kernels before this one in its stream have ended and their writes are visible, to bulk copies too; returns at once in
+// Waits until the preceding kernels of the stream have ended and their writes are visible, to bulk copies too. Returns at once in
 // a kernel that was launched without programmatic serialization.
 __device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
-// Lets the next kernel of the stream be set up beside this one, once every block has said so. Only after a block's last wait for
-// a peer: blocks that are set up take room on the SMs, and those of the other lane, which a peer may wait for, must find theirs.
+// Lets the next kernel of the stream be launched beside this one, once every block has called it. A block calls it only after its
+// last wait for a peer: blocks launched early occupy SMs, and those of the other lane's kernels, which a peer may be waiting for,
+// must still find room.
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 } // namespace epw::ptx

@@ -1,4 +1,4 @@
-// Instructions on 16-bit and 8-bit floating point that C++ has no words for. A pair has its low half in the low bits.
+// Instructions on 16-bit and 8-bit floating point that C++ cannot express. A pair keeps its low half in the low 16 bits.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ __device__ __forceinline__ float high_f16(uint32_t pair) {
     return x;
 }
 
-// Of each half the larger magnitude, its sign that of the product; a NaN only if both are.
+// For each half the larger magnitude, with the sign of the product of both; NaN only if both are NaN.
 __device__ __forceinline__ uint32_t max_magnitudes_bf16(uint32_t a, uint32_t b) {
     uint32_t pair;
     asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint32_t max_magnitudes_f16(uint32_t a, uint32_t b) {
     return pair;
 }
 
-// Rounded to nearest even.
+// Rounds to nearest even.
 __device__ __forceinline__ uint32_t round_to_bf16(float low, float high) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -40,7 +40,7 @@ __device__ __forceinline__ uint32_t round_to_f16(float low, float high) {
     return pair;
 }
 
-// To e4m3, the first in the lowest byte: nearest even, saturating, NaN 0x7f.
+// Converts to e4m3, `a` in the lowest byte: round to nearest even, saturating; NaN becomes 0x7f.
 __device__ __forceinline__ uint32_t round_to_e4m3(float a, float b, float c, float d) {
     uint32_t q;
     asm("{.reg .b16 l, h;\n"
@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32_t round_to_e4m3(float a, float b, float c, flo
     return q;
 }
 
-// 1/x, off by some last places; subnormals count as zero.
+// Approximates 1/x to within a few units in the last place; subnormals are flushed to zero.
 __device__ __forceinline__ float reciprocal_approx(float x) {
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(x));

@@ -30,6 +30,7 @@ impl GpuTrial {
         let tokens = (TOKENS / world).clamp(16, 512);
         let config = EpConfig {
             lanes: 1,
+            sms: 1, // its kernels never run
             device: Device::Cuda(ordinal),
             deadline,
             ..EpConfig::new(tokens, HIDDEN, world, 1)

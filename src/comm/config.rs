@@ -30,7 +30,9 @@ pub struct CommConfig {
     /// Whose memory is sent and received, and who moves it. The host's by default; a GPU's calls are those of
     /// [`Comm::enqueue`](super::Comm::enqueue).
     pub device: Device,
-    /// On a GPU: thread blocks of a kernel at most, 1 to 64, each of which takes an SM while it waits for peers; 0, the default: 32.
+    /// On a GPU: thread blocks of a kernel at most, 1 to 64, the same on all ranks; 0, the default: 32. So many SMs are this
+    /// communicator's until it is dropped, as with [`EpConfig::sms`](crate::EpConfig::sms): create it before a buffer that takes
+    /// all that are free.
     pub sms: u32,
     /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,

@@ -35,7 +35,7 @@
 //! All members call the same collectives in the same order, with the same types, reductions, roots and counts. Sends and receives
 //! are matched by peer and tag, in the order of the calls. Operations of different communicators have no order among them, nor with
 //! those of an [`EpBuffer`](crate::EpBuffer); but a thread that waits in one of them makes no progress on the others. So where ranks
-//! wait in different orders, await works as tasks of an executor.
+//! wait in different orders, await works together, by `join!` or as tasks of an executor: each poll goes on with its own.
 //!
 //! # Two forms
 //! * `*_blocking` borrows slices and returns an [`Outcome`](crate::Outcome). Not for a thread that serves an async executor.

@@ -57,10 +57,11 @@ pub struct EpConfig {
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
-    /// SMs that the kernels of all lanes take together at most, a thread block to each; 0: all of the GPU's. It bounds this
-    /// buffer alone. Buffers that are used at the same time, on streams of their own, must together fit the GPU: else kernels
-    /// of one that wait for a peer can keep those of another off it that the peer waits for, until the deadline. Which are used
-    /// at the same time is not known here, so nothing checks that. On the host without effect.
+    /// SMs that the kernels of all lanes take together at most, a thread block to each; 0: all of the GPU's that no other buffer
+    /// or communicator of this process has. Kernels that wait for peers must find room together: else one keeps another off the
+    /// GPU that a peer waits for, until the deadline. So the SMs are this buffer's until it is dropped, and what would not fit is
+    /// refused with [`Error::Limit`](crate::Error::Limit), which names who has how many. What other processes run on the GPU is
+    /// theirs to bound. On the host without effect.
     pub sms: u32,
     /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
     /// lengthens a wait, to 4 deadlines at most. A rank that peers wait for calls its next operation, or the other half of

@@ -1,5 +1,5 @@
 //! Pages that are not about one item. For users: [`steps`], [`serving`], [`failures`], [`gpus`], [`launching`], [`paths`], [`collectives`], [`c`],
-//! [`benchmarking`], [`programs`], [`coming_from`], [`threads`], [`security`]. For who runs it on RDMA adapters: [`operators`],
+//! [`prefill`], [`benchmarking`], [`programs`], [`coming_from`], [`threads`], [`security`]. For who runs it on RDMA adapters: [`operators`],
 //! [`adapter`], [`first_run`]. For who works on it: [`testing`], [`developers`].
 
 pub mod adapter;
@@ -16,5 +16,5 @@ macro_rules! pages {
 }
 
 pages! {
-    benchmarking c collectives coming_from failures gpus launching paths programs security serving steps testing threads
+    benchmarking c collectives coming_from failures gpus launching paths prefill programs security serving steps testing threads
 }

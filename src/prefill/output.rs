@@ -115,8 +115,13 @@ pub struct PrefillOutput<'a> {
     pub row_experts: Option<&'a mut [i32]>,
     /// By source: `[C, topk]` weights, 0 where the id is -1.
     pub row_weights: Option<&'a mut [f32]>,
+    /// By expert: `[E, ranks]`, as DeepEP packs them: how many rows of the expert each source has in the lower 32 bits, 0 of one that
+    /// was lost; in the upper ones the number of the first of them among the expert's.
+    pub ranges: Option<&'a mut [u64]>,
     /// `[E]`: adds the rows of each local expert.
     pub expert_totals: Option<&'a mut [u64]>,
+    /// `[E]`: adds them too, modulo 2^32.
+    pub expert_totals_i32: Option<&'a mut [i32]>,
     /// `[ranks]`: adds the nanoseconds spent waiting for each source.
     pub wait_ns: Option<&'a mut [u64]>,
 }
@@ -216,7 +221,9 @@ impl PrefillOutput<'_> {
             row_weight: Need::of::<f32>(places),
             row_experts: Need::of::<i32>(entries),
             row_weights: Need::of::<f32>(entries),
+            ranges: Need::of::<u64>(experts * ranks),
             expert_totals: Need::of::<u64>(experts),
+            expert_totals_i32: Need::of::<i32>(experts),
             wait_ns: Need::of::<u64>(ranks),
         }
         Ok(output)

@@ -309,10 +309,11 @@ pub struct epw_config {
 outputs and the window. All ranks on the host or all on GPUs*/
     pub device: i32,
     /** CUDA: SMs that the kernels of all lanes take together at most, a thread block to each; 0:
-all of the GPU's. It bounds this buffer alone. Buffers that are used at the same time, on
-streams of their own, must together fit the GPU: else kernels of one that wait for a
-peer can keep those of another off it that the peer waits for, until the deadline.
-Which are used at the same time is not known here, so nothing checks that*/
+all of the GPU's that no other buffer or communicator of this process has. Kernels that
+wait for peers must find room together: else one keeps another off the GPU that a peer
+waits for, until the deadline. So the SMs are this buffer's until it is destroyed, and
+what would not fit is refused with EPW_ERR_LIMIT, which names who has how many. What
+other processes run on the GPU is theirs to bound*/
     pub sms: u32,
     /** entries of a queue at least, a power of two from EPW_QUEUE_DEPTH_MIN to
 EPW_QUEUE_DEPTH_MAX; 0: that of the fabric, if there is one. For plans that are
@@ -1841,8 +1842,8 @@ all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
     pub deadline_ns: u64,
     /// as in epw_config; CUDA: NULL
     pub fabric: *mut epw_fabric,
-    /** CUDA: blocks of a kernel at most, [1, 64] and no more than the GPU has SMs; 0: 32.
-They find room on it together, beside whatever else waits for peers*/
+    /** CUDA: blocks of a kernel at most, [1, 64], the same on all ranks; 0: 32. As in epw_config
+the SMs are this communicator's: create it before a buffer that takes all that are free*/
     pub sms: u32,
     pub reserved: u32,
 }
@@ -2778,8 +2779,14 @@ elsewhere, and as above*/
     pub row_experts: *mut i32,
     /// dense and rank-major [C, topk]: routing weights, 0 where the id is -1
     pub row_weights: *mut f32,
+    /** packed and expert-major [E, ranks], as DeepEP packs them: in the lower 32 bits how
+many rows of the expert each source has, 0 of one that was lost, in the upper ones
+the number of the first of them among the expert's*/
+    pub ranges: *mut u64,
     /// [E]: adds the rows of each local expert
     pub expert_totals: *mut u64,
+    /// [E]: adds them too, modulo 2^32
+    pub expert_totals_i32: *mut i32,
     /// [ranks]: adds the time spent waiting for each source
     pub wait_ns: *mut u64,
     /// for GPUs
@@ -2789,7 +2796,7 @@ elsewhere, and as above*/
 const _: () = {
     [
         "Size of epw_prefill_output",
-    ][::core::mem::size_of::<epw_prefill_output>() - 176usize];
+    ][::core::mem::size_of::<epw_prefill_output>() - 192usize];
     [
         "Alignment of epw_prefill_output",
     ][::core::mem::align_of::<epw_prefill_output>() - 8usize];
@@ -2860,14 +2867,20 @@ const _: () = {
         "Offset of field: epw_prefill_output::row_weights",
     ][::core::mem::offset_of!(epw_prefill_output, row_weights) - 144usize];
     [
+        "Offset of field: epw_prefill_output::ranges",
+    ][::core::mem::offset_of!(epw_prefill_output, ranges) - 152usize];
+    [
         "Offset of field: epw_prefill_output::expert_totals",
-    ][::core::mem::offset_of!(epw_prefill_output, expert_totals) - 152usize];
+    ][::core::mem::offset_of!(epw_prefill_output, expert_totals) - 160usize];
+    [
+        "Offset of field: epw_prefill_output::expert_totals_i32",
+    ][::core::mem::offset_of!(epw_prefill_output, expert_totals_i32) - 168usize];
     [
         "Offset of field: epw_prefill_output::wait_ns",
-    ][::core::mem::offset_of!(epw_prefill_output, wait_ns) - 160usize];
+    ][::core::mem::offset_of!(epw_prefill_output, wait_ns) - 176usize];
     [
         "Offset of field: epw_prefill_output::stream",
-    ][::core::mem::offset_of!(epw_prefill_output, stream) - 168usize];
+    ][::core::mem::offset_of!(epw_prefill_output, stream) - 184usize];
 };
 impl Default for epw_prefill_output {
     fn default() -> Self {

@@ -6,7 +6,9 @@
 #include "base/clock.h"
 #include "nic/fabric.h"
 
+#include <sched.h>
 #include <string.h>
+#include <time.h>
 
 enum { RANKS_HERE = 2, DEADLINE_S = 20 };
 
@@ -17,8 +19,7 @@ typedef struct pair_of_ranks {
     epw_buffer *buffers[RANKS_HERE];
 } pair_of_ranks;
 
-/* Without a membership: nothing has been posted. */
-static pair_of_ranks meet_two(void) {
+static pair_of_ranks open_two(void) {
     pair_of_ranks p;
     for (uint32_t r = 0; r < RANKS_HERE; r++) {
         epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
@@ -32,6 +33,12 @@ static pair_of_ranks meet_two(void) {
         config.paths = EPW_PATH_QUEUE;
         CHECK_OK(epw_buffer_create(&config, &p.buffers[r]));
     }
+    return p;
+}
+
+/* Without a membership: nothing has been posted. */
+static pair_of_ranks meet_two(void) {
+    pair_of_ranks p = open_two();
     CHECK_OK(connect_to(p.buffers[0], 0, p.buffers[1], 1));
     CHECK_OK(connect_to(p.buffers[1], 1, p.buffers[0], 0));
     return p;
@@ -105,6 +112,24 @@ static void a_peer_that_has_sent_nothing_hears_of_it(void) {
     end_two(p);
 }
 
+/* Rank 0 has connected its end, and ended it, before rank 1 connects. */
+static void an_end_before_the_connection_is_not_forgotten(void) {
+    pair_of_ranks p = open_two();
+    unsigned char blobs[RANKS_HERE][EPW_BLOB_MAX];
+    size_t lengths[RANKS_HERE] = {sizeof blobs[0], sizeof blobs[1]};
+    char text[EPW_TROUBLE_TEXT];
+    for (uint32_t r = 0; r < RANKS_HERE; r++)
+        CHECK_OK(epw_buffer_export(p.buffers[r], 1 - r, blobs[r], &lengths[r]));
+    CHECK_OK(epw_buffer_connect(p.buffers[0], 1, blobs[1], lengths[1]));
+    CHECK_OK(epw_buffer_disconnect(p.buffers[0], 1));
+    nanosleep(&(struct timespec){0, 20000000}, NULL);
+    CHECK_OK(epw_buffer_connect(p.buffers[1], 0, blobs[0], lengths[0]));
+    uint64_t until = epw_now_ns() + UINT64_C(1000000000) * DEADLINE_S;
+    while (*epw_buffer_trouble(p.buffers[1], 0, text) == '\0' && epw_now_ns() < until) sched_yield();
+    CHECK_MSG(strcmp(text, ENDED_BY_PEER) == 0, "%s", text);
+    end_two(p);
+}
+
 /* The address of another interface, say. */
 static void what_does_not_concern_it_changes_nothing(void) {
     pair_of_ranks p = connect_two();
@@ -162,6 +187,7 @@ int main(void) {
     the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1}, true,
                                          "port 1 of fake_0 has lost the address");
     a_peer_that_has_sent_nothing_hears_of_it();
+    an_end_before_the_connection_is_not_forgotten();
     what_does_not_concern_it_changes_nothing();
     return check_result("adapter_events");
 }

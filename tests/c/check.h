@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 static atomic_uint checks_made, checks_failed;
 
@@ -32,6 +33,21 @@ static inline unsigned times_slower(void) {
     const char *times = getenv("EPW_TEST_SLOWER");
     unsigned long found = times != NULL ? strtoul(times, NULL, 10) : 1;
     return found >= 1 && found <= 100 ? (unsigned)found : 1;
+}
+
+static inline double seconds_of(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+/* So many times longer do deadlines have to be while others leave a thread that computes less than half of a
+ * core: 1 to 8, as tests/chaos has it. It computes for some milliseconds to find that. */
+static inline unsigned times_busier(void) {
+    double began = seconds_of(CLOCK_MONOTONIC), computed = seconds_of(CLOCK_THREAD_CPUTIME_ID), sample = 0;
+    while (sample < 0.02) sample = seconds_of(CLOCK_THREAD_CPUTIME_ID) - computed;
+    double stretch = (seconds_of(CLOCK_MONOTONIC) - began) / sample / 2;
+    return stretch <= 1 ? 1 : stretch >= 8 ? 8 : (unsigned)(stretch + 1);
 }
 
 /* The exit code of main(): says how it went. */

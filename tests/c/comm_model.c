@@ -6,6 +6,7 @@
  *  - what is taken in is of this epoch, this call and these arguments, in its turn;
  *  - memory that a peer reads where it lies is not used once its owner has taken it back;
  *  - no message of a sound peer is taken for nonsense, and where nothing fails nobody is given up;
+ *  - who has heard of all ranks since one of them called something else, if only another root, has found out;
  *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so this
  * is where waits without an end would be found.
  *
@@ -43,12 +44,17 @@ static const model models[] = {
     {"leaving", 2, 1, 2, 1, 2, ALL, .leaves = true},
     {"leaving-lent", 2, 2, 1, 1, 2, ALL, .lends = RANK_0, .leaves = true},
     {"leaving-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .leaves = true},
+    {"leaving-to-roots", 3, 1, 2, 1, 1, TO_ROOTS, .leaves = true, .peeks = true},
     {"dropped", 2, 1, 2, 2, 2, ALL, .lends = EVERYBODY, .drops = true},
     {"dropped-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .lends = EVERYBODY, .drops = true},
     {"astray", 2, 1, 2, 2, 1, ALL, .astray = true},
     {"astray-lending", 2, 2, 2, 2, 2, ALL, .lends = EVERYBODY, .astray = true},
     {"astray-three", 3, 1, 1, 1, 1, ALL, .astray = true},
     {"astray-from-root", 3, 1, 2, 1, 1, FROM_ROOT, .astray = true},
+    {"to-roots", 3, 1, 2, 1, 1, TO_ROOTS, .lends = NOBODY},
+    {"to-roots-lending", 3, 1, 2, 1, 1, TO_ROOTS, .lends = EVERYBODY, .peeks = true},
+    {"astray-in-root", 3, 1, 2, 1, 1, TO_ROOTS, .astray = true},
+    {"astray-in-root-lending", 3, 1, 2, 1, 1, TO_ROOTS, .lends = EVERYBODY, .peeks = true, .astray = true},
 };
 /* clang-format on */
 

@@ -274,6 +274,7 @@ static epw_buffer *make_buffer(uint32_t rank) {
     CHECK(b->engine->leave(b));
     b->engine->close(b);
     b->engine = &tested_engine;
+    b->config.device = (int32_t)rank; /* the SMs of a GPU are one buffer's here */
     CHECK_OK(b->engine->open(b));
     return b;
 }

@@ -41,6 +41,8 @@ typedef struct rank {
     unsigned char *rows, *scales, *out_band;
     uint32_t counts[EXPERTS_MAX], offsets[EXPERTS_MAX], overflow[EXPERTS_MAX], source_counts[4],
         source_offsets[4];
+    uint64_t ranges[EXPERTS_MAX * 4], totals[EXPERTS_MAX];
+    int32_t totals_i32[EXPERTS_MAX];
     int32_t *row_expert, *row_source, *row_token, *row_position, *row_experts;
     float *row_weight, *row_weights;
     uint16_t *made;
@@ -326,6 +328,23 @@ static void check_row(const rank *d, uint32_t s, uint32_t t, uint32_t j, uint64_
     }
 }
 
+/* What is said of each local expert and source, after so many dispatches. */
+static void check_lists(const rank *d, uint32_t dispatches) {
+    const plan *p = d->p;
+    for (uint32_t e = 0; e < p->local; e++) {
+        uint64_t before = 0;
+        for (uint32_t s = 0; s < p->config.ep.ranks; s++) {
+            uint64_t rows = 0;
+            for (uint32_t i = 0; i < d->all[s].tokens * p->topk; i++)
+                rows += d->all[s].ids[i] == (int32_t)(d->rank * p->local + e);
+            if (by_expert(d->layout)) CHECK(d->ranges[e * p->config.ep.ranks + s] == (before << 32 | rows));
+            before += rows;
+        }
+        CHECK(d->counts[e] == before && d->totals[e] == before * dispatches);
+        CHECK(d->totals_i32[e] == (int32_t)(before * dispatches));
+    }
+}
+
 static void check_dispatch(const rank *d) {
     const plan *p = d->p;
     uint64_t places = d->capacity * (d->layout == EPW_EXPERT_MAJOR ? p->local : 1), filled = 0, marked = 0;
@@ -386,6 +405,9 @@ static void dispatch_round(rank *me, epw_routing *routing, uint32_t round) {
     out.source_counts = me->source_counts;
     out.row_source = me->row_source;
     out.row_token = me->row_token;
+    out.expert_totals = me->totals;
+    out.expert_totals_i32 = me->totals_i32;
+    out.ranges = expert ? me->ranges : NULL;
     out.offsets = expert ? me->offsets : NULL;
     out.overflow = expert ? me->overflow : NULL;
     out.row_expert = expert ? me->row_expert : NULL;
@@ -416,6 +438,7 @@ static void dispatch_round(rank *me, epw_routing *routing, uint32_t round) {
     CHECK(outcome.record.cause == (me->overflows ? EPW_CAUSE_OVERFLOW : EPW_CAUSE_NONE));
     me->round = round;
     check_dispatch(me);
+    check_lists(me, round + 1);
 }
 
 static void combine_round(rank *me, epw_routing *routing, uint32_t round) {

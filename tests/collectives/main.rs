@@ -4,11 +4,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod failures;
+mod large;
 mod operations;
 mod processes;
+#[path = "../random/mod.rs"]
+#[expect(dead_code, reason = "other tests draw more")]
 mod random;
 mod refused;
 mod subsets;
+mod together;
 
 use epwire::comm::{CommConfig, Work};
 use epwire::{Comm, Group};

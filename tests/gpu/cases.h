@@ -1,5 +1,5 @@
-/* Programs of named cases, each in a process of its own, for one may leave the GPU's memory or a lane as no
- * other wants it. `--case NAME` runs one of them in this process. */
+/* Programs of named cases. Each case runs in a process of its own, because it may leave the GPU's memory or a
+ * lane in a state that no other case can use. `--case NAME` runs one case in this process. */
 #ifndef EPW_TESTS_CASES_H
 #define EPW_TESTS_CASES_H
 
@@ -12,10 +12,10 @@
 typedef struct gpu_case {
     const char *name;
     void (*run)(uint32_t gpus);
-    uint32_t gpus, seconds; /* that it needs; that it may take */
+    uint32_t gpus, seconds; /* GPUs that the case needs; seconds that it may take */
 } gpu_case;
 
-/* 0 with the reason printed where there is no GPU. */
+/* The number of GPUs; 0, with the reason printed, if there is none. */
 static inline uint32_t cases_gpus(void) {
     int gpus = 0;
     cudaError_t error = cudaGetDeviceCount(&gpus);
@@ -27,9 +27,11 @@ static inline uint32_t cases_gpus(void) {
 }
 
 static inline int cases_run_one(const char *program, const gpu_case *c) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* loading later could wait for kernels that wait */
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a kernel that waits holds up nobody else's stream */
-    alarm(c->seconds);                              /* it hangs, then: ended by SIGALRM */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* lazy loading could wait for kernels that wait for a
+                                                     * peer */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* enough hardware queues that a waiting kernel blocks no
+                                                     * other stream */
+    alarm(c->seconds);                              /* after that it hangs, and SIGALRM ends it */
     uint32_t gpus = cases_gpus();
     if (gpus < c->gpus) {
         printf("%s: ignored %s: %u GPUs where %u are needed\n", program, c->name, gpus, c->gpus);
@@ -41,7 +43,7 @@ static inline int cases_run_one(const char *program, const gpu_case *c) {
     return 0;
 }
 
-/* The rest of main. A case that is ignored does not make the program so, unless all are. */
+/* The rest of main. The program counts as ignored only if all its cases are. */
 static inline int cases_main(const char *program, const gpu_case *cases, size_t count, int argc,
                              char **argv) {
     int failed = 0, passed = 0;
@@ -55,7 +57,7 @@ static inline int cases_main(const char *program, const gpu_case *cases, size_t 
         if (only != NULL && strcmp(only, cases[i].name) == 0) return cases_run_one(program, &cases[i]);
         if (only != NULL) continue;
         fflush(NULL);
-        pid_t child = fork(); /* before anything of CUDA */
+        pid_t child = fork(); /* before any use of CUDA */
         REQUIRE(child >= 0, "fork");
         if (child == 0) {
             execv("/proc/self/exe", (char *[]){argv[0], "--case", (char *)cases[i].name, NULL});

@@ -1,11 +1,13 @@
-/* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of either kind, and
- * each operation is done by both on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes
- * to 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
- * columns of matrices. Then a rank calls another operation, a rank does not come, and the others go on.
+/* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of each kind, and
+ * both execute each operation on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes to
+ * 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
+ * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others go on.
  *
  *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N]
- *     test_comms --time [--ranks N] [--nccl PATH]     microseconds of each operation, from a CUDA graph of
- * 20; beside those of NCCL, whose library is at PATH */
+ *     test_comms --time [--ranks N] [--nccl PATH]
+ *
+ * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
+ * is at PATH. */
 #include "nccl.h"
 #include "ranks.h"
 
@@ -33,7 +35,7 @@ typedef struct side {
 typedef struct rank_state {
     const rank_links *links;
     side host, gpu;
-    unsigned char *copy; /* of what came out on the GPU */
+    unsigned char *copy; /* copy of the GPU's result */
     cudaStream_t stream;
     uint32_t epoch;
 } rank_state;
@@ -117,10 +119,10 @@ static uint64_t below(uint64_t *state, uint64_t bound) {
     return next(state) % bound;
 }
 
-/* An operation as all ranks call it, and where its buffers are in the pools of a rank. */
+/* An operation as all ranks call it, and where its buffers lie in a rank's pools. */
 typedef struct shape {
     uint32_t kind, type, op, root;
-    uint64_t count, send_bytes, recv_bytes; /* of this rank's buffers */
+    uint64_t count, send_bytes, recv_bytes; /* offsets of this rank's buffers */
     uint64_t send_at, recv_at;
     int in_place;
 } shape;
@@ -135,7 +137,7 @@ static int folds(uint32_t kind) {
     return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER;
 }
 
-/* Bytes of a buffer of all that an operation has. */
+/* A random size of the buffer that holds everything of an operation. */
 static uint64_t some_bytes(uint64_t *state, uint64_t most) {
     static const uint64_t bounds[] = {1, 64, 4096, 70000, 300000, 2 << 20, 64 << 20};
     uint64_t bound = bounds[below(state, 20) == 0 ? 6 : below(state, 6)];
@@ -154,7 +156,7 @@ static shape make_shape(uint64_t *state, uint32_t count_of_ranks, uint64_t most)
     return s;
 }
 
-/* The next place of a pool, of any alignment. */
+/* The next free place of a pool, with random alignment. */
 static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes) {
     uint64_t at = *used + GUARD + (below(state, 2) ? below(state, 64) : 0);
     *used = (at + bytes + GUARD + 255) / 256 * 256;
@@ -177,7 +179,7 @@ static void lay_out(shape *s, uint32_t rank, uint32_t count_of_ranks, uint64_t *
     (void)rank;
 }
 
-/* In place everything is in recv's pool: the one buffer of both, or a block of it. */
+/* In place, everything is in recv's pool: one buffer for both, or a block of it. */
 static epw_coll coll_of(const shape *s, uint32_t rank, const side *on) {
     epw_coll c = EPW_COLL_INIT;
     uint64_t own = rank * s->count * sizes[s->type];
@@ -197,7 +199,7 @@ static epw_coll coll_of(const shape *s, uint32_t rank, const side *on) {
 
 /* ---- bytes ---- */
 
-/* Any bytes, which of floats are NaNs and infinities too, or floats whose sums and products stay finite. */
+/* Any bytes, which as floats include NaNs and infinities, or floats whose sums and products stay finite. */
 static void fill(unsigned char *to, uint64_t bytes, uint32_t type, int any, uint64_t state) {
     uint64_t i = 0;
     for (; i + 8 <= bytes; i += 8) {
@@ -275,7 +277,7 @@ static void capture(const rank_state *r, const epw_coll *ops, size_t count, uint
     REQUIRE_CUDA(cudaGraphDestroy(graph));
 }
 
-/* Some operations in a row: by a call each, by one call, or from a graph. */
+/* Some operations in a row: one call each, one call for all, or from a graph. */
 static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32_t count, uint64_t *state) {
     uint32_t rank = r->links->rank;
     uint64_t used[2] = {0, 0}, own = number * 1000003u + rank;
@@ -286,7 +288,7 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
         REQUIRE(used[0] <= POOL_BYTES && used[1] <= POOL_BYTES, "pools are too small");
         fill_rank(r, &shapes[i], number * 7919 + i * 104729);
         ops[i] = coll_of(&shapes[i], rank, &r->gpu);
-        if (shapes[i].in_place) repeats = 0; /* again, it would be another operation */
+        if (shapes[i].in_place) repeats = 0; /* repeating it would be a different operation */
     }
     await_all(r, "copies");
     uint64_t how = below(state, 3);
@@ -364,8 +366,8 @@ static void run_cases(const rank_state *r) {
 
 /* ---- blocks ---- */
 
-/* Columns of matrices beside each other, gathered and reduced: even ones, of which every other rank has those
- * of its own dense, and uneven ones, of which some are empty. */
+/* Columns of matrices side by side, gathered and reduced: even ones, which every second rank stores densely,
+ * and uneven ones, of which some are empty. */
 static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, uint64_t rows, int uneven,
                           uint64_t number) {
     enum { GAP = 3 };
@@ -405,7 +407,7 @@ static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, ui
 
 /* ---- norms ---- */
 
-/* Rows of bf16 or f16 with values that a layer has, now and then an infinity. */
+/* Rows of bf16 or f16 with values typical of a layer, and now and then an infinity. */
 static void fill_values(uint16_t *to, uint64_t count, int half, uint64_t seed_of) {
     uint64_t state = seed_of;
     for (uint64_t i = 0; i < count; i++) {
@@ -427,7 +429,7 @@ static norm_memory norm_memory_of(unsigned char *base, uint64_t count) {
 
 static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uint64_t rows, int residual,
                      uint64_t number) {
-    /* Behind what is summed; nothing is allocated, which would wait for kernels of other ranks. */
+    /* Placed after the summed data in the pool: an allocation would wait for kernels of other ranks. */
     const uint64_t behind = UINT64_C(32) << 20, count = rows * hidden;
     int half = number % 3 == 2;
     uint64_t bytes = 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
@@ -480,7 +482,7 @@ static void run_norms(const rank_state *r) {
     if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
 }
 
-/* A rank says that it has another count for one peer alone: both learn of it. */
+/* A rank passes a different count for one peer only: both ranks learn of it. */
 static void miscount(rank_state *r) {
     uint32_t n = r->links->ranks, rank = r->links->rank;
     uint64_t to[64], from[64];
@@ -541,7 +543,7 @@ static epw_coll point(uint32_t kind, uint32_t peer, uint32_t tag, unsigned char 
     return c;
 }
 
-/* What `from` sends by this tag is here, and nothing behind it. */
+/* Requires that the message of `from` with this tag has arrived, and that nothing was written after it. */
 static void require_message(const rank_state *r, uint32_t from, uint32_t tag, uint64_t at, uint64_t bytes) {
     fill(r->host.recv, bytes, EPW_TYPE_U8, 1, from * 977 + tag);
     memset(r->host.recv + bytes, 0x5a, ROOM);
@@ -558,7 +560,7 @@ static void fill_message(const rank_state *r, uint32_t tag, uint64_t at, uint64_
         cudaMemcpyAsync(r->gpu.send + at, r->host.send + at, bytes, cudaMemcpyHostToDevice, r->stream));
 }
 
-/* Around the ring both ways, and to itself, all at a time. */
+/* Sends around the ring in both directions, and to itself, all at once. */
 static void cross(const rank_state *r, uint64_t bytes) {
     uint32_t rank = r->links->rank, ranks_ = r->links->ranks, after = (rank + 1) % ranks_,
              before = (rank + ranks_ - 1) % ranks_;
@@ -586,7 +588,7 @@ static void cross(const rank_state *r, uint64_t bytes) {
     require_message(r, rank, 2, 2 * stride, bytes);
 }
 
-/* One after the other from the first rank to the last, between collectives. */
+/* Passes a message from the first rank to the last, one after the other, between collectives. */
 static void in_order(const rank_state *r) {
     enum { MESSAGES = 20, BYTES = 3000 };
     uint32_t last = r->links->ranks - 1;
@@ -609,7 +611,7 @@ static void in_order(const rank_state *r) {
     ranks_meet(r->links);
 }
 
-/* The first rank sends by another tag than the last one asks for, which learns of it; then all go on. */
+/* The first rank sends with another tag than the last rank asks for, which learns of it; then all go on. */
 static void mistag(rank_state *r) {
     uint32_t last = r->links->ranks - 1;
     epw_call call = on_stream(r);
@@ -668,7 +670,7 @@ static void require_sum(const rank_state *r, uint64_t count, uint32_t members) {
                 (unsigned long long)i, (double)sum[i], members);
 }
 
-/* The last rank calls another operation: all learn of it by name, and go on in the next membership. */
+/* The last rank calls a different operation: all ranks learn its name, and go on in the next membership. */
 static void differ(rank_state *r, uint64_t count) {
     const rank_links *links = r->links;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -717,7 +719,7 @@ static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
         REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
         REQUIRE(faulted == 1, "no fault is told");
         began = now_ns();
-        REQUIRE_OK(sum_of_ones(r, count, &outcome)); /* not waited for again */
+        REQUIRE_OK(sum_of_ones(r, count, &outcome)); /* the lost rank is not waited for again */
         took = now_ns() - began;
         REQUIRE(outcome.degraded == 1 && took < deadline_ns / 2, "took %llu ms",
                 (unsigned long long)(took / MS));
@@ -746,12 +748,12 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Of a graph of them. `n`: by NCCL. */
+/* Captures a graph of GRAPH operations. `n`: by NCCL. */
 static cudaGraphExec_t graph_of(const rank_state *r, const epw_coll *c, const nccl *n) {
     epw_call call = on_stream(r);
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec = NULL;
-    if (n != NULL) { /* it connects ranks at their first call */
+    if (n != NULL) { /* NCCL connects the ranks in their first call */
         nccl_enqueue(n, c, r->stream);
         await_all(r, "NCCL");
     }
@@ -782,8 +784,8 @@ static float time_of_graph(const rank_state *r, cudaGraphExec_t exec, cudaEvent_
     return ms * 1000 / GRAPH;
 }
 
-/* Microseconds of an operation whose larger buffer has so many bytes: this communicator's and, with `n`,
- * NCCL's, by turns. */
+/* Measures microseconds of an operation whose larger buffer has `bytes` bytes, with this communicator and,
+ * given `n`, with NCCL, alternately. */
 static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t bytes, float us[2]) {
     int blocks = has_blocks_of_send(kind) || has_blocks_of_recv(kind);
     epw_coll c = EPW_COLL_INIT;
@@ -810,7 +812,7 @@ static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t 
     REQUIRE_CUDA(cudaEventDestroy(to));
 }
 
-/* Rows of 7168 bf16: a sum, and one with residual, norm and FP8 behind it, by turns. */
+/* Rows of 7168 bf16: times of a sum alone, and of one with residual, norm and FP8 after it, alternately. */
 static void take_norm_times(const rank_state *r) {
     enum { HIDDEN = 7168 };
     cudaEvent_t from, to;

@@ -20,7 +20,7 @@ static float value_of(uint16_t bf16) {
     memcpy(&value, &bits, sizeof value);
     return value;
 }
-/* Exact: the value has no more than 8 bits. */
+/* Exact, since the value has at most 8 significant bits. */
 static uint16_t bf16_of(float value) {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
@@ -145,7 +145,7 @@ void echo_close(echo *e) {
     }
 }
 
-/* Multiples of a token's value by a number up to topk have no more than 8 bits. */
+/* A token's value has so few significant bits that its multiples by numbers up to topk have at most 8. */
 static void fill_rank(echo_rank *r, uint64_t seed) {
     const epw_config *c = &r->config;
     REQUIRE_CUDA(cudaSetDevice(c->device));
@@ -211,8 +211,8 @@ void echo_settle(const echo *e, const char *what) {
     for (uint32_t r = 0; r < e->ranks; r++) await_stream(e->rank[r].stream, BOUND_NS, what);
 }
 
-/* The kernels of many ranks share hardware queues, where one that waits may stand before the one that it
- * waits for: all ranks send before any receives. */
+/* The kernels of many ranks share hardware queues, in which a kernel that waits may precede the one that it
+ * waits for: so all ranks send before any receives. */
 void echo_step(echo *e) {
     for (uint32_t r = 0; r < e->ranks; r++) echo_dispatch(&e->rank[r], ECHO_SEND);
     for (uint32_t r = 0; r < e->ranks; r++) echo_dispatch(&e->rank[r], ECHO_RECEIVE);

@@ -1,10 +1,10 @@
-/* Ranks that are killed or stopped in the middle of things. Each rank is a process with a GPU; the process
- * that was started by hand tells them what to do, kills and stops one, and brings in a replacement. What
- * survivors must see: a wait for the lost one alone ends with the deadline, or at once where its connection
- * is gone, with the error record filled and the context usable; the other lane and 100 operations more, in a
- * graph, pay no second deadline; what is received afterwards is exact, without the lost rank, beside it when
- * it is evicted and goes on, and with its replacement, whose peers replay the graphs that they captured
- * before. Exit code 77, with the reason, where there is no GPU, or only one and --ranks does not ask for
+/* Ranks that are killed or stopped in the middle of operations. Each rank is a process with a GPU; the
+ * process started by hand tells them what to do, kills or stops one, and brings in a replacement. What
+ * survivors must see: a wait for the lost rank alone ends with the deadline, or at once if its connection is
+ * gone, with the error record filled and the context usable; the other lane and 100 operations more, in a
+ * graph, pay no second deadline; what they receive afterwards is exact, without the lost rank, beside it
+ * while it is evicted and goes on, and with its replacement, whose peers replay the graphs that they captured
+ * before. Exit code 77, with the reason, if there is no GPU, or only one and --ranks does not ask for
  * more. */
 #include "ranks.h"
 #include "step.h"
@@ -17,17 +17,17 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-enum { GRAPH_STEPS = 50 /* of two operations */ };
+enum { GRAPH_STEPS = 50 /* steps of two operations each */ };
 
 static struct {
     uint32_t ranks, deadline_ms, seconds, slack_us;
     uint32_t tokens, hidden, experts_per_rank, topk, sms;
 } options = {.seconds = 500, .tokens = 32, .hidden = 1024, .experts_per_rank = 12, .topk = 4};
 
-/* How long a silent rank may be waited for, and how much longer that may take. Where processes share a GPU
- * they take turns on it: a kernel that waits keeps the one that it waits for off the GPU until its time slice
- * is over, some milliseconds in each operation and at the end of each deadline. So both are then far longer.
- */
+/* How long a silent rank may be waited for, and how much longer that may take. Processes that share a GPU
+ * take turns on it: a kernel that waits keeps the one that it waits for off the GPU until its time slice is
+ * over, which costs some milliseconds in each operation and at the end of each deadline. Both limits are then
+ * much larger. */
 static void complete_options(uint32_t ranks, uint32_t gpus) {
     int shared = ranks > gpus;
     if (options.deadline_ms == 0) options.deadline_ms = shared ? 2000 : 200;
@@ -43,11 +43,11 @@ enum {
     DISCONNECT,    /* from `peer` */
     ACTIVATE,      /* `mask` from `epoch` on */
     STEPS,         /* `count` exact steps */
-    REPLAY,        /* the graph; `peer` may be lost */
+    REPLAY,        /* replay the graph; `peer` may be lost */
     LOSE_DISPATCH, /* a step whose dispatch loses `peer`, by `cause` */
-    LOSE_COMBINE,  /* a step whose combine does */
+    LOSE_COMBINE,  /* a step whose combine loses `peer`, by `cause` */
     HALF,          /* enqueue a dispatch, wait for nothing */
-    REST,          /* its combine, of a rank that may have been evicted meanwhile */
+    REST,          /* its combine, for a rank that may have been evicted meanwhile */
     EVICTED,       /* a step of a rank that has been evicted */
     QUIT
 };
@@ -55,7 +55,7 @@ enum {
 typedef struct message {
     uint32_t what, peer, epoch, count, cause;
     uint64_t mask, iteration;
-    uint64_t elapsed_ns; /* of what the answer is about, on the GPU */
+    uint64_t elapsed_ns; /* duration of the operation in question, on the GPU */
     size_t length;
     unsigned char blob[EPW_BLOB_MAX];
 } message;
@@ -69,9 +69,8 @@ typedef struct member {
     cudaGraphExec_t graph;
     uint64_t *stamps; /* [2], device memory */
     uint64_t *waits;  /* [ranks], device memory */
-    uint32_t
-        cause; /* by which the next rank is lost: silence until `bound`, or its connection gone, at once */
-    uint64_t bound; /* of the wait for the lost rank */
+    uint32_t cause;   /* cause of the next loss: silence until `bound`, or at once a lost connection */
+    uint64_t bound;   /* limit of the wait for the lost rank */
     uint64_t mask;
     epw_handle handle; /* of HALF */
 } member;
@@ -86,7 +85,7 @@ static uint64_t deadline(void) {
     return options.deadline_ms * MS;
 }
 
-/* Each wait ends within four deadlines; a step has four. */
+/* Each wait ends within four deadlines, and a step has four waits. */
 static void settle(const member *m, const char *what) {
     await_stream(m->lane.stream, 20 * deadline(), what);
 }
@@ -105,13 +104,13 @@ static void exact(const member *m) {
     if (step_wrong(&m->lane, "failure") || step_wrong(&m->other, "failure")) _exit(1);
 }
 
-/* Whether so long a wait is that for the lost rank. */
+/* Whether a wait of `ns` can be the one for the lost rank. */
 static int is_in_time(const member *m, uint64_t ns) {
     uint64_t least = m->cause == EPW_CAUSE_TIMEOUT ? m->bound : 0;
     return ns >= least && ns <= least + options.slack_us * 1000;
 }
 
-/* All records that there are: the first must be as given, unless that is NULL; the others of operations that
+/* Takes all records. The first must be as given, unless that is NULL; the others must be of operations that
  * began without the peer. */
 static void take_records(const member *m, uint32_t peer, uint32_t phase) {
     static epw_error_record records[512];
@@ -125,7 +124,7 @@ static void take_records(const member *m, uint32_t peer, uint32_t phase) {
         REQUIRE(r->peer == peer && r->cause == cause && r->rank == m->config.rank,
                 "record %u of rank %u: peer %u phase %u cause %u", i, r->rank, r->peer, r->phase, r->cause);
         if (i > 0 || phase == 0) continue;
-        /* Others may still be awaited when a connection is gone. */
+        /* Other peers may still be awaited when a connection is lost. */
         REQUIRE(r->waiting == 1 || (r->waiting > 1 && m->cause == EPW_CAUSE_LINK), "record: %u peers awaited",
                 r->waiting);
         REQUIRE(r->phase == phase && r->deadline_ns == m->bound && is_in_time(m, r->elapsed_ns),
@@ -155,7 +154,7 @@ static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const c
     }
 }
 
-/* The next call asks how long it waits, and has a deadline of `times` the buffer's. */
+/* Makes the next call measure its waits, with a deadline of `times` the buffer's. */
 static void measure(member *m, uint32_t times) {
     m->bound = times * deadline();
     m->lane.deadline_ns = times > 1 ? m->bound : 0;
@@ -167,7 +166,7 @@ static void measure_no_more(member *m) {
     m->lane.wait_ns = NULL;
 }
 
-/* A step of the other lane, which learns of the loss by the first. */
+/* A step of the other lane, which learns of the loss from the first. */
 static void other_lane(member *m, uint32_t peer) {
     step_lane *l = &m->other;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -267,7 +266,7 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     m->waits = waits;
 }
 
-/* Until the peer's former process has been seen dead. */
+/* Retries until the peer's former process has been seen dead. */
 static void connect_to(member *m, const message *in) {
     uint64_t began = now_ns();
     epw_status status;
@@ -310,7 +309,7 @@ static void obey(member *m, const rank_links *links, message *in) {
         }
         settle(m, "steps");
         exact(m);
-        take_records(m, EPW_MAX_RANKS, 0); /* nobody was lost */
+        take_records(m, EPW_MAX_RANKS, 0); /* no peer was lost */
         break;
     case REPLAY:
         stamp(m, 0);
@@ -331,7 +330,7 @@ static void obey(member *m, const rank_links *links, message *in) {
     case HALF:
         step_make(&m->lane);
         m->handle = step_dispatch(&m->lane, plain, options.tokens);
-        return; /* its kernel waits: nothing more can be asked */
+        return; /* its kernel waits: it can answer nothing more */
     case REST:
         step_combine(&m->lane, plain, m->handle);
         settle(m, "the combine of an evicted rank");
@@ -373,7 +372,7 @@ typedef struct world {
     char **argv;
     int to[RANKS_LIMIT];
     pid_t process[RANKS_LIMIT];
-    uint64_t iteration; /* of the last step that all survivors have done */
+    uint64_t iteration; /* the last step that all survivors have completed */
     uint64_t slowest_ns;
 } world;
 
@@ -392,7 +391,7 @@ static message ask(world *w, uint32_t rank, message out) {
     return answer(w, rank);
 }
 
-/* All of `mask` at once. */
+/* Tells all ranks of `mask` at once. */
 static void all_do(world *w, uint64_t mask, message out) {
     w->slowest_ns = 0;
     for (uint32_t r = 0; r < w->ranks; r++) {
@@ -440,7 +439,7 @@ static void end(world *w, uint32_t rank, int with) {
 typedef struct scenario {
     const char *name;
     int signal;  /* SIGKILL or SIGSTOP */
-    int waiting; /* its kernel waits on the GPU for the others' rows; else it is between steps */
+    int waiting; /* its kernel waits on the GPU for the others' rows; otherwise it is between steps */
 } scenario;
 
 static const scenario scenarios[] = {
@@ -455,7 +454,7 @@ static void strike(world *w, const scenario *s) {
     pid_t process = w->process[w->victim];
     if (s->waiting) {
         ask(w, w->victim, (message){.what = HALF});
-        nanosleep(&(struct timespec){0, 20 * 1000000}, NULL); /* the deadline is far */
+        nanosleep(&(struct timespec){0, 20 * 1000000}, NULL); /* the deadline is far away */
     }
     if (s->signal == SIGKILL) {
         end(w, w->victim, SIGKILL);
@@ -477,7 +476,7 @@ static void resume(world *w, const scenario *s, uint64_t survivors) {
 
 static void run(world *w, const scenario *s) {
     uint64_t all = bit(w->ranks) - 1, survivors = all & ~bit(w->victim);
-    w->iteration = UINT64_MAX; /* the next one is 0 */
+    w->iteration = UINT64_MAX; /* the next step is 0 */
     for (uint32_t r = 0; r < w->ranks; r++) start(w, r);
     for (uint32_t a = 0; a < w->ranks; a++) {
         for (uint32_t b = 0; b < a; b++) connect_pair(w, a, b);
@@ -488,7 +487,7 @@ static void run(world *w, const scenario *s) {
     uint64_t usual_ns = w->slowest_ns;
 
     strike(w, s);
-    /* Its kernel closes the connections of a process that dies. */
+    /* The operating system closes the connections of a process that dies. */
     uint32_t cause = s->signal == SIGKILL && ranks_by_queue() ? EPW_CAUSE_LINK : EPW_CAUSE_TIMEOUT;
     all_do(w, survivors,
            (message){.what = s->waiting ? LOSE_COMBINE : LOSE_DISPATCH, .peer = w->victim, .cause = cause});

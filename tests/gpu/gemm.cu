@@ -1,11 +1,11 @@
-// A product of matrices that keeps every SM busy: what a model does beside its communication.
+// A matrix product that keeps every SM busy, like the work of a model beside its communication.
 #include "gemm.h"
 
 #include <cuda_runtime.h>
 
 namespace {
 
-constexpr uint32_t kTile = 64, kDepth = 16, kThreads = 256; // each thread has 4 x 4 of a tile's sums
+constexpr uint32_t kTile = 64, kDepth = 16, kThreads = 256; // each thread has 4 x 4 sums of a tile
 
 __global__ void __launch_bounds__(kThreads)
     gemm_kernel(const float *a, const float *b, float *c, uint32_t n) {

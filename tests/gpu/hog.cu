@@ -5,8 +5,7 @@
 
 namespace {
 
-// Of an SM's 228 KiB of shared memory: with this, no block of any other kernel that needs some fits beside
-// it.
+// Of an SM's 228 KiB of shared memory: leaves no room for a block of any other kernel that uses some.
 constexpr int kShared = 226 * 1024;
 
 __global__ void hog_kernel(uint64_t ns, uint64_t apart_ns) {

@@ -1,12 +1,12 @@
-/* Buffers at the limits of what GPUs take, and input that no peer or caller should give: most ranks, experts,
- * entries, channels and tokens; every 16-bit pattern through FP8; what travels behind rows; windows
- * overwritten with garbage. Each case is a process of its own; its ranks are buffers of one thread. `--case
- * NAME` runs one. Exit code 77, with the reason, where there is no GPU. */
+/* Buffers at the limits of what GPUs support, and input that no peer or caller should give: most ranks,
+ * experts, entries, channels and tokens; every 16-bit pattern through FP8; the padding that travels after
+ * rows; windows overwritten with garbage. Each case is a process of its own; its ranks are buffers of one
+ * thread. `--case NAME` runs one. Exit code 77, with the reason, if there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 #include "ranks.h"
 
-/* Steps in which each token comes back as it went. */
+/* Steps in which each token comes back as it was sent. */
 static void steps(epw_config config, uint32_t gpus, uint32_t count) {
     static echo e;
     uint64_t all = config.ranks == 64 ? UINT64_MAX : (UINT64_C(1) << config.ranks) - 1;
@@ -119,8 +119,8 @@ static void quantise(int32_t device, uint32_t dtype, uint32_t payload, const uin
     epw_buffer_destroy(buffer);
 }
 
-/* In order, so that a block has neighbours of one binade, and shuffled: NaN, infinities and subnormal numbers
- * beside anything else. Each pattern twice. */
+/* Each pattern twice: in order, so that a block holds neighbours of one binade, and shuffled, so that NaN,
+ * infinities and subnormal numbers lie beside anything else. */
 static void patterns(uint32_t gpus) {
     static _Alignas(64) uint16_t x[PATTERN_TOKENS * PATTERN_HIDDEN];
     static _Alignas(64) quantised host, gpu;
@@ -200,8 +200,8 @@ static epw_handle self_dispatch(self *s) {
     return handle;
 }
 
-/* Rows and answers that fill the kernels' tiles with what is to stay here, and slots that show what is
- * written to them. */
+/* Leaves data in the kernels' tiles that must not be sent, and fills the slots so that every store to them
+ * shows. */
 static void self_leave_over(self *s) {
     epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
     epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
@@ -223,7 +223,7 @@ static void require_zeros(const unsigned char *slot, size_t from, size_t to, con
     }
 }
 
-/* Of rows of so many bytes, scales included. */
+/* For rows of `row_bytes`, scales included. */
 static void self_sends_zeros_behind(self *s, size_t row_bytes) {
     const size_t header = 16 + 12 + s->in.sideband_bytes, row = s->header_bytes + row_bytes;
     unsigned char *slots = malloc(TAIL_TOKENS * s->slot_bytes);
@@ -240,8 +240,8 @@ static void self_sends_zeros_behind(self *s, size_t row_bytes) {
     free(slots);
 }
 
-/* Rows travel in whole units of 16 bytes, headers in whole lines. What fills the last one is zeros, never
- * what other rows or kernels have left in shared memory. Rows of one piece, then of more. */
+/* Rows travel in whole units of 16 bytes, headers in whole lines. The last unit is padded with zeros, never
+ * with what other rows or kernels have left in shared memory. For rows of one piece and of several. */
 static void tails(uint32_t gpus) {
     (void)gpus;
     for (uint32_t blocks = 5; blocks <= 65; blocks += 60) {
@@ -273,7 +273,7 @@ static uint32_t next(uint64_t *state) {
     return (uint32_t)(*state >> 33);
 }
 
-/* Random words, small ones, ones that are just too large, those of all bits, and ONE. */
+/* Random words, small ones, values just too large, all bits set, and ONE. */
 enum { KINDS = 5, ONE = 4 };
 
 static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t *seed) {
@@ -289,7 +289,7 @@ static void put_garbage(unsigned char *at, size_t bytes, uint32_t kind, uint64_t
     free(words);
 }
 
-/* Two ranks, for what writes into the window of the first. */
+/* Two ranks, for cases that write into the window of the first. */
 static void open_two(echo *e, epw_plan *plan, uint32_t gpus) {
     epw_config config = config_of(2, 128, 512, 16, 4);
     config.lanes = 1;
@@ -299,8 +299,8 @@ static void open_two(echo *e, epw_plan *plan, uint32_t gpus) {
     REQUIRE_OK(epw_plan_make(&e->rank[0].config, plan));
 }
 
-/* The window of rank 0, whose lane 0 holds a handle. Behind the lines of the plan lies the lane's zero-copy
- * area, whose address is told. */
+/* The window of rank 0, whose lane 0 holds a handle: found from the address of the lane's zero-copy area,
+ * which lies after the lines of the plan. */
 static unsigned char *window_of(const echo_rank *r, const epw_plan *plan) {
     epw_rows_view view = EPW_ROWS_VIEW_INIT;
     REQUIRE_OK(epw_next_combine_buffer(r->buffer, r->handle, &view));
@@ -308,10 +308,10 @@ static unsigned char *window_of(const echo_rank *r, const epw_plan *plan) {
            plan->ordered_bytes;
 }
 
-/* All that peers write beside words, overwritten between the halves: counts and slots before rank 0 receives,
- * slots and answers before it combines. Nothing outside the outputs is touched (compute-sanitizer sees that),
- * every call ends, rank 1 gets its own rows, and the next step is whole. A source that tells of one row for
- * each expert, and has sent more, is refused: the others have no place. */
+/* Everything that peers write besides words is overwritten between the halves: counts and slots before rank 0
+ * receives, slots and answers before it combines. Nothing outside the outputs is touched (compute-sanitizer
+ * checks that), every call ends, rank 1 gets its own rows, and the next step is whole. A source that
+ * announces one row for each expert, and has sent more, is refused: the others have no place. */
 static void garbage(uint32_t gpus) {
     static echo e;
     enum { ROUNDS = 3 * KINDS };
@@ -362,10 +362,10 @@ static void garbage(uint32_t gpus) {
     echo_close(&e);
 }
 
-enum { POISON = 0xfefe }; /* a NaN's neighbour: no token has it */
+enum { POISON = 0xfefe }; /* a NaN that no token contains */
 
-/* Rows of each list in order: first this rank's own, exact; then the peer's, of which none is as it was
- * before the call. Returns how many of the peer's are zeros. */
+/* Checks the rows of each list in order: first this rank's own, exact; then the peer's, none of which may be
+ * as it was before the call. Returns how many of the peer's are zeros. */
 static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
     const epw_config *c = &r->config;
     uint32_t local = c->experts / e->ranks, zeros = 0;
@@ -395,9 +395,9 @@ static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
     return zeros;
 }
 
-/* One row of a peer names a token that no rank has. Nothing is moved for it: all counts stand, and the rank's
- * own rows. The peer is missing, its malformed row has become zeros, and it is told that none of its rows was
- * answered. */
+/* One row of a peer names a token that no rank has. Nothing is moved for it: all counts stay, and so do the
+ * rank's own rows. The peer is missing, its malformed row has become zeros, and it is told that none of its
+ * rows was answered. */
 static void malformed(uint32_t gpus) {
     static echo e;
     epw_plan plan = EPW_PLAN_INIT;

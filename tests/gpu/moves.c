@@ -1,7 +1,7 @@
-/* Mapped peers and peers behind queues in one group, and a place whose next rank comes by the other way: from
- * one that the others map to one on another host, say, and back. Who stays replays the graphs that it
- * captured before. Ranks are buffers of one thread on one GPU, which permit ways to map each other or do not.
- * Exit code 77, with the reason, where there is no GPU. */
+/* Mapped peers and peers behind queues in one group, and a place whose next rank is reached the other way: a
+ * mapped rank is replaced by one behind queues, as if on another host, and back. The ranks that stay replay
+ * the graphs that they captured before. Ranks are buffers of one thread on one GPU, whose paths permit or
+ * exclude mapping each other. Exit code 77, with the reason, if there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 
@@ -32,7 +32,7 @@ static cudaGraphExec_t graph_of(echo_rank *r) {
     return exec;
 }
 
-/* Everybody replays; a rank without a graph calls. */
+/* Every rank replays its graph; a rank without a graph calls. */
 static void step(echo *e, cudaGraphExec_t graphs[RANKS], uint64_t seed, const char *what) {
     const uint64_t all = (1u << RANKS) - 1;
     echo_fill(e, seed);
@@ -86,7 +86,7 @@ static void moves(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* The way is the same in both directions also where one end alone excludes the other's window. */
+/* The path is the same in both directions even if only one end excludes the other's window. */
 static void one_sided(uint32_t gpus) {
     static echo e;
     (void)gpus;
@@ -97,7 +97,7 @@ static void one_sided(uint32_t gpus) {
     require_path(&e, 0, 1, EPW_PATH_QUEUE);
     require_path(&e, 1, 0, EPW_PATH_QUEUE);
     require_path(&e, 0, 2, EPW_PATH_THREAD);
-    require_path(&e, 2, 3, EPW_PATH_THREAD); /* the other way it is mapped too, by a handle */
+    require_path(&e, 2, 3, EPW_PATH_THREAD); /* in the other direction it is mapped too, by a handle */
     require_path(&e, 3, 2, EPW_PATH_VMM);
     require_path(&e, 0, 3, EPW_PATH_QUEUE);
     require_path(&e, 3, 0, EPW_PATH_QUEUE);

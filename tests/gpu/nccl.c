@@ -5,7 +5,7 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
-/* What is used of its interface, by its published names and values. */
+/* The part of its interface that is used, with its published names and values. */
 typedef struct unique_id {
     char bytes[128];
 } unique_id;
@@ -68,7 +68,7 @@ nccl *nccl_open(const char *library, const rank_links *links) {
 void nccl_close(nccl *n) {
     if (n == NULL) return;
     must(n->destroy(n->comm), "ncclCommDestroy");
-    free(n); /* the library stays: it has threads */
+    free(n); /* the library stays loaded: it has threads */
 }
 
 static void all_to_all(const nccl *n, const epw_coll *c, cudaStream_t stream) {

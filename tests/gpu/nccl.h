@@ -1,4 +1,5 @@
-/* NCCL, as a witness that is measured beside communicators: found at run time, by the path of its library. */
+/* NCCL, as a reference that is measured beside communicators: loaded at run time from the path of its
+ * library. */
 #ifndef TESTS_GPU_NCCL_H
 #define TESTS_GPU_NCCL_H
 
@@ -10,7 +11,7 @@
 
 typedef struct nccl nccl;
 
-/* On the current device. The caller aborts the program on any error: it says which. */
+/* Opens it on the current device. On an error it ends the program and says which. */
 nccl *nccl_open(const char *library, const rank_links *links);
 void nccl_close(nccl *n);
 

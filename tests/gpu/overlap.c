@@ -1,6 +1,6 @@
-/* Two buffers on two streams beside a third stream of matrix products that fill the GPU. Nothing may hang, no
- * row may be wrong; how much the products slow down is printed. Exit code 77, with the reason, where there is
- * no GPU. */
+/* Two buffers on two streams beside a third stream of matrix products that fill the GPU. Nothing may hang and
+ * no row may be wrong; the slowdown of the products is printed. Exit code 77, with the reason, if there is no
+ * GPU. */
 #include "gemm.h"
 #include "ranks.h"
 #include "step.h"
@@ -56,7 +56,7 @@ static void close_products(products *p) {
     REQUIRE_CUDA(cudaFree(p->c));
 }
 
-/* So that the GPU never runs out of products. */
+/* Keeps enough products enqueued that the GPU never runs out of them. */
 static void keep_busy(products *p) {
     for (int i = 0; i < PRODUCTS_AHEAD; i++) {
         cudaEvent_t event = p->done[p->enqueued % PRODUCTS_AHEAD];
@@ -76,7 +76,7 @@ static void enqueue_timed(products *p) {
     REQUIRE_CUDA(cudaEventRecord(p->ended, p->stream));
 }
 
-/* Milliseconds of one product, of those that enqueue_timed has enqueued and that have run. */
+/* Milliseconds per product, of those that enqueue_timed has enqueued; they must have run. */
 static double timed(const products *p) {
     float ms = 0;
     await_event(p->ended, 120 * 1000 * MS, "products");
@@ -100,7 +100,7 @@ static epw_config config_of(const rank_links *links) {
     return config;
 }
 
-/* STEP_KINDS checked steps a segment in each buffer, products all the while. */
+/* STEP_KINDS checked steps per segment in each buffer, with products running all the while. */
 static void run_checked(const rank_links *links, step_lane lanes[BUFFERS], products *p) {
     cudaEvent_t done[BUFFERS][SEGMENTS_AHEAD];
     for (int i = 0; i < BUFFERS * SEGMENTS_AHEAD; i++)
@@ -126,8 +126,7 @@ static void run_checked(const rank_links *links, step_lane lanes[BUFFERS], produ
     await_stream(p->stream, 60 * 1000 * MS, "products beside steps");
 }
 
-/* Replays dispatch and combine, and nothing else, until all ranks' products are done. Returns how many steps.
- */
+/* Replays only dispatch and combine until all ranks' products are done. Returns the number of steps. */
 static uint64_t replay_beside(const rank_links *links, step_lane lanes[BUFFERS],
                               cudaGraphExec_t graphs[BUFFERS], const products *p) {
     uint64_t steps = 0, finished = 0;
@@ -136,7 +135,7 @@ static uint64_t replay_beside(const rank_links *links, step_lane lanes[BUFFERS],
             if (steps > 0) await_event(lanes[i].event, 60 * 1000 * MS, "replays beside products");
             REQUIRE_CUDA(cudaGraphLaunch(graphs[i], lanes[i].stream));
             REQUIRE_CUDA(cudaEventRecord(lanes[i].event, lanes[i].stream));
-            REQUIRE_CUDA(cudaGraphLaunch(graphs[i], lanes[i].stream)); /* goes on while the host looks */
+            REQUIRE_CUDA(cudaGraphLaunch(graphs[i], lanes[i].stream)); /* runs on while the host checks */
             steps += 2 * STEP_KINDS;
         }
         cudaError_t state = cudaEventQuery(p->ended);

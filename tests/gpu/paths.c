@@ -1,8 +1,8 @@
-/* The ways in which ranks may reach each other and a program may enqueue: by CUDA IPC alone, by VMM handles
- * alone, by neither, from a rank that leaves, on GPUs that each process numbers or sees otherwise; on default
- * streams that change within a step, with another stream behind the lane's, in graphs that share a handle.
- * What arrives is checked row by row. Each case runs in processes of its own, one to a GPU; this program
- * starts them. Exit code 77, with the reason, where there are fewer than two GPUs. */
+/* The ways in which ranks can reach each other and a program can enqueue: by CUDA IPC only, by VMM handles
+ * only, by neither, from a rank that leaves, on GPUs that each process numbers or sees differently; on
+ * default streams that change within a step, with another stream after the lane's, in graphs that share a
+ * handle. What arrives is checked row by row. Each case runs in processes of its own, one per GPU, which this
+ * program starts. Exit code 77, with the reason, if there are fewer than two GPUs. */
 #include "ranks.h"
 #include "step.h"
 
@@ -16,19 +16,20 @@ enum {
     TOPK = 4,
     ROUNDS = 25,
     REPLAYS = 50,
-    COPIED_KINDS = 4, /* of STEP_KINDS, from 0: nothing in place, so that outputs can be looked at later */
+    COPIED_KINDS = 4, /* the first kinds of STEP_KINDS: not in place, so that outputs can be inspected
+                       * later */
     STREAMS = 3
 };
 
-/* Where a rank's GPU is: where ranks_gpu says, counted from the end, or the only one that its process sees.
- */
+/* Which GPU a rank uses: the one of ranks_gpu, the same counted from the end, or the only one that its
+ * process sees. */
 typedef enum gpu_place { IN_ORDER, REVERSED, HIDDEN_BUT_ONE } gpu_place;
 
 typedef struct test_case {
     const char *name;
     void (*run)(const rank_links *links, const struct test_case *c);
     uint32_t paths; /* config.paths */
-    uint32_t taken; /* EPW_PATH_* that a peer may be reached by then */
+    uint32_t taken; /* EPW_PATH_* by which a peer may then be reached */
     gpu_place place;
 } test_case;
 
@@ -45,7 +46,8 @@ typedef struct member {
     step_lane lane;
 } member;
 
-/* Leaves this process one GPU, the `number`th that it would see, as its ordinal 0. Before CUDA is used. */
+/* Makes the `number`th GPU the only one that this process sees, as its ordinal 0. Called before CUDA is
+ * used. */
 static void see_only(uint32_t number) {
     char one[64];
     const char *seen = getenv("CUDA_VISIBLE_DEVICES");
@@ -96,12 +98,12 @@ static void open_member(member *m, const rank_links *links, const test_case *c) 
         REQUIRE(path & (p == links->rank ? EPW_PATH_SELF : c->taken), "rank %u reaches rank %u by path %s",
                 links->rank, p, epw_path_name(path));
     }
-    /* Now and then a rank is 0.2 ms late: whoever did not wait for it would be seen. */
+    /* Now and then a rank is 0.2 ms late, which reveals any call that does not wait for it. */
     step_open(&m->lane, m->buffer, &m->config, 1, 0, EPW_PAYLOAD_FP8_F32, 0, 1, 200000);
     ranks_meet(links);
 }
 
-/* What was enqueued has run, and was right. */
+/* Requires that everything enqueued has run and was right. */
 static void exact(const member *m, const char *what) {
     await_stream(m->lane.stream, 60 * 1000 * MS, what);
     if (step_wrong(&m->lane, "paths")) _exit(1);
@@ -119,7 +121,7 @@ static size_t out_bytes(void) {
     return (size_t)TOKENS * HIDDEN * 2;
 }
 
-/* So that only what is written again can pass a check. */
+/* Overwrites the outputs, so that only newly written data can pass a check. */
 static void spoil_outputs(const member *m) {
     const traffic_memory *at = &m->lane.memory;
     cudaStream_t stream = m->lane.stream;
@@ -145,8 +147,8 @@ static void run_steps(const rank_links *links, const test_case *c) {
     REQUIRE_CUDA(cudaGraphExecDestroy(graph));
 }
 
-/* Rank 0 ends its buffer, and frees its window, while the others still write to it: rows, and that they have
- * given it up. */
+/* Rank 0 destroys its buffer, and with it the window, while the others still write to it: rows, and the word
+ * that they have given it up. */
 static void leave_early(const rank_links *links, const test_case *c) {
     member m;
     open_member(&m, links, c);
@@ -171,7 +173,7 @@ static void leave_early(const rank_links *links, const test_case *c) {
     step_close(&m.lane);
 }
 
-/* Of each pair of ranks, neither connects to the other: `words` say why no path will do. */
+/* No rank connects to any other: `words` is the expected reason why no path will do. */
 static void refuse_peer(const rank_links *links, uint32_t paths, const char *words) {
     uint32_t peer = links->rank ^ 1;
     unsigned char blob[EPW_BLOB_MAX];
@@ -209,13 +211,14 @@ static void find_no_path(const rank_links *links, const test_case *c) {
 
 /* ---- streams ---- */
 
-/* A step as a program does it, then the same one on each pair of streams, without a word from the program
- * about their order: neither inputs nor answers change. */
+/* A step as a program does it, then the same step on each pair of streams, without the program ordering them:
+ * neither inputs nor answers change. */
 static void change_streams(const rank_links *links, const test_case *c) {
     member m;
     open_member(&m, links, c);
     step_lane *l = &m.lane;
-    cudaStream_t streams[STREAMS] = {NULL, cudaStreamPerThread, l->stream}; /* ends on the lane's own */
+    cudaStream_t streams[STREAMS] = {NULL, cudaStreamPerThread, l->stream}; /* ends on the lane's own
+                                                                             * stream */
     for (uint32_t round = 0; round < ROUNDS; round++) {
         step_kind kind = step_kind_of(links->rank, round % COPIED_KINDS);
         epw_handle handle = 0;
@@ -224,7 +227,8 @@ static void change_streams(const rank_links *links, const test_case *c) {
         spoil_outputs(&m);
         exact(&m, "a step on one stream");
         for (uint32_t i = 0; i < STREAMS * STREAMS; i++) {
-            /* Late in turns: the others' dispatches wait, with a combine on another stream behind them. */
+            /* Ranks are late in turn: the others' dispatches wait, with a combine on another stream after
+             * them. */
             if (i % links->ranks == links->rank) nanosleep(&(struct timespec){0, 200000}, NULL);
             l->stream = streams[i % STREAMS];
             handle = step_dispatch(l, kind, TOKENS);
@@ -238,8 +242,8 @@ static void change_streams(const rank_links *links, const test_case *c) {
     close_member(&m, links);
 }
 
-/* Another stream's copy of what calls on the lane's stream write, as the host finds it when that other stream
- * alone has been waited for. */
+/* Copies, on another stream, what calls on the lane's stream write, as the host finds it after waiting for
+ * that other stream only. */
 static void copy_behind(const member *m, epw_handle handle, cudaStream_t stream, void *to, const void *from,
                         size_t bytes) {
     REQUIRE_OK(epw_stream_wait(m->buffer, handle, stream));
@@ -247,7 +251,7 @@ static void copy_behind(const member *m, epw_handle handle, cudaStream_t stream,
     REQUIRE_CUDA(cudaStreamSynchronize(stream));
 }
 
-/* `copy` is what now lies at `from`, which has been checked. */
+/* Requires that `copy` equals what lies at `from`, which has been checked. */
 static void same(const void *copy, const void *from, void *scratch, size_t bytes, const char *name) {
     REQUIRE_CUDA(cudaMemcpy(scratch, from, bytes, cudaMemcpyDeviceToHost));
     REQUIRE(memcmp(copy, scratch, bytes) == 0, "the copy of %s began too early", name);
@@ -258,7 +262,7 @@ static void wait_on_another_stream(const rank_links *links, const test_case *c) 
     open_member(&m, links, c);
     step_lane *l = &m.lane;
     size_t rows_bytes = l->row.expert_rows_bytes;
-    void *rows = NULL, *out = NULL, *scratch = NULL; /* pinned, or the host would wait within the copy */
+    void *rows = NULL, *out = NULL, *scratch = NULL; /* pinned, otherwise the host would wait in the copy */
     cudaStream_t other = NULL;
     REQUIRE_CUDA(cudaHostAlloc(&rows, rows_bytes, cudaHostAllocDefault));
     REQUIRE_CUDA(cudaHostAlloc(&out, out_bytes(), cudaHostAllocDefault));
@@ -287,7 +291,7 @@ static void wait_on_another_stream(const rank_links *links, const test_case *c) 
 
 /* ---- graphs ---- */
 
-/* With other tokens than before. */
+/* With different tokens than before. */
 static void replay_in_turn(member *m, step_kind kind, epw_handle handle, cudaGraphExec_t dispatching,
                            cudaGraphExec_t combining) {
     step_lane *l = &m->lane;
@@ -299,7 +303,7 @@ static void replay_in_turn(member *m, step_kind kind, epw_handle handle, cudaGra
     exact(m, "a step by two graphs");
 }
 
-/* A combine of a free lane writes nothing and says so, once for each half that was called by itself. */
+/* A combine on a free lane writes nothing and says so, once for each half that was called on its own. */
 static void replay_out_of_turn(const member *m, step_kind kind, cudaGraphExec_t combining) {
     static unsigned char out[TOKENS * HIDDEN * 2];
     epw_error_record records[4];
@@ -332,7 +336,7 @@ static void share_a_handle(const rank_links *links, const test_case *c) {
         step_combine(l, kind, handle);
         cudaGraphExec_t combining = step_captured(l->stream);
         for (int i = 0; i < REPLAYS; i++) replay_in_turn(&m, kind, handle, dispatching, combining);
-        if (links->rank % 2 == 0) replay_out_of_turn(&m, kind, combining); /* the others go on meanwhile */
+        if (links->rank % 2 == 0) replay_out_of_turn(&m, kind, combining); /* the others continue meanwhile */
         for (int i = 0; i < 2; i++) replay_in_turn(&m, kind, handle, dispatching, combining);
         REQUIRE_CUDA(cudaGraphExecDestroy(dispatching));
         REQUIRE_CUDA(cudaGraphExecDestroy(combining));
@@ -363,7 +367,7 @@ static int is_wanted(const test_case *c) {
     return options.only == NULL || strcmp(options.only, c->name) == 0;
 }
 
-/* The process of a rank has one case. */
+/* The process of a rank runs one case. */
 static int rank_main(const rank_links *links) {
     for (uint32_t i = 0; i < CASES; i++) {
         if (is_wanted(&cases[i])) cases[i].run(links, &cases[i]);

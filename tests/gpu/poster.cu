@@ -36,7 +36,7 @@ __global__ void nops_kernel(epw_queue *queues, uint32_t batches, uint32_t batch,
             epw_entry_nop(&e, q->pair, index + thread,
                           thread == batch - 1 ? EPW_SIGNAL_ALWAYS : EPW_SIGNAL_ERRORS);
             put_entry(q, index + thread, e);
-            // Writer: each thread, its entry. Reader: the NIC, behind the doorbell.
+            // Writer: each thread, of its entry. Reader: the NIC, after it has acquired the doorbell.
             ptx::fence_sys();
             ptx::store_relaxed_sys(&q->marks[(index + thread) & (q->depth - 1)],
                                    epw_queue_lap(q, index + thread));
@@ -51,7 +51,7 @@ __global__ void nops_kernel(epw_queue *queues, uint32_t batches, uint32_t batch,
     note(result, began, late);
 }
 
-// By one thread. False: nothing has come in time.
+// Called by one thread. Returns false if the word has not come in time.
 __device__ bool await_word(const uint64_t *word, uint64_t value, uint64_t until) {
     for (uint32_t looks = 0; ptx::load_acquire_sys(word) < value; looks++)
         if (looks % 64 == 63 && ptx::global_timer_ns() > until) return false;

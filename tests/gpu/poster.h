@@ -1,5 +1,5 @@
-/* Kernels that post to queues as those of EP do, with nothing else to do: a block of one warp each. All are
- * enqueued; each returns a cudaError_t. */
+/* Kernels that post to queues as those of EP do, but do nothing else, with blocks of one warp. All are only
+ * enqueued; each function returns a cudaError_t. */
 #ifndef EPW_TESTS_POSTER_H
 #define EPW_TESTS_POSTER_H
 
@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-/* What kernels say when they are done, zeroed before: in device memory. */
+/* The kernels' results, zeroed before, in device memory. */
 typedef struct poster_result {
     uint64_t began_ns, ended_ns; /* by globaltimer: first begin, last end */
     uint32_t late;               /* kernels or blocks that gave up */
@@ -17,13 +17,13 @@ typedef struct poster_result {
 extern "C" {
 #endif
 
-/* A block to each queue posts `batches` times `batch` NOPs, 32 at most, and rings for each batch, whose last
- * one signals; then waits until all are done. Gives up after limit_ns. */
+/* One block per queue posts `batches` times `batch` NOPs, 32 at most, and rings once per batch; the last NOP
+ * of a batch is signalled. Then it waits until all are done. Gives up after limit_ns. */
 int poster_nops(epw_queue *queues, uint32_t count, uint32_t batches, uint32_t batch, uint64_t limit_ns,
                 poster_result *result, void *stream);
 
-/* `rounds` words to and fro: posted to offset 0 of the peer's window, by its key, and awaited in this one.
- * `first` begins. */
+/* Bounces a word `rounds` times: posts it to offset 0 of the peer's window, by its key, and awaits the reply
+ * in this window. The end with `first` begins. */
 typedef struct poster_end {
     epw_queue *queue;
     epw_key its;

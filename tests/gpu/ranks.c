@@ -19,7 +19,8 @@
 
 /* ---- the program: its options, its limit, its GPUs ---- */
 
-/* How many arguments are an option of that name: 0 if it is unknown, or its value is not a number. */
+/* The number of arguments that form an option of that name; 0 if it is unknown, or its value is not a
+ * number. */
 static int take_option(const ranks_option *options, int argc, char **argv) {
     int taken = 0;
     for (const ranks_option *o = options; o->name != NULL; o++) {
@@ -64,8 +65,10 @@ static void too_long(int signal) {
 }
 
 void ranks_limit(const char *name, uint32_t seconds) {
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* loading later could wait for kernels that wait */
-    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* a kernel that waits holds up nobody else's stream */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);      /* lazy loading could wait for kernels that wait for a
+                                                     * peer */
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1); /* enough hardware queues that a waiting kernel blocks no
+                                                     * other stream */
     program = name;
     signal(SIGALRM, too_long);
     alarm(seconds);
@@ -140,7 +143,7 @@ pid_t ranks_start(const rank_links *links, char **argv) {
     pid_t child = fork();
     REQUIRE(child >= 0, "fork: %s", strerror(errno));
     if (child != 0) return child;
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* nobody is left behind */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* no process outlives its parent */
     if (getppid() != parent) _exit(1);
     char place[256];
     int at = snprintf(place, sizeof place, "%u %u %u", links->rank, links->ranks, links->gpus);
@@ -153,7 +156,7 @@ pid_t ranks_start(const rank_links *links, char **argv) {
     _exit(127);
 }
 
-/* The first that ends badly ends the others. */
+/* Waits for all processes; if one fails, ends the others. */
 static int await_processes(rank_thread *ranks, uint32_t count) {
     int result = 0;
     for (uint32_t ended = 0; ended < count; ended++) {
@@ -168,7 +171,7 @@ static int await_processes(rank_thread *ranks, uint32_t count) {
                 fprintf(stderr, "rank %u ended with status %d\n", r, status);
             }
         }
-        nanosleep(&(struct timespec){2, 0}, NULL); /* time to say what they saw */
+        nanosleep(&(struct timespec){2, 0}, NULL); /* gives them time to report what they saw */
         for (uint32_t r = 0; r < count; r++) {
             if (ranks[r].process > 0) kill(ranks[r].process, SIGKILL);
         }
@@ -219,7 +222,8 @@ int ranks_run(rank_body *body, uint32_t ranks, uint32_t gpus, uint32_t processes
     return result;
 }
 
-/* Runs body as the rank that this process was started to be. Its exit code, -1 if started by hand. */
+/* Runs body as the rank that this process was started to be. Returns its exit code, or -1 if the program was
+ * started by hand. */
 static int join(rank_body *body) {
     const char *place = getenv(PLACE);
     if (place == NULL) return -1;
@@ -288,8 +292,8 @@ void ranks_meet(const rank_links *links) {
 
 /* ---- paths ---- */
 
-/* Of EPW_TEST_PATH=mixed: the way of the ranks of a half to each other. Each half's windows are shared, if at
- * all, by another kind of handle, and within one process there are no IPC handles. */
+/* For EPW_TEST_PATH=mixed: the path between the ranks of one half. The two halves share their windows, if at
+ * all, by different kinds of handle, and within one process there are no IPC handles. */
 static uint32_t path_of_half(uint32_t half) {
     if (getenv(PLACE) != NULL) return half == 0 ? EPW_PATH_VMM : EPW_PATH_IPC;
     return half == 0 ? EPW_PATH_THREAD : EPW_PATH_VMM;

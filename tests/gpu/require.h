@@ -1,5 +1,5 @@
-/* What must hold for a test on GPUs to go on. Else the program says what did not, and ends: a rank that is
- * left behind is given up by its peers and by whoever started it. */
+/* Conditions that must hold for a GPU test to go on. If one fails, the program prints it and ends: peers, and
+ * the process that started the test, then give this rank up. */
 #ifndef EPW_TESTS_REQUIRE_H
 #define EPW_TESTS_REQUIRE_H
 
@@ -35,7 +35,7 @@ static inline uint64_t now_ns(void) {
     return (uint64_t)now.tv_sec * 1000 * MS + (uint64_t)now.tv_nsec;
 }
 
-/* Until the stream, or the event, has come so far; at most timeout_ns, then the program ends. */
+/* Waits until the stream, or the event, has completed; after timeout_ns the program ends. */
 static inline void await_event(cudaEvent_t event, uint64_t timeout_ns, const char *what) {
     uint64_t began = now_ns();
     for (;;) {
@@ -60,7 +60,7 @@ static inline void await_stream(cudaStream_t stream, uint64_t timeout_ns, const 
     }
 }
 
-/* Ends the program unless these peers are suspects, and those of them were silent. */
+/* Ends the program unless exactly these peers are suspects, and exactly those of them were silent. */
 #define REQUIRE_SUSPECTS(buffer, suspects_, silent_)                                                         \
     do {                                                                                                     \
         epw_membership now_ = EPW_MEMBERSHIP_INIT;                                                           \

@@ -1,8 +1,8 @@
 /* The GPU against the host, bit for bit: the same steps through epwire.h, once by host threads and once by
- * kernels, eager and as replayed graphs, in turn and out of it. Ranks are threads of this process or, with
- * --processes, processes: one to a GPU, as many as there are GPUs (8 at most), then two, then a single one.
+ * kernels, eager and as replayed graphs, in order and out of order. Ranks are threads of this process or,
+ * with --processes, processes: first one per GPU for all GPUs (8 at most), then two ranks, then a single one.
  * `--ranks N`: rank r has GPU r % GPUs, and the SMs of a GPU are divided among its ranks, whose kernels wait
- * for each other; `--sms N`: so many each. Exit code 77, with the reason, where there is no GPU. */
+ * for each other; `--sms N`: N SMs each. Exit code 77, with the reason, if there is no GPU. */
 #include "ranks.h"
 #include "require.h"
 #include "same_cases.h"
@@ -55,7 +55,7 @@ static void clear_outputs(const world *w, const memory *m) {
             CUDA_OK(cudaMemset(m->at[a], value, m->bytes[a]));
         }
     }
-    /* Not the device: another rank may be capturing on it. */
+    /* Does not synchronise the device: another rank may be capturing on it. */
     if (w->gpu >= 0) CUDA_OK(cudaStreamSynchronize(NULL));
 }
 
@@ -75,14 +75,14 @@ static void fill_zero_copy(const world *w, epw_buffer *b, epw_handle handle, con
         memcpy((unsigned char *)view.rows + i * view.stride, m->at[EXPERT_OUT] + i * row, row);
 }
 
-/* The call's own, which a capture does not take. */
+/* The call's own deadline, which captured calls cannot have. */
 static uint64_t deadline_of(const test_case *c, cudaStream_t stream) {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     if (stream != NULL) CUDA_OK(cudaStreamIsCapturing(stream, &capture));
     return c->long_deadline && capture == cudaStreamCaptureStatusNone ? 120 * 1000 * MS : 0;
 }
 
-/* On a GPU enqueued on the two streams in turn, which may be one. */
+/* On a GPU the halves are enqueued on the two streams, which may be the same. */
 static epw_handle dispatch(epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
                            cudaStream_t second) {
     const test_case *c = &cases[index];
@@ -112,7 +112,7 @@ static void combine(const world *w, epw_buffer *b, epw_handle handle, uint32_t i
     combined.out = m->at[OUT];
     combined.contributions = (uint16_t *)m->at[CONTRIBUTIONS];
     if (c->zero_copy) {
-        answer.stream = first; /* where the copy below is enqueued */
+        answer.stream = first; /* the stream of the copy below */
         fill_zero_copy(w, b, handle, c, m, first);
     }
     CHECK_OK(epw_combine(b, handle, &answer, c->split ? NULL : &combined, NULL));
@@ -126,14 +126,15 @@ static epw_handle step(const world *w, epw_buffer *b, uint32_t index, const memo
     return handle;
 }
 
-/* Where a peer is missing, rows beyond the counts may hold anything: gives `got` what the host has there. */
+/* If a peer is missing, rows beyond the counts may hold anything: copies the host's content of them to
+ * `got`. */
 static void forget_beyond_counts(const test_case *c, int a, const memory *host, unsigned char *got) {
     int by_rank = c->layout == EPW_RANK_MAJOR && a != EXPERT_ROWS;
     int of_rows = a == ROWS || a == SCALES || a == SIDEBANDS || a == SOURCE_TOKEN || a == EXPERT_ROWS;
     if (!of_rows && a != ROW_EXPERTS && a != ROW_WEIGHTS) return;
     const uint32_t *counts = (const uint32_t *)host->at[by_rank ? SOURCE_COUNTS : COUNTS];
     size_t lists = host->bytes[by_rank ? SOURCE_COUNTS : COUNTS] / 4, bytes = host->bytes[a] / lists;
-    size_t rows = host->bytes[EXPERT_ROWS] / host->bytes[COUNTS]; /* of an expert's list */
+    size_t rows = host->bytes[EXPERT_ROWS] / host->bytes[COUNTS]; /* rows of an expert's list */
     if (by_rank) rows /= lists;
     for (size_t l = 0; l < lists; l++) {
         size_t begin = l * bytes + counts[l] * (bytes / rows);
@@ -159,14 +160,14 @@ static void finish(const world *w) {
     for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamSynchronize(w->streams[i]));
 }
 
-/* Before kernels that wait for peers are enqueued. What a rank does between two steps (allocating, freeing,
- * clearing) waits for all that runs on its GPU: for a kernel of another rank, say, that waits for this one.
- */
+/* Ranks meet before they enqueue kernels that wait for peers. What a rank does between two steps (allocating,
+ * freeing, clearing) waits for everything that runs on its GPU, for example for a kernel of another rank that
+ * waits for this one. */
 static void meet(const world *w) {
     ranks_meet(w->links);
 }
 
-/* Of a step that has ended: nobody is missing, or a stranger and the others are to each other. */
+/* After a step: no peer is missing, except that a stranger and the others miss each other. */
 static void check_outcome(epw_buffer *b, epw_handle handle, const test_case *c, const rank_links *links) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     uint64_t missing = 0;
@@ -181,7 +182,7 @@ static void check_outcome(epw_buffer *b, epw_handle handle, const test_case *c, 
     CHECK(!missing || (outcome.record.rank == links->rank && outcome.record.peer == (links->rank != 1)));
 }
 
-/* What a step of strangers has put on record. */
+/* Takes the records that a step of strangers has left. */
 static void drain_errors(epw_buffer *b, const test_case *c) {
     epw_error_record records[16];
     uint32_t count = 0;
@@ -221,7 +222,7 @@ static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
     CUDA_OK(cudaGraphExecDestroy(exec));
 }
 
-/* The replay does nothing but say so, once for each half that was called by itself. */
+/* The replay only says that it was refused, once for each half that was called on its own. */
 static void replay_is_refused(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
                               const memory *untouched, cudaGraphExec_t exec, uint32_t phase) {
     epw_error_record records[4];
@@ -241,7 +242,7 @@ static void replay_is_refused(const world *w, epw_buffer *b, uint32_t rank, uint
     meet(w);
 }
 
-/* A combine of a free lane and a dispatch of a held one, and then both in turn. */
+/* A combine on a free lane and a dispatch on a held one, and then both in order. */
 static void run_out_of_turn(const world *w, epw_buffer *b, uint32_t rank, uint32_t index,
                             const memory *inputs, const memory *m, const memory *host) {
     const world here = {.gpu = -1};
@@ -328,7 +329,7 @@ static void refusals(const world *w, epw_buffer *b, const memory *m) {
     CHECK_OK(epw_buffer_set_active(b, &all, 2, 0));
 }
 
-/* Some are on record, and the others counted. */
+/* Some are recorded, and the others counted. */
 static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, const memory *m) {
     enum { RECORDED = 64 };
     epw_error_record records[2 * RECORDED];
@@ -337,7 +338,7 @@ static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, cons
     uint32_t bad = in.tokens * in.topk, count = 0;
     uint64_t lost = 0;
     CHECK_OK(epw_take_errors(b, records, sizeof(epw_error_record), 2 * RECORDED, &count,
-                             &lost)); /* of cases before */
+                             &lost)); /* left by earlier cases */
     in.stream = w->streams[0];
     CUDA_OK(cudaMemset(m->at[IDS], 0x7f, m->bytes[IDS]));
     for (int round = 0; round < 2; round++) {
@@ -354,7 +355,7 @@ static void many_bad_ids(const world *w, epw_buffer *b, const test_case *c, cons
 
 /* ---- ranks ---- */
 
-/* On a GPU compares with what the host made. */
+/* On a GPU, compares with the host's results. */
 static void run_case(const world *w, epw_buffer *b, const epw_config *config, uint32_t index, memory *host) {
     memory inputs = make_inputs(config, index);
     memory m = place(w, &inputs);
@@ -410,7 +411,7 @@ static int report(uint32_t ranks, uint64_t made, uint64_t failed) {
     return made > 0 && failed == 0 ? 0 : 1;
 }
 
-/* What the host makes of each case, then the same on the GPU. */
+/* Runs each case on the host, then on the GPU. */
 static int rank_main(const rank_links *links) {
     memory host[CASES];
     world w = {.gpu = -1, .links = links};
@@ -421,7 +422,7 @@ static int rank_main(const rank_links *links) {
     run_shapes(&w, host);
     for (int i = 0; i < 2; i++) CUDA_OK(cudaStreamDestroy(w.streams[i]));
     for (uint32_t i = 0; i < CASES; i++) free_arrays(&host[i]);
-    if (!options.processes) return 0; /* they count together */
+    if (!options.processes) return 0; /* threads share one count */
     uint64_t made = ranks_sum(links, atomic_load(&checks_made));
     uint64_t failed = ranks_sum(links, atomic_load(&checks_failed));
     return links->rank == 0 ? report(links->ranks, made, failed) : failed > 0;

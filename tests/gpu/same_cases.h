@@ -8,11 +8,11 @@
 
 enum { OPAQUE = 128, OPAQUE_SCALES_MAX = 300 };
 
-/* What a buffer is planned for, and used to the full. */
+/* What a buffer is planned for, and used up to. */
 enum { PLAIN, FEW_BLOCKS, HALF, TOPK_9, TOPK_32, RAGGED, WIDE, WIDE_RAGGED, WIDER, WIDEST, SHAPES };
 typedef struct shape {
-    uint32_t dtype, combine_dtype, tokens, hidden, experts, topk; /* experts: three times topk or more */
-    uint32_t sms;                                                 /* 0: as many as there are */
+    uint32_t dtype, combine_dtype, tokens, hidden, experts, topk; /* experts: at least three times topk */
+    uint32_t sms;                                                 /* 0: all */
 } shape;
 static const shape shapes[SHAPES] = {
     [PLAIN] = {EPW_BF16, EPW_BF16, TOKENS, HIDDEN, EXPERTS, TOPK, 0},
@@ -30,23 +30,23 @@ static const shape shapes[SHAPES] = {
 typedef struct test_case {
     const char *name;
     uint32_t shape, payload, layout, mode, scale_order, idx_type;
-    uint32_t scales;      /* of an opaque row, */
-    uint32_t scale_bytes; /* of 4 bytes unless said otherwise, */
+    uint32_t scales;      /* scales of an opaque row, */
+    uint32_t scale_bytes; /* of 4 bytes unless set here, */
     int scales_by_row;    /* [token][scale], not [scale][token] */
-    uint32_t columns;     /* of the ids, fewer than the plan's topk */
+    uint32_t columns;     /* ids per token, fewer than the plan's topk */
     uint32_t apart;       /* bytes between the rows of x */
-    int split;            /* receive in calls of their own */
+    int split;            /* separate receive calls */
     int zero_copy;        /* expert outputs lie in epw_next_combine_buffer */
-    int own_weights;      /* combine's, not dispatch's */
-    int waits;            /* are asked for */
+    int own_weights;      /* combine is given weights of its own, instead of those of dispatch */
+    int waits;            /* waits are measured */
     int long_deadline;    /* outside captures */
-    int repeats;          /* the GPU is given ids twice that the host is told are none */
+    int repeats;          /* the GPU gets repeated ids where the host gets "none" */
     int stranger;         /* rank 1 sends fp8 pow2, whatever the others send: they refuse each other's rows */
-    int bad_ids;          /* also with nothing but these, in a world of one rank */
-    int out_of_turn;      /* also replay halves where the lane is not ready for them */
+    int bad_ids;          /* also a step with bad ids only, in a world of one rank */
+    int out_of_turn;      /* also replay halves when the lane is not ready for them */
 } test_case;
 
-/* What is not said is 0: plain shape, 16-bit rows, expert-major, rank-reduced, i32 ids. */
+/* Fields not given are 0: plain shape, 16-bit rows, expert-major, rank-reduced, i32 ids. */
 #define SHAPE(s)   .shape = (s)
 #define PAYLOAD(p) .payload = EPW_PAYLOAD_##p
 #define RANK_MAJOR .layout = EPW_RANK_MAJOR
@@ -145,7 +145,7 @@ enum {
     IN_SCALES,
     OWN_WEIGHTS,
     EXPERT_OUT, /* read */
-    WAITS,      /* added to, differently each time */
+    WAITS,      /* added to, with a different sum each time */
     OUTPUTS,
     ROWS = OUTPUTS,
     SCALES,
@@ -187,7 +187,7 @@ static const char *const array_names[ARRAYS] = {"x",
 typedef struct memory {
     unsigned char *at[ARRAYS];
     size_t bytes[ARRAYS];
-    int stranger; /* it is the rank's that sends something else */
+    int stranger; /* 1: the memory of the rank that sends another format */
 } memory;
 
 static uint32_t next(uint64_t *state) {
@@ -195,15 +195,15 @@ static uint32_t next(uint64_t *state) {
     return (uint32_t)(*state >> 33);
 }
 
-/* Both signs, 16 binades or more (of f16 also the one below the normal numbers), all mantissas: sums in
- * another order would differ. */
+/* Both signs, at least 16 binades (for f16 including the one below the normal numbers), all mantissas: sums
+ * in another order would differ. */
 static uint16_t any_value(uint32_t dtype, uint64_t *seed) {
     uint32_t r = next(seed);
     if (dtype == EPW_F16) return (uint16_t)((r & 1) << 15 | (r >> 1) % 20 << 10 | (r >> 8 & 1023));
     return (uint16_t)((r & 1) << 15 | (119 + (r >> 1) % 16) << 7 | (r >> 8 & 127));
 }
 
-/* An id of the same token before its entry j, number i of all; -1: there is none. */
+/* An earlier id of the same token, before its entry j, which is number i of all; -1: there is none. */
 static int64_t earlier_id(uint32_t idx_type, const unsigned char *ids, size_t i, size_t j) {
     for (size_t back = 1; back <= j; back++) {
         int64_t id = idx_type == EPW_I64 ? ((const int64_t *)(const void *)ids)[i - back]
@@ -293,7 +293,7 @@ static epw_dispatch_output output_of(const test_case *c, const memory *m) {
     return out;
 }
 
-/* What the step reads, the same in every world, and sizes of what it writes. */
+/* The inputs of the step, the same in every world, and the sizes of its outputs. */
 static memory make_inputs(const epw_config *config, uint32_t index) {
     const test_case *c = &cases[index];
     memory m = {.stranger = c->stranger && config->rank == 1};
@@ -337,10 +337,10 @@ static memory make_inputs(const epw_config *config, uint32_t index) {
     for (size_t i = 0; i < bytes[IN_SCALES] / 4; i++) ((uint32_t *)m.at[IN_SCALES])[i] = next(&seed);
     memset(m.at[WAITS], 0, bytes[WAITS]);
     for (size_t i = 0; i < tokens * topk; i++) {
-        size_t t = i / columns_of(c), j = i % columns_of(c); /* beyond the last token where there are fewer */
+        size_t t = i / columns_of(c), j = i % columns_of(c); /* beyond the last token if there are fewer */
         ((float *)m.at[WEIGHTS])[i] = (float)(next(&seed) % 1000) / 997.0f;
         ((float *)m.at[OWN_WEIGHTS])[i] = (float)(next(&seed) % 1000) / 991.0f;
-        /* distinct in a token */
+        /* distinct within a token */
         int64_t id = (int64_t)((t * 5 + config->rank + next(&seed) % 3 + j * 3) % config->experts);
         int nowhere = t % 5 == 1 || t % 64 > 40;
         if (next(&seed) % (c->repeats ? 3 : 8) == 0 || nowhere) id = -1;

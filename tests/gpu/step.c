@@ -147,7 +147,7 @@ epw_handle step_dispatch(step_lane *l, step_kind kind, uint32_t tokens) {
     out.row_experts = rank_major ? m->row_experts : NULL;
     out.row_weights = rank_major ? m->row_weights : NULL;
     out.expert_rows = rank_major ? m->expert_rows : NULL;
-    /* A kernel that has something to add up ends otherwise than one that has not. */
+    /* A kernel that has something to add up ends on another path than one that has not. */
     out.expert_totals = l->lane == 0 ? m->expert_totals : NULL;
     out.wait_ns = l->wait_ns;
     out.stream = l->stream;
@@ -253,7 +253,7 @@ traffic_state step_state(const step_lane *l) {
 }
 
 int step_wrong(const step_lane *l, const char *name) {
-    /* Writer: a kernel. It writes `what` last. */
+    /* Writer: a kernel, which writes `what` last. */
     uint32_t what = __atomic_load_n(&l->faults->what, __ATOMIC_ACQUIRE);
     const traffic_faults *f = l->faults;
     if (what == 0) return 0;

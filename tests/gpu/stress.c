@@ -1,6 +1,6 @@
-/* Random traffic, for long, checked on the device: every row, count and combined token of every iteration.
- * Ranks differ in what each may choose: layout, halves, calls or replays of graphs, pauses. No host looks at
- * anything before the end. Exit code 77, with the reason, where there is no GPU. */
+/* Long random traffic, checked on the device: every row, count and combined token of every iteration. Ranks
+ * differ in what each may choose: layout, halves, calls or replays of graphs, pauses. The host looks at
+ * nothing before the end. Exit code 77, with the reason, if there is no GPU. */
 #include "ranks.h"
 #include "step.h"
 
@@ -66,12 +66,12 @@ static epw_config config_of(const rank_links *links, uint32_t sms) {
     return config;
 }
 
-/* The tokens that the device makes in that iteration. */
+/* The number of tokens that the device makes in that iteration. */
 static uint32_t tokens_of(const step_lane *l, uint64_t iteration) {
     return traffic_tokens(&l->shape, traffic_key(&l->shape, l->shape.rank, iteration));
 }
 
-/* Each is STEP_KINDS iterations of every lane. */
+/* Segments of the run; each is STEP_KINDS iterations of every lane. */
 static uint64_t segments_of_run(void) {
     return ((uint64_t)options.iterations + LANES * STEP_KINDS - 1) / (LANES * STEP_KINDS);
 }
@@ -84,7 +84,7 @@ static void run_segment(step_lane *l, cudaGraphExec_t graph, uint64_t segment, u
     }
     for (uint32_t i = 0; i < STEP_KINDS; i++) {
         uint64_t iteration = l->lane + LANES * (segment * STEP_KINDS + i);
-        /* As many tokens as there are, or rows that are routed nowhere as well. */
+        /* Either exactly the tokens that exist, or also rows that are routed nowhere. */
         uint32_t tokens = random >> (8 + i) & 1 ? l->shape.max_tokens : tokens_of(l, iteration);
         step_run(l, step_kind_of(l->shape.rank, i), tokens);
     }
@@ -98,7 +98,7 @@ static uint64_t finish_lane(step_lane *l, uint64_t iterations) {
     step_untroubled(l);
     REQUIRE(state.iteration == l->lane + LANES * (iterations - 1), "lane %u ended with iteration %llu",
             l->lane, (unsigned long long)state.iteration);
-    if (l->lane != 0) return state.rows; /* has no totals: see step_dispatch */
+    if (l->lane != 0) return state.rows; /* the other lanes have no totals: see step_dispatch */
     uint64_t totals = 0, of_expert[EPW_MAX_TOKENS / 8];
     size_t experts = l->shape.experts / l->shape.ranks;
     REQUIRE_CUDA(cudaMemcpy(of_expert, l->memory.expert_totals, experts * 8, cudaMemcpyDeviceToHost));
@@ -108,7 +108,7 @@ static uint64_t finish_lane(step_lane *l, uint64_t iterations) {
     return state.rows;
 }
 
-/* All iterations in a buffer of so many SMs. Returns the rows checked on this rank. */
+/* All iterations in a buffer with `sms` SMs. Returns the rows checked on this rank. */
 static uint64_t run_buffer(const rank_links *links, uint32_t sms) {
     epw_config config = config_of(links, sms);
     epw_buffer *buffer = NULL;
@@ -154,7 +154,8 @@ static uint64_t run_buffer(const rank_links *links, uint32_t sms) {
     return rows;
 }
 
-/* Once with a block for each token, and once with so few that each sends many; or as `--sms` says. */
+/* Once with a block for each token, and once with so few blocks that each sends many tokens; or as `--sms`
+ * says. */
 static int rank_main(const rank_links *links) {
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     uint64_t began = now_ns(), iterations = segments_of_run() * STEP_KINDS * LANES, rows = 0;

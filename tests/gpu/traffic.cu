@@ -6,7 +6,7 @@
 namespace {
 
 constexpr uint32_t kThreads = 256, kWarps = kThreads / 32;
-constexpr uint32_t kChunk = 8; // channels that a thread handles together: 16 bytes of bf16
+constexpr uint32_t kChunk = 8; // channels that a thread handles at once: 16 bytes of bf16
 
 __device__ uint64_t global_timer_ns() {
     uint64_t t;
@@ -24,7 +24,7 @@ __device__ Token token_of(const traffic_shape &s, uint64_t source_key, uint32_t 
     Token token;
     token.key = traffic_mix(source_key + (t + 1) * 0x9e3779b97f4a7c15ull);
     uint64_t h = traffic_mix(token.key ^ 0x726f757465);
-    // At times all of a source's tokens go to the first rank's experts.
+    // Sometimes all of a source's tokens go to the first rank's experts.
     bool skewed = traffic_mix(source_key ^ 0x736b6577) % 4 == 0;
     uint32_t among = skewed ? s.experts / s.ranks : s.experts, strides = among / s.topk;
     token.base = (h >> 8) % among;
@@ -44,7 +44,7 @@ __device__ float weight_of(const Token &token, uint32_t j) {
     return 1.0f + float(traffic_mix(token.key ^ 0x77) >> j & 1);
 }
 
-// Eight e4m3 codes, normal numbers all; the first of an FP8 block is 448, the largest, so that the block's
+// Eight e4m3 codes, all normal numbers; the first of an FP8 block is 448, the largest, so that the block's
 // scale is exact.
 __device__ uint64_t codes_of(const Token &token, uint32_t chunk) {
     uint64_t h = traffic_mix(token.key + (chunk + 1) * 0xd1342543de82ef95ull), codes = 0;
@@ -81,7 +81,7 @@ __device__ uint4 channels_of(const Token &token, uint32_t chunk) {
     return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// Adds `weight` times what expert `e` answers.
+// Adds `weight` times the answer of expert `e`.
 __device__ void add_answer(float sums[kChunk], const Token &token, int32_t e, uint32_t chunk, float weight) {
     uint64_t h = traffic_mix(token.key ^ uint64_t(e + 1) << 32 ^ (chunk + 1) * 0xe7037ed1a0b428dbull);
     for (uint32_t i = 0; i < kChunk; i++) sums[i] += weight * float(h >> (8 * i) & 7);
@@ -114,7 +114,7 @@ __device__ void report(const traffic_memory &m, const Where &w, uint64_t expecte
     f->iteration = m.state->iteration;
     f->expected = expected;
     f->found = found;
-    __threadfence_system(); // Reader: the host, which looks at `what` first.
+    __threadfence_system(); // Reader: the host, which loads `what` first.
     *reinterpret_cast<volatile uint32_t *>(&f->what) = w.what;
 }
 
@@ -141,7 +141,7 @@ __global__ void next_kernel(const traffic_shape s, const traffic_memory m) {
     while (global_timer_ns() < until) __nanosleep(500);
 }
 
-// A warp to a token. Tokens beyond the step's are routed nowhere.
+// One warp per token. Tokens beyond the step's are routed nowhere.
 __global__ void make_kernel(const traffic_shape s, const traffic_memory m) {
     uint64_t key = traffic_key(&s, s.rank, m.state->iteration);
     uint32_t tokens = traffic_tokens(&s, key), lane = threadIdx.x % 32;
@@ -157,19 +157,19 @@ __global__ void make_kernel(const traffic_shape s, const traffic_memory m) {
     }
 }
 
-// Tokens of a list in the order in which they must lie there.
+// The tokens of a list, in the order in which they must lie there.
 struct List {
     uint32_t count;
-    uint32_t begin[64], length[64]; // of each source within the list
-    uint32_t rank_rows[64];         // rows of each source, whatever its expert
+    uint32_t begin[64], length[64]; // range of each source within the list
+    uint32_t rank_rows[64];         // rows of each source for any expert
 };
 
 struct Entry {
     uint32_t source, token, row; // row: in rank-major layout
 };
 
-// By one warp: the tokens routed to `expert`, or, if that is -1, those of source `only` routed to any expert
-// of this rank.
+// Walks the tokens routed to `expert` or, if that is -1, those of source `only` that are routed to any expert
+// of this rank. Called by one warp.
 __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t sources, int32_t expert,
                      uint32_t only, List &list, Entry *entries) {
     uint32_t lane = threadIdx.x % 32, below = (1u << lane) - 1, local = s.experts / s.ranks, count = 0;
@@ -203,7 +203,7 @@ __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t source
     if (lane == 0) list.count = count;
 }
 
-// By one warp: what travelled, and then the answer over or beside it.
+// Checks a row as it arrived, then writes the answer over it or elsewhere. Called by one warp.
 __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const traffic_places &p, Where w,
                           const Token &token, uint32_t list, uint32_t row) {
     uint32_t lane = threadIdx.x % 32, local = s.experts / s.ranks, lists = list * s.ranks * s.max_tokens;
@@ -224,7 +224,7 @@ __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const
         uint32_t found = *reinterpret_cast<const uint32_t *>(scales + block * p.scale_block_stride);
         expect(m, w, __float_as_uint(scale_of(exponent_of(token, chunk))), found);
     }
-    __syncwarp(); // the row may be where the answer goes
+    __syncwarp(); // the row may lie where the answer goes
     auto *to = reinterpret_cast<uint4 *>(p.expert_out + uint64_t(lists + row) * p.out_stride);
     for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
         float sums[kChunk] = {};
@@ -241,7 +241,7 @@ __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const
     }
 }
 
-// Rank-major: what is said of a row's experts. By one warp.
+// Rank-major: checks the ids and weights of a row's experts. Called by one warp.
 __device__ void check_entries(const traffic_shape &s, const traffic_memory &m, Where w, const Token &token) {
     uint32_t j = threadIdx.x % 32, local = s.experts / s.ranks;
     if (j >= s.topk) return;
@@ -255,7 +255,7 @@ __device__ void check_entries(const traffic_shape &s, const traffic_memory &m, W
            __float_as_uint(m.row_weights[w.row * s.topk + j]));
 }
 
-// Block x: local expert x's list, and source x's rows. Blocks of one x share the rows.
+// Blocks of index x check local expert x's list and source x's rows; blocks with the same x share the rows.
 __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
     extern __shared__ Entry entries[];
     __shared__ List list;
@@ -318,7 +318,7 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
     }
 }
 
-// A warp to a token.
+// One warp per token.
 __global__ void check_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
     uint64_t iteration = m.state->iteration, key = traffic_key(&s, s.rank, iteration),
              answers = m.state->answers;

@@ -1,10 +1,10 @@
-/* Traffic that checks itself, seen by host C and CUDA. Everything about a step is a function of (seed, source
- * rank, iteration): how many tokens, their routing, their channels, what the experts answer. So the receiver
- * makes again what it should have been sent, on the device, and a row that is wrong, misplaced, or of another
- * iteration is seen at once.
+/* Self-checking traffic, shared by host C and CUDA. Everything about a step is a function of (seed, source
+ * rank, iteration): the number of tokens, their routing, their channels, the experts' answers. So the
+ * receiver recomputes on the device what it should have been sent, and detects a row that is wrong,
+ * misplaced, or of another iteration at once.
  *
  * All numbers are exact, whatever the order of sums: channels are e4m3 codes times a power of two, answers
- * integers below 8, weights 1 or 2. */
+ * are integers below 8, weights are 1 or 2. */
 #ifndef EPW_TESTS_TRAFFIC_H
 #define EPW_TESTS_TRAFFIC_H
 
@@ -32,27 +32,27 @@ TRAFFIC_FN uint64_t traffic_key(const traffic_shape *s, uint32_t source, uint64_
     return traffic_mix(s->seed + traffic_mix(iteration * 64 + source + 1));
 }
 
-/* Often all, at times none. */
+/* Often the maximum, sometimes 0. */
 TRAFFIC_FN uint32_t traffic_tokens(const traffic_shape *s, uint64_t key) {
     uint64_t h = traffic_mix(key ^ 0x746f6b656e73);
     if (h % 16 == 0) return 0;
     return h % 4 == 1 ? s->max_tokens : (uint32_t)((h >> 8) % (s->max_tokens + 1));
 }
 
-/* Of one lane of a rank, in device memory. Changed by the kernels in stream order; the host writes it only
- * while nothing of the lane runs. */
+/* State of one lane of a rank, in device memory. Kernels change it in stream order; the host writes it only
+ * while nothing of the lane is running. */
 typedef struct traffic_state {
-    uint64_t iteration; /* of the step in flight, or the last one */
-    uint64_t stride;    /* what the next step adds */
-    uint64_t pause_ns;  /* a quarter of the steps begin with a pause of up to so long; 0: none */
+    uint64_t iteration; /* iteration of the step in flight, or of the last one */
+    uint64_t stride;    /* increment for the next step */
+    uint64_t pause_ns;  /* a quarter of the steps begin with a pause of up to this; 0: none */
     uint64_t sources;   /* ranks whose rows must come; all others' must not */
     uint64_t answers;   /* ranks whose answers must come */
-    uint64_t rows;      /* checked so far */
+    uint64_t rows;      /* rows checked so far */
     uint64_t totals;    /* sum of the tokens of all local experts so far */
-    uint64_t wrong;     /* checks that did not hold so far */
+    uint64_t wrong;     /* checks that have failed so far */
 } traffic_state;
 
-/* What may be wrong. traffic_fault_name says it in words. */
+/* The checks that can fail. traffic_fault_name puts them into words. */
 enum {
     TRAFFIC_COUNT = 1,
     TRAFFIC_SOURCE_COUNT,
@@ -68,7 +68,7 @@ enum {
     TRAFFIC_FAULTS
 };
 
-/* The first check that did not hold. In mapped host memory; written by one thread of a kernel, if ever. */
+/* The first check that failed. In mapped host memory; written at most once, by one thread of a kernel. */
 typedef struct traffic_faults {
     uint32_t what; /* TRAFFIC_*; written last, 0: none */
     uint32_t layout, source, token, row, channel;
@@ -95,14 +95,14 @@ typedef struct traffic_memory {
     uint16_t *contributions;
 } traffic_memory;
 
-/* Where received rows lie and where answers go. Strides in bytes. */
+/* Where received rows lie and where answers go. Strides are in bytes. */
 typedef struct traffic_places {
     uint32_t layout;  /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR */
     uint32_t payload; /* EPW_PAYLOAD_SAME or EPW_PAYLOAD_FP8_F32 */
     uint32_t tokens;  /* rows of `out` */
     const unsigned char *rows;
     const float *scales;
-    unsigned char *expert_out; /* may be `rows`: then each row is read before it is written */
+    unsigned char *expert_out; /* may be `rows`: then each row is read before it is overwritten */
     uint64_t row_stride, out_stride;
     uint64_t scale_row_stride, scale_block_stride, scale_list_stride;
 } traffic_places;
@@ -111,22 +111,22 @@ typedef struct traffic_places {
 extern "C" {
 #endif
 
-/* Each enqueues kernels on a cudaStream_t, waits for nothing and returns a cudaError_t. */
+/* Each function enqueues kernels on a cudaStream_t, waits for nothing and returns a cudaError_t. */
 
 /* Loads all kernels: loading one later might wait for kernels that wait for a peer. */
 int traffic_prepare(void);
 
-/* Goes on to the next iteration, pauses, and makes its tokens. */
+/* Advances to the next iteration, pauses, and makes its tokens. */
 int traffic_make(const traffic_shape *shape, const traffic_memory *m, void *stream);
 
-/* Checks everything that a dispatch has delivered and computes what the experts answer. */
+/* Checks everything that a dispatch has delivered, and computes the experts' answers. */
 int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
                    void *stream);
 
 /* Checks combined tokens. */
 int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream);
 
-/* Writes the GPU's globaltimer, nanoseconds. */
+/* Writes the GPU's globaltimer, in nanoseconds. */
 int traffic_stamp(uint64_t *to, void *stream);
 
 #ifdef __cplusplus

@@ -1,7 +1,7 @@
-/* What may befall operations on GPUs beside the loss of a rank: work of others that keeps blocks off the SMs,
- * sums that lanes share, a peer that goes between two graphs, peers that wait for others. Each case is a
+/* What can disturb operations on GPUs besides the loss of a rank: other work that keeps blocks off the SMs,
+ * sums that lanes share, a peer that leaves between two graphs, peers that wait for others. Each case is a
  * process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
- * reason, where there is no GPU. */
+ * reason, if there is no GPU. */
 #include "cases.h"
 #include "echo.h"
 #include "hog.h"
@@ -24,7 +24,7 @@ static epw_config config_of(uint32_t ranks, uint64_t deadline_ns) {
     return config;
 }
 
-/* A step of one rank that is whole. Returns how long it took. */
+/* A complete step of one rank. Returns its duration. */
 static uint64_t whole_step(echo *e, echo_rank *r, const char *what) {
     uint64_t all = (UINT64_C(1) << e->ranks) - 1, began = now_ns();
     echo_step(e);
@@ -39,7 +39,7 @@ static uint64_t whole_step(echo *e, echo_rank *r, const char *what) {
 
 enum { LATE_DEADLINE_MS = 2 };
 
-/* Holds all SMs but one of the rank's GPU from now on for so long, then lets go of one after the other. */
+/* Occupies all SMs of the rank's GPU except one for `ns` from now on, then releases one after the other. */
 static void hold_sms_apart(const echo_rank *r, uint64_t ns, uint64_t apart_ns, cudaStream_t stream) {
     int sms = 0;
     REQUIRE_CUDA(cudaSetDevice(r->config.device));
@@ -48,7 +48,7 @@ static void hold_sms_apart(const echo_rank *r, uint64_t ns, uint64_t apart_ns, c
     sleep_ms(3);
 }
 
-/* And lets go of all at once. */
+/* The same, but releases all at once. */
 static void hold_sms(const echo_rank *r, uint32_t ms, cudaStream_t stream) {
     hold_sms_apart(r, ms * MS, 0, stream);
 }
@@ -62,7 +62,8 @@ static cudaStream_t hog_stream(const echo_rank *r) {
 }
 
 /* The receiving half of a dispatch has one SM, and a sum to add to, for which one block waits for the others.
- * Once that wait ends while they are still absent, and once they come when it has just ended. */
+ * In the first round that wait ends while they are still absent; in the second they come just after it has
+ * ended. */
 static void late_receive(uint32_t gpus) {
     static echo e;
     const uint32_t bound_ms = 2 * EPW_WAIT_DEADLINES_MAX * LATE_DEADLINE_MS,
@@ -87,7 +88,7 @@ static void late_receive(uint32_t gpus) {
         REQUIRE(took > bound_ms * MS, "no block was late: receiving took %llu us",
                 (unsigned long long)(took / 1000));
         echo_missing(r, 0, "late blocks");
-        REQUIRE_CUDA(cudaStreamSynchronize(hogs)); /* a whole combine needs the SMs */
+        REQUIRE_CUDA(cudaStreamSynchronize(hogs)); /* a combine with both halves needs the SMs */
         echo_combine(r, ECHO_BOTH);
         echo_settle(&e, "combine");
         REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without late blocks", echo_wrong(&e, r, 1));
@@ -143,8 +144,8 @@ static void late_combine(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* A whole dispatch has one SM: this rank's own word comes too late for itself, and it goes on without its
- * experts, at its usual speed, until the next epoch. */
+/* A dispatch with both halves has one SM: this rank's own word comes too late for itself, and it goes on
+ * without its experts, at its usual speed, until the next epoch. */
 static void late_dispatch(uint32_t gpus) {
     static echo e;
     const uint64_t deadline = 5 * MS;
@@ -177,10 +178,10 @@ static void late_dispatch(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* The sending half of a dispatch or a combine has one SM until about when the block that waits for the others
- * closes without them. Blocks that begin just before that send while those that begin just after it do not:
- * what the peer has then is all rows and the word, or no word, and this rank knows which. What a block waits
- * for the others for: to put a bad id on record, or because rank 2 is missing, which does nothing at all. */
+/* The sending half of a dispatch or a combine has one SM until about the time at which the block that waits
+ * for the others closes without them. Blocks that begin just before that send, those that begin just after it
+ * do not: the peer then has either all rows and the word, or no word, and this rank knows which. The block
+ * waits for the others to record a bad id, or because rank 2, which does nothing at all, is missing. */
 static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
     static echo e;
     enum { ROUNDS = 200 };
@@ -188,7 +189,7 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
     const int combines = half == echo_combine;
     epw_config config = config_of(3, LATE_DEADLINE_MS * MS);
     config.max_tokens = 512;
-    config.hidden = 2048; /* a block sends its 64 tokens for longer than eight blocks are apart */
+    config.hidden = 2048; /* a block takes longer to send its 64 tokens than eight blocks begin apart */
     config.experts = 12;
     config.sms = 8;
     echo_open(&e, &config, gpus);
@@ -205,7 +206,7 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
         r->ids[0] = bad;
         REQUIRE_CUDA(cudaSetDevice(r->config.device));
         REQUIRE_CUDA(cudaMemcpy(r->topk_idx, &bad, sizeof bad, cudaMemcpyHostToDevice));
-        /* Where answers are late rows are not: queues take longer for them. */
+        /* In the combine case the rows must not be late: queues take longer for them. */
         for (uint32_t i = 0; i < 2 && ranks_by_queue(); i++) e.rank[i].deadline_ns = 20 * MS;
         for (uint32_t halves = ECHO_SEND; combines && halves <= ECHO_RECEIVE; halves++)
             for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], halves);
@@ -225,7 +226,7 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
         REQUIRE(lost == (received.missing.bits[0] & ~absent),
                 "round %u: rank 0 has lost %llx while sending, its peer %llx while receiving", round,
                 (unsigned long long)sent.missing.bits[0], (unsigned long long)received.missing.bits[0]);
-        /* Of a dispatch the answers are late for nobody, also where queues carry them. */
+        /* In the dispatch case the answers must not be late, not even through queues. */
         for (uint32_t i = 0; !combines && i < 2; i++) {
             e.rank[i].deadline_ns = 500 * MS;
             echo_combine(&e.rank[i], ECHO_BOTH);
@@ -250,8 +251,8 @@ static void late_answers(uint32_t gpus) {
     send_late(gpus, echo_combine);
 }
 
-/* A block waits for others of its receiving half for three deadlines, and its peer, which hears of it, bears
- * with it as long. */
+/* A block waits three deadlines for other blocks of its receiving half; its peer hears of it, and waits as
+ * long. */
 static void late_beacons(uint32_t gpus) {
     static echo e;
     const uint32_t deadline_ms = 50;
@@ -281,7 +282,7 @@ static void late_beacons(uint32_t gpus) {
 
 /* ---- sums that two lanes add to at the same time ---- */
 
-/* The same rank on another lane, on a stream and with outputs of its own. */
+/* The same rank on another lane, with a stream and outputs of its own. */
 static echo_rank on_lane(const echo_rank *r, uint32_t lane) {
     const epw_config *c = &r->config;
     echo_rank other = *r;
@@ -294,7 +295,8 @@ static echo_rank on_lane(const echo_rank *r, uint32_t lane) {
     return other;
 }
 
-/* What is enqueued on both lanes from here on begins at one time, when something lets go of an SM. */
+/* Makes everything that is enqueued on both lanes from here on begin at the same time, when one SM is
+ * released. */
 static void begin_together(const echo_rank lanes[2], cudaStream_t hogs, cudaEvent_t free_again,
                            uint64_t held) {
     REQUIRE_CUDA(cudaSetDevice(lanes[0].config.device));
@@ -303,7 +305,7 @@ static void begin_together(const echo_rank lanes[2], cudaStream_t hogs, cudaEven
     for (uint32_t l = 0; l < 2; l++) REQUIRE_CUDA(cudaStreamWaitEvent(lanes[l].stream, free_again, 0));
 }
 
-/* Both lanes add at the end of each dispatch: side by side all the time, since their steps are enqueued
+/* Both lanes add at the end of each dispatch, concurrently all the time, since their steps are enqueued
  * before the first of them runs. */
 static void shared_totals(uint32_t gpus) {
     static echo e;
@@ -313,7 +315,7 @@ static void shared_totals(uint32_t gpus) {
     epw_config config = config_of(1, 1000 * MS);
     config.max_tokens = 16;
     config.lanes = 2;
-    config.sms = 8; /* the kernels of both lanes run at a time, beside what holds them back */
+    config.sms = 8; /* the kernels of both lanes fit on the GPU, beside what holds them back */
     echo_open(&e, &config, 1);
     e.rank[0].expert_totals = echo_take(config.experts * 8, 0);
     echo_fill(&e, 1);
@@ -339,7 +341,7 @@ static void shared_totals(uint32_t gpus) {
 }
 
 /* Rank 0 waits on both lanes while something holds back what rank 1 sends on them: both waits end at the same
- * time, each has taken at least as long as that, and their sum has both. */
+ * time, each took at least as long as that, and their sum includes both. */
 static void shared_waits(uint32_t gpus) {
     static echo e;
     static echo_rank lanes[2][2];
@@ -348,7 +350,7 @@ static void shared_waits(uint32_t gpus) {
     epw_config config = config_of(2, 1000 * MS);
     config.max_tokens = 16;
     config.lanes = 2;
-    config.sms = 8; /* the kernels of all lanes run at a time, beside what holds rank 1 back */
+    config.sms = 8; /* the kernels of all lanes fit on the GPU, beside what holds rank 1 back */
     echo_open(&e, &config, gpus);
     REQUIRE_CUDA(cudaSetDevice(e.rank[0].config.device));
     uint64_t *waits = e.rank[0].wait_ns = echo_take(config.ranks * sizeof *waits, 0);
@@ -360,7 +362,7 @@ static void shared_waits(uint32_t gpus) {
     REQUIRE_CUDA(cudaEventCreateWithFlags(&free_again, cudaEventDisableTiming));
     for (uint32_t i = 0; i < STEPS; i++) {
         for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[0][l], ECHO_BOTH);
-        nanosleep(&(struct timespec){0, 100000}, NULL); /* they wait */
+        nanosleep(&(struct timespec){0, 100000}, NULL); /* by now they wait */
         begin_together(lanes[1], hogs, free_again, held);
         for (uint32_t l = 0; l < 2; l++) echo_dispatch(&lanes[1][l], ECHO_BOTH);
         for (uint32_t r = 0; r < 2; r++)
@@ -386,8 +388,8 @@ static cudaGraphExec_t graph_of(echo_rank *r, void (*half)(echo_rank *r, uint32_
     return step_captured(r->stream);
 }
 
-/* Ends the program unless rank 0 has one record since it was last asked: lane 1 has lost the peer. What is
- * replayed later begins without the peer, loses nobody, and says so in `contributions` alone. */
+/* Ends the program unless rank 0 has one new record: lane 1 has lost the peer. What is replayed later begins
+ * without the peer, loses no peer, and shows it only in `contributions`. */
 static void require_one_loss(const echo_rank *r, const char *what) {
     epw_error_record records[4];
     uint32_t count = 0;
@@ -455,7 +457,8 @@ static void disconnected(uint32_t gpus) {
 
 /* ---- words that come at the deadline ---- */
 
-/* How often nobody was given up, rank 1 was, and it was though what it has sent is there. */
+/* How often rank 1 was not given up, was given up and lost, and was given up although what it has sent is
+ * there. */
 typedef struct ends {
     uint32_t whole, lost, kept;
 } ends;
@@ -468,9 +471,10 @@ static uint32_t take_records(const echo_rank *r) {
     return count;
 }
 
-/* Rank 1 sends, in a dispatch or in a combine as `half` says, `delay` after rank 0 has begun to wait, which
- * changes from round to round so that rank 0 gives it up as often as not. `held_ms`: rank 0's blocks find one
- * SM for so long. Whatever blocks see, they deliver the same: all that rank 1 has sent, or nothing. */
+/* Rank 1 sends, in a dispatch or in a combine as `half` says, `delay` after rank 0 has begun to wait; the
+ * delay changes from round to round so that rank 0 gives it up in about half of them. `held_ms`: for so long
+ * rank 0's blocks have only one SM. Whatever the blocks see, they deliver the same: all that rank 1 has sent,
+ * or nothing. */
 static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_t), uint32_t held_ms) {
     static echo e;
     enum { ROUNDS = 400 };
@@ -504,7 +508,8 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
         int own = combines ? echo_wrong(&e, r, 1) == 0 : echo_miscounted(&e, r, 1) == 0;
         REQUIRE(whole != own, "round %u: a part of what rank 1 has sent is there", round);
         REQUIRE(given_up || whole, "round %u: rank 1 is missing and was never given up", round);
-        /* Who is given up and has sent after all may not have been sent to; but who answers, answers. */
+        /* A peer that is given up and sends after all may not have been sent to, so it is missing; but a peer
+         * that answers has answered. */
         uint64_t missing = own || (given_up && !combines) ? 2 : 0;
         REQUIRE(outcome.missing.bits[0] == missing, "round %u: missing %llx instead of %llx", round,
                 (unsigned long long)outcome.missing.bits[0], (unsigned long long)missing);
@@ -542,8 +547,8 @@ static void answers_at_the_deadline(uint32_t gpus) {
     all_wait(gpus, echo_combine);
 }
 
-/* One block gives rank 1 up, and the others begin when the word is there: they have delivered what it says.
- */
+/* One block gives rank 1 up, and the others begin when the word is there: they have delivered what it
+ * says. */
 static void one_waits(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
     ends count = receive_at_deadline(gpus, half, 3 + 3 * LATE_DEADLINE_MS);
     REQUIRE(count.kept > 0, "no late block has found a word that was given up: %u rounds whole, %u lost",
@@ -558,7 +563,7 @@ static void answers_after_all(uint32_t gpus) {
 
 /* ---- who is alive, and who is told ---- */
 
-/* Three ranks of which 0 knows only 1, and 2 only 1: what 0 waits for depends on 2 through 1 alone. */
+/* Three ranks: 0 and 2 know only 1, so what 0 waits for depends on 2 through 1 alone. */
 static void open_chain(echo *e, uint64_t deadline_ns, uint32_t gpus) {
     static const uint64_t members[] = {3, 7, 6};
     epw_config config = config_of(3, deadline_ns);
@@ -572,7 +577,7 @@ static void open_chain(echo *e, uint64_t deadline_ns, uint32_t gpus) {
     echo_fill(e, 2);
 }
 
-/* Rank 1 waits for rank 2 by a deadline of its own call, for longer than the group's deadlines allow. Rank 0
+/* Rank 1 waits for rank 2 with a deadline of its own call, longer than the group's deadlines allow. Rank 0
  * waits for rank 1, which says so in its beacons. */
 static void lengthened(uint32_t gpus) {
     static echo e;
@@ -615,8 +620,8 @@ static void first_beacon(uint32_t gpus) {
 }
 
 /* Rank 1 computes for 0.8 deadlines after each call, and rank 0 waits for its answers all the time: it hears
- * that rank 1 lives when a receiving half ends that began late, and when a wait for rank 2 ends that was too
- * short for a beacon. */
+ * that rank 1 is alive when a receiving half ends that began late, and when a wait for rank 2 ends that was
+ * too short for a beacon. */
 static void silent(uint32_t gpus) {
     static echo e;
     const uint32_t deadline_ms = 500;
@@ -639,7 +644,7 @@ static void silent(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* A rank that its peers leave out learns of it by their next epoch, and not by a deadline. */
+/* A rank that its peers leave out learns of it from their next epoch, not by a deadline. */
 static void left_out(uint32_t gpus) {
     static echo e;
     const uint64_t deadline = 2000 * MS;
@@ -658,12 +663,12 @@ static void left_out(uint32_t gpus) {
     REQUIRE_OK(epw_outcome_read(e.rank[2].buffer, e.rank[2].handle, &outcome));
     REQUIRE(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_SUPERSEDED,
             "missing %llx by cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
-    REQUIRE_SUSPECTS(e.rank[2].buffer, 3, 0); /* of whom it has heard */
+    REQUIRE_SUSPECTS(e.rank[2].buffer, 3, 0); /* from both of which it has heard */
     echo_close(&e);
 }
 
-/* Both ranks begin the epoch at a step of their own, and learn of it at once, whoever looks first: also where
- * the steps differ by their lowest bit alone. At one step they work together. */
+/* The ranks begin the epoch at different steps, and learn of it at once, whichever looks first, even if the
+ * steps differ only in their lowest bit. With the same step they work together. */
 static void another_step(uint32_t gpus) {
     static echo e;
     static const uint64_t steps[][2] = {{7, 6}, {0, UINT64_C(1) << 40}, {EPW_STEP_MAX, EPW_STEP_MAX}};
@@ -702,7 +707,7 @@ static void another_step(uint32_t gpus) {
 }
 
 /* Rank 0 waits for rank 2, which never comes, until it is told that the group goes on without it; rank 1's
- * rows count. Later operations of both lanes go on without it, and rank 2 is told. */
+ * rows count. Later operations of both lanes go on without rank 2, and it is told. */
 static void revoked(uint32_t gpus) {
     static echo e;
     const uint64_t deadline = 10000 * MS;
@@ -745,8 +750,8 @@ static void revoked(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* Rank 2, which is no member, goes and comes while rank 0 waits for rank 1 on its SMs; then it is admitted.
- */
+/* Rank 2, which is not a member, leaves and comes back while rank 0 waits for rank 1 on its SMs; then it is
+ * admitted. */
 static void comes(uint32_t gpus) {
     static echo e;
     unsigned char blob[EPW_BLOB_MAX];
@@ -791,7 +796,7 @@ static void comes(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* Words of a probe go through pinned memory and the copy engines: they pass kernels that wait. */
+/* The words of a probe go through pinned memory and the copy engines, so they pass kernels that wait. */
 static void probed(uint32_t gpus) {
     static echo e;
     epw_config config = config_of(2, 2000 * MS);
@@ -822,7 +827,7 @@ static void probed(uint32_t gpus) {
 
 /* ---- verdicts ---- */
 
-/* Ends a step of these ranks and ends the program unless all of them learn this of it. */
+/* Ends a step of these ranks, and ends the program unless all of them get this verdict on it. */
 static void step_is(echo *e, uint32_t ranks, uint64_t step, uint32_t verdict, const char *what) {
     uint32_t epoch = 0, found = EPW_VERDICT_PENDING;
     for (uint32_t r = 0; r < ranks; r++)
@@ -840,7 +845,7 @@ static void launch(const echo_rank *r, cudaGraphExec_t graph) {
     REQUIRE_CUDA(cudaGraphLaunch(graph, r->stream));
 }
 
-/* A rank by itself: what no peer could tell it of. */
+/* A rank by itself: verdicts that no peer could give it. */
 static void verdicts(uint32_t gpus) {
     static echo e;
     epw_config config = config_of(1, 100 * MS);
@@ -868,7 +873,7 @@ static void verdicts(uint32_t gpus) {
     step_is(&e, 1, 5, EPW_VERDICT_CLEAN, "replays after that");
     echo_close(&e);
 
-    /* Of two the second does nothing: the first goes on without it, and knows by itself. */
+    /* Of two ranks the second does nothing: the first goes on without it, and knows so by itself. */
     config = config_of(2, 100 * MS);
     echo_open(&e, &config, gpus);
     echo_fill(&e, 2);

@@ -1,9 +1,9 @@
 /* Groups of more than 64 ranks: a GPU against the host, bit for bit, with the same members in the same
  * places. All members are buffers of one thread, which enqueues or polls for each in turn. Some fall silent
- * in a dispatch or in a combine, three of them peers of one waiting thread; one is revoked; a membership
- * without them follows, then one with all. Each case is a process of its own; `--case NAME` runs one. Exit
- * code 77, with the reason, where there is no GPU. With EPW_TEST_PATH, see ranks.h, only a few members in
- * places far apart: each has a NIC of its own then. */
+ * in a dispatch or in a combine, three of them peers of the same waiting thread; one is revoked; then follow
+ * a membership without them and one with all. Each case is a process of its own; `--case NAME` runs one. Exit
+ * code 77, with the reason, if there is no GPU. With EPW_TEST_PATH, see ranks.h, there are only a few members
+ * in places far apart, because each has a NIC of its own. */
 #include "cases.h"
 #include "ranks.h"
 
@@ -11,7 +11,7 @@
 
 enum { TOKENS = 4, HIDDEN = 128, LOCAL = 2, TOPK = 8, PLACES = 256 };
 
-enum { GRIDS = 128 }; /* kernels on a GPU at a time, at most */
+enum { GRIDS = 128 }; /* the most kernels on a GPU at a time */
 
 #define DEADLINE_NS (1000 * MS)
 #define BOUND_NS    (60000 * MS)
@@ -23,9 +23,9 @@ typedef struct member {
     epw_fabric *fabric; /* NULL: it needs none */
     cudaStream_t stream;
     epw_handle handle;
-    epw_status status; /* of its operation on the host */
+    epw_status status; /* status of its operation on the host */
     epw_outcome outcome;
-    /* Where the buffer has its memory. */
+    /* In the kind of memory that the buffer uses. */
     uint16_t *x, *rows, *out, *contributions;
     int32_t *ids;
     float *weights;
@@ -36,11 +36,11 @@ typedef struct group {
     uint32_t ranks; /* places, */
     epw_mask members;
     int32_t device;
-    bool together; /* kernels of all members find SMs at once, and may wait for each other */
+    bool together; /* the kernels of all members are co-resident, and may wait for each other */
     epw_mask active;
     uint32_t epoch;
     uint64_t step;
-    unsigned char *log; /* what came of it */
+    unsigned char *log; /* a log of the results */
     size_t logged, room;
     member of[PLACES];
 } group;
@@ -90,7 +90,7 @@ static void copy(const group *g, void *to, const void *from, size_t bytes) {
 }
 
 static size_t rows_bytes(const group *g) {
-    return (size_t)g->ranks * TOKENS * HIDDEN * 2; /* of an expert */
+    return (size_t)g->ranks * TOKENS * HIDDEN * 2; /* bytes of an expert's list */
 }
 
 static void open_member(group *g, uint32_t rank) {
@@ -172,8 +172,8 @@ static uint64_t mix(uint64_t x) {
     return x ^ x >> 31;
 }
 
-/* Numbers of which every order of adding has its own sum. Tokens go to experts of active ranks; some to one
- * of nobody's, if there is a place without a member. */
+/* Numbers whose sum depends on the order of addition. Tokens go to experts of active ranks; some go to an
+ * expert of a place without a member, if there is one. */
 static void fill(group *g, uint32_t rank) {
     member *m = &g->of[rank];
     uint16_t x[TOKENS * HIDDEN];
@@ -202,7 +202,7 @@ static void fill(group *g, uint32_t rank) {
     copy(g, m->weights, weights, sizeof weights);
 }
 
-/* Until what was begun has ended. */
+/* Waits until everything begun has ended. */
 static void settle(group *g, const epw_mask *who, const char *what) {
     uint64_t began = now_ns();
     if (g->device >= 0) {
@@ -222,7 +222,7 @@ static void settle(group *g, const epw_mask *who, const char *what) {
     }
 }
 
-/* The outcome of the half that has ended: of whom it misses, and why. */
+/* Checks the outcome of the half that has ended: which members it misses, and why. */
 static void check_missing(group *g, uint32_t rank, const epw_mask *missing, const char *what) {
     member *m = &g->of[rank];
     if (g->device >= 0) {
@@ -330,8 +330,8 @@ static void check_verdict(group *g, uint32_t verdict) {
     }
 }
 
-/* A step of `dispatching`, of whom `combining` go on to the end; the others give their handle up afterwards.
- * Of the active ones all others have fallen silent, or are known to be lost. */
+/* A step of `dispatching`, of which `combining` go on to the end; the others release their handle afterwards.
+ * The other active members have fallen silent, or are known to be lost. */
 static void step(group *g, const epw_mask *dispatching, const epw_mask *combining) {
     epw_mask absent = without(g->active, dispatching), unanswered = without(g->active, combining);
     epw_mask given_up = without(*dispatching, combining);
@@ -364,7 +364,7 @@ static void check_suspects(group *g, const epw_mask *who, const epw_mask *suspec
 
 /* ---- cases ---- */
 
-/* `silent` fall silent together; `revoked` is gone on without. */
+/* `silent` fall silent together; the group goes on without `revoked`. */
 static void run(group *g, const epw_mask *silent, const epw_mask *revoked) {
     const epw_mask all = g->members, none = {{0}}, rest = without(all, silent),
                    others = without(all, revoked);
@@ -377,7 +377,7 @@ static void run(group *g, const epw_mask *silent, const epw_mask *revoked) {
     begin(g, rest);
     check_suspects(g, &rest, &none, &none);
     step(g, &rest, &rest);
-    check_verdict(g, EPW_VERDICT_FAULTED); /* of those before, too */
+    check_verdict(g, EPW_VERDICT_FAULTED); /* includes the faults of the previous steps */
     step(g, &rest, &rest);
     check_verdict(g, EPW_VERDICT_CLEAN);
 
@@ -432,7 +432,7 @@ static void ranks_128(uint32_t gpus) {
     (void)gpus;
     compare(128, first_ranks(128), RANKS(0, 32, 64, 96, 127), RANKS(65));
 }
-/* A place without a member belongs to nobody. */
+/* A place without a member has no experts. */
 static void spread(uint32_t gpus) {
     (void)gpus;
     compare(256, RANKS(0, 31, 32, 63, 64, 130, 162, 194, 254, 255), RANKS(130, 162, 194), RANKS(255));

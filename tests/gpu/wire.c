@@ -1,8 +1,8 @@
-/* Queues that kernels post to and software NICs drain, by themselves: how many entries a second, and how long
- * a word takes from a kernel to a kernel that waits for it, beside the floors of this machine: a word from a
- * kernel to the host and back, and a copy of a word into a GPU's memory. Two NICs of one process, joined by
- * the wire of one host; a GPU to each end, or one for both. Exit code 77, with the reason, where there is no
- * GPU. */
+/* Queues to which kernels post and which software NICs drain, by themselves: how many entries per second, and
+ * how long a word takes from a kernel to a kernel that waits for it, beside the floors of this machine: a
+ * word from a kernel to the host and back, and the copy of a word into a GPU's memory. Two NICs of one
+ * process, joined by the local wire; each end has its own GPU, or both share one. Exit code 77, with the
+ * reason, if there is no GPU. */
 #include "poster.h"
 #include "require.h"
 
@@ -20,7 +20,7 @@ static const epw_where here = {"test", 0, -1};
 
 /* ---- memory ---- */
 
-/* Zeroed, and at the same address for the host and all GPUs. */
+/* Zeroed memory at the same address for the host and all GPUs. */
 static void *pinned(size_t bytes) {
     void *at = NULL;
     REQUIRE_CUDA(cudaHostAlloc(&at, bytes, cudaHostAllocPortable | cudaHostAllocMapped));
@@ -28,7 +28,7 @@ static void *pinned(size_t bytes) {
     return at;
 }
 
-/* Zeroed, on the current GPU. */
+/* Zeroed memory on the current GPU. */
 static void *on_gpu(size_t bytes) {
     void *at = NULL;
     REQUIRE_CUDA(cudaMalloc(&at, bytes));
@@ -103,7 +103,7 @@ static void connect_to(const end *e, uint32_t peer, const end *other) {
     for (int i = 0; i < PAIRS; i++) epw_pair_connect(e->pairs[i], link, epw_pair_number(other->pairs[i]));
 }
 
-/* What is pinned, or on a GPU, ends with the process. */
+/* Pinned and GPU memory is freed when the process ends. */
 static void close_end(end *e) {
     for (int i = 0; i < PAIRS; i++) epw_pair_destroy(e->pairs[i]);
     epw_fabric_destroy(e->fabric);
@@ -119,7 +119,7 @@ static double nops_per_second(const end *e, uint32_t batches) {
     return (double)batches * BATCH * PAIRS / seconds(said, "NOPs");
 }
 
-/* Words to and fro: seconds for one way. */
+/* Bounces words between the ends; returns the seconds one way. */
 static double put_and_signal(end ends[2]) {
     poster_result *said[2];
     for (int i = 0; i < 2; i++) {
@@ -152,7 +152,7 @@ static void *answer(void *argument) {
     return NULL;
 }
 
-/* Seconds from a kernel to the host and back. */
+/* Seconds of a round trip from a kernel to the host. */
 static double there_and_back(const end *e) {
     pthread_t thread;
     REQUIRE_CUDA(cudaSetDevice(e->gpu));
@@ -165,7 +165,7 @@ static double there_and_back(const end *e) {
     return seconds(said, "the host's answers") / ROUNDS;
 }
 
-/* The same with the answer copied into the GPU's memory, in the order of a stream. */
+/* The same with the answer copied into the GPU's memory, in stream order. */
 static double there_and_copied_back(const end *e) {
     REQUIRE_CUDA(cudaSetDevice(e->gpu));
     poster_result *said = result();
@@ -193,7 +193,7 @@ static double best_of(double a, double b) {
 
 int main(void) {
     int gpus = 0;
-    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* loading later could wait for kernels that wait */
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1); /* lazy loading could wait for kernels that wait for a peer */
     if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
         printf("ignored: no GPU\n");
         return EXIT_SKIPPED;

@@ -3,8 +3,10 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use epwire::comm::CommConfig;
 use epwire::{CombineMode, DType, EpConfig, Float16, Fp8Scale, HostBuffer, Layout, Mask, Payload, TensorRef};
 
+use crate::calls::{self, Call};
 use crate::numbers::{BLOCK, narrow};
 use crate::random::Random;
 use crate::reference::WireRow;
@@ -19,6 +21,8 @@ pub(crate) struct Case {
     pub(crate) config: EpConfig,
     /// Threads of each rank.
     pub(crate) threads: Vec<u32>,
+    /// Communicators of the same ranks.
+    pub(crate) comms: Vec<CommConfig>,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -26,8 +30,19 @@ pub(crate) struct Case {
 pub(crate) enum Step {
     /// All ranks of the mask begin this membership.
     Activate { mask: Mask, epoch: u32 },
-    /// One operation, or two in flight, their phases interleaved in this order.
-    Exchange { ops: Vec<Op>, order: Vec<(usize, Phase)> },
+    /// One operation, or two in flight, and calls of communicators, interleaved in this order; a rank that joins them has
+    /// an order of its own.
+    Exchange { ops: Vec<Op>, calls: Vec<Call>, order: Vec<Turn> },
+}
+
+/// What a rank does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    Phase(usize, Phase),
+    /// This call begins.
+    Begin(usize),
+    /// It is waited for.
+    Await(usize),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +129,7 @@ pub(crate) struct Part {
     pub(crate) split_dispatch: bool,
     pub(crate) split_combine: bool,
     pub(crate) asynchronous: bool,
-    /// With two operations in flight: both as futures of one task, not in the common order.
+    /// With something else in flight: all of it as futures of one task, not in the common order.
     pub(crate) joined: bool,
     pub(crate) in_place: bool,
     pub(crate) give_up: GiveUp,
@@ -163,7 +178,26 @@ impl Case {
             }
             steps.push(draw_exchange(r, &config, ranks, active, auto_lanes));
         }
-        Self { seed, ranks, config, threads, steps }
+        let mut case = Self { seed, ranks, config, threads, comms: Vec::new(), steps };
+        // By numbers of their own: they change nothing else in a case.
+        let r = &mut Random::new(seed ^ 0x6361_6c6c_7321);
+        if !crowd && r.chance(20) {
+            case.draw_calls(r);
+        }
+        case
+    }
+
+    /// Communicators beside the buffer, and calls of them beside its operations.
+    fn draw_calls(&mut self, r: &mut Random) {
+        self.comms = (0..r.range(1, 3)).map(|_| calls::draw_config(r)).collect();
+        for step in &mut self.steps {
+            let Step::Exchange { ops, calls, order } = step else { continue };
+            *calls = calls::draw(r, self.comms.len(), self.ranks, ops[0].active, order);
+            for rank in 0..self.ranks {
+                let joined = ops.iter().all(|op| op.parts[rank].asynchronous) && r.chance(60);
+                ops.iter_mut().for_each(|op| op.parts[rank].joined = joined);
+            }
+        }
     }
 
     pub(crate) fn local_experts(&self) -> usize {
@@ -204,11 +238,11 @@ fn draw_exchange(r: &mut Random, config: &EpConfig, ranks: usize, active: Mask, 
         let first = left[0].len() == longest && longest == PHASES.len();
         let i = if first { 0 } else { r.below(left.len()) };
         if let Some((phase, rest)) = left[i].split_first() {
-            order.push((i, *phase));
+            order.push(Turn::Phase(i, *phase));
             left[i] = rest;
         }
     }
-    Step::Exchange { ops, order }
+    Step::Exchange { ops, calls: Vec::new(), order }
 }
 
 fn draw_payload(r: &mut Random, config: &EpConfig) -> Payload {

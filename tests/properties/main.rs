@@ -1,9 +1,11 @@
-//! Dispatch and combine against a plain reference, over random cases with ranks as threads.
+//! Dispatch and combine, and calls of communicators beside them, against a plain reference, over random cases with ranks as
+//! threads.
 //!
 //! A case is a configuration and a few operations, all drawn from one seed: shapes, routings, payloads, layouts (also of
 //! different ranks in one operation), lanes, two operations in flight, split and whole forms, blocking and async, handles and
 //! futures dropped on the way, bad calls, changes of membership. Every byte that dispatch delivers and every bit that combine
-//! returns must be what `reference.rs` says.
+//! returns must be what `reference.rs` says. One case in six has communicators of the same ranks, too, whose calls are begun and
+//! awaited between the phases of these operations, or beside them as futures that each rank orders as it likes.
 //!
 //! A failure prints the seed of its case. Variables:
 //! - `EPWIRE_SEED=0x...` runs that case alone: `EPWIRE_SEED=0x1234 cargo test --test properties -- --nocapture`
@@ -13,10 +15,13 @@
 // Failing is what a test is for.
 #![allow(clippy::expect_used, clippy::panic)]
 
+mod calls;
 mod case;
 mod flight;
+mod folds;
 mod numbers;
 mod outputs;
+#[path = "../random/mod.rs"]
 mod random;
 mod reference;
 mod refused;

@@ -2,14 +2,18 @@
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Barrier};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use epwire::{EpBuffer, Mask, Membership};
+use epwire::{Comm, EpBuffer, Mask, Membership};
 
-use crate::case::{Case, Op, PHASES, Phase, Step};
+use crate::calls::{self, Begun, Call};
+use crate::case::{Case, Op, PHASES, Step, Turn};
 use crate::flight::Flight;
+use crate::random::Random;
 use crate::refused;
 
 /// A case takes some milliseconds; this allows for a machine that has much else to do.
@@ -38,10 +42,12 @@ pub(crate) fn run(case: Case) -> Result<Vec<&'static str>, String> {
     let case = Arc::new(case);
     let barrier = Arc::new(Barrier::new(case.ranks));
     let (sender, reports) = channel();
+    let mut comms = connect_comms(&case);
     for (rank, buffer) in connect(&case).into_iter().enumerate() {
         let (case, barrier, sender) = (case.clone(), barrier.clone(), sender.clone());
+        let own = Own { rank, buffer, comms: std::mem::take(&mut comms[rank]) };
         // A failed rank leaves its peers waiting: they are never joined.
-        let body = move || report(&case, rank, &buffer, &barrier, &sender);
+        let body = move || report(&case, &own, &barrier, &sender);
         std::thread::Builder::new().name(format!("rank {rank}")).spawn(body).map_err(|e| e.to_string())?;
     }
     let until = Instant::now() + WATCHDOG;
@@ -66,8 +72,33 @@ fn connect(case: &Case) -> Vec<EpBuffer> {
     buffers
 }
 
-fn report(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier, sender: &Sender<Report>) {
-    let ended = catch_unwind(AssertUnwindSafe(|| run_rank(case, rank, buffer, barrier)));
+/// By rank, those of the rank.
+fn connect_comms(case: &Case) -> Vec<Vec<Comm>> {
+    let ranks = case.ranks as u32;
+    let of_rank = |rank| {
+        let create = |config| Comm::unconnected(rank, ranks, config).expect("a valid configuration");
+        case.comms.iter().cloned().map(create).collect()
+    };
+    let all: Vec<Vec<Comm>> = (0..ranks).map(of_rank).collect();
+    for a in all.iter().flat_map(|of_rank| of_rank.iter().enumerate()) {
+        let (comm, a) = a;
+        for b in all.iter().map(|of_rank| &of_rank[comm]).filter(|b| b.rank() != a.rank()) {
+            a.connect_blocking(b.rank(), &b.export(a.rank()).expect("export")).expect("connect");
+        }
+    }
+    all
+}
+
+/// What a rank has.
+struct Own {
+    rank: usize,
+    buffer: EpBuffer,
+    comms: Vec<Comm>,
+}
+
+fn report(case: &Case, own: &Own, barrier: &Barrier, sender: &Sender<Report>) {
+    let rank = own.rank;
+    let ended = catch_unwind(AssertUnwindSafe(|| run_rank(case, own, barrier)));
     let ended = ended.map_err(|_| format!("rank {rank}: {}", PANIC.take()));
     if ended.is_ok() {
         // Nobody leaves while another may still be in an operation with this rank.
@@ -76,7 +107,9 @@ fn report(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier, sender
     let _ = sender.send(ended);
 }
 
-fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> Vec<&'static str> {
+fn run_rank(case: &Case, own: &Own, barrier: &Barrier) -> Vec<&'static str> {
+    let Own { rank, buffer, comms } = own;
+    let rank = *rank;
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let (mut active, mut epoch) = (Mask::EMPTY, 0);
     // Those that have gone on without this rank tell it so: a released operation that still waits for one gives it up.
@@ -96,9 +129,14 @@ fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> V
                     refused.extend(refused::memberships(buffer));
                 }
                 buffer.set_active(&active, epoch, 0).expect("a valid membership");
+                for comm in comms {
+                    comm.set_active(&active, epoch, 0).expect("a valid membership");
+                }
             }
-            Step::Exchange { ops, order } if active.contains(rank as u32) && ops[0].active == active => {
-                refused.extend(runtime.block_on(exchange(case, rank, buffer, epoch, ops, order)));
+            Step::Exchange { ops, calls, order }
+                if active.contains(rank as u32) && ops[0].active == active =>
+            {
+                refused.extend(runtime.block_on(exchange(case, own, epoch, ops, calls, order)));
             }
             Step::Exchange { .. } => {}
         }
@@ -114,32 +152,73 @@ fn run_rank(case: &Case, rank: usize, buffer: &EpBuffer, barrier: &Barrier) -> V
             (0..).zip(expected).map(|(e, expected)| expected && !suspects.contains(home(&e))).collect();
         assert_eq!(buffer.reachable_experts().expect("reachable experts"), reachable);
     }
+    for comm in comms {
+        assert!(!comm.take_fault().expect("take_fault"), "every call was complete");
+    }
     refused
 }
 
 async fn exchange(
     case: &Case,
-    rank: usize,
-    buffer: &EpBuffer,
+    own: &Own,
     epoch: u32,
     ops: &[Op],
-    order: &[(usize, Phase)],
+    calls: &[Call],
+    order: &[Turn],
 ) -> Vec<&'static str> {
-    let mut flights: Vec<_> = ops.iter().map(|op| Flight::new(case, op, rank, buffer, epoch)).collect();
-    match &mut flights[..] {
-        [first, second] if ops[0].parts[rank].joined => {
-            let all = async |flight: &mut Flight<'_>| {
-                for phase in PHASES {
-                    flight.run(phase).await;
+    let rank = own.rank;
+    let mut flights: Vec<_> = ops.iter().map(|op| Flight::new(case, op, rank, &own.buffer, epoch)).collect();
+    if ops[0].parts[rank].joined {
+        joined(own, Random::new(case.seed ^ (rank + 1) as u64), ops[0].active, calls, order, &mut flights)
+            .await;
+    } else {
+        let mut begun: Vec<Option<Box<dyn Begun>>> = calls.iter().map(|_| None).collect();
+        for turn in order {
+            match turn {
+                Turn::Phase(i, phase) => flights[*i].run(*phase).await,
+                Turn::Begin(i) => {
+                    begun[*i] = Some(calls[*i].begin(&own.comms[calls[*i].comm], ops[0].active))
                 }
-            };
-            tokio::join!(all(first), all(second));
-        }
-        flights => {
-            for (i, phase) in order {
-                flights[*i].run(*phase).await;
+                Turn::Await(i) => {
+                    let call = begun[*i].take().expect("it begins before");
+                    call.end(calls[*i].is_awaited(rank)).await;
+                }
             }
         }
     }
     flights.into_iter().flat_map(|flight| flight.refused).collect()
+}
+
+/// Everything at once, in this rank's own order: a future for each operation of the buffer and each communicator.
+async fn joined(
+    own: &Own,
+    mut random: Random,
+    active: Mask,
+    calls: &[Call],
+    order: &[Turn],
+    flights: &mut [Flight<'_>],
+) {
+    let mut all: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = Vec::new();
+    for flight in flights {
+        all.push(Box::pin(async {
+            for phase in PHASES {
+                flight.run(phase).await;
+            }
+        }));
+    }
+    for (i, comm) in own.comms.iter().enumerate() {
+        let begun = order.iter().filter_map(|turn| match turn {
+            Turn::Begin(call) => Some(&calls[*call]),
+            _ => None,
+        });
+        let its = begun.filter(|call| call.comm == i).collect();
+        let at = random.below(all.len() + 1);
+        let numbers = Random::new(random.bits());
+        all.insert(at, Box::pin(calls::in_any_order(its, comm, active, numbers)));
+    }
+    std::future::poll_fn(|cx| {
+        all.retain_mut(|future| future.as_mut().poll(cx).is_pending());
+        if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
 }

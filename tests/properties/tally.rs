@@ -5,10 +5,11 @@ use std::fmt;
 
 use epwire::{CombineMode, Fp8Scale, Layout, Mask, Payload};
 
+use crate::calls;
 use crate::case::{Case, GiveUp, Op, Step};
 
 /// What a run of all cases must have met.
-const KINDS: [&str; 36] = [
+const KINDS: [&str; 40] = [
     "ranks: 1",
     "ranks: 2 to 6",
     "ranks: 16 or 32",
@@ -19,6 +20,10 @@ const KINDS: [&str; 36] = [
     "flight: one",
     "flight: two, interleaved",
     "flight: two, joined futures",
+    "calls: of one communicator",
+    "calls: of several",
+    "calls: in the common order",
+    "calls: in any order",
     "membership: changed",
     "membership: some inactive",
     "payload: same",
@@ -63,10 +68,17 @@ impl Tally {
         };
         tally.is(ranks);
         tally.is(format!("lanes: {}", case.config.lanes));
+        tally.when(case.comms.len() == 1, "calls: of one communicator");
+        tally.when(case.comms.len() > 1, "calls: of several");
         let memberships = case.steps.iter().filter(|s| matches!(s, Step::Activate { .. })).count();
         tally.when(memberships > 1, "membership: changed");
         for step in &case.steps {
-            let Step::Exchange { ops, .. } = step else { continue };
+            let Step::Exchange { ops, calls, .. } = step else { continue };
+            for call in calls {
+                let joined = ops[0].parts.iter().any(|part| part.joined);
+                tally.is(if joined { "calls: in any order" } else { "calls: in the common order" });
+                tally.is(format!("call: {:?}", call.kind));
+            }
             let joined = ops.iter().all(|op| op.parts.iter().any(|part| part.joined));
             tally.is(match ops.len() {
                 1 => "flight: one",
@@ -137,6 +149,7 @@ impl Tally {
         assert!(few.is_empty(), "fewer than ten cases of {few:?}");
         let of = |group: &str| self.counts.keys().filter(|kind| kind.starts_with(group)).count();
         assert_eq!(of("given up at"), 5, "places to give up");
+        assert_eq!(of("call: "), calls::KINDS.len(), "kinds of calls");
         assert_eq!(of("refused"), REFUSALS, "kinds of refused calls");
     }
 }

@@ -7,6 +7,7 @@
 
 #ifdef EPW_CUDA
 #include "base/clock.h"
+#include "device/sm_ledger.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -161,17 +162,30 @@ static epw_status make_ready(epw_comm *comm, epw_where where) {
     return status;
 }
 
+/* As many on every rank: the window's layout follows from them. */
+static epw_status take_sms(epw_comm *comm, epw_where where) {
+    uint32_t sms = 0, blocks = comm->gpu->window.blocks;
+    epw_status status = epw_cuda_sms(comm->config.device, where, &sms);
+    if (status != EPW_OK) return status;
+    if (blocks > sms)
+        return epw_fail(EPW_ERR_LIMIT, where, "config.sms is %u, the GPU has %u SMs", blocks, sms);
+    epw_sm_request request = {.device = comm->config.device,
+                              .sms = sms,
+                              .least = blocks,
+                              .most = blocks,
+                              .multiple = 1,
+                              .holder = "communicator",
+                              .rank = comm->config.rank};
+    return epw_sm_ledger_take(&request, where, &comm->gpu->share);
+}
+
 epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     struct epw_coll_gpu *g = calloc(1, sizeof *g);
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     comm->gpu = g;
     g->window = window_of(&comm->config);
-    uint32_t sms = 0;
     epw_status status = epw_cuda_open(comm->config.device, where);
-    if (status == EPW_OK) status = epw_cuda_sms(comm->config.device, where, &sms);
-    if (status == EPW_OK && g->window.blocks > sms)
-        status =
-            epw_fail(EPW_ERR_LIMIT, where, "config.sms is %u, the GPU has %u SMs", g->window.blocks, sms);
+    if (status == EPW_OK) status = take_sms(comm, where);
     if (status == EPW_OK) status = make_ready(comm, where);
     return status == EPW_OK ? make_memory(comm, where) : status;
 }
@@ -226,6 +240,7 @@ void epw_coll_gpu_close(epw_comm *comm) {
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
     epw_peers_close_gpu(&comm->peers);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
+    epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
     free(g);
     comm->gpu = NULL;
 }

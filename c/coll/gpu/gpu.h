@@ -35,6 +35,7 @@ typedef struct epw_coll_work {
 } epw_coll_work;
 
 struct epw_coll_gpu {
+    struct epw_sm_share *share;
     epw_coll_window window;
     void *memory; /* device memory that holds the next four */
     epw_gpu_shared *shared;

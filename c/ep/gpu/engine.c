@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "device/cuda.h"
+#include "device/sm_ledger.h"
 #include "ep/plan.h"
 #include "peer/remote_gpu.h"
 
@@ -146,9 +147,8 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
 
 /* ---- life ---- */
 
-/* Blocks of a kernel: so many that those of all lanes have an SM each. Two lanes on two streams must never
- * keep each other off the GPU: a peer may wait for one with its other lane. That two blocks fit on one SM is
- * no promise: how much of it is shared memory depends on what else runs there. */
+/* Blocks of a kernel: so many that those of all lanes have an SM each, of this buffer's share. Two lanes on
+ * two streams must never keep each other off the GPU: a peer may wait for one with its other lane. */
 static epw_status choose_blocks(epw_buffer *b, epw_where where) {
     uint32_t sms = 0, wanted = b->config.sms, lanes = b->config.lanes;
     epw_status status = epw_cuda_sms(b->config.device, where, &sms);
@@ -161,8 +161,17 @@ static epw_status choose_blocks(epw_buffer *b, epw_where where) {
     /* More than a kernel can have rows would find no work. */
     uint64_t rows = (uint64_t)b->config.ranks * b->config.max_tokens;
     uint32_t blocks = wanted / lanes < EPW_GPU_BLOCKS ? wanted / lanes : EPW_GPU_BLOCKS;
-    b->gpu->blocks = blocks < rows ? blocks : (uint32_t)rows;
-    return EPW_OK;
+    if (blocks > rows) blocks = (uint32_t)rows;
+    epw_sm_request request = {.device = b->config.device,
+                              .sms = sms,
+                              .least = b->config.sms == 0 ? lanes : blocks * lanes,
+                              .most = blocks * lanes,
+                              .multiple = lanes,
+                              .holder = "buffer",
+                              .rank = b->config.rank};
+    status = epw_sm_ledger_take(&request, where, &b->gpu->share);
+    if (status == EPW_OK) b->gpu->blocks = epw_sm_share_of(b->gpu->share) / lanes;
+    return status;
 }
 
 /* Loads the kernels and makes the events. */
@@ -231,6 +240,7 @@ static void gpu_close(epw_buffer *b) {
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
     epw_peers_close_gpu(&b->peers);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
+    epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
     pthread_mutex_destroy(&g->errors_lock);
     free(g);
     b->gpu = NULL;

@@ -32,6 +32,7 @@ typedef struct epw_gpu_lane {
 } epw_gpu_lane;
 
 struct epw_gpu {
+    struct epw_sm_share *share;
     uint32_t blocks;        /* of a dispatch or combine kernel */
     void *memory;           /* device memory that holds `shared` and what the lanes have */
     epw_gpu_shared *shared; /* in device memory */

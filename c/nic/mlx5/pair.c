@@ -165,19 +165,37 @@ uint32_t epw_mlx5_pair_remote(const epw_mlx5_pair *pair) {
     return atomic_load_explicit(&pair->remote, memory_order_acquire);
 }
 
-/* Without the pair's lock, which is held while its adapter is asked for something. */
+/* With pairs_lock held. */
+static void end_by_peer(epw_mlx5_pair *pair) {
+    if (atomic_load_explicit(&pair->broken, memory_order_acquire)) return;
+    atomic_store_explicit(&pair->ended, true, memory_order_relaxed);
+    tell_broken(pair);
+}
+
+/* Without the pair's lock, which is held while its adapter is asked for something. A peer may have connected
+ * its queue pair with this one, and ended it, before this rank has connected: then that is kept for the time
+ * when it does. */
 bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
     bool found = false;
     pthread_mutex_lock(&a->pairs_lock);
     for (epw_mlx5_pair *pair = a->pairs; pair != NULL && !found; pair = pair->next) {
-        found = pair->number == number && pair->options.peer == peer && remote != 0 &&
-                epw_mlx5_pair_remote(pair) == remote;
-        if (!found || atomic_load_explicit(&pair->broken, memory_order_acquire)) continue;
-        atomic_store_explicit(&pair->ended, true, memory_order_relaxed);
-        tell_broken(pair);
+        if (pair->number != number || pair->options.peer != peer || remote == 0) continue;
+        uint32_t connected = epw_mlx5_pair_remote(pair);
+        found = connected == 0 || connected == remote;
+
+        if (connected == 0) pair->early_ended = remote;
+        if (connected == remote) end_by_peer(pair);
     }
     pthread_mutex_unlock(&a->pairs_lock);
     return found;
+}
+
+/* Connected now. Whoever hears of an end has seen `remote`, or what it has kept is seen here. */
+static void heed_early_end(epw_mlx5_pair *pair) {
+    pthread_mutex_lock(&pair->adapter->pairs_lock);
+    if (pair->early_ended != 0 && pair->early_ended == epw_mlx5_pair_remote(pair)) end_by_peer(pair);
+    pair->early_ended = 0;
+    pthread_mutex_unlock(&pair->adapter->pairs_lock);
 }
 
 const char *epw_mlx5_pair_trouble(const epw_mlx5_pair *pair, char text[EPW_MLX5_TEXT]) {
@@ -381,6 +399,7 @@ epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw
         pair->to = *address;
     }
     pthread_mutex_unlock(&pair->lock);
+    if (status == EPW_OK) heed_early_end(pair);
     return status;
 }
 

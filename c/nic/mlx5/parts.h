@@ -87,7 +87,8 @@ struct epw_mlx5_pair {
 
     pthread_mutex_t lock; /* of what follows: one command at a time */
     uint32_t state;
-    atomic_uint remote; /* of the peer; 0: it is not connected */
+    atomic_uint remote;   /* of the peer; 0: it is not connected */
+    uint32_t early_ended; /* of the peer, over before this one is connected with it; with pairs_lock held */
     epw_mlx5_address to;
     atomic_bool broken, closed, ended; /* by the peer */
     bool shut;                         /* the adapter places nothing that comes by it */

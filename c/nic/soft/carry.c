@@ -195,6 +195,7 @@ epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const 
     pair->remote = remote;
     carried->by_adapter = err == 0;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
+    if (remote != 0 && pair->early_ended == remote) epw_pair_end_by_peer(pair);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
     epw_nic_poll(nic);

@@ -140,8 +140,9 @@ static void hear_end(const epw_link *link) {
     const epw_frame *frame = &link->frame;
     if (nic->ended != NULL && nic->ended(nic->ended_context, link->peer, frame->pair, frame->from)) return;
     epw_pair *pair = epw_nic_pair(nic, frame->pair);
-    if (pair != NULL && is_of(link, pair) && epw_pair_is_carried(pair) && pair->remote == frame->from)
-        epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, EPW_VENDOR_ENDED);
+    if (pair == NULL || !is_of(link, pair) || !epw_pair_is_carried(pair)) return;
+    if (pair->remote == 0) pair->early_ended = frame->from;
+    if (pair->remote == frame->from) epw_pair_end_by_peer(pair);
 }
 
 static void end_frame(epw_link *link) {

@@ -90,6 +90,10 @@ void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t
     if (pair->options.broken != NULL) pair->options.broken(pair->options.context);
 }
 
+void epw_pair_end_by_peer(epw_pair *pair) {
+    epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, EPW_VENDOR_ENDED);
+}
+
 /* ---- life ---- */
 
 epw_pair *epw_nic_pair(const epw_nic *nic, uint32_t number) {

@@ -55,8 +55,9 @@ struct epw_pair {
     atomic_bool rung;
 
     /* Sending. Entries below `completed` are done, below `fetched` in frames, below `target` rung for. */
-    epw_link *link; /* NULL: not connected, or gone */
-    uint32_t remote;
+    epw_link *link;       /* NULL: not connected, or gone */
+    uint32_t remote;      /* 0: it is not connected */
+    uint32_t early_ended; /* of the peer, over before this one is connected with it; of carried pairs */
     uint64_t doorbell, completed, fetched, target;
     bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
@@ -201,6 +202,7 @@ void epw_pair_answered(epw_pair *pair);
 /* Nothing more completes. */
 void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome);
 void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor);
+void epw_pair_end_by_peer(epw_pair *pair);
 
 /* As epw_pair_break, without the lock and without looking at it: the NIC's thread has to be woken. */
 void epw_pair_give_up(epw_pair *pair);

@@ -74,7 +74,7 @@ static bool awaits_taken(const model *m, const peer *p) {
 static void look_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const peer *p = &s->ranks[r].of[q];
     state next;
-    if (p->in > 0) {
+    if (p->in > 0 || w->m->peeks) {
         begin_move(w, s, &next, "looks at POSTED of", r, q);
         look(w->m, &next, r, q, true);
         check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a sound peer is taken for a broken one");
@@ -142,13 +142,16 @@ static void write_moves(walker *w, const state *s, unsigned r, unsigned q) {
         peer *now = &next.ranks[r].of[q];
         slot *to = slot_of(w->m, &next, r, q, p->ring.posted + 1);
         uint32_t carry = me->dropped ? EPW_CARRY_VOID : lends(w->m, r) ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
+        epw_descriptor before = descriptor_of(w->m, s, r, me->calls - 1);
         to->torn = false;
         to->epoch = epoch_of(me);
         to->message = (epw_message){.number = p->ring.posted + 1,
                                     .call = me->calls,
                                     .carry = carry,
-                                    .what = descriptor_of(w->m, s, r),
-                                    .address = w->m->messages - p->out};
+                                    .what = descriptor_of(w->m, s, r, me->calls),
+                                    .address = w->m->messages - p->out,
+                                    .before = epw_brief(&before),
+                                    .before_count = epw_brief_count(&before)};
         epw_ring_wrote(&now->ring, carry == EPW_CARRY_PULL);
         now->hand = IDLE;
         now->out = carry == EPW_CARRY_VOID ? 0 : now->out - 1;
@@ -179,10 +182,11 @@ static void open_message(walker *w, const state *s, unsigned r, unsigned q) {
     begin_move(w, s, &next, "begins to read of", r, q);
     peer *p = &next.ranks[r].of[q];
     slot *from = slot_of(w->m, &next, q, r, p->ring.consumed + 1);
-    epw_descriptor own = descriptor_of(w->m, s, r), its = from->message.what;
+    epw_descriptor own = descriptor_of(w->m, s, r, me->calls), its = from->message.what;
+    epw_descriptor before = descriptor_of(w->m, s, r, me->calls - 1);
     check(w, !from->torn, "a slot is read while it is written");
     memcpy(&p->ring.message, &from->message, sizeof p->ring.message);
-    switch (epw_message_found(&p->ring, me->calls, &own)) {
+    switch (epw_message_found(&p->ring, me->calls, &own, &before)) {
     case EPW_FOUND_NONSENSE:
         check(w, false, "a sound message is taken for a broken one");
         break;
@@ -193,7 +197,7 @@ static void open_message(walker *w, const state *s, unsigned r, unsigned q) {
     case EPW_FOUND_OURS:
         check(w, from->epoch == epoch_of(me), "a message of another epoch is taken in");
         check(w, from->message.call == me->calls, "a message of another call is taken in");
-        check(w, own.count == its.count, "a message of another call's arguments is taken in");
+        check(w, epw_descriptor_equal(&own, &its), "a message of another call's arguments is taken in");
         check(w, from->message.carry == EPW_CARRY_VOID || from->message.address == w->m->messages - p->in,
               "a message is taken in out of its turn");
         p->hand = READING;
@@ -225,8 +229,24 @@ static void end_message(walker *w, const state *s, unsigned r, unsigned q) {
     w->take(w, &next);
 }
 
+/* Nothing more of the peer's is expected in this call, and there is something. */
+static void peek(walker *w, const state *s, unsigned r, unsigned q) {
+    state next;
+    begin_move(w, s, &next, "peeks at what came of", r, q);
+    epw_ring *ring = &next.ranks[r].of[q].ring;
+    const slot *from = slot_of(w->m, &next, q, r, ring->consumed + 1);
+    check(w, !from->torn, "a slot is read while it is written");
+    memcpy(&ring->message, &from->message, sizeof ring->message);
+    bool unexpected = epw_message_unexpected(ring, s->ranks[r].calls);
+    check(w, w->m->astray || !unexpected, "ranks that call the same are taken to call different things");
+    ring->message = (epw_message){0};
+    if (unexpected) end_by_mismatch(w->m, &next, r, true);
+    w->take(w, &next);
+}
+
 static void read_moves(walker *w, const state *s, unsigned r, unsigned q) {
     const peer *p = &s->ranks[r].of[q];
+    if (w->m->peeks && p->hand == IDLE && p->in == 0 && epw_ring_may_read(&p->ring)) peek(w, s, r, q);
     if (p->hand == IDLE && p->in > 0 && epw_ring_may_read(&p->ring)) open_message(w, s, r, q);
     if (p->hand == READING) end_message(w, s, r, q);
 }
@@ -261,19 +281,24 @@ static void begin_call(walker *w, const state *s, unsigned r) {
     for (unsigned q = 0; q < w->m->ranks; q++) {
         peer *p = &me->of[q];
         if (q == r || !present(p)) continue;
-        p->out = gives(w->m, r, q) ? w->m->messages : 0;
-        p->in = gives(w->m, q, r) ? w->m->messages : 0;
+        p->out = gives(w->m, &next, r, r, q) ? w->m->messages : 0;
+        p->in = gives(w->m, &next, r, q, r) ? w->m->messages : 0;
     }
     w->take(w, &next);
 }
 
 static void end_call(walker *w, const state *s, unsigned r) {
+    bool whole = true;
     for (unsigned q = 0; q < w->m->ranks; q++) {
         const peer *p = &s->ranks[r].of[q];
         if (q != r && present(p) && !(over(p) && told(w->m, p))) return;
+        whole &= q == r || present(p);
     }
     state next;
     begin_move(w, s, &next, "has done its call", r, r);
+    bool led_astray = w->m->astray && w->m->shape == TO_ROOTS && epoch_of(&s->ranks[r]) == 1;
+    check(w, !(led_astray && whole && r == 0 && s->ranks[r].calls == 2),
+          "who has heard of all ranks after one of them called something else ends well");
     next.ranks[r].running = false;
     next.ranks[r].memory++;
     w->take(w, &next);

@@ -12,8 +12,9 @@ enum { MAX_RANKS = 3, MAX_SLOTS = 4, MAX_CALLS = 3, MAX_EPOCHS = 3, STEP = 7 };
 
 /* Which flows a call has. */
 typedef enum shape {
-    ALL,      /* everyone to everyone */
-    FROM_ROOT /* rank 0 to the others */
+    ALL,       /* everyone to everyone */
+    FROM_ROOT, /* rank 0 to the others */
+    TO_ROOTS   /* the others to the last rank in the first call, and to rank 0 in those after it */
 } shape;
 
 typedef enum lenders { NOBODY, RANK_0, EVERYBODY } lenders;
@@ -28,7 +29,9 @@ typedef struct model {
     bool impatient; /* ranks may give each other up though nobody has died */
     bool drops;     /* rank 0 may drop a call that it has begun */
     bool leaves;    /* ranks say farewell as soon as they have done all */
-    bool astray;    /* the last rank calls something else once, in the first epoch */
+    bool peeks;     /* who waits looks for messages that it does not expect */
+    bool astray; /* the last rank calls something else once, in the first epoch: the last call is of another
+                    count, or the first of another root */
 } model;
 
 typedef struct slot {
@@ -74,11 +77,26 @@ static inline uint32_t epoch_of(const rank *me) {
     return epw_word_epoch(me->own_word);
 }
 
-/* What `r` calls. */
-static inline epw_descriptor descriptor_of(const model *m, const state *s, unsigned r) {
-    const rank *me = &s->ranks[r];
-    bool astray = m->astray && r == m->ranks - 1 && me->calls == m->calls && epoch_of(me) == 1;
-    return (epw_descriptor){.kind = EPW_ALL_GATHER, .type = EPW_TYPE_I32, .count = astray ? 9 : 8};
+/* Whether `r` calls something else than the others. */
+static inline bool is_astray(const model *m, const state *s, unsigned r, uint32_t call) {
+    uint32_t once = m->shape == TO_ROOTS ? 1 : m->calls;
+    return m->astray && r == m->ranks - 1 && call == once && epoch_of(&s->ranks[r]) == 1;
+}
+
+/* As `r` has it. */
+static inline unsigned root_of(const model *m, const state *s, unsigned r, uint32_t call) {
+    if (m->shape != TO_ROOTS || call != 1) return 0;
+    return m->ranks - (is_astray(m, s, r, call) ? 2 : 1);
+}
+
+/* What `r` calls as number `call` of its epoch; before the first it has called nothing. */
+static inline epw_descriptor descriptor_of(const model *m, const state *s, unsigned r, uint32_t call) {
+    if (call == 0) return (epw_descriptor){0};
+    bool another_count = m->shape != TO_ROOTS && is_astray(m, s, r, call);
+    return (epw_descriptor){.kind = EPW_GATHER,
+                            .type = EPW_TYPE_I32,
+                            .peer = root_of(m, s, r, call),
+                            .count = another_count ? 9 : 8};
 }
 
 static inline epw_sight sight_of(const state *s, unsigned source, unsigned owner, uint64_t word) {
@@ -90,8 +108,10 @@ static inline bool lends(const model *m, unsigned r) {
     return m->lends == EVERYBODY || (m->lends == RANK_0 && r == 0);
 }
 
-static inline bool gives(const model *m, unsigned from, unsigned to) {
-    return from != to && (m->shape == ALL || from == 0);
+/* Whether the call that `r` is in has a flow, as `r` has it. */
+static inline bool gives(const model *m, const state *s, unsigned r, unsigned from, unsigned to) {
+    unsigned root = root_of(m, s, r, s->ranks[r].calls);
+    return from != to && (m->shape == ALL || root == (m->shape == FROM_ROOT ? from : to));
 }
 
 #endif

@@ -77,6 +77,13 @@ impl Call {
             Self::Send(tag) | Self::Recv(tag) => (9, tag % 3),
         }
     }
+
+    /// As `epw_called` has it, and its elements.
+    fn brief(self) -> ([u8; 8], u32) {
+        let (kind, peer) = self.name();
+        let (element, count) = if kind == 0 { (0, 0) } else { (U32, COUNT as u32) };
+        ([kind, element, 0, 0, peer, 0, 0, 0], count)
+    }
 }
 
 impl Step {
@@ -114,20 +121,22 @@ impl Step {
         [n, u64::MAX - n, (1 << 41) - 1 - n, 4096 * n][usize::from(kind) % 4]
     }
 
-    /// The header, as `c/coll/layout.h` has it, of message `number` in call `call`: it fits the call, but for a change.
-    fn header(&self, number: u64, call: u32) -> [u8; HEADER as usize] {
-        let (kind, peer) = self.call().name();
-        let (element, count) = if kind == 0 { (0, 0) } else { (U32, COUNT as u64) };
+    /// The header, as `c/coll/layout.h` has it, of message `number` in call `call`, which comes behind `before`: it fits
+    /// the call, but for a change.
+    fn header(&self, number: u64, call: u32, before: Option<Call>) -> [u8; HEADER as usize] {
+        let (brief, count) = self.call().brief();
+        let (brief_before, count_before) = before.map_or(([0; 8], 0), Call::brief);
         let carry = if self.carry < 100 { INLINE } else { u32::from(self.carry % 10) };
         let elements = if self.elements < 100 { COUNT as u64 } else { self.elements.into() };
-        let bytes = if kind == 0 { 0 } else { elements * 4 };
+        let bytes = if count == 0 { 0 } else { elements * 4 };
         let mut all = Vec::new();
         all.extend(number.to_le_bytes());
         all.extend([call, carry].map(u32::to_le_bytes).as_flattened());
-        all.extend([kind, element, 0, 0, peer, 0, 0, 0]);
-        all.extend(count.to_le_bytes());
-        all.extend([0; 8]);
-        all.extend([bytes, self.wide(), 0].map(u64::to_le_bytes).as_flattened());
+        all.extend(brief);
+        all.extend(u64::from(count).to_le_bytes());
+        all.extend([0, count_before].map(u32::to_le_bytes).as_flattened());
+        all.extend([bytes, self.wide()].map(u64::to_le_bytes).as_flattened());
+        all.extend(brief_before);
         if self.change.0 >= 128 {
             all[usize::from(self.change.0) % HEADER as usize] ^= self.change.1;
         }
@@ -153,6 +162,7 @@ fuzz_target!(|steps: Vec<Step>| {
     begin(&mut now);
     // In this epoch: calls of collectives, and messages on each channel.
     let (mut calls, mut written) = (0, [0u64; 2]);
+    let mut before = None; // the last of these calls
     let plan = victim.plan();
     let ring = SLOTS * (HEADER + 64);
     let ring_of = |by_sends: bool| plan.control_bytes + (u64::from(by_sends) * 2 + 1) * ring;
@@ -183,7 +193,7 @@ fuzz_target!(|steps: Vec<Step>| {
             }
             Deed::Begin => {
                 begin(&mut now);
-                (calls, written) = (0, [0; 2]);
+                (calls, written, before) = (0, [0; 2], None);
             }
             Deed::Message | Deed::Meet | Deed::Call => {}
         }
@@ -191,14 +201,17 @@ fuzz_target!(|steps: Vec<Step>| {
             let points = call.is_of_points();
             let number = written[usize::from(points)] + 1;
             written[usize::from(points)] = number;
-            let header = step.header(number, if points { 0 } else { calls + 1 });
+            let header = step.header(number, if points { 0 } else { calls + 1 }, before);
             write(ring_of(points) + (number - 1) % SLOTS * (HEADER + 64), &header);
             let value = u64::from(now) << 41 | number;
             write(LINE + u64::from(points) * 64 + POSTED, &value.to_le_bytes());
         }
         if matches!(deed, Deed::Call | Deed::Meet) {
             ended(call_of(&victim, call));
-            calls += u32::from(!call.is_of_points());
+            if !call.is_of_points() {
+                calls += 1;
+                before = Some(call);
+            }
         }
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} of waits of {DEADLINE:?}", begun.elapsed());

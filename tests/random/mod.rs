@@ -1,4 +1,4 @@
-//! A small seeded generator (SplitMix64): the same seed gives the same case on every machine.
+//! A small seeded generator (SplitMix64): the same seed gives the same case on every machine and every rank.
 
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
@@ -32,6 +32,13 @@ impl Random {
 
     pub(crate) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
+    }
+
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
+        for at in (1..items.len()).rev() {
+            let other = self.below(at + 1);
+            items.swap(at, other);
+        }
     }
 
     /// Of `[0, 1)`.

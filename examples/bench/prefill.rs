@@ -1,0 +1,147 @@
+//! The same operations by a prefill buffer, on the host: rows are packed.
+
+use epwire::prefill::{
+    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput, Routing,
+};
+use epwire::{Dispatch, Group, HostBuffer, TensorMut, TensorRef};
+
+use crate::Error;
+use crate::args::{Args, Payload, Shape};
+use crate::cases::{Case, Subject, Timed};
+use crate::cpu::Clocks;
+use crate::expected::{ALIGNMENT, Expected};
+use crate::pattern;
+use crate::samples::{Meeting, complete, now};
+
+/// A buffer whose rings have fewer slots than an operation has rows.
+#[derive(Debug)]
+pub struct Prefill<'a> {
+    buffer: PrefillBuffer,
+    meeting: &'a Meeting,
+    expected: Expected,
+    /// `[tokens, hidden]`
+    x: HostBuffer<u16>,
+    /// `[places, payload]`
+    rows: HostBuffer<u8>,
+    scales: HostBuffer<f32>,
+    /// `[local_experts]`
+    counts: Vec<u32>,
+    /// `[places]`
+    row_expert: Vec<i32>,
+    /// `[places, hidden]`
+    outputs: HostBuffer<u16>,
+    /// `[tokens, hidden]`
+    out: HostBuffer<u16>,
+    clocks: Clocks,
+}
+
+impl Subject for Prefill<'_> {
+    fn expected(&self) -> &Expected {
+        &self.expected
+    }
+
+    fn renew(&mut self) {
+        self.expected.iteration += 1;
+        self.expected.make_tokens(&mut self.x);
+    }
+
+    fn iterate(&mut self, case: Case) -> Result<Timed, Error> {
+        let before = if case == Case::Combine { Some(self.dispatch()?) } else { None };
+        if case != Case::Dispatch {
+            self.expected.make_outputs(&mut self.outputs);
+        }
+        self.meeting.meet()?;
+        let (used, begin) = (self.clocks.now(), now());
+        let routing = match before {
+            Some(routing) => routing,
+            None => self.dispatch()?,
+        };
+        if case != Case::Dispatch {
+            self.combine(routing)?;
+        }
+        let end = now();
+        let cores = [used, self.clocks.now()];
+        self.meeting.meet()?;
+        let mut wrong = 0;
+        if case != Case::Combine {
+            let scales: Vec<u8> = self.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            wrong += self.expected.wrong_copies(&self.rows, &scales, &self.counts)?;
+        }
+        if case != Case::Dispatch {
+            wrong += self.expected.wrong_sums(case, &self.out);
+        }
+        Ok(([begin, end], cores, wrong))
+    }
+
+    fn window_bytes(&self) -> u64 {
+        self.buffer.plan().window_bytes
+    }
+
+    /// A rank has no use for its ring to itself.
+    fn rings(&self) -> Option<[u64; 2]> {
+        let plan = self.buffer.plan();
+        let of_lane = |bytes: u64| bytes / u64::from(self.buffer.config().ep.lanes);
+        Some(
+            [plan.dispatch_bytes, plan.combine_bytes].map(|bytes| of_lane(bytes) * u64::from(plan.ranks - 1)),
+        )
+    }
+}
+
+impl<'a> Prefill<'a> {
+    /// All ranks call it with the same shapes in the same order.
+    pub fn new(group: &Group, meeting: &'a Meeting, args: &Args, shape: Shape) -> Result<Self, Error> {
+        let buffer = PrefillBuffer::create_blocking(group, shape.prefill(args))?;
+        let expected = Expected::packed(args, shape, group.rank(), buffer.plan());
+        let (hidden, tokens, places) = (shape.hidden as usize, shape.tokens as usize, expected.lists.places);
+        let (payload, blocks) =
+            if shape.payload == Payload::Fp8 { (hidden, hidden / 128) } else { (2 * hidden, 0) };
+        Ok(Self {
+            x: HostBuffer::zeroed(tokens * hidden),
+            rows: HostBuffer::zeroed(places * payload),
+            scales: HostBuffer::zeroed(places.next_multiple_of(4) * blocks),
+            counts: vec![0; buffer.plan().local_experts as usize],
+            row_expert: vec![0; places],
+            outputs: HostBuffer::zeroed(places * hidden),
+            out: HostBuffer::zeroed(tokens * hidden),
+            clocks: Clocks::find(),
+            meeting,
+            expected,
+            buffer,
+        })
+    }
+
+    fn dispatch(&mut self) -> Result<Routing, Error> {
+        let Expected { shape, dtype, .. } = &self.expected;
+        let routing = self.expected.routing();
+        let input = Dispatch::new(
+            pattern::tensor(*dtype, &self.x, shape.hidden),
+            TensorRef::new(&routing.experts, routing.topk),
+        )
+        .weights(TensorRef::new(&routing.weights, routing.topk))
+        .payload(shape.payload())
+        .lane(0);
+        let fp8 = shape.payload == Payload::Fp8;
+        let (made, outcome) = self.buffer.dispatch_blocking(
+            input,
+            PrefillOutput {
+                layout: PrefillLayout::Packed { alignment: ALIGNMENT },
+                capacity: self.expected.lists.places,
+                rows: Some(TensorMut::new(&mut self.rows)),
+                scales: fp8.then(|| TensorMut::new(&mut self.scales)),
+                counts: Some(&mut self.counts),
+                row_expert: Some(&mut self.row_expert),
+                ..PrefillOutput::default()
+            },
+        )?;
+        complete(&outcome)?;
+        Ok(made)
+    }
+
+    fn combine(&mut self, mut routing: Routing) -> Result<(), Error> {
+        let Expected { shape, dtype, .. } = &self.expected;
+        let outputs = pattern::tensor(*dtype, &self.outputs, shape.hidden);
+        let input = PrefillCombine::new(outputs).mode(shape.mode());
+        let output = PrefillCombineOutput::new(pattern::tensor_mut(*dtype, &mut self.out));
+        complete(&self.buffer.combine_blocking(&mut routing, input, output)?)
+    }
+}

@@ -1,0 +1,208 @@
+//! The ways to call an operation: in one, counted first, in halves, by futures, on two lanes at a time, again by its routing.
+
+use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout};
+use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
+use half::bf16;
+
+use crate::reference::{
+    self, HIDDEN, LOCAL, Memory, RANKS, Sent, TOKENS, TOPK, check_sums, expert, sum, tokens,
+};
+use crate::{block_on, complete, config, ranks};
+
+const PACKED: PrefillLayout = PrefillLayout::Packed { alignment: 8 };
+
+fn memory(buffer: &PrefillBuffer) -> Memory {
+    Memory::new(PACKED, reference::rows(buffer.rank() as usize, PACKED).1)
+}
+
+/// A dispatch and a combine on a lane, by futures.
+async fn turn(buffer: &PrefillBuffer, round: usize, lane: u32) {
+    let rank = buffer.rank() as usize;
+    let sent = Sent::new(round, rank);
+    let mut memory = memory(buffer);
+    let (mut routing, outcome) = match round % 2 {
+        0 => buffer.dispatch(sent.input().lane(lane), memory.output()).await.unwrap(),
+        _ => {
+            let counted = buffer.dispatch_count(sent.input().lane(lane)).await.unwrap();
+            assert_eq!(counted.received(PACKED).unwrap().capacity, memory.capacity);
+            counted.receive(memory.output()).await.unwrap()
+        }
+    };
+    complete(&outcome);
+    memory.check_lists(rank, round);
+    memory.check_rows(round);
+    let outputs = memory.outputs(rank, HIDDEN);
+    let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+    let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+    complete(&buffer.combine(&mut routing, input, to).await.unwrap());
+    check_sums(round, rank, HIDDEN, &out);
+}
+
+#[test]
+fn futures_on_both_lanes_progress_together() {
+    ranks(&config(), |buffer| {
+        block_on(async {
+            for round in 0..6 {
+                // Each rank begins with another lane: a lane that waited for the other would wait for ever.
+                match buffer.rank() % 2 {
+                    0 => tokio::join!(turn(buffer, round, 0), turn(buffer, round + 1, 1)),
+                    _ => {
+                        let (b, a) = tokio::join!(turn(buffer, round + 1, 1), turn(buffer, round, 0));
+                        (a, b)
+                    }
+                };
+            }
+        });
+    });
+}
+
+#[test]
+fn two_threads_have_a_lane_each() {
+    ranks(&config(), |buffer| {
+        std::thread::scope(|scope| {
+            for lane in 0..2 {
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        let rank = buffer.rank() as usize;
+                        let sent = Sent::new(round, rank);
+                        let mut memory = memory(buffer);
+                        let (_, outcome) =
+                            buffer.dispatch_blocking(sent.input().lane(lane), memory.output()).unwrap();
+                        complete(&outcome);
+                        memory.check_lists(rank, round);
+                        memory.check_rows(round);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn halves_leave_time_between_them_where_the_rings_hold_all() {
+    let config = PrefillConfig { ring_tokens: TOKENS as u32 * LOCAL as u32 + 1, ..config() };
+    ranks(&config, |buffer| {
+        let rank = buffer.rank() as usize;
+        let (sent, mut memory) = (Sent::new(0, rank), memory(buffer));
+        let sending = buffer.dispatch_send_blocking(sent.input()).unwrap();
+        let (mut routing, outcome) = sending.receive_blocking(memory.output()).unwrap();
+        complete(&outcome);
+        memory.check_lists(rank, 0);
+        memory.check_rows(0);
+        let outputs = memory.outputs(rank, HIDDEN);
+        let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+        let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+        let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
+        complete(&sending.receive_blocking(PrefillCombineOutput::new(TensorMut::new(&mut out))).unwrap());
+        check_sums(0, rank, HIDDEN, &out);
+    });
+}
+
+#[test]
+fn halves_of_more_than_the_rings_hold_are_refused_before_anything_is_sent() {
+    ranks(&config(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (sent, mut memory) = (Sent::new(0, rank), memory(buffer));
+        let error = buffer.dispatch_send_blocking(sent.input()).unwrap_err();
+        assert!(matches!(&error, Error::Limit(_)) && error.to_string().contains("ring_tokens"), "{error}");
+        let (mut routing, outcome) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
+        complete(&outcome);
+        let outputs = memory.outputs(rank, HIDDEN);
+        let input = || PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+        let error = buffer.combine_send_blocking(&mut routing, input()).unwrap_err();
+        assert!(matches!(&error, Error::Limit(_)) && error.to_string().contains("ring_tokens"), "{error}");
+        let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+        let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+        complete(&buffer.combine_blocking(&mut routing, input(), to).unwrap());
+        check_sums(0, rank, HIDDEN, &out);
+    });
+}
+
+#[test]
+fn a_routing_dispatches_other_rows_and_combines_other_widths_and_carries_values_back() {
+    ranks(&config(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut memory = memory(buffer);
+        let (mut routing, _) = buffer.dispatch_blocking(Sent::new(0, rank).input(), memory.output()).unwrap();
+        for (round, width) in [(1, HIDDEN), (2, 64), (3, 8)] {
+            let sent = Sent::new(round, rank);
+            complete(&buffer.dispatch_again_blocking(&mut routing, sent.input(), memory.output()).unwrap());
+            memory.check_lists(rank, round);
+            memory.check_rows(round);
+            // The gradient of a weight is what its expert's row gives: here a number for each (source, token, position).
+            let number = |source: i32, token: i32, j: i32| (source * 1000 + token * 10 + j) as f32;
+            let gradients: Vec<f32> = (0..memory.capacity)
+                .map(|at| number(memory.row_source[at], memory.row_token[at], memory.row_position[at]))
+                .collect();
+            let outputs = memory.outputs(rank, width);
+            let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * width);
+            let mut values = vec![-1.0; tokens(rank) * TOPK];
+            let outcome = buffer
+                .combine_blocking(
+                    &mut routing,
+                    PrefillCombine::new(TensorRef::new(&outputs, width)).values(&gradients),
+                    PrefillCombineOutput {
+                        values: Some(&mut values),
+                        ..PrefillCombineOutput::new(TensorMut::new(&mut out))
+                    },
+                )
+                .unwrap();
+            complete(&outcome);
+            check_sums(round, rank, width, &out);
+            for (at, got) in values.into_iter().enumerate() {
+                let (t, j) = (at / TOPK, at % TOPK);
+                let want = expert(rank, t, j).map_or(0.0, |_| number(rank as i32, t as i32, j as i32));
+                assert_eq!(got, want, "rank {rank}, token {t}, entry {j}");
+            }
+        }
+    });
+}
+
+#[test]
+fn what_overflows_is_the_last_in_order_and_is_reported() {
+    ranks(&config(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (rows, whole) = reference::rows(rank, PACKED);
+        // Rank 1 has room for all, the others for two thirds.
+        let cut = |rank: usize| {
+            let whole = reference::rows(rank, PACKED).1;
+            if rank == 1 { whole } else { whole * 2 / 3 }
+        };
+        let mut memory = Memory::new(PACKED, cut(rank));
+        let (mut routing, outcome) =
+            buffer.dispatch_blocking(Sent::new(0, rank).input(), memory.output()).unwrap();
+        let placed = rows.iter().filter(|row| row.place < memory.capacity).count();
+        assert_eq!(outcome.is_complete(), memory.capacity == whole);
+        assert!(outcome.missing.is_empty());
+        if rank != 1 {
+            let record = outcome.record.as_ref().unwrap();
+            assert_eq!(record.cause, Cause::Overflow);
+            assert_eq!(record.overflow(), Some((rows.len() as u64, placed as u64)));
+            assert!(buffer.take_fault().unwrap());
+        }
+        assert_eq!(memory.overflow.iter().sum::<u32>() as usize, rows.len() - placed);
+        memory.check_lists(rank, 0);
+        memory.check_rows(0);
+
+        let outputs = memory.outputs(rank, HIDDEN);
+        let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+        let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+        let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+        complete(&buffer.combine_blocking(&mut routing, input, to).unwrap());
+        let has: Vec<Vec<reference::Row>> = (0..RANKS)
+            .map(|rank| {
+                let (mut rows, _) = reference::rows(rank, PACKED);
+                rows.retain(|row| row.place < cut(rank));
+                rows
+            })
+            .collect();
+        for (t, row) in out.chunks_exact(HIDDEN).enumerate() {
+            let with = |e: usize| {
+                let mine = |row: &&reference::Row| row.source == rank && row.token == t;
+                has[e / LOCAL].iter().filter(mine).any(|row| expert(rank, t, row.position) == Some(e))
+            };
+            assert_eq!(row[3].to_f32(), sum(0, rank, t, 3, with), "rank {rank}, token {t}");
+        }
+    });
+}

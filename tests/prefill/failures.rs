@@ -1,0 +1,151 @@
+//! Ranks that are lost, and operations that are given up.
+
+use std::time::Duration;
+
+use epwire::prefill::{PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout};
+use epwire::{Cause, Error, HostBuffer, Mask, TensorMut, TensorRef};
+use half::bf16;
+
+use crate::reference::{self, HIDDEN, LOCAL, Memory, RANKS, Sent, TOPK, check_sums, expert, sum, tokens};
+use crate::{block_on, complete, config, ranks};
+
+const LOST: usize = 2;
+const LAYOUT: PrefillLayout = PrefillLayout::Packed { alignment: 2 };
+
+/// With a deadline that a silent rank passes soon.
+fn impatient() -> PrefillConfig {
+    let mut config = config();
+    config.ep = config.ep.deadline(Duration::from_secs(1));
+    config
+}
+
+#[test]
+fn sums_say_which_rank_they_lack() {
+    ranks(&impatient(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut memory = Memory::new(LAYOUT, reference::rows(rank, LAYOUT).1);
+        let (mut routing, outcome) =
+            buffer.dispatch_blocking(Sent::new(0, rank).input(), memory.output()).unwrap();
+        complete(&outcome);
+        if rank == LOST {
+            return; // it answers nobody
+        }
+        let outputs = memory.outputs(rank, HIDDEN);
+        let (mut out, mut lacks) = (HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN), vec![9; tokens(rank)]);
+        let outcome = buffer
+            .combine_blocking(
+                &mut routing,
+                PrefillCombine::new(TensorRef::new(&outputs, HIDDEN)),
+                PrefillCombineOutput {
+                    lacks: Some(&mut lacks),
+                    ..PrefillCombineOutput::new(TensorMut::new(&mut out))
+                },
+            )
+            .unwrap();
+        assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>(), "{outcome}");
+        assert!(outcome.needs_recovery() && buffer.take_fault().unwrap());
+        for (t, row) in out.chunks_exact(HIDDEN).enumerate() {
+            let lost = (0..TOPK).any(|j| expert(rank, t, j).is_some_and(|e| e / LOCAL == LOST));
+            assert_eq!(lacks[t], u32::from(lost) << LOST, "token {t}");
+            assert_eq!(row[1].to_f32(), sum(0, rank, t, 1, |e| e / LOCAL != LOST));
+        }
+
+        // Without it the next membership is whole, and a routing of the one before is of no use.
+        let rest: Mask = (0..RANKS as u32).filter(|r| *r != LOST as u32).collect();
+        buffer.set_active(&rest, 2, 0).unwrap();
+        let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+        let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+        let error = buffer.combine_blocking(&mut routing, input, to).unwrap_err();
+        assert!(matches!(&error, Error::State(_)) && error.to_string().contains("epoch 1"), "{error}");
+        let (_, outcome) = buffer.dispatch_blocking(Sent::new(0, rank).input(), memory.output()).unwrap();
+        complete(&outcome);
+        assert_eq!(memory.source_counts[LOST], 0);
+        assert!(memory.row_source.iter().all(|source| *source != LOST as i32));
+    });
+}
+
+#[test]
+fn a_silent_source_has_no_rows_and_its_places_are_nobodys() {
+    ranks(&impatient(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let sent = Sent::new(0, rank);
+        let counted = buffer.dispatch_count_blocking(sent.input()).unwrap();
+        if rank == LOST {
+            // Its counts have come, its rows do not.
+            std::thread::sleep(Duration::from_secs(4));
+            return;
+        }
+        let mut memory = Memory::new(LAYOUT, counted.received(LAYOUT).unwrap().capacity);
+        let (_, outcome) = counted.receive_blocking(memory.output()).unwrap();
+        assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>(), "{outcome}");
+        assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Timeout));
+        assert_eq!(memory.source_counts[LOST], 0);
+        let (rows, _) = reference::rows(rank, LAYOUT);
+        for row in rows {
+            let source = if row.source == LOST { -1 } else { row.source as i32 };
+            assert_eq!(memory.row_source[row.place], source);
+            assert_eq!(memory.row_expert[row.place] == -1, source == -1);
+        }
+        memory.check_rows(0);
+    });
+}
+
+#[test]
+fn who_drops_a_future_or_a_half_is_missing_from_that_operation_alone() {
+    ranks(&config(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let sent = Sent::new(0, rank);
+        let mut memory = Memory::new(LAYOUT, reference::rows(rank, LAYOUT).1);
+        for turn in 0..4 {
+            if rank == LOST && turn % 2 == 0 {
+                let dispatch = buffer.dispatch(sent.input(), memory.output());
+                let wait = Duration::from_micros(50 * turn);
+                let ended = block_on(async { tokio::time::timeout(wait, dispatch).await });
+                if let Ok(ended) = ended {
+                    complete(&ended.unwrap().1);
+                }
+            } else if rank == LOST {
+                drop(buffer.dispatch_count_blocking(sent.input()).unwrap());
+            } else {
+                let (_, outcome) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
+                // What it had sent before may have sufficed.
+                if !outcome.is_complete() {
+                    assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>());
+                    assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial));
+                    assert!(!outcome.needs_recovery(), "{outcome}");
+                    assert_eq!(memory.source_counts[LOST], 0);
+                }
+            }
+            let (mut routing, outcome) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
+            complete(&outcome);
+            memory.check_lists(rank, 0);
+            memory.check_rows(0);
+            let outputs = memory.outputs(rank, HIDDEN);
+            let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+            let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+            complete(&buffer.combine_blocking(&mut routing, input, to).unwrap());
+            check_sums(0, rank, HIDDEN, &out);
+        }
+    });
+}
+
+#[test]
+fn rows_of_another_kind_are_refused_and_the_next_operation_is_whole() {
+    ranks(&config(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (sent, other) = (Sent::new(0, rank), Sent::new(0, rank));
+        let mut memory = Memory::new(LAYOUT, reference::rows(rank, LAYOUT).1);
+        let input = match rank {
+            LOST => epwire::Dispatch::new(TensorRef::new(&other.x, HIDDEN), TensorRef::new(&other.ids, TOPK)),
+            _ => sent.input(),
+        };
+        let (_, outcome) = buffer.dispatch_blocking(input, memory.output()).unwrap();
+        let others: Mask = (0..RANKS as u32).filter(|r| (*r == LOST as u32) != (rank == LOST)).collect();
+        assert_eq!(outcome.missing, others, "rank {rank}: {outcome}");
+        assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Format));
+        let (_, outcome) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
+        complete(&outcome);
+        memory.check_rows(0);
+    });
+}

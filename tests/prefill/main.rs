@@ -1,0 +1,52 @@
+//! Prefill buffers as a program uses them: every layout and payload beside a plain reference, operations in halves, by futures, on
+//! two lanes at a time and with a routing that is used again, ranks that are lost, calls that do not fit.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod calls;
+mod failures;
+mod layouts;
+mod reference;
+mod refused;
+
+use std::time::Duration;
+
+use epwire::prefill::{PrefillBuffer, PrefillConfig};
+use epwire::{EpConfig, Group, Outcome};
+
+use reference::{EXPERTS, HIDDEN, RANKS, TOKENS, TOPK};
+
+/// Rings of fewer slots than a rank has rows for another.
+const RING: u32 = 8;
+
+fn config() -> PrefillConfig {
+    let ep = EpConfig::new(TOKENS as u32, HIDDEN as u32, EXPERTS as u32, TOPK as u32)
+        .threads(1)
+        .deadline(Duration::from_secs(20));
+    PrefillConfig { ring_tokens: RING, ..PrefillConfig::new(ep) }
+}
+
+/// Runs this on a thread for each rank of a buffer.
+fn ranks(config: &PrefillConfig, run: impl Fn(&PrefillBuffer) + Sync) {
+    let groups = Group::threads(RANKS as u32).unwrap();
+    std::thread::scope(|scope| {
+        for group in groups {
+            let run = &run;
+            scope.spawn(move || {
+                let buffer = PrefillBuffer::create_blocking(&group, config.clone()).unwrap();
+                run(&buffer);
+                // Nobody leaves before all have what they need of it.
+                group.barrier_blocking("end").unwrap();
+            });
+        }
+    });
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
+}
+
+/// Of an operation that nobody is missing from.
+fn complete(outcome: &Outcome) {
+    assert!(outcome.is_complete(), "{outcome}");
+}

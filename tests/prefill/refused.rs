@@ -1,0 +1,222 @@
+//! Calls that do not fit are refused with what is wrong, and have no effect.
+
+use std::time::Duration;
+
+use epwire::prefill::{
+    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput,
+    PrefillPlan,
+};
+use epwire::{
+    CombineMode, Dispatch, EpConfig, Error, Fp8Scale, HostBuffer, Mask, Payload, TensorMut, TensorRef,
+};
+use half::{bf16, f16};
+
+/// A rank alone.
+fn alone() -> PrefillBuffer {
+    let config = PrefillConfig { ring_tokens: 4, ..PrefillConfig::new(EpConfig::new(16, 64, 4, 2)) };
+    let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
+    buffer.set_active(&Mask::all(1), 1, 0).unwrap();
+    buffer
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(ended: Result<T, Error>, text: &str) {
+    let error = ended.expect_err(text);
+    assert!(matches!(error, Error::Invalid(_) | Error::Limit(_) | Error::State(_)), "{error:?}");
+    assert!(error.to_string().contains(text), "{error}, not {text}");
+}
+
+#[test]
+fn configurations_that_cannot_be_are_named() {
+    let config = |ep: EpConfig, ring_tokens| PrefillConfig { ring_tokens, ..PrefillConfig::new(ep) };
+    let ep = || EpConfig::new(16, 64, 4, 2);
+    refused(PrefillPlan::new(&config(ep().ordered(true), 0), 2), "ordered");
+    refused(PrefillPlan::new(&config(ep().zero_copy(true), 0), 2), "zero_copy");
+    refused(PrefillPlan::new(&config(ep(), 65_538), 2), "ring_tokens is 65538");
+    refused(PrefillPlan::new(&config(ep().hidden(60), 0), 2), "hidden is 60");
+    refused(PrefillPlan::new(&config(ep().device(epwire::Device::Cuda(0)), 0), 2), "not on GPUs yet");
+    assert_eq!(PrefillPlan::new(&config(ep(), 5), 2).unwrap().split_tokens, 4);
+}
+
+#[test]
+fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
+    let buffer = alone();
+    let (x, ids, weights) = (vec![bf16::ONE; 2 * 64], [0i32, 1, 2, 3], [1.0f32; 4]);
+    let (x, ids, weights) = (TensorRef::new(&x, 64), TensorRef::new(&ids, 2), TensorRef::new(&weights, 2));
+    let input = || Dispatch::new(x, ids).weights(weights);
+    let mut rows = HostBuffer::<bf16>::zeroed(4 * 64);
+    let mut dispatch = |input: Dispatch<'_>| {
+        let rows = Some(TensorMut::new(&mut rows));
+        buffer.dispatch_blocking(input, PrefillOutput { capacity: 4, rows, ..PrefillOutput::default() })
+    };
+    let halves = vec![f16::ONE; 2 * 64];
+    refused(dispatch(Dispatch::new(TensorRef::new(&halves, 64), ids)), "x is [2, 64] of F16");
+    let narrow = vec![bf16::ONE; 2 * 8];
+    refused(dispatch(Dispatch::new(TensorRef::new(&narrow, 8), ids)), "x is [2, 8]");
+    refused(dispatch(Dispatch::new(x, TensorRef::new(&[0i32, 1], 2))), "topk_idx has 1 rows for 2 tokens");
+    refused(dispatch(Dispatch::new(x, TensorRef::new(&[0.0f32; 4], 2))), "topk_idx is F32");
+    refused(dispatch(Dispatch::new(x, TensorRef::new(&[0i32, 1, 2, 4], 2))), "topk_idx[1][1] is 4");
+    refused(
+        dispatch(Dispatch::new(x, TensorRef::new(&[0i32, 1, 2, 2], 2))),
+        "topk_idx[1][1] repeats expert 2",
+    );
+    refused(dispatch(Dispatch::new(x, TensorRef::new(&[0i32; 6], 3))), "topk is 3, must be in [1, 2]");
+    refused(
+        dispatch(Dispatch::new(x, ids).weights(TensorRef::new(&[1.0f32; 2], 1))),
+        "topk_weights is [2, 1]",
+    );
+    refused(dispatch(input().lane(2)), "lane is 2");
+    refused(dispatch(input().sideband(&[0; 8], 4)), "sideband_bytes is 4, the plan has room for 0");
+    refused(dispatch(input().payload(Payload::Fp8 { scale: Fp8Scale::F32 })), "FP8 needs a multiple of 128");
+    refused(dispatch(input().scales(weights)), "scales");
+    refused(dispatch(input().deadline(Duration::from_millis(1))), "a call may only lengthen");
+    let many = vec![bf16::ONE; 17 * 64];
+    let far = vec![-1i32; 34];
+    let input_of_17 = Dispatch::new(TensorRef::new(&many, 64), TensorRef::new(&far, 2));
+    refused(dispatch(input_of_17), "tokens is 17, the plan's max_tokens is 16");
+
+    let mut short = [0u32; 3];
+    let mut ints = [0i32; 3];
+    let mut floats = [0.0f32; 3];
+    let mut longs = [0u64; 3];
+    let mut few = HostBuffer::<bf16>::zeroed(3 * 64);
+    let of = |output: PrefillOutput<'_>| {
+        buffer.dispatch_blocking(input(), PrefillOutput { capacity: 4, ..output })
+    };
+    let none = PrefillOutput::default;
+    let by_source = || PrefillOutput { layout: PrefillLayout::Dense, ..none() };
+    refused(of(PrefillOutput { rows: Some(TensorMut::new(&mut few)), ..none() }), "output.rows");
+    refused(of(PrefillOutput { counts: Some(&mut short), ..none() }), "output.counts");
+    refused(of(PrefillOutput { offsets: Some(&mut short), ..none() }), "output.offsets");
+    refused(of(PrefillOutput { overflow: Some(&mut short), ..none() }), "output.overflow");
+    refused(of(PrefillOutput { source_counts: Some(&mut []), ..none() }), "output.source_counts");
+    refused(of(PrefillOutput { row_expert: Some(&mut ints), ..none() }), "output.row_expert");
+    refused(of(PrefillOutput { row_source: Some(&mut ints), ..none() }), "output.row_source");
+    refused(of(PrefillOutput { row_token: Some(&mut ints), ..none() }), "output.row_token");
+    refused(of(PrefillOutput { row_position: Some(&mut ints), ..none() }), "output.row_position");
+    refused(of(PrefillOutput { row_weight: Some(&mut floats), ..none() }), "output.row_weight");
+    refused(of(PrefillOutput { row_experts: Some(&mut ints), ..by_source() }), "output.row_experts");
+    refused(of(PrefillOutput { row_weights: Some(&mut floats), ..by_source() }), "output.row_weights");
+    refused(of(PrefillOutput { source_offsets: Some(&mut []), ..by_source() }), "output.source_offsets");
+    refused(of(PrefillOutput { expert_totals: Some(&mut longs), ..none() }), "output.expert_totals");
+    refused(of(PrefillOutput { expert_totals_i32: Some(&mut ints), ..none() }), "output.expert_totals_i32");
+    refused(of(PrefillOutput { ranges: Some(&mut longs), ..none() }), "output.ranges");
+    refused(of(PrefillOutput { wait_ns: Some(&mut []), ..none() }), "output.wait_ns");
+    let mut enough = [0; 8];
+    refused(of(PrefillOutput { row_experts: Some(&mut enough), ..none() }), "output.row_experts is given");
+    refused(of(PrefillOutput { row_expert: Some(&mut enough), ..by_source() }), "output.row_expert is given");
+    refused(of(PrefillOutput { zero_padding: true, ..by_source() }), "only EPW_PACKED takes");
+    refused(of(PrefillOutput { layout: PrefillLayout::Packed { alignment: 0 }, ..none() }), "alignment is 0");
+    refused(of(PrefillOutput { layout: PrefillLayout::RankMajor, ..none() }), "rank-major needs 16");
+    let large = PrefillOutput { capacity: usize::MAX >> 8, ..none() };
+    refused(buffer.dispatch_blocking(input(), large), "must be below 4294967295");
+    refused(buffer.count(TensorRef::new(&[0.0f32; 4], 2)), "topk_idx is F32");
+    refused(buffer.count(TensorRef::new(&[0i32, 9], 2)), "topk_idx[0][1] is 9");
+
+    // And nothing has happened.
+    let (_, outcome) = dispatch(input()).unwrap();
+    assert!(outcome.is_complete());
+}
+
+#[test]
+fn combines_and_routings_that_do_not_fit_are_named() {
+    let (buffer, other) = (alone(), alone());
+    let (x, ids) = (vec![bf16::ONE; 2 * 64], [0i32, 1, 2, 3]);
+    let (x, ids) = (TensorRef::new(&x, 64), TensorRef::new(&ids, 2));
+    let weights = [1.0f32; 4];
+    let mut rows = HostBuffer::<bf16>::zeroed(4 * 64);
+    let mut out = HostBuffer::<bf16>::zeroed(2 * 64);
+    let mut dispatch = |weighted: bool, layout: PrefillLayout| {
+        let input = Dispatch::new(x, ids);
+        let input = if weighted { input.weights(TensorRef::new(&weights, 2)) } else { input };
+        let rows = Some(TensorMut::new(&mut rows));
+        let output = PrefillOutput { layout, capacity: 4, rows, ..PrefillOutput::default() };
+        buffer.dispatch_blocking(input, output).unwrap().0
+    };
+    let packed = PrefillLayout::Packed { alignment: 1 };
+    let mut routing = dispatch(true, packed);
+    let made = vec![bf16::ONE; 4 * 64];
+    let whole = || PrefillCombine::new(TensorRef::new(&made, 64));
+    let mut combine = |input: PrefillCombine<'_>| {
+        let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+        buffer.combine_blocking(&mut routing, input, to)
+    };
+    refused(combine(PrefillCombine::new(TensorRef::new(&made[..64], 64))), "expert_out is [1, 64]");
+    let halves = vec![f16::ONE; 4 * 64];
+    refused(combine(PrefillCombine::new(TensorRef::new(&halves, 64))), "of F16");
+    refused(combine(PrefillCombine::new(TensorRef::new(&made, 0))), "expert_out");
+    refused(combine(PrefillCombine::new(TensorRef::new(&made, 60))), "width is 60, must be a multiple of 8");
+    refused(combine(whole().row_weights(&[1.0; 3])), "row_weights has 3 weights, must have 4");
+    refused(combine(whole().row_weights(&[1.0; 4]).mode(CombineMode::Ordered)), "row_weights are given");
+    refused(combine(whole().weights(TensorRef::new(&weights, 2))), "topk_weights are given");
+    let single = TensorRef::new(&weights[..2], 1);
+    refused(
+        combine(whole().weights(single).mode(CombineMode::Ordered)),
+        "topk_weights must be a dense [2, 2]",
+    );
+    refused(combine(whole().values(&[1.0; 3])), "values has 3 numbers, must have 4");
+    refused(combine(whole().bias(TensorRef::new(&made[..64], 64))), "bias must be a dense [2, 64]");
+    refused(combine(whole().deadline(Duration::from_millis(1))), "a call may only lengthen");
+    assert!(combine(whole()).unwrap().is_complete());
+
+    let mut few = HostBuffer::<bf16>::zeroed(64);
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut few));
+    refused(buffer.combine_blocking(&mut routing, whole(), to), "output.out");
+    let mut with = |output: PrefillCombineOutput<'_>, text: &str| {
+        let mut out = HostBuffer::<bf16>::zeroed(2 * 64);
+        let output = PrefillCombineOutput { out: TensorMut::new(&mut out), ..output };
+        refused(buffer.combine_blocking(&mut routing, whole(), output), text);
+    };
+    let none = || PrefillCombineOutput::new(TensorMut::new::<bf16>(&mut []));
+    let (mut pairs, mut words, mut floats) = ([[0; 2]; 1], [0; 1], [0.0; 3]);
+    with(PrefillCombineOutput { contributions: Some(&mut pairs), ..none() }, "output.contributions");
+    with(PrefillCombineOutput { lacks: Some(&mut words), ..none() }, "output.lacks");
+    with(PrefillCombineOutput { values: Some(&mut floats), ..none() }, "output.values");
+    with(PrefillCombineOutput { wait_ns: Some(&mut []), ..none() }, "output.wait_ns");
+
+    // A routing is of one buffer, and keeps its places and number of tokens.
+    let mut sums = HostBuffer::<bf16>::zeroed(2 * 64);
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
+    refused(other.combine_blocking(&mut routing, whole(), to), "another prefill buffer");
+    refused(routing.received(&other, packed), "another prefill buffer");
+    let again = |routing: &mut _, x: TensorRef<'_>, ids: TensorRef<'_>, capacity: usize, text: &str| {
+        let output = PrefillOutput { capacity, ..PrefillOutput::default() };
+        refused(buffer.dispatch_again_blocking(routing, Dispatch::new(x, ids), output), text);
+    };
+    again(&mut routing, x, ids, 5, "are not those of the routing");
+    let fewer = (TensorRef::new(&made[..64], 64), TensorRef::new(&[0i32, 1], 2));
+    again(&mut routing, fewer.0, fewer.1, 4, "tokens is 1");
+
+    // Of rows by source there is no ordered combine, and unweighted rows by expert need weights from elsewhere.
+    let mut dense = dispatch(true, PrefillLayout::Dense);
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
+    let ordered = whole().mode(CombineMode::Ordered);
+    refused(buffer.combine_blocking(&mut dense, ordered, to), "reduced over experts already");
+    let mut unweighted = dispatch(false, packed);
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
+    refused(
+        buffer.combine_blocking(&mut unweighted, whole(), to),
+        "applies the weights at the expert's rank",
+    );
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
+    assert!(
+        buffer.combine_blocking(&mut unweighted, whole().row_weights(&[1.0; 4]), to).unwrap().is_complete()
+    );
+}
+
+#[test]
+fn a_buffer_without_a_membership_or_with_a_busy_lane_refuses_operations() {
+    let config = PrefillConfig::new(EpConfig::new(16, 64, 4, 2));
+    let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
+    let (x, ids) = (vec![bf16::ONE; 2 * 64], [0i32, 1, 2, 3]);
+    let input = || Dispatch::new(TensorRef::new(&x, 64), TensorRef::new(&ids, 2)).lane(0);
+    let none = || PrefillOutput { capacity: 4, ..PrefillOutput::default() };
+    refused(buffer.dispatch_blocking(input(), none()), "no membership yet");
+    buffer.set_active(&Mask::all(1), 1, 0).unwrap();
+    let counted = buffer.dispatch_count_blocking(input()).unwrap();
+    refused(buffer.dispatch_blocking(input(), none()), "lane 0 has an operation under way");
+    assert!(buffer.dispatch_blocking(input().lane(1), none()).unwrap().1.is_complete());
+    assert!(counted.receive_blocking(none()).unwrap().1.is_complete());
+    drop(buffer.dispatch_count_blocking(input()).unwrap());
+    assert!(buffer.dispatch_blocking(input(), none()).unwrap().1.is_complete());
+}
