@@ -33,10 +33,16 @@ static inline epw_mask first_ranks(uint32_t ranks) {
     return mask;
 }
 
-static inline epw_status connect_to(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer) {
-    unsigned char blob[EPW_BLOB_MAX];
+/* What `to` shows the rank for a connection. Returns its length. */
+static inline size_t blob_for(uint32_t rank, epw_buffer *to, unsigned char blob[EPW_BLOB_MAX]) {
     size_t length = 0;
     CHECK_OK(epw_buffer_export(to, rank, blob, &length));
+    return length;
+}
+
+static inline epw_status connect_to(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = blob_for(rank, to, blob);
     return epw_buffer_connect(from, peer, blob, length);
 }
 
@@ -46,8 +52,7 @@ static inline epw_status connect_to(epw_buffer *from, uint32_t rank, epw_buffer 
 static inline epw_status connect_within(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer,
                                         uint64_t deadline_ns) {
     unsigned char blob[EPW_BLOB_MAX];
-    size_t length = 0;
-    CHECK_OK(epw_buffer_export(to, rank, blob, &length));
+    size_t length = blob_for(rank, to, blob);
     return epw_buffer_connect_within(from, peer, blob, length, deadline_ns);
 }
 
