@@ -444,7 +444,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
     resolve(stream)->finish();
     return cudaSuccess;
 }
-cudaError_t cudaStreamQuery(cudaStream_t stream) { return resolve(stream)->is_idle() ? cudaSuccess : done(cudaErrorNotReady); }
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return resolve(stream)->is_idle() ? cudaSuccess : cudaErrorNotReady; }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) {
     *out = new CUevent_st();
@@ -497,7 +497,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     return cudaSuccess;
 }
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->reached.has(event->recorded) ? cudaSuccess : done(cudaErrorNotReady);
+    return event->reached.has(event->recorded) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     event->reached.await(event->recorded);
