@@ -432,9 +432,7 @@ const uint64_t *exchange(uint32_t mask, uint64_t value) {
     return f.lanes;
 }
 
-void copies_init(uint64_t *barrier, uint32_t arrivals) {
-    copies_of(barrier) = {uint16_t(arrivals), 0, uint16_t(arrivals), 0};
-}
+void copies_init(uint64_t *barrier, uint32_t arrivals) { copies_of(barrier) = {uint16_t(arrivals), 0, uint16_t(arrivals), 0}; }
 
 void copies_arrive(uint64_t *barrier, uint32_t expected_bytes) {
     Copies &c = copies_of(barrier);

@@ -498,9 +498,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     stream->enqueue([=] { event->reached.await(recording); });
     return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->reached.has(event->recorded) ? cudaSuccess : cudaErrorNotReady;
-}
+cudaError_t cudaEventQuery(cudaEvent_t event) { return event->reached.has(event->recorded) ? cudaSuccess : cudaErrorNotReady; }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     event->reached.await(event->recorded);
     return cudaSuccess;
