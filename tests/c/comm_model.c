@@ -2,7 +2,7 @@
  * epochs. c/coll/rules.h itself runs; comm_model/moves.h models its callers after c/coll/flow.c and drive.c.
  * Checked in every state:
  *  - no slot is written while it is read, before it has been read, or in an epoch that its owner has not
- * begun;
+ *    begun;
  *  - no slot is read while it is written;
  *  - what is consumed is of this epoch, this call and these arguments, in order;
  *  - memory that a peer lends is not used once the loan has ended;
@@ -10,7 +10,7 @@
  *  - a rank that has heard of all ranks since one of them called something else, if only with another root,
  *    has found the mismatch;
  *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so
- * waits without an end would be found here.
+ *    waits without an end would be found here.
  *
  * The words of one source arrive in the order in which they were stored, as in mapped memory. tests/faults
  * shows that the explorer finds planted faults.
