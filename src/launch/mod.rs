@@ -1,8 +1,8 @@
 //! Where am I: rank, world and meeting point of this process, from whichever launcher started it.
 //!
 //! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
-//! LeaderWorkerSets and `EPWIRE_*` set by hand, and says which of them won. Without a launcher, [`spawn`] starts the
-//! ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
+//! LeaderWorkerSets and `EPWIRE_*` set by hand, and reports which of them it used. Without a launcher, [`spawn`] starts
+//! the ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
 //! `EPWIRE_LOCAL_RANK` and `EPWIRE_LOCAL_WORLD` override single values of every launcher.
 //!
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
@@ -15,7 +15,7 @@
 //! | PMI, PMIx | `PMI_RANK` or `PMIX_RANK`, `PMI_SIZE` | as Open MPI |
 //! | Kubernetes LWS | `LWS_WORKER_INDEX`, `LWS_GROUP_SIZE` | `LWS_LEADER_ADDRESS`, port [`DEFAULT_PORT`] |
 //!
-//! Where a port is not given it is derived from the run's name, in [`DERIVED_PORTS`]. An empty variable counts as unset.
+//! A port that is not given is derived from the run's name, in [`DERIVED_PORTS`]. An empty variable counts as unset.
 
 mod address;
 mod error;

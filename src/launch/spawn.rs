@@ -1,7 +1,8 @@
 //! `--ranks N`: the ranks of one host without a launcher.
 //!
-//! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and
-//! `EPWIRE_RANK` and the variables beside it set, so that [`super::Launch::from_env`] in the children finds its place, and waits:
+//! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and with
+//! `EPWIRE_RANK` and related variables set, so that [`super::Launch::from_env`] in the children finds their place, and
+//! waits:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -25,8 +26,9 @@
 //! }
 //! ```
 //!
-//! So a rank that fails ends all of them, as a batch job wants it. A server wants its other ranks to go on and the lost one to be
-//! replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, say when this process gets SIGTERM.
+//! So by default a rank that fails ends all of them, as suits a batch job. In a server the other ranks should continue
+//! and the lost one be replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, for
+//! instance when this process gets SIGTERM.
 
 use std::{
     ffi::OsString,

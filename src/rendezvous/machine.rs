@@ -1,16 +1,16 @@
-//! What the rendezvous server decides: who is a member, who is dead, which round is complete, who goes on after a
+//! What the rendezvous server decides: who is a member, who is dead, which round is complete, who continues after a
 //! failure.
 //!
-//! A pure state machine. Events and the time go in, actions come out; sockets, timers and randomness live in
+//! A pure state machine. Events and the time are its inputs, actions its outputs; sockets, timers and randomness are in
 //! [`driver`](super::driver). The same events at the same times give the same actions.
 //!
 //! **Dead and suspect are different things.** A member is *dead* when the kernel of its host closed its socket, when it
-//! left, or when somebody who can see the process says so ([`Event::Ended`]): it writes nothing more, so another
-//! incarnation may take its rank. A member that is silent past its lease, or has had no connection for one, is only
-//! *suspect*: it may be stopped and run again, and its rank is refused to others.
+//! left, or when somebody who can see the process reports its end ([`Event::Ended`]): it writes nothing more, so
+//! another incarnation may take its rank. A member that is silent beyond its lease, or has had no connection for a
+//! lease, is only *suspect*: it may be stopped and run again, so its rank is refused to others.
 //!
-//! **Sessions outlive connections.** A client that has lost its connection comes back by another one, to this server or to
-//! whoever leads after it, and asks again what has not been answered: each call is carried out once, and its answer kept until
+//! **Sessions outlive connections.** A client that has lost its connection comes back over another one, to this server
+//! or to the next leader, and repeats its unanswered calls: each call is carried out once, and its answer is kept until
 //! the client has it.
 
 mod answers;
