@@ -27,24 +27,26 @@ use ::candle_core::{CpuStorage, Layout, Storage, StorageRef, Tensor};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::{Element, TensorRef};
 
-/// A tensor that nobody writes while this exists. Stays with its thread, as candle's lock does.
+/// Keeps others from writing a tensor while it exists. It stays on its thread, as candle's lock does.
 #[derive(Debug)]
 pub struct Held<'a> {
     storage: StorageRef<'a>,
     layout: &'a Layout,
 }
 
-/// Holds a tensor for reading. Who writes it in place meanwhile, by `Tensor::slice_set` say, waits until it is let go.
+/// Holds a tensor for reading. Writing it in place meanwhile, for example with `Tensor::slice_set`, waits until it is
+/// released.
 pub fn hold(tensor: &Tensor) -> Held<'_> {
     let (storage, layout) = tensor.storage_and_layout();
     Held { storage, layout }
 }
 
 impl Held<'_> {
-    /// The tensor as a matrix: one of two dimensions whose rows are dense, or of one dimension as a single column.
+    /// The tensor as a matrix: one with two dimensions whose rows are dense, or with one dimension as a single column.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it has another shape, lies in no host memory, or its elements are of a type that no operation takes.
+    /// [`Error::Invalid`] if it has another shape, is not in host memory, or has an element type that no operation
+    /// takes.
     pub fn view(&self) -> Result<TensorRef<'_>> {
         match &*self.storage {
             Storage::Cpu(CpuStorage::U8(data)) => self.matrix(data),
@@ -72,7 +74,7 @@ impl Held<'_> {
                 )));
             }
         };
-        // A tensor of one row has any stride.
+        // The stride of a tensor with one row may be anything.
         let stride = if rows <= 1 { cols } else { stride };
         TensorRef::strided(data.get(self.layout.start_offset()..).unwrap_or_default(), rows, cols, stride)
     }

@@ -17,7 +17,7 @@ use numbers::power_of_two;
 pub struct Variable {
     /// Name, beginning with `EPWIRE_`.
     pub name: &'static str,
-    /// What holds when it is unset or empty, in words.
+    /// The default when it is unset or empty, in words.
     pub default: &'static str,
     /// Meaning, with units and grammar.
     pub doc: &'static str,
@@ -33,7 +33,7 @@ pub const LOCAL_RANK: &str = "EPWIRE_LOCAL_RANK";
 pub const LOCAL_WORLD: &str = "EPWIRE_LOCAL_WORLD";
 /// Where the ranks meet.
 pub const ADDR: &str = "EPWIRE_ADDR";
-/// Whether whoever started the ranks also hosts their rendezvous.
+/// Whether the process that started the ranks also hosts their rendezvous.
 pub const HOSTED: &str = "EPWIRE_HOSTED";
 /// Name of the run.
 pub const RUN_ID: &str = "EPWIRE_RUN_ID";
@@ -74,9 +74,9 @@ pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
 pub const ISA: &str = "EPWIRE_ISA";
 
-/// What is said of paths, memberships and peers that are given up; the C core reads it.
+/// What to log about paths, memberships and peers given up; the C core reads it.
 pub const LOG: &str = "EPWIRE_LOG";
-/// The file that it is said in; the C core reads it.
+/// The log file; the C core reads it.
 pub const LOG_FILE: &str = "EPWIRE_LOG_FILE";
 
 /// Every variable that epwire reads.
@@ -230,8 +230,8 @@ pub const VARIABLES: &[Variable] = &[
     },
 ];
 
-/// What the build of the crate reads or hands on. Programs ignore them, without a warning: a shell that exports them to
-/// build with runs programs as well, and cargo sets what the build hands on for those that it starts.
+/// Variables that the crate's build reads or sets. Programs ignore them without a warning: programs also run from a
+/// shell that exports them for building, and cargo passes what the build sets to the programs that it starts.
 const OF_THE_BUILD: &[&str] =
     &["EPWIRE_BINDINGS", "EPWIRE_CUDA_ARCHS", "EPWIRE_CUDA_LIBRARIES", "EPWIRE_WERROR"];
 
@@ -247,8 +247,8 @@ pub fn markdown_table() -> String {
     table
 }
 
-/// Those of `names` that look like a variable of epwire, of a program or of the build, but are none: usually a slip of
-/// the pen.
+/// Those of `names` that look like a variable of epwire but are none, of the library, a program or the build: usually
+/// typing errors.
 pub fn unknown<I>(names: I) -> Vec<String>
 where
     I: IntoIterator<Item = String>,
@@ -257,8 +257,8 @@ where
     names.into_iter().filter(|name| name.starts_with("EPWIRE_") && !known(name)).collect()
 }
 
-/// Warns once per process of `EPWIRE_*` variables that epwire does not know: a `tracing` warning with that feature, a
-/// line on stderr without. [`crate::launch::Launch::from_env`] calls it.
+/// Warns once per process of `EPWIRE_*` variables that epwire does not know: a `tracing` warning with that feature,
+/// otherwise a line on stderr. [`crate::launch::Launch::from_env`] calls it.
 pub fn warn_unknown() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {
@@ -271,25 +271,25 @@ pub fn warn_unknown() {
     });
 }
 
-/// The value of `name` in the environment of this process. Empty counts as unset, because launch scripts and container
-/// descriptions often cannot leave a variable out.
+/// The value of `name` in the environment of this process. An empty value counts as unset, because launch scripts and
+/// container descriptions often cannot omit a variable.
 pub fn value(name: &str) -> Option<String> {
     std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()).filter(|v| !v.is_empty())
 }
 
-/// Bytes of a ring, of `EPWIRE_RING_BYTES`; 0 if it is not set.
+/// Bytes of a ring, from `EPWIRE_RING_BYTES`; 0 if it is not set.
 pub(crate) fn ring_bytes() -> Result<u32, String> {
     let limits = sys::EPW_RING_BYTES_MIN..=sys::EPW_RING_BYTES_MAX;
     value(RING_BYTES).map_or(Ok(0), |text| power_of_two(RING_BYTES, &text, "size of a ring", limits))
 }
 
-/// Entries of a queue, of `EPWIRE_QUEUE_DEPTH`; 0 if it is not set.
+/// Entries of a queue, from `EPWIRE_QUEUE_DEPTH`; 0 if it is not set.
 pub(crate) fn queue_depth() -> Result<u32, String> {
     let limits = sys::EPW_QUEUE_DEPTH_MIN..=sys::EPW_QUEUE_DEPTH_MAX;
     value(QUEUE_DEPTH).map_or(Ok(0), |text| power_of_two(QUEUE_DEPTH, &text, "depth of a queue", limits))
 }
 
-/// First and last of the ports of `EPWIRE_PORTS`, on which ranks may listen. `None` if it is not set.
+/// The first and the last port of `EPWIRE_PORTS`, on which ranks may listen. `None` if it is not set.
 pub(crate) fn ports() -> Result<Option<(u16, u16)>, PortsError> {
     value(PORTS).map(|text| parse_ports(&text).ok_or(PortsError(text))).transpose()
 }
@@ -301,7 +301,7 @@ fn parse_ports(text: &str) -> Option<(u16, u16)> {
     (0 < ports.0 && ports.0 <= ports.1).then_some(ports)
 }
 
-/// What `EPWIRE_PORTS` says is no range of ports.
+/// The value of `EPWIRE_PORTS` is not a range of ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortsError(pub(crate) String);
 
@@ -320,9 +320,10 @@ impl fmt::Display for PortsError {
 pub struct Token(Vec<u8>);
 
 impl Token {
-    /// A token of these bytes, 1 to [`MAX_TOKEN_BYTES`]. `origin` names where they come from in the error.
+    /// A token of these bytes, 1 to [`MAX_TOKEN_BYTES`]. `origin` names their source in the error.
     ///
     /// # Errors
+    ///
     /// [`TokenError::Length`].
     pub fn new(bytes: impl Into<Vec<u8>>, origin: &str) -> Result<Self, TokenError> {
         let bytes = bytes.into();
@@ -332,9 +333,10 @@ impl Token {
         Ok(Self(bytes))
     }
 
-    /// A fresh token of 128 random bits in hexadecimal, so that it can be handed on in a variable.
+    /// A fresh token of 128 random bits in hexadecimal, so that it can be passed on in a variable.
     ///
     /// # Errors
+    ///
     /// [`TokenError::Random`] if the system gives no random bytes.
     pub fn random() -> Result<Self, TokenError> {
         let mut bits = [0u8; 16];
@@ -342,9 +344,11 @@ impl Token {
         Ok(Self(bits.iter().flat_map(|b| format!("{b:02x}").into_bytes()).collect()))
     }
 
-    /// The token of this process: `EPWIRE_TOKEN`, or what `EPWIRE_TOKEN_FILE` holds. `None` if neither is set.
+    /// The token of this process: `EPWIRE_TOKEN`, or the contents of the file named by `EPWIRE_TOKEN_FILE`. `None` if
+    /// neither is set.
     ///
     /// # Errors
+    ///
     /// Both set, file unreadable, or a length outside 1 to [`MAX_TOKEN_BYTES`].
     pub fn from_env() -> Result<Option<Self>, TokenError> {
         match (value(TOKEN), value(TOKEN_FILE)) {
@@ -355,23 +359,24 @@ impl Token {
         }
     }
 
-    /// The token that a file holds; one trailing newline is not part of it. Waits for nobody: a pipe or a device in its
-    /// place is refused unread.
+    /// The token in a file, without one trailing newline. Does not wait: a pipe or a device in its place is refused
+    /// without reading.
     ///
     /// # Errors
+    ///
     /// File unreadable or not a regular one, or a length outside 1 to [`MAX_TOKEN_BYTES`].
     pub fn from_file(path: PathBuf) -> Result<Self, TokenError> {
         use io::Read;
         use std::os::unix::fs::OpenOptionsExt;
         let unreadable = |cause| TokenError::File { path: path.clone(), cause };
-        // Opening a pipe would wait for its writer, opening a terminal may make it this process's own.
+        // Opening a pipe would wait for its writer; opening a terminal may make it this process's controlling terminal.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
         let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(&path).map_err(unreadable)?;
         let found = file.metadata().map_err(unreadable)?;
         if !found.is_file() {
             return Err(TokenError::NotAFile { path, found: kind(found.file_type()) });
         }
-        // The size may be wrong, as that of a file below /proc is: one byte more than allowed plus a newline is enough
+        // The reported size may be wrong, as for files below /proc: one byte more than allowed plus a newline is enough
         // to see that it is too long.
         let mut bytes = Vec::new();
         file.take(MAX_TOKEN_BYTES as u64 + 2).read_to_end(&mut bytes).map_err(unreadable)?;
@@ -393,7 +398,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// What it is that is no regular file.
+/// What a file that is not regular is.
 fn kind(found: fs::FileType) -> &'static str {
     match found {
         found if found.is_dir() => "a directory",
@@ -403,11 +408,11 @@ fn kind(found: fs::FileType) -> &'static str {
     }
 }
 
-/// Why no token could be had.
+/// Why there is no token.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
-    /// Two sources of the token.
+    /// The token is given twice.
     #[error("token: both EPWIRE_TOKEN and EPWIRE_TOKEN_FILE are set; unset one of them")]
     Both,
     /// The token file cannot be read.
@@ -415,18 +420,18 @@ pub enum TokenError {
     File {
         /// The file named by `EPWIRE_TOKEN_FILE`.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// What EPWIRE_TOKEN_FILE names is a directory, a pipe or a device.
+    /// `EPWIRE_TOKEN_FILE` names a directory, a pipe or a device.
     #[error(
         "token: {} is {found}, which is not read; name a regular file of at most {MAX_TOKEN_BYTES} bytes in EPWIRE_TOKEN_FILE, or set EPWIRE_TOKEN",
         path.display()
     )]
     NotAFile {
-        /// What `EPWIRE_TOKEN_FILE` names.
+        /// The path in `EPWIRE_TOKEN_FILE`.
         path: PathBuf,
-        /// What it is.
+        /// What is there.
         found: &'static str,
     },
     /// Too short or too long.
@@ -434,13 +439,13 @@ pub enum TokenError {
     Length {
         /// Variable or file.
         origin: String,
-        /// Bytes seen.
+        /// Number of bytes read.
         length: usize,
     },
     /// The system gave no random bytes.
     #[error("token: no random bytes from the system: {cause}; set EPWIRE_TOKEN instead")]
     Random {
-        /// What the system said.
+        /// The system's error.
         cause: String,
     },
 }

@@ -1,11 +1,12 @@
-//! What can go wrong, always with the operation, the rank, the peer concerned and what to do about it.
+//! Errors, each with the operation, the rank, the peer concerned and what to do about it.
 //!
-//! The text of an error of this crate says all of that in one line, what the system said included: programs often show no
-//! more than the text. So errors that only wrap others are transparent, and none has a `source` that its text contains.
+//! The text of an error of this crate contains all of that in one line, including what the system reported, because
+//! programs often show no more than the text. So errors that only wrap others are transparent, and none has a `source`
+//! that its text already contains.
 
 use std::fmt;
 
-/// The one result type of the crate.
+/// The result type of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Where and why a call of the data plane was refused or failed.
@@ -14,11 +15,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub struct Failure {
     /// The operation, for example `dispatch`.
     pub operation: String,
-    /// This rank, where it is known.
+    /// This rank, if known.
     pub rank: Option<u32>,
-    /// The peer concerned, if one is.
+    /// The peer concerned, if any.
     pub peer: Option<u32>,
-    /// What was found, which limit it breaks, and what to do.
+    /// What was found, which limit it violates, and what to do.
     pub text: String,
 }
 
@@ -41,7 +42,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Errors of groups and buffers. A call that is refused has no effect.
+/// Errors of groups and buffers. A refused call has no effect.
 ///
 /// A rank that dies or falls silent is not an error but an [`Outcome`](crate::Outcome): the operation ends with what
 /// has arrived.
@@ -51,13 +52,13 @@ pub enum Error {
     /// An argument is wrong.
     #[error("{0}")]
     Invalid(Failure),
-    /// A size passes a limit of the plan or of the library.
+    /// A size exceeds a limit of the plan or of the library.
     #[error("{0}")]
     Limit(Failure),
     /// Not possible now: lane held, handle consumed, no membership yet.
     #[error("{0}")]
     State(Failure),
-    /// The system has no memory to give.
+    /// The system has no memory left.
     #[error("{0}")]
     NoMemory(Failure),
     /// An operating system call failed.
@@ -69,19 +70,19 @@ pub enum Error {
     /// The peer's configuration or version differs.
     #[error("{0}")]
     Mismatch(Failure),
-    /// The place still belongs to another, living incarnation.
+    /// The rank still belongs to another, living incarnation.
     #[error("{0}")]
     Fenced(Failure),
     /// A bounded wait outside dispatch and combine expired.
     #[error("{0}")]
     Timeout(Failure),
-    /// The peer refused or is gone.
+    /// The peer refused or has ended.
     #[error("{0}")]
     Peer(Failure),
     /// The ranks could not meet or agree.
     #[error(transparent)]
     Bootstrap(Box<crate::rendezvous::BootstrapError>),
-    /// The launcher's variables make no sense.
+    /// The launcher's variables are inconsistent.
     #[error(transparent)]
     Launch(#[from] crate::launch::LaunchError),
 }
@@ -93,7 +94,7 @@ impl From<crate::rendezvous::BootstrapError> for Error {
 }
 
 impl Error {
-    /// The place and reason of an error of the data plane; `None` for bootstrap and launch errors.
+    /// The place and reason of an error of the data plane; `None` for errors of the bootstrap and the launch.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Self::Invalid(f)
@@ -110,7 +111,8 @@ impl Error {
         }
     }
 
-    /// Whether a bounded wait expired: of the data plane, or for the group or its server. The same call may succeed later.
+    /// Whether a bounded wait expired, either in the data plane or for the group or its server. The same call may
+    /// succeed later.
     pub fn is_timeout(&self) -> bool {
         match self {
             Self::Timeout(_) => true,

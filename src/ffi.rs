@@ -32,21 +32,21 @@ pub(crate) use prefill::{
 pub(crate) use status::{Progress, empty_outcome};
 use status::{c_mask, check, check_of_group, error, initialised, nanos};
 
-/// The plan of any rank: errors name none.
+/// The plan of a group. It holds for every rank, so errors name none.
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     let mut plan = unsafe { initialised(sys::epw_plan_init) };
     // SAFETY: both are valid for the call, plan carries its size.
     check_of_group(unsafe { sys::epw_plan_make(config, &mut plan) })?;
     Ok(plan)
 }
 
-/// The row shape of any rank: errors name none.
+/// The row shape of a group. It holds for every rank, so errors name none.
 pub(crate) fn row_shape(
     config: &sys::epw_config,
     input: &sys::epw_dispatch_input,
 ) -> Result<sys::epw_row_shape> {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     let mut shape = unsafe { initialised(sys::epw_row_shape_init) };
     // SAFETY: all are valid for the call; only the fields of input that decide the shape are read, no memory behind it.
     check_of_group(unsafe { sys::epw_row_shape_make(config, input, &mut shape) })?;
@@ -54,22 +54,22 @@ pub(crate) fn row_shape(
 }
 
 pub(crate) fn empty_input() -> sys::epw_dispatch_input {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_dispatch_input_init) }
 }
 
 pub(crate) fn empty_output() -> sys::epw_dispatch_output {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_dispatch_output_init) }
 }
 
 pub(crate) fn empty_combine() -> sys::epw_combine_input {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_combine_input_init) }
 }
 
 pub(crate) fn empty_combine_output() -> sys::epw_combine_output {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_combine_output_init) }
 }
 
@@ -77,7 +77,7 @@ fn place<T>(out: Option<&mut T>) -> *mut T {
     out.map_or(ptr::null_mut(), ptr::from_mut)
 }
 
-/// Rows in place in the window.
+/// Where rows lie in the window.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rows {
     pub(crate) first: NonNull<u8>,
@@ -87,16 +87,16 @@ pub(crate) struct Rows {
     pub(crate) source_counts: NonNull<u32>,
 }
 
-// SAFETY: addresses only; what may be done with them is decided where they are dereferenced.
+// SAFETY: it only holds addresses; whoever dereferences them decides what is allowed.
 unsafe impl Send for Rows {}
 // SAFETY: as above.
 unsafe impl Sync for Rows {}
 
-/// An `epw_buffer`, destroyed with this value, and then the fabric that it uses, if this was its last buffer.
+/// An `epw_buffer`. Dropping this value destroys it, and then the fabric that it uses, if this was the last user.
 #[derive(Debug)]
 pub(crate) struct Buffer(
     NonNull<sys::epw_buffer>,
-    /// Is dropped behind the buffer.
+    /// Dropped after the buffer.
     Option<Arc<Fabric>>,
 );
 
@@ -126,20 +126,21 @@ impl Buffer {
         NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
-    /// What its fabric has come to.
+    /// What its fabric ended up using (NIC and transports), in words.
     pub(crate) fn nic(&self) -> Option<String> {
         self.1.as_ref().map(|fabric| fabric.describe())
     }
 
     pub(crate) fn trouble(&self, peer: u32) -> Option<String> {
         let mut text = [0; sys::EPW_TROUBLE_TEXT as usize];
-        // SAFETY: the buffer is alive, and the text has room for so much.
+        // SAFETY: the buffer is alive, and the text has the size that the function may write.
         let text =
             unsafe { CStr::from_ptr(sys::epw_buffer_trouble(self.0.as_ptr(), peer, text.as_mut_ptr())) };
         Some(text.to_string_lossy().into_owned()).filter(|text| !text.is_empty())
     }
 
-    /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer is not active.
+    /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer must not be
+    /// active.
     pub(crate) fn time_copies(&self, peer: u32, timeout: Duration) -> Result<(u64, Duration)> {
         let (mut bytes, mut ns) = (0, 0);
         // SAFETY: the buffer is alive; the others are valid places to write to.
@@ -149,7 +150,7 @@ impl Buffer {
         Ok((bytes, Duration::from_nanos(ns)))
     }
 
-    /// One byte per expert of the buffer's configuration.
+    /// One flag per expert of the buffer's configuration.
     pub(crate) fn reachable_experts(&self, experts: u32) -> Result<Vec<bool>> {
         let mut reachable = vec![0u8; experts as usize];
         // SAFETY: `experts` bytes, as many as the configuration that this buffer was made with has experts.
@@ -157,12 +158,14 @@ impl Buffer {
         Ok(reachable.into_iter().map(|x| x == 1).collect())
     }
 
-    /// `outcome`: with a GPU buffer none, with another one some.
+    /// `outcome` is none for a GPU buffer and some for a host buffer.
     ///
     /// # Safety
+    ///
     /// The memory named by `input` and `output` has the sizes that the plan demands. It must stay valid as long as the
-    /// operation is polled; with a GPU buffer it is that GPU's, stays valid until what this call enqueues has run, and
-    /// `stream` is one of that GPU that lives until the handle is consumed or gone on to another.
+    /// operation is polled. For a GPU buffer it belongs to that GPU and stays valid until what this call enqueues has
+    /// run, and `stream` is a stream of that GPU that lives until the handle is consumed or has moved on to another
+    /// stream.
     pub(crate) unsafe fn dispatch(
         &self,
         input: &sys::epw_dispatch_input,
@@ -226,8 +229,8 @@ impl Buffer {
         check(unsafe { sys::epw_poll(self.0.as_ptr(), handle, outcome) })
     }
 
-    /// Sleeps until `poll` or `ready` may say something new. Touches no caller memory.
-    /// On a GPU: until the handle's last call has run, `Pending` if `timeout` is over first.
+    /// Sleeps until `poll` or `ready` may report something new. Touches no caller memory. On a GPU: until the handle's
+    /// last call has run, `Pending` if `timeout` expires first.
     pub(crate) fn wait(&self, handle: sys::epw_handle, timeout: Duration) -> Result<Progress> {
         // SAFETY: the buffer is alive; a consumed handle is recognised.
         check(unsafe { sys::epw_await(self.0.as_ptr(), handle, nanos(timeout)) })
@@ -244,9 +247,10 @@ impl Buffer {
         unsafe { sys::epw_release(self.0.as_ptr(), handle) };
     }
 
-    /// The same on `stream`.
+    /// Like `release`, on `stream`.
     ///
     /// # Safety
+    ///
     /// `stream` is one of the buffer's GPU.
     pub(crate) unsafe fn release_on(&self, handle: sys::epw_handle, stream: *mut c_void) -> Result<()> {
         // SAFETY: by this function's contract; a handle already consumed is refused.
@@ -254,12 +258,13 @@ impl Buffer {
         Ok(())
     }
 
-    /// On a GPU: lets `stream` wait for the handle's last call.
+    /// On a GPU: makes `stream` wait for the handle's last call.
     ///
     /// # Safety
+    ///
     /// `stream` is one of the buffer's GPU.
     pub(crate) unsafe fn stream_wait(&self, handle: sys::epw_handle, stream: *mut c_void) -> Result<()> {
-        // SAFETY: by this function's contract; a handle that the lane has left is refused.
+        // SAFETY: by this function's contract; a handle that no longer owns its lane is refused.
         check(unsafe { sys::epw_stream_wait(self.0.as_ptr(), handle, stream) })?;
         Ok(())
     }
@@ -272,9 +277,10 @@ impl Buffer {
         Ok((read == Progress::Done).then_some(outcome))
     }
 
-    /// Ends a step: the epoch that it belongs to.
+    /// Ends a step and returns the epoch that it belongs to.
     ///
     /// # Safety
+    ///
     /// `stream` is one of the buffer's GPU, if it has one.
     pub(crate) unsafe fn checkpoint(&self, step: u64, stream: *mut c_void) -> Result<u32> {
         let mut epoch = 0;
@@ -283,9 +289,9 @@ impl Buffer {
         Ok(epoch)
     }
 
-    /// `ranks` is the world's, which the buffer was made with.
+    /// `ranks` is the number of ranks that the buffer was made for.
     pub(crate) fn traffic(&self, ranks: u32) -> Result<Traffic> {
-        // SAFETY: it is the header's.
+        // SAFETY: it is one of the header's init functions.
         let mut traffic = unsafe { initialised(sys::epw_traffic_init) };
         let mut wait_ns = vec![0; ranks as usize];
         // SAFETY: the buffer is alive; traffic carries its size, and there is a place for each rank.
@@ -330,7 +336,7 @@ impl Buffer {
     }
 
     fn view(&self, call: impl FnOnce(*mut sys::epw_rows_view) -> sys::epw_status) -> Result<Rows> {
-        // SAFETY: it is the header's.
+        // SAFETY: it is one of the header's init functions.
         let mut view = unsafe { initialised(sys::epw_rows_view_init) };
         check(call(&mut view))?;
         let missing = || error(sys::EPW_ERR_STATE);
@@ -377,14 +383,14 @@ pub(crate) unsafe fn dequantize(
     Ok(())
 }
 
-/// An `epw_trial`, closed with this value, and then the fabric that it uses, if nothing else does.
+/// An `epw_trial`. Dropping this value closes it, and then the fabric that it uses, if nothing else does.
 #[derive(Debug)]
 pub(crate) struct Trial(
     NonNull<sys::epw_trial>,
     #[expect(dead_code, reason = "is dropped behind the trial")] Option<Arc<Fabric>>,
 );
 
-// SAFETY: one thread at a time uses a trial, which is not `Sync`; none of its state is of a thread.
+// SAFETY: a trial is used by one thread at a time, being not `Sync`, and has no thread-local state.
 unsafe impl Send for Trial {}
 
 impl Drop for Trial {
@@ -395,7 +401,8 @@ impl Drop for Trial {
 }
 
 impl Trial {
-    /// `most`: bytes of a range, and how many a put has. `paths`: as in C, with a fabric if they permit queues.
+    /// `most` is the size of a range in bytes and the number of ranges in a put. `paths` is as in C; a fabric is needed
+    /// if they permit queues.
     pub(crate) fn open(
         (rank, ranks): (u32, u32),
         most: (u64, u32),
@@ -459,15 +466,15 @@ impl Trial {
     }
 }
 
-/// How much more host memory this process may take, and who says so.
+/// How much more host memory this process may take, and which limit says so.
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     pub(crate) left: u64,
-    /// Name, limit, and the file that has it; none where the machine itself has no more.
+    /// Name, limit and file of the cgroup; none where the machine itself has no more memory.
     pub(crate) cgroup: Option<(String, u64, String)>,
 }
 
-/// As the files below `root` tell; none if they tell nothing.
+/// From the files below `root`; none if they tell nothing.
 pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
     let root = match root.as_os_str().as_bytes() {
         b"/" => CString::default(),
@@ -480,14 +487,14 @@ pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
     }
     let sys::epw_memory_limit { left, limit, cgroup, file } = found;
     let text = |at| {
-        // SAFETY: C has written a text that ends with a NUL, or one of its own constants.
+        // SAFETY: it is a NUL-terminated text that C has written, or one of its constants.
         unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned()
     };
     let cgroup = (!file.is_null()).then(|| (text(cgroup.as_ptr()), limit, text(file)));
     Some(MemoryLimit { left, cgroup })
 }
 
-/// What there is to know of a GPU of this process.
+/// What is known of one GPU of this process.
 #[derive(Debug)]
 pub(crate) struct GpuFacts {
     pub(crate) name: String,
@@ -495,12 +502,12 @@ pub(crate) struct GpuFacts {
     pub(crate) capability: (u32, u32),
     pub(crate) memory: u64,
     pub(crate) dma_buf: bool,
-    /// `1 << ordinal` of those whose memory it may reach, and of these with atomics on the way.
+    /// `1 << ordinal` of each GPU whose memory it can access, and of those it can also access with atomics.
     pub(crate) access: u64,
     pub(crate) atomics: u64,
 }
 
-/// By ordinal.
+/// Indexed by ordinal.
 pub(crate) fn gpus() -> Result<Vec<GpuFacts>> {
     let mut count = 0;
     // SAFETY: count is a valid place to write to.
@@ -512,7 +519,7 @@ fn gpu(ordinal: u32, count: u32) -> Result<GpuFacts> {
     let mut facts = MaybeUninit::<sys::epw_gpu_facts>::zeroed();
     // SAFETY: facts is a valid place to write to.
     check(unsafe { sys::epw_gpu_look(ordinal, count, facts.as_mut_ptr()) })?;
-    // SAFETY: every field may be zero, and C has filled them.
+    // SAFETY: all zeros is valid for every field, and C has filled them.
     let facts = unsafe { facts.assume_init() };
     let text = |text: &[std::ffi::c_char]| {
         // SAFETY: C has written a text that ends with a NUL inside its field.
@@ -530,20 +537,20 @@ fn gpu(ordinal: u32, count: u32) -> Result<GpuFacts> {
     })
 }
 
-/// Has the GPU make memory that other processes could map by `path`, `EPW_PATH_VMM` or `EPW_PATH_IPC`.
+/// Makes the GPU allocate memory that other processes could map by `path`, `EPW_PATH_VMM` or `EPW_PATH_IPC`.
 pub(crate) fn try_gpu(ordinal: u32, path: u32) -> Result<()> {
-    // SAFETY: any numbers will do.
+    // SAFETY: it accepts any numbers.
     check(unsafe { sys::epw_gpu_try(ordinal, path) })?;
     Ok(())
 }
 
-/// Where a device is on the PCI bus: its path below `/sys/devices`, and its node of memory, -1 if that is not known.
+/// Where a device is on the PCI bus: its path below `/sys/devices`, and its NUMA node, -1 if unknown.
 pub(crate) struct BusPlace(sys::epw_bus_place);
 
 impl BusPlace {
     pub(crate) fn new(path: &str, node: i32) -> Self {
         let mut place = sys::epw_bus_place { path: [0; 256], node };
-        // One that does not fit is not known.
+        // A path that does not fit counts as unknown.
         if path.len() < place.path.len() && !path.contains('\0') {
             for (to, from) in place.path.iter_mut().zip(path.bytes()) {
                 *to = from as std::ffi::c_char;
@@ -552,11 +559,11 @@ impl BusPlace {
         Self(place)
     }
 
-    /// As a number, the nearest least, and in words.
+    /// As a number, smallest for the nearest, and in words.
     pub(crate) fn distance(&self, other: &Self) -> (u32, String) {
         // SAFETY: both are places whose paths end with a NUL.
         let distance = unsafe { sys::epw_bus_distance_of(&self.0, &other.0) };
-        // SAFETY: C gives one of its own constants.
+        // SAFETY: C returns one of its own constants.
         let name = unsafe { CStr::from_ptr(sys::epw_bus_distance_name(distance)) };
         (distance, name.to_string_lossy().into_owned())
     }
@@ -566,7 +573,7 @@ impl BusPlace {
 pub(crate) fn adapters_order(places: &[BusPlace], gpu: &BusPlace, turn: u32) -> Vec<usize> {
     let list: Vec<*const sys::epw_bus_place> = places.iter().map(|place| &raw const place.0).collect();
     let mut order = vec![0; places.len()];
-    // SAFETY: the list and the order have as many elements as is said, all of them valid for the call.
+    // SAFETY: the list and the order have as many elements as stated, all of them valid for the call.
     unsafe {
         sys::epw_adapters_order(list.as_ptr(), list.len() as u32, &gpu.0, turn, order.as_mut_ptr());
     }
@@ -581,7 +588,7 @@ pub(crate) fn adapter_wanted(filter: &str, name: &str, port: u32) -> bool {
     unsafe { sys::epw_adapter_wanted(filter.as_ptr(), name.as_ptr(), port) }
 }
 
-/// What an open adapter tells of one prerequisite.
+/// What an open adapter reports about one prerequisite.
 #[derive(Debug, Clone)]
 pub(crate) struct Finding {
     /// `EPW_PROBE_*`: 0 ok, 1 unknown, 2 warning, 3 missing.
@@ -597,7 +604,7 @@ pub(crate) fn probe_adapter(name: &str, gpu: Option<u32>) -> Vec<Finding> {
     findings(|out| unsafe { sys::epw_mlx5_probe(name.as_ptr(), ordinal(gpu), out) })
 }
 
-/// The same of a fake adapter, which lacks this: bits of `epw_fake_lack`.
+/// The same for a fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.
 pub(crate) fn probe_fake_adapter(lacks: u64, gpu: Option<u32>) -> Vec<Finding> {
     // SAFETY: there is room for all findings.
     findings(|out| unsafe { sys::epw_mlx5_probe_fake(lacks, ordinal(gpu), out) })

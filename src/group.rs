@@ -13,15 +13,15 @@
 //! # }
 //! ```
 //!
-//! **When the membership changes**, because a member has died or another one is admitted, all members learn from which
-//! step on, and put it into effect in the [`Group::step`] that begins it. A member that was only slow gets
-//! [`Evicted`](crate::rendezvous::BootstrapError::Evicted): it stops using its buffers, calls [`Group::rejoin`], and waits in `step` to be
-//! admitted, as a replacement for a dead rank does after its [`Group::join`]. [`Group::retire`] takes a member out in an orderly way,
-//! and [`GroupOptions::initial`] leaves places to grow into.
+//! **When the membership changes**, because a member has died or another one is admitted, all members learn with which
+//! step, and put the change into effect in the [`Group::step`] that begins this step. A member that was only slow gets
+//! [`Evicted`](crate::rendezvous::BootstrapError::Evicted): it stops using its buffers, calls [`Group::rejoin`], and
+//! waits in `step` to be admitted, like a replacement for a dead rank after its [`Group::join`]. [`Group::retire`]
+//! removes a member in an orderly way, and [`GroupOptions::initial`] leaves places to grow into.
 //!
-//! **The run outlives every member**, with the feature `succession`: where rank 0 serves it first, all members have servers of their
-//! own, up to five of them share the log of what was decided, and when the one that leads ends another is elected. Calls that are
-//! under way are answered by that one, each carried out once; dispatch and combine need no server.
+//! **The run outlives every member**, with the feature `succession`: if rank 0 serves it first, all members have
+//! servers of their own, up to five of them share the log of decisions, and when the leading one ends, another is
+//! elected. That one answers the pending calls, each of which is carried out once; dispatch and combine need no server.
 
 mod account;
 mod change;

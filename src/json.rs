@@ -1,6 +1,6 @@
-//! Texts in JSON that the crate writes by itself.
+//! JSON texts that the crate writes without a library.
 
-/// A string as JSON has it, in its quotes.
+/// A JSON string, with its quotes.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for c in text.chars() {
@@ -13,7 +13,7 @@ pub(crate) fn quoted(text: &str) -> String {
     quoted + "\""
 }
 
-/// An array of what is JSON already.
+/// An array of texts that are already JSON.
 pub(crate) fn array(items: impl IntoIterator<Item = String>) -> String {
     format!("[{}]", items.into_iter().collect::<Vec<_>>().join(","))
 }

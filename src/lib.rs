@@ -1,8 +1,9 @@
-//! Expert-parallel (EP) communication for Mixture-of-Experts inference: `dispatch` sends each token to the ranks that own its
-//! top-k experts, `combine` brings the experts' outputs home and sums them with the routing weights.
+//! Expert-parallel (EP) communication for Mixture-of-Experts inference: `dispatch` sends each token to the ranks that
+//! own its top-k experts, `combine` returns the experts' outputs to the token's rank and sums them with the routing
+//! weights.
 //!
-//! A C core moves the bytes; this crate wraps it in owned types and adds what a server needs around it: finding out how
-//! it was launched, meeting the other ranks, agreeing who goes on after a failure.
+//! A C core moves the bytes; this crate wraps it in owned types and adds what a server needs around it: detecting how
+//! the process was launched, meeting the other ranks, and agreeing on the remaining members after a failure.
 //!
 //! ```
 //! use epwire::{Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, Layout, Payload};
@@ -48,33 +49,38 @@
 //! ```
 //!
 //! # Map
-//! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] -> [`Outcome`].
-//! Beside them [`doctor`]: what the machine has of what each path needs, and how fast ranks reach each other.
+//! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] ->
+//! [`Outcome`]. In addition [`doctor`]: which prerequisites of each path the machine meets, and how fast ranks reach
+//! each other.
 //!
-//! A [`prefill`] buffer does the same for many tokens, through rings: prompts, where an [`EpBuffer`] is for decode.
+//! A [`prefill`] buffer does the same for the many tokens of prompts, through rings; an [`EpBuffer`] is for decode.
 //!
-//! A [`Comm`] beside it has collectives, sends and receives among the same ranks: [`comm`].
+//! A [`Comm`] provides collectives, sends and receives among the same ranks: [`comm`].
 //!
 //! # When a rank fails
-//! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`] names
-//! the ranks that are missing: no call hangs, and none fails for it. The group agrees on who goes on, from
+//! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`]
+//! names the missing ranks: no call hangs or fails because of it. The group agrees on which members continue, and from
 //! which step, and [`Group::step`] puts that into effect; a replacement may join ([`group`]).
 //!
-//! A rank shows that it lives by taking part. While peers wait for it, it calls its next operation, or the other half of the
-//! one it has begun, within one [deadline](EpConfig::deadline) of its last call; awaiting an [`Event`] takes part too. A rank
-//! that computes for longer is given up, so set the deadline above the longest time between two calls.
+//! A rank shows that it is alive by taking part. While peers wait for it, it must call its next operation, or the other
+//! half of the one it has begun, within one [deadline](EpConfig::deadline) of its last call; awaiting an [`Event`]
+//! counts as well. A rank that computes for longer is given up, so set the deadline above the longest time between two
+//! calls.
 //!
 //! # Features
-//! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of
-//! cudarc's slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how
-//! cudarc links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's tensors in host memory. `serde`: configurations, plans, [`Launch`](launch::Launch)
-//! and [`Outcome`] can be written and read. `bindgen`: checks the C bindings against the header.
+//! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on
+//! GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of cudarc's
+//! slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how cudarc
+//! links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's
+//! tensors in host memory. `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can be serialised
+//! and deserialised. `bindgen`: checks the C bindings against the header.
 //!
-//! An *operation* is one call, each half of a split one by itself: `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`,
-//! `combine_send`, `combine_receive`; of a [`Comm`] each by its name, `all_reduce` say, and `group` for several at once. The blocking
-//! forms have the same names.
+//! An *operation* is one call, and each half of a split call is one as well: `dispatch`, `dispatch_send`,
+//! `dispatch_receive`, `combine`, `combine_send`, `combine_receive`; for a [`Comm`] each by its name, such as
+//! `all_reduce`, and `group` for several at once. The blocking forms have the same names.
 //!
-//! Those of GPU buffers have not ended when their call returns: they are in neither, see [`cuda::Completion`].
+//! Operations of GPU buffers have not ended when their call returns, so neither spans nor metrics contain them: see
+//! [`cuda::Completion`].
 //!
 //! `tracing` gives each a span `epwire` at level `DEBUG`, closed when the operation ends or its future is dropped, with the
 //! fields `operation`, `rank` and, if it is degraded, `missing` (the ranks). Events in it:
@@ -85,8 +91,8 @@
 //! | `refused` | `WARN` | `error` | it ended with an error |
 //! | `abandoned` | `DEBUG` | | its future was dropped before it had ended |
 //!
-//! `metrics` goes to the recorder that the program installs, and is described to it, with units, whenever a buffer is created:
-//! install it before. Each of these has the labels `operation` and `rank`:
+//! `metrics` go to the recorder that the program installs, and are described to it, with units, whenever a buffer is
+//! created: install it before. Each of these has the labels `operation` and `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
@@ -96,7 +102,7 @@
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 //!
-//! And of what buffers on the host have moved, [`Traffic`], with the label `rank`:
+//! Metrics of what buffers on the host have moved, [`Traffic`], with the label `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
@@ -108,14 +114,15 @@
 //! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | waited for the rank in the label `peer` |
 //!
 //! ## Of the core
-//! With `tracing` the C core's log comes as events too, target `epwire::core`, with the fields `rank`, `peer` and `subsystem` and a
-//! text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in use and memberships, `TRACE` for
-//! why each path was taken. Which of them is decided by the subscriber's level when a buffer, a communicator or a group is made.
-//! Without any feature `EPWIRE_LOG` prints the same, see [`mod@env`].
+//! With `tracing` the C core's log arrives as events too, with target `epwire::core`, the fields `rank`, `peer` and
+//! `subsystem` and a text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in
+//! use and memberships, `TRACE` for why each path was chosen. The subscriber's level at the creation of a buffer, a
+//! communicator or a group decides which of them are sent. Without any feature `EPWIRE_LOG` prints the same, see
+//! [`mod@env`].
 //!
 //! ## Of the membership
-//! A member of a [`Group`] tells how it stands, whenever that changes; [`Group::membership`] and [`Group::health`] say the same when
-//! they are asked. Events of `tracing`, all with the field `rank`, this member's:
+//! A member of a [`Group`] reports its state whenever that changes; [`Group::membership`] and [`Group::health`] return
+//! the same when called. Events of `tracing`, all with this member's rank in the field `rank`:
 //!
 //! | message | level | other fields | |
 //! |---|---|---|---|
@@ -177,7 +184,7 @@ mod tensor;
 mod traffic;
 mod waking;
 
-/// For this crate's own tests and fuzz targets: no part of its interface, and changed without notice.
+/// For this crate's own tests and fuzz targets: not part of its interface, may change without notice.
 #[doc(hidden)]
 pub mod internals {
     pub use crate::buffer::Trial;

@@ -158,7 +158,7 @@ impl IntoIterator for &Mask {
     }
 }
 
-/// An operator and its assigning form, by the method that does the same.
+/// Implements an operator and its assigning form with the method that does the same.
 macro_rules! operators {
     ($($operator:ident::$function:ident, $assign:ident::$function_assign:ident: $method:ident;)+) => {$(
         impl $operator for Mask {
@@ -197,7 +197,7 @@ impl FromIterator<u32> for Mask {
     }
 }
 
-/// What is printed: ranks and runs of them with commas between, or `none`.
+/// Reads what is printed: ranks and runs of ranks separated by commas, or `none`.
 impl FromStr for Mask {
     type Err = ParseNameError;
 
@@ -217,7 +217,7 @@ impl FromStr for Mask {
     }
 }
 
-/// As it is printed.
+/// Serialised as it is printed.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Mask {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,8 +1,9 @@
-//! What types of the crate have in common: names that they are printed as and read from, and setters of public fields.
+//! What types of the crate have in common: the names with which they are printed and parsed, and setters of public
+//! fields.
 
 use std::fmt;
 
-/// A text that names none of the values of a type.
+/// A text that is not the name of any value of a type.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParseNameError {
     text: String,
@@ -23,7 +24,7 @@ impl fmt::Display for ParseNameError {
 
 impl std::error::Error for ParseNameError {}
 
-/// `Display` and `FromStr` of an enum by one list of names.
+/// `Display` and `FromStr` of an enum from one list of names.
 macro_rules! names {
     ($type:ident, $expected:literal { $($variant:ident = $name:literal),+ $(,)? }) => {
         impl std::fmt::Display for $type {
@@ -45,7 +46,8 @@ macro_rules! names {
     };
 }
 
-/// A setter for each of these public fields, of the field's name, so that a struct that may grow can be made by chaining.
+/// A setter for each of these public fields, with the field's name, so that a non-exhaustive struct can be built by
+/// chaining.
 macro_rules! setters {
     ($type:ident { $($field:ident: $of:ty),+ $(,)? }) => {
         impl $type {

@@ -1,4 +1,4 @@
-//! FP8 quantisation: the very code that dispatch uses.
+//! FP8 quantisation, by the same code that dispatch uses.
 
 use crate::config::{Float16, Fp8Scale, Payload};
 use crate::error::{Error, Failure, Result};
@@ -10,7 +10,7 @@ fn invalid(operation: &str, text: String) -> Error {
     Error::Invalid(Failure { operation: operation.into(), rank: None, peer: None, text })
 }
 
-/// The 16-bit type of a matrix's elements, and its sizes where it is dense.
+/// The 16-bit type of a matrix's elements.
 fn half_type(operation: &str, dtype: DType) -> Result<Float16> {
     match dtype {
         DType::Bf16 => Ok(Float16::Bf16),
@@ -49,7 +49,7 @@ fn check_sizes(
 /// `scales [rows, hidden / 128]`: f32, or bytes for [`Fp8Scale::Ue8m0`].
 ///
 /// amax is at least 1e-4, `q = e4m3(x * 448 / amax)` rounded to nearest even and saturating. May be called from any
-/// thread; takes the caller's time.
+/// thread, and runs on it.
 pub fn quantize_fp8(
     x: TensorRef<'_>,
     scale: Fp8Scale,

@@ -1,5 +1,5 @@
-//! What an operation tells the outside: a span behind the feature `tracing`, counters and a histogram behind `metrics`, as the
-//! crate's documentation lists them. Without the features every function here is empty.
+//! What an operation reports to the outside: a span with the feature `tracing`, counters and a histogram with
+//! `metrics`, as listed in the crate's documentation. Without these features every function here is empty.
 
 mod membership;
 
@@ -28,7 +28,8 @@ mod name {
     pub(super) const WAITED: &str = "epwire_waited_nanoseconds_total";
 }
 
-/// Tells the recorder what each metric is. At the creation of every buffer: a recorder may have been installed since the last.
+/// Describes each metric to the recorder. Called at the creation of every buffer, because a recorder may have been
+/// installed since the last one.
 pub(crate) fn describe() {
     #[cfg(feature = "tracing")]
     crate::ffi::log::route_to_tracing();
@@ -53,7 +54,7 @@ pub(crate) fn describe() {
     }
 }
 
-/// A buffer has moved more than before.
+/// Counts what a buffer has moved between these two readings.
 #[cfg(feature = "metrics")]
 pub(crate) fn moved(rank: u32, before: &Traffic, now: &Traffic) {
     let rank = rank.to_string();
@@ -77,7 +78,7 @@ pub(crate) fn moved(rank: u32, before: &Traffic, now: &Traffic) {
     }
 }
 
-/// One call, from its beginning to its end. Dropped before `end`: a future that was dropped in flight.
+/// One call, from begin to end. Dropping it before `end` means that a future was dropped in flight.
 #[derive(Debug)]
 pub(crate) struct Observed {
     ended: bool,
@@ -103,7 +104,7 @@ impl Observed {
         }
     }
 
-    /// The call has ended like this; `outcome` finds its outcome.
+    /// Ends the call with this result; `outcome` finds the outcome in it.
     pub(crate) fn end<T>(mut self, result: Result<T>, outcome: impl FnOnce(&T) -> &Outcome) -> Result<T> {
         self.ended = true;
         match &result {

@@ -14,32 +14,33 @@ use crate::sys;
 #[non_exhaustive]
 #[must_use = "a degraded operation lacks the part of the missing ranks"]
 pub struct Outcome {
-    /// Active peers whose part of the operation is absent. Empty: complete. A peer that was given up is among them in every
-    /// operation until the next membership, also where no token was for its experts: what a token's sum lacks is in
-    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions).
+    /// Active peers whose part of the operation is absent. Empty: complete. A peer that was given up is among them in
+    /// every operation until the next membership, even if no token was for its experts.
+    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions) tells what a token's sum lacks.
     pub missing: Mask,
-    /// The first peer given up, with every variable of that wait.
+    /// The first peer given up, with all details of that wait.
     pub record: Option<ErrorRecord>,
-    /// Of a degraded operation: the active peers that this rank had given up in this epoch by the time it looked at the outcome,
-    /// [`Membership::suspects`](crate::Membership::suspects). Those of `missing` that are not among them take part in the next
-    /// operation again.
+    /// In a degraded operation, the active peers that this rank had given up in this epoch when it looked at the
+    /// outcome, [`Membership::suspects`](crate::Membership::suspects). Those in `missing` but not here take part in the
+    /// next operation again.
     pub suspects: Mask,
 }
 
 impl Outcome {
-    /// Whether every active peer took part and, of prefill, all rows that came had a place: see [`Cause::Overflow`].
+    /// Whether every active peer took part and, for prefill, all received rows had a place: see [`Cause::Overflow`].
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.record.as_ref().is_none_or(|record| record.cause != Cause::Overflow)
     }
 
-    /// Whether a member was given up: then the group has reason to look who is still there, which
-    /// [`Group::step`](crate::Group::step) sees to by itself. Rows that are missing without a suspect, because a peer gave an operation up
-    /// or sent rows of another kind, are no reason for a change of membership: the next operation has all peers again.
+    /// Whether a member was given up: then the group should find out who is still there, which
+    /// [`Group::step`](crate::Group::step) does by itself. Rows that are missing without a suspect, because a peer
+    /// abandoned an operation or sent rows of another kind, are no reason for a change of membership: the next
+    /// operation has all peers again.
     pub fn needs_recovery(&self) -> bool {
         !self.is_complete() && !self.suspects.is_empty()
     }
 
-    /// Of an operation that has ended on this buffer or communicator.
+    /// The outcome of an operation that has ended on this buffer or communicator.
     pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome) -> Result<Self> {
         let missing = Mask::from_words(outcome.missing.bits);
         let record = ErrorRecord::from_c(&outcome.record);
@@ -47,7 +48,7 @@ impl Outcome {
             true => Mask::EMPTY,
             false => {
                 let now = floor.membership()?;
-                // A membership that has begun since has cleared them.
+                // A membership that has begun since then has cleared them.
                 let since = record.as_ref().is_some_and(|record| record.epoch != now.epoch);
                 if since { Mask::EMPTY } else { Mask::from_words(now.suspects.bits) }
             }
@@ -71,7 +72,7 @@ impl std::fmt::Display for Outcome {
 }
 
 impl Cause {
-    /// In words, of the peer.
+    /// In words that follow the peer's name.
     fn text(self) -> &'static str {
         match self {
             Self::Timeout => "it was silent for a deadline",
@@ -91,7 +92,7 @@ impl Cause {
     }
 }
 
-/// Where a wait was when it gave up.
+/// The phase of an operation in which a wait ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -128,27 +129,27 @@ pub enum Cause {
     Timeout,
     /// It said that it dropped this rank, or left.
     Dropped,
-    /// It was given up by an earlier operation of this epoch.
+    /// An earlier operation of this epoch gave it up.
     Suspected,
     /// Its rows or answers are of another kind (payload, sideband, weights, combine mode) than this rank's.
     Format,
-    /// It answered fewer rows than it was sent: it gave the operation up, and takes part in the next one. No evidence that it fails,
-    /// and no reason for a change of membership.
+    /// It answered fewer rows than it was sent: it abandoned the operation, and takes part in the next one. Not
+    /// evidence of a failure, and no reason for a change of membership.
     Partial,
-    /// GPU buffers, no peer's fault: a routing id was out of range or repeated within its token, and counted as "not routed".
-    /// [`ErrorRecord::routing`] says which.
+    /// GPU buffers, not a peer's fault: a routing id was out of range or repeated within its token, and counted as "not
+    /// routed". [`ErrorRecord::routing`] says which.
     Routing,
-    /// GPU buffers, no peer's fault: the lane was not in the state that a replayed operation needs (held, or not held). That
-    /// operation has done nothing.
+    /// GPU buffers, not a peer's fault: the lane was not in the state that a replayed operation needs (held, or not
+    /// held). That operation has done nothing.
     Held,
-    /// It moved on to a newer epoch, or the group goes on without it: [`EpBuffer::revoke`](crate::EpBuffer::revoke).
+    /// It moved on to a newer epoch, or the group continues without it: [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     Superseded,
-    /// It begins this epoch at another step.
+    /// It has begun this epoch at another step.
     Step,
-    /// Of a peer behind a queue ([`Path::Queue`](crate::Path::Queue)): the connection to it is gone, or it has taken nothing for
-    /// so long that the queue had no room for what it was to be sent next.
+    /// A peer behind a queue ([`Path::Queue`](crate::Path::Queue)): the connection to it is lost, or it has consumed
+    /// nothing for so long that the queue had no room for the next message.
     Link,
-    /// Prefill, no peer's fault: more rows came than the capacity of the output has places, see [`ErrorRecord::overflow`].
+    /// Prefill, not a peer's fault: more rows arrived than the output has places for, see [`ErrorRecord::overflow`].
     Overflow,
 }
 
@@ -171,7 +172,7 @@ names!(Cause, "a cause of a missing peer" {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ErrorRecord {
-    /// Where the wait was.
+    /// The phase of the wait.
     pub phase: Phase,
     /// Why it ended.
     pub cause: Cause,
@@ -179,32 +180,32 @@ pub struct ErrorRecord {
     pub rank: u32,
     /// The peer given up.
     pub peer: u32,
-    /// Lane of the operation; of communicators 0 for collectives, 1 for sends and receives.
+    /// Lane of the operation; for communicators 0 for collectives, 1 for sends and receives.
     pub lane: u32,
     /// Membership epoch.
     pub epoch: u32,
-    /// Operation number in the lane, from 1 in each epoch; of sends and receives that of the last collective.
+    /// Operation number in the lane, from 1 in each epoch; for sends and receives that of the last collective.
     pub op: u32,
     /// How many peers were still awaited.
     pub waiting: u32,
-    /// The signal word awaited; value bits zero, but not those of an epoch word.
+    /// The signal word awaited, with its value bits zero unless it is an epoch word.
     pub expected: u64,
-    /// The word found.
+    /// The word read.
     pub seen: u64,
-    /// Since the wait began.
+    /// Time since the wait began.
     pub elapsed: Duration,
-    /// Its bound.
+    /// The deadline of the wait.
     pub deadline: Duration,
 }
 
 impl ErrorRecord {
-    /// Of a record with [`Cause::Routing`]: token, column of its top-k, and the id found there.
+    /// For a record with [`Cause::Routing`]: token, column of its top-k, and the id found there.
     pub fn routing(&self) -> Option<(u32, u32, i64)> {
         let place = self.expected;
         (self.cause == Cause::Routing).then_some(((place >> 32) as u32, place as u32, self.seen as i64))
     }
 
-    /// Of a record with [`Cause::Overflow`]: rows that came, and those of them that have a place.
+    /// For a record with [`Cause::Overflow`]: rows received, and how many of them have a place.
     pub fn overflow(&self) -> Option<(u64, u64)> {
         (self.cause == Cause::Overflow).then_some((self.expected, self.seen))
     }
@@ -283,7 +284,7 @@ impl std::fmt::Display for ErrorRecord {
             self.cause,
             self.cause.text()
         )?;
-        // One that nobody waited for has no more to tell.
+        // A peer that was not waited for has nothing else to report.
         if self.elapsed.is_zero() && self.expected == 0 {
             return Ok(());
         }

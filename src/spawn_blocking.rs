@@ -1,9 +1,9 @@
-//! Work that may block, on a thread of its own beside the executor.
+//! Work that may block, on a thread of its own, away from the executor.
 
 use crate::error::{Error, Failure, Result};
 
-/// Runs on a thread of its own what may block the thread that polls. `work` bounds its own time: if the future is dropped it
-/// runs to its end, and its result is dropped.
+/// Runs work that may block on a thread of its own instead of the polling thread. `work` must bound its own time: if
+/// the future is dropped, it still runs to its end, and its result is dropped.
 pub(crate) async fn spawn_blocking<T: Send + 'static>(
     operation: &str,
     rank: u32,

@@ -1,9 +1,10 @@
-//! A small key-value store that the ranks of a run share: what they tell each other beside their collective rounds.
+//! A small key-value store that the ranks of a run share, for what they tell each other besides their collective
+//! rounds.
 //!
-//! The rendezvous server keeps it, also for ranks that are threads; a [`Store`] is a handle on a connection to it, that of a
-//! group ([`Group::store`](crate::Group::store)) or one of its own ([`Store::connect`]). Keys are texts of at most
-//! [`MAX_KEY_BYTES`], values of at most [`MAX_VALUE_BYTES`]; nothing is ever deleted, so the store is for names and addresses, not
-//! for data.
+//! The rendezvous server keeps it, also for ranks that are threads; a [`Store`] is a handle on a connection to it,
+//! either that of a group ([`Group::store`](crate::Group::store)) or one of its own ([`Store::connect`]). Keys are
+//! texts of at most [`MAX_KEY_BYTES`], values have at most [`MAX_VALUE_BYTES`]; nothing is ever deleted, so the store
+//! is for names and addresses, not for data.
 
 use std::time::Duration;
 
@@ -15,16 +16,16 @@ use crate::rendezvous::{Blob, BootstrapError};
 
 /// A handle on the store of a run. Clones share it.
 ///
-/// `Send` and `Sync`. Each verb is a future that needs no particular runtime, and has a `_blocking` form for plain
+/// `Send` and `Sync`. Each operation is a future that needs no particular runtime, and has a `_blocking` form for plain
 /// threads, which gives [`BootstrapError::BlockingInAsync`] on a thread of an async runtime. Errors common to all:
-/// [`BootstrapError::ServerLost`], [`BootstrapError::NoQuorum`], and [`BootstrapError::Limit`] for a key or value that is too
-/// long.
+/// [`BootstrapError::ServerLost`], [`BootstrapError::NoQuorum`], and [`BootstrapError::Limit`] for a key or value that
+/// is too long.
 #[derive(Clone, Debug)]
 pub struct Store {
     client: Client,
 }
 
-/// How long verbs that wait for nothing may take.
+/// How long operations may take that wait for no other rank.
 const PROMPT: Duration = Duration::from_secs(10);
 
 impl Store {
@@ -45,9 +46,9 @@ impl Store {
         self.client.call(&format!("set {key}"), request, PROMPT).await.map(drop)
     }
 
-    /// Adds to a counter, kept as decimal text; an absent one counts as 0. Gives the sum.
+    /// Adds to a counter, kept as decimal text; an absent one counts as 0. Returns the sum.
     ///
-    /// Errors: [`BootstrapError::Invalid`] if the value is no number or the sum does not fit 64 bits.
+    /// Errors: [`BootstrapError::Invalid`] if the value is not a number or the sum does not fit 64 bits.
     pub async fn add(&self, key: &str, amount: i64) -> Result<i64, BootstrapError> {
         let op = format!("add to {key}");
         match self.client.call(&op, Request::Add { key: key.to_owned(), amount }, PROMPT).await? {

@@ -33,7 +33,7 @@ pub enum DType {
     U64,
     /// 8-bit signed integers.
     I8,
-    /// IEEE double precision. No [`Element`]: a float in a slice of them is an `f32` without being told.
+    /// IEEE double precision. Not an [`Element`], so that a float literal in a slice is an `f32` without annotation.
     F64,
 }
 
@@ -60,7 +60,7 @@ pub unsafe trait Element: Copy + Send + Sync + 'static {
 
 macro_rules! elements {
     ($($rust:ty => $tag:ident),*) => {$(
-        // SAFETY: a plain number of DType::$tag's size; all bit patterns are values.
+        // SAFETY: a plain number of DType::$tag's size; every bit pattern is a value.
         unsafe impl Element for $rust {
             const DTYPE: DType = DType::$tag;
         }
@@ -70,29 +70,30 @@ elements!(
     bf16 => Bf16, f16 => F16, f32 => F32, u8 => U8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64, i8 => I8
 );
 
-/// Matrices to read: of host memory, [`TensorRef`], or of a GPU's, [`cuda::TensorRef`](crate::cuda::TensorRef). The builders of
-/// operations take either, the calls only the one of their kind of buffer. Not for other types to implement.
+/// Matrices to read: in host memory, [`TensorRef`], or in that of a GPU, [`cuda::TensorRef`](crate::cuda::TensorRef).
+/// The builders of operations take either, the calls only that of their kind of buffer. Cannot be implemented for other
+/// types.
 pub trait View: sealed::View {}
 
 pub(crate) mod sealed {
     use crate::tensor::DType;
 
     pub trait View {
-        /// Where an operation runs, which its inputs must fit.
+        /// Where an operation runs; its inputs must be made for that.
         type Site;
         fn matrix(&self) -> Matrix;
         /// The matrix, if it may be read at `site`; `name` is that of the input.
         fn at(&self, name: &str, site: &Self::Site) -> Result<Matrix, String>;
     }
 
-    /// Where a matrix is and how it lies there.
+    /// Where a matrix is and its layout in memory.
     #[derive(Debug, Clone, Copy)]
     pub struct Matrix {
         pub(crate) ptr: *const u8,
         pub(crate) dtype: DType,
         pub(crate) rows: usize,
         pub(crate) cols: usize,
-        /// Bytes from row to row.
+        /// Bytes from one row to the next.
         pub(crate) row_stride: usize,
     }
 
@@ -120,10 +121,10 @@ unsafe impl Send for TensorRef<'_> {}
 unsafe impl Sync for TensorRef<'_> {}
 
 impl<'a> TensorRef<'a> {
-    /// A dense matrix of `cols` columns over a slice. Elements behind the last full row are not part of it.
+    /// A dense matrix of `cols` columns over a slice. Elements after the last full row are not part of it.
     pub fn new<T: Element>(data: &'a [T], cols: usize) -> Self {
         let rows = data.len().checked_div(cols).unwrap_or(0);
-        // Saturates only where the slice holds no row, so that there is nothing to stride over.
+        // Saturates only if the slice holds no row, and then the stride is not used.
         let row_stride = cols.saturating_mul(size_of::<T>());
         Self {
             ptr: NonNull::from(data).cast(),
@@ -232,7 +233,7 @@ impl<'a> TensorMut<'a> {
         Self { ptr, dtype, len, lifetime: PhantomData }
     }
 
-    /// Bytes of it.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.bytes()
     }
@@ -241,7 +242,7 @@ impl<'a> TensorMut<'a> {
 /// A cache line.
 const ALIGN: usize = 64;
 
-/// Zeroed host memory aligned to 64 bytes, as outputs want it. Dereferences to a slice.
+/// Zeroed host memory aligned to 64 bytes, the best alignment for outputs. Dereferences to a slice.
 pub struct HostBuffer<T: Element> {
     ptr: NonNull<T>,
     len: usize,
@@ -256,7 +257,8 @@ impl<T: Element> HostBuffer<T> {
     /// `len` zeros.
     ///
     /// # Errors
-    /// [`Error::NoMemory`] if the system has none to give.
+    ///
+    /// [`Error::NoMemory`] if the system has no memory left.
     pub fn try_zeroed(len: usize) -> Result<Self> {
         let no_memory = || {
             let text = format!("no memory for len {len} of {:?}: ask for less", T::DTYPE);
@@ -270,21 +272,21 @@ impl<T: Element> HostBuffer<T> {
         Ok(Self { ptr: ptr.cast(), len })
     }
 
-    /// [`HostBuffer::try_zeroed`] for sizes that are sure to be there: ends the process by the allocation error hook if they are
-    /// not, as `Vec` does.
+    /// [`HostBuffer::try_zeroed`] for sizes that certainly fit: if they do not, ends the process through the allocation
+    /// error hook, as `Vec` does.
     pub fn zeroed(len: usize) -> Self {
         Self::try_zeroed(len).unwrap_or_else(|_| handle_alloc_error(Layout::new::<T>()))
     }
 }
 
-/// Asks for huge pages where the memory holds some whole ones: rows that lie far apart cost a page walk each otherwise.
+/// Asks for huge pages if the memory holds some whole ones: otherwise rows that lie far apart cost a page walk each.
 fn prefer_huge_pages(ptr: NonNull<u8>, bytes: usize) {
     const HUGE: usize = 2 << 20;
     let address = ptr.as_ptr() as usize;
     let (first, end) = (address.next_multiple_of(HUGE), (address + bytes) / HUGE * HUGE);
     if first < end {
-        // SAFETY: whole pages inside an allocation that this module owns; the advice changes no byte. Where the system
-        // does not take it, small pages do.
+        // SAFETY: whole pages inside an allocation that this module owns; the advice changes no byte. A system that
+        // refuses it keeps small pages.
         unsafe { libc::madvise(first as *mut libc::c_void, end - first, libc::MADV_HUGEPAGE) };
     }
 }
@@ -292,7 +294,7 @@ fn prefer_huge_pages(ptr: NonNull<u8>, bytes: usize) {
 impl<T: Element> Drop for HostBuffer<T> {
     fn drop(&mut self) {
         let bytes = (self.len * size_of::<T>()).max(1);
-        // SAFETY: allocated in `try_zeroed` with this very layout, which was checked there.
+        // SAFETY: allocated in `try_zeroed` with the same layout, which was checked there.
         unsafe {
             let layout = Layout::from_size_align_unchecked(bytes, ALIGN);
             dealloc(self.ptr.as_ptr().cast(), layout);

@@ -1,24 +1,25 @@
-//! What a buffer has moved, in rows and bytes, and how long it has waited for whom.
+//! What a buffer has moved, in rows and bytes, and how long it has waited for each rank.
 
 use std::time::Duration;
 
 use crate::sys;
 
-/// What a buffer on the host has moved since it was created; see [`EpBuffer::traffic`](crate::EpBuffer::traffic). Rows to and from
-/// this rank itself count too. The feature `metrics` has all of it as counters.
+/// What a buffer on the host has moved since it was created; see [`EpBuffer::traffic`](crate::EpBuffer::traffic). Rows
+/// to and from this rank itself count too. The feature `metrics` exports all of it as counters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Traffic {
-    /// Rows of dispatch: one for each token and rank that it goes to.
+    /// Rows of dispatch: one for each token and rank that the token goes to.
     pub rows_sent: u64,
-    /// Rows of dispatch that have come.
+    /// Rows of dispatch received.
     pub rows_received: u64,
-    /// Rows that combine has answered: of each received row one, ordered one for each of its experts here.
+    /// Rows that combine has sent as answers: one for each received row, or with ordered combine one for each of its
+    /// experts here.
     pub rows_answered: u64,
-    /// Of rows with their scales, and of answers; no headers, counts and words.
+    /// Bytes of rows with their scales, and of answers; without headers, counts and signal words.
     pub bytes_sent: u64,
-    /// Of received rows with their scales.
+    /// Bytes of received rows with their scales.
     pub bytes_received: u64,
     /// How long operations have waited for each rank, indexed by rank.
     pub waited: Vec<Duration>,

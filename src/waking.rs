@@ -1,5 +1,5 @@
-//! Waking tasks from this crate's own threads. A waker is code of somebody else's executor: one that panics, when it is
-//! called or when it is dropped, must not take a thread along that other operations need.
+//! Waking tasks from this crate's own threads. A waker is code of somebody else's executor: if it panics, when called
+//! or dropped, that must not end a thread that other operations need.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,12 +7,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Wake, Waker};
 
-/// Wakes a task. A panic of the waker ends here; the panic hook has told of it.
+/// Wakes a task. A panic of the waker stops here; the panic hook has reported it.
 pub(crate) fn wake(waker: Waker) {
     contain(|| waker.wake());
 }
 
-/// Awaits what another thread of this crate will wake: that thread is shielded from the waker.
+/// Awaits something that another thread of this crate will wake: that thread is shielded from the waker.
 pub(crate) async fn shielded<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     poll_fn(|cx| {
@@ -24,14 +24,14 @@ pub(crate) async fn shielded<F: Future>(future: F) -> F::Output {
 
 /// Calls code that may wake or drop wakers of others.
 pub(crate) fn contain(call: impl FnOnce()) {
-    // Nothing of ours is left half changed: the closures hand over whole values.
+    // Nothing of ours is left half changed, because the closures only hand over whole values.
     if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
         // Dropping the payload could panic again.
         std::mem::forget(payload);
     }
 }
 
-/// A waker whose panics end with it. `None` only while it is being dropped.
+/// A waker that contains its own panics. `None` only while it is being dropped.
 struct Shield(Option<Waker>);
 
 impl Wake for Shield {

@@ -1,5 +1,5 @@
-//! The bootstrap over real sockets: every way to start wrongly is a named error within its deadline, and the
-//! membership survives what a run survives.
+//! The bootstrap over real sockets: every wrong start is a named error within its deadline, and the membership survives
+//! what a run survives.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -60,7 +60,7 @@ fn all<T: Send>(groups: &[Group], operation: impl Fn(&Group) -> T + Sync) -> Vec
     })
 }
 
-/// A client by hand, for what a well-behaved one does not do.
+/// A hand-written client, for what a correct client does not do.
 struct Raw {
     stream: TcpStream,
     calls: u64,
@@ -76,7 +76,7 @@ impl Raw {
         Self { stream, calls: 0 }
     }
 
-    /// Tries until a server that starts meanwhile accepts.
+    /// Retries until a server that is being started accepts.
     fn connect_within(server: SocketAddr, limit: Duration) -> Self {
         let begin = Instant::now();
         loop {
@@ -101,7 +101,7 @@ impl Raw {
         decode(&bytes).unwrap()
     }
 
-    /// The first frame of which `take` takes something.
+    /// Receives until `take` returns something for a frame.
     fn receive_until<T>(&mut self, take: impl Fn(Frame) -> Option<T>) -> T {
         loop {
             if let Some(taken) = take(self.receive()) {
@@ -116,7 +116,7 @@ impl Raw {
         let transcript = Transcript { run_id: "run".to_owned(), client_nonce: [1; 32], server_nonce: nonce };
         self.send(&Frame::Proof { mac: transcript.proof(Role::Client, None) });
         assert!(matches!(self.receive(), Frame::Proof { .. }));
-        // Two of them are never the same session.
+        // No two clients have the same session.
         let session = self.stream.local_addr().unwrap().port().into();
         self.send(&Frame::Open { session });
         assert!(matches!(self.receive(), Frame::Opened { .. }));
@@ -151,7 +151,7 @@ impl Raw {
         self.call(Request::Join { join });
     }
 
-    /// Has 15 MiB sent to it, which is more than a socket takes: what comes later waits until it reads.
+    /// Makes the server send it 15 MiB, more than a socket holds: later frames wait until the client reads.
     fn leave_unread(&mut self) {
         let key = "large".to_owned();
         let value = Blob(vec![1; MAX_VALUE_BYTES]);
@@ -160,20 +160,20 @@ impl Raw {
         for request in verbs.chain(std::iter::repeat_with(get).take(8)) {
             self.call(request);
         }
-        // Some of it has come, so the rest is on its way.
+        // Some of it has arrived, so the rest is on its way.
         self.stream.peek(&mut [0; HEADER_BYTES]).unwrap();
     }
 
-    /// Bytes until the server closes the connection.
+    /// The number of bytes until the server closes the connection.
     fn drain(mut self) -> usize {
         let mut rest = Vec::new();
-        // A reset instead of an orderly end is an end as well.
+        // A reset ends the connection, too.
         let _ = self.stream.read_to_end(&mut rest);
         rest.len()
     }
 }
 
-/// A server by hand: answers the first connection with these bytes and then stays silent.
+/// A hand-written server: answers the first connection with these bytes and then stays silent.
 fn impostor(answer: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -309,7 +309,7 @@ fn patient_host() -> (SocketAddr, GroupOptions) {
     (address, options(0, 2, address).host_server(true).heartbeat(heartbeat))
 }
 
-/// The error that the host gets, no sooner than `slow` reads, and the one that is then there for `slow`.
+/// Returns the error of the host, before `slow` reads anything, and the one that then waits for `slow`.
 fn told_first<T>(
     host: JoinHandle<Result<T, BootstrapError>>,
     mut slow: Raw,
@@ -328,7 +328,7 @@ fn a_duplicate_rank_is_refused_and_the_first_one_goes_on() {
     let server = serve(2);
     let address = server.local_addr();
     let first = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
-    // The second is refused as soon as the first is seated; until then one of the two waits for rank 1.
+    // The second is refused as soon as the first has its place; until then one of the two waits for rank 1.
     let second = std::thread::spawn(move || Group::join_blocking(options(0, 2, address)));
     while !first.is_finished() && !second.is_finished() {
         std::thread::sleep(SECOND / 100);
@@ -390,7 +390,7 @@ fn garbage_is_named_to_its_sender_and_disturbs_nobody() {
     let Frame::Refused { error } = raw.receive() else { panic!("not refused") };
     assert!(error.to_string().contains("4294967295 bytes (limit 4096)"), "{error}");
 
-    // Past the handshake it is cut off without a word.
+    // After the handshake it is disconnected without a word.
     let mut raw = Raw::connect(server.local_addr()).handshake();
     raw.stream.write_all(&[0xff; 64]).unwrap();
     raw.drain();
@@ -421,7 +421,7 @@ fn a_silent_connection_is_dropped_after_the_handshake_deadline() {
     assert_eq!(silent.drain(), 0);
 }
 
-/// Some strangers say nothing and some say hello; they have all places in the handshake, and half a minute each.
+/// Some strangers are silent and some send a hello. They take all places in the handshake, for half a minute each.
 #[test]
 fn strangers_make_room_for_members() {
     let heartbeat = quick().handshake(30 * SECOND);
@@ -499,7 +499,7 @@ fn a_barrier_that_somebody_misses_names_that_rank_within_the_deadline() {
     assert!(began.elapsed() < 2 * SECOND);
 }
 
-/// The next change of membership, as all of `groups` have it.
+/// The next change of membership, on which all of `groups` agree.
 fn changed(groups: &[Group]) -> (String, u32) {
     let began = Instant::now();
     let change = |group: &Group| loop {
@@ -557,7 +557,7 @@ fn a_newcomer_with_other_buffers_than_the_members_have_is_not_admitted() {
     let Error::Bootstrap(error) = error else { panic!("{error}") };
     assert!(matches!(*error, BootstrapError::Timeout { .. }), "{error}");
     assert!((SECOND..2 * SECOND).contains(&began.elapsed()), "{:?}", began.elapsed());
-    // Without it, it fits.
+    // Without the buffer, it fits.
     drop(buffer);
     let entered = std::thread::spawn(move || (newcomer.step_blocking(), newcomer));
     assert_eq!(changed(std::slice::from_ref(&zero)), ("0".to_owned(), 2));
@@ -625,7 +625,7 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     assert_eq!(change.left.to_string(), "1");
 }
 
-/// A member that is asked how far it goes, and does not say so, keeps the change open.
+/// A member that is asked how far it has got, and does not answer, keeps the change open.
 #[test]
 fn a_change_that_a_member_aborts_ends_with_its_name_for_whoever_waits() {
     let server = serve(3);
@@ -648,7 +648,8 @@ fn a_change_that_a_member_aborts_ends_with_its_name_for_whoever_waits() {
     assert_eq!(groups[1].active().epoch, 1);
 }
 
-/// Rank 2 is replaced, its successor goes unheard as well, and a member that joined long before reports that one's death.
+/// Rank 2 is replaced; nothing is heard of its successor either; and a member that joined long before reports that
+/// one's death.
 #[test]
 fn any_member_can_name_the_present_member_of_a_rank() {
     let (server, mut groups) = formed(3);
@@ -676,7 +677,7 @@ fn any_member_can_name_the_present_member_of_a_rank() {
     }
 }
 
-/// The newcomer's call waits to be admitted by a change that a member keeps open.
+/// The newcomer's call waits to be admitted by a change, which a member keeps open.
 #[test]
 fn a_newcomer_learns_that_its_admission_is_aborted() {
     let server = serve(3);
@@ -723,7 +724,7 @@ fn one_that_is_cut_off_for_garbage_is_not_dead() {
     let mut watch = group.watch();
     mad.stream.write_all(&[0xff; 64]).unwrap();
     let began = Instant::now();
-    // It has a lease to come back by another connection.
+    // Rank 2 may return with another connection within its lease.
     let seen = loop {
         let seen = watch.borrow_and_update().states[1];
         if seen != (RankState::Alive {}) {
@@ -732,17 +733,17 @@ fn one_that_is_cut_off_for_garbage_is_not_dead() {
         assert!(began.elapsed() < 2 * SECOND);
         std::thread::sleep(SECOND / 100);
     };
-    // A server by itself goes on without it, but its place is not free.
+    // A standalone server continues without it, but its place is not free.
     assert!(matches!(seen, RankState::Suspect {} | RankState::Evicted {}), "{seen:?}");
     let error = Group::join_blocking(options(1, 2, address)).unwrap_err();
     assert!(matches!(error, BootstrapError::Fenced { rank: 1, pid: 4242, .. }), "{error}");
-    // Whoever can see that process says when it is over.
+    // A server on a host that can see the process reports its end.
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(server.process_ended(1, 4242));
     assert!(Group::join_blocking(options(1, 2, address)).unwrap().is_standby());
 }
 
-/// It says nothing for a lease, learns that the others went on, and is admitted again.
+/// A rank is silent for a lease, learns that the others continued without it, and is admitted again.
 #[test]
 fn an_evicted_member_is_told_rejoins_and_comes_back() {
     let server = serve(3);
@@ -764,7 +765,7 @@ fn an_evicted_member_is_told_rejoins_and_comes_back() {
     });
     assert_eq!(joined.view.states[2], RankState::Standby {});
     late.send(&Frame::Notice { notice: Notice::Ready {} });
-    // It was out of reach: it is to connect again.
+    // It was unreachable, so it must connect again.
     let peers = late.receive_until(|frame| match frame {
         Frame::Ask { ask: Ask::Meet { peers } } => Some(peers),
         _ => None,
@@ -828,7 +829,7 @@ fn a_group_grows_and_shrinks() {
             if let Err(error) = other.step_blocking() {
                 return error;
             }
-            std::thread::sleep(SECOND / 1000); // not far ahead of the others, who make up for it
+            std::thread::sleep(SECOND / 1000); // not far ahead of the others, which catch up
         }
     });
     assert_eq!(changed(&groups), ("0,3".to_owned(), 3));

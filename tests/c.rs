@@ -1,8 +1,8 @@
-//! The C core's own tests, `tests/c/*.c`, the examples for C users, `examples/c/*.c`, and the promises of the
-//! header, with the machine's C compiler (`CC`).
+//! The C core's own tests, `tests/c/*.c`, the examples for C users, `examples/c/*.c`, and the promises of the header,
+//! with the machine's C compiler (`CC`).
 //!
-//! Each file is one program, linked against the very objects that the crate contains, so that a test may look
-//! inside. `c/CMakeLists.txt` runs the same files under sanitizers.
+//! Each file is a program, linked with the objects that the crate contains, so that a test may look inside.
+//! `c/CMakeLists.txt` runs the same files under sanitizers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::env;
@@ -37,7 +37,7 @@ fn every_c_program_is_listed_here() {
             .map(|entry| entry.unwrap().path())
             .filter(|path| path.extension().is_some_and(|extension| extension == "c"))
             .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
-            .filter(|name| name != "model") // explores for a minute: ctest with -DEPW_EXPLORE=ON has it
+            .filter(|name| name != "model") // explores for a minute: run it by ctest with -DEPW_EXPLORE=ON
             .collect();
         found.sort();
         assert_eq!(*listed, found, "{folder}");
@@ -65,7 +65,7 @@ fn the_header_alone_is_strict_cxx11() {
     }
 }
 
-/// Includes nothing but the header, and uses every initialiser in it as `initialise` says of its name and type.
+/// Compiles the header alone, and a use of every initialiser in it, which `initialise` writes for its name and type.
 fn compile_header(
     compiler: &[String],
     language: &str,
@@ -87,7 +87,7 @@ fn compile_header(
     succeed(command, "header");
 }
 
-/// One C program: it exits with 0, or says on standard error what did not hold.
+/// Builds a C program, which exits with 0 or prints the failed checks on standard error.
 fn build_and_run(folder: &str, name: &str) {
     let program = tmp().join(name);
     let mut compile = command(&compiler("CC", &["cc"]).expect("no C compiler: set CC"));
@@ -103,7 +103,7 @@ fn build_and_run(folder: &str, name: &str) {
     succeed(Command::new(&program), name);
 }
 
-/// Runs a command to its end within `RUN_LIMIT`; its output is shown with the test's.
+/// Runs a command to its end within `RUN_LIMIT`; its output appears in the test's.
 fn succeed(mut command: Command, name: &str) {
     let path = tmp().join(format!("{name}.log"));
     let log = File::create(&path).unwrap();
@@ -126,7 +126,7 @@ fn succeed(mut command: Command, name: &str) {
     }
 }
 
-/// The words of a compiler's command line: those of the variable, else the first name that runs.
+/// The words of a compiler's command line: the variable's value, otherwise the first name that can be run.
 fn compiler(variable: &str, names: &[&str]) -> Option<Vec<String>> {
     if let Ok(words) = env::var(variable) {
         return Some(words.split_whitespace().map(str::to_owned).collect());
@@ -141,7 +141,7 @@ fn command(words: &[String]) -> Command {
     command
 }
 
-/// What a core with CUDA needs beside itself: the kernels, and the static runtime of the toolkit that built them.
+/// What a core with CUDA needs in addition: the kernels, and the static runtime of the toolkit that built them.
 fn cuda_parts() -> Vec<String> {
     let Some(libraries) = option_env!("EPWIRE_CUDA_LIBRARIES") else { return Vec::new() };
     let mut arguments = vec!["-DEPW_CUDA=1".to_owned(), format!("-I{}", root().display())];

@@ -1,5 +1,5 @@
-//! What holds of the example programs alike: what becomes of their output where its reader leaves or a disk is full. And
-//! that the bench measures as a user first tries it, with nothing but sizes.
+//! Properties of all example programs: they handle a reader of their output that leaves, and a full disk. And the bench
+//! measures with nothing but sizes, as a user first tries it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod example;
@@ -7,7 +7,7 @@ mod example;
 use std::fs::OpenOptions;
 use std::process::{Command, Output, Stdio};
 
-/// An example with options that let it end within a second, and print.
+/// An example with options with which it prints something and ends within a second.
 fn command(name: &str) -> Command {
     let options = match name {
         "bench" => "--ranks 2 --tokens 2 --hidden 128 --warmup 1 --iterations 2 --cases pair",

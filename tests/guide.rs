@@ -1,4 +1,5 @@
-//! What the guide tells operators is so: it has every error text of adapters, and its commands are those of real programs.
+//! The guide for operators is correct: it has every error text of adapters, and its commands are those of real
+//! programs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod example;
@@ -22,7 +23,7 @@ fn page(source: &str) -> String {
         .collect()
 }
 
-/// The string literals of a C source, those side by side put together.
+/// The string literals of a C source; adjacent literals are joined.
 fn literals(source: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut text = String::new();
@@ -49,7 +50,7 @@ fn literals(source: &str) -> Vec<String> {
     found
 }
 
-/// Between what is filled in, the longest part.
+/// The longest part between the values that are filled in.
 fn longest_part(format: &str) -> String {
     let mut parts = vec![String::new()];
     let mut rest = format;
@@ -95,13 +96,13 @@ fn every_error_of_adapters_is_explained() {
     assert!(count > 40, "only {count} texts were found");
 }
 
-/// The lines of shell blocks, those that go on put together.
+/// The lines of shell blocks, with continuation lines joined.
 fn commands(page: &str) -> Vec<String> {
     let blocks = page.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix("sh\n"));
     blocks.flat_map(|block| block.lines()).map(str::to_owned).filter(|line| !line.is_empty()).collect()
 }
 
-/// Variables whose values are names that their text has.
+/// Variables whose values are names that appear in their text.
 const NAMED: [&str; 4] = ["EPWIRE_NIC", "EPWIRE_RINGS", "EPWIRE_DOORBELLS", "EPWIRE_PATHS"];
 
 fn check_variable(word: &str, command: &str) {
@@ -144,7 +145,7 @@ fn commands_are_those_of_programs_with_their_options() {
     assert!(count > 15, "only {count} options were found");
 }
 
-/// In the first run on an adapter: what it says of the doctor's rehearsal.
+/// The page on the first run on an adapter quotes the doctor's rehearsal.
 #[test]
 fn the_rehearsal_ends_as_the_page_says() {
     let page = page(FIRST_RUN);
@@ -170,7 +171,8 @@ struct Row {
     ucx: Vec<String>,
 }
 
-/// Of `tests/nic/witness/findings.txt`, without what is no field of ours. Both kinds of port are one command.
+/// The rows of `tests/nic/witness/findings.txt`, without fields that are not ours. Commands for both kinds of port are
+/// one row.
 fn rows(findings: &str) -> Vec<Row> {
     let mut rows: Vec<Row> = Vec::new();
     for line in findings.lines() {
@@ -237,7 +239,7 @@ fn findings_are_counted_by_field() {
     );
 }
 
-/// The page on what confirms the bytes says what the witnesses have found, as CI finds it again.
+/// The page on what confirms the bytes agrees with the witnesses' findings, which CI reproduces.
 #[test]
 fn who_confirms_what_is_as_the_witnesses_say() {
     let page = page(ADAPTER);

@@ -1,5 +1,5 @@
-//! The example programs across three hosts, which are network namespaces of this machine: nothing but the environment says
-//! where the ranks meet, and queues over TCP are their path.
+//! The example programs across three hosts, which are network namespaces of this machine: only the environment says
+//! where the ranks meet, and their path is queues over TCP.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod example;
@@ -28,7 +28,7 @@ impl Drop for Rank {
     }
 }
 
-/// Runs it with these options on every host, and gives what rank 0 prints.
+/// Runs the example with these options on every host, and returns what rank 0 prints.
 fn run(name: &str, options: &str) -> String {
     run_on(&Hosts::new(RANKS), name, options)
 }
@@ -91,7 +91,7 @@ fn the_doctor_draws_the_matrix_of_hosts() -> Result<(), Failed> {
     Ok(())
 }
 
-/// What the last host sends is held back; what it receives is not.
+/// What the last host sends is delayed; what it receives is not.
 fn the_doctor_marks_a_slow_way() -> Result<(), Failed> {
     let (hosts, slow) = (Hosts::new(RANKS), RANKS - 1);
     let mut limit = Command::new("tc");
@@ -102,7 +102,7 @@ fn the_doctor_marks_a_slow_way() -> Result<(), Failed> {
     let cells = report["matrix"]["cells"].as_array().ok_or("no cells")?;
     let marked = cells.iter().filter(|cell| cell["from"] == slow && cell["slow"] == true);
     assert_eq!(marked.count() as u32, RANKS - 1, "{report}");
-    // Others may be slow too where the machine has other work, but not all.
+    // Others may be slow too if the machine has other work, but not all.
     assert!(cells.iter().any(|cell| cell["slow"] == false), "{report}");
     Ok(())
 }

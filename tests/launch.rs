@@ -1,4 +1,4 @@
-//! Self-spawn with real processes: what the children see, how their end is reported, and that none is left behind.
+//! Launching real processes: what the children see, how their end is reported, and that no process is left.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::{
@@ -31,7 +31,7 @@ fn shell(count: u32, script: &str, scratch: &Path) -> Ranks {
     Ranks::new(count).address(meeting()).program("/bin/sh").args(args).grace(Duration::from_millis(200))
 }
 
-/// A fresh directory that goes with the test.
+/// A fresh directory that is removed with the test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -53,7 +53,7 @@ impl Drop for Scratch {
 }
 
 fn exists(pid: u32) -> bool {
-    // A zombie still has its directory, but it has ended.
+    // A zombie still has its directory, although it has ended.
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
 }
@@ -69,7 +69,7 @@ fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 #[test]
 fn this_program_runs_again_as_every_rank() {
     if let Some(launch) = Launch::from_env().unwrap() {
-        // A child: this very test, executed again.
+        // In a child: this very test, executed again.
         let token = Token::from_env().unwrap().unwrap();
         let line = format!("{launch} token {}", String::from_utf8_lossy(token.as_bytes()));
         let parent =
@@ -116,7 +116,7 @@ fn the_first_failure_is_reported_and_ends_the_others() {
 #[test]
 fn a_killed_rank_comes_before_those_that_exit_for_it() {
     let scratch = Scratch::new("killed");
-    // Rank 0 exits as soon as rank 1 has died; the parent has slowed down by then and mostly sees both at once.
+    // Rank 0 exits as soon as rank 1 has died. By then the parent polls slowly, and usually sees both ends at once.
     let script = r#"echo $$ > "$1/$EPWIRE_RANK.new"; mv "$1/$EPWIRE_RANK.new" "$1/$EPWIRE_RANK"
         while [ ! -e "$1/0" ] || [ ! -e "$1/1" ]; do sleep 0.01; done
         [ "$EPWIRE_RANK" = 1 ] && sleep 0.3 && kill -KILL $$
@@ -161,7 +161,7 @@ fn a_rank_that_ignores_sigterm_is_killed() {
 #[test]
 fn a_rank_that_fails_is_started_again_while_the_others_go_on() {
     let scratch = Scratch::new("restarts");
-    // Rank 1 fails twice; rank 0 ends once it has been started for the third time.
+    // Rank 1 fails twice; rank 0 ends once rank 1 has been started for the third time.
     let script = r#"echo "$EPWIRE_LOCAL_RANK" >> "$1/$EPWIRE_RANK"
         [ "$EPWIRE_RANK" = 1 ] && [ "$(wc -l < "$1/1")" -lt 3 ] && exit 3
         while [ "$(wc -l 2> "$1/wc" < "$1/1")" != 3 ]; do sleep 0.01; done"#;
@@ -192,7 +192,7 @@ fn a_stopper_tells_ranks_to_end_and_starts_none_again() {
     let ended = waiting.join().unwrap();
     assert!(matches!(ended, Ended::Failed { rank: 1, .. }), "{ended}");
     assert_eq!((scratch.read("0"), scratch.read("1")), ("told\n".into(), "told\n".into()));
-    stopper.stop(); // nobody is there any more
+    stopper.stop(); // no rank is running any more
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn dropping_ends_all_ranks() {
 #[test]
 fn ranks_die_with_their_parent() {
     if let Some(of) = std::env::var_os("ORPHANS_OF").map(PathBuf::from) {
-        // The parent to be killed: this test in a process of its own.
+        // The parent that will be killed: this test in a process of its own.
         let running = shell(2, "exec sleep 60", &of).spawn().unwrap();
         let ids: Vec<String> = running.ids().iter().map(u32::to_string).collect();
         std::fs::write(of.join("partial"), ids.join(" ")).unwrap();
@@ -240,14 +240,16 @@ fn ranks_die_with_their_parent() {
     wait_until("the ranks are gone", || !ids.iter().any(|&id| exists(id)));
 }
 
-/// Rank 1 joins, hands its connection to a process that outlives it, and ends: no kernel closes that, but the launcher has seen it.
+/// Rank 1 joins, lets another process inherit its connection, and ends: the kernel does not close the connection, but
+/// the launcher has seen the end.
 #[test]
 fn the_server_learns_of_a_rank_that_has_ended() {
     const NAME: &str = "the_server_learns_of_a_rank_that_has_ended";
     if let Some(launch) = Launch::from_env().unwrap() {
         let group = Group::join_blocking(GroupOptions::from_launch(&launch)).unwrap();
         if launch.rank == 1 {
-            // SAFETY: the child closes what it shares with the test's output, sleeps and ends, all of it async-signal-safe.
+            // SAFETY: the child closes what it shares with the test's output, sleeps and exits, all of it
+            // async-signal-safe.
             unsafe {
                 if libc::fork() == 0 {
                     libc::close(1);
@@ -262,7 +264,7 @@ fn the_server_learns_of_a_rank_that_has_ended() {
         wait_until("rank 1 is seen dead", dead);
         std::process::exit(0);
     }
-    // By silence alone it would not be known so soon, and never be dead.
+    // Silence alone would not be noticed so soon, and would never be reported as death.
     let heartbeat = Heartbeat::default().lease(Duration::from_secs(60));
     let options = ServerOptions::new(NAME, 2).heartbeat(heartbeat);
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();

@@ -1,4 +1,4 @@
-//! Structs that the fuzz targets have of their own are those of C: the same fields in the same order, of types as long.
+//! Structs that the fuzz targets copy from C have the same fields in the same order, with types of the same size.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Without what stands between these marks.
+/// The text without the parts between these marks.
 fn without(text: &str, from: &str, to: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -29,8 +29,8 @@ fn without(text: &str, from: &str, to: &str) -> String {
     out + rest
 }
 
-/// The declarations of a C struct's body, `type, type of pointer or array, name`: a name, and the bytes of its type where it
-/// is a number, a bool or a pointer.
+/// The fields of a C struct's body, `type, type of pointer or array, name`: a name, and the size of its type if that is
+/// a number, a bool or a pointer.
 fn c_fields(body: &str) -> Vec<(String, Option<usize>)> {
     let mut fields = Vec::new();
     for declaration in without(body, "/*", "*/")

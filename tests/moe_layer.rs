@@ -1,4 +1,5 @@
-//! The example `moe_layer` as a user runs it: its exit code, its last line, and that it neither hangs nor hides a failure.
+//! The example `moe_layer` as a user runs it: its exit code, its last line, and that it neither hangs nor hides a
+//! failure.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod example;
@@ -14,17 +15,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Bytes, and so tokens, of the text in most of these tests.
+/// The length in bytes, and so in tokens, of the text in most of these tests.
 const TOKENS: usize = 300;
 /// A model small enough for a build without optimisation.
 const SMALL: &str = "--hidden 128 --intermediate 16 --layers 2 --max-tokens 40";
 /// Longer than any of these runs takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// The example as its users have it.
+/// The example as its users build it.
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| example::build("moe_layer"));
 
-/// A text of `tokens` bytes that goes with the test.
+/// A text of `tokens` bytes that is removed with the test.
 struct Text(PathBuf);
 
 impl Text {
@@ -46,7 +47,7 @@ impl Drop for Text {
     }
 }
 
-/// The program at work. Killed when dropped, so that a failing test leaves nothing behind.
+/// The running program. It is killed when this is dropped, so that a failing test leaves no process.
 struct Run(Option<Child>);
 
 impl Run {
@@ -61,7 +62,7 @@ impl Run {
         self.0.as_ref().unwrap().id()
     }
 
-    /// What it printed, in a few lines at most, once it has ended; `limit` bounds that.
+    /// Waits until it has ended, for at most `limit`, and returns its output, which must be a few lines.
     fn end(mut self, limit: Duration) -> Ended {
         let begin = Instant::now();
         while self.0.as_mut().unwrap().try_wait().unwrap().is_none() {
@@ -91,14 +92,14 @@ struct Ended {
 }
 
 impl Ended {
-    /// Failed, with no line that says otherwise, and a message that holds all of `what`.
+    /// It has failed, no line says otherwise, and its message contains all of `what`.
     fn assert_failed(&self, what: &[&str]) {
         assert!(self.code.is_some_and(|code| code != 0) && !self.stdout.contains("OK"), "{self:?}");
         assert!(what.iter().all(|what| self.stderr.contains(what)), "{what:?} in {self:?}");
     }
 }
 
-/// As a launcher of one host would start them.
+/// The variables that a launcher of one host would set.
 fn environment(rank: u32, world: u32, port: u16) -> [(&'static str, String); 3] {
     [
         ("EPWIRE_RANK", rank.to_string()),
@@ -178,7 +179,7 @@ fn any_number_of_ranks_will_do() {
     assert_ok("--ranks 8 --experts 64 --topk 8", 8);
 }
 
-/// What each rank says of its adapters, and errors, as the environment asks for them.
+/// What each rank prints about its adapters, and errors, as the environment's variables decide.
 #[test]
 fn adapters_are_those_that_the_environment_asks_for() {
     let text = Text::new("adapters", TOKENS);
@@ -309,7 +310,7 @@ fn what_cannot_run_is_said_once_and_fails() {
     launched.assert_failed(&["--ranks 3", "has started 1"]);
 }
 
-/// Each rank reads the text for itself: of a pipe one of them would get all, and the others none.
+/// Each rank reads the text for itself: from a pipe one rank would get everything, and the others nothing.
 #[test]
 fn a_text_that_ranks_cannot_share_or_that_is_empty_is_refused() {
     for ranks in ["", "--ranks 2"] {
@@ -353,7 +354,7 @@ fn ranks_that_were_told_different_things_refuse_to_begin() {
     }
 }
 
-/// Takes minutes, if nobody ends it.
+/// Takes minutes, unless it is ended.
 const LONG: &str = "--hidden 128 --intermediate 16 --layers 20 --max-tokens 40 --deadline 1";
 
 #[test]
@@ -379,8 +380,8 @@ fn a_killed_rank_is_named_by_those_who_waited_for_it() {
     });
     sleep(Duration::from_millis(300));
     kill(second.id());
-    // Nobody ends these: they find out, from a wait that ends or, had they not begun, while meeting. Whoever did first is
-    // gone for the other, which may name it instead.
+    // Nobody ends these: they find out by themselves, from a wait that ends or, if they had not begun, while meeting.
+    // The one that finds out first leaves, and the other may name it instead.
     let survivors = [first, third].map(|rank| rank.end(Duration::from_secs(20)));
     survivors.iter().for_each(|survivor| survivor.assert_failed(&[]));
     let named = |s: &Ended| s.stderr.contains("gave up on peer 1") || s.stderr.contains("rank 1 (");

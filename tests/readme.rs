@@ -1,5 +1,5 @@
-//! What the README and the guide say is so: their C programs run, their tables are those of the code, and CI runs their
-//! commands. Their Rust blocks are doctests of the crate. And who has ten minutes can read the README.
+//! The README and the guide are correct: their C programs run, their tables agree with the code, and CI runs their
+//! commands. Their Rust blocks are doctests of the crate. And the README can be read in ten minutes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::fs;
@@ -16,7 +16,7 @@ macro_rules! page {
         include_str!(concat!("../src/guide/", $name, ".md"))
     };
 }
-/// All that users read.
+/// Everything that users read.
 const MANUAL: &[&str] = &[
     README,
     page!("benchmarking"),
@@ -86,7 +86,7 @@ fn the_quick_start_is_the_example_of_the_crate() {
     let comment: String =
         library.lines().map_while(|l| l.strip_prefix("//!")).map(|l| format!("{l}\n")).collect();
     let example = comment.split("```").nth(1).expect("an example in the crate's documentation");
-    // The README cannot hide the lines that the documentation hides behind a hash.
+    // Markdown has no lines hidden by a hash, as the documentation has.
     let lines = |code: &str| -> Vec<String> {
         let bare = |line: &str| line.trim().trim_start_matches("# ").to_owned();
         code.lines().map(bare).filter(|line| !line.is_empty()).collect()
@@ -162,10 +162,11 @@ fn the_table_of_memory_for_prefill_is_what_plan_says() {
     );
 }
 
-/// A row of the table of limits: what it names, its text, the last number that is taken, and what takes it.
+/// A row of the table of limits: what it names, its text, the greatest accepted number, and a function that tries a
+/// number.
 type Limit<'a> = (&'a str, &'a str, u32, &'a dyn Fn(u32) -> bool);
 
-/// Each is taken at the number that the table names, and refused by one more.
+/// Each limit is accepted at the number that the table names, and one more is refused.
 #[test]
 fn the_table_of_limits_is_what_the_library_takes() {
     let small = || EpConfig::new(1, 8, 1024, 1);
@@ -188,13 +189,13 @@ fn the_table_of_limits_is_what_the_library_takes() {
     }
 }
 
-/// Commands that CI does not run as they stand, and why.
+/// Commands that CI does not run literally, and the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo add epwire half", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
     (".ci/beside_mpi --collectives", "takes many minutes; step example_bench runs collectives alone"),
-    // Programs that a machine of CI has not, or that need several hosts.
+    // Programs that CI's machine does not have, or that need several hosts.
     ("export EPWIRE_TOKEN=$(openssl rand -hex 16)", "goes with the line below it"),
     ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),
     ("torchrun --no-python --nproc-per-node 4 program", "needs PyTorch; as above"),
@@ -230,7 +231,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "compute-sanitizer --error-exitcode 1 --tool initcheck build/test_stress --small --ranks 2 --ipc",
         "needs a GPU",
     ),
-    // What CI does in another way.
+    // Commands that CI runs in another form.
     (
         "cargo run --release --example bench -- --against PROGRAM --ranks 4 --lanes 2 --tokens 1,128 --iterations 20",
         "needs an older build and minutes; step example_bench compares a build with itself",
@@ -301,13 +302,13 @@ fn a_command_that_ci_does_not_run_would_be_found() {
     }
 }
 
-/// Words with one space between them, without the backslashes at ends of lines and without a comment.
+/// The words, separated by one space, without backslashes at ends of lines and without comments.
 fn words(command: &str) -> String {
     let without_comment = command.split("  #").next().unwrap();
     without_comment.split_whitespace().filter(|word| *word != "\\").collect::<Vec<_>>().join(" ")
 }
 
-/// Lines, each with those that go on after a backslash or, in `groups`, in parentheses.
+/// The lines, each joined with those that continue it after a backslash or, in `groups`, in parentheses.
 fn whole_lines(text: &str, groups: bool) -> Vec<String> {
     let mut whole = vec![String::new()];
     for line in text.lines() {
@@ -321,7 +322,7 @@ fn whole_lines(text: &str, groups: bool) -> Vec<String> {
     whole
 }
 
-/// What a reader may type: the lines of shell blocks, and whatever else in backquotes begins as a command does.
+/// What a reader may type: the lines of shell blocks, and everything else in backquotes that begins like a command.
 fn commands(markdown: &str) -> Vec<String> {
     const FIRST: [&str; 9] =
         [".ci/", "bench", "cargo", "cmake", "compute-sanitizer", "ctest", "for", "mpi", "srun"];
@@ -346,7 +347,7 @@ fn commands(markdown: &str) -> Vec<String> {
     found
 }
 
-/// Every command of a script, without the words that say how its failing is taken.
+/// Every command of a script, without the words that decide what its failure means.
 fn simple_commands(script: &str) -> Vec<String> {
     let bare = |command: &str| {
         let command = command.trim();
@@ -360,7 +361,7 @@ fn simple_commands(script: &str) -> Vec<String> {
     found
 }
 
-/// The page's one block of this language.
+/// The only block of this language on the page.
 fn block<'a>(page: &'a str, language: &str) -> &'a str {
     let opening = format!("\n```{language}\n");
     let mut blocks = page.split(&opening).skip(1);

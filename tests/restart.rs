@@ -1,4 +1,4 @@
-//! The example `rendezvous`: a server by itself, whose process may end as it likes.
+//! The example `rendezvous`: a standalone server, whose process may end at any time.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod example;

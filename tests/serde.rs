@@ -1,5 +1,5 @@
-//! What feature `serde` writes and reads: configurations by the names of their fields, sets of ranks and addresses as they are
-//! printed.
+//! What feature `serde` writes and reads: configurations by the names of their fields, sets of ranks and addresses as
+//! they are printed.
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use epwire::launch::Launch;
@@ -7,7 +7,7 @@ use epwire::{CommConfig, Device, EpConfig, Float16, Mask, Outcome, Payload, Plan
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{from_str, from_value, json, to_string, to_value};
 
-/// The value, written and read.
+/// Serialises the value and reads it back.
 fn again<T: Serialize + DeserializeOwned>(value: &T) -> T {
     from_str(&to_string(value).unwrap()).unwrap()
 }

@@ -1,5 +1,6 @@
-//! `EPWIRE_LOG=info` of four ranks that lose one: who they are, how they reach each other, who is lost and why, and what the others
-//! agree on, in fewer than 40 lines. With the feature `tracing` the same of the core as events.
+//! `EPWIRE_LOG=info` of four ranks that lose one: which ranks there are, how they reach each other, which rank is lost
+//! and why, and what the others agree on, in fewer than 40 lines. With the feature `tracing` the core reports the same
+//! as events.
 //!
 //! Ranks are processes of this program, so it has a main of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
@@ -21,7 +22,7 @@ use libtest_mimic::{Arguments, Trial};
 const RANKS: u32 = 4;
 const LOST: u32 = 2;
 const HIDDEN: usize = 64;
-/// Its last step is this one; that of the others comes some steps after it has gone.
+/// The last step of the lost rank; the others end some steps later.
 const LAST_OF_LOST: u64 = 20;
 
 fn main() {
@@ -38,7 +39,7 @@ fn main() {
     }
 }
 
-/// What a rank does: steps, until it kills itself or the others have gone on without it for a while.
+/// A rank runs steps until it kills itself, or the others have continued without it for a while.
 fn serve(launch: &Launch) {
     let options = GroupOptions::from_launch(launch).token(Token::from_env().unwrap());
     let group = Group::join_blocking(options).unwrap();

@@ -1,4 +1,4 @@
-//! The shape of the source: arrows between modules, folders and files point one way.
+//! The structure of the source: dependencies between modules, folders and files point in one direction.
 
 // Failing is what a test is for.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Who refers to whom.
+/// For each node, the nodes that it refers to.
 type Graph = BTreeMap<String, BTreeSet<String>>;
 
 /// A circle in the graph, its first member repeated at the end; `None` if there is none.
@@ -73,19 +73,20 @@ fn files(folder: &str, endings: &[&str]) -> BTreeMap<String, String> {
 mod rust {
     use super::{BTreeMap, Graph, circle, files};
 
-    /// `a::b` of `src/a/b.rs`, `src/a/b/mod.rs`; empty of `src/lib.rs`.
+    /// The module path: `a::b` for `src/a/b.rs` and `src/a/b/mod.rs`; empty for `src/lib.rs`.
     fn module(file: &str) -> String {
         let path = file.trim_end_matches(".rs").trim_end_matches("/mod").replace('/', "::");
         if path == "lib" { String::new() } else { path }
     }
 
-    /// What is compiled outside tests: no comments, nothing behind the test module, which comes last in a file.
+    /// The code that is compiled outside tests: without comments, and without the test module, which comes last in a
+    /// file.
     fn code(text: &str) -> String {
         let text = text.split("#[cfg(test)]\nmod tests").next().unwrap();
         text.lines().map(|line| line.split("//").next().unwrap()).collect::<Vec<_>>().join(" ")
     }
 
-    /// The paths that follow each `prefix` in the code: of `crate::{a::B, c}` with the prefix `crate::` both.
+    /// The paths that follow each `prefix` in the code: with the prefix `crate::`, both of `crate::{a::B, c}`.
     fn paths(code: &str, prefix: &str) -> Vec<Vec<String>> {
         let mut found = Vec::new();
         for (at, _) in code.match_indices(prefix) {
@@ -97,7 +98,7 @@ mod rust {
         found
     }
 
-    /// Reads one path, or a group of them in braces, and gives what follows.
+    /// Reads one path, or a group of them in braces, and returns what follows.
     fn tree<'t>(text: &'t str, way: &mut Vec<String>, found: &mut Vec<Vec<String>>) -> &'t str {
         let text = text.trim_start();
         if let Some(mut rest) = text.strip_prefix('{') {
@@ -150,8 +151,9 @@ mod rust {
         if parent.is_empty() { name.to_owned() } else { format!("{parent}::{name}") }
     }
 
-    /// Arrows between modules: each uses those that it declares, and those that its paths name. A path to an item leads to
-    /// the module in the path, also if that re-exports it: modules inside it have to name the file that defines the item.
+    /// Dependencies between modules: each module uses those that it declares, and those that its paths name. A path to
+    /// an item leads to the module in the path, even if that re-exports it: modules inside that module must name the
+    /// file that defines the item.
     fn arrows(modules: &BTreeMap<String, String>) -> Graph {
         let mut graph = Graph::new();
         for (module, code) in modules {
@@ -215,7 +217,8 @@ mod rust {
 mod c {
     use super::{Graph, circle, files};
 
-    /// Folders of `c/`, lower ones first; those of one line do not know each other. `include/epwire.h` is below them all.
+    /// Folders of `c/`, from low to high; folders in one line do not use each other. `include/epwire.h` is below all of
+    /// them.
     const C: &[&[&str]] = &[
         &["include"],
         &["base"],
@@ -229,7 +232,7 @@ mod c {
     ];
     /// Folders of `kernels/`; the files beside them are the last line.
     const KERNELS: &[&[&str]] = &[&["ptx"], &["numerics", "peer"], &["ep", "prefill", "coll"], &[""]];
-    /// What kernels may include of `c/`.
+    /// What kernels may include from `c/`.
     const SHARED: &[&str] = &[
         "c/base/",
         "c/nic/completion.h",
@@ -256,7 +259,7 @@ mod c {
         texts
     }
 
-    /// Files, and the files that they include in quotes, each name of one file alone.
+    /// Files, and the files that they include in quotes. Each name must belong to one file only.
     fn includes() -> Graph {
         let texts = texts();
         let mut graph = Graph::new();
@@ -265,7 +268,7 @@ mod c {
             for line in text.lines() {
                 let Some(rest) = line.trim_start().strip_prefix("#include \"") else { continue };
                 let name = rest.split('"').next().unwrap();
-                // In the order in which the compiler looks.
+                // The order in which the compiler searches.
                 let roots: &[&str] = match file.starts_with("kernels") {
                     true => &[own, "", "c", "c/include"],
                     false => &[own, "c", "c/include", ""],
@@ -301,7 +304,7 @@ mod c {
         file.split_once('/').unwrap().1.split_once('/').map_or("", |(folder, _)| folder)
     }
 
-    /// The line of a folder; one that is in no line is an error as well.
+    /// The line of a folder; a folder in no line is an error.
     fn level(layers: &[&[&str]], folder: &str) -> Option<usize> {
         layers.iter().position(|line| line.contains(&folder))
     }
@@ -310,7 +313,7 @@ mod c {
         let (kernel, into_kernel) = (from.starts_with("kernels"), to.starts_with("kernels"));
         match (kernel, into_kernel) {
             (true, false) => !SHARED.iter().any(|shared| to.starts_with(shared)),
-            // What kernels are given is declared beside them: for the floor what is the floor's.
+            // Arguments of kernels are declared next to the kernels: those of the peer floor in the floor.
             (false, true) => match folder(from) {
                 "peer" => folder(to) != "peer",
                 from => from != "ep" && from != "coll",
@@ -337,7 +340,7 @@ mod c {
         assert!(wrong.is_empty(), "{wrong:#?}");
     }
 
-    /// A source of `c/` and its header are one; what kernels include of the host's is a header alone.
+    /// A source of `c/` and its header are one unit; kernels include only headers of the host.
     fn unit(file: &str) -> &str {
         let source = file.strip_suffix(".c").or_else(|| file.strip_suffix(".h"));
         source.filter(|_| file.starts_with("c/")).unwrap_or(file)
@@ -388,9 +391,10 @@ mod c {
         assert!(!names_member("a.table_size + table[0]", "table"));
     }
 
-    /// What a peer writes is written and read in one place: nothing above the floor knows where a word lies, or stores and
-    /// loads one, or looks a peer up in a table of those that are reached; nor does anything copy them to and from the memory
-    /// of GPUs, which host threads cannot touch. What announces rows is copied beside the words, never stored by atomics.
+    /// What a peer writes is written and read in one place: nothing above the peer floor knows where a word lies, loads
+    /// or stores one, or looks up a peer in a table of reached peers; nor does anything copy words to or from GPU
+    /// memory, which host threads cannot access. What announces rows is copied next to the words, never stored by
+    /// atomics.
     #[test]
     fn words_of_peers_are_the_floors_alone() {
         let inside = ["c/peer/", "c/base/", "kernels/peer/", "kernels/ptx/"];
@@ -434,7 +438,7 @@ mod guide {
         name: String,
     }
 
-    /// The numbered lines below a heading: "1. `path`: ... `name` ...".
+    /// The numbered lines after a heading: "1. `path`: ... `name` ...".
     fn way(heading: &str) -> Vec<Step> {
         let guide = fs::read_to_string("src/guide/developers.rs").unwrap();
         let part = guide.split(heading).nth(1).unwrap_or_else(|| panic!("no heading {heading}"));
@@ -459,8 +463,8 @@ mod guide {
         text.split(|c| !part_of_word(c)).any(|found| found == word)
     }
 
-    /// Every file is there and has what is named; and what is named is used by an earlier file of the way, or is in the table of
-    /// the engine that the way goes through.
+    /// Every file exists and contains the name; and each name is used by an earlier file of the list, or appears in the
+    /// table of the engine that the list goes through.
     fn check(heading: &str, most: usize, first: &str, tables: &[&str]) {
         let steps = way(heading);
         assert!(steps.len() <= most, "{} files, more than {most}", steps.len());

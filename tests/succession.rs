@@ -1,4 +1,4 @@
-//! A run outlives any of its members, the one that serves it too, and a stand-alone server that is started again.
+//! A run survives any of its members, also the one that serves it, and a standalone server that is restarted.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(feature = "succession")]
@@ -31,7 +31,7 @@ fn join_all(options: impl IntoIterator<Item = GroupOptions>) -> Vec<Group> {
     threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect()
 }
 
-/// Groups of which rank 0 serves the run first.
+/// Groups of a new run, which rank 0 serves first.
 fn formed(world: u32) -> (SocketAddr, Vec<Group>) {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let groups = join_all((0..world).map(|rank| options(rank, world, address).host_server(rank == 0)));
@@ -65,8 +65,7 @@ fn steps_until(groups: &[Group], members: &str, limit: Duration) {
     });
 }
 
-/// Waits until three servers or more share the log, all of living members, and all
-/// members know them.
+/// Waits until at least three servers share the log, all of them servers of living members, and all members know them.
 fn settle(groups: &[Group]) {
     let began = Instant::now();
     let living: Vec<String> =
@@ -97,7 +96,7 @@ fn a_run_goes_on_without_the_member_that_served_it() {
     assert_eq!(sums, [1, 2, 3]);
 }
 
-/// Calls that are under way when it ends are carried out once, by whoever serves the run next.
+/// Calls that are in flight when the server ends are executed once, by the next server of the run.
 #[test]
 fn calls_are_answered_though_the_server_changes_meanwhile() {
     let (_, mut groups) = formed(4);
@@ -127,7 +126,7 @@ fn calls_are_answered_though_the_server_changes_meanwhile() {
     assert_eq!(groups[0].store().add_blocking("n", 0).unwrap(), counted);
 }
 
-/// It is told to whoever serves the run next, however long nobody does.
+/// A death is reported to the next server of the run, however long there is none.
 #[test]
 fn a_death_that_is_reported_while_nobody_serves_the_run_is_known_once_somebody_does() {
     let (_, mut groups) = formed(4);
@@ -148,7 +147,7 @@ fn a_death_that_is_reported_while_nobody_serves_the_run_is_known_once_somebody_d
     steps_until(&groups, "1-2", 2 * SECOND);
 }
 
-/// One after the other is replaced, so that in the end nobody is left of those who began.
+/// One member after the other is replaced, until none of the first members is left.
 #[test]
 fn a_run_outlives_all_who_began_it() {
     let (_, mut groups) = formed(4);
@@ -193,7 +192,7 @@ fn the_member_that_serves_may_leave_and_another_one_serves() {
     all(&groups, |group| group.barrier_blocking("without it").unwrap());
 }
 
-/// It hands over: nobody waits for its silence, nor for the end of its process, three times in a row.
+/// A leaving server hands over: nobody waits for its silence, nor for the end of its process, three times in a row.
 #[test]
 fn a_leader_that_leaves_is_succeeded_at_once() {
     let (_, mut groups) = formed(6);
@@ -207,17 +206,17 @@ fn a_leader_that_leaves_is_succeeded_at_once() {
         let left = Instant::now();
         all(&groups, |group| group.store().add_blocking("n", 1).unwrap());
         alone.push(left.elapsed());
-        drop(leaver); // its process goes on as long as it likes
+        drop(leaver); // its process continues as long as it likes
         let members: Mask = groups.iter().map(Group::rank).collect();
         steps_until(&groups, &members.to_string(), 2 * SECOND);
         assert_eq!(groups.len(), 6 - gone);
     }
     eprintln!("without a leader for {alone:?}");
-    // By silence it takes 0.4 s at least. An election may take several turns, but not each time.
+    // Noticing silence takes at least 0.4 s. An election may take several rounds, but not each time.
     assert!(alone.iter().min() < Some(&(SECOND / 4)), "{alone:?}");
 }
 
-/// A run of two has one server that votes, and one of three loses two at once: nobody can be elected.
+/// A run of two has one server that votes, and a run of three loses two at once: no server can be elected.
 #[test]
 fn without_a_majority_of_its_servers_a_run_serves_on_under_the_last_membership() {
     for (world, lost) in [(2, 1), (3, 2)] {
@@ -249,12 +248,12 @@ fn without_a_majority_of_its_servers_a_run_serves_on_under_the_last_membership()
         assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
         let now = last.membership();
         assert_eq!((last.active(), now.leader), (before, None));
-        // The only server that votes says that it ends; two that are lost may come back.
+        // The only voting server says that it ends; two lost ones may come back.
         assert!(now.outage.is_some_and(|outage| outage.is_final == (world == 2)));
     }
 }
 
-/// Nothing of it is left but the file.
+/// Only the server's file is left.
 #[test]
 fn a_server_that_is_started_again_goes_on_from_its_file() {
     let folder = std::env::temp_dir().join(format!("epwire-state-{}", std::process::id()));

@@ -1,7 +1,7 @@
-//! The largest run, over real sockets: 1,024 members in this process and one server join, and one of them is lost.
+//! The largest run, over real sockets: 1,024 members in this process join one server, and one of them is lost.
 //!
-//! The bounds are generous, since one machine plays all parts; what it takes is printed. Ignored, with the reason, where
-//! a process may not open that many files.
+//! The bounds are generous, since one machine plays all parts; the times are printed. Ignored, with the reason, if a
+//! process may not open so many files.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;
@@ -19,11 +19,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 
 const MEMBERS: u32 = 1024;
-/// Of a member: both ends of its connection, and what its thread waits with. Some to spare.
+/// For each member: both ends of its connection, and what its thread waits with, plus some to spare.
 const FILES: u64 = 8 * MEMBERS as u64;
 const JOIN: Duration = Duration::from_secs(10);
 const CHANGE: Duration = Duration::from_secs(10);
-/// Between two steps of a member: all of them share the cores.
+/// Between two steps of a member, because all of them share the cores.
 const PAUSE: Duration = Duration::from_millis(100);
 
 fn main() {
@@ -40,7 +40,7 @@ fn main() {
     libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit();
 }
 
-/// Open files that this process may have, after asking for as many as it can.
+/// The number of files that this process may open, after raising the limit as far as possible.
 fn raise_file_limit() -> u64 {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls on a struct that lives.
@@ -58,7 +58,7 @@ async fn a_thousand_members_join_and_lose_one() {
     let options = ServerOptions::new("run", MEMBERS).join_deadline(6 * JOIN);
     let server = Server::bind("127.0.0.1:0", options).await.unwrap();
     let counted = Arc::new(Counted::default());
-    // One member's messages are counted on their way; all members have the same.
+    // One member's messages are counted on the way; all members have the same number.
     let relay = counted.clone().relay(server.local_addr()).await;
 
     let (began, cores) = (Instant::now(), Cores::now());
@@ -103,7 +103,7 @@ async fn a_thousand_members_join_and_lose_one() {
     );
 }
 
-/// What the machine's cores and this process have done so far, in clock ticks.
+/// The work of the machine's cores and of this process so far, in clock ticks.
 struct Cores {
     all: f64,
     idle: f64,
@@ -115,7 +115,7 @@ impl Cores {
         let stat = std::fs::read_to_string("/proc/stat").unwrap();
         let ticks: Vec<f64> =
             stat.lines().next().unwrap().split_whitespace().skip(1).map(|n| n.parse().unwrap()).collect();
-        // User, nice, system, idle, iowait, irq, softirq, steal; what follows is part of the first two.
+        // User, nice, system, idle, iowait, irq, softirq, steal; the following fields are part of the first two.
         let own = std::fs::read_to_string("/proc/self/stat").unwrap();
         let own: Vec<f64> = own
             .rsplit(')')
@@ -129,7 +129,8 @@ impl Cores {
         Self { all: ticks[..8].iter().sum(), idle: ticks[3] + ticks[4], own: own.iter().sum() }
     }
 
-    /// A bound of time of a machine that nobody else uses, where other programs have had a part of its cores since then.
+    /// The bound for an otherwise idle machine, extended by the share of the cores that other programs have used since
+    /// then.
     fn stretched(&self, bound: Duration) -> Duration {
         let now = Self::now();
         let left = (now.own - self.own + now.idle - self.idle) / (now.all - self.all);
@@ -137,13 +138,13 @@ impl Cores {
     }
 }
 
-/// Steps until the membership changes: with which step, how, and when.
+/// Runs steps until the membership changes: returns the step with which it changed, the change, and the time.
 async fn serve(group: Group) -> (u64, Change, Instant) {
     loop {
         let step = group.step().await.unwrap();
         if let Some(change) = step.change {
             let at = Instant::now();
-            // Until all have changed: its own end is no change.
+            // Runs on until all have changed, because its own end must not be a change.
             tokio::spawn(async move {
                 tokio::time::sleep(CHANGE).await;
                 drop(group);
@@ -154,12 +155,12 @@ async fn serve(group: Group) -> (u64, Change, Instant) {
     }
 }
 
-/// Messages of one member, by kind, but for signs of life.
+/// The messages of one member, by kind, except heartbeats.
 #[derive(Default)]
 struct Counted(Mutex<BTreeMap<&'static str, u32>>);
 
 impl Counted {
-    /// Where a member reaches the server by way of this.
+    /// Relays a member's connection to the server at this address.
     async fn relay(self: Arc<Self>, server: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -185,7 +186,7 @@ impl Counted {
             if from.read_exact(&mut bytes[HEADER_BYTES..]).await.is_err()
                 || to.write_all(&bytes).await.is_err()
             {
-                return; // one end has closed it
+                return; // one end has closed the connection
             }
             let kind = match decode(&bytes).unwrap() {
                 Frame::Ping { .. } | Frame::Pong {} => continue,

@@ -1,10 +1,10 @@
-/* Where the blocks of ranks lie in the caller's memory. */
+/* The positions of the ranks' blocks in the caller's memory. */
 #ifndef EPW_COLL_BLOCKS_H
 #define EPW_COLL_BLOCKS_H
 
 #include "coll/parts.h"
 
-/* Blocks of a call, of one direction: that of each rank, in bytes. */
+/* The blocks of all ranks in one direction of a call, in bytes. */
 typedef struct blocks {
     const uint64_t *counts, *offsets;
     uint64_t count, element, rows, pitch;
@@ -19,7 +19,7 @@ static inline uint64_t bytes_of(const blocks *b, uint32_t rank) {
     return b->rows * row_bytes_of(b, rank);
 }
 
-/* Of matrices with a pitch blocks lie beside each other, else one behind the other. */
+/* In matrices with a pitch, blocks lie side by side; otherwise one after the other. */
 static inline uint64_t offset_of(const blocks *b, uint32_t rank) {
     if (b->offsets != NULL) return b->offsets[rank] * b->element;
     uint64_t rows = b->rows > 1 || b->pitch != 0 ? 1 : b->rows;
@@ -38,14 +38,14 @@ static inline epw_run run_of(const blocks *b, uint32_t rank) {
     return run;
 }
 
-/* The pitch of a matrix of all ranks' blocks, where none was said. */
+/* The default pitch of a matrix that holds the blocks of all ranks. */
 static inline uint64_t whole_row(const epw_comm *comm, const blocks *b) {
     uint64_t elements = 0;
     for (uint32_t r = 0; r < comm->layout.ranks; r++) elements += b->counts != NULL ? b->counts[r] : b->count;
     return elements * b->element;
 }
 
-/* Blocks of all ranks in send or recv; of who has one block there, `single` gives it. */
+/* The blocks of all ranks in send or recv. A call with only one block on that side uses `single` instead. */
 static inline blocks blocks_in(const epw_comm *comm, const epw_coll *c, bool in_recv) {
     uint64_t element = epw_type_bytes(c->type), pitch = in_recv ? c->recv_pitch : c->send_pitch;
     blocks b = {.counts = in_recv ? c->recv_counts : c->send_counts,
@@ -59,7 +59,7 @@ static inline blocks blocks_in(const epw_comm *comm, const epw_coll *c, bool in_
     return b;
 }
 
-/* One block alone, of as many bytes as `like` has for this rank. */
+/* The only block of that side, of the size that `like` has for this rank. */
 static inline epw_run single(const epw_coll *c, bool in_recv, const blocks *like, uint32_t rank) {
     uint64_t pitch = (in_recv ? c->recv_pitch : c->send_pitch) * like->element;
     epw_run run = {.base = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send};

@@ -1,4 +1,4 @@
-/* The public calls: each is checked, in all that can be checked here, before anything of it begins. */
+/* The public calls. Each is checked completely, as far as this rank can, before any of it begins. */
 #include "coll/parts.h"
 #include "coll/gpu/gpu.h"
 #include "coll/point.h"
@@ -78,7 +78,7 @@ static bool counts_of_recv(uint32_t kind) {
     return kind == EPW_ALL_GATHER || kind == EPW_GATHER || kind == EPW_ALL_TO_ALL;
 }
 
-/* All blocks of one direction fit in memory that there can be. */
+/* All blocks of one direction must fit into an address space. */
 static epw_status check_blocks(const epw_comm *comm, const epw_coll *c, const char *name,
                                const uint64_t *counts, const uint64_t *offsets) {
     uint64_t most = BYTES_MAX / epw_type_bytes(c->type), rows = c->rows > 0 ? c->rows : 1;
@@ -119,7 +119,7 @@ static epw_status check_shape(const epw_comm *comm, const epw_coll *c) {
     return status;
 }
 
-/* Pitches are no less than the rows that lie in them. */
+/* A pitch must be at least as long as the rows. */
 static epw_status check_pitch(const epw_comm *comm, const epw_coll *c) {
     if (c->rows <= 1) return EPW_OK;
     bool gathers = c->kind == EPW_ALL_GATHER;
@@ -148,7 +148,8 @@ static bool wants_recv(const epw_comm *comm, const epw_coll *c) {
     return (c->kind != EPW_REDUCE && c->kind != EPW_GATHER) || root;
 }
 
-/* Whether blocks of `counts` are all empty; of the other side's `others` this rank has its own alone. */
+/* Whether all blocks of `counts` are empty. If only the other side has counts, `others`, this side has one
+ * block, this rank's. */
 static bool has_nothing(const epw_comm *comm, const epw_coll *c, const uint64_t *counts,
                         const uint64_t *others) {
     if (counts == NULL) return (others != NULL ? others[comm->config.rank] : c->count) == 0;
@@ -226,7 +227,7 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
         return wrong(comm, c, "send is NULL");
     if (wants_recv(comm, c) && c->recv == NULL && !receives_nothing(comm, c))
         return wrong(comm, c, "recv is NULL");
-    /* Buffers without a byte may well be at the same address. */
+    /* Empty buffers may well have the same address. */
     if (c->kind == EPW_ALL_TO_ALL && c->send == c->recv && c->send_counts != NULL &&
         !sends_nothing(comm, c) && !receives_nothing(comm, c))
         return wrong(comm, c, "in place blocks are equal: send_counts and recv_counts are NULL");
@@ -263,7 +264,7 @@ static epw_status no_memory(const epw_comm *comm) {
     return epw_fail(EPW_ERR_NO_MEMORY, epw_comm_where(comm, "group"), "no memory for an operation");
 }
 
-/* A copy of counts and offsets: the caller's may go when the call returns. */
+/* Copies counts and offsets, since the caller may free them once the call has returned. */
 static bool copy_arrays(const epw_comm *comm, epw_op *op) {
     const uint64_t **arrays[] = {&op->call.send_counts, &op->call.send_offsets, &op->call.recv_counts,
                                  &op->call.recv_offsets};
@@ -290,7 +291,7 @@ static void free_ops(epw_op *op) {
     }
 }
 
-/* The collectives of a call, in order; false: no memory. */
+/* Makes the collectives of a call, in order; false: no memory. */
 static bool make_ops(const epw_comm *comm, const epw_coll *ops, size_t count, epw_job *job, epw_op **first) {
     epw_op **end = first;
     *first = NULL;
@@ -311,14 +312,14 @@ static bool make_ops(const epw_comm *comm, const epw_coll *ops, size_t count, ep
     return true;
 }
 
-/* Locked. From here on all of the job's operations are under way. */
+/* Begins all operations of the job, with the lock held. */
 static void enter(epw_comm *comm, const epw_coll *ops, size_t count, epw_job *job, epw_op *first,
                   uint64_t now) {
     job->next = comm->jobs;
     comm->jobs = job;
     *comm->queue_end = first;
     while (*comm->queue_end != NULL) comm->queue_end = &(*comm->queue_end)->next;
-    job->left++; /* until all have been added */
+    job->left++; /* keeps the job from ending before all operations were added */
     for (size_t i = 0; i < count; i++) {
         if (!is_point(ops[i].kind) || epw_point_add(comm, &ops[i], job, now)) continue;
         job->left--;

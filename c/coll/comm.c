@@ -1,4 +1,4 @@
-/* A communicator: made, connected peer by peer, given a membership, taken down. */
+/* A communicator: creating, connecting to each peer, changing the membership, destroying. */
 #include "coll/parts.h"
 #include "coll/gpu/gpu.h"
 #include "coll/heap.h"
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what the peer floor asks of it ---- */
+/* ---- callbacks of the peer floor ---- */
 
 static void lock(void *user) {
     pthread_mutex_lock(&((epw_comm *)user)->lock);
@@ -52,12 +52,14 @@ static epw_mask suspects(void *user, epw_mask *silent) {
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
     const epw_coll_layout *l = &((const epw_comm *)user)->layout;
     if (area == EPW_AREA_ROWS) return (epw_stretch){epw_ring_offset(l, lane, source), l->slots * l->stride};
-    /* Two halves of what a source says of itself, one for each channel that has a line of its own. */
+    /* The two halves of what a source writes before its words, one for each channel, since each channel has
+     * its own queue. */
     uint64_t at = area == EPW_AREA_CONTROL ? epw_mismatch_offset(l, source) : epw_greeting_offset(l, source);
     return (epw_stretch){at, sizeof(epw_mismatch)};
 }
 
-/* A slot is written again when its message is taken, and what was posted has been sent. */
+/* These words permit a slot to be written again: its message has been taken, and what was posted has been
+ * sent. */
 static uint32_t permits(uint32_t word) {
     return word == EPW_WORD_TAKEN || word == EPW_WORD_EPOCH ? UINT32_MAX : 0;
 }
@@ -122,8 +124,8 @@ static epw_status make_parts(epw_comm *comm, epw_where where) {
     return on_gpu(comm) ? epw_coll_gpu_open(comm, where) : make_host_parts(comm, where);
 }
 
-/* Where the GPU may still write into windows the process keeps them, and the leases: nobody is given memory
- * that is still written. */
+/* False if the GPU may still write into the windows. Then the process keeps them, and the leases, so that
+ * nobody gets memory that is still written. */
 static bool leave_gpu(epw_comm *comm, bool inherited) {
     if (inherited) {
         epw_coll_gpu_abandon(comm);
@@ -237,7 +239,7 @@ void epw_comm_destroy(epw_comm *comm) {
     bool inherited = epw_peers_inherited(&comm->peers);
     if (!inherited) {
         epw_peers_close_probe(&comm->peers);
-        /* Nobody need wait for this rank any longer. */
+        /* Tells all peers not to wait for this rank any longer. */
         for (uint32_t peer = 0; comm->of != NULL && peer < comm->layout.ranks; peer++)
             if (peer != comm->config.rank) epw_comm_part(comm, peer);
     }

@@ -1,6 +1,6 @@
-/* Steps a communicator: looks at the words of peers, has bytes moved, gives up peers that are silent, and
- * waits. A wait is that of c/peer/wait.h, with one difference: collectives may be long, so whatever comes
- * from a peer restarts all of its clock. */
+/* Steps a communicator: reads the words of peers, moves bytes, gives up silent peers, and waits. Waits follow
+ * c/peer/wait.h, with one difference: collectives may be long, so anything that arrives from a peer restarts
+ * its clock entirely. */
 #include "coll/gpu/gpu.h"
 #include "coll/parts.h"
 #include "coll/point.h"
@@ -16,11 +16,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A step leaves what it has not moved by then to the next one: others want the lock. */
+/* A step ends after this time, because other threads want the lock; the next step continues. */
 #define TURN_NS UINT64_C(1000000)
-/* A sleeper looks by itself after so long, for what rings no bell. */
+/* A sleeper wakes after this time, for changes that ring no bell. */
 #define SLICE_NS UINT64_C(16000000)
-/* And for a word that may not be seen yet: nobody rings when it may. */
+/* The same while a word has arrived but may not be used yet: nobody rings when it may. */
 #define HELD_SLICE_NS UINT64_C(100000)
 
 static uint64_t least(uint64_t a, uint64_t b) {
@@ -35,7 +35,7 @@ static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
     return epw_coll_rank(comm, p) == comm->config.rank;
 }
 
-/* The others that have not been given up. */
+/* All peers that have not been given up. */
 #define FOR_OTHERS(p, comm) EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !is_me(comm, p))
 
 static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t value,
@@ -69,7 +69,7 @@ static void record(epw_comm *comm, const epw_coll_peer *p, uint32_t phase, uint3
                                             .seen = seen,
                                             .elapsed_ns = now - p->moved,
                                             .deadline_ns = deadline_of(comm)};
-    /* Who is lost now says more than who was lost before. */
+    /* A loss in this collective says more than an earlier one. */
     if (comm->record.cause == EPW_CAUSE_NONE || comm->record.cause == EPW_CAUSE_SUSPECTED)
         comm->record = comm->point_record;
 }
@@ -100,7 +100,7 @@ static void drop_member(epw_comm *comm, epw_coll_peer *p, bool silent, uint64_t 
 void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now) {
     record(comm, p, phase, cause, expected, seen, now);
-    /* Told before its flows end: it reads nothing of the caller's memory from here on. */
+    /* The peer is told before its flows end: after that it reads nothing of the caller's memory. */
     drop_member(comm, p, cause == EPW_CAUSE_TIMEOUT, now);
     epw_flow_void(comm, p, epw_coll_rank(comm, p));
     p->out.open = false;
@@ -109,7 +109,7 @@ void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t ca
     epw_point_lose(comm, p);
 }
 
-/* Members that the floor has been told to go on without. */
+/* Gives up members that the floor was told to leave out. */
 static void hear(epw_comm *comm, uint64_t now) {
     uint64_t suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
     if (suspicions == comm->suspicions) return;
@@ -125,7 +125,7 @@ static void hear(epw_comm *comm, uint64_t now) {
 
 /* ---- looking ---- */
 
-/* Whether messages, or permission to write more, are awaited of the peer. */
+/* Whether this rank waits for messages of the peer on this channel. */
 static bool awaits_messages(const epw_coll_peer *p, uint32_t channel) {
     return channel == EPW_CHANNEL_COLLECTIVE ? p->in.open : epw_point_awaits(p);
 }
@@ -137,20 +137,22 @@ static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t 
     return more && !epw_ring_has_room(ring, comm->layout.slots);
 }
 
-/* Whether the peer has begun the epoch, and what this rank posted in the one before is with it, on every
- * channel: a mismatch ends an epoch with messages that are still to be sent from an image. */
+/* Whether the peer has begun the epoch, and has received what this rank posted in the previous one, on every
+ * channel: an epoch that ends by a mismatch may leave messages that are still to be sent from the staging
+ * memory. */
 bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
         epw_look seen;
         epw_look_at(&comm->peers, c, epw_coll_rank(comm, p), EPW_WORD_EPOCH, &seen);
         comm->held |= seen.held;
-        /* The word itself, which behind a queue is held back longer than what a look says of epochs. */
+        /* Compare the word itself: behind a queue it is held back for longer than the epoch word of a
+         * look. */
         if (seen.sight.word != comm->own_word) return false;
     }
     return true;
 }
 
-/* Looks at one word of the peer's, and at all that a wait heeds. */
+/* Reads one word of the peer, and everything else that a wait must notice. */
 static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t now) {
     uint32_t peer = epw_coll_rank(comm, p);
     epw_ring *ring = &p->rings[channel];
@@ -175,7 +177,8 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     if (cause != EPW_CAUSE_NONE && p->gone == EPW_CAUSE_NONE) p->gone = cause;
 }
 
-/* Whether its memory can be read from here: its greeting names a secret and where that lies. */
+/* Finds out whether this rank can read the peer's memory: the greeting has a secret, and the address of that
+ * secret in the peer's process. */
 static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     uint32_t peer = epw_coll_rank(comm, p);
     if (p->greeted || !p->begun || epw_is_queued(&comm->peers, peer)) return;
@@ -186,7 +189,8 @@ static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     p->pid = said.pid;
     p->readable = said.address != 0 && epw_pull(p, found, said.address, sizeof found) &&
                   memcmp(found, said.secret, sizeof found) == 0;
-    /* Writer: this rank. Reader: the peer, which may announce what lies in its memory from then on. */
+    /* Writer: this rank, after it has read the secret. Reader: the peer, which may then announce bytes in its
+     * own memory. */
     if (p->readable)
         post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MAY_PULL, epw_epoch_word(epoch_of(comm), 1), NULL,
              now);
@@ -211,8 +215,9 @@ static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
     return epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > count;
 }
 
-/* Nothing moves. Where roots differ this rank may wait for a peer that waits for another one, all of them
- * lending or with full rings, and what tells lies where nobody awaits anything. */
+/* Called when nothing moves. If ranks differ in the root, this rank may wait for a peer that waits for
+ * another one, while all lend memory or have full rings. The message that proves the mismatch then lies in a
+ * ring from which nothing is expected. */
 static void look_for_unexpected(epw_comm *comm, uint64_t now) {
     if (!comm->running) return;
     FOR_OTHERS(p, comm) {
@@ -225,13 +230,13 @@ static void look_for_unexpected(epw_comm *comm, uint64_t now) {
     }
 }
 
-/* Whether the peer's part in anything is still to come. */
+/* Whether the peer has still to do its part in any operation. */
 static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
     return (comm->running && !epw_flow_over(p)) || epw_point_awaits(p) || epw_point_has_more(p);
 }
 
-/* Whether the peer itself is to do something next. It is not where its messages lie here unread, because the
- * fold lacks those of others, or where this rank has nothing to write for it yet. */
+/* Whether the peer must act next. It need not if its messages lie here unread because the fold lacks those of
+ * others, or if this rank has nothing to write for it yet. */
 static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
     const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(ring, comm->layout.slots));
@@ -239,17 +244,17 @@ static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
     return (comm->running && (blocked || silent || epw_ring_lends(ring))) || epw_point_owed(p);
 }
 
-/* The time of one that owes nothing does not pass. */
+/* The clock of a peer that need not act is stopped. */
 static void rest_clock(const epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     if (!is_owing(comm, p)) p->moved = p->clock.since = now;
 }
 
-/* Whether all that is awaited on the channel has been seen behind the peer's farewell. */
+/* Whether everything awaited on the channel has been read after the peer's farewell was seen. */
 static bool has_ended(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
     return epw_ring_ended(&p->rings[channel], awaits_messages(p, channel), awaits_taken(comm, p, channel));
 }
 
-/* What came before its farewell is still taken in. */
+/* What the peer wrote before its farewell is still taken in. */
 static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
     if (p->gone == EPW_CAUSE_NONE || p->gone == EPW_CAUSE_FORMAT) return p->gone == EPW_CAUSE_FORMAT;
     for (uint32_t c = 0; c < EPW_CHANNELS; c++)
@@ -265,7 +270,8 @@ static void free_op(epw_op *op) {
 }
 
 void epw_comm_end_of_job(epw_comm *comm, epw_job *job) {
-    /* Writer: this thread. Reader: whoever waits for the job, and sleeps. */
+    /* Writer of `left`: this thread, with the lock held. Reader: the thread that waits for the job, which
+     * this wakes. */
     if (--job->left == 0) epw_bell_toll(&comm->peers);
 }
 
@@ -274,7 +280,8 @@ void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now) {
     epw_clock_start(&p->clock, now);
 }
 
-/* Writer: this rank, before its caller may write there. Reader: the peer, after it has read. */
+/* Ends the loan of the caller's memory. Writer: this rank, before its caller may write there. Reader: the
+ * peer, after it has read. */
 void epw_comm_take_back(epw_comm *comm, uint64_t now) {
     FOR_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
@@ -285,7 +292,7 @@ void epw_comm_take_back(epw_comm *comm, uint64_t now) {
     }
 }
 
-/* The collective that runs has ended, or will not. */
+/* The current collective has ended, or cannot go on. */
 static void end_collective(epw_comm *comm, epw_status status) {
     epw_op *op = comm->queue;
     epw_job *job = op->job;
@@ -320,8 +327,8 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     FOR_OTHERS(p, comm) epw_comm_wait_begins(p, now);
 }
 
-/* The sum is here: normalises some rows of it. False: there are none, or it lacks somebody and is no result.
- */
+/* The sum is complete: normalises some of its rows. False: no row is left, or a rank is missing and there is
+ * no sum. */
 static bool norm_some(epw_comm *comm, epw_op *op) {
     enum { TURN_ELEMENTS = 1 << 16 };
     const epw_norm *n = op->call.norm;
@@ -362,7 +369,7 @@ static uint64_t expiry_of(const epw_comm *comm, const epw_coll_peer *p) {
     return epw_clock_expiry(&p->clock, &wait, comm->config.deadline_ns);
 }
 
-/* Gives up those of whom nothing will come. Nothing has moved. */
+/* Gives up peers from which nothing will come. Called when nothing has moved. */
 static bool lose_silent(epw_comm *comm, uint64_t now) {
     bool lost = false;
     FOR_OTHERS(p, comm) {
@@ -408,14 +415,15 @@ static uint32_t beacon_to_post(const epw_comm *comm) {
     return epw_naming_value(&naming);
 }
 
-/* A turn may take long where much is moved: peers see that this rank lives. */
+/* Posts a beacon if due, because a step that moves much may take long: it shows peers that this rank is
+ * alive. */
 static void tell_between_turns(epw_comm *comm, uint64_t now) {
     if (epw_rule_beacons_due(now - last_spoken(comm, now), comm->config.deadline_ns) > 0)
         post_beacon(comm, epw_beacon_value(EPW_BEACON_NONE, 0), now);
 }
 
-/* The rank waits, and says so where it has been silent for long; or it waits no longer. Returns when it is to
- * look again. */
+/* Posts a beacon if this rank waits and has been silent for long, or one that it no longer waits. Returns the
+ * time of the next look. */
 static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
     uint64_t group_ns = comm->config.deadline_ns, spoke = last_spoken(comm, now), until = UINT64_MAX;
     if (!any_awaited(comm)) {
@@ -441,8 +449,8 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 
 static void end_all(epw_comm *comm, uint64_t now) {
     if (comm->queue == NULL && comm->jobs == NULL) return;
-    /* Of collectives, and of sends that peers may be reading. Writer: this rank, before its callers may write
-     * there. Reader: the peer, after it has read. */
+    /* Ends the loans of collectives, and of sends that peers may be reading. Writer: this rank, before its
+     * callers may write there. Reader: the peer, after it has read. */
     FOR_OTHERS(p, comm) {
         post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, epw_epoch_word(epoch_of(comm), EPW_STEP_MAX),
              NULL, now);
@@ -510,7 +518,7 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
     return status;
 }
 
-/* The thread gives the core away for a moment, in which it takes in what came by queues. */
+/* Gives the core away for a moment, and takes in what arrived by queues. */
 static void yield(epw_comm *comm, uint64_t idle_ns, uint64_t now) {
     pthread_mutex_unlock(&comm->lock);
     epw_remotes_drive(&comm->peers, now);
@@ -525,7 +533,7 @@ static void yield(epw_comm *comm, uint64_t idle_ns, uint64_t now) {
 epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_outcome *outcome) {
     uint64_t began = epw_now_ns(), idle = began, until;
     epw_work id = job->id;
-    for (;;) { /* ends: with the job, whose waits are bounded, or with the time */
+    for (;;) { /* ends with the job, whose waits are bounded, or after timeout_ns */
         bool moved = epw_comm_step(comm, &until);
         if (job->left == 0) break;
         uint64_t now = epw_now_ns();
@@ -566,7 +574,7 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
     return job;
 }
 
-/* Whether a step would find something new. Locked. */
+/* Whether a step would find something new. With the lock held. */
 static bool has_news(epw_comm *comm) {
     if (epw_now_ns() >= comm->look_again) return true;
     FOR_OTHERS(p, comm) {
@@ -596,7 +604,7 @@ epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"work_await", -1, -1}, "comm is NULL");
     if (comm->gpu != NULL) return epw_coll_gpu_work_await(comm, work, timeout_ns);
     uint64_t began = epw_now_ns(), now = began;
-    for (;;) { /* ends: with the time */
+    for (;;) { /* ends after timeout_ns */
         uint32_t heard = epw_bell_listen(&comm->peers);
         pthread_mutex_lock(&comm->lock);
         epw_job *job = epw_comm_find(comm, work);
@@ -617,7 +625,8 @@ epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
 
 /* ---- membership ---- */
 
-/* Greets a mapped peer, and says to all who are connected that the epoch has begun here. */
+/* Writes the greeting for a mapped peer, and tells every connected peer that this rank has begun the
+ * epoch. */
 static void announce(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     uint32_t peer = epw_coll_rank(comm, p);
     if (p->incarnation == 0) return;
@@ -629,13 +638,13 @@ static void announce(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
                &said, sizeof said);
     }
     /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member, before it
-     * writes its first message; and whoever is no member any more. */
+     * writes its first message; and each rank that is no longer a member. */
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) post(comm, p, c, EPW_WORD_EPOCH, comm->own_word, NULL, now);
 }
 
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word) {
     uint64_t now = epw_now_ns();
-    while (comm->queue != NULL) { /* those that were dropped */
+    while (comm->queue != NULL) { /* operations of dropped jobs */
         epw_op *op = comm->queue;
         comm->queue = op->next;
         free_op(op);

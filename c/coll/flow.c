@@ -1,5 +1,5 @@
-/* Moves the bytes of the collective that runs: messages to peers and from peers, and the fold of what they
- * give. Nothing here waits: what cannot go on now is left for the next step. */
+/* Moves the bytes of the current collective: writes messages for peers, reads messages of peers, and folds
+ * what they give. Nothing here waits: what cannot go on is left for the next step. */
 #include "coll/parts.h"
 
 #include "base/barrier.h"
@@ -11,11 +11,11 @@
 #include <sys/uio.h>
 
 enum {
-    /* Pieces from here on are read by the peer straight from the caller's memory, where it can. */
+    /* From this size on, the peer reads a piece from the caller's memory, if it can. */
     PULL_FROM_BYTES = 16 << 10,
-    /* That much of a fold is worth announcing by itself. */
+    /* A part of a result that is worth a message of its own. */
     ANNOUNCE_BYTES = 64 << 10,
-    /* Bytes of a copy between two looks at the rings. */
+    /* Bytes that are copied between two looks at the rings. */
     TURN_BYTES = 256 << 10,
     STREAM_LEAST = 4096
 };
@@ -37,7 +37,7 @@ void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t by
 }
 
 bool epw_pull(const epw_coll_peer *p, void *to, uint64_t address, uint64_t bytes) {
-    while (bytes > 0) { /* ends: each turn reads something, or returns */
+    while (bytes > 0) { /* ends: each iteration reads something, or returns */
         struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
         ssize_t got = process_vm_readv((pid_t)p->pid, &here, 1, &there, 1, 0);
         if (got <= 0) return false;
@@ -54,7 +54,7 @@ static epw_leg *leg_of(epw_flow *flow) {
     return &flow->legs[flow->leg];
 }
 
-/* The bytes have gone, or come. */
+/* Counts bytes that were written or read. */
 static void advance(epw_flow *flow, uint64_t bytes) {
     epw_leg *leg = leg_of(flow);
     leg->done += bytes;
@@ -66,7 +66,7 @@ static void advance(epw_flow *flow, uint64_t bytes) {
     }
 }
 
-/* Elements that a flow to or from the peer has: what both ends must agree on where blocks are uneven. */
+/* The elements of a flow. Both ends must agree on them where blocks are uneven. */
 static uint64_t elements_of(const epw_coll *call, const epw_flow *flow) {
     uint64_t element = epw_type_bytes(call->type);
     return element > 0 ? (flow->legs[0].bytes + flow->legs[1].bytes) / element : 0;
@@ -93,7 +93,7 @@ uint32_t epw_carry_of(const epw_comm *comm, const epw_coll_peer *p, const void *
     return p->reads ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
 }
 
-/* Copies the next bytes of a leg, rows one behind the other. */
+/* Copies the next bytes of a leg, row after row. */
 static void gather_into(const epw_leg *leg, unsigned char *to, uint64_t bytes) {
     for (uint64_t done = 0, left; done < bytes; done += left) {
         const unsigned char *from = epw_run_at(&leg->at, leg->done + done, &left);
@@ -102,7 +102,7 @@ static void gather_into(const epw_leg *leg, unsigned char *to, uint64_t bytes) {
     }
 }
 
-/* Writes the next message of the flow to the peer. False: there is none yet. */
+/* Writes the next message of the flow to the peer. False: there is nothing to write yet. */
 static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     epw_leg *leg = leg_of(&p->out);
@@ -153,7 +153,7 @@ bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_mess
            m->address <= l->window_bytes && m->bytes <= l->window_bytes - m->address;
 }
 
-/* Nothing of the peer's is believed any more. */
+/* Trusts the peer no longer. */
 static bool refuse_message(epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     p->gone = EPW_CAUSE_FORMAT;
@@ -161,7 +161,8 @@ static bool refuse_message(epw_coll_peer *p) {
     return false;
 }
 
-/* Takes a copy of the next message of the peer's, which can write there at any time. False: there is none. */
+/* Copies the peer's next message header, because the peer can write there at any time. False: there is
+ * none. */
 static bool copy_message(epw_comm *comm, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (!epw_ring_may_read(ring)) return false;
@@ -178,7 +179,7 @@ void epw_flow_check_unexpected(epw_comm *comm, const epw_op *op, epw_coll_peer *
     epw_comm_mismatch(comm, p, &own, now);
 }
 
-/* The next message of the peer's, checked. False: there is none, or it is not of this collective. */
+/* Checks the peer's next message. False: there is none, or it is not of this collective. */
 static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (ring->here) return true;
@@ -194,7 +195,7 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     const epw_leg *leg = leg_of(&p->in);
     uint64_t element = op->call.kind == EPW_BARRIER ? 1 : epw_type_bytes(op->call.type);
     bool fits = m->bytes <= leg->bytes - leg->done && m->bytes % element == 0 && epw_may_borrow(comm, p, m);
-    /* Only of a barrier nothing comes. */
+    /* Only the messages of a barrier have no bytes. */
     if (m->carry != EPW_CARRY_VOID) fits = fits && (m->bytes > 0) == (leg->bytes > 0);
     if (m->carry == EPW_CARRY_INLINE) fits = fits && m->bytes <= comm->layout.slot_bytes;
     if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks;
@@ -209,12 +210,13 @@ static const unsigned char *behind_header(const epw_comm *comm, uint32_t source,
            epw_message_offset(&comm->layout, EPW_CHANNEL_COLLECTIVE, source, number) + sizeof(epw_message);
 }
 
-/* Whether what was just read from the peer's memory was still what it had given. It takes its memory back by
- * a farewell or by the word CANCELLED, which it posts before its caller may write there. */
+/* Whether the peer still lent its memory when it was read. It ends the loan by a farewell or by the word
+ * CANCELLED, which it posts before its caller may write there. */
 static bool still_given(epw_comm *comm, epw_coll_peer *p, uint64_t number) {
     epw_look seen;
-    /* Reader: this thread, which has read the peer's memory. The peer's word is stored before what its caller
-     * writes next: who has read that sees the word. */
+    /* Reader: this thread, after it has read the peer's memory. Writer: the peer, which stores its word
+     * before its caller stores anything there: whoever has read one of those later stores also sees the
+     * word. */
     epw_borrow_fence();
     epw_look_at(&comm->peers, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), EPW_WORD_CANCELLED, &seen);
     if (p->gone == EPW_CAUSE_NONE) p->gone = epw_rule_gone(seen.sight, comm->own_word);
@@ -232,14 +234,14 @@ bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *t
     return still_given(comm, p, EPW_STEP_MAX);
 }
 
-/* Whether the open message of the peer's that was read from its memory was its to give to the end. */
+/* Whether the open message, if it was read from the peer's memory, was lent until the end. */
 static bool was_given(epw_comm *comm, epw_coll_peer *p) {
     const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     bool borrowed = ring->message.carry == EPW_CARRY_PULL || ring->message.carry == EPW_CARRY_HEAP;
     return !borrowed || still_given(comm, p, ring->consumed + 1);
 }
 
-/* Reads the next bytes of the peer's open message to `to`. False: it has been taken back. */
+/* Reads the next bytes of the peer's open message into `to`. False: the loan has ended. */
 static bool read_bytes(epw_comm *comm, epw_coll_peer *p, unsigned char *to, uint64_t bytes, bool last) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     const epw_message *m = &ring->message;
@@ -255,7 +257,7 @@ static bool read_bytes(epw_comm *comm, epw_coll_peer *p, unsigned char *to, uint
     return !last || was_given(comm, p);
 }
 
-/* Something of what the peer was to give will not come, for want of rank `voids`. */
+/* A part of what the peer had to give will not come, because rank `voids` is missing. */
 static void note_lack(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
     bool folds = false;
     for (uint32_t l = p->in.leg; p->in.open && l < 2; l++)
@@ -264,7 +266,7 @@ static void note_lack(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
         comm->fold.lacks = true;
         comm->fold.voids = voids;
     }
-    /* Who says that it lacks another rank is not missing itself. */
+    /* A peer that lacks another rank is not missing itself. */
     bool another = voids < comm->layout.ranks && voids != comm->config.rank;
     uint32_t missing = another ? voids : epw_coll_rank(comm, p);
     comm->of[missing].missing = true;
@@ -283,7 +285,7 @@ void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids) {
     p->in.open = false;
 }
 
-/* The peer has taken back what its open message names. The flow goes on behind it: what follows says how it
+/* The peer has ended the loan of its open message. The flow continues after it: a later message says how it
  * ends. */
 static void skip_message(epw_comm *comm, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
@@ -292,14 +294,15 @@ static void skip_message(epw_comm *comm, epw_coll_peer *p) {
     epw_ring_consume(ring);
 }
 
-/* A message that ends the flow from the peer, or a piece of none. */
+/* Handles a message without bytes: VOID, which ends the flow, or one of a barrier. False: the message has
+ * bytes. */
 static bool read_empty(epw_comm *comm, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     const epw_message *m = &ring->message;
     if (m->carry == EPW_CARRY_VOID) {
         epw_flow_void(comm, p, m->voids);
     } else if (m->bytes == 0) {
-        p->in.open = false; /* of a barrier */
+        p->in.open = false; /* only a barrier has such messages */
     } else {
         return false;
     }
@@ -307,13 +310,13 @@ static bool read_empty(epw_comm *comm, epw_coll_peer *p) {
     return true;
 }
 
-/* Takes in what goes straight to the caller's memory. True: something has moved. */
+/* Reads what goes directly to the caller's memory. True: something has moved. */
 static bool read_some(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     if (!p->in.open || !open_message(comm, op, p)) return false;
     if (read_empty(comm, p)) return true;
     epw_leg *leg = leg_of(&p->in);
-    if (leg->folded && !comm->fold.lacks) return false; /* the fold takes it */
+    if (leg->folded && !comm->fold.lacks) return false; /* fold_some reads it */
     uint64_t run, bytes = least(ring->message.bytes - ring->done, TURN_BYTES);
     if (comm->exchanges && op->job != NULL) {
         uint64_t gone = p->out.open ? leg_of(&p->out)->done : leg->bytes;
@@ -339,7 +342,7 @@ static bool folds_now(const epw_flow *in) {
     return in->open && in->legs[in->leg].folded;
 }
 
-/* How many bytes all have given, that lie in one piece everywhere; 0: somebody's are not there yet. */
+/* The bytes that every peer has given and that are contiguous everywhere; 0: some peer's are not here yet. */
 static uint64_t bytes_to_fold(epw_comm *comm, const epw_op *op) {
     epw_fold *fold = &comm->fold;
     uint64_t bytes = fold->bytes - fold->done, run;
@@ -352,13 +355,13 @@ static uint64_t bytes_to_fold(epw_comm *comm, const epw_op *op) {
         if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         if (!folds_now(&p->in) || !open_message(comm, op, p)) return 0;
-        if (ring->message.carry == EPW_CARRY_VOID) return 0; /* read_some sees to it */
+        if (ring->message.carry == EPW_CARRY_VOID) return 0; /* read_some handles it */
         bytes = least(bytes, ring->message.bytes - ring->done);
     }
     return bytes;
 }
 
-/* Where the peer's next bytes lie: in its message, or read to the scratch. NULL: they were taken back. */
+/* The peer's next bytes, in its message or copied to the scratch memory. NULL: they could not be read. */
 static const unsigned char *bytes_given(epw_comm *comm, epw_coll_peer *p, uint64_t bytes) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     uint32_t peer = epw_coll_rank(comm, p);
@@ -370,14 +373,14 @@ static const unsigned char *bytes_given(epw_comm *comm, epw_coll_peer *p, uint64
     return epw_pull(p, to, ring->message.address + ring->done, bytes) ? to : NULL;
 }
 
-/* What has been folded of the peer's is not what it had given. */
+/* Bytes that were folded were no longer lent, so the result is void. */
 static void lose_fold(epw_comm *comm, epw_coll_peer *p) {
     note_lack(comm, p, epw_coll_rank(comm, p));
     comm->fold.lacks = true;
     comm->fold.voids = epw_coll_rank(comm, p);
 }
 
-/* Folds what all have given. True: something has moved. */
+/* Folds the bytes that every peer has given. True: something has moved. */
 static bool fold_some(epw_comm *comm, const epw_op *op) {
     epw_fold *fold = &comm->fold;
     if (!fold->on || fold->lacks || fold->done == fold->bytes) return false;
@@ -419,7 +422,7 @@ static bool fold_some(epw_comm *comm, const epw_op *op) {
 
 /* ---- all of it ---- */
 
-/* What this rank gives itself, a piece at a time. */
+/* Copies a piece of what this rank gives itself. */
 static bool copy_own(epw_comm *comm, epw_op *op) {
     if (op->local_done == op->local_bytes || op->job == NULL) return false;
     uint64_t from_run, to_run;
@@ -431,7 +434,7 @@ static bool copy_own(epw_comm *comm, epw_op *op) {
     return true;
 }
 
-/* Begins behind this rank, so that not all write to, or read from, one peer at a time. */
+/* Starts after this rank, so that the ranks do not all write to, or read from, the same peer. */
 static epw_coll_peer *in_turn(epw_comm *comm, uint32_t turn) {
     uint32_t peer = comm->config.rank + 1 + turn;
     return &comm->of[peer < comm->layout.ranks ? peer : peer - comm->layout.ranks];
@@ -459,9 +462,9 @@ bool epw_flow_over(const epw_coll_peer *p) {
     return !p->out.open && !p->in.open && !epw_ring_lends(&p->rings[EPW_CHANNEL_COLLECTIVE]);
 }
 
-/* ---- telling ---- */
+/* ---- words ---- */
 
-/* The bytes of the messages that the word announces, for a peer behind a queue. */
+/* The bytes of the messages that the word POSTED announces, for a peer behind a queue. */
 static uint32_t ranges_of(epw_comm *comm, epw_coll_peer *p, uint32_t channel, epw_range *ranges) {
     epw_ring *ring = &p->rings[channel];
     uint32_t count = 0;
@@ -484,8 +487,8 @@ static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
     p->spoke = now;
 }
 
-/* Writer: this rank, behind what it has written in the peer's slots, and read in its own. Reader: the peer's
- * step, which acquires: POSTED before it reads the messages, TAKEN before it writes those slots again. */
+/* Writer: this rank, after it has written the peer's slots, and has read its own. Reader: the peer's step,
+ * which acquires POSTED before it reads the messages, and TAKEN before it writes those slots again. */
 void epw_rings_post(epw_comm *comm, uint64_t now) {
     EPW_COMM_PEERS(p, comm) {
         if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;

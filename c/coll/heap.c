@@ -1,4 +1,4 @@
-/* See heap.h. First fit; a piece that is freed is joined with its neighbours. */
+/* See heap.h. First fit; a freed piece is merged with free neighbours. */
 #include "coll/heap.h"
 
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Memory of epw_comm_alloc: pieces of the window's heap. What is free is a list of pieces in ascending order
- * of their offsets, kept outside the window. */
+/* The memory of epw_comm_alloc: pieces of the window's heap. The list of all pieces, in ascending order of
+ * offsets, is kept outside the window. */
 #ifndef EPW_COLL_HEAP_H
 #define EPW_COLL_HEAP_H
 

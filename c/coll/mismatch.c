@@ -1,18 +1,20 @@
-/* Ranks have called different operations. Who finds that by a message says it to all, with both calls, before
- * its word; nothing goes on in the epoch, and each rank fails by the same text.
+/* Detection of ranks that have called different operations. A rank that finds such a message sends both calls
+ * to all members, and then the word MISMATCH. The epoch is over: on every rank operations fail with the same
+ * text.
  *
- * The message need not be of the call that differs. Of two ranks that differ in the root, one may have done
- * its part and be in its next call, or its message may lie unread where another one waited for nobody. So a
- * message says what was called before it, and a rank remembers what it has called before. Where all wait for
- * each other, lending, the message lies where nobody expects one: who waits looks there too. */
+ * The message need not be of the call that differs. If two ranks differ in the root, one may have done its
+ * part and be in its next call, or its message may lie unread in the ring of a rank that expects none. So
+ * each message also carries the previous call, and each rank remembers its own. If all ranks wait for each
+ * other while lending memory, the message lies in a ring from which nothing is expected: a rank that waits
+ * looks there too. */
 #include "coll/parts.h"
 
 #include "base/clock.h"
 
 #include <string.h>
 
-/* What this rank and the peer have called, of one number if both are known: of the first in which they are
- * seen to differ. */
+/* The calls of this rank and the peer: of the same number if both are known, and the first in which they
+ * differ. */
 static epw_mismatch describe(const epw_comm *comm, uint32_t peer, const epw_message *m,
                              const epw_descriptor *own) {
     epw_mismatch found = {

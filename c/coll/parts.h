@@ -1,20 +1,21 @@
-/* A communicator as its files see it: rings to and from each peer, the collective that runs, and the calls
+/* Declarations for the files of a communicator: the rings of each peer, the current collective, and the calls
  * that wait for their turn.
  *
- * A collective is a program of flows: to each peer and from each peer a stream of bytes, in messages. A flow
- * has one leg, or two: of an all-reduce by owners the input's piece for the peer goes first, then this rank's
- * piece of the result, as it is folded. Messages of a pair come in order, so a flow needs no addresses.
+ * A collective is a program of flows: a stream of bytes, in messages, to each peer and from each peer. A flow
+ * has one or two legs: in an all-reduce by owners, first the peer's piece of the input, then this rank's
+ * piece of the result as it is folded. Messages between two ranks arrive in order, so flows need no
+ * addresses.
  *
- *     call.c     checks a call, and makes operations of it
- *     program.c  makes flows of an operation: which algorithm it is
- *     rules.h    which slot of a ring may be written or read, and what words say of it: pure
+ *     call.c     checks a call, and makes its operations
+ *     program.c  chooses the algorithm, and makes the flows of an operation
+ *     rules.h    pure functions: which slots of a ring may be written or read, and what words mean
  *     flow.c     moves bytes: writes messages, reads messages, folds
  *     point.c    sends and receives: matching, offers
- *     drive.c    steps all of it: looks at words, waits, gives peers up
- *     mismatch.c says on every rank which operations ranks have called where they differ
- *     comm.c     life, connecting, membership
+ *     drive.c    steps all of it: reads words, waits, gives up peers
+ *     mismatch.c reports different calls on every rank
+ *     comm.c     creating, connecting, membership
  *
- * Where windows are GPU memory kernels do the work of program.c to drive.c, and gpu/ enqueues them. */
+ * If windows are GPU memory, kernels do the work of program.c to drive.c, and gpu/ enqueues them. */
 #ifndef EPW_COLL_PARTS_H
 #define EPW_COLL_PARTS_H
 
@@ -27,14 +28,15 @@
 
 #include <pthread.h>
 
-/* Where bytes lie in the caller's memory: rows of row_bytes, pitch bytes apart; row_bytes 0: all in one. */
+/* The position of bytes in the caller's memory: rows of row_bytes, pitch bytes apart; row_bytes 0:
+ * contiguous. */
 typedef struct epw_run {
     unsigned char *base;
     uint64_t row_bytes, pitch;
 } epw_run;
 
-/* Byte `offset` of a run; *left: how many follow it without a gap. NULL of one that is nowhere, as a
- * barrier's. */
+/* The address of byte `offset` of a run; *left: the contiguous bytes from there. NULL for a run without
+ * memory, such as a barrier's. */
 static inline unsigned char *epw_run_at(const epw_run *run, uint64_t offset, uint64_t *left) {
     *left = UINT64_MAX;
     if (run->base == NULL) return NULL;
@@ -46,68 +48,69 @@ static inline unsigned char *epw_run_at(const epw_run *run, uint64_t offset, uin
 typedef struct epw_leg {
     uint64_t bytes, done;
     epw_run at;
-    bool folded; /* in: goes into the fold. Out: is the fold's result, as far as that has come */
+    bool folded; /* in: input of the fold. Out: its result, as far as folded */
 } epw_leg;
 
 typedef struct epw_flow {
-    bool open; /* something is still to go, or to come */
+    bool open; /* bytes are still to be written, or to be read */
     uint32_t leg;
     epw_leg legs[2];
 } epw_flow;
 
 typedef struct epw_coll_peer {
-    uint64_t incarnation; /* at the beginning of the epoch; 0: not connected */
-    bool member;          /* of the epoch */
-    bool begun;           /* it has begun the epoch: this rank may write for it */
+    uint64_t incarnation; /* when the epoch began; 0: not connected */
+    bool member;          /* member of this epoch */
+    bool begun;           /* it has begun the epoch, so this rank may write for it */
     bool suspected;
-    bool greeted;  /* its greeting has been tried */
-    bool readable; /* this rank can read its process's memory, and */
-    bool reads;    /* it can read this one's */
+    bool greeted;  /* its greeting has been read */
+    bool readable; /* this rank can read its process's memory */
+    bool reads;    /* it can read this rank's */
     uint32_t pid;
-    uint32_t gone;  /* EPW_CAUSE_*: nothing new will come */
-    uint64_t moved; /* when something last came from it, or the wait for it began */
+    uint32_t gone;  /* EPW_CAUSE_*: nothing more will come from it */
+    uint64_t moved; /* when something last arrived from it, or the wait for it began */
     uint64_t spoke; /* when this rank last posted a word to it */
     epw_clock clock;
     epw_ring rings[EPW_CHANNELS];
 
-    /* Of the collective that runs. */
+    /* Of the current collective. */
     epw_flow out, in;
     bool missing;
 
     struct epw_point *point; /* see point.c */
 } epw_coll_peer;
 
-/* The fold of a reduction, at its owner. */
+/* The fold of a reduction, at the rank that owns the result. */
 typedef struct epw_fold {
     bool on;
-    bool behind_out; /* in place, and all go into the fold: only once the input has been written for others */
-    bool lacks;      /* no result: it lacks rank `voids` */
+    bool behind_out; /* in place, and all input is folded here: fold only after the input was written for the
+                        others */
+    bool lacks;      /* no result, because rank `voids` is missing */
     uint32_t voids;
     uint32_t type, op;
     uint64_t bytes, done;
     epw_run own, out; /* this rank's own input, and the result */
 } epw_fold;
 
-/* One call: it has ended when all its operations have. */
+/* One call: it ends when all its operations have ended. */
 typedef struct epw_job {
     epw_work id;
     uint32_t left;     /* operations that have not ended */
-    bool waits;        /* its caller does, and so cannot drop it */
-    epw_status status; /* EPW_OK, or why one has failed */
-    uint64_t limit[2]; /* EPW_ERR_LIMIT: bytes that came, bytes of room */
+    bool waits;        /* its caller waits, and so cannot drop it */
+    epw_status status; /* EPW_OK, or the first failure */
+    uint64_t limit[2]; /* EPW_ERR_LIMIT: bytes that arrived, bytes that fit */
     uint64_t deadline_ns;
     epw_outcome outcome;
     struct epw_job *next;
 } epw_job;
 
-/* An operation that waits for its turn, or runs. */
+/* An operation that waits for its turn, or is the current one. */
 typedef struct epw_op {
     epw_coll call;                /* its counts and offsets are copies */
-    uint64_t *arrays;             /* of these */
-    epw_job *job;                 /* NULL: the job has been dropped and is gone */
+    uint64_t *arrays;             /* the memory of these copies */
+    epw_job *job;                 /* NULL: the job was dropped and freed */
     epw_run local_from, local_to; /* what this rank gives itself */
     uint64_t local_bytes, local_done;
-    epw_norm norm; /* call.norm is this, or NULL */
+    epw_norm norm; /* call.norm points here, or is NULL */
     uint64_t normed;
     struct epw_op *next;
 } epw_op;
@@ -118,44 +121,47 @@ struct epw_comm {
     epw_peers peers;
     const epw_numerics *numerics;
     const epw_sums *sums;
-    pthread_mutex_t lock; /* of all below; held for a step at a time, never while sleeping */
+    pthread_mutex_t lock; /* guards everything below; held for a step at a time, never while sleeping */
 
     epw_coll_peer *of; /* [ranks] */
-    uint64_t own_word; /* the epoch that has begun; 0: none */
+    uint64_t own_word; /* the current epoch; 0: none */
     uint32_t members;
-    uint64_t suspicions;      /* of the floor's, heard */
+    uint64_t suspicions;      /* the floor's count of suspicions, as last read */
     unsigned char secret[16]; /* of the greeting */
 
-    /* The wait. */
+    /* The state of the wait. */
     uint32_t beacon;
     bool beaconed;
     bool waiting;
-    bool held;           /* a word that has come may not be seen before what was posted has been sent */
-    uint64_t look_again; /* when the next step is due although nobody rings */
-    bool mismatched;     /* ranks have called different operations: nothing goes on in this epoch */
+    bool held;           /* a word has arrived that may not be used before what was posted has been sent */
+    uint64_t look_again; /* when the next step is due even if nobody rings */
+    bool mismatched;     /* ranks have called different operations: this epoch is over */
     epw_mismatch mismatch;
 
-    /* The collective that runs is the first of the queue. */
+    /* The first of the queue is the current collective, if `running`. */
     epw_op *queue, **queue_end;
     bool running;
-    uint32_t calls;             /* collectives begun in this epoch */
-    epw_descriptor now, before; /* the last of them, and the one before; of uneven blocks without a count */
-    bool streams;               /* large: past the caches */
-    bool exchanges; /* in place, and each takes the other's place: not before this rank's part has gone */
+    uint32_t calls; /* collectives begun in this epoch */
+    epw_descriptor now,
+        before;     /* the last of them, and the one before it; without a count if blocks are uneven */
+    bool streams;   /* larger than the caches: use streaming stores */
+    bool exchanges; /* in place, and blocks are exchanged: a peer's block is written only after this rank's
+                       has been sent */
     epw_fold fold;
     epw_error_record record;       /* of the collective */
-    epw_error_record point_record; /* of the member that was lost last */
+    epw_error_record point_record; /* of the member that was given up last */
     const void **rows;             /* [ranks] */
-    unsigned char *scratch;        /* [ranks][scratch_bytes] what a fold has read from peers' memory */
+    unsigned char *scratch;        /* [ranks][scratch_bytes] input of the fold, read from peers' memory */
     uint64_t scratch_bytes;
 
     epw_job *jobs;
     epw_work next_work;
-    bool faulted; /* something that has ended was incomplete */
+    bool faulted; /* an operation that has ended was incomplete */
 
-    struct epw_coll_gpu *gpu; /* see gpu/gpu.h; NULL: windows are host memory, and what is above is used */
+    struct epw_coll_gpu
+        *gpu; /* see gpu/gpu.h; NULL: windows are host memory, and the fields above are used */
 
-    struct epw_heap_piece *heap; /* free pieces, see heap.c */
+    struct epw_heap_piece *heap; /* the pieces, see heap.c */
     pthread_mutex_t heap_lock;
 };
 
@@ -170,7 +176,7 @@ static inline uint32_t epw_coll_rank(const epw_comm *comm, const epw_coll_peer *
     return (uint32_t)(p - comm->of);
 }
 
-/* Takes part in operations that begin now. */
+/* Whether the peer takes part in operations that begin now. */
 static inline bool epw_coll_present(const epw_coll_peer *p) {
     return p->member && !p->suspected;
 }
@@ -178,98 +184,101 @@ static inline bool epw_coll_present(const epw_coll_peer *p) {
 /* ---- call.c ---- */
 
 const char *epw_kind_name(uint32_t kind);
-/* What is called, in words: for example "all_reduce of 1024 bf16 (sum)". */
+/* A call in words, for example "all_reduce of 1024 bf16 (sum)". */
 enum { EPW_CALL_TEXT = 96 };
 const char *epw_descriptor_text(const epw_descriptor *what, char *text);
 epw_descriptor epw_descriptor_of(const epw_coll *call, uint64_t pair_count);
 
 /* ---- program.c ---- */
 
-/* The first of the queue begins: fills the peers' flows, the fold, and what the rank gives itself. False:
- * there is no memory for it. */
+/* Begins the first of the queue: sets the flows, the fold, and what this rank gives itself. False: no
+ * memory. */
 bool epw_program_begin(epw_comm *comm, epw_op *op);
 
 /* ---- flow.c ---- */
 
-/* One turn: for each peer what can be written, and a piece of what has come; true if anything has moved. */
+/* One turn: writes what can be written for each peer, and reads a piece of what has arrived. True if anything
+ * has moved. */
 bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now);
 
-/* Whether the peer's part is over: nothing is to come or to go, and it reads nothing of the caller's. */
+/* Whether the peer's part is over: nothing is to be written or read, and it reads nothing of the caller's
+ * memory. */
 bool epw_flow_over(const epw_coll_peer *p);
 
-/* Nothing more is expected of the peer in the collective that runs: tells of a mismatch if it gives something
+/* Nothing more is expected of the peer in the current collective: reports a mismatch if it has sent something
  * all the same. */
 void epw_flow_check_unexpected(epw_comm *comm, const epw_op *op, epw_coll_peer *p, uint64_t now);
 
-/* The peer's part ends as it is; `voids`: whom it lacks. */
+/* Ends what comes from the peer; `voids` is the rank that is missing. */
 void epw_flow_void(epw_comm *comm, epw_coll_peer *p, uint32_t voids);
 
-/* Tells peers of messages that were written for them, and of theirs that were consumed. */
+/* Tells peers which messages were written for them, and which of theirs were consumed. */
 void epw_rings_post(epw_comm *comm, uint64_t now);
 
-/* Reads `bytes` of the peer's memory; false: it cannot be read any more. */
+/* Reads `bytes` of the peer's memory; false: it can no longer be read. */
 bool epw_pull(const epw_coll_peer *p, void *to, uint64_t address, uint64_t bytes);
 
-/* How these bytes go to the peer: EPW_CARRY_INLINE, or where it reads them: *address. */
+/* How these bytes go to the peer: EPW_CARRY_INLINE, or by a read from *address. */
 uint32_t epw_carry_of(const epw_comm *comm, const epw_coll_peer *p, const void *from, uint64_t bytes,
                       uint64_t *address);
 
-/* Whether what a message says of where its bytes lie can be. */
+/* Whether the bytes can lie where the message says. */
 bool epw_may_borrow(const epw_comm *comm, const epw_coll_peer *p, const epw_message *m);
 
-/* Reads what a message that was given by PULL or HEAP names. False: it has been taken back, or cannot be
- * read. What is in `to` then is anything. */
+/* Reads the bytes that a message by PULL or HEAP names. False: the loan has ended, or the read failed, and
+ * `to` is undefined. */
 bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *to, uint64_t address,
                        uint64_t bytes);
 
-/* Where message `number` for the peer is written. */
+/* The slot of message `number` for the peer. */
 epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint64_t number);
 
-/* Copies, and past the caches where that is worth it. */
+/* Copies, by streaming stores if that pays. */
 void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t bytes);
 
 /* ---- mismatch.c ---- */
 
-/* The peer's next message is not of the collective that runs here, which is `own`: tells all members. */
+/* The peer's next message is not of the current collective, `own`: tells all members. */
 void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *p, const epw_descriptor *own, uint64_t now);
 
-/* Whether this rank or a peer has found that ranks have called different operations. */
+/* Whether this rank or a peer has found a mismatch. */
 bool epw_comm_heed_mismatch(epw_comm *comm);
 
 epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where);
 
 /* ---- drive.c ---- */
 
-/* Goes on with all that is under way. Locked. True: something has moved; *until: when to look again although
+/* Advances all operations, with the lock held. True: something has moved; *until: when to look again even if
  * nobody rings. */
 bool epw_comm_step(epw_comm *comm, uint64_t *until);
 
-/* Whether the peer has begun the epoch on every channel, and has what this rank posted in the one before. */
+/* Whether the peer has begun the epoch on every channel, and has received what this rank posted in the
+ * previous one. */
 bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p);
 
 /* One of a job's operations has ended. */
 void epw_comm_end_of_job(epw_comm *comm, epw_job *job);
 
-/* What the collective that runs has given peers to read is the caller's again. */
+/* Ends the loans of the current collective: the caller may write its memory again. */
 void epw_comm_take_back(epw_comm *comm, uint64_t now);
 
-/* Something is awaited of the peer from now on. */
+/* From now on something is awaited from the peer. */
 void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now);
 
 epw_job *epw_comm_find(epw_comm *comm, epw_work work);
 
-/* A member is given up. */
+/* Gives up a member. */
 void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now);
 
-/* Why a member lacks that was given up before; cause EPW_CAUSE_NONE: it was not. */
+/* The reason why a member that was given up earlier is missing; cause EPW_CAUSE_NONE: it was not. */
 epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p, uint32_t phase);
 
-/* A membership begins, and what the floor's user has to do when a peer goes. Locked. */
+/* Begins a membership; tells the peer that this rank gives it up. With the lock held. */
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word);
 void epw_comm_part(epw_comm *comm, uint32_t peer);
 
-/* Waits for the job, which is consumed if it has ended: EPW_PENDING if not. */
+/* Waits for the job, and frees it if it has ended; otherwise EPW_PENDING. */
 epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_outcome *outcome);
 
 #endif

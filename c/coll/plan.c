@@ -12,7 +12,7 @@ enum {
     SLOT_MAX = 1 << 24,
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
-    RINGS_CHOSEN = 1 << 24, /* bytes of all rings together */
+    RINGS_CHOSEN = 1 << 24, /* for all rings together */
     LINE = 64
 };
 #define HEAP_MAX (UINT64_C(1) << 44)

@@ -4,22 +4,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { READ_BYTES = 1 << 20 }; /* from a peer's memory in one turn */
+enum { READ_BYTES = 1 << 20 }; /* read from a peer's memory in one turn */
 
-/* A send or a receive, as called. */
+/* A send or a receive. */
 typedef struct transfer {
     epw_coll call;
-    epw_job *job;   /* NULL: dropped */
-    uint64_t bytes; /* of the message; of a receive that is not matched yet, the room */
+    epw_job *job;   /* NULL: it was dropped */
+    uint64_t bytes; /* of the message; for a receive that is not matched yet, the room */
     uint64_t done;
-    uint32_t offer; /* its number, 0: none yet */
-    uint32_t carry; /* of one that is read from the peer's memory: by what, and from where */
+    uint32_t offer; /* number of the offer, 0: none */
+    uint32_t carry; /* for a message in the peer's memory: PULL or HEAP; `address` is where */
     uint64_t address;
-    uint64_t until; /* of one to this rank itself: when it is given up */
+    uint64_t until; /* for a send or receive to this rank itself: when it is given up */
     struct transfer *next;
 } transfer;
 
-/* A message that has come and is not received. */
+/* A message that has arrived before its receive. */
 typedef struct arrival {
     uint32_t tag, carry, offer;
     uint64_t bytes, address;
@@ -27,7 +27,7 @@ typedef struct arrival {
     unsigned char copy[];
 } arrival;
 
-/* What is to be said of offers, as soon as there is room. */
+/* An answer to an offer that waits for a free slot. */
 typedef struct reply {
     uint32_t carry;
     uint64_t address;
@@ -36,24 +36,24 @@ typedef struct reply {
 
 typedef struct epw_point {
     transfer *sends;    /* not announced yet */
-    transfer *offered;  /* read by the peer, or to be asked for */
-    transfer *asked;    /* written as there is room */
+    transfer *offered;  /* the peer reads it, or will ask for it */
+    transfer *asked;    /* asked for, and written as slots become free */
     transfer *receives; /* not matched yet */
-    transfer *awaited;  /* matched with an offer that was asked for: its bytes come */
-    transfer
-        *reading; /* matched with one that this rank reads from the peer's memory, a piece in each turn */
+    transfer *awaited;  /* matched with an offer that was asked for; its bytes are arriving */
+    transfer *reading;  /* matched with a message that this rank reads from the peer's memory, a piece in each
+                           turn */
     arrival *arrivals;
-    uint32_t kept; /* arrivals, and of these the bytes that were copied */
+    uint32_t kept; /* number of arrivals; kept_bytes: of these, the bytes that were copied */
     uint64_t kept_bytes;
     reply *replies;
-    uint32_t offers;          /* given out */
-    uint64_t unmatched_bytes; /* sent, and not received there as far as is known */
+    uint32_t offers;          /* offers made */
+    uint64_t unmatched_bytes; /* sent, and not known to be received */
     uint32_t unmatched;
-    uint64_t matched_bytes; /* received here, and not told */
+    uint64_t matched_bytes; /* received here, and not reported yet */
     uint32_t matched;
 } epw_point;
 
-/* Behind the last of a list. */
+/* The end of a list. */
 #define END_OF(list, type)                                                                                   \
     type **end_ = &(list);                                                                                   \
     while (*end_ != NULL) end_ = &(*end_)->next
@@ -105,7 +105,7 @@ static void end_without(transfer *t, epw_comm *comm, uint32_t peer, const epw_er
     end(t, comm, EPW_OK);
 }
 
-/* The peer has given it up. */
+/* Ends a transfer that the peer has given up. */
 static void end_partial(transfer *t, epw_comm *comm, const epw_coll_peer *p) {
     epw_error_record partial = {.phase = EPW_PHASE_POINT,
                                 .cause = EPW_CAUSE_PARTIAL,
@@ -178,7 +178,7 @@ void epw_points_drop(epw_comm *comm, const epw_job *job) {
         for (uint32_t i = 0; i < LISTS; i++)
             for (transfer *t = *list_of(p->point, i); t != NULL; t = t->next)
                 if (t->job == job) t->job = NULL;
-        /* Receives that nothing has come for are as if they had not been called. */
+        /* A receive that is not matched is removed, as if it had not been called. */
         for (transfer **at = &p->point->receives; *at != NULL;) {
             if ((*at)->job != NULL) {
                 at = &(*at)->next;
@@ -240,7 +240,7 @@ static bool add_reply(epw_point *point, uint32_t carry, uint64_t address) {
     return true;
 }
 
-/* A message whose header says this; `bytes` bytes of `from` behind it if it is inline. */
+/* Writes a message with this header, followed by its bytes of `from` if it is inline. */
 static void write(epw_comm *comm, epw_coll_peer *p, const epw_message *said, const unsigned char *from) {
     epw_ring *ring = &p->rings[EPW_CHANNEL_POINT];
     epw_message *slot = epw_slot_for(comm, p, EPW_CHANNEL_POINT, ring->posted + 1);
@@ -274,7 +274,7 @@ static bool write_replies(epw_comm *comm, epw_coll_peer *p) {
     return true;
 }
 
-/* The next piece of what the peer has asked for. */
+/* Writes the next piece of a message that the peer has asked for. */
 static bool write_asked(epw_comm *comm, epw_coll_peer *p) {
     transfer *t = p->point->asked;
     if (t == NULL) return false;
@@ -303,7 +303,7 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
     bool eager = t->bytes <= comm->layout.slot_bytes && point->unmatched_bytes + t->bytes <= EPW_EAGER_BYTES;
     epw_message said = {.carry = EPW_CARRY_INLINE, .what = what(t), .bytes = t->bytes};
     if (!eager) {
-        /* The peer reads it where it lies only if nobody can take it back. */
+        /* The peer may read the caller's memory only if the call cannot be dropped. */
         if (t->job->waits) said.carry = epw_carry_of(comm, p, t->call.send, t->bytes, &said.address);
         if (said.carry == EPW_CARRY_INLINE) said.carry = EPW_CARRY_OFFER;
         said.call = t->offer = ++point->offers;
@@ -327,7 +327,8 @@ static void matched(epw_point *point, uint64_t eager_bytes) {
     point->matched_bytes += eager_bytes;
 }
 
-/* A message is longer than the receive that it matches: it is consumed, and the receive fails. */
+/* If the message is longer than the receive that it matches, the message is consumed and the receive
+ * fails. */
 static bool too_long(epw_comm *comm, transfer *t, uint64_t bytes) {
     if (bytes <= t->bytes) return false;
     if (t->job != NULL && t->job->status == EPW_OK) {
@@ -338,7 +339,7 @@ static bool too_long(epw_comm *comm, transfer *t, uint64_t bytes) {
     return true;
 }
 
-/* The receive, no longer in the list, gets what has come. */
+/* Gives the message to a receive that has been taken out of the list. */
 static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival *a,
                     const unsigned char *bytes) {
     epw_point *point = p->point;
@@ -351,7 +352,7 @@ static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival
         return;
     }
     if (a->carry == EPW_CARRY_OFFER) {
-        /* One that is too long is asked for all the same, and goes nowhere. */
+        /* A message that is too long is asked for all the same, and discarded. */
         if (!add_reply(point, EPW_CARRY_ASK, a->offer)) p->gone = EPW_CAUSE_FORMAT;
         t->offer = a->offer;
         if (long_one && t->job != NULL) {
@@ -375,8 +376,8 @@ static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival
     append(&point->reading, t);
 }
 
-/* Reads the next piece from the peer's memory: others that step this communicator, and peers that wait for a
- * sign of life, do not wait for all of it. */
+/* Reads only the next piece from the peer's memory, so that threads that step this communicator, and peers
+ * that wait for a sign of life, need not wait for the whole message. */
 static bool read_lent(epw_comm *comm, epw_coll_peer *p) {
     transfer *t = p->point->reading;
     if (t == NULL) return false;
@@ -406,7 +407,7 @@ static transfer *matching_receive(epw_point *point, uint32_t tag) {
 
 static bool keep(epw_point *point, const arrival *a, const unsigned char *bytes) {
     uint64_t copied = a->carry == EPW_CARRY_INLINE ? a->bytes : 0;
-    /* Who counts as it should sends no more. */
+    /* A sender that counts correctly stays within both limits. */
     if (point->kept == EPW_UNRECEIVED_MAX || point->kept_bytes + copied > EPW_EAGER_BYTES) return false;
     arrival *kept = malloc(sizeof *kept + copied);
     if (kept == NULL) return false;
@@ -429,7 +430,7 @@ static bool arrived(epw_comm *comm, epw_coll_peer *p, const epw_message *m, cons
     return true;
 }
 
-/* A piece of what was asked for. */
+/* Takes a piece of a message that was asked for. */
 static bool piece_came(epw_comm *comm, epw_coll_peer *p, const epw_message *m, const unsigned char *bytes) {
     transfer *t = with_offer(&p->point->awaited, m->call);
     if (t == NULL || m->address != t->done || m->bytes > t->bytes - t->done) return false;
@@ -477,7 +478,7 @@ static bool is_send(const epw_comm *comm, const epw_message *m) {
            (m->carry != EPW_CARRY_INLINE || m->bytes <= comm->layout.slot_bytes);
 }
 
-/* Takes in one message; false: it is none that could have come. */
+/* Handles one message; false: a correct peer would not have sent it. */
 static bool take_in(epw_comm *comm, epw_coll_peer *p, const epw_message *m, const unsigned char *bytes) {
     switch (m->carry) {
     case EPW_CARRY_INLINE:
@@ -506,7 +507,7 @@ static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
     const unsigned char *slot =
         epw_peers_from(&comm->peers, epw_coll_rank(comm, p)) +
         epw_message_offset(&comm->layout, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), ring->consumed + 1);
-    epw_message m; /* a copy: the source can write there at any time */
+    epw_message m; /* a copy, since the source can write there at any time */
     memcpy(&m, slot, sizeof m);
     if (m.number != ring->consumed + 1 || !take_in(comm, p, &m, slot + sizeof m)) {
         if (p->gone == EPW_CAUSE_NONE) p->gone = EPW_CAUSE_FORMAT;
@@ -517,7 +518,7 @@ static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
     return true;
 }
 
-/* Receives that were called after what they match had come. */
+/* Matches receives that were called after their message had arrived. */
 static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
     bool moved = false;
     for (arrival **at = &p->point->arrivals; *at != NULL && p->point->receives != NULL;) {
@@ -555,7 +556,7 @@ static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
     return false;
 }
 
-/* What nobody has matched in its time, wherever it stands: a later call may have a shorter one. */
+/* Gives up a transfer whose time is over. Looks at the whole list: a later call may have a shorter time. */
 static bool give_up_on_myself(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     transfer **lists[] = {&p->point->sends, &p->point->receives};
     for (uint32_t i = 0; i < 2; i++) {
@@ -589,7 +590,7 @@ bool epw_points_move(epw_comm *comm, uint64_t now) {
             while (give_myself(comm, p) || give_up_on_myself(comm, p, now)) moved = true;
             continue;
         }
-        /* What came before comes first. */
+        /* Messages that arrived earlier are matched first. */
         moved |= match_arrivals(comm, p);
         while (read_ring(comm, p)) moved = true;
         moved |= read_lent(comm, p);

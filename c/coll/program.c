@@ -1,10 +1,10 @@
-/* What flows an operation is made of: to whom this rank gives which bytes of the caller's memory, and where
- * what it is given goes. The one place that chooses algorithms.
+/* Makes the flows of an operation: which bytes of the caller's memory this rank gives to which peer, and
+ * where it puts what it receives. The only place that chooses algorithms.
  *
- * Everything that moves goes straight from who has it to who wants it. Reductions go by owners: each element
- * has one, or several that compute the same, which are given it by all members and fold it in ascending rank
- * order. Of a small all-reduce every rank owns everything; of a large one, and of reduce_scatter, each its
- * piece; of reduce, the root. */
+ * All bytes go directly from the rank that has them to the rank that needs them. Reductions are by owners:
+ * each element has an owner, or several that compute the same, to which all members give their values, and
+ * which folds them in ascending order of ranks. In a small all-reduce every rank owns all elements; in a
+ * large one, and in reduce_scatter, each rank owns its piece; in reduce, the root owns all. */
 #include "coll/blocks.h"
 #include "coll/parts.h"
 
@@ -12,12 +12,12 @@
 
 enum {
     LINE = 64,
-    /* All-reduces up to so many bytes are folded by every rank: one turn in place of two. It is no more than
-     * a slot carries. */
+    /* All-reduces up to this size are folded by every rank: one exchange in place of two. At most what a slot
+     * holds. */
     EVERYONE_BYTES = 8192,
-    /* Beyond the caches: about what one core has of them. */
+    /* Larger operations do not fit into the caches of a core, roughly. */
     STREAM_BYTES = 2 << 20,
-    /* What a fold takes at a time of each rank's memory, all of it about half of a core's cache. */
+    /* The bytes of all ranks that a fold takes at a time: about half of a core's cache. */
     SCRATCH_BYTES = 512 << 10,
     SCRATCH_LEAST = 4096,
     SCRATCH_MOST = 128 << 10
@@ -158,7 +158,7 @@ static void reduce(epw_comm *comm, epw_op *op) {
     if (root) begin_fold(comm, c, bytes, from, to);
 }
 
-/* Piece of the `number`-th member. */
+/* The piece that the `number`-th member owns. */
 static void piece_of(const epw_comm *comm, const epw_coll *c, uint32_t number, uint64_t *from,
                      uint64_t *bytes) {
     uint64_t all = c->count * epw_type_bytes(c->type);

@@ -1,11 +1,10 @@
-/* An mlx5 adapter in software, for tests: it is asked what libibverbs and libmlx5 are asked, takes commands
- * by their raw bytes, and refuses what firmware refuses; queue pairs that have come all the way up are
- * carried out by a soft NIC (nic/soft.h), by the very rings, doorbell records and registers that the commands
- * have named.
+/* An mlx5 adapter in software, for tests. It answers the calls of libibverbs and libmlx5, takes commands as
+ * raw bytes, and refuses what firmware refuses. A soft NIC (nic/soft.h) executes the queue pairs that have
+ * reached RTS, through the rings, doorbell records and registers that the commands have named.
  *
  * What it cannot show: the order of writes on a bus, which kinds of registers a GPU can map, how long an
- * adapter tries, and whether firmware heeds a field that is set. Nor does a queue pair that is not connected
- * yet hold up its peer, whose entries an adapter would try again until it is: here they are placed. */
+ * adapter retries, and whether firmware honours a field that is set. It also differs in one case: an adapter
+ * retries entries for a peer whose queue pair is not connected yet, while the fake places them at once. */
 #ifndef EPW_NIC_FAKE_H
 #define EPW_NIC_FAKE_H
 
@@ -14,23 +13,23 @@
 
 typedef struct epw_fake epw_fake;
 
-/* What the device, its firmware or its kernel does not have. */
+/* Something that the device, its firmware or its kernel does not have. */
 typedef enum epw_fake_lack {
-    EPW_FAKE_NO_DEVICE,     /* nothing is listed */
-    EPW_FAKE_NO_DEVX,       /* the context is refused */
+    EPW_FAKE_NO_DEVICE,     /* no device is listed */
+    EPW_FAKE_NO_DEVX,       /* opening the context fails */
     EPW_FAKE_NO_PORT,       /* no port is active */
-    EPW_FAKE_NO_ROCE_V2,    /* GIDs of RoCEv1 alone */
-    EPW_FAKE_NO_ROUTED_GID, /* GIDs that hold on one link alone */
-    EPW_FAKE_GIDS_REVERSED, /* its table in another order, with holes */
+    EPW_FAKE_NO_ROCE_V2,    /* only GIDs of RoCEv1 */
+    EPW_FAKE_NO_ROUTED_GID, /* only link-local GIDs */
+    EPW_FAKE_GIDS_REVERSED, /* the GID table has another order, and holes */
     EPW_FAKE_NO_OWN_UAR,    /* an old libmlx5 */
-    EPW_FAKE_BF_UAR_ALONE,  /* and an old kernel */
+    EPW_FAKE_BF_UAR_ALONE,  /* an old libmlx5 on an old kernel */
     EPW_FAKE_NO_UAR,
-    EPW_FAKE_NO_DMABUF,      /* registrations by descriptor: an old kernel */
-    EPW_FAKE_NO_CQE_VERSION, /* completions of another format */
+    EPW_FAKE_NO_DMABUF,      /* no registration by descriptor: an old kernel */
+    EPW_FAKE_NO_CQE_VERSION, /* completions have another format */
     EPW_FAKE_NO_ATOMICS,
-    EPW_FAKE_NO_OVERRUN,   /* completion queues that nobody reads */
-    EPW_FAKE_SHORT_RINGS,  /* of 64 entries at most */
-    EPW_FAKE_NO_NEIGHBOUR, /* nobody answers for a GID */
+    EPW_FAKE_NO_OVERRUN,   /* completion queues cannot ignore overrun */
+    EPW_FAKE_SHORT_RINGS,  /* rings have at most 64 entries */
+    EPW_FAKE_NO_NEIGHBOUR, /* no neighbour answers for a GID */
     EPW_FAKE_LACKS
 } epw_fake_lack;
 
@@ -54,19 +53,20 @@ typedef enum epw_fake_call {
     EPW_FAKE_CALLS
 } epw_fake_call;
 
-/* Devices that it has at most, "fake_0" and so on. They share what is failing, and what they lack. */
+/* The most devices that it can have, called "fake_0" and so on. All have the same lacks, and share the
+ * failing call. */
 enum { EPW_FAKE_DEVICES_MAX = 4 };
 
 typedef struct epw_fake_options {
-    uint32_t rank;    /* their addresses are made of it */
-    uint32_t devices; /* how many there are; 0: one */
+    uint32_t rank;    /* the devices' addresses are derived from it */
+    uint32_t devices; /* their number; 0 means one */
     epw_bus_place places[EPW_FAKE_DEVICES_MAX];
-    epw_nic *nic; /* carries queue pairs out; NULL: none comes to work */
+    epw_nic *nic; /* executes the queue pairs; NULL: no queue pair ever works */
     bool infiniband;
     uint32_t mtu;   /* as in epw_mlx5_port; 0: 4096 */
-    uint64_t lacks; /* 1 << EPW_FAKE_NO_* */
-    /* The call of this kind that comes after so many others fails: with an errno, or where that is 0, as the
-     * firmware does. */
+    uint64_t lacks; /* 1 << EPW_FAKE_NO_*, or-ed */
+    /* After `failing_after` calls of the kind `failing`, the next one fails: with failing_errno or, where
+     * that is 0, with a status of the firmware. */
     epw_fake_call failing;
     uint32_t failing_after;
     int failing_errno;
@@ -74,13 +74,14 @@ typedef struct epw_fake_options {
 
 epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_fake **out);
 
-/* All that was made of it has been given back. NULL is allowed. */
+/* Everything that was made of the fake must have been given back. NULL is allowed. */
 void epw_fake_close(epw_fake *fake);
 
 const epw_mlx5_calls *epw_fake_calls(const epw_fake *fake);
 
-/* Where a queue pair's packets go, in place of cables and switches: those of `number` to this address reach
- * queue pair `remote` by a link of the soft NIC. Before INIT2RTR, or of one that is connected to it. */
+/* Where the packets of queue pair `number` go, in place of cables and switches: those for this address reach
+ * queue pair `remote` by a link of the soft NIC. Call it before INIT2RTR, or for a queue pair that INIT2RTR
+ * has connected to this address. */
 typedef struct epw_fake_route {
     unsigned char gid[16]; /* Ethernet */
     uint32_t lid;          /* InfiniBand */
@@ -89,19 +90,20 @@ typedef struct epw_fake_route {
 } epw_fake_route;
 void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *route);
 
-/* How many things have been made and not given back, by kind. */
+/* How many objects of each kind have been made and not given back. */
 typedef struct epw_fake_left {
     uint32_t devices, domains, uars, umems, objects, regions;
 } epw_fake_left;
 epw_fake_left epw_fake_count(epw_fake *fake);
 
-/* Calls back as an event of the device would. */
+/* Reports an event of the device to its listener. */
 void epw_fake_raise(epw_fake *fake, uint32_t device, const epw_mlx5_event *event);
 
-/* From now on the ports have other addresses. Nobody is told. */
+/* Gives all ports other addresses, without an event. */
 void epw_fake_move(epw_fake *fake);
 
-/* Sees each command before it is carried out, may change it, and is told what was answered; NULL: nobody. */
+/* Sees each command before it is carried out, and may change it; then sees the answer. NULL removes the
+ * tap. */
 typedef struct epw_fake_tap {
     void (*command)(void *context, unsigned char *in, size_t in_bytes);
     void (*answer)(void *context, const unsigned char *out, size_t out_bytes);

@@ -1,4 +1,4 @@
-/* The public calls: what is checked, and the operations that are made of them. */
+/* The public calls: their checks, and the operations that they begin. */
 #include "prefill/parts.h"
 
 #include "base/clock.h"
@@ -11,7 +11,7 @@
         if (!(ok)) return epw_fail((code), where, __VA_ARGS__);                                              \
     } while (0)
 
-/* Operations that move no more than this are written with ordinary stores, as in ep/host/host.h. */
+/* Operations that move no more than this use ordinary stores, as in ep/host/host.h. */
 #define CACHED_BYTES (UINT64_C(2) << 20)
 
 /* ---- checks ---- */
@@ -31,7 +31,7 @@ static epw_status check_outcome(epw_where where, const epw_outcome *outcome) {
     return EPW_OK;
 }
 
-/* Outputs that a layout does not fill are left out. */
+/* The name of an output that is given although its layout does not fill it; NULL if there is none. */
 static const char *foreign(const epw_prefill_output *out) {
     if (epw_by_expert(out->layout)) {
         return out->source_offsets != NULL ? "source_offsets"
@@ -101,7 +101,7 @@ static epw_status check_ids(epw_where where, const epw_config *config, const epw
     return status;
 }
 
-/* A routing that an earlier dispatch of this membership has filled. */
+/* The routing must have been filled by a dispatch of the current membership. */
 static epw_status check_made(epw_where where, const epw_routing *r) {
     REQUIRE(r->made && !r->busy, EPW_ERR_STATE, "the routing has %s",
             r->busy ? "an operation under way" : "no dispatch behind it");
@@ -124,7 +124,7 @@ static epw_status check_again(epw_where where, const epw_routing *r, const epw_d
 
 /* ---- lanes ---- */
 
-/* Locks the lane for a new operation: one that was given up there is completed first. */
+/* Locks the lane for a new operation. Completes an operation that was given up there, first. */
 static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonblocking, epw_where where) {
     pthread_mutex_lock(&lane->lock);
     if (lane->running && lane->dropped) {
@@ -145,7 +145,7 @@ static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonbloc
     return status;
 }
 
-/* Locks the lane on which an operation of the routing is, in the state that the call needs. */
+/* Locks the lane on which the routing's operation runs, if it is in the state that the call needs. */
 static epw_status find_lane(epw_prefill *p, epw_routing *r, uint32_t kind, bool half, epw_where where,
                             epw_prefill_lane **out) {
     epw_prefill_lane *lane = &p->lanes[r->lane];
@@ -337,7 +337,7 @@ static epw_status check_sums(epw_where where, const epw_routing *r, const epw_pr
     return EPW_OK;
 }
 
-/* A sending half writes all its answers without waiting for the peers' receiving halves. */
+/* A sending half writes all its answers before the peers' receiving halves, so the ring must hold them. */
 static epw_status check_split(epw_where where, const epw_prefill *p, const epw_routing *r, bool ordered) {
     uint32_t local = p->layout.local_experts;
     for (uint32_t s = 0; s < p->layout.ranks; s++) {

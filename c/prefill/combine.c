@@ -1,5 +1,6 @@
-/* Answers to peers, and the sums of those that come. Answers come in the order in which the rows were sent,
- * so sums go by token: the first token whose sum is not made has its answers at the front of the rings. */
+/* Answers to peers, and the sums of the answers that arrive. Answers arrive in the order in which the rows
+ * were sent, so sums are made in the order of tokens: the answers of the first token without a sum are at the
+ * front of the rings. */
 #include "prefill/parts.h"
 
 #include "base/clock.h"
@@ -18,7 +19,7 @@ static bool is_ordered(const epw_prefill_lane *lane) {
 
 /* ---- answering ---- */
 
-/* Row `place` of what the experts have made. */
+/* Row `place` of the experts' output. */
 static const unsigned char *made_at(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t place) {
     return (const unsigned char *)lane->combine.expert_out + place * row_bytes_of(p, lane);
 }
@@ -27,16 +28,16 @@ static float weight_of(const epw_prefill_lane *lane, const epw_row_place *entry,
     return lane->combine.row_weights != NULL ? lane->combine.row_weights[place] : entry->weight;
 }
 
-/* What is carried back for entry j of a row that lies at `place`. */
+/* The value that is carried back for entry j of a row at `place`. */
 static float value_of(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t place, uint32_t j) {
     const float *values = lane->combine.row_values;
     if (values == NULL) return 0.0f;
     return epw_by_expert(lane->routing->layout) ? values[place] : values[(size_t)place * p->layout.topk + j];
 }
 
-/* The answer to a row: its sum over this rank's experts, or their rows one by one. */
+/* The answer to a row: one sum over this rank's experts, or their rows one by one. */
 typedef struct answer {
-    uint32_t mask; /* of the token's top-k: whose contributions it has */
+    uint32_t mask; /* of the token's top-k: the entries whose contributions it has */
     float values[EPW_MAX_TOPK];
     const void *rows[EPW_MAX_TOPK];
     float weights[EPW_MAX_TOPK];
@@ -64,7 +65,7 @@ static void find_answer(const epw_prefill *p, const epw_prefill_lane *lane, uint
     }
 }
 
-/* A row as it is, into a slot. */
+/* Copies an unchanged row into a slot. */
 static void copy_row(const epw_prefill *p, const epw_prefill_lane *lane, void *to, const void *row) {
     if (lane->streams_rows) {
         p->numerics->copy_stream(to, row, row_bytes_of(p, lane));
@@ -73,7 +74,7 @@ static void copy_row(const epw_prefill *p, const epw_prefill_lane *lane, void *t
     }
 }
 
-/* One row that has all of it: for a slot, or to be read again at once. */
+/* Reduces the answer to one row, in a slot, or in memory that is read again at once. */
 static void reduce_answer(const epw_prefill *p, const epw_prefill_lane *lane, const answer *a, void *to,
                           bool streams) {
     uint32_t dtype = p->config.ep.combine_dtype, width = width_of(p, lane);
@@ -100,13 +101,13 @@ typedef struct answer_job {
     epw_prefill_lane *lane;
 } answer_job;
 
-/* Answers of the operation that have been written for the peer. */
+/* How many answers of the operation have been written for the peer. */
 static uint64_t answers_before(const epw_prefill_lane *lane, uint32_t peer) {
     const epw_stream *s = &lane->streams[EPW_KIND_COMBINE][peer];
     return s->ring.written - (lane->peers[peer].opening + 1);
 }
 
-/* The first answer to a row, counted from the operation's first, and how many it has. */
+/* The number of the first answer to a row, counted from the first of the operation. */
 static uint64_t first_answer(const epw_prefill_lane *lane, uint32_t peer, uint32_t row) {
     const epw_routing *r = lane->routing;
     return is_ordered(lane) ? r->row_entry[r->row_first[peer] + row] : row;
@@ -128,7 +129,8 @@ static void answer_row(const answer_job *job, uint32_t peer, uint32_t row) {
     for (uint32_t j = 0; j < p->layout.topk; j++) {
         if (places[j].expert < 0) continue;
         bool has = next < a.count && a.positions[next] == j;
-        /* A part of the row may have been written in the turn before, or has room in the next. */
+        /* Other answers of this row may have been written in the previous turn, or must wait for the next
+         * one. */
         if (at >= before && at < before + lane->turns[peer].write)
             write_answer(p, lane, peer, number + (at - zero), &a, has ? 1u << j : 0,
                          has ? a.rows[next] : NULL);
@@ -172,7 +174,7 @@ bool epw_prefill_answer(epw_prefill *p, epw_prefill_lane *lane) {
         epw_prefill_peer *q = &lane->peers[peer];
         if (lane->until[peer] == q->next) continue;
         epw_stream_wrote(&lane->streams[EPW_KIND_COMBINE][peer], lane->turns[peer].write);
-        /* The last row may go on in the next turn. */
+        /* If the last row has answers left, the next turn continues with it. */
         uint32_t last = (uint32_t)lane->until[peer] - 1;
         uint64_t behind = lane->until[peer] < r->received[peer]
                               ? first_answer(lane, peer, last + 1)
@@ -184,7 +186,7 @@ bool epw_prefill_answer(epw_prefill *p, epw_prefill_lane *lane) {
 
 /* ---- checking what comes ---- */
 
-/* Reads the heads of answers that have come since. */
+/* Checks the heads of answers that have arrived since the last call. */
 static bool check_answers(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     epw_stream *s = &lane->streams[EPW_KIND_COMBINE][peer];
     epw_prefill_peer *q = &lane->peers[peer];
@@ -213,7 +215,7 @@ static bool check_answers(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer)
 
 /* ---- sums ---- */
 
-/* Which answer of its rank an entry of a token has. */
+/* The number of the answer, among those of its rank, that has an entry of a token. */
 static uint64_t answer_of(const epw_prefill_lane *lane, size_t entry) {
     const epw_routing *r = lane->routing;
     return is_ordered(lane) ? r->sent_entry[entry] : r->sent_row[entry];
@@ -223,7 +225,7 @@ static bool is_me(const epw_prefill *p, uint32_t rank) {
     return rank == p->config.ep.rank;
 }
 
-/* Whether entry j of the token was sent to a rank whose answer is here. */
+/* Whether entry j of the token was sent to a rank whose answer has arrived. */
 static bool has_answer(const epw_prefill *p, const epw_prefill_lane *lane, size_t entry, uint32_t rank) {
     const epw_routing *r = lane->routing;
     if (r->sent_row[entry] == EPW_NO_PLACE) return false;
@@ -231,7 +233,7 @@ static bool has_answer(const epw_prefill *p, const epw_prefill_lane *lane, size_
     return answer_of(lane, entry) < lane->peers[rank].checked;
 }
 
-/* Whether the sum of token t can be made: all its answers are here, or will not come. */
+/* Whether the sum of token t can be made: all its answers have arrived, or will never come. */
 static bool is_complete(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t t) {
     const epw_routing *r = lane->routing;
     for (uint32_t j = 0; j < p->layout.topk; j++) {
@@ -250,7 +252,7 @@ typedef struct sum_job {
     uint32_t first, end; /* tokens */
 } sum_job;
 
-/* The rows of one sum, in their order. */
+/* The rows of one sum, in the order of addition. */
 typedef struct sum {
     const void *rows[EPW_MAX_TOPK + 2];
     float weights[EPW_MAX_TOPK + 2];
@@ -258,7 +260,8 @@ typedef struct sum {
     uint32_t count, arrived, expected;
 } sum;
 
-/* Rank-reduced: by ascending rank. Ordered: as they come, with their weights. */
+/* Adds a row: rank-reduced answers in ascending order of ranks; ordered ones as they come, with their
+ * weights. */
 static void add_row(sum *s, const void *row, float weight, uint32_t rank, bool by_rank) {
     uint32_t at = s->count++;
     for (; by_rank && at > 0 && s->from[at - 1] > rank; at--) {
@@ -276,7 +279,7 @@ static float home_weight(const epw_prefill *p, const epw_prefill_lane *lane, uin
     return r->weights[(size_t)t * p->layout.topk + j];
 }
 
-/* This rank's own answer to its token, without a slot. */
+/* Adds this rank's own answer to its token, which goes through no slot. */
 static void add_own(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t t, size_t entry, uint32_t j,
                     unsigned char *scratch, sum *s, float *values) {
     const epw_routing *r = lane->routing;
@@ -363,7 +366,7 @@ static void sum_chunk(void *context, uint32_t item, uint32_t thread) {
     for (uint32_t t = first; t < first + EPW_ROWS_CHUNK && t < job->end; t++) sum_token(job, t, thread);
 }
 
-/* The answers of tokens below `end` have been read: their slots are their writers' again. */
+/* Returns the slots of the answers of tokens below `end`, which have been read, to their writers. */
 static void take_answers(epw_prefill *p, epw_prefill_lane *lane, uint32_t first, uint32_t end) {
     const epw_routing *r = lane->routing;
     for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {
@@ -386,7 +389,8 @@ static void take_answers(epw_prefill *p, epw_prefill_lane *lane, uint32_t first,
     }
 }
 
-/* Behind all answers of a peer that has given up comes the word that says so. */
+/* Takes the VOID message of a peer that has given the operation up, once all its answers before that are
+ * taken. */
 static bool take_ends(epw_prefill *p, epw_prefill_lane *lane) {
     bool moved = false;
     for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {

@@ -1,6 +1,6 @@
-/* Steps a lane: looks at the words of peers, has messages moved, gives peers up, and waits. A wait is that of
- * c/peer/wait.h, with the difference that whatever comes from a peer restarts its clock: operations may be
- * long. */
+/* Steps a lane: reads the words of peers, moves messages, gives up peers, and waits. Waits follow
+ * c/peer/wait.h, with one difference: operations may be long, so anything that arrives from a peer restarts
+ * its clock. */
 #include "prefill/parts.h"
 
 #include "base/barrier.h"
@@ -9,16 +9,16 @@
 
 #include <sched.h>
 
-/* A sleeper looks by itself after so long, for what rings no bell. */
+/* A sleeper wakes after this time, for changes that ring no bell. */
 #define SLICE_NS UINT64_C(16000000)
-/* And for a word that may not be seen yet: nobody rings when it may. */
+/* The same while a word has arrived but may not be used yet: nobody rings when it may. */
 #define HELD_SLICE_NS UINT64_C(100000)
 
 static uint32_t epoch_of(const epw_prefill_lane *lane) {
     return epw_word_epoch(lane->own_word);
 }
 
-/* The others that have not been given up. */
+/* All peers that have not been given up. */
 #define FOR_OTHERS(peer, p, lane)                                                                            \
     for (uint32_t peer = 0; peer < (p)->layout.ranks; peer++)                                                \
         if (peer != (p)->config.ep.rank && epw_prefill_present(&(lane)->peers[peer]))
@@ -74,7 +74,7 @@ static void end_streams(epw_prefill_lane *lane, uint32_t peer) {
     lane->peers[peer].opens = lane->peers[peer].voids = false;
 }
 
-/* What a peer has sent counts to the end or not at all, unless the operation is over for it. */
+/* Whether the operation is over for the peer. Otherwise, what it has sent counts completely or not at all. */
 static bool is_part_over(const epw_prefill_lane *lane, uint32_t peer) {
     const epw_stream *s = &lane->streams[lane->kind][peer];
     return s->to_write == 0 && !s->takes;
@@ -85,7 +85,8 @@ void epw_prefill_miss(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uin
     bool lost = cause != EPW_CAUSE_FORMAT && cause != EPW_CAUSE_PARTIAL;
     if (lane->running && (!lost || !is_part_over(lane, peer))) {
         record(p, lane, peer, cause, now);
-        if (!q->missing) epw_prefill_forget(p, lane, peer); /* of a refused one nothing was placed since */
+        if (!q->missing)
+            epw_prefill_forget(p, lane, peer); /* from a peer that was refused nothing was placed since */
         q->missing = true;
     }
     if (!lost || q->suspected) return;
@@ -95,7 +96,7 @@ void epw_prefill_miss(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uin
     end_streams(lane, peer);
 }
 
-/* Members that other lanes have given up, or that the group goes on without. */
+/* Gives up members that other lanes have given up, or that the group leaves out. */
 static void hear(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     uint64_t suspicions = atomic_load_explicit(&p->peers.suspicions, memory_order_seq_cst);
     if (suspicions == atomic_load_explicit(&lane->suspicions, memory_order_relaxed)) return;
@@ -108,8 +109,8 @@ static void hear(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     }
 }
 
-/* A peer that one lane gives up is told on every lane, each behind what that lane has sent: here, by whoever
- * finds a lane free, and never waiting. */
+/* The only way to unlock a lane. A peer that one lane gives up must be told on every lane, each time after
+ * what that lane has sent. So whoever unlocks a lane tells it on all lanes that are free, without waiting. */
 void epw_prefill_unlock(epw_prefill *p, epw_prefill_lane *lane) {
     pthread_mutex_unlock(&lane->lock);
     for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
@@ -137,7 +138,7 @@ static bool awaits_room(const epw_prefill *p, const epw_prefill_lane *lane, uint
     return goes && s->to_write > 0 && (!s->writes || epw_ring_room(&s->ring, p->layout.slots) == 0);
 }
 
-/* Whether the peer has begun the epoch, and what this lane posted in the one before is with it. */
+/* Whether the peer has begun the epoch, and has received what this lane posted in the previous one. */
 static bool has_begun(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     epw_look seen;
     epw_look_at(&p->peers, lane->index, peer, EPW_WORD_EPOCH, &seen);
@@ -145,7 +146,7 @@ static bool has_begun(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     return seen.sight.word == lane->own_word;
 }
 
-/* Looks at one word of the peer's, and at all that a wait heeds. */
+/* Reads one word of the peer, and everything else that a wait must notice. */
 static void look(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, bool posted, uint64_t now) {
     epw_prefill_peer *q = &lane->peers[peer];
     epw_row_ring *ring = &lane->streams[lane->kind][peer].ring;
@@ -174,14 +175,14 @@ static void look_around(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     }
 }
 
-/* Whether the peer itself is to do something next. It is not where its messages lie here unread, because
- * those of others are lacking. */
+/* Whether the peer must act next. It need not if its messages lie here unread because those of others are
+ * lacking. */
 static bool is_owing(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer) {
     const epw_row_ring *ring = &lane->streams[lane->kind][peer].ring;
     return awaits_room(p, lane, peer) || (awaits_messages(lane, peer) && ring->seen == ring->taken);
 }
 
-/* What came before its farewell is still read. */
+/* What the peer wrote before its farewell is still read. */
 static bool is_lost(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer) {
     uint32_t gone = lane->peers[peer].gone;
     if (gone == EPW_CAUSE_NONE) return false;
@@ -195,27 +196,27 @@ static uint64_t expiry_of(const epw_prefill *p, const epw_prefill_lane *lane, ui
     return epw_clock_expiry(&q->clock, &wait, p->config.ep.deadline_ns);
 }
 
-/* Gives up those of whom nothing will come. Nothing has moved. */
+/* Gives up peers from which nothing will come. Called when nothing has moved. */
 static bool lose_silent(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     bool lost = false;
     FOR_OTHERS(peer, p, lane) {
         epw_prefill_peer *q = &lane->peers[peer];
         bool owing = is_owing(p, lane, peer);
-        if (!owing) q->moved = q->clock.since = now; /* the time of one that owes nothing does not pass */
+        if (!owing) q->moved = q->clock.since = now; /* the clock of a peer that need not act is stopped */
         uint32_t cause = is_lost(p, lane, peer) ? q->gone : EPW_CAUSE_NONE;
         if (q->gone == EPW_CAUSE_NONE && owing && now >= expiry_of(p, lane, peer)) cause = EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
-        if (cause == EPW_CAUSE_FORMAT) cause = EPW_CAUSE_DROPPED; /* nothing of it is believed any more */
+        if (cause == EPW_CAUSE_FORMAT) cause = EPW_CAUSE_DROPPED; /* it is not trusted any more */
         epw_prefill_miss(p, lane, peer, cause, now);
         lost = true;
     }
     return lost;
 }
 
-/* ---- telling ---- */
+/* ---- words ---- */
 
-/* Bytes of what the word announces, for a peer behind a queue: an opening, and rows up to the ring's end and
- * from its beginning. */
+/* The bytes of the messages that the word announces, for a peer behind a queue: an opening, rows up to the
+ * end of the ring, and rows from its beginning. */
 static uint32_t ranges_of(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer,
                           epw_range *ranges) {
     const epw_prefill_layout *l = &p->layout;
@@ -229,7 +230,7 @@ static uint32_t ranges_of(const epw_prefill *p, const epw_prefill_lane *lane, ui
     uint64_t opening = rows ? sizeof(epw_row_head) + sizeof(epw_opening) + l->local_experts * sizeof(uint32_t)
                             : sizeof(epw_row_head);
     uint64_t at = ring->announced;
-    while (at < ring->written) { /* ends: each turn takes a message or more */
+    while (at < ring->written) { /* ends: each iteration takes at least one message */
         bool opens = at == lane->peers[peer].opening;
         uint64_t n = opens ? 1 : ring->written - at, left = l->slots - at % l->slots;
         if (n > left) n = left;
@@ -243,8 +244,8 @@ static uint32_t ranges_of(const epw_prefill *p, const epw_prefill_lane *lane, ui
     return count;
 }
 
-/* Writer: this rank, behind what it has written in the peer's slots, and read in its own. Reader: the peer's
- * step, which acquires: POSTED before it reads the messages, TAKEN before it writes those slots again. */
+/* Writer: this rank, after it has written the peer's slots, and has read its own. Reader: the peer's step,
+ * which acquires POSTED before it reads the messages, and TAKEN before it writes those slots again. */
 static void tell(epw_prefill *p, epw_prefill_lane *lane, bool rests, uint64_t now) {
     FOR_OTHERS(peer, p, lane) {
         epw_row_ring *ring = &lane->streams[lane->kind][peer].ring;
@@ -285,14 +286,15 @@ static uint32_t beacon_to_post(const epw_prefill *p, const epw_prefill_lane *lan
     return epw_naming_value(&naming);
 }
 
-/* A turn may take long where much is moved: peers see that this rank lives. */
+/* Posts a beacon if due, because a step that moves much may take long: it shows peers that this rank is
+ * alive. */
 static void tell_between_turns(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     if (epw_rule_beacons_due(now - last_spoken(p, lane, now), p->config.ep.deadline_ns) > 0)
         post_beacon(p, lane, epw_beacon_value(EPW_BEACON_NONE, 0), now);
 }
 
-/* The rank waits, and says so where it has been silent for long; or it waits no longer. Says when it is to
- * look again. */
+/* Posts a beacon if this rank waits and has been silent for long, or one that it no longer waits. Sets the
+ * time of the next look. */
 static void tell_and_rest(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
     uint64_t group_ns = p->config.ep.deadline_ns, spoke = last_spoken(p, lane, now);
     bool waits = false;
@@ -329,7 +331,7 @@ void epw_prefill_begin_wait(epw_prefill *p, epw_prefill_lane *lane) {
     }
 }
 
-/* Messages behind the opening that go to the peer. */
+/* The messages to the peer after the opening. */
 static uint64_t rows_for(const epw_prefill_lane *lane, uint32_t peer) {
     const epw_routing *r = lane->routing;
     if (lane->kind == EPW_KIND_DISPATCH) return r->sent_first[peer + 1] - r->sent_first[peer];
@@ -340,7 +342,7 @@ static uint64_t rows_for(const epw_prefill_lane *lane, uint32_t peer) {
     return entries;
 }
 
-/* What this rank sends itself goes through no ring: it is all there. */
+/* What this rank sends itself goes through no ring, and is available at once. */
 static void begin_own(epw_prefill *p, epw_prefill_lane *lane) {
     epw_routing *r = lane->routing;
     uint32_t rank = p->config.ep.rank, local = p->layout.local_experts;
@@ -412,7 +414,7 @@ static bool is_reached(const epw_prefill *p, const epw_prefill_lane *lane) {
 
 /* ---- steps ---- */
 
-/* Writes and takes what can be now; true if something has moved. */
+/* Writes and takes what is possible now; true if something has moved. */
 static bool move(epw_prefill *p, epw_prefill_lane *lane) {
     epw_stream *streams = lane->streams[lane->kind];
     bool moved = epw_prefill_write_openings(p, lane);
@@ -438,7 +440,7 @@ static bool move(epw_prefill *p, epw_prefill_lane *lane) {
     return epw_prefill_sum(p, lane) || moved;
 }
 
-/* Time in which nothing moved, to whoever owed something meanwhile. */
+/* Adds the time in which nothing moved to each peer that had to act meanwhile. */
 static void count_waits(epw_prefill *p, epw_prefill_lane *lane, uint64_t since, uint64_t now) {
     FOR_OTHERS(peer, p, lane) if (is_owing(p, lane, peer)) lane->peers[peer].waited_ns += now - since;
 }
@@ -449,7 +451,7 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane) {
     lane->rested = 0;
     lane->moved = false;
     hear(p, lane, now);
-    for (;;) { /* ends: each turn moves messages of an operation, gives a peer up, or is the last */
+    for (;;) { /* ends: each iteration moves messages of an operation, gives a peer up, or is the last */
         look_around(p, lane, now);
         bool moved = move(p, lane);
         lane->moved |= moved;
@@ -477,7 +479,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* The thread gives the core away for a moment, in which it takes in what came by queues. */
+/* Gives the core away for a moment, and takes in what arrived by queues. */
 static void yield(epw_prefill *p, epw_prefill_lane *lane, uint64_t idle_ns, uint64_t now) {
     epw_prefill_unlock(p, lane);
     epw_remotes_drive(&p->peers, now);
@@ -518,7 +520,7 @@ static void fill_outcome(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *ou
     outcome->record = lane->record;
 }
 
-/* The goal has been reached. */
+/* Ends the call, whose goal has been reached. */
 epw_status epw_prefill_end(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *outcome) {
     epw_status status = lane->status;
     bool half = !lane->dropped && !lane->receives;
@@ -617,7 +619,7 @@ void epw_prefill_begin_epoch(epw_prefill *p, const epw_mask *active, uint64_t ep
             for (uint32_t kind = 0; kind < EPW_KINDS; kind++)
                 lane->streams[kind][peer] = (epw_stream){.writes = false};
             /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member, before
-             * it writes its first message; and whoever is no member any more. */
+             * it writes its first message; and each rank that is no longer a member. */
             if (incarnation != 0) post(p, lane, peer, EPW_WORD_EPOCH, epoch_word, NULL, 0, now);
         }
     }

@@ -1,21 +1,22 @@
-/* The byte map of a prefill window. Offsets follow from the configuration alone and are the same on every
- * rank, so captured graphs and remote addresses stay valid.
+/* The layout of a prefill window. Offsets depend only on the configuration, and are the same on every rank,
+ * so captured graphs and remote addresses stay valid.
  *
  *   0            the floor's header and signal words
  *   control      [lane][source] 64 bytes, not used yet
- *   rows         [lane][source][slot]   rows of dispatches, written by that source alone
- *   answers      [lane][answerer][slot] answers of combines, written by that answerer alone
+ *   rows         [lane][source][slot]   rows of dispatches, written only by that source
+ *   answers      [lane][answerer][slot] answers of combines, written only by that answerer
  *
- * Whose a slot is at which time: rules.h. Every message begins with an epw_row_head. */
+ * rules.h says who may use a slot at which time. Every message begins with an epw_row_head. */
 #ifndef EPW_PREFILL_LAYOUT_H
 #define EPW_PREFILL_LAYOUT_H
 
 #include "ep/layout.h"
 
-/* Ranks whose windows or messages look otherwise do not connect. */
+/* Ranks with another version, whose windows or messages differ, do not connect. */
 #define EPW_PREFILL_VERSION 1u
 
-/* Words of a lane, see rules.h: counts of messages of this epoch, those of dispatches and of combines. */
+/* The words of a lane, see rules.h: how many messages of dispatches and of combines were written and taken in
+ * this epoch. */
 enum {
     EPW_WORD_POSTED = EPW_WORD_USER,
     EPW_WORD_TAKEN = EPW_WORD_USER + 1,
@@ -23,25 +24,25 @@ enum {
     EPW_WORD_COLLECTED = EPW_WORD_USER + 3
 };
 
-/* What a message is. */
+/* Kinds of messages. */
 enum {
-    EPW_MESSAGE_OPENING = 1, /* how many rows follow; of a dispatch also for which experts */
+    EPW_MESSAGE_OPENING = 1, /* how many rows follow; in a dispatch, also for which experts */
     EPW_MESSAGE_ROW = 2,
-    EPW_MESSAGE_VOID = 3 /* its source has given the operation up: none of its rows come any more */
+    EPW_MESSAGE_VOID = 3 /* its source has given the operation up, and sends no more of its rows */
 };
 
-/* The head of every message, of the size of an epw_slot_header. */
+/* The head of every message, as large as an epw_slot_header. */
 typedef struct epw_row_head {
-    uint32_t token;  /* of a dispatched row: its index at the source. Of an answer: bit j is set if it has the
-                        contribution of the token's expert j. Of an opening: rows */
-    uint32_t format; /* hash of what both ends must agree on */
+    uint32_t token;  /* in a dispatched row: its index at the source. In an answer: bit j is set if the answer
+                        has the contribution of the token's expert j. In an opening: the number of rows */
+    uint32_t format; /* hash of the format on which both ends must agree */
     uint32_t kind;   /* EPW_MESSAGE_* */
-    uint32_t op;     /* operation number on this ring, from 1 in each epoch */
+    uint32_t op;     /* number of the operation on this ring, from 1 in each epoch */
 } epw_row_head;
 static_assert(sizeof(epw_row_head) == sizeof(epw_slot_header), "a row has the head of a decode row's size");
 
-/* An opening of a dispatch is a head, this and, where `counted`, u32 [local_experts]: rows for each expert of
- * the owner. Else the routing of an earlier dispatch is used again. */
+/* The opening of a dispatch is a head, this struct and, if `counted`, u32 [local_experts]: the rows for each
+ * expert of the owner. Otherwise the routing of an earlier dispatch is used again. */
 typedef struct epw_opening {
     uint32_t counted;
     uint32_t reserved[3];
@@ -50,9 +51,9 @@ typedef struct epw_opening {
 typedef struct epw_prefill_layout {
     uint32_t ranks, topk, local_experts, slots;
     uint64_t header_bytes; /* of a dispatch slot, as epw_layout */
-    uint64_t row_bytes;    /* hidden 16-bit values */
+    uint64_t row_bytes;    /* hidden values of 16 bits */
     uint64_t slot_bytes;   /* of dispatch */
-    uint64_t answer_head;  /* of an answer: its head, and topk f32 that are carried back */
+    uint64_t answer_head;  /* in an answer: its head, and topk f32 that are carried back */
     uint64_t answer_bytes; /* slot of combine */
     uint64_t control, rows, answers;
     uint64_t window_bytes;

@@ -1,4 +1,4 @@
-/* From a configuration to the sizes and the byte map of a prefill window. */
+/* From a configuration to the sizes and the layout of a prefill window. */
 #include "prefill/parts.h"
 
 #include "ep/engine.h"
@@ -35,7 +35,7 @@ static epw_status check(epw_where where, const epw_prefill_config *c) {
     return EPW_OK;
 }
 
-/* Bytes of all rings with so many slots. */
+/* The bytes of all rings with so many slots. */
 static uint64_t ring_bytes(const epw_prefill_layout *l, const epw_config *c, uint64_t slots) {
     return (uint64_t)c->lanes * c->ranks * slots * (l->slot_bytes + l->answer_bytes);
 }
@@ -60,7 +60,7 @@ epw_stretch epw_prefill_footprint(const epw_prefill_layout *l, uint32_t source, 
     }
 }
 
-/* What is under way to the queue of a peer at most: both rings, and words. */
+/* The most entries in a peer's queue: both rings, and these for words. */
 enum { ENTRIES_BESIDE = 16 };
 
 uint32_t epw_prefill_queue_depth(const epw_prefill_config *config, const epw_prefill_layout *layout) {

@@ -1,4 +1,4 @@
-/* A prefill buffer: made, connected peer by peer, given a membership, taken down. */
+/* A prefill buffer: creating, connecting to each peer, changing the membership, destroying. */
 #include "prefill/parts.h"
 
 #include "base/log.h"
@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-/* ---- what the peer floor asks of it ---- */
+/* ---- callbacks of the peer floor ---- */
 
 static void lock(void *user) {
     epw_prefill *p = user;
@@ -52,7 +52,8 @@ static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_
     return epw_prefill_footprint(&((const epw_prefill *)user)->layout, source, lane, area);
 }
 
-/* A slot is written again when its message has been taken, and what was posted has been sent. */
+/* These words permit a slot to be written again: its message has been taken, and what was posted has been
+ * sent. */
 static uint32_t permits(uint32_t word) {
     switch (word) {
     case EPW_WORD_TAKEN:
@@ -118,7 +119,7 @@ static epw_status make_parts(epw_prefill *p, epw_where where) {
     return status;
 }
 
-/* Of a queue: what both rings post at a time. */
+/* A queue must hold what both rings post at a time. */
 static epw_status check_queues(const epw_prefill_config *config, const epw_prefill_layout *layout,
                                epw_where where) {
     bool queues = config->ep.fabric != NULL && (config->ep.paths & EPW_PATH_QUEUE);
@@ -130,7 +131,7 @@ static epw_status check_queues(const epw_prefill_config *config, const epw_prefi
         layout->slots, most);
 }
 
-/* What must be equal on every rank, beside the fields of ep. */
+/* The terms that must be equal on every rank: those of `ep`, and two more. */
 enum { TERMS = EPW_TERM_COUNT + 2 };
 
 static void tell_plan(const epw_prefill *p) {
@@ -201,14 +202,14 @@ static void free_parts(epw_prefill *p) {
 
 void epw_prefill_destroy(epw_prefill *p) {
     if (p == NULL) return;
-    if (epw_peers_inherited(&p->peers)) { /* a fork's child, see epw_buffer_destroy */
+    if (epw_peers_inherited(&p->peers)) { /* in a forked process, see epw_buffer_destroy */
         epw_pool_abandon(p->pool);
         epw_peers_destroy(&p->peers);
         free_parts(p);
         return;
     }
     epw_peers_close_probe(&p->peers);
-    /* Nobody need wait for this rank any longer. */
+    /* Tells all peers not to wait for this rank any longer. */
     for (uint32_t i = 0; i < p->config.ep.lanes; i++)
         for (uint32_t peer = 0; p->lanes[i].peers != NULL && peer < p->layout.ranks; peer++)
             if (peer != p->config.ep.rank) epw_prefill_part(p, &p->lanes[i], peer);

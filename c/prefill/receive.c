@@ -1,9 +1,9 @@
-/* Openings and rows from peers: what each source says of its rows is read once and checked, then they are
- * copied to their places and the slots are the source's again.
+/* Openings and rows from peers. What a source says about its rows is read once and checked; then the rows are
+ * copied to their places, and the slots are returned to the source.
  *
- * A source maps this rank's window and, gone wrong, may write there at any time. So each number that leads to
- * an address is read once, into the routing, and what was checked there is what dispatch and combine use.
- * Payload, scales and sideband are the caller's to trust. */
+ * A source maps this rank's window, and a faulty one may write there at any time. So each number that leads
+ * to an address is read once, into the routing, and both dispatch and combine use the checked copy. Payload,
+ * scales and sideband are not checked: the caller must trust them. */
 #include "prefill/parts.h"
 
 #include "base/clock.h"
@@ -16,7 +16,8 @@ unsigned char *epw_prefill_slot_here(epw_prefill *p, const epw_prefill_lane *lan
     return epw_peers_own(&p->peers) + offset;
 }
 
-/* One word of what a source has written. Relaxed: the word that announced it was acquired before. */
+/* Reads one word that a source has written. Relaxed, because the word that announced the message has been
+ * acquired. */
 static uint32_t read_once(const void *word) {
     return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
 }
@@ -35,7 +36,7 @@ static bool is_me(const epw_prefill *p, uint32_t peer) {
 
 /* ---- openings ---- */
 
-/* Reads how many rows come for each local expert. False: these cannot be the counts of so many rows. */
+/* Reads how many rows come for each local expert. False: so many rows cannot have these counts. */
 static bool read_counts(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, const unsigned char *slot,
                         uint32_t rows) {
     epw_routing *r = lane->routing;
@@ -65,7 +66,8 @@ static bool open_rows(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, con
     return true;
 }
 
-/* Answers to all rows that were sent there; none if the peer has not got them. */
+/* Opens the answers to all rows that were sent to the peer. False: the peer announces another number, because
+ * it has not received all of them. */
 static bool open_answers(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uint32_t rows) {
     const epw_routing *r = lane->routing;
     uint32_t sent = r->sent_first[peer + 1] - r->sent_first[peer];
@@ -97,8 +99,8 @@ void epw_prefill_open(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
 
 /* ---- admission ---- */
 
-/* The places of a row are those of the entries that are this rank's. False if it is not the next row of its
- * source, or an entry repeats or is not the next one of its expert. */
+/* Sets the places of a row, one for each entry whose expert is on this rank. False if it is not the next row
+ * of its source, or if an entry repeats an expert or is not the next one of its expert. */
 static bool admit_entries(epw_prefill *p, epw_prefill_lane *lane, uint32_t source, uint32_t row,
                           const unsigned char *slot) {
     epw_routing *r = lane->routing;
@@ -128,7 +130,7 @@ static bool admit_entries(epw_prefill *p, epw_prefill_lane *lane, uint32_t sourc
     return entries > 0;
 }
 
-/* A row of a routing that is used again: its weights may be others. */
+/* A row of a routing that is used again may have new weights. */
 static void renew_weights(epw_prefill *p, epw_prefill_lane *lane, uint32_t source, uint32_t row,
                           const unsigned char *slot) {
     const epw_entry *entry = epw_entries(slot);
@@ -162,13 +164,13 @@ static bool counts_are_full(const epw_prefill *p, const epw_routing *r, uint32_t
                   local * sizeof r->fill[0]) == 0;
 }
 
-/* Rows of the source that have been placed before this turn. */
+/* The rows of the source that were placed before this turn. */
 static uint32_t rows_before(const epw_prefill_lane *lane, uint32_t source) {
     const epw_routing *r = lane->routing;
     return (uint32_t)(r->announced[source] - lane->streams[EPW_KIND_DISPATCH][source].to_take);
 }
 
-/* Checks the next `count` rows of the source. False: it is refused. */
+/* Checks the next `count` rows of the source. False: the source must be refused. */
 static bool admit(epw_prefill *p, epw_prefill_lane *lane, uint32_t source, uint64_t count) {
     epw_routing *r = lane->routing;
     const epw_stream *s = &lane->streams[EPW_KIND_DISPATCH][source];
@@ -190,7 +192,7 @@ static bool admit(epw_prefill *p, epw_prefill_lane *lane, uint32_t source, uint6
     return count < s->to_take || lane->again || counts_are_full(p, r, source);
 }
 
-/* This rank's own rows need no checks and no slots. */
+/* This rank's own rows need no checks and use no slots. */
 static void admit_own(epw_prefill *p, epw_prefill_lane *lane, uint64_t count) {
     epw_routing *r = lane->routing;
     uint32_t rank = p->config.ep.rank, width = p->layout.topk, first = rows_before(lane, rank);
@@ -214,7 +216,7 @@ static void admit_own(epw_prefill *p, epw_prefill_lane *lane, uint64_t count) {
 
 /* ---- rows to their places ---- */
 
-/* How the scales of a row lie in the output: `count` elements of `bytes`. */
+/* The shape of a row's scales in the output: `count` elements of `bytes`. */
 typedef struct scale_shape {
     uint32_t count, bytes;
 } scale_shape;
@@ -225,7 +227,7 @@ static scale_shape scales_of(const epw_prefill_lane *lane) {
     return (scale_shape){format->scale_count, format->scale_bytes};
 }
 
-/* `list`: an expert's scales, where they have lists of their own; `row`: in that list. */
+/* `list`: the expert's scales, if each expert has its own; `row`: the index in that list. */
 static void put_scales(const epw_prefill_lane *lane, const unsigned char *scales, uint64_t list,
                        uint64_t row) {
     const epw_prefill_output *out = &lane->output;
@@ -247,9 +249,9 @@ static void put_scales(const epw_prefill_lane *lane, const unsigned char *scales
     }
 }
 
-/* What lies in one place. */
+/* What is copied to a place. */
 typedef struct row_sight {
-    const unsigned char *payload, *sideband; /* the scales are behind the payload */
+    const unsigned char *payload, *sideband; /* the scales follow the payload */
     uint32_t source, token;
 } row_sight;
 
@@ -290,7 +292,7 @@ static void put_lists(const epw_prefill *p, const epw_prefill_lane *lane, const 
     }
 }
 
-/* Row `row` of the source, which lies at `sight`, to all its places. */
+/* Copies row `row` of the source to all its places. */
 static void spread(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t row, const row_sight *sight) {
     const epw_routing *r = lane->routing;
     const epw_row_place *places = epw_places_of(r, sight->source, row);
@@ -347,9 +349,9 @@ static void take_chunk(void *context, uint32_t item, uint32_t thread) {
         if (i < job->lane->until[source]) take_row(job, source, i, thread);
 }
 
-/* ---- places of nobody ---- */
+/* ---- empty places ---- */
 
-/* Elements [first, first + count) of a list of 32-bit ones; NULL: not wanted. */
+/* Fills elements [first, first + count) of a list of 32-bit elements; NULL: not wanted. */
 static void fill_list(void *list, int byte, uint64_t first, uint64_t count) {
     if (list != NULL) memset((unsigned char *)list + first * 4, byte, count * 4);
 }
@@ -371,7 +373,7 @@ static void zero_row(const epw_prefill_lane *lane, uint64_t place) {
     if (lane->output.rows != NULL) memset((unsigned char *)lane->output.rows + place * bytes, 0, bytes);
 }
 
-/* The padding behind an expert's last row. */
+/* The padding after an expert's last row. */
 static void zero_padding(const epw_prefill_lane *lane, uint32_t e) {
     const epw_routing *r = lane->routing;
     uint64_t end = r->offsets[e] + epw_align(r->expert_rows[e], r->alignment);
@@ -380,7 +382,7 @@ static void zero_padding(const epw_prefill_lane *lane, uint32_t e) {
         zero_row(lane, place);
 }
 
-/* All places are nobody's before rows come. */
+/* Makes all places empty, before rows are copied. */
 static void clear_places(const epw_prefill *p, const epw_prefill_lane *lane) {
     const epw_prefill_output *out = &lane->output;
     const epw_routing *r = lane->routing;
@@ -419,7 +421,7 @@ void epw_prefill_clear_forgotten(epw_prefill *p, epw_prefill_lane *lane) {
 
 /* ---- a turn ---- */
 
-/* All openings have come, and it is known where rows are to go. */
+/* All openings have arrived, so the places of rows can be decided. */
 static void place(epw_prefill *p, epw_prefill_lane *lane) {
     epw_routing *r = lane->routing;
     const epw_prefill_output *out = &lane->output;
@@ -442,7 +444,7 @@ static void place(epw_prefill *p, epw_prefill_lane *lane) {
     clear_places(p, lane);
 }
 
-/* Out of the ring and nowhere else. */
+/* Takes messages out of the ring without using them. */
 static void discard(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uint64_t count) {
     epw_stream *s = &lane->streams[lane->kind][peer];
     for (uint64_t i = 0; i < count; i++) {

@@ -1,4 +1,5 @@
-/* Who sends what to whom, and where it lies: the memory of a routing, its rows numbered, its places. */
+/* Which row goes to which rank, and its place there: the memory of a routing, the numbers of its rows, and
+ * the places. */
 #include "prefill/parts.h"
 
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 /* ---- memory ---- */
 
-/* Takes `count` numbers of the arena: an address in it, or only the sum where there is no arena yet. */
+/* Takes `count` numbers from the arena. Without an arena it returns NULL, and only adds up the size. */
 static uint32_t *take(unsigned char *arena, uint64_t *used, uint64_t count) {
     uint32_t *at = arena != NULL ? (uint32_t *)(void *)(arena + *used) : NULL;
     *used += epw_align(count * sizeof(uint32_t), LINE);
@@ -55,7 +56,7 @@ epw_status epw_routing_take(epw_routing *r, uint32_t tokens, epw_where where) {
     r->own = arena;
     r->token_room = tokens;
     carve_own(r, tokens, arena);
-    r->made = false; /* what was there before is gone */
+    r->made = false; /* the former contents are gone */
     return EPW_OK;
 }
 
@@ -77,7 +78,7 @@ void epw_routing_number(epw_routing *r, const epw_prefill_lane *lane, const epw_
     const epw_prefill *p = r->of;
     const epw_config *c = &p->config.ep;
     uint32_t width = c->topk, ranks = c->ranks;
-    uint32_t *rows = r->received; /* [ranks], until rows come */
+    uint32_t *rows = r->received; /* [ranks], until rows arrive */
     r->tokens = in->tokens;
     r->topk = in->topk;
     r->weighted = in->topk_weights != NULL;
@@ -87,7 +88,7 @@ void epw_routing_number(epw_routing *r, const epw_prefill_lane *lane, const epw_
     for (uint32_t t = 0; t < in->tokens; t++) {
         int32_t *ids = r->ids + (size_t)t * width;
         uint32_t *row = r->sent_row + (size_t)t * width;
-        /* Ids have been checked. */
+        /* Cannot fail: the ids have been checked. */
         (void)epw_input_read_topk(epw_prefill_where(p, "dispatch"), c, in, t, ids,
                                   r->weights + (size_t)t * width);
         for (uint32_t j = 0; j < width; j++) {
@@ -140,7 +141,7 @@ uint64_t epw_routing_extent(const epw_routing *r, uint32_t layout, uint32_t alig
     return end;
 }
 
-/* Rows from place `offset` on that pass the capacity. */
+/* How many of `rows` rows from place `offset` on are beyond the capacity. */
 static uint64_t passing(const epw_routing *r, uint64_t offset, uint64_t rows) {
     if (r->layout == EPW_EXPERT_MAJOR) offset = 0;
     if (offset >= r->capacity) return rows;

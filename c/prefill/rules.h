@@ -1,44 +1,44 @@
 /* The rules of prefill's rings as pure functions: how many rows a rank may write for a peer, how many of a
- * peer's it may take, and which words it posts. They read no memory of other ranks and no clock: the engine
- * calls them with what it has loaded, and the explorer in tests (tests/c/prefill_model.c) with what it
- * imagines.
+ * peer's rows it may take, and which words it posts when. They read neither the memory of other ranks nor a
+ * clock: the engine passes what it has loaded, and the explorer in tests (tests/c/prefill_model.c) passes
+ * what it simulates.
  *
  * From one rank to another there are two rings on each lane, one for the rows of dispatches and one for the
  * answers of combines. A ring has `slots` slots, and message n, counted from 0 in each epoch, lies in slot
- * n % slots. It goes through these hands:
+ * n % slots. It goes through these stages:
  *
- *     written by its source       written     counts it there
- *     told to the owner           announced   by the word POSTED (ANSWERED)
+ *     written by its source       written     is counted there
+ *     announced to the owner      announced   by the word POSTED (ANSWERED)
  *     seen by the owner           seen
  *     taken out by the owner      taken
- *     told to the source          returned    by the word TAKEN (COLLECTED): the credit
- *     seen by the source          free        and so its slot may be written again
+ *     returned to the source      returned    by the word TAKEN (COLLECTED): the credit
+ *     seen by the source          free        so its slot may be written again
  *
  * An operation is an opening, which says how many rows follow, and these rows. The openings of a dispatch
- * carry the counts that decide where rows lie: rows are taken once all openings have come, but openings and
- * rows are written without waiting for that. */
+ * carry the counts that decide the places of rows: rows are taken once all openings have arrived, but
+ * openings and rows are written without waiting for that. */
 #ifndef EPW_PREFILL_RULES_H
 #define EPW_PREFILL_RULES_H
 
 #include "peer/rules.h"
 
-/* One kind of ring to a peer, and the same from it. */
+/* One kind of ring to a peer, and the same kind from it. */
 typedef struct epw_row_ring {
-    uint64_t written, announced, free; /* to the peer; `free`: messages whose slots are this rank's again */
+    uint64_t written, announced, free; /* to the peer; `free`: messages whose slots were returned */
     uint64_t seen, taken, returned;    /* from the peer */
 } epw_row_ring;
 
-/* The part of a peer in the operation that runs: what goes to it, and what comes from it. */
+/* The part of a peer in the current operation: what is sent to it, and what comes from it. */
 typedef struct epw_stream {
     epw_row_ring ring;
-    bool writes;       /* the peer may be written for: it has begun the epoch, and takes part */
-    uint64_t to_write; /* messages of the operation still to be written for it */
-    bool takes;        /* something is still to come from it */
-    bool opened;       /* its opening has been taken: */
-    uint64_t to_take;  /* rows that are still to come behind that */
+    bool writes;       /* the peer has begun the epoch and takes part, so messages may be written for it */
+    uint64_t to_write; /* messages of the operation that have yet to be written */
+    bool takes;        /* something has yet to come from it */
+    bool opened;       /* its opening has been taken */
+    uint64_t to_take;  /* rows after the opening that have yet to be taken */
 } epw_stream;
 
-/* What is done for one peer before words are looked at again. */
+/* What may be done for one peer before words are read again. */
 typedef struct epw_turn {
     uint64_t write; /* messages that may be written now */
     uint64_t take;  /* messages that may be taken now */
@@ -53,14 +53,14 @@ static inline void epw_stream_begin(epw_stream *s, bool takes_part, uint64_t mes
     s->to_take = 0;
 }
 
-/* An opening has been taken, behind which so many rows come. */
+/* An opening has been taken, which announces so many rows. */
 static inline void epw_stream_open(epw_stream *s, uint64_t rows) {
     s->opened = true;
     s->to_take = rows;
     s->takes = rows > 0;
 }
 
-/* Nothing more comes from the peer; or goes to it either. */
+/* Nothing more comes from the peer; and, in the second function, nothing more goes to it. */
 static inline void epw_stream_end_taking(epw_stream *s) {
     s->to_take = 0;
     s->takes = false;
@@ -70,7 +70,7 @@ static inline void epw_stream_end(epw_stream *s) {
     epw_stream_end_taking(s);
 }
 
-/* Has the opening come of everybody of whom one is awaited? */
+/* Whether every awaited opening has arrived. */
 static inline bool epw_streams_opened(const epw_stream *streams, uint32_t ranks) {
     for (uint32_t peer = 0; peer < ranks; peer++)
         if (streams[peer].takes && !streams[peer].opened) return false;
@@ -88,7 +88,7 @@ static inline uint64_t epw_stream_writable(const epw_stream *s, uint64_t slots) 
     return s->to_write < room ? s->to_write : room;
 }
 
-/* `placed`: it is known where rows go, because all openings have come. */
+/* `placed`: the places of rows are known, because all openings have arrived. */
 static inline uint64_t epw_stream_takable(const epw_stream *s, bool placed) {
     uint64_t here = s->ring.seen - s->ring.taken;
     if (!s->takes || here == 0) return 0;
@@ -97,8 +97,8 @@ static inline uint64_t epw_stream_takable(const epw_stream *s, bool placed) {
     return here < s->to_take ? here : s->to_take;
 }
 
-/* What can be done for each peer now. Peers do not depend on each other: one that has no slot free, or sends
- * nothing, holds up neither rows for others nor those from anybody. */
+/* What may be done for each peer now. Peers are independent: one without a free slot, or one that sends
+ * nothing, delays neither the rows for others nor the rows from others. */
 static inline void epw_streams_turn(const epw_stream *streams, uint32_t ranks, uint64_t slots, bool placed,
                                     epw_turn *turns) {
     for (uint32_t peer = 0; peer < ranks; peer++) {
@@ -118,10 +118,10 @@ static inline void epw_stream_took(epw_stream *s, uint64_t rows) {
     if (s->to_take == 0) s->takes = false;
 }
 
-/* ---- words: their lower 41 bits are a count, modulo as much ---- */
+/* ---- words: their lower 41 bits are a count, modulo 2^41 ---- */
 
-/* Whether a word is to tell the peer of what was written for it, and whether one is to return credits: a
- * quarter of the ring is worth one, and whoever has nothing else to do (`rests`) leaves nothing untold. */
+/* Whether to announce what was written for the peer, and whether to return credits: if they are a quarter of
+ * the ring, or if there is nothing else to do (`rests`). */
 static inline bool epw_ring_announces(const epw_row_ring *ring, uint64_t slots, bool rests) {
     uint64_t news = ring->written - ring->announced;
     return news > 0 && (rests || news >= slots / 4);
@@ -135,7 +135,7 @@ static inline uint64_t epw_count_word(uint64_t own_word, uint64_t count) {
     return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
 }
 
-/* Takes a word of this epoch into *count, which is `most` at most. */
+/* Updates *count, at most to `most`, by a word of this epoch. */
 static inline epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t word, uint64_t own_word) {
     if (epw_word_epoch(word) != epw_word_epoch(own_word)) return EPW_HEARD_NOTHING;
     uint64_t more = (epw_word_step(word) - *count) & EPW_STEP_MAX;

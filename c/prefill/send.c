@@ -1,4 +1,4 @@
-/* Rows to peers. For each peer as many as its ring has room for; a token that goes to several peers in the
+/* Rows to peers, as many for each peer as its ring has room for. A token that goes to several peers in the
  * same turn is quantised once. */
 #include "prefill/parts.h"
 
@@ -12,13 +12,13 @@ unsigned char *epw_prefill_slot_there(epw_prefill *p, const epw_prefill_lane *la
                           epw_answer_slot_offset(&p->layout, lane->index, rank, number));
 }
 
-/* ---- openings, and the end of what was given up ---- */
+/* ---- openings, and VOID messages ---- */
 
 static epw_row_head head_of(const epw_prefill_lane *lane, uint32_t kind, uint32_t number) {
     return (epw_row_head){.token = number, .format = lane->hash, .kind = kind, .op = lane->ops[lane->kind]};
 }
 
-/* Writes the opening, or the word that no more comes. True if it has. */
+/* Writes the opening, or the VOID message. True if it has. */
 static bool write_alone(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     epw_stream *s = &lane->streams[lane->kind][peer];
     epw_prefill_peer *q = &lane->peers[peer];
@@ -70,10 +70,10 @@ static size_t make_header(const epw_prefill *p, const epw_prefill_lane *lane, ui
 typedef struct send_job {
     epw_prefill *p;
     epw_prefill_lane *lane;
-    uint32_t tokens; /* of the batch */
+    uint32_t tokens; /* in the batch */
 } send_job;
 
-/* To each peer whose turn has this row. */
+/* Writes the token's row for each peer whose turn includes it. */
 static void send_token(const send_job *job, uint32_t t, uint32_t thread) {
     epw_prefill *p = job->p;
     epw_prefill_lane *lane = job->lane;
@@ -118,12 +118,13 @@ static uint32_t token_of(const epw_routing *r, uint32_t peer, uint64_t row) {
     return r->sent_tokens[r->sent_first[peer] + row];
 }
 
-/* Tokens whose rows have room, in order: lane->until[peer] is the row behind the last of each peer. */
+/* Chooses tokens, in order, whose rows have room. lane->until[peer] becomes the row after the peer's last
+ * one. */
 static uint32_t choose_tokens(const epw_prefill *p, epw_prefill_lane *lane) {
     const epw_routing *r = lane->routing;
     uint32_t count = 0, ranks = p->layout.ranks;
     for (uint32_t peer = 0; peer < ranks; peer++) lane->until[peer] = lane->peers[peer].next;
-    while (count < EPW_ROWS_TURN) { /* ends: each turn adds a token, or finds none */
+    while (count < EPW_ROWS_TURN) { /* ends: each iteration adds a token, or finds none */
         uint32_t least = UINT32_MAX;
         for (uint32_t peer = 0; peer < ranks; peer++) {
             uint64_t end = lane->peers[peer].next + lane->turns[peer].write;

@@ -1,4 +1,4 @@
-//! Host memory for what a dispatch delivers, of the right sizes.
+//! Host memory of the right sizes for the outputs of a dispatch.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use crate::config::{EpConfig, Layout, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::{Element, HostBuffer, TensorMut};
 
-/// Memory for everything a dispatch can deliver in one layout, allocated once and used again and again.
+/// Memory for all outputs of a dispatch in one layout, allocated once and used many times.
 #[derive(Debug)]
 pub struct DispatchBuffers {
     layout: Layout,
@@ -38,7 +38,7 @@ impl DispatchBuffers {
     ///
     /// # Errors
     /// Those of [`Plan::new`] and [`RowShape::new`], [`Error::Limit`] if the configuration has less sideband, and
-    /// [`Error::NoMemory`], which names the output that there was no memory for.
+    /// [`Error::NoMemory`], which names the output for which there was no memory.
     pub fn new(
         config: &EpConfig,
         ranks: u32,
@@ -152,7 +152,7 @@ impl DispatchBuffers {
     }
 }
 
-/// `len` copies of `value`, or the bytes that there was no memory for.
+/// `len` copies of `value`; on failure, the bytes for which there was no memory.
 fn filled<T: Clone>(value: T, len: usize) -> Result<Vec<T>, usize> {
     let mut list = Vec::new();
     list.try_reserve_exact(len).map_err(|_| len.saturating_mul(size_of::<T>()))?;

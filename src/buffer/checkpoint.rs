@@ -1,4 +1,4 @@
-//! The ends of steps, and whether what was computed in them may be used.
+//! The ends of steps, and whether the results of a step may be used.
 
 use std::ffi::c_void;
 use std::sync::{Arc, OnceLock};
@@ -7,20 +7,20 @@ use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
 use crate::sys;
 
-/// Whether all members have completed what ended in a step, see [`Checkpoint::verdict`].
+/// Whether all members have completed the operations that ended in a step, see [`Checkpoint::verdict`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
-    /// Not known yet. Some member has not ended the step; or one that was lost leaves it open until the next membership has begun
-    /// everywhere.
+    /// Not known yet. Some member has not ended the step; or a lost member leaves it open until the next membership has
+    /// begun everywhere.
     Pending,
-    /// All have: what was computed may be used.
+    /// All have completed them: the results may be used.
     Clean,
     /// Some have not: an outcome was degraded somewhere, or an operation was given up.
     Faulted,
 }
 
-/// The end of a step for one buffer: what a server asks before it uses what was computed in the step. A complete outcome here
-/// does not say that the others have all their rows.
+/// The end of a step for one buffer: what a server asks before it uses the results of the step. A complete outcome on
+/// this rank does not say that the others have all their rows.
 ///
 /// Cheap to clone; `Send` and `Sync`. Keeps its buffer alive.
 #[derive(Debug, Clone)]
@@ -32,14 +32,14 @@ pub struct Checkpoint {
 }
 
 impl EpBuffer {
-    /// Ends a step: tells all members whether everything that has ended on this buffer since the checkpoint before was complete.
-    /// An operation counts for the step in which its combine ends. `step` is the [number](crate::group::Step::number) that
-    /// [`Group::step`](crate::Group::step) gave. All members end the same steps; those that they leave out share the verdict of
-    /// the next. Waits for nobody.
+    /// Ends a step: tells all members whether everything that has ended on this buffer since the previous checkpoint
+    /// was complete. An operation counts for the step in which its combine ends. `step` is the
+    /// [number](crate::group::Step::number) that [`Group::step`](crate::Group::step) returned. All members end the same
+    /// steps; steps without a checkpoint share the verdict of the next one. Waits for nobody.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) if the step is not after that of the checkpoint before, or before the
-    /// membership; [`Error::State`](crate::Error::State) before the first membership, and on a GPU, where it is
+    /// [`Error::Invalid`](crate::Error::Invalid) if the step is not after that of the previous checkpoint, or is before
+    /// the membership; [`Error::State`](crate::Error::State) before the first membership, and on a GPU, where it is
     /// [`EpBuffer::enqueue_checkpoint`].
     pub fn checkpoint(&self, step: u64) -> Result<Checkpoint> {
         self.inner.host("checkpoint")?;
@@ -47,8 +47,9 @@ impl EpBuffer {
         unsafe { self.inner.checkpoint(step, std::ptr::null_mut()) }
     }
 
-    /// Counts the step that the next checkpoint ends as [faulted](Verdict::Faulted): for what a program does beside this buffer, such as
-    /// collectives ([`Comm::take_fault`](crate::Comm::take_fault)). Any thread, also while operations run.
+    /// Makes the step that the next checkpoint ends count as [faulted](Verdict::Faulted): for operations outside this
+    /// buffer, such as collectives ([`Comm::take_fault`](crate::Comm::take_fault)). Callable from any thread, also
+    /// while operations run.
     pub fn fault(&self) -> Result<()> {
         self.inner.ffi.checkpoint_fault()
     }
@@ -65,27 +66,29 @@ impl Inner {
 }
 
 impl Checkpoint {
-    /// The step that it has ended.
+    /// The step that it ends.
     pub fn step(&self) -> u64 {
         self.step
     }
 
-    /// The membership that it belongs to.
+    /// The epoch of its membership.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
 
-    /// The verdict: the same for all members that go on together, though not at the same moment, and never another one once it is
-    /// not [`Verdict::Pending`]. It comes when the last of them has ended the step; where one was lost before, when those that
-    /// are left have begun the next membership, and they judge by what they have completed themselves.
+    /// The verdict: the same for all members that continue together, though not at the same moment, and final once it
+    /// is not [`Verdict::Pending`]. It is known when the last member has ended the step. If a member was lost before
+    /// that, it is known when the others have begun the next membership; they judge by what they have completed
+    /// themselves.
     ///
-    /// Waits for nobody: ask again, in the next step say. On a GPU it copies the peers' words, which takes some ten microseconds, or
-    /// as long as copies of the program keep the copy engine busy; what takes longer than 200 is looked at when you ask again.
+    /// Waits for nobody: ask again, for example in the next step. On a GPU it copies the peers' words, which takes
+    /// about ten microseconds, or as long as copies of the program keep the copy engine busy; a copy that takes longer
+    /// than 200 is read when you ask again.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) if it is not known any more, and nobody has asked for it before: 16 steps or
-    /// 3 memberships later, not counting steps that began after some member was given up; or because this rank does not belong
-    /// to the membership that judges the step.
+    /// [`Error::Limit`](crate::Error::Limit) if the verdict is no longer known and nobody has asked for it before: 16
+    /// steps or 3 memberships later, not counting steps that began after some member was given up; or if this rank is
+    /// not a member of the membership that judges the step.
     pub fn verdict(&self) -> Result<Verdict> {
         if let Some(found) = self.found.get() {
             return Ok(*found);

@@ -1,4 +1,4 @@
-//! How a buffer comes to be and finds its peers.
+//! Creating a buffer, and connecting it to its peers.
 
 use std::sync::{Arc, Weak};
 
@@ -12,13 +12,13 @@ use crate::spawn_blocking::spawn_blocking;
 
 impl EpBuffer {
     /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
-    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), as often and in the same order. A field that
-    /// differs is named. A member on standby creates as many by itself, in that order too: members connect it beside what they
-    /// do, and the [`Group::step`] that admits it begins its membership.
+    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), equally often and in the same order. A
+    /// field that differs is named. A member on standby creates its buffers by itself, in the same order: members
+    /// connect them while they continue to work, and the [`Group::step`] that admits it begins its membership.
     ///
     /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take
-    /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up; what
-    /// it was doing ends within the same bounds.
+    /// together, and [`EpConfig::deadline`] for connecting to all of them. Dropping the future gives the buffer up;
+    /// what it was doing ends within the same bounds.
     pub async fn create(group: &Group, config: EpConfig) -> Result<Self> {
         let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
         let fields = config.fields();
@@ -40,23 +40,25 @@ impl EpBuffer {
         Self { inner }
     }
 
-    /// What `peer` needs to reach this rank's window, to be given to its [`EpBuffer::connect`]. Holds a secret that lets
-    /// processes of the same user map the window. Waits for nobody.
+    /// The bytes that `peer` needs to reach this rank's window, to be passed to its [`EpBuffer::connect`]. They contain
+    /// a secret that lets processes of the same user map the window. Waits for nobody.
     pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
         self.inner.ffi.export(peer)
     }
 
-    /// Maps the window that `peer` exported for this rank. Never blocks the executor. At any time where the peer is not active,
-    /// beside operations; one that is active must have been given up, and no lane be held.
+    /// Maps the window that `peer` exported for this rank. Never blocks the executor. If the peer is not active, this
+    /// is possible at any time, also while operations run; an active peer must have been given up, and no lane may be
+    /// held.
     ///
-    /// Dropping the future gives up waiting, not the attempt, which ends within the deadline; until then another one for
-    /// this peer is [`Error::State`](crate::Error::State).
+    /// Dropping the future gives up waiting, not the attempt, which ends within the deadline; until then another one
+    /// for this peer is [`Error::State`](crate::Error::State).
     ///
     /// # Errors
-    /// [`Error::Mismatch`](crate::Error::Mismatch) if a field of the configuration differs, [`Error::Fenced`](crate::Error::Fenced) while a former incarnation of this
-    /// rank, its old process or another buffer of this one, still has that window mapped, [`Error::Timeout`](crate::Error::Timeout) if the peer
-    /// does not answer within [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone, [`Error::NoPath`](crate::Error::NoPath) if it cannot be
-    /// reached.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if a field of the configuration differs,
+    /// [`Error::Fenced`](crate::Error::Fenced) while a former incarnation of this rank, its old process or another
+    /// buffer of this one, still has that window mapped, [`Error::Timeout`](crate::Error::Timeout) if the peer does not
+    /// answer within [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone,
+    /// [`Error::NoPath`](crate::Error::NoPath) if it cannot be reached.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         self.connect_aside(vec![(peer, blob.to_vec())]).await
     }
@@ -66,8 +68,8 @@ impl EpBuffer {
         self.inner.connect([(peer, blob)])
     }
 
-    /// [`EpBuffer::connect`] to every peer, by rank, whose blob is not empty, in ascending order up to the first that
-    /// fails. One deadline bounds them all.
+    /// [`EpBuffer::connect`] to every peer, by rank, whose blob is not empty, in ascending order until one fails. One
+    /// deadline bounds them all.
     pub async fn connect_all(&self, blobs: &[Vec<u8>]) -> Result<()> {
         self.connect_aside(present(blobs).map(|(peer, blob)| (peer, blob.to_vec())).collect()).await
     }
@@ -83,19 +85,21 @@ impl EpBuffer {
         spawn_blocking("connect", self.rank(), connect).await
     }
 
-    /// Unmaps the window of a peer that is not active, at any time, or of one that was given up, with no lane held. Waits for no
-    /// peer; on GPUs, for one that was given up, for what this rank has enqueued, as [`EpBuffer::set_active`] does. [`Error::State`](crate::Error::State) while the peer is being connected. After a timeout the peer may count as
-    /// not connected, and is to be connected or disconnected again.
+    /// Unmaps the window of a peer that is not active, at any time, or of one that was given up, if no lane is held.
+    /// Waits for no peer; on GPUs, for a peer that was given up, it waits for what this rank has enqueued, as
+    /// [`EpBuffer::set_active`] does. [`Error::State`](crate::Error::State) while the peer is being connected. After a
+    /// timeout the peer may count as not connected, and must be connected or disconnected again.
     pub fn disconnect(&self, peer: u32) -> Result<()> {
         self.inner.ffi.disconnect(peer)
     }
 
-    /// Whether the path to `peer` carries words both ways and its process is alive: asks the peer's library, beside all
-    /// operations, and waits for the answer. Never blocks the executor.
+    /// Checks that the path to `peer` carries words in both directions and that its process is alive: asks the peer's
+    /// library, independently of all operations, and waits for the answer. Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Timeout`](crate::Error::Timeout) if no answer comes within `timeout`, [`Error::Peer`](crate::Error::Peer) if the peer's process has ended,
-    /// [`Error::State`](crate::Error::State) if it is not connected.
+    /// [`Error::Timeout`](crate::Error::Timeout) if no answer comes within `timeout`,
+    /// [`Error::Peer`](crate::Error::Peer) if the peer's process has ended, [`Error::State`](crate::Error::State) if it
+    /// is not connected.
     pub async fn probe(&self, peer: u32, timeout: std::time::Duration) -> Result<()> {
         let inner = self.inner.clone();
         spawn_blocking("probe", self.rank(), move || inner.ffi.probe(peer, timeout)).await
@@ -111,14 +115,16 @@ impl EpBuffer {
         Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
 
-    /// For print: what drains this rank's queues and what that has come to, of an adapter its port, its address and what it does
-    /// without. `None` where the configuration permits no queues. Pieces may be added: nothing is to be read out of it.
+    /// For display only: what drains this rank's queues and its state; for an adapter, its port, its address and what
+    /// it does without. `None` if the configuration permits no queues. Details may be added, so programs must not parse
+    /// it.
     pub fn nic(&self) -> Option<String> {
         self.inner.ffi.nic()
     }
 
-    /// For print: why nothing travels by the queues to `peer` any more ([`Cause::Link`](crate::Cause::Link)), and what to do about it,
-    /// until it is connected again. `None` if something does, or its path is no queue. Nothing is to be read out of it.
+    /// For display only: why the queues to `peer` carry nothing any more ([`Cause::Link`](crate::Cause::Link)), and a
+    /// remedy, until it is connected again. `None` if they work, or if its path is not a queue. Programs must not parse
+    /// it.
     pub fn trouble(&self, peer: u32) -> Option<String> {
         self.inner.ffi.trouble(peer)
     }
@@ -160,7 +166,7 @@ mod tests {
         let mut exporter = Exporter::start();
         let blob = exporter.blob();
         exporter.stop();
-        // The group's rank 1 is the test: it does what creating does up to the connect, for the process.
+        // The group's rank 1 is the test: it does, for the process, what creating a buffer does before the connect.
         let groups = Group::threads(2).unwrap();
         let peer = groups[1].clone();
         let peer = std::thread::spawn(move || {

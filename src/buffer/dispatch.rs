@@ -13,7 +13,7 @@ use crate::outcome::Outcome;
 use crate::{ffi, sys};
 
 impl EpBuffer {
-    /// Memory for what a dispatch with this payload and layout delivers.
+    /// Memory for the outputs of a dispatch with this payload and layout.
     pub fn dispatch_buffers(
         &self,
         payload: Payload,
@@ -23,8 +23,9 @@ impl EpBuffer {
         DispatchBuffers::new(&self.inner.config, self.ranks(), payload, layout, sideband_bytes)
     }
 
-    /// Sends this rank's tokens and receives those of the others. Never blocks the executor. A wrong or repeated expert id
-    /// is an error that names row and column, and nothing is sent. Dropping the future gives the operation up.
+    /// Sends this rank's tokens and receives those of the others. Never blocks the executor. An expert id that is out
+    /// of range or repeated is an error that names row and column, and nothing is sent. Dropping the future gives the
+    /// operation up.
     pub async fn dispatch(&self, input: Dispatch<'_>, mut output: DispatchOutput<'_>) -> Result<Dispatched> {
         let (open, outcome) = self.run("dispatch", &input, Some(&mut output)).await?;
         Ok(Dispatched { open, request: input.request(), outcome })
@@ -40,7 +41,7 @@ impl EpBuffer {
         Ok(Dispatched { open, request: input.request(), outcome })
     }
 
-    /// The sending half of a dispatch. Never blocks the executor; waits only where a peer has not yet read an earlier
+    /// The sending half of a dispatch. Never blocks the executor; waits only if a peer has not yet read an earlier
     /// operation.
     pub async fn dispatch_send(&self, input: Dispatch<'_>) -> Result<Dispatching> {
         let (open, _) = self.run("dispatch_send", &input, None).await?;

@@ -13,7 +13,7 @@ use crate::outcome::Outcome;
 use crate::sys;
 use crate::tensor::Element;
 
-/// A call that was refused before it did anything, with what it would have consumed.
+/// A call that was refused before it did anything, with the handle that it would have consumed.
 ///
 /// Converts into [`Error`] with `?`, which drops (and so releases) the handle.
 pub struct Refused<H> {
@@ -42,7 +42,7 @@ impl<H> fmt::Display for Refused<H> {
 }
 
 impl<H> std::error::Error for Refused<H> {
-    // Its text is that of `error`, so what lies behind is the same.
+    // Its text is that of `error`, so its source is the same, too.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         std::error::Error::source(&self.error)
     }
@@ -59,8 +59,8 @@ pub type Consuming<T, H> = std::result::Result<T, Box<Refused<H>>>;
 
 /// A dispatch that has sent; its rows are received when the caller asks. Dropping it releases its lane.
 ///
-/// Receive, or begin to await [`Dispatching::event`], within one deadline of sending: peers that wait for this rank give it
-/// up otherwise, see [`EpConfig::deadline`](crate::EpConfig::deadline).
+/// Receive, or begin to await [`Dispatching::event`], within one deadline of sending; otherwise peers that wait for
+/// this rank give it up, see [`EpConfig::deadline`](crate::EpConfig::deadline).
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
 pub struct Dispatching {
@@ -74,7 +74,7 @@ impl Dispatching {
         Event::new(&self.open)
     }
 
-    /// Receives, without blocking the executor: waiting is done by being polled again.
+    /// Receives without blocking the executor: it waits by being polled again.
     pub async fn receive(self, mut output: DispatchOutput<'_>) -> Consuming<Dispatched, Self> {
         let start = |nonblocking, outcome: &mut _| self.start(&mut output, nonblocking, outcome);
         // SAFETY: `output` lives in this future, to its end.
@@ -111,10 +111,10 @@ impl Dispatching {
     }
 }
 
-/// A received dispatch: what the experts work on, and the right to combine. Holds its buffer alive; dropping it releases its lane.
-/// `Send` and `Sync`: it may move between threads and tasks.
+/// A received dispatch: the rows for the experts, and the right to combine. Keeps its buffer alive; dropping it
+/// releases its lane. `Send` and `Sync`: it may move between threads and tasks.
 ///
-/// Combine within one deadline of the dispatch's end: peers that wait for this rank's answers give it up otherwise, see
+/// Combine within one deadline of the dispatch's end; otherwise peers that wait for this rank's answers give it up, see
 /// [`EpConfig::deadline`](crate::EpConfig::deadline).
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
@@ -138,8 +138,8 @@ impl Dispatched {
         Ok(RowsView { rows, payload_bytes, scale_bytes, of: self })
     }
 
-    /// The area into which experts may write their outputs so that combine copies nothing before sending: rank-major the
-    /// received rows themselves, once all experts have read them; expert-major `[E, M, hidden]`, where the plan has
+    /// The area into which experts may write their outputs, so that combine copies nothing before sending: rank-major,
+    /// the received rows themselves, once all experts have read them; expert-major `[E, M, hidden]`, if the plan has
     /// `zero_copy`. Then combine with [`Combine::in_place`].
     #[doc(alias = "next_combine_buffer")]
     pub fn combine_rows_mut(&mut self) -> Result<CombineRows<'_>> {
@@ -147,7 +147,8 @@ impl Dispatched {
         Ok(CombineRows { rows, of: self })
     }
 
-    /// Answers every received row, receives the answers to this rank's own, sums them into `output`. Never blocks the executor.
+    /// Answers every received row, receives the answers to this rank's own rows, and sums them into `output`. Never
+    /// blocks the executor.
     pub async fn combine(
         self,
         input: Combine<'_>,
@@ -222,7 +223,7 @@ impl Dispatched {
         unsafe { rows.source_counts.add(source as usize).read() as usize }
     }
 
-    /// Where row `row` of `source` begins, if it was received.
+    /// The offset of row `row` of `source`, if it was received.
     fn row_at(&self, rows: &Rows, source: u32, row: usize) -> Option<usize> {
         let index = source as usize * self.open.inner.config.max_tokens as usize + row;
         (row < self.source_count(rows, source)).then_some(index * rows.stride)
@@ -250,17 +251,17 @@ impl<'a> RowsView<'a> {
         let bytes = self.payload_bytes;
         let at = self.of.row_at(&self.rows, source, row)?;
         // SAFETY: a received slot is this rank's until it combines, which needs the Dispatched that 'a borrows; nobody
-        // writes it meanwhile. Slots are aligned to 64 bytes, T is plain (Element).
+        // writes it meanwhile. Slots are aligned to 64 bytes, and T is plain data (Element).
         (bytes.is_multiple_of(size_of::<T>())).then(|| unsafe {
             std::slice::from_raw_parts(self.rows.first.add(at).cast().as_ptr(), bytes / size_of::<T>())
         })
     }
 
-    /// The scales of that row as bytes, in the order in which they travel; `None` if the payload has none.
+    /// The scales of that row as bytes, in the order in which they are sent; `None` if the payload has none.
     pub fn scales(&self, source: u32, row: usize) -> Option<&'a [u8]> {
         let bytes = self.scale_bytes;
         let at = self.of.row_at(&self.rows, source, row)?;
-        // SAFETY: as for `row`; the scales lie behind the payload in the same slot.
+        // SAFETY: as for `row`; the scales follow the payload in the same slot.
         self.rows.scales.map(|scales| unsafe { std::slice::from_raw_parts(scales.add(at).as_ptr(), bytes) })
     }
 }

@@ -1,4 +1,4 @@
-//! The buffer itself, as its clones and its operations in flight share it.
+//! The buffer itself, shared by its clones and its operations in flight.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +25,15 @@ pub struct EpBuffer {
 }
 
 impl EpBuffer {
-    /// A buffer that knows nobody yet, for programs that carry blobs by means of their own: [`EpBuffer::export`] on every rank,
-    /// [`EpBuffer::connect`] on every other, then [`EpBuffer::set_active`]. Allocates the window; waits for nobody. Its queues,
-    /// if [`Paths::queue`](crate::Paths::queue) permits them, reach ranks of this host. Those of other hosts need a key, which is that of a group, or
-    /// where `EPWIRE_WIRES` asks for `tcp` that of the process's token and `EPWIRE_RUN_ID`.
+    /// A buffer that is not connected, for programs that distribute blobs by their own means: call [`EpBuffer::export`]
+    /// on every rank, [`EpBuffer::connect`] on every other rank, then [`EpBuffer::set_active`]. Allocates the window;
+    /// waits for nobody. Its queues, if [`Paths::queue`](crate::Paths::queue) permits them, reach ranks of this host.
+    /// To reach those of other hosts a key is needed: that of a group or, if `EPWIRE_WIRES` asks for `tcp`, that of the
+    /// process's token and `EPWIRE_RUN_ID`.
     ///
     /// # Errors
-    /// As of [`Plan::new`]; [`Error::Invalid`] too if `EPWIRE_PATHS` names what is no path, or the token cannot be read.
+    /// Those of [`Plan::new`]; also [`Error::Invalid`] if `EPWIRE_PATHS` names an unknown path, or the token cannot be
+    /// read.
     pub fn unconnected(rank: u32, ranks: u32, config: EpConfig) -> Result<Self> {
         Self::made(rank, ranks, config, Setting::alone(rank)?)
     }
@@ -69,7 +71,7 @@ impl EpBuffer {
         &self.inner.config
     }
 
-    /// The sizes that follow from it.
+    /// The sizes that follow from the configuration.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
@@ -78,19 +80,19 @@ impl EpBuffer {
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: their threads end before the last owner of the C buffer goes.
+    /// Before `ffi`: their threads end before the last owner drops the C buffer.
     watchers: [Watcher; sys::EPW_MAX_LANES as usize],
     pub(crate) ffi: Arc<ffi::Buffer>,
     pub(crate) rank: u32,
     pub(crate) config: EpConfig,
     pub(crate) plan: Plan,
-    /// What the metrics have been told.
+    /// The state of the metrics.
     #[cfg(feature = "metrics")]
     pub(super) told: std::sync::Mutex<crate::traffic::Traffic>,
 }
 
 impl Inner {
-    /// Refuses what a buffer on a GPU has another call for.
+    /// Refuses a call for which a buffer on a GPU has another one.
     pub(super) fn host(&self, operation: &str) -> Result<()> {
         if self.config.device == Device::Host {
             return Ok(());
@@ -115,8 +117,8 @@ impl Inner {
         RowShape::new(&self.config, self.plan.ranks, payload).map_or(0, |s| s.scale_count * s.scale_bytes)
     }
 
-    /// Starts the watchers. Before an operation begins, so that a process without a thread to spare is refused one that
-    /// it could not see to its end.
+    /// Starts the watchers before an operation begins, so that a process that cannot start a thread is refused an
+    /// operation that it could not complete.
     pub(crate) fn watch_lanes(&self, operation: &str) -> Result<()> {
         let mut lanes = self.watchers.iter().take(self.config.lanes as usize);
         lanes.try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
@@ -126,7 +128,7 @@ impl Inner {
         })
     }
 
-    /// Longest time between two looks at an operation: peers expect a sign of life in every half of a deadline.
+    /// The longest time between two looks at an operation: peers expect a beacon in every half of a deadline.
     pub(super) fn slice(&self) -> Duration {
         (self.config.deadline / 4).min(LONGEST_LOOK)
     }
@@ -138,7 +140,8 @@ impl Inner {
 
 impl Watched for ffi::Buffer {
     fn sleep(&self, handles: &[u64], longest: Duration) {
-        // One lane has one live handle; others, and an error, say that a handle is gone: its task must look too.
+        // Each lane has at most one live handle. For another handle the wait fails, because it is gone; then its task
+        // must be woken as well.
         let _ = handles.last().map(|handle| self.wait(*handle, longest));
     }
 

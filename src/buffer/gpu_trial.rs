@@ -1,5 +1,5 @@
-//! How fast the way between two ranks on GPUs is, for the [doctor](crate::doctor): by a buffer's window, before there is a
-//! membership.
+//! Measures the path between two ranks on GPUs for the [doctor](crate::doctor): through a buffer's window, before there
+//! is a membership.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use crate::peers::Setting;
 pub(crate) struct GpuTrial(EpBuffer);
 
 const HIDDEN: u32 = 7168;
-/// Of all ranks, so that windows stay small.
+/// For all ranks together, so that windows stay small.
 const TOKENS: u32 = 2048;
 const PROBES: usize = 20;
 
 impl GpuTrial {
-    /// On the GPU of this ordinal, by the paths that a buffer would take. All ranks of the group call it.
+    /// A trial on the GPU of this ordinal, by the paths that a buffer would take. All ranks of the group call it.
     pub(crate) fn by_chosen_paths(
         group: &Group,
         ordinal: u32,
@@ -54,7 +54,7 @@ impl GpuTrial {
         self.0.path(peer)
     }
 
-    /// Half of the median time that a probe takes to the peer's library and back, and, of a window that is mapped, bytes a
+    /// Half of the median time of a probe to the peer's library and back and, if the window is mapped, the bytes per
     /// nanosecond that this GPU copies into it.
     pub(crate) fn measure(&self, peer: u32, timeout: Duration) -> Result<(Duration, Option<f64>)> {
         let mut turns = Vec::with_capacity(PROBES);

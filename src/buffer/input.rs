@@ -1,4 +1,4 @@
-//! What goes into dispatch and combine: builders over borrowed memory, checked against the plan before a pointer leaves
+//! The inputs of dispatch and combine: builders over borrowed memory, checked against the plan before a pointer leaves
 //! Rust.
 
 use std::marker::PhantomData;
@@ -9,15 +9,15 @@ use crate::error::{Error, Failure, Result};
 use crate::tensor::{DType, TensorRef, View};
 use crate::{ffi, sys};
 
-/// What a rank sends: tokens, where they go, and how.
+/// What a rank sends: its tokens, their experts, and in which form.
 ///
-/// All ranks give the same payload, sideband size, lane and presence of weights to the same operation.
+/// In one operation all ranks use the same payload, sideband size and lane, and all give weights or none does.
 #[derive(Debug, Clone)]
 pub struct Dispatch<'a, T = TensorRef<'a>> {
     x: T,
     topk_idx: T,
     topk_weights: Option<T>,
-    /// With the bytes per token.
+    /// And the bytes per token.
     sideband: Option<(T, u32)>,
     scales: Option<(T, bool)>,
     payload: Payload,
@@ -59,13 +59,13 @@ impl<T: View> Dispatch<'_, T> {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
-    /// What travels; the input's own values by default.
+    /// The payload of rows; the input's own values by default.
     #[must_use]
     pub fn payload(self, payload: Payload) -> Self {
         Self { payload, ..self }
     }
 
-    /// How this rank wants what it receives; expert-major by default.
+    /// The layout of what this rank receives; expert-major by default.
     #[must_use]
     pub fn layout(self, layout: Layout) -> Self {
         Self { layout, ..self }
@@ -75,7 +75,8 @@ impl<T: View> Dispatch<'_, T> {
         Self { sideband: Some((bytes, bytes_per_token)), ..self }
     }
 
-    /// Scales of opaque rows, `[n, scale_count]`; elements have the payload's `scale_bytes`. Other payloads refuse them.
+    /// Scales of opaque rows, `[n, scale_count]`; elements have the payload's `scale_bytes`. Not permitted with other
+    /// payloads.
     #[must_use]
     pub fn scales(self, scales: T) -> Self {
         Self { scales: Some((scales, false)), ..self }
@@ -87,14 +88,14 @@ impl<T: View> Dispatch<'_, T> {
         Self { scales: Some((scales, true)), ..self }
     }
 
-    /// The lane; lanes in turn by default. All ranks use the same lane for the same operation.
+    /// The lane; by default lanes alternate. All ranks use the same lane for the same operation.
     #[must_use]
     pub fn lane(self, lane: u32) -> Self {
         Self { lane: Some(lane), ..self }
     }
 
-    /// A longer deadline than the buffer's, 1 day at most. Ranks that wait for this one meanwhile learn of it, and wait as long: they
-    /// need not lengthen theirs.
+    /// A longer deadline than the buffer's, at most 1 day. Ranks that wait for this one meanwhile learn of it, and wait
+    /// as long: they need not lengthen theirs.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -118,7 +119,7 @@ impl<T: View> Dispatch<'_, T> {
         }
     }
 
-    /// Checks every size and gives the C view, which borrows from `self`, for use at `site`.
+    /// Checks every size and returns the C view, which borrows from `self`, for use at `site`.
     pub(crate) fn to_c(
         &self,
         rank: u32,
@@ -199,7 +200,7 @@ impl<T: View> Dispatch<'_, T> {
         Ok(input)
     }
 
-    /// Scales are given where the payload has some, in its shape, and nowhere else.
+    /// Scales must be given if the payload has some, in its shape, and only then.
     fn set_scales(&self, input: &mut sys::epw_dispatch_input, site: &T::Site) -> Result<(), String> {
         let n = self.tokens();
         let (count, bytes) = match (self.payload, &self.scales) {
@@ -218,7 +219,7 @@ impl<T: View> Dispatch<'_, T> {
             };
         };
         let scales = scales.at("scales", site)?;
-        // An empty matrix has no shape worth comparing.
+        // The shape of an empty matrix does not matter.
         if n == 0 || (count == 0 && scales.rows.min(scales.cols) == 0) {
             return Ok(());
         }
@@ -244,7 +245,7 @@ impl<T: View> Dispatch<'_, T> {
     }
 }
 
-/// What combine takes: the experts' outputs.
+/// The input of combine: the experts' outputs.
 #[derive(Debug, Clone)]
 pub struct Combine<'a, T = TensorRef<'a>> {
     mode: CombineMode,
@@ -267,7 +268,8 @@ impl<T: View> Combine<'_, T> {
         }
     }
 
-    /// The experts have written into [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
+    /// The experts have written their outputs into
+    /// [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
     pub fn in_place() -> Self {
         Self {
             mode: CombineMode::default(),
@@ -278,21 +280,21 @@ impl<T: View> Combine<'_, T> {
         }
     }
 
-    /// What combine returns over the wire; rank-reduced by default. The same on all ranks.
+    /// What answers contain; rank-reduced by default. The same on all ranks.
     #[must_use]
     pub fn mode(self, mode: CombineMode) -> Self {
         Self { mode, ..self }
     }
 
-    /// This rank's weights `[n, k]` f32, dense; those given at dispatch by default. Ordered mode only: rank-reduced combine, which
-    /// applies those of dispatch, refuses them.
+    /// This rank's weights `[n, k]` f32, dense; by default those given at dispatch. Only in ordered mode: rank-reduced
+    /// combine applies those of dispatch, and refuses these.
     #[must_use]
     pub fn weights(self, topk_weights: T) -> Self {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
-    /// A longer deadline than the buffer's, 1 day at most. Ranks that wait for this one meanwhile learn of it, and wait as long: they
-    /// need not lengthen theirs.
+    /// A longer deadline than the buffer's, at most 1 day. Ranks that wait for this one meanwhile learn of it, and wait
+    /// as long: they need not lengthen theirs.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -346,7 +348,7 @@ impl<T: View> Combine<'_, T> {
     }
 }
 
-/// What a dispatch asked for, remembered for its receiving half and its combine.
+/// The request of a dispatch, kept for its receiving half and its combine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request {
     pub(crate) tokens: usize,

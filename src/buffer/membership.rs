@@ -1,4 +1,4 @@
-//! Who takes part in a buffer's operations: beginning a membership, and going on without the ranks that failed.
+//! The members of a buffer's operations: beginning a membership, and continuing without ranks that have failed.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -13,28 +13,30 @@ use crate::rendezvous::Decision;
 
 impl EpBuffer {
     /// Begins a membership: every member calls it with the same mask, epoch and step, with no lane held. `epoch` is in
-    /// `1..=8388607` and larger than any before. `step` is that of the group at which the membership begins, below 2^41; 0 in
-    /// programs that count none. Members that begin the epoch at different steps do not take part in each other's operations:
-    /// [`Cause::Step`](crate::Cause::Step). Clears suspects. For a buffer
-    /// that was created with a group [`Group::step`](crate::Group::step) does this.
+    /// `1..=8388607` and larger than all earlier ones. `step` is the group's step at which the membership begins, below
+    /// 2^41; 0 in programs that count no steps. Members that begin the epoch at different steps do not take part in
+    /// each other's operations: [`Cause::Step`](crate::Cause::Step). Clears suspects. For a buffer that was created
+    /// with a group [`Group::step`](crate::Group::step) does this.
     ///
-    /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to take the change, each
-    /// for a deadline at most: [`Error::Timeout`](crate::Error::Timeout). Between them the buffer's other calls go on.
+    /// On GPUs this waits on the calling thread for what has been enqueued before, and then for the GPU to apply the
+    /// change, each for at most a deadline: [`Error::Timeout`](crate::Error::Timeout). Between these waits the buffer's
+    /// other calls continue.
     pub fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         self.inner.ffi.set_active(active, epoch, step)
     }
 
-    /// The group goes on without these ranks: they become suspects of this membership, and waits for them, running and future
-    /// ones, end at once, with [`Cause::Superseded`](crate::Cause::Superseded). No accusation: it makes none of them
-    /// [`silent`](Membership::silent). Ranks that are no members are ignored. From any thread, beside running operations, none of
-    /// which it waits for; on GPUs kernels ask after some tens of microseconds of waiting.
+    /// The group continues without these ranks: they become suspects of this membership, and all waits for them,
+    /// current and future ones, end at once with [`Cause::Superseded`](crate::Cause::Superseded). This is no
+    /// accusation: it makes none of them [`silent`](Membership::silent). Ranks that are not members are ignored.
+    /// Callable from any thread while operations run, and waits for none of them; on GPUs, kernels look for it after
+    /// waiting for some tens of microseconds.
     ///
     /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them.
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
         self.inner.ffi.revoke(ranks)
     }
 
-    /// The current membership, and what has become of it.
+    /// The current membership, and its suspects.
     pub fn membership(&self) -> Result<Membership> {
         Membership::of(&*self.inner.ffi)
     }

@@ -1,15 +1,15 @@
-//! The kinds of memory that outputs lie in. An output is spelled once, for all of them.
+//! The kinds of memory for outputs. Each output is declared once, for all of them.
 
 use std::fmt::Debug;
 
 use crate::tensor::{DType, Element, TensorMut};
 
-/// The memory that the outputs of an operation lie in: of the host, [`Host`], or of a GPU, [`cuda::Gpu`](crate::cuda::Gpu). Not
-/// for other types to implement.
+/// The kind of memory that the outputs of an operation are in: that of the host, [`Host`], or of a GPU,
+/// [`cuda::Gpu`](crate::cuda::Gpu). Other types cannot implement it.
 pub trait Memory: Debug + Default + sealed::Memory {
-    /// Elements of any type to write.
+    /// Writable elements of any type.
     type Tensor<'a>: Place<Self::Site> + Debug;
-    /// A list of `T` to write.
+    /// A writable list of `T`.
     type List<'a, T: Item>: Place<Self::Site> + Debug;
 }
 
@@ -17,11 +17,11 @@ pub trait Memory: Debug + Default + sealed::Memory {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Host;
 
-/// What lists hold: elements, or pairs of them.
+/// The items of lists: elements, or pairs of them.
 pub trait Item: Debug + Send + 'static {
     /// Type of its elements.
     const DTYPE: DType;
-    /// How many they are.
+    /// The number of elements in an item.
     const COUNT: usize;
 }
 
@@ -35,12 +35,12 @@ impl<T: Element + Debug> Item for [T; 2] {
     const COUNT: usize = 2;
 }
 
-/// What an output must have room for.
+/// The room that an output must have.
 #[derive(Debug, Clone, Copy)]
 pub enum Need {
-    /// So many bytes, of any type.
+    /// This many bytes, of any type.
     Bytes(usize),
-    /// So many elements of a type.
+    /// This many elements of a type.
     Elements(DType, usize),
 }
 
@@ -49,7 +49,7 @@ impl Need {
         Self::Elements(T::DTYPE, count)
     }
 
-    /// Why memory for `have` elements of `dtype` will not do for the output of that name.
+    /// Why memory for `have` elements of `dtype` does not fit the output of that name.
     pub(crate) fn check(self, name: &str, dtype: DType, have: usize) -> Result<(), String> {
         match self {
             Self::Bytes(need) => match have.saturating_mul(dtype.bytes()) {
@@ -64,15 +64,15 @@ impl Need {
     }
 }
 
-/// Memory that an output may be written to.
+/// Memory to which an output may be written.
 pub trait Place<S> {
-    /// Its address for C, if it has what is needed and may be used at `site`; `name` is that of the output.
+    /// Its address for C, if it is large enough and may be used at `site`; `name` is that of the output.
     fn place(&mut self, name: &str, need: Need, site: &S) -> Result<*mut u8, String>;
 }
 
 pub(crate) mod sealed {
     pub trait Memory {
-        /// Where an operation runs, which its outputs must fit.
+        /// Where an operation runs, which the outputs' memory must match.
         type Site;
     }
 }

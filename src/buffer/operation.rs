@@ -1,9 +1,9 @@
-//! Operations in flight: an owned handle, and futures over it that never block the thread that polls them.
+//! Operations in flight: an owned handle, and futures over it that never block the polling thread.
 //!
-//! An operation touches its caller's memory only inside a poll (or a blocking call), on the polling thread, while the
-//! borrow is alive. So a future may be dropped or forgotten at any point: nothing runs on without it but the words that
-//! a release owes the peers. What waits in the meantime is a watcher thread per lane, which looks at signal words in the
-//! window only.
+//! An operation accesses its caller's memory only inside a poll (or a blocking call), on the polling thread, while the
+//! borrow is alive. So a future may be dropped or forgotten at any point: all that continues without it are the words
+//! that a release owes the peers. In the meantime a watcher thread for each lane waits, which reads only signal words
+//! in the window.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::sys;
 pub(crate) struct OpenHandle {
     pub(crate) inner: Arc<Inner>,
     pub(crate) handle: sys::epw_handle,
-    /// Of the half that has begun last.
+    /// Of the half that began last.
     deadline: Duration,
     consumed: bool,
 }
@@ -42,7 +42,7 @@ impl OpenHandle {
         self.consumed = true;
     }
 
-    /// Runs an operation on this thread. `start` begins it (its argument: whether not to block).
+    /// Runs an operation on this thread. `start` begins it; its argument says whether not to block.
     pub(super) fn run(
         &self,
         name: &'static str,
@@ -54,10 +54,10 @@ impl OpenHandle {
         observed.end(ended, |outcome| outcome)
     }
 
-    /// The same without blocking the thread that polls.
+    /// The same without blocking the polling thread.
     ///
     /// # Safety
-    /// The memory that `start` gives to the operation stays valid until this future has ended or been dropped.
+    /// The memory that `start` passes to the operation stays valid until this future has ended or been dropped.
     pub(super) async unsafe fn run_async(
         &self,
         name: &'static str,
@@ -74,10 +74,10 @@ impl OpenHandle {
         observed.end(ended.await, |outcome| outcome)
     }
 
-    /// Polls the running operation to its end. Its lane is watched: see [`Inner::watch_lanes`].
+    /// Polls the current operation to its end. Its lane is watched: see [`Inner::watch_lanes`].
     ///
     /// # Safety
-    /// The memory given to it stays valid until this future has ended or been dropped.
+    /// The memory passed to it stays valid until this future has ended or been dropped.
     pub(super) async unsafe fn finish(
         &self,
         mut first: Progress,
@@ -109,17 +109,17 @@ impl Drop for OpenHandle {
 }
 
 /// Becomes ready when the receiving half of a split operation would not wait for anybody, or when the operation's
-/// deadline, counted from the making of the event, has passed. Receiving stays the caller's to do; a consumed or
-/// released operation counts as ready.
+/// deadline, counted from the creation of the event, has passed. The caller must still receive; a consumed or released
+/// operation counts as ready.
 ///
-/// Awaiting it takes part in the wait: peers see that this rank lives, also while its executor is busy. Merely holding it,
-/// or asking [`Event::is_ready`] now and then, does not. Wait for it as a future from any executor, or with
+/// Awaiting it takes part in the wait: peers see that this rank is alive, even while its executor is busy. Only holding
+/// it, or calling [`Event::is_ready`] now and then, does not. Await it as a future on any executor, or with
 /// [`Event::wait_blocking`]. Work on a GPU has a `cuda::Completion` instead.
 #[derive(Debug, Clone)]
 pub struct Event {
     inner: Arc<Inner>,
     handle: sys::epw_handle,
-    /// `None`: past all clocks.
+    /// `None`: beyond the range of the clock.
     until: Option<Instant>,
 }
 
@@ -136,7 +136,7 @@ impl Event {
 
     /// Waits on this thread, at most for the operation's deadline. Not for a thread that serves an async executor.
     pub fn wait_blocking(&self) {
-        // Each look keeps this rank in the wait: peers see that it lives.
+        // Each look keeps this rank in the wait: peers see that it is alive.
         while !self.is_ready() {
             if self.inner.ffi.wait(self.handle, self.left().min(self.inner.slice())).is_err() {
                 return;
@@ -162,7 +162,7 @@ impl Future for Event {
                 watcher.tend(self.handle, self.until);
                 watcher.wake_later(self.handle, cx.waker());
             }
-            // No thread to watch with: stay live by asking to be polled again.
+            // Without a watcher thread: stay alive by asking to be polled again.
             Err(_) => cx.waker().wake_by_ref(),
         }
         Poll::Pending

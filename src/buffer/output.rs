@@ -1,5 +1,5 @@
-//! What comes out of dispatch and combine: memory that the caller names, of the host or of a GPU, checked against the plan
-//! before a pointer leaves Rust.
+//! The outputs of dispatch and combine: memory of the caller, of the host or of a GPU, checked against the plan before
+//! a pointer leaves Rust.
 
 use super::memory::{Host, Memory, Need, Place};
 use crate::config::{EpConfig, Layout, Plan, RowShape};
@@ -8,10 +8,10 @@ use crate::{ffi, sys};
 
 use super::input::Request;
 
-/// Where the rows received in host memory go; see [`GenericDispatchOutput`].
+/// The outputs of a dispatch in host memory; see [`GenericDispatchOutput`].
 pub type DispatchOutput<'a> = GenericDispatchOutput<'a, Host>;
 
-/// Where combined tokens go in host memory; see [`GenericCombineOutput`].
+/// The output of a combine in host memory; see [`GenericCombineOutput`].
 pub type CombineOutput<'a> = GenericCombineOutput<'a, Host>;
 
 /// Memory for elements of any type.
@@ -26,21 +26,21 @@ pub enum ScaleOrder {
     /// `[local_experts, ceil(scales / 4), rows]`, zero-padded.
     #[default]
     ColumnMajor,
-    /// `[local_experts, rows, scales]`, as they travel.
+    /// `[local_experts, rows, scales]`, as they are sent.
     RowMajor,
 }
 
-/// Where received rows go: in host memory ([`DispatchOutput`]), slices, or in a GPU's
-/// ([`cuda::DispatchOutput`](crate::cuda::DispatchOutput)), views of dense elements; there signed integers do as well where
-/// unsigned ones of that size are named.
+/// The outputs of a dispatch: in host memory ([`DispatchOutput`]) slices, in a GPU's
+/// ([`cuda::DispatchOutput`](crate::cuda::DispatchOutput)) views of dense elements, for which signed integers are
+/// accepted as well where unsigned ones of that size are named.
 ///
-/// With `M` = [`Plan::rows`] and `E` local experts; rank-major has one list instead of `E`. Rows are ordered by source rank,
-/// then by token. Memory beyond the counts is left as it was; on a GPU that of a degraded operation may hold anything. Every
-/// output may be larger. Expert-major needs `rows` and `counts`, and refuses what it would not fill: `row_experts`,
-/// `row_weights` and `expert_rows`.
+/// With `M` = [`Plan::rows`] and `E` local experts; rank-major has one list instead of `E`. Rows are ordered by source
+/// rank, then by token. Memory beyond the counts stays as it was; on a GPU, in a degraded operation, it may hold
+/// anything. Every output may be larger. Expert-major needs `rows` and `counts`, and refuses outputs that it would not
+/// fill: `row_experts`, `row_weights` and `expert_rows`.
 #[derive(Debug, Default)]
 pub struct GenericDispatchOutput<'a, M: Memory> {
-    /// `[E, M, payload]`, or rank-major `[M, payload]` (without: read the rows in place), of any type.
+    /// `[E, M, payload]`, or rank-major `[M, payload]` (if left out, read the rows in place), of any type.
     pub rows: Option<Tensor<'a, M>>,
     /// In `scale_order`, of any type.
     pub scales: Option<Tensor<'a, M>>,
@@ -52,12 +52,12 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     pub counts: Option<List<'a, M, u32>>,
     /// Rows per source rank `[ranks]`.
     pub source_counts: Option<List<'a, M, u32>>,
-    /// `[E, ranks]` pairs: where each source rank's rows begin in the expert's list, and how many there are. Rank-major, that
-    /// list is the expert's in `expert_rows`.
+    /// `[E, ranks]` pairs: where each source rank's rows begin in the expert's list, and how many there are. In
+    /// rank-major that list is the expert's in `expert_rows`.
     pub ranges: Option<List<'a, M, [u32; 2]>>,
     /// `[E, M]`, or rank-major `[M]`: the row's token index at its source.
     pub source_token: Option<List<'a, M, u32>>,
-    /// Rank-major `[M, topk]` (the plan's top-k): local expert id, -1 where the entry lives elsewhere.
+    /// Rank-major `[M, topk]` (the plan's top-k): local expert id, -1 if the expert is on another rank.
     pub row_experts: Option<List<'a, M, i32>>,
     /// Rank-major `[M, topk]`: weights, 0 where the expert id is -1.
     pub row_weights: Option<List<'a, M, f32>>,
@@ -65,18 +65,19 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     pub expert_rows: Option<List<'a, M, u32>>,
     /// `[E]`: adds the tokens of each local physical expert, for expert load balancing.
     pub expert_totals: Option<List<'a, M, u64>>,
-    /// `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one. On a GPU, waits of less than some
-    /// 15 us count as none.
+    /// `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one. On a GPU, waits of less
+    /// than about 15 us are not counted.
     pub wait_ns: Option<List<'a, M, u64>>,
 }
 
-/// Where combined tokens go: in host memory ([`CombineOutput`]) or in a GPU's
+/// The outputs of a combine: in host memory ([`CombineOutput`]) or in a GPU's
 /// ([`cuda::CombineOutput`](crate::cuda::CombineOutput)).
 #[derive(Debug)]
 pub struct GenericCombineOutput<'a, M: Memory> {
-    /// `[n, hidden]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros.
+    /// `[n, hidden]` of the combine type, aligned to 16 bytes. Tokens that are not routed become zeros.
     pub out: Tensor<'a, M>,
-    /// `[n]` pairs: expert contributions arrived, and expected (every routed id, those of inactive ranks too).
+    /// `[n]` pairs: expert contributions that arrived, and that were expected (every routed id, also those of inactive
+    /// ranks).
     pub contributions: Option<List<'a, M, [u16; 2]>>,
     /// `[ranks]`: adds the nanoseconds spent waiting for each peer, as in [`GenericDispatchOutput`].
     pub wait_ns: Option<List<'a, M, u64>>,
@@ -89,7 +90,8 @@ impl<'a, M: Memory> GenericCombineOutput<'a, M> {
     }
 }
 
-/// Sets the fields of a C output to the places of the given outputs of the same names, each checked for what it must hold.
+/// Sets the fields of a C output to the places of the given outputs with the same names, after checking the size of
+/// each.
 macro_rules! place {
     ($output:ident of $from:expr, at $site:expr; $($field:ident: $need:expr),* $(,)?) => {
         $(if let Some(place) = $from.$field.as_mut() {
@@ -99,7 +101,7 @@ macro_rules! place {
 }
 
 impl<M: Memory> GenericDispatchOutput<'_, M> {
-    /// Checks every size and type and gives the C view, for use at `site`.
+    /// Checks every size and type and returns the C view, for use at `site`.
     pub(crate) fn as_c(
         &mut self,
         rank: u32,
@@ -136,7 +138,7 @@ impl<M: Memory> GenericDispatchOutput<'_, M> {
 }
 
 impl<M: Memory> GenericCombineOutput<'_, M> {
-    /// Checks every size and type and gives the C view, for use at `site`.
+    /// Checks every size and type and returns the C view, for use at `site`.
     pub(crate) fn as_c(
         &mut self,
         rank: u32,
@@ -145,7 +147,7 @@ impl<M: Memory> GenericCombineOutput<'_, M> {
         request: &Request,
         site: &M::Site,
     ) -> Result<sys::epw_combine_output> {
-        // A dispatch took as many tokens: the product cannot wrap.
+        // A dispatch has accepted this number of tokens, so the product cannot overflow.
         let out = Need::Elements(config.combine_dtype.dtype(), request.tokens * config.hidden as usize);
         let placed = self.place(out, request.tokens, plan.ranks as usize, site);
         placed.map_err(|text| Error::Invalid(Failure::new("combine", rank, text)))
@@ -169,7 +171,7 @@ impl<M: Memory> GenericCombineOutput<'_, M> {
     }
 }
 
-/// What the outputs of a dispatch must hold at least: elements, or bytes where that is said.
+/// The least sizes of a dispatch's outputs, in elements, or in bytes where stated.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
     row_bytes: usize,
@@ -195,7 +197,8 @@ impl Needs {
         Ok(Self {
             row_bytes,
             scale_bytes,
-            // Of the caller's choice until the C core has seen it: too much is refused there, or here for lack of room.
+            // The caller's choice, which the C core has not checked yet: too large a value is refused there, or here
+            // for lack of room.
             sideband: (lists * rows).saturating_mul(request.sideband_bytes),
             experts,
             ranks: plan.ranks as usize,

@@ -1,4 +1,4 @@
-//! What a buffer has moved, for programs and for metrics.
+//! What a buffer has sent and received, for programs and for metrics.
 
 use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
@@ -7,18 +7,20 @@ use crate::sys;
 use crate::traffic::Traffic;
 
 impl EpBuffer {
-    /// What this rank has moved by this buffer, and how long it has waited for whom. Asks nobody and waits for nobody.
+    /// What this rank has sent and received through this buffer, and how long it has waited for each peer. Communicates
+    /// with nobody and waits for nobody.
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) on a GPU, whose kernels do not count: there ask for
-    /// [`source_counts`](crate::GenericDispatchOutput::source_counts) and [`wait_ns`](crate::GenericDispatchOutput::wait_ns).
+    /// [`Error::State`](crate::Error::State) on a GPU, whose kernels do not count: there request
+    /// [`source_counts`](crate::GenericDispatchOutput::source_counts) and
+    /// [`wait_ns`](crate::GenericDispatchOutput::wait_ns).
     pub fn traffic(&self) -> Result<Traffic> {
         self.inner.ffi.traffic(self.inner.plan.ranks)
     }
 }
 
 impl Inner {
-    /// How an operation has ended; and what it has moved goes to the metrics.
+    /// The outcome of an operation that has ended; its traffic is added to the metrics.
     pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
         #[cfg(feature = "metrics")]
         if let Ok(now) = self.ffi.traffic(self.plan.ranks) {

@@ -1,5 +1,5 @@
-//! How fast the way between two ranks is, below all operations: for `examples/bench`, which puts it beside plain sockets, and
-//! for the [doctor](crate::doctor).
+//! Measures the path between two ranks, below all operations: for `examples/bench`, which compares it with plain
+//! sockets, and for the [doctor](crate::doctor).
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,18 @@ use crate::ffi;
 use crate::group::Group;
 use crate::peers::Setting;
 
-/// Ranges and words between ranks whose windows are host memory. No part of the interface.
+/// Ranges and words between ranks whose windows are host memory. Not part of the interface.
 #[derive(Debug)]
 pub struct Trial(ffi::Trial);
 
-/// The other ranks, each with why it is not reached, if so.
+/// The other ranks, each with the reason if it is not reached.
 pub(super) type Connected = Vec<(u32, Result<()>)>;
 
 impl Trial {
     const DEADLINE: Duration = Duration::from_secs(30);
 
-    /// For puts of up to `count` ranges of `bytes` bytes, a multiple of 8, by queues alone. All ranks of the group call it.
+    /// A trial for puts of up to `count` ranges of `bytes` bytes, a multiple of 8, only by queues. All ranks of the
+    /// group call it.
     pub fn connect_blocking(group: &Group, bytes: u64, count: u32) -> Result<Self> {
         let queues = Paths { queue: true, ..Paths::NONE };
         let (trial, connected) = Self::open(group, queues, bytes, count, Self::DEADLINE)?;
@@ -27,7 +28,7 @@ impl Trial {
         Ok(trial)
     }
 
-    /// By the paths that a buffer would take. All ranks of the group call it.
+    /// A trial by the paths that a buffer would take. All ranks of the group call it.
     pub(crate) fn by_chosen_paths(
         group: &Group,
         (bytes, count): (u64, u32),
@@ -37,7 +38,7 @@ impl Trial {
         Self::open(group, paths, bytes, count, deadline)
     }
 
-    /// Two ranks of this process exchange words by these paths: half of the time that the fastest turn takes.
+    /// Two ranks of this process exchange words by these paths. Returns half of the fastest round trip.
     pub(crate) fn alone(paths: Paths) -> Result<Duration> {
         const TURNS: u64 = 100;
         const DEADLINE: Duration = Duration::from_secs(5);
@@ -88,13 +89,13 @@ impl Trial {
         Path::from_c(self.0.path(peer), self.0.wire(peer))
     }
 
-    /// Puts `count` ranges of `bytes` bytes that begin with the number, and the number as a word behind them. Numbers of
-    /// puts to a peer are not 0 and differ from the one before.
+    /// Puts `count` ranges of `bytes` bytes that begin with the number, followed by the number as a word. The number of
+    /// a put to a peer is not 0 and differs from the previous one.
     pub fn put(&self, peer: u32, bytes: u64, count: u32, number: u64) -> Result<()> {
         self.0.put(peer, bytes, count, number)
     }
 
-    /// Waits for the peer's put of this number, and sees that its ranges are there.
+    /// Waits for the peer's put with this number, and checks that its ranges have arrived.
     pub fn wait(&self, peer: u32, bytes: u64, count: u32, number: u64) -> Result<()> {
         self.0.wait(peer, bytes, count, number)
     }

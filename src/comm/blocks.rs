@@ -1,4 +1,4 @@
-//! Where the blocks of ranks lie in a buffer that has one of each.
+//! The positions of the ranks' blocks in a buffer that has one block for each rank.
 
 use crate::error::{Error, Failure, Result};
 
@@ -24,7 +24,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// `counts[r]` elements of rank r, one block behind the other.
+    /// `counts[r]` elements of rank r, one block after the other.
     pub fn new(counts: impl Into<Vec<usize>>) -> Self {
         Self { counts: counts.into(), offsets: None, rows: 1, pitch: None, own_pitch: None }
     }
@@ -34,23 +34,23 @@ impl Blocks {
         Self { offsets: Some(offsets.into()), ..self }
     }
 
-    /// Blocks of `rows` rows, of which `counts` are the elements of one: matrices beside each other in a larger one. Of
+    /// Makes blocks of `rows` rows; `counts` are the elements of one row: matrices side by side in a larger one. For
     /// all_gather and reduce_scatter.
     pub fn rows(self, rows: usize) -> Self {
         Self { rows, ..self }
     }
 
-    /// Elements from row to row of the buffer that has all blocks. By default the sum of `counts`.
+    /// Elements from row to row of the buffer with all blocks. By default the sum of `counts`.
     pub fn pitch(self, elements: usize) -> Self {
         Self { pitch: Some(elements), ..self }
     }
 
-    /// Elements from row to row of the buffer that has this rank's block alone. By default those of a row.
+    /// Elements from row to row of the buffer with only this rank's block. By default the elements of a row.
     pub fn own_pitch(self, elements: usize) -> Self {
         Self { own_pitch: Some(elements), ..self }
     }
 
-    /// As C takes it, checked.
+    /// The form that C takes, checked.
     pub(super) fn lay_out(&self, operation: &'static str, rank: u32, ranks: u32) -> Result<Laid> {
         let invalid = |text: String| Error::Invalid(Failure::new(operation, rank, text));
         let too_much = || Error::Limit(Failure::new(operation, rank, "blocks pass what memory there can be"));
@@ -73,7 +73,7 @@ impl Blocks {
         let rows = (*rows).max(1);
         let (pitch, own) = (pitch.unwrap_or(sum), counts[rank as usize]);
         let own_pitch = own_pitch.unwrap_or(own);
-        // Where a block of so many elements in each row ends.
+        // The end of a block with so many elements in each row.
         let end = |count: usize, pitch: usize| match count {
             0 => Some(0),
             _ => pitch.checked_mul(rows - 1)?.checked_add(count),
@@ -99,7 +99,7 @@ impl Blocks {
     }
 }
 
-/// Blocks with all that was left out filled in.
+/// Blocks with all defaults filled in.
 #[derive(Debug)]
 pub(super) struct Laid {
     /// `[ranks]`
@@ -109,9 +109,9 @@ pub(super) struct Laid {
     pub(super) rows: u64,
     pub(super) pitch: u64,
     pub(super) own_pitch: u64,
-    /// Elements that the buffer of all blocks has at least.
+    /// The least size of the buffer with all blocks, in elements.
     pub(super) extent: usize,
-    /// The same of that of the own block alone.
+    /// The same for the buffer with only the own block.
     pub(super) own_extent: usize,
 }
 

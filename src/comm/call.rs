@@ -1,4 +1,4 @@
-//! Operations as values: what is called, with the memory that it uses.
+//! Operations as values: the call, and the memory that it uses.
 
 use std::ptr;
 
@@ -46,7 +46,7 @@ pub struct Call<B> {
     shape: Shape,
 }
 
-/// Where the elements of an operation are.
+/// The elements of an operation.
 #[derive(Debug, Clone, Copy)]
 struct Spans {
     send: Option<Span>,
@@ -73,7 +73,7 @@ fn both<S: Source, R: Target>((send, recv): &mut (S, R)) -> Spans {
     Spans { recv: writes(recv).recv, ..reads(send) }
 }
 
-/// The rank that calls, of so many, and on a GPU where.
+/// The calling rank, the number of ranks and, on a GPU, where the memory must be.
 #[derive(Debug, Clone, Copy)]
 pub struct Place<'a> {
     pub(super) rank: u32,
@@ -82,7 +82,7 @@ pub struct Place<'a> {
 }
 
 impl Spans {
-    /// The one type of their elements, if they may be used there.
+    /// The common type of their elements, if they may be used there.
     fn admit(&self, place: Place<'_>) -> Result<(u32, usize), String> {
         let names = if self.in_place { ["send", "buffer"] } else { ["send", "recv"] };
         let mut carried = None;
@@ -112,9 +112,9 @@ struct Shape {
     /// The root, or the peer.
     peer: u32,
     tag: u32,
-    /// Of the buffer with all blocks.
+    /// The blocks of the buffer with all blocks.
     blocks: Option<Blocks>,
-    /// Of an all_to_all: what comes.
+    /// Of an all_to_all: the blocks to receive.
     recv_blocks: Option<Blocks>,
 }
 
@@ -137,7 +137,7 @@ impl Shape {
     }
 }
 
-/// As operations, spans and metrics are called.
+/// The name in operations, spans and metrics.
 fn name(kind: u32) -> &'static str {
     match kind {
         sys::EPW_BARRIER => "barrier",
@@ -279,13 +279,13 @@ impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>> Call<(S, R)> {
     }
 }
 
-/// What can be begun together: a [`Call`], a tuple of up to eight, or a `Vec` of them, all with buffers in memory `M`. What they are
-/// made of progresses together: sends and receives that cross do not wait for each other; collectives keep their order.
+/// What can be begun together: a [`Call`], a tuple of up to eight, or a `Vec` of them, all with buffers in memory `M`.
+/// They progress together: sends and receives that cross do not wait for each other; collectives keep their order.
 pub trait Calls<M: Memory = Host>: sealed::Calls<M> {
-    /// The buffers of all of them, which the end gives back.
+    /// The buffers of all calls, which are returned at the end.
     type Buffers;
 
-    /// Gives them back.
+    /// Returns them.
     fn into_buffers(self) -> Self::Buffers;
 }
 
@@ -294,9 +294,9 @@ pub(super) mod sealed {
     use crate::error::Result;
 
     pub trait Calls<M> {
-        /// Of errors, spans and metrics.
+        /// For errors, spans and metrics.
         fn name(&self) -> &'static str;
-        /// Adds what C is to do, checked against the sizes of the buffers.
+        /// Adds the operations for C, checked against the sizes of the buffers.
         fn lower(&mut self, into: &mut Lowered, place: Place<'_>) -> Result<()>;
     }
 }
@@ -307,7 +307,7 @@ impl<M> Buffers<M> for () {}
 impl<S: Source> Buffers<S::Memory> for S {}
 impl<S: Source, R: Source<Memory = S::Memory>> Buffers<S::Memory> for (S, R) {}
 
-/// Operations as C takes them, with the arrays that they point to.
+/// Operations as C takes them, with the arrays to which they point.
 #[derive(Debug, Default)]
 pub struct Lowered {
     pub(super) ops: Vec<sys::epw_coll>,
@@ -386,7 +386,7 @@ tuples!(A B C D E F G);
 tuples!(A B C D E F G H);
 
 impl Lowered {
-    /// All that makes an operation sound: no count passes the memory that it is of.
+    /// Everything that makes an operation sound: no count exceeds its memory.
     fn add(&mut self, shape: &Shape, spans: &Spans, place: Place<'_>) -> Result<()> {
         let Place { rank, ranks, .. } = place;
         let n = ranks as usize;
@@ -405,7 +405,7 @@ impl Lowered {
         op.tag = shape.tag;
         op.send = send.cast_const().cast();
         op.recv = recv.cast();
-        // A root past all ranks is C's to refuse.
+        // C refuses a root that is not a rank.
         let is_root = shape.peer == rank;
         let whole_in_place = || match receives % n {
             0 => Ok(receives / n),
@@ -443,7 +443,7 @@ impl Lowered {
             sys::EPW_ALL_GATHER | sys::EPW_REDUCE_SCATTER if spans.in_place => {
                 let count = whole_in_place()?;
                 let whole = recv;
-                // Inside the buffer: it has `count` elements for each rank.
+                // Inside the buffer, which has `count` elements for each rank.
                 let own = whole.wrapping_add(rank as usize * count * element);
                 op.send = if shape.kind == sys::EPW_ALL_GATHER { own } else { whole }.cast_const().cast();
                 op.recv = if shape.kind == sys::EPW_ALL_GATHER { whole } else { own }.cast();

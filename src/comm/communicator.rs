@@ -1,4 +1,4 @@
-//! The communicator itself, and what a program asks of it.
+//! The communicator itself, and its basic functions.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,16 +20,17 @@ use crate::peers::Setting;
 #[derive(Debug, Clone)]
 pub struct Comm {
     pub(super) inner: Arc<Inner>,
-    /// Of its operations, where it is not the configuration's.
+    /// For its operations, if it is not the configuration's.
     deadline: Option<Duration>,
 }
 
 impl Comm {
-    /// A communicator that knows nobody yet, for programs that carry blobs by means of their own: [`Comm::export`] on every rank,
-    /// [`Comm::connect`] on every other, then [`Comm::set_active`]. Allocates the window; waits for nobody.
+    /// A communicator that is not connected, for programs that distribute blobs by their own means: call
+    /// [`Comm::export`] on every rank, [`Comm::connect`] on every other rank, then [`Comm::set_active`]. Allocates the
+    /// window; waits for nobody.
     ///
     /// # Errors
-    /// As of [`CommConfig::plan`], and as of [`EpBuffer::unconnected`](crate::EpBuffer::unconnected).
+    /// Those of [`CommConfig::plan`], and of [`EpBuffer::unconnected`](crate::EpBuffer::unconnected).
     pub fn unconnected(rank: u32, ranks: u32, config: CommConfig) -> Result<Self> {
         Inner::made(rank, ranks, config, Setting::alone(rank)?).map(Self::of)
     }
@@ -38,7 +39,7 @@ impl Comm {
         Self { inner, deadline: None }
     }
 
-    /// Of its operations, where it is not the configuration's.
+    /// For its operations, if it is not the configuration's.
     pub(super) fn deadline(&self) -> Option<Duration> {
         self.deadline
     }
@@ -48,7 +49,7 @@ impl Comm {
         self.inner.rank
     }
 
-    /// Ranks of it, with those that are no members now.
+    /// The number of its ranks, including those that are not members now.
     pub fn ranks(&self) -> u32 {
         self.inner.plan.ranks
     }
@@ -58,47 +59,47 @@ impl Comm {
         &self.inner.config
     }
 
-    /// The sizes that follow from it.
+    /// The sizes that follow from the configuration.
     pub fn plan(&self) -> &CommPlan {
         &self.inner.plan
     }
 
-    /// The same communicator with another deadline for its operations, at least that of the [configuration](CommConfig::deadline):
-    /// peers wait for this rank as long, and need not use the same. A shorter one, or one past a day, is refused by the
-    /// operations.
+    /// The same communicator with another deadline for its operations, at least that of the
+    /// [configuration](CommConfig::deadline): peers wait for this rank as long, and need not use the same. Operations
+    /// refuse a shorter one, or one of more than a day.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { inner: self.inner.clone(), deadline: Some(deadline) }
     }
 
-    /// Memory of the window for `len` elements, zeros, out of [`CommConfig::heap_bytes`]: peers on this host read it with no
-    /// copy on the way.
+    /// Memory of the window for `len` elements, zeroed, from [`CommConfig::heap_bytes`]: peers on this host read it
+    /// without an intermediate copy.
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) where that does not suffice.
+    /// [`Error::Limit`](crate::Error::Limit) if there is not enough left.
     pub fn alloc<T: Number>(&self, len: usize) -> Result<CommBuffer<T>> {
         CommBuffer::zeroed(&self.inner.ffi, self.rank(), len)
     }
 
-    /// Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was dropped, or
-    /// ranks had called different operations. Complete here does not mean complete everywhere: a program that commits what a
-    /// step has computed hands this to the [checkpoint](crate::EpBuffer::checkpoint) of a buffer by
-    /// [`EpBuffer::fault`](crate::EpBuffer::fault).
+    /// Whether something that has ended since the last call of this was incomplete: an outcome was degraded, work was
+    /// dropped, or ranks had called different operations. Complete on this rank does not mean complete everywhere: a
+    /// program that commits the results of a step passes this to the [checkpoint](crate::EpBuffer::checkpoint) of a
+    /// buffer by [`EpBuffer::fault`](crate::EpBuffer::fault).
     pub fn take_fault(&self) -> Result<bool> {
         self.inner.ffi.take_fault()
     }
 
-    /// Begins a call, or several that progress together, with buffers that it owns until it has ended. What is wrong with it, the
-    /// [`Work`] tells when it is awaited: it has done nothing then. Never waits.
+    /// Begins a call, or several that progress together, with buffers that it owns until it has ended. Never waits. An
+    /// invalid call does nothing; the [`Work`] returns the error when it is awaited.
     pub fn begin<C: Calls + Send + 'static>(&self, calls: C) -> Work<C::Buffers> {
         Work::begin(&self.inner, calls, self.deadline)
     }
 
-    /// Carries out a call, or several that progress together, on this thread. Not for a thread that serves an async executor.
+    /// Runs a call, or several that progress together, on this thread. Not for a thread that serves an async executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) for what cannot be;
-    /// [`Error::State`](crate::Error::State) without a membership; [`Error::Mismatch`](crate::Error::Mismatch) where ranks have
-    /// called different operations.
+    /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) for invalid arguments;
+    /// [`Error::State`](crate::Error::State) without a membership; [`Error::Mismatch`](crate::Error::Mismatch) if ranks
+    /// have called different operations.
     pub fn run_blocking<C: Calls>(&self, mut calls: C) -> Result<Outcome> {
         let observed = Observed::begin(calls.name(), self.inner.rank);
         let ended = self.inner.lower(&mut calls).and_then(|lowered| {

@@ -27,23 +27,23 @@ use crate::{ffi, sys};
 )]
 #[non_exhaustive]
 pub struct CommConfig {
-    /// Whose memory is sent and received, and who moves it. The host's by default; a GPU's calls are those of
-    /// [`Comm::enqueue`](super::Comm::enqueue).
+    /// Whose memory is sent and received, and what moves the bytes. The host by default; with a GPU the calls are those
+    /// of [`Comm::enqueue`](super::Comm::enqueue).
     pub device: Device,
-    /// On a GPU: thread blocks of a kernel at most, 1 to 64, the same on all ranks; 0, the default: 32. So many SMs are this
-    /// communicator's until it is dropped, as with [`EpConfig::sms`](crate::EpConfig::sms): create it before a buffer that takes
-    /// all that are free.
+    /// On a GPU: the most thread blocks of a kernel, 1 to 64, the same on all ranks; 0, the default: 32. This
+    /// communicator reserves that many SMs until it is dropped, as with [`EpConfig::sms`](crate::EpConfig::sms): create
+    /// it before a buffer that takes all free SMs.
     pub sms: u32,
     /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
-    /// Bytes that a slot carries, a multiple of 64 in 64 to 16,777,216; 0, the default: so many that the rings of all ranks take
-    /// 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.
+    /// Bytes that a slot holds, a multiple of 64 in 64 to 16,777,216; 0, the default: so many that the rings of all
+    /// ranks take 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.
     pub slot_bytes: u32,
     /// Bytes for [`Comm::alloc`](super::Comm::alloc), up to 16 TiB. 0 by default.
     pub heap_bytes: u64,
     /// How peers may be reached.
     pub paths: Paths,
-    /// A peer that is silent for so long is given up: 1 ms to 1 day. 10 s by default.
+    /// A peer that is silent for this long is given up: 1 ms to 1 day. 10 s by default.
     pub deadline: Duration,
 }
 
@@ -102,7 +102,7 @@ impl CommConfig {
         }
     }
 
-    /// Those that must be equal on all ranks, by name: what the ranks compare before they connect.
+    /// The fields that must be equal on all ranks, by name: the ranks compare them before they connect.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
         let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths: _ } = self;
         [
@@ -129,11 +129,11 @@ pub struct CommPlan {
     pub slots: u32,
     /// Bytes that a slot carries.
     pub slot_bytes: u32,
-    /// Signal words, and what ranks say of themselves.
+    /// Signal words, greetings and reports of mismatches.
     pub control_bytes: u64,
     /// Rings from all ranks, two from each: for collectives, and for sends and receives.
     pub ring_bytes: u64,
-    /// What [`Comm::alloc`](super::Comm::alloc) gives out.
+    /// The memory for [`Comm::alloc`](super::Comm::alloc).
     pub heap_bytes: u64,
     /// The whole window of a rank.
     pub window_bytes: u64,

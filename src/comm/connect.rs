@@ -1,4 +1,4 @@
-//! How a communicator comes to be and finds its peers.
+//! Creating a communicator, and connecting it to its peers.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -14,13 +14,14 @@ use crate::peers::{self, End, Setting, present};
 use crate::spawn_blocking::spawn_blocking;
 
 impl Comm {
-    /// Creates the communicator of every member of `group` and connects them: all members call this with equal configurations
-    /// (`paths` may differ), as often and in the same order, and in one order with their buffers. A field that differs is named. A
-    /// member on standby creates as many by itself, in that order too: the [`Group::step`] that admits it begins its
-    /// membership. From then on it follows the group, at the same step as its buffers.
+    /// Creates the communicator of every member of `group` and connects them: all members call this with equal
+    /// configurations (`paths` may differ), equally often and in the same order, also relative to their buffers. A
+    /// field that differs is named. A member on standby creates its communicators by itself, in the same order: the
+    /// [`Group::step`] that admits it begins its membership. From then on the communicator follows the group, at the
+    /// same step as its buffers.
     ///
-    /// Never blocks the executor. Bounded as [`EpBuffer::create`](crate::EpBuffer::create) is; dropping the future gives the
-    /// communicator up.
+    /// Never blocks the executor. Bounded like [`EpBuffer::create`](crate::EpBuffer::create); dropping the future gives
+    /// the communicator up.
     pub async fn create(group: &Group, config: CommConfig) -> Result<Self> {
         let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
         let fields = config.fields();
@@ -42,8 +43,9 @@ impl Comm {
         Self::of(inner)
     }
 
-    /// What `peer` needs to reach this rank's window and those of its [subsets](Comm::subset), to be given to its
-    /// [`Comm::connect`]. Holds a secret that lets processes of the same user map the windows. Waits for nobody.
+    /// The bytes that `peer` needs to reach this rank's window and those of its [subsets](Comm::subset), to be passed
+    /// to its [`Comm::connect`]. They contain a secret that lets processes of the same user map the windows. Waits for
+    /// nobody.
     pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
         self.inner.export_all(peer)
     }
@@ -66,7 +68,7 @@ impl Comm {
         self.inner.disconnect(peer)
     }
 
-    /// Whether the path to `peer` carries words both ways and its process is alive: as
+    /// Checks that the path to `peer` carries words in both directions and that its process is alive: as
     /// [`EpBuffer::probe`](crate::EpBuffer::probe). Never blocks the executor.
     pub async fn probe(&self, peer: u32, timeout: Duration) -> Result<()> {
         let inner = self.inner.clone();
@@ -83,7 +85,7 @@ impl Comm {
         Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
 
-    /// For print: what drains this rank's queues. `None` where the configuration permits none.
+    /// For display only: what drains this rank's queues. `None` if the configuration permits none.
     pub fn nic(&self) -> Option<String> {
         self.inner.ffi.nic()
     }
@@ -104,7 +106,8 @@ impl End for Inner {
     }
 }
 
-/// What precedes each part of a blob: the number of the communicator, 0 for the one itself, and the length.
+/// The length of what precedes each part of a blob: the number of the communicator, 0 for this one itself, and the
+/// length.
 const HEADER: usize = 8;
 
 impl Inner {
@@ -116,7 +119,7 @@ impl Inner {
         })
     }
 
-    /// Of this one and of its subsets that the peer is in.
+    /// The blobs of this communicator and of its subsets that include the peer.
     pub(super) fn export_all(&self, peer: u32) -> Result<Vec<u8>> {
         let mut blob = part(0, &self.ffi.export(peer)?);
         for subset in self.subsets() {
@@ -127,7 +130,7 @@ impl Inner {
         Ok(blob)
     }
 
-    /// The other end of `export_all`. A subset that the peer has not made yet is [`Error::State`].
+    /// Connects with what `export_all` has exported. A subset that the peer has not created yet is [`Error::State`].
     pub(super) fn connect_all_parts(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
         let failure = |text: String| Failure { peer: Some(peer), ..Failure::new("connect", self.rank, text) };
         let parts = parts(blob).ok_or_else(|| {
@@ -154,7 +157,7 @@ fn part(number: u32, bytes: &[u8]) -> Vec<u8> {
     [&number.to_le_bytes()[..], &length.to_le_bytes()[..], bytes].concat()
 }
 
-/// Numbers and bytes; `None` where the blob is none.
+/// Numbers and bytes; `None` if the blob is invalid.
 fn parts(mut blob: &[u8]) -> Option<Vec<(u32, &[u8])>> {
     let mut parts = Vec::new();
     while !blob.is_empty() {

@@ -6,16 +6,16 @@ use super::work::Work;
 use crate::cuda::{Gpu, StreamRef};
 use crate::error::Result;
 
-/// Calls of a communicator on a GPU ([`CommConfig::device`](super::CommConfig::device)). Their buffers are views of its memory,
-/// [`cuda::TensorRef`](crate::cuda::TensorRef) and [`cuda::TensorMut`](crate::cuda::TensorMut), of the types that [`Number`](super::Number) has;
-/// of `f64` by their address.
+/// Calls of a communicator on a GPU ([`CommConfig::device`](super::CommConfig::device)). Their buffers are views of its
+/// memory, [`cuda::TensorRef`](crate::cuda::TensorRef) and [`cuda::TensorMut`](crate::cuda::TensorMut), of the types
+/// that [`Number`](super::Number) has; `f64` by address.
 ///
-/// A call checks its arguments, enqueues on its stream and returns; what comes later on that stream sees its results. Calls on
-/// different streams run in the order of the calls, for which an event is waited for; any thread may call. Kernels wait for those
-/// of peers: see [`cuda`](crate::cuda), which also says how long memory and streams are needed, and what may be captured. All members
-/// replay their graphs in the same order as each other, and among their calls. Sends and receives of a group progress together,
-/// before its collectives; of different calls they run in the order of the calls, and a large send waits for its receive before
-/// what comes behind it.
+/// A call checks its arguments, enqueues on its stream and returns; later work on that stream sees its results. Calls
+/// on different streams run in the order of the calls, by waiting for an event; any thread may call. Kernels wait for
+/// those of peers: see [`cuda`](crate::cuda), which also says how long memory and streams are needed, and what may be
+/// captured. All members replay their graphs in the same order as each other, and among their calls. Sends and receives
+/// of a group progress together, before its collectives; those of different calls run in the order of the calls, and a
+/// large send waits for its receive before later work runs.
 impl Comm {
     /// Enqueues a call, or a group of them. How it has ended, nobody asks by this: [`Comm::begin_on`] does; a peer that is missing also
     /// shows in [`Comm::membership`] and [`Comm::take_fault`].
@@ -40,18 +40,19 @@ impl Comm {
     /// ```
     pub fn enqueue<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<()> {
         let lowered = self.inner.lower_on(&mut calls, &stream)?;
-        // SAFETY: sizes were checked. That the memory stays until the work has run, and that the stream exists, is promised by
-        // whoever made the views and the stream, or seen to by the guards in `calls`, which are dropped behind this.
+        // SAFETY: sizes were checked. That the memory stays until the work has run, and that the stream exists, is
+        // promised by whoever made the views and the stream, or ensured by the guards in `calls`, which are dropped
+        // after this.
         unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, None) }
     }
 
-    /// [`Comm::enqueue`] with a handle to wait for the end on the host, and to learn how it was. It costs an event on the stream.
-    /// Dropping it changes nothing for the operation. Its end is known when the GPU has come so far: [`Work::wait`] takes as long as what is
-    /// enqueued before it, [`Work::wait_for`] has a bound.
+    /// [`Comm::enqueue`] with a handle to wait for the end on the host, and to get the outcome. It costs an event on
+    /// the stream. Dropping it does not affect the operation. The end is known when the GPU has reached it:
+    /// [`Work::wait`] takes as long as everything enqueued before it, [`Work::wait_for`] has a limit.
     ///
     /// # Errors
-    /// As of [`Comm::enqueue`]; [`Error::Invalid`](crate::Error::Invalid) also for a stream under capture, whose replays have no
-    /// handle.
+    /// Those of [`Comm::enqueue`]; also [`Error::Invalid`](crate::Error::Invalid) for a stream under capture, because
+    /// replays have no handle.
     pub fn begin_on<C: Calls<Gpu>>(&self, mut calls: C, stream: StreamRef<'_>) -> Result<Work<()>> {
         let lowered = self.inner.lower_on(&mut calls, &stream)?;
         let mut work = 0;

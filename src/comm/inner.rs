@@ -1,6 +1,6 @@
-//! What the clones of a communicator share, its works and its subsets too; and the list of these subsets. A subset is a part of its
-//! parent: what the parent exports, connects and begins, it does for the subset too, so that the group's changes reach both at the
-//! same step.
+//! The state that the clones of a communicator, its works and its subsets share; and the list of these subsets. A
+//! subset is a part of its parent: whatever the parent exports, connects and begins, it does for the subset too, so
+//! that the group's changes reach both at the same step.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
@@ -15,19 +15,19 @@ use crate::mask::Mask;
 use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
 use crate::{ffi, observe};
 
-/// What the clones share.
+/// The state that the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: its thread ends before the last owner of the C communicator goes.
+    /// Before `ffi`: its thread ends before the last owner drops the C communicator.
     watcher: Watcher,
     pub(super) ffi: Arc<ffi::Comm>,
     pub(super) rank: u32,
     pub(super) config: CommConfig,
     pub(super) plan: CommPlan,
     pub(super) setting: Setting,
-    /// Those that follow this one.
+    /// The subsets of this communicator.
     subsets: Mutex<Subsets>,
-    /// Whom a subset follows.
+    /// The parent of a subset.
     #[expect(dead_code, reason = "keeps it alive, by which the group reaches this one")]
     parent: Option<Arc<Self>>,
 }
@@ -46,7 +46,7 @@ impl Inner {
         Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, subsets, parent: None }))
     }
 
-    /// Of host memory.
+    /// For host memory.
     pub(super) fn lower(&self, calls: &mut impl Calls) -> Result<Lowered> {
         if self.config.device != Device::Host {
             let text =
@@ -58,7 +58,7 @@ impl Inner {
         Ok(lowered)
     }
 
-    /// Of memory of the communicator's GPU, viewed for this stream.
+    /// For memory of the communicator's GPU, viewed for this stream.
     pub(super) fn lower_on(&self, calls: &mut impl Calls<Gpu>, stream: &StreamRef<'_>) -> Result<Lowered> {
         let Device::Cuda(device) = self.config.device else {
             let text =
@@ -71,7 +71,7 @@ impl Inner {
         Ok(lowered)
     }
 
-    /// Of a subset, before anybody else knows it.
+    /// Makes this a subset, before anybody else knows it.
     pub(super) fn below(self: Arc<Self>, parent: &Arc<Self>) -> Arc<Self> {
         match Arc::try_unwrap(self) {
             Ok(inner) => Arc::new(Self { parent: Some(parent.clone()), ..inner }),
@@ -79,12 +79,12 @@ impl Inner {
         }
     }
 
-    /// Has the task polled again when the work may go on.
+    /// Wakes the task when the work may continue.
     pub(super) fn wake_later(&self, work: u64, waker: &Waker) {
         let longest = (self.config.deadline / 4).min(LONGEST_LOOK);
         match self.watcher.start(&self.ffi, longest) {
             Ok(()) => self.watcher.wake_later(work, waker),
-            // No thread to watch with: stay live by asking to be polled again.
+            // Without a watcher thread: stay alive by asking to be polled again.
             Err(_) => waker.wake_by_ref(),
         }
     }
@@ -97,40 +97,40 @@ impl Watched for ffi::Comm {
     }
 
     fn is_over(&self, _: u64) -> bool {
-        true // nobody tends a work
+        true // works are not tended
     }
 }
 
-/// Those that follow a communicator.
+/// The subsets of a communicator.
 #[derive(Debug, Default)]
 struct Subsets {
-    /// Calls of `subset` so far, those of masks without this rank included: the same on all ranks.
+    /// Calls of `subset` so far, also with masks that lack this rank: the same number on all ranks.
     called: u32,
     made: Vec<(u32, Mask, Weak<Inner>)>,
 }
 
-/// One of them, alive.
+/// A subset that still exists.
 #[derive(Debug)]
 pub(super) struct Subset {
     /// From 1.
     pub(super) number: u32,
-    /// Its ranks, as the parent numbers them.
+    /// Its ranks, in the parent's numbering.
     mask: Mask,
     pub(super) inner: Arc<Inner>,
 }
 
 impl Subset {
-    /// What the subset calls this rank of the parent, if it has it.
+    /// The subset's number of this rank of the parent, if it has the rank.
     pub(super) fn index_of(&self, rank: u32) -> Option<u32> {
         index_of(&self.mask, rank)
     }
 
-    /// These ranks of the parent, those that it has, as the subset numbers them.
+    /// These ranks of the parent, as far as the subset has them, in the subset's numbering.
     pub(super) fn mask_of(&self, ranks: &Mask) -> Mask {
         renumbered(&self.mask, ranks)
     }
 
-    /// These ranks of the subset, as the parent numbers them.
+    /// These ranks of the subset, in the parent's numbering.
     pub(super) fn ranks_of(&self, indices: &Mask) -> Mask {
         (0..)
             .zip(self.mask.iter())
@@ -149,7 +149,7 @@ pub(super) fn renumbered(mask: &Mask, ranks: &Mask) -> Mask {
 }
 
 impl Inner {
-    /// Those that still exist, in the order of their making.
+    /// The subsets that still exist, in the order of creation.
     pub(super) fn subsets(&self) -> Vec<Subset> {
         let subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = |(number, mask, inner): &(u32, Mask, Weak<Self>)| {
@@ -158,7 +158,7 @@ impl Inner {
         subsets.made.iter().filter_map(alive).collect()
     }
 
-    /// Follows from now on.
+    /// Adds a subset.
     pub(super) fn adopt(&self, number: u32, mask: Mask, inner: &Arc<Self>) {
         let mut subsets = self.subsets.lock().unwrap_or_else(PoisonError::into_inner);
         subsets.made.retain(|(_, _, inner)| inner.strong_count() > 0);

@@ -1,4 +1,4 @@
-//! Who takes part in a communicator's operations. A subset has the members of its parent that are in it.
+//! The members of a communicator's operations. A subset has those members of its parent that belong to it.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -20,12 +20,13 @@ impl Comm {
         self.inner.set_active(active, epoch, step)
     }
 
-    /// The group goes on without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke), here and in its subsets.
+    /// The group continues without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke), here and in its
+    /// subsets.
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
         Follower::revoke(&*self.inner, ranks)
     }
 
-    /// The current membership, and what has become of it.
+    /// The current membership, and its suspects.
     pub fn membership(&self) -> Result<Membership> {
         Membership::of(&*self.inner.ffi)
     }

@@ -12,17 +12,17 @@ use crate::ffi;
 use crate::tensor::sealed::View;
 use crate::tensor::{DType, Element, HostBuffer};
 
-/// What an operation reads, wherever it lies: on the host any [`Input`], on a GPU a [`cuda::TensorRef`] or [`cuda::TensorMut`] whose
-/// rows follow each other without gaps. Not for other types to implement.
+/// The input of an operation, wherever it is: on the host any [`Input`], on a GPU a [`cuda::TensorRef`] or
+/// [`cuda::TensorMut`] whose rows follow each other without gaps. Other types cannot implement it.
 pub trait Source: sealed::Source {
-    /// What it has elements of: a [`Number`]; of views on a GPU, whose type is known when they are used, a [`DType`].
+    /// The type of its elements: a [`Number`]; for views on a GPU, whose type is known at run time, a [`DType`].
     type Item;
     /// [`Host`] or [`Gpu`].
     type Memory: Memory;
 }
 
-/// What an operation writes, or reads and writes in place: on the host any [`Output`], on a GPU a [`cuda::TensorMut`]. Not for other
-/// types to implement.
+/// The output of an operation, or what it updates in place: on the host any [`Output`], on a GPU a [`cuda::TensorMut`].
+/// Other types cannot implement it.
 pub trait Target: Source + sealed::Target {}
 
 pub(super) mod sealed {
@@ -37,15 +37,15 @@ pub(super) mod sealed {
     }
 }
 
-/// Where elements are, and of which type.
+/// The position and the type of elements.
 #[derive(Debug, Clone, Copy)]
 pub struct Span {
     pub(super) ptr: *mut u8,
     pub(super) len: usize,
     pub(super) element: usize,
-    /// `EPW_TYPE_*`, or what it is of that collectives do not carry.
+    /// `EPW_TYPE_*`, or the type that collectives do not carry.
     pub(super) dtype: Result<u32, DType>,
-    /// A view of rows with gaps between them has none.
+    /// False for a view of rows with gaps between them.
     pub(super) is_dense: bool,
     pub(super) origin: Option<Origin>,
 }
@@ -116,10 +116,11 @@ impl sealed::Target for cuda::TensorMut<'_> {
     }
 }
 
-/// What an operation reads: `Vec<T>`, `Box<[T]>`, `[T; N]`, `Arc<[T]>`, `&[T]`, [`HostBuffer`], [`CommBuffer`].
+/// The input of an operation: `Vec<T>`, `Box<[T]>`, `[T; N]`, `Arc<[T]>`, `&[T]`, [`HostBuffer`], [`CommBuffer`].
 ///
 /// # Safety
-/// As long as the value is neither moved, nor used, nor dropped, the slice stays the same memory with the same elements.
+/// As long as the value is neither moved, nor used, nor dropped, the slice stays the same memory with the same
+/// elements.
 pub unsafe trait Input {
     /// Its elements.
     type Item: Number;
@@ -127,11 +128,11 @@ pub unsafe trait Input {
     fn input(&self) -> &[Self::Item];
 }
 
-/// What an operation writes, or reads and writes in place: `Vec<T>`, `Box<[T]>`, `[T; N]`, `&mut [T]`, [`HostBuffer`],
-/// [`CommBuffer`]. All elements that it has take part: a `Vec` does not grow.
+/// The output of an operation, or what it updates in place: `Vec<T>`, `Box<[T]>`, `[T; N]`, `&mut [T]`, [`HostBuffer`],
+/// [`CommBuffer`]. All its elements take part: a `Vec` does not grow.
 ///
 /// # Safety
-/// As of [`Input`], and nobody but the owner of the value can reach the elements. It is the same slice as that of `input`.
+/// As for [`Input`], and only the owner of the value can reach the elements. It is the same slice as that of `input`.
 pub unsafe trait Output: Input {
     /// All elements.
     fn output(&mut self) -> &mut [Self::Item];
@@ -139,14 +140,14 @@ pub unsafe trait Output: Input {
 
 macro_rules! memory {
     ($([$($generics:tt)*] $owner:ty),*) => {$(
-        // SAFETY: it owns its elements alone, and moves or frees them only when it is used, moved or dropped.
+        // SAFETY: only it owns its elements, and it moves or frees them only when it is used, moved or dropped.
         unsafe impl<$($generics)*> Input for $owner {
             type Item = T;
             fn input(&self) -> &[T] {
                 self
             }
         }
-        // SAFETY: as above; for a mutable borrow the owner is who has the borrow.
+        // SAFETY: as above; the owner of a mutable borrow is whoever has the borrow.
         unsafe impl<$($generics)*> Output for $owner {
             fn output(&mut self) -> &mut [T] {
                 self
@@ -175,9 +176,9 @@ unsafe impl<T: Number> Input for Arc<[T]> {
     }
 }
 
-/// Memory of a communicator's window, from [`Comm::alloc`](super::Comm::alloc): peers on this host read what lies there without a
-/// copy on the way and without a system call. Dereferences to a slice, and is an input and output of operations. Freed when it is
-/// dropped; it keeps the window, not the membership, alive.
+/// Memory of a communicator's window, from [`Comm::alloc`](super::Comm::alloc): peers on this host read it without an
+/// intermediate copy and without a system call. Dereferences to a slice, and is an input and output of operations.
+/// Freed when it is dropped; it keeps the window alive, but not the membership.
 pub struct CommBuffer<T: Number> {
     ffi: Arc<ffi::Comm>,
     memory: NonNull<T>,
@@ -198,7 +199,7 @@ impl<T: Number> CommBuffer<T> {
             return Err(Error::Limit(Failure::new("alloc", rank, text)));
         };
         let memory = ffi.alloc(bytes as u64)?;
-        // SAFETY: `bytes` bytes that are this buffer's alone; a former one may have left something else there.
+        // SAFETY: `bytes` bytes that belong to this buffer alone; a former one may have left other values there.
         unsafe { memory.write_bytes(0, bytes) };
         Ok(Self { ffi: ffi.clone(), memory: memory.cast(), len })
     }
@@ -206,7 +207,7 @@ impl<T: Number> CommBuffer<T> {
 
 impl<T: Number> Drop for CommBuffer<T> {
     fn drop(&mut self) {
-        // SAFETY: from `alloc`, once, and an operation that used it would own it.
+        // SAFETY: from `alloc`, freed once, and an operation that used it would own it.
         unsafe { self.ffi.free(self.memory.cast()) }
     }
 }

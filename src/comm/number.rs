@@ -1,12 +1,13 @@
-//! What collectives carry, and how they reduce it.
+//! The types that collectives carry, and how they reduce them.
 
 use half::{bf16, f16};
 
 use crate::sys;
 use crate::tensor::DType;
 
-/// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`](half::f16), [`bf16`](half::bf16), `f32`, `f64`. Of operations that
-/// only move, bytes of anything else travel as `u8`. All bit patterns are values of them. Not for other types to implement.
+/// Rust types that collectives carry: `i8`, `u8`, `i32`, `u32`, `i64`, `u64`, [`f16`](half::f16), [`bf16`](half::bf16),
+/// `f32`, `f64`. In operations that only move bytes, other types can be sent as `u8`. All bit patterns must be valid
+/// values. Other types cannot implement it.
 pub trait Number: sealed::Number + Copy + std::fmt::Debug + Send + Sync + 'static {
     /// The tag of the type, for views of a GPU's memory.
     const DTYPE: DType;
@@ -55,9 +56,9 @@ numbers!(
     f16 => EPW_TYPE_F16 F16, bf16 => EPW_TYPE_BF16 Bf16, f32 => EPW_TYPE_F32 F32, f64 => EPW_TYPE_F64 F64
 );
 
-/// How elements of all members become one: a fold in ascending rank order, 16-bit floats in `f32` and rounded once to nearest
-/// even, `f32` and `f64` in their own type, integers wrapping. The same bits on every rank and in every run. A result that is no
-/// number is the positive quiet NaN. With one member its element is copied.
+/// How the elements of all members are reduced to one: a fold in ascending rank order, 16-bit floats in `f32` and
+/// rounded once to nearest even, `f32` and `f64` in their own type, integers wrapping. The same bits on every rank and
+/// in every run. A NaN result is the positive quiet NaN. With one member its element is copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reduction {

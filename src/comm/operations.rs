@@ -1,4 +1,5 @@
-//! The operations by name, each twice: begun with buffers that it owns, and blocking with slices that it borrows.
+//! The operations by name, each in two forms: begun with buffers that it owns, and blocking with slices that it
+//! borrows.
 
 use super::blocks::Blocks;
 use super::call::Call;
@@ -9,9 +10,10 @@ use super::work::Work;
 use crate::error::Result;
 use crate::outcome::Outcome;
 
-/// Operations. [`Comm::begin`] says what those without `_blocking` have in common, [`Comm::run_blocking`] what those with it do, their
-/// errors included; the [module](super) has what happens when a member fails. `n` is any number of elements, also 0; `ranks` counts all of
-/// [`Comm::ranks`], members or not: rows of those that are none are left alone.
+/// Operations. [`Comm::begin`] says what those without `_blocking` have in common, [`Comm::run_blocking`] what those
+/// with it do, including their errors; the [module](super) says what happens when a member fails. `n` is any number of
+/// elements, including 0; `ranks` counts all of [`Comm::ranks`], members or not: rows of ranks that are not members
+/// stay unchanged.
 impl Comm {
     /// Returns once all members have called it.
     pub fn barrier(&self) -> Work<()> {
@@ -23,7 +25,8 @@ impl Comm {
         self.run_blocking(Call::barrier())
     }
 
-    /// The root's `buffer` to that of every member: in place, as `MPI_Bcast`. As many elements everywhere.
+    /// Copies the root's `buffer` to that of every member: in place, as `MPI_Bcast`. The same number of elements
+    /// everywhere.
     pub fn broadcast<R>(&self, buffer: R, root: u32) -> Work<R>
     where
         R: Output + Send + 'static,
@@ -36,8 +39,8 @@ impl Comm {
         self.run_blocking(Call::broadcast(buffer, root))
     }
 
-    /// Element i of `recv` becomes the [reduction](Reduction) of element i of all members' `send`, on every member. Both have as
-    /// many elements, everywhere.
+    /// Element i of `recv` becomes the [reduction](Reduction) of element i of all members' `send`, on every member.
+    /// Both have the same number of elements, everywhere.
     pub fn all_reduce<S, R>(&self, send: S, recv: R, reduction: Reduction) -> Work<(S, R)>
     where
         S: Input + Send + 'static,
@@ -73,7 +76,7 @@ impl Comm {
         self.run_blocking(Call::all_reduce_in_place(buffer, reduction))
     }
 
-    /// [`Comm::all_reduce`] with the result at the root alone. Elsewhere `recv` is not touched, and may be empty.
+    /// [`Comm::all_reduce`] with the result only at the root. Elsewhere `recv` is not accessed, and may be empty.
     pub fn reduce<S, R>(&self, send: S, recv: R, reduction: Reduction, root: u32) -> Work<(S, R)>
     where
         S: Input + Send + 'static,
@@ -130,8 +133,8 @@ impl Comm {
         self.run_blocking(Call::reduce_scatter(send, recv, reduction))
     }
 
-    /// [`Comm::reduce_scatter`] of [`Blocks`] of `send`: uneven ones, or columns of a matrix, of which `recv` gets this rank's.
-    /// The same blocks everywhere.
+    /// [`Comm::reduce_scatter`] with [`Blocks`] of `send`: uneven ones, or columns of a matrix; `recv` gets this rank's
+    /// block. The same blocks everywhere.
     pub fn reduce_scatter_blocks<S, R>(
         &self,
         send: S,
@@ -188,7 +191,7 @@ impl Comm {
         self.run_blocking(Call::all_gather(send, recv))
     }
 
-    /// [`Comm::all_gather`] to [`Blocks`] of `recv`: uneven ones, or columns of a matrix. The same blocks everywhere.
+    /// [`Comm::all_gather`] with [`Blocks`] of `recv`: uneven ones, or columns of a matrix. The same blocks everywhere.
     pub fn all_gather_blocks<S, R>(&self, send: S, recv: R, blocks: Blocks) -> Work<(S, R)>
     where
         S: Input + Send + 'static,
@@ -207,7 +210,7 @@ impl Comm {
         self.run_blocking(Call::all_gather_blocks(send, recv, blocks))
     }
 
-    /// [`Comm::all_gather`] where rank r has put what it gives into row r of `buffer` `[ranks, n]`.
+    /// [`Comm::all_gather`] with the input of rank r in row r of `buffer` `[ranks, n]`.
     pub fn all_gather_in_place<R>(&self, buffer: R) -> Work<R>
     where
         R: Output + Send + 'static,
@@ -220,7 +223,7 @@ impl Comm {
         self.run_blocking(Call::all_gather_in_place(buffer))
     }
 
-    /// Row p of `send` `[ranks, n]` becomes, on rank p, the row of its `recv` `[ranks, n]` that has this rank's number.
+    /// Row p of `send` `[ranks, n]` becomes, on rank p, the row of `recv` `[ranks, n]` with this rank's number.
     pub fn all_to_all<S, R>(&self, send: S, recv: R) -> Work<(S, R)>
     where
         S: Input + Send + 'static,
@@ -234,8 +237,8 @@ impl Comm {
         self.run_blocking(Call::all_to_all(send, recv))
     }
 
-    /// [`Comm::all_to_all`] of uneven [`Blocks`], as `MPI_Alltoallv`: block p of `send` for rank p, block p of `recv` from it. What this
-    /// rank sends to p, p expects from it.
+    /// [`Comm::all_to_all`] with uneven [`Blocks`], as `MPI_Alltoallv`: block p of `send` is for rank p, block p of
+    /// `recv` is from it. Rank p must expect what this rank sends to it.
     pub fn all_to_all_blocks<S, R>(
         &self,
         send: S,
@@ -274,7 +277,8 @@ impl Comm {
         self.run_blocking(Call::all_to_all_in_place(buffer))
     }
 
-    /// `send` `[n]` of rank r becomes row r of the root's `recv` `[ranks, n]`. Elsewhere `recv` is not touched, and may be empty.
+    /// `send` `[n]` of rank r becomes row r of the root's `recv` `[ranks, n]`. Elsewhere `recv` is not accessed, and
+    /// may be empty.
     pub fn gather<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
     where
         S: Input + Send + 'static,
@@ -342,8 +346,8 @@ impl Comm {
         self.run_blocking(Call::scatter_blocks(send, recv, blocks, root))
     }
 
-    /// All of `send` to a receive of `peer` with this tag, at most 2,147,483,647. Small messages end before the peer has called: up to
-    /// 256 KiB that it has not received yet.
+    /// Sends all of `send` to a receive of `peer` with this tag, at most 2,147,483,647. Small messages are complete
+    /// before the peer has called: up to 256 KiB that it has not received yet.
     pub fn send<S>(&self, send: S, peer: u32, tag: u32) -> Work<S>
     where
         S: Input + Send + 'static,
@@ -356,8 +360,9 @@ impl Comm {
         self.run_blocking(Call::send(send, peer, tag))
     }
 
-    /// The next message of `peer` with this tag, of the same type, to the front of `recv`. One with fewer elements leaves the rest as it was;
-    /// one with more is [`Error::Limit`](crate::Error::Limit), and is consumed.
+    /// Receives the next message of `peer` with this tag, of the same type, into the front of `recv`. A message with
+    /// fewer elements leaves the rest unchanged; one with more is [`Error::Limit`](crate::Error::Limit), and is
+    /// consumed.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,

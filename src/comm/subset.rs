@@ -1,4 +1,4 @@
-//! Making communicators of some of another one's ranks.
+//! Making communicators of some of the ranks of another one.
 
 use std::sync::Arc;
 
@@ -21,24 +21,27 @@ use crate::sys;
 const OP: &str = "subset";
 
 impl Comm {
-    /// A communicator of the ranks of `mask`, renumbered from 0 in ascending order, with this one's configuration. All members of this
-    /// communicator call it, in one order with its collectives, each with a mask that has it, or one that has not: then there is
-    /// none for it. Ranks of one mask give the same one; masks do not overlap (`MPI_Comm_split`, `ncclCommSplit`).
+    /// A communicator of the ranks of `mask`, renumbered from 0 in ascending order, with this one's configuration. All
+    /// members of this communicator call it, in the same order relative to its collectives. Each passes a mask that
+    /// includes it, or one that does not: then the result is `None`. Ranks of one mask pass the same one; masks do not
+    /// overlap (`MPI_Comm_split`, `ncclCommSplit`).
     ///
-    /// Needs no rendezvous: what ranks have to know of each other travels by collectives of this communicator. It follows the
-    /// membership of this one, whose ranks count as its members while they are in the mask. A member on standby calls it as often and
-    /// in the same order, which needs nobody; it keeps this communicator alive.
+    /// Needs no rendezvous: ranks exchange what they need by collectives of this communicator. The subset follows the
+    /// membership of this one, whose members are its members if they are in the mask. A member on standby calls it
+    /// equally often and in the same order, which needs no other rank; the subset keeps this communicator alive.
     ///
     /// Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a mask past the ranks; [`Error::State`] of a communicator on a GPU: one of the host makes subsets there too; [`Error::Mismatch`] where masks overlap; [`Error::Peer`] where a member is
-    /// missing from it, or could not make or connect its part; those of [`Comm::connect`]. All ranks of the mask get an error then.
+    /// [`Error::Invalid`] for a mask with ranks that do not exist; [`Error::State`] for a communicator on a GPU: one of
+    /// the host makes subsets there too; [`Error::Mismatch`] if masks overlap; [`Error::Peer`] if a member is missing,
+    /// or could not create or connect its part; those of [`Comm::connect`]. All ranks of the mask get an error then.
     pub async fn subset(&self, mask: &Mask) -> Result<Option<Self>> {
         self.subset_with(mask, self.config().clone()).await
     }
 
-    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask: also one of GPUs, of a communicator of the host.
+    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask: possibly one on GPUs, for a
+    /// communicator of the host.
     pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if !mask.fits(ranks) {
@@ -69,7 +72,7 @@ impl Comm {
                 Self::of(inner)
             }));
         }
-        // All take all of these turns, whatever comes of them: the others wait for each.
+        // Each rank takes all of these turns, whatever their results, because the others wait for each.
         let first = self.agree(mask, &now.active, made.is_ok()).await;
         let joined = match &made {
             Ok(Some(inner)) if first.is_ok() => self.join(mask, inner).await,
@@ -96,7 +99,7 @@ impl Comm {
         block_on(OP, self.subset_with(mask, config))
     }
 
-    /// Gives the others of the mask what they need of this rank's part, and connects with them.
+    /// Exchanges the blobs for this rank's part with the others of the mask, and connects to them.
     async fn join(&self, mask: &Mask, inner: &Arc<Inner>) -> Result<()> {
         let mut blobs = vec![Vec::new(); self.ranks() as usize];
         let mut exported = Ok(());
@@ -106,7 +109,7 @@ impl Comm {
                 Err(error) => exported = Err(error),
             }
         }
-        // In any case: the others wait for it.
+        // In any case, because the others wait for it.
         let received = self.swap(&blobs).await?;
         exported?;
         let of: Vec<Vec<u8>> = mask.iter().map(|peer| received[peer as usize].clone()).collect();
@@ -118,7 +121,7 @@ impl Comm {
         spawn_blocking(OP, self.rank(), connect).await
     }
 
-    /// Whether all is well with everybody: ranks of this mask have the same one, and have come so far.
+    /// Whether everything is in order everywhere: the ranks of this mask have the same one, and have got this far.
     async fn agree(&self, mask: &Mask, active: &Mask, well: bool) -> Result<()> {
         const WORDS: usize = Mask::EMPTY.words().len();
         let own: Vec<u64> = mask.words().iter().copied().chain([u64::from(well)]).collect();
@@ -128,7 +131,7 @@ impl Comm {
             let said = &all[peer as usize * (WORDS + 1)..][..WORDS + 1];
             let other = Mask::from_words(std::array::from_fn(|word| said[word]));
             let failure = |text: String| Failure { peer: Some(peer), ..Failure::new(OP, self.rank(), text) };
-            // A mask without its own rank says nothing.
+            // A mask that lacks its own rank does not matter.
             let overlaps = other.contains(peer) && !mask.and(&other).is_empty() || mask.contains(peer);
             if mask.contains(self.rank()) && overlaps && other != *mask {
                 let text =
@@ -144,7 +147,7 @@ impl Comm {
         Ok(())
     }
 
-    /// Gives `blobs[r]` to rank r, and gets what it gave.
+    /// Sends `blobs[r]` to rank r, and returns what the ranks have sent.
     async fn swap(&self, blobs: &[Vec<u8>]) -> Result<Vec<Vec<u8>>> {
         const BLOCK: usize = 4 + sys::EPW_BLOB_MAX as usize;
         let mut buffer = vec![0u8; BLOCK * blobs.len()];

@@ -1,8 +1,8 @@
-//! Operations that have been begun.
+//! Operations that have begun.
 //!
-//! Bytes move whenever any call on the communicator makes progress, not only while a future is polled. So a [`Work`] owns the
-//! buffers that it uses, at an address that does not change, and gives them back when it has ended: one that is forgotten leaks
-//! them.
+//! Bytes move whenever any call on the communicator makes progress, not only while a future is polled. So a [`Work`]
+//! owns the buffers that it uses, at an address that does not change, and returns them when it has ended: one that is
+//! forgotten leaks them.
 
 use std::fmt;
 use std::pin::Pin;
@@ -19,19 +19,19 @@ use crate::observe::Observed;
 use crate::outcome::Outcome;
 use crate::sys;
 
-/// Operations in flight, with the buffers `B` that they use. Ends as a future, from any executor; with [`Work::wait`]; or with
-/// [`Work::try_wait`] and [`Work::wait_for`]. Each gives the buffers back, with how it ended.
+/// Operations in flight, with the buffers `B` that they use. It ends as a future, on any executor; with [`Work::wait`];
+/// or with [`Work::try_wait`] and [`Work::wait_for`]. Each returns the buffers, with the outcome.
 ///
-/// It makes progress while it is awaited or waited for, and whenever another operation of the communicator is. Merely held it
-/// shows peers no sign of life: await it within a deadline.
+/// It makes progress while it is awaited or waited for, and whenever another operation of the communicator is. Only
+/// holding it shows peers no sign of life: await it within a deadline.
 ///
-/// Dropping it gives the operations up: the buffers are dropped with it and not touched again, and peers find this rank
-/// [missing](Outcome::missing) from them. Forgetting it leaks the buffers.
+/// Dropping it gives the operations up: the buffers are dropped with it and not accessed again, and this rank is
+/// [missing](Outcome::missing) from them for its peers. Forgetting it leaks the buffers.
 #[must_use = "dropping it gives the operations up; await it, or call wait"]
 pub struct Work<B> {
     inner: Arc<Inner>,
     state: State,
-    /// Behind `state`, by whose end nobody uses it. `None`: given back.
+    /// Dropped after `state`, whose end stops all use of it. `None`: returned.
     held: Option<Held<B>>,
     observed: Option<Observed>,
 }
@@ -44,14 +44,13 @@ enum State {
 
 // SAFETY: the buffers that it points to are Send, see Held::new, and so is the rest.
 unsafe impl<B> Send for Work<B> {}
-// A shared reference to it reaches no buffer.
-// SAFETY: as said.
+// A shared reference to it does not reach the buffers. SAFETY: for that reason.
 unsafe impl<B> Sync for Work<B> {}
-// The buffers stay where they are on the heap wherever the handle goes.
+// The buffers stay at their place on the heap when the handle moves.
 impl<B> Unpin for Work<B> {}
 
 impl Work<()> {
-    /// Of calls that have been enqueued on a GPU: who made the views sees to their memory.
+    /// For calls that have been enqueued on a GPU: whoever made the views is responsible for their memory.
     pub(super) fn enqueued(inner: &Arc<Inner>, work: sys::epw_work) -> Self {
         let held = Held(NonNull::from(Box::leak(Box::new(()))));
         Self { inner: inner.clone(), state: State::Begun(work), held: Some(held), observed: None }
@@ -66,7 +65,8 @@ impl<B> Work<B> {
         let observed = Observed::begin(calls.name(), inner.rank);
         let mut held = Held::new(calls);
         let begun = inner.lower(held.calls()).and_then(|lowered| {
-            // SAFETY: `lower` has checked all sizes; the memory is `held`'s, which outlives the work, see `drop` and `look`.
+            // SAFETY: `lower` has checked all sizes; the memory belongs to `held`, which outlives the work, see `drop`
+            // and `look`.
             unsafe { inner.ffi.begin(&lowered.ops, deadline) }
         });
         let state = begun.map_or_else(State::Refused, State::Begun);
@@ -82,10 +82,10 @@ impl<B> Work<B> {
         }
     }
 
-    /// The same for `timeout` at most: itself, if it has not ended by then.
+    /// The same for at most `timeout`: returns the work itself if it has not ended by then.
     ///
     /// # Errors
-    /// The work, which goes on.
+    /// The work, which continues.
     #[allow(clippy::result_large_err, reason = "the work goes back to whoever goes on with it")]
     pub fn wait_for(mut self, timeout: Duration) -> Result<(Result<Outcome>, B), Self> {
         self.look(timeout).ok_or(self)
@@ -94,7 +94,7 @@ impl<B> Work<B> {
     /// Whether it has ended: never waits, and makes progress.
     ///
     /// # Errors
-    /// The work, which goes on.
+    /// The work, which continues.
     #[allow(clippy::result_large_err, reason = "the work goes back to whoever goes on with it")]
     pub fn try_wait(self) -> Result<(Result<Outcome>, B), Self> {
         self.wait_for(Duration::ZERO)
@@ -116,7 +116,7 @@ impl<B> Work<B> {
                 _ => return None,
             },
         };
-        // The C core has consumed it, and touches its memory no more.
+        // The C core has consumed it, and no longer accesses its memory.
         self.state = State::Over;
         let ended = match self.observed.take() {
             Some(observed) => observed.end(ended, |outcome| outcome),
@@ -126,7 +126,7 @@ impl<B> Work<B> {
     }
 }
 
-/// Ready when it has ended. Polled again after that it stays pending.
+/// Ready when it has ended. Pending for ever if it is polled again after that.
 impl<B> Future for Work<B> {
     type Output = (Result<Outcome>, B);
 
@@ -160,10 +160,11 @@ impl<B> fmt::Debug for Work<B> {
     }
 }
 
-/// Calls on the heap, behind a plain pointer: moving the handle says nothing about the memory that C writes.
+/// Calls on the heap, behind a raw pointer: moving the handle does not claim exclusive access to the memory that C
+/// writes.
 struct Owned<C>(NonNull<C>);
 
-/// The same, of whatever kind they are.
+/// The same, of any type.
 struct Held<B>(NonNull<dyn Give<B>>);
 
 trait Give<B> {
@@ -181,7 +182,7 @@ impl<C: Calls> Give<C::Buffers> for C {
 }
 
 impl<B> Held<B> {
-    // What it points to may go to other threads, and may outlive every borrow.
+    // It may be sent to other threads, and may outlive every borrow.
     #[expect(clippy::new_ret_no_self, reason = "its kind is forgotten once the calls are lowered")]
     fn new<C: Calls<Buffers = B> + Send + 'static>(calls: C) -> Owned<C> {
         Owned(NonNull::from(Box::leak(Box::new(calls))))
@@ -190,14 +191,14 @@ impl<B> Held<B> {
     fn give(self) -> B {
         let calls = self.0;
         std::mem::forget(self);
-        // SAFETY: of `Held::new`, taken back once: this value is forgotten.
+        // SAFETY: from `Held::new`, taken back once, because this value is forgotten.
         unsafe { Box::from_raw(calls.as_ptr()) }.give()
     }
 }
 
 impl<C: Calls + 'static> Owned<C> {
     fn calls(&mut self) -> &mut C {
-        // SAFETY: a leaked box, which this value alone points to.
+        // SAFETY: a leaked box, to which only this value points.
         unsafe { self.0.as_mut() }
     }
 
@@ -208,7 +209,7 @@ impl<C: Calls + 'static> Owned<C> {
 
 impl<B> Drop for Held<B> {
     fn drop(&mut self) {
-        // SAFETY: of `Held::new`, not given back: that forgets this value.
+        // SAFETY: from `Held::new`, not returned, because that forgets this value.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }

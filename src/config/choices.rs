@@ -1,4 +1,4 @@
-//! What a buffer and its operations choose between: types, payloads, layouts, devices.
+//! The choices of a buffer and its operations: types, payloads, layouts, devices.
 
 use std::fmt;
 use std::str::FromStr;
@@ -53,7 +53,7 @@ names!(Fp8Scale, "a kind of scales: f32, power-of-two or ue8m0" {
     F32 = "f32", PowerOfTwo = "power-of-two", Ue8m0 = "ue8m0",
 });
 
-/// What travels in a dispatched row.
+/// The payload of a dispatched row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -77,7 +77,7 @@ pub enum Payload {
     },
 }
 
-/// As a log has it: `the input's type`, `fp8 with ue8m0 scales`, `3584 opaque bytes with 448 scales of 1 byte`.
+/// As printed in a log: `the input's type`, `fp8 with ue8m0 scales`, `3584 opaque bytes with 448 scales of 1 byte`.
 impl fmt::Display for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -103,7 +103,7 @@ impl Payload {
         }
     }
 
-    /// Fills in the fields that say what travels.
+    /// Sets the fields that describe the payload.
     pub(crate) fn set(self, input: &mut sys::epw_dispatch_input) {
         input.payload = self.to_c();
         if let Self::Opaque { row_bytes, scale_count, scale_bytes } = self {
@@ -127,22 +127,23 @@ pub enum Layout {
 
 names!(Layout, "a layout: expert-major or rank-major" { ExpertMajor = "expert-major", RankMajor = "rank-major" });
 
-/// What combine returns over the wire. How rows are summed, to the bit, is said in the guide's page [`steps`](crate::guide::steps).
+/// What answers contain. The guide's page [`steps`](crate::guide::steps) defines, to the bit, how rows are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum CombineMode {
-    /// One row per (token, rank), summed with the weights over that rank's experts there, in top-k order, and at
-    /// home over the ranks, ascending. Needs the weights at dispatch. With [`Layout::RankMajor`] the caller has done that sum.
+    /// One row per (token, rank): the weighted sum over that rank's experts, in top-k order; these rows are then added
+    /// at the token's rank in ascending order of ranks. Needs the weights at dispatch. With [`Layout::RankMajor`] the
+    /// caller has made the first sum.
     #[default]
     RankReduced,
-    /// One row per (token, expert), summed at home in top-k order. Needs [`Layout::ExpertMajor`] and
+    /// One row per (token, expert), summed at the token's rank in top-k order. Needs [`Layout::ExpertMajor`] and
     /// [`EpConfig::ordered`](field@crate::EpConfig::ordered).
     Ordered,
 }
 
 names!(CombineMode, "a combine mode: rank-reduced or ordered" { RankReduced = "rank-reduced", Ordered = "ordered" });
 
-/// Where tokens, outputs and the window are, and who moves the bytes.
+/// Where tokens, outputs and the window are, and what moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
@@ -165,7 +166,7 @@ impl fmt::Display for Device {
     }
 }
 
-/// What is printed; `cuda` alone is `cuda:0`.
+/// Reads what is printed; `cuda` alone is `cuda:0`.
 impl FromStr for Device {
     type Err = ParseNameError;
 
@@ -188,7 +189,7 @@ impl Device {
         }
     }
 
-    /// Ranks must agree on this; the ordinal is each rank's own.
+    /// Ranks must agree on this; the ordinal may differ.
     pub(crate) fn kind(self) -> &'static str {
         match self {
             Self::Host => "host",

@@ -50,23 +50,24 @@ pub struct EpConfig {
     pub ordered: bool,
     /// Also reserve an expert-major area for [`Dispatched::combine_rows_mut`](crate::Dispatched::combine_rows_mut).
     pub zero_copy: bool,
-    /// Threads that move data for this rank, the caller included; 0: chosen by the library.
+    /// Threads that move data for this rank, including the caller; 0: chosen by the library.
     pub threads: u32,
     /// The paths by which peers may be reached; by default all, but queues only where the members of the group are on several
     /// hosts. `EPWIRE_PATHS` overrides it.
     pub paths: Paths,
     /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
     pub device: Device,
-    /// SMs that the kernels of all lanes take together at most, a thread block to each; 0: all of the GPU's that no other buffer
-    /// or communicator of this process has. Kernels that wait for peers must find room together: else one keeps another off the
-    /// GPU that a peer waits for, until the deadline. So the SMs are this buffer's until it is dropped, and what would not fit is
-    /// refused with [`Error::Limit`](crate::Error::Limit), which names who has how many. What other processes run on the GPU is
-    /// theirs to bound. On the host without effect.
+    /// The most SMs that the kernels of all lanes use together, with one thread block on each; 0: all SMs of the GPU
+    /// that no other buffer or communicator of this process has reserved. Kernels that wait for peers must fit on the
+    /// GPU together: otherwise one keeps another off the GPU for which a peer waits, until the deadline. So the SMs are
+    /// reserved for this buffer until it is dropped, and a buffer that does not fit is refused with
+    /// [`Error::Limit`](crate::Error::Limit), which names the holders of SMs. What other processes run on the GPU is
+    /// not limited by this. No effect on the host.
     pub sms: u32,
-    /// Bound of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other show each other signs of life, which
-    /// lengthens a wait, to 4 deadlines at most. A rank that peers wait for calls its next operation, or the other half of
-    /// the one it has begun, within one deadline of its last call: set it above the longest time that a rank computes
-    /// between two calls.
+    /// The limit of every wait for a peer, 1 ms to 1 day. Ranks that wait for each other send each other beacons, which
+    /// lengthen a wait to at most 4 deadlines. A rank that peers wait for must call its next operation, or the other
+    /// half of the current one, within one deadline of its last call: set this to more than the longest time that a
+    /// rank computes between two calls.
     pub deadline: Duration,
 }
 
@@ -90,7 +91,7 @@ setters!(EpConfig {
 });
 
 impl EpConfig {
-    /// Two lanes of bf16, ten seconds of deadline, everything optional off.
+    /// Two lanes of bf16, a deadline of ten seconds, and no optional features.
     pub fn new(max_tokens: u32, hidden: u32, experts: u32, topk: u32) -> Self {
         Self {
             max_tokens,
@@ -140,11 +141,11 @@ impl EpConfig {
             sms: self.sms,
             queue_depth: 0,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
-            fabric: std::ptr::null_mut(), // whoever creates a buffer gives one
+            fabric: std::ptr::null_mut(), // whoever creates a buffer sets it
         }
     }
 
-    /// The fields that must be equal on all ranks, by name: what the ranks compare before they connect.
+    /// The fields that must be equal on all ranks, by name: the ranks compare them before they connect.
     pub(crate) fn fields(&self) -> Vec<(String, String)> {
         let Self {
             max_tokens,

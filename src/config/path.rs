@@ -22,7 +22,7 @@ pub enum Path {
     Vmm,
     /// The same by a CUDA IPC handle.
     Ipc,
-    /// What is written for it is sent by a software NIC, over this wire, and placed by the peer's.
+    /// By a queue: a software NIC or an adapter sends what is written for it over this wire, and the peer's places it.
     Queue(Wire),
 }
 
@@ -34,9 +34,9 @@ pub enum Wire {
     Local,
     /// TCP.
     Tcp,
-    /// Adapters, whose queue pairs have connections of their own.
+    /// mlx5 adapters, whose queue pairs have connections of their own.
     Adapter,
-    /// An RDMA adapter of any make, through libibverbs.
+    /// An RDMA adapter of any vendor, through libibverbs.
     Verbs,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Wire {
 }
 
 impl Path {
-    /// `EPW_PATH_*`, and `EPW_WIRE_*` of one by queues.
+    /// From `EPW_PATH_*` and, for queues, `EPW_WIRE_*`.
     pub(crate) fn from_c(path: u32, wire: u32) -> Self {
         match path {
             sys::EPW_PATH_SELF => Self::SelfRank,
@@ -87,7 +87,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// Which paths may be used. A peer that only an excluded path reaches is refused at connect.
+/// Which paths may be used. A peer that can be reached only by an excluded path is refused at connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -100,21 +100,22 @@ pub struct Paths {
     pub vmm: bool,
     /// The same by CUDA IPC handles.
     pub ipc: bool,
-    /// Ranks of any host by queues that a software NIC drains: for those that no other path leads to, or, as the only one,
-    /// instead of the others. Such peers write into pinned host memory of a rank on a GPU, see [`Plan::inbox_bytes`](crate::Plan::inbox_bytes); the others
-    /// into its window in GPU memory. Off by default, for it takes two threads, memory for each peer, and, where the run
-    /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on where the members are on
-    /// several hosts. Set it where ranks of other hosts may join later.
+    /// Ranks of any host, by queues that a NIC drains: for those that no other path reaches, or, as the only path, for
+    /// all. Such peers write into pinned host memory of a rank on a GPU, see
+    /// [`Plan::inbox_bytes`](crate::Plan::inbox_bytes); the others into its window in GPU memory. Off by default,
+    /// because it takes two threads, memory for each peer and, if the run has a token, a TCP port:
+    /// [`EpBuffer::create`](crate::EpBuffer::create) turns the default on if the members are on several hosts. Set it
+    /// if ranks of other hosts may join later.
     pub queue: bool,
 }
 
 setters!(Paths { thread: bool, shared_memory: bool, vmm: bool, ipc: bool, queue: bool });
 
 impl Paths {
-    /// None at all: only the rank itself is reached.
+    /// No path: only the rank itself is reached.
     pub const NONE: Self = Self { thread: false, shared_memory: false, vmm: false, ipc: false, queue: false };
 
-    /// By the names that `EPWIRE_PATHS` has for them.
+    /// By their names in `EPWIRE_PATHS`.
     fn named(self) -> [(&'static str, bool); 5] {
         let Self { thread, shared_memory, vmm, ipc, queue } = self;
         [("thread", thread), ("shm", shared_memory), ("vmm", vmm), ("ipc", ipc), ("queue", queue)]
@@ -142,7 +143,7 @@ impl fmt::Display for Paths {
     }
 }
 
-/// Those that are named, as in `EPWIRE_PATHS`: `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them; or `none`.
+/// The named paths, as in `EPWIRE_PATHS`: `thread`, `shm`, `vmm`, `ipc`, `queue`, separated by commas; or `none`.
 impl FromStr for Paths {
     type Err = ParseNameError;
 

@@ -28,30 +28,32 @@ pub struct Plan {
     pub ordered_bytes: u64,
     /// What [`EpConfig::zero_copy`] adds.
     pub zero_copy_bytes: u64,
-    /// The whole window of a rank. A GPU takes memory by 2 MiB at a time.
+    /// The whole window of a rank. A GPU allocates memory in units of 2 MiB.
     pub window_bytes: u64,
-    /// This rank's own memory beside the window; on a GPU device memory alone, without some 50 KB of pinned host memory.
+    /// This rank's own memory beside the window; on a GPU only device memory, without about 50 KB of pinned host
+    /// memory.
     pub private_bytes: u64,
-    /// Host memory that peers behind queues would take, if all others were, where [`Paths::queue`](field@crate::Paths::queue) permits them: what is written
-    /// for them, taken with the first such peer. Pinned, on a GPU; so are the next two.
+    /// Host memory for what is written for peers behind queues, if all other ranks are such peers and
+    /// [`Paths::queue`](field@crate::Paths::queue) permits them; allocated with the first such peer. On a GPU it is
+    /// pinned; so are the next two.
     pub image_bytes: u64,
-    /// The queues themselves, taken for each such peer. What the wire `local` shares with peers of this host is no line of a
-    /// plan: the buffers of a rank use it together, see `EPWIRE_RING_BYTES`.
+    /// The queues themselves, allocated for each such peer. What the wire `local` shares with peers of this host is not
+    /// part of a plan: the buffers of a rank use it together, see `EPWIRE_RING_BYTES`.
     pub ring_bytes: u64,
-    /// What such peers write, where the window is on a GPU and mapped peers alone write it: taken for each, its places.
+    /// What such peers write if the window is on a GPU, where only mapped peers write it: allocated for each.
     pub inbox_bytes: u64,
 }
 
 impl Plan {
     /// Checks the configuration for a group of `ranks` ranks and computes its plan. Errors name the field and the
-    /// limit. Queues are as deep as `EPWIRE_QUEUE_DEPTH` asks.
+    /// limit. The depth of queues is the one that `EPWIRE_QUEUE_DEPTH` asks for.
     pub fn new(config: &EpConfig, ranks: u32) -> Result<Self> {
         let failure = |text| Failure { operation: "plan".into(), rank: None, peer: None, text };
         let depth = env::queue_depth().map_err(|text| Error::Invalid(failure(text)))?;
         Self::with_depth(config, ranks, depth)
     }
 
-    /// The same with queues of so many entries at least, 0: as operations need.
+    /// The same with queues of at least so many entries; 0: as operations need.
     pub(super) fn with_depth(config: &EpConfig, ranks: u32, depth: u32) -> Result<Self> {
         let plan = ffi::plan(&sys::epw_config { queue_depth: depth, ..config.to_c(0, ranks) })?;
         Ok(Self {
@@ -72,8 +74,9 @@ impl Plan {
         })
     }
 
-    /// What one place of the group takes of the window of every rank, whether a rank has taken it or not: what it costs to
-    /// leave room for a group to grow. Outputs of dispatch have [`Plan::rows`] rows, `max_tokens` of them for each place.
+    /// What one place of the group takes in the window of every rank, whether a rank has taken it or not: the cost of
+    /// leaving room for a group to grow. Outputs of dispatch have [`Plan::rows`] rows, `max_tokens` of them for each
+    /// place.
     pub fn place_bytes(&self) -> u64 {
         self.window_bytes / u64::from(self.ranks)
     }
@@ -128,7 +131,7 @@ pub struct RowShape {
     pub payload_bytes: usize,
     /// Scales of one row.
     pub scale_count: usize,
-    /// Bytes of one scale as it travels.
+    /// Bytes of one scale as it is sent.
     pub scale_bytes: usize,
     /// Bytes of an expert-major payload output, `[local_experts, rows, payload]`.
     pub expert_rows_bytes: usize,
@@ -141,7 +144,7 @@ pub struct RowShape {
 }
 
 impl RowShape {
-    /// The shape that `payload` gives under `config` in a group of `ranks` ranks.
+    /// The shape of `payload` under `config` in a group of `ranks` ranks.
     pub fn new(config: &EpConfig, ranks: u32, payload: Payload) -> Result<Self> {
         let mut input = ffi::empty_input();
         payload.set(&mut input);

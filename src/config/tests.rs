@@ -1,4 +1,4 @@
-//! Limits, printed plans, and names of what there is to choose.
+//! Limits, printed plans, and the names of the choices.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What has become of enqueued work, seen from the host.
+//! Whether and how enqueued work has ended, seen from the host.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Completion {
         Self { inner, handle }
     }
 
-    /// Whether it has run. Never waits.
+    /// Whether the work has run. Never waits.
     pub fn is_done(&self) -> Result<bool> {
         Ok(self.inner.ffi.wait(self.handle, Duration::ZERO)? == Progress::Done)
     }
@@ -49,7 +49,7 @@ impl Completion {
     /// [`Completion::wait_blocking`] without blocking the executor: a thread of the buffer looks. Dropping the future gives up
     /// waiting, nothing else.
     pub async fn wait(&self, timeout: Duration) -> Result<()> {
-        let until = Instant::now().checked_add(timeout); // none: past all clocks
+        let until = Instant::now().checked_add(timeout); // None: later than any clock can say.
         self.inner.watch_lanes("wait")?;
         poll_fn(|cx| {
             if self.is_done()? {
@@ -64,21 +64,23 @@ impl Completion {
         .await
     }
 
-    /// Lets `stream` wait for it: what is enqueued there from now on runs after it. Returns at once, and enqueues nothing on
-    /// the stream of the call itself.
+    /// Makes `stream` wait for the work: what is enqueued on it from now on runs afterwards. Returns at once, and
+    /// enqueues nothing on the stream of the call itself.
     ///
     /// # Errors
-    /// [`Error::Invalid`]: a stream of another GPU. [`Error::State`]: as above, or `stream` is under capture. Order
-    /// the streams of a capture by events captured with them, or let the stream that launches the graph wait.
+    ///
+    /// [`Error::Invalid`]: a stream of another GPU. [`Error::State`]: as above, or `stream` is under capture. Order the
+    /// streams of a capture by events captured with them, or make the stream that launches the graph wait.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
         let device = self.inner.gpu("stream_wait")?;
         Site::new("stream_wait", self.inner.rank, device, &stream)?;
-        // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
+        // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
         unsafe { self.inner.ffi.stream_wait(self.handle, stream.raw) }
     }
 
-    /// How it ended, `None` if it has not run yet. Copies some hundred bytes from the GPU, which takes microseconds, or as
-    /// long as copies that the program has enqueued before keep its copy engine busy; at most the deadline.
+    /// How the work ended, `None` if it has not run yet. Copies a few hundred bytes from the GPU. That takes
+    /// microseconds, or as long as copies enqueued by the program earlier keep the copy engine busy; at most the
+    /// deadline.
     pub fn outcome(&self) -> Result<Option<Outcome>> {
         let ffi = &self.inner.ffi;
         ffi.outcome(self.handle)?.map(|outcome| Outcome::of(&**ffi, &outcome)).transpose()
@@ -92,20 +94,20 @@ impl Completion {
     }
 }
 
-/// What kernels have recorded since the last look.
+/// What kernels have recorded since the last [`EpBuffer::take_errors`].
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[must_use = "they are given out once"]
 pub struct Errors {
     /// Oldest first.
     pub records: Vec<ErrorRecord>,
-    /// How many more there would be: overwritten before anybody took them, or bad ids of one operation beyond 64.
+    /// How many more there were: records overwritten before anybody took them, and bad ids of one operation beyond 64.
     pub lost: u64,
 }
 
 impl EpBuffer {
-    /// Takes the records that kernels have written since the last call: peers given up, routing ids not followed, replays out
-    /// of turn. They lie in host memory: the GPU is not asked, and nothing is waited for. Always empty for a host buffer,
-    /// whose outcomes and errors say all.
+    /// Takes the records that kernels have written since the last call: peers given up, routing ids not followed,
+    /// replays out of turn. They lie in host memory: the call neither asks the GPU nor waits. Always empty for a host
+    /// buffer, whose outcomes and errors already say everything.
     pub fn take_errors(&self) -> Result<Errors> {
         /// More than the kernels' ring holds.
         const CAPACITY: u32 = 512;

@@ -1,5 +1,5 @@
-//! Views of cudarc's slices. The guards that cudarc gives out go with the view, which the enqueuing call consumes: they are
-//! dropped, and record where the use ends, after the kernel is on the stream.
+//! Views of cudarc's slices. The guards that cudarc returns travel with the view, which the enqueuing call consumes:
+//! they are dropped, and record where the use ends, after the kernel has been enqueued on the stream.
 
 use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
 
@@ -51,7 +51,7 @@ impl<'a> TensorMut<'a> {
 }
 
 fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin> {
-    // An ordinal beyond 32 bits is none that a buffer can have.
+    // A buffer's ordinal never exceeds 32 bits, so this matches none.
     let device = u32::try_from(memory.stream().context().ordinal()).unwrap_or(u32::MAX);
     Some(Origin { device, stream: stream.cu_stream().cast() })
 }

@@ -12,7 +12,7 @@ pub type DispatchOutput<'a> = GenericDispatchOutput<'a, Gpu>;
 pub type CombineOutput<'a> = GenericCombineOutput<'a, Gpu>;
 
 impl<'a> DispatchOutput<'a> {
-    /// What expert-major needs.
+    /// The two views that the expert-major layout needs.
     pub fn new(rows: TensorMut<'a>, counts: TensorMut<'a>) -> Self {
         Self { rows: Some(rows), counts: Some(counts), ..Self::default() }
     }
@@ -27,7 +27,7 @@ impl<'a> Dispatch<'a, TensorRef<'a>> {
     }
 }
 
-/// The memory of a GPU, written by kernels.
+/// Marks the memory of a GPU, written by kernels.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Gpu;
 
@@ -44,7 +44,7 @@ impl Place<Site> for TensorMut<'_> {
     fn place(&mut self, name: &str, need: Need, site: &Site) -> Result<*mut u8, String> {
         site.admit(name, self.origin)?;
         let dtype = match (need, self.dtype) {
-            // Kernels count alike in both.
+            // Kernels count in the same way for both types.
             (Need::Elements(DType::U32, _), DType::I32) => DType::U32,
             (Need::Elements(DType::U64, _), DType::I64) => DType::U64,
             (_, dtype) => dtype,

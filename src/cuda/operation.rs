@@ -41,16 +41,18 @@ impl EpBuffer {
         self.enqueue(&input, None, stream).map(Dispatching)
     }
 
-    /// [`EpBuffer::checkpoint`] on `stream`: a small kernel behind everything that calls have enqueued for this buffer, and ahead of
-    /// what later calls will. Replays of graphs, before it and after it, are yours to put in order: launch them on this stream.
+    /// Like [`EpBuffer::checkpoint`], enqueued on `stream`: a small kernel that runs after everything enqueued so far
+    /// for this buffer and before whatever later calls enqueue. The order of graph replays before and after it is up to
+    /// you: launch them on this stream.
     ///
     /// # Errors
-    /// As [`EpBuffer::checkpoint`]; [`Error::State`] also if `stream` is under capture, where the step would be the same for
-    /// all replays.
+    ///
+    /// As [`EpBuffer::checkpoint`]; [`Error::State`] also if `stream` is under capture, where all replays would
+    /// announce the same step.
     pub fn enqueue_checkpoint(&self, step: u64, stream: StreamRef<'_>) -> Result<Checkpoint> {
         let inner = &self.inner;
         Site::new("checkpoint", inner.rank, inner.gpu("checkpoint")?, &stream)?;
-        // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
+        // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
         unsafe { inner.checkpoint(step, stream.raw) }
     }
 
@@ -67,8 +69,9 @@ impl EpBuffer {
         c_input.stream = stream.raw;
         let output = output.map(|output| output.as_c(rank, config, &inner.plan, &request, &site));
         let output = output.transpose()?;
-        // SAFETY: sizes were checked. That the memory stays until the work has run, and the stream as long as the handle
-        // needs it, is promised by whoever made the views and the stream, or seen to by their guards and `Handle::stream`.
+        // SAFETY: sizes were checked. The memory stays valid until the work has run, and the stream as long as the
+        // handle needs it: whoever made the views and the stream has promised that, or their guards and
+        // `Handle::stream` ensure it.
         let (handle, _) = unsafe { inner.ffi.dispatch(&c_input, output.as_ref(), None) }?;
         let open = OpenHandle::new(inner.clone(), handle, input.deadline_or(inner.config.deadline));
         Ok(Handle { open, stream: stream.keeper(), request })
@@ -91,10 +94,10 @@ impl Inner {
 /// A live handle and the stream of its last call, on which dropping it enqueues the release.
 #[derive(Debug)]
 struct Handle {
-    /// Before `stream`, which its drop needs.
+    /// Declared before `stream`, which its drop needs.
     open: OpenHandle,
     stream: Keeper,
-    /// What the dispatch asked for, which sizes every output.
+    /// What the dispatch asked for; it determines the size of every output.
     request: Request,
 }
 
@@ -112,13 +115,13 @@ impl Handle {
         Site::new(operation, inner.rank, inner.gpu(operation)?, stream)
     }
 
-    /// The C core has taken a call on `stream`, which is the last one now.
+    /// To be called once the C core has accepted a call on `stream`, which becomes the last one.
     fn enqueued_on(mut self, stream: &StreamRef<'_>) -> Self {
         self.stream = stream.keeper();
         self
     }
 
-    /// The C core has taken the call that consumes the handle.
+    /// To be called once the C core has accepted the call that consumes the handle.
     fn consumed(mut self) -> Completion {
         self.open.mark_consumed();
         self.completion()
@@ -126,12 +129,12 @@ impl Handle {
 
     fn release_on(&self, stream: &StreamRef<'_>) -> Result<()> {
         self.site("release", stream)?;
-        // SAFETY: a stream of the buffer's GPU, as its maker has promised or was checked.
+        // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
         unsafe { self.inner().ffi.release_on(self.open.handle, stream.raw) }
     }
 }
 
-/// What follows `state` if the C core has taken the call; else the state comes back with the error.
+/// The state after `state` if the C core has accepted the call; otherwise `state` is returned with the error.
 fn consume<S, T>(state: S, taken: Result<()>, next: impl FnOnce(S) -> T) -> Consuming<T, S> {
     match taken {
         Ok(()) => Ok(next(state)),
@@ -165,7 +168,7 @@ impl Dispatching {
         unsafe { inner.ffi.dispatch_receive(self.0.open.handle, &output, None) }.map(drop)
     }
 
-    /// The sending half, to wait for on the host.
+    /// The completion of the sending half, to wait for on the host.
     pub fn completion(&self) -> Completion {
         self.0.completion()
     }
@@ -177,20 +180,20 @@ impl Dispatching {
     }
 }
 
-/// A dispatch whose rows will have been received when the stream has come so far, and the right to combine. Dropping it releases
-/// its lane, on the stream of its last call; inside a capture use [`Dispatched::release_on`]. `Send` and `Sync`.
+/// A dispatch whose rows are received once the stream has run it, and the right to combine. Dropping it releases its
+/// lane, on the stream of its last call; inside a capture use [`Dispatched::release_on`]. `Send` and `Sync`.
 #[derive(Debug)]
 #[must_use = "dropping it gives the operation up"]
 pub struct Dispatched(Handle);
 
 impl Dispatched {
-    /// The dispatch, to wait for on the host.
+    /// The completion of the dispatch, to wait for on the host.
     pub fn completion(&self) -> Completion {
         self.0.completion()
     }
 
-    /// Where the received rows lie in the window (rank-major only), for kernels that read them in place: those enqueued after
-    /// the dispatch and before the combine.
+    /// Where the received rows lie in the window (rank-major only), for kernels that read them in place and are
+    /// enqueued after the dispatch and before the combine.
     pub fn rows(&self) -> Result<WindowRows> {
         self.0.inner().ffi.dispatched_rows(self.0.open.handle).map(WindowRows::new)
     }
@@ -215,8 +218,8 @@ impl Dispatched {
         consume(self, taken, |received| received.0.consumed())
     }
 
-    /// Enqueues the sending half of a combine. Weights of its own, which the receiving half reads, it takes as a raw view only,
-    /// whose maker has promised them for so long.
+    /// Enqueues the sending half of a combine. The receiving half reads the combine's own weights as well, so they are
+    /// accepted only as a raw view, whose maker has promised to keep them that long.
     pub fn enqueue_combine_send(
         self,
         input: Combine<'_, TensorRef<'_>>,
@@ -242,7 +245,8 @@ impl Dispatched {
             return Err(Error::Invalid(Failure::new("combine", rank, text)));
         }
         let output = output.map(|output| output.as_c(rank, config, plan, request, &site)).transpose()?;
-        // SAFETY: as in `EpBuffer::enqueue`; guarded weights do not come here without their receiving half.
+        // SAFETY: as in `EpBuffer::enqueue`; guarded weights get here only if the same call enqueues the receiving
+        // half.
         unsafe { inner.ffi.combine(self.0.open.handle, &c_input, output.as_ref(), None) }?;
         Ok(())
     }
@@ -280,30 +284,30 @@ impl Combining {
         unsafe { inner.ffi.combine_receive(self.0.open.handle, &output, None) }.map(drop)
     }
 
-    /// The sending half, to wait for on the host.
+    /// The completion of the sending half, to wait for on the host.
     pub fn completion(&self) -> Completion {
         self.0.completion()
     }
 
-    /// Gives the operation up on `stream`: what has been answered stays answered, nothing is received.
+    /// Gives the operation up on `stream`: answers already sent stay sent, nothing is received.
     pub fn release_on(self, stream: StreamRef<'_>) -> Consuming<Completion, Self> {
         let taken = self.0.release_on(&stream);
         consume(self, taken, |state| state.0.consumed())
     }
 }
 
-/// Rows in the window, as device addresses (`CUdeviceptr`) for kernels; source `s`'s from row `s * max_tokens` on. Of use to
-/// work enqueued while the handle is live: combine and release give the rows back.
+/// Rows in the window, as device addresses (`CUdeviceptr`) for kernels; the rows of source `s` begin at row `s *
+/// max_tokens`. Valid for work enqueued while the handle is live: combine and release give the rows back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WindowRows {
     /// The first row's payload.
     pub rows: u64,
-    /// Bytes from row to row, also of scales.
+    /// Bytes from one row to the next, also for scales.
     pub stride: usize,
-    /// The first row's scales, row-major, if the payload has some.
+    /// The first row's scales, row-major, if the payload has scales.
     pub scales: Option<u64>,
-    /// U32 `[ranks]`: rows of each source.
+    /// U32 `[ranks]`: number of rows from each source.
     pub source_counts: u64,
 }
 
@@ -324,7 +328,7 @@ mod tests {
     use crate::cuda::TensorMut;
     use crate::{DType, EpConfig, Mask};
 
-    /// Views of addresses that no call here gets as far as to use.
+    /// Views of addresses that are never used: the calls here fail before.
     fn matrix(dtype: DType, rows: usize, cols: usize) -> TensorRef<'static> {
         // SAFETY: every call that takes it is refused: nothing is enqueued that could read it.
         unsafe { TensorRef::from_raw(4096, dtype, rows, cols, cols * dtype.bytes()) }

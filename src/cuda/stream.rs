@@ -9,7 +9,8 @@ use std::sync::Arc;
 #[cfg(feature = "cudarc")]
 use ::cudarc::driver::CudaStream;
 
-/// A CUDA stream to enqueue on. Stays on its thread: the handle of the per-thread default stream is another stream on each.
+/// A CUDA stream to enqueue on. Not `Send`: the handle of the per-thread default stream means a different stream on
+/// each thread.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamRef<'a> {
     pub(crate) raw: *mut c_void,
@@ -24,9 +25,10 @@ impl StreamRef<'static> {
     /// Any stream, as a `cudaStream_t` or `CUstream`; null, 1 and 2 have CUDA's meaning.
     ///
     /// # Safety
-    /// It is a stream of the GPU's primary context, and not destroyed before every handle ([`Dispatching`](super::Dispatching),
-    /// [`Dispatched`](super::Dispatched), [`Combining`](super::Combining)) whose last call was enqueued on it has been consumed or
-    /// dropped.
+    ///
+    /// It is a stream of the GPU's primary context. It is not destroyed before every handle
+    /// ([`Dispatching`](super::Dispatching), [`Dispatched`](super::Dispatched), [`Combining`](super::Combining)) whose
+    /// last call was enqueued on it has been consumed or dropped.
     pub unsafe fn from_raw(stream: *mut c_void) -> Self {
         Self::unowned(stream)
     }
@@ -75,8 +77,8 @@ impl StreamRef<'_> {
     }
 }
 
-/// Keeps the stream of a handle's last call alive, which dropping the handle enqueues on. Empty where somebody else has
-/// promised that.
+/// Keeps the stream of a handle's last call alive, because dropping the handle enqueues on it. Empty where somebody
+/// else has promised that.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     #[cfg(feature = "cudarc")]

@@ -13,7 +13,7 @@ pub(super) type Guard<'a> = Option<::cudarc::driver::SyncOnDrop<'a>>;
 #[cfg(not(feature = "cudarc"))]
 pub(super) type Guard<'a> = PhantomData<&'a ()>;
 
-/// Where and for which stream a view was made: it is good for enqueuing there only.
+/// For which GPU and stream a view was made: it may be enqueued only there.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Origin {
     pub(super) device: u32,
@@ -25,7 +25,8 @@ pub(crate) struct Origin {
 pub struct TensorRef<'a> {
     matrix: Matrix,
     pub(crate) origin: Option<Origin>,
-    /// Dropped, when the call has enqueued its work or was refused: tells the owner of the memory where the reading ends.
+    /// Dropped when the call has enqueued its work or was refused: tells the owner of the memory where the reading
+    /// ends.
     _guard: Guard<'a>,
     lifetime: PhantomData<&'a ()>,
 }
@@ -34,9 +35,10 @@ impl<'a> TensorRef<'a> {
     /// A matrix at a device address (`CUdeviceptr`); `row_stride` in bytes.
     ///
     /// # Safety
-    /// Every row's `cols` elements of `dtype` lie in memory that the GPU of the buffer or communicator can read. They stay allocated, and are
-    /// not written, until what the call that takes this view enqueues has run; the weights of an ordered combine until its
-    /// receiving half has; under capture as long as the graph may be replayed.
+    ///
+    /// Every row's `cols` elements of `dtype` lie in memory that the GPU of the buffer or communicator can read. They
+    /// stay allocated and unwritten until the work has run that the call taking this view enqueues. The weights of an
+    /// ordered combine stay so until its receiving half has run; under capture, as long as the graph may be replayed.
     pub unsafe fn from_raw(ptr: u64, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Self {
         let matrix = Matrix { ptr: address(ptr), dtype, rows, cols, row_stride };
         Self::guarded(matrix, None, Guard::default())
@@ -84,7 +86,7 @@ pub struct TensorMut<'a> {
     pub(crate) dtype: DType,
     pub(crate) len: usize,
     pub(crate) origin: Option<Origin>,
-    /// As of [`TensorRef`], where the writing ends.
+    /// As in [`TensorRef`]: tells the owner where the writing ends.
     _guard: Guard<'a>,
     lifetime: PhantomData<&'a mut ()>,
 }
@@ -93,9 +95,10 @@ impl<'a> TensorMut<'a> {
     /// `len` elements at a device address (`CUdeviceptr`).
     ///
     /// # Safety
-    /// They lie in memory that the GPU of the buffer or communicator can write. They stay allocated, and nobody else reads or writes them, until
-    /// what the call that takes this view enqueues has run; under capture in every replay, and they stay allocated as long
-    /// as the graph may be replayed.
+    ///
+    /// They lie in memory that the GPU of the buffer or communicator can write. They stay allocated, and nobody else
+    /// reads or writes them, until the work has run that the call taking this view enqueues. Under capture nobody else
+    /// uses them during any replay, and they stay allocated as long as the graph may be replayed.
     pub unsafe fn from_raw(ptr: u64, dtype: DType, len: usize) -> Self {
         Self::guarded(ptr, dtype, len, None, Guard::default())
     }
@@ -111,7 +114,7 @@ impl<'a> TensorMut<'a> {
         Self { ptr, dtype, len, origin, _guard: guard, lifetime: PhantomData }
     }
 
-    /// Bytes of it.
+    /// Its size in bytes.
     pub fn bytes(&self) -> usize {
         self.len.saturating_mul(self.dtype.bytes())
     }
@@ -130,7 +133,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// The GPU of a buffer or communicator, of which the stream must be one.
+    /// Of the GPU of a buffer or communicator; fails if `stream` belongs to another one.
     pub(crate) fn new(operation: &str, rank: u32, device: u32, stream: &StreamRef<'_>) -> Result<Self> {
         match stream.device {
             Some(of) if of != device => {
@@ -141,7 +144,7 @@ impl Site {
         }
     }
 
-    /// Views must have been made for this GPU and stream.
+    /// Checks that a view was made for this GPU and stream.
     pub(crate) fn admit(&self, name: &str, origin: Option<Origin>) -> Result<(), String> {
         let Self { device, stream } = *self;
         match origin {

@@ -1,5 +1,5 @@
-//! RDMA adapters, as sysfs tells of them: ports, addresses (GIDs), device files, and which GPU they are near to. What only an open
-//! adapter tells comes behind these, see [`control`].
+//! RDMA adapters, as sysfs describes them: ports, addresses (GIDs), device files, and which GPU they are near to. What
+//! only an open adapter can tell follows at the end, see [`control`].
 
 use std::net::Ipv6Addr;
 
@@ -10,15 +10,15 @@ use crate::env;
 use crate::ffi::{self, BusPlace, Finding};
 
 const CLASS: &str = "/sys/class/infiniband";
-/// Entries of a port's table of GIDs that are looked at, and functions of the bus.
+/// How many entries of a port's GID table, and functions of the PCI bus, are looked at.
 const GIDS_MAX: usize = 1024;
-/// Bytes in front of the payload of a packet of RoCE v2.
+/// Header bytes in front of the payload of a RoCE v2 packet.
 const ROCE_HEADERS: u64 = 92;
 
-/// What a process finds of adapters beside files.
+/// What a process knows of adapters apart from files.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Opened {
-    /// Adapters and what they told when they were opened.
+    /// Adapters and what each reported when it was opened.
     pub(super) findings: Vec<(String, Vec<Finding>)>,
     /// `EPWIRE_HCA`
     pub(super) filter: Option<String>,
@@ -27,7 +27,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens those of this machine that are mlx5; with `EPWIRE_NIC=fake` also a fake one.
+    /// Opens the mlx5 adapters of this machine; with `EPWIRE_NIC=fake` also a fake one.
     pub(super) fn of_process(tree: &Tree, gpus: &[String]) -> Self {
         let names = tree.names(CLASS).into_iter();
         let mlx5 = names.filter(|name| driver_name(tree, name).is_some_and(|name| name.starts_with("mlx5")));
@@ -60,7 +60,8 @@ impl Opened {
     }
 }
 
-/// Of queues that an adapter drains. `gpus`: bus addresses, as `0000:1a:00.0`; `dma_buf`: what that is found to be.
+/// The checks for queues that an adapter drains. `gpus`: bus addresses, as `0000:1a:00.0`; `dma_buf`: the result of
+/// that check.
 pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>, opened: &Opened) -> Vec<Check> {
     let devices = tree.names(CLASS);
     let has_dma_buf = dma_buf.as_ref().is_some_and(|check| check.verdict == Verdict::Ok);
@@ -90,7 +91,7 @@ pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>, opene
     checks
 }
 
-/// Its kernel driver, by the name of the folder that the link leads to.
+/// The name of its kernel driver: the folder that the link leads to.
 fn driver_name(tree: &Tree, device: &str) -> Option<String> {
     let link = tree.link(&format!("{CLASS}/{device}/device/driver")).ok()?;
     Some(link.rsplit('/').next()?.to_owned())
@@ -162,7 +163,7 @@ fn of_port(tree: &Tree, device: &str, port: &str, has_class: bool) -> Vec<Check>
     [Some(check), Some(address(device, port, ethernet, &gids)), class].into_iter().flatten().collect()
 }
 
-/// What somebody has set in the kernel, for reasons that hold for these queues too.
+/// The traffic class that an administrator has set in the kernel: the reasons for it hold for these queues as well.
 fn traffic_class(tree: &Tree, device: &str, port: &str) -> Option<Check> {
     let file = format!("{CLASS}/{device}/tc/{port}/traffic_class");
     let text = tree.text(&file).ok()?;
@@ -181,7 +182,7 @@ fn mtu(tree: &Tree, interface: &str) -> Option<u64> {
     number(&tree.text(&format!("/sys/class/net/{interface}/mtu")).ok()?)
 }
 
-/// The MTU of RDMA that fits an Ethernet MTU.
+/// The RDMA MTU that fits an Ethernet MTU.
 fn path_mtu(mtu: u64) -> u64 {
     let room = mtu.saturating_sub(ROCE_HEADERS);
     [4096, 2048, 1024, 512].into_iter().find(|mtu| *mtu <= room).unwrap_or(256)
@@ -190,7 +191,7 @@ fn path_mtu(mtu: u64) -> u64 {
 /// An address of a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Gid {
-    /// Its place in the port's table, which differs from host to host.
+    /// Its index in the port's table, which differs from host to host.
     pub(super) index: u64,
     /// The address.
     pub(super) address: Ipv6Addr,
@@ -200,12 +201,12 @@ pub(super) struct Gid {
     pub(super) interface: Option<String>,
 }
 
-/// Those of a port that are set.
+/// The GIDs of a port that are set.
 pub(super) fn gids(tree: &Tree, device: &str, port: &str) -> Vec<Gid> {
     let folder = format!("{CLASS}/{device}/ports/{port}");
     let indices = tree.names(&format!("{folder}/gids")).into_iter().take(GIDS_MAX);
     let gid = |index: String| {
-        // Of an entry that is not set the kernel gives zeros, or an error.
+        // For an entry that is not set the kernel returns zeros, or an error.
         let address: Ipv6Addr = tree.text(&format!("{folder}/gids/{index}")).ok()?.parse().ok()?;
         let attribute = |name: &str| tree.text(&format!("{folder}/gid_attrs/{name}/{index}")).ok();
         let kind = attribute("types").unwrap_or_else(|| "of unknown type".to_owned());
@@ -215,7 +216,7 @@ pub(super) fn gids(tree: &Tree, device: &str, port: &str) -> Vec<Gid> {
     indices.filter_map(gid).collect()
 }
 
-/// Of Ethernet the one to use: RoCE v2, of an IPv4 address before others, never link-local if there is another one.
+/// The GID to use. On Ethernet: RoCE v2, IPv4 addresses before others, link-local only if there is no other.
 fn choose(gids: &[Gid]) -> Option<&Gid> {
     let worse = |gid: &&Gid| {
         let v4 = gid.address.to_ipv4_mapped().is_some();
@@ -264,7 +265,7 @@ fn device_file(tree: &Tree, device: &str) -> Check {
     }
 }
 
-/// Either of the ways by which an adapter reaches GPU memory.
+/// Checks for either of the two ways by which an adapter reaches GPU memory.
 fn peermem(tree: &Tree, has_dma_buf: bool) -> Check {
     const NAME: &str = "nvidia_peermem";
     const WAYS: [&str; 3] = [
@@ -312,7 +313,7 @@ fn place_of_gpu(tree: &Tree, gpu: &str) -> Option<BusPlace> {
     place(tree, &format!("/sys/bus/pci/devices/{}", gpu.to_lowercase()))
 }
 
-/// Each GPU that has a place, by how far it is from the adapter: number, in words, ordinal.
+/// For each GPU with a known place: its distance from the adapter, as a number and in words, and its ordinal.
 fn distances(tree: &Tree, device: &str, gpus: &[String]) -> Vec<(u32, String, usize)> {
     let Some(own) = place_of_adapter(tree, device) else { return Vec::new() };
     let far = |(ordinal, gpu): (usize, &String)| {
@@ -324,7 +325,7 @@ fn distances(tree: &Tree, device: &str, gpus: &[String]) -> Vec<(u32, String, us
     all
 }
 
-/// The ordinal of one that is nearest.
+/// The ordinal of a GPU that is nearest.
 fn nearest_gpu(tree: &Tree, device: &str, gpus: &[String]) -> Option<u32> {
     let first = distances(tree, device, gpus).first().map_or(0, |(_, _, ordinal)| *ordinal);
     (!gpus.is_empty()).then_some(first as u32)
@@ -332,7 +333,7 @@ fn nearest_gpu(tree: &Tree, device: &str, gpus: &[String]) -> Option<u32> {
 
 /// The GPUs that are nearest to the adapter.
 fn nearest(tree: &Tree, device: &str, gpus: &[String]) -> Option<Check> {
-    /// Beyond this the root complex is between them.
+    /// Greater distances cross the root complex.
     const ROOT_PORT: u32 = 1;
     const ROOT_COMPLEX: u32 = 2;
     let all = distances(tree, device, gpus);
@@ -348,7 +349,7 @@ fn nearest(tree: &Tree, device: &str, gpus: &[String]) -> Option<Check> {
     })
 }
 
-/// Whether the IOMMU has a say in what it reads and writes of a GPU.
+/// Whether the IOMMU translates the adapter's accesses to GPU memory.
 fn translation(tree: &Tree, device: &str) -> Option<Check> {
     let kind = tree.text(&format!("{CLASS}/{device}/device/iommu_group/type")).ok()?;
     let label = format!("{device} IOMMU");
@@ -362,7 +363,7 @@ fn translation(tree: &Tree, device: &str) -> Option<Check> {
     })
 }
 
-/// Which adapter a rank on this GPU tries first, as the library decides.
+/// Which adapter a rank on this GPU tries first, by the library's own rule.
 fn chosen(tree: &Tree, devices: &[String], gpu: &str, turn: u32, opened: &Opened) -> Option<Check> {
     let filter = opened.filter.as_deref().unwrap_or_default();
     let own = place_of_gpu(tree, gpu)?;

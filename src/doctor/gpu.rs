@@ -1,16 +1,16 @@
-//! The GPUs of this process: driver, kernels, memory that other processes map, and who reaches whom.
+//! The GPUs of this process: driver, kernels, memory that other processes can map, and which GPU reaches which.
 
 use super::report::{Check, Verdict};
 use super::sysfs::{Tree, bytes, value};
 use crate::error::Error;
 use crate::{ffi, sys};
 
-/// One of them. In lists: by ordinal.
+/// One GPU of this process. Lists are in the order of ordinals.
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
-    /// As the driver says.
+    /// The name that the driver reports.
     pub(super) name: String,
-    /// On the bus, as `0000:1a:00.0`.
+    /// The bus address, as `0000:1a:00.0`.
     pub(super) bus: String,
     /// Compute capability.
     pub(super) capability: (u32, u32),
@@ -18,22 +18,22 @@ pub(super) struct Gpu {
     pub(super) memory: u64,
     /// Whether adapters can reach its memory by dma-buf.
     pub(super) dma_buf: bool,
-    /// Whose memory it may reach, and of these the ones with atomics on the way: bits by ordinal.
+    /// The GPUs whose memory it can access, as bits by ordinal.
     pub(super) access: u64,
-    /// See `access`.
+    /// Those of `access` that it can also access with atomics.
     pub(super) atomics: u64,
-    /// Whether it has made memory that others map by a VMM handle, by an IPC handle; why not.
+    /// Whether it could allocate memory that others map by a VMM handle; if not, why.
     pub(super) vmm: Result<(), String>,
-    /// See `vmm`.
+    /// The same for an IPC handle.
     pub(super) ipc: Result<(), String>,
 }
 
-/// How many there are, 1 or more, or why there are none.
+/// How many there are, at least 1, or why there are none.
 pub(super) fn count() -> Result<u32, String> {
     ffi::gpus().map(|gpus| gpus.len() as u32).map_err(text)
 }
 
-/// Those of this process, or why there are none.
+/// The GPUs of this process, or why there are none.
 pub(super) fn found() -> Result<Vec<Gpu>, String> {
     let facts = ffi::gpus().map_err(text)?;
     let tried = |ordinal: usize, path| {
@@ -47,13 +47,13 @@ pub(super) fn found() -> Result<Vec<Gpu>, String> {
     Ok(facts.into_iter().enumerate().map(gpu).collect())
 }
 
-/// Without the name of the operation.
+/// The error without the name of the operation.
 fn text(error: Error) -> String {
     let text = error.to_string();
     text.strip_prefix("doctor: ").map_or(text.clone(), str::to_owned)
 }
 
-/// Where GPUs are on the bus, also those that the driver alone knows.
+/// The bus addresses of GPUs, including those that only the driver knows.
 pub(super) fn buses(tree: &Tree, gpus: &Result<Vec<Gpu>, String>) -> Vec<String> {
     match gpus {
         Ok(gpus) => gpus.iter().map(|gpu| gpu.bus.clone()).collect(),
@@ -61,7 +61,7 @@ pub(super) fn buses(tree: &Tree, gpus: &Result<Vec<Gpu>, String>) -> Vec<String>
     }
 }
 
-/// Of windows in GPU memory.
+/// The checks for windows in GPU memory.
 pub(super) fn checks(tree: &Tree, gpus: &Result<Vec<Gpu>, String>) -> Vec<Check> {
     let mut checks = vec![driver(tree)];
     match gpus {
@@ -88,7 +88,7 @@ fn driver(tree: &Tree) -> Check {
     }
 }
 
-/// With what the driver shows in files, where a build without CUDA, or a container, sees no GPU.
+/// If this process has no GPU, because the build lacks CUDA or a container hides it: what the driver's files show.
 fn none(tree: &Tree, reason: &str) -> Check {
     let shown = tree.names("/proc/driver/nvidia/gpus");
     let models: Vec<String> = shown
@@ -174,7 +174,7 @@ fn access(gpus: &[Gpu]) -> Check {
     }
 }
 
-/// Whether adapters can reach their memory without a module.
+/// Whether adapters can reach the memory of these GPUs without a kernel module for it.
 pub(super) fn dma_buf(gpus: &Result<Vec<Gpu>, String>) -> Option<Check> {
     const NAME: &str = "dma-buf";
     let gpus = gpus.as_ref().ok()?;

@@ -1,4 +1,4 @@
-//! What this process may take of its host: memory, descriptors, threads, locked memory.
+//! What this process may use of its host: memory, descriptors, threads, locked memory.
 
 use super::report::Check;
 use super::sysfs::{Tree, bytes, number};
@@ -7,11 +7,11 @@ use crate::ffi;
 /// Descriptors below which a large group may fail to connect.
 const FILES_WANTED: u64 = 1024;
 const THREADS_WANTED: u64 = 1024;
-/// A window of 8 ranks, 128 tokens and hidden 7168 takes so much, and programs have more.
+/// The size of a window for 8 ranks, 128 tokens and hidden 7168; programs need more than that.
 const WINDOW: u64 = 57 << 20;
 const MEMORY_WANTED: u64 = 1 << 30;
 
-/// Of ranks on one host.
+/// The checks for ranks on one host.
 pub(super) fn checks(tree: &Tree) -> Vec<Check> {
     vec![memory(tree), files(tree), threads(tree), namespace(tree), shm(tree)]
 }
@@ -41,7 +41,7 @@ fn memory(tree: &Tree) -> Check {
     }
 }
 
-/// A line of `/proc/self/limits`: the soft limit, none where there is no bound.
+/// A line of `/proc/self/limits`: the soft limit, none if it is unlimited.
 fn limit(tree: &Tree, name: &str) -> Result<Option<u64>, String> {
     const FILE: &str = "/proc/self/limits";
     let text = tree.text(FILE)?;
@@ -78,7 +78,7 @@ fn threads(tree: &Tree) -> Check {
     }
 }
 
-/// Ranks of one host map each other's windows if they have this in common.
+/// Ranks on one host can map each other's windows only if they share this namespace.
 fn namespace(tree: &Tree) -> Check {
     const NAME: &str = "network namespace";
     match tree.link("/proc/self/ns/net") {
@@ -95,7 +95,7 @@ fn namespace(tree: &Tree) -> Check {
     }
 }
 
-/// Told because it is what people look for first.
+/// Reported because it is what people look for first.
 fn shm(tree: &Tree) -> Check {
     const NAME: &str = "/dev/shm";
     let none = "epwire needs none of it: windows are memory files";
@@ -113,7 +113,7 @@ fn shm(tree: &Tree) -> Check {
     }
 }
 
-/// Of a mount: bytes, or with a unit.
+/// A mount's size: a number of bytes, possibly with a unit.
 fn size(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -126,7 +126,7 @@ fn size(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-/// What adapters pin is charged to this.
+/// The limit that memory pinned for adapters counts against.
 pub(super) fn locked_memory(tree: &Tree) -> Check {
     const NAME: &str = "locked memory";
     let most = match limit(tree, "Max locked memory") {

@@ -1,5 +1,5 @@
-//! The ranks of a group, each with each: the path that a buffer would take, how long a word takes on it, and how many bytes a
-//! second it carries.
+//! The ranks of a group, each with every other: the path that a buffer would take, how long a word takes on it, and how
+//! many bytes a second it carries.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,58 +11,61 @@ use crate::error::{Error, Failure, Result};
 use crate::group::Group;
 use crate::json::{array, quoted};
 
-/// From one rank to another one.
+/// The path from one rank to another.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cell {
-    /// Who writes.
+    /// The rank that writes.
     pub from: u32,
-    /// To whom.
+    /// The rank that is written to.
     pub to: u32,
-    /// As [`Path`] is displayed; `none` where no path leads there.
+    /// As [`Path`] is displayed; `none` where there is no path.
     pub path: String,
-    /// Half of the median round trip of 8 bytes with their word, in microseconds; between GPUs of a probe, whose words host threads
-    /// copy there and back: those of kernels are faster.
+    /// Half of the median round trip of 8 bytes and their signal, in microseconds. Between GPUs, the probe's words are
+    /// copied there and back by host threads; those of kernels are faster.
     pub one_way_us: Option<f64>,
-    /// Of 4 ranges of up to 1 MiB, the fastest of 10 times, in 1e9 bytes a second; between GPUs that map each other's windows that of
-    /// 8 copies, and none by queues.
+    /// The bandwidth of 4 ranges of up to 1 MiB, the fastest of 10 runs, in 1e9 bytes a second. Between GPUs that map
+    /// each other's windows, of 8 copies instead; none by queues.
     pub gb_per_s: Option<f64>,
-    /// Whether it has less than half of the bandwidth, or takes more than twice the time, that is in the middle among cells of
-    /// its path.
+    /// Whether its bandwidth is less than half, or its time more than twice, the median of the cells with the same
+    /// path.
     pub slow: bool,
-    /// Why it is not reached or was not measured; empty if it was.
+    /// Why the rank was not reached or not measured; empty if it was.
     pub reason: String,
 }
 
-/// The ways between ranks.
+/// The paths between all ranks.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matrix {
-    /// Name of the host of each rank.
+    /// The host name of each rank.
     pub hosts: Vec<String>,
-    /// By the rank that writes, then by the one that is written to; none of a rank to itself.
+    /// Ordered by writing rank, then by the rank written to; none from a rank to itself.
     pub cells: Vec<Cell>,
 }
 
-/// Of each wait for a peer.
+/// Deadline of each wait for a peer.
 const DEADLINE: Duration = Duration::from_secs(5);
 const RANGE_MAX: u64 = 1 << 20;
-/// Of all ranks in a window.
+/// Most bytes of a window, all ranks together.
 const WINDOW_MAX: u64 = 64 << 20;
 const PINGS: usize = 200;
-/// Of a put, and how many puts.
+/// How many ranges a put has, and how many puts.
 const RANGES: u32 = 4;
 const ROUNDS: usize = 10;
-/// Up to so many ranks the pairs go one after the other; of more those that have no rank in common at once.
+/// Up to this many ranks, pairs are measured one after the other; with more ranks, disjoint pairs at the same time.
 const ONE_BY_ONE_MAX: u32 = 16;
-/// A wider table is not read; only what stands out is shown.
+/// A wider table would be unreadable, so only outliers are shown.
 const TABLE_MAX: usize = 8;
 
 impl Matrix {
-    /// Measures it, in a buffer's place: all ranks of the group call this, with the device that their buffers would have and
-    /// `EPWIRE_PATHS` as they would have it, and rank 0 gets the matrix. Some 50 ms for each pair; a rank that does not take part
-    /// costs every pair with it 5 s. For plain threads.
+    /// Measures the matrix with windows in place of a buffer's: all ranks of the group call this, with the device that
+    /// their buffers would have and the `EPWIRE_PATHS` that would apply to them, and rank 0 gets the matrix. Takes
+    /// about 50 ms for each pair; a rank that does not take part costs 5 s for every pair that contains it. Blocks the
+    /// calling thread, so do not call it from an async executor.
     ///
     /// # Errors
-    /// If this rank can have no window, or the group is lost. A pair that has no path is no error but a [`Cell`] that says why.
+    ///
+    /// If this rank cannot have a window, or the group is lost. A pair without a path is not an error but a [`Cell`]
+    /// that says why.
     pub fn measure_blocking(group: &Group, device: Device) -> Result<Option<Self>> {
         let (rank, world) = (group.rank(), group.world());
         let lost = |error: crate::rendezvous::BootstrapError| {
@@ -116,7 +119,7 @@ impl Matrix {
         Ok(Some(Self::new(hosts, cells.collect())))
     }
 
-    /// With the slow cells marked.
+    /// Builds the matrix and marks the slow cells.
     fn new(hosts: Vec<String>, cells: Vec<Cell>) -> Self {
         let mut matrix = Self { hosts, cells };
         let middles: BTreeMap<String, Figures> = matrix
@@ -133,7 +136,7 @@ impl Matrix {
         matrix
     }
 
-    /// Time and bandwidth of the cells that were measured, by path.
+    /// Time and bandwidth of the measured cells, by path.
     fn paths(&self) -> BTreeMap<String, Vec<Figures>> {
         let mut paths: BTreeMap<String, Vec<Figures>> = BTreeMap::new();
         for cell in &self.cells {
@@ -144,13 +147,13 @@ impl Matrix {
         paths
     }
 
-    /// Whether every rank reaches every other one.
+    /// Whether every rank reaches every other.
     pub fn is_complete(&self) -> bool {
         self.cells.iter().all(|cell| cell.reason.is_empty())
     }
 
-    /// An object: `hosts`, an array of names by rank, and `cells`, an array of objects with the fields of [`Cell`], null where
-    /// one has no value.
+    /// A JSON object: `hosts`, an array of names by rank, and `cells`, an array of objects with the fields of [`Cell`],
+    /// null where there is no value.
     pub fn to_json(&self) -> String {
         let figure = |value: Option<f64>| value.map_or("null".to_owned(), |value| format!("{value:.3}"));
         let cells = self.cells.iter().map(|cell| {
@@ -166,12 +169,13 @@ impl Matrix {
     }
 }
 
-/// Which pairs are measured at a time: whoever is in none waits. Every pair is in one of them.
+/// The pairs that are measured at the same time, round by round; a rank without a pair waits. Every pair occurs in
+/// exactly one round.
 fn rounds(world: u32) -> Vec<Vec<(u32, u32)>> {
     if world <= ONE_BY_ONE_MAX {
         return (0..world).flat_map(|a| (a + 1..world).map(move |b| vec![(a, b)])).collect();
     }
-    // As at a tournament: one place stays, the others go round.
+    // A round-robin tournament: one place stays, the others rotate.
     let places = world.next_multiple_of(2);
     let place = |at: u32, round: u32| if at == 0 { 0 } else { 1 + (at - 1 + round) % (places - 1) };
     let round = |round: u32| {
@@ -181,13 +185,13 @@ fn rounds(world: u32) -> Vec<Vec<(u32, u32)>> {
     (0..places - 1).map(round).collect()
 }
 
-/// Microseconds one way, and bytes a nanosecond, where there is a figure for it.
+/// Microseconds one way, and bytes a nanosecond, where they were measured.
 type Figures = (f64, Option<f64>);
 
-/// The other ranks, each with why it is not reached, if so.
+/// The other ranks, each with the reason if it was not reached.
 type Connected = Vec<(u32, Result<()>)>;
 
-/// From this rank to the others, by what a device has.
+/// Ways from this rank to the others, by kind of device.
 enum Ways {
     Host { trial: Trial, bytes: u64 },
     Gpu(GpuTrial),
@@ -215,7 +219,7 @@ impl Ways {
         }
     }
 
-    /// How often a pair meets: on the host both ranks measure together, on GPUs one after the other.
+    /// How often a pair is measured: on the host once, both ranks together; on GPUs twice, one rank after the other.
     fn halves(&self) -> u32 {
         match self {
             Self::Host { .. } => 1,
@@ -223,7 +227,7 @@ impl Ways {
         }
     }
 
-    /// Whether this rank measures in this half of a round, being the first of its pair or the second.
+    /// Whether this rank measures in this half of a round, as the first or the second of its pair.
     fn has_turn(&self, first: bool, half: u32) -> bool {
         self.halves() == 1 || first == (half == 0)
     }
@@ -239,7 +243,7 @@ impl Ways {
     }
 }
 
-/// Two ranks on the host, of which the first begins.
+/// A pair of ranks on the host, of which the first begins.
 struct Way<'t> {
     trial: &'t Trial,
     peer: u32,
@@ -258,7 +262,8 @@ impl Way<'_> {
         }
         turns.sort_unstable();
         let one_way = turns[PINGS / 2] / 2;
-        // One rank sends while the other one answers with a word; then the other one, once it has heard that it may.
+        // One rank sends while the other answers with a word. Then they change roles, once the other has been told that
+        // it may.
         let mut fastest = Duration::MAX;
         for sends in [self.first, !self.first] {
             if sends != self.first {
@@ -277,7 +282,7 @@ impl Way<'_> {
         Ok((one_way.as_secs_f64() * 1e6, Some(bytes as f64 / carried.as_nanos() as f64)))
     }
 
-    /// So many ranges of so many bytes there, and 8 bytes back.
+    /// Sends `count` ranges of `bytes` bytes, and gets 8 bytes back.
     fn turn(&self, sends: bool, (bytes, count): (u64, u32), number: &mut u64) -> Result<()> {
         let Self { trial, peer, .. } = *self;
         *number += 1;
@@ -290,7 +295,7 @@ impl Way<'_> {
         }
     }
 
-    /// Who was the last to put puts again only when that has been awaited.
+    /// The rank that put last may put again only once that put has been awaited.
     fn hand_over(&self, number: &mut u64) -> Result<()> {
         *number += 1;
         match self.first {
@@ -306,7 +311,7 @@ fn cell((from, to): (u32, u32), path: Path, figures: Result<Figures, String>) ->
     Cell { from, to, path: path.to_string(), one_way_us, gb_per_s, slow: false, reason }
 }
 
-/// A line.
+/// One line of text for a cell.
 fn encode(cell: &Cell) -> String {
     let Cell { to, path, one_way_us, gb_per_s, reason, .. } = cell;
     let figure = |value: &Option<f64>| value.map_or(String::new(), |value| value.to_string());
@@ -322,7 +327,7 @@ fn decode(from: u32, line: &str) -> Option<Cell> {
     Some(Cell { from, to, path, one_way_us, gb_per_s, slow: false, reason: word()?.to_owned() })
 }
 
-/// The median of each.
+/// The median of each figure.
 fn middle(figures: &[Figures]) -> Figures {
     let median = |mut values: Vec<f64>| {
         values.sort_by(f64::total_cmp);
@@ -332,7 +337,7 @@ fn middle(figures: &[Figures]) -> Figures {
     (us.unwrap_or(0.0), median(figures.iter().filter_map(|(_, gbs)| *gbs).collect()))
 }
 
-/// In a cell of the table.
+/// The text of a cell in the table.
 fn words(cell: &Cell) -> String {
     let mark = if cell.slow { " SLOW" } else { "" };
     match (cell.one_way_us, cell.gb_per_s) {
@@ -384,7 +389,7 @@ impl Matrix {
         lines.iter().try_for_each(|line| writeln!(f, "{}", line.trim_end()))
     }
 
-    /// What each path has in the middle, and which cells stand out.
+    /// The median figures of each path, and the cells that stand out.
     fn summary(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (path, figures) in self.paths() {
             let (us, gbs) = middle(&figures);
@@ -406,7 +411,7 @@ mod tests {
         cell((from, to), Path::SharedMemory, Ok((us, Some(gbs))))
     }
 
-    /// Of three ranks, with this one from the second to the third.
+    /// A matrix of three ranks, with this cell from the second to the third.
     fn three(odd: Cell) -> Matrix {
         let others = [(0, 1), (0, 2), (1, 0), (2, 0), (2, 1)];
         let mut cells: Vec<Cell> = others.iter().map(|(from, to)| measured(*from, *to, 0.5, 10.0)).collect();
@@ -422,7 +427,7 @@ mod tests {
                 assert_eq!(cell.slow, slow && (cell.from, cell.to) == (1, 2), "{cell:?}");
             }
         }
-        // Two cells of a pair say nothing about each other.
+        // Two cells of one pair say nothing about each other.
         let pair = vec![measured(0, 1, 0.5, 10.0), measured(1, 0, 0.5, 1.0)];
         assert!(Matrix::new(vec![String::new(); 2], pair).cells.iter().all(|cell| !cell.slow));
     }

@@ -1,10 +1,10 @@
-//! The doctor: what this machine has of what each path needs, and how fast ranks reach each other.
+//! The doctor: which prerequisites of each path this machine meets, and how fast ranks reach each other.
 //!
-//! [`examine`] probes each prerequisite of each path on its own and says of each what was found, and what to do about it.
-//! [`Matrix::measure_blocking`], called by all ranks of a group, finds the path that a buffer would take between each two of them, and
-//! measures it. `examples/doctor` prints both.
+//! [`examine`] probes each prerequisite of each path separately; for each it reports what was found, and what to do
+//! about it. [`Matrix::measure_blocking`], called by all ranks of a group, finds and measures the path that a buffer
+//! would take between every two of them. `examples/doctor` prints both.
 //!
-//! Nothing here needs privileges, or changes the machine. What does not answer in time is told as unknown.
+//! Nothing here needs privileges or changes the machine. A probe that does not answer in time is reported as unknown.
 //!
 //! ```
 //! let report = epwire::doctor::examine();
@@ -30,27 +30,29 @@ use crate::config::Paths;
 pub use matrix::{Cell, Matrix};
 pub use report::{Check, Report, Section, Verdict};
 
-/// How long one part of an examination may take: opening a GPU takes seconds, a file of a hung driver for ever.
+/// How long one part of an examination may take: opening a GPU takes seconds, reading a file of a hung driver never
+/// ends.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What was found beside files.
+/// What was found apart from files.
 #[derive(Debug, Clone)]
 struct Found {
     settings: network::Settings,
     gpus: Result<Vec<gpu::Gpu>, String>,
-    /// Of words between two ranks of this process, by shared memory and by queues: how long one took, or why none came.
+    /// Words between two ranks of this process, by shared memory and by queues: how long one took, or why none arrived.
     shared_memory: Result<Duration, String>,
     queue: Result<Duration, String>,
     adapters: adapters::Opened,
 }
 
-/// Examines the machine as this process sees it. Takes a moment, some seconds where there are GPUs; ends within three minutes.
+/// Examines the machine as this process sees it. Takes a moment, some seconds if there are GPUs; ends within three
+/// minutes.
 pub fn examine() -> Report {
     let tree = sysfs::Tree::machine();
     let word = |paths: Paths| move || Trial::alone(paths).map_err(|error| error.to_string());
     let gpus = bounded(gpu::found);
     let (machine, buses) = (tree.clone(), gpu::buses(&tree, &gpus));
-    let buses = if gpus.is_ok() { buses } else { Vec::new() }; // what no process of CUDA sees cannot be tried
+    let buses = if gpus.is_ok() { buses } else { Vec::new() }; // GPUs that a CUDA process does not see cannot be probed
     let opened = bounded(move || Ok(adapters::Opened::of_process(&machine, &buses)));
     let found = Found {
         settings: network::Settings::of_process(),
@@ -70,7 +72,7 @@ pub fn gpus() -> Result<u32, String> {
     gpu::count()
 }
 
-/// What the files below `root` tell, with nothing probed beside them: for tests.
+/// The report from the files below `root` alone, without probing anything: for tests.
 #[doc(hidden)]
 pub fn of_files(root: &std::path::Path) -> Report {
     let not_looked = || "not probed".to_owned();
@@ -81,25 +83,25 @@ pub fn of_files(root: &std::path::Path) -> Report {
     report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue, adapters })
 }
 
-/// What `look` finds, if it comes back in time. Its thread is left behind where it hangs in the kernel.
+/// What `look` finds, if it returns in time. If it hangs in the kernel, its thread is left behind.
 fn bounded<T: Send + 'static>(
     look: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, String> {
     let (tell, told) = mpsc::channel();
     let started = thread::Builder::new().name("epwire doctor".to_owned()).spawn(move || {
-        // Nobody listens any more where the time is over.
+        // Nobody listens any more if the time has expired.
         let _ = tell.send(look());
     });
     let looking = started.map_err(|error| format!("no thread to look with: {error}"))?;
     let late = |_| Err(format!("nothing came back within {PATIENCE:?}"));
     told.recv_timeout(PATIENCE).map_or_else(late, |found| {
-        // It has said its last word, and only has to end.
+        // It has sent its result, and only has to end.
         let _ = looking.join();
         found
     })
 }
 
-/// Each part within its time.
+/// Runs each part within its time.
 fn report(tree: &sysfs::Tree, found: &Found) -> Report {
     type Look = fn(&sysfs::Tree, &Found) -> Vec<Check>;
     let parts: [(&str, Look); 4] = [

@@ -7,21 +7,21 @@ use super::sysfs::Tree;
 use crate::env;
 use crate::launch::InterfaceChoice;
 
-/// What a process finds beside files.
+/// What a process knows apart from files.
 #[derive(Debug, Clone)]
 pub(super) struct Settings {
-    /// Interfaces and their addresses, or why they are not known.
+    /// Interfaces and their addresses, or why they are unknown.
     pub(super) interfaces: Result<Vec<(String, IpAddr)>, String>,
     /// `EPWIRE_IFNAME`
     pub(super) choice: Option<String>,
-    /// Whether there is a token, or why it cannot be had.
+    /// Whether there is a token, or why it could not be read.
     pub(super) token: Result<bool, String>,
-    /// First and last of `EPWIRE_PORTS`, or why it is none.
+    /// First and last of `EPWIRE_PORTS`, or why it is not a range.
     pub(super) ports: Result<Option<(u16, u16)>, String>,
 }
 
 impl Settings {
-    /// Those of this process.
+    /// The settings of this process.
     pub(super) fn of_process() -> Self {
         let listed = if_addrs::get_if_addrs().map_err(|error| error.to_string());
         let interfaces = listed.map(|all| all.into_iter().map(|one| (one.name.clone(), one.ip())).collect());
@@ -35,7 +35,7 @@ impl Settings {
     }
 }
 
-/// Of queues over TCP.
+/// The checks for queues over TCP.
 pub(super) fn checks(tree: &Tree, settings: &Settings) -> Vec<Check> {
     let mut checks = interfaces(tree, settings);
     checks.push(token(&settings.token));
@@ -92,7 +92,7 @@ fn interface(tree: &Tree, name: &str, all: &[(String, IpAddr)]) -> Check {
     let fact = |file: &str| tree.text(&format!("/sys/class/net/{name}/{file}")).ok();
     let state = fact("operstate");
     facts.extend(fact("mtu").map(|mtu| format!("MTU {mtu}")));
-    // -1, or nothing, of what has no speed of its own.
+    // The kernel reports -1, or nothing, for an interface without a speed of its own.
     let speed = fact("speed").and_then(|speed| speed.parse::<u32>().ok());
     facts.extend(speed.map(|speed| format!("{speed} Mb/s")));
     let label = format!("interface {name}");

@@ -1,17 +1,17 @@
-//! What the doctor says: checks, by the path that they are prerequisites of, and the matrix of ranks.
+//! What the doctor reports: checks, grouped by the path that they are prerequisites of, and the matrix of ranks.
 
 use std::fmt;
 
 use super::matrix::Matrix;
 use crate::json::{array, quoted};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Verdict {
     /// As it should be.
     Ok,
-    /// It could not be looked at, or this version does not look: the reason says which.
+    /// It could not be examined, or this version does not examine it; the reason says which.
     Unknown,
     /// The path works, but slower or for fewer ranks than it could.
     Warning,
@@ -33,13 +33,13 @@ impl fmt::Display for Verdict {
 /// One prerequisite.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// What was looked at, for example `locked memory`, or `mlx5_0 port 1`.
+    /// What was examined, for example `locked memory`, or `mlx5_0 port 1`.
     pub name: String,
-    /// How it came out.
+    /// The result.
     pub verdict: Verdict,
     /// What was found.
     pub reason: String,
-    /// What to do about it; empty where there is nothing to do.
+    /// What to do about it; empty if nothing.
     pub remedy: String,
 }
 
@@ -75,7 +75,7 @@ impl Check {
     }
 }
 
-/// What files say is shown as one line, that does nothing to a terminal.
+/// Text from files is shown as one line, without anything that would affect a terminal.
 fn line(text: String) -> String {
     const LONGEST: usize = 500;
     text.chars().take(LONGEST).map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -86,12 +86,12 @@ fn line(text: String) -> String {
 pub struct Section {
     /// The paths, by their names in `EPWIRE_PATHS`, and what they lead to.
     pub path: String,
-    /// In the order in which they are to be put right.
+    /// In the order in which they should be fixed.
     pub checks: Vec<Check>,
 }
 
 impl Section {
-    /// Of all its checks the worst.
+    /// The worst result of all its checks.
     pub fn verdict(&self) -> Verdict {
         self.checks.iter().map(|check| check.verdict).max().unwrap_or(Verdict::Ok)
     }
@@ -103,18 +103,19 @@ impl Section {
     }
 }
 
-/// All that was found. [`Display`](fmt::Display) is a table for people.
+/// All that was found. [`Display`](fmt::Display) prints a table for people.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// By path.
     pub sections: Vec<Section>,
-    /// Of the ranks, where a launcher has started several.
+    /// The measurements between ranks, if a launcher has started several.
     pub matrix: Option<Matrix>,
 }
 
 impl Report {
-    /// An object: `sections` is an array of objects with `path`, `verdict` (`ok`, `unknown`, `warning` or `missing`) and `checks`, each
-    /// of which has `name`, `verdict`, `reason` and `remedy`; `matrix` is null, or as [`Matrix::to_json`].
+    /// A JSON object: `sections` is an array of objects with `path`, `verdict` (`ok`, `unknown`, `warning` or
+    /// `missing`) and `checks`, each of which has `name`, `verdict`, `reason` and `remedy`; `matrix` is null, or as
+    /// [`Matrix::to_json`].
     pub fn to_json(&self) -> String {
         let sections = array(self.sections.iter().map(Section::to_json));
         let matrix = self.matrix.as_ref().map_or("null".to_owned(), Matrix::to_json);

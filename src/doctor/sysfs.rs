@@ -1,28 +1,28 @@
-//! Reading what the kernel tells in files, below any root: tests give the readers a folder of their own. Nothing is trusted to
-//! be there, to be short, or to be text.
+//! Reads what the kernel reports in files, below any root, so that tests can use a folder of their own. Files may be
+//! missing, long, or not text.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// Bytes that are read of a file at most, and names of a folder.
+/// Most bytes that are read of a file, and names of a folder.
 const FILE_MAX: u64 = 1 << 20;
 const NAMES_MAX: usize = 4096;
 
-/// A tree of files as Linux has at `/`.
+/// A tree of files like that of Linux at `/`.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     root: PathBuf,
 }
 
 impl Tree {
-    /// This machine's.
+    /// The tree of this machine.
     pub(super) fn machine() -> Self {
         Self::below("/")
     }
 
-    /// The like in a folder.
+    /// The same kind of tree in a folder.
     pub(super) fn below(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
@@ -32,20 +32,21 @@ impl Tree {
         &self.root
     }
 
-    /// Of a path that begins with `/`.
+    /// Where a path that begins with `/` really is.
     fn place(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
 
-    /// Whether anything is there.
+    /// Whether the path exists.
     pub(super) fn has(&self, path: &str) -> bool {
         self.place(path).symlink_metadata().is_ok()
     }
 
-    /// The file's text, without white space around it, which is not empty; what is no UTF-8 is replaced. Never waits for a pipe's writer.
+    /// The file's text, trimmed and not empty; invalid UTF-8 is replaced. Never waits for a pipe's writer.
     ///
     /// # Errors
-    /// Why not, in words, with the path.
+    ///
+    /// Why it could not be read, in words, with the path.
     pub(super) fn text(&self, path: &str) -> Result<String, String> {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
         let mut bytes = Vec::new();
@@ -58,7 +59,7 @@ impl Tree {
         }
     }
 
-    /// The names in a folder, sorted; numbers in them by their value. None of one that is not there.
+    /// The names in a folder, sorted, with numbers in them by value. None if the folder does not exist.
     pub(super) fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.place(path)) else { return Vec::new() };
         let entries = entries.take(NAMES_MAX).filter_map(Result::ok);
@@ -68,23 +69,25 @@ impl Tree {
         names
     }
 
-    /// Where a path leads once all links are followed, as a path from the root. `None` if it leads nowhere, or out of the tree.
+    /// The absolute path within the tree after all links are followed. `None` if the path does not exist or leads out
+    /// of the tree.
     pub(super) fn real(&self, path: &str) -> Option<String> {
         let root = self.root.canonicalize().ok()?;
         let real = self.place(path).canonicalize().ok()?;
         Some(format!("/{}", real.strip_prefix(root).ok()?.to_string_lossy()))
     }
 
-    /// What a link says, wherever that leads.
+    /// The target of a link, wherever it leads.
     ///
     /// # Errors
-    /// As of [`Tree::text`].
+    ///
+    /// As for [`Tree::text`].
     pub(super) fn link(&self, path: &str) -> Result<String, String> {
         let target = fs::read_link(self.place(path)).map_err(|error| format!("{path}: {}", words(&error)))?;
         Ok(target.to_string_lossy().into_owned())
     }
 
-    /// Whether this process may read and write what is there.
+    /// Whether this process may read and write the file.
     pub(super) fn may_use(&self, path: &str) -> Result<(), String> {
         use std::os::unix::ffi::OsStrExt;
         let place = std::ffi::CString::new(self.place(path).as_os_str().as_bytes());
@@ -97,19 +100,19 @@ impl Tree {
     }
 }
 
-/// What the system says, without its number.
+/// The system's error message, without its number.
 fn words(error: &io::Error) -> String {
     let text = error.to_string();
     text.split(" (os error").next().unwrap_or_default().to_lowercase()
 }
 
-/// The name, and the number at its end apart: `mlx5_10` comes behind `mlx5_9`.
+/// Splits a name from the number at its end, so that `mlx5_10` sorts after `mlx5_9`.
 fn by_number(name: &str) -> (&str, u64, &str) {
     let stem = name.trim_end_matches(|c: char| c.is_ascii_digit());
     (stem, name[stem.len()..].parse().unwrap_or(0), name)
 }
 
-/// The value behind `key` in lines of `key: value`, or `key value`.
+/// The value after `key` in lines of `key: value`, or `key value`.
 pub(super) fn value<'t>(text: &'t str, key: &str) -> Option<&'t str> {
     text.lines().find_map(|line| {
         let rest = line.trim_start().strip_prefix(key)?;
@@ -127,7 +130,7 @@ pub(super) fn number(text: &str) -> Option<u64> {
     digits[..end].parse().ok()
 }
 
-/// Behind the number of a state, as in `4: ACTIVE`.
+/// The text after the number of a state, as in `4: ACTIVE`.
 pub(super) fn state(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, name)| name).trim()
 }
@@ -178,7 +181,7 @@ mod tests {
         assert_eq!(tree.text("/proc/x").unwrap_err(), "/proc/x: no such file or directory");
         assert_eq!(tree.text("").unwrap_err(), ": no such file or directory");
         assert!(tree.names("/sys").is_empty() && tree.real("/sys").is_none() && !tree.has("/sys"));
-        // A folder is no file.
+        // A folder is not a file.
         assert_eq!(Tree::machine().text("/proc").unwrap_err(), "/proc: is a directory");
     }
 }

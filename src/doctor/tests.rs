@@ -1,4 +1,5 @@
-//! What the doctor says of machines that are made up: a folder has the files of each, and the text is that of `tests/doctor`.
+//! What the doctor reports about invented machines: a folder holds the files of each, and `tests/doctor` the expected
+//! texts.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,11 +13,11 @@ use super::sysfs::Tree;
 use super::{Found, Report, Verdict, report};
 use crate::ffi;
 
-/// A folder like `/`, gone when dropped.
+/// A folder like `/`, removed when dropped.
 struct Machine(PathBuf);
 
 impl Machine {
-    /// With what every Linux has.
+    /// With the files that every Linux has.
     fn new(name: &str) -> Self {
         let root = std::env::temp_dir().join(format!("epwire-doctor-{}-{name}", std::process::id()));
         fs::create_dir_all(&root).unwrap();
@@ -45,7 +46,7 @@ impl Machine {
         symlink(target, self.place(path)).unwrap();
     }
 
-    /// As the kernel writes them.
+    /// In the kernel's format.
     fn limits(&self, files: &str, processes: &str, locked: &str) {
         let line = |name: &str, soft: &str, unit: &str| format!("{name:25} {soft:20} {soft:20} {unit}\n");
         let text = line("Limit", "Soft Limit", "Units")
@@ -55,7 +56,7 @@ impl Machine {
         self.file("/proc/self/limits", &text);
     }
 
-    /// A verbs device with one port; where it is on the bus, or nowhere.
+    /// A verbs device with one port; `device` is its place on the bus, if it has one.
     fn adapter(&self, name: &str, number: u32, device: Option<&str>, port: &[(&str, &str)]) {
         let folder = match device {
             Some(device) => format!("/sys/devices/{device}/infiniband/{name}"),
@@ -77,7 +78,7 @@ impl Machine {
         self.file(&format!("/dev/infiniband/uverbs{number}"), "");
     }
 
-    /// Entry `index` of the port's table.
+    /// Sets entry `index` of the port's table.
     fn gid(&self, adapter: &str, index: u32, address: &str, kind: &str, interface: &str) {
         let port = format!("/sys/class/infiniband/{adapter}/ports/1");
         self.file(&format!("{port}/gids/{index}"), &format!("{address}\n"));
@@ -85,7 +86,7 @@ impl Machine {
         self.file(&format!("{port}/gid_attrs/ndevs/{index}"), &format!("{interface}\n"));
     }
 
-    /// A function of the bus.
+    /// A function of the PCI bus.
     fn pci(&self, path: &str) {
         let bus = path.rsplit('/').next().unwrap();
         self.file(&format!("/sys/devices/{path}/vendor"), "0x10de\n");
@@ -119,7 +120,7 @@ impl Drop for Machine {
     }
 }
 
-/// A process with an interface and no GPU.
+/// A process with one network interface and no GPU.
 fn plain() -> Found {
     let interfaces = [("lo", "127.0.0.1"), ("eth0", "10.0.2.15"), ("eth0", "fe80::1")];
     let interfaces = interfaces.map(|(name, ip)| (name.to_owned(), ip.parse().unwrap()));
@@ -137,7 +138,7 @@ fn plain() -> Found {
     }
 }
 
-/// Of so many, each with these bits of the others.
+/// `count` GPUs, each with these bits for the others.
 fn gpus(count: usize, access: u64, atomics: u64) -> Vec<Gpu> {
     let gpu = |ordinal: usize| Gpu {
         name: "NVIDIA H200".to_owned(),
@@ -214,7 +215,7 @@ fn adapters_with_gids_in_different_places() {
     machine.says("mlx5", &found);
 }
 
-/// Of a fake one that lacks this, as bits of `epw_fake_lack`.
+/// A fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.
 fn fake(lacks: u64) -> Opened {
     Opened {
         findings: vec![("fake_0".to_owned(), ffi::probe_fake_adapter(lacks, None))],

@@ -1,4 +1,4 @@
-//! Numbers within limits, as the values of variables: an error names the variable and what it may be.
+//! Numbers within limits as values of variables: an error names the variable and the allowed values.
 
 use std::ops::RangeInclusive;
 
@@ -8,7 +8,7 @@ pub(crate) fn number(name: &str, text: &str, limits: RangeInclusive<u32>) -> Res
     found.ok_or_else(|| format!("{name}: {text:?} is no number from {} to {}", limits.start(), limits.end()))
 }
 
-/// One that is a power of two; `what` it is to be.
+/// The same for a power of two; `what` describes it.
 pub(crate) fn power_of_two(
     name: &str,
     text: &str,

@@ -1,4 +1,4 @@
-//! Every error there is, followed along its sources.
+//! Every error, followed through its sources.
 
 use std::error::Error as StdError;
 use std::io;
@@ -12,8 +12,8 @@ use crate::launch::{Address, AddressError, LaunchError, Source};
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::wire::WireError;
 
-/// Makes a list of errors, and a match without a wildcard over the same variants: a new one does not compile until it is
-/// in the list.
+/// Makes a list of errors, and a match without a wildcard over the same variants, so that a new variant does not
+/// compile until it is in the list.
 macro_rules! every {
     ($type:ident: $($variant:ident $value:tt),* $(,)?) => {{
         #[allow(dead_code)]

@@ -12,11 +12,11 @@ use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
 
-/// An `epw_comm`, destroyed with this value, and then the fabric that it uses, if nothing else does.
+/// An `epw_comm`. Dropping this value destroys it, and then the fabric that it uses, if nothing else does.
 #[derive(Debug)]
 pub(crate) struct Comm(
     NonNull<sys::epw_comm>,
-    /// Is dropped behind the communicator.
+    /// Dropped after the communicator.
     Option<Arc<Fabric>>,
 );
 
@@ -36,16 +36,16 @@ floor!(Comm: epw_comm_export, epw_comm_connect_within, epw_comm_disconnect, epw_
     epw_comm_set_active, epw_comm_revoke, epw_comm_membership, epw_comm_newest_epoch, epw_comm_diverged);
 
 pub(crate) fn empty_config() -> sys::epw_comm_config {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_comm_config_init) }
 }
 
 pub(crate) fn empty_coll() -> sys::epw_coll {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_coll_init) }
 }
 
-/// The sizes of any rank's communicator: errors name none.
+/// The sizes of a group's communicators. They hold for every rank, so errors name none.
 pub(crate) fn layout(config: &sys::epw_comm_config) -> Result<sys::epw_coll_layout> {
     let mut layout = sys::epw_coll_layout::default();
     // SAFETY: both are valid for the call.
@@ -63,12 +63,12 @@ impl Comm {
         NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
-    /// What its fabric has come to.
+    /// What its fabric ended up using (NIC and transports), in words.
     pub(crate) fn nic(&self) -> Option<String> {
         self.1.as_ref().map(|fabric| fabric.describe())
     }
 
-    /// Zeros, unless they have been used before.
+    /// The memory is zeroed, unless it has been used before.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<NonNull<u8>> {
         let mut memory = ptr::null_mut();
         // SAFETY: the communicator is alive, memory is a valid place to write to.
@@ -83,7 +83,7 @@ impl Comm {
         unsafe { sys::epw_comm_free(self.0.as_ptr(), memory.as_ptr().cast()) }
     }
 
-    /// Whether something since the last such call was incomplete.
+    /// Whether any operation since the last such call was incomplete.
     pub(crate) fn take_fault(&self) -> Result<bool> {
         let mut faulted = 0;
         // SAFETY: the communicator is alive.
@@ -109,7 +109,7 @@ impl Comm {
     /// Begins them.
     ///
     /// # Safety
-    /// As of `run`, until the work has ended or been dropped.
+    /// As for `run`, until the work has ended or been dropped.
     pub(crate) unsafe fn begin(
         &self,
         ops: &[sys::epw_coll],
@@ -124,7 +124,7 @@ impl Comm {
     /// Enqueues them on a stream of the communicator's GPU, with a work if somebody wants to know how they end.
     ///
     /// # Safety
-    /// As of `run`, of memory of the GPU, until the stream has run them, in each replay if it is under capture. The stream exists.
+    /// As for `run`, of memory of the GPU, until the stream has run them, in each replay if it is under capture. The stream exists.
     pub(crate) unsafe fn enqueue(
         &self,
         ops: &[sys::epw_coll],
@@ -138,7 +138,7 @@ impl Comm {
     }
 
     /// # Safety
-    /// As of `run`, and `work` is null or a place to write to; `outcome` too.
+    /// As for `run`, and `work` is null or a place to write to; `outcome` too.
     unsafe fn group(
         &self,
         ops: &[sys::epw_coll],
@@ -147,7 +147,7 @@ impl Comm {
         stream: *mut c_void,
         outcome: *mut sys::epw_outcome,
     ) -> Result<()> {
-        // SAFETY: it is the header's.
+        // SAFETY: it is one of the header's init functions.
         let mut call = unsafe { initialised(sys::epw_call_init) };
         call.deadline_ns = deadline.map_or(0, nanos);
         call.work = work;
@@ -157,27 +157,27 @@ impl Comm {
         Ok(())
     }
 
-    /// Ended with an error or done: the work is consumed.
+    /// An operation that has ended, with an error or without, consumes its work.
     pub(crate) fn wait(
         &self,
         work: sys::epw_work,
         timeout: Duration,
         outcome: &mut sys::epw_outcome,
     ) -> Result<Progress> {
-        // 0 is a look.
+        // 0 only looks, without waiting.
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         // SAFETY: the communicator is alive, and the memory of works is valid until they have ended. One that was consumed is
         // recognised. outcome carries its size.
         check(unsafe { sys::epw_work_wait(self.0.as_ptr(), work, timeout, outcome) })
     }
 
-    /// Sleeps until a look may find something new. Touches no memory of a caller.
+    /// Sleeps until a look may find something new. Touches no caller memory.
     pub(crate) fn sleep(&self, work: sys::epw_work, timeout: Duration) {
         // SAFETY: the communicator is alive; one that was consumed is recognised.
         unsafe { sys::epw_work_await(self.0.as_ptr(), work, nanos(timeout)) };
     }
 
-    /// The C core touches no memory of it afterwards.
+    /// The C core touches none of the operation's memory afterwards.
     pub(crate) fn drop_work(&self, work: sys::epw_work) {
         // SAFETY: the communicator is alive. One that was consumed is refused, which is what is wanted.
         unsafe { sys::epw_work_drop(self.0.as_ptr(), work) };

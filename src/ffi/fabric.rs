@@ -37,23 +37,23 @@ pub(crate) struct FabricOptions {
     pub(crate) ring_bytes: u32,
     /// Entries of each queue at least; 0: as many as operations need.
     pub(crate) queue_depth: u32,
-    /// Entries between two doorbells of an operation; 0: one behind all.
+    /// Entries between two doorbells of an operation; 0: one doorbell after all entries.
     pub(crate) doorbell_batch: u32,
     /// `EPW_DOORBELLS_*`.
     pub(crate) doorbells: u32,
-    /// To which adapters are to be near, as in `epw_config`.
+    /// The device that adapters should be near to, as in `epw_config`.
     pub(crate) device: i32,
     pub(crate) adapters: Adapters,
 }
 
-/// What of it concerns RDMA adapters.
+/// The options for RDMA adapters.
 pub(crate) struct Adapters {
     /// In the grammar of `NCCL_IB_HCA`.
     pub(crate) filter: Option<String>,
     pub(crate) count: u32,
     pub(crate) service_level: u32,
     pub(crate) traffic_class: u32,
-    /// 0: the library's own.
+    /// 0: the library's default.
     pub(crate) hop_limit: u32,
     /// `EPW_RINGS_*`.
     pub(crate) rings: u32,
@@ -64,12 +64,12 @@ impl Fabric {
         self.0.as_ptr()
     }
 
-    /// That of a rank.
+    /// The fabric of one rank.
     pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
         let text = |text: &Option<String>| text.as_deref().map(|text| CString::new(text).unwrap_or_default());
         let (interfaces, filter) = (text(&asked.interfaces), text(&asked.adapters.filter));
         let Adapters { count, service_level, traffic_class, hop_limit, rings, .. } = asked.adapters;
-        // SAFETY: it is the header's.
+        // SAFETY: it is one of the header's init functions.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
         options.wires = asked.wires;

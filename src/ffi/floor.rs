@@ -1,5 +1,5 @@
-//! What a buffer and a communicator have in common: an end of the peer floor. The C core has the same functions for both, by
-//! two names; here each is one method.
+//! What a buffer and a communicator have in common: their use of the layer of peers. The C core has the same functions
+//! for both, under two names; here each is one method.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
 
-/// A rank's end: windows of peers, and the membership.
+/// One rank's view of its peers: their windows, and the membership.
 pub(crate) trait Floor: Send + Sync + Debug {
     fn export(&self, peer: u32) -> Result<Vec<u8>>;
     /// Bounded by `deadline` instead of the configuration's.
@@ -23,11 +23,11 @@ pub(crate) trait Floor: Send + Sync + Debug {
     fn revoke(&self, peers: &Mask) -> Result<()>;
     fn membership(&self) -> Result<sys::epw_membership>;
     fn newest_epoch(&self) -> Result<u32>;
-    /// Who has begun the epoch at another step.
+    /// The peers that have begun the epoch at another step.
     fn diverged(&self, epoch: u32, step: u64) -> Result<Mask>;
 }
 
-/// Implements [`Floor`] for an owner of a C object, its field 0, by the functions of that object.
+/// Implements [`Floor`] for an owner of a C object, its field 0, with the functions named for that object.
 macro_rules! floor {
     ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $set_active:ident,
      $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident) => {
@@ -83,7 +83,7 @@ macro_rules! floor {
             }
 
             fn membership(&self) -> Result<sys::epw_membership> {
-                // SAFETY: it is the header's.
+                // SAFETY: it is one of the header's init functions.
                 let mut membership = unsafe { initialised(sys::epw_membership_init) };
                 // SAFETY: the C object is alive, membership carries its size.
                 check(unsafe { sys::$membership(self.0.as_ptr(), &mut membership) })?;
@@ -99,7 +99,7 @@ macro_rules! floor {
 
             fn diverged(&self, epoch: u32, step: u64) -> Result<Mask> {
                 let mut ranks = c_mask(&Mask::EMPTY);
-                // SAFETY: the C object is alive, ranks is the header's.
+                // SAFETY: the C object is alive, ranks is a valid place to write to.
                 check(unsafe { sys::$diverged(self.0.as_ptr(), epoch, step, &mut ranks) })?;
                 Ok(Mask::from_words(ranks.bits))
             }

@@ -1,4 +1,4 @@
-//! The core's log: lines that the crate adds to it, and its records as events of `tracing`.
+//! The core's log: lines that the crate adds to it, and its records as `tracing` events.
 
 use std::ffi::CString;
 #[cfg(feature = "tracing")]
@@ -6,10 +6,10 @@ use std::ffi::c_char;
 
 use crate::sys;
 
-/// Who speaks, in the order of `c/base/log.h`. The crate speaks of memberships alone.
+/// The subsystem, numbered as in `c/base/log.h`. The crate only logs about memberships.
 const MEMBER: u32 = 2;
 
-/// How much it matters.
+/// The importance of a line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Level {
     Warn = 1,
@@ -17,9 +17,9 @@ pub(crate) enum Level {
     Trace = 3,
 }
 
-/// Adds a line to what `EPWIRE_LOG` asks for; the text is made only where somebody listens.
+/// Adds a line to what `EPWIRE_LOG` asks for; the text is only made if somebody listens.
 pub(crate) fn line(level: Level, rank: u32, text: impl FnOnce() -> String) {
-    // SAFETY: any thread, any numbers.
+    // SAFETY: any thread may call it, with any numbers.
     if !unsafe { sys::epw_log_listens(MEMBER, level as u32) } {
         return;
     }
@@ -28,7 +28,7 @@ pub(crate) fn line(level: Level, rank: u32, text: impl FnOnce() -> String) {
     unsafe { sys::epw_log_line(MEMBER, level as u32, rank, text.as_ptr()) };
 }
 
-/// Has the core's records given to `tracing`, as far as the subscriber that is there now wants any.
+/// Passes the core's records to `tracing`, at the levels that the current subscriber wants.
 #[cfg(feature = "tracing")]
 pub(crate) fn route_to_tracing() {
     use tracing::level_filters::LevelFilter;
@@ -45,7 +45,7 @@ pub(crate) fn route_to_tracing() {
 
 #[cfg(feature = "tracing")]
 unsafe extern "C" fn speak(_: *mut std::ffi::c_void, record: *const sys::epw_log_record) {
-    // SAFETY: the core's record is valid for the call, its texts end in a zero.
+    // SAFETY: the core's record is valid for the call, its texts are NUL-terminated.
     let (record, subsystem, text) = unsafe {
         let record = &*record;
         (record, text(record.subsystem), text(record.text))

@@ -11,11 +11,11 @@ use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
 
-/// An `epw_prefill`, destroyed with this value, and then the fabric that it uses, if nothing else does.
+/// An `epw_prefill`. Dropping this value destroys it, and then the fabric that it uses, if nothing else does.
 #[derive(Debug)]
 pub(crate) struct Prefill(
     NonNull<sys::epw_prefill>,
-    /// Is dropped behind the buffer.
+    /// Dropped after the buffer.
     Option<Arc<Fabric>>,
 );
 
@@ -26,7 +26,7 @@ unsafe impl Sync for Prefill {}
 
 impl Drop for Prefill {
     fn drop(&mut self) {
-        // SAFETY: created by epw_prefill_create; routings hold it, so that all of them are gone, and this is the last owner.
+        // SAFETY: created by epw_prefill_create. Routings hold it, so all of them are gone, and this is the last owner.
         unsafe { sys::epw_prefill_destroy(self.0.as_ptr()) }
     }
 }
@@ -35,9 +35,9 @@ floor!(Prefill: epw_prefill_export, epw_prefill_connect_within, epw_prefill_disc
     epw_prefill_wire, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_newest_epoch,
     epw_prefill_diverged);
 
-/// The sizes of any rank's buffer: errors name none.
+/// The sizes of a group's buffers. They hold for every rank, so errors name none.
 pub(crate) fn plan(config: &sys::epw_prefill_config) -> Result<sys::epw_prefill_sizes> {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     let mut sizes = unsafe { initialised(sys::epw_prefill_sizes_init) };
     // SAFETY: both are valid for the call, sizes carries its size.
     check_of_group(unsafe { sys::epw_prefill_plan(config, &mut sizes) })?;
@@ -45,22 +45,22 @@ pub(crate) fn plan(config: &sys::epw_prefill_config) -> Result<sys::epw_prefill_
 }
 
 pub(crate) fn empty_config() -> sys::epw_prefill_config {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_prefill_config_init) }
 }
 
 pub(crate) fn empty_output() -> sys::epw_prefill_output {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_prefill_output_init) }
 }
 
 pub(crate) fn empty_combine() -> sys::epw_prefill_combine_input {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_prefill_combine_input_init) }
 }
 
 pub(crate) fn empty_combine_output() -> sys::epw_prefill_combine_output {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_prefill_combine_output_init) }
 }
 
@@ -96,19 +96,19 @@ impl Prefill {
         NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
-    /// What its fabric has come to.
+    /// What its fabric ended up using (NIC and transports), in words.
     pub(crate) fn nic(&self) -> Option<String> {
         self.1.as_ref().map(|fabric| fabric.describe())
     }
 
-    /// Sleeps until an operation on the lane may go on. Touches no memory of a caller.
+    /// Sleeps until an operation on the lane may make progress. Touches no caller memory.
     pub(crate) fn sleep(&self, lane: u32, timeout: Duration) -> Result<()> {
         // SAFETY: the buffer is alive.
         check(unsafe { sys::epw_prefill_await(self.0.as_ptr(), lane, nanos(timeout)) })?;
         Ok(())
     }
 
-    /// Whether something since the last such call was incomplete.
+    /// Whether any operation since the last such call was incomplete.
     pub(crate) fn take_fault(&self) -> Result<bool> {
         let mut faulted = 0;
         // SAFETY: the buffer is alive.
@@ -117,14 +117,14 @@ impl Prefill {
     }
 }
 
-/// An `epw_routing`, freed with this value: an operation of it that is under way is given up.
+/// An `epw_routing`, freed with this value; an operation of it that is still running is given up.
 #[derive(Debug)]
 pub(crate) struct Routing {
     at: NonNull<sys::epw_routing>,
     of: Arc<Prefill>,
 }
 
-// SAFETY: the C core guards what operations change with the lane's lock, and `&mut` what calls do.
+// SAFETY: the lane's lock guards what operations change, and `&mut` guards what calls change.
 unsafe impl Send for Routing {}
 // SAFETY: shared references only read.
 unsafe impl Sync for Routing {}
@@ -149,10 +149,12 @@ impl Routing {
         Arc::ptr_eq(&self.of, buffer)
     }
 
-    /// With an output the whole dispatch, else the half that is named.
+    /// With an output the whole dispatch, otherwise the half that `half` names.
     ///
     /// # Safety
-    /// The memory of `input` and `output` has the sizes that they say, until the operation has ended or this is freed.
+    ///
+    /// The memory of `input` and `output` has the sizes that they state, until the operation has ended or this value is
+    /// freed.
     pub(crate) unsafe fn dispatch(
         &mut self,
         input: &sys::epw_dispatch_input,
@@ -168,7 +170,7 @@ impl Routing {
     }
 
     /// # Safety
-    /// As of `dispatch`.
+    /// As for `dispatch`.
     pub(crate) unsafe fn receive(
         &mut self,
         output: &sys::epw_prefill_output,
@@ -178,8 +180,8 @@ impl Routing {
         check(unsafe { sys::epw_prefill_receive(self.of.0.as_ptr(), self.at.as_ptr(), output, outcome) })
     }
 
-    /// The capacity that takes all rows; fills `counts`, of the local experts, and `source_counts`, of the ranks.
-    /// Pending: not all counts have come.
+    /// The capacity that holds all rows; fills `counts`, one per local expert, and `source_counts`, one per rank.
+    /// Pending: some counts have not arrived yet.
     pub(crate) fn received(
         &self,
         (layout, alignment): (u32, u32),
@@ -189,16 +191,17 @@ impl Routing {
         let mut rows = 0;
         let (of, at) = (self.of.0.as_ptr(), self.at.as_ptr());
         let (counts, sources) = (counts.as_mut_ptr(), source_counts.as_mut_ptr());
-        // SAFETY: both are alive, and the slices have the lengths of the plan, by the callers in `prefill`.
+        // SAFETY: both are alive, and the callers in `prefill` pass slices of the plan's lengths.
         let status =
             unsafe { sys::epw_prefill_received(of, at, layout, alignment, &mut rows, counts, sources) };
         Ok((check(status)?, rows))
     }
 
-    /// With an output the whole combine, else its sending half.
+    /// With an output the whole combine, otherwise its sending half.
     ///
     /// # Safety
-    /// As of `dispatch`.
+    ///
+    /// As for `dispatch`.
     pub(crate) unsafe fn combine(
         &mut self,
         input: &sys::epw_prefill_combine_input,
@@ -211,7 +214,7 @@ impl Routing {
     }
 
     /// # Safety
-    /// As of `dispatch`.
+    /// As for `dispatch`.
     pub(crate) unsafe fn collect(
         &mut self,
         output: &sys::epw_prefill_combine_output,
@@ -222,19 +225,20 @@ impl Routing {
     }
 
     /// # Safety
-    /// The memory of the operation is still as it was given.
+    ///
+    /// The memory given to the operation is still valid.
     pub(crate) unsafe fn poll(&mut self, outcome: &mut sys::epw_outcome) -> Result<Progress> {
         // SAFETY: by this function's contract.
         check(unsafe { sys::epw_prefill_poll(self.of.0.as_ptr(), self.at.as_ptr(), outcome) })
     }
 
-    /// That of the last operation.
+    /// The lane of the last operation.
     pub(crate) fn lane(&self) -> u32 {
         // SAFETY: it is alive.
         unsafe { sys::epw_routing_lane(self.at.as_ptr()) }
     }
 
-    /// Gives up what is under way: no memory of it is touched afterwards.
+    /// Gives up the running operation: its memory is not touched afterwards.
     pub(crate) fn cancel(&mut self) {
         // SAFETY: both are alive.
         unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) };

@@ -1,4 +1,4 @@
-//! Statuses of the C core as errors, and what every call of it needs.
+//! Statuses of the C core as errors, and what every call of the core needs.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -9,7 +9,7 @@ use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
 use crate::sys;
 
-/// The last error of this thread as `status` classes it.
+/// The last error of this thread, with the class that `status` stands for.
 pub(crate) fn error(status: sys::epw_status) -> Error {
     let mut detail = sys::epw_error_detail {
         size: size_of::<sys::epw_error_detail>() as u32,
@@ -63,7 +63,7 @@ pub(crate) fn check(status: sys::epw_status) -> Result<Progress> {
     }
 }
 
-/// As the C core counts time: at least 1, where 0 may mean something else.
+/// In the C core's time unit: at least 1, because 0 may have a special meaning.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
@@ -72,7 +72,7 @@ pub(crate) fn c_mask(mask: &Mask) -> sys::epw_mask {
     sys::epw_mask { bits: *mask.words() }
 }
 
-/// As `check`, of a call about a whole group: the rank of its configuration stands for all.
+/// Like `check`, for a call about a whole group: errors name no rank.
 pub(crate) fn check_of_group(status: sys::epw_status) -> Result<()> {
     let checked = check(status).map(|_| ());
     checked.map_err(|error| match error {
@@ -97,6 +97,6 @@ pub(crate) unsafe fn initialised<T>(init: unsafe extern "C" fn(*mut T)) -> T {
 }
 
 pub(crate) fn empty_outcome() -> sys::epw_outcome {
-    // SAFETY: it is the header's.
+    // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_outcome_init) }
 }

@@ -1,4 +1,4 @@
-//! How far each change of membership has come at this member, and since when.
+//! The progress of each change of membership at this member, and since when.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use super::change::Progress;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::wire::{Decision, Standby};
 
-/// The changes that have begun and are not over.
+/// The changes that have begun and not ended.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// The one about which the group has asked this member, and when it first did.
+    /// The change that the group has asked this member about, and when it first asked.
     proposed: Option<(u64, Instant)>,
-    /// Of those that are decided, by epoch: when they were proposed, and whom they leave waiting.
+    /// The decided changes, by epoch: when they were proposed, and who stays on standby.
     due: BTreeMap<u32, (Instant, Standby)>,
 }
 
 impl Account {
-    /// The group asks how far this member goes. Whether it does for the first time.
+    /// Notes that the group has asked about this change. Returns whether it is the first time.
     pub(super) fn propose(&mut self, change: u64) -> bool {
         if self.proposed.is_some_and(|(of, _)| of == change) {
             return false;
@@ -26,7 +26,8 @@ impl Account {
         true
     }
 
-    /// The outcome of a change, and of all before it. `is_new`: the decision was not known. What there is to tell.
+    /// Notes the outcome of a change, which ends all earlier ones too, and returns what to report. `is_new`: the
+    /// decision was not known before.
     pub(super) fn settle(
         &mut self,
         change: u64,
@@ -41,14 +42,16 @@ impl Account {
                 self.due.insert(epoch, (since, waiting));
                 Some(Progress::Due { change, epoch, members, step, waiting })
             }
-            // Told again, to a member with a new connection: what was proposed meanwhile has ended without it.
+            // A known decision, repeated to a member with a new connection: what was proposed meanwhile has ended
+            // without it.
             Ok(_) => proposed.map(|(change, _)| Progress::Aborted { change, error: unheard() }),
             Err(error) => Some(Progress::Aborted { change, error }),
         }
     }
 
-    /// The membership of `epoch` is in effect, those before are or never will be. Gives the time since it was proposed; to a member that
-    /// was not asked, as who is on standby, since it was decided. And whom it leaves waiting.
+    /// Notes that the membership of `epoch` is in effect; earlier ones are over or will never take effect. Returns the
+    /// time since it was proposed, and who stays on standby. For a member that was not asked, such as one on standby,
+    /// the time counts from the decision.
     pub(super) fn begin(&mut self, epoch: u32) -> (Duration, Standby) {
         let proposed = self.due.remove(&epoch);
         self.due.retain(|due, _| *due > epoch);

@@ -1,5 +1,5 @@
-//! What a member's library does about the membership by itself, whether or not its program calls anything: it answers the
-//! group, and ends waits for ranks that the group goes on without.
+//! What a member's library does about the membership by itself, whether or not its program makes a call: it answers the
+//! group, and ends waits for ranks that are no longer members.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -24,7 +24,7 @@ use crate::rendezvous::driver::{Attendant, Elector, Heartbeat, Later, Outage};
 use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::wire::{Ask, Decision, Host, Identity, Joined, Notice, Standby, View};
 
-/// A member's way through the steps of its group.
+/// A member's progress through the steps of its group.
 #[derive(Debug)]
 pub(crate) struct Course {
     me: Weak<Self>,
@@ -38,22 +38,23 @@ pub(crate) struct Course {
     survey: Arc<Survey>,
     progress: broadcast::Sender<Progress>,
     news: Outbox<News>,
-    /// Held while followers are told of a membership, and of who does not belong to the next one.
+    /// Held while followers are told of a membership, or of ranks that will not be in the next one.
     telling: Mutex<()>,
-    /// Of this member's own server, if it has one.
+    /// The elector of this member's own server, if it has one.
     pub(super) elector: OnceLock<Elector>,
 }
 
-/// Progress that a follower may be behind.
+/// How many progress reports a receiver may lag behind.
 const MAX_PROGRESS: usize = 64;
 
-/// What the state has become, put into the outbox while its lock is held, or that under which followers are told of it.
+/// What has changed. Put into the outbox under the state's lock, or under the lock that is held while followers are
+/// told of the membership.
 #[derive(Debug)]
 enum News {
-    /// A member on standby knows of another membership.
+    /// A member on standby has learned of another membership.
     Elsewhere(Decision),
     Progress(Progress),
-    /// The change of this decision, so long after its proposal.
+    /// The change of this decision is in effect, with the time since its proposal.
     InEffect(Decision, Duration, Change, Vec<Experts>),
 }
 
@@ -62,18 +63,18 @@ struct State {
     pace: Pace,
     /// The last known member of each rank.
     roster: BTreeMap<u32, Identity>,
-    /// How often the group has said something.
+    /// How many messages the group has sent.
     news: u64,
-    /// The last change that a member has called off, and the number of this news.
+    /// The last change that a member has called off, and the number of the message that said so.
     called_off: Option<(u64, BootstrapError)>,
     /// When the program last asked for a step.
     asked: Option<Instant>,
-    /// Whom the group has been told to be silent, in the present epoch.
+    /// The ranks already reported to the group as silent in the current epoch.
     doubted: Mask,
-    /// Whom the followers had given up at the last step, in the present epoch.
+    /// The ranks that the followers had given up at the last step, in the current epoch.
     given_up: Mask,
     account: Account,
-    /// What has come into effect since the program last began a step.
+    /// The change that took effect since the program last began a step.
     change: Option<Change>,
     left: bool,
 }
@@ -124,7 +125,7 @@ impl Course {
         followers.push(follower);
     }
 
-    /// In the order of their creation.
+    /// The followers in the order of their creation.
     pub(super) fn followers(&self) -> Vec<Arc<dyn Follower>> {
         let followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
         followers.iter().filter_map(Weak::upgrade).collect()
@@ -154,8 +155,8 @@ impl Course {
         self.state().pace.is_standby()
     }
 
-    /// What comes next for the program, the change that it is to learn of with it if that is a step, and the number of news that
-    /// this is based on.
+    /// What the program does next, the change to report with it if that is a step, and the number of the last message
+    /// that this takes into account.
     pub(super) fn next(&self) -> (Next, Option<Change>, u64) {
         let is_behind = self.state().pace.is_behind();
         let is_overtaken = |epoch| self.followers().iter().any(|follower| follower.is_overtaken(epoch));
@@ -167,7 +168,7 @@ impl Course {
         (next, change, state.news)
     }
 
-    /// That a change was called off since the news of this number, if so.
+    /// The error of a change that was called off after the message of this number, if one was.
     pub(super) fn called_off(&self, since: u64) -> Option<BootstrapError> {
         let called_off = self.state().called_off.clone();
         called_off.filter(|(news, _)| *news > since).map(|(_, error)| error)
@@ -177,7 +178,7 @@ impl Course {
         self.progress.subscribe()
     }
 
-    /// Tells logs, metrics and whoever follows the changes. No lock is held.
+    /// Reports to logs, metrics and receivers of the changes. The caller holds no lock.
     fn tell(&self) {
         self.news.empty(|news| {
             let progress = match news {
@@ -208,9 +209,10 @@ impl Course {
         {
             let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
             if self.current().epoch >= decision.epoch {
-                return Ok(()); // by a call whose future was dropped
+                return Ok(()); // applied by a call whose future was dropped
             }
-            // What its epoch words say is true, whatever it has promised: one that has begun this step before is found out.
+            // Its epoch words state its real step, whatever it promised, so that a member that has already begun this
+            // step is detected.
             let step = decision.step.max(self.state().pace.begun() + 1);
             let begins = Decision { step, ..*decision };
             let begin = || self.followers().iter().try_for_each(|follower| follower.begin(&begins));
@@ -244,12 +246,12 @@ impl Course {
     fn revoke(&self, peers: &Mask, epoch: u32) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.current().epoch < epoch {
-            // A follower that cannot ends its waits by itself, at their deadline.
+            // A follower that cannot be told ends its waits by itself, at their deadline.
             self.followers().iter().for_each(|follower| drop(follower.revoke(peers)));
         }
     }
 
-    /// What the group is to be told about peers that are silent, or have begun this epoch at another step.
+    /// What to report to the group about peers that are silent, or have begun this epoch at another step.
     pub(super) fn doubts(&self) -> Option<Notice> {
         let (current, former) = {
             let state = self.state();
@@ -261,14 +263,14 @@ impl Course {
             let Some(of) = follower.given_up().ok().filter(|of| of.epoch == epoch) else { continue };
             given_up = given_up.or(&of.peers);
             suspicious = suspicious.or(&of.silent);
-            // Those who are out of step have been given up as well, and are looked for once.
+            // Peers out of step have been given up as well, and are looked for once only.
             if !of.peers.minus(&of.silent).minus(&former).is_empty() {
                 suspicious = suspicious.or(&follower.diverged(epoch, current.step).and(&of.peers));
             }
         }
         let mut state = self.state();
         if state.pace.current().epoch != epoch {
-            return None; // a membership has begun meanwhile, by another call
+            return None; // another call has begun a membership meanwhile
         }
         let peers = suspicious.minus(&state.doubted);
         state.doubted = state.doubted.or(&peers);
@@ -280,8 +282,8 @@ impl Course {
         (!peers.is_empty()).then_some(Notice::Doubt { epoch, peers })
     }
 
-    /// Whom the followers have given up in the present epoch, and of each the experts that it cannot reach, but for those of
-    /// `capacity`, places that nobody has taken.
+    /// The ranks that the followers have given up in the current epoch, and for each follower the experts that it
+    /// cannot reach. Experts of `capacity`, the places that nobody has taken, are not counted.
     pub(super) fn given_up(&self, capacity: &Mask) -> (Mask, Vec<Vec<Range<u32>>>) {
         let Decision { mask: members, epoch, .. } = self.current();
         let mut all = Mask::EMPTY;
@@ -295,18 +297,19 @@ impl Course {
         (all, experts)
     }
 
-    /// Has this member break its promise.
+    /// Makes this member break its promise.
     #[cfg(test)]
     pub(super) fn run_ahead(&self, steps: u64) {
         self.state().pace.run_ahead(steps);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
+        // No code panics while holding the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another member is to lead the run, perhaps this one: nobody needs to wait for the silence of the former.
+    /// Another member, perhaps this one, should lead the run: nobody needs to wait until the former leader counts as
+    /// silent.
     fn elect(&self, former: &Host, resigned: bool) {
         if let Some(elector) = self.elector.get() {
             elector.elect(&former.address, resigned);
@@ -397,7 +400,7 @@ impl Attendant for Course {
             let removed = state.pace.settle(change, decided, retired);
             let is_new = state.pace.newest() > newest;
             let progress = state.account.settle(change, outcome, is_new, waiting);
-            // On standby what the others decide is in effect at once.
+            // For a member on standby, what the others decide is in effect at once.
             let current = state.pace.current();
             if current != before {
                 state.account.begin(current.epoch);
@@ -459,8 +462,8 @@ impl Attendant for Course {
     }
 }
 
-/// Runs what takes time on a thread of its own, so that the connection goes on. If no thread can be started the server gets no
-/// answer, and treats this member as silent.
+/// Runs slow work on a thread of its own, so that the connection stays served. If no thread can be started, the server
+/// gets no answer and treats this member as silent.
 fn in_background(work: impl FnOnce() + Send + 'static) {
     let _ = std::thread::Builder::new().name("epwire-course".to_owned()).spawn(work);
 }

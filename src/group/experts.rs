@@ -8,15 +8,15 @@ use crate::mask::Mask;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Experts {
-    /// Those that no active rank holds any more: their rank has gone.
+    /// Experts that no active rank holds any more, because their rank has left.
     pub lost: Vec<Range<u32>>,
-    /// Those that one holds again: their rank has come.
+    /// Experts that an active rank holds again, because their rank has come back.
     pub regained: Vec<Range<u32>>,
-    /// All that no active rank holds from now on.
+    /// All experts that no active rank holds from now on.
     pub unheld: Vec<Range<u32>>,
 }
 
-/// The experts of these ranks, of `experts` spread evenly over `world` ranks.
+/// The experts of these ranks, if `experts` are spread evenly over `world` ranks.
 pub(crate) fn held_by(ranks: &Mask, world: u32, experts: u32) -> Vec<Range<u32>> {
     let each = experts.checked_div(world).unwrap_or(0);
     let mut held: Vec<Range<u32>> = Vec::new();

@@ -1,4 +1,4 @@
-//! What a server answers when it is asked how it is.
+//! What a server answers when asked for its health.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,15 +12,15 @@ use crate::mask::Mask;
 use crate::rendezvous::RankState;
 use crate::rendezvous::wire::Standby;
 
-/// How a member is, from [`Group::health`], for a load balancer or an operator.
+/// The health of a member, from [`Group::health`], for a load balancer or an operator.
 ///
 /// `Display` gives a line of text, [`Health::to_json`] the same for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Health {
-    /// In a word.
+    /// The health in one word.
     pub status: Status,
-    /// What is not as it should be, the worst first; nothing while it [serves](Status::Serving).
+    /// What is wrong, the worst first; empty while it is [serving](Status::Serving).
     pub reasons: Vec<Reason>,
     /// This rank.
     pub rank: u32,
@@ -30,24 +30,25 @@ pub struct Health {
     pub epoch: u32,
     /// Its members.
     pub members: Mask,
-    /// Places that nobody has ever taken, and that the run can grow into. They are not missing.
+    /// Places that nobody has ever taken and that the run can grow into. They do not count as missing.
     pub capacity: Mask,
-    /// Who has joined and waits to be admitted. They are no reason either: [`Reason::Missing`] names the places that they are to take.
+    /// Ranks that have joined and wait to be admitted. They are not a reason of their own: [`Reason::Missing`] names
+    /// the places that they will take.
     pub standby: Standby,
     /// The last step that this member has begun.
     pub step: u64,
 }
 
-/// A member's health in a word.
+/// A member's health in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Status {
     /// All is well.
     Serving,
-    /// It takes part, but something is missing: tokens for some experts come back without them, or a further failure could not be
-    /// dealt with.
+    /// It takes part, but something is missing: sums of tokens lack some experts, or the group could not handle a
+    /// further failure.
     Degraded,
-    /// It takes no part in the steps of its group: requests belong elsewhere.
+    /// It does not take part in the steps of its group: send requests elsewhere.
     Out,
 }
 
@@ -69,37 +70,37 @@ pub enum Reason {
     },
     /// Out: it waits to be admitted.
     Standby,
-    /// Degraded: ranks that have belonged to the membership and do not any more, be they lost or retired, and whoever is to replace
-    /// them not admitted yet. Places that nobody has ever taken are [`Health::capacity`].
+    /// Degraded: ranks that have been members and no longer are, whether lost or retired, and whose replacement is not
+    /// admitted yet. Places that nobody has ever taken are [`Health::capacity`].
     Missing {
-        /// Which.
+        /// The ranks.
         ranks: Mask,
     },
-    /// Degraded: members that this rank's buffers have given up in this epoch, or that the server holds for silent or dead. Either
-    /// the next membership is without them, or it begins again with them.
+    /// Degraded: members that this rank's buffers have given up in this epoch, or that the server considers silent or
+    /// dead. The next membership either removes them or starts again with them.
     Lost {
-        /// Which.
+        /// The ranks.
         ranks: Mask,
     },
-    /// Degraded: experts of a buffer whose rank is missing or given up. [`EpBuffer::reachable_experts`](crate::EpBuffer::reachable_experts)
-    /// says the same for every expert.
+    /// Degraded: experts of a buffer whose rank is missing or given up.
+    /// [`EpBuffer::reachable_experts`](crate::EpBuffer::reachable_experts) reports the same for every expert.
     Experts {
-        /// The buffer, counted from 0 in the order in which those of this group were created that still exist.
+        /// The buffer's index among those of this group that still exist, in the order of their creation.
         buffer: usize,
         /// Their ids, ascending.
         experts: Vec<Range<u32>>,
     },
     /// Degraded: the server cannot be reached. Operations go on, but no change of the membership can be agreed.
     Unreachable {
-        /// For so long.
+        /// For how long.
         lasts: Duration,
         /// How that was noticed.
         detail: String,
-        /// Nobody looks for a server any more.
+        /// No more attempts are made to reach a server.
         is_final: bool,
     },
-    /// Degraded, long before anything fails: 90 % of the epochs that a run can have are used, and with the last one no change is possible
-    /// any more. Start the run again before that.
+    /// Degraded, long before anything fails: 90 % of the epochs that a run can have are used, and after the last one no
+    /// change is possible. Restart the run before that.
     Epochs {
         /// Changes that are left.
         left: u32,
@@ -135,7 +136,7 @@ impl Group {
 }
 
 impl Health {
-    /// `experts`: of each buffer those that cannot be reached.
+    /// `experts`: for each buffer the experts that it cannot reach.
     fn of(
         rank: u32,
         world: u32,
@@ -154,7 +155,7 @@ impl Health {
         let experts = (0..).zip(experts).map(|(buffer, experts)| Reason::Experts { buffer, experts });
         let (out, present) = match *role {
             Role::Active => (None, ranks.into_iter().chain(experts).filter(Reason::is_given).collect()),
-            // What the others lack is no matter of its own.
+            // What the others lack does not concern this member.
             Role::Standby => (Some(Reason::Standby), Vec::new()),
             Role::Retired { epoch } => (Some(Reason::Retired { epoch }), Vec::new()),
             Role::Evicted { epoch } => (Some(Reason::Evicted { epoch }), Vec::new()),
@@ -176,8 +177,8 @@ impl Health {
         Self { status, reasons, rank, world, epoch, members, capacity, standby, step: *begun }
     }
 
-    /// An object with the fields of this one: `status` as text, `members` and `capacity` as arrays of ranks, `standby` as an object of
-    /// two such arrays, `ready` and `preparing`, and `reasons` as an array of texts.
+    /// A JSON object with the fields of this one: `status` as text, `members` and `capacity` as arrays of ranks,
+    /// `standby` as an object of two such arrays, `ready` and `preparing`, and `reasons` as an array of texts.
     pub fn to_json(&self) -> String {
         let Self { status, reasons, rank, world, epoch, members, capacity, standby, step } = self;
         let list = |items: Vec<String>| format!("[{}]", items.join(","));
@@ -234,7 +235,7 @@ impl fmt::Display for Reason {
             Self::Unreachable { lasts, detail, is_final } => {
                 let ever = if *is_final { " for good" } else { "" };
                 let seconds = lasts.as_secs_f64();
-                // One line, whatever an operating system says.
+                // Keep to one line, whatever the operating system's text contains.
                 let detail = detail.replace(['\n', '\r'], " ");
                 write!(f, "no server{ever} for {seconds:.1} s ({detail}): the membership cannot change")
             }
@@ -300,7 +301,7 @@ mod tests {
     fn whatever_is_missing_is_named() {
         let mut now = membership(Role::Active, &[0, 1, 2]);
         now.states[0] = RankState::Suspect {};
-        now.states[1] = RankState::Suspect {}; // as the server sees this one
+        now.states[1] = RankState::Suspect {}; // as the server sees this member
         let health = health(&now, &[2], vec![vec![], vec![8..12, 15..16]]);
         assert_eq!(health.status, Status::Degraded);
         assert_eq!(

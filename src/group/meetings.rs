@@ -1,12 +1,13 @@
-//! How a member and a newcomer connect their buffers, beside whatever else goes on.
+//! How a member and a newcomer connect their buffers, while operations and everything else go on.
 //!
-//! A newcomer introduces itself to each member by way of the server, with what it exports for it; the member connects, and answers with
-//! what it exports itself. Each side tries again for a lease: a peer may still be connected with a former member of the rank, or a
-//! process may end a little later than its connection.
+//! A newcomer introduces itself to each member through the server, with what it exports for that member; the member
+//! connects, and answers with what it exports itself. Each side retries for a lease: a peer may still be connected with
+//! a former member of the rank, or a process may end a little later than its connection.
 //!
-//! An attempt may outlast the newcomer, whose rank another process takes. Connecting a peer first disconnects it, so that a late
-//! attempt with what the former one has exported would undo the connection with the next. [`Meetings`] has the connections
-//! with each rank made one at a time, and lets nothing follow upon a later introduction.
+//! An attempt may outlast the newcomer, whose rank another process then takes. Connecting a peer first disconnects it,
+//! so a late attempt with the exports of the former process would undo the connection with the next. Therefore
+//! [`Meetings`] makes the connections with each rank one at a time, and drops an attempt once a later introduction has
+//! arrived.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,21 +24,21 @@ use crate::rendezvous::{Blob, BootstrapError};
 type Followers = [Arc<dyn Follower>];
 type Result<T> = std::result::Result<T, BootstrapError>;
 
-/// What has become of introductions, by rank.
+/// The state of introductions, by rank.
 #[derive(Debug, Default)]
 pub(super) struct Meetings(Mutex<BTreeMap<u32, Arc<Door>>>);
 
-/// The number of an introduction, and how it was answered.
+/// The number of an introduction, and its answer.
 type Answered = Option<(u64, Result<Vec<Blob>>)>;
 
-/// Where the newcomers of a rank come in.
+/// The state of introductions of one rank.
 #[derive(Debug, Default)]
 struct Door {
-    /// The newest introduction; the server numbers them upward.
+    /// The number of the newest introduction; the server numbers them in ascending order.
     newest: AtomicU64,
-    /// The last one that was answered, and how. Held while this member connects with the rank.
+    /// The last introduction that was answered, and the answer. Locked while this member connects with the rank.
     answered: Mutex<Answered>,
-    /// Held while this member introduces itself to the rank: whether it did the last time.
+    /// Whether this member's last introduction to the rank succeeded. Locked while it introduces itself.
     met: Mutex<bool>,
 }
 
@@ -47,9 +48,9 @@ impl Meetings {
         doors.entry(rank).or_default().clone()
     }
 
-    /// Does this while none of these ranks is being connected. An attempt begins by disconnecting, also one that a new server has asked
-    /// for again, and who is about to count must be there: no attempt harms it once it counts. Waits for those that are under way, at
-    /// most for `patience`.
+    /// Calls `act` while none of these ranks is being connected. A connection attempt begins by disconnecting, even if
+    /// a new server merely repeats a request. A rank about to become active must be connected, so no attempt may run
+    /// once it is active. Waits for running attempts, at most for `patience`.
     pub(super) fn between<T>(&self, ranks: &Mask, patience: Duration, act: impl FnOnce() -> T) -> T {
         let doors: Vec<Arc<Door>> = {
             let doors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,8 +61,8 @@ impl Meetings {
         act()
     }
 
-    /// Connects this member, which is on standby, with a peer. A server that took over meanwhile asks again: what is under way is its
-    /// answer too.
+    /// Connects this member, which is on standby, with a peer. A server that took over meanwhile repeats the request; a
+    /// running attempt then answers both.
     pub(super) fn meet(
         &self,
         followers: &Followers,
@@ -91,8 +92,8 @@ impl Meetings {
         result
     }
 
-    /// Connects a newcomer, and says what it needs to connect with this member. An introduction that is repeated, as by a server that
-    /// took over meanwhile, is answered as it was.
+    /// Connects a newcomer, and returns what it needs to connect with this member. A repeated introduction, for
+    /// instance from a server that took over meanwhile, gets the same answer as before.
     pub(super) fn welcome(
         &self,
         followers: &Followers,
@@ -120,13 +121,13 @@ impl Meetings {
 }
 
 impl Door {
-    /// Connects, unless there was an introduction after this one.
+    /// Connects, unless a later introduction has arrived.
     fn connect<T>(&self, newest: u64, connect: impl FnOnce() -> T) -> Option<T> {
         let _one_at_a_time = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         (self.newest.load(Ordering::SeqCst) == newest).then(connect)
     }
 
-    /// Keeps everybody from connecting with the rank. None: somebody still did when the time was over.
+    /// Keeps everybody from connecting with the rank. None: an attempt was still running at `until`.
     fn hold(&self, until: Instant) -> Option<MutexGuard<'_, Answered>> {
         loop {
             match self.answered.try_lock() {
@@ -145,7 +146,7 @@ impl Door {
         patience: Duration,
         attempt: impl Fn() -> std::result::Result<Vec<Blob>, (Retry, BootstrapError)>,
     ) -> Result<Vec<Blob>> {
-        // Whoever tries for a former one stops, and lets go of the lock.
+        // An attempt for an earlier introduction then stops and releases the lock.
         self.newest.fetch_max(ticket, Ordering::SeqCst);
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((of, result)) = answered.as_ref()
@@ -164,14 +165,14 @@ impl Door {
     }
 }
 
-/// Whether it makes sense to try once more.
+/// Whether another attempt makes sense.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Retry {
     Yes,
     No,
 }
 
-/// Tries until it succeeds or the time is over.
+/// Retries until it succeeds or the time is over.
 fn again<T>(
     patience: Duration,
     attempt: impl Fn() -> std::result::Result<T, (Retry, BootstrapError)>,

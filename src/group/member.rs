@@ -40,7 +40,8 @@ pub struct Group {
 pub(super) struct Inner {
     join: Join,
     wire_key: Option<[u8; 32]>,
-    /// Dropped before the client: a server that saw its own member go would begin a change that it does not live to decide.
+    /// Dropped before the client: if the server saw its own member leave, it would begin a change that it does not live
+    /// to decide.
     server: Option<Server>,
     pub(super) client: Client,
     pub(super) course: Arc<Course>,
@@ -80,7 +81,7 @@ impl Group {
             heartbeat: options.heartbeat,
         };
         let client = Client::connect_as(client_options, Some(course.clone())).await?;
-        // Where the server is that of a member the others can take over.
+        // If the server is that of a member, other members can take over from it.
         if let (None, Some(local), Some(_)) = (&server, client.local(), client.host()) {
             let bind = SocketAddr::new(local, 0).to_string();
             let ports = env::ports().map_err(|PortsError(value)| BootstrapError::Invalid {
@@ -137,7 +138,7 @@ impl Group {
             lease: heartbeat.lease,
             arbiter: false,
         })?;
-        // They join before there is anything to wait for, each by the connection of its rank's number.
+        // All join before any of them has to wait, each over the connection with its rank's number.
         let mut joins = Vec::new();
         let mut joined = None;
         for rank in 0..world {
@@ -197,7 +198,7 @@ impl Group {
         self.inner.join.identity.rank
     }
 
-    /// Number of ranks of the run, with those that are dead and the places to grow into.
+    /// Number of ranks of the run, including dead ones and places to grow into.
     pub fn world(&self) -> u32 {
         self.inner.join.world
     }
@@ -212,7 +213,7 @@ impl Group {
         self.inner.join.identity.member
     }
 
-    /// The membership in effect for this member; on standby that of the others.
+    /// The membership in effect for this member; for one on standby that of the others.
     pub fn active(&self) -> Decision {
         self.inner.course.current()
     }
@@ -222,23 +223,25 @@ impl Group {
         self.inner.course.waits()
     }
 
-    /// The member of each rank, by rank: who was there when this one joined, and whoever has taken a place since, as a replacement
-    /// does. One that has ended is named until its place is taken; [`Group::membership`] tells how each rank stands.
+    /// The last known member of each rank, by rank: who was there when this one joined, updated whenever another
+    /// process takes a place, such as a replacement. A member that has ended stays listed until its place is taken;
+    /// [`Group::membership`] tells the state of each rank.
     pub fn roster(&self) -> Arc<[Identity]> {
         self.inner.course.roster().into()
     }
 
-    /// What the connections of this run's queues are authenticated by; none without a token.
+    /// The key that authenticates the connections of this run's queues; none without a token.
     pub(crate) fn wire_key(&self) -> Option<[u8; 32]> {
         self.inner.wire_key
     }
 
-    /// Whether members are on different hosts, as far as this one has been told.
+    /// Whether members are on different hosts, as far as this member knows.
     pub(crate) fn spans_hosts(&self) -> bool {
         self.roster().iter().any(|member| member.host != self.inner.join.identity.host)
     }
 
-    /// The membership as the server last showed it. News: only [`Group::step`] changes who this member works with.
+    /// The membership as the server last reported it. For information only: [`Group::step`] alone changes the ranks
+    /// that this member works with.
     pub fn watch(&self) -> watch::Receiver<View> {
         self.inner.client.watch()
     }
@@ -248,19 +251,19 @@ impl Group {
         Store::new(self.inner.client.clone())
     }
 
-    /// Addresses for newcomers, `host:port` each: of the member or server that serves the run, and of those that can take over from
-    /// it. Between commas they are what [`GroupOptions::new`](super::GroupOptions::new) takes.
+    /// Addresses for newcomers, `host:port` each: of the member or server that serves the run, and of those that can
+    /// take over from it. Joined by commas they can be passed to [`GroupOptions::new`](super::GroupOptions::new).
     pub fn servers(&self) -> Vec<String> {
         self.inner.client.servers()
     }
 
-    /// The rank whose server serves the run, as far as this member knows. None while it looks for one, and where a server by
-    /// itself serves. For logs and operators: the members elect another one by themselves.
+    /// The rank whose server serves the run, as far as this member knows. None while it is looking for one, and if a
+    /// separate server serves. For logs and operators: the members elect another one by themselves.
     pub fn leader(&self) -> Option<u32> {
         self.inner.client.host().map(|host| host.rank)
     }
 
-    /// The server that this rank hosts, if it does.
+    /// The server that this rank hosts, if it hosts one.
     pub fn server(&self) -> Option<&Server> {
         self.inner.server.as_ref()
     }
@@ -313,22 +316,23 @@ impl Group {
         self.round("agree", self.active().mask, tag, RoundKind::Agree { fields }).await.map(|_| ())
     }
 
-    /// Asks to be let in again after [`BootstrapError::Evicted`]: puts this member on standby. Operations on its buffers
-    /// must have ended.
+    /// Asks to be admitted again after [`BootstrapError::Evicted`]: puts this member on standby. Operations on its
+    /// buffers must have ended.
     ///
-    /// Errors: [`BootstrapError::Fenced`] if another process has the rank by now.
+    /// Errors: [`BootstrapError::Fenced`] if another process has taken the rank meanwhile.
     pub async fn rejoin(&self) -> Result<(), BootstrapError> {
         let join = Join { deadline: self.deadline, ..self.inner.join.clone() };
         ask_to_join(&self.inner.client, join).await
     }
 
-    /// Ends the membership: the others see this rank as dead, and every later call fails. The rank whose server leads the run
-    /// lets another one lead, or waits, within the deadline, until all others have left if none can.
+    /// Ends the membership: the others see this rank as dead, and every later call fails. The rank whose server leads
+    /// the run hands the lead to another server; if none can take over, it waits, within the deadline, until all others
+    /// have left.
     pub async fn leave(&self) -> Result<(), BootstrapError> {
         const OP: &str = "leave";
         self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;
         let Some(server) = &self.inner.server else { return Ok(()) };
-        // Where all leave there is nothing to hand over.
+        // If all leave, there is nothing to hand over.
         let patience = self.deadline.min(TOGETHER);
         if server.drained(patience).await.is_empty() || server.succeeded(self.deadline).await {
             return Ok(());
@@ -398,8 +402,9 @@ impl Group {
     }
 }
 
-/// The result, if it is an error only once the others have been told theirs. A program ends when it learns of a failure,
-/// and with that of the rank that hosts the server the server ends as well: the others would learn no more than that.
+/// Returns the result; an error only once the others have been told theirs. A program usually ends when it learns of a
+/// failure, and on the rank that hosts the server that ends the server as well: the others would then learn nothing but
+/// the loss of the server.
 async fn heard_by_all<T>(
     server: Option<&Server>,
     result: Result<T, BootstrapError>,
@@ -418,10 +423,10 @@ async fn ask_to_join(client: &Client, join: Join) -> Result<(), BootstrapError> 
     }
 }
 
-/// How long the rank whose server leads waits for the others to leave with it.
+/// How long the rank whose server leads waits for the others to leave as well.
 const TOGETHER: Duration = Duration::from_millis(500);
 
-/// Name of this host, for people who read errors.
+/// Name of this host, for people who read error messages.
 fn host() -> String {
     let name =
         std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());

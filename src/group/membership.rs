@@ -1,4 +1,4 @@
-//! How the membership of the group stands, for programs and their operators.
+//! The state of the group's membership, for programs and their operators.
 
 use super::member::Group;
 use crate::mask::Mask;
@@ -6,34 +6,36 @@ use crate::rendezvous::driver::Outage;
 use crate::rendezvous::wire::Standby;
 use crate::rendezvous::{Decision, RankState};
 
-/// How the membership stands at one member, from [`Group::membership`]: what this member works with, and what it last heard of the
-/// others.
+/// The state of the membership at one member, from [`Group::membership`]: what this member works with, and what it last
+/// heard of the others.
 ///
-/// That is the group's. What has become of it in the operations of one buffer since, whom that has given up, is
-/// [`EpBuffer::membership`](crate::EpBuffer::membership), which works without a group as well.
+/// This is the membership of the group. What has become of it in the operations of one buffer, in particular the peers
+/// which that buffer has given up, is [`EpBuffer::membership`](crate::EpBuffer::membership), which works without a
+/// group as well.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Membership {
     /// Whether this member takes part.
     pub role: Role,
-    /// Epoch, members and first step in effect at this member; on standby those of the others.
+    /// Epoch, members and first step in effect at this member; for one on standby those of the others.
     pub current: Decision,
     /// The last step that this member has begun, 0 before the first.
     pub begun: u64,
-    /// What comes into effect next, where that is decided: with its first step.
+    /// The membership that takes effect next, with its first step, if it is decided.
     pub due: Option<Decision>,
-    /// How each rank stands, indexed by rank, as the server has last shown it.
+    /// The state of each rank, indexed by rank, as the server last reported it.
     pub states: Vec<RankState>,
-    /// Who has joined and waits to be admitted, as the server has last shown it: those who have said that they are ready, and those
-    /// who have not.
+    /// Ranks that have joined and wait to be admitted, as the server last reported: those that have said that they are
+    /// ready, and those that have not.
     pub standby: Standby,
-    /// Places of the run that nobody has ever taken, and that it can grow into: see [`GroupOptions::initial`](super::GroupOptions::initial).
+    /// Places of the run that nobody has ever taken and that it can grow into: see
+    /// [`GroupOptions::initial`](super::GroupOptions::initial).
     pub capacity: Mask,
     /// The rank whose server serves the run; see [`Group::leader`].
     pub leader: Option<u32>,
-    /// The server cannot be reached, and since when; `None` while it can.
+    /// Since when the server cannot be reached; `None` while it can.
     pub outage: Option<Outage>,
-    /// Where newcomers find the run; see [`Group::servers`].
+    /// The addresses where newcomers find the run; see [`Group::servers`].
     pub servers: Vec<String>,
 }
 
@@ -41,7 +43,7 @@ pub struct Membership {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Role {
-    /// It does.
+    /// It takes part.
     Active,
     /// It waits to be admitted.
     Standby,
@@ -60,7 +62,7 @@ pub enum Role {
 }
 
 impl Group {
-    /// How the membership stands at this moment. Asks nobody and waits for nobody.
+    /// The state of the membership at this moment. Neither asks nor waits for anybody.
     pub fn membership(&self) -> Membership {
         let (course, client) = (&self.inner.course, &self.inner.client);
         let (pace, left) = course.pace();

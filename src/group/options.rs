@@ -29,11 +29,11 @@ pub struct GroupOptions {
 }
 
 impl GroupOptions {
-    /// Rank `rank` of `world`, by the rendezvous at `address`: `host:port`, for a newcomer several between commas
-    /// ([`Group::servers`](super::Group::servers)).
+    /// Rank `rank` of `world`, with the rendezvous at `address`: `host:port`; a newcomer may give several, separated by
+    /// commas ([`Group::servers`](super::Group::servers)).
     ///
     /// Defaults: run id `default`, no token, 120 s to come together, 30 s per operation, the heartbeat of
-    /// [`Heartbeat::default`], and somebody else hosts the server.
+    /// [`Heartbeat::default`], and another process hosts the server.
     pub fn new(rank: u32, world: u32, address: impl Into<String>) -> Self {
         Self {
             rank,
@@ -53,11 +53,12 @@ impl GroupOptions {
         }
     }
 
-    /// As a launcher says: its rank and world, the rendezvous at its address under its run id, hosted by rank 0 unless
-    /// the launcher does. Several addresses are those of a run that is under way: then rank 0 hosts nothing either, it is a
-    /// newcomer. A world of one rank needs no address: it meets itself on loopback.
+    /// The options that a launcher prescribes: its rank and world, and the rendezvous at its address under its run id,
+    /// hosted by rank 0 unless the launcher hosts it. Several addresses belong to a run that is already under way: then
+    /// rank 0 is a newcomer and hosts nothing either. A world of one rank needs no address: it meets itself on
+    /// loopback.
     ///
-    /// The token is not part of what a launcher says: add [`Token::from_env`].
+    /// The launcher does not provide the token: add [`Token::from_env`].
     pub fn from_launch(launch: &Launch) -> Self {
         let addresses: Vec<String> = launch.addresses.iter().map(ToString::to_string).collect();
         let (address, hosted) = match addresses.len() {
@@ -71,55 +72,57 @@ impl GroupOptions {
         }
     }
 
-    /// The run begins when the ranks below `ranks` are there. Those from there up to its world are places to grow into: whoever joins
-    /// as one of them is on standby first, as a replacement is, and [`Group::retire`](super::Group::retire) shrinks the group again.
-    /// Buffers have memory, masks and outputs for the whole world, and experts live on rank `expert / experts per rank`, whether that
-    /// is there or not. All ranks must say the same. Unless changed all ranks are there from the beginning.
+    /// The run begins when the ranks below `ranks` are there. The others, up to its world, are places to grow into:
+    /// whoever joins as one of them is on standby first, like a replacement, and
+    /// [`Group::retire`](super::Group::retire) shrinks the group again. Buffers have memory, masks and outputs for the
+    /// whole world, and an expert lives on rank `expert / experts per rank`, whether that rank is there or not. All
+    /// ranks must set the same value. By default all ranks are there from the beginning.
     pub fn initial(mut self, ranks: u32) -> Self {
         self.initial = ranks;
         self
     }
 
-    /// Names the run, so that a stray rank of another one is refused. Must be equal on all ranks.
+    /// Names the run, so that a stray rank of another run is refused. Must be equal on all ranks.
     pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
         self.run_id = run_id.into();
         self
     }
 
-    /// Whether this member begins the run and serves it first: one does, rank 0, unless the launcher hosts a server by itself. With
-    /// feature `succession` others can take over from it; else its server ends with the group, so its rank leaves last
-    /// ([`Group::leave`](super::Group::leave) sees to that).
+    /// Whether this member starts the run and is the first to serve it: exactly one does, rank 0, unless the launcher
+    /// hosts a server itself. With feature `succession` others can take over from it; otherwise its server ends with
+    /// the group, so its rank must leave last ([`Group::leave`](super::Group::leave) waits for that).
     pub fn host_server(mut self, host: bool) -> Self {
         self.host_server = host;
         self
     }
 
-    /// Where the hosted server listens, if not at the address of the rendezvous: `0.0.0.0:port` behind a translated
-    /// address, for instance.
+    /// Where the hosted server listens, if not at the address of the rendezvous: for instance `0.0.0.0:port` behind
+    /// address translation.
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = Some(address.into());
         self
     }
 
-    /// The secret of the run; needed off the loopback interface. [`Token::from_env`] reads it from the environment.
+    /// The secret of the run; required unless all traffic is on loopback. [`Token::from_env`] reads it from the
+    /// environment.
     pub fn token(mut self, token: Option<Token>) -> Self {
         self.token = token;
         self
     }
 
-    /// Joins as the incarnation that an earlier group of this process was, after that lost its connection.
+    /// Joins as the incarnation that an earlier group of this process had, after that group lost its connection.
     pub fn member_id(mut self, member: u128) -> Self {
         self.member_id = Some(member);
         self
     }
 
-    /// A field that must be equal on all ranks, checked while joining.
+    /// A field that must be equal on all ranks; joining checks it.
     pub fn config(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.config.push((name.into(), value.into()));
         self
     }
 
-    /// How long to wait until all ranks are there, connecting included.
+    /// How long to wait until all ranks are there, including the time to connect.
     pub fn join_deadline(mut self, deadline: Duration) -> Self {
         self.join_deadline = deadline;
         self
@@ -131,15 +134,16 @@ impl GroupOptions {
         self
     }
 
-    /// Steps that this member may begin beyond the last one while it waits for the outcome of a change: so many later the change
-    /// takes effect, and [`Group::step`](super::Group::step) need not wait. For those who enqueue steps ahead, or whose
-    /// steps are shorter than a message to the server and back. 0 unless changed; it does not apply while a member is lost.
+    /// How many steps this member may begin beyond its last one while it waits for the outcome of a change. The change
+    /// takes effect that many steps later, and [`Group::step`](super::Group::step) need not wait. For programs that
+    /// enqueue steps ahead, or whose steps are shorter than a round trip to the server. 0 by default; not used while a
+    /// member is lost.
     pub fn lead(mut self, steps: u64) -> Self {
         self.lead = steps;
         self
     }
 
-    /// What this member's own server is told.
+    /// The options for this member's own server.
     pub(super) fn server(&self) -> ServerOptions {
         ServerOptions {
             token: self.token.clone(),
@@ -150,7 +154,7 @@ impl GroupOptions {
         }
     }
 
-    /// Signs of life and the handshake; the lease must be the same on all ranks to mean the same.
+    /// Heartbeats, the lease and the handshake; set the same lease on all ranks.
     pub fn heartbeat(mut self, heartbeat: Heartbeat) -> Self {
         self.heartbeat = heartbeat;
         self

@@ -1,7 +1,7 @@
-//! What waits to be told, in the order in which it came about.
+//! Reports that wait to be delivered, in the order of the events.
 //!
-//! Telling runs code of others, wakers and subscribers to logs, so no lock of ours may be held meanwhile. News are put in under the
-//! lock that orders what they are about, and told after it is released, by one thread at a time.
+//! Delivering runs code of others, wakers and log subscribers, so none of our locks may be held meanwhile. Reports are
+//! put in under the lock that orders their events, and delivered after it is released, by one thread at a time.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
@@ -23,10 +23,11 @@ impl<T> Outbox<T> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push_back(news);
     }
 
-    /// Tells what waits. Where another thread does, or this one further up its stack, that one tells this as well, perhaps after
-    /// the return.
+    /// Delivers what waits. If another thread is delivering, or this one further up its stack, that call delivers these
+    /// reports as well, perhaps after this one has returned.
     pub(super) fn empty(&self, tell: impl Fn(T)) {
-        // Who finds the teller's lock taken has put its news in before: they are seen below, after the lock is released.
+        // A thread that finds the delivery lock taken has put its report in before; the loop sees it after the lock is
+        // released.
         while self.waits()
             && let Ok(teller) = self.teller.try_lock()
         {

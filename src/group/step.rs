@@ -1,4 +1,4 @@
-//! Steps: what a serving loop runs between two calls of [`Group::step`], and where the membership changes.
+//! Steps: what a serving loop runs between two calls of [`Group::step`], the only places where the membership changes.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -15,38 +15,39 @@ use crate::rendezvous::pace::Next;
 use crate::rendezvous::wire::{Decision, Notice, Request};
 use crate::spawn_blocking::spawn_blocking;
 
-/// What a serving loop does after an error of [`Group::step`], from [`Group::recover`].
+/// What a serving loop should do after an error of [`Group::step`], from [`Group::recover`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recovery {
-    /// It calls [`Group::step`] again.
+    /// Call [`Group::step`] again.
     StepAgain,
-    /// This rank has been retired, and has run its last step: it calls [`Group::leave`].
+    /// This rank has been retired, and has run its last step: call [`Group::leave`].
     Leave,
 }
 
-/// Between two attempts to take a place that another process has.
+/// Pause between two attempts to take a place that another process has.
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Begins the next step: the one call that a serving loop makes between two steps. All members run the same steps,
     /// and call this with no operation in flight.
     ///
-    /// Answers at once while nothing is due. When a member has died or fallen silent, or another one waits to be admitted,
-    /// the group agrees in the background on the step with which the next membership begins. That call
-    /// puts it into effect for all buffers that were created with this group, on GPUs after what was enqueued before; until
-    /// then operations go on under the present one, without the ranks that are lost. Between a member's promise to go no
-    /// further and the outcome this waits, within the deadline of the group. Dropping the future begins no step, and the next call
-    /// goes on where this one was.
+    /// Returns at once while no change is due. When a member has died or fallen silent, or another one waits to be
+    /// admitted, the group agrees in the background on the step with which the next membership begins. The call for
+    /// that step puts it into effect for all buffers that were created with this group, on GPUs after what was enqueued
+    /// before; until then operations continue under the current membership, without the lost ranks. After this member
+    /// has promised the group its last step, and until the outcome of the change is known, the call waits, within the
+    /// deadline of the group. Dropping the future begins no step, and the next call continues where this one stopped.
     ///
     /// On standby it waits to be admitted: its first step is the first one of its membership.
     ///
     /// # Errors
-    /// [`BootstrapError::Evicted`] if the others go on without this member; [`BootstrapError::Retired`] once it has ended its last
-    /// step after [`Group::retire`]; [`BootstrapError::Timeout`], [`BootstrapError::ServerLost`] and
-    /// [`BootstrapError::NoQuorum`] if the outcome of a change, or on standby admission, does not come; on standby
-    /// [`BootstrapError::Aborted`] if the change that was to admit it is [called off](Group::abort_change); what beginning a
-    /// membership gives, [`Error::State`](crate::Error::State) where an operation is still in flight. The step has not begun then: the call can be made
-    /// again.
+    /// [`BootstrapError::Evicted`] if the others continue without this member; [`BootstrapError::Retired`] once it has
+    /// ended its last step after [`Group::retire`]; [`BootstrapError::Timeout`], [`BootstrapError::ServerLost`] and
+    /// [`BootstrapError::NoQuorum`] if the outcome of a change, or for a member on standby its admission, does not
+    /// arrive; on standby [`BootstrapError::Aborted`] if the change that would admit it is [called
+    /// off](Group::abort_change); the errors of beginning a membership, for instance
+    /// [`Error::State`](crate::Error::State) if an operation is still in flight. In all these cases the step has not
+    /// begun, and the call can be repeated.
     pub async fn step(&self) -> Result<Step, Error> {
         const OP: &str = "begin a step";
         let Self { inner, deadline } = self;
@@ -87,13 +88,14 @@ impl Group {
         block_on("begin a step", self.step())
     }
 
-    /// What a serving loop does about an error of [`Group::step`]: asks to be let in again where the others have gone on without this
-    /// member ([`Group::rejoin`]), waits a tenth of a second where another process has its rank, and says whether to call `step` again.
-    /// Whatever has not been decided yet may be by then. Waits for no longer than the deadline of the group.
+    /// Handles an error of [`Group::step`] for a serving loop, and says whether to call `step` again. If the others
+    /// continue without this member, it asks to be admitted again ([`Group::rejoin`]); if another process has its rank,
+    /// it waits a tenth of a second. A decision that was still open may be made by then. Waits no longer than the
+    /// deadline of the group.
     ///
     /// # Errors
-    /// The error, or that of the attempt to be let in again, where calling `step` again cannot help: for instance if no server of the
-    /// run can come back.
+    /// The given error, or that of the attempt to be admitted again, if calling `step` again cannot help: for instance
+    /// if no server of the run can come back.
     pub async fn recover(&self, error: Error) -> Result<Recovery, Error> {
         let Error::Bootstrap(error) = error else { return Err(error) };
         let error = match *error {
@@ -127,22 +129,24 @@ impl Group {
         block_on("recover", self.recover(error))
     }
 
-    /// How changes of the membership come along, from now on, each in its order: for logs, and for programs that want to know why one
-    /// comes to nothing. It may say so a moment after the call that brought it about has returned. Nobody has to follow
-    /// it. A receiver that is 64 of them behind loses the oldest.
+    /// Reports the progress of changes of the membership from now on, in order: for logs, and for programs that want to
+    /// know why a change was abandoned. A report may arrive a moment after the call that caused it has returned.
+    /// Following them is optional. A receiver that lags 64 reports behind loses the oldest.
     pub fn changes(&self) -> broadcast::Receiver<Progress> {
         self.inner.course.changes()
     }
 
-    /// Says that the process of a member has ended, for launchers and operators who know, where no kernel has told the group: its
-    /// host has lost power, say. The member is removed, and its rank may be taken by a replacement; windows that the former
-    /// process still has mapped are refused to that all the same ([`Error::Fenced`](crate::Error::Fenced)). `member` is its
-    /// [id](Group::member_id), from the [roster](Group::roster), which every member keeps up to date, or a log; nothing happens, and
-    /// it is no error, if the rank has another member by now. Any member may say so. Returns once the group knows it, also where another
-    /// member has to be elected to serve the run first; the change that removes the member comes by itself.
+    /// Reports that the process of a member has ended, for launchers and operators who know it although no kernel has
+    /// told the group, for instance because its host has lost power. The member is removed, and a replacement may take
+    /// its rank; windows that the former process still has mapped are nevertheless refused to the replacement
+    /// ([`Error::Fenced`](crate::Error::Fenced)). `member` is the member's [id](Group::member_id), from the
+    /// [roster](Group::roster), which every member keeps up to date, or from a log. If the rank has another member by
+    /// now, nothing happens, and that is not an error. Any member may report. Returns once the group knows of the
+    /// death, even if another member has to be elected first to serve the run; the change that removes the member
+    /// follows by itself.
     ///
-    /// Errors: [`BootstrapError::Invalid`] for a rank past the world; those that all operations of a group have, within its deadline:
-    /// the group may know of the death all the same, and it does no harm to report it again.
+    /// Errors: [`BootstrapError::Invalid`] for a rank outside the world; those that all operations of a group have,
+    /// within its deadline. The group may know of the death nevertheless, and reporting it again does no harm.
     pub async fn report_death(&self, rank: u32, member: u128) -> Result<(), BootstrapError> {
         const OP: &str = "report a death";
         self.check_rank(OP, rank)?;
@@ -154,14 +158,14 @@ impl Group {
         block_on("report a death", self.report_death(rank, member))
     }
 
-    /// Takes a member out of the group, this one or another, and returns when that is decided: all take part up to the step with
-    /// which the next membership begins, so no operation misses its rows, and then its [`Group::step`] gives
-    /// [`BootstrapError::Retired`]. It may then leave, or [rejoin](Group::rejoin). A rank that does not belong to the group any more
-    /// is no error. Other ranks that are to come or go at the same time do so in the same step.
+    /// Removes a member from the group, this one or another, and returns when that is decided. All take part until the
+    /// step with which the next membership begins, so no operation misses its rows; then its [`Group::step`] gives
+    /// [`BootstrapError::Retired`]. It may then leave, or [rejoin](Group::rejoin). A rank that is no longer in the
+    /// group is not an error. Ranks that join or leave at the same time do so with the same step.
     ///
     /// Errors: [`BootstrapError::OutOfOrder`] if nobody would be left; [`BootstrapError::Aborted`] if the change is
-    /// [called off](Group::abort_change); [`BootstrapError::Timeout`] if it is not decided within the
-    /// deadline of the group, for instance because a member begins no steps: it may still come.
+    /// [called off](Group::abort_change); [`BootstrapError::Timeout`] if it is not decided within the deadline of the
+    /// group, for instance because a member begins no steps: it may still be decided later.
     pub async fn retire(&self, rank: u32) -> Result<(), BootstrapError> {
         const OP: &str = "retire a rank";
         self.check_rank(OP, rank)?;
@@ -173,12 +177,14 @@ impl Group {
         block_on("retire a rank", self.retire(rank))
     }
 
-    /// Has a change of the membership that is under way come to nothing, by its number, which [`Group::changes`] tells. Any member may
-    /// call it. The membership stays as it is, members go on with their steps, and what asked for the change is called off with it:
-    /// calls of [`Group::retire`], and of newcomers that wait in [`Group::step`] to be admitted, end with
-    /// [`BootstrapError::Aborted`], and may be made again. Deaths and doubts stay: because of them the group tries again a lease later.
+    /// Calls off a change of the membership that is under way. [`Group::changes`] reports its number. Any member may
+    /// call this. The membership stays as it is, members continue with their steps, and what asked for the change is
+    /// called off with it: calls of [`Group::retire`], and of newcomers that wait in [`Group::step`] to be admitted,
+    /// end with [`BootstrapError::Aborted`], and may be repeated. Deaths and doubts remain: because of them the group
+    /// tries again a lease later.
     ///
-    /// Errors: [`BootstrapError::OutOfOrder`] if there is no such change, or it is decided already: then it comes into effect.
+    /// Errors: [`BootstrapError::OutOfOrder`] if there is no such change, or if it is already decided: then it takes
+    /// effect.
     pub async fn abort_change(&self, change: u64) -> Result<(), BootstrapError> {
         self.inner.client.call("abort a change", Request::Abort { change }, self.deadline).await.map(|_| ())
     }
@@ -188,7 +194,7 @@ impl Group {
         block_on("abort a change", self.abort_change(change))
     }
 
-    /// The membership of this follower is the group's from now on.
+    /// From now on this follower has the membership of the group.
     pub(crate) fn follow(&self, follower: Weak<dyn Follower>) {
         self.inner.course.follow(follower);
     }

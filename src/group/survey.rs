@@ -1,4 +1,4 @@
-//! Whom a member reaches, and what it sees of itself and others, as the group asks while somebody is in doubt.
+//! Which peers a member reaches, and what it sees of itself and others; the group asks this while somebody is in doubt.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,31 +8,31 @@ use super::follower::Follower;
 use crate::mask::Mask;
 use crate::rendezvous::removal::Findings;
 
-/// The questions of the group. One that is asked while another is still being looked into, because more has become known, takes its
-/// place: the answer to the former one would not count any more, and a buffer probes one path at a time.
+/// The questions of the group. A new question, asked because more has become known, replaces one that is still being
+/// examined: the answer to the older one would no longer count, and a buffer probes only one path at a time.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
-    /// The newest change that the group has asked about; it numbers them upward.
+    /// The newest change that the group has asked about; they are numbered in ascending order.
     newest: AtomicU64,
     /// Held while paths are probed.
     probing: Mutex<()>,
 }
 
-/// What the group asks.
+/// A question of the group.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Question {
     pub(super) change: u64,
-    /// Whom does it not reach of these?
+    /// Which of these peers can it not reach?
     pub(super) peers: Mask,
-    /// Who has begun this epoch at another step than this one?
+    /// Which ranks have begun this epoch at a step other than `step`?
     pub(super) epoch: u32,
     pub(super) step: u64,
 }
 
 impl Survey {
-    /// What the followers of `rank` find; nothing where the group has asked about a later change meanwhile. This rank's own device
-    /// comes first, then each peer, and each has its part of the time; one that answers at once leaves the rest of that to those after
-    /// it. Of a rank whose own device does not answer, that is all there is to say.
+    /// What the followers of `rank` find; None if the group has asked about a later change meanwhile. This rank's own
+    /// device is probed first, then each peer, each with its share of the time; one that answers early leaves the rest
+    /// of its share to the others. If this rank's own device does not answer, nothing else is probed.
     pub(super) fn look(
         &self,
         rank: u32,
@@ -47,7 +47,7 @@ impl Survey {
             .iter()
             .fold(Mask::EMPTY, |diverged, follower| diverged.or(&follower.diverged(epoch, step)));
         if followers.is_empty() {
-            return Some(Findings { unreachable: peers, diverged }); // there is no way to a peer but by the group
+            return Some(Findings { unreachable: peers, diverged }); // without followers the group's connection is the only path to peers
         }
         let probes = ((1 + peers.len()) * followers.len()) as u32;
         let (until, mut left, mut unreachable) = (Instant::now() + patience, probes, Mask::EMPTY);
@@ -79,7 +79,7 @@ mod tests {
     use crate::error::Result;
     use crate::rendezvous::wire::Decision;
 
-    /// Reaches everybody but rank 9, for whom it waits, and does one thing at a time. Rank 8 is out of step.
+    /// Reaches everybody but rank 9, which it waits for, one probe at a time. Rank 8 is out of step.
     #[derive(Debug, Default)]
     struct Path(Mutex<()>);
 

@@ -1,4 +1,4 @@
-//! Members with buffers, as threads of this process, and what only the library itself can make go wrong.
+//! Members with buffers, as threads of this process, and failures that only the library itself can cause.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn config() -> EpConfig {
     EpConfig { deadline, threads: 1, ..EpConfig::new(1, HIDDEN as u32, RANKS, RANKS) }
 }
 
-/// A token to every rank and back: those that are missing.
+/// Sends a token to every rank and back; returns the missing ranks.
 fn exchange(buffer: &EpBuffer) -> Result<Mask, Error> {
     let mut memory = buffer.dispatch_buffers(Payload::SameAsInput, Layout::RankMajor, 0)?;
     let (x, ids, weights) = ([bf16::ONE; HIDDEN], [0, 1, 2, 3], [1.0; RANKS as usize]);
@@ -34,7 +34,7 @@ fn exchange(buffer: &EpBuffer) -> Result<Mask, Error> {
     Ok(dispatched.combine_blocking(Combine::in_place(), output)?.missing)
 }
 
-/// Runs steps until `last` says so.
+/// Runs steps until `last` returns true.
 fn serve(group: &Group, mut last: impl FnMut(&Step, &Mask) -> bool) -> Result<(), Error> {
     let (buffer, began) = (EpBuffer::create_blocking(group, config())?, Instant::now());
     loop {
@@ -66,8 +66,8 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
         });
         let others = [first, second].map(|group| scope.spawn(move || together(group)));
         let ended = serve(hasty, |step, _| {
-            // Once it is decided with which step the next membership begins, it goes beyond that. It waits for that outside `step`, in
-            // which it would come into effect at once.
+            // Once the step with which the next membership begins is decided, this member runs beyond it. It waits for
+            // the decision outside `step`, which would put the membership into effect at once.
             if step.number == 3 {
                 let began = Instant::now();
                 while hasty.membership().due.is_none() {
@@ -86,7 +86,7 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
     assert!(ahead.into_inner());
 }
 
-/// Nine tenths of the epochs take years: only the library itself gets there in a test.
+/// Using nine tenths of the epochs takes years: only the library itself can get there in a test.
 #[cfg(feature = "tracing")]
 #[test]
 fn each_change_of_the_last_tenth_of_all_epochs_says_how_many_are_left() {

@@ -1,38 +1,44 @@
-//! For who works on epwire itself: how the code lies, and the way of a token through it.
+//! For those who work on epwire itself: how the code is organised, and the way of a token through it.
 //!
-//! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders are, from
-//! below: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the floor that knows neither tokens nor experts; `ep` and `coll`; `prefill`. Within
-//! `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each family of kernels. Nothing above the two `peer` folders stores a
-//! signal word or loads one. `tests/structure.rs` checks all of this, and the lists below.
+//! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders
+//! are, from the bottom up: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the layer that knows neither
+//! tokens nor experts; `ep` and `coll`; `prefill`. Within `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each
+//! family of kernels. Nothing above the two `peer` folders stores or loads a signal word. `tests/structure.rs` checks
+//! all of this, and the lists below.
 //!
-//! A lane is a pure machine, `c/ep/lane.c`: sights of peers' words and time go in, decisions come out. On the host
-//! `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same code through every state of small
-//! groups. Kernels share its rules and words, not the machine.
+//! A lane is a pure state machine, `c/ep/lane.c`: its inputs are observed words of peers and the time, its outputs are
+//! decisions. On the host `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same
+//! code through every state of small groups. Kernels share its rules and words, but not the state machine.
 //!
-//! What buffers and communicators have in common above C is `src/peers` (paths, connecting, following the group, the thread that waits in
-//! the place of a task), and in `src/ffi/floor.rs` one trait for the functions that C has of both. `src/comm/call.rs` checks every size of a
-//! collective against its memory; `src/comm/work.rs` says why works own their buffers.
+//! What buffers and communicators have in common above C is `src/peers` (paths, connecting, following the group, the
+//! thread that waits in place of a task), and in `src/ffi/floor.rs` one trait for the functions that C has for both.
+//! `src/comm/call.rs` checks every size of a collective against its memory; `src/comm/work.rs` explains why works own
+//! their buffers.
 //!
-//! The membership is a pure machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
-//! `src/rendezvous/pace.rs`. Connections reach it by `driver/door.rs` and `driver/hub.rs`; what they tell becomes records of a
-//! ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by openraft, driven by
-//! `driver/shared.rs`), and what follows from a record is carried out by the server that leads. `driver/carrier.rs` is the other end:
-//! it finds that server again and asks again what has not been answered. Histories in `machine/tests` and `log/tests` go
-//! through failures of all of these by the thousand, from seeds.
+//! The membership is a pure state machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
+//! `src/rendezvous/pace.rs`. Connections reach it through `driver/door.rs` and `driver/hub.rs`. What arrives becomes
+//! records of a ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by
+//! openraft, driven by `driver/shared.rs`); the leading server carries out what follows from a record.
+//! `driver/carrier.rs` is the client's side: it finds the new server after a loss and repeats the unanswered calls.
+//! Histories in `machine/tests` and `log/tests` run through thousands of failures of all of these, generated from
+//! seeds.
 //!
-//! What the core says while it runs goes through `c/base/log.h`, and only from where paths are chosen, memberships begin and peers are
-//! given up (`c/peer/tell.h` has the words); the group says what it agrees on by the same log, `src/ffi/log.rs`, which also makes events of
-//! `tracing` of it. `tests/story.rs` reads the story of a run that loses a rank. What a buffer moves is counted once for each operation and
-//! peer, `c/ep/host/traffic.h`.
+//! What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths are chosen,
+//! memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its decisions to the
+//! same log through `src/ffi/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
+//! log of a run that loses a rank. The data that a buffer moves is counted once for each operation and peer,
+//! `c/ep/host/traffic.h`.
 //!
-//! `tests/faults/run` changes one line at a time, of the product as `tests/faults/core.txt` lists them and of the explorer's model
-//! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it. `tests/faults/run --rust` does
-//! so with the group: its machine, its members' part and its log, by `tests/faults/rust.txt`. `.ci/run faults` is both.
-//! `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
-//! `--build-only` and `--run-built` are its two halves. `tests/emulator` runs the kernels, and these tests of them, on no GPU at all.
+//! `tests/faults/run` changes one line at a time, in the product as listed in `tests/faults/core.txt` and in the
+//! explorer's model of windows and leases as listed in `tests/faults/model.txt`, and checks that the test named there
+//! detects it. `tests/faults/run --rust` does the same for the group: its state machine, its members' part and its log,
+//! from `tests/faults/rust.txt`. `.ci/run faults` is both. `tests/faults/run --cuda` does the same with
+//! `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` and `--run-built` are its
+//! two halves.
+//! `tests/emulator` runs the kernels, and these tests of them, on no GPU at all.
 //!
-//! The lists below have the files that check, decide, move or wait, in the order in which a token comes to them first. Files
-//! that these share, layouts and descriptors, lanes and handles, the pool of threads, are left out.
+//! The lists below name the files that check, decide, move or wait, in the order in which a token first reaches them.
+//! Files that these share (layouts and descriptors, lanes and handles, the pool of threads) are left out.
 //!
 //! # The way of a token on the host
 //!
@@ -51,48 +57,55 @@
 //! 13. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
 //! 14. `c/ep/host/combine.c`: `epw_host_answer` sends the answers home, where they are summed.
 //!
-//! A peer behind a queue is reached by other files from step 10 on: `c/peer/remote_post.c`, `epw_remote_signal`, builds entries with
-//! `c/nic/entry.h` in the ring of `c/nic/queue.h`; `c/nic/soft/pair.c`, `epw_pair_next`, fetches and checks them, and
-//! `c/nic/soft/outgoing.c` carries them as frames; in `c/nic/soft/incoming.c` the peer's `admit` checks key and bounds, its
-//! `place_word` stores the word, and `c/peer/signal.c`, `epw_word_arrived`, wakes who sleeps on it. `c/nic/fabric.c` keeps the
-//! connections, which `c/nic/link.c` makes.
+//! A peer behind a queue is reached through other files from step 10 on: `c/peer/remote_post.c`, `epw_remote_signal`,
+//! builds entries with `c/nic/entry.h` in the ring of `c/nic/queue.h`; `c/nic/soft/pair.c`, `epw_pair_next`, fetches
+//! and checks them, and `c/nic/soft/outgoing.c` sends them as frames; in the peer's `c/nic/soft/incoming.c`, `admit`
+//! checks key and bounds, `place_word` stores the word, and `c/peer/signal.c`, `epw_word_arrived`, wakes the thread
+//! that sleeps on it. `c/nic/fabric.c` keeps the connections, which `c/nic/link.c` makes.
 //!
-//! Words travel as 8-byte writes by every wire, and not as fetch-adds. A word has one writer and absolute values, so its order behind
-//! the rows is all that matters, and within a queue pair the wires `local` and `tcp` and an adapter's reliable connections keep that
-//! order. Where the carrier of the wire `verbs` may not, the NIC holds a word back until the rows before it have completed
-//! (`c/nic/soft/carry.c`). Fetch-adds would keep the order too, and would need a shadow of each word, a reservation that includes it,
-//! and a look at every old value that comes back. An mlx5 fabric that places writes out of order (adaptive routing) is not served
-//! by either yet.
+//! Words are sent as 8-byte writes on every wire, not as fetch-adds. A word has one writer and absolute values, so all
+//! that matters is that it arrives after the rows. Within a queue pair the wires `local` and `tcp` and an adapter's
+//! reliable connections keep that order. If the carrier of the wire `verbs` may not keep it, the NIC holds a word back
+//! until the rows before it have completed (`c/nic/soft/carry.c`). Fetch-adds would keep the order too, but would need
+//! a shadow copy of each word, a reservation that includes it, and a check of every old value that comes back. An mlx5
+//! fabric that places writes out of order (adaptive routing) is not supported with either yet.
 //!
-//! `c/nic/soft/strict.h` is the software NIC's strict mode, for tests: it finds entries and bytes that change while they are the
-//! queue's, delays fetches, and makes trouble as planned: `tests/c/nic_faults.c` computes what must become of each entry,
-//! `tests/c/fault_plans.c` what each rank must be told of each operation, and
-//! `tests/c/exchange.c` runs the floor over such NICs. `EPWIRE_PATHS=queue` puts a queue between all ranks of the Rust tests, and
-//! `EPW_TEST_PATH=queue` between those of the C tests that include `tests/c/group.h`: `.ci/run queues` does both, over each wire.
+//! `c/nic/soft/strict.h` is the software NIC's strict mode, for tests: it detects entries and bytes that change while
+//! the queue owns them, delays fetches, and injects planned faults. `tests/c/nic_faults.c` computes the expected result
+//! of each entry, `tests/c/fault_plans.c` what each rank must be told about each operation, and `tests/c/exchange.c`
+//! runs the `peer` layer over such NICs. `EPWIRE_PATHS=queue` puts a queue between all ranks of the Rust tests, and
+//! `EPW_TEST_PATH=queue` between those of the C tests that include `tests/c/group.h`: `.ci/run queues` does both, over
+//! each wire.
 //!
-//! Of an adapter a queue pair is made by commands: `c/nic/end.h` chooses between the two, `c/nic/mlx5/commands.c` builds the
-//! commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` leads a pair up and down. Which adapters a rank uses is
-//! decided in `c/nic/choice.c`, by where they are on the bus (`c/nic/bus.c`), for the doctor too; a fabric has one or two, and keys,
-//! addresses and numbers of queue pairs go by the lane (`epw_end_place`). All that is asked of
-//! libibverbs and libmlx5 is in the table of `c/nic/mlx5/calls.h`, which `c/nic/fake/` answers in tests: it takes commands apart at
-//! places that `tests/nic/offsets` has read from what rdma-core and UCX publish, and gives finished pairs to the software NIC.
-//! What rdma-core and UCX make of the same is compared by `tests/nic/witness/run`; [`adapter`](super::adapter) says who confirms what.
-//! `c/nic/mlx5/probe.c` tries each step on its own for the doctor. What users have to know is in [`operators`](super::operators), where
-//! `tests/guide.rs` wants every error text, and in [`first_run`](super::first_run), which has what nobody has seen on an adapter yet.
+//! A queue pair of an adapter is created by commands: `c/nic/end.h` chooses between this and the software NIC,
+//! `c/nic/mlx5/commands.c` builds the commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` takes a
+//! pair through its states. `c/nic/choice.c` decides which adapters a rank uses, by their place on the bus
+//! (`c/nic/bus.c`); the doctor uses it as well. A fabric has one or two adapters, and keys, addresses and numbers of
+//! queue pairs depend on the lane (`epw_end_place`). Every call to libibverbs and libmlx5 goes through the table of
+//! `c/nic/mlx5/calls.h`, which `c/nic/fake/` implements in tests: it decodes commands at places that
+//! `tests/nic/offsets` has read from what rdma-core and UCX publish, and passes finished pairs to the software NIC.
+//! `tests/nic/witness/run` compares the commands with those of rdma-core and UCX; [`adapter`](super::adapter) lists who
+//! confirms what. `c/nic/mlx5/probe.c` tries each step separately for the doctor. What users have to know is in
+//! [`operators`](super::operators), where `tests/guide.rs` requires every error text, and in
+//! [`first_run`](super::first_run), which lists what nobody has seen on an adapter yet.
 //!
-//! Of an RDMA adapter of any make the verbs wire takes no commands: what a software NIC has fetched and checked,
-//! `c/nic/soft/carry.c` posts to a reliable queue pair of the adapter's, by the table of `c/nic/verbs/calls.h`, and takes
-//! completions in; where writes may pass each other it holds words back. `c/nic/verbs/library.c` is that table by libibverbs, whose
-//! interface `c/nic/verbs/abi.h` declares: `tests/c/verbs_library.c` compares it with the library's header, `tests/c/verbs_wire.c`
-//! answers in the library's place, and `tests/roce/run` boots a kernel that has Soft-RoCE. Both kinds of adapter share how one is
-//! chosen, `c/nic/mlx5/open.c`, the thread that looks at words, `c/nic/mlx5/watch.c`, and what events mean, `c/nic/mlx5/events.c`.
+//! The verbs wire works with an RDMA adapter of any make and needs no commands: what a software NIC has fetched and
+//! checked, `c/nic/soft/carry.c` posts to a reliable queue pair of the adapter, through the table of
+//! `c/nic/verbs/calls.h`, and collects the completions; if writes may overtake each other, it holds words back.
+//! `c/nic/verbs/library.c` implements that table with libibverbs, whose interface `c/nic/verbs/abi.h` declares:
+//! `tests/c/verbs_library.c` compares it with the library's header, `tests/c/verbs_wire.c` takes the library's place,
+//! and `tests/roce/run` boots a kernel that has Soft-RoCE. Both kinds of adapter share the choice of adapter,
+//! `c/nic/mlx5/open.c`, the thread that looks at words, `c/nic/mlx5/watch.c`, and the handling of events,
+//! `c/nic/mlx5/events.c`.
 //!
-//! An adapter does not tell the other end of a queue pair that this end has failed. The connection between the two fabrics, which stays
-//! beside the queue pairs, does: a frame ENDED names both numbers (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own,
-//! of the verbs wire or of an mlx5 adapter, long before a deadline. Only the rank that the pair is connected with may say so.
+//! An adapter does not report to the other end of a queue pair that this end has failed. The connection between the two
+//! fabrics, which exists in addition to the queue pairs, does: a frame ENDED names both numbers
+//! (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own queue pair, of the verbs wire or of an mlx5
+//! adapter, long before a deadline. Only the rank to which the pair is connected may send this.
 //!
-//! A queue pair is warm before its first operation, so that an adapter has fetched its state and found the way by then. Connecting
-//! posts nothing; the words that begin an epoch do, by each lane's queue pair to each peer: `c/peer/membership.c`.
+//! A queue pair is warmed up before its first operation, so that the adapter has already fetched its state and resolved
+//! its path. Connecting posts nothing, but the words that begin an epoch are posted on each lane's queue pair to each
+//! peer: `c/peer/membership.c`.
 //!
 //! # The way of bytes in a collective
 //!
@@ -104,9 +117,9 @@
 //! 6. `c/coll/flow.c`: `read_some` takes bytes to where they belong, and `fold_some` those that are reduced.
 //! 7. `c/numerics/sums.c`: folds rows in ascending rank order.
 //!
-//! Which slot may be written or read, and what the words of a ring mean, are the pure functions of `c/coll/rules.h`: the explorer
-//! in `tests/c/comm_model.c` runs them through every state of small groups.
-//! Sends and receives go by rings of their own, `c/coll/point.c`, and memory that peers map by `c/coll/heap.c`.
+//! Which slot may be written or read, and what the words of a ring mean, is defined by the pure functions of
+//! `c/coll/rules.h`: the explorer in `tests/c/comm_model.c` runs them through every state of small groups. Sends and
+//! receives use rings of their own, `c/coll/point.c`, and memory that peers map comes from `c/coll/heap.c`.
 //!
 //! # The way of rows in a prefill
 //!
@@ -143,16 +156,17 @@
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
 //! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up.
 //!
-//! What peers behind queues write is in a second place of the same layout, `c/peer/inbox.h`: `written_by` in
-//! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` puts its rows into the window, where
-//! the caller and combine look for the rows of everybody. Both ends of a pair go by queues, or neither: `c/window/window.c`,
-//! `choose_path`.
+//! What peers behind queues write goes to a second area of the same layout, `c/peer/inbox.h`: `written_by` in
+//! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` copies its rows into the
+//! window, where the caller and combine look for the rows of all sources. Either both ends of a pair use queues, or
+//! neither: `c/window/window.c`, `choose_path`.
 //!
 //! # What a software NIC may count on beside kernels that fill a GPU
 //!
-//! Measured on 2 x H100 with driver 580, November 2026. A kernel spins on all 132 SMs for a word; a host thread
-//! puts {row of 14 KiB, then a word} into device memory every 1 ms while another thread of the process does something else. In a second context, where a put waits for the one
-//! before, 205 of 500 arrive within the half second measured; of the others 490 to 500, unless it says blocked. No row was wrong.
+//! Measured on 2 x H100 with driver 580, November 2026. A kernel spins on all 132 SMs for a word; a host thread puts
+//! {row of 14 KiB, then a word} into device memory every 1 ms while another thread of the process does something else.
+//! In a second context, where each put waits for the previous one, 205 of 500 arrive within the half second measured;
+//! with the other methods 490 to 500, unless the table says blocked. No row was wrong.
 //!
 //! | the NIC's way | undisturbed | beside 4,000 launches, cudaDeviceSynchronize, capture, events | cudaMalloc, cudaHostAlloc, cudaHostRegister | cudaFree, first launch or load of a lazy kernel |
 //! |---|---|---|---|---|
@@ -161,18 +175,20 @@
 //! | a process of its own, memory by VMM | 2.4 ms | the same | the same | the same, never blocked |
 //! | host stores into pinned memory; the waiting kernel polls the word there and fetches rows itself | 8 us a row by bulk copies (12 by loads), 8 rows 20 (52) | the same | the same | the same, never blocked: no call of the driver |
 //!
-//! * Pinned word to kernel to pinned word: 4.2 us round. GPU to pinned, seen by a CPU thread, copied in again with its word: 10 to 12 us one way for 7 and
-//!   14 KiB, 6 for a word alone.
-//! * The launch that finds its queue full is the 1,023rd; it waits in the driver, and does not hold up the NIC's calls.
-//! * Without cudaThreadExchangeStreamCaptureMode(relaxed) cudaEventQuery and cudaStreamQuery of the NIC's thread break a global capture of another
-//!   thread; with it none of its calls did.
-//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast
-//!   but stop while the program frees memory or loads a kernel beside a waiting one; a second context never stops and is 200 times slower.
+//! * Pinned word to kernel to pinned word: 4.2 us round trip. GPU to pinned memory, seen by a CPU thread and copied in
+//!   again with its word: 10 to 12 us one way for 7 and 14 KiB, 6 us for a word alone.
+//! * The launch that finds its queue full is the 1,023rd; it waits in the driver, and does not delay the NIC's calls.
+//! * Without cudaThreadExchangeStreamCaptureMode(relaxed), cudaEventQuery and cudaStreamQuery of the NIC's thread break
+//!   a global capture of another thread; with it none of its calls did.
+//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory,
+//!   `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees memory or loads a
+//!   kernel during the wait; a second context never stops, but is 200 times slower.
 //!
 //! # What a host's queues cost by TCP
 //!
-//! Seen on 2 cores of a shared virtual machine beside other work (a load of 6 to 12), November 2026, by `perf record -e cpu-clock`,
-//! `strace -c -f` and getrusage; 100 puts of 16 ranges of 1 MiB in turns with as many bytes by a plain stream between the same processes:
+//! Measured on 2 cores of a shared virtual machine with other work running (a load of 6 to 12), November 2026, with
+//! `perf record -e cpu-clock`, `strace -c -f` and getrusage; 100 puts of 16 ranges of 1 MiB, alternating with as many
+//! bytes over a plain stream between the same processes:
 //!
 //! | 16 MiB, rank 0 to rank 1 | ranges | plain stream |
 //! |---|---|---|
@@ -182,24 +198,27 @@
 //! | times that a thread of the sender sleeps | 36 | 4 or 5 |
 //! | samples in the kernel's copies in and out | 46 % | 53 % |
 //!
-//! * **Ranges** are copied twice, as a stream is: from the image into the socket, and from there to their place. The library's own code has
-//!   less than 6 % of the samples. A connection within a host holds 256 KiB (`c/nic/handshake.c`), so that what is sent is in the reader's cache;
-//!   the two ends take turns for that, and on cores that are otherwise idle, which sleep in between, a stream that holds megabytes is ahead
-//!   (README: 0.68 to 0.89 of it). Beside other work ranges went at 1.05 to 2.1 times the stream's rate. Half a
-//!   megabyte costs as much; a megabyte and more, or what the system chooses, 2.8 to 3.5 ms at the sender, and 0.6 to 1.0 of the stream's
-//!   rate. To go on driving the NIC while bytes come, instead of leaving it to its thread after 0.35 ms, changed nothing that
-//!   could be told from the noise.
-//! * **Expert-major dispatch** copies each row to the list of every expert that it has here: 8 rows a token, 235 MB that 4 ranks write for 512
-//!   tokens each of hidden 7168. That takes the cores which copy to and from sockets 9 to 12 ms, the bench's floor, and adds to the 18 to 21
-//!   of rank-major: 27 to 29 ms, 1.26 to 1.65 of the stream. The profile has the copy into lists at 15 % and the socket's at 19 %.
-//!   It cannot go straight from the socket to the lists: the places there follow from the counts of all ranks before the source.
-//!   Who needs less takes rank-major, whose rows are read in place.
+//! * **Ranges** are copied twice, like a stream: from the image into the socket, and from there to their place. The
+//!   library's own code has less than 6 % of the samples. A connection within a host holds 256 KiB
+//!   (`c/nic/handshake.c`), so that what is sent is in the reader's cache. For that the two ends take turns; on
+//!   otherwise idle cores, which sleep in between, a stream that holds megabytes is ahead (README: 0.68 to 0.89 of it).
+//!   With other work running, ranges reached 1.05 to 2.1 times the stream's rate. Holding half a megabyte costs the same; a
+//!   megabyte and more, or the system's default, 2.8 to 3.5 ms at the sender, and 0.6 to 1.0 of the stream's rate.
+//!   Continuing to drive the NIC while bytes arrive, instead of leaving it to its thread after 0.35 ms, made no
+//!   difference beyond the noise.
+//! * **Expert-major dispatch** copies each row to the list of every local expert of its token: 8 rows per token, 235 MB
+//!   that 4 ranks write for 512 tokens each of hidden 7168. That takes the cores that also copy to and from sockets 9
+//!   to 12 ms, the bench's floor, in addition to the 18 to 21 ms of rank-major: 27 to 29 ms, 1.26 to 1.65 of the
+//!   stream. In the profile the copy into lists has 15 % and the socket's 19 %. Rows cannot go straight from the socket
+//!   to the lists, because the places there depend on the counts of all earlier ranks. Programs that do not need the
+//!   lists use rank-major, whose rows are read in place.
 //!
 //! # What a rank uses of the cores
 //!
-//! As `bench` prints it, on the same machine beside other work: the mean of all ranks, and of that the threads that drain queues (by
-//! their names, `epw-nic`, `epw-attend`, `epw-watch`), during pairs of 512 tokens a rank, rank-major, and of connected ranks that do nothing.
-//! 4 ranks have half a core each at most.
+//! As printed by `bench`, on the same machine with other work running: the mean over all ranks, and in parentheses the
+//! share of the threads that drain queues (identified by their names, `epw-nic`, `epw-attend`, `epw-watch`), during
+//! pairs of operations with 512 tokens per rank, rank-major, and for connected ranks that do nothing. Each of 4 ranks
+//! has half a core at most.
 //!
 //! | peers | 2 ranks | 4 ranks | idle |
 //! |---|---|---|---|
@@ -208,5 +227,6 @@
 //! | behind queues, `local` | 0.52 (0.13) | 0.34 (0.14) | 0.01 % (0.01) |
 //! | behind queues, fake adapters, whose words a thread looks at every 0.5 ms when none comes | 0.66 (0.23) | 0.33 (0.16) | 3.7 % (3.7), 1.7 % (1.7) |
 //!
-//! For ranks on GPUs `bench --device cuda --graph` prints the same of graph replay and of idle ranks. Nobody has written it down yet: the
-//! NIC's thread polls for 10 ms after the last doorbell, then looks every 50 us, and ten times less often after a second.
+//! For ranks on GPUs `bench --device cuda --graph` prints the same for graph replay and for idle ranks. Nobody has
+//! recorded these figures yet: the NIC's thread polls for 10 ms after the last doorbell, then every 50 us, and ten
+//! times less often after a second.

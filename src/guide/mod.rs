@@ -1,6 +1,7 @@
-//! Pages that are not about one item. For users: [`steps`], [`serving`], [`failures`], [`gpus`], [`launching`], [`paths`], [`collectives`], [`c`],
-//! [`prefill`], [`benchmarking`], [`programs`], [`coming_from`], [`threads`], [`security`]. For who runs it on RDMA adapters: [`operators`],
-//! [`adapter`], [`first_run`]. For who works on it: [`testing`], [`developers`].
+//! Pages about more than one item. For users: [`steps`], [`serving`], [`failures`], [`gpus`], [`launching`], [`paths`],
+//! [`collectives`], [`c`], [`prefill`], [`benchmarking`], [`programs`], [`coming_from`], [`threads`], [`security`]. For
+//! those who run it on RDMA adapters: [`operators`], [`adapter`], [`first_run`]. For those who work on it: [`testing`],
+//! [`developers`].
 
 pub mod adapter;
 pub mod developers;

@@ -1,34 +1,37 @@
-//! For who runs ranks on a cluster: queues by RDMA adapters, from the bare machine to the error texts.
+//! For those who run ranks on a cluster: queues by RDMA adapters, from the bare machine to the error texts.
 //!
-//! Peers that share no memory with a rank are reached by queues. By default a NIC in software drains these, over TCP between hosts.
-//! An mlx5 adapter (ConnectX, BlueField) does so with `EPWIRE_NIC=mlx5`. **This has not run on an adapter yet**: what is said
-//! here of the library's own behaviour was seen with an adapter in software (`EPWIRE_NIC=fake`), and what is said of hardware, kernels
-//! and drivers comes from their documentation and from what users of similar libraries have reported. [`first_run`](super::first_run)
-//! is the list of steps that will change that.
+//! Peers that share no memory with a rank are reached by queues. By default a software NIC drains these, over TCP
+//! between hosts. With `EPWIRE_NIC=mlx5` an mlx5 adapter (ConnectX, BlueField) does. **This has not run on an adapter
+//! yet**: the statements here about the library's own behaviour were verified with an adapter in software
+//! (`EPWIRE_NIC=fake`), and those about hardware, kernels and drivers come from their documentation and from reports by
+//! users of similar libraries. [`first_run`](super::first_run) is the list of steps that will change that.
 //!
 //! # Bringing up a host
 //!
-//! 1. **Libraries.** `apt-get install libibverbs1 ibverbs-providers`, rdma-core 44 or newer; from 45 on each queue pair can have a
-//!    doorbell of its own. They are opened when an adapter is asked for; nothing of them is needed to build.
-//! 2. **The device.** `ls /sys/class/infiniband` lists it once its driver, `mlx5_ib`, is loaded. A process needs to read and write
-//!    `/dev/infiniband/uverbs*`; no other privileges.
-//! 3. **The port.** It has to be active (`ibv_devinfo`). On Ethernet its interface needs an IPv4 address, or an IPv6 one that is routed:
-//!    the library takes the GID of RoCEv2 that belongs to it, wherever in the table that is. On InfiniBand a subnet manager has to have
-//!    given a LID. All ranks are on the same kind of link, and each pair of adapters reaches the other: `ping -I eth2 10.1.0.6`.
-//! 4. **MTU.** Queue pairs take the smaller one of both ports. For 4096 bytes on Ethernet set 4200 or more on interfaces and switches:
-//!    `ip link set eth2 mtu 9000`.
-//! 5. **Memory.** What an adapter reaches is locked: `ulimit -l unlimited`; under Slurm `PropagateResourceLimitsExcept=MEMLOCK`.
-//! 6. **GPUs.** For doorbells that kernels ring by themselves the driver maps the adapter's registers only with
-//!    `options nvidia NVreg_RegistryDwords="PeerMappingOverride=1;"` in `/etc/modprobe.d`, `update-initramfs -u` and a reboot. For rings in
-//!    GPU memory the open GPU kernel modules with Linux 6.0 (dma-buf), or `modprobe nvidia_peermem`. Neither is needed for queues as such:
-//!    see `EPWIRE_DOORBELLS` and `EPWIRE_RINGS` below.
-//! 7. **Containers.** `--device=/dev/infiniband --ulimit memlock=-1 --network=host`, and `--gpus all` for GPUs. The limit of memory
-//!    counts what is pinned.
-//! 8. **The bus.** ACS on the bridges between GPU and adapter, or an IOMMU that translates (boot with `iommu=pt`), sends what they say to
-//!    each other through the root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
+//! 1. **Libraries.** `apt-get install libibverbs1 ibverbs-providers`, rdma-core 44 or newer; from 45 on each queue pair
+//!    can have a doorbell of its own. The libraries are opened when an adapter is asked for; building needs none of
+//!    them.
+//! 2. **The device.** `ls /sys/class/infiniband` lists it once its driver, `mlx5_ib`, is loaded. A process must be able
+//!    to read and write `/dev/infiniband/uverbs*`; it needs no other privileges.
+//! 3. **The port.** It must be active (`ibv_devinfo`). On Ethernet its interface needs an IPv4 address, or a routed
+//!    IPv6 address: the library uses the RoCEv2 GID of that address, wherever it is in the table. On InfiniBand a
+//!    subnet manager must have assigned a LID. All ranks are on the same kind of link, and the two adapters of each
+//!    pair can reach each other: `ping -I eth2 10.1.0.6`.
+//! 4. **MTU.** Queue pairs use the smaller MTU of the two ports. For 4096 bytes on Ethernet set 4200 or more on
+//!    interfaces and switches: `ip link set eth2 mtu 9000`.
+//! 5. **Memory.** Memory that an adapter accesses is locked: `ulimit -l unlimited`; under Slurm
+//!    `PropagateResourceLimitsExcept=MEMLOCK`.
+//! 6. **GPUs.** For doorbells that kernels ring themselves, the driver maps the adapter's registers only with
+//!    `options nvidia NVreg_RegistryDwords="PeerMappingOverride=1;"` in `/etc/modprobe.d`, `update-initramfs -u` and a
+//!    reboot. Rings in GPU memory need the open GPU kernel modules with Linux 6.0 (dma-buf), or
+//!    `modprobe nvidia_peermem`. Queues as such need neither: see `EPWIRE_DOORBELLS` and `EPWIRE_RINGS` below.
+//! 7. **Containers.** `--device=/dev/infiniband --ulimit memlock=-1 --network=host`, and `--gpus all` for GPUs. Pinned
+//!    memory counts towards the memory limit.
+//! 8. **The bus.** With ACS on the bridges between GPU and adapter, or with a translating IOMMU (boot with `iommu=pt`
+//!    to avoid it), their traffic goes through the root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
 //!
-//! The doctor looks at each of these on its own, opens the adapters, takes a ring of each kind and gives it back, and sends a word of 8
-//! bytes from an adapter to itself:
+//! The doctor checks each of these separately, opens the adapters, allocates and frees a ring of each kind, and sends a
+//! word of 8 bytes from an adapter to itself:
 //!
 //! ```sh
 //! cargo run --release --features cuda,cudarc --example doctor
@@ -36,7 +39,8 @@
 //!
 //! # Settings
 //!
-//! Variables of the environment; programs in C set the field of `epw_fabric_options`. Where they are empty the default holds.
+//! Environment variables; programs in C set the field of `epw_fabric_options` instead. If they are empty, the default
+//! applies.
 //!
 //! | variable | field | default | meaning |
 //! |---|---|---|---|
@@ -50,14 +54,15 @@
 //! | `EPWIRE_TC` | `traffic_class` | 0 | Ethernet: four times the DSCP |
 //! | `EPWIRE_HOP_LIMIT` | `hop_limit` | 255 | Ethernet |
 //!
-//! Connections between the fabrics of ranks stay beside the adapter, over TCP or within the host (`EPWIRE_WIRES`, `EPWIRE_PORTS`,
-//! `EPWIRE_IFNAME`, and a token): by them queue pairs are introduced to each other, and a rank whose process ends is noticed at once.
+//! The fabrics of ranks keep connections in addition to the adapter, over TCP or within the host (`EPWIRE_WIRES`,
+//! `EPWIRE_PORTS`, `EPWIRE_IFNAME`, and a token): over them queue pairs exchange their addresses, and the end of a
+//! rank's process is noticed at once.
 //!
-//! **Which adapter.** Of those that the filter lets through the one nearest to the rank's GPU is tried first: behind the same switch, then
-//! the same root port, the same root complex, the same socket. Ranks whose GPUs are equally near take turns, in the order of the GPUs on
-//! the bus, whatever `CUDA_VISIBLE_DEVICES` says; ranks on the host take turns by their number. One that cannot be opened, or has no port
-//! that is active, is passed over. The doctor says which one each GPU gets, and [`EpBuffer::nic`](crate::EpBuffer::nic) which one it has
-//! become, with what it does without:
+//! **Which adapter.** Among the adapters that the filter admits, the one nearest to the rank's GPU is tried first:
+//! behind the same switch, then under the same root port, the same root complex, the same socket. Ranks whose GPUs are
+//! equally near take turns, in the order of the GPUs on the bus, whatever `CUDA_VISIBLE_DEVICES` says; ranks on the
+//! host take turns by their number. An adapter that cannot be opened, or has no active port, is skipped. The doctor
+//! says which adapter each GPU gets, and [`EpBuffer::nic`](crate::EpBuffer::nic) which one is in use and what it lacks:
 //!
 //! | in `EpBuffer::nic` | meaning |
 //! |---|---|
@@ -72,18 +77,21 @@
 //!
 //! # Tuning
 //!
-//! - **Traffic class.** Queue pairs of this kind do not inherit what `/sys/class/infiniband/mlx5_0/tc/1/traffic_class` has. A fabric with
-//!   a lossless priority needs `EPWIRE_TC`, for example 106 for DSCP 26; without it packets are dropped under load, which shows as
-//!   `syndrome 0x15`. The doctor compares the two.
-//! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread them over equal paths; there is nothing to set.
-//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) serve a GPU whose link is faster than a port, with two lanes in use. Of the
-//!   two, lane 0 has the one that is listed first on its host, and lane 1 the other; each sends to the adapter of the same lane at the peer. Where
-//!   hosts have the same adapters in the same order, a lane stays on its rail.
-//! - **First words.** The first bytes on a queue pair may take longer than others, for caches and switches that have not met it:
-//!   [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens wait for it.
-//! - **Retries.** An adapter tries again until two to four deadlines of the buffer are over, in steps of two: the wait itself ends after
-//!   one deadline, by the library, and retries only bound how long a silent peer's queue is kept. An adapter may take up to four times
-//!   its timeout for a try, so that hardware can be slower than this.
+//! - **Traffic class.** Queue pairs of this kind do not inherit the value in
+//!   `/sys/class/infiniband/mlx5_0/tc/1/traffic_class`. A fabric with a lossless priority needs `EPWIRE_TC`, for
+//!   example 106 for DSCP 26; without it packets are dropped under load, which shows as `syndrome 0x15`. The doctor
+//!   compares the two.
+//! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread queue pairs over equal
+//!   paths; there is nothing to configure.
+//! - **Two adapters** (`EPWIRE_ADAPTERS=2`) are for a GPU whose link is faster than a port, with two lanes in use. Lane
+//!   0 uses the adapter that is listed first on its host, and lane 1 the other; each sends to the adapter of the same
+//!   lane at the peer. If hosts have the same adapters in the same order, a lane stays on its rail.
+//! - **First words.** The first bytes on a queue pair may take longer than later ones, because caches and switches do
+//!   not know it yet: [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens have to
+//!   wait for it.
+//! - **Retries.** An adapter retries until two to four deadlines of the buffer have passed, in steps of a factor of
+//!   two. The library ends the wait itself after one deadline; retries only limit how long the queue of a silent peer
+//!   is kept. An adapter may take up to four times its timeout for each attempt, so hardware can be slower than this.
 //!
 //! | deadline | a silent peer's entries fail after |
 //! |---|---|
@@ -92,9 +100,10 @@
 //! | 10 s | 34 s |
 //! | 60 s | 137 s |
 //!
-//! - **Rings and doorbells.** Entries and rows in GPU memory (`EPWIRE_RINGS=gpu`) spare kernels the way over the bus for each, and rows a turn
-//!   in host memory; what arrives goes through pinned host memory in any case, where kernels fetch it. Registers that
-//!   kernels write (`EPWIRE_DOORBELLS=gpu`) spare a thread, and a hop. Change one at a time and measure: see [`first_run`](super::first_run).
+//! - **Rings and doorbells.** With entries and rows in GPU memory (`EPWIRE_RINGS=gpu`), kernels need not write each
+//!   entry over the bus, and rows need not pass through host memory; what arrives goes through pinned host memory in
+//!   any case, from where kernels fetch it. With registers that kernels write (`EPWIRE_DOORBELLS=gpu`) there is no
+//!   thread in between, and no hop through it. Change one at a time and measure: see [`first_run`](super::first_run).
 //!
 //! # What each error means
 //!
@@ -119,7 +128,7 @@
 //! | `its port has no LID: no subnet manager has been there` | start `opensm`, or the switch's own |
 //! | `its port has no RoCEv2 GID that others can reach: give its network interface an IPv4 address, or an IPv6 one that is routed` | `ip address add 10.1.0.5/24 dev eth2`; in a container the host's network |
 //!
-//! **An adapter that is too old, or not asked for rightly**:
+//! **An adapter that is too old, or a request that does not suit it**:
 //!
 //! | text | what to do |
 //! |---|---|
@@ -164,8 +173,8 @@
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
 //!
-//! **A peer that is lost** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) says why, until it is
-//! connected again; the group goes on without it meanwhile.
+//! **A lost peer** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) tells the
+//! reason, until the peer is connected again; meanwhile the group continues without it.
 //!
 //! | text | what to do |
 //! |---|---|

@@ -21,7 +21,8 @@ pub const DEFAULT_PORT: u16 = 29_700;
 /// Most addresses of a list.
 pub(super) const MAX_ADDRESSES: usize = 16;
 
-/// Reads addresses between commas, 1 to [`MAX_ADDRESSES`]. The error is what the list should be, and which entry is not.
+/// Parses addresses separated by commas, 1 to [`MAX_ADDRESSES`]. The error says what the list should be, and which
+/// entry is wrong.
 pub(super) fn addresses(text: &str) -> Result<Vec<Address>, String> {
     let count = text.split(',').count();
     if count > MAX_ADDRESSES {
@@ -46,7 +47,7 @@ pub fn derived_port(run_id: &str) -> u16 {
 }
 
 impl Address {
-    /// An address of these parts, or `None` if `host` is not a host name or IP address, or `port` is 0.
+    /// An address of these parts; `None` if `host` is not a host name or IP address, or `port` is 0.
     pub fn new(host: &str, port: u16) -> Option<Self> {
         let name = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
         // An IPv6 scope ("fe80::1%eth0") is not part of Ipv6Addr's grammar.
@@ -61,7 +62,7 @@ impl Address {
 #[error("expected {EXPECTED}")]
 pub struct AddressError;
 
-/// What an address is.
+/// The format of an address.
 const EXPECTED: &str = "host:port or [ipv6]:port with a port of 1 to 65535";
 
 impl FromStr for Address {
@@ -70,7 +71,7 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Self, AddressError> {
         let (host, port) = text.rsplit_once(':').ok_or(AddressError)?;
         let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        // Without brackets a second colon leaves open where the port begins.
+        // Without brackets, a second colon would make the beginning of the port ambiguous.
         if bare.is_some() != host.contains(':') {
             return Err(AddressError);
         }
@@ -89,7 +90,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// As it is printed.
+/// Serialised as it is printed.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Address {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn derived_ports_are_fixed_and_in_range() {
-        // A change of this value would part old ranks from new ones.
+        // Changing this value would separate old ranks from new ones.
         assert_eq!(derived_port("4711.0"), 21274);
         let mut seen = std::collections::HashSet::new();
         for job in 0..4096 {
@@ -164,7 +165,7 @@ mod tests {
             assert!(DERIVED_PORTS.contains(&port));
             seen.insert(port);
         }
-        // 4096 throws into 8192 places hit about 8192 * (1 - 1/sqrt(e)) = 3223 of them.
+        // 4096 random choices of 8192 ports hit about 8192 * (1 - 1/sqrt(e)) = 3223 of them.
         assert!(seen.len() > 3000, "only {} ports for 4096 runs", seen.len());
     }
 }

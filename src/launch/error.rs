@@ -2,11 +2,11 @@
 
 use super::sources::Source;
 
-/// Why the place of this process is not known, though a launcher has left its variables.
+/// Why the place of this process is unknown although a launcher has set variables.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// A launcher's set of variables is not whole.
+    /// A launcher's set of variables is incomplete.
     #[error(
         "launch: {claim} is set, as by {by}, but {missing} is not; start all ranks with the same launcher, or set \
          {missing}, or set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR, which override it"
@@ -19,17 +19,17 @@ pub enum LaunchError {
         /// The variable that is not set.
         missing: &'static str,
     },
-    /// A variable holds something else than it should.
+    /// The value of a variable is wrong.
     #[error("launch: {variable}={value:?}: expected {expected}")]
     Invalid {
         /// The variable.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What it should hold, with the limit.
+        /// What the value should be, with the limit.
         expected: String,
     },
-    /// The launcher does not tell where ranks on several hosts can meet.
+    /// The launcher does not provide a place where ranks on several hosts can meet.
     #[error(
         "launch: {by} does not say where {world} ranks meet ({local_world} are on this host{detail}); set \
          EPWIRE_ADDR=host:port, or MASTER_ADDR and MASTER_PORT, to an address of rank 0's host on every rank"
@@ -44,12 +44,12 @@ pub enum LaunchError {
         /// What else is missing, if anything.
         detail: &'static str,
     },
-    /// No interface is as `EPWIRE_IFNAME` asks.
+    /// No interface matches `EPWIRE_IFNAME`.
     #[error("launch: EPWIRE_IFNAME={choice:?} admits no address of this host; its interfaces are {found}")]
     NoInterface {
         /// The choice asked for.
         choice: String,
-        /// Names of the interfaces there are.
+        /// Names of the existing interfaces.
         found: String,
     },
     /// The system did not list its interfaces.

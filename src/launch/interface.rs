@@ -1,12 +1,12 @@
-//! Which network interface to advertise and bind, in the grammar that users of NCCL know.
+//! Which network interface to advertise and bind, in the grammar of NCCL.
 
 use std::{fmt, net::IpAddr};
 
 use super::error::LaunchError;
 use crate::env;
 
-/// A choice of interfaces, as `EPWIRE_IFNAME` writes it: a comma-separated list of name prefixes (`eth,ib`), of exact
-/// names behind `=` (`=eth0,eth1`), or of either to leave out, behind `^` (`^docker` or `^=eth0`).
+/// A choice of interfaces in the grammar of `EPWIRE_IFNAME`: a comma-separated list of name prefixes (`eth,ib`), of
+/// exact names after `=` (`=eth0,eth1`), or after `^` of either kind to exclude (`^docker` or `^=eth0`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceChoice {
     names: Vec<String>,
@@ -15,8 +15,8 @@ pub struct InterfaceChoice {
 }
 
 impl InterfaceChoice {
-    /// Reads the grammar above; spaces count nowhere. `None` if no name is left, or if a name begins with `^` or `=`:
-    /// these stand once, before the whole list.
+    /// Parses the grammar above; spaces are ignored. `None` if no name is left, or if a name begins with `^` or `=`:
+    /// these are allowed only once, before the whole list.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim_start();
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest.trim_start()));
@@ -42,12 +42,13 @@ impl fmt::Display for InterfaceChoice {
     }
 }
 
-/// The address to advertise and bind by `EPWIRE_IFNAME`; `None` if it is unset. Of several admitted addresses, one that
-/// other hosts can reach goes before loopback and IPv4 before IPv6; among equals the system's order decides. Link-local
-/// IPv6 addresses are passed over, since they mean nothing without a scope.
+/// The address to advertise and bind according to `EPWIRE_IFNAME`; `None` if it is unset. Among several admitted
+/// addresses, one that other hosts can reach is preferred to loopback, and IPv4 to IPv6; among equals the system's
+/// order decides. Link-local IPv6 addresses are skipped, because they mean nothing without a scope.
 ///
 /// # Errors
-/// [`LaunchError::Invalid`] for an empty list, [`LaunchError::NoInterface`] naming the interfaces there are,
+///
+/// [`LaunchError::Invalid`] for an empty list, [`LaunchError::NoInterface`] with the names of the existing interfaces,
 /// [`LaunchError::Interfaces`] if the system does not list them.
 pub fn advertised_address() -> Result<Option<IpAddr>, LaunchError> {
     let Some(text) = env::value(env::IFNAME) else { return Ok(None) };

@@ -1,8 +1,8 @@
 //! Where am I: rank, world and meeting point of this process, from whichever launcher started it.
 //!
 //! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
-//! LeaderWorkerSets and `EPWIRE_*` set by hand, and says which of them won. Without a launcher, [`spawn`] starts the
-//! ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
+//! LeaderWorkerSets and `EPWIRE_*` set by hand, and reports which of them it used. Without a launcher, [`spawn`] starts
+//! the ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
 //! `EPWIRE_LOCAL_RANK` and `EPWIRE_LOCAL_WORLD` override single values of every launcher.
 //!
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
@@ -15,7 +15,7 @@
 //! | PMI, PMIx | `PMI_RANK` or `PMIX_RANK`, `PMI_SIZE` | as Open MPI |
 //! | Kubernetes LWS | `LWS_WORKER_INDEX`, `LWS_GROUP_SIZE` | `LWS_LEADER_ADDRESS`, port [`DEFAULT_PORT`] |
 //!
-//! Where a port is not given it is derived from the run's name, in [`DERIVED_PORTS`]. An empty variable counts as unset.
+//! A port that is not given is derived from the run's name, in [`DERIVED_PORTS`]. An empty variable counts as unset.
 
 mod address;
 mod error;
@@ -40,22 +40,23 @@ use sources::{FirstOf, Local, Meeting, Row, RunId, SOURCES};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Launch {
-    /// This process, 0 to `world - 1`.
+    /// The rank of this process, 0 to `world - 1`.
     pub rank: u32,
     /// Number of ranks, 1 to [`MAX_WORLD`].
     pub world: u32,
-    /// This process among those of its host, 0 to `local_world - 1`.
+    /// The rank of this process among those of its host, 0 to `local_world - 1`.
     pub local_rank: u32,
     /// Number of ranks on this host, 1 to `world`.
     pub local_world: u32,
-    /// Where the ranks meet. One address: rank 0 listens there, unless `hosted`. Several are those of a run that is under way,
-    /// any of which leads a newcomer to it. None only if `world` is 1.
+    /// Where the ranks meet. One address: rank 0 listens there, unless `hosted`. Several addresses belong to a run that
+    /// is already under way; each of them leads a newcomer to it. None only if `world` is 1.
     pub addresses: Vec<Address>,
-    /// Whether the rendezvous is hosted by whoever started the ranks, as the parent of [`spawn`] does, not by rank 0.
+    /// Whether the process that started the ranks hosts the rendezvous, as the parent of [`spawn`] does, rather than
+    /// rank 0.
     pub hosted: bool,
     /// Name of the run, the same on all ranks, if the launcher gives one.
     pub run_id: Option<String>,
-    /// The launcher whose variables these are.
+    /// The launcher whose variables were used.
     pub source: Source,
 }
 
@@ -64,15 +65,17 @@ impl Launch {
     /// recognised: then this process is alone, or starts the ranks itself with [`spawn`].
     ///
     /// # Errors
-    /// See [`LaunchError`]; every error names the variable, what it holds and what it should hold.
+    ///
+    /// See [`LaunchError`]; every error names the variable, its value and what the value should be.
     pub fn from_env() -> Result<Option<Self>, LaunchError> {
         env::warn_unknown();
         Self::detect(&env::value)
     }
 
-    /// As [`Launch::from_env`], from any set of variables.
+    /// Like [`Launch::from_env`], with any set of variables.
     ///
     /// # Errors
+    ///
     /// See [`LaunchError`].
     pub fn detect(lookup: &dyn Fn(&str) -> Option<String>) -> Result<Option<Self>, LaunchError> {
         let get = |name: &str| lookup(name).filter(|value| !value.is_empty());
@@ -143,7 +146,7 @@ impl Reader<'_> {
         Ok((rank, world, local_rank.below(local_world, "local world")?, local_world))
     }
 
-    /// The same where the launcher counts pods of several ranks.
+    /// The same if the launcher counts pods of several ranks.
     fn pods(&self) -> Result<(u32, u32, u32, u32), LaunchError> {
         let pods = self.require(self.row.world)?.number(1, MAX_WORLD, "1 to 1024 pods")?;
         let pod = self.require(self.row.rank)?.below(pods, "group size")?;
@@ -195,7 +198,7 @@ impl Reader<'_> {
         Ok(vec![self.meeting(world, local_world, run_id)?])
     }
 
-    /// The address that follows from what the launcher says.
+    /// The address that follows from the launcher's variables.
     fn meeting(&self, world: u32, local_world: u32, run_id: Option<&str>) -> Result<Address, LaunchError> {
         match self.row.address {
             Meeting::Given => Err(self.missing(&[env::ADDR])),
@@ -224,7 +227,8 @@ impl Reader<'_> {
         }
     }
 
-    /// `MASTER_ADDR`, one port above `MASTER_PORT`; without it a port derived from `run_id`, where there is one.
+    /// `MASTER_ADDR`, one port above `MASTER_PORT`; without `MASTER_PORT` a port derived from `run_id`, if there is
+    /// one.
     fn master(&self, run_id: Option<&str>) -> Result<Address, LaunchError> {
         let host = self.require(MASTER_ADDR)?;
         let port = match (self.find(MASTER_PORT), run_id) {

@@ -37,8 +37,9 @@ fn first_number(ranges: &str) -> Option<&str> {
     ranges.split([',', '-']).next()
 }
 
-/// Tasks on node number `node` (from 0, in the order of the node list) by a text such as `4(x2),1`. Without a node
-/// number the answer is known only if all nodes have the same. `None` if it is unknown or the text is not of this form.
+/// Tasks on node number `node` (from 0, in the order of the node list), from a text such as `4(x2),1`. Without a node
+/// number the answer is known only if all nodes have the same number. `None` if it is unknown or the text does not have
+/// this form.
 pub(super) fn tasks_on_node(text: &str, node: Option<u32>) -> Option<u32> {
     let mut first = None;
     let mut wanted = None;

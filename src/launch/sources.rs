@@ -1,5 +1,5 @@
-//! The launchers that are recognised, as a table: what each calls rank, world, local rank and local world, where its
-//! ranks meet, and how its run is named. The first row with a claim in the environment wins.
+//! The launchers that are recognised, as a table: the names of their variables for rank, world, local rank and local
+//! world, where the ranks meet, and how the run is named. The first row with a claim in the environment wins.
 
 use crate::names::names;
 
@@ -8,9 +8,9 @@ use crate::names::names;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Source {
-    /// `EPWIRE_RANK` and the variables beside it: set by hand, or by [`super::spawn`].
+    /// `EPWIRE_RANK` and related variables: set by hand, or by [`super::spawn`].
     Epwire,
-    /// torchrun, or anything else that sets up PyTorch's `env://`.
+    /// torchrun, or anything else that sets PyTorch's `env://` variables.
     Torchrun,
     /// `mpirun` of Open MPI.
     OpenMpi,
@@ -34,13 +34,13 @@ names!(Source, "a launcher" {
     Lws = "Kubernetes LWS",
 });
 
-/// Names of which the first that is set counts.
+/// Names of variables; the first that is set counts.
 pub(super) type FirstOf = &'static [&'static str];
 
 /// One launcher.
 pub(super) struct Row {
     pub(super) source: Source,
-    /// The launcher is at work when any of these is set.
+    /// The launcher is in use if any of these is set.
     pub(super) claims: FirstOf,
     pub(super) rank: FirstOf,
     pub(super) world: FirstOf,
@@ -51,7 +51,7 @@ pub(super) struct Row {
     pub(super) run_id: RunId,
 }
 
-/// How the place among the ranks of this host is read.
+/// How the rank among those of this host is determined.
 pub(super) enum Local {
     /// Both variables are required.
     Given,
@@ -63,16 +63,16 @@ pub(super) enum Local {
     Pods,
 }
 
-/// Where the ranks meet, unless `EPWIRE_ADDR` says so.
+/// Where the ranks meet, unless `EPWIRE_ADDR` is set.
 pub(super) enum Meeting {
-    /// It must say so.
+    /// `EPWIRE_ADDR` is required.
     Given,
     /// At `MASTER_ADDR`, one port above `MASTER_PORT`: PyTorch's own store listens on `MASTER_PORT`.
     Master,
     /// On the first host of a node list, at a port derived from the run's name.
     FirstHost(FirstOf),
-    /// As `Master` if `MASTER_ADDR` is set; else, with all ranks on one host, on loopback at a port derived from the
-    /// run's name.
+    /// As `Master` if `MASTER_ADDR` is set; otherwise, if all ranks are on one host, on loopback at a port derived from
+    /// the run's name.
     MasterOrLoopback,
     /// On the host of this name, at [`super::DEFAULT_PORT`].
     Leader(FirstOf),
@@ -80,15 +80,16 @@ pub(super) enum Meeting {
 
 /// The run's name, unless `EPWIRE_RUN_ID` gives it.
 pub(super) enum RunId {
-    /// The variable, or no name.
+    /// The variable; without it, the run has no name.
     FirstOf(FirstOf),
-    /// Both are required and joined by a dot: "4711.0".
+    /// Both are required, and joined by a dot: "4711.0".
     JobStep(FirstOf, FirstOf),
 }
 
-/// Inner launchers come before those that may have started them: `torchrun` and `mpirun` run inside jobs of Slurm, whose
-/// variables their processes inherit and where they describe `mpirun` itself, not the rank. `srun` with a PMI plugin
-/// sets Slurm's and PMI's, and Slurm's tell the host to meet at. Hydra is told from those plugins by MPI_LOCALRANKID.
+/// Inner launchers come before those that may have started them: `torchrun` and `mpirun` run inside Slurm jobs, whose
+/// variables their processes inherit, and these variables describe `mpirun` itself, not the rank. `srun` with a PMI
+/// plugin sets both Slurm's and PMI's variables; only Slurm's name the host to meet at. Hydra is distinguished from
+/// those plugins by MPI_LOCALRANKID.
 pub(super) const SOURCES: [Row; 7] = [
     Row {
         source: Source::Epwire,

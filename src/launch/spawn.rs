@@ -1,7 +1,8 @@
 //! `--ranks N`: the ranks of one host without a launcher.
 //!
-//! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and
-//! `EPWIRE_RANK` and the variables beside it set, so that [`super::Launch::from_env`] in the children finds its place, and waits:
+//! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and with
+//! `EPWIRE_RANK` and related variables set, so that [`super::Launch::from_env`] in the children finds their place, and
+//! waits:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -25,8 +26,9 @@
 //! }
 //! ```
 //!
-//! So a rank that fails ends all of them, as a batch job wants it. A server wants its other ranks to go on and the lost one to be
-//! replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, say when this process gets SIGTERM.
+//! So by default a rank that fails ends all of them, as suits a batch job. In a server the other ranks should continue
+//! and the lost one be replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, for
+//! instance when this process gets SIGTERM.
 
 use std::{
     ffi::OsString,
@@ -79,15 +81,15 @@ impl Ranks {
         }
     }
 
-    /// The ranks are `first_rank` and up of a larger `world`, the rest being started elsewhere.
+    /// The ranks from `first_rank` on of a larger `world`; the others are started elsewhere.
     pub fn within(mut self, first_rank: u32, world: u32) -> Self {
         (self.first_rank, self.world) = (first_rank, world);
         self
     }
 
-    /// The ranks meet at this server, which they are told not to host. It learns of each process that has ended, by whatever it ended,
-    /// so that the run goes on without it and its rank may be taken. Needed for a world of more than one rank, or else
-    /// [`Ranks::address`].
+    /// The ranks meet at this server and are told not to host one. The server is told of each process that has ended,
+    /// for whatever reason, so that the run continues without it and its rank may be taken. For a world of more than
+    /// one rank either this or [`Ranks::address`] is required.
     pub fn server(mut self, server: &Server) -> Self {
         self.deaths = Some(server.deaths());
         let bound = server.local_addr();
@@ -99,35 +101,35 @@ impl Ranks {
         self.address(Address { host: host.to_string(), port: bound.port() })
     }
 
-    /// Where the ranks meet: at a rendezvous server elsewhere, which the ranks are told not to host.
+    /// Where the ranks meet: at a rendezvous server elsewhere; the ranks are told not to host one.
     pub fn address(mut self, address: Address) -> Self {
         self.address = Some(address);
         self
     }
 
-    /// Name of the run. Default: that of this process's environment, if any.
+    /// Name of the run. Default: the one in this process's environment, if any.
     pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
         self.run_id = Some(run_id.into());
         self
     }
 
-    /// The shared secret to hand on, in `EPWIRE_TOKEN`; it must be UTF-8. Default: that of this process's environment,
-    /// if any. On Linux only the same user and root can read another process's environment.
+    /// The shared secret to pass on, in `EPWIRE_TOKEN`; it must be UTF-8. Default: the one in this process's
+    /// environment, if any. On Linux only the same user and root can read another process's environment.
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
     }
 
-    /// How long the others may go on once a rank has failed, before SIGTERM; and after SIGTERM, before SIGKILL.
+    /// How long the others may continue after a rank has failed, before SIGTERM; and after SIGTERM, before SIGKILL.
     /// Default 5 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// How often a rank that has failed is started again, all ranks together. The others go on meanwhile, and the new process joins
-    /// as a replacement does ([`Group::join`](crate::Group::join)). A rank that ends with status 0 is not started again. The failure
-    /// after the last restart ends all ranks, as any failure does by default: 0.
+    /// How many times failed ranks are started again, for all ranks together. The others continue meanwhile, and the
+    /// new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that ends with status 0 is not
+    /// started again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
         self
@@ -149,10 +151,11 @@ impl Ranks {
         self
     }
 
-    /// Starts the ranks. Their standard input is empty, standard output and error are those of this process. They are
-    /// killed by the kernel when this process dies, whatever it dies of.
+    /// Starts the ranks. Their standard input is empty; standard output and error are those of this process. The kernel
+    /// kills them when this process dies, for whatever reason.
     ///
     /// # Errors
+    ///
     /// [`SpawnError`]; ranks already started are then killed.
     pub fn spawn(self) -> Result<Running, SpawnError> {
         self.check()?;
@@ -163,8 +166,9 @@ impl Ranks {
         let (started_tx, started_rx) = mpsc::channel();
         let (stop_tx, stop_rx) = mpsc::channel();
         let (ended_tx, ended_rx) = mpsc::channel();
-        // The kernel's "die with the parent" follows the thread that forked, not the process. A thread that stays until
-        // the last rank has gone may therefore be the only one to fork; the caller's may be a short-lived worker.
+        // The kernel's "die with the parent" refers to the thread that forked, not to its process, and the caller's
+        // thread may be a short-lived worker. So the only thread that forks is one that stays until the last rank has
+        // ended.
         let supervisor = thread::Builder::new()
             .name("epwire-spawn".into())
             .spawn(move || {
@@ -254,7 +258,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Process ids, by local rank, as the ranks were first started. A process that has ended may have given its id to another.
+    /// Process ids by local rank, as the ranks were first started. After a process has ended, another may have its id.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -264,12 +268,13 @@ impl Running {
         Stopper(self.stop.clone())
     }
 
-    /// Waits until all ranks have ended; blocks the thread. When one fails, and there are no [restarts](Ranks::restarts) left, the others
-    /// get the grace period to end by themselves, then SIGTERM, then after another grace period SIGKILL. `limit` bounds the whole: once it has passed,
-    /// the ranks are ended in the same way. `None`: as long as they run.
+    /// Waits until all ranks have ended; blocks the thread. When one fails and no [restarts](Ranks::restarts) are left,
+    /// the others get the grace period to end by themselves, then SIGTERM, then after another grace period SIGKILL.
+    /// `limit` bounds the total time: once it has passed, the ranks are ended in the same way. `None`: no limit.
     ///
     /// # Errors
-    /// [`SpawnError::TimedOut`] after `limit`, [`SpawnError::Wait`] if the system does not tell how a rank ended.
+    ///
+    /// [`SpawnError::TimedOut`] after `limit`, [`SpawnError::Wait`] if the system does not report how a rank ended.
     pub fn wait(mut self, limit: Option<Duration>) -> Result<Ended, SpawnError> {
         let received = match limit {
             Some(limit) => self.ended.recv_timeout(limit),
@@ -286,7 +291,7 @@ impl Running {
     }
 
     fn end(&mut self) {
-        let _ = self.stop.send(()); // nobody hears it where all have ended
+        let _ = self.stop.send(()); // nobody listens if all have ended
         if let Some(supervisor) = self.supervisor.take() {
             // A panic of the supervisor has already been reported by its thread, and its children are gone with it.
             let _ = supervisor.join();
@@ -305,8 +310,8 @@ impl Drop for Running {
 pub struct Stopper(mpsc::Sender<()>);
 
 impl Stopper {
-    /// Sends SIGTERM to all ranks, and SIGKILL to those that are there after the grace period. None is started again from now on. Waits
-    /// for nobody, and does nothing once all have ended.
+    /// Sends SIGTERM to all ranks, and SIGKILL to those that still run after the grace period. From now on none is
+    /// started again. Does not wait, and does nothing once all have ended.
     pub fn stop(&self) {
         let _ = self.0.send(());
     }
@@ -317,7 +322,7 @@ impl Stopper {
 pub enum Ended {
     /// All with status 0.
     Success,
-    /// One failed, and this is the first that did.
+    /// At least one failed; this is the first that did.
     Failed {
         /// The rank.
         rank: u32,
@@ -357,23 +362,23 @@ pub enum SpawnError {
         /// What is wrong, with the limit.
         what: String,
     },
-    /// This program's own file is not known.
+    /// The path of this program is unknown.
     #[error("spawn: cannot find this program's own file: {0}; name it with Ranks::program")]
     OwnProgram(io::Error),
-    /// No thread for the supervisor.
+    /// The supervising thread could not be started.
     #[error("spawn: cannot start the supervising thread: {0}; check the limit on threads")]
     Supervisor(io::Error),
-    /// A rank was not started.
+    /// A rank could not be started.
     #[error("spawn: cannot start rank {rank} from {}: {cause}; check the file and the limit on processes", program.display())]
     Start {
         /// The rank.
         rank: u32,
         /// What was executed.
         program: PathBuf,
-        /// What the system said.
+        /// The system's error.
         cause: io::Error,
     },
-    /// The system did not tell how a rank ended.
+    /// The system did not report how a rank ended.
     #[error("spawn: waiting for the ranks: {0}; something else in this process may be reaping its children")]
     Wait(io::Error),
     /// The ranks ran longer than allowed and were ended.
@@ -392,16 +397,17 @@ pub enum SpawnError {
 /// The children, owned by the supervising thread. Dropping kills and reaps those still there.
 struct Supervised {
     children: Vec<(u32, Child)>,
-    /// Of the server at which they meet, if that is this process's.
+    /// Where to report deaths, if the ranks meet at a server of this process.
     deaths: Option<Deaths>,
 }
 
-/// How often the children are looked at. Short against their start, and 20 system calls per rank and second are nothing.
+/// How often the children are checked. Short compared with their start, and 20 system calls per rank and second cost
+/// nothing.
 const POLL: Duration = Duration::from_millis(50);
 
 impl Supervised {
-    /// Until all children have ended. A closed or signalled `stop` has the same effect as a failure whose grace period
-    /// is over. `again` starts a rank that has failed, if it may be started again.
+    /// Runs until all children have ended. A closed or signalled `stop` has the same effect as a failure whose grace
+    /// period is over. `again` starts a failed rank again, if that is allowed.
     fn supervise(
         mut self,
         grace: Duration,
@@ -409,7 +415,7 @@ impl Supervised {
         mut again: impl FnMut(u32) -> Option<Child>,
     ) -> io::Result<Ended> {
         let mut ended = Ended::Success;
-        // `None`: never, also where the grace period is past all clocks.
+        // `None`: never, also if the grace period exceeds what clocks can express.
         let mut terminate_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
         let mut told = false;
@@ -439,7 +445,7 @@ impl Supervised {
             if kill_at.is_some_and(|at| now >= at) {
                 self.signal(libc::SIGKILL);
             }
-            // Short runs end at once, long ones cost nothing.
+            // Short runs are noticed at once, long ones cost little.
             pause = (pause * 2).min(POLL);
             match stop.recv_timeout(pause) {
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
@@ -452,19 +458,19 @@ impl Supervised {
         }
     }
 
-    /// Takes out the children that have ended, and gives those that failed. One that was killed comes before those
-    /// that exited by themselves, which may be for having lost it.
+    /// Removes the children that have ended, and returns those that failed. A killed one comes before those that exited
+    /// by themselves, which may have exited because they lost it.
     fn reap(&mut self) -> io::Result<Vec<(u32, ExitStatus)>> {
         let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
         let mut i = 0;
         while i < self.children.len() {
             let (rank, child) = &mut self.children[i];
-            // Its id belongs to nobody else until it is reaped: the server is told of it before.
+            // Until it is reaped, nobody else can get its id: the server is told before that.
             if let Some(deaths) = &self.deaths
                 && has_ended(child)?
                 && !deaths.report(*rank, child.id())
             {
-                i += 1; // the server is busy: the next time
+                i += 1; // the server is busy: try again next time
                 continue;
             }
             match child.try_wait()? {
@@ -494,13 +500,13 @@ impl Drop for Supervised {
     fn drop(&mut self) {
         self.signal(libc::SIGKILL);
         for (_, child) in &mut self.children {
-            // Bounded: a killed process ends. An error means that it has been reaped.
+            // Returns soon, because a killed process ends. An error means that it has been reaped already.
             let _ = child.wait();
         }
     }
 }
 
-/// Whether a child has ended, which stays to be reaped.
+/// Whether a child has ended; it still has to be reaped.
 fn has_ended(child: &Child) -> io::Result<bool> {
     // SAFETY: siginfo_t is plain data, for which zeros are valid.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -510,7 +516,7 @@ fn has_ended(child: &Child) -> io::Result<bool> {
     if status != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: waitid has filled it in as for SIGCHLD, or left the zeros.
+    // SAFETY: waitid has filled it in as for SIGCHLD, or left it zeroed.
     Ok(unsafe { info.si_pid() } != 0)
 }
 
@@ -524,13 +530,13 @@ fn die_with_parent(command: &mut Command) {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        // The parent may have died between fork and prctl, and then no signal comes.
+        // If the parent died between fork and prctl, no signal will come.
         if parent_now as u32 != parent {
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
         Ok(())
     };
-    // SAFETY: `set` runs between fork and exec: it makes two system calls, which are async-signal-safe, takes no lock and
-    // allocates nothing (both errors are made from an error number).
+    // SAFETY: `set` runs between fork and exec: it makes two system calls, which are async-signal-safe, takes no lock
+    // and allocates nothing (both errors are made from an error number).
     unsafe { command.pre_exec(set) };
 }

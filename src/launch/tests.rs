@@ -1,4 +1,4 @@
-//! Every launcher's variables as it sets them, and what is wrong with sets that are not whole.
+//! Every launcher's variables as the launcher sets them, and the errors for incomplete sets.
 
 use super::*;
 
@@ -184,7 +184,7 @@ fn inner_launchers_win_over_outer_ones() {
         variables.extend_from_slice(set);
         assert_eq!(launch(&variables).source, source);
     }
-    // srun with a PMI plugin sets both; Slurm's variables tell the host to meet at.
+    // srun with a PMI plugin sets both; Slurm's variables name the host to meet at.
     assert_eq!(launch(&with(SLURM, &[("PMI_RANK", "8"), ("PMI_SIZE", "9")])).source, Source::Slurm);
 }
 
@@ -205,7 +205,7 @@ fn a_newcomer_is_given_the_addresses_of_all_who_serve_the_run() {
 
 #[test]
 fn each_missing_variable_is_named() {
-    // Every variable of these sets is needed, but those with a stand-in.
+    // Every variable of these sets is needed, except those with a substitute.
     let optional = ["EPWIRE_RUN_ID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE", "PMIX_RANK", "SLURM_NODEID"];
     for set in [OWN, TORCHRUN, SLURM, &OPEN_MPI[..4], HYDRA, LWS] {
         for (i, (name, _)) in set.iter().enumerate() {
@@ -219,7 +219,7 @@ fn each_missing_variable_is_named() {
             let stand_in = match *name {
                 "SLURM_NTASKS" => "SLURM_STEP_NUM_TASKS",
                 "MPI_LOCALRANKID" => "PMI_LOCAL_SIZE",
-                // Without MASTER_ADDR the run would meet on loopback, which several hosts cannot.
+                // Without MASTER_ADDR the run would meet on loopback, which is impossible for several hosts.
                 "MASTER_ADDR" if set == HYDRA => "EPWIRE_ADDR",
                 name => name,
             };

@@ -1,5 +1,5 @@
-//! What a member tells the outside of its group: events behind the feature `tracing`, gauges, a counter and a histogram behind
-//! `metrics`, as the crate's documentation lists them; and lines of the log, where `EPWIRE_LOG` asks for them.
+//! What a member reports about its group to the outside: events with the feature `tracing`, gauges, a counter and a
+//! histogram with `metrics`, as listed in the crate's documentation; and lines of the log that `EPWIRE_LOG` asks for.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -24,7 +24,8 @@ mod name {
     pub(super) const CHANGE_SECONDS: &str = "epwire_change_seconds";
 }
 
-/// Tells the recorder what each metric is. Whenever a group is joined: a recorder may have been installed since the last.
+/// Describes each metric to the recorder. Called whenever a group is joined, because a recorder may have been installed
+/// since the last time.
 fn describe() {
     #[cfg(feature = "metrics")]
     {
@@ -57,7 +58,7 @@ fn describe() {
 #[derive(Debug)]
 pub(crate) struct Sight {
     rank: u32,
-    /// The states of the ranks as they were last shown.
+    /// The states of the ranks at the last report.
     shown: Mutex<Vec<RankState>>,
 }
 
@@ -71,7 +72,7 @@ impl Sight {
         Self { rank, shown: Mutex::default() }
     }
 
-    /// The membership that this member works with; on standby that of the others.
+    /// The membership that this member works with; for one on standby that of the others.
     pub(crate) fn works_with(&self, decision: &Decision) {
         #[cfg(feature = "metrics")]
         {
@@ -97,10 +98,10 @@ impl Sight {
         }
     }
 
-    /// The server has found that another rank stands otherwise than before.
+    /// The server sees another rank in a new state.
     fn say_state(&self, rank: usize, before: RankState, state: RankState) {
         let (level, what) = match state {
-            // Nothing to warn of: it was asked to go.
+            // No warning: it was asked to leave.
             RankState::Dead {} if before == (RankState::Retired {}) => (Level::Info, "has ended"),
             RankState::Suspect {} => (Level::Warn, "is silent, or cannot be reached by the server"),
             RankState::Dead {} => (Level::Warn, "has ended or left"),
@@ -114,7 +115,7 @@ impl Sight {
         line(level, self.rank, || format!("rank {rank} {what}"));
     }
 
-    /// Whom the buffers have given up in this epoch.
+    /// The ranks that the buffers have given up in this epoch.
     pub(crate) fn has_given_up(&self, ranks: &Mask) {
         #[cfg(feature = "metrics")]
         self.set(name::GIVEN_UP, ranks.len() as f64);
@@ -139,7 +140,7 @@ impl Sight {
         }
     }
 
-    /// A change came to nothing.
+    /// A change was abandoned.
     pub(crate) fn aborted(&self, change: u64, error: &BootstrapError) {
         line(Level::Warn, self.rank, || format!("change {change} came to nothing: {error}"));
         #[cfg(feature = "tracing")]
@@ -178,7 +179,7 @@ impl Sight {
         }
     }
 
-    /// A change has come into effect after which few are possible.
+    /// A change has taken effect after which few more are possible.
     pub(crate) fn runs_out(&self, epoch: u32, left: u32) {
         line(Level::Warn, self.rank, || format!("epoch {epoch}: {left} more changes are possible"));
         #[cfg(feature = "tracing")]
@@ -209,7 +210,7 @@ impl Sight {
         }
     }
 
-    /// None does.
+    /// No server serves this member.
     pub(crate) fn lost(&self, address: &str, outage: &Outage) {
         let end = if outage.is_final { ", for good" } else { "" };
         line(Level::Warn, self.rank, || format!("lost the server at {address}{end}: {}", outage.detail));

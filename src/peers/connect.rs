@@ -1,11 +1,11 @@
-//! Exporting to all peers, and connecting with them one after the other.
+//! Exporting to all peers, and connecting with them one by one.
 
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Floor;
 
-/// What each of `ranks` peers needs of this rank, by peer; nothing for itself.
+/// What each of `ranks` peers needs from this rank, by peer; empty for itself.
 pub(crate) fn exported(floor: &impl Floor, rank: u32, ranks: u32) -> Result<Vec<Vec<u8>>> {
     (0..ranks).map(|peer| if peer == rank { Ok(Vec::new()) } else { floor.export(peer) }).collect()
 }
@@ -15,7 +15,7 @@ pub(crate) fn present(blobs: &[Vec<u8>]) -> impl Iterator<Item = (u32, &[u8])> {
     (0..).zip(blobs).filter(|(_, blob)| !blob.is_empty()).map(|(peer, blob)| (peer, blob.as_slice()))
 }
 
-/// Connects with these, all within one deadline.
+/// Connects with these peers, all within one deadline.
 pub(crate) fn connect_all<'a>(
     floor: &impl Floor,
     rank: u32,

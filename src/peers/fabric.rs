@@ -1,4 +1,4 @@
-//! The fabrics of this process: one for each rank that has buffers with queues, shared by them.
+//! The fabrics of this process: one for each rank that has buffers with queues, which share it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,13 +10,14 @@ use crate::ffi::{Adapters, Fabric, FabricOptions};
 use crate::rendezvous::auth;
 use crate::sys;
 
-/// The 32 bytes that both ends of a connection between hosts prove to know; none where the run has no token.
+/// The 32 bytes that both ends of a connection between hosts prove to know; none if the run has no token.
 pub(crate) type WireKey = Option<[u8; 32]>;
 
-/// By process, rank and key: a forked child has none of its parent's threads.
+/// Keyed by process, rank and key. The process is part of it because a forked child has none of its parent's threads.
 static FABRICS: Mutex<BTreeMap<(u32, u32, WireKey), Weak<Fabric>>> = Mutex::new(BTreeMap::new());
 
-/// That of this rank, which lives as long as one of its buffers. Its adapters are near to the device of the first of them.
+/// The fabric of this rank, which lives as long as one of its buffers. Its adapters are near to the device of the first
+/// of them.
 pub(crate) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>> {
     let mut fabrics = FABRICS.lock().unwrap_or_else(PoisonError::into_inner);
     let id = (std::process::id(), rank, key);
@@ -30,8 +31,8 @@ pub(crate) fn of(rank: u32, key: WireKey, device: Device) -> Result<Arc<Fabric>>
     Ok(fabric)
 }
 
-/// The key of buffers that belong to no group: of the token of this process and of `EPWIRE_RUN_ID`, where `EPWIRE_WIRES`
-/// asks for TCP, or for verbs, whose ranks call each other by TCP.
+/// The key for buffers that belong to no group, from the token of this process and `EPWIRE_RUN_ID`, if `EPWIRE_WIRES`
+/// asks for TCP, or for verbs, whose ranks contact each other by TCP.
 pub(crate) fn key_without_group(rank: u32) -> Result<WireKey> {
     let asked = env::value(env::WIRES).and_then(|names| Wires::parse(&names).ok());
     let asks = asked.is_some_and(|wires| wires.tcp || wires.verbs);
@@ -44,7 +45,7 @@ pub(crate) fn key_without_group(rank: u32) -> Result<WireKey> {
     Ok(token.map(|token| auth::wire_key(&token, &run_id)))
 }
 
-/// As the environment says; a text that names the variable that cannot be so.
+/// The options that the environment sets; the error text names the variable that is wrong.
 fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, String> {
     let nic = env::value(env::NIC).map_or(Ok(sys::EPW_NIC_SOFT), |name| nic(&name))?;
     let asked = env::value(env::WIRES).map(|names| Wires::parse(&names)).transpose();
@@ -89,7 +90,7 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
     })
 }
 
-/// The NIC of that name.
+/// The NIC with this name.
 fn nic(name: &str) -> std::result::Result<u32, String> {
     match name.trim() {
         "soft" => Ok(sys::EPW_NIC_SOFT),
@@ -103,7 +104,7 @@ fn nic(name: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// The way of ringing of that name.
+/// The kind of doorbells with this name.
 fn doorbells(name: &str) -> std::result::Result<u32, String> {
     match name.trim() {
         "auto" => Ok(sys::EPW_DOORBELLS_AUTO),
@@ -113,7 +114,7 @@ fn doorbells(name: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// The place of rings of that name.
+/// The place of rings with this name.
 fn rings(name: &str) -> std::result::Result<u32, String> {
     match name.trim() {
         "host" => Ok(sys::EPW_RINGS_HOST),
@@ -123,7 +124,7 @@ fn rings(name: &str) -> std::result::Result<u32, String> {
     }
 }
 
-/// Which wires may be used.
+/// The wires that may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wires {
     local: bool,
@@ -132,7 +133,7 @@ struct Wires {
 }
 
 impl Wires {
-    /// Those that are named, as in `EPWIRE_WIRES`; else a text that says which name is unknown.
+    /// The wires named as in `EPWIRE_WIRES`; the error text says which name is unknown.
     fn parse(names: &str) -> std::result::Result<Self, String> {
         let mut wires = Self { local: false, tcp: false, verbs: false };
         for name in names.split(',').map(str::trim) {

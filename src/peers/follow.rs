@@ -1,4 +1,4 @@
-//! What a group asks of whoever follows its membership, answered by the C core.
+//! What a group asks of its followers, answered by the C core.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::group::GivenUp;
 use crate::mask::Mask;
 use crate::rendezvous::Decision;
 
-/// Begins the membership, unless a call that another follower made fail has done so.
+/// Begins the membership, unless an earlier call that failed for another follower has already done so.
 pub(crate) fn begin(floor: &impl Floor, decision: &Decision) -> Result<()> {
     let now = floor.membership()?;
     let begun = (Mask::from_words(now.active.bits), now.epoch, now.step);
@@ -29,7 +29,7 @@ pub(crate) fn is_overtaken(floor: &impl Floor, epoch: u32) -> bool {
 }
 
 pub(crate) fn diverged(floor: &impl Floor, epoch: u32, step: u64) -> Mask {
-    // Who cannot say accuses nobody.
+    // A rank that cannot tell accuses nobody.
     floor.diverged(epoch, step).unwrap_or(Mask::EMPTY)
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn reaches(floor: &impl Floor, peer: u32, timeout: Duration) -> bool 
     loop {
         match floor.probe(peer, timeout.saturating_sub(began.elapsed()).max(PAUSE)) {
             Ok(()) => return true,
-            // The program itself may be probing a path at this moment, which says nothing about the peer.
+            // The program itself may be probing a path at the moment, which says nothing about the peer.
             Err(Error::State(_)) if began.elapsed() < timeout => std::thread::sleep(PAUSE),
             Err(_) => return false,
         }

@@ -1,6 +1,6 @@
-//! How all members of a group make an end each and connect them. Connecting asks the process of the peer for its window, and a
-//! process that is stopped answers no sooner than the deadline: async forms therefore do it on a thread of their own, which
-//! ends within that deadline whether or not somebody still waits for it.
+//! How all members of a group create one end each and connect them. Connecting asks the process of the peer for its
+//! window, and a stopped process does not answer until the deadline: the async forms therefore connect on a thread of
+//! their own, which ends within that deadline whether or not somebody still waits for it.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use crate::error::Result;
 use crate::group::{Follower, Group};
 use crate::spawn_blocking::spawn_blocking;
 
-/// What the members make: a buffer or a communicator.
+/// What the members create: a buffer or a communicator.
 pub(crate) trait End: Follower + 'static {
-    /// What each peer needs, by peer; nothing for itself.
+    /// What each peer needs, by peer; empty for itself.
     fn exported(&self) -> Result<Vec<Vec<u8>>>;
-    /// Connects with those whose blob is not empty, all within one deadline.
+    /// Connects with the peers whose blob is not empty, all within one deadline.
     fn connect_present(&self, blobs: &[Vec<u8>]) -> Result<()>;
 }
 
 type Fields = Vec<(String, String)>;
 
-/// Made, connected with all members, and with the membership of the group; on standby just made.
+/// Creates an end, connects it with all members and begins the membership of the group; on standby it only creates it.
 pub(crate) async fn meet<E: End>(
     group: &Group,
     what: &'static str,
@@ -35,7 +35,7 @@ pub(crate) async fn meet<E: End>(
     let blobs = group.exchange(what, blobs).await?;
     let connected = end.clone();
     spawn_blocking("connect", rank, move || connected.connect_present(&blobs)).await?;
-    // Nobody may send before everybody is connected: an epoch word posted by begin is the first thing a peer reads.
+    // Nobody may send before everybody is connected: the first thing a peer reads is the epoch word that begin posts.
     group.barrier(what).await?;
     let (begun, decision) = (end.clone(), group.active());
     spawn_blocking("create", rank, move || begun.begin(&decision)).await?;

@@ -4,19 +4,20 @@ use crate::error::Result;
 use crate::ffi::Floor;
 use crate::mask::Mask;
 
-/// A membership of one buffer or communicator, and what has become of it since it began. How that of the group stands is
+/// The membership of one buffer or communicator, and what has become of it since it began. For that of the group see
 /// [`group::Membership`](crate::group::Membership).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Membership {
     /// The ranks that take part.
     pub active: Mask,
-    /// Those of them given up since, neither sent to nor waited for until the next membership.
+    /// Active ranks that have been given up since then: nothing is sent to them or awaited from them until the next
+    /// membership.
     pub suspects: Mask,
-    /// Those of the suspects that this rank has seen silent for a whole deadline. Of the others it has been told, which is no
-    /// evidence that they fail.
+    /// Suspects that this rank itself has seen silent for a whole deadline. It has only been told of the others, which
+    /// is no evidence that they have failed.
     pub silent: Mask,
-    /// 0: none yet.
+    /// 0: no membership yet.
     pub epoch: u32,
     /// The step at which it began.
     pub step: u64,

@@ -1,5 +1,5 @@
-//! What a buffer and a communicator have in common above the C core: which paths they take, how they connect, how they follow the
-//! membership of a group, and the thread that waits in the place of a task.
+//! What a buffer and a communicator have in common above the C core: which paths they take, how they connect, how they
+//! follow the membership of a group, and the thread that waits in place of a task.
 
 mod connect;
 mod fabric;

@@ -1,4 +1,4 @@
-//! Where a buffer or communicator is used, which decides by which paths its peers are reached.
+//! Where a buffer or communicator is used, which decides which paths lead to its peers.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::Fabric;
 use crate::group::Group;
 
-/// What a group says of where its buffers are used.
+/// What a group knows about where its buffers are used.
 #[derive(Clone, Copy)]
 pub(crate) struct Setting {
     key: WireKey,
     several_hosts: bool,
 }
 
-/// Without the key.
+/// Leaves out the key.
 impl std::fmt::Debug for Setting {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Setting").field("several_hosts", &self.several_hosts).finish_non_exhaustive()
@@ -28,17 +28,17 @@ impl Setting {
         Self { key: group.wire_key(), several_hosts: group.spans_hosts() }
     }
 
-    /// That of a program that has no group.
+    /// The setting of a program without a group.
     pub(crate) fn alone(rank: u32) -> Result<Self> {
         Ok(Self { key: fabric::key_without_group(rank)?, several_hosts: false })
     }
 
-    /// What carries its queues, if these paths permit some.
+    /// The fabric for its queues, if these paths permit any.
     pub(crate) fn fabric(&self, rank: u32, paths: Paths, device: Device) -> Result<Option<Arc<Fabric>>> {
         paths.queue.then(|| fabric::of(rank, self.key, device)).transpose()
     }
 
-    /// Those by which peers may be reached, where the program permits these.
+    /// The paths by which peers may be reached, if the program permits these.
     pub(crate) fn paths(&self, rank: u32, mut permitted: Paths) -> Result<Paths> {
         permitted.queue |= self.several_hosts && permitted == Paths::default();
         let Some(names) = env::value(env::PATHS) else { return Ok(permitted) };

@@ -1,5 +1,5 @@
-//! The thread that waits so that no task of an executor has to: of a lane, or of a communicator. It looks at signal words in the
-//! window only, never at the memory of an operation's caller.
+//! The thread of a lane or communicator that waits so that no task of an executor has to. It reads only signal words in
+//! the window, never the memory of an operation's caller.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -11,15 +11,16 @@ use crate::waking;
 /// Longest time between two looks at an operation, however long its deadline is.
 pub(crate) const LONGEST_LOOK: Duration = Duration::from_millis(10);
 
-/// Whose operations are watched. A handle names one that is under way, or has been.
+/// What has operations to watch. A handle names one that is running, or was.
 pub(crate) trait Watched: Send + Sync + 'static {
-    /// Sleeps until one of these may go on, the newest of which comes last; `longest` at most. Touches no memory of a caller.
+    /// Sleeps until one of these, of which the newest comes last, may make progress; at most `longest`. Touches no
+    /// caller memory.
     fn sleep(&self, handles: &[u64], longest: Duration);
     /// Whether it has nothing to wait for any more.
     fn is_over(&self, handle: u64) -> bool;
 }
 
-/// Wakes a task when the words that its operation awaits may have come.
+/// Wakes a task when the words that its operation awaits may have arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Watcher {
     shared: Arc<Shared>,
@@ -34,10 +35,10 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct Request {
-    /// Several where clones of an event are awaited by different tasks.
+    /// Several if different tasks await clones of an event.
     tasks: Vec<(u64, Waker)>,
-    /// The operation that is awaited by an event, and until when. It is looked at however busy the task's executor is,
-    /// which is what shows the peers that this rank waits too.
+    /// The operation that an event awaits, and until when. It is polled however busy the task's executor is, because
+    /// the polls show the peers that this rank waits too.
     tended: Option<(u64, Option<Instant>)>,
     ending: bool,
 }
@@ -47,7 +48,7 @@ impl Shared {
         self.request.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Looks at least once in each `slice`, whatever the C core says.
+    /// Looks at least once per `slice`, whatever the C core reports.
     fn run(&self, watched: &impl Watched, slice: Duration) {
         let mut request = self.lock();
         while !request.ending {
@@ -75,7 +76,7 @@ impl Shared {
 }
 
 impl Watcher {
-    /// Starts the thread unless it runs. One that could not be started is tried again.
+    /// Starts the thread unless it runs. If it cannot be started, the next call tries again.
     pub(crate) fn start(&self, watched: &Arc<impl Watched>, slice: Duration) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
@@ -86,14 +87,14 @@ impl Watcher {
         Ok(())
     }
 
-    /// Keeps the operation of a handle in its wait until that is over, `until` at the latest.
+    /// Keeps polling the operation of a handle until it is over, at most until `until`.
     pub(crate) fn tend(&self, handle: u64, until: Option<Instant>) {
         self.shared.lock().tended = Some((handle, until));
     }
 
-    /// Has the task polled again when its operation may go on.
+    /// Has the task polled again when its operation may make progress.
     pub(crate) fn wake_later(&self, handle: u64, waker: &Waker) {
-        // Outside the lock: cloning and dropping it runs code of the executor.
+        // Outside the lock, because cloning and dropping a waker runs code of the executor.
         let mut task = Some((handle, waker.clone()));
         let mut request = self.shared.lock();
         if !request.tasks.iter().any(|(of, task)| *of == handle && task.will_wake(waker)) {
@@ -108,13 +109,13 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         self.shared.lock().ending = true;
         self.shared.changed.notify_one();
-        // A waker called there may have dropped the last owner: that thread cannot wait for itself.
+        // A waker called on that thread may have dropped the last owner: the thread cannot join itself.
         let elsewhere = |thread: &JoinHandle<()>| thread.thread().id() != std::thread::current().id();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread
             && elsewhere(&thread)
         {
-            // Ends within a slice.
+            // The thread ends within a slice.
             let _ = thread.join();
         }
     }

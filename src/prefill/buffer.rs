@@ -1,4 +1,4 @@
-//! The buffer itself: how it comes to be, finds its peers, and follows the membership.
+//! The buffer itself: its creation, its connections, and how it follows the membership.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -15,8 +15,8 @@ use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
 use crate::{observe, sys};
 
-/// A rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`: lanes may be used from
-/// different threads at a time, each with one operation. See the [module](super).
+/// One rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
+/// different threads may use different lanes at the same time, each with one operation. See the [module](super).
 #[derive(Debug, Clone)]
 pub struct PrefillBuffer {
     pub(super) inner: Arc<Inner>,
@@ -25,7 +25,7 @@ pub struct PrefillBuffer {
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: their threads end before the last owner of the C buffer goes.
+    /// Declared before `ffi`: the threads must end before the last owner of the C buffer is dropped.
     pub(super) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
     pub(super) ffi: Arc<ffi::Prefill>,
     pub(super) rank: u32,
@@ -45,9 +45,10 @@ impl Inner {
 }
 
 impl PrefillBuffer {
-    /// Creates the buffer of every member of `group` and connects them: as
-    /// [`EpBuffer::create`](crate::EpBuffer::create), and in one order with all that is created with the group. From then on it
-    /// follows the group, at the same step as other buffers. Never blocks the executor.
+    /// Creates the buffer of every member of `group` and connects them, as
+    /// [`EpBuffer::create`](crate::EpBuffer::create) does. All members create what belongs to the group in the same
+    /// order. From then on the buffer follows the group, with the same steps as its other buffers. Never blocks the
+    /// executor.
     pub async fn create(group: &Group, config: PrefillConfig) -> Result<Self> {
         let (rank, world, setting) = (group.rank(), group.world(), Setting::of(group));
         let fields = config.fields();
@@ -69,8 +70,8 @@ impl PrefillBuffer {
         Self { inner }
     }
 
-    /// A buffer that knows nobody yet, as [`EpBuffer::unconnected`](crate::EpBuffer::unconnected), for programs that carry blobs by
-    /// means of their own.
+    /// A buffer without connections, as [`EpBuffer::unconnected`](crate::EpBuffer::unconnected), for programs that
+    /// carry blobs by means of their own.
     pub fn unconnected(rank: u32, ranks: u32, config: PrefillConfig) -> Result<Self> {
         Ok(Self { inner: Inner::made(rank, ranks, config, Setting::alone(rank)?)? })
     }
@@ -95,7 +96,7 @@ impl PrefillBuffer {
         &self.inner.plan
     }
 
-    /// What `peer` needs to reach this rank's window, to be given to its [`PrefillBuffer::connect`]. Waits for nobody.
+    /// What `peer` needs to reach this rank's window, to be passed to its [`PrefillBuffer::connect`]. Does not wait.
     pub fn export(&self, peer: u32) -> Result<Vec<u8>> {
         self.inner.ffi.export(peer)
     }
@@ -129,18 +130,18 @@ impl PrefillBuffer {
         Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
 
-    /// For print: what drains this rank's queues. `None` where the configuration permits none.
+    /// For messages: what drives this rank's queues. `None` if the configuration permits no queues.
     pub fn nic(&self) -> Option<String> {
         self.inner.ffi.nic()
     }
 
-    /// Begins a membership: as [`EpBuffer::set_active`](crate::EpBuffer::set_active), with no operation in flight. Routings of
-    /// the one before cannot be used any more.
+    /// Begins a membership: as [`EpBuffer::set_active`](crate::EpBuffer::set_active), with no operation in flight.
+    /// Routings of the previous membership become invalid.
     pub fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         self.inner.ffi.set_active(active, epoch, step)
     }
 
-    /// The group goes on without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke).
+    /// Tells the buffer that the group continues without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
         self.inner.ffi.revoke(ranks)
     }
@@ -150,7 +151,7 @@ impl PrefillBuffer {
         Membership::of(&*self.inner.ffi)
     }
 
-    /// Whether something that has ended since the last such call was incomplete, to be handed to
+    /// Whether any operation that has ended since the last such call was incomplete, to be passed to
     /// [`EpBuffer::fault`](crate::EpBuffer::fault): as [`Comm::take_fault`](crate::Comm::take_fault).
     pub fn take_fault(&self) -> Result<bool> {
         self.inner.ffi.take_fault()

@@ -1,4 +1,4 @@
-//! What a combine is given.
+//! The inputs of a combine.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::error::{Error, Failure, Result};
 use crate::tensor::{DType, TensorRef, sealed::Matrix, sealed::View as _};
 use crate::{ffi, sys};
 
-/// What combine takes: the experts' outputs, in the places of the dispatch. `C` is its capacity.
+/// The inputs of combine: the experts' outputs, in the places of the dispatch. `C` is its capacity.
 #[derive(Debug, Clone)]
 pub struct PrefillCombine<'a> {
     mode: CombineMode,
@@ -22,8 +22,9 @@ pub struct PrefillCombine<'a> {
 }
 
 impl<'a> PrefillCombine<'a> {
-    /// Expert outputs `[places, width]` of the combine type, dense. `width` is at most the configuration's `hidden`, and the same on
-    /// all ranks. Of layouts by source already reduced over this rank's experts with the weights.
+    /// Expert outputs `[places, width]` of the combine type, dense. `width` is at most the configuration's `hidden`,
+    /// and the same on all ranks. In layouts by source, rows are already reduced over this rank's experts with the
+    /// weights.
     pub fn new(expert_out: TensorRef<'a>) -> Self {
         Self {
             mode: CombineMode::default(),
@@ -36,33 +37,34 @@ impl<'a> PrefillCombine<'a> {
         }
     }
 
-    /// What travels; rank-reduced by default. The same on all ranks. Ordered combine is for layouts by expert.
+    /// The combine mode, rank-reduced by default. The same on all ranks. Ordered combine needs a layout by expert.
     #[must_use]
     pub fn mode(self, mode: CombineMode) -> Self {
         Self { mode, ..self }
     }
 
-    /// Rank-reduced, layouts by expert: weights of the places, `[C]`, instead of those of dispatch.
+    /// For rank-reduced combine in layouts by expert: weights of the places, `[C]`, instead of those of dispatch.
     #[must_use]
     pub fn row_weights(self, weights: &'a [f32]) -> Self {
         Self { row_weights: Some(weights), ..self }
     }
 
-    /// Ordered: this rank's weights `[n, k]` f32, dense, instead of those of dispatch.
+    /// For ordered combine: this rank's weights `[n, k]` f32, dense, instead of those of dispatch.
     #[must_use]
     pub fn weights(self, topk_weights: TensorRef<'a>) -> Self {
         Self { topk_weights: Some(topk_weights), ..self }
     }
 
-    /// Numbers that are carried back to [`PrefillCombineOutput::values`](super::PrefillCombineOutput::values), as gradients of
-    /// weights are: `[C]` of layouts by expert, `[C, topk]` of others. All ranks give them, or none.
+    /// Numbers that are carried back to [`PrefillCombineOutput::values`](super::PrefillCombineOutput::values), for
+    /// instance gradients of weights: `[C]` in layouts by expert, `[C, topk]` in others. Either all ranks pass them, or
+    /// none.
     #[must_use]
     pub fn values(self, values: &'a [f32]) -> Self {
         Self { values: Some(values), ..self }
     }
 
-    /// Rows `[n, width]` of the combine type, dense, that are added to this rank's tokens behind all else. A second one is added
-    /// behind the first; more replace that.
+    /// Rows `[n, width]` of the combine type, dense, that are added to this rank's tokens after everything else. A
+    /// second one is added after the first; any further one replaces the second.
     #[must_use]
     pub fn bias(mut self, rows: TensorRef<'a>) -> Self {
         let at = usize::from(self.bias[0].is_some());
@@ -70,7 +72,7 @@ impl<'a> PrefillCombine<'a> {
         self
     }
 
-    /// A longer deadline than the buffer's, 1 day at most.
+    /// A longer deadline than the buffer's, at most 1 day.
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
@@ -80,7 +82,7 @@ impl<'a> PrefillCombine<'a> {
         self.expert_out.cols()
     }
 
-    /// Checks every size and gives the C view, which borrows from `self`.
+    /// Checks every size and returns the C view, which borrows from `self`.
     pub(super) fn to_c(&self, inner: &Inner, shape: &Shape) -> Result<sys::epw_prefill_combine_input> {
         let invalid = |text: String| Error::Invalid(Failure::new("combine", inner.rank, text));
         let dtype = inner.config.ep.combine_dtype.dtype();

@@ -4,7 +4,8 @@ use crate::config::EpConfig;
 use crate::error::Result;
 use crate::{ffi, sys};
 
-/// What a prefill buffer is made with: an [`EpConfig`], whose `max_tokens` is of one operation, and the size of the rings.
+/// The configuration of a prefill buffer: an [`EpConfig`], whose `max_tokens` applies to one operation, and the size of
+/// the rings.
 ///
 /// ```
 /// use epwire::EpConfig;
@@ -18,16 +19,16 @@ use crate::{ffi, sys};
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefillConfig {
-    /// As of a decode buffer, with equal fields on all ranks. `ordered` and `zero_copy` are off: ordered combine needs nothing
-    /// more here.
+    /// As for a decode buffer, equal on all ranks. `ordered` and `zero_copy` must be off: ordered combine needs no
+    /// extra memory here.
     pub ep: EpConfig,
-    /// Slots of the ring from one rank to another, a row in each, equal on all ranks; 0, by default: 512, or fewer where
-    /// `max_tokens` is less, or a window would pass 256 MiB, down to 16.
+    /// Slots of the ring from one rank to another, one row each, equal on all ranks. 0, the default, means 512, or
+    /// fewer, down to 16, if `max_tokens` is smaller or a window would exceed 256 MiB.
     pub ring_tokens: u32,
 }
 
 impl PrefillConfig {
-    /// With rings of a size that the library chooses.
+    /// A configuration with rings of a size that the library chooses.
     pub fn new(ep: EpConfig) -> Self {
         Self { ep, ring_tokens: 0 }
     }
@@ -40,7 +41,7 @@ impl PrefillConfig {
         }
     }
 
-    /// Those that must be equal on all ranks, by name.
+    /// The fields that must be equal on all ranks, by name.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
         let mut fields = self.ep.fields();
         fields.push(("ring_tokens".to_owned(), self.ring_tokens.to_string()));
@@ -54,34 +55,34 @@ impl PrefillConfig {
 pub struct PrefillPlan {
     /// Ranks.
     pub ranks: u32,
-    /// Experts of each.
+    /// Experts of each rank.
     pub local_experts: u32,
     /// Slots of a ring, as chosen.
     pub ring_tokens: u32,
-    /// So many tokens [`PrefillBuffer::dispatch_send_blocking`](super::PrefillBuffer::dispatch_send_blocking) may have, and rows of each source
-    /// the sending half of a combine.
+    /// How many tokens [`PrefillBuffer::dispatch_send_blocking`](super::PrefillBuffer::dispatch_send_blocking) may
+    /// have, and how many rows of each source the sending half of a combine.
     pub split_tokens: u32,
-    /// The same of an ordered combine, which sends several rows of a token.
+    /// The same for an ordered combine, which sends several rows per token.
     pub split_tokens_ordered: u32,
-    /// A dispatched row in a ring.
+    /// Size of a dispatched row in a ring.
     pub slot_bytes: u64,
-    /// An answer in a ring.
+    /// Size of an answer in a ring.
     pub answer_bytes: u64,
     /// Header and signal words.
     pub control_bytes: u64,
-    /// Rings of dispatched rows, of all lanes.
+    /// Rings of dispatched rows, for all lanes.
     pub dispatch_bytes: u64,
-    /// Rings of answers, of all lanes.
+    /// Rings of answers, for all lanes.
     pub combine_bytes: u64,
     /// The whole window of a rank.
     pub window_bytes: u64,
-    /// This rank's own memory beside the window.
+    /// This rank's own memory outside the window.
     pub private_bytes: u64,
-    /// A [`Routing`](super::Routing) with `max_tokens` tokens of this rank.
+    /// A [`Routing`](super::Routing) for `max_tokens` tokens of this rank.
     pub routing_bytes: u64,
-    /// What a routing takes more for each row that comes.
+    /// Additional memory of a routing for each received row.
     pub routing_row_bytes: u64,
-    /// Host memory that peers behind queues would take, if all others were, as in [`Plan`](crate::Plan).
+    /// Host memory that peers behind queues would need, if all peers were behind queues, as in [`Plan`](crate::Plan).
     pub image_bytes: u64,
     /// The queues themselves.
     pub ring_bytes: u64,
@@ -112,7 +113,7 @@ impl PrefillPlan {
     }
 }
 
-/// The window of a rank, by lines, in MiB.
+/// The window of a rank, line by line, in MiB.
 impl std::fmt::Display for PrefillPlan {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);

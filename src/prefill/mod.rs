@@ -1,5 +1,5 @@
-//! Dispatch and combine of many tokens: a [`PrefillBuffer`] takes up to 65,536 tokens of each rank in an operation, through rings of
-//! fewer slots than that in the peers' windows, so that memory does not grow with the tokens.
+//! Dispatch and combine of many tokens: a [`PrefillBuffer`] moves up to 65,536 tokens of each rank in one operation,
+//! through rings in the peers' windows that have fewer slots than that, so that memory does not grow with the tokens.
 //!
 //! ```
 //! use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput};
@@ -57,31 +57,36 @@
 //! # }
 //! ```
 //!
-//! # How it goes
-//! A row is copied out of its slot to its place in the output as it comes, and the slot is its source's again: that is a credit.
-//! Each peer and direction progresses by itself: waiting for one peer's credit holds up neither rows to others nor receiving.
-//! Places need the counts of all sources, which go ahead of the rows.
+//! # How it works
+//! Each row is copied from its slot to its place in the output as it arrives; the slot is then returned to its source
+//! as a credit. Each peer and direction makes progress by itself: waiting for one peer's credit delays neither rows to
+//! other peers nor receiving. Places depend on the counts of all sources, which are sent before the rows.
 //!
-//! A dispatch and a combine are an operation each. All members call the same operations on the same lane in the same order; a lane
-//! has one at a time, so that two are in flight on two lanes. What lies between them is the caller's [`Routing`].
+//! A dispatch and a combine are one operation each. All members call the same operations on the same lane in the same
+//! order; a lane runs one operation at a time, so two in flight need two lanes. What connects a combine with its
+//! dispatch is the caller's [`Routing`].
 //!
-//! * In one: [`PrefillBuffer::dispatch_blocking`] with a capacity. What overflows is the last in order, and is reported.
-//! * Counted first: [`PrefillBuffer::dispatch_count_blocking`] waits for the counts, and the output is allocated then.
-//! * In halves, where the rings hold all rows: [`PrefillBuffer::dispatch_send_blocking`],
-//!   [`PrefillBuffer::combine_send_blocking`]. [`PrefillPlan::split_tokens`] says how many; more is an error before anything is sent.
-//! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows by the same routing, as a backward pass does.
+//! * In one call: [`PrefillBuffer::dispatch_blocking`] with a given capacity. If rows overflow, the last in order are
+//!   left out, and that is reported.
+//! * Counted first: [`PrefillBuffer::dispatch_count_blocking`] waits for the counts, then the output is allocated.
+//! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send_blocking`],
+//!   [`PrefillBuffer::combine_send_blocking`]. [`PrefillPlan::split_tokens`] is the limit; more is an error before
+//!   anything is sent.
+//! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
 //!
 //! # Numbers
-//! Those of decode, bit for bit: FP8 and sums are the same code. In rank-reduced combine each rank sums its experts' rows with
-//! the weights, in top-k order, rounds, and the ranks' rows are added in ascending order; ordered combine adds all rows at home in top-k
-//! order. Bias comes behind all else, ahead of the rounding.
+//! The results equal those of decode bit for bit: FP8 conversion and sums are the same code. In rank-reduced combine
+//! each rank sums its experts' rows with the weights, in top-k order, and rounds; then the ranks' rows are added in
+//! ascending order of ranks. Ordered combine adds all rows at the token's own rank in top-k order. Bias is added last,
+//! before the rounding.
 //!
 //! # When a rank fails
-//! As everywhere, waits are bounded and the [`Outcome`](crate::Outcome) names who is missing. A source that is lost while its rows come
-//! keeps its places, and all of them are marked -1; its count is 0. [`PrefillCombineOutput::lacks`] says for each token which ranks
-//! its sum lacks. A routing holds for one membership.
+//! As everywhere, waits are bounded and the [`Outcome`](crate::Outcome) names the missing ranks. A source that is lost
+//! while its rows arrive keeps its places, all of which are marked -1; its count is 0.
+//! [`PrefillCombineOutput::lacks`] tells for each token which ranks its sum lacks. A routing is valid for one
+//! membership.
 //!
-//! So far buffers are on the host.
+//! So far buffers are in host memory only.
 
 mod buffer;
 mod combine;

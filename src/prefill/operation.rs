@@ -1,4 +1,5 @@
-//! Running an operation of a routing: on this thread, or in the polls of a future, while a watcher thread waits in its place.
+//! Running an operation of a routing, either on this thread, or in the polls of a future while a watcher thread waits
+//! for it.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -12,7 +13,7 @@ use crate::outcome::Outcome;
 use crate::peers::{LONGEST_LOOK, Watched};
 use crate::sys;
 
-/// Runs a call on this thread, and makes an outcome of what it fills.
+/// Runs a call on this thread, and turns what it fills into an outcome.
 pub(super) fn run(
     inner: &Inner,
     name: &'static str,
@@ -24,7 +25,7 @@ pub(super) fn run(
     observed.end(ended, |outcome| outcome)
 }
 
-/// An operation that is given up if this is dropped before it has ended.
+/// An operation; dropping this before it has ended gives it up.
 struct UnderWay<'a> {
     routing: &'a mut ffi::Routing,
     ended: bool,
@@ -38,13 +39,13 @@ impl Drop for UnderWay<'_> {
     }
 }
 
-/// A call that has begun, and how far it has come.
+/// A call that has begun, and its progress.
 pub(super) struct Begun {
     progress: Progress,
     outcome: sys::epw_outcome,
 }
 
-/// Begins a call that does not block.
+/// Begins a non-blocking call.
 pub(super) fn begin(
     inner: &Inner,
     call: impl FnOnce(&mut sys::epw_outcome) -> Result<Progress>,
@@ -60,9 +61,10 @@ pub(super) fn begin(
     Ok(Begun { progress: call(&mut outcome)?, outcome })
 }
 
-/// Polls it to its end.
+/// Polls the call until it ends.
 ///
 /// # Safety
+///
 /// The memory given to it stays valid until this future has ended or been dropped.
 pub(super) async unsafe fn finish(
     inner: &Inner,
@@ -93,14 +95,14 @@ pub(super) async unsafe fn finish(
     observed.end(ended.await, |outcome| outcome)
 }
 
-/// Handles are lanes: what waits touches no routing, which may go at any time.
+/// Handles are lanes: the watcher touches no routing, because a routing may be dropped at any time.
 impl Watched for ffi::Prefill {
     fn sleep(&self, lanes: &[u64], longest: Duration) {
-        // An error says that the operation has ended: its task must look too.
+        // An error means that the operation has ended: its task must look as well.
         let _ = lanes.last().map(|lane| ffi::Prefill::sleep(self, *lane as u32, longest));
     }
 
     fn is_over(&self, _: u64) -> bool {
-        true // nobody tends an operation
+        true // operations here are never tended
     }
 }

@@ -1,4 +1,5 @@
-//! What comes out of a prefill dispatch and combine: host memory that the caller names, checked before a pointer leaves Rust.
+//! The outputs of a prefill dispatch and combine: host memory that the caller names, checked before a pointer leaves
+//! Rust.
 
 use crate::buffer::{Need, Place, ScaleOrder};
 use crate::config::{Payload, RowShape};
@@ -11,17 +12,17 @@ use super::buffer::Inner;
 /// How received rows are laid out. Rows of an expert or source are ordered by source rank, then by token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrefillLayout {
-    /// Rows of a local expert together, experts in order, each at a multiple of `alignment` rows: as contiguous grouped GEMMs take
-    /// them. A token has a row for each of its experts here.
+    /// Rows of each local expert together, in the order of experts, each expert's first row at a multiple of
+    /// `alignment` rows, as contiguous grouped GEMMs need them. A token has one row for each of its experts here.
     Packed {
-        /// Rows, at least 1.
+        /// Number of rows, at least 1.
         alignment: u32,
     },
-    /// Rows by source, one source behind the other, a row for each token, with its local expert ids and weights.
+    /// Rows by source, one source after the other, one row per token, with its local expert ids and weights.
     Dense,
-    /// `[local_experts, capacity]`, where that fits.
+    /// `[local_experts, capacity]`; rows beyond an expert's capacity have no place.
     ExpertMajor,
-    /// The same as dense, but source `s` from row `s * max_tokens` on; needs a capacity of `ranks * max_tokens`.
+    /// As dense, but source `s` begins at row `s * max_tokens`; needs a capacity of `ranks * max_tokens`.
     RankMajor,
 }
 
@@ -32,7 +33,7 @@ impl Default for PrefillLayout {
 }
 
 impl PrefillLayout {
-    /// Layout and alignment.
+    /// Layout and alignment for C.
     pub(super) fn to_c(self) -> (u32, u32) {
         match self {
             Self::Packed { alignment } => (sys::EPW_PACKED, alignment),
@@ -42,18 +43,18 @@ impl PrefillLayout {
         }
     }
 
-    /// Whether a row is one of an expert.
+    /// Whether each row belongs to one expert.
     pub(super) fn is_by_expert(self) -> bool {
         matches!(self, Self::Packed { .. } | Self::ExpertMajor)
     }
 
-    /// Places that a capacity has.
+    /// Number of places for a capacity.
     pub(super) fn places(self, capacity: usize, local_experts: usize) -> usize {
         if self == Self::ExpertMajor { capacity.saturating_mul(local_experts) } else { capacity }
     }
 }
 
-/// What of a dispatch its combines depend on.
+/// What later combines need to know of a dispatch.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Shape {
     pub(super) tokens: usize,
@@ -69,16 +70,16 @@ impl Shape {
     }
 }
 
-/// Where received rows go. `C` places, `E` local experts; every list may be longer. In places of nobody, padding, what lies beyond
-/// the last row, and those of lost sources, indices are -1 and weights 0.
+/// Where received rows go. `C` places, `E` local experts; every list may be longer. In places without a row (padding,
+/// places after the last row, rows of lost sources) indices are -1 and weights 0.
 ///
-/// Rows that have no place because the capacity is too small are left out, the last in order first: the outcome then has
+/// If the capacity is too small, the last rows in order have no place and are left out: the outcome then has
 /// [`Cause::Overflow`](crate::Cause::Overflow), and combine adds nothing for them.
 #[derive(Debug, Default)]
 pub struct PrefillOutput<'a> {
-    /// How rows are laid out: of this rank alone.
+    /// How rows are laid out; each rank chooses its own.
     pub layout: PrefillLayout,
-    /// Places for rows, `C`; expert-major: of each expert.
+    /// Number of places for rows, `C`; expert-major: for each expert.
     pub capacity: usize,
     /// Payloads `[C, payload]`, of any type, aligned to 16 bytes.
     pub rows: Option<TensorMut<'a>>,
@@ -89,55 +90,56 @@ pub struct PrefillOutput<'a> {
     pub scale_order: ScaleOrder,
     /// `[C, sideband_bytes]`.
     pub sideband: Option<&'a mut [u8]>,
-    /// Packed: zeroes the rows between an expert's last and the next one's first.
+    /// Packed: zeroes the padding between the last row of an expert and the first of the next.
     pub zero_padding: bool,
-    /// `[E]` places of each expert, those of lost sources included.
+    /// `[E]` places of each expert, including those of lost sources.
     pub counts: Option<&'a mut [u32]>,
-    /// By expert: `[E]` first place of each.
+    /// By expert: `[E]` first place of each expert.
     pub offsets: Option<&'a mut [u32]>,
-    /// By expert: `[E]` rows of each that have no place.
+    /// By expert: `[E]` rows of each expert that have no place.
     pub overflow: Option<&'a mut [u32]>,
-    /// `[ranks]` rows of each source that have come; 0 of one that was lost.
+    /// `[ranks]` rows received from each source; 0 for a lost one.
     pub source_counts: Option<&'a mut [u32]>,
-    /// By source: `[ranks]` first place of each.
+    /// By source: `[ranks]` first place of each source.
     pub source_offsets: Option<&'a mut [u32]>,
     /// By expert: `[C]` local expert.
     pub row_expert: Option<&'a mut [i32]>,
     /// `[C]` source rank.
     pub row_source: Option<&'a mut [i32]>,
-    /// `[C]` index of the token there.
+    /// `[C]` index of the token at its source.
     pub row_token: Option<&'a mut [i32]>,
-    /// By expert: `[C]` which of the token's top-k.
+    /// By expert: `[C]` index in the token's top-k.
     pub row_position: Option<&'a mut [i32]>,
     /// By expert: `[C]` routing weight.
     pub row_weight: Option<&'a mut [f32]>,
-    /// By source: `[C, topk]` (the plan's) local expert ids, -1 where the entry lives elsewhere.
+    /// By source: `[C, topk]` (the plan's top-k) local expert ids, -1 where the expert lives on another rank.
     pub row_experts: Option<&'a mut [i32]>,
     /// By source: `[C, topk]` weights, 0 where the id is -1.
     pub row_weights: Option<&'a mut [f32]>,
-    /// By expert: `[E, ranks]`, as DeepEP packs them: how many rows of the expert each source has in the lower 32 bits, 0 of one that
-    /// was lost; in the upper ones the number of the first of them among the expert's.
+    /// By expert: `[E, ranks]`, packed as in DeepEP: in the lower 32 bits the number of rows of the expert from each
+    /// source, 0 for a lost one; in the upper 32 bits the index of the first of them among the expert's rows.
     pub ranges: Option<&'a mut [u64]>,
-    /// `[E]`: adds the rows of each local expert.
+    /// `[E]`: the number of rows of each local expert is added to this.
     pub expert_totals: Option<&'a mut [u64]>,
-    /// `[E]`: adds them too, modulo 2^32.
+    /// `[E]`: the same, modulo 2^32.
     pub expert_totals_i32: Option<&'a mut [i32]>,
-    /// `[ranks]`: adds the nanoseconds spent waiting for each source.
+    /// `[ranks]`: the nanoseconds spent waiting for each source are added to this.
     pub wait_ns: Option<&'a mut [u64]>,
 }
 
 /// Where combined tokens go.
 #[derive(Debug)]
 pub struct PrefillCombineOutput<'a> {
-    /// `[n, width]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros, and bias.
+    /// `[n, width]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros, plus bias.
     pub out: TensorMut<'a>,
     /// `[n]` pairs: expert contributions arrived, and expected.
     pub contributions: Option<&'a mut [[u16; 2]]>,
-    /// `[n, ceil(ranks / 32)]`: bit `r % 32` of word `r / 32`: the sum lacks the answer of rank `r`.
+    /// `[n, ceil(ranks / 32)]`: bit `r % 32` of word `r / 32` is set if the sum lacks the answer of rank `r`.
     pub lacks: Option<&'a mut [u32]>,
-    /// `[n, topk]` of the dispatch: what [`PrefillCombine::values`](super::PrefillCombine::values) was for each, 0 where none came.
+    /// `[n, topk]` of the dispatch: the element of [`PrefillCombine::values`](super::PrefillCombine::values) for each
+    /// entry, 0 where none arrived.
     pub values: Option<&'a mut [f32]>,
-    /// `[ranks]`: adds the nanoseconds spent waiting for each peer.
+    /// `[ranks]`: the nanoseconds spent waiting for each peer are added to this.
     pub wait_ns: Option<&'a mut [u64]>,
 }
 
@@ -148,7 +150,7 @@ impl<'a> PrefillCombineOutput<'a> {
     }
 }
 
-/// Sets the fields of a C output to the places of the given outputs of the same names, each checked for what it must hold.
+/// Points the fields of a C output at the given outputs of the same names, after checking that each is long enough.
 macro_rules! place {
     ($output:ident of $from:expr; $($field:ident: $need:expr),* $(,)?) => {
         $(if let Some(place) = $from.$field.as_mut() {
@@ -157,7 +159,7 @@ macro_rules! place {
     };
 }
 
-/// Bytes of the scales of `places` rows, in lists of `capacity`.
+/// Size in bytes of the scales of `places` rows, in lists of `capacity`.
 fn scale_bytes(
     shape: &RowShape,
     payload: Payload,
@@ -175,7 +177,7 @@ fn scale_bytes(
 }
 
 impl PrefillOutput<'_> {
-    /// Checks every size and gives the C view.
+    /// Checks every size and returns the C view.
     pub(super) fn as_c(
         &mut self,
         inner: &Inner,
@@ -231,7 +233,7 @@ impl PrefillOutput<'_> {
 }
 
 impl PrefillCombineOutput<'_> {
-    /// Checks every size and gives the C view, of `tokens` tokens with `topk` experts and `width` channels.
+    /// Checks every size and returns the C view, for `tokens` tokens with `topk` experts and `width` channels.
     pub(super) fn as_c(
         &mut self,
         inner: &Inner,

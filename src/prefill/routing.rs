@@ -1,7 +1,7 @@
 //! Operations of prefill, and the routing that a dispatch leaves behind.
 //!
-//! C touches the memory of an operation only inside calls on its routing, of which there is one owner. So a half that is forgotten
-//! is no harm to memory: its lane just stays occupied until the routing is dropped.
+//! C touches the memory of an operation only inside calls on its routing, which has exactly one owner. So leaking a
+//! half (`mem::forget`) does not endanger memory: its lane just stays occupied until the routing is dropped.
 
 use std::marker::PhantomData;
 
@@ -17,8 +17,9 @@ use crate::outcome::Outcome;
 use crate::sys;
 use crate::tensor::{DType, TensorRef, sealed::View as _};
 
-/// What a dispatch has found out of who sends what to whom, and where it lies: by it experts' outputs are combined, as often and in
-/// as many widths as wanted, and other rows are dispatched the same way with no counting. Holds for the membership of its dispatch.
+/// What a dispatch has found out about which rows go where and where they lie. With it, experts' outputs are combined,
+/// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
+/// the membership of its dispatch.
 ///
 /// Dropping it owes peers nothing; they wait for this rank only in operations that they call and this rank does not.
 #[derive(Debug)]
@@ -27,20 +28,20 @@ pub struct Routing {
     shape: Shape,
 }
 
-/// How many rows come.
+/// How many rows will be received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Received {
-    /// The capacity that takes all of them in the layout that was asked for.
+    /// The capacity that holds all of them in the layout asked for.
     pub capacity: usize,
     /// `[local_experts]` rows of each expert.
     pub counts: Vec<u32>,
-    /// `[ranks]` rows of each source: tokens, each once.
+    /// `[ranks]` rows from each source; each token counts once.
     pub source_counts: Vec<u32>,
 }
 
-/// A dispatch whose receiving half is still to come. Dropping it gives the dispatch up: peers find this rank
-/// [missing](Outcome::missing) from it.
+/// A dispatch whose receiving half is still to be called. Dropping it gives the dispatch up: peers report this rank as
+/// [missing](Outcome::missing).
 #[derive(Debug)]
 #[must_use = "dropping it gives the dispatch up"]
 pub struct PrefillDispatching<'a> {
@@ -51,7 +52,7 @@ pub struct PrefillDispatching<'a> {
     input: PhantomData<&'a ()>,
 }
 
-/// A combine whose receiving half is still to come. Dropping it gives the combine up.
+/// A combine whose receiving half is still to be called. Dropping it gives the combine up.
 #[derive(Debug)]
 #[must_use = "dropping it gives the combine up"]
 pub struct PrefillCombining<'a> {
@@ -62,12 +63,13 @@ pub struct PrefillCombining<'a> {
 }
 
 impl PrefillBuffer {
-    /// Sends this rank's tokens and receives those of the others, on this thread. The [layout](Dispatch::layout) is the output's,
-    /// the input's is not used. Not for a thread that serves an async executor.
+    /// Sends this rank's tokens and receives those of the others, on this thread. The [layout](Dispatch::layout) of the
+    /// output applies, that of the input is ignored. Not for a thread that serves an async executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`] and [`Error::Limit`] for what cannot be; [`Error::State`] without a membership, or while the lane has
-    /// another operation. A refused call has no effect.
+    ///
+    /// [`Error::Invalid`] and [`Error::Limit`] for impossible arguments; [`Error::State`] without a membership, or
+    /// while the lane has another operation. A refused call has no effect.
     pub fn dispatch_blocking(
         &self,
         input: Dispatch<'_>,
@@ -85,11 +87,13 @@ impl PrefillBuffer {
         Ok((routing, outcome))
     }
 
-    /// [`PrefillBuffer::dispatch_blocking`] that never blocks the executor: rows move in `poll`. Dropping the future gives the
-    /// dispatch up.
+    /// [`PrefillBuffer::dispatch_blocking`] that never blocks the executor: rows move in `poll`. Dropping the future
+    /// gives the dispatch up.
     ///
     /// # Errors
-    /// As of that; [`Error::State`] too while peers have not ended an operation of the lane that was given up here: try again.
+    ///
+    /// As for `dispatch_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
+    /// given up here: try again.
     pub async fn dispatch(
         &self,
         input: Dispatch<'_>,
@@ -112,10 +116,12 @@ impl PrefillBuffer {
         Ok((routing, outcome))
     }
 
-    /// [`PrefillBuffer::dispatch_count_blocking`] that never blocks the executor. Dropping the future gives the dispatch up.
+    /// [`PrefillBuffer::dispatch_count_blocking`] that never blocks the executor. Dropping the future gives the
+    /// dispatch up.
     ///
     /// # Errors
-    /// As of [`PrefillBuffer::dispatch`].
+    ///
+    /// As for [`PrefillBuffer::dispatch`].
     pub async fn dispatch_count<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
         let inner = &*self.inner;
         let request = input.request();
@@ -136,11 +142,12 @@ impl PrefillBuffer {
         PrefillDispatching { routing, inner: self.clone(), payload, sideband_bytes, input: PhantomData }
     }
 
-    /// Dispatches other rows by a routing: tokens and top-k as many as before, places and capacity as before, no counts. Without
-    /// [`Dispatch::weights`] the weights stay as they were; the ids are not read.
+    /// Dispatches other rows with a routing: the same number of tokens and top-k, the same places and capacity, no
+    /// counts. Without [`Dispatch::weights`] the previous weights are used; the ids are not read.
     ///
     /// # Errors
-    /// As of [`PrefillBuffer::dispatch_blocking`]; [`Error::State`] too where the membership has changed since.
+    ///
+    /// As for [`PrefillBuffer::dispatch_blocking`]; [`Error::State`] also if the membership has changed since.
     pub fn dispatch_again_blocking(
         &self,
         routing: &mut Routing,
@@ -157,20 +164,23 @@ impl PrefillBuffer {
         run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) })
     }
 
-    /// The sending half of a dispatch, of at most [`split_tokens`](super::PrefillPlan::split_tokens) tokens: returns when all rows
-    /// lie with the peers, and what is computed until [`PrefillDispatching::receive_blocking`] overlaps with their way.
+    /// The sending half of a dispatch, of at most [`split_tokens`](super::PrefillPlan::split_tokens) tokens: returns
+    /// once all rows are handed over for the peers. What is computed before [`PrefillDispatching::receive_blocking`]
+    /// overlaps with their transfer.
     ///
     /// # Errors
-    /// As of [`PrefillBuffer::dispatch_blocking`]; [`Error::Limit`] for more tokens, before anything is sent.
+    ///
+    /// As for [`PrefillBuffer::dispatch_blocking`]; [`Error::Limit`] for more tokens, before anything is sent.
     pub fn dispatch_send_blocking<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
         self.begin_half(input, sys::EPW_HALF_SENDS)
     }
 
-    /// Sends the counts of a dispatch and waits for those of all: [`PrefillDispatching::received`] then says what to allocate. Rows go
-    /// and come in the receiving half. For any number of tokens.
+    /// Sends the counts of a dispatch and waits for those of all peers: [`PrefillDispatching::received`] then tells how
+    /// much to allocate. The receiving half sends and receives the rows. For any number of tokens.
     ///
     /// # Errors
-    /// As of [`PrefillBuffer::dispatch_blocking`].
+    ///
+    /// As for [`PrefillBuffer::dispatch_blocking`].
     pub fn dispatch_count_blocking<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
         self.begin_half(input, sys::EPW_HALF_COUNTS)
     }
@@ -178,8 +188,8 @@ impl PrefillBuffer {
     fn begin_half<'a>(&self, input: Dispatch<'a>, half: u32) -> Result<PrefillDispatching<'a>> {
         let (mut routing, c) = self.prepare(&input)?;
         let request = input.request();
-        // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the operation up if
-        // it is dropped. Forgotten, it leaves an operation that no call goes on with.
+        // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
+        // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
         let _ = run(&self.inner, "dispatch_send", |outcome| unsafe {
             routing.ffi.dispatch(&c, (sys::EPW_ROUTE_NEW, half), None, outcome)
         })?;
@@ -203,12 +213,13 @@ impl PrefillBuffer {
         Err(Error::Invalid(Failure::new("routing", self.inner.rank, text)))
     }
 
-    /// Answers every row of the routing's dispatch, receives the answers to this rank's own and sums them, on this thread. Not for
-    /// a thread that serves an async executor.
+    /// Answers every row of the routing's dispatch, receives the answers to this rank's own and sums them, on this
+    /// thread. Not for a thread that serves an async executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`] and [`Error::Limit`] for what cannot be; [`Error::State`] where the membership has changed since the
-    /// dispatch, or the lane has another operation.
+    ///
+    /// [`Error::Invalid`] and [`Error::Limit`] for impossible arguments; [`Error::State`] if the membership has changed
+    /// since the dispatch, or the lane has another operation.
     pub fn combine_blocking(
         &self,
         routing: &mut Routing,
@@ -226,7 +237,9 @@ impl PrefillBuffer {
     /// [`PrefillBuffer::combine_blocking`] that never blocks the executor. Dropping the future gives the combine up.
     ///
     /// # Errors
-    /// As of that; [`Error::State`] too while peers have not ended an operation of the lane that was given up here: try again.
+    ///
+    /// As for `combine_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
+    /// given up here: try again.
     pub async fn combine(
         &self,
         routing: &mut Routing,
@@ -246,10 +259,12 @@ impl PrefillBuffer {
         unsafe { finish(inner, "combine", &mut routing.ffi, begun) }.await
     }
 
-    /// The sending half of a combine, of at most [`split_tokens`](super::PrefillPlan::split_tokens) rows of each source.
+    /// The sending half of a combine, of at most [`split_tokens`](super::PrefillPlan::split_tokens) rows of each
+    /// source.
     ///
     /// # Errors
-    /// As of [`PrefillBuffer::combine_blocking`]; [`Error::Limit`] for more rows, before anything is sent.
+    ///
+    /// As for [`PrefillBuffer::combine_blocking`]; [`Error::Limit`] for more rows, before anything is sent.
     pub fn combine_send_blocking<'a>(
         &self,
         routing: &'a mut Routing,
@@ -263,10 +278,11 @@ impl PrefillBuffer {
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
 
-    /// How many of these tokens go to each rank and to each expert, and which token goes where: `[ranks]`, `[experts]` and
-    /// `[tokens, ranks]`. `topk_idx` as of [`Dispatch::new`]. Sends nothing.
+    /// How many of these tokens go to each rank and to each expert, and which token goes where: `[ranks]`, `[experts]`
+    /// and `[tokens, ranks]`. `topk_idx` as for [`Dispatch::new`]. Sends nothing.
     ///
     /// # Errors
+    ///
     /// [`Error::Invalid`] for ids out of range or repeated.
     pub fn count(&self, topk_idx: TensorRef<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<bool>)> {
         let inner = &*self.inner;
@@ -291,7 +307,7 @@ impl PrefillBuffer {
         let mut in_rank = vec![0; ids.rows.saturating_mul(ranks)];
         let config = inner.config.to_c(inner.rank, inner.plan.ranks);
         let shape = (idx_type, tokens, topk);
-        // SAFETY: the ids are a dense matrix of that shape, the lists have the lengths that are asked for.
+        // SAFETY: the ids are a dense matrix of that shape, the lists have the required lengths.
         unsafe {
             ffi::prefill_count(&config, ids.ptr, shape, &mut rank_tokens, &mut expert_tokens, &mut in_rank)
         }?;
@@ -300,7 +316,7 @@ impl PrefillBuffer {
 }
 
 impl Routing {
-    /// How many rows came, and what capacity would have taken them in this layout.
+    /// How many rows were received, and which capacity this layout would have needed for them.
     pub fn received(&self, buffer: &PrefillBuffer, layout: PrefillLayout) -> Result<Received> {
         buffer.check_own(self)?;
         let inner = &*buffer.inner;
@@ -317,19 +333,22 @@ impl Routing {
 }
 
 impl PrefillDispatching<'_> {
-    /// How many rows come, and what capacity takes them in this layout. After
-    /// [`PrefillBuffer::dispatch_count_blocking`] it is known.
+    /// How many rows will be received, and which capacity this layout needs for them. Known after
+    /// [`PrefillBuffer::dispatch_count_blocking`].
     ///
     /// # Errors
-    /// [`Error::State`] after a sending half, while counts have not come.
+    ///
+    /// [`Error::State`] after a sending half, while some counts have not arrived.
     pub fn received(&self, layout: PrefillLayout) -> Result<Received> {
         self.routing.received(&self.inner, layout)
     }
 
-    /// [`PrefillDispatching::receive_blocking`] that never blocks the executor. Dropping the future gives the dispatch up.
+    /// [`PrefillDispatching::receive_blocking`] that never blocks the executor. Dropping the future gives the dispatch
+    /// up.
     ///
     /// # Errors
-    /// As of that.
+    ///
+    /// As for `receive_blocking`.
     pub async fn receive(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
         let Self { mut routing, inner: buffer, payload, sideband_bytes, .. } = self;
         let inner = &*buffer.inner;
@@ -345,9 +364,10 @@ impl PrefillDispatching<'_> {
         Ok((routing, outcome))
     }
 
-    /// The receiving half, on this thread. Like any next call, to be made within one deadline of the first half.
+    /// The receiving half, on this thread. It must be called within one deadline of the first half.
     ///
     /// # Errors
+    ///
     /// [`Error::Invalid`] and [`Error::Limit`] for outputs that do not fit: the dispatch is given up.
     pub fn receive_blocking(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
         let Self { mut routing, inner, payload, sideband_bytes, .. } = self;

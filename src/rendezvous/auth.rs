@@ -1,9 +1,10 @@
-//! The shared token, and how both sides show that they know it without sending it.
+//! The shared token, and how each side proves that it knows it without sending it.
 //!
 //! Each side sends 32 random bytes; the client answers first, then the server, each with HMAC-SHA256 under the token's
-//! hash over {its role, protocol version, run id, both challenges}. The role keeps an answer from being sent back as one's
-//! own, the run id and version from being used for another run. What follows is neither encrypted nor authenticated:
-//! the token keeps strangers and stray clients out of a trusted network, it does not replace one.
+//! hash over {its role, protocol version, run id, both challenges}. The role keeps a side from being sent its own
+//! answer back; the run id and version make the answer useless for another run. What follows is neither encrypted nor
+//! authenticated: the token keeps strangers and stray clients out within a trusted network, it does not make an
+//! untrusted network safe.
 
 use std::net::SocketAddr;
 
@@ -16,10 +17,11 @@ use super::error::BootstrapError;
 use super::wire::PROTOCOL_VERSION;
 use crate::env::Token;
 
-/// Fewest bytes of a token off the loopback interface: a shorter one can be guessed from one recorded handshake.
+/// Fewest bytes of a token on other interfaces than loopback: a shorter one could be guessed from one recorded
+/// handshake.
 pub const MIN_TOKEN_BYTES: usize = 16;
 
-/// Refuses an address off the loopback interface when there is no token, or one that is too short to keep anybody out.
+/// Refuses an address other than loopback if there is no token, or one that is too short to be secure.
 ///
 /// Errors: [`BootstrapError::TokenRequired`], [`BootstrapError::Limit`].
 pub fn require(op: &str, address: SocketAddr, token: Option<&Token>) -> Result<(), BootstrapError> {
@@ -37,7 +39,7 @@ pub fn require(op: &str, address: SocketAddr, token: Option<&Token>) -> Result<(
     }
 }
 
-/// Who answers a challenge.
+/// The side that answers a challenge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The side that connected.
@@ -46,10 +48,10 @@ pub enum Role {
     Server,
 }
 
-/// The two challenges of a connection and the run that it is for.
+/// The two challenges of a connection, and its run.
 #[derive(Clone, Debug)]
 pub struct Transcript {
-    /// The run that the client named.
+    /// The run that the client asked for.
     pub run_id: String,
     /// The client's challenge.
     pub client_nonce: [u8; 32],
@@ -58,7 +60,7 @@ pub struct Transcript {
 }
 
 impl Transcript {
-    /// The answer of `role`. Without a token it shows that this side has none either.
+    /// The answer of `role`. Without a token it proves that this side has none either.
     pub fn proof(&self, role: Role, token: Option<&Token>) -> [u8; 32] {
         let mut mac = keyed(token);
         mac.update(match role {
@@ -79,7 +81,7 @@ impl Transcript {
     }
 }
 
-/// What the connections between the ranks' queues are authenticated by: derived from the token, and of this run alone.
+/// The key that authenticates the connections between the ranks' queues: derived from the token, for this run alone.
 pub fn wire_key(token: &Token, run_id: &str) -> [u8; 32] {
     let mut mac = keyed(Some(token));
     mac.update(b"epwire wire\0");

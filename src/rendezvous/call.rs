@@ -1,4 +1,4 @@
-//! Names of requests, by which answers find their way back.
+//! Names of requests, with which answers find their caller.
 
 use super::codec::wire;
 
@@ -10,7 +10,7 @@ pub type SessionId = u64;
 pub struct Call {
     /// The client's session.
     pub session: SessionId,
-    /// Its id for it, from 1 upwards.
+    /// Its id for the request, counting from 1.
     pub id: u64,
 }
 wire!(struct Call { session, id });

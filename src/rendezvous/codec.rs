@@ -1,8 +1,8 @@
-//! How values lie in a frame, a snapshot or a record: fixed little-endian integers, counted strings, lists, maps and
-//! sets, tagged enums.
+//! The encoding of values in a frame, a snapshot or a record: fixed-size little-endian integers, counted strings,
+//! lists, maps and sets, tagged enums.
 //!
-//! Decoding is total: any bytes give a value or a [`WireError`], and nothing is allocated that the bytes at hand
-//! could not fill. A value has one encoding: bytes that decode are those that encoding gives again.
+//! Decoding is total: any bytes give a value or a [`WireError`], and nothing is allocated that the bytes at hand could
+//! not fill. A value has exactly one encoding: whatever decodes is encoded to the same bytes again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::mask::Mask;
 /// Version of the bootstrap protocol. Both sides must have the same.
 pub const PROTOCOL_VERSION: u16 = 8;
 
-/// Why bytes are no frame, or not whatever else they should be.
+/// Why bytes are not a frame, or not whatever else they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
     /// The first bytes are not those of a frame.
     #[error("bytes that are no epwire frame")]
     Magic,
-    /// They begin with another version; what follows it may mean anything.
+    /// They begin with another version, so the rest cannot be interpreted.
     #[error("bytes of version {theirs} (this side: {ours})")]
     Version {
         /// The version that this side reads.
@@ -28,12 +28,12 @@ pub enum WireError {
         /// The version found.
         theirs: u16,
     },
-    /// The header announces a body past the cap.
+    /// The header announces a body longer than the limit.
     #[error("a frame of {bytes} bytes (limit {limit})")]
     TooLong {
         /// Bytes announced.
         bytes: usize,
-        /// The cap that applies.
+        /// The limit that applies.
         limit: usize,
     },
     /// The bytes end before the value does.
@@ -70,7 +70,7 @@ impl<'a> Reader<'a> {
         self.rest
     }
 
-    /// All of it is decoded.
+    /// Fails unless everything has been decoded.
     pub(crate) fn end(&self) -> Result<(), WireError> {
         if self.rest.is_empty() { Ok(()) } else { Err(WireError::Trailing) }
     }
@@ -82,9 +82,9 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A value with a place among others. `get` reads back exactly what `put` wrote.
+/// A value within an encoding. `get` reads back exactly what `put` wrote.
 pub(crate) trait Wire: Sized {
-    /// Fewest bytes that a value takes: bounds how many elements a list of a given length can claim.
+    /// Fewest bytes of an encoded value: bounds how many elements a list of a given length can claim.
     const LEAST: usize = 1;
     fn put(&self, out: &mut Vec<u8>);
     fn get(from: &mut Reader<'_>) -> Result<Self, WireError>;
@@ -120,7 +120,7 @@ impl Wire for bool {
     }
 }
 
-/// Whole nanoseconds; a duration past 584 years is written as that.
+/// Whole nanoseconds; a duration beyond 584 years is encoded as 584 years.
 impl Wire for Duration {
     const LEAST: usize = 8;
     fn put(&self, out: &mut Vec<u8>) {
@@ -157,7 +157,7 @@ impl Wire for Mask {
     }
 }
 
-/// Lengths are 32 bits; a longer list cannot come up, as no frame is that long.
+/// Lengths have 32 bits; longer lists cannot occur, as no frame is that long.
 fn put_count(count: usize, out: &mut Vec<u8>) {
     u32::try_from(count).unwrap_or(u32::MAX).put(out);
 }
@@ -167,7 +167,7 @@ fn get_count(from: &mut Reader<'_>, least: usize) -> Result<usize, WireError> {
     if count > from.remaining() / least.max(1) { Err(WireError::Truncated) } else { Ok(count) }
 }
 
-/// Opaque bytes, counted.
+/// Opaque bytes with their length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blob(pub Vec<u8>);
 
@@ -205,7 +205,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let count = get_count(from, T::LEAST)?;
-        // The count is a claim; what it costs in memory is earned element by element past the first thousand.
+        // The count is only a claim: beyond the first thousand, memory is allocated as elements really arrive.
         let mut items = Vec::with_capacity(count.min(1024));
         for _ in 0..count {
             items.push(T::get(from)?);
@@ -225,7 +225,7 @@ impl<T: Wire> Wire for VecDeque<T> {
     }
 }
 
-/// By ascending keys.
+/// In ascending order of keys.
 impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
     const LEAST: usize = 4;
     fn put(&self, out: &mut Vec<u8>) {
@@ -248,7 +248,7 @@ impl<K: Wire + Ord, V: Wire> Wire for BTreeMap<K, V> {
     }
 }
 
-/// Ascending.
+/// In ascending order.
 impl<T: Wire + Ord> Wire for BTreeSet<T> {
     const LEAST: usize = 4;
     fn put(&self, out: &mut Vec<u8>) {

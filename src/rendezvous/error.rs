@@ -1,4 +1,4 @@
-//! What can go wrong between starting a rank and agreeing on who is there.
+//! What can go wrong between starting a rank and agreeing on the members.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::mask::Mask;
 /// An error of the bootstrap, of a collective round, of the membership or of the store.
 ///
 /// Each variant names the operation, the ranks or the field concerned, and what to do about it. The server sends the
-/// same values to its members, so an error reads alike on every rank.
+/// same values to its members, so an error has the same text on every rank.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
@@ -22,7 +22,7 @@ pub enum BootstrapError {
         /// Address of the other side.
         peer: String,
     },
-    /// A non-loopback address was to be bound or connected to without a token.
+    /// An address other than loopback was to be bound or connected to without a token.
     #[error(
         "{op}: {address} leaves the loopback interface, which needs a token; set EPWIRE_TOKEN to a secret of at least {least} bytes, or EPWIRE_TOKEN_FILE to a file that holds one, on every rank"
     )]
@@ -48,7 +48,7 @@ pub enum BootstrapError {
         /// Version of the other side.
         theirs: u16,
     },
-    /// A member's request does not fit what the run has: run id, world size, epoch.
+    /// A member's request does not match the run: run id, world size or epoch.
     #[error(
         "{op}: rank {rank} says {field} = {theirs} and the run has {ours}; start all ranks with the same {field}"
     )]
@@ -101,16 +101,16 @@ pub enum BootstrapError {
     MissingRanks {
         /// What was being done.
         op: String,
-        /// Ranks that did come.
+        /// Number of ranks that joined.
         present: u32,
         /// Ranks expected.
         world: u32,
-        /// Those that did not come.
+        /// The ranks that did not join.
         missing: Box<Mask>,
         /// How long the run waited.
         deadline: Duration,
     },
-    /// Bytes that are no frame of this protocol, or no frame that belongs there.
+    /// Bytes that are not a frame of this protocol, or a frame at the wrong place.
     #[error("{op}: {peer} sent {detail}; is that address an epwire rendezvous of this run?")]
     Garbage {
         /// What was being done.
@@ -120,7 +120,7 @@ pub enum BootstrapError {
         /// What is wrong with the bytes.
         detail: String,
     },
-    /// A connection that said nothing within the handshake deadline.
+    /// A connection over which nothing arrived within the handshake deadline.
     #[error(
         "{op}: {peer} said nothing for {deadline:?}; is that address an epwire rendezvous, and is it overloaded?"
     )]
@@ -143,7 +143,7 @@ pub enum BootstrapError {
         address: String,
         /// How long it was tried.
         deadline: Duration,
-        /// The last answer of the operating system.
+        /// The last error of the operating system.
         detail: String,
     },
     /// An operation did not end within its deadline.
@@ -157,7 +157,7 @@ pub enum BootstrapError {
         elapsed: Duration,
         /// Its limit.
         deadline: Duration,
-        /// The ranks it waited for, where it waits for ranks.
+        /// The ranks it waited for, if it waits for ranks.
         missing: Box<Mask>,
     },
     /// A participant died, left or was evicted while the others waited for it.
@@ -174,19 +174,21 @@ pub enum BootstrapError {
         /// Its process.
         pid: u32,
     },
-    /// Nothing is decided, and the membership stays as it is: half or more of those whose agreement it takes are missing. Of a
-    /// change these are the active ranks that nobody has seen dead, unless a server by itself decides; of any call, where the members serve the run themselves,
-    /// those whose servers keep its log.
+    /// Nothing is decided, and the membership stays as it is: half or more of the ranks whose agreement is needed are
+    /// missing. For a change of membership these are the active ranks that nobody has seen dead, unless a separate
+    /// server decides. For any call of a run that its members serve themselves, they are the members whose servers keep
+    /// the log.
     #[error("{op}: no quorum without {missing}: {reason}")]
     NoQuorum {
         /// What was being done.
         op: String,
-        /// Who is missing.
+        /// The missing ranks.
         missing: Box<Mask>,
-        /// Of whom they are half or more, and what helps.
+        /// The set of which they are half or more, and what helps.
         reason: String,
     },
-    /// Somebody has called off the change of membership that this waited for, with [`Group::abort_change`](crate::Group::abort_change).
+    /// A member has called off the change of membership that this call waited for, with
+    /// [`Group::abort_change`](crate::Group::abort_change).
     #[error(
         "{op}: rank {rank} has aborted change {change} of the membership; ask again if it is still wanted"
     )]
@@ -195,10 +197,10 @@ pub enum BootstrapError {
         op: String,
         /// The change.
         change: u64,
-        /// Who has aborted it.
+        /// The rank that called it off.
         rank: u32,
     },
-    /// The other members went on without this one.
+    /// The other members continue without this one.
     #[error(
         "{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted"
     )]
@@ -207,20 +209,20 @@ pub enum BootstrapError {
         op: String,
         /// This rank.
         rank: u32,
-        /// The epoch it is not part of.
+        /// The first epoch without it.
         epoch: u32,
     },
-    /// This rank has been retired: it has taken part in all steps before, and the others go on without it.
+    /// This rank has been retired: it has taken part in all earlier steps, and the others continue without it.
     #[error("{op}: rank {rank} is retired as of epoch {epoch}; leave, or rejoin and wait to be admitted")]
     Retired {
         /// What was being done.
         op: String,
         /// This rank.
         rank: u32,
-        /// The epoch it is not part of.
+        /// The first epoch without it.
         epoch: u32,
     },
-    /// A replacement came while the process it would replace may still write.
+    /// A replacement joined while the process that it would replace may still write.
     #[error(
         "{op}: rank {rank} is held by process {pid} on {host}, which is not known to be dead; end that process first"
     )]
@@ -234,7 +236,7 @@ pub enum BootstrapError {
         /// That process.
         pid: u32,
     },
-    /// The connection to the rendezvous server is gone.
+    /// The connection to the rendezvous server is lost.
     #[error(
         "{op}: lost the rendezvous server at {address}: {detail}; membership cannot change any more: end this rank, or join a new run"
     )]
@@ -246,7 +248,7 @@ pub enum BootstrapError {
         /// How it was noticed.
         detail: String,
     },
-    /// A value is past a limit.
+    /// A value exceeds a limit.
     #[error("{op}: {field} is {value}, the limit is {limit}")]
     Limit {
         /// What was being done.
@@ -255,10 +257,10 @@ pub enum BootstrapError {
         field: String,
         /// What it is.
         value: u64,
-        /// The most, or for a minimum the least, that it may be.
+        /// The largest allowed value, or for a minimum the smallest.
         limit: u64,
     },
-    /// An argument that cannot be meant.
+    /// An argument that cannot be right.
     #[error("{op}: {field} is {value:?}: {reason}")]
     Invalid {
         /// What was being done.
@@ -270,12 +272,12 @@ pub enum BootstrapError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The call makes no sense in the state that the member is in.
+    /// The call is not possible in the current state of the member.
     #[error("{op}: {reason}")]
     OutOfOrder {
         /// What was being done.
         op: String,
-        /// What stands against it, and what to do first.
+        /// The obstacle, and what to do first.
         reason: String,
     },
     /// A blocking form was called where blocking would stall an async runtime.
@@ -289,7 +291,7 @@ pub enum BootstrapError {
     System {
         /// What was being done.
         op: String,
-        /// What it said.
+        /// The system's error text.
         detail: String,
     },
 }
@@ -321,7 +323,8 @@ wire!(enum BootstrapError {
 });
 
 impl BootstrapError {
-    /// Whether a bounded wait expired: ranks or answers were missing at the deadline, or the server was silent or not reached.
+    /// Whether a bounded wait expired: ranks or answers were missing at the deadline, or the server was silent or could
+    /// not be reached.
     pub fn is_timeout(&self) -> bool {
         matches!(
             self,
@@ -340,7 +343,7 @@ impl BootstrapError {
         Self::ServerLost { op: op.to_owned(), address: address.to_owned(), detail: detail.to_owned() }
     }
 
-    /// The server answered with something else than was asked.
+    /// The server's answer does not belong to the request.
     pub(crate) fn unexpected_answer(op: &str) -> Self {
         Self::Garbage {
             op: op.to_owned(),
@@ -349,7 +352,7 @@ impl BootstrapError {
         }
     }
 
-    /// The limit on a length or count, checked where the value enters.
+    /// Checks a length or count against its limit, where the value is first passed in.
     pub(crate) fn check(op: &str, field: &str, value: usize, limit: usize) -> Result<(), Self> {
         if value <= limit {
             return Ok(());

@@ -1,5 +1,5 @@
-//! How long the server has heard nothing of each client. Whoever serves the connections keeps this; only what follows from it is
-//! told to the [machine](super::machine), so that signs of life need no record.
+//! For how long the server has heard nothing from each client. The server that has the connections keeps this; only the
+//! consequences are told to the [machine](super::machine), so that signs of life need no record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use super::machine::Event;
 pub(crate) struct Leases {
     lease: Duration,
     clients: BTreeMap<SessionId, Client>,
-    /// No client is late before: there may be a thousand, and each sign of life puts off one of them only.
+    /// No client is late before this time. It is not updated with each sign of life, because there may be a thousand
+    /// clients and each sign puts off only one of them.
     due: Option<Duration>,
 }
 
@@ -20,7 +21,7 @@ pub(crate) struct Leases {
 struct Client {
     last_heard: Duration,
     connected: bool,
-    /// The machine knows that nothing has been heard for a lease.
+    /// The machine has been told that nothing was heard for a lease.
     told: bool,
 }
 
@@ -29,11 +30,13 @@ impl Leases {
         Self { lease, clients: BTreeMap::new(), due: None }
     }
 
-    /// Whoever serves from now on has heard of nobody yet: all clients have a full lease to come.
+    /// The server that has just taken over has heard of no client yet, so it grants all clients a full lease, except
+    /// one.
     ///
-    /// All but one. `former` is the member whose server led before, and for how long whoever serves now has listened to that and heard
-    /// nothing: its lease began then, as it would have with any who served. It still has the time `back` to come. No other
-    /// lease may be shortened: nobody but the one who served has listened to those clients.
+    /// The exception is `former`: the member whose server led before, and for how long the new leader has listened to
+    /// that server and heard nothing. The lease of this member began with that silence, as it would have under any
+    /// leader, but it still gets the time `back` to reconnect. No other lease may be shortened, because only the former
+    /// leader has listened to those clients.
     pub(crate) fn expect(
         &mut self,
         now: Duration,
@@ -54,7 +57,7 @@ impl Leases {
         self.due = Some(self.due.map_or(due, |earliest| earliest.min(due)));
     }
 
-    /// A sign of life, by a connection that is open. Gives what the machine is to know.
+    /// A sign of life over an open connection. Returns what to tell the machine.
     pub(crate) fn heard(&mut self, now: Duration, session: SessionId) -> Option<Event> {
         let client = Client { last_heard: now, connected: true, told: false };
         let former = self.clients.insert(session, client);
@@ -69,7 +72,7 @@ impl Leases {
         }
     }
 
-    /// They are somebody else's business.
+    /// Another server is responsible for the clients now.
     #[cfg(feature = "succession")]
     pub(crate) fn clear(&mut self) {
         self.clients.clear();
@@ -84,7 +87,7 @@ impl Leases {
         self.clients.remove(&session);
     }
 
-    /// Clients of which nothing has been heard for a lease.
+    /// Reports clients from which nothing has been heard for a lease.
     pub(crate) fn expire(&mut self, now: Duration) -> Vec<Event> {
         if self.due.is_none_or(|due| due > now) {
             return Vec::new();
@@ -105,7 +108,7 @@ impl Leases {
         events
     }
 
-    /// When to look whether one of them is late; none is before.
+    /// When to check whether a client is late; no client is late before.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         self.due
     }
@@ -142,7 +145,7 @@ mod tests {
         let mut leases = Leases::new(LEASE);
         leases.heard(at(0), 7);
         leases.broken(7);
-        leases.heard(at(3), 7); // by another one
+        leases.heard(at(3), 7); // over another connection
         assert!(leases.expire(at(7)).is_empty());
         leases.broken(7);
         assert_eq!(told(leases.expire(at(8))), ["Closed { session: 7, by_peer: false }"]);

@@ -1,16 +1,16 @@
-//! What the rendezvous server decides: who is a member, who is dead, which round is complete, who goes on after a
+//! What the rendezvous server decides: who is a member, who is dead, which round is complete, who continues after a
 //! failure.
 //!
-//! A pure state machine. Events and the time go in, actions come out; sockets, timers and randomness live in
+//! A pure state machine. Events and the time are its inputs, actions its outputs; sockets, timers and randomness are in
 //! [`driver`](super::driver). The same events at the same times give the same actions.
 //!
 //! **Dead and suspect are different things.** A member is *dead* when the kernel of its host closed its socket, when it
-//! left, or when somebody who can see the process says so ([`Event::Ended`]): it writes nothing more, so another
-//! incarnation may take its rank. A member that is silent past its lease, or has had no connection for one, is only
-//! *suspect*: it may be stopped and run again, and its rank is refused to others.
+//! left, or when somebody who can see the process reports its end ([`Event::Ended`]): it writes nothing more, so
+//! another incarnation may take its rank. A member that is silent beyond its lease, or has had no connection for a
+//! lease, is only *suspect*: it may be stopped and run again, so its rank is refused to others.
 //!
-//! **Sessions outlive connections.** A client that has lost its connection comes back by another one, to this server or to
-//! whoever leads after it, and asks again what has not been answered: each call is carried out once, and its answer kept until
+//! **Sessions outlive connections.** A client that has lost its connection comes back over another one, to this server
+//! or to the next leader, and repeats its unanswered calls: each call is carried out once, and its answer is kept until
 //! the client has it.
 
 mod answers;
@@ -45,7 +45,7 @@ use super::wire::{
 use crate::mask::Mask;
 
 impl Machine {
-    /// Takes one event at time `now` (since any fixed origin, never backwards) and gives what follows from it.
+    /// Handles one event at time `now` (since any fixed origin, never decreasing) and returns what follows from it.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
             Event::Request { call, request } => {
@@ -55,12 +55,12 @@ impl Machine {
                     Asked::Again { answer: Some(result) } => {
                         let joined = matches!(result, Ok(Reply::Joined { .. }));
                         self.actions.push(Action::Answer { call, result });
-                        // The answer is as old as the call: what has happened since comes behind it.
+                        // The answer is from the time of the call: what has happened since is sent after it.
                         if let Some(rank) = self.sessions.get(&call.session).filter(|_| joined) {
                             self.resumed(*rank);
                         }
                     }
-                    Asked::Again { answer: None } => {} // comes
+                    Asked::Again { answer: None } => {} // the answer will come
                 }
             }
             Event::Received { session, through } => self.answers.received(session, through),
@@ -125,7 +125,7 @@ impl Machine {
                 self.answer(call, Ok(Reply::Done {}));
                 self.member_died(rank);
             }
-            // It has left already, and asks again because it has not got the answer.
+            // It has left already, and asks again because the answer got lost.
             (Request::Leave {}, None) => self.answer(call, Ok(Reply::Done {})),
             (Request::Resume { standby }, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
@@ -139,7 +139,7 @@ impl Machine {
                     ("come back".to_owned(), "no member of this run has this session".to_owned());
                 self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
             }
-            // The store is for whoever was let in, members or not.
+            // Every admitted client may use the store, member or not.
             (Request::Set { key, value }, _) => {
                 let outcomes = self.store.set(call, key, value);
                 self.answer_all(outcomes);
@@ -159,7 +159,7 @@ impl Machine {
         }
     }
 
-    /// Seats a member, or says why not. While the run gathers the answer waits for the others.
+    /// Seats a member, or says why not. While the run is gathering, the answer waits for the others.
     fn join(&mut self, now: Duration, call: Call, join: Join) -> Result<(), BootstrapError> {
         self.check_join(call, &join)?;
         let rank = join.identity.rank;
@@ -188,11 +188,12 @@ impl Machine {
         {
             return Err(error);
         }
-        // An incarnation that comes with a new session has given the former one up.
+        // An incarnation that comes with a new session has given up the former one.
         let former_session =
             former.and_then(|member| member.session).filter(|session| *session != call.session);
         let superseded = former.and_then(|member| member.joining);
-        // Who was evicted was out of reach: its connections may rest for as long again as that lasted, and are made again.
+        // An evicted member was out of reach: its connections may stay silent for as long again as that lasted, so they
+        // are made anew.
         let keeps = same && former.is_some_and(|member| member.role != Role::Evicted);
         let former_met = former.map(|member| member.met).unwrap_or_default();
         if let Some(call) = superseded {
@@ -275,7 +276,7 @@ impl Machine {
         check_fields(&op_join(), &join.config)
     }
 
-    /// All with whom it begins are here: the run begins, unless their configs differ.
+    /// All initial members are here: the run begins, unless their configurations differ.
     fn form(&mut self) {
         self.gathering = None;
         let mut members = self.members();
@@ -297,7 +298,7 @@ impl Machine {
         self.welcome();
     }
 
-    /// Tells everybody who waits for it who is there.
+    /// Answers the joins of all who wait for the run to begin.
     fn welcome(&mut self) {
         let joined = Arc::new(Joined { roster: self.roster(), view: self.view() });
         let waiting: Vec<Call> =
@@ -363,7 +364,7 @@ impl Machine {
         self.answer_all(outcomes);
     }
 
-    /// Shows the membership to all who are connected, if it changed.
+    /// Shows the membership to all connected members if it changed.
     fn show(&mut self) {
         if !std::mem::take(&mut self.view_changed) {
             return;

@@ -1,17 +1,20 @@
 //! How the ranks of a run meet, agree, and stay informed about each other.
 //!
-//! Most programs use [`Group`](crate::group::Group), and come here for what its errors say ([`BootstrapError`]), and to host a
-//! [`Server`] of their own, as launchers do.
+//! Most programs use [`Group`](crate::group::Group), and come here only for its errors ([`BootstrapError`]), or to host
+//! a [`Server`] of their own, as launchers do.
 
+// Modules:
+//
 // * `machine`: what the server decides, as a pure state machine: no I/O, no clock, no randomness;
-// * `rounds` and `removal`: its two larger rules, named collective rounds and who goes after a failure;
-// * `leases`: how long the server has heard nothing of each client, as pure;
-// * `pace`: a member's part in a change of membership, as pure;
-// * `record`: what happened and when, in bytes from which it can be told again;
-// * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one server, in a file;
-// * `wire`: the frames, with a decoder that any bytes may be thrown at;
-// * `auth`: the shared token, shown by HMAC challenge in both directions;
-// * `driver`: sockets and timers around it, on tokio.
+// * `rounds` and `removal`: its two larger rules, named collective rounds and who is removed after a failure;
+// * `leases`: for how long the server has heard nothing from each client, also pure;
+// * `pace`: a member's part in a change of membership, also pure;
+// * `record`: events and their times, as bytes from which they can be replayed;
+// * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one
+//   server, in a file;
+// * `wire`: the frames, with a decoder that accepts arbitrary bytes;
+// * `auth`: the shared token, proven by HMAC challenge in both directions;
+// * `driver`: sockets and timers around all this, on tokio.
 
 pub(crate) mod auth;
 mod call;

@@ -1,12 +1,11 @@
 //! How far a member may go while a change of membership is under way.
 //!
-//! A change takes effect at a step that all members know. For that the group asks every member that stays; each answers
-//! with a *promise*, the last step that it has begun or may still begin, and begins nothing beyond it until it learns the
-//! outcome. The outcome names the step after the highest promise, so that nobody has begun it: what comes before
-//! belongs to the old membership, what comes from there on to the new one.
+//! A change takes effect at a step that all members know. For that, the group asks every member that stays; each
+//! answers with a *promise*, the last step that it has begun or may still begin, and begins no later step until it
+//! learns the outcome. The outcome names the step after the highest promise, which nobody has begun: earlier steps
+//! belong to the old membership, that step and later ones to the new one.
 //!
-//! [`Pace`] is a member's part of this, without I/O and clock. The server's part is in
-//! [`machine`](super::machine).
+//! [`Pace`] is a member's part of this, without I/O and clock. The server's part is in [`machine`](super::machine).
 
 use std::collections::VecDeque;
 
@@ -21,48 +20,48 @@ pub(crate) enum Next {
         /// Its number.
         step: u64,
     },
-    /// Put this membership into effect, tell [`Pace::applied`], and ask again.
+    /// Put this membership into effect, call [`Pace::applied`], and ask again.
     Apply {
         /// The membership.
         decision: Decision,
     },
     /// Wait for news of the group.
     Wait,
-    /// Nothing more: this member has been retired, and has ended the steps before.
+    /// No more steps: this member has been retired, and has ended the steps before.
     Retired {
         /// Since this epoch.
         epoch: u32,
     },
-    /// Nothing: the others go on without this member.
+    /// No steps: the others continue without this member.
     Evicted {
         /// Since this epoch.
         epoch: u32,
     },
 }
 
-/// A member's steps.
+/// A member's state with respect to steps.
 #[derive(Clone, Debug)]
 pub(crate) struct Pace {
     rank: u32,
-    /// The membership in effect. Without this rank: it is on standby.
+    /// The membership in effect. If this rank is not in it, it is on standby.
     current: Decision,
-    /// Those that come after it, each from its step on.
+    /// The memberships that come after it, each from its step on.
     due: VecDeque<Due>,
     /// The last step begun.
     begun: u64,
-    /// Steps that it may begin beyond the last one while it waits for an outcome.
+    /// How many steps it may begin beyond the last one while it waits for an outcome.
     lead: u64,
     promised: Option<Promised>,
 }
 
-/// A membership to come, and who takes part until then and no longer.
+/// A future membership, and who takes part only until it begins.
 #[derive(Clone, Copy, Debug)]
 struct Due {
     decision: Decision,
     retired: Mask,
 }
 
-/// Begin nothing beyond `step` before the outcome of `change` is known.
+/// A promise: begin nothing beyond `step` before the outcome of `change` is known.
 #[derive(Clone, Copy, Debug)]
 struct Promised {
     change: u64,
@@ -70,11 +69,11 @@ struct Promised {
 }
 
 impl Pace {
-    /// A member that was let in, as the server shows it: of this membership, or on standby.
+    /// A member that has just joined, according to the server's view: a member of this membership, or on standby.
     pub(crate) fn joined(rank: u32, view: &View, lead: u64) -> Self {
         let mut current = Decision { mask: view.mask, epoch: view.epoch, step: view.step };
         if matches!(view.states.get(rank as usize), Some(RankState::Standby {} | RankState::Ready {})) {
-            current.mask.remove(rank); // the place of a former member
+            current.mask.remove(rank); // it belongs to a former member of this rank
         }
         Self::new(rank, current, lead)
     }
@@ -85,7 +84,7 @@ impl Pace {
         Self { rank, current, due: VecDeque::new(), begun, lead, promised: None }
     }
 
-    /// The membership in effect; on standby that of the others.
+    /// The membership in effect; for a member on standby that of the others.
     pub(crate) fn current(&self) -> Decision {
         self.current
     }
@@ -100,24 +99,24 @@ impl Pace {
         !self.current.mask.contains(self.rank)
     }
 
-    /// The membership that comes next, if one is decided.
+    /// The next membership, if it is decided.
     pub(crate) fn due(&self) -> Option<Decision> {
         self.due.front().map(|due| due.decision)
     }
 
-    /// The newest epoch that it knows of.
+    /// The newest known epoch.
     pub(crate) fn newest(&self) -> u32 {
         self.due.back().map_or(self.current, |due| due.decision).epoch
     }
 
-    /// The epoch since which the others go on without this member.
+    /// The first epoch without this member, if it was evicted.
     pub(crate) fn evicted(&self) -> Option<u32> {
-        // The first membership without it says how it goes, whatever comes after that.
+        // The first membership without it decides, whatever comes afterwards.
         let gone = self.due.iter().find(|due| !due.decision.mask.contains(self.rank));
         gone.filter(|due| !due.retired.contains(self.rank)).map(|due| due.decision.epoch)
     }
 
-    /// The epoch since which this member is retired, once it has begun the last step before.
+    /// The first epoch without this member, if it was retired and has begun its last step.
     pub(crate) fn retired(&self) -> Option<u32> {
         let next = self.due.front().filter(|due| due.retired.contains(self.rank));
         next.filter(|due| self.begun + 1 >= due.decision.step).map(|due| due.decision.epoch)
@@ -129,8 +128,9 @@ impl Pace {
         next.filter(|next| next.mask.contains(self.rank) && next.step > self.begun + 1).map(|next| next.epoch)
     }
 
-    /// Begins the next step, or says what comes first. `overtaken`: a peer has begun the next membership already. It has ended
-    /// the steps before without this member, which then does not make up for those that are left of the present one.
+    /// Begins the next step, or says what must be done first. `overtaken`: a peer has already begun the next
+    /// membership. That peer has completed the remaining steps of the current one without this member, which then skips
+    /// them.
     pub(crate) fn next(&mut self, overtaken: bool) -> Next {
         let mut step = self.begun + 1;
         if let Some(due) = self.due.front().filter(|_| overtaken) {
@@ -155,10 +155,10 @@ impl Pace {
         }
     }
 
-    /// The group asks: the promise. One that asks again about the same change, as a server that has lost the answer does,
-    /// gets the same. One that asks about another, before this member has learnt how the last one ended, as it may on a new
-    /// connection, gets no more than was promised then. `idle`: the program begins no steps at present, or cannot end the one that
-    /// it is in.
+    /// Answers the group's question with a promise. The same change asked about again, as a server does that has lost
+    /// the answer, gets the same promise. Another change, asked about before this member has learned how the last one
+    /// ended, as can happen on a new connection, gets no more than was promised then. `idle`: the program is not
+    /// beginning steps at the moment, or cannot end the current one.
     pub(crate) fn promise(&mut self, change: u64, idle: bool) -> u64 {
         if let Some(promised) = self.promised.filter(|promised| promised.change == change) {
             return promised.step;
@@ -169,8 +169,9 @@ impl Pace {
         step
     }
 
-    /// The outcome of a change, and of all before it: a membership, or that everything stays. Gives the members of the one in
-    /// effect that do not belong to it any more and end no further step. `retired`: those who do.
+    /// Notes the outcome of a change, which ends all earlier ones too: a membership, or nothing changes. Returns the
+    /// members of the current membership that are no longer members and will end no further step. `retired`: those that
+    /// will still end their steps.
     pub(crate) fn settle(&mut self, change: u64, outcome: Option<Decision>, retired: Mask) -> Mask {
         if self.promised.is_some_and(|promised| promised.change <= change) {
             self.promised = None;
@@ -184,14 +185,14 @@ impl Pace {
             }
             self.begun = decision.step.saturating_sub(1);
         }
-        // One that no member has begun when the next is decided never begins anywhere.
+        // A membership that no member has begun when the next one is decided never begins anywhere.
         self.due.retain(|due| due.decision.step < decision.step);
         self.due.push_back(Due { decision, retired });
         let removed = self.current.mask.minus(&decision.mask);
         self.due.iter().fold(removed, |removed, due| removed.minus(&due.retired))
     }
 
-    /// Breaks its promise, whatever it is.
+    /// Breaks the current promise.
     #[cfg(test)]
     pub(crate) fn run_ahead(&mut self, steps: u64) {
         self.begun += steps;
@@ -350,7 +351,7 @@ mod tests {
     fn who_is_retired_stays_so_though_others_are_lost_meanwhile() {
         let (next, retired) = (decision(2, 6, &[0, 1, 3]), [2].into_iter().collect());
         for step in [6, 8] {
-            // Where the second membership never begins the group says again who is retired.
+            // If the second membership never begins, the group repeats who is retired.
             let again = if step == 6 { retired } else { Mask::EMPTY };
             let after = decision(3, step, &[0, 1]);
             for rank in [0, 2] {

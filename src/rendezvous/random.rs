@@ -1,10 +1,10 @@
-//! Numbers that look random and are the same each time.
+//! Reproducible pseudorandom numbers.
 
-/// SplitMix64, from this seed on.
+/// SplitMix64 with this seed.
 pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    /// One of `0..n`; 0 if there is none.
+    /// A number in `0..n`; 0 if `n` is 0.
     pub(super) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -1,16 +1,16 @@
-//! What happened to the machine and when, in bytes: whoever feeds it the same records has the same machine.
+//! Events of the machine with their times, as bytes: a machine that is fed the same records gets into the same state.
 
 use std::time::Duration;
 
 use super::codec::{Reader, Wire, WireError, wire};
 use super::machine::Event;
 
-/// An event, and the machine's time at which it came.
+/// An event, and the machine's time of its arrival.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// When, in whole nanoseconds: what is finer is not written.
+    /// The time, in whole nanoseconds: fractions are not written.
     pub at: Duration,
-    /// What.
+    /// The event.
     pub event: Event,
 }
 wire!(struct Record { at, event });
@@ -23,9 +23,9 @@ impl Record {
         out
     }
 
-    /// The record that `bytes` hold, and nothing after it.
+    /// The record that `bytes` contain, with nothing after it.
     ///
-    /// Errors: bytes that [`Record::encode`] does not give.
+    /// Errors: bytes that [`Record::encode`] cannot have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let mut from = Reader::new(bytes);
         let record = Self::get(&mut from)?;

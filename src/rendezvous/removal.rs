@@ -1,34 +1,36 @@
-//! The rule by which members are removed that nobody has seen dead.
+//! The rule for removing members that nobody has seen dead.
 //!
-//! The group asks every member whether its own device works, whom it cannot reach, and who has begun the present membership at
-//! another step than was decided, see [`Survey`]. Then:
+//! The group asks every member whether its own device works, which peers it cannot reach, and which have begun the
+//! current membership at another step than was decided, see [`Survey`]. Then:
 //!
-//! 1. a member is *silent* if it has not answered for a lease; it goes if at least half of the other members say that they
-//!    cannot reach it either;
-//! 2. a member goes that says of itself that its own device does not work, whatever it says of others;
-//! 3. a member has *broken its promise* if it has begun the membership at another step; it goes if it says so itself, or if at
-//!    least two others do, and half of the others;
-//! 4. a *link* is a pair of members, and broken if neither reaches the other; while there are broken links among those who are
-//!    left the member with most of them goes; among equals the one that more of the others cannot reach, then the higher rank;
-//! 5. those who go must be fewer than half of the members that are not dead: else nobody goes.
+//! 1. a member is *silent* if it has not answered for a lease; it is removed if at least half of the other members report
+//!    that they cannot reach it either;
+//! 2. a member is removed that reports that its own device does not work; what it reports about others is ignored;
+//! 3. a member has *broken its promise* if it has begun the membership at another step; it is removed if it reports so
+//!    itself, or if at least two others do, and at least half of the others;
+//! 4. a *link* is a pair of members; it is broken if neither reaches the other. While there are broken links among the
+//!    remaining members, the member with most of them is removed; if several have equally many, the one that more of the
+//!    others cannot reach, then the higher rank;
+//! 5. the removed members must be fewer than half of those that are not dead: otherwise nobody is removed.
 //!
-//! So an accusation alone costs nobody its place, and a member that is cut off from the others does not get the run to itself.
+//! So an accusation alone costs nobody its place, and a member that is cut off from the others cannot take over the
+//! run.
 //!
-//! Where the run is served by itself, and not by a member, there is one side on which it can go on: that of the server, which
-//! is then the *arbiter*. Those who do not answer it need to be out of reach for half of those who do, rule 5 does not hold, and the run goes on
-//! with as few as one.
+//! If the run is served by a separate server and not by a member, only the server's side can continue: the server is
+//! then the *arbiter*. For a member that does not answer the server, half of those that do answer must be unable to
+//! reach it; rule 5 does not apply, and the run can continue with a single member.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::codec::wire;
 use crate::mask::Mask;
 
-/// What a member has answered.
+/// The answer of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Findings {
-    /// Whom it cannot reach: itself where its own device does not work.
+    /// The members it cannot reach, including itself if its own device does not work.
     pub unreachable: Mask,
-    /// Who has begun the membership at another step than was decided, as far as it can see.
+    /// The members that, as far as it can see, have begun the membership at another step than was decided.
     pub diverged: Mask,
 }
 wire!(struct Findings { unreachable, diverged });
@@ -38,37 +40,37 @@ wire!(struct Findings { unreachable, diverged });
 pub(crate) struct Survey {
     /// Those that nobody has seen dead.
     pub living: Mask,
-    /// Of those that have answered: what each has found.
+    /// What each member that has answered has found.
     pub findings: BTreeMap<u32, Findings>,
-    /// Links, lower rank first, that count as broken though both ends reach each other: they have been in doubt too often. But not
-    /// where too many would go because of them: all go on together then.
+    /// Links, lower rank first, that count as broken although both ends reach each other, because they have been in
+    /// doubt too often. They are ignored if too many members would be removed because of them.
     pub worn: BTreeSet<(u32, u32)>,
-    /// Who asks is no member's server.
+    /// The asking server does not belong to a member.
     pub arbiter: bool,
 }
 
-/// What follows from it.
+/// The result of the rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     /// These members stay.
     Stay {
-        /// Who.
+        /// The members.
         members: Mask,
     },
-    /// A member is silent that the others can reach: without its promise nothing can be decided.
+    /// A silent member can be reached by the others: without its promise nothing can be decided.
     Unsure {
-        /// Who.
+        /// The silent members.
         silent: Mask,
     },
-    /// Too many would go that nobody has seen dead.
+    /// Too many members would be removed that nobody has seen dead.
     NoQuorum {
-        /// Who.
+        /// Those members.
         missing: Mask,
     },
 }
 
 impl Survey {
-    /// The verdict on what has been answered so far; who has not counts as silent.
+    /// The verdict on the answers so far; a member that has not answered counts as silent.
     pub(crate) fn decide(&self) -> Verdict {
         let answered: Mask = self.findings.keys().copied().collect();
         let silent = self.living.minus(&answered);
@@ -96,7 +98,7 @@ impl Survey {
         self.living.len().saturating_sub(1)
     }
 
-    /// How many say that they cannot reach it, but for those without a device that works.
+    /// How many members report that they cannot reach it, not counting those whose own device does not work.
     fn unreached_by(&self, rank: u32) -> usize {
         let says = |(from, found): &(&u32, &Findings)| {
             **from != rank && self.has_device(**from) && found.unreachable.contains(rank)
@@ -144,7 +146,7 @@ mod tests {
         Survey { living: Mask::all(living), findings, ..Survey::default() }
     }
 
-    /// All reach one another; whom each has seen at another step.
+    /// All reach one another; `diverged` lists whom each has seen at another step.
     fn diverged(living: u32, diverged: &[(u32, &[u32])]) -> Survey {
         let mut survey = survey(living, &[]);
         for (rank, seen) in diverged {
@@ -178,7 +180,7 @@ mod tests {
         assert_eq!(verdict(&survey(4, &each)), "1-3 stay");
         let pair: [(u32, &[u32]); 3] = [(0, &[2]), (1, &[]), (2, &[0])];
         assert_eq!(verdict(&survey(3, &pair)), "0-1 stay", "the higher rank among equals");
-        // Rank 1 was stopped while the others looked for it, and then was too slow to reach one of them.
+        // Rank 1 was stopped while the others probed it, and then was too slow to reach one of them.
         let slow: [(u32, &[u32]); 4] = [(0, &[1]), (1, &[3]), (2, &[1]), (3, &[1])];
         assert_eq!(verdict(&survey(4, &slow)), "0,2-3 stay");
     }
@@ -205,7 +207,7 @@ mod tests {
         assert_eq!(verdict(&arbitrated(4, &[(0, &[2, 3]), (1, &[2, 3])])), "0-1 stay");
         assert_eq!(verdict(&arbitrated(4, &[(2, &[0, 1, 3])])), "2 stay");
         assert_eq!(verdict(&arbitrated(2, &[(0, &[1]), (1, &[0])])), "0 stay", "a broken link");
-        // But not without those whom the others reach, nor with nobody.
+        // But not without members that the others reach, and not with nobody.
         assert_eq!(verdict(&arbitrated(2, &[(0, &[])])), "1 silent");
         assert_eq!(
             verdict(&arbitrated(4, &[(0, &[2, 3]), (1, &[])])),
@@ -214,7 +216,7 @@ mod tests {
         );
         assert_eq!(verdict(&arbitrated(5, &[(0, &[3, 4]), (1, &[]), (2, &[])])), "3-4 silent");
         assert_eq!(verdict(&arbitrated(3, &[])), "without 0-2: no quorum");
-        // Who answers keeps its place as everywhere.
+        // A member that answers keeps its place, as always.
         assert_eq!(verdict(&arbitrated(3, &[(0, &[1, 2]), (1, &[]), (2, &[])])), "0-2 stay");
     }
 
@@ -223,7 +225,7 @@ mod tests {
         let mut survey = survey(3, &[(0, &[]), (1, &[]), (2, &[])]);
         survey.worn.insert((0, 1));
         assert_eq!(verdict(&survey), "0,2 stay");
-        // Two halves whose links were in doubt, and are well now.
+        // Two halves whose links were in doubt, and now work.
         let all: [(u32, &[u32]); 4] = [(0, &[]), (1, &[]), (2, &[]), (3, &[])];
         let mut halves = self::survey(4, &all);
         halves.worn = [(0, 2), (0, 3), (1, 2), (1, 3)].into();
@@ -235,10 +237,10 @@ mod tests {
 
     #[test]
     fn a_member_whose_own_device_fails_goes_before_links_are_counted() {
-        // By its links rank 3 would go.
+        // Rank 3 would be removed because of its links.
         let found: [(u32, &[u32]); 4] = [(0, &[0, 3]), (1, &[3]), (2, &[]), (3, &[0])];
         assert_eq!(verdict(&survey(4, &found)), "1-3 stay");
-        // What it says of others counts for nothing: rank 3 is silent, and half of the others have to say so.
+        // What it reports about others is ignored: rank 3 is silent, and half of the others would have to report it.
         let silent: [(u32, &[u32]); 4] = [(0, &[4]), (1, &[1, 4]), (2, &[]), (3, &[])];
         assert_eq!(verdict(&survey(5, &silent)), "4 silent");
         assert_eq!(verdict(&survey(2, &[(0, &[0]), (1, &[])])), "without 0: no quorum");
@@ -265,7 +267,7 @@ mod tests {
         assert_eq!(verdict(&diverged(2, &[(0, &[1]), (1, &[])])), "0-1 stay");
         assert_eq!(verdict(&diverged(2, &[(0, &[1]), (1, &[0])])), "0-1 stay");
         assert_eq!(verdict(&diverged(3, &[(0, &[1, 2]), (1, &[]), (2, &[])])), "0-2 stay");
-        // Nor do those who are many get rid of half.
+        // Nor can one half of a larger group remove the other.
         let pairs: [(u32, &[u32]); 4] = [(0, &[2, 3]), (1, &[2, 3]), (2, &[0, 1]), (3, &[0, 1])];
         assert_eq!(verdict(&diverged(4, &pairs)), "without 0-3: no quorum");
     }

@@ -1,8 +1,8 @@
 //! Collective rounds by name: exchange, barrier, agreement on fields.
 //!
-//! A round begins with its first part and ends when every participant has handed in its own, or fails for all of them
-//! alike: those that have come are told at once, those still owed a part are told when they come, so that a late part
-//! is never taken for the first part of a repetition.
+//! A round begins with its first part and ends when every participant has contributed its own, or fails for all of them
+//! alike: those whose part has arrived are told at once, the others when their part arrives, so that a late part is
+//! never taken for the first part of a repetition.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -13,14 +13,14 @@ use super::error::BootstrapError;
 use super::wire::{Fields, MAX_BLOB_BYTES, MAX_FIELDS, MAX_TEXT_BYTES, Reply, Round, RoundKind};
 use crate::mask::Mask;
 
-/// The outcome of a call, for the one that made it.
+/// The outcome of a call, for its caller.
 pub(crate) type Outcome = (Call, Result<Reply, BootstrapError>);
 
 /// Most bytes that the parts of open rounds hold together.
 pub(crate) const MAX_HELD_BYTES: usize = 1 << 30;
 /// Most rounds open at a time.
 pub(crate) const MAX_OPEN_ROUNDS: usize = 4096;
-/// Failed rounds that are remembered for the participants that have not come.
+/// Failed rounds that are remembered for the participants whose part has not arrived.
 const MAX_FAILED: usize = 1024;
 
 type Key = (String, Mask);
@@ -33,7 +33,7 @@ pub(crate) struct Rounds {
     held: usize,
 }
 
-/// What the parts hold is counted again.
+/// The total size of the parts is not encoded but counted again.
 impl Wire for Rounds {
     const LEAST: usize = 8;
     fn put(&self, out: &mut Vec<u8>) {
@@ -73,9 +73,9 @@ struct Failed {
 wire!(struct Failed { key, owed, error });
 
 impl Rounds {
-    /// Takes `rank`'s part at time `now`. Gives the outcomes that follow, its own or everybody's.
+    /// Takes `rank`'s part at time `now`. Returns the outcomes that follow, for this rank alone or for all.
     ///
-    /// The caller has seen to it that all of `round.ranks` live; sizes and the caller's own place are checked here.
+    /// The caller has checked that all of `round.ranks` are alive; sizes and the caller's own place are checked here.
     pub(crate) fn post(
         &mut self,
         now: Duration,
@@ -137,7 +137,7 @@ impl Rounds {
         )
     }
 
-    /// Forgets what a former incarnation of `rank` is owed.
+    /// Forgets what a former incarnation of `rank` would still have been told.
     pub(crate) fn replace(&mut self, rank: u32) {
         self.failed.iter_mut().for_each(|failed| failed.owed.remove(rank));
         self.failed.retain(|failed| !failed.owed.is_empty());
@@ -148,7 +148,7 @@ impl Rounds {
         self.open.values().map(|open| open.deadline).min()
     }
 
-    /// Whether a run of so many ranks can have these.
+    /// Whether this is a possible state for a run of `world` ranks.
     pub(crate) fn can_be(&self, world: u32) -> bool {
         let part = |(ranks, rank, part): (&Mask, &u32, &Part)| {
             let sized = match &part.kind {
@@ -158,7 +158,7 @@ impl Rounds {
             sized && ranks.contains(*rank)
         };
         let open = |((_, ranks), open): (&Key, &Open)| {
-            let parts = (1..ranks.len()).contains(&open.parts.len()); // ended by the last one
+            let parts = (1..ranks.len()).contains(&open.parts.len()); // the last part ends the round
             let known = ranks.fits(world) && open.parts.iter().all(|(rank, of)| part((ranks, rank, of)));
             parts && known && open.started <= open.deadline
         };
@@ -250,13 +250,13 @@ fn describe(round: &Round) -> String {
 }
 
 impl Open {
-    /// What its parts hold.
+    /// Total size of its parts.
     fn bytes(&self) -> usize {
         self.parts.values().map(|part| bytes_of(&part.kind)).sum()
     }
 }
 
-/// What a part of this kind holds.
+/// Size of a part of this kind.
 fn bytes_of(kind: &RoundKind) -> usize {
     match kind {
         RoundKind::Exchange { blobs } => blobs.iter().map(|blob| blob.0.len()).sum(),
@@ -265,7 +265,7 @@ fn bytes_of(kind: &RoundKind) -> usize {
     }
 }
 
-/// Checks one part and gives the bytes that it holds.
+/// Checks one part and returns its size.
 fn check(op: &str, rank: u32, world: u32, round: &Round) -> Result<usize, BootstrapError> {
     BootstrapError::check(op, "bytes of the tag", round.tag.len(), MAX_TEXT_BYTES)?;
     if !round.ranks.contains(rank) || !round.ranks.fits(world) {
@@ -326,7 +326,7 @@ fn finish(open: Open, world: u32) -> Vec<Outcome> {
     parts.into_values().zip(replies).map(|(part, reply)| (part.call, Ok(reply))).collect()
 }
 
-/// Whether the parts fit each other: the same kind of round, and equal fields where they are to be agreed on.
+/// Checks that the parts fit each other: the same kind of round, and equal fields if they have to agree.
 fn judge(open: &Open) -> Result<(), BootstrapError> {
     let mut parts = open.parts.iter();
     let Some((&first, lowest)) = parts.next() else { return Ok(()) };

@@ -1,13 +1,13 @@
-//! Histories by their seeds. `EPWIRE_SEED` and `EPWIRE_CASES` choose other ones than the default; a failure names its seed.
+//! Histories generated from seeds. `EPWIRE_SEED` and `EPWIRE_CASES` override the default; a failure names its seed.
 
 use std::collections::BTreeMap;
 use std::panic::{RefUnwindSafe, catch_unwind, resume_unwind};
 
-/// How often what was seen in a history.
+/// How often each kind of event was seen in a history.
 pub(super) type Seen = BTreeMap<&'static str, u32>;
 
-/// Plays the history of each seed, of 1 to `cases` unless the environment says otherwise. In those together each of `common`
-/// must be seen more than `times`.
+/// Runs the history of each seed, from 1 to `cases` unless the environment says otherwise. In all those together, each
+/// of `common` must be seen more than `times` times.
 pub(super) fn play(
     cases: u64,
     (common, times): (&[&str], u32),

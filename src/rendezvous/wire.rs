@@ -2,7 +2,7 @@
 //!
 //! A frame is a header of 10 bytes, little-endian {magic u32 | version u16 | body length u32}, and a body {kind u16 |
 //! fields in a fixed order}. [`decode`] is total: any bytes give a frame or a [`WireError`], and no length found in
-//! them is believed before the bytes are there.
+//! them is trusted before the bytes are there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::mask::Mask;
 pub use super::codec::PROTOCOL_VERSION;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 10;
-/// Most bytes of a frame's body once the peer has shown that it knows the token.
+/// Most bytes of a frame's body once the peer has proven that it knows the token.
 pub const MAX_BODY_BYTES: usize = 4 << 20;
 /// Most bytes of the body of a frame between the servers of members, which carries several records.
 pub const MAX_PEER_BYTES: usize = 9 << 20;
-/// Most bytes of a frame's body before that.
+/// Most bytes of a frame's body during the handshake.
 pub const MAX_HANDSHAKE_BYTES: usize = 4 << 10;
 /// Most bytes of one blob of an exchange.
 pub const MAX_BLOB_BYTES: usize = 64 << 10;
@@ -36,13 +36,14 @@ pub type Fields = Vec<(String, String)>;
 pub struct Identity {
     /// Its rank in `0..world`.
     pub rank: u32,
-    /// 128 random bits, chosen once when it starts; a replacement for the same rank has others.
+    /// 128 random bits, chosen once when it starts; a replacement for the same rank has different ones.
     pub member: u128,
     /// Name of its host, for people.
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// Kernel and namespace of the process id: members of the same watch each other's processes. Empty if unknown.
+    /// Kernel and namespace of the process id: members with the same value watch each other's processes. Empty if
+    /// unknown.
     pub process_space: String,
 }
 wire!(struct Identity { rank, member, host, pid, process_space });
@@ -50,7 +51,7 @@ wire!(struct Identity { rank, member, host, pid, process_space });
 /// The server of a member, which serves the run if it leads, and refers to the leader otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// 128 random bits, chosen when it starts: another one at the same address is somebody else.
+    /// 128 random bits, chosen when it starts: a server with another id at the same address is a different server.
     pub id: u128,
     /// `host:port` at which the others reach it.
     pub address: String,
@@ -69,7 +70,7 @@ pub struct Host {
 }
 wire!(struct Host { rank, member, address });
 
-/// A member's wish to take part in a run.
+/// A member's request to take part in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
     /// [`PROTOCOL_VERSION`] of the member.
@@ -80,7 +81,7 @@ pub struct Join {
     pub world: u32,
     /// How many of them it expects from the beginning.
     pub initial: u32,
-    /// Who it is.
+    /// Who joins.
     pub identity: Identity,
     /// How long it waits for the others.
     pub deadline: Duration,
@@ -91,15 +92,15 @@ pub struct Join {
 }
 wire!(struct Join { version, run_id, world, initial, identity, deadline, config, listener });
 
-/// What the members of a round hand in, and get out of it.
+/// What the members of a round contribute, and get out of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RoundKind {
-    /// One blob per rank of the world, those of ranks that do not take part empty; each gets the blobs meant for it.
+    /// One blob per rank of the world, empty for ranks that do not take part; each gets the blobs meant for it.
     Exchange {
         /// Indexed by the receiver's rank.
         blobs: Vec<Blob>,
     },
-    /// Nothing: ends when all have come.
+    /// Nothing: ends when all parts have arrived.
     Barrier {},
     /// Fields that must be equal.
     Agree {
@@ -118,17 +119,17 @@ pub struct Round {
     pub ranks: Mask,
     /// How long the round may take from its first part on.
     pub deadline: Duration,
-    /// What is done.
+    /// The kind of round.
     pub kind: RoundKind,
 }
 wire!(struct Round { tag, ranks, deadline, kind });
 
-/// What a client asks of the server.
+/// A client's request to the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Take part in the run.
     Join {
-        /// Who, and in what.
+        /// The member, and the run.
         join: Join,
     },
     /// Take part in a collective round.
@@ -145,24 +146,25 @@ pub enum Request {
         /// How long to wait for the peer.
         deadline: Duration,
     },
-    /// Go on with a session by a new connection: the member is told and asked again what it may have missed.
+    /// Resume a session over a new connection: the member is told and asked again what it may have missed.
     Resume {
-        /// Whether it is on standby as far as it knows: it has begun no step since it joined.
+        /// Whether it believes to be on standby: it has begun no step since it joined.
         standby: bool,
     },
-    /// A member is to belong to the group no more, once it has ended the steps before that; answered when this is decided.
+    /// Remove a member from the group, once it has ended the steps before that; answered when this is decided.
     Retire {
         /// Its rank.
         rank: u32,
     },
-    /// The process of a member has ended, as somebody who knows says. Another member by that rank is let be.
+    /// The process of a member has ended, according to somebody who knows. Ignored if the rank has another member by
+    /// now.
     ReportDeath {
         /// Its rank.
         rank: u32,
         /// The member.
         member: u128,
     },
-    /// A change of membership that is under way is to come to nothing.
+    /// Call off a change of membership that is under way.
     Abort {
         /// Its number.
         change: u64,
@@ -176,18 +178,18 @@ pub enum Request {
         /// Its new value.
         value: Blob,
     },
-    /// Add to a number in the store, absent meaning 0.
+    /// Add to a number in the store; an absent one counts as 0.
     Add {
         /// Its key.
         key: String,
         /// What is added.
         amount: i64,
     },
-    /// Wait until all keys are there, and get their values.
+    /// Wait until all keys exist, and get their values.
     Get {
         /// The keys.
         keys: Vec<String>,
-        /// How long to wait; zero: not at all.
+        /// How long to wait; zero means not at all.
         deadline: Duration,
     },
 }
@@ -205,7 +207,7 @@ wire!(enum Request {
     11 => ReportDeath { rank, member },
 });
 
-/// How a rank stands, seen from the rendezvous server.
+/// The state of a rank, as the rendezvous server sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RankState {
@@ -217,11 +219,11 @@ pub enum RankState {
     Suspect {},
     /// The kernel closed its socket, or it left: it will not write any more.
     Dead {},
-    /// Runs, but the others went on without it.
+    /// Running, but the others continue without it.
     Evicted {},
-    /// Joined, and has not said yet that it is ready to be admitted.
+    /// Joined, and has not reported yet that it is ready to be admitted.
     Standby {},
-    /// Runs, and does not belong to the group any more, as was asked for.
+    /// Running, and no longer in the group, as was requested.
     Retired {},
     /// On standby, and ready: it waits to be admitted.
     Ready {},
@@ -238,17 +240,17 @@ pub struct View {
     pub epoch: u32,
     /// Ranks that are members in this epoch.
     pub mask: Mask,
-    /// The first step of it.
+    /// The first step of this epoch.
     pub step: u64,
     /// Ranks that are members or have been. The others are places that the run can still grow into.
     pub taken: Mask,
-    /// How each rank stands, indexed by rank.
+    /// The state of each rank, indexed by rank.
     pub states: Vec<RankState>,
 }
 wire!(struct View { epoch, mask, step, taken, states });
 
 impl View {
-    /// Of a run that has not come together.
+    /// The view of a run that has not come together.
     pub(crate) fn before() -> Self {
         Self { epoch: 0, mask: Mask::EMPTY, step: 0, taken: Mask::EMPTY, states: Vec::new() }
     }
@@ -257,21 +259,21 @@ impl View {
 /// The answer to a join.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
-    /// Everybody who is there, by ascending rank.
+    /// All present members, by ascending rank.
     pub roster: Vec<Identity>,
-    /// How they stand. The member itself is in the mask, or else on standby.
+    /// The membership. The member itself is in the mask, or else on standby.
     pub view: View,
 }
 wire!(struct Joined { roster, view });
 
-/// Who the members are from a step on.
+/// The members from a step on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
     /// The members.
     pub mask: Mask,
-    /// The epoch in which they are.
+    /// Their epoch.
     pub epoch: u32,
-    /// The first step of it, counted from 1 since the run began.
+    /// Its first step, counted from 1 since the run began.
     pub step: u64,
 }
 wire!(struct Decision { mask, epoch, step });
@@ -279,15 +281,15 @@ wire!(struct Decision { mask, epoch, step });
 /// Ranks that have joined and do not take part yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standby {
-    /// They have said that they are ready, and wait in [`Group::step`](crate::Group::step) to be admitted.
+    /// Those that have reported that they are ready, and wait in [`Group::step`](crate::Group::step) to be admitted.
     pub ready: Mask,
-    /// They have not: they create their buffers, say, or warm up.
+    /// Those that have not, for instance because they are creating buffers or warming up.
     pub preparing: Mask,
 }
 wire!(struct Standby { ready, preparing });
 
 impl Standby {
-    /// As the states of ranks show it.
+    /// Derived from the states of ranks.
     pub(crate) fn among(states: &[RankState]) -> Self {
         let of = |which: RankState| {
             (0..).zip(states).filter(|(_, state)| **state == which).map(|(rank, _)| rank).collect()
@@ -296,40 +298,40 @@ impl Standby {
     }
 }
 
-/// What the group asks of a member when the membership is to change.
+/// What the group asks a member when the membership is about to change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// On standby: introduce itself to these peers; answered by [`Notice::Met`].
+    /// To a member on standby: introduce yourself to these peers; answered by [`Notice::Met`].
     Meet {
         /// The peers.
         peers: Mask,
     },
     /// Connect a newcomer; answered by [`Notice::Introduced`].
     Introduce {
-        /// For the answer.
+        /// Repeated in the answer.
         ticket: u64,
         /// The newcomer's rank.
         rank: u32,
         /// What it exports for this member, a blob for each of its buffers.
         blobs: Vec<Blob>,
     },
-    /// Whether its own device works, which of these peers it does not reach, and who has begun the present membership otherwise
-    /// than was decided; answered by [`Notice::Reached`].
+    /// Does your own device work, which of these peers can you not reach, and which members have begun the current
+    /// membership at another step than was decided? Answered by [`Notice::Reached`].
     Reach {
         /// Number of the change.
         change: u64,
         /// The peers.
         peers: Mask,
-        /// Of the present membership.
+        /// The epoch of the current membership.
         epoch: u32,
-        /// The first step of it, as was decided.
+        /// Its first step, as decided.
         step: u64,
     },
-    /// How far it goes under the present membership; answered by [`Notice::Promise`].
+    /// How far will you go under the current membership? Answered by [`Notice::Promise`].
     Promise {
         /// Number of the change.
         change: u64,
-        /// Whether operations may be under way that cannot be completed.
+        /// Whether operations may be running that cannot be completed.
         lossy: bool,
     },
 }
@@ -340,47 +342,49 @@ wire!(enum Ask {
     4 => Introduce { ticket, rank, blobs },
 });
 
-/// What a member says without waiting for an answer.
+/// What a member reports without waiting for an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Notice {
-    /// On standby: it has all its buffers, and waits to be admitted.
+    /// From a member on standby: it has all its buffers, and waits to be admitted.
     Ready {},
-    /// To [`Ask::Meet`].
+    /// The answer to [`Ask::Meet`].
     Met {
-        /// Those with which it is connected now.
+        /// The peers with which it is connected now.
         peers: Mask,
     },
-    /// To [`Ask::Introduce`].
+    /// The answer to [`Ask::Introduce`].
     Introduced {
-        /// That of the question.
+        /// The ticket of the question.
         ticket: u64,
         /// What this member exports for the newcomer, or why it did not connect it.
         result: Result<Vec<Blob>, BootstrapError>,
     },
-    /// Peers were silent for a deadline in its operations of this epoch, or have begun it at another step.
+    /// Peers were silent for a deadline in its operations of this epoch, or have begun the epoch at another step.
     Doubt {
         /// The epoch.
         epoch: u32,
         /// The peers.
         peers: Mask,
     },
-    /// The process of a member has ended, as this one's kernel says. It is told again and again, as nobody waits for an answer.
+    /// The process of a member has ended, according to this member's kernel. It is reported repeatedly, because there
+    /// is no answer.
     Ended {
         /// Its rank.
         rank: u32,
         /// The member.
         member: u128,
     },
-    /// To [`Ask::Reach`].
+    /// The answer to [`Ask::Reach`].
     Reached {
         /// Number of the change.
         change: u64,
-        /// Those of the peers that it does not reach, and itself if its own device does not answer it.
+        /// The peers that it does not reach, and itself if its own device does not work.
         missing: Mask,
-        /// Those that have begun the present membership at another step than was decided, itself among them if it has.
+        /// The members that have begun the current membership at another step than was decided, including itself if it
+        /// has.
         diverged: Box<Mask>,
     },
-    /// To [`Ask::Promise`].
+    /// The answer to [`Ask::Promise`].
     Promise {
         /// Number of the change.
         change: u64,
@@ -401,26 +405,26 @@ wire!(enum Notice {
 /// What the server answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// To a join.
+    /// The answer to a join.
     Joined {
         /// Who is there.
         joined: Arc<Joined>,
     },
-    /// To an exchange or an introduction.
+    /// The answer to an exchange or an introduction.
     Blobs {
-        /// Indexed by the sender's rank; of an introduction by buffer.
+        /// Indexed by the sender's rank; for an introduction by buffer.
         blobs: Vec<Blob>,
     },
-    /// To a barrier, an agreement on fields, a leave, or the setting of a key.
+    /// The answer to a barrier, an agreement on fields, a leave, or the setting of a key.
     Done {},
-    /// To an addition.
+    /// The answer to an addition.
     Sum {
-        /// What it gave.
+        /// The new value.
         sum: i64,
     },
-    /// To a get.
+    /// The answer to a get.
     Values {
-        /// In the order asked. Shared, as many may wait for the same.
+        /// In the order of the keys. Shared, because many clients may wait for the same values.
         values: Vec<Arc<Blob>>,
     },
 }
@@ -432,7 +436,7 @@ wire!(enum Reply {
     6 => Values { values },
 });
 
-/// Everything that travels, either way.
+/// Every message, in either direction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// Client: opens the handshake.
@@ -447,17 +451,17 @@ pub enum Frame {
         /// The server's challenge.
         nonce: [u8; 32],
     },
-    /// Either: shows that it knows the token; the client first.
+    /// Either side: proves that it knows the token; the client first.
     Proof {
         /// The code over both challenges.
         mac: [u8; 32],
     },
-    /// Server: gives the connection up.
+    /// Server: closes the connection.
     Refused {
         /// The reason.
         error: BootstrapError,
     },
-    /// Client, once the token is shown: who it is.
+    /// Client, after the handshake: who it is.
     Open {
         /// 64 random bits that it has chosen, the same for all its connections.
         session: u64,
@@ -467,26 +471,26 @@ pub enum Frame {
         /// The member whose server this is, if it belongs to one.
         host: Option<Host>,
     },
-    /// Server: those that can take over from it, in place of any told before.
+    /// Server: the members whose servers can take over from it; replaces any earlier list.
     Servers {
-        /// The members that they belong to, its own among them.
+        /// These members, including its own.
         hosts: Vec<Host>,
     },
-    /// One member's server to another one's: questions follow, each answered before the next.
+    /// From one member's server to that of another: questions follow, each answered before the next.
     Peer {},
     /// A question about the log of what happened.
     Question {
-        /// Which.
+        /// The question.
         body: Blob,
     },
     /// Its answer.
     Replied {
-        /// What.
+        /// The answer.
         body: Blob,
     },
-    /// Server: another one does.
+    /// Server: another server serves the run.
     Refer {
-        /// Its address, if that is known.
+        /// Its address, if known.
         leader: Option<String>,
     },
     /// Client: a request.
@@ -498,47 +502,47 @@ pub enum Frame {
     },
     /// Server: the answer to a request.
     Answer {
-        /// That of the call.
+        /// The id of the call.
         id: u64,
         /// The outcome.
         result: Result<Reply, BootstrapError>,
     },
     /// Server: the membership changed.
     Changed {
-        /// How it is now.
+        /// The new membership.
         view: Arc<View>,
     },
-    /// Client: I live.
+    /// Client: a sign of life.
     Ping {
         /// It has the answers of all its calls up to this one.
         received: u64,
     },
-    /// Server: so do I.
+    /// Server: a sign of life.
     Pong {},
-    /// Client: what needs no answer.
+    /// Client: a message that needs no answer.
     Notice {
-        /// What.
+        /// The message.
         notice: Notice,
     },
-    /// Server: the membership is to change.
+    /// Server: the membership is about to change.
     Ask {
-        /// What it asks.
+        /// The question.
         ask: Ask,
     },
-    /// Server: a change has come to its end.
+    /// Server: a change has ended.
     Settled {
         /// Number of the change.
         change: u64,
-        /// What is decided, or why all stays as it is.
+        /// What was decided, or why the membership is unchanged.
         outcome: Result<Decision, BootstrapError>,
-        /// Those who belong to it no more and take part in the steps before.
+        /// Members that leave with this change and take part in the steps before it.
         retired: Mask,
         /// Who was on standby and still is.
         waiting: Box<Standby>,
     },
-    /// Server: members that have taken these places, each in place of any before.
+    /// Server: members that have taken these places, each replacing any earlier member there.
     Seated {
-        /// All of them, or those that came last.
+        /// All members, or only the latest ones.
         members: Arc<Vec<Identity>>,
     },
 }
@@ -565,7 +569,8 @@ wire!(enum Frame {
     20 => Seated { members },
 });
 
-/// The bytes of a frame, or [`WireError::TooLong`] if its body is past [`MAX_BODY_BYTES`], or [`MAX_PEER_BYTES`] between servers.
+/// The bytes of a frame, or [`WireError::TooLong`] if its body exceeds [`MAX_BODY_BYTES`], or [`MAX_PEER_BYTES`]
+/// between servers.
 pub fn encode(frame: &Frame) -> Result<Vec<u8>, WireError> {
     let mut bytes = Vec::with_capacity(64);
     MAGIC.put(&mut bytes);
@@ -598,7 +603,7 @@ pub fn body_length(header: &[u8; HEADER_BYTES], limit: usize) -> Result<usize, W
     if bytes > limit { Err(WireError::TooLong { bytes, limit }) } else { Ok(bytes) }
 }
 
-/// The frame that `bytes` hold, header included and nothing after it.
+/// The frame that `bytes` contain, with its header and nothing after it.
 pub fn decode(bytes: &[u8]) -> Result<Frame, WireError> {
     let (header, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(WireError::Truncated)?;
     let length = body_length(header, MAX_PEER_BYTES)?;

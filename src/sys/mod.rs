@@ -5,12 +5,13 @@
 
 // It mirrors the whole header: the names are C's and not every item is used.
 #![allow(dead_code, missing_docs, non_camel_case_types, unreachable_pub, clippy::all)]
-// Generated code does not explain itself: `Default` of structs with pointers, which are valid as all zeros.
+// The generator writes no safety comments: the blocks are `Default` of structs with pointers, for which all zeros are
+// valid.
 #![allow(clippy::undocumented_unsafe_blocks)]
 
 include!("bindings.rs");
 
-/// Of `c/peer/trial.h`, which is no part of the interface: the bench's and the doctor's.
+/// From `c/peer/trial.h`, which is not part of the interface; for the bench and the doctor.
 #[repr(C)]
 #[derive(Debug)]
 pub struct epw_trial_options {
@@ -58,12 +59,12 @@ unsafe extern "C" {
 }
 
 unsafe extern "C" {
-    /// Of `c/base/log.h`: the group's.
+    /// From `c/base/log.h`, for the group.
     pub fn epw_log_listens(subsystem: u32, level: u32) -> bool;
     pub fn epw_log_line(subsystem: u32, level: u32, rank: u32, text: *const ::core::ffi::c_char);
 }
 
-/// Of `c/device/memory_limit.h`: the doctor's.
+/// From `c/device/memory_limit.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug)]
 pub struct epw_memory_limit {
@@ -77,7 +78,7 @@ unsafe extern "C" {
     pub fn epw_memory_limit_find(root: *const ::core::ffi::c_char, out: *mut epw_memory_limit) -> bool;
 }
 
-/// Of `c/device/gpus.h`: the doctor's.
+/// From `c/device/gpus.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug)]
 pub struct epw_gpu_facts {
@@ -98,7 +99,7 @@ unsafe extern "C" {
 }
 
 unsafe extern "C" {
-    /// Of `c/ep/buffer.h`: the doctor's.
+    /// From `c/ep/buffer.h`, for the doctor.
     pub fn epw_buffer_time_copies(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -108,7 +109,7 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 
-/// Of `c/nic/bus.h`: the doctor's.
+/// From `c/nic/bus.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct epw_bus_place {
@@ -116,7 +117,7 @@ pub struct epw_bus_place {
     pub node: i32,
 }
 
-/// Of `c/nic/mlx5/probe.h`: the doctor's.
+/// From `c/nic/mlx5/probe.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct epw_probe_finding {
@@ -130,7 +131,7 @@ pub const EPW_PROBE_FINDINGS_MAX: usize = 8;
 unsafe extern "C" {
     pub fn epw_bus_distance_of(a: *const epw_bus_place, b: *const epw_bus_place) -> u32;
     pub fn epw_bus_distance_name(distance: u32) -> *const ::core::ffi::c_char;
-    /// Of `c/nic/choice.h`.
+    /// From `c/nic/choice.h`.
     pub fn epw_adapter_wanted(
         filter: *const ::core::ffi::c_char,
         name: *const ::core::ffi::c_char,
@@ -149,7 +150,7 @@ unsafe extern "C" {
 
 const _: () = assert!(size_of::<epw_coll_layout>() == 72, "c/coll/layout.h has the same");
 
-/// Of `c/coll/layout.h`: the plan of a communicator.
+/// From `c/coll/layout.h`: the plan of a communicator.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct epw_coll_layout {

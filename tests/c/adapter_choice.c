@@ -1,5 +1,5 @@
-/* Which adapters a rank uses: filters in the grammar of NCCL_IB_HCA, distances on the bus, turns at what is
- * equally near. */
+/* Which adapters a rank uses: filters in the grammar of NCCL_IB_HCA, distances on the bus, and turns among
+ * equally near adapters. */
 #include "check.h"
 #include "nic/choice.h"
 
@@ -74,7 +74,7 @@ static void distances_are_those_of_the_bus(void) {
         {"/sys/devices/pci0000:00/0000:00:02.0/0000:06:00.0", 0, EPW_BUS_ROOT_COMPLEX},
         {"/sys/devices/pci0000:40/0000:40:01.0/0000:41:00.0", 0, EPW_BUS_SOCKET},
         {"/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0", 1, EPW_BUS_FAR},
-        {"/sys/devices/pci0000:0/0000:00:01.0", 1, EPW_BUS_FAR}, /* a longer name is another one */
+        {"/sys/devices/pci0000:0/0000:00:01.0", 1, EPW_BUS_FAR}, /* a longer name is another bus */
         {"/sys/devices/virtual/net", -1, EPW_BUS_FAR},
         {"", -1, EPW_BUS_FAR},
     };
@@ -88,7 +88,7 @@ static void distances_are_those_of_the_bus(void) {
     CHECK(epw_bus_distance_of(&nowhere, &nowhere) == EPW_BUS_FAR);
 }
 
-/* Two GPUs and two adapters behind each of two switches, one adapter beside them. */
+/* Two GPUs and two adapters behind each of two switches, and one adapter beside the switches. */
 static void each_gpu_begins_with_another_of_its_nearest(void) {
     enum { COUNT = 5 };
     static const char first[] =
@@ -119,7 +119,7 @@ static void each_gpu_begins_with_another_of_its_nearest(void) {
     uint32_t order[COUNT];
     epw_adapters_order(list, COUNT, &gpus[0], 0, order);
     CHECK(memcmp(order, (const uint32_t[]){0, 1, 4, 2, 3}, sizeof order) == 0);
-    /* On the host all are equally near: ranks go round. */
+    /* Without a GPU all are equally near, and ranks take turns. */
     for (uint32_t turn = 0; turn < 12; turn++) {
         epw_adapters_order(list, COUNT, NULL, turn, order);
         CHECK(order[0] == turn % COUNT && order[1] == (turn + 1) % COUNT);
@@ -166,7 +166,7 @@ static void places_are_read_below_a_root(void) {
     make_file("/sys/devices/pci0000:00/0000:1a:00.0", "vendor", "0x10de\n");
     make_file("/sys/devices/pci0000:00/0000:1a:00.0", "class", "0x030200\n");
     make_file("/sys/devices/pci0000:00/0000:1b:00.0", "vendor", "0x10de\n");
-    make_file("/sys/devices/pci0000:00/0000:1b:00.0", "class", "0x068000\n"); /* a switch of NVLink */
+    make_file("/sys/devices/pci0000:00/0000:1b:00.0", "class", "0x068000\n"); /* an NVLink switch */
     make_file("/sys/devices/pci0000:00/0000:1c:00.0", "numa_node", "-1\n");
     make_file("/sys/devices/pci0000:00/0000:1c:00.0/infiniband/mlx5_0", "x", "");
     make_link("/sys/class/infiniband/mlx5_0", "device", "../../../devices/pci0000:00/0000:1c:00.0");

@@ -1,5 +1,4 @@
-/* What happens to an adapter by itself, as its users see it: the peer is given up at once, on both ends, and
- * there is a text that says why. */
+/* Events of an adapter, as users see them: both ends give up the peer at once, and a text says why. */
 #include "check.h"
 #include "group.h"
 
@@ -25,7 +24,8 @@ static pair_of_ranks open_two(void) {
         epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
         options.rank = r;
         options.nic = EPW_NIC_FAKE;
-        options.adapter_count = 2; /* by the lanes in turn; what befalls one befalls the connection */
+        options.adapter_count =
+            2; /* lanes alternate between them; an event of either one breaks the connection */
         CHECK_OK(epw_fabric_create(&options, &p.fabrics[r]));
         epw_config config = config_of(r, RANKS_HERE);
         config.deadline_ns = UINT64_C(1000000000) * DEADLINE_S;
@@ -36,7 +36,7 @@ static pair_of_ranks open_two(void) {
     return p;
 }
 
-/* Without a membership: nothing has been posted. */
+/* Connects two ranks without a membership, so nothing has been posted. */
 static pair_of_ranks meet_two(void) {
     pair_of_ranks p = open_two();
     CHECK_OK(connect_to(p.buffers[0], 0, p.buffers[1], 1));
@@ -56,7 +56,7 @@ static void end_two(pair_of_ranks p) {
     for (uint32_t r = 0; r < RANKS_HERE; r++) epw_fabric_destroy(p.fabrics[r]);
 }
 
-/* An operation without tokens, which waits for the other rank all the same. */
+/* An operation without tokens still waits for the other rank. */
 static epw_outcome dispatch_nothing(epw_buffer *buffer) {
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
     epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
@@ -95,8 +95,8 @@ static void the_peers_of_an_adapter_are_given_up(const epw_mlx5_event *event, bo
     end_two(p);
 }
 
-/* The adapter at the other end says nothing of it, and nothing that the peer has sent has failed: the
- * connection beside the queue pairs tells, and each end keeps its own reason. */
+/* The adapter of the peer reports nothing, and nothing that the peer has sent has failed. The connection
+ * beside the queue pairs tells the peer, and each end keeps its own reason. */
 static void a_peer_that_has_sent_nothing_hears_of_it(void) {
     pair_of_ranks p = meet_two();
     char texts[RANKS_HERE][EPW_TROUBLE_TEXT] = {"", ""};
@@ -105,14 +105,14 @@ static void a_peer_that_has_sent_nothing_hears_of_it(void) {
         for (uint32_t r = 0; r < RANKS_HERE; r++) epw_buffer_trouble(p.buffers[r], 1 - r, texts[r]);
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
-    nanosleep(&(struct timespec){0, 20000000}, NULL); /* whatever the peer says of it in turn */
+    nanosleep(&(struct timespec){0, 20000000}, NULL); /* time for any report that the peer sends back */
     epw_buffer_trouble(p.buffers[0], 1, texts[0]);
     CHECK_MSG(strncmp(texts[0], "port 1 of fake_0 is down", 24) == 0, "%s", texts[0]);
     CHECK_MSG(strcmp(texts[1], ENDED_BY_PEER) == 0, "%s", texts[1]);
     end_two(p);
 }
 
-/* Rank 0 has connected its end, and ended it, before rank 1 connects. */
+/* Rank 0 connects its end and ends it, before rank 1 connects. */
 static void an_end_before_the_connection_is_not_forgotten(void) {
     pair_of_ranks p = open_two();
     unsigned char blobs[RANKS_HERE][EPW_BLOB_MAX];
@@ -130,7 +130,7 @@ static void an_end_before_the_connection_is_not_forgotten(void) {
     end_two(p);
 }
 
-/* The address of another interface, say. */
+/* For example, another interface gets a new address. */
 static void what_does_not_concern_it_changes_nothing(void) {
     pair_of_ranks p = connect_two();
     char text[EPW_TROUBLE_TEXT];
@@ -142,7 +142,7 @@ static void what_does_not_concern_it_changes_nothing(void) {
     end_two(p);
 }
 
-/* A row of each rank on each lane: keys and images are those of the lane's adapter. */
+/* Each rank sends a row on each lane: keys and staging memory must be those of the lane's adapter. */
 static void rows_travel_by_both_adapters(void) {
     pair_of_ranks p = connect_two();
     static const uint16_t x[HIDDEN] = {[0] = 0x3f80, [HIDDEN - 1] = 0x4000};

@@ -1,4 +1,4 @@
-/* What the doctor finds of an adapter that lacks something. */
+/* The doctor's findings about an adapter that lacks something. */
 #include "check.h"
 #include "nic/mlx5/probe.h"
 
@@ -63,7 +63,7 @@ static void each_lack_has_its_finding(void) {
     }
 }
 
-/* This machine has no such adapter, or not even the library: a finding that says so. */
+/* This machine has no adapter of that name, or not even the library: a finding says so. */
 static void an_adapter_that_is_not_there_is_a_finding(void) {
     epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
     uint32_t count = epw_mlx5_probe("no_such_adapter", -1, all);

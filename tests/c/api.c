@@ -1,5 +1,5 @@
-/* What a C program can do that includes epwire.h and nothing else: sizes, every way to call a step, outcomes
- * of steps that peers miss, numerics. misuse.c has the errors. */
+/* What a C program can do with epwire.h alone: sizes, every way to call a step, outcomes of steps with
+ * missing peers, numerics. Errors are in misuse.c. */
 #include "group.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@ static void plan_and_row_shapes_say_every_size(void) {
                    plan.zero_copy_bytes;
     CHECK(plan.window_bytes >= sum && plan.window_bytes < sum + 4096 && plan.private_bytes > 0);
 
-    /* What peers behind queues take: counts, rows and answers of each, and no inbox on the host. */
+    /* What is sent to peers behind queues: counts, rows and answers of each; the host has no inbox. */
     uint64_t travels = plan.dispatch_bytes + plan.combine_bytes + plan.ordered_bytes;
     CHECK(plan.image_bytes > travels && plan.image_bytes < travels + plan.control_bytes);
     CHECK(plan.ring_bytes > 0 && plan.inbox_bytes == 0);
@@ -67,7 +67,7 @@ static void plan_and_row_shapes_say_every_size(void) {
 
 enum { NONBLOCKING = 1, SPLIT = 2, DIRECT = 4, WAYS = 8 };
 
-/* Brings a call to its end, which must be complete. */
+/* Runs a call to its end, which must be complete. */
 static void finish(epw_buffer *b, epw_handle handle, epw_status status, const epw_dispatch_input *how,
                    epw_outcome *outcome) {
     CHECK(status != EPW_PENDING || how->nonblocking);
@@ -79,7 +79,7 @@ static void finish(epw_buffer *b, epw_handle handle, epw_status status, const ep
     CHECK_MSG(!outcome->degraded, "peer %u, cause %u", outcome->record.peer, outcome->record.cause);
 }
 
-/* Until the receiving half would not wait, at most 20 s. */
+/* Polls until the receiving half need not wait, for at most 20 s. */
 static void until_ready(epw_buffer *b, epw_handle handle) {
     epw_status status = EPW_PENDING;
     for (int i = 0; i < 20000 && status == EPW_PENDING; i++) {
@@ -89,7 +89,7 @@ static void until_ready(epw_buffer *b, epw_handle handle) {
     CHECK_OK(status);
 }
 
-/* What a rank's memory for one step holds. */
+/* The memory of a rank for one step. */
 typedef struct received {
     _Alignas(64) uint16_t rows[EXPERTS * RANKS_MAX * TOKENS * HIDDEN],
         answers[EXPERTS * RANKS_MAX * TOKENS * HIDDEN];
@@ -112,7 +112,7 @@ typedef struct step {
     received *at;
 } step;
 
-/* Row `row` of list `list`, times `factor`, to where combine will look for it. */
+/* Writes row `row` of list `list`, times `factor`, to where combine reads it. */
 static void answer_row(const step *s, const epw_rows_view *area, uint64_t list, uint64_t row, float factor) {
     uint64_t at = list * s->plan.rows + row;
     uint16_t plain[HIDDEN];
@@ -247,7 +247,7 @@ static void run_step(const step *s) {
 
 static void *every_way(void *argument) {
     step s = *(step *)argument;
-    CHECK(epw_last_error()[0] == 0); /* errors are a thread's own */
+    CHECK(epw_last_error()[0] == 0); /* each thread has its own last error */
     s.at = aligned_alloc(64, (sizeof *s.at + 63) / 64 * 64);
     memset(s.at, 0, sizeof *s.at);
     const uint32_t payloads[] = {EPW_PAYLOAD_SAME, EPW_PAYLOAD_FP8_POW2};
@@ -362,8 +362,8 @@ static void a_rank_that_never_shows_up_is_named_within_the_deadline(void) {
     CHECK_OK(epw_buffer_reachable_experts(l.buffer, reachable));
     for (uint32_t e = 0; e < EXPERTS; e++) CHECK(reachable[e] == (e < EXPERTS / 2));
 
-    /* It stays out of this handle's combine and of the next operation, which waits for it no more; it is told
-     * so when it comes. */
+    /* Rank 1 is missing from this handle's combine and from the next operation, which no longer waits for it.
+     * Rank 1 learns that when it calls. */
     epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
     epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
     static _Alignas(64) uint16_t combined[TOKENS * HIDDEN];
@@ -374,16 +374,17 @@ static void a_rank_that_never_shows_up_is_named_within_the_deadline(void) {
     CHECK(l.outcome.missing.bits[0] == 2 && record->cause == EPW_CAUSE_SUSPECTED);
     CHECK(l.took_ns < DEADLINE_MS * MS);
     CHECK_OK(epw_release(l.buffer, l.handle));
-    /* The question of a probe travels behind what it was told before. */
+    /* The probe's question follows, on the same queue, what rank 1 was told before. */
     if (path_of_test() == EPW_PATH_QUEUE) CHECK_OK(epw_buffer_probe(l.buffer, 1, 10000 * MS));
     lonely late = {.buffer = g.of[1], .outcome = EPW_OUTCOME_INIT};
     dispatch_alone(&late);
     CHECK(late.outcome.missing.bits[0] == 1 && late.outcome.record.cause == EPW_CAUSE_DROPPED);
     now = membership_of(late.buffer);
-    CHECK(now.suspects.bits[0] == 1 && now.silent.bits[0] == 0); /* it has been told, and knows nothing */
+    CHECK(now.suspects.bits[0] == 1 &&
+          now.silent.bits[0] == 0); /* it has been told, and has found nothing itself */
     CHECK_OK(epw_release(late.buffer, late.handle));
 
-    /* A new membership of both starts afresh; one without it lets it be disconnected. */
+    /* A new membership of both starts afresh. A membership without rank 1 lets it be disconnected. */
     activate(&g, 4);
     static batch made[2];
     epw_handle handles[2];
@@ -409,7 +410,8 @@ static void quantisers_invert_each_other(void) {
         memset(back, 0xff, sizeof back);
         CHECK_OK(epw_quantize_fp8(payload, EPW_BF16, TOKENS, HIDDEN, made.x, q, scales));
         CHECK_OK(epw_dequantize_fp8(payload, EPW_BF16, TOKENS, HIDDEN, q, scales, back));
-        CHECK(memcmp(back, made.x, sizeof back) == 0); /* few bits and power-of-two scales: nothing is lost */
+        CHECK(memcmp(back, made.x, sizeof back) ==
+              0); /* few bits and power-of-two scales, so quantising is exact */
     }
 }
 
@@ -419,9 +421,10 @@ static void names_and_version(void) {
     CHECK(strcmp(epw_version(), version) == 0);
     CHECK(strcmp(epw_status_name(EPW_ERR_LIMIT), "EPW_ERR_LIMIT") == 0);
     CHECK(strcmp(epw_status_name(EPW_PENDING), "EPW_PENDING") == 0);
-    CHECK(strlen(epw_status_name(EPW_ERR_PEER - 1)) > 0); /* of no status of this version */
+    CHECK(strlen(epw_status_name(EPW_ERR_PEER - 1)) > 0); /* a status that this version does not have */
     CHECK(strcmp(epw_path_name(EPW_PATH_IPC), "CUDA IPC") == 0);
-    CHECK(strcmp(epw_path_name(EPW_PATH_VMM | EPW_PATH_IPC), "unknown path") == 0); /* one at a time */
+    CHECK(strcmp(epw_path_name(EPW_PATH_VMM | EPW_PATH_IPC), "unknown path") ==
+          0); /* only single paths have names */
     epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     epw_last_error_detail(&detail); /* before anything failed */
     CHECK(detail.op[0] == 0 && detail.text[0] == 0 && detail.rank == -1 && detail.peer == -1);

@@ -1,6 +1,5 @@
-/* Queues of an adapter whose posters can call nothing, as kernels of a GPU: who rings for them, who notices
- * what has become of them, and what is done with their memory and registers. The adapter is the one in
- * software. */
+/* Queues of an adapter whose posters cannot call functions, as kernels on a GPU: who rings for them, who
+ * notices failures, and what becomes of their memory and registers. The adapter is the one in software. */
 #include "check.h"
 
 #include "nic/fake.h"
@@ -20,7 +19,7 @@ enum { DEPTH = 16, BYTES = 8192, WORD_OFFSET = 64 };
 static const epw_where where = {"test", 0, -1};
 
 typedef struct side {
-    const epw_mlx5_far *entries; /* of its pair, if they are not with the rest */
+    const epw_mlx5_far *entries; /* the entries of its pair, if they are elsewhere than the rest */
     epw_nic *nic;
     epw_fake *fake;
     epw_mlx5 *adapter;
@@ -71,7 +70,7 @@ static side *open_side_with(uint32_t rank, int fd, epw_mlx5_poster poster, const
         .base = s->memory, .rights = EPW_REGION_WRITE, .count = 1, .stretches = {{0, BYTES}}};
     CHECK_OK(epw_mlx5_register(s->adapter, &window, where, &s->window));
     s->ring = aligned_alloc(4096, epw_mlx5_pair_memory_bytes(DEPTH));
-    memset(s->ring, 0x77, epw_mlx5_pair_memory_bytes(DEPTH)); /* of a former pair */
+    memset(s->ring, 0x77, epw_mlx5_pair_memory_bytes(DEPTH)); /* left by an earlier pair */
     open_pair(s, poster);
     return s;
 }
@@ -100,7 +99,7 @@ static void join(side *from, const side *to) {
     CHECK_OK(epw_mlx5_pair_connect(from->pair, route.remote, &address, UINT64_C(10000000000), where));
 }
 
-/* Stores alone. */
+/* Posts by stores only. */
 static uint64_t post(side *from, const side *to, uint64_t value) {
     uint64_t index = 0;
     CHECK(epw_queue_try_reserve(&from->queue, 1, &index));
@@ -149,7 +148,8 @@ static void stores_alone_are_heard(epw_mlx5_poster poster) {
     two t = open_two(poster);
     CHECK(!epw_mlx5_pair_has_rung(t.a->pair) && epw_mlx5_pair_idle(t.a->pair));
     for (uint64_t i = 0; i < 100; i++) {
-        if (i % 40 == 39) nanosleep(&(struct timespec){0, 5000000}, NULL); /* the thread has gone to rest */
+        if (i % 40 == 39)
+            nanosleep(&(struct timespec){0, 5000000}, NULL); /* time for the thread to fall asleep */
         uint64_t index = post(t.a, t.b, i + 1);
         CHECK(index == i && await_done(t.a, index) && word_at(t.b) == i + 1);
     }
@@ -162,7 +162,7 @@ static void stores_alone_are_heard(epw_mlx5_poster poster) {
     close_two(t);
 }
 
-/* The post that was lost is behind one that is not carried out yet, or not. */
+/* The post that was lost follows one that may or may not have been executed yet. */
 static void a_queue_that_is_given_up_breaks(epw_mlx5_poster poster) {
     two t = open_two(poster);
     CHECK(await_done(t.a, post(t.a, t.b, 1)));
@@ -173,7 +173,7 @@ static void a_queue_that_is_given_up_breaks(epw_mlx5_poster poster) {
     close_two(t);
 }
 
-/* Nobody asks: kernels wait for the peer, whose end has refused an entry. */
+/* Nobody checks the queue: kernels wait for the peer, whose end has refused an entry. */
 static void a_failed_entry_is_noticed(epw_mlx5_poster poster) {
     two t = open_two(poster);
     epw_mlx5_pair_close(t.b->pair);
@@ -183,7 +183,7 @@ static void a_failed_entry_is_noticed(epw_mlx5_poster poster) {
     close_two(t);
 }
 
-/* The next pair of the same memory begins anew, with the register that the first has given back. */
+/* The next pair with the same memory starts afresh, with the register that the first has returned. */
 static void memory_and_registers_serve_again(epw_mlx5_poster poster) {
     two t = open_two(poster);
     for (uint64_t i = 0; i < 3; i++) CHECK(await_done(t.a, post(t.a, t.b, i + 1)));
@@ -207,9 +207,9 @@ static void memory_begins_a_page(void) {
     close_two(t);
 }
 
-/* ---- rings that are not with the rest, as in the memory of a GPU ---- */
+/* ---- rings in other memory than the rest, as on a GPU ---- */
 
-/* In place of such memory: a descriptor that can be mapped. */
+/* A descriptor that can be mapped stands for GPU memory. */
 static void rings_elsewhere_are_reached_by_descriptor_or_address(void) {
     size_t bytes = (size_t)DEPTH * EPW_ENTRY_BYTES > 4096 ? (size_t)DEPTH * EPW_ENTRY_BYTES : 4096;
     int memory = memfd_create("entries", MFD_CLOEXEC);
@@ -236,7 +236,7 @@ static void rings_elsewhere_are_reached_by_descriptor_or_address(void) {
     munmap(shared, bytes);
 }
 
-/* Rows that lie in such memory, as images of a GPU's peers. */
+/* Rows in such memory, like the staging memory of a GPU's peers. */
 static void rows_elsewhere_are_sent_by_descriptor_or_address(void) {
     enum { ROW = 256, AT = 1024 };
     int memory = memfd_create("rows", MFD_CLOEXEC);
@@ -264,8 +264,8 @@ static void rows_elsewhere_are_sent_by_descriptor_or_address(void) {
     close(memory);
 }
 
-/* The ladder's end is an error that says of each rung why, and who asks for host memory then has it. Pages
- * that cannot be read stand for addresses of a GPU that no module knows. */
+/* If no way works, the error says for each way why, and that host memory can be asked for. Unreadable pages
+ * stand for GPU addresses that no kernel module knows. */
 static void a_ring_that_no_way_leads_to_is_refused(void) {
     size_t bytes = 4096;
     unsigned char *closed = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,10 +1,10 @@
-/* The handshake of a link, both ends in memory: what it lets through, and all that it must not. */
+/* The handshake of a link, with both ends in memory: what it accepts, and everything that it must refuse. */
 #include "check.h"
 #include "nic/auth.h"
 
 #include <string.h>
 
-/* A dialer, rank 3, and a listener, rank 5, that agree in everything. */
+/* A dialer, rank 3, and a listener, rank 5, which agree in everything. */
 static epw_auth_self self_of(uint32_t rank, unsigned char challenge) {
     epw_auth_self self = {.rank = rank};
     memset(self.key, 0x4b, sizeof self.key);
@@ -32,13 +32,13 @@ static pair begin(void) {
     return p;
 }
 
-/* What the two have said. */
+/* The bytes that both have sent. */
 typedef struct record {
     unsigned char said[2][EPW_AUTH_LISTENER_BYTES]; /* by the dialer, by the listener */
     size_t length[2];
 } record;
 
-/* Carries what one end has to say to the other, `most` bytes at a time; true if there was something. */
+/* Carries what one end has to send to the other, `most` bytes at a time; true if there was something. */
 static bool carry(epw_auth *from, epw_auth *to, size_t most, unsigned char *said, size_t *said_length) {
     const unsigned char *bytes;
     size_t length = epw_auth_output(from, &bytes);
@@ -101,7 +101,7 @@ static void what_follows_is_left_alone(void) {
         CHECK(taken == EPW_AUTH_DIALER_BYTES && p.listener.state == EPW_AUTH_DONE);
         CHECK(epw_auth_wanted(&p.listener) == 0 && epw_auth_take(&p.listener, all, 9) == 0);
     }
-    /* Reading no more than is wanted comes to the same. */
+    /* Reading only as many bytes as are wanted has the same result. */
     p = begin();
     size_t read = 0;
     for (size_t want; (want = epw_auth_wanted(&p.listener)) > 0; read += want)
@@ -109,7 +109,7 @@ static void what_follows_is_left_alone(void) {
     CHECK(read == EPW_AUTH_DIALER_BYTES && p.listener.state == EPW_AUTH_DONE);
 }
 
-/* The same challenges, all but one bit of the same bytes: whoever gets them refuses. */
+/* With the same challenges and one bit changed, whichever end receives the bytes refuses. */
 static void every_change_of_a_byte_is_refused(void) {
     pair p = begin();
     record r = converse(&p, 1000);
@@ -128,7 +128,7 @@ static void every_change_of_a_byte_is_refused(void) {
                 CHECK(is_wiped(to));
             }
         }
-        /* Cut anywhere, it is refused as well. */
+        /* Cut at any byte, it is refused as well. */
         for (size_t length = 0; length < r.length[by]; length++) {
             p = begin();
             epw_auth *to = by == 0 ? &p.listener : &p.dialer;
@@ -169,7 +169,7 @@ static void refusals_have_names(void) {
                          epw_auth_reason_name((epw_auth_reason)other)) != 0);
 }
 
-/* Garbage is refused by its first bytes, before there is a whole message. */
+/* Garbage is refused by its first bytes, before a whole message has arrived. */
 static void garbage_is_refused_at_once(void) {
     pair p = begin();
     const unsigned char *bytes;
@@ -184,7 +184,7 @@ static void both_ends_learn_of_another_version(void) {
     record r = converse(&p, 1000);
     r.said[0][4] = 9;
     p = begin();
-    epw_auth_take(&p.listener, r.said[0], 8); /* the rest may look like anything */
+    epw_auth_take(&p.listener, r.said[0], 8); /* anything may follow these */
     CHECK(refused(&p.listener, EPW_AUTH_OTHER_VERSION));
     const unsigned char *bytes;
     size_t length = epw_auth_output(&p.listener, &bytes);
@@ -192,20 +192,20 @@ static void both_ends_learn_of_another_version(void) {
     unsigned char answer[EPW_AUTH_PREFIX_BYTES];
     memcpy(answer, bytes, sizeof answer);
     CHECK(answer[4] == EPW_AUTH_VERSION);
-    answer[4] = 9; /* as the other would */
+    answer[4] = 9; /* as the other role would */
     epw_auth_take(&p.dialer, answer, sizeof answer);
     char text[160];
     CHECK(refused(&p.dialer, EPW_AUTH_OTHER_VERSION));
     CHECK(strstr(epw_auth_explain(&p.dialer, text, sizeof text), "version 1 here and 9 there"));
 }
 
-/* Before a dialer has proven itself it gets its own hello's mirror and a challenge, and nothing after. */
+/* A dialer that has not proven itself gets the mirror of its own hello and a challenge, and nothing more. */
 static void a_stranger_gets_nothing_past_the_challenge(void) {
     pair p = begin();
     epw_auth_self stranger = self_of(3, 1);
     stranger.key[31] ^= 1;
     epw_auth_peer peer = wanted(7);
-    peer.rank = 77; /* who really listens it is not told either */
+    peer.rank = 77; /* it must not learn who listens, either */
     epw_auth_dial(&p.dialer, &stranger, &peer);
     record r = converse(&p, 1000);
     CHECK(refused(&p.listener, EPW_AUTH_BAD_PROOF));
@@ -216,7 +216,7 @@ static void a_stranger_gets_nothing_past_the_challenge(void) {
     CHECK(strstr(epw_auth_explain(&p.dialer, text, sizeof text), "the same token"));
 }
 
-/* A listener without the key, that welcomes everybody. */
+/* A listener without the key, which accepts everybody. */
 static void a_false_listener_is_refused(void) {
     pair p = begin();
     epw_auth_self stranger = self_of(5, 101);
@@ -229,7 +229,7 @@ static void a_false_listener_is_refused(void) {
 }
 
 static void own_messages_sent_back_are_refused(void) {
-    /* Whole, to each role. */
+    /* All messages are replayed whole, to each role. */
     pair p = begin();
     const unsigned char *bytes;
     size_t length = epw_auth_output(&p.dialer, &bytes);
@@ -241,7 +241,7 @@ static void own_messages_sent_back_are_refused(void) {
     epw_auth_take(&p.listener, r.said[1], r.length[1]);
     CHECK(refused(&p.listener, EPW_AUTH_WRONG_ROLE));
 
-    /* The dialer's proof as the listener's. */
+    /* The dialer's proof is sent as the listener's. */
     p = begin();
     epw_auth_take(&p.dialer, r.said[1], EPW_AUTH_HELLO_BYTES);
     unsigned char verdict[EPW_AUTH_VERDICT_BYTES] = {0};
@@ -249,9 +249,9 @@ static void own_messages_sent_back_are_refused(void) {
     epw_auth_take(&p.dialer, verdict, sizeof verdict);
     CHECK(refused(&p.dialer, EPW_AUTH_BAD_PROOF));
 
-    /* A hello sent back with the role made right: then the listener's proof cannot be had. The one who sends
-     * it back has the dialer itself for an oracle, if that listens, too; but it proves as a listener only to
-     * who has proven itself as a dialer. */
+    /* A hello is sent back with the role corrected; then the listener's proof is missing. An attacker could
+     * ask the dialer itself for it, if that also listens; but an end proves itself as a listener only to a
+     * dialer that has proven itself. */
     p = begin();
     unsigned char mirror[EPW_AUTH_HELLO_BYTES];
     memcpy(mirror, r.said[1], sizeof mirror);
@@ -276,8 +276,8 @@ static void a_recorded_handshake_is_refused(void) {
     CHECK(refused(&p.dialer, EPW_AUTH_BAD_PROOF));
 }
 
-/* Somebody between the two who wants the link to be another: the hello changed on the way, and its mirror
- * changed back. */
+/* An attacker between the ends wants the link to be another one: it changes the hello on the way, and changes
+ * the mirror back. */
 static void a_proof_is_good_for_its_link_alone(void) {
     static const size_t fields[] = {12, 16, 20, 24, 40}; /* both ranks, link, both incarnations */
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
@@ -304,7 +304,7 @@ static void a_proof_is_good_for_its_link_alone(void) {
     }
 }
 
-/* A dialer that knows the key, but wants somebody else, is told so, and both refuse. */
+/* A dialer that has the key, but wants another rank, is told so, and both ends refuse. */
 static void both_ends_learn_who_was_wanted(void) {
     for (int i = 0; i < 3; i++) {
         pair p = begin();

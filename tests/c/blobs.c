@@ -1,4 +1,4 @@
-/* What a blob tells its importer, what must agree, and bytes that are no blob. */
+/* What a blob tells its importer, which values must agree, and bytes that are not a blob. */
 #include "imports/end.h"
 
 #include <stddef.h>
@@ -23,7 +23,7 @@ static void every_term_that_differs_is_named(void) {
             epw_window_destroy(a.window);
         }
     }
-    /* Of several the first; and what may differ does not matter. */
+    /* Of several differences the first is named; values that may differ do not matter. */
     spec of = spec_of(0);
     of.terms[1]++, of.terms[2]++;
     end a = open_end(of);
@@ -60,7 +60,7 @@ static void ranks_and_sizes_that_differ_are_named(void) {
     epw_window_destroy(b.window);
 }
 
-/* Another version's fields: not compared one with another. */
+/* Another version has other fields, so values are not compared. */
 static void other_names_are_a_mismatch_of_versions(void) {
     static const struct {
         epw_term terms[3];
@@ -109,7 +109,7 @@ static void a_blob_of_the_most_terms_fits(void) {
     epw_window_destroy(a.window);
 }
 
-/* A blob says where its window's memory is. No GPU is needed to read one. */
+/* A blob says where its window's memory is. Reading one needs no GPU. */
 static void a_blob_tells_the_gpu_and_the_path(void) {
     end a = open_end(spec_of(0));
     export_to(&a, 1);
@@ -146,7 +146,7 @@ static void host_and_gpu_do_not_mix(void) {
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("device is the host here and a GPU at peer 0; put all ranks on the host or all on GPUs"));
 
-    /* The other way round, and GPUs of different ordinals, which may differ. */
+    /* With the roles exchanged; and GPUs may have different ordinals. */
     epw_term terms[TERMS];
     for (int i = 0; i < TERMS; i++) terms[i] = (epw_term){term_names[i], spec_of(1).terms[i]};
     epw_window_options options = {
@@ -223,7 +223,7 @@ static void damaged_blobs_are_errors(void) {
     epw_window_destroy(b.window);
 }
 
-/* Values that no exporter wrote, under a checksum that is right. */
+/* Values that no exporter writes, under a valid checksum. */
 static void forged_blobs_are_errors_or_harmless(void) {
     end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
@@ -236,7 +236,7 @@ static void forged_blobs_are_errors_or_harmless(void) {
         epw_blob blob = genuine, parsed;
         unsigned char *bytes = (unsigned char *)&blob;
         for (int i = 0; i < 8; i++) bytes[next_random(&seed) % used] ^= (unsigned char)next_random(&seed);
-        /* What epw_blob_write takes. */
+        /* A value that epw_blob_write accepts. */
         blob.term_count = blob.term_count % (EPW_TERMS_MAX + 1);
         blob.queue.length = blob.queue.length % (EPW_BLOB_QUEUE_MAX + 1);
         a.length = epw_blob_write(&blob, a.blob);

@@ -1,5 +1,5 @@
-/* The whole framework of the C tests: checks that print where and what, are counted, and let the test go on.
- * Safe to use from threads. */
+/* The whole framework of the C tests: checks that print the place and the reason, are counted, and let the
+ * test continue. Callable from all threads. */
 #ifndef EPW_TESTS_CHECK_H
 #define EPW_TESTS_CHECK_H
 
@@ -21,14 +21,14 @@ static atomic_uint checks_made, checks_failed;
          : (void)(fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition),                            \
                   fprintf(stderr, __VA_ARGS__), fputc('\n', stderr)))
 
-/* Counts; true if there is nothing to print. */
+/* Counts a failed check; true if nothing is to be printed. */
 static inline int check_that(int held) {
     atomic_fetch_add(&checks_made, 1);
     return held || atomic_fetch_add(&checks_failed, 1) >= 20;
 }
 
-/* EPW_TEST_SLOWER: so many times slower than ours is a machine, for deadlines that a test chooses: an
- * emulated one. 1 where it is not set. */
+/* EPW_TEST_SLOWER: by what factor this machine, for example an emulated one, is slower than ours. Tests
+ * multiply their deadlines by it. 1 if not set. */
 static inline unsigned times_slower(void) {
     const char *times = getenv("EPW_TEST_SLOWER");
     unsigned long found = times != NULL ? strtoul(times, NULL, 10) : 1;
@@ -41,8 +41,8 @@ static inline double seconds_of(clockid_t clock) {
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-/* So many times longer do deadlines have to be while others leave a thread that computes less than half of a
- * core: 1 to 8, as tests/chaos has it. It computes for some milliseconds to find that. */
+/* By what factor deadlines must be longer while other programs leave a computing thread less than half a
+ * core: 1 to 8, as in tests/chaos. Measures for some milliseconds. */
 static inline unsigned times_busier(void) {
     double began = seconds_of(CLOCK_MONOTONIC), computed = seconds_of(CLOCK_THREAD_CPUTIME_ID), sample = 0;
     while (sample < 0.02) sample = seconds_of(CLOCK_THREAD_CPUTIME_ID) - computed;
@@ -50,7 +50,7 @@ static inline unsigned times_busier(void) {
     return stretch <= 1 ? 1 : stretch >= 8 ? 8 : (unsigned)(stretch + 1);
 }
 
-/* The exit code of main(): says how it went. */
+/* The exit code of main(); prints the result. */
 static inline int check_result(const char *name) {
     unsigned made = atomic_load(&checks_made), failed = atomic_load(&checks_failed);
     printf("%s: %u checks, %u failed\n", name, made, failed);

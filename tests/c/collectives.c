@@ -1,9 +1,10 @@
-/* Every collective against a plain reference: seeded cases of kinds, types, reductions, roots, counts odd and
- * even, buffers of any alignment, in place and not, even blocks and uneven ones, rows with pitches; 1 to 9
- * ranks as threads, rings of a few small slots and large ones, heap memory and the caller's. Several of one
- * seed run one behind the other on the same communicator, some of them begun together and waited for later.
+/* Every collective against a plain reference. Seeded cases choose kinds, types, reductions, roots, odd and
+ * even counts, buffers of any alignment, in place or not, even and uneven blocks, rows with pitches, 1 to 9
+ * ranks as threads, rings with a few small slots or large ones, heap memory or the caller's. Several
+ * collectives of one seed run one after the other on the same communicator; some are begun together and
+ * waited for later.
  *
- * EPW_TEST_CASES: how many seeds. EPW_TEST_SEED: the first. */
+ * EPW_TEST_CASES: the number of seeds. EPW_TEST_SEED: the first one. */
 #include "comms.h"
 
 #include <inttypes.h>
@@ -24,14 +25,14 @@ static uint64_t below(uint64_t *state, uint64_t bound) {
     return next(state) % bound;
 }
 
-/* One collective as all ranks call it. */
+/* One collective, as all ranks call it. */
 typedef struct shape {
     uint32_t kind, type, op, root;
     uint64_t count;
     bool in_place, uneven, pitched, gaps;
     uint64_t rows;
-    uint64_t counts[COMM_RANKS_MAX];               /* of blocks by rank */
-    uint64_t pair[COMM_RANKS_MAX][COMM_RANKS_MAX]; /* all_to_all: from, to */
+    uint64_t counts[COMM_RANKS_MAX];               /* of blocks, by rank */
+    uint64_t pair[COMM_RANKS_MAX][COMM_RANKS_MAX]; /* all_to_all: [from][to] */
     uint64_t seed;
 } shape;
 
@@ -40,10 +41,10 @@ typedef struct test_case {
     comms c;
     uint32_t count;
     shape shapes[OPS];
-    bool together; /* all are begun before the first is waited for */
+    bool together; /* all are begun before the first is awaited */
 } test_case;
 
-/* Element i of what `rank` sends, as its bytes: small numbers, so that float sums are exact in any order. */
+/* The bytes of element i of what `rank` sends: small numbers, so that float sums are exact in any order. */
 static void element(const shape *s, uint32_t rank, uint64_t i, unsigned char *to) {
     uint64_t state = s->seed ^ (rank * 1000003u) ^ (i << 20);
     int64_t v = (int64_t)below(&state, 7) - 3;
@@ -129,14 +130,14 @@ static double value_of(uint32_t type, const unsigned char *from) {
     }
 }
 
-/* Products of several threes have more bits than 16-bit floats do: those are rounded once. */
+/* Products of several threes have more bits than a 16-bit float, and are rounded once. */
 static bool is_near(double got, double want, uint32_t type) {
     double bits = type == EPW_TYPE_BF16 ? 256 : type == EPW_TYPE_F16 ? 2048 : 16777216;
     double off = got > want ? got - want : want - got;
     return off * bits <= (want < 0 ? -want : want);
 }
 
-/* What the fold of element i of all ranks must be: compared as numbers, as far as those are exact. */
+/* Whether `got` is the fold of element i of all ranks, compared as numbers, as far as those are exact. */
 static bool is_folded(const shape *s, uint32_t ranks, uint64_t i, const unsigned char *got) {
     bool is_unsigned = s->type == EPW_TYPE_U8 || s->type == EPW_TYPE_U32 || s->type == EPW_TYPE_U64;
     bool is_float = s->type >= EPW_TYPE_F16;
@@ -194,7 +195,7 @@ static uint64_t width_of(const shape *s, uint32_t ranks) {
     return sum;
 }
 
-/* Element number of (row, column) of rank's block in the buffer of all blocks. */
+/* The number of element (row, column) of rank's block in the buffer of all blocks. */
 static uint64_t place(const shape *s, uint32_t rank, uint64_t row, uint64_t column, uint32_t ranks) {
     uint64_t at = 0;
     if (s->pitched) {
@@ -266,8 +267,7 @@ static uint64_t buffer_elements(const shape *s, uint32_t ranks, uint32_t rank, b
     return s->count;
 }
 
-/* Writes what the rank sends: element numbers are those of its own send buffer; of reductions those of the
- * result. */
+/* Fills the rank's send buffer: elements are numbered as in that buffer, in reductions as in the result. */
 static void fill(const shape *s, uint32_t ranks, uint32_t rank, buffers *b) {
     uint32_t size = sizes[s->type];
     uint64_t rows = s->pitched ? s->rows : 1;
@@ -301,7 +301,7 @@ static bool same(const shape *s, uint32_t rank, uint64_t i, const unsigned char 
     return memcmp(got, want, sizes[s->type]) == 0;
 }
 
-/* Elements of the rank's recv that are wrong. */
+/* How many elements of the rank's recv are wrong. */
 static uint64_t wrong(const shape *s, uint32_t ranks, uint32_t rank, const buffers *b) {
     uint32_t size = sizes[s->type];
     uint64_t wrong = 0, rows = s->pitched ? s->rows : 1;

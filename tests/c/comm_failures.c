@@ -1,6 +1,6 @@
-/* What becomes of collectives when ranks do not do their part: one that never calls, leaves, is revoked,
- * gives its work up, begins the epoch at another step, or calls something else. Every wait ends in its time,
- * the outcome names who is missing, and the next epoch is exact. */
+/* Collectives when ranks do not do their part: one never calls, leaves, is revoked, drops its work, begins
+ * the epoch at another step, or calls something else. Every wait ends in time, the outcome names who is
+ * missing, and the next epoch is exact. */
 #include "comms.h"
 
 #include "base/clock.h"
@@ -13,9 +13,9 @@
 
 enum { COUNT = 40000, SMALL = 4 };
 #define DEADLINE (slower * 200 * MS)
-#define SLACK    (slower * 150 * MS) /* of a busy machine */
+#define SLACK    (slower * 150 * MS) /* for a busy machine */
 
-static uint64_t slower = 1; /* than an idle machine of ours, when the test that runs began */
+static uint64_t slower = 1; /* than our machine when idle, measured when the test began */
 
 static comms made(uint32_t ranks) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
@@ -35,7 +35,7 @@ static bool lacks(const epw_outcome *outcome, uint32_t rank) {
     return outcome->degraded && (outcome->missing.bits[0] >> rank & 1) != 0;
 }
 
-/* ---- what all do again in the next epoch ---- */
+/* ---- what all ranks do in the next epoch ---- */
 
 static void add_up(uint32_t rank, void *context) {
     const comms *c = context;
@@ -66,7 +66,7 @@ typedef struct scene {
     uint64_t count;
 } scene;
 
-/* An operation in which all wait for rank 2; what it says of the time and of who is missing. */
+/* An operation in which all wait for rank 2; checks the time and who is missing. */
 static void lack_rank_2(uint32_t rank, void *context) {
     const scene *s = context;
     if (rank == 2) return;
@@ -92,7 +92,7 @@ static void lack_rank_2(uint32_t rank, void *context) {
     int bad = 0;
     for (uint64_t i = 0; i < s->count; i++) bad += mine[i] != (int32_t)i;
     CHECK_MSG(bad == 0, "%d of the input are not as they were", bad);
-    /* The next operation pays no deadline. */
+    /* The next operation does not wait for a deadline again. */
     began = epw_now_ns();
     CHECK_OK(epw_barrier(s->c.of[rank], NULL, &outcome));
     CHECK(epw_now_ns() - began < DEADLINE && lacks(&outcome, 2) && !lacks(&outcome, 1 - rank));
@@ -115,10 +115,10 @@ static void a_rank_that_never_calls_is_missing(void) {
     }
 }
 
-/* ---- a rank that has done its part, and goes ---- */
+/* ---- a rank that has done its part and leaves ---- */
 
-/* Rank 1 gives its part of a reduction and then says nothing for longer than a deadline. Rank 2 comes as
- * late, but is heard: it waits for rank 1, for as long as its call allows. */
+/* Rank 1 gives its part of a reduction and is then silent for longer than a deadline. Rank 2 is as late, but
+ * sends beacons: it waits for rank 1 as long as its call allows. */
 static void come_late(uint32_t rank, void *context) {
     const comms *c = context;
     int32_t one = 1, sum = 0;
@@ -174,9 +174,9 @@ static void what_came_before_a_farewell_counts(void) {
     close_comms(&l.c);
 }
 
-/* Rank 0 waits for two words of rank 1's: that it has read what rank 0 lends it, and that its own message is
- * there. A signal holds rank 0 up, now and then between its looks at them, while rank 1 does all it has to do
- * and leaves. */
+/* Rank 0 waits for two words of rank 1: that it has read what rank 0 lends it, and that its own message has
+ * been posted. A signal interrupts rank 0, at times between its looks at the two words, while rank 1 does all
+ * that it has to do and leaves. */
 enum { HELD_UP_ROUNDS = 300, LENT = 8000 };
 
 static _Atomic bool held_up, has_left;
@@ -207,7 +207,8 @@ static void part_at_once(uint32_t rank, void *context) {
     op.send_counts = rank == 0 ? to_rank_1 : to_rank_0;
     op.recv_counts = rank == 0 ? from_1 : from_0;
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    CHECK_OK(epw_barrier(p->c.of[rank], NULL, &outcome)); /* who can read whose memory is known behind it */
+    CHECK_OK(
+        epw_barrier(p->c.of[rank], NULL, &outcome)); /* after it, each rank knows whose memory it can read */
     if (rank == 0) {
         p->waiter = pthread_self();
         atomic_store(&p->waits, true);
@@ -219,7 +220,7 @@ static void part_at_once(uint32_t rank, void *context) {
     while (!atomic_load(&p->waits)) sched_yield();
     usleep(p->pause);
     pthread_kill(p->waiter, SIGUSR1);
-    uint64_t until = epw_now_ns() + 5 * MS; /* sanitizers deliver it late */
+    uint64_t until = epw_now_ns() + 5 * MS; /* under sanitizers signals are delivered late */
     while (!atomic_load(&held_up) && epw_now_ns() < until) sched_yield();
     CHECK_OK(epw_group(p->c.of[1], &op, 1, NULL, &outcome));
     CHECK_MSG(!outcome.degraded && got[LENT - 1] == LENT - 1, "missing %llx",
@@ -230,7 +231,8 @@ static void part_at_once(uint32_t rank, void *context) {
 }
 
 static void last_words_count_also_between_two_looks(void) {
-    if (path_of_test() == EPW_PATH_QUEUE) return; /* nothing is lent, and who is held up sends nothing */
+    if (path_of_test() == EPW_PATH_QUEUE)
+        return; /* behind queues nothing is lent, and a rank that is held up sends nothing */
     struct sigaction held = {.sa_handler = hold_up}, before;
     sigaction(SIGUSR1, &held, &before);
     for (useconds_t round = 0; round < HELD_UP_ROUNDS; round++) {
@@ -243,8 +245,9 @@ static void last_words_count_also_between_two_looks(void) {
     sigaction(SIGUSR1, &before, NULL);
 }
 
-/* Channels are told of a farewell one after the other, and behind queues one may hear of it before the last
- * message of another is there. Rank 0 awaits a message that never comes beside a reduction that is whole. */
+/* Channels are told of a farewell one after the other, and behind queues one channel may hear of it before
+ * the last message of another has arrived. Rank 0 awaits a message that never comes, beside a reduction that
+ * is complete. */
 static void reduce_and_part(uint32_t rank, void *context) {
     comms *c = context;
     int32_t one = 1, sum = 0, never = 0;
@@ -275,7 +278,7 @@ static void a_farewell_ends_each_channel_by_itself(void) {
     }
 }
 
-/* ---- who leaves, and who is revoked, while others wait ---- */
+/* ---- ranks that leave or are revoked while others wait ---- */
 
 typedef struct ending {
     comms c;
@@ -326,7 +329,8 @@ static void wait_without_rank_1(uint32_t rank, void *context) {
                   (unsigned long long)((epw_now_ns() - began) / MS));
         CHECK(lacks(&outcome, 1) && !lacks(&outcome, 2 - rank));
     } else {
-        /* A drop is of the work alone: whoever had not got its part by then lacks it, never a wrong sum. */
+        /* Only the work is dropped: a rank that had not received its part by then lacks it, and never gets a
+         * wrong sum. */
         int bad = 0;
         for (int i = 0; i < COUNT && !outcome.degraded; i++) bad += sums[i] != 0;
         CHECK_MSG(bad == 0, "%d wrong sums in a complete result", bad);
@@ -369,7 +373,7 @@ static void members_of_different_steps_do_not_meet(void) {
     close_comms(&c);
 }
 
-/* ---- waiting for what never comes, asleep ---- */
+/* ---- sleeping while waiting for something that never comes ---- */
 
 static void await_nobody(uint32_t rank, void *context) {
     const comms *c = context;
@@ -400,7 +404,7 @@ static void who_awaits_a_work_is_woken_by_its_deadline(void) {
 
 typedef struct quarrel {
     comms c;
-    epw_coll of[3]; /* what each calls; the buffers are added */
+    epw_coll of[3]; /* the call of each rank; the buffers are added later */
     const char *words[2];
 } quarrel;
 
@@ -449,7 +453,8 @@ static void different_calls_are_named_on_every_rank(void) {
         {coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
          coll_like(EPW_REDUCE_SCATTER, EPW_TYPE_I32, COUNT, EPW_SUM, 0),
          {"all_reduce of 40000", "reduce_scatter of 40000"}},
-        /* Where roots differ some are done, and others wait for what never comes: a later call tells. */
+        /* If roots differ, some ranks are done, and others wait for something that never comes: a later call
+         * shows it. */
         {coll_like(EPW_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 0),
          coll_like(EPW_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 1),
          {"reduce of 8 i32 (sum) of root 0", "reduce of 8 i32 (sum) of root 1"}},
@@ -463,8 +468,8 @@ static void different_calls_are_named_on_every_rank(void) {
          coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 0),
          {"scatter of 8 i32 of root 1", "scatter of 8 i32 of root 0"}},
     };
-    /* At once, and after they have met: from then on who can read whose memory is known, and what is large is
-     * lent. */
+    /* At once, and again after all have communicated: then ranks know whose memory they can read, and lend
+     * large buffers. */
     for (size_t i = 0; i < 2 * (sizeof cases / sizeof cases[0]); i++) {
         quarrel q = {.c = made(3),
                      .of = {cases[i / 2].usual, cases[i / 2].usual, cases[i / 2].other},

@@ -1,6 +1,6 @@
-/* A peer of a communicator that writes messages no rank writes, over all that a header says, and words that
- * run ahead: it is missing by EPW_CAUSE_FORMAT, nothing is read that is not there, and the next epoch works.
- */
+/* A faulty peer of a communicator writes messages that no rank writes, with every field of the header wrong
+ * in turn, and words that announce too much. It becomes missing by EPW_CAUSE_FORMAT, nothing is read out of
+ * bounds, and the next epoch works. */
 #include "comms.h"
 
 #include "coll/parts.h"
@@ -11,7 +11,7 @@ enum { COUNT = 8 };
 
 typedef struct trick {
     const char *name;
-    uint64_t number, bytes, address, ahead; /* ahead: what the word says beyond the message */
+    uint64_t number, bytes, address, ahead; /* ahead: by how much the word exceeds the message */
     uint32_t call, carry, voids;
     epw_descriptor what;
     bool point;
@@ -22,7 +22,7 @@ typedef struct scene {
     const trick *t;
 } scene;
 
-/* Rank 1 writes the message of the trick, as soon as it may. */
+/* Rank 1 writes the faulty message as soon as the protocol permits. */
 static void play(epw_comm *comm, const trick *t) {
     uint32_t channel = t->point ? EPW_CHANNEL_POINT : EPW_CHANNEL_COLLECTIVE;
     epw_look seen = {0};

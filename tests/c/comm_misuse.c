@@ -1,5 +1,5 @@
-/* What a communicator refuses, by text: the field and its limit are named, and a refused call has no effect.
- * And works: each is waited for once. */
+/* Calls that a communicator refuses: the text names the field and its limit, and a refused call has no
+ * effect. And works: each is consumed once. */
 #include "comms.h"
 
 #include <stdbool.h>
@@ -40,7 +40,8 @@ static void configurations_are_refused_by_field(void) {
 #undef REFUSED_CONFIG
 }
 
-/* The call is refused on rank 0 alone: had it any effect, the barrier of all would not be complete. */
+/* Only rank 0 makes the call, which is refused. If it had any effect, the barrier of all ranks would not be
+ * complete. */
 static void operations_are_refused_by_field(epw_comm *comm) {
     epw_coll c;
     static const uint64_t counts[2] = {1, 1}, huge[2] = {UINT64_MAX, 1};
@@ -78,7 +79,7 @@ static void operations_are_refused_by_field(epw_comm *comm) {
     REFUSED(epw_group(comm, &c, 1, &call, NULL), EPW_ERR_LIMIT, "group", 0, -1, "deadline_ns is 1");
     REFUSED(epw_group(comm, NULL, 1, NULL, NULL), EPW_ERR_INVALID, "group", 0, -1, "ops is NULL");
     REFUSED(epw_group(comm, &c, 65537, NULL, NULL), EPW_ERR_LIMIT, "group", 0, -1, "at most 65536");
-    /* One bad operation refuses its whole group. */
+    /* One wrong operation makes the whole group fail. */
     epw_coll pair[2] = {coll_of(EPW_BARRIER), coll_of(EPW_SEND)};
     pair[1].peer = 7;
     REFUSED(epw_group(comm, pair, 2, NULL, NULL), EPW_ERR_INVALID, "send", 0, -1, "peer is 7");
@@ -122,7 +123,7 @@ static void memory_of_the_heap_has_a_limit(epw_comm *comm) {
     epw_comm_free(comm, pieces[1]);
     epw_comm_free(comm, pieces[0]);
     epw_comm_free(comm, pieces[2]);
-    CHECK_OK(epw_comm_alloc(comm, 4096, &more)); /* pieces that are freed are joined */
+    CHECK_OK(epw_comm_alloc(comm, 4096, &more)); /* freed pieces are merged */
     epw_comm_free(comm, more);
 }
 

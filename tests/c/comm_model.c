@@ -1,20 +1,22 @@
-/* The rules of rings explored: every state of small groups of ranks that call collectives in one epoch after
- * the other. What runs is c/coll/rules.h; who acts by it is modelled in comm_model/moves.h after
- * c/coll/flow.c and drive.c. Checked in every state:
- *  - no slot is written while it is read, before it was read, or of an epoch that its owner has not begun;
+/* Exploration of the rules of rings: every state of small groups of ranks that call collectives in several
+ * epochs. c/coll/rules.h itself runs; comm_model/moves.h models its callers after c/coll/flow.c and drive.c.
+ * Checked in every state:
+ *  - no slot is written while it is read, before it has been read, or in an epoch that its owner has not
+ *    begun;
  *  - no slot is read while it is written;
- *  - what is taken in is of this epoch, this call and these arguments, in its turn;
- *  - memory that a peer reads where it lies is not used once its owner has taken it back;
- *  - no message of a sound peer is taken for nonsense, and where nothing fails nobody is given up;
- *  - who has heard of all ranks since one of them called something else, if only another root, has found out;
- *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so this
- * is where waits without an end would be found.
+ *  - what is consumed is of this epoch, this call and these arguments, in order;
+ *  - memory that a peer lends is not used once the loan has ended;
+ *  - no message of a correct peer is judged to be nonsense, and without failures nobody is given up;
+ *  - a rank that has heard of all ranks since one of them called something else, if only with another root,
+ *    has found the mismatch;
+ *  - no deadlock: as long as something is left to do, somebody can move. A dead peer can be given up, so
+ *    waits without an end would be found here.
  *
- * Words of one source come in the order in which they were stored, as in mapped memory. That the explorer
- * finds what is broken is shown by tests/faults.
+ * The words of one source arrive in the order in which they were stored, as in mapped memory. tests/faults
+ * shows that the explorer finds planted faults.
  *
  * comm_model         all models, in seconds
- * comm_model NAME    one of them, with the way to what is broken */
+ * comm_model NAME    one of them; prints the path to a violation */
 #include "comm_model/moves.h"
 
 #include "check.h"
@@ -61,13 +63,13 @@ static const model models[] = {
 enum { MODELS = sizeof models / sizeof models[0], DEPTH_MAX = 4096 };
 #define STATES_MAX UINT64_C(20000000)
 
-/* ---- depth first: the way to a state is the stack ---- */
+/* ---- depth first: the stack is the path to a state ---- */
 
 typedef struct explorer {
     walker w;
     uint64_t transitions;
     unsigned depth, deepest;
-    const state *at; /* what is being looked at, and how many moves lead on from there */
+    const state *at; /* the state that is being expanded, and the number of moves from it */
     unsigned changes;
     const char *broken;
     struct {
@@ -92,7 +94,7 @@ static void take(walker *w, state *next) {
     explorer *e = (explorer *)w;
     const state *from = e->at;
     unsigned at = e->depth - 1;
-    /* To look again, and to die, leads nowhere. */
+    /* Looking again, and dying, do not count as progress. */
     unsigned changes = e->changes + (next->died == from->died && memcmp(next, from, sizeof *next) != 0);
     e->transitions++;
     if (e->broken == NULL) {

@@ -1,6 +1,6 @@
-/* Ranks of a communicator as threads of this process: connected, and run side by side.
+/* Ranks of a communicator as threads of this process, connected and run side by side.
  *
- * EPW_TEST_PATH=queue, EPW_TEST_WIRE and EPW_TEST_NIC are as in group.h. */
+ * EPW_TEST_PATH=queue, EPW_TEST_WIRE and EPW_TEST_NIC have the same meaning as in group.h. */
 #ifndef EPW_TESTS_COMMS_H
 #define EPW_TESTS_COMMS_H
 
@@ -28,7 +28,7 @@ static inline epw_mask all_of(uint32_t ranks) {
     return mask;
 }
 
-/* `like` says all but ranks, rank and path. */
+/* `like` has all fields but ranks, rank and paths. */
 static inline comms open_comms(uint32_t ranks, epw_comm_config like) {
     comms c = {.ranks = ranks};
     for (uint32_t r = 0; r < ranks; r++) {
@@ -57,7 +57,7 @@ static inline void close_comms(const comms *c) {
     for (uint32_t r = 0; r < c->ranks; r++) epw_fabric_destroy(c->fabrics[r]);
 }
 
-/* Runs `body(rank, context)` on a thread for each rank. */
+/* Runs `body(rank, context)` on one thread for each rank. */
 typedef struct comm_thread {
     void (*body)(uint32_t rank, void *context);
     void *context;

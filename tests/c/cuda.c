@@ -1,5 +1,4 @@
-/* GPU buffers where there is no GPU: what can be planned is planned, what cannot be had is an error in
- * words. */
+/* GPU buffers on a machine without a GPU: planning works, and everything else is a clear error. */
 #include "check.h"
 
 #include "device/cuda.h"
@@ -63,7 +62,7 @@ static void limits_of_gpus_are_named(void) {
     CHECK_OK(epw_plan_make(&config, &plan));
 }
 
-/* Creates a buffer that cannot be had, and leaves nothing behind. */
+/* Creating the buffer fails, and leaves nothing behind. */
 static void refused(int32_t device, const char *text) {
     epw_config config = config_of(device);
     epw_buffer *buffer = NULL;
@@ -83,12 +82,12 @@ static int driver_is_there(void) {
 
 static int a_buffer_on_a_gpu_says_what_is_missing(void) {
     if (driver_is_there()) {
-        refused(1 << 20, ""); /* whatever GPUs there are, there is no such one */
+        refused(1 << 20, ""); /* no machine has a GPU of this ordinal */
         puts("not checked: what a machine without NVIDIA driver is told, because this one has a driver");
         return 0;
     }
     refused(0, "no NVIDIA driver: libcuda.so.1 is not to be found; install the driver");
-    refused(0, "no NVIDIA driver"); /* and again */
+    refused(0, "no NVIDIA driver"); /* and the same again */
     return 1;
 }
 
@@ -106,5 +105,5 @@ int main(void) {
     limits_of_gpus_are_named();
     int all = a_buffer_on_a_gpu_says_what_is_missing();
     int result = check_result("cuda");
-    return result == 0 && !all ? 77 : result; /* 77: skipped, in the words above */
+    return result == 0 && !all ? 77 : result; /* 77: skipped, for the reason printed above */
 }

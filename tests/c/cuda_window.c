@@ -1,6 +1,6 @@
-/* Who may use a GPU's window, and where each finds it, with no GPU: the source is compiled here with CUDA
- * replaced by a driver whose physical memory is a memfd and whose addresses are this process's own. What the
- * real one does is seen in tests/gpu. */
+/* Who may use a GPU's window, and where each process finds it, without a GPU: the source is compiled here
+ * with a driver in place of CUDA whose physical memory is a memfd and whose addresses are those of this
+ * process. tests/gpu tests the real driver. */
 #include "needs_cuda.h"
 
 #ifdef EPW_CUDA
@@ -22,11 +22,11 @@ enum { GPUS = 2, BYTES = 4 << 20 };
 static struct fake {
     int depth;      /* scopes entered and not left */
     int accessible; /* GPUs can access each other's memory */
-    int asked;      /* how often that was asked */
-    int reserved;   /* stretches of addresses */
-    int mapped;     /* of which so many have memory */
+    int asked;      /* number of such queries */
+    int reserved;   /* reserved ranges of addresses */
+    int mapped;     /* of these, the ones with memory */
     int granted[GPUS];
-    int refuses_adapters; /* memory of VMM's is not for adapters */
+    int refuses_adapters; /* adapters cannot use VMM memory */
 } fake;
 
 static CUresult fake_device_get(CUdevice *device, int ordinal) {
@@ -97,7 +97,7 @@ static CUresult fake_map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGener
     fake.mapped++;
     return CUDA_SUCCESS;
 }
-/* What each GPU has been granted: a mapping's first byte, 0 where nothing. */
+/* The access that each GPU has been granted, by a mapping's first byte; 0: unused. */
 static CUdeviceptr grants[GPUS][16];
 
 static CUdeviceptr *find_grant(int gpu, CUdeviceptr at) {
@@ -120,7 +120,8 @@ static CUresult fake_get_access(unsigned long long *flags, const CUmemLocation *
 }
 static CUresult fake_set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc *access, size_t count) {
     CHECK(count == 1 && access->flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
-    if (find_grant(access->location.id, at) != NULL) return CUDA_ERROR_ALREADY_MAPPED; /* as drivers do */
+    if (find_grant(access->location.id, at) != NULL)
+        return CUDA_ERROR_ALREADY_MAPPED; /* as real drivers do */
     CUdeviceptr *grant = find_grant(access->location.id, 0);
     CHECK(grant != NULL);
     *grant = at;
@@ -150,7 +151,7 @@ static const epw_cuda_driver *fake_driver(void) {
     return &driver;
 }
 
-/* ---- the runtime, and what c/device/cuda.c has ---- */
+/* ---- the runtime, and the functions of c/device/cuda.c ---- */
 
 static cudaError_t fake_device_count(int *count) {
     *count = GPUS;

@@ -1,6 +1,5 @@
-/* Who is given up, and when: deadlines of calls, of operations that were released, of events that are
- * awaited, and ranks that are left out. Ranks are threads of this process; a dead one is a buffer that nobody
- * calls. */
+/* Who is given up, and when: deadlines of calls, of released operations and of awaited events, and ranks that
+ * are left out. Ranks are threads of this process; a dead rank is a buffer whose functions nobody calls. */
 #include "ep/host/host.h"
 #include "group.h"
 
@@ -22,19 +21,19 @@ static uint64_t ms_since(uint64_t began) {
     return (epw_now_ns() - began) / MS;
 }
 
-/* How a call of a thread ended. */
+/* The end of a thread's call. */
 typedef struct ended {
     epw_buffer *buffer;
     uint32_t rank;
     epw_handle handle;
     uint64_t deadline_ms; /* of its dispatch; 0: the group's */
-    uint64_t after_ms;    /* it receives so long after it has sent */
-    bool event;           /* it waits for the event before it receives */
+    uint64_t after_ms;    /* it receives this long after it has sent */
+    bool event;           /* it awaits the event before it receives */
     uint64_t took_ms;     /* from its first wait on */
     epw_outcome outcome;
 } ended;
 
-/* As an executor awaits one. */
+/* Waits as an async executor would. */
 static void await_event(epw_buffer *b, epw_handle handle) {
     epw_status status;
     while ((status = epw_ready(b, handle)) == EPW_PENDING) CHECK_OK(epw_await(b, handle, GROUP_MS * MS / 4));
@@ -66,7 +65,7 @@ static void run(ended *ranks, uint32_t count) {
     for (uint32_t r = 0; r < count; r++) pthread_join(threads[r], NULL);
 }
 
-/* Nobody alive was given up: rank `dead` alone is missing. */
+/* No living rank was given up: only rank `dead` is missing. */
 static void only_missing(const ended *ranks, uint32_t count, uint32_t dead) {
     for (uint32_t r = 0; r < count; r++) {
         CHECK_MSG(ranks[r].outcome.missing.bits[0] == UINT64_C(1) << dead, "rank %u misses %llx", r,
@@ -80,7 +79,7 @@ static void a_long_deadline_of_a_released_operation_holds_up_nothing(void) {
     group g = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
     CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 50 * GROUP_MS * MS)));
-    /* Rank 1 never answers: the next operation waits for it by its own deadline. */
+    /* Rank 1 never answers: the next operation waits for it with its own deadline. */
     uint64_t began = epw_now_ns();
     epw_handle next = send_batch(g.of[0], 0, 0, 0);
     uint64_t took = ms_since(began);
@@ -95,7 +94,7 @@ static void a_debt_keeps_the_long_deadline_of_its_operation(void) {
     group g = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
     CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 50 * GROUP_MS * MS)));
-    sleep_ms(3 * GROUP_MS); /* late, but within what the operation allowed */
+    sleep_ms(3 * GROUP_MS); /* late, but within the operation's deadline */
     epw_handle late = send_batch(g.of[1], 1, 0, 0);
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -106,12 +105,12 @@ static void a_debt_keeps_the_long_deadline_of_its_operation(void) {
     destroy(&g);
 }
 
-/* ---- deadlines that one rank alone lengthens ---- */
+/* ---- a deadline that only one rank lengthens ---- */
 
 static void who_waits_longer_than_others_is_not_given_up(void) {
     group g = make_group(3, GROUP_MS * MS);
     activate(&g, 1);
-    /* Rank 2 is dead. Rank 0 bears with it for 8 deadlines, and rank 1 with rank 0. */
+    /* Rank 2 is dead. Rank 0 waits for it for 8 deadlines, and rank 1 waits for rank 0. */
     ended ranks[] = {{.buffer = g.of[0], .rank = 0, .deadline_ms = 8 * GROUP_MS},
                      {.buffer = g.of[1], .rank = 1}};
     run(ranks, 2);
@@ -121,17 +120,17 @@ static void who_waits_longer_than_others_is_not_given_up(void) {
     destroy(&g);
 }
 
-/* ---- halves and events beside a dead rank ---- */
+/* ---- halves and events with a dead rank ---- */
 
-/* Rank 2 sends its rows to rank 0 alone, then dies: rank 0 waits for rank 1's answer from the first moment
- * on, while rank 1 comes to receive almost a deadline later, and only then begins to wait for rank 2. */
+/* Rank 2 sends its rows only to rank 0, then dies. Rank 0 waits for rank 1's answer from the beginning, while
+ * rank 1 begins to receive almost a deadline later, and only then begins to wait for rank 2. */
 static void a_half_may_begin_almost_a_deadline_later(void) {
     group g = make_group(3, GROUP_MS * MS);
     activate(&g, 1);
     uint64_t offset = epw_word_offset(2, 0, EPW_WORD_DISPATCH);
     epw_handle dying = send_batch(g.of[2], 2, 0, 0);
     _Atomic uint64_t *word = (_Atomic uint64_t *)(epw_peers_own(&g.of[1]->peers) + offset);
-    atomic_store(word, 0); /* as if it had not come so far */
+    atomic_store(word, 0); /* as if rank 2 had not posted it */
     ended ranks[] = {{.buffer = g.of[0], .rank = 0},
                      {.buffer = g.of[1], .rank = 1, .after_ms = GROUP_MS * 3 / 4}};
     run(ranks, 2);
@@ -171,7 +170,7 @@ static void a_rank_left_out_is_told_at_once(void) {
     destroy(&g);
 }
 
-/* Both lanes of a peer hear of it, each by a word of its own. */
+/* Both lanes of a peer are told, each by its own word. */
 static void a_peer_that_is_given_up_is_told_on_every_lane(void) {
     group g = make_group(2, GROUP_MS * MS);
     activate(&g, 1);
@@ -188,7 +187,7 @@ static void a_peer_that_is_given_up_is_told_on_every_lane(void) {
     destroy(&g);
 }
 
-/* ---- handles, and the operation's number ---- */
+/* ---- handles and the operation number ---- */
 
 static void a_handle_of_another_buffer_is_refused(void) {
     group g = make_group(2, GROUP_MS * MS), other = make_group(2, GROUP_MS * MS);
@@ -208,10 +207,10 @@ static void operations_go_on_over_the_wrap_of_their_number(void) {
     activate(&g, 1);
     batch made[2];
     epw_handle handles[2];
-    dispatch_both(&g, made, handles); /* with the epoch's word */
+    dispatch_both(&g, made, handles); /* the words carry the epoch */
     for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
     for (uint32_t r = 0; r < 2; r++) {
-        /* As after 2^24 - 3 operations: each has answered the one before. */
+        /* As after 2^24 - 3 operations, each of which has answered the one before. */
         g.of[r]->lanes[0].machine.op = EPW_OP_MAX - 2;
         for (uint32_t p = 0; p < 2; p++)
             epw_signal(&g.of[r]->peers, 0, p, EPW_WORD_COMBINE, epw_word(1, EPW_OP_MAX - 2, 0), NULL, 0);
@@ -247,13 +246,13 @@ static void a_probe_is_answered_while_no_call_is_made(void) {
     REFUSED(epw_buffer_probe(g.of[0], 3, MS), EPW_ERR_INVALID, "probe", 0, -1, "must be below 3");
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     REFUSED(epw_buffer_probe(g.of[0], 1, MS), EPW_ERR_STATE, "probe", 0, 1, "not connected");
-    /* Rank 1 still reaches rank 0, which cannot answer it. */
+    /* Rank 1 still reaches rank 0, but rank 0 cannot answer it. */
     REFUSED(epw_buffer_probe(g.of[1], 0, 50 * MS), EPW_ERR_TIMEOUT, "probe", 1, 0, "within 50 ms");
     CHECK_OK(epw_buffer_probe(g.of[1], 2, 5000 * MS));
     destroy(&g);
 }
 
-/* Its window is taken away while nobody uses it, as a page with an error in its memory is. */
+/* The rank's window becomes unreadable while nobody uses it, as a page with a memory error does. */
 static void a_rank_probes_its_own_device(void) {
     group g = make_group(2, GROUP_MS * MS);
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -280,7 +279,8 @@ int main(void) {
     a_handle_of_another_buffer_is_refused();
     operations_go_on_over_the_wrap_of_their_number();
     a_probe_is_answered_while_no_call_is_made();
-    if (words_are_watched()) { /* the page may go between its two looks: watched_words.c stops it before */
+    if (words_are_watched()) { /* the page may fail between the thread's two looks; watched_words.c covers
+                                  that */
         printf("NOT CHECKED: a rank's own window that is gone, because a thread looks at words in it\n");
     } else {
         a_rank_probes_its_own_device();

@@ -1,7 +1,6 @@
-/* What the engine for GPUs enqueues, orders, waits for and refuses, with no GPU: its sources are compiled
- * here with CUDA and the kernels replaced by records of the calls. Device memory is host memory, so that what
- * the engine writes there can be looked at. The kernels themselves are compared with the host by tests/gpu.
- */
+/* What the engine for GPUs enqueues, orders, waits for and refuses, without a GPU: its sources are compiled
+ * here with CUDA and the kernels replaced by records of the calls. Device memory is host memory, so that
+ * tests can see what the engine writes there. tests/gpu compares the kernels themselves with the host. */
 #include "needs_cuda.h"
 
 #ifdef EPW_CUDA
@@ -14,22 +13,22 @@
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
 
-/* ---- CUDA and kernels as the engine sees them here ---- */
+/* ---- CUDA and the kernels, as the engine sees them here ---- */
 
 static struct fake {
     int depth;        /* scopes entered and not left */
-    int done;         /* what is enqueued has run */
+    int done;         /* enqueued work has run */
     int captured;     /* streams are under capture, */
-    int invalidated;  /* or were, until a call that is not allowed there */
-    int failing;      /* what a launch returns, */
-    int undispatched; /* that of a dispatch, */
-    int recording;    /* and what recording an event does */
-    int hangs;        /* after the membership kernel is enqueued, nothing runs any more, */
+    int invalidated;  /* or were, until a forbidden call */
+    int failing;      /* result of a launch, */
+    int undispatched; /* of a dispatch's launch, */
+    int recording;    /* and of recording an event */
+    int hangs;        /* nothing runs any more after the membership kernel, */
     int stalls;       /* or after a copy */
     int launches, records, waits, quiet_releases;
     void *stream;       /* of the last launch */
-    void *waiting;      /* the stream that waits last, */
-    cudaEvent_t waited; /* and for what */
+    void *waiting;      /* the stream that last waited, */
+    cudaEvent_t waited; /* and the event that it waited for */
     uint32_t blocks;
     epw_dispatch_args dispatch;
     epw_combine_args combine;
@@ -165,7 +164,7 @@ static int fake_release(const epw_release_args *args, void *stream) {
     if (args->quiet && !fake.failing) fake.quiet_releases++;
     return fake_launch(1, stream);
 }
-/* Where this rank writes a word of lane 0 at a peer. */
+/* The word of lane 0 that this rank writes at a peer. */
 static uint64_t *word_of(epw_gpu_peers *peers, uint32_t rank, uint32_t peer, uint32_t word) {
     return (uint64_t *)(uintptr_t)(peers->table[EPW_AREA_CONTROL][peer] + epw_word_offset(rank, 0, word));
 }
@@ -238,7 +237,7 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_set_active       fake_set_active
 #define epw_gpu_disconnect       fake_disconnect
 #define epw_gpu_checkpoint       fake_checkpoint
-/* The library has its own of these. */
+/* The library has its own copies of these. */
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes
 #define epw_gpu_require_marked        tested_require_marked
@@ -256,12 +255,13 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_take_errors      tested_take_errors
 extern const epw_engine tested_engine;
 uint64_t tested_private_bytes(const epw_config *config);
-/* Not so of the floor's part: the linker finds it here first, so the library's connect is with it too. */
+/* The peer floor's part is not renamed: the linker finds this one first, so the library's connect uses it
+ * too. */
 #include "../../c/peer/gpu.c"
 #include "../../c/ep/gpu/engine.c"
 #include "../../c/ep/gpu/call.c"
 
-/* ---- two ranks whose windows are host memory ---- */
+/* ---- two ranks with windows in host memory ---- */
 
 #define FIRST_STREAM  ((void *)0x1000)
 #define SECOND_STREAM ((void *)0x2000)
@@ -274,7 +274,7 @@ static epw_buffer *make_buffer(uint32_t rank) {
     CHECK(b->engine->leave(b));
     b->engine->close(b);
     b->engine = &tested_engine;
-    b->config.device = (int32_t)rank; /* the SMs of a GPU are one buffer's here */
+    b->config.device = (int32_t)rank; /* each buffer needs the SMs of a GPU of its own */
     CHECK_OK(b->engine->open(b));
     return b;
 }
@@ -328,7 +328,8 @@ static void lanes_hold_the_peer_table(void) {
     CHECK(peers->lane == 1 && peers->deadline_ns == 20 * MS && g.of[0]->gpu->lanes[1].state->ordered == 1);
     CHECK_MSG(g.of[0]->gpu->blocks == 20, "two lanes of %u blocks on 40 SMs", g.of[0]->gpu->blocks);
     REFUSED(epw_buffer_disconnect(g.of[0], 1), EPW_ERR_STATE, "disconnect", 0, 1, "active");
-    /* As kernels would: one lane has given rank 1 up without evidence, then the other one for its silence. */
+    /* As kernels would: one lane has given up rank 1 without evidence, then the other lane because it was
+     * silent. */
     uint8_t reachable[EXPERTS];
     g.of[0]->gpu->pinned->suspects[1].words[0] = 2;
     epw_membership now = membership_of(g.of[0]);
@@ -460,7 +461,7 @@ static void another_stream_waits_for_a_lane(void) {
     CHECK_MSG(fake.waits == 3 && fake.waiting == SECOND_STREAM, "consumed: %d waits", fake.waits);
     CHECK(fake.waited == b->gpu->lanes[0].event);
     CHECK_MSG(fake.launches == 3 && fake.records == 3, "the lane itself got on: %d records", fake.records);
-    /* The wait was of another stream: the lane's own goes on without one. */
+    /* The other stream waited; the lane's own stream continues without a wait. */
     CHECK_OK(epw_release(b, second));
     CHECK(fake.waits == 3);
     destroy(&g);
@@ -493,7 +494,7 @@ static void streams_wait_for_no_other_calls(void) {
     destroy(&host);
 }
 
-/* The dispatch in one graph, the combine in another: the handle is kept in between. */
+/* The dispatch is in one graph and the combine in another; the handle is kept in between. */
 static void a_handle_spans_two_captures(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -535,8 +536,8 @@ static void captures_neither_wait_nor_record(void) {
     destroy(&g);
 }
 
-/* Where nothing can be enqueued a handle is given up all the same, and the lane's next dispatch releases
- * first: what it held may have run, in an earlier graph or outside. */
+/* A handle is given up even if nothing can be enqueued, and the lane's next dispatch first enqueues the
+ * release: the handle's work may have run, in an earlier graph or outside one. */
 static void a_release_under_an_invalidated_capture_is_owed(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -572,8 +573,8 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
     CHECK(fake.depth == 0);
 }
 
-/* The release runs, so what comes next on the lane is behind it: a stream other than the release's waits, or
- * is refused where there is no event to wait for. */
+/* The release runs, so the lane's next work must follow it: a stream other than the release's waits, or the
+ * call is refused if there is no event to wait for. */
 static void an_owed_release_stands_though_the_dispatch_behind_it_fails(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -628,7 +629,7 @@ static void a_failed_launch_changes_nothing(void) {
     CHECK(fake.depth == 0);
 }
 
-/* The kernel was launched and runs: the call stands, and only its stream is known to be behind it. */
+/* The kernel was launched and runs, so the call succeeds; only its own stream is known to follow it. */
 static void a_call_whose_event_fails_stands(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -709,7 +710,8 @@ static void waits_are_bounded(void) {
     epw_buffer_destroy(g.of[1]);
 }
 
-/* Its entry in the peer table may be gone, or go later: no membership may name it. */
+/* The removal of its entry from the peer table may have run, or may run later: no membership may include the
+ * peer. */
 static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -727,7 +729,7 @@ static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
     destroy(&g);
 }
 
-/* Beside a kernel that runs: copies alone, no kernel, and nothing is waited for but those. */
+/* While a kernel runs: only copies, no kernel, and nothing but the copies is waited for. */
 static void who_is_no_member_goes_and_comes_beside_operations(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -735,7 +737,7 @@ static void who_is_no_member_goes_and_comes_beside_operations(void) {
     CHECK_OK(epw_buffer_set_active(b, &alone, 2, 0));
     epw_handle held = dispatch_on(b, FIRST_STREAM, 0);
     int launches = fake.launches;
-    b->gpu->lanes[0].unmarked = true; /* nobody could wait for it */
+    b->gpu->lanes[0].unmarked = true; /* nothing could wait for it */
     for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_lock(&b->lanes[lane].lock);
     const epw_gpu_peers *peers = b->gpu->lanes[1].peers;
     CHECK_OK(epw_buffer_disconnect(b, 1));
@@ -756,7 +758,7 @@ static void who_is_no_member_goes_and_comes_beside_operations(void) {
     destroy(&g);
 }
 
-/* The farewell is for whom kernels have not told, a revoked peer among them. */
+/* The farewell goes to peers that kernels have not told, among them a revoked one. */
 static void a_revoked_peer_is_told_at_the_end(void) {
     group g = make_gpu_group();
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
@@ -787,7 +789,7 @@ static void end_step(epw_buffer *b, uint64_t step, void *stream) {
     CHECK(epoch == membership_of(b).epoch && fake.stream == stream && fake.depth == 0);
 }
 
-/* Behind what is enqueued on either lane, and ahead of what will be. */
+/* After everything enqueued on either lane, and before everything enqueued later. */
 static void a_checkpoint_is_between_the_calls_of_all_lanes(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
@@ -797,7 +799,7 @@ static void a_checkpoint_is_between_the_calls_of_all_lanes(void) {
     end_step(b, 4, SECOND_STREAM);
     CHECK_MSG(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == b->gpu->lanes[0].event,
               "%d waits", fake.waits);
-    CHECK_OK(epw_release(b, held)); /* on the handle's stream still, which waits for the checkpoint */
+    CHECK_OK(epw_release(b, held)); /* on the handle's own stream, which waits for the checkpoint */
     CHECK_MSG(fake.waits == 2 && fake.waiting == FIRST_STREAM && fake.waited == b->gpu->lanes[0].event,
               "%d waits", fake.waits);
 
@@ -809,11 +811,11 @@ static void a_checkpoint_is_between_the_calls_of_all_lanes(void) {
     REFUSED(epw_checkpoint(b, 5, FIRST_STREAM, &epoch), EPW_ERR_SYSTEM, "checkpoint", 0, -1, "launch of the");
     fake.failing = 0;
     CHECK(epoch == 9 && fake.depth == 0);
-    end_step(b, 5, FIRST_STREAM); /* a refused one has ended no step */
+    end_step(b, 5, FIRST_STREAM); /* a refused call has ended no step */
     destroy(&g);
 }
 
-/* What a handle that was given up owes comes before the checkpoint, whose step it faults. */
+/* The release that a given-up handle owes comes before the checkpoint, and faults its step. */
 static void a_checkpoint_comes_behind_releases_that_are_owed(void) {
     group g = make_gpu_group();
     epw_handle handle = dispatch_on(g.of[0], FIRST_STREAM, 0);
@@ -832,7 +834,7 @@ static void verdicts_are_read_from_copies(void) {
     end_step(g.of[1], 1, FIRST_STREAM);
     CHECK(verdict_of(g.of[0], 1, 1) == EPW_VERDICT_CLEAN && verdict_of(g.of[1], 1, 1) == EPW_VERDICT_CLEAN);
 
-    /* Copies that are slow: nobody waits for them, and they are not of now once they have ended. */
+    /* Slow copies: nothing waits for them, and their results are out of date when they end. */
     g.of[1]->gpu->lanes[1].state->faulted = 1;
     end_step(g.of[0], 2, FIRST_STREAM);
     fake.done = 0;
@@ -842,7 +844,7 @@ static void verdicts_are_read_from_copies(void) {
     fake.done = 1;
     CHECK(verdict_of(g.of[0], 1, 2) == EPW_VERDICT_FAULTED);
 
-    /* Rank 1 has not ended step 3 when the membership does. */
+    /* Rank 1 has not ended step 3 when the membership ends. */
     end_step(g.of[0], 3, FIRST_STREAM);
     CHECK_OK(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2, 4));
     CHECK(verdict_of(g.of[0], 1, 3) == EPW_VERDICT_PENDING);
@@ -852,7 +854,7 @@ static void verdicts_are_read_from_copies(void) {
     destroy(&g);
 }
 
-/* Neither the old nor the new membership is there: what the old one's verdicts were is not lost. */
+/* Neither the old nor the new membership is in effect: the old one's verdicts are not lost. */
 static void verdicts_outlive_a_membership_that_does_not_begin(void) {
     group g = make_gpu_group();
     for (uint32_t r = 0; r < 2; r++) end_step(g.of[r], 1, FIRST_STREAM);
@@ -866,7 +868,7 @@ static void verdicts_outlive_a_membership_that_does_not_begin(void) {
             "set_active");
     REFUSED(epw_buffer_set_active(g.of[0], &(epw_mask){{3}}, 2, 3), EPW_ERR_INVALID, "set_active", 0, -1,
             "must be in [3, ");
-    /* The same again, which hands on what it would have handed on at once; and once more after a refusal. */
+    /* The same again, which hands on what it would have handed on at first; and once more after a refusal. */
     fake.failing = 1;
     REFUSED(epw_buffer_set_active(g.of[1], &(epw_mask){{3}}, 2, 2), EPW_ERR_SYSTEM, "set_active", 1, -1,
             "launch");
@@ -899,10 +901,10 @@ static void records_are_taken_once_and_in_order(void) {
     CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK_MSG(count == EPW_GPU_RECORDS && lost == 600 - 10 - EPW_GPU_RECORDS, "%u taken", count);
     CHECK(taken[0].seen == 600 - EPW_GPU_RECORDS && taken[EPW_GPU_RECORDS - 1].seen == 599);
-    ring->slots[600 % EPW_GPU_RECORDS].sequence = 0; /* being written */
+    ring->slots[600 % EPW_GPU_RECORDS].sequence = 0; /* it is being written */
     CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK(count == 0 && lost == 0);
-    ring->unrecorded[0] = 5; /* bad ids without room in the ring */
+    ring->unrecorded[0] = 5; /* bad ids that found no room in the ring */
     ring->unrecorded[1] = 2;
     CHECK_OK(epw_take_errors(g.of[0], taken, sizeof(epw_error_record), 300, &count, &lost));
     CHECK(count == 0 && lost == 7);

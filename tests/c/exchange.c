@@ -1,7 +1,7 @@
 /* A MoE step across ranks that are threads of this process, through epwire.h alone: dispatch, identity
- * experts, combine. With windows used directly, with queues between all, by sockets of the host and by TCP,
- * with queues to one, and with NICs in strict mode, which notice what the floor does wrong with its queues.
- * Under ThreadSanitizer and AddressSanitizer this is what sees the protocol's memory accesses. */
+ * experts, combine. With mapped windows; with queues between all ranks, by sockets of the host and by TCP;
+ * with queues to one rank; and with strict NICs, which notice wrong uses of queues by the peer floor.
+ * ThreadSanitizer and AddressSanitizer see the protocol's memory accesses in this test. */
 #include "check.h"
 #include "epwire.h"
 #include "nic/fabric.h"
@@ -17,10 +17,10 @@ enum { RANKS = 4, TOKENS = 24, HIDDEN = 256, EXPERTS = 16, TOPK = 4, STEPS = 20 
 static unsigned char blobs[RANKS][RANKS][EPW_BLOB_MAX];
 static size_t lengths[RANKS][RANKS];
 static pthread_barrier_t barrier;
-static uint32_t first_queued; /* ranks from here on write by queues */
-static bool strict;           /* by NICs that forgive nothing: see nic/soft/strict.h */
-static uint32_t wires;        /* which carry them */
-static uint32_t depth, batch; /* of queues, as asked for; 0: as the library chooses */
+static uint32_t first_queued; /* ranks from this one on are behind queues */
+static bool strict;           /* NICs are strict, see nic/soft/strict.h */
+static uint32_t wires;        /* the wires that carry queues */
+static uint32_t depth, batch; /* of queues, as requested; 0: chosen by the library */
 static const unsigned char key[32] = "known to all ranks of this test";
 
 static uint16_t bf16(float x) {
@@ -34,7 +34,7 @@ static uint32_t next(uint64_t *state) {
     return (uint32_t)(*state >> 33);
 }
 
-/* Small integers: exact in bf16 whatever the order of sums. */
+/* Small integers, whose sums are exact in bf16 in any order. */
 static void make_tokens(uint64_t *seed, uint32_t n, uint16_t *x, int32_t *ids, float *weights) {
     for (uint32_t i = 0; i < n * HIDDEN; i++) x[i] = bf16((float)(next(seed) % 8));
     for (uint32_t t = 0; t < n; t++) {
@@ -85,7 +85,8 @@ static void step(epw_buffer *buffer, const epw_plan *plan, uint64_t *seed, uint3
     if (split) CHECK_OK(epw_dispatch_receive(buffer, handle, &out, &outcome));
     CHECK_MSG(!outcome.degraded, "rank missing: %u", outcome.record.peer);
 
-    if (layout == EPW_RANK_MAJOR) { /* reduce over the local experts: here times the sum of the weights */
+    if (layout ==
+        EPW_RANK_MAJOR) { /* reduce over the local experts: here, multiply by the sum of the weights */
         for (uint32_t s = 0; s < RANKS; s++) {
             for (uint64_t i = s * TOKENS; i < s * TOKENS + sources[s]; i++) {
                 float w = 0;
@@ -156,7 +157,7 @@ static void *rank_main(void *argument) {
         all.bits[0] |= UINT64_C(1) << p;
         if (p == rank) continue;
         CHECK_OK(epw_buffer_connect(buffer, p, blobs[p][rank], lengths[p][rank]));
-        bool queued = rank >= first_queued; /* of what this rank writes */
+        bool queued = rank >= first_queued; /* whether what this rank writes goes by queues */
         uint32_t path = epw_buffer_path(buffer, p);
         uint32_t by = wires & EPW_WIRE_LOCAL ? EPW_WIRE_LOCAL : EPW_WIRE_TCP;
         CHECK(epw_buffer_wire(buffer, p) == (queued ? by : 0));
@@ -186,8 +187,8 @@ int main(void) {
     run(0, EPW_WIRE_LOCAL);
     run(0, EPW_WIRE_TCP);
     run(RANKS - 1, EPW_WIRE_LOCAL | EPW_WIRE_TCP);
-    /* Queues as deep as operations need at least, and the deepest; doorbells behind every entry, and batches.
-     */
+    /* The shallowest queues that operations can use, and the deepest; doorbells after every entry, and in
+     * batches. */
     static const struct { uint32_t depth, batch; } settings[] = {{16, 1}, {32768, 32}, {0, 32768}};
     for (int i = 0; i < 3; i++) {
         depth = settings[i].depth, batch = settings[i].batch;

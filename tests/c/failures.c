@@ -1,7 +1,6 @@
-/* Ranks that are late, release, give up and are given up, as threads of this process: what ThreadSanitizer is
- * to see of debts, the background thread and suspects. And peers that are disconnected while something is
- * owed to them.
- */
+/* Ranks that are late, release operations, give up and are given up, as threads of this process:
+ * ThreadSanitizer sees debts, the background thread and suspects here. Also peers that are disconnected while
+ * something is owed to them. */
 #include "ep/host/host.h"
 #include "group.h"
 
@@ -18,14 +17,14 @@ static void sleep_ns(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
-/* As a lane does that waits in vain. */
+/* Gives up a peer as a lane does that waits in vain. */
 static void give_up(epw_buffer *b, uint32_t peer) {
     epw_peers_suspect(&b->peers, peer, true, NULL);
     pthread_mutex_lock(&b->lanes[0].lock);
     epw_lane_unlock(b, &b->lanes[0]);
 }
 
-/* The beacon that lane 0 of `b` posts at a peer, in whose window it is. */
+/* The beacon that lane 0 of `b` posts in the peer's window. */
 static _Atomic uint64_t *beacon_at(const epw_buffer *b, const epw_buffer *peer) {
     uint64_t window = (uint64_t)(uintptr_t)epw_peers_own(&peer->peers);
     return (_Atomic uint64_t *)epw_at(window, epw_word_offset(b->config.rank, 0, EPW_WORD_BEACON));
@@ -33,12 +32,12 @@ static _Atomic uint64_t *beacon_at(const epw_buffer *b, const epw_buffer *peer) 
 
 /* ---- Disconnecting ---- */
 
-/* Rank 0 has released an operation, rank 1's rows of it have come but have not been answered yet, and rank 1
- * is given up for another reason. */
+/* Rank 0 has released an operation; rank 1's rows of it have arrived and are not answered yet; then rank 1 is
+ * given up for another reason. */
 static void nothing_is_paid_to_a_peer_that_is_disconnected(void) {
     group g = make_group(2, 10000 * MS);
     activate(&g, 1);
-    epw_background_stop(g.of[0]); /* this rank's debts wait for its next operation */
+    epw_background_stop(g.of[0]); /* so this rank's debts are paid by its next operation */
     CHECK_OK(epw_release(g.of[0], send_batch(g.of[0], 0, 0, 0)));
     const epw_machine *m = &g.of[0]->lanes[0].machine;
     CHECK(m->paying && m->peers[1].owed == EPW_OWED_ANSWER);
@@ -57,7 +56,7 @@ static void nothing_is_paid_to_a_peer_that_is_disconnected(void) {
     CHECK(outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_SUSPECTED);
     CHECK_OK(epw_release(g.of[0], alone));
 
-    /* Rank 1 has been told, and is not answered. */
+    /* Rank 1 has been told, and gets no answer. */
     CHECK_OK(epw_dispatch_receive(g.of[1], late, &nothing, &outcome));
     static _Alignas(64) uint16_t sums[TOKENS * HIDDEN];
     epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
@@ -68,8 +67,7 @@ static void nothing_is_paid_to_a_peer_that_is_disconnected(void) {
     destroy(&g);
 }
 
-/* The same against the background thread, whenever it looks: rank 1's rows, its suspicion and its end come at
- * once. */
+/* The same with the background thread, at any time: rank 1's rows, its suspicion and its end come at once. */
 static void the_background_pays_nothing_to_a_peer_that_is_disconnected(void) {
     for (int round = 0; round < 40; round++) {
         group g = make_group(2, 10000 * MS);
@@ -91,8 +89,8 @@ enum { RANKS = 3, EPOCHS = 10, OPS = 6 };
 
 static group world;
 static pthread_barrier_t all_here;
-static bool came_back[2];         /* rank 2 with these, which barriers pass on */
-static atomic_uint with_suspects; /* epochs of a rank that ended so */
+static bool came_back[2];         /* rank 2 with these ranks; barriers pass it on */
+static atomic_uint with_suspects; /* epochs that ended for a rank with suspects */
 
 typedef enum trouble {
     NONE,
@@ -103,7 +101,7 @@ typedef enum trouble {
     RELEASES_IN_BETWEEN /* while an operation runs */
 } trouble;
 
-/* Goes on with an operation until it has ended, sleeping as epw_await allows. */
+/* Polls an operation until it has ended, and sleeps as epw_await allows. */
 static epw_status finish(epw_buffer *b, epw_handle handle, epw_status status, epw_outcome *outcome) {
     while (status == EPW_PENDING) {
         CHECK_OK(epw_await(b, handle, MS));
@@ -118,8 +116,8 @@ static void check_missing(uint32_t rank, const epw_outcome *outcome) {
               "%llx", (unsigned long long)outcome->missing.bits[0]);
 }
 
-/* Every wait is bounded: nothing takes longer than the deadlines that beacons may add up to. The rest is the
- * machine's, which sanitizers and other programs share. */
+/* Every wait is bounded: nothing takes longer than the deadlines that beacons may add up to, plus an
+ * allowance for sanitizers and for other programs on the machine. */
 static void check_time(uint64_t began, uint64_t deadline_ns) {
     CHECK(epw_now_ns() - began < 3 * EPW_WAIT_DEADLINES_MAX * deadline_ns + 5000 * MS);
 }
@@ -168,8 +166,8 @@ static void step(uint32_t rank, trouble what, uint64_t deadline_ns, epw_outcome 
     check_time(began, deadline_ns);
 }
 
-/* A rank that has lengthened its own deadline shows life as early as one that has not: the others may wait
- * for it with the group's. */
+/* A rank that has lengthened its own deadline posts beacons as early as other ranks, because these may wait
+ * for it with the group's deadline. */
 static void beacons_keep_to_the_groups_deadline(void) {
     enum { GROUP_MS = 200 };
     group g = make_group(2, GROUP_MS * MS);
@@ -185,7 +183,7 @@ static void beacons_keep_to_the_groups_deadline(void) {
     uint64_t began = epw_now_ns();
     epw_status status = epw_dispatch(g.of[0], &in, &nothing, &handle, &outcome);
     _Atomic uint64_t *beacon = beacon_at(g.of[0], g.of[1]);
-    /* What it says when it has sent, slowly, is that it waits for nobody. */
+    /* After it has sent, slowly, its beacon says that it waits for nobody. */
     const uint64_t none = epw_beacon_value(EPW_BEACON_NONE, 0);
     while ((atomic_load(beacon) == 0 || epw_word_value(atomic_load(beacon)) == none) &&
            epw_now_ns() - began < in.deadline_ns) {
@@ -209,25 +207,26 @@ static uint32_t next(uint64_t *state) {
     return (uint32_t)(*state >> 33);
 }
 
-/* Epochs of operations with troubles; whatever they were, the first operation of the next epoch is whole. */
+/* Epochs of operations with troubles. Whatever they were, the first operation of the next epoch is
+ * complete. */
 static void *troubled(void *argument) {
     uint32_t rank = (uint32_t)(uintptr_t)argument;
     epw_mask all = first_ranks(RANKS);
     uint64_t seed = 77 + rank;
     for (uint32_t epoch = 1; epoch <= EPOCHS; epoch++) {
         pthread_barrier_wait(&all_here);
-        /* In some epochs a rank comes back that the others had disconnected. */
+        /* In some epochs a rank returns that the others had disconnected. */
         if (epoch % 4 == 0 && rank != 2) {
             epw_status status = epw_buffer_disconnect(world.of[rank], 2);
-            CHECK(status == EPW_OK || status == EPW_ERR_STATE); /* suspected or not, by chance */
+            CHECK(status == EPW_OK || status == EPW_ERR_STATE); /* depends on whether it was suspected */
             if (status == EPW_OK) CHECK_OK(connect_to(world.of[rank], rank, world.of[2], 2));
             came_back[rank] = status == EPW_OK;
         }
         pthread_barrier_wait(&all_here);
         for (uint32_t r = 0; r < 2 && epoch % 4 == 0 && rank == 2; r++) {
             if (!came_back[r]) continue;
-            CHECK_OK(
-                epw_buffer_revoke(world.of[2], &(epw_mask){{UINT64_C(1) << r}})); /* a member must go first */
+            CHECK_OK(epw_buffer_revoke(world.of[2],
+                                       &(epw_mask){{UINT64_C(1) << r}})); /* a member must be revoked first */
             connect_back(world.of[2], 2, world.of[r], r);
         }
         pthread_barrier_wait(&all_here);
@@ -238,7 +237,7 @@ static void *troubled(void *argument) {
             CHECK_MSG(!outcome.degraded, "epoch %u, rank %u misses %u: cause %u", epoch, rank,
                       outcome.record.peer, outcome.record.cause);
         }
-        /* Nobody is late in the odd epochs: releases alone. */
+        /* In odd epochs nobody is late; operations are only released. */
         for (int op = 0; op < OPS; op++) {
             trouble what = next(&seed) % 6;
             step(rank, what == LATE && epoch % 2 ? NONE : what, DEADLINE_MS * MS, &outcome);
@@ -250,7 +249,7 @@ static void *troubled(void *argument) {
 
 static atomic_bool over;
 
-/* What another thread of a program may ask at any time. */
+/* Queries that another thread of a program may make at any time. */
 static void *look_on(void *argument) {
     (void)argument;
     uint32_t reachable = 0;

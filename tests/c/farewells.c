@@ -1,5 +1,5 @@
-/* Who goes says so: a rank that leaves, that disconnects a peer or gives one up on another lane posts a
- * farewell, and whoever waits for it knows at once, asleep or not. */
+/* A rank that leaves says so: when it is destroyed, disconnects a peer or gives one up on another lane it
+ * posts a farewell, and a rank that waits for it knows at once, asleep or not. */
 #include "ep/host/host.h"
 #include "group.h"
 
@@ -10,7 +10,7 @@
 
 enum { LONG_MS = 20000 };
 
-/* Rank 0 waits for rank 1, which then goes in some way: that must end the wait, long before the deadline. */
+/* Rank 0 waits for rank 1, which then leaves in some way. That must end the wait long before the deadline. */
 static void ends_a_wait(void (*goes)(group *g)) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
@@ -30,7 +30,7 @@ static void a_rank_that_leaves(group *g) {
     g->of[1] = NULL;
 }
 
-/* As a lane does that waits in vain: on the other lane, which is idle, the peer is told as well. */
+/* Gives up a peer as a lane does that waits in vain. The peer is told on the other, idle lane as well. */
 static void a_rank_that_gives_its_peer_up_on_another_lane(group *g) {
     epw_peers_suspect(&g->of[1]->peers, 0, true, NULL);
     pthread_mutex_lock(&g->of[1]->lanes[0].lock);
@@ -42,7 +42,7 @@ static void a_rank_that_disconnects_its_peer(group *g) {
     CHECK_OK(epw_buffer_disconnect(g->of[1], 0));
 }
 
-/* As a disconnect does where the peer was given up only since it looked: it tells the peer itself. */
+/* Disconnects a peer that was given up only after the last look: the disconnect itself tells the peer. */
 static void a_rank_that_parts_with_its_peer(group *g) {
     const epw_peers *peers = &g->of[1]->peers;
     peers->user->lock(peers->user_context);
@@ -50,7 +50,7 @@ static void a_rank_that_parts_with_its_peer(group *g) {
     peers->user->unlock(peers->user_context);
 }
 
-/* Nobody calls rank 0 again: what its released operation owes is paid in the background. */
+/* Nobody calls rank 0's functions again: the background thread pays what its released operation owes. */
 static void a_released_operation_is_paid_in_the_background(void) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
@@ -98,13 +98,12 @@ static void *sleep_once(void *argument) {
     return NULL;
 }
 
-/* Who has waited for seconds sleeps 16 ms at a time, or as long as it may; a word wakes it. The shortest of
- * many sleeps tells. */
+/* A rank that has waited for seconds sleeps 16 ms at a time, or as long as it may, and a word wakes it. The
+ * shortest of many sleeps shows that. */
 static void a_word_wakes_a_sleeper(uint32_t word) {
     group g = make_group(2, LONG_MS * MS);
     uint64_t shortest = UINT64_MAX, briefest = UINT64_MAX;
-    uint32_t uncut =
-        0; /* by the word of the round before, of which a NIC that looks at intervals tells late */
+    uint32_t uncut = 0; /* woken by the previous round's word, which a polling NIC reports late */
     for (uint32_t round = 1; round <= 20; round++) {
         sleeper s = {.peers = &g.of[0]->peers, .timeout_ns = 3 * MS};
         epw_look seen;

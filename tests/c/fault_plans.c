@@ -1,9 +1,9 @@
-/* Expert parallelism in trouble: three ranks behind strict NICs go through operations call by call, in an
- * order and with one fault that a seed decides. What each rank is told of each operation, {missing set,
- * cause, peer, op}, is computed beforehand from the plan by a pure function, and compared exactly.
+/* Expert parallelism with faults: three ranks behind strict NICs go through operations call by call, in an
+ * order and with one fault that a seed decides. A pure function computes from the plan, in advance, what each
+ * rank must be told of each operation, {missing set, cause, peer, op}; the results must be equal to that.
  *
- * One thread makes all calls. After each of them it waits until all that was sent is placed, or never will
- * be, so that nothing depends on time but waits for what does not come. */
+ * One thread makes all calls. After each call it waits until all that was sent has been placed, or never will
+ * be, so that nothing depends on time except waits for something that does not come. */
 #include "group.h"
 
 #include "base/clock.h"
@@ -16,11 +16,11 @@ enum { RANKS = 3, LANES = 2, OPS = 5, PLANS = 132, DEADLINE_MS = 60, CALLS_MAX =
 
 /* ---- plans ---- */
 
-/* What can happen beside the faults of a strict NIC (nic/soft/strict.h). */
+/* Troubles beside the faults of a strict NIC (nic/soft/strict.h). */
 enum {
     TROUBLE_NONE = EPW_FAULT_NONE,
     TROUBLE_LATE = EPW_FAULT_KINDS, /* a rank begins an operation when the others have ended it */
-    TROUBLE_ENDS,                   /* all connections of a rank end, which makes no further call */
+    TROUBLE_ENDS,                   /* all connections of a rank end, and it makes no further call */
     TROUBLES
 };
 
@@ -29,11 +29,11 @@ typedef enum call { DISPATCH, RECEIVE, COMBINE, COLLECT, END } call;
 typedef struct plan {
     uint64_t seed;
     uint32_t number, trouble;
-    uint32_t from, to; /* of the entry; who is late, or ends, is `from` */
+    uint32_t from, to; /* of the entry; `from` is the rank that is late, or ends */
     uint32_t op;       /* in [0, OPS) */
-    call at;           /* DISPATCH or COMBINE: the entry is one of its; END: before this call */
-    bool first;        /* the entry is the first before the word; else the word */
-    uint32_t lanes;    /* operations take turns at them */
+    call at;           /* the call that the entry belongs to, DISPATCH or COMBINE; END: before this call */
+    bool first;        /* the entry is the first before the word; otherwise it is the word */
+    uint32_t lanes;    /* operations alternate between so many lanes */
     uint8_t syndrome;
     uint32_t bytes;
     uint32_t calls;
@@ -73,10 +73,10 @@ static void append_all(plan *p, call which, uint32_t op, uint32_t but) {
         if (ranks[i] != but) append(p, ranks[i], which, op);
 }
 
-/* A doorbell that was lost is made good by the next one of its queue: `from` comes so far before anybody
- * waits. Of a dispatch that is its answer, of an answer the next dispatch. */
+/* The next doorbell of a queue makes up for a lost one. So `from` must ring again before anybody waits: in a
+ * dispatch with its answer, in a combine with its next dispatch. */
 static void order_of_lost_doorbell(plan *p) {
-    bool ahead = false; /* `from` has begun this operation */
+    bool ahead = false; /* `from` has already begun this operation */
     for (uint32_t op = 0; op < OPS; op++) {
         append_all(p, DISPATCH, op, ahead ? p->from : RANKS);
         bool hit = op == p->op, in_dispatch = hit && p->at == DISPATCH;
@@ -129,7 +129,7 @@ static plan make_plan(uint32_t number) {
 static uint32_t lane_of(const plan *p, uint32_t op) {
     return op % p->lanes;
 }
-/* As the buffer counts the operations of each lane, from 1. */
+/* The number of an operation on its lane, from 1, as the buffer counts. */
 static uint32_t number_of(const plan *p, uint32_t op) {
     return op / p->lanes + 1;
 }
@@ -145,14 +145,14 @@ typedef struct prediction {
     uint32_t suspects[RANKS];
 } prediction;
 
-enum { ROWS, ANSWERS, FAREWELL, WORDS }; /* words of a rank at another one */
+enum { ROWS, ANSWERS, FAREWELL, WORDS }; /* the words of a rank at another one */
 
 typedef struct state {
-    uint32_t words[LANES][WORDS][RANKS][RANKS]; /* op, [from][to] */
-    bool held[LANES][WORDS][RANKS][RANKS];      /* behind a doorbell that was lost */
-    bool broken[LANES][RANKS][RANKS];           /* the queue from, to */
-    bool silent[RANKS][RANKS];                  /* its connection is frozen */
-    uint32_t missing[RANKS];                    /* of the operation that runs */
+    uint32_t words[LANES][WORDS][RANKS][RANKS]; /* operation, [from][to] */
+    bool held[LANES][WORDS][RANKS][RANKS];      /* waiting for a doorbell, because theirs was lost */
+    bool broken[LANES][RANKS][RANKS];           /* the queue [from][to] */
+    bool silent[RANKS][RANKS];                  /* their connection is frozen */
+    uint32_t missing[RANKS];                    /* of the current operation */
 } state;
 
 static void cut(state *s, uint32_t a, uint32_t b) {
@@ -164,7 +164,7 @@ static bool strikes(const plan *p, uint32_t from, uint32_t to, uint32_t op, uint
            word == (p->at == DISPATCH ? ROWS : ANSWERS);
 }
 
-/* A word with what precedes it, and what becomes of it. */
+/* Posts a word with what precedes it, and applies the fault. */
 static void say(const plan *p, state *s, uint32_t from, uint32_t to, uint32_t op, uint32_t lane,
                 uint32_t word) {
     bool struck = strikes(p, from, to, op, word);
@@ -175,12 +175,12 @@ static void say(const plan *p, state *s, uint32_t from, uint32_t to, uint32_t op
         cut(s, from, to);
         return;
     case EPW_FAULT_FREEZE:
-        s->silent[from][to] = true; /* the peer's queue goes by another */
+        s->silent[from][to] = true; /* the peer's queue uses another connection */
         return;
     case EPW_FAULT_ERROR:
         s->broken[lane][from][to] = true;
         return;
-    case EPW_FAULT_DUPLICATE: /* refused by the peer, who takes nothing behind it */
+    case EPW_FAULT_DUPLICATE: /* refused by the peer, which takes nothing after it */
         s->broken[lane][from][to] = true;
         if (p->first) return;
         break;
@@ -196,7 +196,7 @@ static void say(const plan *p, state *s, uint32_t from, uint32_t to, uint32_t op
     s->words[lane][word][from][to] = number_of(p, op);
 }
 
-/* Both halves of one sight: the peer is lost to the rank, which tells it so on every lane. */
+/* In either half: the rank has lost the peer, and tells it so on every lane. */
 static void lose(const plan *p, state *s, prediction *out, told *t, uint32_t rank, uint32_t peer,
                  uint32_t cause, uint32_t op) {
     if (t->cause == 0) *t = (told){.cause = cause, .peer = peer, .op = number_of(p, op)};
@@ -206,8 +206,9 @@ static void lose(const plan *p, state *s, prediction *out, told *t, uint32_t ran
     for (uint32_t lane = 0; lane < LANES; lane++) say(p, s, rank, peer, op, lane, FAREWELL);
 }
 
-/* The rank waits for a word of each peer that is not missing: of which operation, and whether a farewell or a
- * broken queue counts although it has come. What is known comes before what takes a deadline. */
+/* The rank waits for the word of an operation from each peer that is not missing. The last argument says
+ * whether a farewell or a broken queue counts although the word has come. What is known at once comes before
+ * what takes a deadline. */
 static void await(const plan *p, state *s, prediction *out, told *t, uint32_t rank, uint32_t op,
                   uint32_t word, bool to_send) {
     uint32_t lane = lane_of(p, op), wanted = number_of(p, op) - (to_send ? 1 : 0), late = 0;
@@ -231,7 +232,7 @@ static void tell_present(const plan *p, state *s, uint32_t rank, uint32_t op, ui
         if (peer != rank && !(s->missing[rank] >> peer & 1)) say(p, s, rank, peer, op, lane_of(p, op), word);
 }
 
-/* Pure. */
+/* Pure function. */
 static prediction predict(const plan *p) {
     state s = {0};
     prediction out = {0};
@@ -284,8 +285,8 @@ static epw_nic *nic_of(const trial *t, uint32_t rank) {
     return epw_fabric_nic(t->group.fabrics[rank]);
 }
 
-/* The queue pair of a lane to a peer; beyond the lanes: others to it. NULL: there are no more. Pairs of a
- * peer are made in the order of lanes. */
+/* The queue pair of a lane to a peer; numbers beyond the lanes are further pairs to it; NULL: no more. The
+ * pairs of a peer are made in the order of lanes. */
 static epw_pair *pair_of(const trial *t, uint32_t rank, uint32_t peer, uint32_t lane) {
     epw_nic *nic = nic_of(t, rank);
     epw_pair *found = NULL;
@@ -302,7 +303,7 @@ static void plan_fault(trial *t) {
     const plan *p = t->plan;
     epw_pair *pair = pair_of(t, p->from, p->to, lane_of(p, p->op));
     uint32_t rows = 0;
-    /* Of each token of the peer one row has come, which is answered. */
+    /* One row of each token of the peer has arrived, and is answered. */
     for (uint32_t token = 0; token < TOKENS; token++) {
         bool goes = false;
         for (uint32_t j = 0; j < TOPK; j++) {
@@ -317,13 +318,14 @@ static void plan_fault(trial *t) {
                        .index = (uint32_t)epw_pair_rung_for(pair),
                        .syndrome = p->syndrome,
                        .bytes = p->bytes};
-    /* Slots of a dispatch are full: one entry for all of them, behind one for the counts. Of answers they are
-     * not. */
+    /* Slots of a dispatch are full, so they are one entry, after one entry for the counts. Answers have one
+     * entry for each slot. */
     if (!p->first) fault.index += p->at == DISPATCH ? 2 : rows;
     epw_nic_plan_fault(nic_of(t, p->from), &fault);
 }
 
-/* Whether what was planned has happened; of some kinds the strict NIC does not say so, and nothing waits. */
+/* Whether the planned fault has happened. For some kinds the strict NIC does not report it; then there is
+ * nothing to wait for. */
 static bool fault_is_taken(const trial *t) {
     epw_nic *nic = nic_of(t, t->plan->from);
     if (t->plan->trouble == EPW_FAULT_DELAY || t->plan->trouble == EPW_FAULT_REORDER) return true;
@@ -333,7 +335,7 @@ static bool fault_is_taken(const trial *t) {
     return taken;
 }
 
-/* All that the rank has rung for is placed at the peer, whose ACKs may not come. */
+/* All that the rank has rung for has been placed at the peer, although ACKs may never come. */
 static bool is_placed(const trial *t, uint32_t rank, uint32_t peer) {
     epw_pair *pair;
     for (uint32_t lane = 0; (pair = pair_of(t, rank, peer, lane)) != NULL; lane++) {
@@ -347,7 +349,7 @@ static bool is_placed(const trial *t, uint32_t rank, uint32_t peer) {
     return true;
 }
 
-/* Nothing of the rank is under way to the peer. */
+/* Nothing is in flight from the rank to the peer. */
 static bool is_settled(const trial *t, uint32_t rank, uint32_t peer) {
     const plan *p = t->plan;
     bool between = (rank == p->from && peer == p->to) || (rank == p->to && peer == p->from);
@@ -479,7 +481,7 @@ int main(void) {
         whole += (wanted.suspects[0] | wanted.suspects[1] | wanted.suspects[2]) == 0;
         run(&p, &wanted);
     }
-    /* The plans say what they are made to say. */
+    /* Together, the plans cover what they are meant to cover. */
     CHECK(causes == (1u << EPW_CAUSE_NONE | 1u << EPW_CAUSE_TIMEOUT | 1u << EPW_CAUSE_DROPPED |
                      1u << EPW_CAUSE_SUSPECTED | 1u << EPW_CAUSE_LINK));
     CHECK(whole >= 3 * (PLANS / TROUBLES) && whole <= PLANS / 2);

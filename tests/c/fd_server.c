@@ -1,4 +1,4 @@
-/* The server that hands out windows and its clients, where one of the two is silent, stopped, lying, or of
+/* The server that hands out windows and its clients, when one of the two is silent, stopped, lying, or of
  * another user. */
 #include "imports/other.h"
 #include "imports/raw.h"
@@ -11,7 +11,7 @@
 /* ---- servers ---- */
 
 /* Lets the blob that `a` exports to rank 1 name a server of another process; returns the address that the
- * server is to have. */
+ * server must have. */
 static struct sockaddr_un forge_server(end *a, socklen_t *length) {
     export_to(a, 1);
     epw_blob blob;
@@ -30,7 +30,7 @@ static void a_silent_server_is_a_timeout(void) {
     struct sockaddr_un address = forge_server(&a, &length);
     int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     CHECK(!bind(listener, (struct sockaddr *)&address, length) && !listen(listener, 0));
-    /* The first attempt gets no answer and stays in the listen queue, which is then full for the second. */
+    /* The first attempt gets no answer and stays in the listen queue, so the queue is full for the second. */
     const char *texts[] = {"did not answer within 100 ms", "did not accept a connection within 100 ms"};
     for (int i = 0; i < 2; i++) {
         uint64_t begin = epw_now_ns();
@@ -160,7 +160,7 @@ static void bad_clients_delay_nobody(void) {
         CHECK(recv(fd, &reply, sizeof reply, 0) <= 0);
         close(fd);
     }
-    /* The secret is one bit off; then it is right, but the rank is none. */
+    /* The secret differs in one bit; then it is right, but the rank does not exist. */
     for (uint32_t i = 0; i < 2; i++) {
         int fd = connect_raw(&a, &blob);
         epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = RANKS, .window = blob.window};
@@ -173,7 +173,7 @@ static void bad_clients_delay_nobody(void) {
     epw_window_destroy(a.window);
 }
 
-/* More connections than the server keeps, by far: whoever sends a request is served at once. */
+/* With far more connections than the server keeps, a client that sends a request is served at once. */
 static void idle_connections_delay_nobody(void) {
     enum { IDLE = 700 };
     struct rlimit limit, before;
@@ -196,8 +196,9 @@ static void idle_connections_delay_nobody(void) {
         CHECK_MSG(got.status == EPW_OK, "with %d idle connections: %s", i + 1, got.error);
         ask(&o, (command){.verb = 'c'});
     }
-    CHECK(epw_now_ns() - begin < EPW_FD_REQUEST_NS); /* else the first have been closed for another reason */
-    /* The oldest have made room, the newest are kept: they may still ask. */
+    CHECK(epw_now_ns() - begin <
+          EPW_FD_REQUEST_NS); /* otherwise the first were closed because of their age */
+    /* The oldest connections were closed to make room; the newest are open and may still send a request. */
     struct pollfd first = {.fd = idle[0], .events = POLLIN};
     CHECK(poll(&first, 1, 1000) == 1 && (first.revents & POLLHUP));
     CHECK(request_raw(idle[IDLE - 1], &blob, 1) == EPW_FD_GRANTED);
@@ -228,7 +229,7 @@ static void an_exporter_without_descriptors_says_so(void) {
         char wanted[64];
         snprintf(wanted, sizeof wanted, "process %d is out of file descriptors", (int)o.pid);
         CHECK(error_has(wanted) && error_has("raise ulimit -n there"));
-        CHECK(epw_now_ns() - begin < 10000 * MS); /* rather than that it does not answer */
+        CHECK(epw_now_ns() - begin < 10000 * MS); /* and not because it did not answer in time */
     }
     ask(&o, (command){.verb = 'x', .value = 10});
     epw_import *import = NULL;
@@ -251,12 +252,12 @@ static void an_exporter_needs_a_descriptor_to_watch_a_gpu_importer(void) {
     end_other(&o);
 }
 
-/* A socket, and the window's memory: the one, or both, cannot be had. */
+/* An import needs a socket, and a descriptor of the window's memory: one or both cannot be opened. */
 static void an_importer_without_descriptors_says_so(void) {
     end a = open_end(spec_of(0));
     export_to(&a, 1);
     other o = start_other(), next = start_other();
-    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK); /* its own window is there */
+    CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK); /* it can import its own window */
     ask(&o, (command){.verb = 'c'});
     static const char *const lacks[] = {"Too many open files", "this process is out of file descriptors"};
     for (uint32_t left = 0; left < 2; left++) {
@@ -307,7 +308,7 @@ static void other_users_are_refused(void) {
     got = ask(&o, c);
     CHECK(got.status == EPW_OK && got.value == 0);
 
-    /* Root is no exception the other way round: it does not take a window from another user. */
+    /* Root is no exception in the other direction: it does not take a window from another user. */
     got = ask(&o, (command){.verb = 'e', .peer = 0, .own = spec_of(1)});
     epw_import *import = NULL;
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 1000 * MS, &import) == EPW_ERR_PEER);

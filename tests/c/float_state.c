@@ -1,6 +1,6 @@
-/* The same bits whatever the program has done to its thread's floating-point unit (flushing subnormals, as
- * torch.set_flush_denormal(True) and -ffast-math do; another rounding; exceptions that trap), and the
- * program's setting as it was after each call. */
+/* Results have the same bits whatever the program has done to its thread's floating-point unit (flushing
+ * subnormals, as torch.set_flush_denormal(True) and -ffast-math do; another rounding; exceptions that trap),
+ * and each call leaves the program's setting as it was. */
 #include "group.h"
 
 #include <stdlib.h>
@@ -9,7 +9,8 @@ enum { ROWS = 64, SKIPPED = 77 };
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
-/* FTZ, DAZ and toward zero; all exceptions trap; none raised so far. */
+/* Default; FTZ, DAZ and rounding toward zero; the same rounding with another set of masks; all exceptions
+ * trap; FTZ and DAZ. */
 static const uint64_t settings[] = {0x1f80, 0xffc0, 0xe040 | 0x1f80, 0x0000, 0x9fc0};
 static uint64_t float_setting(void) {
     return _mm_getcsr();
@@ -48,7 +49,8 @@ typedef struct results {
     uint16_t out[2][TOKENS * HIDDEN];
 } results;
 
-/* A call with the floating-point unit as the program has set it, and unchanged behind it. */
+/* Makes a call with the floating-point unit in this setting, and checks that the setting is unchanged after
+ * it. */
 #define UNCHANGED(setting, call)                                                                             \
     do {                                                                                                     \
         set_float(setting);                                                                                  \
@@ -60,7 +62,7 @@ typedef struct results {
                   (unsigned long long)after, (unsigned long long)(setting));                                 \
     } while (0)
 
-/* bf16 of all magnitudes: few sums and products are exact, many of them subnormal. */
+/* bf16 values of all magnitudes: few sums and products are exact, and many are subnormal. */
 static uint16_t draw(uint32_t i) {
     uint32_t mixed = (i + 1) * 2654435761u;
     uint32_t exponent = i % 3 == 0 ? mixed >> 24 & 31 : 110 + (mixed >> 24 & 15);
@@ -78,7 +80,7 @@ static void quantise(uint64_t setting, results *r) {
     }
 }
 
-/* Two ranks of two threads each: workers start with the setting of the thread that creates the buffer. */
+/* Two ranks of two threads each. Workers start with the setting of the thread that creates the buffer. */
 static void step(uint64_t setting, uint32_t payload, results *r) {
     group g = {.ranks = 2};
     for (uint32_t rank = 0; rank < 2; rank++) {

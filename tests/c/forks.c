@@ -1,5 +1,5 @@
-/* A fork in a process that has buffers: the child can destroy what it inherited, and make its own; the parent
- * does not notice. */
+/* A fork in a process with buffers: the child can destroy what it inherited, and create its own; the parent
+ * is not affected. */
 #include "ep/buffer.h"
 #include "group.h"
 
@@ -11,7 +11,7 @@
 
 enum { LOCAL = EXPERTS / 2, ROWS = 2 * TOKENS, CHILD_SECONDS = 20 };
 
-/* The exit code of a child that runs `body`; it has failed if it hangs. */
+/* The exit code of a child that runs `body`; a hang counts as a failure. */
 static int in_child(int (*body)(void *), void *context) {
     pid_t child = fork();
     if (child == 0) {
@@ -29,7 +29,7 @@ static int destroy_all(void *context) {
     return 0;
 }
 
-/* Two ranks with threads of their own, by this path to each other. */
+/* Two ranks with threads of their own, connected by this path. */
 static group open_group(uint32_t path) {
     group g = {.ranks = 2};
     for (uint32_t r = 0; r < 2; r++) {
@@ -95,7 +95,7 @@ static void a_child_destroys_buffers_without_a_membership(void) {
     }
 }
 
-/* One lane is held, the other owes something that its background thread is waiting to pay. */
+/* One lane holds a handle; the other owes something that the background thread will pay. */
 static void a_child_destroys_buffers_in_the_middle_of_operations(void) {
     static batch made[2], other[2];
     for (int i = 0; i < 2; i++) {
@@ -114,8 +114,8 @@ static void a_child_destroys_buffers_in_the_middle_of_operations(void) {
     }
 }
 
-/* The numbers of the parent's descriptors belong to other files in the child: here to a pipe's end, wherever
- * one was, in which nothing must appear. */
+/* The numbers of the parent's descriptors are used by other files in the child: here each is the end of a
+ * pipe, in which nothing must appear. */
 static int make_a_window_and_look(void *context) {
     (void)context;
     int ends[2];
@@ -138,7 +138,7 @@ static void a_child_writes_to_none_of_its_parents_descriptors(void) {
 }
 
 #if defined(__SANITIZE_THREAD__)
-enum { THREADS_AFTER_FORK = 0 }; /* ThreadSanitizer ends a child that starts any */
+enum { THREADS_AFTER_FORK = 0 }; /* ThreadSanitizer ends a child that starts threads */
 #else
 enum { THREADS_AFTER_FORK = 1 };
 #endif
@@ -182,7 +182,7 @@ static void *come_and_go(void *argument) {
     return NULL;
 }
 
-/* Whatever other threads are doing at that moment. */
+/* At any point of what other threads are doing. */
 static void a_child_of_a_busy_process_destroys_what_it_inherited(void) {
     group g = open_group(EPW_PATH_SHM);
     activate(&g, 1);

@@ -1,5 +1,5 @@
-/* Frames of the software NIC that carry several entries: which entries share one, what is none, and where the
- * bytes of one go, however they come. */
+/* Frames of the software NIC that carry several entries: which entries share a frame, which bytes are not a
+ * frame, and where the bytes go, in whatever pieces they arrive. */
 #include "check.h"
 
 #include "base/clock.h"
@@ -24,7 +24,7 @@ static const epw_where here = {"test", 0, -1};
 static const epw_frame row = {
     .kind = EPW_FRAME_WRITE, .pair = 3, .from = 4, .index = 9, .key = 5, .offset = 1000, .bytes = 100};
 
-/* The row `number` places behind the first, 128 bytes apart. */
+/* The row `number` places after the first, 128 bytes apart. */
 static epw_frame row_at(uint32_t number) {
     epw_frame frame = row;
     frame.index += number;
@@ -48,7 +48,7 @@ static void rows_of_a_range_share_a_frame(void) {
     CHECK(epw_frame_parse(bytes, &read));
     epw_frame_write(&read, again);
     CHECK(memcmp(bytes, again, sizeof bytes) == 0 && read.more == 7 && read.stride == 128);
-    epw_frame behind = row_at(8); /* an ACK is of the last entry of a frame */
+    epw_frame behind = row_at(8); /* an ACK names the last entry of a frame */
     CHECK(!epw_frame_extend(&all, &behind) && all.more == 7);
 }
 
@@ -72,7 +72,7 @@ static void others_have_frames_of_their_own(void) {
         CHECK_MSG(!epw_frame_extend(&two, &third), "kind %d", kind);
         CHECK(two.more == before.more && two.stride == before.stride);
     }
-    /* A word is placed in one step, behind all before it. */
+    /* A word is placed in one step, after everything before it. */
     epw_frame word = row, next = row_at(1);
     word.bytes = next.bytes = EPW_FRAME_WORD;
     CHECK(!epw_frame_extend(&word, &next));
@@ -96,7 +96,7 @@ static void what_no_nic_says_is_no_frame(void) {
     }
 }
 
-/* An ENDED names two pairs, and nothing else. */
+/* An ENDED frame names two pairs, and nothing else. */
 static void an_end_names_two_pairs(void) {
     static const unsigned char expected[EPW_FRAME_BYTES] = {
         [0] = 8, [4] = 0x33, 0x22, 0x11, [28] = 0x66, 0x55, 0x44};
@@ -123,10 +123,10 @@ typedef struct end {
     uint64_t link;
     uint32_t key;
     unsigned char *window;
-    int fd; /* the peer's */
+    int fd; /* the peer's end */
 } end;
 
-/* Another connection of a peer; returns the peer's end. */
+/* Makes another connection of a peer; returns the peer's end. */
 static int connect_by(const end *e, uint32_t peer, uint64_t *link) {
     int fds[2];
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds));
@@ -155,7 +155,7 @@ static void open_end(end *e) {
 
 typedef struct ends {
     atomic_uint count;
-    uint32_t peer, pair, from; /* of the last one */
+    uint32_t peer, pair, from; /* of the last report */
 } ends;
 
 static bool heard_end(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
@@ -192,7 +192,7 @@ static epw_frame hear_frame(const end *e) {
     return frame;
 }
 
-/* `count` rows of `bytes` each, whose bytes are numbered, said in pieces of at most `piece`. */
+/* Writes `count` rows of `bytes` each, whose bytes are numbered, in pieces of at most `piece`. */
 static void say_rows(const end *e, epw_frame frame, size_t piece) {
     size_t length = EPW_FRAME_BYTES + epw_frame_payload(&frame);
     unsigned char *said = malloc(length);
@@ -219,7 +219,7 @@ static epw_frame rows_of(const end *e, uint32_t count, uint32_t bytes, uint32_t 
                        .more = count - 1};
 }
 
-/* Short rows and long ones, more of these than are read at a time. */
+/* Short rows and long ones, and more long ones than are read at a time. */
 static void rows_go_to_their_places_however_they_come(void) {
     static const struct {
         uint32_t count, bytes, stride;
@@ -229,7 +229,8 @@ static void rows_go_to_their_places_however_they_come(void) {
         end e;
         open_end(&e);
         epw_frame frame = rows_of(&e, shapes[i % 5].count, shapes[i % 5].bytes, shapes[i % 5].stride);
-        for (uint32_t turn = 0; turn < 2; turn++) { /* the second finds the link as the first left it */
+        for (uint32_t turn = 0; turn < 2;
+             turn++) { /* in the second turn the link is as the first turn has left it */
             memset(e.window, FILL, WINDOW);
             say_rows(&e, frame, pieces[i / 5]);
             epw_frame ack = hear_frame(&e);
@@ -247,7 +248,7 @@ static void rows_go_to_their_places_however_they_come(void) {
     }
 }
 
-/* Not even the rows that lie within it. */
+/* Not even the rows within the region are placed. */
 static void rows_that_leave_the_region_are_refused(void) {
     end e;
     open_end(&e);
@@ -328,9 +329,9 @@ static bool is_gone(end *e) {
     return !epw_nic_link_alive(e->nic, e->link);
 }
 
-/* The peer has two connections to this NIC, one for the requests of each side; whose ACK comes by which is
- * its affair, and a later one may be the first to come. Another peer acknowledges nothing, and nobody what
- * was not sent. */
+/* The peer has two connections to this NIC, one for the requests of each side. The peer chooses the
+ * connection of each ACK, and a later ACK may arrive first. Another peer has nothing to acknowledge, and
+ * nobody may acknowledge what was not sent. */
 static void acks_come_by_any_connection_of_the_peer(void) {
     end e;
     open_end(&e);
@@ -364,8 +365,8 @@ static void acks_come_by_any_connection_of_the_peer(void) {
     close_end(&e);
 }
 
-/* With the rank that says so, whom the connection knows: whether it may is for whoever has the pair. A pair
- * of the NIC itself has its frames, and no peer can end it so. */
+/* An end is reported with the rank that says so, which the connection knows: whether that rank may end the
+ * pair is for the pair's owner to decide. A pair of the NIC itself uses frames, and cannot be ended so. */
 static void ends_are_told_with_who_says_so(void) {
     end e;
     ends heard = {0};

@@ -1,4 +1,4 @@
-/* Bytes that nobody means, for who reads frames. */
+/* Random bytes for readers of frames. */
 #ifndef EPW_TESTS_GARBAGE_H
 #define EPW_TESTS_GARBAGE_H
 
@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The same for a seed. At least 4; most begin as frames do. */
+/* Fills at least 4 bytes, the same for the same seed; most begin as frames do. */
 static inline void fill_with_garbage(unsigned char *bytes, size_t length, uint32_t seed) {
     uint32_t x = seed * 2654435761u;
     for (size_t i = 0; i < length; i++) {

@@ -1,5 +1,5 @@
 /* Ranks for tests of the interface: connected buffers of this process, a batch of tokens, and a check of
- * everything that an error says. Includes nothing of epwire but epwire.h. */
+ * everything that an error says. Uses nothing of epwire but epwire.h. */
 #ifndef EPW_TESTS_GROUP_H
 #define EPW_TESTS_GROUP_H
 
@@ -33,7 +33,7 @@ static inline epw_mask first_ranks(uint32_t ranks) {
     return mask;
 }
 
-/* What `to` shows the rank for a connection. Returns its length. */
+/* The blob that `to` exports to the rank. Returns its length. */
 static inline size_t blob_for(uint32_t rank, epw_buffer *to, unsigned char blob[EPW_BLOB_MAX]) {
     size_t length = 0;
     CHECK_OK(epw_buffer_export(to, rank, blob, &length));
@@ -46,8 +46,8 @@ static inline epw_status connect_to(epw_buffer *from, uint32_t rank, epw_buffer 
     return epw_buffer_connect(from, peer, blob, length);
 }
 
-/* The same with a deadline of its own. A group whose deadlines are short is set up with SETUP_NS, so that a
- * busy machine does not fail a test that is about something else. */
+/* The same with a deadline of its own. Groups with short deadlines are set up with SETUP_NS, so that a busy
+ * machine does not fail a test of something else. */
 #define SETUP_NS UINT64_C(20000000000)
 static inline epw_status connect_within(epw_buffer *from, uint32_t rank, epw_buffer *to, uint32_t peer,
                                         uint64_t deadline_ns) {
@@ -62,30 +62,31 @@ typedef struct group {
     epw_fabric *fabrics[RANKS_MAX];
 } group;
 
-/* EPW_TEST_PATH=queue: no rank maps another one's window. EPW_TEST_WIRE=tcp: queues of this host go by TCP
- * too; verbs: by the first RDMA adapter. EPW_TEST_NIC=strict: by strict NICs; fake: by a fake adapter of each
- * rank; fakes: by two, at which lanes take turns. */
+/* EPW_TEST_PATH=queue: no rank maps another one's window. EPW_TEST_WIRE=tcp: queues within this host use TCP
+ * too; verbs: the first RDMA adapter. EPW_TEST_NIC=strict: strict NICs; fake: a fake adapter for each rank;
+ * fakes: two for each rank, between which lanes alternate. */
 static inline uint32_t path_of_test(void) {
     const char *name = getenv("EPW_TEST_PATH");
     return name != NULL && strcmp(name, "queue") == 0 ? EPW_PATH_QUEUE : EPW_PATH_THREAD;
 }
 
-/* Whether words come by an adapter, which wakes nobody: a thread looks at them. */
+/* Whether an adapter places words, which wakes nobody: then a thread polls them. */
 static inline int words_are_watched(void) {
     const char *wire = getenv("EPW_TEST_WIRE"), *nic = getenv("EPW_TEST_NIC");
     return path_of_test() == EPW_PATH_QUEUE &&
            ((wire != NULL && strcmp(wire, "verbs") == 0) || (nic != NULL && strcmp(nic, "fake") == 0));
 }
 
-/* What a mapped peer writes is there when its call returns, and must be: then this does nothing. Over a queue
- * it takes its time, for which this waits, at most 10 s; what follows says whether it came. */
+/* Over a mapped window, what a peer writes is there when its call returns, and must be: then this does
+ * nothing. Over a queue it takes time: this waits for the condition, at most 10 s, and the following check
+ * decides. */
 #define AWAIT(condition)                                                                                     \
     do {                                                                                                     \
         for (int ms_ = 0; ms_ < 10000 && path_of_test() == EPW_PATH_QUEUE && !(condition); ms_++)            \
             nanosleep(&(struct timespec){0, 1000000}, NULL);                                                 \
     } while (0)
 
-/* Lets the rank of the configuration be reached as the test wants it. */
+/* Sets the configuration to the paths that the test asks for. */
 static inline void take_path(epw_config *config, epw_fabric **fabric) {
     *fabric = NULL;
     if (path_of_test() != EPW_PATH_QUEUE) return;
@@ -114,7 +115,7 @@ static inline void connect_back(epw_buffer *from, uint32_t rank, epw_buffer *to,
     if (path_of_test() == EPW_PATH_QUEUE) CHECK_OK(connect_to(from, rank, to, peer));
 }
 
-/* That nobody is connected with yet. */
+/* Makes a rank to which nobody is connected yet. */
 static inline epw_buffer *make_rank(uint32_t rank, uint32_t ranks, uint64_t deadline_ns,
                                     epw_fabric **fabric) {
     epw_buffer *made = NULL;
@@ -125,7 +126,7 @@ static inline epw_buffer *make_rank(uint32_t rank, uint32_t ranks, uint64_t dead
     return made;
 }
 
-/* Connected, without a membership yet. */
+/* Makes a connected group without a membership. */
 static inline group make_group(uint32_t ranks, uint64_t deadline_ns) {
     group g = {.ranks = ranks};
     for (uint32_t r = 0; r < ranks; r++) g.of[r] = make_rank(r, ranks, deadline_ns, &g.fabrics[r]);
@@ -156,7 +157,8 @@ static inline void destroy(const group *g) {
     for (uint32_t r = 0; r < g->ranks; r++) epw_fabric_destroy(g->fabrics[r]);
 }
 
-/* The call must fail so: status, operation, rank and peer in the detail, and words of the text. */
+/* The call must fail with this status, with operation, rank and peer in the detail, and these words in the
+ * text. */
 #define REFUSED(call, want, op, rank, peer, words)                                                           \
     refused(__LINE__, (call), (want), (op), (rank), (peer), (words))
 
@@ -173,7 +175,8 @@ static inline void refused(int line, epw_status got, epw_status want, const char
               "line %d: %s", line, epw_last_error());
 }
 
-/* Tokens and routing of one rank. Multiples of 4 below 32 and weights of 1/4: every sum is exact. */
+/* Tokens and routing of one rank. Values are multiples of 4 below 32 and weights are 1/4, so every sum is
+ * exact. */
 typedef struct batch {
     _Alignas(64) uint16_t x[TOKENS * HIDDEN];
     int32_t ids[TOKENS * TOPK];
@@ -215,7 +218,7 @@ static inline epw_dispatch_input make_batch(batch *made, uint32_t rank) {
     return in;
 }
 
-/* A batch of this thread, rank-major; deadline_ns: 0, or of this operation. */
+/* Dispatches this thread's batch, rank-major; deadline_ns: 0, or of this operation. */
 static inline epw_handle send_batch(epw_buffer *b, uint32_t rank, int32_t lane, uint64_t deadline_ns) {
     static _Thread_local batch made;
     epw_handle handle = 0;
@@ -227,7 +230,7 @@ static inline epw_handle send_batch(epw_buffer *b, uint32_t rank, int32_t lane, 
     return handle;
 }
 
-/* A sending half waits for nobody here, and neither does receiving what has come. */
+/* Here a sending half waits for nobody, nor does receiving what has arrived. */
 static inline void dispatch_both(const group *g, batch made[2], epw_handle handles[2]) {
     epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
     epw_outcome outcome = EPW_OUTCOME_INIT;

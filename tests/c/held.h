@@ -1,4 +1,4 @@
-/* What a process holds that a leak would add to: descriptors and threads. */
+/* What a process holds, and a leak would increase: descriptors and threads. */
 #ifndef EPW_TESTS_HELD_H
 #define EPW_TESTS_HELD_H
 
@@ -18,10 +18,11 @@ typedef struct held {
     uint32_t descriptors, threads;
 } held;
 
-/* Once everything was made and given back: a sanitizer, say, starts a thread of its own beside the first. */
+/* Measured once everything has been made and given back, because a sanitizer, for example, starts a thread of
+ * its own beside the first. */
 static held at_first;
 
-/* A thread that has been joined may be listed for a moment more. */
+/* A joined thread may still be listed for a moment. */
 static inline held look(uint32_t threads) {
     held h = {.descriptors = entries_of("/proc/self/fd"), .threads = entries_of("/proc/self/task")};
     for (int i = 0; i < 1000 && h.threads > threads; i++) {

@@ -1,5 +1,5 @@
 /* A peer that lies about its rows, or rewrites what it said about them after this rank has checked it:
- * nothing that it writes leads this rank out of its own memory. Best under AddressSanitizer. */
+ * nothing that it writes makes this rank access memory out of bounds. Most useful under AddressSanitizer. */
 #include "ep/host/host.h"
 #include "group.h"
 
@@ -8,7 +8,7 @@
 
 enum { LOCAL = EXPERTS / 2, ROWS = 2 * TOKENS };
 
-/* What rank 0 receives from both, and its answers: sized exactly. */
+/* What rank 0 receives from both ranks, and its answers, in memory of the exact size. */
 typedef struct received {
     epw_dispatch_output out;
     uint32_t counts[LOCAL], source_counts[2], source_token[LOCAL * ROWS];
@@ -25,7 +25,7 @@ static void make_received(received *r) {
     r->out.source_token = r->source_token;
 }
 
-/* Returns when rank 0 has what rank 1 says of its rows. */
+/* Returns when rank 1's description of its rows has arrived at rank 0. */
 static void send_both(const group *g, batch made[2], epw_handle handles[2]) {
     for (uint32_t r = 0; r < 2; r++) {
         epw_dispatch_input in = make_batch(&made[r], r);
@@ -43,14 +43,14 @@ static uint32_t load(const void *word) {
     return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
 }
 
-/* Whose window the liar writes. */
+/* The buffer whose window the liar writes. */
 static const epw_buffer *deceived;
 
 static unsigned char *at_deceived(uint64_t offset) {
     return epw_peers_own(&deceived->peers) + offset;
 }
 
-/* Rank 1's slot `row` at rank 0. */
+/* Rank 1's slot `row` in rank 0's window. */
 typedef struct slot_words {
     epw_slot_header *head;
     epw_entry *entries;
@@ -97,8 +97,8 @@ static void a_count_too_many(const epw_buffer *liar, slot_words slot) {
     (void)slot;
     ((uint32_t *)at_deceived(epw_expert_counts_offset(&liar->layout, 0, 1)))[0]++;
 }
-/* With indices that continue the list: only the repetition is wrong. Ordered combine would answer more rows
- * than a slot has room for. */
+/* The indices continue the list, so only the repetition is wrong. Ordered combine would answer more rows than
+ * a slot has room for. */
 static void an_expert_again(const epw_buffer *liar, slot_words slot) {
     uint32_t j = local_entry(slot, 0);
     uint32_t *counts = (uint32_t *)at_deceived(epw_expert_counts_offset(&liar->layout, 0, 1));
@@ -144,7 +144,7 @@ static void every_lie_is_a_fault_of_format(void) {
     destroy(&g);
 }
 
-/* Its own answers are as good as any, but the operation stays without its rows, and says so to the end. */
+/* Its own answers are correct, but its rows are missing from the operation, which says so to the end. */
 static void who_was_refused_stays_missing_in_combine(void) {
     group g = make_group(2, 10000 * MS);
     deceived = g.of[0];
@@ -156,7 +156,7 @@ static void who_was_refused_stays_missing_in_combine(void) {
     send_both(&g, made, handles);
     another_format(g.of[1], slot_of(g.of[1], 0));
     epw_outcome outcomes[3] = {EPW_OUTCOME_INIT, EPW_OUTCOME_INIT, EPW_OUTCOME_INIT};
-    for (uint32_t r = 0; r < 2; r++) { /* the answers that rank 0 waits for have come before it waits */
+    for (uint32_t r = 0; r < 2; r++) { /* the answers that rank 0 awaits have arrived before it waits */
         uint32_t rank = 1 - r;
         epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
         make_received(&got[rank]);
@@ -237,8 +237,7 @@ typedef struct wavering {
     atomic_bool began, over;
 } wavering;
 
-/* Says the truth and, by turns, something else, about the last row and about the counts; ends with the truth.
- */
+/* Writes true and false values in turn, about the last row and about the counts; ends with the truth. */
 static void *waver(void *argument) {
     wavering *w = argument;
     slot_words slot = slot_of(w->liar, w->rows - 1);

@@ -1,5 +1,5 @@
-/* What of an inbox becomes pinned memory, with no GPU: the source is compiled here with CUDA's calls replaced
- * by a list of what was registered. What kernels find there is seen in tests/gpu. */
+/* Which parts of an inbox become pinned memory, without a GPU: the source is compiled here with CUDA's calls
+ * replaced by a list of what was registered. tests/gpu tests what kernels find there. */
 #include "needs_cuda.h"
 
 #ifdef EPW_CUDA
@@ -15,8 +15,8 @@ enum { RANKS = 4, LANES = 2, CHUNKS = 64, ROWS = 150000, ANSWERS = 70000, COUNTS
 
 static struct fake {
     unsigned char *base;
-    int registered[CHUNKS]; /* 1: by a call of its own; 2: by one that began before */
-    int calls, fails_at;    /* the number of the call that fails; 0: none */
+    int registered[CHUNKS]; /* 1: by a call of its own; 2: by one that began in an earlier chunk */
+    int calls, fails_at;    /* fails_at: the number of the call that fails; 0: none */
     int depth;
 } fake;
 
@@ -63,7 +63,7 @@ static epw_status fake_fail(int error, epw_where where, const char *call) {
 #define epw_cuda_enter_relaxed   fake_enter
 #define epw_cuda_leave_relaxed   fake_leave
 #define epw_fail_cuda            fake_fail
-#define epw_inbox_open           tested_open /* the library has its own */
+#define epw_inbox_open           tested_open /* the library has its own copy */
 #define epw_inbox_close          tested_close
 #define epw_inbox_pin            tested_pin
 #include "../../c/peer/inbox.c"
@@ -72,7 +72,7 @@ static epw_status fake_fail(int error, epw_where where, const char *call) {
 
 static const epw_where here = {"connect", 0, 1};
 
-/* Counts, then rows, then answers, each of all lanes and sources. */
+/* Counts, then rows, then answers, each for all lanes and sources. */
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
     static const uint64_t bytes[EPW_AREAS] = {COUNTS, ROWS, ANSWERS};
     uint64_t at = epw_floor_bytes(RANKS);
@@ -119,13 +119,13 @@ static void a_peers_places_are_pinned_and_no_more(void) {
     open_inbox(&peers);
     uint64_t places = LANES * (ROWS + ANSWERS + COUNTS),
              last = footprint(NULL, 3, 1, EPW_AREA_ANSWERS).offset;
-    peers.inbox[last] = 7; /* the NIC may be first */
+    peers.inbox[last] = 7; /* the NIC may write first */
     CHECK(chunks() == 0);
     CHECK_OK(tested_pin(&peers, 3, here));
     CHECK(places_are_pinned(3) && !places_are_pinned(1) && peers.inbox[last] == 7);
     CHECK((uint64_t)chunks() * CHUNK_BYTES < places + (2 + 2 * 2 * LANES) * CHUNK_BYTES);
     int calls = fake.calls;
-    CHECK_OK(tested_pin(&peers, 3, here)); /* who comes to its place later */
+    CHECK_OK(tested_pin(&peers, 3, here)); /* a rank that gets this place later */
     CHECK(fake.calls == calls);
     for (uint32_t peer = 0; peer < RANKS; peer++) CHECK_OK(tested_pin(&peers, peer, here));
     for (uint32_t peer = 0; peer < RANKS; peer++) CHECK(places_are_pinned(peer));
@@ -133,7 +133,7 @@ static void a_peers_places_are_pinned_and_no_more(void) {
     CHECK(chunks() == 0 && peers.inbox == NULL && fake.depth == 0);
 }
 
-/* What was pinned is kept, and the next call goes on from there. */
+/* What was pinned stays pinned, and the next call continues from there. */
 static void memory_that_is_short_is_an_error(void) {
     epw_peers peers;
     open_inbox(&peers);

@@ -1,11 +1,10 @@
-/* What a struct holds before its use: the defaults that the header promises, the same by macro and function.
- */
+/* The initial values of structs: the defaults that the header promises, the same by macro and by function. */
 #include "check.h"
 #include "epwire.h"
 
 #include <string.h>
 
-/* None of these structs has padding, so all bytes are fields. */
+/* None of these structs has padding, so every byte belongs to a field. */
 #define SAME(type, name, macro)                                                                              \
     do {                                                                                                     \
         type by_macro = macro, by_function;                                                                  \
@@ -30,7 +29,7 @@ static void macros_and_functions_agree(void) {
     SAME(epw_rows_view, epw_rows_view_init, EPW_ROWS_VIEW_INIT);
 }
 
-/* Everything that the header does not name is zero: clearing what it names leaves zeros behind. */
+/* Every field that the header does not name is zero: after clearing the named ones only zeros are left. */
 static void defaults_are_as_documented(void) {
     static const unsigned char zeros[sizeof(epw_membership)];
 

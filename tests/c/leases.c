@@ -1,5 +1,5 @@
-/* Which incarnation of a rank has its place in a window, how long, and what ends that: of host memory its
- * connection, of GPU memory its process or its goodbye. */
+/* Which incarnation of a rank holds its lease of a window, for how long, and what ends the lease: for host
+ * memory the end of the connection, for GPU memory the end of the process or its goodbye. */
 #include "imports/other.h"
 #include "imports/raw.h"
 
@@ -27,14 +27,14 @@ static void a_place_is_granted_again_once_its_holder_is_dead(void) {
     kill_other(&first);
     CHECK(ask_import(&second, 1, 0, &a).status == EPW_OK);
 
-    /* Other ranks' places were never concerned. */
+    /* The leases of other ranks were never affected. */
     other third = start_other();
     export_to(&a, 2);
     CHECK(ask_import(&third, 2, 0, &a).status == EPW_OK);
     kill_other(&second);
     kill_other(&third);
 
-    /* Now by a thread, and processes must wait for that. */
+    /* Now a thread holds the lease, and processes must wait for it. */
     export_to(&a, 1);
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
     other fourth = start_other();
@@ -64,8 +64,8 @@ static void the_same_window_may_shake_hands_again(void) {
     epw_window_destroy(a.window);
 }
 
-/* A lease is an incarnation's, not its process's: the former window of a rank may still be written through,
- * in the same process as in another. Either path, and any mixture of the two. */
+/* A lease belongs to an incarnation, not to its process: through the former import of a rank, writing is
+ * still possible, in the same process as in another. For either path, and any mixture of the two. */
 static void a_second_window_of_a_process_waits_for_the_first(void) {
     static const uint32_t paths[] = {EPW_PATH_THREAD, EPW_PATH_SHM};
     end a = open_end(spec_of(0));
@@ -82,7 +82,7 @@ static void a_second_window_of_a_process_waits_for_the_first(void) {
         CHECK(error_has("another buffer of this process still has the peer's window mapped as rank 1"));
         CHECK(error_has("destroy that buffer, or disconnect it from the peer"));
 
-        /* The first may take it again, and both of its imports count. */
+        /* The first incarnation may import again; then both of its imports count. */
         CHECK_OK(epw_window_import(old.window, 0, a.blob, a.length, 5000 * MS, &imports[1]));
         for (int j = 0; j < 2; j++) {
             CHECK(epw_window_import(fresh.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_ERR_FENCED);
@@ -106,7 +106,7 @@ static epw_status connect_buffer(epw_buffer *from, epw_buffer *to) {
     return epw_buffer_connect(from, 0, blob, length);
 }
 
-/* The same as a user meets it. */
+/* The same through the public interface. */
 static void a_second_buffer_of_a_process_waits_for_the_first(void) {
     static const uint32_t paths[] = {EPW_PATH_THREAD, EPW_PATH_SHM};
     for (int i = 0; i < 4; i++) {
@@ -139,7 +139,7 @@ static void a_second_buffer_of_a_process_waits_for_the_first(void) {
     }
 }
 
-/* The child neither holds the lease nor can write, and knows itself to be another process. */
+/* The child neither holds the lease nor can write, and knows that it is another process. */
 static void a_forked_child_inherits_nothing(void) {
     other o = start_other();
     end a = open_end(spec_of(0));
@@ -156,7 +156,7 @@ static void a_forked_child_inherits_nothing(void) {
         unsigned char resident[1];
         wrong |= mincore(epw_import_base(import), 4096, resident) == 0;
         wrong |= mincore(epw_window_base(a.window), 4096, resident) == 0;
-        /* memfd, listener, eventfd, the spare, and the lease */
+        /* memfd, listener, eventfd, the spare descriptor, and the lease */
         wrong |= (open_fds() != before - 5) << 1;
         unsigned char blob[EPW_BLOB_MAX];
         size_t length;
@@ -180,8 +180,8 @@ static void a_forked_child_inherits_nothing(void) {
     end_other(&o);
 }
 
-/* A holder that talks on, or says that it will say no more, may still write: only a closed connection ends a
- * lease. */
+/* A holder that continues to send, or announces that it will send no more, may still write: only a closed
+ * connection ends a lease. */
 static void talking_does_not_end_a_lease(void) {
     end a = open_end(spec_of(0));
     export_to(&a, 1);
@@ -198,8 +198,8 @@ static void talking_does_not_end_a_lease(void) {
     epw_window_destroy(a.window);
 }
 
-/* Who comes after a holder has closed is never refused, however soon: not because the server's thread is
- * late. */
+/* A rank that connects after the holder has closed is never refused, however soon it comes, even if the
+ * server's thread is late. */
 static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
     end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
@@ -232,7 +232,7 @@ static bool say_goodbye(int fd) {
     return send(fd, &goodbye, sizeof goodbye, MSG_NOSIGNAL) == (ssize_t)sizeof goodbye;
 }
 
-/* Also where the holder's process lives on, and however soon the next one comes. */
+/* Also if the holder's process lives on, and however soon the next one comes. */
 static void a_goodbye_ends_a_gpu_lease_at_once(void) {
     int before = open_fds();
     end a = open_gpu_end(0, 1);
@@ -266,7 +266,7 @@ static void a_goodbye_ends_a_gpu_lease_at_once(void) {
     CHECK(open_fds() == before);
 }
 
-/* It is the promise to close; the open connection is the lease. */
+/* A goodbye only promises to close the connection; while that is open, the lease exists. */
 static void a_goodbye_without_a_close_ends_nothing(void) {
     end a = open_gpu_end(0, 1);
     epw_blob blob;
@@ -289,7 +289,7 @@ static void a_gpu_lease_ends_with_its_process(void) {
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
     stop_other(&first);
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
-    /* Dead is enough: its parent need not know. */
+    /* It is enough that the process is dead; its parent need not have reaped it. */
     siginfo_t info;
     kill(first.pid, SIGKILL);
     CHECK(!waitid(P_PID, (id_t)first.pid, &info, WEXITED | WNOWAIT));
@@ -297,14 +297,14 @@ static void a_gpu_lease_ends_with_its_process(void) {
     kill_other(&first);
     kill_other(&second);
 
-    /* With nobody asking, the server drops what it had of the dead, too: connections and pidfds. */
+    /* Even without new requests the server drops what it holds of dead processes: connections and pidfds. */
     uint64_t begin = epw_now_ns();
     while (open_fds() != before - 2 && epw_now_ns() - begin < 5000 * MS) usleep(1000);
     CHECK(open_fds() == before - 2);
     epw_window_destroy(a.window);
 }
 
-/* What is seen of a process whose sockets have closed and whose GPU goes on. */
+/* As with a process whose sockets have closed while its GPU continues. */
 static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
     end a = open_gpu_end(0, 1), b = open_end(spec_of(1));
     other first = start_other(), second = start_other();
@@ -324,7 +324,7 @@ static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
     ask_write(&first, 1, 1);
     CHECK(epw_window_base(a.window)[1] == 1);
 
-    /* The same window may shake hands again, but its goodbye is of the new connection alone. */
+    /* The same window may connect again, but a goodbye counts only for its own connection. */
     CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
     ask(&first, (command){.verb = 'c'});
     CHECK(fenced_by(ask_import(&second, 1, 0, &a), first.pid));
@@ -355,7 +355,7 @@ static void what_is_no_goodbye_ends_no_gpu_lease(void) {
     }
 }
 
-/* Its creator lets go of it first: those who have it mapped must not find it gone. */
+/* The creator drops it first; processes that have it mapped must still find it. */
 static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
     CHECK(fd_servers_become(0));
     int fds = open_fds();
@@ -378,7 +378,7 @@ static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
     ask_write(&second, 2, 2);
     CHECK(base[2] == 2);
 
-    /* Another window of this process comes and goes meanwhile. */
+    /* Meanwhile another window of this process is created and destroyed. */
     end b = open_end(spec_of(0));
     export_to(&b, 1);
     CHECK(ask_import(&first, 1, 0, &b).status == EPW_OK);
@@ -394,7 +394,8 @@ static void memory_that_outlives_leases_is_destroyed_behind_the_last(void) {
     CHECK(open_fds() == fds);
 }
 
-/* An exporter sees its holders end on old kernels as well, or grants nothing that it could not take back. */
+/* On old kernels, too, an exporter notices the end of its holders; otherwise it grants nothing that it could
+ * not revoke. */
 static void old_kernels_fence_gpu_windows_too(void) {
     for (uint32_t kernel = WITHOUT_PEERPIDFD; kernel <= WITHOUT_PIDFD; kernel++) {
         other exporter = start_other(), first = start_other(), second = start_other();
@@ -404,7 +405,7 @@ static void old_kernels_fence_gpu_windows_too(void) {
         CHECK(got.status == EPW_OK);
         a.length = got.length;
         memcpy(a.blob, got.blob, got.length);
-        /* Host memory never needs it. */
+        /* Host memory does not need that. */
         CHECK(ask_import(&first, 1, 0, &a).status == EPW_OK);
         ask(&first, (command){.verb = 'c'});
 

@@ -1,5 +1,5 @@
-/* Rows that queues send from the caller's own memory: it is the caller's again when the call returns,
- * whatever the peers do. */
+/* Rows that queues send directly from the caller's memory: when the call returns the caller may write it
+ * again, whatever the peers do. */
 #include "check.h"
 #include "base/clock.h"
 #include "epwire.h"
@@ -18,9 +18,9 @@ static unsigned char blobs[RANKS][RANKS][EPW_BLOB_MAX];
 static size_t lengths[RANKS][RANKS];
 static pthread_barrier_t barrier;
 static uint64_t deadline_ns;
-static bool freezes; /* rank 0's connection, before its rows are through */
+static bool freezes; /* freezes rank 0's connection before all its rows are sent */
 
-/* One byte of each row's. */
+/* The value of a byte of each row. */
 static unsigned char value(uint32_t round, uint32_t rank, uint32_t token) {
     return (unsigned char)(round * 101 + rank * 53 + token + 1);
 }
@@ -31,7 +31,7 @@ static bool is_filled(const unsigned char *row, unsigned char with) {
     return true;
 }
 
-/* Each token goes to both ranks. What was lent is overwritten at once, and given back to the system. */
+/* Each token goes to both ranks. After the call the lent memory is overwritten at once, and unmapped. */
 static void dispatch(epw_buffer *buffer, uint32_t rank, uint32_t round, unsigned char *rows) {
     unsigned char *x = malloc((size_t)TOKENS * ROW_BYTES);
     int32_t ids[TOKENS][2];
@@ -94,7 +94,7 @@ static void *rank_main(void *argument) {
     epw_mask all = {{3}};
     CHECK_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     pthread_barrier_wait(&barrier);
-    /* The NIC's first queue pair is the lane's to the other rank. */
+    /* The NIC's first queue pair is that of the lane to the other rank. */
     epw_fault fault = {.kind = EPW_FAULT_FREEZE, .pair = 1 << 16, .index = 100};
     unsigned char *rows = malloc((size_t)RANKS * TOKENS * ROW_BYTES);
     if (freezes && rank == 0) epw_nic_plan_fault(epw_fabric_nic(fabric), &fault);

@@ -1,5 +1,5 @@
-/* Links between two fabrics of this process, over the loopback interface: dialing, accepting, whoever comes
- * along without the key, and what fails says why. */
+/* Links between two fabrics of this process, over the loopback interface: dialing, accepting, strangers
+ * without the key, and reasons of failures. */
 #include "base/clock.h"
 #include "check.h"
 #include "nic/interfaces.h"
@@ -53,7 +53,7 @@ static epw_links *open_links(const epw_links_options *o) {
     return links;
 }
 
-/* Dials whoever listens at `to` as rank `peer`, with its right fabric. */
+/* Dials the listener at `to` as rank `peer`, with its right fabric. */
 static epw_status dial(epw_links *from, const epw_links *to, uint32_t peer, uint32_t link,
                        uint64_t within_ns) {
     unsigned char bytes[EPW_ADDRESSES_BYTES];
@@ -64,8 +64,7 @@ static epw_status dial(epw_links *from, const epw_links *to, uint32_t peer, uint
     return epw_links_dial(from, &o, now);
 }
 
-/* Lets both ends carry on, waiting on their descriptors alone, until one of them has an event or time is up.
- */
+/* Steps both ends, waiting only on their descriptors, until one of them has an event or the time is up. */
 typedef struct ends {
     epw_links *links[2];
 } ends;
@@ -91,7 +90,7 @@ static bool exchange(int a, int b) {
            memcmp(got, "frame", 5) == 0;
 }
 
-/* Both events of one link; the fds by end. */
+/* Waits for both events of one link; fds are by end. */
 static bool link_up(ends e, uint32_t link, uint64_t within_ns, int fds[2]) {
     fds[0] = fds[1] = -1;
     for (int i = 0; i < 2; i++) {
@@ -115,7 +114,7 @@ static void no_more_events(ends e, uint64_t within_ns) {
     CHECK(!next_event(e, within_ns, &end, &event));
 }
 
-/* The one event is the failure of end 0's dial. */
+/* Waits for the only event: the failure of end 0's dial. */
 static epw_link_event failure(ends e, uint64_t within_ns) {
     int end = -1;
     epw_link_event event = {.kind = EPW_LINK_UP, .fd = -1};
@@ -173,7 +172,7 @@ static bool have_ipv6(void) {
     return true;
 }
 
-/* What is sent right behind the handshake is left for the caller; many links at a time. */
+/* Bytes that follow the handshake are left for the caller; many links at a time. */
 static void many_links_come_up_together(void) {
     enum { LINKS = 40 };
     ends e = open_ends();
@@ -204,7 +203,7 @@ static void many_links_come_up_together(void) {
     close_ends(e);
 }
 
-/* All that is under way, and links that nobody has taken. */
+/* Links that are being made, and links that nobody has taken. */
 static void closing_ends_everything(void) {
     int before = open_fds();
     for (int rounds = 0; rounds < 6; rounds++) {
@@ -221,7 +220,7 @@ static void closing_ends_everything(void) {
     epw_links_close(NULL);
 }
 
-/* A child of a fork must not keep an end open: the peer would not see the parent die. */
+/* A forked child must not keep an end open: the peer would not notice the parent's death. */
 static void forked_children_have_no_links(void) {
     ends e = open_ends();
     int fds[2] = {-1, -1}, hold[2];
@@ -244,7 +243,7 @@ static void forked_children_have_no_links(void) {
     char byte;
     CHECK(poll(&p, 1, 1000) == 1 && recv(fds[1], &byte, 1, 0) == 0);
     epw_fd_release(fds[1]);
-    CHECK(link_up(e, 5, 2000 * MS, fds)); /* the parent's own go on */
+    CHECK(link_up(e, 5, 2000 * MS, fds)); /* the parent's own links still work */
     epw_fd_release(fds[0]);
     epw_fd_release(fds[1]);
     close(hold[0]);
@@ -274,7 +273,8 @@ static void who_is_not_meant_refuses(void) {
     for (int i = 0; i < 2; i++) {
         epw_links_options a = options_of(0), b = options_of(1);
         if (i == 0)
-            b.fabric.bytes[3] ^= 1; /* the rank has come back as another since its address was known */
+            b.fabric.bytes[3] ^=
+                1; /* since its address was published, the rank has been replaced by another incarnation */
         if (i == 1) b.rank = 2;
         ends e = {{open_links(&a), open_links(&b)}};
         CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 2000 * MS));
@@ -310,7 +310,7 @@ static void silent_connections_hold_nothing_up(void) {
     CHECK(link_up(e, 0, 1000 * MS, fds) && epw_now_ns() - begin < 1000 * MS);
     epw_links_refusals refused = epw_links_refused(e.links[1]);
     CHECK(refused.crowded_out == SILENT + 1 - EPW_LINKS_STRANGERS && refused.late == 0);
-    /* The oldest have been closed, the newest not. */
+    /* The oldest connections have been closed, the newest have not. */
     struct pollfd first = {.fd = silent[0], .events = POLLIN},
                   last = {.fd = silent[SILENT - 1], .events = POLLIN};
     CHECK(poll(&first, 1, 1000) == 1 && poll(&last, 1, 0) == 0);
@@ -344,7 +344,7 @@ static void garbage_is_refused(void) {
     int fd = connect_raw(e.links[1]);
     CHECK(send(fd, garbage, sizeof garbage, MSG_NOSIGNAL) == sizeof garbage);
     no_more_events(e, 50 * MS);
-    CHECK(recv(fd, garbage, sizeof garbage, 0) <= 0); /* closed, and nothing was said */
+    CHECK(recv(fd, garbage, sizeof garbage, 0) <= 0); /* closed without an answer */
     CHECK(epw_links_refused(e.links[1]).refused[EPW_AUTH_BAD_MAGIC] == 1);
     close(fd);
     fd = connect_raw(e.links[1]);
@@ -354,14 +354,14 @@ static void garbage_is_refused(void) {
     close_ends(e);
 }
 
-/* A listener that runs out of descriptors rests, instead of spinning, and goes on when there are some. */
+/* A listener that runs out of descriptors pauses, instead of spinning, and continues when there are some. */
 static void a_listener_without_descriptors_goes_on_later(void) {
     ends e = open_ends();
     int fds[2], raw = connect_raw(e.links[1]), probe = dup(raw);
     struct rlimit before, limit;
     getrlimit(RLIMIT_NOFILE, &before);
     limit = before;
-    limit.rlim_cur = (rlim_t)probe; /* the next descriptor would be this one */
+    limit.rlim_cur = (rlim_t)probe; /* the next descriptor would have this number */
     close(probe);
     CHECK(!setrlimit(RLIMIT_NOFILE, &limit));
     uint64_t begin = epw_now_ns();
@@ -372,7 +372,7 @@ static void a_listener_without_descriptors_goes_on_later(void) {
         CHECK(!epw_links_poll(e.links[1], epw_now_ns(), &event));
     }
     CHECK_MSG(rounds < 60, "%d rounds", rounds);
-    /* A dial from here says what it lacks. */
+    /* A dial from here says that descriptors are lacking. */
     CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 2000 * MS));
     epw_link_event event = failure(e, 1000 * MS);
     CHECK(says(&event, "Too many open files"));
@@ -385,9 +385,9 @@ static void a_listener_without_descriptors_goes_on_later(void) {
     close_ends(e);
 }
 
-/* ---- dials that lead nowhere, at first or at all ---- */
+/* ---- dials that fail, at first or finally ---- */
 
-/* A port that nobody listens on: one that was just closed. */
+/* A port on which nobody listens, because it was just closed. */
 static uint16_t closed_port(void) {
     epw_address address;
     int fd = -1;
@@ -433,7 +433,7 @@ static void a_closed_port_fails_at_once(void) {
     close_ends(e);
 }
 
-/* An address may be another host's as well, or another process's by now. */
+/* By now an address may belong to another host, or to another process. */
 static void the_next_address_is_tried(void) {
     ends e = open_ends();
     epw_links_options o = options_of(2);
@@ -457,14 +457,14 @@ static void the_next_address_is_tried(void) {
     }
     CHECK(got == 2);
 
-    /* One that accepts and says nothing has its share of the time. */
+    /* An address that accepts and stays silent uses up only its share of the time. */
     to = (epw_addresses){.count = 2, .list = {quiet, loopback(port_of(e.links[1]))}};
     CHECK_OK(dial_at(e.links[0], &to, 600 * MS));
     CHECK(link_up(e, 9, 600 * MS, fds));
     epw_fd_release(fds[0]);
     epw_fd_release(fds[1]);
 
-    /* It alone: the deadline ends it. */
+    /* Alone, it uses up the deadline. */
     to.count = 1;
     begin = epw_now_ns();
     CHECK_OK(dial_at(e.links[0], &to, 200 * MS));
@@ -478,8 +478,8 @@ static void the_next_address_is_tried(void) {
     close_ends(e);
 }
 
-/* Nobody answers the first address at all: the second is tried after a head start, while the first goes on.
- */
+/* The first address does not answer at all: the second is tried after a head start, while the first dial
+ * continues. */
 static void an_address_that_does_not_answer_delays_little(void) {
     ends e = open_ends();
     epw_address full = loopback(0);
@@ -489,7 +489,7 @@ static void an_address_that_does_not_answer_delays_little(void) {
     CHECK(!bind(listener, (struct sockaddr *)&name, length) && !listen(listener, 0));
     CHECK(!getsockname(listener, (struct sockaddr *)&name, &length));
     CHECK(epw_address_from_socket((struct sockaddr *)&name, &full));
-    for (int i = 0; i < 4; i++) { /* its queue is full then, and does not answer */
+    for (int i = 0; i < 4; i++) { /* then its queue is full, and it does not answer */
         filler[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         connect(filler[i], (struct sockaddr *)&name, length);
     }
@@ -526,7 +526,7 @@ static void a_taken_range_is_named(void) {
     snprintf(range, sizeof range, "127.0.0.1: every port of the range %u..%u is taken",
              (unsigned)address.port, (unsigned)address.port);
     CHECK(error_has(range));
-    if (address.port < UINT16_MAX - 20) { /* the next ones are not all taken as well */
+    if (address.port < UINT16_MAX - 20) { /* so that the next ports are probably free */
         o.last_port = (uint16_t)(address.port + 20);
         CHECK_OK(epw_links_open(&o, &links));
         CHECK(port_of(links) > o.first_port && port_of(links) <= o.last_port);
@@ -551,7 +551,7 @@ static void wrong_addresses_are_named(void) {
         o.addresses = &wrong[i];
         CHECK(epw_links_open(&o, &links) == EPW_ERR_INVALID && error_has(wrong[i]));
     }
-    static const char *const foreign[] = {"192.0.2.1"}; /* nobody's: for documentation */
+    static const char *const foreign[] = {"192.0.2.1"}; /* an address that nobody has: for documentation */
     epw_links_options o = options_of(0);
     o.addresses = foreign;
     CHECK(epw_links_open(&o, &links) == EPW_ERR_SYSTEM && error_has("192.0.2.1"));
@@ -587,7 +587,7 @@ static void address_bytes_are_checked(void) {
     CHECK(strcmp(epw_address_say(&b.list[1], text), "[fd00::17]:4661") == 0);
 
     size_t length = epw_addresses_write(&a, bytes);
-    size_t whole = 0; /* only where one ends may the bytes */
+    size_t whole = 0; /* bytes may end only where an address ends */
     for (size_t cut = 0; cut < length; cut++) {
         bool ends = cut > 0 && cut % (7 + 19) == 0;
         ends |= cut % (7 + 19) == 7;
@@ -629,7 +629,7 @@ static void filters_choose_interfaces(void) {
         {"=eth0", "eth01", false},
         {"=eth0", "eth", false},
         {"=eth0,eth1", "eth1", true},
-        {"=eth0,eth1", "eth12", false}, /* the mark holds for all */
+        {"=eth0,eth1", "eth12", false}, /* the "=" applies to all names */
         {"=eth0,=eth1", "eth1", true},
         {"^docker", "docker0", false},
         {"^docker", "eth0", true},
@@ -657,7 +657,7 @@ static void filters_choose_interfaces(void) {
     CHECK(error_has("\"=nowhere7\"") && error_has("lo"));
 }
 
-/* As a rank does that is told nothing: on all addresses that there are. */
+/* Like a rank without settings: on all addresses of the machine. */
 static void links_come_up_over_what_there_is(void) {
     epw_links_options a = options_of(0), b = options_of(1);
     a.address_count = b.address_count = 0;
@@ -674,11 +674,11 @@ static void links_come_up_over_what_there_is(void) {
 
 /* ---- within the host ---- */
 
-/* A dial that names no address goes to the abstract socket of the peer's fabric, and proves as much. */
+/* A dial that names no address uses the abstract socket of the peer's fabric, with the same proofs. */
 static void links_within_the_host(void) {
     epw_links_options a = options_of(0), b = options_of(1);
     a.wires = b.wires = EPW_WIRE_LOCAL;
-    CHECK_OK(epw_nonce_make(here, &b.fabric)); /* other tests of this host have its usual name */
+    CHECK_OK(epw_nonce_make(here, &b.fabric)); /* other tests on this host use its usual name */
     ends e = {{open_links(&a), open_links(&b)}};
     unsigned char bytes[EPW_ADDRESSES_BYTES];
     CHECK(epw_links_addresses(e.links[1], bytes) == 0);
@@ -696,7 +696,7 @@ static void links_within_the_host(void) {
     CHECK(exchange(fds[0], fds[1]) && exchange(fds[1], fds[0]));
     epw_fd_release(fds[0]);
     epw_fd_release(fds[1]);
-    /* Another key opens nothing, and nobody listens under another name. */
+    /* With another key nothing is opened, and under another name nobody listens. */
     epw_links *stranger = NULL;
     epw_links_options c = a;
     CHECK_OK(epw_nonce_make(here, &c.fabric));

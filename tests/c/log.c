@@ -1,4 +1,4 @@
-/* The log: who listens to what, and that a refused setting changes nothing. */
+/* The log: which listener gets which lines, and that a refused setting changes nothing. */
 #include "base/log.h"
 #include "group.h"
 
@@ -43,14 +43,14 @@ static void levels_are_named_and_others_refused(void) {
     CHECK(strcmp(h.subsystem, "path") == 0 && strcmp(h.text, "by queue") == 0);
     epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "%d", 1);
     CHECK(h.count == 2);
-    CHECK_OK(epw_log_set("path=trace,off", hear, &h)); /* the later one holds */
+    CHECK_OK(epw_log_set("path=trace,off", hear, &h)); /* the later setting wins */
     CHECK(!epw_log_on(EPW_LOG_PATH, EPW_LOG_WARN));
     CHECK_OK(epw_log_set(NULL, NULL, NULL));
     epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "nobody listens");
     CHECK(h.count == 2);
 }
 
-/* What two ranks say of themselves, from their creation to the loss of one that never calls. */
+/* The lines of two ranks, from their creation to the loss of one that never calls. */
 static void a_group_says_sizes_paths_and_who_is_lost(void) {
     heard plan = {0}, member = {0}, path = {0}, wait = {0};
     CHECK_OK(epw_log_set("plan=info", hear, &plan));
@@ -62,7 +62,7 @@ static void a_group_says_sizes_paths_and_who_is_lost(void) {
     CHECK_OK(epw_log_set("path=trace", hear, &path));
     CHECK_OK(connect_to(g.of[0], 0, g.of[1], 1));
     if (path_of_test() == EPW_PATH_QUEUE) {
-        CHECK(path.count == 0); /* it is connected by these very queues */
+        CHECK(path.count == 0); /* none: it is connected by these very queues */
     } else {
         CHECK(path.count == 1 && path.rank == 0 && path.peer == 1);
         CHECK_MSG(strstr(path.text, " by thread. thread: possible; shared memory: ") != NULL, "%s",
@@ -88,13 +88,13 @@ static void a_group_says_sizes_paths_and_who_is_lost(void) {
     CHECK_MSG(strstr(wait.text, "given up: it was silent for a deadline; waited for ") != NULL, "%s",
               wait.text);
     CHECK_OK(epw_release(g.of[0], handle));
-    activate(&g, 2); /* from here on rank 1 belongs to it again */
+    activate(&g, 2); /* from here on rank 1 is a member again */
     destroy(&g);
-    CHECK(wait.count == 1); /* that buffers end is nobody's loss */
+    CHECK(wait.count == 1); /* destroying buffers is not logged as a loss */
     CHECK_OK(epw_log_set(NULL, NULL, NULL));
 }
 
-/* As a buffer does. */
+/* Like a buffer. */
 static void communicators_and_prefill_buffers_say_their_sizes(void) {
     heard plan = {0};
     epw_comm *comm = NULL;
@@ -118,7 +118,7 @@ static void communicators_and_prefill_buffers_say_their_sizes(void) {
     CHECK_OK(epw_log_set(NULL, NULL, NULL));
 }
 
-/* The variables are read once, when the first buffer is created: before the test of a group. */
+/* The variables are read once, when the first buffer is created: so this runs before the test of a group. */
 static void lines_go_to_the_file_that_is_named(void) {
     char file[64], content[2048] = "";
     snprintf(file, sizeof file, "/tmp/epw_log_test.%d", (int)getpid());

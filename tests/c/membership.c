@@ -1,5 +1,5 @@
-/* Memberships as those see them who do not agree on one: ranks that begin an epoch at different steps, ranks
- * that the others have left behind, and what a rank knows of those that it goes on without. */
+/* Memberships when ranks do not agree on them: ranks that begin an epoch at different steps, ranks that the
+ * others have left behind, and what a rank knows of peers that it continues without. */
 #include "ep/host/host.h"
 #include "group.h"
 
@@ -8,7 +8,7 @@
 #include <pthread.h>
 #include <time.h>
 
-/* No wait of these tests may come to its end by itself. */
+/* No wait in these tests may end by its deadline. */
 enum { LONG_MS = 20000 };
 
 static void sleep_ms(uint64_t ms) {
@@ -19,7 +19,7 @@ static void begin(const group *g, uint32_t rank, uint64_t members, uint32_t epoc
     CHECK_OK(epw_buffer_set_active(g->of[rank], &(epw_mask){{members}}, epoch, step));
 }
 
-/* A dispatch in a thread of its own, and how it ended. */
+/* A dispatch in a thread of its own, and its result. */
 typedef struct call {
     pthread_t thread;
     epw_buffer *buffer;
@@ -52,7 +52,7 @@ static void start(call *c) {
     CHECK(pthread_create(&c->thread, NULL, dispatch, c) == 0);
 }
 
-/* The call has ended, without these ranks for this cause, and has the rows of the others of `ranks`. */
+/* The call has ended without these ranks, for this cause, and has the rows of the others of `ranks`. */
 static void check_ended(call *c, uint32_t ranks, uint64_t missing, uint32_t cause) {
     CHECK(pthread_join(c->thread, NULL) == 0);
     CHECK_MSG(c->outcome.missing.bits[0] == missing && c->outcome.record.cause == cause,
@@ -80,8 +80,8 @@ static uint64_t diverged_from(epw_buffer *b, uint32_t epoch, uint64_t step) {
     return ranks.bits[0];
 }
 
-/* Ranks 0 and 1 begin the epoch at one step, rank 2 at another: each finds out that it must go on without the
- * other, whoever looks first. */
+/* Ranks 0 and 1 begin the epoch at one step, rank 2 at another: each finds out, whichever looks first, that
+ * it must continue without the other. */
 static void who_begins_at_another_step_stays_alone(uint64_t step, uint64_t other) {
     group g = make_group(3, LONG_MS * MS);
     call calls[RANKS_MAX];
@@ -111,7 +111,7 @@ static void who_begins_at_another_step_stays_alone(uint64_t step, uint64_t other
     destroy(&g);
 }
 
-/* Rank 0 looks first and drops rank 1, which learns all the same what the matter is. */
+/* Rank 0 looks first and drops rank 1, which still learns the reason. */
 static void both_sides_learn_of_the_step(void) {
     group g = make_group(2, LONG_MS * MS);
     begin(&g, 0, 3, 1, 8);
@@ -126,7 +126,7 @@ static void both_sides_learn_of_the_step(void) {
 
 /* ---- ranks that are left behind ---- */
 
-/* Rank 2 waits for the others, which go on to an epoch with it or without. */
+/* Rank 2 waits for the others, which begin an epoch with it or without it. */
 static void who_falls_behind_is_told(uint64_t members) {
     group g = make_group(3, LONG_MS * MS);
     activate(&g, 1);
@@ -143,8 +143,8 @@ static void who_falls_behind_is_told(uint64_t members) {
 
 /* ---- who was silent ---- */
 
-/* Rank 2 never comes, and rank 0 has dropped rank 1: both go on without two ranks, and have evidence of one.
- */
+/* Rank 2 never calls, and rank 0 has dropped rank 1: both continue without two ranks, with evidence against
+ * one. */
 static void only_who_timed_out_was_silent(void) {
     enum { SHORT_MS = 150 };
     group g = make_group(3, SHORT_MS * MS);
@@ -173,13 +173,13 @@ static void only_who_timed_out_was_silent(void) {
 
 /* ---- revocation ---- */
 
-/* Rank 0 waits for the others with both lanes, one of which never comes; the other one's rows still count. */
+/* Rank 0 waits for the others on both lanes. One rank never calls; the rows of the other one still count. */
 static void a_revoked_rank_is_waited_for_no_longer(void) {
     group g = make_group(3, LONG_MS * MS);
     activate(&g, 1);
     call here = call_of(&g, 0, 0), there = call_of(&g, 1, 0), idle = call_of(&g, 1, 1);
     start(&here);
-    sleep_ms(500); /* from now on its sleeps are as long as they become */
+    sleep_ms(500); /* by now its sleeps have reached their full length */
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{4 | 8}}));
     CHECK(membership_of(g.of[0]).suspects.bits[0] == 4 && membership_of(g.of[0]).silent.bits[0] == 0);
     sleep_ms(50);
@@ -192,7 +192,7 @@ static void a_revoked_rank_is_waited_for_no_longer(void) {
     CHECK_MSG(there.ended - revoked < 100 * MS, "it took %llu ms",
               (unsigned long long)((there.ended - revoked) / MS));
 
-    /* It is told on every lane, and later operations go on without it as well. */
+    /* It is told on every lane, and later operations continue without it as well. */
     for (uint32_t lane = 0; lane < 2; lane++) {
         epw_look seen;
         AWAIT(epw_word_from(&g.of[2]->peers, lane, 0, EPW_WORD_DROPPED) != 0);
@@ -205,7 +205,7 @@ static void a_revoked_rank_is_waited_for_no_longer(void) {
     check_ended(&here, 3, 4, EPW_CAUSE_SUPERSEDED);
     check_ended(&idle, 3, 4, EPW_CAUSE_SUPERSEDED);
 
-    /* Until the next membership. */
+    /* This lasts until the next membership. */
     call calls[RANKS_MAX];
     activate(&g, 2);
     all_dispatch(&g, calls);
@@ -213,7 +213,7 @@ static void a_revoked_rank_is_waited_for_no_longer(void) {
     destroy(&g);
 }
 
-/* Also a rank that was a suspect before is missing for this cause from then on. */
+/* A rank that was a suspect before is missing for this cause from then on, too. */
 static void who_was_silent_stays_so(void) {
     group g = make_group(2, LONG_MS * MS);
     activate(&g, 1);
@@ -229,21 +229,21 @@ static void who_was_silent_stays_so(void) {
     activate(&g, 2);
     epw_peers_suspect(&g.of[0]->peers, 1, true, NULL);
     start(&alone);
-    check_ended(&alone, 2, 2, EPW_CAUSE_SUSPECTED); /* of this epoch it was not revoked */
+    check_ended(&alone, 2, 2, EPW_CAUSE_SUSPECTED); /* in this epoch it was not revoked */
     destroy(&g);
 }
 
 /* ---- connecting beside operations ---- */
 
-/* Rank 0 waits for rank 1 with both lanes while rank 2, which is no member, is probed, goes and comes; then
- * it is admitted. */
+/* Rank 0 waits for rank 1 on both lanes while rank 2, which is not a member, is probed, disconnected and
+ * connected; then it is admitted. */
 static void a_rank_comes_beside_operations(void) {
     group g = make_group(3, LONG_MS * MS);
     call here[2], there[2], calls[RANKS_MAX];
     for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
     for (int32_t lane = 0; lane < 2; lane++) {
         here[lane] = call_of(&g, 0, lane);
-        here[lane].outcome.missing.bits[0] = UINT64_MAX; /* until it ends */
+        here[lane].outcome.missing.bits[0] = UINT64_MAX; /* until the call ends */
         start(&here[lane]);
     }
     sleep_ms(50);
@@ -255,7 +255,7 @@ static void a_rank_comes_beside_operations(void) {
         REFUSED(epw_buffer_probe(g.of[0], 2, MS), EPW_ERR_STATE, "probe", 0, 2, "not connected");
         CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2));
         connect_back(g.of[2], 2, g.of[0], 0);
-        CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2)); /* goes and comes */
+        CHECK_OK(connect_to(g.of[0], 0, g.of[2], 2)); /* disconnects and connects */
         CHECK(epw_buffer_path(g.of[0], 2) == path_of_test());
     }
     CHECK_MSG(epw_now_ns() - began < LONG_MS / 2 * MS, "it waited for operations");
@@ -280,7 +280,7 @@ static void a_rank_comes_beside_operations(void) {
     destroy(&g);
 }
 
-/* A step of a lane may take long, copying rows: who comes does not wait for that either. */
+/* A step of a lane may take long, copying rows: connecting a peer does not wait for that either. */
 static void a_rank_comes_beside_a_lane_at_work(void) {
     group g = make_group(2, LONG_MS * MS);
     begin(&g, 0, 1, 1, 0);
@@ -305,7 +305,7 @@ static void *come_and_go(void *argument) {
     return NULL;
 }
 
-/* Two threads at a time, while a third one dispatches and begins memberships. */
+/* Two threads at the same time, while a third one dispatches and begins memberships. */
 static void two_ranks_come_at_a_time(void) {
     busy = make_group(3, LONG_MS * MS);
     begin(&busy, 0, 1, 1, 0);

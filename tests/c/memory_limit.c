@@ -1,5 +1,5 @@
-/* Windows that do not fit into the memory that this process may take: found in cgroups made up in a folder,
- * and, where this test may make one, in a real one. */
+/* Windows that exceed the memory limit of this process: limits are read from imitated cgroups in a folder
+ * and, where this test may create one, from a real cgroup. */
 #include "imports/end.h"
 #include "device/memory_limit.h"
 
@@ -33,7 +33,7 @@ static void end_machine(void) {
     CHECK(nftw(root, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0);
 }
 
-/* Writes a file, and the folders that lead to it. */
+/* Writes a file, and creates the folders of its path. */
 static void put_bytes(const char *path, const void *bytes, size_t length) {
     char full[PATH_MAX];
     snprintf(full, sizeof full, "%s%s", root, path);
@@ -42,7 +42,7 @@ static void put_bytes(const char *path, const void *bytes, size_t length) {
         CHECK(mkdir(full, 0700) == 0 || errno == EEXIST);
         *at = '/';
     }
-    (void)unlink(full); /* else some file systems write a file out that is truncated and written again */
+    (void)unlink(full); /* otherwise some file systems flush a file that is truncated and written again */
     FILE *file = fopen(full, "w");
     CHECK(file != NULL);
     if (file == NULL) return;
@@ -112,11 +112,11 @@ static void a_v2_limit_counts_without_the_files_that_are_cached(void) {
     CHECK(limit_is(85, 100, "/job/step"));
     CHECK(epw_memory_limit_check(root, "a window", 84 * MIB, here) == EPW_OK);
     CHECK(epw_memory_limit_check(root, "a window", 85 * MIB, here) ==
-          EPW_ERR_NO_MEMORY); /* with its page tables */
+          EPW_ERR_NO_MEMORY); /* including its page tables */
     CHECK(error_has("a window of 89128960 bytes, and cgroup /job/step may take 89128960 more: its limit is "
                     "104857600"));
     CHECK(error_has("raise the limit (memory.max)"));
-    /* More in use than allowed, as when a limit was lowered. */
+    /* More is in use than allowed, as after a limit was lowered. */
     put_v2("/sys/fs/cgroup/job/step", 10, 30);
     CHECK(limit_is(0, 10, "/job/step"));
     end_machine();
@@ -145,14 +145,14 @@ static void no_limit_is_none(void) {
     epw_memory_limit found;
     put("/proc/self/cgroup", "0::/a\n");
     put("/proc/self/mountinfo", v2_mount);
-    CHECK(!epw_memory_limit_find(root, &found)); /* files that are missing, as at the top of the tree */
+    CHECK(!epw_memory_limit_find(root, &found)); /* files are missing, as at the top of the tree */
     put("/sys/fs/cgroup/a/memory.max", "max\n");
     put("/sys/fs/cgroup/a/memory.current", "1048576\n");
     CHECK(!epw_memory_limit_find(root, &found));
     CHECK(epw_memory_limit_check(root, "a window", UINT64_MAX / 4, here) == EPW_OK);
     put("/sys/fs/cgroup/a/memory.max", "99999999999999999999999999\n");
     CHECK(!epw_memory_limit_find(root, &found));
-    put("/sys/fs/cgroup/a/memory.max", "1048576\n"); /* who says no usage has none */
+    put("/sys/fs/cgroup/a/memory.max", "1048576\n"); /* without a usage file nothing is in use */
     char current[PATH_MAX];
     snprintf(current, sizeof current, "%s/sys/fs/cgroup/a/memory.current", root);
     CHECK(unlink(current) == 0);
@@ -166,7 +166,8 @@ static void v1_limits_count_up_the_tree_too(void) {
     put("/proc/self/mountinfo", v1_mounts);
     put_v1("/sys/fs/cgroup/memory/jobs/7", 300, 100);
     put_v1("/sys/fs/cgroup/memory/jobs", 1000, 850);
-    put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"); /* how v1 writes "none" */
+    put("/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "9223372036854771712\n"); /* v1's notation for "no limit" */
     put_mib("/sys/fs/cgroup/memory", "memory.usage_in_bytes", 5000);
     CHECK(limit_is(150, 1000, "/jobs"));
     put("/sys/fs/cgroup/memory/jobs/memory.stat",
@@ -177,7 +178,7 @@ static void v1_limits_count_up_the_tree_too(void) {
     end_machine();
 }
 
-/* Both versions mounted, the memory controller in one of them. */
+/* Both versions are mounted, with the memory controller in one of them. */
 static void hybrid_systems_count_what_has_the_controller(void) {
     begin_machine();
     char mounts[1024];
@@ -193,7 +194,7 @@ static void hybrid_systems_count_what_has_the_controller(void) {
     end_machine();
 }
 
-/* In a container only its own part of the tree is mounted, under names from outside or from inside. */
+/* In a container only its own part of the tree is mounted, with names from inside or outside. */
 static void containers_see_their_part_of_the_tree(void) {
     begin_machine();
     put("/proc/self/cgroup", "4:memory:/docker/abc/inner\n");
@@ -205,7 +206,8 @@ static void containers_see_their_part_of_the_tree(void) {
     put("/proc/self/cgroup", "4:memory:/docker/abc\n");
     CHECK(limit_is(100, 300, "/docker/abc"));
 
-    /* Outside what can be seen: its top bounds the process all the same, or is the best that is known. */
+    /* Outside the visible part: the top of that part still limits the process, or is the best that is
+     * known. */
     put("/proc/self/cgroup", "0::/../beside\n");
     put("/proc/self/mountinfo", v2_mount);
     put_v2("/sys/fs/cgroup", 70, 1);
@@ -224,7 +226,7 @@ static void strange_files_limit_nothing_or_what_they_say(void) {
     put_v2("/my groups/a b", 70, 1);
     CHECK(limit_is(69, 70, "/a b"));
 
-    /* Lines longer than any path, before and behind what counts; no line's end at the end. */
+    /* Lines longer than any path, before and after the relevant one; no newline at the end. */
     size_t long_line = 100000;
     char *text = malloc(long_line + 512);
     memset(text, 'x', long_line);
@@ -268,7 +270,7 @@ static bool write_to(const char *folder, const char *name, const char *text) {
     return written;
 }
 
-/* Makes a cgroup of 128 MiB beside this process's own, or at the top of what is mounted. */
+/* Creates a cgroup of 128 MiB below this process's own, or at the top of what is mounted. */
 static bool make_cgroup(char folder[PATH_MAX]) {
     static const char *const tops[] = {"/sys/fs/cgroup/memory", "/sys/fs/cgroup"};
     static const char *const limits[] = {"memory.limit_in_bytes", "memory.max"};
@@ -283,7 +285,8 @@ static bool make_cgroup(char folder[PATH_MAX]) {
     return false;
 }
 
-/* In the cgroup: 0 if a small window is to be had, and a large one is an error that names the cgroup. */
+/* In the cgroup: 0 if a small window can be created, and a large one fails with an error that names the
+ * cgroup. */
 static int be_limited(const char *folder) {
     char pid[16];
     snprintf(pid, sizeof pid, "%d", (int)getpid());
@@ -313,7 +316,8 @@ static void a_window_above_a_real_limit_is_an_error(void) {
     CHECK(waitpid(child, &status, 0) == child);
     CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == 0, "%s %d", WIFEXITED(status) ? "exit" : "signal",
               WIFEXITED(status) ? WEXITSTATUS(status) : WTERMSIG(status));
-    for (int i = 0; i < 100 && rmdir(folder) != 0; i++) usleep(10000); /* empty a little after its last end */
+    for (int i = 0; i < 100 && rmdir(folder) != 0; i++)
+        usleep(10000); /* the cgroup becomes empty shortly after its last process has ended */
 }
 
 int main(void) {

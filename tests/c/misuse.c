@@ -1,6 +1,6 @@
-/* What a C program can do wrong, through epwire.h alone: every error that can be had without killing a
- * process is of the documented kind and names its operation, rank, peer, field and limit. Calls that wait for
- * nobody are made for all ranks by one thread. */
+/* What a C program can do wrong, through epwire.h alone: every error that can be provoked without killing a
+ * process has the documented status, and names its operation, rank, peer, field and limit. Calls that wait
+ * for nobody are made for all ranks by one thread. */
 #include "group.h"
 
 #include <stddef.h>
@@ -127,7 +127,7 @@ static void null_is_an_error_and_never_a_crash(void) {
     NO("dequantize_fp8", -1, -1,
        epw_dequantize_fp8(EPW_PAYLOAD_FP8_F32, EPW_BF16, 1, 128, NULL, bytes, bytes));
 
-    /* NULLs inside a call that has come as far as a lane. */
+    /* NULLs in a call that has got as far as a lane. */
     epw_dispatch_output rows = EPW_DISPATCH_OUTPUT_INIT;
     in.x = NULL;
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_INVALID, "dispatch", 0, -1, "x is NULL");
@@ -186,10 +186,10 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     config.paths = EPW_PATH_SELF;
     CHECK_OK(epw_buffer_create(&config, &peer));
     REFUSED(connect_to(peer, 1, b, 0), EPW_ERR_NO_PATH, "connect", 1, 0, "excluded by config.paths");
-    if (path_of_test() == EPW_PATH_QUEUE) /* which serves both or none */
+    if (path_of_test() == EPW_PATH_QUEUE) /* a queue serves both directions or none */
         REFUSED(connect_to(b, 0, peer, 1), EPW_ERR_NO_PATH, "connect", 0, 1, "the peer has no fabric");
     else
-        CHECK_OK(connect_to(b, 0, peer, 1)); /* the paths of a rank are its own affair */
+        CHECK_OK(connect_to(b, 0, peer, 1)); /* each rank chooses its own paths */
     epw_mask both = first_ranks(2);
     REFUSED(epw_buffer_set_active(peer, &both, 1, 0), EPW_ERR_STATE, "set_active", 1, 0, "not connected");
     CHECK_OK(epw_buffer_disconnect(b, 1));
@@ -270,7 +270,7 @@ static void membership_is_guarded(void) {
             "lane 0 is held by operation 1");
     CHECK_OK(epw_release(b, handle));
 
-    mask = first_ranks(2); /* the third rank goes */
+    mask = first_ranks(2); /* the third rank leaves */
     CHECK_OK(epw_buffer_set_active(b, &mask, 6, 77));
     now = membership_of(b);
     CHECK(now.epoch == 6 && now.step == 77 && memcmp(&now.active, &mask, sizeof mask) == 0);
@@ -383,7 +383,7 @@ static void a_wrong_combine_leaves_the_handle_usable(void) {
     destroy(&g);
 }
 
-/* The lane is held again, by another operation: the old handle must not reach it. */
+/* Another operation holds the lane now: the old handle must not affect it. */
 static void a_used_handle_is_not_taken_for_the_next_one(void) {
     static batch made;
     group g = make_group(2, 100 * MS);
@@ -419,7 +419,7 @@ static void quantisers_name_what_is_wrong(void) {
             "dequantize_fp8", -1, -1, "scales is NULL");
 }
 
-/* While nobody has needed it yet: what is chosen first holds for the process. */
+/* Before anybody has needed it: the first choice is kept for the process. */
 static void an_unknown_instruction_set_is_refused(void) {
     const char *before = getenv("EPWIRE_ISA");
     char keep[64];

@@ -1,5 +1,5 @@
-/* An adapter as it is opened, chosen and told what to do: of several the right one, commands that firmware
- * refuses, what happens by itself, and words between two. */
+/* Opening and choosing an adapter, and its commands: the right one of several, commands that firmware
+ * refuses, events, and words between two adapters. */
 #include "mlx5_rank.h"
 
 #include "nic/queue.h"
@@ -22,7 +22,7 @@ static void expect(epw_mlx5 *adapter, const char *begins) {
     CHECK_MSG(strncmp(text, begins, strlen(begins)) == 0, "%s\nand not\n%s", text, begins);
 }
 
-/* And what is in use already is not chosen again. */
+/* An adapter that the rank has already is not chosen again. */
 static void the_nearest_of_several_adapters_is_chosen(void) {
     epw_bus_place gpu = at("/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:03:00.0");
     epw_fake_options options = {
@@ -64,7 +64,7 @@ static void the_nearest_of_several_adapters_is_chosen(void) {
     free(b);
 }
 
-/* What INIT2RTR has of the options. */
+/* The fields of INIT2RTR that come from the options. */
 typedef struct sent {
     unsigned char dscp, hop_limit, priority;
 } sent;
@@ -98,7 +98,7 @@ static void options_reach_the_command(void) {
     }
 }
 
-/* Regions and objects of one are not the other's. */
+/* Regions and objects of one device cannot be used with another. */
 static void a_device_has_no_part_in_another_ones_objects(void) {
     bench *b = new_bench();
     epw_fake_options options = {.rank = RANK, .devices = 2};
@@ -119,7 +119,7 @@ static void a_device_has_no_part_in_another_ones_objects(void) {
 
 /* ---- the firmware ---- */
 
-/* Of a command: its status and syndrome. */
+/* The answer to a command: its status and syndrome. */
 typedef struct answer {
     int err;
     uint32_t status, syndrome;
@@ -156,11 +156,12 @@ static uint32_t state_of(bench *b) {
     return epw_mlx5_state(out);
 }
 
-/* From each state the commands that lead on from it, and no others, are taken. */
+/* In each state exactly those commands are accepted that may follow. */
 static void a_queue_pair_goes_up_step_by_step(void) {
     enum { WRONG_STATE = 0x10, STEPS = 4 };
     bench *b = new_bench();
-    epw_fake_options options = {.rank = RANK}; /* no soft NIC, which would find that nothing leads anywhere */
+    epw_fake_options options = {.rank =
+                                    RANK}; /* without a soft NIC, which would notice that there is no link */
     CHECK_OK(epw_fake_open(&options, where, &b->fake));
     CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
     CHECK_OK(make_pair(b));
@@ -182,7 +183,7 @@ static void a_queue_pair_goes_up_step_by_step(void) {
         CHECK(state_of(b) == (at < 3 ? (uint32_t)at + 1 : EPW_MLX5_STATE_RTS));
     }
     CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2ERR).status == 0 && state_of(b) == EPW_MLX5_STATE_ERR);
-    /* A command for another pair, and one that is cut short. */
+    /* A command for another pair, and one that is too short. */
     CHECK(ask(b, b->pair->cq, steps[3], sizeof steps[3]).err == EINVAL);
     epw_mlx5_build_refuse(steps[0], number + 1);
     CHECK(ask(b, b->pair->qp, steps[0], sizeof steps[0]).err == EINVAL);
@@ -191,7 +192,8 @@ static void a_queue_pair_goes_up_step_by_step(void) {
     free(b);
 }
 
-/* As the kernel takes them: by another call there is EINVAL, no answer of the firmware, and no object. */
+/* As the kernel accepts them: by another call the result is EINVAL, without an answer of the firmware or an
+ * object. */
 static void each_command_comes_by_its_own_call_alone(void) {
     enum { CREATE, MODIFY, QUERY, GENERAL, CALLS };
     static const struct {
@@ -227,7 +229,7 @@ static void each_command_comes_by_its_own_call_alone(void) {
                       : call == MODIFY ? calls->modify(qp, in, bytes, out, sizeof out)
                       : call == QUERY  ? calls->query(qp, in, bytes, out, sizeof out)
                                        : calls->general(device, in, bytes, out, sizeof out);
-            /* Of its own call firmware has something to say, if only that such a command is not complete. */
+            /* By its own call, firmware answers, if only that such a command is not complete. */
             bool refused = err == EINVAL && out[0] == untouched;
             CHECK_MSG(refused == (call != commands[i].call), "%s by call %d: errno %d, status %x",
                       epw_mlx5_command_name(commands[i].opcode), call, err, out[0]);
@@ -238,7 +240,7 @@ static void each_command_comes_by_its_own_call_alone(void) {
     free(b);
 }
 
-/* A bit of a command that is turned over. */
+/* A command with one bit inverted. */
 typedef struct turned {
     uint32_t opcode, bit;
 } turned;
@@ -249,8 +251,8 @@ static void turn(void *context, unsigned char *in, size_t bytes) {
         in[t->bit / 8] ^= (unsigned char)(0x80u >> t->bit % 8);
 }
 
-/* Some turn a command into another good one: of a size that fits as well, another umem of this pair, another
- * peer, another priority or time. Their number is that of such bits; all others are refused. */
+/* Some bits turn a command into another valid one: another size that fits, another umem of this pair, another
+ * peer, another priority or time. Exactly those may be accepted; all others are refused. */
 static void a_bit_that_is_wrong_is_refused(void) {
     static const struct {
         uint32_t opcode, as_good;
@@ -278,7 +280,7 @@ static void a_bit_that_is_wrong_is_refused(void) {
     }
 }
 
-/* The kernel keeps what is in use; so nothing is given back in the wrong order unseen. */
+/* The kernel keeps what is in use, so an object that is returned in the wrong order is noticed. */
 static void what_is_in_use_is_not_given_back(void) {
     bench *b = new_bench();
     CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
@@ -297,7 +299,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
     static const struct {
         epw_mlx5_event event;
         bool moved, infiniband;
-        const char *said; /* NULL: no queue pair is concerned */
+        const char *said; /* NULL: no queue pair is affected */
     } cases[] = {
         {{EPW_MLX5_EVENT_PORT_DOWN, 1},
          false,
@@ -317,7 +319,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
          false,
          false,
          "fake_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones"},
-        {{EPW_MLX5_EVENT_GIDS, 1}, false, false, NULL}, /* another address of the port */
+        {{EPW_MLX5_EVENT_GIDS, 1}, false, false, NULL}, /* another address of the port has changed */
         {{EPW_MLX5_EVENT_GIDS, 1}, false, true, NULL},
         {{EPW_MLX5_EVENT_GIDS, 2}, true, false, NULL},
         {{EPW_MLX5_EVENT_PORT_DOWN, 2}, false, false, NULL},
@@ -342,7 +344,7 @@ static void events_of_the_device_end_its_queue_pairs(void) {
     }
 }
 
-/* Nobody is woken by an adapter, so somebody looks. */
+/* An adapter wakes nobody, so a thread polls. */
 static void words_are_seen_by_who_looks(void) {
     bench *b = new_bench();
     CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
@@ -358,7 +360,8 @@ static void words_are_seen_by_who_looks(void) {
 
 /* ---- two of them ---- */
 
-/* A word is written, by an entry in the ring that commands have named; until it is done, or has failed. */
+/* Writes a word by an entry in the ring that the commands have named, and waits until it is done or has
+ * failed. */
 static bool send_word(bench *from, const bench *to, uint64_t index, uint64_t value) {
     const epw_pair_memory *memory = epw_mlx5_pair_memory(from->pair);
     static uint32_t marks[DEPTH];
@@ -400,7 +403,7 @@ static void open_side(bench *b, uint32_t rank, bool infiniband, int fd, uint64_t
     CHECK_OK(epw_mlx5_pair_create(b->adapter, &options, where, &b->pair));
 }
 
-/* `misled`: the cable leads to another address than the one that the pair is connected to. */
+/* `misled`: the link leads to another address than the one to which the pair is connected. */
 static void join(bench *from, const bench *to, uint64_t link, bool misled) {
     epw_mlx5_address address = epw_mlx5_address_of(to->adapter);
     epw_fake_route route = {
@@ -425,7 +428,7 @@ static void words_travel_between_two(bool infiniband, bool misled) {
     uint64_t there;
     memcpy(&there, b->memory + 64, sizeof there);
     CHECK(there == (misled ? 0 : 4711));
-    /* What b takes no longer ends a's pair, and is not placed. */
+    /* After b has closed its pair, a's pair breaks, and nothing is placed. */
     epw_mlx5_pair_close(b->pair);
     CHECK(epw_mlx5_pair_is_closed(b->pair) && !epw_mlx5_pair_broken(b->pair));
     if (!misled) CHECK(!send_word(a, b, 1, 4712) && epw_mlx5_pair_broken(a->pair));

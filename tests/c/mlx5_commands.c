@@ -1,12 +1,12 @@
-/* Commands of an mlx5 adapter, bit by bit: what the builder writes against a table of places from another
- * source (nic/fake/offsets.inc), against bytes written down here, and against the fake firmware. */
+/* Commands of an mlx5 adapter, bit by bit: the builder's output is compared with a table of positions from
+ * another source (nic/fake/offsets.inc), with bytes written down here, and with the fake firmware. */
 #include "check.h"
 #include "nic/fake/fields.h"
 #include "nic/mlx5/commands.h"
 
 #include <string.h>
 
-/* A field of a command, and what it is to be. */
+/* A field of a command, and its expected value. */
 typedef struct expected {
     uint32_t base;
     epw_field field;
@@ -15,7 +15,7 @@ typedef struct expected {
 
 #define F(structure, name) EPW_FIELD(structure, name)
 
-/* These fields have these values, and nothing else is set. */
+/* These fields have these values, and no other bit is set. */
 static void check_fields(const char *command, const unsigned char *in, size_t bytes, const expected *fields,
                          size_t count) {
     unsigned char mask[EPW_MLX5_IN_BYTES] = {0};
@@ -41,7 +41,7 @@ static uint32_t way(epw_field context) {
     return inner(context) + epw_field_first(F(qpc, primary_address_path));
 }
 
-/* Every value has ones at both ends, so that a field that is one bit off, or too short, shows. */
+/* Every value has ones at both ends, so that a field that is one bit off, or too short, is noticed. */
 static void a_completion_queue_is_created_by_these_fields(void) {
     epw_mlx5_in in;
     epw_mlx5_cq cq = {
@@ -110,7 +110,7 @@ static void the_way_up_on_ethernet_has_these_fields(void) {
                  {ads, F(ads, dscp), 0x86 >> 2}, {ads, F(ads, udp_sport), 0xc001}, {ads, F(ads, eth_prio), 5},
                  {ads, F(ads, vhca_port_num), 1}, {ads, F(ads, rmac_47_32), 0x8201},
                  {ads, F(ads, rmac_31_0), 0x02030493}, {ads, F(ads, rgid_rip), 0x91});
-    /* Of the GID's 128 bits the last 64 have been looked at. */
+    /* The last 64 of the GID's 128 bits have been checked. */
     CHECK(in[(ads + epw_field_first(F(ads, rgid_rip))) / 8] == 0x81);
 
     epw_mlx5_build_rtr2rts(in, number, &ethernet);
@@ -122,8 +122,8 @@ static void the_way_up_on_ethernet_has_these_fields(void) {
                  {ads, F(ads, ack_timeout), 0x13});
 }
 
-/* No global route, and so no traffic class, whatever is asked for. Without atomics there is no right to them.
- */
+/* No global route, hence no traffic class, whatever is requested. Without atomics there is no right to
+ * them. */
 static void the_way_up_on_infiniband_has_these_fields(void) {
     epw_mlx5_in in;
     epw_mlx5_path path = ethernet;
@@ -157,7 +157,7 @@ static void the_way_down_has_these_fields(void) {
                  {0, F(query_hca_cap_in, op_mod), 7});
 }
 
-/* Written down by hand, so that the two tables cannot be wrong together. */
+/* Written down by hand, so that the two tables cannot both be wrong in the same way. */
 static void some_commands_have_these_bytes(void) {
     epw_mlx5_in in;
     unsigned char few[EPW_MLX5_SHORT_BYTES];
@@ -171,7 +171,7 @@ static void some_commands_have_these_bytes(void) {
     CHECK(in[0] == 0x04 && in[1] == 0x00 && memcmp(in + 16, cqc, sizeof cqc) == 0 && in[16 + 0x17] == 8);
     CHECK(in[0x5b] == 5 && in[0x5c] == 0x80);
 
-    /* And at byte 24 of commands for queue pairs. */
+    /* In commands for queue pairs it begins at byte 24. */
     epw_mlx5_build_create_qp(
         in, &(epw_mlx5_qp){.umem = 5, .record_umem = 6, .uar = 7, .pd = 8, .cq = 9, .log_entries = 10});
     CHECK(in[0x18 + 2] == 0x18 && in[0x18 + 7] == 8 && in[0x18 + 0xa] == 10 << 3 && in[0x18 + 0xf] == 7);
@@ -211,7 +211,8 @@ static void answers_are_read_where_firmware_writes_them(void) {
     CHECK(epw_mlx5_read_caps(out).cq_overrun_ignored);
 }
 
-/* All tries together take 2 deadlines at least, and no more than the step of 2 allows beyond that. */
+/* All tries together take at least 2 deadlines, and at most as much more as steps of a factor of 2
+ * require. */
 static void a_silent_peer_is_given_up_within_2_to_4_deadlines(void) {
     for (uint64_t ms = 300; ms < 600000; ms = ms * 3 / 2) {
         epw_mlx5_path path = {0};

@@ -1,17 +1,17 @@
-/* An adapter that lacks something, or fails half-way: what is done without it is said, an error says what to
- * do, and nothing is left behind: no descriptor, no thread, and nothing that was made of the device. */
+/* An adapter that lacks something, or fails half-way: if the library does without it, it says so; otherwise
+ * an error names a remedy. Nothing is left behind: no descriptor, no thread, and no object of the device. */
 #include "held.h"
 #include "mlx5_rank.h"
 
 #include <errno.h>
 #include <time.h>
 
-/* What the device is, and what comes of it. */
+/* A deficient device, and the expected result. */
 typedef struct adverse {
     epw_fake_options fake;
     epw_mlx5_options how;
     epw_status status;
-    const char *text; /* of the error; of what was opened, where it was */
+    const char *text; /* of the error, or the description of what was opened */
 } adverse;
 
 #define LACK(what) .fake.lacks = UINT64_C(1) << EPW_FAKE_##what
@@ -199,8 +199,8 @@ static void what_an_adapter_lacks_is_done_without_or_said(void) {
     }
 }
 
-/* Every call, the first to the last of its kind, as the kernel and as the firmware refuses it: until so many
- * have gone well that none of the kind was left to fail. */
+/* Every call, from the first to the last of its kind, fails in turn, as the kernel and as the firmware
+ * refuses it, until no call of the kind is left to fail. */
 static void whatever_fails_nothing_is_left(void) {
     static const int errors[] = {FIRMWARE, EIO, ENOMEM};
     uint32_t failed = 0;
@@ -265,7 +265,7 @@ static void options_of_a_fabric_have_limits(void) {
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.adapters (EPWIRE_HCA) is \"=fake_0,\"");
     o = asked(), o.adapters = "mlx5";
     a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "lets none of 2 mlx5 adapters through");
-    o = asked(), o.adapters = "=fake_1", o.adapter_count = 2; /* with the first one open already */
+    o = asked(), o.adapters = "=fake_1", o.adapter_count = 2; /* the first adapter is already open */
     a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "there is no second mlx5 adapter beside fake_1");
     o = asked(), o.service_level = 9;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "whose priorities are below 8");
@@ -279,7 +279,7 @@ static void a_fabric_says_what_its_adapters_are(void) {
     CHECK_OK(epw_fabric_create(&o, &fabric));
     const char *expected =
         "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096; "
-        "fake_1 port 1, RoCEv2, GID 3 ending in 10.78.0.3, MTU 4096"; /* whose turn ever it is */
+        "fake_1 port 1, RoCEv2, GID 3 ending in 10.78.0.3, MTU 4096"; /* whatever its turn */
     CHECK_MSG(strcmp(epw_fabric_describe(fabric, text), expected) == 0, "%s", text);
     epw_fabric_destroy(fabric);
 }

@@ -1,5 +1,5 @@
-/* libibverbs and libmlx5 as they are asked: their binary interface beside that of their headers, and an error
- * that says what is missing where there is no adapter. */
+/* Calls of libibverbs and libmlx5: their binary interface compared with their headers, and an error that says
+ * what is missing where there is no adapter. */
 #include "check.h"
 #include "nic/mlx5.h"
 #include "nic/mlx5/abi.h"
@@ -74,7 +74,8 @@ static void the_binary_interface_is_that_of_the_headers(void) {
 }
 #endif
 
-/* Where the libraries are: which adapters there are, and that none of this name is. Else what is missing. */
+/* With the libraries: which adapters there are, and that none has this name. Without them: what is
+ * missing. */
 static void an_adapter_that_is_not_there_is_an_error_that_says_so(void) {
     const epw_where where = {"test", 0, -1};
     const epw_mlx5_calls *calls = NULL;
@@ -92,7 +93,7 @@ static void an_adapter_that_is_not_there_is_an_error_that_says_so(void) {
               text);
 }
 
-/* Never a NIC in software instead. */
+/* A NIC in software never takes its place. */
 static void a_fabric_without_the_adapter_it_asks_for_is_refused(void) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     epw_fabric *fabric = NULL;

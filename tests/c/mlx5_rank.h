@@ -1,4 +1,4 @@
-/* What a rank makes of an adapter, for tests of both: a fake one, a window and an image, a queue pair. */
+/* A rank on a fake adapter, for tests: the adapter, a window and staging memory, and a queue pair. */
 #ifndef EPW_TEST_MLX5_RANK_H
 #define EPW_TEST_MLX5_RANK_H
 
@@ -26,7 +26,7 @@ typedef struct bench {
 } bench;
 
 static inline bench *new_bench(void) {
-    bench *b = aligned_alloc(4096, sizeof *b); /* which is a multiple of its alignment */
+    bench *b = aligned_alloc(4096, sizeof *b); /* its size is a multiple of its alignment */
     memset(b, 0, sizeof *b);
     return b;
 }

@@ -1,33 +1,34 @@
-/* The protocol explored: every state of small groups of ranks, and random walks through larger ones. What
- * runs is c/ep/lane.c, c/peer/wait.h and rules.h themselves; who drives them is modelled in model/moves.h
- * after c/ep/host/drive.c. Checked in every state:
- *  - no slot is written while it is read, nor read while it is written, nor anything behind a farewell;
- *  - what is read is of the operation that reads it;
+/* Exploration of the protocol: every state of small groups of ranks, and random walks through larger ones.
+ * c/ep/lane.c, c/peer/wait.h and rules.h themselves run; model/moves.h models their caller after
+ * c/ep/host/drive.c. Checked in every state:
+ *  - no slot is written while it is read, nor read while it is written, and nothing is written after a
+ *    farewell;
+ *  - what is read belongs to the operation that reads it;
  *  - no deadlock: as long as something is left to do, somebody can move;
- *  - nobody is given up without a timeout, but a rank that begins an epoch at another step, with which the
- *    others exchange no rows, and one that a rank was told to go on without;
- *  - where a rank is replaced, its former incarnation, slow but alive, writes no slot and no word that is the
- *    new one's, since a lease is granted to one of them at a time;
- *  - with time: nobody but a rank that died or was stopped is given up, though callers stay away for almost a
- *    deadline whenever it is their turn; a wait for that rank alone ends within a deadline and, where callers
- *    are prompt, any other within two; nobody waits for a rank that has said farewell, and no lane sleeps
- *    past what it should do.
+ *  - nobody is given up without a timeout, except a rank that begins an epoch at another step, with which the
+ *    others exchange no rows, and a rank that another one was told to continue without;
+ *  - if a rank is replaced, its former incarnation, slow but alive, writes no slot and no word that belongs
+ *    to the new one, since a lease is granted to only one of them at a time;
+ *  - with time: only a rank that died or was stopped is given up, even if callers stay away for almost a
+ *    deadline whenever it is their turn; a wait only for that rank ends within a deadline and, if callers are
+ *    prompt, any other wait within two; nobody waits for a rank that has said farewell; and no lane sleeps
+ *    when it has something to do.
  *
- * That the explorer finds what is broken is shown by tests/faults, which plants faults in the product, and a
- * few in what is modelled here of windows and leases.
+ * tests/faults shows that the explorer finds planted faults, in the library and, a few, in the model of
+ * windows and leases.
  *
  * model                       the default models, in about a minute
- * model rules                 what the exploration takes for granted of the rules
+ * model rules                 the assumptions of the exploration about the rules
  * model NAME                  one model, of those below; the large ones too
- * model NAME [WALKS [SEED]]   one that is walked through */
+ * model NAME [WALKS [SEED]]   a model that is explored by random walks */
 #include "model/explore.h"
 
 #include "check.h"
 
 #define ALL(n) ((1 << (n)) - 1)
 
-/* Who is a member: everyone in one epoch; in two; all but the last in the second; and all again in the third.
- */
+/* The members: everyone in one epoch; in two; all but the last rank in the second; and all again in the
+ * third. */
 #define ENDS(n)    .epochs = 1, .members = {0, ALL(n)}
 #define STAYS(n)   .epochs = 2, .members = {0, ALL(n), ALL(n)}
 #define LEAVES(n)  .epochs = 2, .members = {0, ALL(n), ALL((n)-1)}
@@ -39,7 +40,7 @@
 #define GOES       .fault = FAULT_LEAVE
 #define ASTRAY     .astray = true
 
-/* Name, ranks, lanes, operations on each lane in each epoch, membership, and what else it allows. */
+/* Name, ranks, lanes, operations on each lane in each epoch, membership, and options. */
 #define MODEL(name_, ranks_, lanes_, ops_, who, ...)                                                         \
     { .name = name_, .ranks = ranks_, .lanes = lanes_, .ops = ops_, who(ranks_), __VA_ARGS__ }
 
@@ -66,7 +67,7 @@ static const model sound[] = {
     MODEL("revoked-2x2", 2, 2, 1, ENDS, .revokes = 1),
     MODEL("one-timeout-3", 3, 1, 1, LEAVES, .eager = true, .timeouts = 1),
     MODEL("one-timeout-2x2", 2, 2, 1, ENDS, .timeouts = 1),
-    /* A rank that is replaced though it may be alive, as long as it pleases. */
+    /* A rank that is replaced although it may be alive, for any time. */
     MODEL("dead-2-replaced", 2, 1, 1, RETURNS, REPLACED, .release = true, .fault = FAULT_CRASH, ANY),
     MODEL("left-2-replaced", 2, 1, 1, RETURNS, REPLACED, GOES, .release = true, ANY),
     MODEL("left-2-replaced-ops", 2, 1, 2, RETURNS, REPLACED, GOES, ANY),
@@ -93,7 +94,7 @@ static const model sound[] = {
     MODEL("long-debt-2", 2, 1, 2, ENDS, .timed = true, .release = true, .longs = 1, .away = 6, .late = 2),
 };
 
-/* By name only: minutes, or gigabytes. */
+/* Only by name: they take minutes, or gigabytes. */
 static const model large[] = {
     MODEL("no-timeout-3-ops", 3, 1, 2, ENDS, .release = true),
     MODEL("no-timeout-2x2-ops", 2, 2, 2, STAYS, .release = true),
@@ -106,7 +107,7 @@ static const model large[] = {
     MODEL("debt-3", 3, 1, 2, ENDS, CRASH, .release = true, .longs = 1),
 };
 
-/* Walked through. */
+/* Explored by random walks. */
 static const model walked[] = {
     MODEL("walk-any-4", 4, 2, 3, LEAVES, .release = true, .torn = true, .eager = true, ANY),
     MODEL("walk-crash-4x2", 4, 2, 2, LEAVES, CRASH, .agreed = true),
@@ -149,8 +150,8 @@ static void check_walks(const model *m, uint64_t count, uint64_t seed) {
     fflush(stdout);
 }
 
-/* What pack.h forget_old_words relies on: a word, farewell or epoch word of an epoch before the reader's has
- * the effect of none. Before every exploration, for the rules that it explores with. */
+/* The assumption of pack.h forget_old_words: a word, farewell or epoch word of an earlier epoch than the
+ * reader's has the same effect as none. Checked before every exploration, for the rules that it uses. */
 static void check_old_words(void) {
     static const epw_sight nothing;
     for (uint32_t i = 0; i < 1u << 13; i++) {
@@ -168,8 +169,8 @@ static void check_old_words(void) {
     }
 }
 
-/* Each bit of epoch and operation counts in a match, and no bit of the value; each bit counts of an epoch
- * word. A farewell takes a permission back, but not what has come. */
+/* A match depends on each bit of epoch and operation, and on no bit of the value; an epoch word matches in
+ * all its bits. A farewell withdraws a permission, but not what has arrived. */
 static void check_rules(void) {
     enum { EPOCH = 5, OP = 9 };
     const uint64_t own = epw_epoch_word(EPOCH, EPW_STEP_MAX - 3);
@@ -201,7 +202,7 @@ static void check_rules(void) {
         CHECK(epw_rule_may_send(moved, own, 1, true) == (epoch > EPOCH    ? EPW_GONE
                                                          : epoch == EPOCH ? EPW_ARRIVED
                                                                           : EPW_WAITING));
-        /* Of who has dropped this rank as well, the epoch word says why. */
+        /* If a peer has also dropped this rank, the epoch word says why. */
         epw_sight both = {.dropped = epw_word(EPOCH, 0, 0), .epoch_word = epw_epoch_word(epoch, 0)};
         CHECK(epw_rule_gone(both, own) == (epoch > EPOCH    ? EPW_CAUSE_SUPERSEDED
                                            : epoch == EPOCH ? EPW_CAUSE_STEP

@@ -1,4 +1,5 @@
-/* First in a program that is nothing without CUDA: built without, it says so and is skipped. */
+/* Include this first in a program that needs a build with CUDA: in another build the program says so and is
+ * skipped. */
 #ifndef EPW_TESTS_NEEDS_CUDA_H
 #define EPW_TESTS_NEEDS_CUDA_H
 

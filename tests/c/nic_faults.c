@@ -1,5 +1,5 @@
-/* Software NICs in strict mode, and in trouble: three of them, joined by socket pairs, and plans of faults
- * from seeds. What becomes of each entry is computed beforehand from the plan alone. */
+/* Software NICs in strict mode, with faults: three of them, connected by socket pairs, and plans of faults
+ * from seeds. The result of each entry is computed in advance from the plan alone. */
 #include "check.h"
 
 #include "base/clock.h"
@@ -24,22 +24,23 @@
 
 static const epw_where here = {"test", 0, -1};
 
-/* Each NIC has a queue to each other one, and a second to the next: two queues share a connection. */
+/* Each NIC has a queue to each other one, and a second queue to the next one, so two queues share a
+ * connection. */
 enum { NICS = 3, QUEUES = 9, DEPTH = 32, ROUNDS = 6, EACH = 12, ROW = 3000, PLANS = 60, MEMORY = 1 << 16 };
 
-/* ---- plans, and what follows from them ---- */
+/* ---- plans, and the results that follow from them ---- */
 
 typedef struct plan {
     uint64_t seed;
     epw_fault_kind kind;
-    uint32_t queue, round, at; /* the entry: `at` of that round */
+    uint32_t queue, round, at; /* the faulty entry: number `at` of that round */
     uint8_t syndrome;
     uint32_t bytes;
 } plan;
 
-/* What a queue's entries have come to in the end. */
+/* The final result of a queue's entries. */
 typedef struct outcome {
-    uint32_t placed;  /* entries, from the first */
+    uint32_t placed;  /* number of entries that were placed, from the first on */
     bool pending;     /* its connection is frozen */
     uint8_t syndrome; /* 0: all were completed */
     uint32_t index;   /* of the first that failed */
@@ -51,7 +52,7 @@ static uint32_t nic_of(uint32_t queue) {
 static uint32_t peer_of(uint32_t queue) {
     return (queue + (queue / NICS == 1 ? 2 : 1)) % NICS;
 }
-/* Connections are between 0 and 1, 1 and 2, 2 and 0: both directions share one. */
+/* Connections are between 0 and 1, 1 and 2, 2 and 0, and serve both directions. */
 static uint32_t connection_of(uint32_t queue) {
     return queue / NICS == 1 ? (queue + 2) % NICS : queue % NICS;
 }
@@ -69,12 +70,12 @@ static plan make_plan(uint32_t number) {
                   .bytes = (uint32_t)(x >> 33) % EPW_FRAME_BYTES};
 }
 
-/* In the fault's round no other queue posts to its connection, so that these stand at a round's end. */
+/* In the fault's round no other queue posts to its connection, so these entries are at the end of a round. */
 static bool is_still(const plan *p, uint32_t queue, uint32_t round) {
     return round == p->round && queue != p->queue && connection_of(queue) == connection_of(p->queue);
 }
 
-/* Pure. Every entry signals, and a queue that has failed is posted to no more but for one entry. */
+/* Pure function. Every entry is signalled, and a queue that has failed gets only one more entry. */
 static outcome outcome_of(const plan *p, uint32_t queue) {
     uint32_t before = 0, all = 0;
     for (uint32_t round = 0; round < ROUNDS; round++) {
@@ -97,7 +98,7 @@ static outcome outcome_of(const plan *p, uint32_t queue) {
     case EPW_FAULT_DUPLICATE:
         return mine ? (outcome){entry + 1, false, 0x12, entry} : (outcome){.placed = all};
     default:
-        return (outcome){.placed = all}; /* late, or in another order among queues */
+        return (outcome){.placed = all}; /* late, or in another order between queues */
     }
 }
 
@@ -105,15 +106,15 @@ static outcome outcome_of(const plan *p, uint32_t queue) {
 
 typedef struct way {
     epw_pair *pair; /* this end */
-    epw_pair *far;  /* the peer's, which takes what comes */
+    epw_pair *far;  /* the peer's pair, which receives */
     epw_nic *nic, *far_nic;
     epw_queue q;
     uint32_t marks[DEPTH];
     uint32_t source_key, window_key, far_key;
     unsigned char *source, *window;
     uint64_t posted;
-    _Atomic uint64_t last; /* word that came; the words are 1, 2, 3... */
-    atomic_uint disorder;  /* words that are not the next one, or whose row is not there */
+    _Atomic uint64_t last; /* the last word that arrived; the words are 1, 2, 3... */
+    atomic_uint disorder;  /* words that are not the next one, or whose row has not arrived */
 } way;
 
 static void arrived(void *context, uint64_t offset, uint64_t value) {
@@ -127,7 +128,7 @@ static void arrived(void *context, uint64_t offset, uint64_t value) {
 
 typedef struct world {
     epw_nic *nics[NICS];
-    uint64_t links[NICS][2]; /* of connection c: at nic c, at the next one */
+    uint64_t links[NICS][2]; /* of connection c: at NIC c, at the next one */
     way *ways[QUEUES];
 } world;
 
@@ -199,9 +200,9 @@ static epw_place_of there(const way *w, uint64_t offset) {
     return (epw_place_of){offset, epw_key_of(w->far_key)};
 }
 
-/* The next entry, rung for by itself: rows and words in turn, a word behind its row. */
+/* Posts the next entry, and rings for it: rows and words in turn, a word after its row. */
 static void post(way *w) {
-    uint64_t index = 0, value = w->posted + 2 - w->posted % 2; /* of the word, which is odd-numbered */
+    uint64_t index = 0, value = w->posted + 2 - w->posted % 2; /* of the word, whose index is odd */
     if (!epw_queue_try_reserve(&w->q, 1, &index)) return;
     CHECK(index == w->posted++);
     uint64_t row = 64 + ((value - 1) % DEPTH) / 2 * ROW;
@@ -239,7 +240,7 @@ static void check_outcome(const plan *p, uint32_t number, uint32_t queue, way *w
     outcome wanted = outcome_of(p, queue);
     epw_queue_fault fault = {0};
     uint64_t limit = wanted.pending ? 30 * MS : 5000 * MS;
-    /* A doorbell that was lost is made good by the next one: here that of a row, which is no word. */
+    /* The next doorbell makes up for a lost one: here that of a row, without a word. */
     if (p->kind == EPW_FAULT_LOSE_DOORBELL) post(w);
     epw_queue_end end = finish(w, limit, &fault), right = EPW_QUEUE_DONE;
     if (wanted.syndrome != 0) right = EPW_QUEUE_FAILED;
@@ -250,7 +251,7 @@ static void check_outcome(const plan *p, uint32_t number, uint32_t queue, way *w
         CHECK_MSG(cause.syndrome == wanted.syndrome && cause.index == wanted.index,
                   "plan %u, kind %d, queue %u: %02x at %u, wanted %02x at %u", number, p->kind, queue,
                   cause.syndrome, cause.index, wanted.syndrome, wanted.index);
-        /* Entries that were posted behind it hide it from who looks late. */
+        /* Entries that were posted later hide the failure from a reader that looks late. */
         bool hidden = fault.syndrome == 0x05 && fault.index > wanted.index;
         bool told = fault.syndrome == wanted.syndrome && fault.index == wanted.index;
         CHECK((told || hidden) && fault.pair == w->q.pair);
@@ -259,7 +260,7 @@ static void check_outcome(const plan *p, uint32_t number, uint32_t queue, way *w
     CHECK_MSG(atomic_load(&w->last) == words, "plan %u, kind %d, queue %u: word %llu, wanted %llu", number,
               p->kind, queue, (unsigned long long)atomic_load(&w->last), (unsigned long long)words);
     CHECK(atomic_load(&w->disorder) == 0);
-    /* What follows a failure is flushed, and places nothing. */
+    /* Entries after a failure are flushed, and place nothing. */
     if (end != EPW_QUEUE_FAILED) return;
     post(w);
     nanosleep(&(struct timespec){0, (long)MS}, NULL);
@@ -291,7 +292,7 @@ static void each_plan_has_the_outcome_that_follows_from_it(void) {
                 bool stuck = round >= p.round && wanted.pending;
                 bool lost = queue == p.queue && p.kind == EPW_FAULT_LOSE_DOORBELL;
                 finish(o.ways[queue], stuck ? 5 * MS : lost ? 20 * MS : 5000 * MS, &fault);
-                /* What follows would hide the cause from who has not looked. */
+                /* Later entries would hide the cause from a reader that has not looked yet. */
                 if (round >= p.round && wanted.syndrome != 0) await_failure(o.ways[queue]);
             }
         }
@@ -300,7 +301,7 @@ static void each_plan_has_the_outcome_that_follows_from_it(void) {
     }
 }
 
-/* ---- faults that leave no failure behind ---- */
+/* ---- faults that cause no failure ---- */
 
 static void a_lost_doorbell_is_made_good_by_the_next(void) {
     world o;
@@ -333,11 +334,11 @@ static void a_delayed_entry_is_late(void) {
 
 typedef enum mistake { NO_MISTAKE, ENTRY_LATER, ENTRY_CHANGED, BYTES_REWRITTEN, OVERRUN } mistake;
 
-/* Bytes 0x20 to 0x33: the user's index, and what an adapter has of counts and clocks. */
+/* Bytes 0x20 to 0x33: the user's index, and an adapter's counts and clocks. */
 #define AS_FILLED                                                                                            \
     0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff
 
-/* Byte 0x20 on of a completion, but for the queue pair's number, at 0x39. */
+/* Checks a completion from byte 0x20 on, except for the queue pair's number, at 0x39. */
 static void completion_is(const way *w, const unsigned char expected[32], int of) {
     unsigned char got[32];
     memcpy(got, epw_pair_memory_of(w->pair)->completion + 0x20, sizeof got);
@@ -349,9 +350,9 @@ static void completion_is(const way *w, const unsigned char expected[32], int of
                   got[i], expected[i]);
 }
 
-/* Each is found, and told by its own code. Fetches are late, so that there is time to make it. Where the
- * entry is still to be written, a strict NIC's own pattern, 0xa5, lies where the adapter says what the entry
- * was; one that is a lap behind is not looked at. */
+/* Each mistake is found, and reported by its own code. Fetches are delayed, so that there is time to make the
+ * mistake. Where the entry has yet to be written, the strict NIC's own pattern, 0xa5, stands in place of the
+ * entry's opcode; an entry that is a lap behind is not examined. */
 static void mistakes_of_posters_are_told_apart(void) {
     static const struct {
         mistake mistake;
@@ -370,13 +371,13 @@ static void mistakes_of_posters_are_told_apart(void) {
          {AS_FILLED, 0x00, 0x00, 0xe3, 0x04, 0x08, 0, 0, 0, 0x00, 0x20, 0x00, 0xd0}},
         {OVERRUN, 0x02, 0xe2, {AS_FILLED, 0x00, 0x00, 0xe2, 0x02, 0x00, 0, 0, 0, 0x00, 0x20, 0x00, 0xd0}}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        /* These are races, and ThreadSanitizer finds them by itself. */
+        /* These are races, which ThreadSanitizer reports by itself. */
         if (HAS_TSAN && (cases[i].mistake == ENTRY_CHANGED || cases[i].mistake == BYTES_REWRITTEN)) continue;
         world o;
         open_world(&o, i);
         way *w = o.ways[0];
         epw_queue_fault fault;
-        /* Past the first lap, so that a slot has held an entry. */
+        /* Past the first lap, so that each slot has held an entry. */
         for (uint32_t n = 0; n < DEPTH; n++) post(w);
         CHECK(finish(w, 5000 * MS, &fault) == EPW_QUEUE_DONE);
         epw_fault late = {.kind = EPW_FAULT_DELAY, .pair = w->q.pair, .index = DEPTH};

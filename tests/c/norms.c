@@ -1,6 +1,6 @@
-/* An all-reduce with residual, norm and quantising behind it against a reference that follows the rules of
- * c/numerics/norm.h word by word; with a member missing nothing of it is written; what is refused, by text.
- */
+/* An all-reduce followed by residual, norm and quantising, compared with a reference that follows the rules
+ * of c/numerics/norm.h word by word. If a member is missing nothing of it is written. Refused calls, by
+ * text. */
 #include "comms.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ static uint32_t below(uint32_t bound) {
     return (uint32_t)(state >> 33) % bound;
 }
 
-/* Every value of a type: how a number is rounded is looked up, not computed. */
+/* Every value of a type: rounding looks numbers up, and computes nothing. */
 static float values[2][65536];
 
 static float value_of(uint32_t half, uint16_t bits) {
@@ -35,7 +35,7 @@ static uint16_t round_to(uint32_t half, float x) {
     double beyond = last + (last - (double)values[half][infinity - 2]) / 2;
     if (size >= beyond) return (uint16_t)(sign | infinity);
     uint32_t low = 0, high = infinity - 1u;
-    while (low < high) { /* the largest value that is no larger */
+    while (low < high) { /* find the largest value that is not greater */
         uint32_t middle = (low + high + 1) / 2;
         if ((double)values[half][middle] <= size)
             low = middle;
@@ -134,7 +134,7 @@ static void run_rank(uint32_t rank, void *context) {
     free(q);
 }
 
-/* Numbers as layers have them and, now and then, the ends of the range. */
+/* Numbers of the usual size in layers and, now and then, of the ends of the range. */
 static void fill(uint16_t *to, uint32_t half, uint32_t count) {
     for (uint32_t i = 0; i < count; i++) {
         to[i] = (uint16_t)(below(2) << 15 | (half ? 0x3000 + below(0xc00) : 0x3e00 + below(0x200)));

@@ -1,5 +1,5 @@
 /* The inner loops against an oracle that is written to be obvious, and every instruction set against the
- * oracle: so all agree bit for bit. */
+ * oracle, so that all agree bit for bit. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +17,7 @@ enum { CODES = 65536, ROW = 1024 };
 /* A format by its parameters; the value of a code follows from the definition of binary floating point. */
 typedef struct format {
     int exponent_bits, mantissa_bits, bias;
-    int infinities; /* the highest exponent is infinity and NaN; else only its highest mantissa is NaN */
+    int infinities; /* the highest exponent is infinity and NaN; otherwise only its highest mantissa is NaN */
     float values[CODES];
 } format;
 
@@ -39,8 +39,8 @@ static void tabulate(format *f) {
 }
 
 /* The code nearest to |x| (not NaN), ties to the even code, found by bisection: codes ascend with their
- * values. Past the largest finite value the next code stands for the next power of two, as if the exponent
- * went on. */
+ * values. After the largest finite value the next code stands for the next power of two, as if the exponent
+ * continued. */
 static uint32_t nearest(const format *f, double x) {
     const uint32_t largest = (((1u << f->exponent_bits) - 1) << f->mantissa_bits) - 1;
     const uint32_t last = f->infinities ? largest : largest + (1u << f->mantissa_bits) - 1;
@@ -136,7 +136,7 @@ static uint32_t bits_of(float x) {
     return bits;
 }
 
-/* A 16-bit code of about the size 1, or any code at all: subnormals, infinities and NaNs included. */
+/* A 16-bit code of a value near 1, or any code: subnormals, infinities and NaNs included. */
 static uint16_t draw_code(uint32_t dtype, int any) {
     if (any) return (uint16_t)draw();
     return narrow(dtype, ((int32_t)draw() / 2147483648.0f) * 4);
@@ -144,7 +144,7 @@ static uint16_t draw_code(uint32_t dtype, int any) {
 
 /* ---- Behaviours ---------------------------------------------------------------------------------------- */
 
-/* dequantise computes round(code * scale); code 0x38 is 1, so it rounds any f32 we like. */
+/* dequantise computes round(code * scale); code 0x38 is 1, so it rounds any f32 that the test chooses. */
 static void narrows_every_value_and_every_tie(const epw_numerics *isa, uint32_t dtype) {
     uint8_t ones[EPW_FP8_BLOCK];
     memset(ones, 0x38, sizeof ones);
@@ -171,7 +171,7 @@ static void narrows_every_value_and_every_tie(const epw_numerics *isa, uint32_t 
     }
 }
 
-/* A product's rounding shows what the code was widened to, to the last bit. */
+/* The rounding of a product shows exactly what the code was widened to. */
 static void widens_every_code(const epw_numerics *isa, uint32_t dtype) {
     static uint16_t codes[CODES], got[CODES], want[CODES];
     for (uint32_t c = 0; c < CODES; c++) codes[c] = (uint16_t)c;
@@ -205,7 +205,8 @@ static void sums_in_order_for_every_width(const epw_numerics *isa, uint32_t dtyp
                 for (uint32_t c = 0; c < hidden; c++) rows[i][c] = draw_code(dtype, (hidden + k) % 3 == 0);
             for (int variant = 0; variant < 4; variant++) {
                 const float *w = variant & 1 ? weights : NULL;
-                uint16_t *out = got + (variant & 2 ? 0 : 8); /* aligned to 64 and streamed, or to 16 */
+                uint16_t *out =
+                    got + (variant & 2 ? 0 : 8); /* aligned to 64 and streamed, or aligned to 16 */
                 memset(got, 0xa5, sizeof got);
                 isa->reduce(dtype, (const void *const *)rows, w, n, hidden, out, variant >> 1);
                 epw_stream_fence();
@@ -234,7 +235,8 @@ static void keeps_the_order_and_fuses_nothing(const epw_numerics *isa) {
     isa->reduce(EPW_BF16, kept, NULL, 3, 8, out, 0);
     CHECK_MSG(out[0] == 0x3f80, "%s: (2^30 - 2^30) + 1 gives %04x", isa->isa, out[0]);
 
-    /* (1 + 2^-7) * w needs 25 bits: rounded before the sum it cancels, fused it leaves a remainder. */
+    /* (1 + 2^-7) * w needs 25 bits: if the product is rounded before the sum, the terms cancel; if fused,
+     * they leave a remainder. */
     const float w = from_bits(0x3f800001), product = (1 + 0x1p-7f) * w;
     static uint16_t one[64], minus[64], wide[64];
     for (int i = 0; i < 64; i++) {
@@ -253,7 +255,7 @@ static void keeps_the_order_and_fuses_nothing(const epw_numerics *isa) {
     CHECK_MSG(out[0] == 0, "%s: +0 + -0 gives %04x", isa->isa, out[0]);
 }
 
-/* Sums may be written over one of their rows. */
+/* A sum may overwrite one of its rows. */
 static void sums_in_place(const epw_numerics *isa) {
     uint16_t a[200] __attribute__((aligned(64))), b[200] __attribute__((aligned(64))), want[200];
     for (int stream = 0; stream < 2; stream++) {
@@ -311,8 +313,8 @@ static void check_quantised(const epw_numerics *isa, uint32_t payload, uint32_t 
 
 static void quantises_like_the_oracle(const epw_numerics *isa, uint32_t payload, uint32_t dtype) {
     static uint16_t x[ROW];
-    /* All sizes of amax: every code is some block's greatest, so every exponent and every power of two comes
-     * up. */
+    /* All values of amax: every code is the greatest of some block, so that every exponent and every power of
+     * two occurs. */
     for (uint32_t code = 0; code < 0x8000; code += dtype == EPW_BF16 ? 5 : 3) {
         for (uint32_t c = 0; c < EPW_FP8_BLOCK; c++) {
             const float part = widen(dtype, (uint16_t)code) * ((int32_t)draw() / 2147483648.0f);
@@ -321,7 +323,7 @@ static void quantises_like_the_oracle(const epw_numerics *isa, uint32_t payload,
         x[draw() % EPW_FP8_BLOCK] = (uint16_t)(code | (draw() & 0x8000));
         check_quantised(isa, payload, dtype, x, EPW_FP8_BLOCK);
     }
-    /* Any codes at all, then ordinary ones, over whole rows. */
+    /* First any codes, then ordinary ones, over whole rows. */
     for (int i = 0; i < 200; i++) {
         const uint32_t hidden = EPW_FP8_BLOCK * (1 + draw() % (ROW / EPW_FP8_BLOCK));
         for (uint32_t c = 0; c < hidden; c++) x[c] = draw_code(dtype, i % 2);
@@ -329,7 +331,7 @@ static void quantises_like_the_oracle(const epw_numerics *isa, uint32_t payload,
     }
 }
 
-/* With amax 448 the scale is 1 and the quantiser is the bare conversion. */
+/* With amax 448 the scale is 1, and quantising is only a conversion. */
 static void rounds_to_e4m3(const epw_numerics *isa, uint32_t dtype) {
     uint16_t x[EPW_FP8_BLOCK];
     for (uint32_t first = 0; first < CODES; first += EPW_FP8_BLOCK - 1) {
@@ -341,7 +343,7 @@ static void rounds_to_e4m3(const epw_numerics *isa, uint32_t dtype) {
         }
         check_quantised(isa, EPW_PAYLOAD_FP8_F32, dtype, x, EPW_FP8_BLOCK);
     }
-    /* The middle between each two neighbours, exact in both types. */
+    /* The middle between each two neighbours, which both types represent exactly. */
     for (uint32_t code = 0; code < 0x7e; code++) {
         const double tie = ((double)E4M3.values[code] + E4M3.values[code + 1]) / 2;
         for (uint32_t c = 0; c < EPW_FP8_BLOCK; c++) x[c] = narrow(dtype, (float)(c % 2 ? tie : -tie));
@@ -355,7 +357,7 @@ static void rounds_to_e4m3(const epw_numerics *isa, uint32_t dtype) {
     }
 }
 
-/* Every code at f32 and exponent scales, extreme ones included. */
+/* Every code with f32 and exponent scales, extreme ones included. */
 static void dequantises_every_code(const epw_numerics *isa, uint32_t dtype) {
     uint8_t q[256];
     for (int c = 0; c < 256; c++) q[c] = (uint8_t)c;
@@ -402,7 +404,7 @@ static void special_blocks_have_the_documented_codes(const epw_numerics *isa) {
     isa->dequantize(EPW_PAYLOAD_FP8_UE8M0, EPW_BF16, q, &exponent, EPW_FP8_BLOCK, back);
     CHECK_MSG(back[0] == 0x7f80 && back[1] == 0xff80 && back[2] == 0x7fc0,
               "%s: infinity comes back as %04x %04x, NaN %04x", isa->isa, back[0], back[1], back[2]);
-    /* Nothing but NaN and zeros: amax stays at its floor. */
+    /* Only NaN and zeros: amax stays at its minimum. */
     memset(x, 0, sizeof x);
     x[9] = 0x7fc0;
     isa->quantize(EPW_PAYLOAD_FP8_F32, EPW_BF16, x, EPW_FP8_BLOCK, q, &scale);
@@ -434,7 +436,7 @@ static void copies_exactly_the_bytes_asked_for(const epw_numerics *isa) {
 static void chooses_what_the_environment_names(void) {
     const epw_numerics *all[8];
     const size_t count = epw_numerics_all(all, 8);
-    const char *wanted = getenv("EPWIRE_ISA"); /* one that can run here, if any */
+    const char *wanted = getenv("EPWIRE_ISA"); /* one that this machine can run, if any */
     const epw_numerics *expected = all[0];
     for (size_t i = 0; wanted && i < count; i++)
         if (strcmp(wanted, all[i]->isa) == 0) expected = all[i];

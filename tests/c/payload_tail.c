@@ -1,5 +1,5 @@
-/* Rows travel in whole units of 16 bytes. What fills the last one is zeros, never what this process happened
- * to have in memory: peers are other processes. */
+/* Rows are sent in whole units of 16 bytes. The rest of the last unit is zeros, never bytes of this process's
+ * memory: peers are other processes. */
 #include "group.h"
 
 #include "base/bits.h"
@@ -9,7 +9,7 @@ static void sends_zeros_behind(const group *g, epw_dispatch_input *in, uint32_t 
     epw_buffer *from = g->of[0];
     uint32_t pieces = (uint32_t)(epw_align(row_bytes, 16) - row_bytes);
     CHECK(pieces > 0);
-    memset(from->host->scratch, 0xa5, from->host->scratch_bytes); /* of its one thread */
+    memset(from->host->scratch, 0xa5, from->host->scratch_bytes); /* of its only thread */
     epw_handle handle;
     CHECK_OK(epw_dispatch(from, in, NULL, &handle, NULL));
     const int32_t *ids = in->topk_idx;

@@ -1,9 +1,9 @@
-/* Sends and receives against a plain model: seeded messages between all pairs, with a few tags, sizes from
- * nothing to beyond what is sent unasked, received out of order of their tags, by works and by groups, with
- * collectives between them; each arrives once, in the order of its pair and tag. And the ends that are said
- * of them: no room, nobody to meet, more unreceived than may be.
+/* Sends and receives against a plain model: seeded messages between all pairs, with a few tags, of sizes from
+ * 0 to more than what is sent eagerly, received in another order of tags, by works and by groups, with
+ * collectives between them. Each message arrives once, in the order of its pair and tag. Also errors: too
+ * little room, no partner, too many unreceived messages.
  *
- * EPW_TEST_CASES: how many seeds. EPW_TEST_SEED: the first. */
+ * EPW_TEST_CASES: the number of seeds. EPW_TEST_SEED: the first one. */
 #include "comms.h"
 
 #include "base/clock.h"
@@ -53,7 +53,8 @@ static unsigned char *take(epw_comm *comm, uint64_t bytes, bool *heap) {
     return memory;
 }
 
-/* Each rank calls its own sends and receives: those of a pair and tag in order, else as its seed wants. */
+/* Each rank calls its own sends and receives: those of a pair and tag in order, otherwise in an order that
+ * its seed chooses. */
 static void exchange(uint32_t rank, void *context) {
     const test_case *t = context;
     epw_comm *comm = t->c.of[rank];
@@ -77,7 +78,7 @@ static void exchange(uint32_t rank, void *context) {
             calls[count++] = c;
         }
     }
-    /* Swaps of neighbours that have not the same peer, tag and kind. */
+    /* Swaps neighbours that differ in peer, tag or kind. */
     for (uint32_t i = 0; i < count; i++) order[i] = i;
     for (uint32_t swaps = 0; count > 1 && swaps < 8 * count; swaps++) {
         uint32_t at = (uint32_t)below(&state, count - 1);
@@ -153,13 +154,14 @@ static void one_case(uint64_t seed) {
     close_comms(&t.c);
 }
 
-/* ---- crossing, waited for where they lie ---- */
+/* ---- crossing messages, read from the sender's memory ---- */
 
 static void cross(uint32_t rank, void *context) {
     const comms *c = context;
     unsigned char *mine = malloc(LONG), *its = malloc(LONG);
     if (mine == NULL || its == NULL) abort();
-    for (int round = 0; round < 4; round++) { /* from the second on peers may read where it lies */
+    for (int round = 0; round < 4;
+         round++) { /* from the second round on peers may read the sender's memory */
         memset(mine, (int)(rank + 1 + (uint32_t)round * 2), LONG);
         epw_coll ops[2] = {EPW_COLL_INIT, EPW_COLL_INIT};
         for (int i = 0; i < 2; i++) {
@@ -240,7 +242,7 @@ static void too_long(uint32_t rank, void *context) {
             REFUSED(status, EPW_ERR_LIMIT, "wait", 1, -1, "recv has room for 8");
             CHECK(to[0] == 0);
         }
-        /* It is consumed: the next one meets the next receive. */
+        /* The message is consumed: the next one matches the next receive. */
         unsigned char next_one = 7;
         if (rank == 0) {
             CHECK_OK(epw_send(c->of[0], &next_one, 1, EPW_TYPE_U8, 1, 0, NULL, NULL));
@@ -270,7 +272,7 @@ static void a_send_to_itself_that_meets_none_ends(void) {
     close_comms(&c);
 }
 
-/* What is read where it lies is read a piece at a time: no call holds others up for all of it. */
+/* Lent memory is read a piece at a time: other calls do not wait for the whole message. */
 enum { MUCH = 96 << 20 };
 
 static void send_much(uint32_t rank, void *context) {
@@ -279,14 +281,15 @@ static void send_much(uint32_t rank, void *context) {
     if (bytes == NULL) abort();
     epw_outcome outcome = EPW_OUTCOME_INIT;
     memset(bytes, rank == 0 ? 7 : 0, MUCH);
-    CHECK_OK(epw_barrier(c->of[rank], NULL, &outcome)); /* who can read whose memory is known behind it */
+    CHECK_OK(
+        epw_barrier(c->of[rank], NULL, &outcome)); /* after it, each rank knows whose memory it can read */
     if (rank == 0) {
         CHECK_OK(epw_send(c->of[0], bytes, MUCH, EPW_TYPE_U8, 1, 0, NULL, &outcome));
     } else {
         epw_work work;
         epw_call call = EPW_CALL_INIT;
         call.work = &work;
-        nanosleep(&(struct timespec){0, 20000000}, NULL); /* it is there, probably */
+        nanosleep(&(struct timespec){0, 20000000}, NULL); /* the message has probably arrived */
         CHECK_OK(epw_recv(c->of[1], bytes, MUCH, EPW_TYPE_U8, 0, 0, &call, NULL));
         CHECK(epw_work_poll(c->of[1], work, NULL) == EPW_PENDING);
         CHECK_OK(epw_work_wait(c->of[1], work, UINT64_MAX, &outcome));
@@ -303,7 +306,8 @@ static void a_long_read_is_done_in_pieces(void) {
     close_comms(&c);
 }
 
-/* Each by its own deadline, in whatever order they were called; and who awaits one is woken for it. */
+/* Each ends by its own deadline, in whatever order they were called, and a thread that awaits one is
+ * woken. */
 static void what_waits_for_this_rank_itself_ends_in_its_own_time(void) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
     config.deadline_ns = 20 * MS;

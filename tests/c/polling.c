@@ -1,5 +1,5 @@
-/* Programs that only look, by epw_poll and epw_ready: what peers send by queues is taken in by the looks
- * themselves. The threads of the NICs doze meanwhile, for longer than this test would wait. */
+/* Programs that only poll, by epw_poll and epw_ready: the polls themselves take in what peers send by queues.
+ * Meanwhile the threads of the NICs sleep, for longer than this test would wait. */
 #include "group.h"
 
 #include "nic/fabric.h"
@@ -14,19 +14,19 @@ enum { ROUNDS = 50, LOOKS_MS = 5000 };
 
 static const struct timespec pause_2_ms = {0, 2 * MS};
 
-/* Whether the thread dozes, and no call that it has not heard yet is about to end that. */
+/* Whether the thread sleeps, and no call that it has not noticed yet is about to wake it. */
 static bool dozes(epw_nic *nic) {
     if (!atomic_load(&nic->dozing)) return false;
     nanosleep(&pause_2_ms, NULL);
     return atomic_load(&nic->dozing);
 }
 
-/* Once others drive the thread dozes, and who only looks does not wake it. */
+/* Once others drive the NIC its thread sleeps, and polling does not wake it. */
 static void lull(epw_nic *nic) {
     epw_nic_stretch_sleeps(nic, 1000000);
     for (uint64_t began = epw_now_ns(); epw_now_ns() - began < LOOKS_MS * MS && !dozes(nic);) {
         epw_nic_drive(nic, epw_now_ns());
-        epw_nic_wake(nic); /* to see that */
+        epw_nic_wake(nic); /* so that it notices that */
         nanosleep(&pause_2_ms, NULL);
     }
     CHECK(atomic_load(&nic->dozing));
@@ -38,7 +38,8 @@ static epw_status by_poll(epw_buffer *b, epw_handle handle) {
     return epw_poll(b, handle, NULL);
 }
 
-/* Looks in turns until both ranks have what they look for. `status`: EPW_OK of who has it already. */
+/* Polls both ranks in turn until both have what they wait for. `status`: EPW_OK for a rank that has it
+ * already. */
 static bool both_get_there(const group *g, const epw_handle handles[2], epw_status status[2], look *at) {
     uint64_t began = epw_now_ns();
     while (epw_now_ns() - began < LOOKS_MS * MS && (status[0] == EPW_PENDING || status[1] == EPW_PENDING)) {
@@ -87,7 +88,7 @@ static void who_looks_waits_for_no_thread(void) {
 
 int main(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
-    setenv("EPW_TEST_NIC", "soft", 1); /* a strict one's delays are ended by its thread */
+    setenv("EPW_TEST_NIC", "soft", 1); /* a strict NIC's thread ends its delays */
     static const char *const wires[] = {"local", "tcp"};
     for (int i = 0; i < 2; i++) {
         setenv("EPW_TEST_WIRE", wires[i], 1);

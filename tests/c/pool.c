@@ -1,5 +1,5 @@
-/* The thread pool: each item runs once, no job is touched after its end, and a worker that the system does
- * not run holds nobody up. */
+/* The thread pool: each item runs once, nothing accesses a job after its end, and a worker that the system
+ * does not run delays nobody. */
 #include "base/pool.h"
 #include "check.h"
 
@@ -18,8 +18,8 @@ enum { THREADS = 4, SKIPPED = 77 };
 
 typedef struct job {
     uint32_t items;
-    _Atomic uint32_t *taken; /* [items], how often each ran */
-    uint32_t *results;       /* [items], ordinary memory: read by the caller after the run */
+    _Atomic uint32_t *taken; /* [items], how often each has run */
+    uint32_t *results;       /* [items], ordinary memory, read by the caller after the run */
     uint32_t salt;
 } job;
 
@@ -30,8 +30,8 @@ static void do_item(void *context, uint32_t item, uint32_t thread) {
     j->results[item] = item ^ j->salt;
 }
 
-/* The job's memory is its own and given back at once: a worker that still touched it would be seen by the
- * address and thread sanitizers. */
+/* The job's memory is its own and is freed at once, so that the sanitizers notice a worker that still
+ * accesses it. */
 static void run_job(epw_pool *pool, uint32_t items, uint32_t salt) {
     job *j = malloc(sizeof *j);
     *j = (job){items, calloc(items, sizeof *j->taken), calloc(items, sizeof *j->results), salt};
@@ -78,7 +78,7 @@ static void note_worker(void *context, uint32_t item, uint32_t thread) {
     while (atomic_load(worker) == 0) sched_yield();
 }
 
-/* The worker of a pool of two: of two items that wait for it, it gets one. */
+/* The worker of a pool of two threads: it gets one of two items that wait for it. */
 static pid_t worker_of(epw_pool *pool) {
     _Atomic pid_t worker = 0;
     epw_pool_run(pool, note_worker, &worker, 2);
@@ -87,10 +87,10 @@ static pid_t worker_of(epw_pool *pool) {
 
 typedef struct stopper {
     pid_t process;
-    int release[2]; /* it lets the thread go when the write end closes */
+    int release[2]; /* the stopper continues the thread when the write end closes */
 } stopper;
 
-/* A child that stops one thread as a debugger does. False: this system does not let it. */
+/* Starts a child that stops one thread as a debugger does. False: this system does not permit it. */
 static bool stop_thread(pid_t thread, stopper *s) {
     int stopped[2];
     if (pipe(stopped) != 0 || pipe(s->release) != 0) return false;
@@ -126,12 +126,12 @@ static bool a_stopped_worker_holds_nobody_up(void) {
     stopper s;
     bool held = stop_thread(worker_of(pool), &s);
     if (held) {
-        alarm(30); /* ends the test where a run waits for the stopped worker */
+        alarm(30); /* ends the test if a run waits for the stopped worker */
         for (uint32_t r = 0; r < 100; r++) run_job(pool, r + 1, r);
         alarm(0);
     }
     let_go(&s);
-    /* It wakes to jobs that are long over, and takes part again. */
+    /* The worker wakes up to jobs that are long over, and takes part again. */
     run_jobs(pool);
     epw_pool_destroy(pool);
     return held;

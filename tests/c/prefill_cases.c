@@ -1,5 +1,5 @@
 /* Prefill against a plain reference: random groups, rings of 2 to 16 tokens, every layout, payload and mode,
- * in one, in halves, counted first, with a routing that is used again. Each case is of one seed:
+ * in one call, in halves, counted first, and with a routing that is used again. Each case has a seed:
  *
  * prefill_cases            the first 1,000
  * prefill_cases SEED       one of them
@@ -18,7 +18,7 @@ enum {
 };
 enum { BYTES_MAX = HIDDEN_MAX * 2, BAND = 8, CASES = 1000 };
 
-/* What all ranks of a case agree on. */
+/* What all ranks of a case have in common. */
 typedef struct plan {
     uint64_t seed;
     epw_prefill_config config;
@@ -26,7 +26,7 @@ typedef struct plan {
     bool ordered, weighted, sideband, values, combine_weights;
 } plan;
 
-/* A rank: what it sends, and what came. */
+/* A rank: what it sends, and what has arrived. */
 typedef struct rank {
     const plan *p;
     struct rank *all;
@@ -62,10 +62,9 @@ static uint32_t home_of(const plan *p, int32_t expert) {
     return (uint32_t)expert / p->local;
 }
 
-/* ---- the reference: where rows lie ---- */
+/* ---- the reference: places of rows ---- */
 
-/* Of rank `d`: where source s's token t lies for its entry j; UINT64_MAX: nowhere. `number` counts on before.
- */
+/* The place at rank `d` of source s's token t for its entry j; UINT64_MAX: none. */
 static uint64_t place_of(const rank *d, uint32_t s, uint32_t t, uint32_t j) {
     const plan *p = d->p;
     int32_t expert = d->all[s].ids[t * p->topk + j];
@@ -106,12 +105,12 @@ static float weight_at(const plan *p, const rank *home, uint32_t t, uint32_t j, 
     return round > 0 ? home->again_weights[t * p->topk + j] : home->weights[t * p->topk + j];
 }
 
-/* Channel c of what rank d's experts have made of a place. */
+/* Channel c of the output of rank d's experts for a place. */
 static float made_at(const rank *d, uint64_t place, uint32_t c) {
     return from_bf16(d->made[place * d->p->width + c]);
 }
 
-/* Of token t of `home`: channel c of the sum. */
+/* Channel c of the sum of token t of `home`. */
 static uint16_t sum_of(const rank *home, uint32_t t, uint32_t c, uint32_t round) {
     const plan *p = home->p;
     float sum = 0.0f;
@@ -222,7 +221,7 @@ static void choose_rank(const plan *p, rank *all, uint32_t r, epw_prefill *prefi
             round_bf16(value_of(r, i, 3));
 }
 
-/* Rows that all of them take, and what the rank gives them. */
+/* Chooses the room that a rank has, from the rows of all ranks. */
 static void choose_capacity(rank *me) {
     const plan *p = me->p;
     uint64_t s = p->seed * 31 + me->rank, end = 0, most = 0, rows = 0;
@@ -328,7 +327,7 @@ static void check_row(const rank *d, uint32_t s, uint32_t t, uint32_t j, uint64_
     }
 }
 
-/* What is said of each local expert and source, after so many dispatches. */
+/* Checks the lists by local expert and source, after so many dispatches. */
 static void check_lists(const rank *d, uint32_t dispatches) {
     const plan *p = d->p;
     for (uint32_t e = 0; e < p->local; e++) {

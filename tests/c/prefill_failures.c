@@ -1,7 +1,6 @@
 /* Prefill when a rank fails: it stops in the middle of a dispatch or combine, gives one up, or is killed or
- * stopped as a process, at every point that chance finds. Every rank that goes on ends in time, its rows are
- * right, places of a lost source are nobody's, each sum says whom it lacks, and the next membership is clean.
- */
+ * stopped as a process, at random points. Every other rank ends in time, its rows are right, the places of a
+ * lost source are empty, each sum says whom it lacks, and the next membership is clean. */
 #include "prefills.h"
 
 #include <signal.h>
@@ -12,7 +11,7 @@
 
 enum { ALL = 4, VICTIM = 2, N = 24, WIDTH = 64, LOCAL = 3, K = 3, CAPACITY = ALL * N * K + LOCAL * 8 };
 
-/* Long enough for a rank that this machine does not run for a while. Over queues connecting takes as much. */
+/* Long enough for a rank that this machine does not run for a while. Over queues connecting takes as long. */
 static uint64_t deadline(void) {
     return path_of_test() == EPW_PATH_QUEUE ? 500 * MS : 150 * MS;
 }
@@ -41,13 +40,13 @@ static bool has_rank(const epw_mask *mask, uint32_t rank) {
     return mask->bits[rank / 64] >> (rank % 64) & 1;
 }
 
-/* ---- what a rank sends, and how it sees that what comes is right ---- */
+/* ---- what a rank sends, and how it checks what arrives ---- */
 
 typedef struct worker {
     epw_prefill *prefill;
     epw_routing *routing;
     uint32_t rank, polls;
-    bool combines; /* the trouble is in the combine */
+    bool combines; /* the fault is in the combine */
     bool cancels;
     bool complete[2];
     uint64_t took;
@@ -103,7 +102,7 @@ static epw_status begin_combine(worker *w, bool nonblocking, epw_outcome *outcom
     return epw_prefill_combine(w->prefill, w->routing, &in, &out, outcome);
 }
 
-/* Tokens of `source` that go to `rank`. */
+/* How many tokens of `source` go to `rank`. */
 static uint32_t tokens_to(uint32_t source, uint32_t rank) {
     uint32_t tokens = 0;
     for (uint32_t t = 0; t < N; t++) {
@@ -148,7 +147,8 @@ static void check_sums(const worker *w) {
     }
 }
 
-/* Goes on so often, then stops for good or gives the operation up. True: it has ended before that. */
+/* Polls so often, then stops for good or gives the operation up. True: the operation has ended before
+ * that. */
 static bool poll_for(worker *w, epw_status status, epw_outcome *outcome) {
     for (uint32_t i = 0; i < w->polls && status == EPW_PENDING; i++) {
         nanosleep(&(struct timespec){0, 20000}, NULL);
@@ -158,7 +158,7 @@ static bool poll_for(worker *w, epw_status status, epw_outcome *outcome) {
     return status == EPW_OK;
 }
 
-/* The first round, in which the victim is in trouble: a dispatch, and a combine if that is where. */
+/* The first round, in which the victim fails: a dispatch, and a combine if the fault is there. */
 static void *trouble(void *argument) {
     worker *w = argument;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -182,7 +182,7 @@ static void *trouble(void *argument) {
     return NULL;
 }
 
-/* A round in which nobody is. */
+/* A round without faults. */
 static void *calm(void *argument) {
     worker *w = argument;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -222,7 +222,7 @@ static void end_workers(const prefills *g) {
     destroy_prefills(g);
 }
 
-/* It stops after so many polls; the others go on without it, in this epoch and in the next. */
+/* The victim stops after so many polls; the others continue without it, in this epoch and in the next. */
 static void a_rank_that_stops_is_given_up(uint32_t ring, uint32_t polls, bool combines) {
     epw_prefill_config config = config_for(ring);
     prefills g = make_prefills(&config);
@@ -246,7 +246,7 @@ static void a_rank_that_stops_is_given_up(uint32_t ring, uint32_t polls, bool co
     end_workers(&g);
 }
 
-/* It gives its operation up after so many polls: the next one has all ranks again. */
+/* The victim gives its operation up after so many polls: the next one has all ranks again. */
 static void a_rank_that_gives_up_takes_part_again(uint32_t ring, uint32_t polls, bool combines) {
     epw_prefill_config config = config_for(ring);
     config.ep.deadline_ns = 20000 * MS;
@@ -261,12 +261,12 @@ static void a_rank_that_gives_up_takes_part_again(uint32_t ring, uint32_t polls,
 
 /* ---- processes ---- */
 
-/* What they share: blobs, and how far each has come. */
+/* Shared by the processes: blobs, and the progress of each. */
 typedef struct shared {
     unsigned char blobs[ALL][ALL][EPW_BLOB_MAX];
     size_t lengths[ALL][ALL];
-    atomic_uint here[4]; /* ranks that have come to each meeting */
-    atomic_uint ended;   /* of those that go on, without a failed check */
+    atomic_uint here[4]; /* ranks that have reached each meeting point */
+    atomic_uint ended;   /* of the others, without a failed check */
 } shared;
 
 static void meet(shared *s, uint32_t at, uint32_t ranks) {
@@ -274,7 +274,7 @@ static void meet(shared *s, uint32_t at, uint32_t ranks) {
     while (atomic_load(&s->here[at]) < ranks) nanosleep(&(struct timespec){0, 100000}, NULL);
 }
 
-/* Operations until one lacks the victim, then a membership without it. */
+/* Runs operations until one lacks the victim, then a membership without it. */
 static void run_process(shared *s, uint32_t rank, uint32_t ring) {
     static worker w;
     epw_prefill_config config = config_for(ring);
@@ -320,7 +320,7 @@ static void a_process_that_fails_is_given_up(int trouble_signal, uint32_t ring, 
         pids[r] = fork();
         if (pids[r] != 0) continue;
         run_process(s, r, ring);
-        _exit(0); /* windows of ranks that still read them go with the last of them */
+        _exit(0); /* windows that are still read go with the last rank that reads them */
     }
     while (atomic_load(&s->here[2]) < ALL) nanosleep(&(struct timespec){0, 100000}, NULL);
     nanosleep(&(struct timespec){0, (long)after_us * 1000}, NULL);

@@ -1,6 +1,6 @@
-/* A peer of a prefill buffer that has gone wrong: its openings, rows and answers are changed at random where
- * they lie in this rank's window, and its words run ahead. Whatever it says, this rank's calls end, nothing
- * is read or written outside its memory (the sanitizers watch), and the next epoch works. */
+/* A faulty peer of a prefill buffer: its openings, rows and answers are changed at random in this rank's
+ * window, and its words announce too much. Whatever it writes, this rank's calls end, nothing is read or
+ * written out of bounds (the sanitizers watch), and the next epoch works. */
 #include "prefills.h"
 
 #include "prefill/parts.h"
@@ -50,7 +50,7 @@ static epw_status combine(end *e, bool half, epw_outcome *outcome) {
     return epw_prefill_combine(e->prefill, e->routing, &in, half ? NULL : &out, outcome);
 }
 
-/* Changes some words of what rank 1 has written here: of a slot's head, or of what is behind it. */
+/* Changes some words of what rank 1 has written here, in a slot's head or after it. */
 static void change(uint64_t *s, bool answers) {
     epw_prefill *p = ends[0].prefill;
     const epw_prefill_layout *l = &p->layout;

@@ -1,16 +1,16 @@
-/* The rules of prefill's rings and credits explored: every state of small groups of ranks that dispatch and
- * combine through rings of 1 and 2 slots. What runs is c/prefill/rules.h; who acts by it is modelled here
- * after c/prefill/drive.c. Lanes share no ring and no word, so one is explored. Checked in every state:
+/* Exploration of the rules of prefill's rings and credits: every state of small groups of ranks that dispatch
+ * and combine through rings of 1 and 2 slots. c/prefill/rules.h itself runs; its caller is modelled here
+ * after c/prefill/drive.c. Lanes share no ring and no word, so one lane is explored. Checked in every state:
  *  - no slot is written before its owner has taken what lies there, or has begun the epoch;
  *  - what is taken is the message of this epoch, this operation and this number;
- *  - rows are taken only once all openings have come, and answers only in the order of tokens;
- *  - nothing of a sound peer is taken for nonsense;
- *  - no deadlock: as long as something is left to do, somebody can move. One that waits for the credit of a
- * peer and holds up others by it is found so.
+ *  - rows are taken only once all openings have arrived, and answers only in the order of tokens;
+ *  - no message of a correct peer is judged to be nonsense;
+ *  - no deadlock: as long as something is left to do, somebody can move. A rank that waits for the credit of
+ *    one peer, and thereby delays others, is found this way.
  *
- * Ranks act in steps of one peer and one message, or in turns, where a rank does at once all that it can do
- * now, as the engine does; whoever starts late, or is slow, is one whose steps come last. That the explorer
- * finds what is broken is shown by tests/faults.
+ * Ranks act in steps of one peer and one message, or in turns, in which a rank does at once all that it can
+ * do, as the engine does. A rank that starts late, or is slow, is one whose steps come last. tests/faults
+ * shows that the explorer finds planted faults.
  *
  * prefill_model         all models, in seconds
  * prefill_model NAME    one of them */
@@ -27,9 +27,9 @@
 enum { RANKS_MAX = 4, SLOTS_MAX = 2, DEPTH_MAX = 4096 };
 #define STATES_MAX UINT64_C(20000000)
 
-/* To whom tokens go. */
+/* Where tokens go. */
 typedef enum shape {
-    TO_ALL, /* each to all others */
+    TO_ALL, /* each token to all other ranks */
     ROUND   /* token t of rank r to rank r + 1 + t, so that ranks wait for each other in a circle */
 } shape;
 
@@ -37,7 +37,7 @@ typedef struct model {
     const char *name;
     unsigned ranks, slots, tokens, ops, epochs;
     shape shape;
-    bool turns;    /* else steps */
+    bool turns;    /* otherwise steps */
     bool deaths;   /* one rank may die, at any time */
     bool combines; /* begins with a combine */
 } model;
@@ -64,9 +64,9 @@ static const model models[] = {
 
 enum { MODELS = sizeof models / sizeof models[0], DISPATCH = 0, COMBINE = 1, STEP = 5 };
 
-/* A message, as it lies in a slot. */
+/* A message in a slot. */
 typedef struct message {
-    uint8_t epoch, op, index, rows; /* index 0: the opening, behind which so many rows come */
+    uint8_t epoch, op, index, rows; /* index 0: the opening, which announces so many rows */
 } message;
 
 /* What `source` writes in the window of `owner`. */
@@ -79,14 +79,14 @@ typedef struct peer {
     epw_stream streams[2];
     bool gone;       /* given up */
     uint8_t taken;   /* rows of the operation */
-    uint8_t written; /* messages of it */
+    uint8_t written; /* messages of the operation */
 } peer;
 
 typedef struct rank {
     bool dead, finished, running;
     uint64_t own_word;
-    uint8_t op;    /* begun in this epoch */
-    uint8_t token; /* combine: the first whose sum is not made */
+    uint8_t op;    /* operations begun in this epoch */
+    uint8_t token; /* combine: the first token without a sum */
     peer of[RANKS_MAX];
 } rank;
 
@@ -132,13 +132,13 @@ static unsigned tokens_to(unsigned from, unsigned to) {
     return tokens;
 }
 
-/* Rows that `from` sends `to` in an operation of this kind. */
+/* The rows that `from` sends `to` in an operation of this kind. */
 static unsigned rows_of(unsigned kind, unsigned from, unsigned to) {
     return kind == DISPATCH ? tokens_to(from, to) : tokens_to(to, from);
 }
 
 static bool is_member(const state *s, unsigned epoch, unsigned r) {
-    return epoch == 1 || !s->ranks[r].dead; /* nobody dies any more then */
+    return epoch == 1 || !s->ranks[r].dead; /* nobody dies in the second epoch */
 }
 
 static void begin_epoch(state *s, unsigned r) {
@@ -219,11 +219,11 @@ static void turns_of(const rank *me, epw_turn turns[RANKS_MAX]) {
     epw_stream streams[RANKS_MAX];
     for (unsigned p = 0; p < x.m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
     memset(turns, 0, RANKS_MAX * sizeof turns[0]);
-    /* As drive.c: answers are found at the front of the rings, whatever openings are lacking. */
+    /* As in drive.c: answers are at the front of the rings, even if openings are missing. */
     epw_streams_turn(streams, x.m->ranks, x.m->slots, kind_of(me) == COMBINE || all_opened(me), turns);
 }
 
-/* Whether the answers to the next token are all here, or will not come. */
+/* Whether all answers to the next token have arrived, or never will. */
 static bool token_is_here(const rank *me, unsigned r, const epw_turn *turns) {
     for (unsigned p = 0; p < x.m->ranks; p++) {
         const epw_stream *stream = &me->of[p].streams[COMBINE];
@@ -241,7 +241,7 @@ static void take_row(state *s, unsigned r, unsigned p) {
     epw_stream_took(&me->of[p].streams[kind_of(me)], 1);
 }
 
-/* Opens, takes rows, or sums a token; of the peer alone if steps are of one. */
+/* Opens, takes rows, or sums a token; in steps, only for this peer. */
 static bool take(state *s, unsigned r, unsigned p) {
     rank *me = &s->ranks[r];
     epw_stream *stream = &me->of[p].streams[kind_of(me)];
@@ -300,7 +300,7 @@ static bool is_over(const rank *me, unsigned r) {
     return kind_of(me) == DISPATCH || me->token == x.m->tokens;
 }
 
-/* Whether it could write or take something with what it has seen. */
+/* Whether the rank could write or take something with what it has seen. */
 static bool is_busy(const state *s, unsigned r) {
     state copy = *s;
     const char *broken = x.broken;
@@ -310,7 +310,7 @@ static bool is_busy(const state *s, unsigned r) {
     return busy;
 }
 
-/* The rank begins or ends what is due. */
+/* The rank begins or ends an operation or epoch, if that is due. */
 static bool go_on(state *s, unsigned r) {
     rank *me = &s->ranks[r];
     if (me->own_word == 0) {
@@ -329,7 +329,7 @@ static bool go_on(state *s, unsigned r) {
     return false;
 }
 
-/* All that it can do now, as a turn of the engine. */
+/* All that the rank can do now, as in a turn of the engine. */
 static void turn(state *s, unsigned r) {
     rank *me = &s->ranks[r];
     bool moved = false;
@@ -357,7 +357,7 @@ static bool finished(const state *s) {
 
 static void go(const state *s);
 
-/* Whether the state is another one; then it is explored. */
+/* Whether the state has changed; then it is explored. */
 static bool take_move(const state *from, const state *next, unsigned r) {
     if (x.broken != NULL) return true;
     if (memcmp(from, next, sizeof *next) == 0) return false;
@@ -392,7 +392,7 @@ static bool steps(const state *s, unsigned r) {
     return take_move(s, &next, r);
 }
 
-/* A dead rank is given up by each of the others, when that waits for it. */
+/* Each other rank gives up a dead rank that it waits for. */
 static bool give_up(const state *s, unsigned r) {
     bool any = false;
     for (unsigned p = 0; p < x.m->ranks; p++) {
@@ -424,7 +424,7 @@ static void go(const state *s) {
         if (!x.m->deaths || s->died || epoch_of(&s->ranks[r]) != 1) continue;
         next = *s;
         next.died = next.ranks[r].dead = true;
-        /* Only in an epoch in which all still are: later ones are begun without it. */
+        /* Only in an epoch in which all ranks still are: later ones begin without it. */
         bool early = true;
         for (unsigned p = 0; p < x.m->ranks; p++) early &= epoch_of(&s->ranks[p]) <= 1;
         if (early) take_move(s, &next, r);

@@ -1,6 +1,6 @@
-/* What the random cases of prefill leave out: rows that the caller has quantised, with scales of every size,
- * given and received in every order; f16; two lanes that run at a time; ids of every type; and who gets what,
- * counted without sending. */
+/* Cases that the random tests of prefill leave out: rows that the caller has quantised, with scales of every
+ * size, given and received in every order; f16; two lanes at the same time; ids of every type; and counting
+ * without sending. */
 #include "prefills.h"
 
 #include <stdbool.h>
@@ -27,7 +27,7 @@ static int32_t expert_of(uint32_t rank, uint32_t t, uint32_t j) {
     return (int32_t)((rank * 2 + t * 5 + j * 4) % (ALL * LOCAL));
 }
 
-/* f16 of a small integer, or of half of one. */
+/* f16 of a multiple of 1/2. */
 static uint16_t half_of(uint32_t halves) {
     if (halves == 0) return 0;
     uint32_t exponent = 0;
@@ -35,7 +35,7 @@ static uint16_t half_of(uint32_t halves) {
     return (uint16_t)(((exponent + 14) << 10) | ((halves << (10 - exponent)) & 0x3ff));
 }
 
-/* How the scales of opaque rows lie where they are given and where they are received. */
+/* The arrangement of the scales of opaque rows, as given and as received. */
 typedef struct scaling {
     uint32_t count, bytes;
     bool given_by_column;
@@ -90,7 +90,7 @@ static void check_scales(const worker *w, uint32_t place, uint64_t capacity) {
     }
 }
 
-/* Every row that is marked has the bytes of its token, and there are as many as were sent. */
+/* Every row that is marked has the bytes of its token, and there are as many rows as were sent. */
 static void check_rows(const worker *w, const worker *all) {
     uint32_t expected = 0, found = 0, bytes = w->scaling != NULL ? OPAQUE : WIDTH * 2;
     for (uint32_t i = 0; i < ALL * N * K; i++) {
@@ -112,7 +112,7 @@ static void check_rows(const worker *w, const worker *all) {
     CHECK_MSG(found == expected, "rank %u: %u rows, not %u", w->rank, found, expected);
 }
 
-/* Experts return their input: with weights of a half the sum is the half of it for each expert. */
+/* Experts return their input: with weights of 1/2 the sum is half of it for each expert. */
 static void check_sums(const worker *w) {
     for (uint32_t t = 0; t < N; t++) {
         uint32_t experts = 0;
@@ -179,7 +179,7 @@ static void *run_worker(void *argument) {
     return NULL;
 }
 
-/* On so many lanes at a time, a thread for each of each rank. */
+/* Runs on so many lanes at the same time, with a thread for each lane of each rank. */
 static void run_on(const prefills *g, uint32_t lanes, uint32_t dtype, const scaling *scaling) {
     static worker workers[ALL * LANES];
     pthread_t threads[ALL * LANES];

@@ -1,6 +1,4 @@
-/* Prefill buffers of several ranks of this process, connected, for tests; and the arithmetic of their
- * reference.
- */
+/* Connected prefill buffers of several ranks of this process, and the arithmetic of their reference. */
 #ifndef EPW_TESTS_PREFILLS_H
 #define EPW_TESTS_PREFILLS_H
 
@@ -36,7 +34,8 @@ static inline prefills connect_all_prefills(prefills g) {
     return g;
 }
 
-/* `config` is that of each rank but for the rank itself, and the path, which is as for make_group. */
+/* `config` is that of each rank except for the rank itself, and the path, which is chosen as by
+ * make_group. */
 static inline prefills make_prefills(const epw_prefill_config *config) {
     prefills g = {.ranks = config->ep.ranks};
     for (uint32_t r = 0; r < g.ranks; r++) {
@@ -48,7 +47,7 @@ static inline prefills make_prefills(const epw_prefill_config *config) {
     return connect_all_prefills(g);
 }
 
-/* The same with ranks that map each other's windows, whatever path the tests take. */
+/* The same with ranks that map each other's windows, whatever path the tests use. */
 static inline prefills make_mapped_prefills(const epw_prefill_config *config) {
     prefills g = {.ranks = config->ep.ranks};
     for (uint32_t r = 0; r < g.ranks; r++) {
@@ -64,7 +63,7 @@ static inline void destroy_prefills(const prefills *g) {
     for (uint32_t r = 0; r < g->ranks; r++) epw_fabric_destroy(g->fabrics[r]);
 }
 
-/* Runs `body` for each rank on a thread of its own; `each` is an array of what it is given. */
+/* Runs `body` on a thread for each rank; `each` is an array of their arguments. */
 static inline void on_all_ranks(uint32_t ranks, void *(*body)(void *), void *each, size_t stride) {
     pthread_t threads[PREFILL_RANKS_MAX];
     for (uint32_t r = 0; r < ranks; r++)
@@ -72,7 +71,7 @@ static inline void on_all_ranks(uint32_t ranks, void *(*body)(void *), void *eac
     for (uint32_t r = 0; r < ranks; r++) pthread_join(threads[r], NULL);
 }
 
-/* To nearest even, of a number that is no NaN. */
+/* Rounds to nearest even; x must not be NaN. */
 static inline uint16_t round_bf16(float x) {
     uint32_t bits;
     memcpy(&bits, &x, 4);
@@ -89,7 +88,7 @@ static inline uint32_t below(uint64_t *state, uint32_t n) {
     return (uint32_t)(next_random(state) % n);
 }
 
-/* A value in (-4, 4) that a few numbers decide. */
+/* A value in (-4, 4) that these numbers determine. */
 static inline float value_of(uint64_t a, uint64_t b, uint64_t c) {
     uint64_t state = a * 0x10001 + b * 0x301 + c * 7 + 1;
     return ((float)(next_random(&state) % 8191) - 4095.0f) / 1024.0f;

@@ -1,5 +1,5 @@
-/* The plan's private_bytes is all that the host engine takes beside the window: the lanes, and the scratch of
- * each thread, whether their number is given or chosen by the library. */
+/* The plan's private_bytes is all that the host engine allocates beside the window: the lanes, and the
+ * scratch memory of each thread, whether their number is given or chosen by the library. */
 #include "group.h"
 
 #include "ep/host/host.h"
@@ -36,8 +36,8 @@ static uint32_t make(uint32_t threads, epw_buffer **b) {
 
 int main(void) {
     epw_buffer *first, *one, *three, *chosen;
-    make(1, &first); /* and what comes with the first thread of a process: a sanitizer's own */
-    /* What every buffer starts: the caller is the one thread of this one that moves data. */
+    make(1, &first); /* also starts what comes with the first thread of a process: a sanitizer's own */
+    /* What every buffer starts: in this one the caller is the only thread that moves data. */
     uint32_t alone = make(1, &one);
     CHECK(make(3, &three) == alone + 2);
     uint32_t threads = 1 + make(0, &chosen) - alone;

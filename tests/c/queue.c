@@ -22,7 +22,7 @@
 
 /* ---- bytes ---- */
 
-enum { PAIR = 0x1234, INDEX = 0x7abcd }; /* of which 16 bits travel */
+enum { PAIR = 0x1234, INDEX = 0x7abcd }; /* of INDEX, 16 bits are sent */
 
 static epw_place_of remote(void) {
     return (epw_place_of){UINT64_C(0x1122334455667788), epw_key_of(0xcafebabe)};
@@ -47,7 +47,8 @@ static void check_bytes(int line, const epw_entry_block *entry, const char *hex)
 }
 #define CHECK_BYTES(entry, hex) check_bytes(__LINE__, entry, hex)
 
-/* Made with the adapter's manual by hand, and where it has them with the inline functions of mlx5dv. */
+/* Written by hand after the adapter's manual and, where they are installed, with the inline functions of
+ * mlx5dv. */
 static void entries_have_these_bytes(void) {
     epw_entry_block e;
     epw_entry_write(&e, PAIR, INDEX, remote(), local(), 4096, EPW_SIGNAL_ALWAYS);
@@ -56,7 +57,7 @@ static void entries_have_these_bytes(void) {
     epw_entry_write(&e, PAIR, INDEX, remote(), local(), 0x7fffffff, EPW_SIGNAL_ERRORS);
     CHECK_BYTES(&e, "00abcd08 00123403 00000000 00000000 1122334455667788 cafebabe 00000000"
                     "7fffffff deadbeef 99aabbccddeeff00");
-    /* Of no bytes there is no segment: a length of 0 there would be one of 2^31. */
+    /* Without bytes there is no segment, because a length of 0 would mean 2^31. */
     epw_entry_write(&e, PAIR, INDEX, remote(), local(), 0, EPW_SIGNAL_ALWAYS);
     CHECK_BYTES(&e, "00abcd08 00123402 00000008 00000000 1122334455667788 cafebabe 00000000");
     epw_place_of second = {UINT64_C(0x0123456789abcdef), epw_key_of(0x0badf00d)};
@@ -88,7 +89,7 @@ static void entries_have_these_bytes(void) {
     CHECK(memcmp(&doorbell, "\x00\xab\xce\x00\x00\x12\x34\x00", sizeof doorbell) == 0);
 }
 
-/* An independent builder of the control and the data segment. */
+/* An independent builder of the control and data segments. */
 static void mlx5dv_builds_the_same(void) {
 #if HAS_MLX5DV
     static const struct {
@@ -142,7 +143,7 @@ static void mlx5dv_builds_the_same(void) {
 
 enum { DEPTH_MAX = 64, KINDS = 3 };
 
-/* What an adapter has of a queue, and how this one treats it. It knows entries by their bytes alone. */
+/* An adapter's view of a queue, and the behaviour of this one. It knows entries only by their bytes. */
 typedef struct rig {
     epw_queue q;
     epw_entry_block entries[DEPTH_MAX];
@@ -153,7 +154,7 @@ typedef struct rig {
 
     pthread_t thread;
     atomic_bool ending, frozen;
-    uint64_t fails_at; /* an entry's index; UINT64_MAX: none */
+    uint64_t fails_at; /* index of an entry; UINT64_MAX: none */
     uint64_t target, executed, doorbells;
     uint64_t *seen; /* how often each value was executed */
     uint64_t values, wrong;
@@ -268,7 +269,8 @@ static void *post_main(void *argument) {
         uint32_t count = 1 + (uint32_t)(at * 7 % 5);
         if (count > EACH - at) count = (uint32_t)(EACH - at);
         while (!epw_queue_try_reserve(&p->r->q, count, &index)) {
-            /* What others have left unrung may be what there is no room for. */
+            /* The entries for which there is no room may be waiting for a doorbell that others have left
+             * out. */
             epw_queue_ring(&p->r->q, true);
             sched_yield();
         }
@@ -282,7 +284,7 @@ static void *post_main(void *argument) {
     return NULL;
 }
 
-/* Past the 16 bits of an index and many laps of the ring, each entry once and in order. */
+/* More entries than 16 bits of an index count, many laps of the ring, each entry once and in order. */
 static void many_post_at_a_time(void) {
     static const struct { uint32_t depth, batch; } cases[] = {{16, 1}, {16, 8}, {64, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -303,7 +305,7 @@ static void many_post_at_a_time(void) {
 
 enum { ROUNDS = 20000 };
 
-/* Waits for its own entry, having rung once, when it had published it. */
+/* Waits for its own entry, after ringing once, when it had published it. */
 static void *ring_once_main(void *argument) {
     poster *p = argument;
     uint64_t index = 0;
@@ -342,13 +344,13 @@ static void a_bell_with_requests_is_not_let_go(void) {
     CHECK(epw_bell_take(&word, false, &holder) && holder.rung == 3 && !holder.flush);
     CHECK(!epw_bell_take(&word, false, &other)); /* slots were published */
     CHECK(!epw_bell_let_go(&word, 3, &holder) && !holder.flush);
-    CHECK(!epw_bell_take(&word, true, &other)); /* and are to be rung for */
+    CHECK(!epw_bell_take(&word, true, &other)); /* and must be rung for */
     holder.rung = 5;
     CHECK(!epw_bell_let_go(&word, 3, &holder) && holder.flush);
-    CHECK(!epw_bell_take(&word, true, &other)); /* once more the same */
+    CHECK(!epw_bell_take(&word, true, &other)); /* the same once more */
     holder.flush = false;
     CHECK(!epw_bell_let_go(&word, 5, &holder) && holder.flush);
-    /* A flush that could not be done is the next one's. */
+    /* A flush that could not be done is left to the next holder. */
     CHECK(epw_bell_let_go(&word, 5, &holder));
     CHECK(epw_bell_take(&word, false, &other) && other.rung == 5 && other.flush);
 }
@@ -361,11 +363,11 @@ static void a_bell_that_is_given_up_is_taken_no_more(void) {
     CHECK(!epw_bell_take(&word, true, &other));
     CHECK(epw_bell_is_given_up(&word));
     holder.rung = 2;
-    CHECK(epw_bell_let_go(&word, 0, &holder)); /* without the request of the other one */
+    CHECK(epw_bell_let_go(&word, 0, &holder)); /* without the request of the other thread */
     CHECK(!epw_bell_take(&word, true, &other));
 }
 
-/* Slots were published by others behind a post that was lost, while somebody held the bell. */
+/* Other posters published slots after a post that was lost, while somebody held the bell. */
 static void nothing_is_rung_for_behind_a_post_that_was_lost(void) {
     rig *r = open_rig(16, 1, 64);
     uint64_t index;
@@ -384,7 +386,7 @@ static uint32_t last_word(uint64_t index, uint32_t opcode) {
     return (uint32_t)(index & 0xffff) << 16 | opcode << 4;
 }
 
-/* From the hexadecimal of an entry's end, byte 0x20 to 0x3f; what is before it is left as it was filled. */
+/* Fills an entry's end, bytes 0x20 to 0x3f, from hexadecimal; the bytes before that stay as they are. */
 static void fill(uint32_t entry[16], const char *hex) {
     unsigned char *at = (unsigned char *)entry;
     memset(at, 0xff, 64);
@@ -399,16 +401,16 @@ static void fill(uint32_t entry[16], const char *hex) {
 }
 
 /* Written down by hand after the layout of the adapter's manual (struct mlx5_cqe64 and mlx5_err_cqe of
- * mlx5dv.h, by which they are read too, where that is there). */
+ * mlx5dv.h; where that is installed they are also read by it). */
 static const struct {
     const char *hex;
     uint32_t opcode, index, vendor, syndrome, wqe_opcode;
 } completions[] = {
-    /* Of a WRITE, of an inline WRITE on an adapter that has a clock, of a FETCH_ADD. */
+    /* Of a WRITE; of an inline WRITE on an adapter with a clock; of a FETCH_ADD. */
     {"00000000 00000000 00000000 00000000 00000000 00000000 08001234 abcd0000", 0, 0xabcd, 0, 0, 0x08},
     {"00000000 00000000 00000000 00001000 0123456789abcdef 08001234 fffe5a01", 0, 0xfffe, 0, 0, 0x08},
     {"00000000 00000000 00000000 00000008 00000000 00000000 12001234 00000000", 0, 0, 0, 0, 0x12},
-    /* Retries are over, the remote key opens nothing, flushed. */
+    /* Retries exceeded; the remote key is not valid; flushed. */
     {"00000000 00000000 00000000 00000000 00000000 00008115 08001234 abcd00d0", 0xd, 0xabcd, 0x81, 0x15,
      0x08},
     {"00000000 00000000 00000000 00000000 00000000 00008813 12001234 0102a5d1", 0xd, 0x0102, 0x88, 0x13,
@@ -447,14 +449,14 @@ static void looks_are_joined_by_their_maximum(void) {
     uint32_t entry[16] = {0};
     epw_completions c = {.entry = entry};
     CHECK(epw_completions_follow(&c, 0, last_word(9, 0)) == 10 && c.done == 10);
-    /* Loaded before the one above, and used after it. */
+    /* It was loaded before the previous one, and is used after it. */
     CHECK(epw_completions_follow(&c, 0, last_word(4, 0)) == 10 && c.done == 10);
     CHECK(epw_completions_follow(&c, 10, last_word(9, 0)) == 10);
     CHECK(epw_completions_follow(&c, 10, 0xf0) == 10 && c.done == 10); /* none has come yet */
     for (uint64_t index = 9; index < 400000; index += 32768) {
         uint64_t bound = c.done;
         CHECK(epw_completions_follow(&c, bound, last_word(index, 0)) == index + 1 && c.done == index + 1);
-        /* A bound of long ago is less than the truth, however often the 16 bits have wrapped. */
+        /* A bound from long ago is too low, but not wrong, however often the 16 bits have wrapped. */
         CHECK(epw_completions_follow(&c, 0, last_word(index, 0)) == index + 1 && c.done == index + 1);
     }
 }
@@ -489,11 +491,10 @@ static void a_full_queue_takes_nothing_until_entries_complete(void) {
     CHECK(!epw_queue_try_reserve(&r->q, 16, &index));
     atomic_store(&r->frozen, false);
     CHECK(await_done(r, 16));
-    CHECK(epw_queue_try_reserve(&r->q, 16, &index) &&
-          index == 16); /* nothing was taken by those that failed */
+    CHECK(epw_queue_try_reserve(&r->q, 16, &index) && index == 16); /* those that failed have taken nothing */
     CHECK(!epw_queue_try_reserve(&r->q, 1, &index));
     for (uint64_t i = 16; i < 32; i++) build(r, i, i, true);
-    /* Published from the back: nothing is rung for before the first. */
+    /* Published in reverse order: nothing is rung for before the first. */
     for (uint64_t i = 31; i > 16; i--) {
         epw_queue_publish(&r->q, i, 1);
         CHECK(!epw_queue_ring(&r->q, true));
@@ -522,7 +523,7 @@ static void doorbells_come_in_batches(void) {
     close_rig(r);
 }
 
-/* Who wanted all to be rung for had an unpublished entry in front of its own. */
+/* A poster that wanted all entries to be rung for had an unpublished entry before its own. */
 static void a_flush_reaches_what_is_published_after_it(void) {
     rig *r = open_rig(64, 64, 64);
     uint64_t first = 77, second = 77;
@@ -534,7 +535,7 @@ static void a_flush_reaches_what_is_published_after_it(void) {
     epw_queue_publish(&r->q, first, 1);
     CHECK(epw_queue_ring(&r->q, false));
     CHECK(await_done(r, 2));
-    post(r, 2, false); /* which nobody wants to be rung for */
+    post(r, 2, false); /* nobody asks for a doorbell for it */
     nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
     CHECK(!epw_queue_is_done(&r->q, 3));
     close_rig(r);
@@ -542,7 +543,7 @@ static void a_flush_reaches_what_is_published_after_it(void) {
 
 /* ---- waiting ---- */
 
-/* Thaws the NIC after some turns. */
+/* Unfreezes the NIC after some turns. */
 typedef struct patience {
     rig *r;
     uint32_t turns, thaws_at, rang;
@@ -574,7 +575,7 @@ static void waits_end_in_time(void) {
     CHECK(soon.turns >= 5 && soon.turns < 20000);
     for (uint64_t i = 16; i < 32; i++) build(r, i, i, i == 31);
     epw_queue_publish(&r->q, index, 16);
-    /* Nobody has rung: who waits does. */
+    /* Nobody has rung: the waiting thread does. */
     CHECK(epw_queue_quiet(&r->q, &wait, &fault) == EPW_QUEUE_DONE && soon.rang == 1);
     CHECK(epw_queue_is_done(&r->q, 32));
     soon.turns = 0;
@@ -615,7 +616,7 @@ static void the_first_error_is_found_by_all(void) {
         while (!epw_queue_failed(&r->q, &fault) && epw_now_ns() - began < 5000 * MS) sched_yield();
         CHECK(fault.syndrome == 0x13 && fault.vendor == 0x81 && fault.index == fails_at);
         CHECK(epw_queue_is_done(&r->q, fails_at) || fails_at == 0 || !epw_queue_is_done(&r->q, fails_at + 1));
-        /* What follows is flushed, and hides the cause from nobody. */
+        /* Later entries are flushed, and do not hide the cause. */
         for (uint64_t i = fails_at + 1; i < fails_at + 6; i++) post(r, i, true);
         nanosleep(&(struct timespec){0, 2 * (long)MS}, NULL);
         CHECK(epw_queue_failed(&r->q, &fault));

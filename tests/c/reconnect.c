@@ -1,5 +1,5 @@
-/* A rank that parts with a peer behind queues and comes again at once. The peer makes it a new offer, also
- * where its NIC has not yet come to see that the former connection is gone. */
+/* A rank that disconnects a peer behind queues and connects again at once. The peer makes a new offer, even
+ * if its NIC has not noticed yet that the former connection is gone. */
 #include "group.h"
 
 #include "nic/fabric.h"
@@ -11,7 +11,7 @@
 
 enum { ROUNDS = 5 };
 
-/* Keeps a NIC's thread, and all others, from looking for a while. */
+/* Keeps a NIC's thread, and all others, from running for a while. */
 typedef struct keeper {
     epw_nic *nic;
     atomic_int has, may_let_go;
@@ -22,7 +22,7 @@ static void *keep(void *argument) {
     epw_nic_lock(k->nic);
     atomic_store(&k->has, 1);
     while (!atomic_load(&k->may_let_go)) nanosleep(&(struct timespec){0, MS}, NULL);
-    nanosleep(&(struct timespec){0, 20 * MS}, NULL); /* the offer is being asked for meanwhile */
+    nanosleep(&(struct timespec){0, 20 * MS}, NULL); /* meanwhile the offer is being requested */
     epw_nic_unlock(k->nic);
     return NULL;
 }
@@ -47,7 +47,7 @@ static void an_offer_is_of_who_is_connected_now(void) {
 
 int main(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
-    setenv("EPW_TEST_NIC", "soft", 1); /* whose lock is kept */
+    setenv("EPW_TEST_NIC", "soft", 1); /* whose lock is held */
     static const char *const wires[] = {"local", "tcp"};
     for (int i = 0; i < 2; i++) {
         setenv("EPW_TEST_WIRE", wires[i], 1);

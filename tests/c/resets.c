@@ -1,5 +1,6 @@
-/* A peer whose process is killed is a suspect within 10 ms, long before its deadline, and the record says
- * why: a connection that ends is no silence. Over each wire; each kill is of a process of its own. */
+/* A peer whose process is killed becomes a suspect within 10 ms, long before its deadline, and the record
+ * gives the reason: a connection that ends is not silence. Over each wire; each kill is of a process of its
+ * own. */
 #include "group.h"
 
 #include "base/clock.h"
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-enum { TIMES_SLOWER = 10 }; /* also to tear down what is killed */
+enum { TIMES_SLOWER = 10 }; /* the tear-down of the killed process is slower, too */
 #else
 enum { TIMES_SLOWER = 1 };
 #endif
@@ -30,7 +31,7 @@ static bool pass_blob(int fd, epw_buffer *b, uint32_t peer) {
     return CHECK_OK(epw_buffer_connect(b, peer, its.bytes, its.length)), true;
 }
 
-/* Connected to the other one, and in a membership with it. NULL: that has not come. */
+/* Connects to the other rank, and begins a membership with it. NULL: that has failed. */
 static epw_buffer *begin(uint32_t rank, int fd, epw_fabric **fabric) {
     epw_buffer *b = make_rank(rank, 2, DEADLINE_MS * MS, fabric);
     epw_mask all = first_ranks(2);
@@ -39,7 +40,7 @@ static epw_buffer *begin(uint32_t rank, int fd, epw_fabric **fabric) {
     return b;
 }
 
-/* The peer: begins once it is told the wire, and is killed while the other one waits for it. */
+/* The peer: begins once it is told the wire, and is killed while the other rank waits for it. */
 static _Noreturn void be_killed(int fd) {
     char wire[8];
     epw_fabric *fabric;
@@ -63,7 +64,7 @@ static void *kill_it(void *argument) {
     return NULL;
 }
 
-/* How long after it was killed the peer was given up. */
+/* How long after the kill the peer was given up. */
 static uint64_t time_of_kill(victim *v, const char *wire) {
     char name[8] = {0};
     epw_fabric *fabric;
@@ -85,8 +86,8 @@ static uint64_t time_of_kill(victim *v, const char *wire) {
     CHECK(outcome.record.elapsed_ns < DEADLINE_MS * MS / 2);
     CHECK(membership_of(b).suspects.bits[0] == 2 && membership_of(b).silent.bits[0] == 0);
     char text[EPW_TROUBLE_TEXT];
-    /* By the entry that was under way, or, once what is posted behind it has hidden that, by the connection.
-     */
+    /* The cause is the entry that was in flight or, once entries posted later have hidden that, the
+     * connection. */
     epw_buffer_trouble(b, 1, text);
     CHECK_MSG(strstr(text, "the connection to its NIC is gone") != NULL ||
                   strcmp(text,
@@ -104,8 +105,8 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* The median: of a loaded machine some kills are late. Once it is too late there is no need for the others.
- */
+/* Checks the median: on a loaded machine some kills are noticed late. Once the median is certain to be too
+ * late, the rest is skipped. */
 static void a_killed_peer_is_given_up_soon(victim *victims, const char *wire) {
     uint64_t times[KILLS];
     for (int i = 0, late = 0; i < KILLS; i++) {

@@ -1,5 +1,5 @@
-/* A NIC whose peer goes wrong with the rings between them: with cursors, with the memory itself, or by what
- * it says there. The peer is this test, by the raw ends of the rings. */
+/* A NIC whose peer misuses the rings between them: the cursors, the memory itself, or the bytes in it. The
+ * peer is this test, with the raw ends of the rings. */
 #include "check.h"
 #include "garbage.h"
 
@@ -57,7 +57,7 @@ static void open_victim(victim *v) {
     epw_pair_connect(v->pair, v->link, 1);
 }
 
-/* Nothing was touched but what its key opens. */
+/* Checks that only what the key permits was written. */
 static void close_victim(victim *v) {
     for (uint32_t i = 0; i < MEMORY; i++)
         if (i < OPEN_FROM || i >= OPEN_FROM + OPEN_BYTES) CHECK_MSG(v->window[i] == FILL, "byte %u", i);
@@ -95,7 +95,7 @@ static void say_write(victim *v, uint32_t index, uint64_t offset, uint32_t bytes
     say(v, head, sizeof head);
 }
 
-/* Until the ring of answers has so many bytes. */
+/* Waits until the ring of answers has so many bytes. */
 static bool is_answered(const victim *v, uint64_t bytes) {
     for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
         if (epw_ring_filled(&v->rings.in) >= bytes) return true;
@@ -104,12 +104,12 @@ static bool is_answered(const victim *v, uint64_t bytes) {
     return false;
 }
 
-/* What a sound peer says works: else what follows proves nothing. */
+/* What a correct peer writes is answered; otherwise the following tests would prove nothing. */
 static void a_sound_peer_is_answered(void) {
     victim v;
     open_victim(&v);
     static const unsigned char bytes[9000] = {[0] = 1, [8999] = 2};
-    for (uint32_t i = 0; i < 40; i++) { /* many times round the ring */
+    for (uint32_t i = 0; i < 40; i++) { /* many laps of the ring */
         say_write(&v, i, OPEN_FROM, sizeof bytes);
         say(&v, bytes, sizeof bytes / 2);
         say(&v, bytes + sizeof bytes / 2, sizeof bytes / 2);
@@ -137,7 +137,7 @@ static void cursors_that_cannot_be_end_the_connection(void) {
         if (of_requests) {
             atomic_fetch_add(&v.rings.out.cursors->written, off[i / 2]);
             call(&v);
-        } else { /* seen with the next answer */
+        } else { /* noticed with the next answer */
             atomic_fetch_add(&v.rings.in.cursors->read, off[i / 2] + EPW_RING_ANSWERS);
             say_write(&v, 1, OPEN_FROM, 8);
             say(&v, "12345678", 8);
@@ -162,7 +162,7 @@ static void garbage_ends_the_connection(void) {
     }
 }
 
-/* It writes into the ring while that is read. */
+/* The peer writes into the ring while it is read. */
 static void what_changes_under_the_reader_touches_nothing_else(void) {
     victim v;
     open_victim(&v);
@@ -203,8 +203,8 @@ static void a_part_of_a_header_is_waited_for(void) {
     close_victim(&v);
 }
 
-/* The thread looks for doorbells of kernels between naps, which last longer here than an answer is waited
- * for. */
+/* The thread sleeps between looks for the doorbells of kernels, here for longer than the test waits for an
+ * answer. */
 static void a_nap_ends_with_what_a_ring_brings(void) {
     victim v;
     open_victim(&v);

@@ -6,10 +6,10 @@
 
 /* What an owner's callback has seen. */
 typedef struct bell {
-    const unsigned char *base; /* of the owner's window: its first 8 bytes are a number */
+    const unsigned char *base; /* of the owner's window, whose first 8 bytes are a number */
     atomic_uint calls, rank;
     _Atomic uint64_t seen;
-    atomic_bool silenced; /* nothing may call any more */
+    atomic_bool silenced; /* no call is allowed any more */
     pthread_t thread;
     uint32_t pause_us;
 } bell;
@@ -41,7 +41,7 @@ static bool await_calls(bell *b, uint32_t wanted) {
     return atomic_load(&b->calls) >= wanted;
 }
 
-/* Rank 0 owns a window and listens, rank 1 of this process has an import of it by one path. */
+/* Rank 0 owns a window and listens; rank 1 of this process has an import of it by one path. */
 typedef struct pair {
     end owner, ringer;
     epw_import *import;
@@ -81,7 +81,7 @@ static void a_ring_reaches_the_owner_behind_what_was_written(void) {
         CHECK(await_calls(&p.bell, 1));
         CHECK(!pthread_equal(p.bell.thread, pthread_self()) == (paths[i] == EPW_PATH_SHM));
 
-        /* Rings that are not heard one by one count once, and the last is heard. */
+        /* Rings in quick succession may count as one, and the last is always heard. */
         uint64_t last = 1000000;
         for (uint64_t round = 0; round <= last; round += 100) {
             atomic_store_explicit(number_at(epw_import_base(p.import)), 5000 + round, memory_order_relaxed);
@@ -145,7 +145,7 @@ static void *ring_on(void *argument) {
     return NULL;
 }
 
-/* However late in a call the owner leaves: it waits for the call's end. */
+/* Whenever the owner leaves during a call, it waits for the call's end. */
 static void nothing_is_called_once_the_window_is_destroyed(void) {
     for (int round = 0; round < 100; round++) {
         pair p;
@@ -170,14 +170,14 @@ static void nothing_is_called_once_the_window_is_destroyed(void) {
     }
 }
 
-/* The socket has room for the goodbye, without which a GPU's window would stay taken. */
+/* The socket has room for the goodbye, without which the lease of a GPU's window would stay taken. */
 static void a_stopped_owner_delays_no_ringer(void) {
     other owner = start_other();
     answer got = ask(&owner, (command){.verb = 'g', .peer = 1, .own = spec_of(0)});
     CHECK(got.status == EPW_OK);
     end b = open_end(spec_of(1));
     epw_import *import = NULL;
-    /* As a blob it still says that the memory is the host's. */
+    /* In the blob the memory is still the host's. */
     CHECK_OK(epw_window_import(b.window, 0, got.blob, got.length, 5000 * MS, &import));
     stop_other(&owner);
     uint64_t begin = epw_now_ns();
@@ -212,7 +212,7 @@ static void *rage(void *argument) {
     return NULL;
 }
 
-/* Holders that ring without end, or talk nonsense, of which little is ever read. */
+/* Holders that ring without end, or send nonsense, of which little is ever read. */
 static void storms_delay_nobody(void) {
     enum { STORMS = 4 };
     end a = open_end(spec_of(0));
@@ -244,7 +244,7 @@ static void storms_delay_nobody(void) {
         atomic_store(&storms[i].over, true);
         pthread_join(threads_of[i], NULL);
     }
-    /* Nonsense is left in the socket, which is full before long. */
+    /* Nonsense stays in the socket, which soon is full. */
     CHECK_MSG(atomic_load(&storms[3].sent) < 10000, "%llu packets of nonsense were read",
               atomic_load(&storms[3].sent));
     for (int i = 0; i < STORMS; i++) close(storms[i].fd);

@@ -1,5 +1,5 @@
-/* States that an exploration has seen, by fingerprint: with n states the odds that one is missed are n * n /
- * 2^65. One set for a program; states are compared by all of their bytes. */
+/* The states that an exploration has seen, by fingerprint: with n states the probability that one is missed
+ * is n * n / 2^65. One set for each program; states are compared by all of their bytes. */
 #ifndef EPW_TESTS_SEEN_H
 #define EPW_TESTS_SEEN_H
 
@@ -30,7 +30,7 @@ static bool put(uint64_t print) {
     return true;
 }
 
-/* True if it is new. */
+/* True if the state is new. */
 static bool visit(const void *state, size_t bytes) {
     if (2 * seen_count >= seen_room) {
         uint64_t *old = seen, room = seen_room;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether `bytes` are what the text of hexadecimal digits says. */
+/* Whether `bytes` are those of the hexadecimal digits. */
 static bool is(const unsigned char *bytes, size_t length, const char *hex) {
     char text[2 * EPW_SHA256_BYTES + 1] = {0};
     for (size_t i = 0; i < length; i++) snprintf(text + 2 * i, 3, "%02x", bytes[i]);
@@ -62,7 +62,7 @@ typedef struct mac_case {
     size_t key_length;
     unsigned char data[160];
     size_t length;
-    const char *code; /* its first bytes, where the case cuts it */
+    const char *code; /* its first bytes, if the case truncates it */
 } mac_case;
 
 static void fill(unsigned char *to, size_t *length, unsigned char byte, size_t count) {

@@ -1,5 +1,5 @@
-/* SMs that are promised to kernels which wait for peers: never more than a GPU has, by however many threads,
- * and who asks for too many hears who has them. */
+/* SMs that are promised to kernels that wait for peers: never more than a GPU has, whatever the number of
+ * threads; and a request for too many is told who has them. */
 #include "check.h"
 
 #include "device/sm_ledger.h"
@@ -72,7 +72,7 @@ static void the_error_names_who_holds_them(void) {
     for (int i = 0; i < 2; i++) epw_sm_ledger_give(held[i]);
 }
 
-/* More than a text has room for are counted. */
+/* Holders for which a text has no room are counted. */
 static void many_holders_are_counted(void) {
     epw_sm_share *held[SMS], *none = NULL;
     for (uint32_t i = 0; i < SMS; i++) held[i] = take(request_of(i, 1, 1));

@@ -1,5 +1,5 @@
-/* The NIC in software: two of them, joined by a socket pair, or by rings beside one, and entries written byte
- * by byte as the manual of the adapter has them. */
+/* The NIC in software: two of them, connected by a socket pair or also by rings, and entries written byte by
+ * byte after the adapter's manual. */
 #include "check.h"
 #include "garbage.h"
 
@@ -22,7 +22,7 @@
 #define MS UINT64_C(1000000)
 
 enum { DEPTH = 64, MEMORY = 1 << 20, WORD_AT = 4096 };
-enum { SOURCE_RIGHTS = EPW_REGION_READ | EPW_REGION_WRITE }; /* answers come there too */
+enum { SOURCE_RIGHTS = EPW_REGION_READ | EPW_REGION_WRITE }; /* answers are placed there, too */
 
 static const epw_where here = {"test", 0, -1};
 
@@ -34,8 +34,8 @@ typedef struct end {
     uint64_t link;
     uint32_t source_key, window_key;
     unsigned char *source, *window;
-    _Atomic uint64_t word;  /* the last that was placed at WORD_AT */
-    _Atomic uint64_t words; /* how many */
+    _Atomic uint64_t word;  /* the last word placed at WORD_AT */
+    _Atomic uint64_t words; /* number of words placed */
     bool shared;            /* this end adds to its words as well */
     uint64_t posted;        /* entries */
 } end;
@@ -62,7 +62,7 @@ static void open_end(end *e, uint32_t peer) {
     e->source = calloc(1, MEMORY);
     e->window = calloc(1, MEMORY);
     epw_region source = {.base = e->source, .rights = SOURCE_RIGHTS, .count = 1, .stretches = {{0, MEMORY}}};
-    /* The peer may write all but the second page's end. */
+    /* The peer may write everything but the end of the second page. */
     epw_region window = {.base = e->window,
                          .rights = EPW_REGION_READ | EPW_REGION_WRITE | EPW_REGION_ATOMIC,
                          .count = 2,
@@ -87,9 +87,9 @@ typedef struct two {
     end a, b;
 } two;
 
-static uint32_t ring_bytes; /* 0: by the socket */
+static uint32_t ring_bytes; /* 0: only the socket */
 
-/* The second offers the rings: requests of the first go by the smaller one. */
+/* The second NIC offers the rings: requests of the first use the smaller one. */
 static void join(two *t, const int fds[2]) {
     if (ring_bytes == 0) {
         CHECK_OK(epw_nic_add_link(t->a.nic, fds[0], 1, here, &t->a.link));
@@ -151,7 +151,7 @@ static void write_bytes(end *e, uint32_t key, uint64_t offset, uint64_t from, ui
     put(at + 40, from, 8);
 }
 
-/* A READ or FETCH_ADD is answered at `to` of `source`. */
+/* Posts a READ or FETCH_ADD, whose answer goes to `to` in `source`. */
 static void read_bytes(end *e, uint32_t key, uint64_t offset, uint64_t to, uint32_t bytes, bool signalled) {
     write_bytes(e, key, offset, to, bytes, signalled);
     epw_pair_memory_of(e->pair)->entries[((e->posted - 1) % DEPTH) * 64 + 3] = 0x10;
@@ -222,7 +222,7 @@ static bool await_word(end *e, uint64_t value) {
 
 /* ---- what arrives ---- */
 
-/* Ranges of any length, each with a word behind it: who sees the word sees the bytes. */
+/* Ranges of any length, each followed by a word: whoever sees the word sees the bytes. */
 static void a_word_is_placed_behind_the_bytes_before_it(void) {
     two t;
     open_two(&t);
@@ -242,7 +242,7 @@ static void a_word_is_placed_behind_the_bytes_before_it(void) {
     close_two(&t);
 }
 
-/* Past the 16 bits of an index, with full rings. */
+/* More entries than 16 bits of an index count, with full rings. */
 static void indices_wrap(void) {
     two t;
     open_two(&t);
@@ -262,7 +262,8 @@ static void indices_wrap(void) {
     close_two(&t);
 }
 
-/* Behind entries that are done a NOP is done at once, and nothing travels for it; behind others with them. */
+/* After entries that are done, a NOP is done at once, and nothing is sent for it; otherwise it is done with
+ * the entries before it. */
 static void a_nop_completes_behind_what_is_before_it(void) {
     two t;
     open_two(&t);
@@ -294,10 +295,11 @@ static void doorbells_alone_make_a_strict_one_fetch(void) {
     __atomic_store_n(memory->record + 1, word, __ATOMIC_RELEASE);
     for (int i = 0; i < 100; i++) {
         epw_nic_poll(t.a.nic);
-        epw_pair_ring(t.a.pair); /* says that there may be news; the doorbell itself has not changed */
+        epw_pair_ring(
+            t.a.pair); /* says that there may be something new; the doorbell itself has not changed */
     }
     CHECK(atomic_load(&t.b.word) == 0);
-    /* A doorbell that was lost is made good by the next. */
+    /* The next doorbell makes up for a lost one. */
     write_word(&t.a, t.b.window_key, WORD_AT, 2, true);
     ring(&t.a);
     CHECK(await_word(&t.b, 2) && await_done(&t.a));
@@ -315,7 +317,7 @@ static void entries_before_the_connection_wait_for_it(void) {
     CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
     join(&t, fds);
     epw_pair_connect(t.a.pair, t.a.link, epw_pair_number(t.b.pair));
-    /* The other end has connected nothing: it is written all the same. */
+    /* The other end has connected nothing, and is written all the same. */
     CHECK(await_word(&t.b, 5) && await_done(&t.a));
     CHECK(epw_nic_link_alive(t.a.nic, t.a.link) && !epw_nic_link_alive(t.a.nic, t.a.link + 1));
     close_two(&t);
@@ -329,7 +331,7 @@ static uint64_t answer(const end *e, uint64_t at) {
     return value;
 }
 
-/* Between WRITEs of the same bytes a READ sees those before it and none behind it, of any length. */
+/* Between WRITEs to the same bytes, a READ of any length sees those before it and none after it. */
 static void a_read_is_in_order_with_writes(void) {
     static const uint32_t lengths[] = {1, 8, 4096, 250000};
     two t;
@@ -354,7 +356,8 @@ static void a_read_is_in_order_with_writes(void) {
     close_two(&t);
 }
 
-/* A signalled READ completes behind its bytes, one without a signal never; both ends ask at a time. */
+/* A signalled READ completes after its bytes have arrived, one without a signal never completes; both ends
+ * read at the same time. */
 static void reads_complete_behind_their_bytes(void) {
     two t;
     open_two(&t);
@@ -404,7 +407,7 @@ static void two_places_make_one_write(void) {
     CHECK(memcmp(t.b.window + 9192, t.a.source + 500000, 300000) == 0 && t.b.window[309192] == 0);
     CHECK(memcmp(t.b.window + 400000, t.a.source + 500000, 300000) == 0);
     CHECK(memcmp(t.b.window + 700000, t.a.source + 100, 1000) == 0 && t.b.window[701000] == 0);
-    /* The window's bounds are those of both together, the source's of each. */
+    /* The window's bounds apply to both pieces together, the source's bounds to each. */
     write_both(&t.a, MEMORY - 1500, 100, 1000, 500000, 1000, t.b.window_key);
     ring(&t.a);
     CHECK(await_completion(&t.a, 2, 0xd) && syndrome(&t.a) == 0x13);
@@ -416,7 +419,7 @@ static void two_places_make_one_write(void) {
     close_two(&t);
 }
 
-/* Of no bytes there is no segment. */
+/* Without bytes there is no segment. */
 static void transfers_of_nothing_complete(void) {
     two t;
     open_two(&t);
@@ -445,7 +448,8 @@ static void *add_main(void *argument) {
     return NULL;
 }
 
-/* None is lost, beside additions of the word's own host, and each old value is one that the word had. */
+/* No addition is lost, even with additions by the word's own host, and each old value is one that the word
+ * had. */
 static void a_fetch_add_is_atomic(void) {
     two t;
     open_two(&t);
@@ -471,7 +475,7 @@ static void a_fetch_add_is_atomic(void) {
     close_two(&t);
 }
 
-/* A word advanced by additions is behind the bytes before it, as one that is written. */
+/* A word that is advanced by additions follows the bytes before it, as a word that is written does. */
 static void a_word_may_be_added_to(void) {
     two t;
     open_two(&t);
@@ -493,7 +497,7 @@ static void a_word_may_be_added_to(void) {
 typedef struct asks {
     const char *what;
     uint8_t syndrome;
-    uint32_t without; /* a right of the window */
+    uint32_t without; /* a right that the window lacks */
     bool adds;
     uint64_t offset, to;
     uint32_t key_off, answer_off;
@@ -558,7 +562,8 @@ static int connect_by_hand(end *e) {
     return fds[1];
 }
 
-/* The memory of an answer goes in the middle of it: the rest is not placed, and the connection carries on. */
+/* The memory of an answer is deregistered in the middle of the answer: the rest is not placed, and the
+ * connection continues. */
 static void an_answer_ends_with_its_memory(void) {
     enum { BYTES = 100000 };
     end e;
@@ -592,7 +597,7 @@ static void an_answer_ends_with_its_memory(void) {
     close(fd);
 }
 
-/* An answer that nobody has asked for is no peer's. */
+/* A correct peer sends no answer that nobody has asked for. */
 static void answers_without_a_question_end_the_connection(void) {
     end e;
     open_end(&e, 1);
@@ -640,14 +645,14 @@ static void keys_and_bounds_are_checked_at_both_ends(void) {
         t.a.source_key += w->source_off;
         write_bytes(&t.a, t.b.window_key + w->key_off, w->offset, w->from, w->bytes, false);
         t.a.source_key = source_key;
-        /* What lies behind it is not executed. */
+        /* The entries after it are not executed. */
         write_word(&t.a, t.b.window_key, WORD_AT, 2, true);
         ring(&t.a);
         CHECK_MSG(await_completion(&t.a, 1, 0xd), "%s", w->what);
         CHECK_MSG(syndrome(&t.a) == w->syndrome, "%s: syndrome %02x", w->what, syndrome(&t.a));
         CHECK(epw_pair_broken(t.a.pair));
         CHECK(await_word(&t.b, 1) && t.b.window[8192] == 0x5a && t.b.window[8000] == 0x5a);
-        /* And what is posted later is flushed. */
+        /* Entries that are posted later are flushed. */
         write_word(&t.a, t.b.window_key, WORD_AT, 3, true);
         ring(&t.a);
         CHECK(await_completion(&t.a, 3, 0xd) && syndrome(&t.a) == 0x05);
@@ -672,8 +677,8 @@ static void entries_that_are_none_end_the_queue(void) {
         if (kind == 6) memset(at, 0xa5, 64);
         if (kind == 7) at[3] = 0x10;            /* a READ to the entry itself */
         if (kind == 8) at[3] = 0x12;            /* a FETCH_ADD without a place for its answer */
-        if (kind == 9) at[3] = 0x12, at[7] = 4; /* or one of no bytes */
-        if (kind >= 10) {                       /* of two places */
+        if (kind == 9) at[3] = 0x12, at[7] = 4; /* or with a place of no bytes */
+        if (kind >= 10) {                       /* with two places */
             memset(at + 32, 0, 32);
             at[7] = 4;
             put(at + 32, 100, 4);
@@ -690,8 +695,8 @@ static void entries_that_are_none_end_the_queue(void) {
     }
 }
 
-/* Byte 0x20 on, but for the queue pair's number, at 0x39: as adapters write them, after the manual's layout.
- * Before it, and where an adapter has counts and clocks, the entry is as it was filled. */
+/* From byte 0x20 on, except for the queue pair's number, at 0x39, as adapters write them according to the
+ * manual. The bytes before that, and an adapter's counts and clocks, stay as they were. */
 static void completions_have_these_bytes(void) {
     static const unsigned char success[32] = {
         0,    0,    0,    0,    0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
@@ -716,7 +721,7 @@ static void completions_have_these_bytes(void) {
     ring(&t.a);
     CHECK(await_completion(&t.a, 2, 0xd));
     memcpy(got, completion + 0x20, sizeof got);
-    got[0x16] = 0; /* what the maker says beside it */
+    got[0x16] = 0; /* the vendor's code */
     memset(got + 0x19, 0, 3);
     CHECK(memcmp(got, failure, sizeof got) == 0);
     close_two(&t);
@@ -730,7 +735,7 @@ static void a_pair_that_is_gone_refuses(void) {
     CHECK(await_done(&t.a));
     uint32_t number = epw_pair_number(t.b.pair);
     epw_pair_destroy(t.b.pair);
-    /* Another one takes its place, with another number. */
+    /* Another pair takes its place, with another number. */
     epw_pair_options options = {.peer = 0, .key = t.b.window_key, .depth = DEPTH};
     CHECK_OK(epw_pair_create(t.b.nic, &options, here, &t.b.pair));
     CHECK(epw_pair_number(t.b.pair) != number);
@@ -741,7 +746,7 @@ static void a_pair_that_is_gone_refuses(void) {
     close_two(&t);
 }
 
-/* Frames of one peer do not pass for those of another. */
+/* Frames of one peer are not accepted for a pair of another. */
 static void a_pair_takes_frames_of_its_peer_alone(void) {
     two t;
     open_two(&t);
@@ -772,7 +777,8 @@ static void a_window_that_is_gone_is_not_written(void) {
     close_two(&t);
 }
 
-/* Other memory lies in its slot meanwhile: a key is of what it was given for. */
+/* Meanwhile other memory is registered in its slot: a key is valid only for the memory for which it was
+ * made. */
 static void a_key_of_memory_that_is_gone_opens_no_other(void) {
     for (int local = 0; local < 2; local++) {
         two t;
@@ -806,7 +812,7 @@ static void a_lost_connection_breaks_its_pairs_soon(void) {
         ring(&t.a);
         if (turn % 2) nanosleep(&(struct timespec){0, turn * 20000}, NULL);
         uint64_t began = epw_now_ns();
-        /* The peer ends in the middle of it. */
+        /* The peer's pair is destroyed in the middle of it. */
         epw_pair_destroy(t.b.pair);
         t.b.pair = NULL;
         epw_nic_close(t.b.nic);
@@ -823,7 +829,7 @@ static void a_lost_connection_breaks_its_pairs_soon(void) {
     }
 }
 
-/* Whoever gives a pair up ends it alone, and need not wait for the lock. */
+/* Giving up a pair breaks only that pair, and need not wait for the lock. */
 static void a_pair_that_is_given_up_breaks(void) {
     two t;
     open_two(&t);
@@ -834,11 +840,11 @@ static void a_pair_that_is_given_up_breaks(void) {
     CHECK(epw_nic_link_alive(t.a.nic, t.a.link));
     write_word(&t.b, t.a.window_key, WORD_AT, 4, true);
     ring(&t.b);
-    CHECK(await_word(&t.a, 4) && await_done(&t.b)); /* it receives on */
+    CHECK(await_word(&t.a, 4) && await_done(&t.b)); /* it can still receive */
     close_two(&t);
 }
 
-/* A post has found no room: what was posted before it may go, and nothing behind it. */
+/* A post has found no room: what was posted before it may be sent, and nothing after it. */
 static void a_queue_that_its_poster_gives_up_breaks(void) {
     for (uint32_t round = 0; round < 50; round++) {
         two t;
@@ -856,13 +862,13 @@ static void a_queue_that_its_poster_gives_up_breaks(void) {
         CHECK(epw_nic_link_alive(t.a.nic, t.a.link));
         write_word(&t.b, t.a.window_key, WORD_AT, 5, true);
         ring(&t.b);
-        CHECK(await_word(&t.a, 5) && await_done(&t.b)); /* it receives on */
+        CHECK(await_word(&t.a, 5) && await_done(&t.b)); /* it can still receive */
         CHECK(*word_at(&t.b, WORD_AT) == 3);
         close_two(&t);
     }
 }
 
-/* Bytes of any content end a connection, and nothing else. */
+/* Random bytes end a connection, and nothing else. */
 static void garbage_ends_the_connection(void) {
     for (uint32_t seed = 1; seed <= 200; seed++) {
         end e;
@@ -908,7 +914,7 @@ static void *post_many(void *argument) {
     return NULL;
 }
 
-/* Queue pairs of one connection, each posted to by a thread of its own, both ways. */
+/* Queue pairs of one connection, each with a posting thread of its own, in both directions. */
 static void many_pairs_share_a_connection(void) {
     two t;
     open_two(&t);
@@ -954,7 +960,7 @@ static void many_pairs_share_a_connection(void) {
     close_two(&t);
 }
 
-/* A pair goes in the middle of what it sends and gets; the others do not notice. */
+/* A pair is destroyed while it sends and receives; the others are not affected. */
 static void pairs_come_and_go_beside_others(void) {
     two t;
     open_two(&t);

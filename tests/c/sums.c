@@ -1,5 +1,5 @@
 /* The reductions of collectives against a reference that takes one element at a time and is written to be
- * obvious, and every instruction set against it: so all agree bit for bit. */
+ * obvious, and every instruction set against it, so that all agree bit for bit. */
 #include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static bool is_signed(uint32_t type) {
     return type == EPW_TYPE_I8 || type == EPW_TYPE_I32 || type == EPW_TYPE_I64;
 }
 
-/* Bits of the mantissa that a code holds, and the exponent's bias. */
+/* The number of mantissa bits in a code, and the exponent's bias. */
 static int mantissa_of(uint32_t type) {
     return type == EPW_TYPE_F16 ? 10 : type == EPW_TYPE_BF16 ? 7 : type == EPW_TYPE_F32 ? 23 : 52;
 }
@@ -73,7 +73,7 @@ static uint64_t code_of(uint32_t type, double x) {
     (void)frexp(x, &exponent); /* |x| in [2^(exponent-1), 2^exponent) */
     exponent = exponent - 1 < least ? least : exponent - 1;
     const uint64_t digits = (uint64_t)nearbyint(ldexp(fabs(x), mantissa - exponent));
-    /* A carry out of the digits moves on to the exponent, from the greatest to infinity. */
+    /* A carry out of the mantissa goes into the exponent, and from the greatest exponent to infinity. */
     const uint64_t code = ((uint64_t)(exponent - least) << mantissa) + digits;
     return sign | (exponent > bias_of(type) || code > infinity_of(type) ? infinity_of(type) : code);
 }
@@ -160,7 +160,8 @@ static void reference(uint32_t type, uint32_t op, const void *const *rows, size_
 
 /* ---- Rows ---------------------------------------------------------------------------------------------- */
 
-/* Codes that rules speak of: zeros, the ends of ranges, subnormals, infinities, NaNs with payloads. */
+/* Codes to which special rules apply: zeros, the ends of ranges, subnormals, infinities, NaNs with
+ * payloads. */
 static uint64_t special_code(uint32_t type) {
     const uint64_t sign = sign_of(type);
     if (type < EPW_TYPE_F16) {
@@ -180,11 +181,11 @@ static uint64_t draw_code(uint32_t type, int kind) {
     if (kind == SPECIAL && draw() % 4 == 0) return special_code(type);
     if (kind == ZEROS) return draw() & 1 && type >= EPW_TYPE_F16 ? sign_of(type) : 0;
     if (kind == RAW || type < EPW_TYPE_F16) return draw();
-    /* Sums of these round often, and overflow never. */
+    /* Sums of these are often rounded, and never overflow. */
     return code_of(type, ldexp((double)(int64_t)draw(), -63 + (int)(draw() % 8)));
 }
 
-/* Rows that end where their memory does, `skew` bytes behind a multiple of 16. */
+/* Rows that end where their memory ends, `skew` bytes after a multiple of 16. */
 typedef struct table {
     void *memory[MOST_ROWS];
     const void *rows[MOST_ROWS];
@@ -212,7 +213,8 @@ static void free_rows(table *t) {
 static const epw_sums *all[8];
 static size_t tables;
 
-/* Every table, into memory `skew` behind a line of the cache, beside which nothing may change. */
+/* Every instruction set, into memory `skew` bytes after the beginning of a cache line, around which nothing
+ * may change. */
 static void check_case(uint32_t type, uint32_t op, int kind, size_t n, size_t count, size_t skew) {
     static unsigned char want[MOST_COUNT * 8];
     static unsigned char out[MOST_COUNT * 8 + 3 * MOST_SKEW] __attribute__((aligned(64)));
@@ -243,7 +245,7 @@ static void agrees_for_every_count_of_rows(uint32_t type, uint32_t op) {
     for (size_t r = 0; r < sizeof rows / sizeof rows[0]; r++)
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++)
             for (int kind = 0; kind < KINDS; kind++) check_case(type, op, kind, rows[r], counts[c], c);
-    check_case(type, op, NEAR_ONE, 3, MOST_COUNT - 1, 1); /* far enough to be prefetched */
+    check_case(type, op, NEAR_ONE, 3, MOST_COUNT - 1, 1); /* long enough to be prefetched */
 }
 
 static void agrees_at_every_alignment(uint32_t type, uint32_t op) {
@@ -269,7 +271,7 @@ static void reduces_in_place_over_each_row(uint32_t type, uint32_t op) {
     }
 }
 
-/* The rules by example, with nothing computed. */
+/* Examples of the rules, with nothing computed. */
 static void follows_the_rules_by_example(void) {
     static const struct {
         uint32_t type, op;
@@ -284,12 +286,12 @@ static void follows_the_rules_by_example(void) {
         {EPW_TYPE_F16, EPW_SUM, 2, {0x8000, 0x8000, 0}, 0x8000},
         {EPW_TYPE_F32, EPW_SUM, 2, {0x7f800000, 0xff800000, 0}, 0x7fc00000},
         {EPW_TYPE_F32, EPW_SUM, 2, {0xffc12345, 0x3f800000, 0}, 0x7fc00000},
-        {EPW_TYPE_F32, EPW_SUM, 1, {0xff812345, 0, 0}, 0xff812345}, /* one row: its bytes */
+        {EPW_TYPE_F32, EPW_SUM, 1, {0xff812345, 0, 0}, 0xff812345}, /* one row: its own bytes */
         {EPW_TYPE_F32, EPW_MIN, 2, {0, 0x80000000, 0}, 0x80000000},
         {EPW_TYPE_F32, EPW_MAX, 2, {0x80000000, 0, 0}, 0},
         {EPW_TYPE_F32, EPW_MIN, 2, {0xff800000, 0x7f800001, 0}, 0x7fc00000},
         {EPW_TYPE_F32, EPW_MAX, 2, {0x7f800000, 0xff800001, 0}, 0x7fc00000},
-        {EPW_TYPE_F64, EPW_AVERAGE, 2, {1, 0, 0}, 0}, /* half the least subnormal, to even */
+        {EPW_TYPE_F64, EPW_AVERAGE, 2, {1, 0, 0}, 0}, /* half the least subnormal, rounded to even */
         {EPW_TYPE_I8, EPW_SUM, 2, {0x7f, 1, 0}, 0x80},
         {EPW_TYPE_I8, EPW_AVERAGE, 2, {0xff, 0xfe, 0}, 0xff}, /* -3 / 2 is -1 */
         {EPW_TYPE_I8, EPW_AVERAGE, 2, {0x7f, 0x7f, 0}, 0x7f},
@@ -312,7 +314,7 @@ static void follows_the_rules_by_example(void) {
     }
 }
 
-/* 1024 rows of the greatest elements: what averages need room for. */
+/* 1024 rows of the greatest elements: averages need room for their sum. */
 static void averages_1024_rows_exactly(uint32_t type) {
     enum { ROWS = 1024 };
     static const void *rows[ROWS];

@@ -1,4 +1,4 @@
-/* What of two configurations must be equal for their ranks to connect. */
+/* The fields of two configurations that must be equal for their ranks to connect. */
 #include "ep/terms.h"
 #include "group.h"
 
@@ -10,7 +10,7 @@ static epw_buffer *open_buffer(const epw_config *config) {
     return b;
 }
 
-/* A pair of ranks of `ranks`, of which rank 1 has a configuration of its own. */
+/* A pair of ranks of a group of `ranks`; rank 1 has a configuration of its own. */
 static epw_status connect_pair(const epw_config *own, const epw_config *peers) {
     epw_buffer *a = open_buffer(own), *b = open_buffer(peers);
     epw_status status = connect_to(a, 0, b, 1);
@@ -44,7 +44,7 @@ static void every_field_that_differs_is_named(void) {
     }
 }
 
-/* No buffer can be made of another version yet. */
+/* No buffer of another version can be created yet. */
 static void the_version_is_a_term(void) {
     epw_config config = config_of(0, 2);
     epw_term terms[EPW_TERM_COUNT];

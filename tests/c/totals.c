@@ -1,4 +1,4 @@
-/* Sums of the caller's that two lanes add to at a time: expert_totals and wait_ns lose nothing. */
+/* Sums of the caller to which two lanes add at the same time: expert_totals and wait_ns lose nothing. */
 #include "group.h"
 
 #include <pthread.h>

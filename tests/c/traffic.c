@@ -1,8 +1,8 @@
-/* What a buffer counts of what it moves: rows and bytes as the routing has them, whole operations and halves.
- */
+/* What a buffer counts of its traffic: rows and bytes according to the routing, for whole operations and
+ * halves. */
 #include "group.h"
 
-/* Rows of a batch that go to `to`: tokens with an expert there. */
+/* The rows of a batch for `to`: tokens with an expert there. */
 static uint32_t rows_to(const batch *made, uint32_t to) {
     uint32_t rows = 0;
     for (uint32_t t = 0; t < TOKENS; t++) {

@@ -1,5 +1,5 @@
-/* The interface of libibverbs as the verbs wire declares it, beside that of the library's own header; and
- * every function in its version, where there is a library. */
+/* The interface of libibverbs as the verbs wire declares it, compared with the library's own header; and
+ * every function in its version, where the library is installed. */
 #include "check.h"
 
 #if __has_include(<infiniband/verbs.h>)

@@ -1,5 +1,5 @@
-/* The verbs wire over an RDMA adapter within this process (verbs/adapter.h), where there is none of hardware:
- * steps of a layer by it, entries and calls that fail, what befalls the adapter, and adapters that place
+/* The verbs wire over an RDMA adapter within this process (verbs/adapter.h), for machines without such
+ * hardware: steps of a layer, entries and calls that fail, events of the adapter, and adapters that place
  * writes in any order. */
 #include "check.h"
 #include "group.h"
@@ -11,17 +11,17 @@
 
 enum { LISTS = EXPERTS / 2, ROWS = 2 * TOKENS };
 
-/* As the adapter counts contexts: the last one first. */
+/* The adapter counts contexts from the last one. */
 enum { RANK_1, RANK_0 };
 
-/* Calls of a kind that are made to fail. */
+/* Kinds of calls that are made to fail. */
 enum { MOST = 7 };
 
 static uint64_t deadline_ns = 10000 * MS;
 
 /* ---- ranks ---- */
 
-/* Two connected ranks, in epoch 1; both ends of them NULL if a call has failed on the way. */
+/* Two connected ranks, in epoch 1; both NULL if a call has failed on the way. */
 static bool two_ranks(group *g) {
     *g = (group){.ranks = 2};
     epw_mask both = first_ranks(2);
@@ -48,7 +48,7 @@ static bool two_ranks(group *g) {
     return well;
 }
 
-/* What the result of each token is: itself, a quarter for each expert that it has. */
+/* Checks the result of each token: a quarter of its value for each expert that it has. */
 static bool is_combined(const batch *made, const uint16_t *result) {
     for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) {
         uint32_t experts = 0, t = i / HIDDEN;
@@ -58,7 +58,7 @@ static bool is_combined(const batch *made, const uint16_t *result) {
     return true;
 }
 
-/* Both ranks' halves of one step, in this thread: who sends waits for nobody. Whether it was whole, and
+/* Both ranks' halves of one step, in this thread, since sending waits for nobody. Whether it was complete and
  * right. */
 static bool step(const group *g) {
     static batch made[2];
@@ -134,8 +134,8 @@ static void steps_go_by_the_adapter(void) {
     nothing_is_left("steps", 0);
 }
 
-/* Connecting posts nothing. The words that begin an epoch do, on each lane to each peer: they make an adapter
- * fetch what it keeps of a queue pair, and find the way, before the first operation needs them. */
+/* Connecting posts nothing. The words that begin an epoch do, on each lane to each peer: they make the
+ * adapter load its state of a queue pair, and resolve the path, before the first operation needs them. */
 static void queue_pairs_are_warm_before_the_first_operation(void) {
     group g;
     uint32_t all, warm;
@@ -150,7 +150,7 @@ static void queue_pairs_are_warm_before_the_first_operation(void) {
     destroy(&g);
 }
 
-/* A fabric says by which adapter it goes. */
+/* A fabric names the adapter that it uses. */
 static void a_fabric_names_its_adapter(void) {
     group g;
     char text[EPW_FABRIC_TEXT];
@@ -161,7 +161,8 @@ static void a_fabric_names_its_adapter(void) {
     destroy(&g);
 }
 
-/* Words wait until what was posted before them is done: here entries of a queue pair go out in any order. */
+/* On this adapter entries of a queue pair may be executed in any order, so words wait until what was posted
+ * before them is done. */
 static void words_are_behind_rows_where_writes_pass_each_other(void) {
     group g;
     be_unordered(true);
@@ -179,7 +180,7 @@ static void words_are_behind_rows_where_writes_pass_each_other(void) {
 
 /* ---- failures ---- */
 
-/* The adapter says nothing to the other end of a queue pair: the connection beside it does. */
+/* The adapter tells the other end of a queue pair nothing; the connection beside it does. */
 static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
     char said[EPW_TROUBLE_TEXT] = "";
     for (int ms = 0; ms < 1000 && *epw_buffer_trouble(g->of[rank], 1 - rank, said) == '\0'; ms++)
@@ -191,8 +192,8 @@ static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
         "%s: %s", of, said);
 }
 
-/* The peer of this rank, whose adapter has found something wrong: the rank is told at once, and why, and so
- * is its peer. */
+/* The adapter of this rank's peer has reported an error: the rank is told at once, with the reason, and so is
+ * its peer. */
 static void is_lost(const group *g, uint32_t rank, const char *text, const char *of) {
     char said[EPW_TROUBLE_TEXT];
     uint64_t began = epw_now_ns();
@@ -213,7 +214,7 @@ static void is_lost(const group *g, uint32_t rank, const char *text, const char 
     free(made);
 }
 
-/* Statuses of completions as the library numbers them. */
+/* Statuses of completions, by the library's numbers. */
 static void a_completion_in_error_loses_the_peer_and_says_why(void) {
     static const struct {
         int status;
@@ -243,7 +244,8 @@ static void a_completion_in_error_loses_the_peer_and_says_why(void) {
         {13, "an entry for it failed: the peer has no receive posted (syndrome 0x16, vendor 0x07)"},
         {21,
          "an entry for it failed: the peer has given up its queue pair (syndrome 0x22, vendor 0x07): it has "
-         "taken the place from this rank, or ended; connect it again"}, /* one that has no name here */
+         "taken the place from this rank, or ended; connect it again"}, /* a status without a name in this
+                                                                           library */
     };
     for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         group g;
@@ -283,7 +285,7 @@ static void what_befalls_an_adapter_loses_its_peers_and_says_why(void) {
         "lan_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones");
 }
 
-/* One that has nothing to send: no completion says so. */
+/* A queue pair that has nothing to send: no completion reports its end. */
 static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
     static const int types[] = {EPW_ABI_QP_FATAL, EPW_ABI_QP_REQUEST_ERR, EPW_ABI_QP_ACCESS_ERR};
     for (int i = 0; i < 3; i++) {
@@ -301,8 +303,8 @@ static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
     }
 }
 
-/* A place is granted again only when what its former owner sends is placed no more: where the adapter does
- * not let go of a queue pair, nobody is let in. */
+/* A lease is granted again only when nothing more is placed for its former holder: while the adapter does not
+ * destroy a queue pair, nobody gets the lease. */
 static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
     group g;
     unsigned char blob[EPW_BLOB_MAX];
@@ -327,7 +329,7 @@ static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
     nothing_is_left("held", 0);
 }
 
-/* The address of another interface, another port, and what no adapter has to say. */
+/* A new address of another interface, another port, and an event that concerns nothing. */
 static void other_events_change_nothing(void) {
     group g;
     char text[EPW_TROUBLE_TEXT];
@@ -343,12 +345,12 @@ static void other_events_change_nothing(void) {
 
 /* ---- calls ---- */
 
-/* Every call of each kind, the first to the last, until so many have gone well that none was left to fail.
- * What fails while ranks are made is an error with a text; what fails behind that costs them each other. */
+/* Every call, from the first to the last of its kind, fails in turn, until none is left to fail. Failures
+ * while ranks are created are errors with a text; later failures separate the ranks. */
 static void whatever_fails_nothing_is_left(void) {
     static const int errors[] = {EIO, ENOMEM};
     uint32_t refused = 0, lost = 0;
-    deadline_ns = 100 * MS; /* of the ends that are not told */
+    deadline_ns = 100 * MS; /* for the ends that are not told */
     for (lan_call call = LAN_NONE + 1; call < LAN_CALLS; call++) {
         for (uint32_t e = 0; e < 2; e++) {
             for (uint32_t after = 0, well = 0; well < 2 && after < MOST; after++) {

@@ -1,5 +1,5 @@
-/* Verdicts of steps: reports as words, two thousand histories of ranks that fault, die and are replaced, or
- * as many as the argument says, through the pure piece, and the calls of the interface. */
+/* Verdicts of steps: reports as words; two thousand histories, or as many as the argument says, of ranks that
+ * fault, die and are replaced, through the pure functions; and the calls of the interface. */
 #include "ep/verdict.h"
 #include "group.h"
 
@@ -18,7 +18,7 @@ static void reports_tell_of_their_steps(void) {
     CHECK(epw_report_says(report, 100) == EPW_SAYS_CLEAN);
     CHECK(epw_report_says(report, 101) == EPW_SAYS_NOTHING);
     report = next(report, 101, true);
-    report = next(report, 104, true); /* of 102 and 103 too */
+    report = next(report, 104, true); /* of 102 and 103 as well */
     report = next(report, 105, false);
     for (uint64_t step = 100; step <= 105; step++)
         CHECK(epw_report_says(report, step) == (step % 5 == 0 ? EPW_SAYS_CLEAN : EPW_SAYS_FAULTED));
@@ -31,7 +31,7 @@ static void reports_tell_of_their_steps(void) {
     CHECK(epw_report_says(report, 1985) == EPW_SAYS_FAULTED && epw_word_epoch(report) == 7);
 }
 
-/* A member was given up: what ended before stays in sight. */
+/* A member was given up: the last report before that stays visible. */
 static void the_last_report_of_an_epoch_stays(void) {
     uint64_t report = next(epw_report_none(epw_epoch_word(7, 0)), 3, false);
     report = epw_report_next(report, 4, false, true);
@@ -72,12 +72,12 @@ typedef struct done {
 
 typedef struct member {
     bool alive;
-    uint32_t since; /* the first epoch that this incarnation may belong to */
+    uint32_t since; /* the first epoch of which this incarnation may be a member */
     epw_verdicts v;
-    uint64_t step;               /* the next to begin or to end */
-    bool in_step, suspects;      /* it goes on without some member */
+    uint64_t step;               /* the next step to begin or to end */
+    bool in_step, suspects;      /* suspects: it continues without some member */
     uint64_t window[MEMBERS][4]; /* by source: EPOCH, REPORT, LAST, LAST_BUT_ONE */
-    post posts[POSTS];           /* that are to reach their peers yet, in order */
+    post posts[POSTS];           /* that have yet to reach their peers, in order */
     uint32_t posted, to_post;
     done done[EPOCHS][STEPS];
 } member;
@@ -85,7 +85,7 @@ typedef struct member {
 typedef struct world {
     uint64_t random;
     member of[MEMBERS];
-    uint32_t epochs; /* decided so far; epoch e is at [e] */
+    uint32_t epochs; /* epochs decided so far; epoch e is at [e] */
     epw_mask members[EPOCHS];
     uint64_t first[EPOCHS];
 } world;
@@ -126,7 +126,7 @@ static void begin_epoch(world *w, uint32_t rank, uint32_t epoch) {
     }
 }
 
-/* Whether every member has begun the step, so that it may be complete for one that ends it. */
+/* Whether every member has begun the step, so that it may be complete for a member that ends it. */
 static bool all_take_part(const world *w, uint32_t epoch, uint64_t step) {
     bool all = true;
     EPW_MASK_FOR(peer, &w->members[epoch], MEMBERS) all &= w->of[peer].done[epoch][step].begun;
@@ -144,7 +144,7 @@ static void go_on(world *w, uint32_t rank) {
     }
     uint32_t newest = w->epochs;
     if (epoch < newest && epw_mask_has(&w->members[newest], rank) && m->since <= newest) {
-        /* Some are so slow that they begin the one after the next; nobody begins one before its step. */
+        /* Some are so slow that they skip an epoch; nobody begins one before its step. */
         if (!m->in_step || pick(w, 2)) begin_epoch(w, rank, pick(w, 8) || epoch == 0 ? newest : epoch + 1);
         return;
     }
@@ -155,7 +155,7 @@ static void go_on(world *w, uint32_t rank) {
         return;
     }
     bool whole = all_take_part(w, epoch, m->step);
-    if (!whole && !m->suspects && pick(w, 4)) return; /* it waits; now and then it gives up */
+    if (!whole && !m->suspects && pick(w, 4)) return; /* it waits, and sometimes gives up */
     m->in_step = false;
     d->ended = true;
     d->faulted = !whole || m->suspects || pick(w, 20) == 0;
@@ -181,7 +181,7 @@ static void ask(world *w, uint32_t rank, uint32_t epoch, uint64_t step) {
     if (!was) d->verdict = found;
 }
 
-/* A new incarnation of a rank that has died. */
+/* Starts a new incarnation of a rank that has died. */
 static void replace(world *w, uint32_t rank) {
     w->of[rank] = (member){.alive = true, .since = w->epochs + 1};
     for (uint32_t peer = 0; peer < MEMBERS; peer++) /* its window is a new one on every side */
@@ -209,7 +209,7 @@ static void ask_of_all(world *w) {
     }
 }
 
-/* Ranks that have belonged to every membership from this one to the last. */
+/* The ranks that have been members of every epoch from this one to the last. */
 static epw_mask survivors(const world *w, uint32_t epoch) {
     epw_mask all = w->members[epoch];
     for (uint32_t e = epoch; e <= w->epochs; e++) all.bits[0] &= w->members[e].bits[0];
@@ -218,7 +218,7 @@ static epw_mask survivors(const world *w, uint32_t epoch) {
     return all;
 }
 
-/* How the histories went, so that none of what they are for is missing from them. */
+/* Statistics of the histories, to check that every kind of verdict occurs. */
 static uint32_t clean, faulted, carried, pending;
 
 static void check_step(const world *w, uint32_t epoch, uint64_t step) {
@@ -237,9 +237,9 @@ static void check_step(const world *w, uint32_t epoch, uint64_t step) {
     CHECK(verdict != EPW_VERDICT_CLEAN || complete);
     clean += verdict == EPW_VERDICT_CLEAN;
     faulted += verdict == EPW_VERDICT_FAULTED;
-    carried += verdict == EPW_VERDICT_FAULTED && complete && all_ended; /* by one that is lost */
+    carried += verdict == EPW_VERDICT_FAULTED && complete && all_ended; /* by a rank that is lost */
     if (epoch + EPW_PAST_EPOCHS < w->epochs) return;
-    /* The last is the only one that may be open, where somebody has not ended a step. */
+    /* Only the last step may be pending, if some member has not ended it. */
     EPW_MASK_FOR(rank, &of, MEMBERS) {
         const done *d = &w->of[rank].done[epoch][step];
         if (!d->ended || d->verdict != EPW_VERDICT_PENDING) continue;
@@ -263,7 +263,7 @@ static void a_history(uint64_t seed) {
             ask(&w, rank, 1 + pick(&w, w.epochs),
                 m->step - 1 - pick(&w, (uint32_t)(m->step < 6 ? m->step : 6)));
     }
-    /* All that are alive begin a last membership, and end steps in it until their words are there. */
+    /* All living ranks begin a last membership, and end steps in it until their words have arrived. */
     change(&w);
     for (uint32_t i = 0; i < 400; i++) {
         uint32_t rank = pick(&w, MEMBERS);
@@ -287,8 +287,8 @@ static epw_reports given(const void *context, uint32_t peer) {
     return *(const epw_reports *)context;
 }
 
-/* Its last words are of this epoch already, its epoch word is not of the next yet: what it handed on to this
- * one is lost, and will come again with the next. */
+/* Its last words are of this epoch already, but its epoch word is not of the next one yet: what it handed on
+ * to this epoch is lost, and will come again with the next. */
 static void who_begins_the_next_epoch_is_waited_for(void) {
     epw_verdicts v = {0};
     const epw_mask both = {{3}};
@@ -368,7 +368,8 @@ static void a_released_handle_faults_its_step_alone(void) {
     destroy(&g);
 }
 
-/* What a program does beside the buffer counts as it says, for one step, on whatever rank it fails. */
+/* A fault of the program outside the buffer counts as reported, for one step, on whichever rank it
+ * happens. */
 static void a_fault_of_the_program_is_one_of_the_step(void) {
     group g = make_group(2, 20000 * MS);
     for (uint32_t r = 0; r < 2; r++) begin(&g, r, 3, 1, 0);
@@ -383,7 +384,7 @@ static void a_fault_of_the_program_is_one_of_the_step(void) {
     destroy(&g);
 }
 
-/* Rank 2 is lost before it has ended the step: those that go on judge by what they have completed. */
+/* Rank 2 is lost before it has ended the step: the others judge it by what they have completed. */
 static void a_lost_rank_leaves_the_step_to_the_others(void) {
     group g = make_group(3, 20000 * MS);
     for (uint32_t r = 0; r < 3; r++) begin(&g, r, 7, 1, 0);
@@ -415,7 +416,7 @@ static void a_rank_that_has_not_ended_a_step_faults_it(void) {
     destroy(&g);
 }
 
-/* What ended after the last checkpoint counts for the next one, be it of another membership. */
+/* What ended after the last checkpoint counts for the next one, even of another membership. */
 static void a_fault_outlives_the_membership(void) {
     static batch made[2];
     group g = make_group(2, 20000 * MS);

@@ -1,4 +1,4 @@
-/* What a rank is told about its waits: wait_ns names who is late, and counts nothing else. */
+/* What a rank learns about its waits: wait_ns names the rank that is late, and counts nothing else. */
 #include "group.h"
 
 #include <pthread.h>
@@ -17,8 +17,8 @@ static void sleep_ns(uint64_t ns) {
     nanosleep(&time, NULL);
 }
 
-/* Rank 2 is late, for which `handle` waits. Over queues what the others have sent comes meanwhile, and is
- * seen when somebody looks. */
+/* Rank 2, for which `handle` waits, is late. Over queues, what the others have sent arrives meanwhile, and is
+ * seen by a poll. */
 static void be_late(epw_buffer *b, epw_handle handle, uint64_t ns) {
     uint64_t until = now_ns() + ns;
     while (path_of_test() == EPW_PATH_QUEUE && now_ns() < until) {
@@ -28,7 +28,7 @@ static void be_late(epw_buffer *b, epw_handle handle, uint64_t ns) {
     if (path_of_test() != EPW_PATH_QUEUE) sleep_ns(ns);
 }
 
-/* Its operation has ended, or over queues soon will have. */
+/* The operation has ended or, over queues, soon will have. */
 static void ended(epw_buffer *b, epw_handle handle) {
     epw_status status = epw_poll(b, handle, NULL);
     for (int i = 0; path_of_test() == EPW_PATH_QUEUE && status == EPW_PENDING && i < 10000; i++) {
@@ -38,7 +38,7 @@ static void ended(epw_buffer *b, epw_handle handle) {
     CHECK_OK(status);
 }
 
-/* Rank 2 of 3 sends its rows 50 ms after rank 0 began to wait, and so its answers. */
+/* Rank 2 of 3 sends its rows 50 ms after rank 0 began to wait, and its answers likewise. */
 static void a_late_peer_shows_and_the_others_do_not(void) {
     enum { LATE_MS = 50, AT_LEAST_MS = 45 };
     group g = make_group(3, 10000 * MS);
@@ -114,14 +114,15 @@ static void *send_later(void *argument) {
     return NULL;
 }
 
-/* Of all threads: the library's own work in the background too. */
+/* The CPU time of all threads, including the library's own in the background. */
 static uint64_t cpu_ns(void) {
     struct timespec used;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
     return (uint64_t)used.tv_sec * 1000 * MS + (uint64_t)used.tv_nsec;
 }
 
-/* A rank that waits for seconds leaves its core to others: under 1 percent of it after the first 10 ms. */
+/* A rank that waits for seconds leaves its core to others: after the first 10 ms it uses less than 1 percent
+ * of it. */
 static void a_long_wait_takes_next_to_nothing_of_a_core(void) {
     enum { LATE_MS = 2000, FIRST_MS = 10 };
     group g = make_group(2, 1000 * MS);
@@ -154,7 +155,7 @@ static void a_long_wait_takes_next_to_nothing_of_a_core(void) {
     destroy(&g);
 }
 
-/* Rank 1's single row comes while rank 0 copies many of its own, which it has at once. */
+/* Rank 1's single row arrives while rank 0 copies many rows of its own, which it has at once. */
 static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
     group g = {.ranks = 2};
     epw_config config = config_of(0, 2);
@@ -173,7 +174,7 @@ static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
     static int32_t ids[MANY * COPIES];
     uint32_t counts[COPIES];
     memset(x, 0, (size_t)MANY * WIDE * 2);
-    for (uint32_t i = 0; i < MANY * COPIES; i++) ids[i] = (int32_t)(i % COPIES); /* all at rank 0 */
+    for (uint32_t i = 0; i < MANY * COPIES; i++) ids[i] = (int32_t)(i % COPIES); /* all for rank 0 */
     epw_dispatch_input many = EPW_DISPATCH_INPUT_INIT;
     many.tokens = MANY;
     many.x = x;
@@ -185,8 +186,8 @@ static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
     out.rows = rows;
     out.counts = counts;
 
-    /* The first round says how long copying takes at least; a later one counts if the row came in the first
-     * half of that. */
+    /* The first round measures the least time of copying; a later round counts if the row arrived in the
+     * first half of that time. */
     uint64_t copying_ns = 0;
     uint32_t rounds = 0, met = 0;
     for (; met == 0 && rounds < 200; rounds++) {

@@ -1,4 +1,4 @@
-/* The thread that looks at words which an adapter places: it tells of those that come, and outlives memory
+/* The thread that polls the words which an adapter places: it reports those that change, and survives memory
  * that has failed. */
 #include "mlx5_rank.h"
 
@@ -7,11 +7,11 @@
 
 enum { PAGE = 4096 };
 
-/* Words of two regions, a page each. The thread looks at the later one first. */
+/* The words of two regions, a page each. The thread polls the later region first. */
 typedef struct watched {
     _Atomic uint64_t *word;
     atomic_uint came;
-    atomic_bool holds; /* the thread, while it tells */
+    atomic_bool holds; /* the thread waits in its callback */
     epw_keys keys;
 } watched;
 
@@ -42,7 +42,7 @@ static void watch(bench *b, watched *w, unsigned char *page) {
     CHECK_OK(epw_mlx5_register(b->adapter, &region, where, &w->keys));
 }
 
-/* As a page whose cells have failed, of which the kernel's word is all that is left. */
+/* Like a page whose memory cells have failed, of which only the kernel knows. */
 static void a_page_that_is_gone_ends_nobody(void) {
     bench *b = new_bench();
     watched lost = {.word = NULL}, first = {.word = NULL};
@@ -55,10 +55,10 @@ static void a_page_that_is_gone_ends_nobody(void) {
     await(&lost.came, 1);
     atomic_store(&first.holds, true);
     atomic_store(first.word, 1);
-    await(&first.came, 1); /* the thread stands before its look at the other page */
+    await(&first.came, 1); /* the thread is in its callback, before it polls the other page */
     CHECK(mprotect(pages, PAGE, PROT_NONE) == 0);
     atomic_store(&first.holds, false);
-    for (uint64_t value = 2; value < 5; value++) { /* it has looked, and goes on */
+    for (uint64_t value = 2; value < 5; value++) { /* it has polled, and continues */
         atomic_store(first.word, value);
         await(&first.came, (unsigned)value);
     }

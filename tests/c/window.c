@@ -1,5 +1,5 @@
-/* Windows and their imports, by threads and by processes. Blobs have a test of their own, blobs.c, and so
- * have the leases of imports, leases.c, and the server that grants them, fd_server.c. */
+/* Windows and their imports, by threads and by processes. blobs.c tests blobs, leases.c the leases of
+ * imports, and fd_server.c the server that grants them. */
 #include "imports/other.h"
 
 #include <pthread.h>
@@ -44,7 +44,7 @@ static void threads_use_the_very_same_memory(void) {
     CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
     CHECK(epw_import_path(import) == EPW_PATH_THREAD);
     CHECK(epw_import_base(import) == epw_window_base(a.window));
-    /* The exporter may go first. */
+    /* The exporter may be destroyed first. */
     epw_window_destroy(a.window);
     epw_import_base(import)[WINDOW_BYTES - 1] = 7;
     CHECK(epw_import_base(import)[WINDOW_BYTES - 1] == 7);
@@ -107,7 +107,7 @@ typedef struct member {
     uint32_t rank;
 } member;
 
-/* Each rank writes its byte of each peer's window; after the barrier everyone finds all of them. */
+/* Each rank writes its byte in each peer's window; after the barrier each finds all of them. */
 static void *exchange_as_rank(void *argument) {
     member *m = argument;
     exchange *x = m->all;
@@ -158,14 +158,14 @@ static void processes_write_through_to_each_other(void) {
     epw_window_base(a.window)[5] = 66;
     CHECK(ask(&o, (command){.verb = 'r', .offset = 5}).value == 66);
 
-    /* And the other way round. */
+    /* And in the other direction. */
     got = ask(&o, (command){.verb = 'e', .peer = 0});
     epw_import *import = NULL;
     CHECK(epw_window_import(a.window, 1, got.blob, got.length, 5000 * MS, &import) == EPW_OK);
     CHECK(epw_import_path(import) == EPW_PATH_SHM);
     epw_import_base(import)[0] = 1;
 
-    /* What is mapped stays usable when its exporter dies. */
+    /* Mapped memory stays usable when its exporter dies. */
     kill_other(&o);
     epw_import_base(import)[WINDOW_BYTES - 1] = 2;
     CHECK(epw_import_base(import)[0] == 1 && epw_import_base(import)[WINDOW_BYTES - 1] == 2);
@@ -175,7 +175,7 @@ static void processes_write_through_to_each_other(void) {
     epw_window_destroy(a.window);
 }
 
-/* Mapping a large window takes a while, which counts too. */
+/* Mapping a large window takes a while, which counts towards the deadline, too. */
 static void an_import_ends_with_its_deadline_also_while_it_maps(void) {
     enum { TRIES = 20 };
     spec of = spec_of(0);
@@ -196,7 +196,7 @@ static void an_import_ends_with_its_deadline_also_while_it_maps(void) {
         epw_import_close(import);
     }
     bool while_mapping = false;
-    for (int i = 0; i < TRIES && !while_mapping; i++) { /* the connection alone may take as long */
+    for (int i = 0; i < TRIES && !while_mapping; i++) { /* connecting alone may take as long */
         import = NULL;
         begin = epw_now_ns();
         epw_status status = epw_window_import(b.window, 0, a.blob, a.length, all / 8, &import);
@@ -208,10 +208,10 @@ static void an_import_ends_with_its_deadline_also_while_it_maps(void) {
     }
     CHECK(while_mapping);
     CHECK(mapped_windows() == 2);
-    begin = epw_now_ns(); /* the server, of this process, closes its ends a little later */
+    begin = epw_now_ns(); /* the server, in this process, closes its ends a little later */
     while (open_fds() != fds && epw_now_ns() - begin < 5000 * MS) usleep(1000);
     CHECK(open_fds() == fds);
-    CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 60000 * MS, &import)); /* no lease stayed */
+    CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 60000 * MS, &import)); /* no lease was left */
     epw_import_close(import);
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
@@ -330,7 +330,7 @@ static void a_thousand_cycles_leak_no_descriptor(void) {
         export_to(&a, 1);
         epw_import *import = NULL;
         CHECK(epw_window_import(b.window, 0, a.blob, a.length, 5000 * MS, &import) == EPW_OK);
-        /* Either order of parting. */
+        /* In either order of destruction. */
         if (i % 3) {
             epw_import_close(import);
             epw_window_destroy(a.window);

@@ -1,4 +1,4 @@
-/* What travels between ranks behind queues: of each row its header, payload and scales, and nothing else. */
+/* What is sent between ranks behind queues: the header, payload and scales of each row, and nothing else. */
 #include "group.h"
 
 #include "ep/buffer.h"
@@ -11,7 +11,7 @@ static epw_nic_traffic sent_by(const group *g, uint32_t rank) {
     return epw_nic_sent(epw_fabric_nic(g->fabrics[rank]));
 }
 
-/* Until nothing more is sent for a while: ACKs come late. */
+/* Waits until nothing has been sent for a while, because ACKs come late. */
 static epw_nic_traffic settled(const group *g, uint32_t rank) {
     epw_nic_traffic was = sent_by(g, rank), is = was;
     for (int quiet = 0, turns = 0; quiet < 20 && turns < 5000; turns++) {
@@ -23,7 +23,7 @@ static epw_nic_traffic settled(const group *g, uint32_t rank) {
     return is;
 }
 
-/* Rows of the batch for rank 1. */
+/* The rows of the batch for rank 1. */
 static uint64_t rows_to_peer(const batch *made) {
     uint64_t rows = 0;
     for (uint32_t t = 0; t < TOKENS; t++) {
@@ -34,10 +34,11 @@ static uint64_t rows_to_peer(const batch *made) {
     return rows;
 }
 
-/* Bytes of a row beside its payload and scales: 16 of its own, 12 for each expert, the sideband, to 128. */
+/* Bytes of a row beside its payload and scales: 16 of its own, 12 for each expert, and the sideband, rounded
+ * up to a multiple of 128. */
 enum { HEADER = (16 + 12 * TOPK + SIDEBAND + 127) / 128 * 128, WORD = 8 };
 
-/* `data`: of a row's payload and scales. */
+/* `data`: the bytes of a row's payload and scales. */
 static void dispatch_travels_as(uint32_t payload, uint64_t data) {
     group g = make_group(2, 5000 * MS);
     activate(&g, 1);
@@ -51,7 +52,7 @@ static void dispatch_travels_as(uint32_t payload, uint64_t data) {
         epw_dispatch_input in = make_batch(&made[r], r);
         in.layout = EPW_RANK_MAJOR;
         in.payload = payload;
-        for (uint32_t i = 0; r == 0 && i < TOKENS * TOPK; i++) /* every third token stays at home */
+        for (uint32_t i = 0; r == 0 && i < TOKENS * TOPK; i++) /* every third token stays on this rank */
             if (i / TOPK % 3 == 0) made[0].ids[i] = (int32_t)(i % TOPK);
         CHECK_OK(epw_dispatch(g.of[r], &in, NULL, &handles[r], &outcome));
     }
@@ -66,7 +67,7 @@ static void dispatch_travels_as(uint32_t payload, uint64_t data) {
     CHECK(rows > 0 && rows < TOKENS);
     CHECK_MSG(bytes == rows * (HEADER + data) + counts + WORD, "%llu rows took %llu bytes",
               (unsigned long long)rows, (unsigned long long)bytes);
-    /* Overhead: a frame for all rows, the counts and the word, and for the ACK of the peer's word. */
+    /* Overhead: a frame for all rows, the counts and the word, and one for the ACK of the peer's word. */
     CHECK_MSG(frames == 4, "%llu frames, not 4", (unsigned long long)frames);
     for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_release(g.of[r], handles[r]));
     destroy(&g);
@@ -75,7 +76,7 @@ static void dispatch_travels_as(uint32_t payload, uint64_t data) {
 int main(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
     dispatch_travels_as(EPW_PAYLOAD_SAME, HIDDEN * 2);
-    /* A scale of 4 bytes for 128 channels, and rows in whole 16 bytes. */
+    /* A scale of 4 bytes for 128 channels, and rows in multiples of 16 bytes. */
     dispatch_travels_as(EPW_PAYLOAD_FP8_F32, (HIDDEN + HIDDEN / 128 * 4 + 15) / 16 * 16);
     return check_result("wire_bytes");
 }

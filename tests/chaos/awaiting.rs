@@ -1,4 +1,4 @@
-//! Ranks whose buffers live on the thread of an async runtime, which goes on whatever the peers do.
+//! Ranks whose buffers live on the thread of an async runtime, which must keep running whatever the peers do.
 
 use crate::bootstrap::{CONNECT_MARGIN, GROUP_DEADLINE, GROUP_MARGIN, JOIN_DEADLINE, done_or, join, serve};
 use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but, everyone};
@@ -6,8 +6,8 @@ use crate::noise::deadline;
 use crate::verdict;
 use crate::wire::{Command, End, Reply, Run};
 
-/// Two peers do not answer, one of them only for a while: the thread of the rank that connects to both goes on, and one
-/// deadline bounds both, after which it is told whom it waits for in vain.
+/// Two peers do not answer, one of them only for a while: the thread of the rank that connects to both keeps running,
+/// and one deadline bounds both. After that the rank is told for whom it has waited in vain.
 pub(crate) fn a_connect_to_stopped_ranks(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::created(seed, &mut choices, Rows::Small);
@@ -31,7 +31,7 @@ pub(crate) fn a_connect_to_stopped_ranks(seed: u64) {
     cluster.go_on(&everyone(), 1);
 }
 
-/// Dropping the future leaves an attempt behind that ends by itself, and then another one may be made.
+/// Dropping the future leaves an attempt that ends by itself; after that another attempt may be made.
 pub(crate) fn a_connect_that_is_given_up(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::created(seed, &mut choices, Rows::Small);
@@ -46,7 +46,7 @@ pub(crate) fn a_connect_that_is_given_up(seed: u64) {
     cluster.go_on(&everyone(), 1);
 }
 
-/// The threads of the others go on while a rank does not, and creating ends, within its deadlines.
+/// While a rank is stopped, the threads of the others keep running, and creating ends within its deadlines.
 pub(crate) fn stopped_while_creating(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::spawn(seed, &mut choices, Rows::Small);
@@ -59,7 +59,7 @@ pub(crate) fn stopped_while_creating(seed: u64) {
     }
     std::thread::sleep(choices.micros(4000));
     cluster.worker(victim).stop();
-    // In the connect, or in a step of the group, which others may miss for not having connected.
+    // In the connect, or in a step of the group, in which others may be missing because they have not connected.
     let errors = [("Timeout", format!("peer {victim}:")), ("Timeout", "still missing: ".to_owned())];
     let bound = 3 * GROUP_DEADLINE + deadline() + GROUP_MARGIN;
     for rank in all_but(victim) {
@@ -67,7 +67,7 @@ pub(crate) fn stopped_while_creating(seed: u64) {
     }
 }
 
-/// What the guide shows: a rank dies, the others go on without it, a new process takes its place, and the next step of
+/// As the guide shows: a rank dies, the others continue without it, a new process takes its place, and the next step of
 /// all is exact.
 pub(crate) fn a_dead_rank_is_replaced_through_the_group(seed: u64) {
     replaced(seed, End::Buffer);
@@ -97,7 +97,7 @@ fn replaced(seed: u64, end: End) {
     let reports = cluster.hear_ran(&survivors);
     match end {
         End::Buffer => verdict::lost_in_group(&reports, victim, 1),
-        // A communicator and its subset lose it each by itself.
+        // A communicator and its subset lose it independently.
         End::Comm => verdict::at_most_lost(&reports, victim),
     }
     survivors.iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Change));

@@ -11,10 +11,10 @@ use crate::wire::{Call, Command, Reply, Run};
 
 pub(crate) const JOIN_DEADLINE: Duration = Duration::from_millis(1500);
 pub(crate) const GROUP_DEADLINE: Duration = Duration::from_millis(1500);
-/// What a call through the group may take beyond its deadline: the client leaves the server half a second to account for a
-/// timeout itself.
+/// How much longer than its deadline a call through the group may take: the client gives the server half a second to
+/// report a timeout itself.
 pub(crate) const GROUP_MARGIN: Duration = Duration::from_millis(600);
-/// The same of a connect.
+/// The same for a connect.
 pub(crate) const CONNECT_MARGIN: Duration = Duration::from_millis(100);
 
 pub(crate) fn serve() -> Server {
@@ -32,12 +32,12 @@ pub(crate) fn join(server: &Server, rank: u32) -> Command {
     }
 }
 
-/// Threads that wake each other in a row when a call through the group is answered: the caller's, that which speaks to the
-/// server, the server's, and those of another rank that is waited for.
+/// The number of threads that wake each other in succession when a call through the group is answered: the caller's,
+/// the one that speaks to the server, the server's, and those of another rank that is awaited.
 const HANDOVERS: u32 = 6;
 
-/// The rank's answer to a call of the bootstrap, within `bound` and the machine's noise: done, or an error that is one of these kinds and says one
-/// of these texts, which name the rank that is to blame.
+/// The rank's answer to a call of the bootstrap, within `bound` plus the machine's noise: done, or one of these kinds
+/// of errors with one of these texts, which name the rank to blame.
 pub(crate) fn done_or(cluster: &mut Cluster, rank: u32, bound: Duration, errors: &[(&str, String)]) -> bool {
     let (done, text, elapsed_us, noise_us) = match cluster.worker(rank).hear() {
         Reply::Done { elapsed_us, noise_us } => (true, String::new(), elapsed_us, noise_us),
@@ -48,7 +48,7 @@ pub(crate) fn done_or(cluster: &mut Cluster, rank: u32, bound: Duration, errors:
         }
         other => panic!("rank {rank}: {other:?}"),
     };
-    let noise = Duration::from_micros(noise_us).max(noise::worst()); // the server is the test's
+    let noise = Duration::from_micros(noise_us).max(noise::worst()); // the server is in the test's process
     assert!(
         Duration::from_micros(elapsed_us) <= bound + noise * HANDOVERS,
         "rank {rank} took {elapsed_us} us, not {bound:?} (noise {noise:?}): {text}"
@@ -56,7 +56,7 @@ pub(crate) fn done_or(cluster: &mut Cluster, rank: u32, bound: Duration, errors:
     done
 }
 
-/// Joined, or told that the victim did not come. The same for all.
+/// All have joined, or all are told that the victim did not come.
 fn joined_or_missed(cluster: &mut Cluster, victim: u32) -> bool {
     let errors = [("MissingRanks", format!("missing: {victim};"))];
     let bound = JOIN_DEADLINE + GROUP_MARGIN;
@@ -66,8 +66,8 @@ fn joined_or_missed(cluster: &mut Cluster, victim: u32) -> bool {
     joined[0]
 }
 
-/// Before it joins or a moment after it began to: the others are told who is missing, or, if it had joined, who is lost
-/// in the first thing that they do together.
+/// Killed before it joins, or shortly after it began to: the others are told who is missing or, if it had joined, who
+/// is lost in the first thing that they do together.
 pub(crate) fn killed_while_joining(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::spawn(seed, &mut choices, Rows::Small);
@@ -88,7 +88,7 @@ pub(crate) fn killed_while_joining(seed: u64) {
     }
 }
 
-/// Lets the survivors create buffers through the group while `victim` dies or is dead. Whether they all could.
+/// The survivors create buffers through the group while `victim` dies or is dead. Returns whether all succeeded.
 fn create_without(cluster: &mut Cluster, victim: u32) -> bool {
     for rank in all_but(victim) {
         let setup = cluster.setup_of(rank);
@@ -98,14 +98,14 @@ fn create_without(cluster: &mut Cluster, victim: u32) -> bool {
 }
 
 fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
-    // Lost in a step of the group, or its window is gone when the others connect.
+    // The victim is lost in a step of the group, or its window is gone when the others connect.
     let errors = [
         ("PeerLost", format!("rank {victim} (process")),
         ("Peer", format!("peer {victim}:")),
-        // Another has found that out first, and destroyed its own.
+        // Another rank has noticed that first, and has destroyed its own buffer.
         ("Peer", "it has ended, or destroyed its buffer".to_owned()),
         ("Peer", "the peer's fabric is gone".to_owned()),
-        // Where its end was not seen in time.
+        // Its end was not noticed in time.
         ("Timeout", format!("still missing: {victim};")),
     ];
     // Three steps through the group and a connect.
@@ -116,8 +116,8 @@ fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
     made[0]
 }
 
-/// While buffers are exchanged and connected: an error that names it on every rank, or, if all had connected before, a
-/// degraded first step and an agreement to go on without it.
+/// Killed while buffers are exchanged and connected: an error that names it on every rank or, if all had connected
+/// before, a degraded first step and an agreement to continue without it.
 pub(crate) fn killed_while_connecting_through_the_group(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::spawn(seed, &mut choices, Rows::Small);
@@ -160,7 +160,8 @@ pub(crate) fn killed_while_connecting_through_the_group(seed: u64) {
     cluster.run_exactly(&survivors, 2, 4);
 }
 
-/// For less than the join deadline: all meet. For longer: the others are told whom they miss, and it is told that it is late.
+/// Stopped for less than the join deadline: all join. For longer: the others are told who is missing, and the victim is
+/// told that it is late.
 pub(crate) fn stopped_while_joining(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::spawn(seed, &mut choices, Rows::Small);
@@ -168,7 +169,7 @@ pub(crate) fn stopped_while_joining(seed: u64) {
     let victim = choices.rank();
     let early = choices.coin();
     if !early {
-        // Else it might have joined before it stops.
+        // Otherwise it might join before it is stopped.
         cluster.worker(victim).stop();
     }
     for rank in 0..RANKS {
@@ -194,14 +195,14 @@ pub(crate) fn stopped_while_joining(seed: u64) {
     }
     assert!(!joined_or_missed(&mut cluster, victim), "all joined without rank {victim}");
     cluster.worker(victim).cont();
-    // It comes to an empty room, and is told so.
+    // It finds nobody left to join, and is told so.
     let missed = format!("1 of {RANKS} ranks came");
     let joined = done_or(&mut cluster, victim, JOIN_DEADLINE + GROUP_MARGIN, &[("MissingRanks", missed)]);
     assert!(!joined, "rank {victim} joined alone");
 }
 
-/// Blobs of a rank that has died are refused at once, of a stopped one within the deadline, with its name; after it has gone
-/// on they are good.
+/// Blobs of a dead rank are refused at once, and those of a stopped rank within the deadline, with its name; once it
+/// continues its blobs are valid again.
 pub(crate) fn gone_between_export_and_connect(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::created(seed, &mut choices, Rows::Small);

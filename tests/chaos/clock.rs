@@ -1,12 +1,13 @@
-//! Whether a future lets the thread that polls it go on.
+//! Checks that a future does not block the thread that polls it.
 
 use std::time::Duration;
 
 use crate::noise::{self, Begun, deadline};
 use crate::step::Stop;
 
-/// Awaits on a runtime of this thread alone, beside a task that looks at the clock every other millisecond. It is wrong if
-/// that task ever had to wait for a good part of a deadline, beyond what the machine made this thread wait for a core.
+/// Awaits on a single-threaded runtime, beside a task that looks at the clock every other millisecond. It is an error
+/// if that task ever had to wait for a good part of a deadline, beyond the time that this thread itself waited for a
+/// core.
 pub(crate) fn beside<T>(work: impl Future<Output = T>) -> Result<T, Stop> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime");
     let (ended, gap) = runtime.block_on(async {

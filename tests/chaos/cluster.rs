@@ -1,5 +1,5 @@
 //! The ranks of one case as child processes, and what a test can do to them. Every wait here is bounded, and dropping a
-//! cluster kills and reaps whatever is left of it, stopped or not.
+//! cluster kills and reaps all of its processes, stopped or not.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command as Program, Stdio};
@@ -13,7 +13,7 @@ use crate::worker;
 
 pub(crate) const RANKS: u32 = 4;
 
-/// No reply takes longer, or something hangs.
+/// A reply that takes longer means that something hangs.
 const WATCHDOG: Duration = Duration::from_secs(20);
 
 pub(crate) struct Worker {
@@ -56,7 +56,7 @@ impl Worker {
         sent.unwrap_or_else(|error| panic!("rank {} takes no commands: {error}", self.rank));
     }
 
-    /// The next reply, whatever it is but `Wrong`.
+    /// The next reply of any kind except `Wrong`.
     pub(crate) fn hear(&self) -> Reply {
         match self.replies.recv_timeout(WATCHDOG) {
             Ok(Reply::Wrong(text)) => panic!("rank {}: {text}", self.rank),
@@ -94,7 +94,7 @@ impl Worker {
         self.stopped();
     }
 
-    /// Sees it stop by itself.
+    /// Waits until it has stopped by itself.
     pub(crate) fn stopped(&self) {
         let began = Instant::now();
         loop {
@@ -117,7 +117,7 @@ impl Worker {
         self.signal(libc::SIGCONT);
     }
 
-    /// Sees it die by itself.
+    /// Waits until it has died by itself.
     pub(crate) fn died(&mut self) {
         let began = Instant::now();
         while self.child.try_wait().expect("it is a child").is_none() {
@@ -126,9 +126,9 @@ impl Worker {
         }
     }
 
-    /// Kills it and sees it dead.
+    /// Kills it and waits until it is dead.
     pub(crate) fn kill(&mut self) {
-        // It may have ended by itself only by a bug, which its reaped status would hide: say so.
+        // Only a bug can have ended it before, which a reaped status would hide.
         self.child.kill().unwrap_or_else(|error| panic!("killing rank {}: {error}", self.rank));
         self.child.wait().unwrap_or_else(|error| panic!("reaping rank {}: {error}", self.rank));
     }
@@ -136,13 +136,13 @@ impl Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Both do nothing to a worker that has been killed before.
+        // Both fail if the worker was killed before.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Choices of a case, in order, from its seed.
+/// The random choices of a case, in order, from its seed.
 pub(crate) struct Choices {
     seed: u64,
     made: u64,
@@ -166,7 +166,7 @@ impl Choices {
         self.below(2) == 0
     }
 
-    /// A place at some peer of `rank` to die or stop at.
+    /// A place at some peer of `rank` at which to die or stop.
     pub(crate) fn trap(&mut self, rank: u32, step: u32, stop: bool) -> Trap {
         let place =
             [Place::Rows, Place::DispatchWord, Place::Answers, Place::CombineWord][self.below(4) as usize];
@@ -183,7 +183,7 @@ impl Choices {
     }
 }
 
-/// How large the rows of a case are.
+/// The size of the rows of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rows {
     Small,
@@ -201,7 +201,7 @@ impl Cluster {
     pub(crate) fn spawn(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
         let (max_tokens, hidden) = if rows == Rows::Small { (6, 64) } else { (48, 4096) };
         let lanes = 1 + choices.below(2) as u32;
-        // The core's own threads block signals, so traps need the caller to write its large rows itself.
+        // The core's own threads block signals, so for traps the caller itself must write its large rows.
         let threads = 1 + if rows == Rows::Small { choices.below(2) as u32 } else { 0 };
         let rank_major = choices.coin();
         let deadline_ms = deadline().as_millis() as u64;
@@ -220,7 +220,7 @@ impl Cluster {
         Self { workers: (0..RANKS).map(Worker::spawn).collect(), setup }
     }
 
-    /// With buffers that know nobody.
+    /// With buffers that are not connected.
     pub(crate) fn created(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
         let mut cluster = Self::spawn(seed, choices, rows);
         for rank in 0..RANKS {
@@ -249,7 +249,7 @@ impl Cluster {
         cluster
     }
 
-    /// What its ranks send.
+    /// The traffic of its ranks.
     pub(crate) fn traffic(&self) -> Traffic {
         Traffic::new(self.setup.seed, RANKS, self.setup.max_tokens, self.setup.hidden)
     }
@@ -268,14 +268,14 @@ impl Cluster {
         self.worker(rank).done();
     }
 
-    /// Another process for `rank`, beside the old one, which is returned.
+    /// Starts another process for `rank`, beside the old one, which is returned.
     pub(crate) fn replace(&mut self, rank: u32) -> Worker {
         let old = self.replace_process(rank);
         self.create(rank);
         old
     }
 
-    /// The same, without a buffer.
+    /// The same without a buffer.
     pub(crate) fn replace_process(&mut self, rank: u32) -> Worker {
         std::mem::replace(&mut self.workers[rank as usize], Worker::spawn(rank))
     }
@@ -297,8 +297,8 @@ impl Cluster {
             .collect()
     }
 
-    /// Connects ranks that all live. On a machine so busy that a peer's thread does not get to answer within the deadline, it
-    /// says so and tries once more: nothing is judged here.
+    /// Connects ranks that are all alive. If the machine is so busy that a peer's thread does not answer within the
+    /// deadline, this prints that and retries once: nothing is tested here.
     pub(crate) fn connect(&mut self, rank: u32, to: &[u32]) {
         let blobs = self.blobs_for(rank, to);
         self.worker(rank).tell(&Command::Connect(blobs.clone()));
@@ -346,7 +346,7 @@ impl Cluster {
         crate::verdict::complete(&reports, steps);
     }
 
-    /// Goes on with `ranks` alone, as a server does after a failure: the next epoch, exact from its first step.
+    /// Continues with `ranks` only, as a server does after a failure: the next epoch must be exact from its first step.
     pub(crate) fn go_on(&mut self, ranks: &[u32], epoch: u32) {
         self.set_active(ranks, epoch);
         self.run_exactly(ranks, epoch, 4);

@@ -1,5 +1,5 @@
-//! One step of a worker that has a communicator: a collective, or sends and receives, of a kind that follows from the step, and
-//! then a small sum of all. Whatever of their results can be used is checked against what the ranks must have given.
+//! One step of a worker with a communicator: a collective, or sends and receives, of a kind that the step determines,
+//! and then a small sum of all ranks. Every result that may be used is compared with what the ranks must have given.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(crate) enum Kind {
     Broadcast,
     Gather,
     Scatter,
-    /// Each rank sends to the next one and receives of the one before it, all at once.
+    /// Each rank sends to the next one and receives from the previous one, all at once.
     Ring,
 }
 
@@ -39,27 +39,28 @@ pub(crate) const KINDS: [Kind; 10] = [
     Kind::Ring,
 ];
 
-/// Elements of a block at most, and offsets at which blocks begin in a table.
+/// The most elements of a block, and the number of offsets at which blocks begin in a table.
 const LONGEST: usize = 1 << 16;
 const TABLE: usize = 1 << 12;
-/// Each rank gives the same numbers times one of 1 to 3.
+/// Each rank gives the same numbers, multiplied by 1 to 3.
 const TIMES: u32 = 3;
-/// What a place holds that nobody has written.
+/// The value of a place that nobody has written.
 const UNTOUCHED: u32 = u32::MAX;
 
-/// A communicator and what its steps are made of.
+/// A communicator and the data of its steps.
 pub(crate) struct Collectives {
     setup: Setup,
     pub(crate) comm: Comm,
-    /// Of all its ranks: then that is where a step ends.
+    /// A subset with all ranks of the communicator: then steps end with it.
     pub(crate) subset: Option<Comm>,
-    /// Where the peers' windows lie in this process.
+    /// The addresses of the peers' windows in this process.
     pub(crate) windows: HashMap<u32, usize>,
-    /// Numbers times 0, 1 and so on, up to what all ranks give together: a block is a slice of one, and so is a sum.
+    /// The numbers times 0, 1 and so on, up to what all ranks give together: a block is a slice of one table, and so is
+    /// a sum.
     tables: Vec<Vec<u32>>,
 }
 
-/// What one operation is, the same on all ranks.
+/// The shape of one operation, the same on all ranks.
 #[derive(Debug, Clone, Copy)]
 struct Shape {
     kind: Kind,
@@ -107,7 +108,7 @@ impl Collectives {
         Self { setup, comm, subset: None, windows: HashMap::new(), tables }
     }
 
-    /// Runs step `step`; `at` is called at each point and may wait there. Adds what the calls reported to `ops`.
+    /// Runs step `step`; `at` is called at each point and may wait there. Appends the calls' reports to `ops`.
     pub(crate) fn step(
         &mut self,
         run: &Run,
@@ -163,7 +164,7 @@ impl Collectives {
         &self.tables[times as usize][first..][..shape.len]
     }
 
-    /// What all give rank `to`, added up.
+    /// The sum of what all ranks give rank `to`.
     fn sum(&self, shape: &Shape, active: &Mask, to: u32) -> &[u32] {
         self.slice(shape, to, active.iter().map(|from| self.times(shape, from, to)).sum())
     }
@@ -234,7 +235,7 @@ impl Collectives {
         }
     }
 
-    /// A reduction that lacks nobody is exact; one that lacks a member has no result.
+    /// A reduction that lacks nobody must be exact; one that lacks a member has no result.
     fn check_sum(
         &self,
         shape: &Shape,
@@ -250,7 +251,7 @@ impl Collectives {
         })
     }
 
-    /// A row for each rank: exact of all members that are not missing, and left alone where there is none.
+    /// A row for each rank: exact for all members that are not missing, and unchanged where there is no row.
     fn check_blocks(
         &self,
         shape: &Shape,
@@ -301,7 +302,7 @@ fn wrong_if(wrong: bool, text: impl FnOnce() -> String) -> Result<(), Stop> {
     if wrong { Err(Stop::Wrong(text())) } else { Ok(()) }
 }
 
-/// Collectives do not say when which peer's part came: nobody waits longer than two deadlines.
+/// Collectives do not report when which peer's part came: nobody waits longer than two deadlines.
 fn ended(step: u32, call: wire::Call, began: Begun, outcome: &Outcome) -> Op {
     let mut op = report(step, call, began, outcome, &[]);
     op.last_arrival_us = op.elapsed_us;

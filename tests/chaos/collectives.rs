@@ -9,14 +9,14 @@ use crate::wire::{Command, Place, Point, Run, Trap};
 
 const STEPS: u32 = 6;
 
-/// Where in a collective a rank meets its fate.
+/// When in a collective something happens to a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It has not called it.
+    /// Before it has called it.
     Before,
-    /// It has, and does nothing for it any more.
+    /// After it has called it, while it does nothing more for it.
     Begun,
-    /// While it moves much.
+    /// While it moves much data.
     Moving,
     /// When it first writes a message for a peer.
     Message,
@@ -26,13 +26,14 @@ enum Phase {
 
 const PHASES: [Phase; 5] = [Phase::Before, Phase::Begun, Phase::Moving, Phase::Message, Phase::Word];
 
-/// A case whose victim has met its fate in a run of all; seeds go through all phases, and with them through all kinds.
+/// A case in whose run, with all ranks, the victim has died or stopped. Seeds cover all phases, and with them all
+/// kinds.
 struct Case {
     choices: Choices,
     cluster: Cluster,
     victim: u32,
     survivors: Vec<u32>,
-    /// It must be told to go on.
+    /// It waits until it is told to continue.
     held: bool,
 }
 
@@ -44,7 +45,7 @@ impl Case {
         let mut cluster = Cluster::ready_comms(seed, &mut choices, rows);
         let victim = choices.rank();
         let survivors = all_but(victim);
-        // The first message of an epoch has a place that is known.
+        // The address of the first message of an epoch is known.
         let step = if phase == Phase::Message { 1 } else { 1 + choices.below(3) as u32 };
         let run = Run::new(1, 1, STEPS);
         cluster.tell_run(&survivors, &run);
@@ -84,7 +85,7 @@ impl Case {
     }
 }
 
-/// The others lose it and nobody else, in their time; no sum is wrong, and the next epoch is exact.
+/// The others lose it and nobody else, in time; no sum is wrong, and the next epoch is exact.
 pub(crate) fn killed_in_a_collective(seed: u64) {
     let Case { mut cluster, victim, survivors, .. } = Case::begin(seed, false);
     let reports = cluster.hear_ran(&survivors);
@@ -92,8 +93,8 @@ pub(crate) fn killed_in_a_collective(seed: u64) {
     cluster.go_on(&survivors, 2);
 }
 
-/// A short stop costs time only. After a long one the others have gone on: what the rank does then changes nothing, it learns that it
-/// was dropped, and after another handshake it is a member again.
+/// A short stop only costs time. After a long one the others have continued: what the rank does then changes nothing,
+/// it learns that it was dropped, and after another handshake it is a member again.
 pub(crate) fn stopped_in_a_collective(seed: u64) {
     let mut case = Case::begin(seed, true);
     let began = Instant::now();
@@ -106,7 +107,7 @@ pub(crate) fn stopped_in_a_collective(seed: u64) {
     }
 }
 
-/// A stop that the machine has drawn out to a deadline, which its noise tells, is no short one.
+/// A stop that the machine has prolonged to a deadline, according to its noise, does not count as short.
 fn forgiven(case: Case, stopped: Duration) {
     let Case { mut cluster, victim, survivors, .. } = case;
     let others = cluster.hear_ran(&survivors);
@@ -137,7 +138,7 @@ fn evicted(mut case: Case) {
     verdict::complete(&reports, BUSY);
     verdict::evicted_from_collectives(victim, &late, &survivors);
     cluster.connect(victim, &survivors);
-    // Behind a queue each side needs what the other one has now.
+    // Over queues each side needs the current blob of the other.
     if crate::is_by_queue() {
         for rank in &survivors {
             cluster.connect(*rank, &[victim]);

@@ -33,7 +33,7 @@ pub(crate) fn killed_while_writing_answers(seed: u64) {
     killed_soon_after(seed, Point::Dispatched);
 }
 
-/// Where the others miss a rank that stopped at `point` of `step`.
+/// Where the others notice that a rank stopped at `point` of `step` is missing.
 fn missed_at(step: u32, point: Point) -> (u32, Call) {
     match point {
         Point::BeforeSend => (step, Call::Dispatch),
@@ -50,7 +50,7 @@ fn killed_at(seed: u64, point: Point) {
     let survivors = all_but(victim);
     let step = 2 + choices.below(3) as u32;
     let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-    // One survivor may come late, by less than half a deadline: late is not dead.
+    // One survivor may be late, by less than half a deadline: that is not death.
     let late = choices.coin().then(|| (victim + 1 + choices.below(u64::from(RANKS) - 1) as u32) % RANKS);
     let lateness = deadline() / 10 * choices.below(5) as u32;
 
@@ -79,14 +79,14 @@ fn killed_at(seed: u64, point: Point) {
     verdict::lost(&reports, victim, 1);
     verdict::first_loss(&reports, |_| missed_at(step, point));
 
-    // A graph of operations that nobody stopped: it has paid its deadline.
+    // Like a graph of operations that nobody interrupts: the deadline has been waited for once.
     cluster.tell_run(&survivors, &Run::new(1, STEPS + 1, 20));
     let reports = cluster.hear_ran(&survivors);
     verdict::swift(&reports, 20, victim);
     cluster.go_on(&survivors, 2);
 }
 
-/// Kills a rank a moment after it has passed `point`, with rows large enough to be caught writing them.
+/// Kills a rank shortly after it has passed `point`, with rows so large that it may be writing them.
 fn killed_soon_after(seed: u64, point: Point) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::ready(seed, &mut choices, Rows::Large);
@@ -105,8 +105,9 @@ fn killed_soon_after(seed: u64, point: Point) {
     cluster.go_on(&survivors, 2);
 }
 
-/// Dies in the middle of a row, or having told some ranks and not others. One that was not told is busy between its send and
-/// its receive, so that those in the know wait for it longer than it waits for the dead one: its beacon keeps it alive.
+/// It dies in the middle of a row, or after it has told some ranks and not others. A rank that was not told is busy
+/// between its send and its receive, so that the ranks that know wait for it longer than it waits for the dead one: its
+/// beacon keeps it from being given up.
 pub(crate) fn killed_at_an_exact_byte(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::ready(seed, &mut choices, Rows::Large);
@@ -146,8 +147,8 @@ pub(crate) fn killed_at_an_exact_byte(seed: u64) {
     cluster.go_on(&survivors, 2);
 }
 
-/// A survivor gives its handle up while another rank is dead: whoever waits for either returns in time, and the one that
-/// released takes part in the next step.
+/// A survivor gives its handle up while another rank is dead: every rank that waits for either returns in time, and the
+/// one that released takes part in the next step.
 pub(crate) fn a_release_beside_a_dead_rank_holds_nobody_up(seed: u64) {
     let mut choices = Choices::new(seed);
     let mut cluster = Cluster::ready(seed, &mut choices, Rows::Small);
@@ -167,7 +168,8 @@ pub(crate) fn a_release_beside_a_dead_rank_holds_nobody_up(seed: u64) {
     let mut reports = cluster.hear_ran(&survivors);
     for (rank, ran) in &mut reports {
         for op in &mut ran.ops {
-            // Its rows of that step were not answered. That is no reason to wait for it, nor to miss it again.
+            // Its rows of that step were not answered. That is no reason to wait for it, or to count it as missing
+            // again.
             let unanswered = *rank != releaser
                 && point != Point::CombineSent
                 && (op.step, op.call) == (step, Call::Combine);

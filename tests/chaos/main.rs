@@ -1,10 +1,10 @@
-//! Chaos: ranks as processes that are killed or stopped at every phase of a step and of the bootstrap, and in histories of
-//! such faults one after the other and several at a time, while every row and every sum of the others is checked.
+//! Chaos: ranks as processes that are killed or stopped in every phase of a step and of the bootstrap, and in histories
+//! of such faults one after the other and several at a time, while every row and every sum of the others is checked.
 //!
-//! Ranks are this very program, started again with a variable set; the test carries their blobs and tells them what to do.
-//! Each scenario runs a number of cases, one at a time, in a process of its own: it measures the noise of the machine while it
-//! is at it. Cases mostly wait, so two scenarios run at a time. `EPWIRE_SEED` sets the seed of each scenario's first case and
-//! `EPWIRE_CASES` how many to run; a failure names both.
+//! Ranks are this very program, started again with a variable set; the test passes on their blobs and tells them what
+//! to do. Each scenario runs a number of cases, one at a time, in a process of its own, and measures the noise of the
+//! machine meanwhile. Cases mostly wait, so two scenarios run at a time. `EPWIRE_SEED` sets the seed of each scenario's
+//! first case and `EPWIRE_CASES` the number of cases; a failure prints both.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod awaiting;
@@ -92,14 +92,14 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ),
 ];
 
-/// Those with a network between the ranks, for machines that can make one.
+/// Scenarios with a network between the ranks, for machines that can create one.
 const ON_HOSTS: &[(&str, u64, Scenario)] = &[
     ("a_cut_of_2_s_costs_time_only", 1, history::hosts::a_cut_of_2_s_costs_time_only),
     ("a_cut_of_30_s_costs_one_its_place", 1, history::hosts::a_cut_of_30_s_costs_one_its_place),
     ("lost_packets_cost_time_only", 1, history::hosts::lost_packets_cost_time_only),
 ];
 
-/// Those that watch over memory that ranks share, or the lease of a window that is mapped.
+/// Scenarios that need shared memory, or the lease of a mapped window.
 const MAPPED: &[&str] = &[
     "killed_while_writing_rows",
     "killed_while_writing_answers",
@@ -107,12 +107,12 @@ const MAPPED: &[&str] = &[
     "a_replacement_waits_for_the_old_process_to_end",
 ];
 
-/// Whether the environment has ranks reach each other by queues alone.
+/// Whether the environment makes ranks reach each other only by queues.
 pub(crate) fn is_by_queue() -> bool {
     std::env::var("EPWIRE_PATHS").is_ok_and(|paths| paths == "queue")
 }
 
-/// The secret of all runs, where the environment has one: the TCP wire needs it.
+/// The secret of all runs, if the environment has one: the TCP wire needs it.
 pub(crate) fn token() -> Option<Token> {
     Token::from_env().expect("a token that can be used")
 }
@@ -154,13 +154,13 @@ fn run_apart(name: &str) -> Result<(), Failed> {
     if status.success() { Ok(()) } else { Err(format!("{name}: {status}").into()) }
 }
 
-/// Runners that give each test a process run several at a time: all of them find [`AT_A_TIME`] seats, locks on files that are
-/// there anyway.
+/// Test runners that give each test a process run several at a time: all of them share [`AT_A_TIME`] seats, which are
+/// locks on files that exist anyway.
 fn take_seat() -> File {
     let program = std::env::current_exe().unwrap();
     let seats = [program.as_path(), program.parent().unwrap()].map(|path| File::open(path).unwrap());
     let [first, second]: [File; AT_A_TIME] = seats;
-    // SAFETY: plain system calls on open descriptors; closing one gives its lock back.
+    // SAFETY: plain system calls on open descriptors; closing one releases its lock.
     if unsafe { libc::flock(first.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return first;
     }

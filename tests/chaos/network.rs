@@ -1,4 +1,4 @@
-//! Hosts that are network namespaces of this machine, joined by a switch, and what can befall the network between them. Needs
+//! Hosts that are network namespaces of this machine, joined by a switch, and faults of the network between them. Needs
 //! root, iproute2 and nftables.
 
 use std::fs::File;
@@ -7,16 +7,16 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The namespaces, deleted with this value.
+/// The namespaces, which are deleted with this value.
 pub(crate) struct Hosts {
     names: Vec<String>,
     switch: String,
 }
 
-/// Of this process, so that no two have the same names.
+/// A counter of this process, so that no two namespaces have the same name.
 static MADE: AtomicU32 = AtomicU32::new(0);
 
-/// Why there can be none on this machine, if so.
+/// Why this machine cannot have them; `None` if it can.
 pub(crate) fn lacking() -> Option<String> {
     // SAFETY: a plain system call.
     if unsafe { libc::geteuid() } != 0 {
@@ -44,7 +44,7 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Hosts {
-    /// So many, each with the interface `eth0` and its [`Hosts::address`].
+    /// So many hosts, each with the interface `eth0` and its [`Hosts::address`].
     pub(crate) fn new(count: u32) -> Self {
         let serial = MADE.fetch_add(1, Ordering::Relaxed);
         let name = |what: &str| format!("epw{}-{serial}{what}", std::process::id());
@@ -74,12 +74,13 @@ impl Hosts {
         format!("10.77.0.{}", host + 1)
     }
 
-    /// Has the program run on this host, under the host's own name.
+    /// Makes the program run on this host, under the host's own name.
     pub(crate) fn place(&self, host: u32, program: &mut Command) {
         let name = self.names[host as usize].clone();
         let namespace = File::open(format!("/run/netns/{name}")).expect("the namespace is there");
         let enter = move || {
-            // SAFETY: plain system calls between fork and exec, on a descriptor and a name that live as long as this closure.
+            // SAFETY: plain system calls between fork and exec, on a descriptor and a name that live as long as this
+            // closure.
             let entered = unsafe {
                 libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) == 0
                     && libc::unshare(libc::CLONE_NEWUTS) == 0
@@ -87,16 +88,16 @@ impl Hosts {
             };
             if entered { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
-        // SAFETY: it calls the kernel alone, and allocates nothing.
+        // SAFETY: it only calls the kernel, and allocates nothing.
         unsafe { program.pre_exec(enter) };
     }
 
-    /// Nothing reaches this host or leaves it any more.
+    /// Cuts this host off: nothing reaches it or leaves it any more.
     pub(crate) fn cut(&self, host: u32) {
         self.drop(host, "oifname eth0 drop", "iifname eth0 drop");
     }
 
-    /// Of the packets that come to this host, so many in a hundred are lost.
+    /// Drops so many percent of the packets that come to this host.
     pub(crate) fn lose(&self, host: u32, percent: u32) {
         let lost = format!("iifname eth0 numgen random mod 100 < {percent} drop");
         self.drop(host, "oifname eth0 accept", &lost);
@@ -114,7 +115,7 @@ impl Hosts {
         );
     }
 
-    /// Everything travels again.
+    /// Ends all faults of this host's network.
     pub(crate) fn heal(&self, host: u32) {
         self.nft(host, "delete table inet epwire");
     }
@@ -128,7 +129,7 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for name in self.names.iter().chain([&self.switch]) {
-            // What was never made cannot be deleted.
+            // A namespace that was never created cannot be deleted.
             let _ = ip(&["netns", "del", name]);
         }
     }

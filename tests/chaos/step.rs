@@ -1,4 +1,4 @@
-//! One step of a worker, dispatch and combine, with every received row and every sum checked against what its source must
+//! One step of a worker, dispatch and combine, with every received row and every sum compared with what its source must
 //! have sent.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ pub(crate) struct Bench {
     setup: Setup,
     traffic: Traffic,
     pub(crate) buffer: EpBuffer,
-    /// Where the peers' windows lie in this process.
+    /// The addresses of the peers' windows in this process.
     pub(crate) windows: HashMap<u32, usize>,
     received: DispatchBuffers,
     expert_out: HostBuffer<bf16>,
@@ -35,7 +35,7 @@ pub(crate) enum Stop {
     Wrong(String),
 }
 
-/// Where in a window its signal words begin.
+/// The offset of the signal words in a window.
 pub(crate) const SIGNAL_WORDS: u64 = 4096;
 
 impl From<epwire::Error> for Stop {
@@ -50,7 +50,7 @@ impl<H> From<Box<epwire::Refused<H>>> for Stop {
     }
 }
 
-/// Tokens as dispatch takes them.
+/// Tokens in the form that dispatch takes.
 struct Tokens {
     x: Vec<bf16>,
     ids: Vec<i32>,
@@ -87,7 +87,7 @@ impl Bench {
         tokens
     }
 
-    /// Runs step `step`; `at` is called at each point and may wait there. Adds what the calls reported to `ops`.
+    /// Runs step `step`; `at` is called at each point and may wait there. Appends the calls' reports to `ops`.
     pub(crate) fn step(
         &mut self,
         run: &Run,
@@ -167,12 +167,12 @@ impl Bench {
         self.check_sums(own, &outcome, &arrived).map_err(Stop::Wrong)
     }
 
-    /// Sets the trap of this step if it is at one of these places.
+    /// Sets the trap of this step if it is in one of these places.
     fn set_trap(&self, run: &Run, own: Sender, places: &[Place]) {
         let due = |trap: &&Trap| trap.step == own.step && places.contains(&trap.place);
         let Some(trap) = run.trap.as_ref().filter(due) else { return };
         let (setup, plan) = (&self.setup, self.buffer.plan());
-        // Lanes come in turn from the first step of an epoch. See c/ep/layout.h for the areas of a window.
+        // From the first step of an epoch, steps alternate between lanes. See c/ep/layout.h for the areas of a window.
         let lane = u64::from((own.step - 1) % setup.lanes);
         let slot = |rows: usize| u64::from(setup.rank * setup.max_tokens) + rows as u64 / 2;
         let dispatch = plan.control_bytes + lane * plan.dispatch_bytes / u64::from(setup.lanes);
@@ -191,7 +191,7 @@ impl Bench {
         meet_fate(&self.windows, trap, offset);
     }
 
-    /// Checks that exactly the rows of the sources that are not missing are there, and lets the experts work on them.
+    /// Checks that exactly the rows of the sources that are not missing have arrived, and runs the experts on them.
     fn check_and_compute(&mut self, dispatched: &Dispatched, own: Sender) -> Result<(), String> {
         let missing = dispatched.outcome().missing;
         let active = self.buffer.membership().map_err(|error| error.to_string())?.active;
@@ -268,7 +268,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Is the row the one of this token of this operation, and of no other?
+    /// Whether the row is the one of this token of this operation.
     fn check_name(&self, row: usize, of: Sender, token: u32) -> Result<(), String> {
         let found = &self.received.sideband[row * SIDEBAND..][..SIDEBAND];
         if found == Traffic::sideband(of, token) && self.received.source_token[row] == token {
@@ -279,7 +279,7 @@ impl Bench {
         Err(format!("a row for token {token} of {of:?} says [source, epoch, step, token] = {words:?}"))
     }
 
-    /// Checks that each token is exactly the sum of the contributions of those that took part.
+    /// Checks that each token is exactly the sum of the contributions of the ranks that took part.
     fn check_sums(&self, own: Sender, outcome: &Outcome, arrived: &[[u16; 2]]) -> Result<(), String> {
         let active = self.buffer.membership().map_err(|error| error.to_string())?.active;
         let hidden = self.setup.hidden as usize;
@@ -299,13 +299,12 @@ impl Bench {
     }
 }
 
-/// Dies or stops at the first write to the page of this offset of the peer's window.
+/// Makes this process die or stop at the first write to the page at this offset of the peer's window.
 pub(crate) fn meet_fate(windows: &HashMap<u32, usize>, trap: &Trap, offset: u64) {
     let signal = if trap.stop { libc::SIGSTOP } else { libc::SIGKILL };
     match windows.get(&trap.peer) {
         Some(window) => trap::set(window + offset as usize, signal),
-        // Over queues nothing is mapped: it meets its fate before it writes anything.
-        // SAFETY: a plain system call.
+        // Over queues nothing is mapped: it dies or stops before it writes anything. SAFETY: a plain system call.
         None => drop(unsafe { libc::raise(signal) }),
     }
 }

@@ -1,4 +1,4 @@
-//! Ranks that are stopped and go on later, and processes that take the place of a stopped one.
+//! Ranks that are stopped and continued later, and processes that take the place of a stopped one.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ use crate::wire::{Command, Point, Reply, Run};
 
 const STEPS: u32 = 6;
 
-/// Stops `victim` in step 3 of a run that all ranks have been told: exactly between two calls, or, with large rows, while it
-/// writes to a peer or a moment after a call began. Whether it is held there and must be told to go on.
+/// Stops `victim` in step 3 of a run of all ranks: exactly between two calls or, with large rows, while it writes to a
+/// peer or shortly after a call began. Returns whether it waits there and must be told to continue.
 fn stop_in_step(cluster: &mut Cluster, choices: &mut Choices, victim: u32, rows: Rows, run: &Run) -> bool {
     cluster.tell_run(&all_but(victim), run);
     if rows == Rows::Large && choices.coin() {
@@ -32,7 +32,7 @@ fn stop_in_step(cluster: &mut Cluster, choices: &mut Choices, victim: u32, rows:
     rows == Rows::Small
 }
 
-/// A case whose victim has been stopped in step 3 of a run of all.
+/// A case whose victim was stopped in step 3 of a run of all ranks.
 struct Case {
     choices: Choices,
     cluster: Cluster,
@@ -62,7 +62,8 @@ fn let_go(cluster: &mut Cluster, victim: u32, held: bool) {
     victim.cont();
 }
 
-/// A stop that the machine has drawn out to a deadline, which its noise tells, is no short one: then as in the next scenario.
+/// A stop that the machine has prolonged to a deadline, according to its noise, does not count as short; then the next
+/// scenario's rules apply.
 pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
     let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
     let began = Instant::now();
@@ -71,7 +72,8 @@ pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
     let stopped = began.elapsed();
     let others = cluster.hear_ran(&survivors);
     let ran = cluster.worker(victim).ran();
-    // It is stopped somewhat before, and runs somewhat after, and so do those who wait for it.
+    // The stop begins slightly before, and ends slightly after, the measured time, and the waiting ranks are delayed as
+    // well.
     if stopped + 3 * verdict::noise(&others) < deadline() {
         verdict::complete(&others, STEPS);
         verdict::complete(&[(victim, ran)], STEPS);
@@ -83,8 +85,8 @@ pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
     }
 }
 
-/// Some give it up, some do not, and it may give up some: whatever becomes of it, no row is wrong, nobody waits too long,
-/// nobody loses anybody else, and all can go on without it.
+/// Some ranks give it up, some do not, and it may give up some: in any case no row is wrong, nobody waits too long,
+/// nobody loses another rank, and all can continue without it.
 pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
     let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
     std::thread::sleep(deadline() * (90 + choices.below(21) as u32) / 100);
@@ -95,8 +97,8 @@ pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
     cluster.go_on(&survivors, 2);
 }
 
-/// The others go on without a stopped rank; when it runs again, its late writes change nothing of what they read, it learns
-/// that it was dropped, and after another handshake it is a member again.
+/// The others continue without a stopped rank. When it runs again, its late writes do not change what they read, it
+/// learns that it was dropped, and after another handshake it is a member again.
 pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
     let Case { mut choices, mut cluster, victim, survivors, rows, held } = Case::stopped(seed);
     let reports = cluster.hear_ran(&survivors);
@@ -113,7 +115,7 @@ pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
     verdict::evicted(victim, &late, &survivors);
 
     cluster.connect(victim, &survivors);
-    // Behind a queue each side needs what the other one has now.
+    // Over queues each side needs the current blob of the other.
     if choices.coin() || crate::is_by_queue() {
         for rank in &survivors {
             cluster.connect(*rank, &[victim]);
@@ -122,8 +124,8 @@ pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
     cluster.go_on(&everyone(), 3);
 }
 
-/// Another process cannot take the place of a stopped rank while that may still write: stopped, continued, evicted or not,
-/// only its end frees the place.
+/// Another process cannot take the place of a stopped rank while that may still write: whether it is stopped, continued
+/// or evicted, only its end frees the place.
 pub(crate) fn a_replacement_waits_for_the_old_process_to_end(seed: u64) {
     let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
     let reports = cluster.hear_ran(&survivors);
@@ -150,7 +152,7 @@ pub(crate) fn a_replacement_waits_for_the_old_process_to_end(seed: u64) {
     cluster.go_on(&everyone(), 3);
 }
 
-/// Every member refuses the newcomer at once, naming the process that has its place.
+/// Every member refuses the newcomer at once, and names the process that has its place.
 fn refused(cluster: &mut Cluster, newcomer: u32, members: &[u32], pid: u32) {
     for member in members {
         let blobs = cluster.blobs_for(newcomer, &[*member]);

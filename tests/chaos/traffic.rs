@@ -1,8 +1,8 @@
-//! What every rank sends in every step, as a function of (seed, source, epoch, step, token): a receiver knows what must have
-//! come, and late, torn or foreign rows are recognised.
+//! What every rank sends in every step, as a function of (seed, source, epoch, step, token): a receiver knows what must
+//! arrive, and recognises late, torn or foreign rows.
 //!
-//! Numbers are chosen so that every sum is exact in bf16: channels are 0 to 7, weights 1/4, 1/2 or 1, experts multiply by 1
-//! or 2, at most three of them add up.
+//! Numbers are chosen so that every sum is exact in bf16: channels are 0 to 7, weights 1/4, 1/2 or 1, experts multiply
+//! by 1 or 2, and a sum has at most three terms.
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt as _;
@@ -67,13 +67,13 @@ impl Traffic {
         ])
     }
 
-    /// Tokens of an operation, none now and then.
+    /// The number of tokens of an operation, sometimes 0.
     pub(crate) fn tokens(&self, of: Sender) -> u32 {
         let hash = self.hash(of, 0, 1);
         if hash.is_multiple_of(8) { 0 } else { 1 + (hash >> 8) as u32 % self.max_tokens }
     }
 
-    /// Distinct experts with their weights; -1 now and then.
+    /// Distinct experts with their weights; sometimes -1.
     pub(crate) fn routing(&self, of: Sender, token: u32) -> [(i32, f32); TOPK] {
         let hash = self.hash(of, token, 2);
         let experts = u64::from(self.ranks * LOCAL_EXPERTS);
@@ -93,12 +93,12 @@ impl Traffic {
         self.scaled(of, token, 1.0)
     }
 
-    /// The row times a factor: what experts and combine make of it.
+    /// The row times a factor, which is what experts and combine make of it.
     pub(crate) fn scaled(&self, of: Sender, token: u32, factor: f32) -> &[bf16] {
         &self.tables[(factor * 4.0) as usize][self.offset(of, token)..][..self.hidden]
     }
 
-    /// Says whose row it is.
+    /// Identifies the row's token and operation.
     pub(crate) fn sideband(of: Sender, token: u32) -> [u8; SIDEBAND] {
         let mut bytes = [0; SIDEBAND];
         for (place, value) in bytes.chunks_exact_mut(4).zip([of.source, of.epoch, of.step, token]) {
@@ -111,7 +111,7 @@ impl Traffic {
         expert as u32 / LOCAL_EXPERTS
     }
 
-    /// What expert `expert` multiplies by.
+    /// The factor by which expert `expert` multiplies.
     pub(crate) fn gain(expert: i32) -> f32 {
         [1.0, 2.0][expert as usize % 2]
     }
@@ -124,7 +124,8 @@ impl Traffic {
         (0..self.tokens(of)).filter(goes_there)
     }
 
-    /// Sum of weight times gain over the token's experts on ranks that `counts`, and how many those are.
+    /// The sum of weight times gain over the token's experts on ranks for which `counts` is true, and the number of
+    /// those.
     pub(crate) fn factor(&self, of: Sender, token: u32, counts: impl Fn(u32) -> bool) -> (f32, u16) {
         let routing = self.routing(of, token);
         let counted = routing.iter().filter(|(expert, _)| *expert >= 0 && counts(Self::owner(*expert)));
@@ -132,12 +133,12 @@ impl Traffic {
     }
 }
 
-/// Bit for bit, as fast as memory compares.
+/// Bit for bit, as fast as memory can be compared.
 pub(crate) fn same(a: &[bf16], b: &[bf16]) -> bool {
     a.reinterpret_cast() == b.reinterpret_cast()
 }
 
 pub(crate) fn bytes(row: &[bf16]) -> &[u8] {
-    // SAFETY: bf16 is two bytes without padding, and bytes may lie anywhere.
+    // SAFETY: bf16 is two bytes without padding, and bytes need no alignment.
     unsafe { std::slice::from_raw_parts(row.as_ptr().cast(), size_of_val(row)) }
 }

@@ -1,12 +1,12 @@
-//! What must hold of the reports of ranks that nothing was done to.
+//! What must hold for the reports of ranks to which nothing was done.
 
 use std::time::Duration;
 
 use crate::noise::{self, deadline};
 use crate::wire::{Call, Op, Ran, Record};
 
-/// What a call may take beyond its deadlines on an idle machine. The noise of the run that is judged is added to it, see
-/// noise.rs; nothing is measured twice or retried.
+/// By how much a call may exceed its deadlines on an idle machine. The noise of the judged run is added, see noise.rs;
+/// nothing is measured twice or retried.
 const MARGIN: Duration = Duration::from_millis(50);
 
 pub(crate) type Reports = [(u32, Ran)];
@@ -15,7 +15,7 @@ fn micros(us: u64) -> Duration {
     Duration::from_micros(us)
 }
 
-/// The worst delay that the machine caused any of these ranks: they wait for each other.
+/// The worst delay that the machine has caused for any of these ranks, because they wait for each other.
 pub(crate) fn noise(reports: &Reports) -> Duration {
     micros(reports.iter().map(|(_, ran)| ran.noise_us).max().unwrap_or(0))
 }
@@ -29,34 +29,35 @@ pub(crate) fn complete(reports: &Reports, steps: u32) {
     }
 }
 
-/// Rank `lost` fell silent for good: the others lost it and nobody else, each after one deadline of silence, within the
-/// bounds, and everything after that cost no further deadline.
+/// Rank `lost` was silent for good: the others lost it and nobody else, each after one deadline of silence, within the
+/// limits, and nothing after that waited for another deadline.
 pub(crate) fn lost(reports: &Reports, lost: u32, epoch: u32) {
     lost_beside_release(reports, lost, epoch, None);
 }
 
-/// The same in a group, which sees the end of the process: nobody need wait for a deadline.
+/// The same in a group, which notices the end of the process: nobody need wait for a deadline.
 pub(crate) fn lost_in_group(reports: &Reports, lost: u32, epoch: u32) {
     lost_somehow(reports, lost, epoch, |_, record| record.cause == "Superseded");
 }
 
-/// The same of collectives: one may also have been told by a survivor that it lacks that rank.
+/// The same for collectives: a survivor may also have told a rank that it lacks the lost one.
 pub(crate) fn lost_in_collectives(reports: &Reports, lost: u32, epoch: u32) {
     lost_somehow(reports, lost, epoch, |_, record| record.cause == "Partial");
 }
 
-/// The same where `releaser` gave up a handle: what it owes for that is paid in the background, which may find out first.
+/// The same if `releaser` gave up a handle: what it owes for that is paid in the background, which may notice the loss
+/// first.
 pub(crate) fn lost_beside_release(reports: &Reports, lost: u32, epoch: u32, releaser: Option<u32>) {
     let in_background = |rank: u32, record: &Record| Some(rank) == releaser && record.cause == "Suspected";
     lost_somehow(reports, lost, epoch, in_background);
 }
 
-/// A rank behind a queue was killed, perhaps: connections tell of that.
+/// A rank behind a queue may have been killed: then its connections end.
 fn link_broke(record: &Record) -> bool {
     crate::is_by_queue() && record.cause == "Link"
 }
 
-/// Whoever was told early need not have waited.
+/// A rank that was told early need not have waited.
 fn lost_somehow(reports: &Reports, lost: u32, epoch: u32, was_told: impl Fn(u32, &Record) -> bool) {
     let noise = noise(reports);
     for (rank, ran) in reports {
@@ -81,14 +82,15 @@ fn lost_somehow(reports: &Reports, lost: u32, epoch: u32, was_told: impl Fn(u32,
         assert_eq!(record.epoch, epoch, "rank {rank}: {record:?}");
 
         for op in &ran.ops {
-            // Who waits for none but the lost one returns after one deadline; who waits for others that wait, after two.
+            // A rank that waits only for the lost one returns after one deadline; one that waits for other waiting
+            // ranks, after two.
             let bound = deadline().max(micros(op.last_arrival_us)).min(2 * deadline()) + MARGIN + noise;
             assert!(
                 micros(op.elapsed_us) <= bound,
                 "rank {rank} took longer than {bound:?}: {op:?} (noise {noise:?})"
             );
         }
-        // Later operations wait for no suspect, only for survivors that may still be in their own first wait.
+        // Later operations do not wait for suspects, only for survivors that may still be in their own first wait.
         let later: Duration = ran.ops[first + 1..].iter().map(|op| micros(op.elapsed_us)).sum();
         let bound = deadline() + MARGIN + noise * (ran.ops.len() - first) as u32;
         assert!(later <= bound, "rank {rank} took {later:?} after the loss, more than {bound:?}");
@@ -100,7 +102,7 @@ pub(crate) fn first_loss(reports: &Reports, expected: impl Fn(u32) -> (u32, Call
     for (rank, ran) in reports {
         let first = ran.ops.iter().find(|op| !op.missing.is_empty()).map(|op| (op.step, op.call));
         let (step, call) = expected(*rank);
-        // Of a process that is killed a connection may lose what it had still to bring.
+        // The connection of a killed process may lose what it had yet to deliver.
         let before = match call {
             Call::Dispatch => (step - 1, Call::Combine),
             Call::Combine => (step, Call::Dispatch),
@@ -111,7 +113,7 @@ pub(crate) fn first_loss(reports: &Reports, expected: impl Fn(u32) -> (u32, Call
     }
 }
 
-/// A whole run of operations after a loss took well under a deadline.
+/// All operations after a loss took well under a deadline.
 pub(crate) fn swift(reports: &Reports, steps: u32, lost: u32) {
     for (rank, ran) in reports {
         assert_eq!(ran.ops.len() as u32, 2 * steps, "rank {rank} ran other steps");
@@ -125,13 +127,13 @@ pub(crate) fn swift(reports: &Reports, steps: u32, lost: u32) {
     }
 }
 
-/// What a rank must see that the others went on without: in the end all of them missing, and each loss because it was
+/// A rank that the others have continued without: in the end all of them are missing, and it lost each because it was
 /// told so, not because its own clock ran while it was stopped.
 pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
     evicted_by(rank, ran, others, &["Superseded", "Dropped", "Suspected"]);
 }
 
-/// The same of collectives: what it was to read of a peer's memory may have been taken back.
+/// The same for collectives: a peer may also have ended the loan of memory that the rank was to read.
 pub(crate) fn evicted_from_collectives(rank: u32, ran: &Ran, others: &[u32]) {
     evicted_by(rank, ran, others, &["Superseded", "Dropped", "Suspected", "Partial"]);
 }
@@ -143,15 +145,16 @@ fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {
         assert!(others.contains(&record.peer), "rank {rank}: {record:?}");
         assert!(causes.contains(&record.cause.as_str()), "rank {rank}: {record:?}");
     }
-    // The first of them may be the one that it was stopped in. Its bystander was stopped as well, so that it knows no noise:
-    // the test's is taken.
+    // The first of these operations may be the one in which it was stopped. Its bystander was stopped as well and knows
+    // no noise, so the test's noise is used.
     let after = ran.ops.iter().filter(|op| !op.missing.is_empty()).skip(1);
     let bound = deadline() + noise::worst() * after.clone().count() as u32;
     let waits: Duration = after.map(|op| micros(op.elapsed_us)).sum();
     assert!(waits < bound, "rank {rank} waited for {waits:?} for those who went on, more than {bound:?}");
 }
 
-/// Rank `lost` may have fallen silent for somewhat more than a deadline: whoever gave it up gave nobody else up, and in time.
+/// Rank `lost` may have been silent for somewhat more than a deadline: a rank that gave it up gave up nobody else, and
+/// in time.
 pub(crate) fn at_most_lost(reports: &Reports, lost: u32) {
     let noise = noise(reports);
     for (rank, ran) in reports {

@@ -1,5 +1,5 @@
-//! What the test and its workers say to each other: one JSON value a line, commands on a worker's standard input, replies on
-//! its standard output.
+//! The messages between the test and its workers: one JSON value on each line, commands on a worker's standard input,
+//! replies on its standard output.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ pub(crate) enum End {
     Comm,
 }
 
-/// A worker's buffer or communicator, and the seed from which all traffic follows.
+/// A worker's buffer or communicator, and the seed that determines all traffic.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) end: End,
@@ -27,15 +27,15 @@ pub(crate) struct Setup {
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) enum Command {
-    /// Make a buffer or communicator that knows nobody.
+    /// Create a buffer or communicator that is not connected.
     Create(Setup),
     /// Answered with a blob for each rank.
     Export,
-    /// Connect these peers, in this order, up to the first refusal.
+    /// Connect these peers, in this order, until one is refused.
     Connect(Vec<(u32, Vec<u8>)>),
     /// `EpBuffer::connect_all` with these blobs, by peer, on the thread of an async runtime.
     ConnectAwaiting(Vec<Vec<u8>>),
-    /// `EpBuffer::connect` to a rank that is stopped, dropped soon after it has begun; done when nothing is left of it.
+    /// `EpBuffer::connect` to a stopped rank, dropped soon after it has begun; done when the attempt has ended.
     GiveUpConnect {
         peer: u32,
         blob: Vec<u8>,
@@ -59,11 +59,12 @@ pub(crate) enum Command {
     CreateAwaiting(Setup),
     /// `Group::step`, on the thread of an async runtime, until the membership changes.
     Change,
-    /// Ends a hold.
+    /// End a wait at a point.
     Go,
 }
 
-/// Steps to run, whatever becomes of them: all ranks run the same steps, so that nobody waits for one that has stopped early.
+/// Steps to run, whatever their results: all ranks run the same steps, so that nobody waits for one that has stopped
+/// early.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) epoch: u32,
@@ -71,50 +72,50 @@ pub(crate) struct Run {
     pub(crate) steps: u32,
     /// Use the split calls throughout.
     pub(crate) split: bool,
-    /// Report and wait for `Go` at this point of this step.
+    /// Report this point of this step, and wait there for `Go`.
     pub(crate) hold: Option<(u32, Point)>,
-    /// Give the handle up at this point of this step.
+    /// Give up the handle at this point of this step.
     pub(crate) release: Option<(u32, Point)>,
-    /// Where that is between two halves: by dropping the future of the second one, which has begun to wait.
+    /// If that is between two halves: drop the future of the second half, which has begun to wait.
     pub(crate) drops: bool,
     /// Die or stop while writing to a peer.
     pub(crate) trap: Option<Trap>,
 }
 
-/// Where in a step a rank dies or stops: when it first writes to this place of this peer's window.
+/// Where in a step a rank dies or stops: at its first write to this place of this peer's window.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Trap {
     pub(crate) step: u32,
     pub(crate) peer: u32,
     pub(crate) place: Place,
-    /// Stop, else die.
+    /// Stop; otherwise die.
     pub(crate) stop: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Place {
-    /// In the middle of one of the rows that it sends there, if it sends any.
+    /// In the middle of one of the rows that it sends there, if any.
     Rows,
-    /// Before it says that its rows are there: lower ranks have been told.
+    /// Before it announces its rows: lower ranks have been told.
     DispatchWord,
-    /// In the middle of one of its answers, if it gives any.
+    /// In the middle of one of its answers, if any.
     Answers,
-    /// Before it says that its answers are there: those between it and the peer, going up from it, have been told.
+    /// Before it announces its answers: the ranks between it and the peer, in ascending order from it, have been told.
     CombineWord,
-    /// Of a communicator: the first message of an epoch, while it writes that.
+    /// For a communicator: the first message of an epoch, while it is being written.
     Message,
     /// Before it tells the peer anything.
     Word,
 }
 
-/// Points of a step at which a rank can be caught.
+/// Points of a step at which a rank can wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Point {
     BeforeSend,
     DispatchSent,
     Dispatched,
     CombineSent,
-    /// Of a communicator: the operation has been begun, and is not waited for.
+    /// For a communicator: the operation has begun and is not awaited yet.
     Begun,
 }
 
@@ -138,15 +139,15 @@ pub(crate) enum Reply {
         elapsed_us: u64,
         noise_us: u64,
     },
-    /// Something that must never be.
+    /// Something that must never happen.
     Wrong(String),
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Ran {
     pub(crate) ops: Vec<Op>,
-    /// Delays that are the machine's, not the library's: see noise.rs.
+    /// Delays that the machine caused, not the library: see noise.rs.
     pub(crate) noise_us: u64,
 }
 
@@ -158,7 +159,7 @@ pub(crate) struct Op {
     pub(crate) elapsed_us: u64,
     pub(crate) missing: Vec<u32>,
     pub(crate) record: Option<Record>,
-    /// When the last of the peers that did take part had arrived.
+    /// When the last of the participating peers had arrived.
     pub(crate) last_arrival_us: u64,
 }
 
@@ -166,13 +167,13 @@ pub(crate) struct Op {
 pub(crate) enum Call {
     Dispatch,
     Combine,
-    /// Of a communicator: a collective, or sends and receives between neighbours, and the sum behind it.
+    /// For a communicator: a collective, or sends and receives between neighbours, and the sum after it.
     Collective,
     Exchange,
     Total,
 }
 
-/// `ErrorRecord`, as far as the test judges it.
+/// The part of `ErrorRecord` that the test judges.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) peer: u32,

@@ -16,7 +16,7 @@ use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
 use crate::wire::{Command, End, Ran, Reply, Run, Setup};
 
-/// Set for worker processes, to the deadline in milliseconds.
+/// Set for worker processes to the deadline in milliseconds.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_WORKER";
 
 pub(crate) fn main() {
@@ -58,7 +58,7 @@ fn kind(error: &Error) -> String {
 fn say(reply: &Reply) {
     let line = serde_json::to_string(reply).expect("replies are plain data");
     let mut out = std::io::stdout().lock();
-    // The test is gone if this fails, and standard input ends next.
+    // If this fails the test is gone, and standard input ends next.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
@@ -83,7 +83,7 @@ fn comm_config(setup: &Setup) -> CommConfig {
     CommConfig::default().deadline(Duration::from_millis(setup.deadline_ms))
 }
 
-/// One of `bench` and `collectives` at most.
+/// A worker has either `bench` or `collectives`, or neither.
 struct Worker {
     commands: Lines<StdinLock<'static>>,
     group: Option<Group>,
@@ -122,7 +122,7 @@ impl Worker {
                     self.connect(peer, &blob)?;
                     let mut now = trap::windows();
                     now.retain(|inode, _| !before.contains_key(inode));
-                    // None is new when the same window is mapped again.
+                    // `None` is new if the same window is mapped again.
                     self.windows().extend(now.into_values().map(|address| (peer, address)));
                 }
             }
@@ -209,7 +209,7 @@ impl Worker {
         }
     }
 
-    /// Where the peers' windows lie in this process.
+    /// The addresses of the peers' windows in this process.
     fn windows(&mut self) -> &mut HashMap<u32, usize> {
         let Self { collectives, bench, .. } = self;
         match collectives {

@@ -1,4 +1,4 @@
-//! Work that is dropped or forgotten midway.
+//! Work that is dropped or forgotten before its end.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn who_drops_an_operation_is_missing_from_it_and_not_from_the_next() {
                 let (outcome, buffer) = comm.all_reduce_in_place(vec![1u32; n], Reduction::Sum).wait();
                 let outcome = outcome.unwrap();
                 assert_eq!(buffer.len(), n);
-                // What it had given before may have sufficed.
+                // What it had given before may have been enough.
                 if !outcome.is_complete() {
                     assert_eq!(outcome.missing, [1].into_iter().collect());
                     let record = outcome.record.as_ref().unwrap();
@@ -48,7 +48,7 @@ fn futures_dropped_at_any_poll_leave_the_communicator_whole() {
             for turn in 0..20u64 {
                 let work = comm.all_to_all_in_place(vec![turn as u8; 200_000]);
                 if comm.rank() == 0 && turn % 2 == 0 {
-                    // Polled for as long as that, then dropped with its buffer.
+                    // Polled for this long, then dropped with its buffer.
                     let _ = tokio::time::timeout(Duration::from_micros(turn * 20), work).await;
                 } else {
                     let (outcome, _) = work.await;
@@ -66,7 +66,7 @@ fn futures_dropped_at_any_poll_leave_the_communicator_whole() {
 #[test]
 fn work_that_is_forgotten_goes_on_into_memory_that_is_its_own() {
     ranks(2, &config(), |comm| {
-        // Nobody awaits it: the calls behind it carry it along.
+        // Nobody awaits it: the calls after it advance it, too.
         std::mem::forget(comm.all_gather(vec![comm.rank(); 50_000], vec![9; 100_000]));
         for _ in 0..10 {
             let mut sum = [1u32];

@@ -1,5 +1,5 @@
-//! Buffers of 64 to 256 MiB: 64-bit sizes all the way, pieces past the caches, rings that go round thousands of times. Ignored by
-//! default for the memory they take, 1 GiB: `cargo test --test collectives -- --ignored large`.
+//! Buffers of 64 to 256 MiB: 64-bit sizes, pieces larger than the caches, rings that wrap thousands of times. Ignored
+//! by default because they take 1 GiB of memory: `cargo test --test collectives -- --ignored large`.
 
 use epwire::comm::{Call, CommConfig, Reduction};
 
@@ -7,7 +7,7 @@ use crate::{complete, ranks};
 
 const MIB: usize = 1 << 20;
 
-/// Element i of what a rank has.
+/// Element i of a rank's data.
 fn element(rank: usize, i: usize) -> u64 {
     (i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ rank as u64
 }
@@ -16,7 +16,7 @@ fn own(rank: usize, bytes: usize) -> Vec<u64> {
     (0..bytes / 8).map(|i| element(rank, i)).collect()
 }
 
-/// Compares all of it.
+/// Compares all elements.
 fn is(name: &str, have: &[u64], want: impl Fn(usize) -> u64) {
     let differs = have.iter().enumerate().find(|(i, x)| **x != want(*i));
     assert_eq!(differs, None, "{name}: must be {:?}", differs.map(|(i, _)| want(i)));
@@ -33,7 +33,7 @@ fn large_buffers_arrive_whole() {
         complete(comm.broadcast_blocking(&mut buffer, 1));
         is("broadcast", &buffer, |i| element(1, i));
 
-        // Into the same memory: from rank 1 to rank 0, which has what rank 1 had; so it sends something else.
+        // Into the same memory: from rank 1 to rank 0, which already has rank 1's data; so rank 1 sends something else.
         if me == 1 {
             buffer.iter_mut().for_each(|x| *x = !*x);
             complete(comm.send_blocking(&buffer, 0, 3));

@@ -1,5 +1,5 @@
-//! Communicators as a program uses them: every operation beside a plain reference, several communicators and a buffer at once over
-//! processes, ranks that die, futures that are dropped, calls that do not fit.
+//! Communicators as a program uses them: every operation against a plain reference, several communicators and a buffer
+//! at once over processes, ranks that die, futures that are dropped, invalid calls.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,7 +17,7 @@ mod together;
 use epwire::comm::{CommConfig, Work};
 use epwire::{Comm, Group};
 
-/// Runs this on a thread for each rank of a communicator, and gives what each returns, by rank.
+/// Runs this on a thread for each rank of a communicator, and returns the results by rank.
 fn ranks<T: Send>(ranks: u32, config: &CommConfig, run: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
     let groups = Group::threads(ranks).unwrap();
     std::thread::scope(|scope| {
@@ -26,7 +26,7 @@ fn ranks<T: Send>(ranks: u32, config: &CommConfig, run: impl Fn(&Comm) -> T + Sy
             scope.spawn(move || {
                 let comm = Comm::create_blocking(&group, config.clone()).unwrap();
                 let result = run(&comm);
-                // Nobody leaves before all have what they need of it.
+                // Nobody leaves before all have received everything from it.
                 group.barrier_blocking("end").unwrap();
                 result
             })
@@ -36,13 +36,13 @@ fn ranks<T: Send>(ranks: u32, config: &CommConfig, run: impl Fn(&Comm) -> T + Sy
     })
 }
 
-/// Of an operation that nobody is missing from.
+/// The operation must be complete.
 fn complete(ended: epwire::Result<epwire::Outcome>) {
     let outcome = ended.unwrap();
     assert!(outcome.is_complete(), "{outcome:?}");
 }
 
-/// Awaits works of several communicators, each task by itself: waiting for one of them makes no progress on another.
+/// Awaits works of several communicators, each in a task of its own: waiting for one of them does not advance another.
 fn all_of<B: Send + 'static>(works: Vec<Work<B>>) -> Vec<(epwire::Result<epwire::Outcome>, B)> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {

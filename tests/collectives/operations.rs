@@ -1,4 +1,4 @@
-//! Every operation, blocking and as a future, beside what it must give.
+//! Every operation, blocking and as a future, against its expected result.
 
 use epwire::comm::{Blocks, Call, CommConfig, Number, Reduction};
 use epwire::{Comm, HostBuffer};
@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use crate::random::Random;
 use crate::{all_of, complete, ranks};
 
-/// What rank r has as element i: small whole numbers, so that sums and products of any type are exact.
+/// Element i of rank r's data: small whole numbers, so that sums and products are exact in any type.
 fn value(rank: usize, i: usize) -> i32 {
     ((rank * 7 + i * 5) % 11) as i32 % 4
 }
@@ -51,7 +51,7 @@ fn reduced<T: Small>(ranks: usize, len: usize, reduction: Reduction) -> Vec<T> {
 
 const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Product, Reduction::Min, Reduction::Max];
 
-/// All operations once, with `n` elements a block.
+/// Every operation once, with `n` elements in each block.
 fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction) {
     let (me, ranks) = (comm.rank() as usize, comm.ranks() as usize);
     let zero = T::of(9);
@@ -95,7 +95,7 @@ fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction) {
     complete(comm.all_gather_in_place_blocking(&mut buffer));
     assert_eq!(buffer, gathered);
 
-    // Element (from, to, i) travels: rank `from` has it at row `to`.
+    // Element (from, to, i): rank `from` has it in row `to`.
     let row = |from: usize, to: usize| (0..n).map(move |i| T::of(value(from * 3 + to, i)));
     let sent: Vec<T> = (0..ranks).flat_map(|to| row(me, to)).collect();
     let came: Vec<T> = (0..ranks).flat_map(|from| row(from, me)).collect();
@@ -233,7 +233,7 @@ fn futures_give_their_buffers_back_and_never_block_the_executor() {
         runtime.block_on(async {
             let me = comm.rank();
             if me == 0 {
-                // The others wait for it, and their executors go on.
+                // The others wait for it without blocking their executors.
                 tokio::time::sleep(std::time::Duration::from_millis(60)).await;
             }
             let began = std::time::Instant::now();

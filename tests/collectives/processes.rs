@@ -1,4 +1,4 @@
-//! Ranks as processes of this very program: communicators, a subset and a buffer together, and one that dies.
+//! Ranks as processes of this very program: communicators, a subset and a buffer together, and a rank that dies.
 
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,8 @@ fn heartbeat() -> Heartbeat {
         .handshake(Duration::from_secs(5))
 }
 
-/// Starts the ranks, each of which runs the ignored test of this name. All end well, or as if.
+/// Starts the ranks, each of which runs the ignored test of this name. All must exit with success, also the one that
+/// dies.
 fn run(test: &str) {
     let token = Token::random().unwrap();
     let options = ServerOptions::new("collectives", RANKS).token(Some(token.clone())).heartbeat(heartbeat());
@@ -63,7 +64,7 @@ fn join() -> Group {
     Group::join_blocking(options).unwrap()
 }
 
-/// Sends this rank's token to an expert of each rank and back: whom it has come back from.
+/// Sends a token of this rank to an expert of each rank and back. Returns the ranks from which it has come back.
 fn exchange(buffer: &EpBuffer) -> Mask {
     let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();
     let x = vec![bf16::from_f32(1.0); HIDDEN];
@@ -99,7 +100,7 @@ fn mixing_rank() {
     let mut own = Random::new(u64::from(group.rank()) + 77);
     for round in 0..60u64 {
         group.step_blocking().unwrap();
-        // Each rank in an order of its own; -1 is the buffer.
+        // Each rank uses its own order; -1 is the buffer.
         let mut order = [0, 1, 2, -1i32];
         own.shuffle(&mut order);
         let mut begun = Vec::new();
@@ -121,7 +122,7 @@ fn mixing_rank() {
             assert!(recv.iter().all(|x| *x == sum as f32), "round {round}: {} for {sum}", recv[0]);
         }
     }
-    // Nobody leaves before all have what they need of it.
+    // Nobody leaves before all have received everything from it.
     group.barrier_blocking("end").unwrap();
     drop((half, first, second, buffer));
     group.leave_blocking().unwrap();
@@ -161,7 +162,8 @@ fn mortal_rank() {
         let mut large = vec![group.rank() + 1; 300_000];
         let work = comm.all_reduce_in_place(std::mem::take(&mut large), Reduction::Sum);
         if group.rank() == MORTAL && step.number == LAST {
-            // SAFETY: ends the process here and now, as a kill does, but for the code: the test looks at those of the others.
+            // SAFETY: ends the process at once, like a kill except for the exit code: the test checks the others'
+            // codes.
             unsafe { libc::_exit(0) };
         }
         let (outcome, buffer_of) = work.wait();
@@ -173,7 +175,7 @@ fn mortal_rank() {
             assert_eq!(outcome.missing, [MORTAL].into_iter().collect(), "{:?}", outcome.record);
             degraded += 1;
         }
-        // Which it has not called.
+        // The dead rank has not called it.
         let barrier = comm.barrier_blocking().unwrap();
         degraded += barrier.missing.len();
         assert!(barrier.missing.minus(&[MORTAL].into_iter().collect()).is_empty(), "{barrier:?}");

@@ -1,4 +1,4 @@
-//! Calls that do not fit: refused here with what is wrong, or found out by the peers.
+//! Invalid calls: refused here with the reason, or noticed by the peers.
 
 use std::time::Duration;
 
@@ -54,12 +54,12 @@ fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
         let (ended, (send, recv)) = comm.all_gather(vec![5u8; 2], vec![6u8; 3]).wait();
         refused(ended, "recv has 3 elements");
         assert_eq!((send, recv), (vec![5; 2], vec![6; 3]));
-        // A group of which one cannot be does nothing at all.
+        // A group with one invalid call does nothing at all.
         let calls = (epwire::comm::Call::barrier(), epwire::comm::Call::broadcast(vec![1u8; 4], 7));
         let (ended, ((), buffer)) = comm.begin(calls).wait();
         refused(ended, "root is 7");
         assert_eq!(buffer, [1; 4]);
-        // And nothing has happened.
+        // Nothing has happened.
         assert!(comm.barrier_blocking().unwrap().is_complete());
     });
 }

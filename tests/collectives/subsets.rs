@@ -23,13 +23,13 @@ fn a_subset_has_ranks_of_its_own_and_subsets_again() {
         let own = comm.subset_blocking(&half).unwrap().expect("its mask has it");
         assert_eq!((own.rank(), own.ranks()), (me / 2, half.len() as u32));
         assert_eq!(sum(&own, me), if me % 2 == 0 { 6 } else { 4 });
-        // Of a mask without this rank there is none.
+        // A mask without this rank gives no communicator.
         let pair = comm.subset_blocking(&mask(&[1, 4])).unwrap();
         assert_eq!(pair.is_some(), [1, 4].contains(&me));
         if let Some(pair) = &pair {
             assert_eq!(sum(pair, me), 5);
         }
-        // One below another.
+        // A subset of a subset.
         if me % 2 == 0 {
             let last = own.subset_blocking(&mask(&[1, 2])).unwrap();
             assert_eq!(last.is_some(), me != 0);
@@ -63,7 +63,7 @@ fn masks_that_cannot_be_are_refused_and_nobody_hangs() {
     ranks(3, &CommConfig::default(), |comm| {
         let error = comm.subset_blocking(&mask(&[0, 3])).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
-        // Ranks 0 and 1 say that they are together, rank 1 and 2 too.
+        // Ranks 0 and 1 claim to be together, and so do ranks 1 and 2.
         let overlapping = [mask(&[0, 1]), mask(&[0, 1]), mask(&[1, 2])];
         let result = comm.subset_blocking(&overlapping[comm.rank() as usize]);
         let error = result.unwrap_err();

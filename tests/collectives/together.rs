@@ -1,5 +1,5 @@
-//! Works of several communicators of one process, awaited together: each poll goes on with what it polls, so ranks may await them
-//! in any order of their own.
+//! Works of several communicators of one process, awaited together: each poll advances the work that it polls, so each
+//! rank may await them in any order.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn pairs(ranks: u32, config: &CommConfig, run: impl Fn(&Group, Comm, Comm) + Syn
                 let create = || Comm::create_blocking(&group, config.clone()).unwrap();
                 let (first, second) = (create(), create());
                 run(&group, first, second);
-                // Nobody leaves before all have what they need of it.
+                // Nobody leaves before all have received everything from it.
                 group.barrier_blocking("end").unwrap();
             });
         }
@@ -30,7 +30,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 
 #[test]
 fn works_of_two_communicators_are_joined_in_opposite_orders() {
-    // Many rings long: neither gets far without being polled.
+    // Many times the rings' size: neither gets far without being polled.
     const COUNT: usize = 300_000;
     let config = CommConfig::default().slots(2).slot_bytes(4096).deadline(Duration::from_secs(10));
     pairs(3, &config, |group, first, second| {
@@ -66,7 +66,7 @@ fn a_rank_that_is_silent_ends_the_works_of_both_communicators() {
             assert_eq!(outcome.missing, [2].into_iter().collect());
             assert_eq!(outcome.record.map(|record| (record.cause, record.peer)), Some((Cause::Timeout, 2)));
         }
-        // Side by side, not one deadline behind the other and more.
+        // At the same time, not one deadline after the other.
         assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
         group.barrier_blocking("silent so far").unwrap();
     });

@@ -1,5 +1,5 @@
-//! Misuse that cannot be written down: each file of `cases/` must be refused by the compiler, for the reason in its
-//! `.stderr`. The texts are those of rustc 1.95; `TRYBUILD=overwrite` before the command in Cargo.toml writes them again.
+//! Misuse that the compiler rejects: each file of `cases/` must be refused for the reason in its `.stderr`. The texts
+//! are those of rustc 1.95; `TRYBUILD=overwrite` before the command in Cargo.toml writes them again.
 
 #[test]
 fn misuse_does_not_compile() {

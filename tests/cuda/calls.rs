@@ -1,4 +1,4 @@
-//! Handles, completions, errors, and what is refused.
+//! Handles, completions, errors, and refused calls.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use half::bf16;
 
 use crate::world::{Gpu, HIDDEN, OnGpu, PATIENT, Received, Step, TOPK, Tokens, config, ranks};
 
-/// How long a rank keeps the others waiting.
+/// How long a rank makes the others wait.
 const LATE: Duration = Duration::from_millis(300);
 
 /// A whole step on any lane, and what came back.
@@ -47,7 +47,7 @@ pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
         let (gpu, mut tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let beyond = i64::from(buffer.config().experts) + 5;
-        tokens.ids[TOPK + 2] = beyond as i32; // token 1, which has two good ones
+        tokens.ids[TOPK + 2] = beyond as i32; // token 1, which has two valid ids
         assert_exact(&gpu, &step(&gpu, buffer, &tokens), &tokens);
         let errors = buffer.take_errors().unwrap();
         assert_eq!((errors.records.len(), errors.lost), (1, 0), "{errors:?}");
@@ -58,7 +58,7 @@ pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
     });
 }
 
-/// A step on the first rank, which the last one keeps waiting (a single rank: nobody does).
+/// A step on the first rank, which waits for the last one (a single rank waits for nobody).
 fn awaited_step(gpu: &Gpu, buffer: &EpBuffer, tokens: &Tokens) -> (Completion, CudaSlice<bf16>) {
     let mut step = Step::new(gpu, buffer, tokens);
     if buffer.rank() > 0 && buffer.rank() + 1 == buffer.ranks() {
@@ -86,7 +86,7 @@ pub(crate) fn a_completion_is_a_future(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
         let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
-        // The only thread of the executor has time for others meanwhile.
+        // Meanwhile the only thread of the executor can run other tasks.
         let late = awaited_step(&gpu, buffer, &tokens);
         let mut ticks = 0;
         runtime.block_on(async {
@@ -106,7 +106,7 @@ pub(crate) fn a_completion_is_a_future(gpus: u32) {
             runtime.block_on(step.0.wait(PATIENT)).unwrap();
             assert_exact(&gpu, &step, &tokens);
         }
-        // The lane goes on: what it did before can no longer be asked for.
+        // The lane is used again: its earlier results can no longer be asked for.
         let old = step(&gpu, buffer, &tokens).0;
         let new = [(); 2].map(|()| step(&gpu, buffer, &tokens));
         assert!(matches!(runtime.block_on(old.wait(PATIENT)), Err(Error::State(_))));
@@ -130,7 +130,7 @@ pub(crate) fn a_view_is_good_for_its_stream_only(gpus: u32) {
         let (sent, other) = (OnGpu::new(&gpu, &tokens), gpu.context.new_stream().unwrap());
         let error = buffer.enqueue_dispatch_send(sent.dispatch(&gpu), (&other).into()).unwrap_err();
         assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with("x was viewed")), "{error}");
-        // Refused, it holds no lane. On another stream the lane's next step waits for the one before.
+        // A refused call holds no lane. On another stream the lane's next step waits for the previous one.
         let first = step(&gpu, buffer, &tokens).1;
         let elsewhere = Gpu { stream: other, ..Gpu::of(buffer) };
         assert_exact(&elsewhere, &step(&elsewhere, buffer, &tokens), &tokens);
@@ -142,7 +142,7 @@ pub(crate) fn a_slice_may_be_dropped_after_the_call(gpus: u32) {
     ranks(&config(gpus), gpus, true, |buffer| {
         let (gpu, tokens) = (Gpu::of(buffer), Tokens::identity(buffer.rank(), gpus));
         for _ in 0..50 {
-            // All but the result is dropped while kernels use it, and its memory given out again.
+            // Everything but the result is dropped while kernels use it, and its memory is allocated again.
             let step = step(&gpu, buffer, &tokens);
             let noise = gpu.put(&vec![bf16::NAN; tokens.x.len()]);
             drop(noise);

@@ -1,4 +1,4 @@
-//! Communicators on GPUs: against those of the host, and what only they do.
+//! Communicators on GPUs: compared with those of the host, and what only they do.
 
 use std::sync::Arc;
 use std::thread;
@@ -11,7 +11,7 @@ use half::bf16;
 
 use crate::world::{PATIENT, Random};
 
-/// Elements of a block: by packets, by rings, and odd.
+/// Elements of a block: sent by packets, by rings, and an odd number.
 const COUNTS: [usize; 4] = [1, 77, 4096, 150_001];
 
 /// A rank: its communicator on a GPU, one on the host, and a stream.
@@ -35,7 +35,7 @@ impl Rank {
         TensorMut::from_slice(slice, &self.stream)
     }
 
-    /// What nobody else has, of a seed.
+    /// Values that only this rank has, by seed.
     fn values(&self, seed: u64, len: usize) -> Vec<bf16> {
         let mut random = Random(seed << 8 | u64::from(self.gpu.rank()) | 1 << 40);
         (0..len).map(|_| random.bf16()).collect()
@@ -49,7 +49,7 @@ impl Rank {
         self.gpu.ranks() as usize
     }
 
-    /// Puts both through an operation, with `send` and `recv` of so many elements, and compares what comes out.
+    /// Runs an operation on both communicators, with `send` and `recv` of so many elements, and compares the results.
     fn compare(
         &self,
         [send, recv]: [usize; 2],
@@ -215,7 +215,7 @@ pub(crate) fn a_work_on_a_gpu_is_a_future_and_may_be_dropped(gpus: u32) {
             let (outcome, ()) = runtime.block_on(r.gpu.begin_on(call, r.stream()).unwrap());
             complete(&outcome.unwrap());
             assert!(r.stream.clone_dtoh(&memory).unwrap() == [r.ranks() as f32; 1000]);
-            // Nobody asks for this one, which runs all the same; another stream comes behind it.
+            // Nobody asks for this work, which runs all the same; another stream follows it.
             let call = Call::all_reduce_in_place(r.view_mut(&mut memory), Reduction::Max);
             drop(r.gpu.begin_on(call, r.stream()).unwrap());
             let other = r.context.new_stream().unwrap();
@@ -249,7 +249,7 @@ pub(crate) fn what_a_communicator_on_a_gpu_cannot_take_is_named(gpus: u32) {
         let call = Call::all_reduce_in_place(r.view_mut(&mut recv), Reduction::Sum);
         refused(r.host.enqueue(call, r.stream()), "on the host");
         refused(r.gpu.barrier_blocking().map(drop), "on a GPU");
-        // Nothing of all that was enqueued.
+        // The outcome covers nothing of what was enqueued.
         let (outcome, ()) = r.gpu.begin_on(Call::barrier(), r.stream()).unwrap().wait();
         complete(&outcome.unwrap());
     });
@@ -258,7 +258,7 @@ pub(crate) fn what_a_communicator_on_a_gpu_cannot_take_is_named(gpus: u32) {
 pub(crate) fn ranks_that_call_different_collectives_are_told(gpus: u32) {
     on_ranks(gpus, |r| {
         if gpus == 1 {
-            return; // nobody to differ from
+            return; // no other rank to differ from
         }
         let mut memory = r.stream.alloc_zeros::<f32>(64).unwrap();
         let reduction = if r.rank() == 0 { Reduction::Sum } else { Reduction::Max };
@@ -269,7 +269,7 @@ pub(crate) fn ranks_that_call_different_collectives_are_told(gpus: u32) {
     });
 }
 
-/// Columns of matrices beside each other, and uneven blocks.
+/// Columns of matrices side by side, and uneven blocks.
 pub(crate) fn blocks_on_a_gpu_lie_where_those_of_the_host_do(gpus: u32) {
     on_ranks(gpus, |r| {
         let (gpu, host, rank, ranks) = (&r.gpu, &r.host, r.rank(), r.ranks());

@@ -21,7 +21,7 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
         assert!(matches!(captured.is_done(), Err(Error::State(_))), "it belongs to no replay");
 
         for round in 1..4 {
-            // Other tokens on the same routes: what comes back differs from the capture's.
+            // Other tokens with the same routes: the result differs from the capture's.
             tokens.x.iter_mut().for_each(|x| *x = bf16::from_f32(-f32::from(*x)));
             gpu.stream.memcpy_htod(&tokens.x, &mut step.sent.x).unwrap();
             graph.launch().unwrap();
@@ -39,7 +39,7 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
     });
 }
 
-/// Replays take the buffer's.
+/// Replays use the buffer's deadline.
 fn refuse_a_deadline(step: &mut Step, gpu: &Gpu, buffer: &EpBuffer) {
     let output = step.received.output(gpu);
     let input = step.sent.dispatch(gpu).lane(0).deadline(2 * PATIENT);

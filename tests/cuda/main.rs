@@ -1,5 +1,6 @@
-//! Buffers and communicators on GPUs: against those of the host, bit for bit, and what only they do. Ranks are threads of this process, one to a GPU, 8
-//! at most; with one GPU, a single rank. Tests that need a GPU are ignored where there is none, and stderr says why.
+//! Buffers and communicators on GPUs: compared bit for bit with those of the host, and what only they do. Ranks are
+//! threads of this process, one on each GPU, at most 8; with one GPU there is a single rank. Tests that need a GPU are
+//! ignored where there is none, and stderr says why.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod calls;
@@ -16,7 +17,7 @@ use libtest_mimic::{Arguments, Trial};
 
 type Test = fn(u32);
 
-/// Each is given the number of GPUs.
+/// Each gets the number of GPUs.
 const TESTS: &[(&str, Test)] = &[
     ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
     ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
@@ -78,7 +79,7 @@ fn alone() -> Result<EpBuffer, Error> {
     EpBuffer::unconnected(0, 1, EpConfig::new(1, 128, 1, 1).device(Device::Cuda(0)))
 }
 
-/// How many there are, or why none.
+/// The number of GPUs, or why there are none.
 fn gpus() -> Result<u32, String> {
     alone().map_err(|error| error.to_string())?;
     let count = CudaContext::device_count().map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! A rank that falls silent is skipped, and then replaced, while the others go on.
+//! A silent rank is skipped, and then replaced, while the others continue.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use epwire::{Cause, Checkpoint, Device, EpBuffer, Error, Mask};
 
 use crate::world::{Gpu, PATIENT, Step, Tokens, config};
 
-/// The steps of a rank: tokens to experts of all ranks, and to those of all but the last.
+/// The kinds of steps of a rank: tokens to experts of all ranks, and to experts of all ranks but the last.
 pub(crate) const EVERYWHERE: usize = 0;
 const NOT_TO_THE_LAST: usize = 1;
 
-/// A rank, two with a single GPU. One thread enqueues the work of all.
+/// A rank; with a single GPU there are two. One thread enqueues the work of all ranks.
 pub(crate) struct Rank {
     buffer: EpBuffer,
     gpu: Gpu,
@@ -49,7 +49,7 @@ impl Rank {
         self.steps[which].1.enqueue(&self.gpu, &self.buffer, None)
     }
 
-    /// A dispatch that gets no combine, while it is held.
+    /// A dispatch without a combine, whose handle is held.
     pub(crate) fn hold(&mut self) -> Dispatched {
         let step = &mut self.steps[EVERYWHERE].1;
         let input = step.sent.dispatch(&self.gpu);
@@ -82,7 +82,7 @@ impl Rank {
         self.gpu.end_capture()
     }
 
-    /// What came back is what went. Waits for the stream.
+    /// Waits for the stream; the result must be the input.
     fn assert_back(&mut self, which: usize) {
         let (tokens, step) = &mut self.steps[which];
         assert!(self.gpu.get(&step.out) == tokens.x, "rank {}", self.buffer.rank());
@@ -122,7 +122,7 @@ pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
     assert_exact(&mut ranks, EVERYWHERE);
     let graphs: Vec<_> = ranks.iter_mut().map(Rank::capture).collect();
 
-    // The last one falls silent: the others go on without its rows, and say so.
+    // The last rank is silent: the others continue without its rows, and report that.
     let silent = ranks.pop().unwrap();
     let enqueued: Vec<_> = ranks.iter_mut().map(|rank| rank.enqueue(EVERYWHERE)).collect();
     for (rank, completion) in ranks.iter().zip(enqueued) {
@@ -139,10 +139,11 @@ pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
     set_active(&ranks, &survivors, 2);
     assert_exact(&mut ranks, NOT_TO_THE_LAST);
 
-    // Another one takes its place. What was captured before replays with what it has captured by itself.
+    // Another rank takes its place. Graphs that were captured before are replayed with it, and it captures one by
+    // itself.
     drop(silent);
     let mut newcomer = Rank::new(lost, count, gpus);
-    // Before it knows anybody it captures its step, alone.
+    // Before it is connected it captures its step, alone.
     set_active(std::slice::from_ref(&newcomer), &[lost].into_iter().collect(), 1);
     let captured = newcomer.capture();
     for rank in &ranks {

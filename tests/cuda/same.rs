@@ -76,7 +76,7 @@ impl Sizes {
         Self { rows, scales, lists, entries: plan.rows * TOPK, ranks: plan.ranks as usize, each: plan.rows }
     }
 
-    /// Expert outputs that have nothing to do with the rows: a row in the wrong place shows.
+    /// Expert outputs that are unrelated to the rows, so that a row in the wrong place is noticed.
     fn expert_out(&self, rank: u32) -> Vec<bf16> {
         let mut random = Random(u64::from(rank) << 3 | 1 << 50);
         (0..self.lists * self.each * HIDDEN).map(|_| random.bf16()).collect()

@@ -1,4 +1,4 @@
-//! Verdicts of steps whose operations are calls, replays, or given up.
+//! Verdicts of steps whose operations are called, replayed, or given up.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ pub(crate) fn all_ranks_learn_whether_a_step_was_complete(gpus: u32) {
     let first = end_step(&ranks, 1);
     assert_all(&first, Verdict::Clean);
 
-    // One gives a dispatch up: nobody's step is whole, whatever it has itself.
+    // One rank gives a dispatch up: no rank's step is complete, whatever it has received.
     let held = ranks[last].hold();
     let whole: Vec<_> = ranks[..last].iter_mut().map(|rank| rank.enqueue(EVERYWHERE)).collect();
     drop(held);
@@ -31,7 +31,7 @@ pub(crate) fn all_ranks_learn_whether_a_step_was_complete(gpus: u32) {
     let second = end_step(&ranks, 2);
     assert_all(&second, Verdict::Faulted);
 
-    // A replay out of turn moves nothing, and no outcome tells.
+    // A replay out of turn moves nothing, and no outcome reports that.
     let held = ranks[last].hold();
     let whole: Vec<_> = ranks[..last].iter_mut().map(|rank| rank.enqueue(EVERYWHERE)).collect();
     graphs[last].launch().unwrap();
@@ -46,7 +46,7 @@ pub(crate) fn all_ranks_learn_whether_a_step_was_complete(gpus: u32) {
     assert_all(&fourth, Verdict::Clean);
     assert_all(&second, Verdict::Faulted);
 
-    // The last one is lost before it has ended the step: those that are left complete it among themselves.
+    // The last rank is lost before it has ended the step: the others complete it among themselves.
     replay();
     ranks.iter().for_each(Rank::synchronize);
     drop(graphs);

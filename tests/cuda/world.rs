@@ -1,4 +1,4 @@
-//! Ranks as threads, and what each has.
+//! Ranks as threads, and the data of each.
 
 use std::sync::Arc;
 use std::thread;
@@ -21,7 +21,8 @@ pub(crate) fn config(ranks: u32) -> EpConfig {
     EpConfig::new(MAX_TOKENS as u32, HIDDEN as u32, experts, TOPK as u32).sideband_bytes(8).ordered(true)
 }
 
-/// Runs `body` on every rank with a buffer of its own, on the host or on the GPU of its number, and gives what they return.
+/// Runs `body` on every rank with a buffer of its own, on the host or on the GPU with the rank's number, and returns
+/// the results.
 pub(crate) fn ranks<T: Send>(
     config: &EpConfig,
     ranks: u32,
@@ -39,7 +40,7 @@ pub(crate) fn ranks<T: Send>(
                 scope.spawn(move || {
                     let buffer = EpBuffer::create_blocking(group, config).unwrap();
                     let result = body(&buffer);
-                    // Nobody takes its window down while another still answers.
+                    // Nobody destroys its window while another rank still answers.
                     group.barrier_blocking("end").unwrap();
                     result
                 })
@@ -100,7 +101,7 @@ impl Gpu {
     }
 }
 
-/// What a rank sends: half as many tokens as it may and a few, each to experts of its own choice.
+/// What a rank sends: half as many tokens as it may, plus a few, each to experts of its own choice.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tokens {
     pub(crate) x: Vec<bf16>,
@@ -130,8 +131,8 @@ impl Tokens {
         }
     }
 
-    /// Every token to two experts of its own and half weights: what comes back is what went. `ranks`: the first so many have
-    /// these experts.
+    /// Every token goes to two experts of its own with half weights, so the result is the input. `ranks`: only the
+    /// first so many ranks have these experts.
     pub(crate) fn identity(rank: u32, ranks: u32) -> Self {
         let mut tokens = Self::new(rank, ranks, 3);
         let experts = LOCAL_EXPERTS * ranks as usize;
@@ -165,7 +166,7 @@ impl OnGpu {
     }
 }
 
-/// Where a dispatch goes.
+/// The outputs of a dispatch.
 pub(crate) struct Received {
     pub(crate) rows: CudaSlice<bf16>,
     counts: CudaSlice<u32>,

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Path of the example, built by Cargo as the tests were: for tests alone Cargo builds no examples, or leaves an old one.
+/// The path of the example, built by Cargo with the same settings as the tests: Cargo does not build examples for
+/// single tests, or leaves an old one.
 pub(crate) fn build(name: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap();
     let profile = own.ancestors().nth(2).unwrap();

@@ -1,7 +1,7 @@
-/* How long Open MPI takes for two all-to-alls, one after the other: what `.ci/beside_mpi` puts beside a pair
- * of dispatch and combine.
+/* Measures how long Open MPI takes for two all-to-alls, one after the other, which `.ci/beside_mpi` compares
+ * with a dispatch and a combine.
  *
- * mpirun -n RANKS alltoall BYTES ITERATIONS: the median in microseconds, of BYTES to each rank. */
+ * mpirun -n RANKS alltoall BYTES ITERATIONS: prints the median in microseconds, for BYTES to each rank. */
 #include "measure.h"
 
 typedef struct buffers {

@@ -1,9 +1,9 @@
-/* How long Open MPI takes for what a dispatch does, as programs without this library do it: each rank packs
- * the rows of its tokens by destination, once for each rank that has one of the token's experts; the counts
- * are exchanged, and then the rows. It is what `.ci/beside_mpi --dispatch` puts beside a dispatch.
+/* Measures how long Open MPI takes for the work of a dispatch, as programs without this library do it: each
+ * rank packs the rows of its tokens by destination, once for each rank that has one of the token's experts;
+ * the counts are exchanged, and then the rows. `.ci/beside_mpi --dispatch` compares it with a dispatch.
  *
- * mpirun -n RANKS alltoallv TOKENS HIDDEN EXPERTS TOPK ITERATIONS: the median in microseconds, of rows of
- * HIDDEN bfloat16. */
+ * mpirun -n RANKS alltoallv TOKENS HIDDEN EXPERTS TOPK ITERATIONS: prints the median in microseconds, for
+ * rows of HIDDEN bfloat16. */
 #include "measure.h"
 
 #include <stdbool.h>
@@ -22,7 +22,7 @@ typedef struct exchange {
     MPI_Datatype row;
 } exchange;
 
-/* Distinct experts, evenly. */
+/* Chooses distinct experts, evenly. */
 static void route(const shape *of, bool *goes) {
     uint64_t seed = (uint64_t)of->rank * 977 + 5;
     bool *taken = memory((size_t)of->experts);

@@ -1,7 +1,8 @@
-/* How long Open MPI takes for a collective: what `.ci/beside_mpi --collectives` puts beside that of epwire.
+/* Measures how long Open MPI takes for a collective, which `.ci/beside_mpi --collectives` compares with that
+ * of epwire.
  *
- * mpirun -n RANKS collectives NAME BYTES ITERATIONS: the median in microseconds, of f32, where BYTES are
- * those of the larger buffer: of an all-reduce or broadcast what every rank has, of the others all ranks'
+ * mpirun -n RANKS collectives NAME BYTES ITERATIONS: prints the median in microseconds, for f32. BYTES is the
+ * size of the larger buffer: in an all-reduce or broadcast, of every rank's buffer; otherwise, of all ranks'
  * blocks together. */
 #include "measure.h"
 

@@ -1,7 +1,6 @@
-/* How operations of MPI are timed, as the bench times its own: an iteration begins when all ranks have met,
- * and lasts from the first rank's call to the last rank's return, on the clock that all processes of a host
- * share.
- */
+/* Measures operations of MPI as the bench measures its own: an iteration begins when all ranks have met, and
+ * lasts from the first rank's call to the last rank's return, on the clock that all processes of a host
+ * share. */
 #ifndef EPW_TESTS_MPI_MEASURE_H
 #define EPW_TESTS_MPI_MEASURE_H
 
@@ -25,7 +24,8 @@ static inline int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Filled with ones, so that no page of it is new later. Ends all ranks where there is none. */
+/* Allocated and filled with ones, so that no page of it is new later. Ends all ranks if there is no
+ * memory. */
 static inline void *memory(size_t bytes) {
     void *p = malloc(bytes);
     if (p == NULL) {
@@ -37,7 +37,7 @@ static inline void *memory(size_t bytes) {
     return p;
 }
 
-/* Called by all ranks; the median in microseconds. */
+/* Called by all ranks; returns the median in microseconds. */
 static inline double median_us(void (*run)(void *context), void *context, int iterations) {
     double *spans = memory((size_t)iterations * sizeof *spans);
     for (int i = -WARMUP; i < iterations; i++) {

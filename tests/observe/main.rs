@@ -1,5 +1,5 @@
-//! Spans and metrics are those that the crate's documentation lists, with their fields and labels: for operations that are
-//! complete, degraded, refused, and given up in flight, and for a membership that changes.
+//! Spans and metrics are those that the crate's documentation lists, with their fields and labels: for operations that
+//! are complete, degraded, refused, and given up in flight, and for a membership that changes.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 #[cfg(feature = "succession")]
@@ -27,7 +27,7 @@ use tracing::span::{Attributes, Id, Record};
 
 const HIDDEN: usize = 64;
 
-/// What was seen, in words: `span operation=.. rank=..` when one closes, `event LEVEL message ..` in its span.
+/// What was observed, as text: `span operation=.. rank=..` when one closes, `event LEVEL message ..` in its span.
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<State>>);
 
@@ -36,9 +36,9 @@ struct State {
     open: HashMap<u64, String>,
     entered: Vec<u64>,
     lines: Vec<String>,
-    /// Events of the core's log, in whatever span they come.
+    /// Events of the core's log, in any span.
     core: Vec<String>,
-    /// By name and labels: sums of counters, numbers of a histogram's values.
+    /// By name and labels: sums of counters, the number of a histogram's values.
     metrics: BTreeMap<String, u64>,
     /// `kind name unit: text`
     described: Vec<String>,
@@ -56,7 +56,7 @@ impl Seen {
         (lines, metrics)
     }
 
-    /// The same with what has been moved, and with the core's log.
+    /// The same with the metrics of traffic, and with the core's log.
     fn during_all(f: impl FnOnce()) -> (Vec<String>, BTreeMap<String, u64>, Vec<String>) {
         let seen = Self::default();
         metrics::with_local_recorder(&seen, || tracing::subscriber::with_default(seen.clone(), f));
@@ -68,7 +68,7 @@ impl Seen {
     }
 }
 
-/// Of what has been moved.
+/// Metrics of traffic.
 const TRAFFIC: [&str; 3] = ["epwire_rows_", "epwire_bytes_", "epwire_waited_"];
 
 struct Words<'a>(&'a mut String);
@@ -189,7 +189,7 @@ impl metrics::Recorder for Seen {
     }
 }
 
-/// Two ranks with an expert each, connected and active.
+/// Two ranks with one expert each, connected and active.
 fn pair(deadline: Duration) -> [EpBuffer; 2] {
     let config = EpConfig::new(1, HIDDEN as u32, 2, 2).deadline(deadline).threads(1);
     let buffers = [0, 1].map(|rank| EpBuffer::unconnected(rank, 2, config.clone()).unwrap());
@@ -312,7 +312,7 @@ fn what_is_moved_is_counted() {
 
 #[test]
 fn a_degraded_operation_says_who_is_missing() {
-    // Who creates it decides which records of the core become events: for as much as the subscriber wants.
+    // The creator decides which records of the core become events: as many as the subscriber wants.
     let (a, b) =
         tracing::subscriber::with_default(Seen::default(), || pair(Duration::from_millis(50)).into());
     let (lines, mut metrics, core) = Seen::during_all(|| {

@@ -1,5 +1,5 @@
-//! Gauges, counters and events of a member across a removal, an admission, and the end of the member that serves the run. They come
-//! from threads of the library's, so the observers here are those of the process.
+//! Gauges, counters and events of a member across a removal, an admission, and the end of the member that serves the
+//! run. They come from threads of the library, so the observers here are process-wide.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,14 +21,14 @@ use super::Words;
 const SECOND: Duration = Duration::from_secs(1);
 const WORLD: u32 = 3;
 
-/// What all members have told since the process began.
+/// Everything that was observed since the process began.
 #[derive(Clone, Default)]
 struct Told(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
     events: Vec<String>,
-    /// By name and labels: gauges as they are, sums of counters, numbers of a histogram's values.
+    /// By name and labels: values of gauges, sums of counters, the number of a histogram's values.
     metrics: BTreeMap<String, f64>,
     described: Vec<String>,
 }
@@ -42,7 +42,7 @@ impl Told {
         self.with(|state| state.metrics.get(&format!("{name}{labels}")).copied())
     }
 
-    /// Of rank 1, once it has become this.
+    /// Waits until this gauge of rank 1 has this value.
     fn until(&self, gauge: &str, value: f64) {
         let began = Instant::now();
         while self.metric(gauge, " rank=1") != Some(value) {
@@ -52,7 +52,7 @@ impl Told {
         }
     }
 
-    /// That of rank 1 with these words, if there is one.
+    /// The event of rank 1 with these words, if there is one.
     fn event(&self, words: &[&str]) -> Option<String> {
         let fits =
             |event: &&String| words.iter().all(|word| event.contains(word)) && event.contains(" rank=1");
@@ -190,7 +190,7 @@ fn all<T: Send>(ranks: &[Rank], operation: impl Fn(&Rank) -> T + Sync) -> Vec<T>
     })
 }
 
-/// How a change comes along, to the one that begins this epoch.
+/// The progress of a change until this epoch begins.
 fn until_in_effect(epoch: u32, mut next: impl FnMut() -> Progress) -> Vec<Progress> {
     let mut seen = Vec::new();
     loop {
@@ -240,7 +240,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     assert_eq!(ranks[1].group.leader(), Some(0));
     assert_eq!(ranks[1].group.health().status, Status::Serving);
 
-    // One is given up, by this rank alone.
+    // One peer is given up, by this rank alone.
     let (two, of_rank_2) = ([2].into_iter().collect(), vec![4u32..6; 1]);
     ranks[1].buffer.revoke(&two).unwrap();
     let unreached = || Reason::Experts { buffer: 0, experts: of_rank_2.clone() };
@@ -248,7 +248,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     ranks[1].group.step_blocking().unwrap();
     told.until("epwire_given_up_ranks", 1.0);
 
-    // And goes.
+    // And leaves.
     let mut changes = ranks[1].group.changes();
     drop(ranks.pop());
     all(&ranks, |rank| rank.steps_until("0-1"));
@@ -275,7 +275,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     assert_eq!(health.status, Status::Degraded);
     assert_eq!(health.reasons, [Reason::Missing { ranks: two }, unreached()]);
 
-    // Another one comes in its place.
+    // Another rank takes its place.
     let newcomer = Rank::join(2, address, false);
     told.until("epwire_standby_ranks", 1.0);
     assert_eq!((newcomer.membership().role, newcomer.health().status), (Role::Standby, Status::Out));
@@ -293,7 +293,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     assert_eq!(all(&ranks, |rank| rank.group.health().status), [Status::Serving; 3]);
     assert_eq!(ranks[1].buffer.reachable_experts().unwrap(), [true; 6]);
 
-    // The one that serves the run ends, and another one does.
+    // The member that serves the run ends, and another one takes over.
     let began = Instant::now();
     while ranks.iter().any(|rank| rank.group.servers().len() < 3) {
         assert!(began.elapsed() < 5 * SECOND);
@@ -316,7 +316,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     assert!(told.with(|state| state.events.iter().any(|event| event.starts_with(&leads))), "{leads}");
     assert_eq!(ranks[0].group.membership().outage, None);
 
-    // The last but one leaves, and is out.
+    // The last but one leaves, and is no longer a member.
     let left = ranks.pop().unwrap().group;
     left.leave_blocking().unwrap();
     assert_eq!(left.health().reasons, [Reason::Left]);

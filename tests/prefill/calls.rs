@@ -1,4 +1,5 @@
-//! The ways to call an operation: in one, counted first, in halves, by futures, on two lanes at a time, again by its routing.
+//! The ways to call an operation: at once, counted first, in halves, by futures, on two lanes at a time, and again by
+//! its routing.
 
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout};
 use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
@@ -44,7 +45,7 @@ fn futures_on_both_lanes_progress_together() {
     ranks(&config(), |buffer| {
         block_on(async {
             for round in 0..6 {
-                // Each rank begins with another lane: a lane that waited for the other would wait for ever.
+                // Ranks begin with different lanes: a lane that waited for the other one would wait for ever.
                 match buffer.rank() % 2 {
                     0 => tokio::join!(turn(buffer, round, 0), turn(buffer, round + 1, 1)),
                     _ => {
@@ -130,7 +131,8 @@ fn a_routing_dispatches_other_rows_and_combines_other_widths_and_carries_values_
             complete(&buffer.dispatch_again_blocking(&mut routing, sent.input(), memory.output()).unwrap());
             memory.check_lists(rank, round);
             memory.check_rows(round);
-            // The gradient of a weight is what its expert's row gives: here a number for each (source, token, position).
+            // The gradient of a weight is what its expert's row gives: here a number for each (source, token,
+            // position).
             let number = |source: i32, token: i32, j: i32| (source * 1000 + token * 10 + j) as f32;
             let gradients: Vec<f32> = (0..memory.capacity)
                 .map(|at| number(memory.row_source[at], memory.row_token[at], memory.row_position[at]))
@@ -164,7 +166,7 @@ fn what_overflows_is_the_last_in_order_and_is_reported() {
     ranks(&config(), |buffer| {
         let rank = buffer.rank() as usize;
         let (rows, whole) = reference::rows(rank, PACKED);
-        // Rank 1 has room for all, the others for two thirds.
+        // Rank 1 has room for all rows, the others for two thirds.
         let cut = |rank: usize| {
             let whole = reference::rows(rank, PACKED).1;
             if rank == 1 { whole } else { whole * 2 / 3 }

@@ -12,7 +12,7 @@ use crate::{block_on, complete, config, ranks};
 const LOST: usize = 2;
 const LAYOUT: PrefillLayout = PrefillLayout::Packed { alignment: 2 };
 
-/// With a deadline that a silent rank passes soon.
+/// A deadline after which a silent rank is soon given up.
 fn impatient() -> PrefillConfig {
     let mut config = config();
     config.ep = config.ep.deadline(Duration::from_secs(1));
@@ -50,7 +50,7 @@ fn sums_say_which_rank_they_lack() {
             assert_eq!(row[1].to_f32(), sum(0, rank, t, 1, |e| e / LOCAL != LOST));
         }
 
-        // Without it the next membership is whole, and a routing of the one before is of no use.
+        // Without it the next membership is complete, and a routing of the previous one is useless.
         let rest: Mask = (0..RANKS as u32).filter(|r| *r != LOST as u32).collect();
         buffer.set_active(&rest, 2, 0).unwrap();
         let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
@@ -71,7 +71,7 @@ fn a_silent_source_has_no_rows_and_its_places_are_nobodys() {
         let sent = Sent::new(0, rank);
         let counted = buffer.dispatch_count_blocking(sent.input()).unwrap();
         if rank == LOST {
-            // Its counts have come, its rows do not.
+            // Its counts have arrived, but its rows do not.
             std::thread::sleep(Duration::from_secs(4));
             return;
         }
@@ -108,7 +108,7 @@ fn who_drops_a_future_or_a_half_is_missing_from_that_operation_alone() {
                 drop(buffer.dispatch_count_blocking(sent.input()).unwrap());
             } else {
                 let (_, outcome) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
-                // What it had sent before may have sufficed.
+                // What it had sent before may have been enough.
                 if !outcome.is_complete() {
                     assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>());
                     assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial));

@@ -1,4 +1,4 @@
-//! Where rows lie, what they hold, and that their sums come home.
+//! The places of rows, their contents, and that their sums return to their source.
 
 use epwire::prefill::{PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput};
 use epwire::{
@@ -28,7 +28,7 @@ fn rows_lie_as_each_layout_says_and_their_sums_come_home() {
         let sent = Sent::new(0, rank);
         for layout in LAYOUTS {
             let (rows, capacity) = reference::rows(rank, layout);
-            // Of experts' lists the reference knows no other size.
+            // For experts' lists the reference knows no other size.
             let spare = if layout == PrefillLayout::ExpertMajor { 0 } else { 3 };
             let mut memory = Memory::new(layout, capacity + spare);
             let mut band = std::mem::take(&mut memory.band);
@@ -137,7 +137,7 @@ fn fp8_rows_come_with_every_kind_and_order_of_scales() {
     });
 }
 
-/// FP8 rows that the caller has quantised are opaque ones with scales of 4 bytes: f32, or four exponents.
+/// FP8 rows that the caller has quantised are opaque rows with scales of 4 bytes: f32, or four exponents.
 #[test]
 fn opaque_rows_keep_their_bytes_and_scales() {
     let payload = Payload::Opaque { row_bytes: HIDDEN as u32, scale_count: 5, scale_bytes: 4 };
@@ -191,7 +191,7 @@ fn combine_takes_weights_and_bias_in_both_modes() {
         let (mut routing, _) = buffer.dispatch_blocking(sent.input(), memory.output()).unwrap();
         let outputs = memory.outputs(rank, HIDDEN);
         let biases = [1.5f32, -1.0].map(|b| vec![bf16::from_f32(b); tokens(rank) * HIDDEN]);
-        // Those of another round, at the expert's rank and at home.
+        // The weights of another round, at the expert's rank and at the token's rank.
         let row_weights: Vec<f32> = (0..memory.capacity)
             .map(|place| match memory.row_token[place] {
                 -1 => 0.0,

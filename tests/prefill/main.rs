@@ -1,5 +1,5 @@
-//! Prefill buffers as a program uses them: every layout and payload beside a plain reference, operations in halves, by futures, on
-//! two lanes at a time and with a routing that is used again, ranks that are lost, calls that do not fit.
+//! Prefill buffers as a program uses them: every layout and payload against a plain reference, operations in halves, by
+//! futures, on two lanes at a time and with a routing that is used again, ranks that are lost, invalid calls.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,7 +16,7 @@ use epwire::{EpConfig, Group, Outcome};
 
 use reference::{EXPERTS, HIDDEN, RANKS, TOKENS, TOPK};
 
-/// Rings of fewer slots than a rank has rows for another.
+/// Rings with fewer slots than a rank has rows for another.
 const RING: u32 = 8;
 
 fn config() -> PrefillConfig {
@@ -35,7 +35,7 @@ fn ranks(config: &PrefillConfig, run: impl Fn(&PrefillBuffer) + Sync) {
             scope.spawn(move || {
                 let buffer = PrefillBuffer::create_blocking(&group, config.clone()).unwrap();
                 run(&buffer);
-                // Nobody leaves before all have what they need of it.
+                // Nobody leaves before all have received everything from it.
                 group.barrier_blocking("end").unwrap();
             });
         }
@@ -46,7 +46,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
-/// Of an operation that nobody is missing from.
+/// The operation must be complete.
 fn complete(outcome: &Outcome) {
     assert!(outcome.is_complete(), "{outcome}");
 }

@@ -1,4 +1,4 @@
-//! What ranks send, and where it must lie. All numbers are small multiples of a half, so that every sum is exact.
+//! What ranks send, and the place of each row. All numbers are small multiples of 1/2, so that every sum is exact.
 
 use epwire::prefill::{PrefillLayout, PrefillOutput};
 use epwire::{Dispatch, HostBuffer, TensorMut, TensorRef};
@@ -11,12 +11,12 @@ pub(crate) const EXPERTS: usize = 12;
 pub(crate) const LOCAL: usize = EXPERTS / RANKS;
 pub(crate) const TOPK: usize = 3;
 
-/// Tokens of a rank: not all have as many.
+/// The number of a rank's tokens, which differs between ranks.
 pub(crate) fn tokens(rank: usize) -> usize {
     TOKENS - 3 * rank
 }
 
-/// Entry `j` of a token; a few are routed nowhere.
+/// Entry `j` of a token; a few are not routed.
 pub(crate) fn expert(rank: usize, token: usize, j: usize) -> Option<usize> {
     let nowhere = (token + j).is_multiple_of(7) || token == 5;
     (!nowhere).then_some((rank + token * 5 + j * if token.is_multiple_of(3) { 1 } else { 4 }) % EXPERTS)
@@ -31,7 +31,7 @@ pub(crate) fn value(round: usize, rank: usize, token: usize, c: usize) -> f32 {
     ((rank * 5 + token * 3 + c + round) % 9) as f32 - 4.0
 }
 
-/// What an expert makes of a channel.
+/// The output of an expert for a channel.
 pub(crate) fn made(expert: usize, value: f32) -> f32 {
     value * (1.0 + (expert % 2) as f32)
 }
@@ -62,13 +62,13 @@ impl Sent {
     }
 }
 
-/// A row where it must lie.
+/// A row at its expected place.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Row {
     pub(crate) place: usize,
     pub(crate) source: usize,
     pub(crate) token: usize,
-    /// By expert: which of the token's top-k.
+    /// In layouts by expert: the entry of the token's top-k.
     pub(crate) position: usize,
 }
 
@@ -76,7 +76,7 @@ fn by_expert(layout: PrefillLayout) -> bool {
     matches!(layout, PrefillLayout::Packed { .. } | PrefillLayout::ExpertMajor)
 }
 
-/// Rows of a rank, and the capacity that takes them.
+/// The rows of a rank, and the capacity that they need.
 pub(crate) fn rows(rank: usize, layout: PrefillLayout) -> (Vec<Row>, usize) {
     let here =
         |source, token| (0..TOPK).find(|j| expert(source, token, *j).is_some_and(|e| e / LOCAL == rank));
@@ -119,7 +119,7 @@ pub(crate) fn rows(rank: usize, layout: PrefillLayout) -> (Vec<Row>, usize) {
     (found, if layout == PrefillLayout::ExpertMajor { most } else { end })
 }
 
-/// Memory of everything that a dispatch can give.
+/// Memory for all outputs of a dispatch.
 pub(crate) struct Memory {
     pub(crate) layout: PrefillLayout,
     pub(crate) capacity: usize,
@@ -170,7 +170,7 @@ impl Memory {
         }
     }
 
-    /// Everything that the layout fills.
+    /// All outputs that the layout fills.
     pub(crate) fn output(&mut self) -> PrefillOutput<'_> {
         let expert = by_expert(self.layout);
         self.expert_totals.fill(0);
@@ -204,7 +204,7 @@ impl Memory {
         bf16::from_le_bytes([self.rows[at], self.rows[at + 1]]).to_f32()
     }
 
-    /// Everything of a dispatch of `round` but payloads: rows that have no place are left out.
+    /// Checks all outputs of a dispatch of `round` except payloads: rows without a place are left out.
     pub(crate) fn check_lists(&self, rank: usize, round: usize) {
         let (mut rows, _) = rows(rank, self.layout);
         let expert_of = |row: &Row| expert(row.source, row.token, row.position).unwrap() - rank * LOCAL;
@@ -269,7 +269,8 @@ impl Memory {
         }
     }
 
-    /// What this rank's experts make of the rows, by source reduced over them, of `width` channels.
+    /// The output of this rank's experts for the rows, in `width` channels; in layouts by source, reduced over the
+    /// experts.
     pub(crate) fn outputs(&self, rank: usize, width: usize) -> Vec<bf16> {
         let mut outputs = vec![bf16::ZERO; self.row_source.len() * width];
         for place in (0..self.row_source.len()).filter(|place| self.row_source[*place] >= 0) {
@@ -289,14 +290,14 @@ impl Memory {
     }
 }
 
-/// Channel `c` of a token's sum over the experts that `has` says it has.
+/// Channel `c` of a token's sum over the experts for which `has` is true.
 pub(crate) fn sum(round: usize, rank: usize, token: usize, c: usize, has: impl Fn(usize) -> bool) -> f32 {
     let experts = (0..TOPK).filter_map(|j| Some((j, expert(rank, token, j)?)));
     let here = experts.filter(|(_, e)| has(*e));
     here.map(|(j, e)| weight(round, token, j) * made(e, value(round, rank, token, c))).sum()
 }
 
-/// Sums of `width` channels, of all experts.
+/// Checks the sums of `width` channels over all experts.
 pub(crate) fn check_sums(round: usize, rank: usize, width: usize, out: &[bf16]) {
     assert_eq!(out.len(), tokens(rank) * width);
     for (t, row) in out.chunks_exact(width).enumerate() {

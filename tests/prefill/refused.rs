@@ -1,4 +1,4 @@
-//! Calls that do not fit are refused with what is wrong, and have no effect.
+//! Invalid calls are refused with the reason, and have no effect.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use epwire::{
 };
 use half::{bf16, f16};
 
-/// A rank alone.
+/// A group of one rank.
 fn alone() -> PrefillBuffer {
     let config = PrefillConfig { ring_tokens: 4, ..PrefillConfig::new(EpConfig::new(16, 64, 4, 2)) };
     let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
@@ -113,7 +113,7 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     refused(buffer.count(TensorRef::new(&[0.0f32; 4], 2)), "topk_idx is F32");
     refused(buffer.count(TensorRef::new(&[0i32, 9], 2)), "topk_idx[0][1] is 9");
 
-    // And nothing has happened.
+    // Nothing has happened.
     let (_, outcome) = dispatch(input()).unwrap();
     assert!(outcome.is_complete());
 }
@@ -174,7 +174,7 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     with(PrefillCombineOutput { values: Some(&mut floats), ..none() }, "output.values");
     with(PrefillCombineOutput { wait_ns: Some(&mut []), ..none() }, "output.wait_ns");
 
-    // A routing is of one buffer, and keeps its places and number of tokens.
+    // A routing belongs to one buffer, and keeps its places and number of tokens.
     let mut sums = HostBuffer::<bf16>::zeroed(2 * 64);
     let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
     refused(other.combine_blocking(&mut routing, whole(), to), "another prefill buffer");
@@ -187,7 +187,7 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     let fewer = (TensorRef::new(&made[..64], 64), TensorRef::new(&[0i32, 1], 2));
     again(&mut routing, fewer.0, fewer.1, 4, "tokens is 1");
 
-    // Of rows by source there is no ordered combine, and unweighted rows by expert need weights from elsewhere.
+    // Rows by source have no ordered combine, and unweighted rows by expert need weights from elsewhere.
     let mut dense = dispatch(true, PrefillLayout::Dense);
     let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
     let ordered = whole().mode(CombineMode::Ordered);

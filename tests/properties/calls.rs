@@ -1,5 +1,5 @@
-//! Calls of communicators: drawn into the exchanges of a case, begun and ended between and beside the operations of its buffer,
-//! and each compared bit by bit with what it must give.
+//! Calls of communicators: inserted into the exchanges of a case, begun and ended between and beside the operations of
+//! its buffer, and each compared bit by bit with its expected result.
 
 use std::pin::Pin;
 
@@ -66,18 +66,18 @@ const REDUCTIONS: [Reduction; 5] =
 /// One call, the same on all members.
 #[derive(Debug)]
 pub(crate) struct Call {
-    /// Which communicator's.
+    /// The communicator's number.
     pub(crate) comm: usize,
     pub(crate) kind: Kind,
     of: Of,
     reduction: Reduction,
     root: usize,
-    /// Elements of a block, at most.
+    /// The most elements of a block.
     count: usize,
     in_place: bool,
-    /// Of what all ranks give.
+    /// For the values that ranks give.
     seed: u64,
-    /// Ranks that wait for it by a future.
+    /// Ranks that await it by a future.
     asynchronous: Vec<bool>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn draw_config(r: &mut Random) -> CommConfig {
     config.slot_bytes(r.pick(&[1024, 4096, 16384]))
 }
 
-/// Some calls of so many communicators, begun and awaited anywhere in this order.
+/// Some calls of so many communicators, begun and awaited at random points of this order.
 pub(crate) fn draw(
     r: &mut Random,
     comms: usize,
@@ -123,14 +123,14 @@ pub(crate) fn draw(
 
 /// A call that has begun.
 pub(crate) trait Begun {
-    /// Waits on this thread, or awaits it, and compares what it gives.
+    /// Waits on this thread, or awaits it, and compares the results.
     fn end(self: Box<Self>, asynchronous: bool) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
 struct Pending<B, T> {
     name: String,
     work: Work<B>,
-    /// What of the buffers is compared, and with what.
+    /// The parts of the buffers to compare, and their expected values.
     parts: Box<dyn FnOnce(B) -> Vec<Vec<T>>>,
     expected: Vec<Vec<T>>,
 }
@@ -181,7 +181,7 @@ impl Call {
         (0..len).map(|_| T::draw(r)).collect()
     }
 
-    /// Elements of the uneven block that goes from one rank to another.
+    /// The elements of the uneven block from one rank to another.
     fn uneven(&self, from: usize, to: usize) -> usize {
         Random::new(self.seed ^ (from * 64 + to + 1) as u64).below(self.count + 1)
     }
@@ -199,7 +199,7 @@ impl Call {
             (0..len).map(|i| T::fold(by, &element(i))).collect()
         };
         let block = |rank: usize| rank * n..(rank + 1) * n;
-        // Blocks of ranks that are no members are left alone.
+        // Blocks of ranks that are not members stay unchanged.
         let filled = |mut all: Vec<T>, of: &dyn Fn(usize) -> Vec<T>| {
             members.iter().for_each(|rank| all[block(*rank)].copy_from_slice(&of(*rank)));
             all
@@ -329,7 +329,7 @@ fn both<T>((first, second): (Vec<T>, Vec<T>)) -> Vec<Vec<T>> {
     vec![first, second]
 }
 
-/// Uneven blocks of the members, one behind the other with those of all ranks.
+/// Uneven blocks of the members, one after the other with those of all ranks.
 fn laid_out<T: Copy>(
     counts: &[usize],
     members: &[usize],
@@ -343,7 +343,7 @@ fn laid_out<T: Copy>(
     all
 }
 
-/// All calls of one communicator, begun in the common order, as calls of one are, and awaited in any.
+/// All calls of one communicator, begun in the common order, as the rules require, and awaited in any order.
 pub(crate) async fn in_any_order(calls: Vec<&Call>, comm: &Comm, active: Mask, mut own: Random) {
     let mut begun: Vec<Box<dyn Begun>> = Vec::new();
     for call in calls {

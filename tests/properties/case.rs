@@ -1,4 +1,4 @@
-//! A case: a configuration and several operations with the inputs of all ranks, drawn from one seed.
+//! A case: a configuration and several operations with the inputs of all ranks, chosen by one seed.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::numbers::{BLOCK, narrow};
 use crate::random::Random;
 use crate::reference::WireRow;
 
-/// Far longer than any case takes: a wait that lasts so long is a failure.
+/// Much longer than any case takes: a wait that lasts so long is a failure.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(crate) struct Case {
 pub(crate) enum Step {
     /// All ranks of the mask begin this membership.
     Activate { mask: Mask, epoch: u32 },
-    /// One operation, or two in flight, and calls of communicators, interleaved in this order; a rank that joins them has
-    /// an order of its own.
+    /// One operation, or two in flight, and calls of communicators, interleaved in this order; a rank that joins them
+    /// as futures has its own order.
     Exchange { ops: Vec<Op>, calls: Vec<Call>, order: Vec<Turn> },
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum Turn {
     Phase(usize, Phase),
     /// This call begins.
     Begin(usize),
-    /// It is waited for.
+    /// The call is awaited.
     Await(usize),
 }
 
@@ -57,7 +57,7 @@ pub(crate) enum Phase {
 pub(crate) const PHASES: [Phase; 5] =
     [Phase::Send, Phase::Receive, Phase::Experts, Phase::Answer, Phase::Collect];
 
-/// What all ranks have in common in one operation, and what each brings along.
+/// The common part of one operation, and the part of each rank.
 #[derive(Debug)]
 pub(crate) struct Op {
     pub(crate) payload: Payload,
@@ -67,7 +67,7 @@ pub(crate) struct Op {
     pub(crate) mode: CombineMode,
     pub(crate) lane: Option<u32>,
     pub(crate) routing: Routing,
-    /// Members of the epoch in which it runs.
+    /// The members of its epoch.
     pub(crate) active: Mask,
     pub(crate) parts: Vec<Part>,
 }
@@ -80,7 +80,7 @@ pub(crate) enum Routing {
     Empty,
 }
 
-/// Where a rank gives an operation up.
+/// Where a rank gives up an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GiveUp {
     Never,
@@ -129,15 +129,15 @@ pub(crate) struct Part {
     pub(crate) split_dispatch: bool,
     pub(crate) split_combine: bool,
     pub(crate) asynchronous: bool,
-    /// With something else in flight: all of it as futures of one task, not in the common order.
+    /// If something else is in flight: all of it as futures of one task, not in the common order.
     pub(crate) joined: bool,
     pub(crate) in_place: bool,
     pub(crate) give_up: GiveUp,
-    /// Outputs asked for, a bit each.
+    /// The requested outputs, one bit each.
     pub(crate) outputs: u64,
-    /// Bad calls made on the way, drawn from this seed.
+    /// Invalid calls made on the way, chosen by this seed.
     pub(crate) refusals: Option<u64>,
-    /// The rows as they must travel, made by the reference when first needed.
+    /// The rows as they are sent, made by the reference when first needed.
     pub(crate) wire: OnceLock<Vec<WireRow>>,
 }
 
@@ -179,7 +179,7 @@ impl Case {
             steps.push(draw_exchange(r, &config, ranks, active, auto_lanes));
         }
         let mut case = Self { seed, ranks, config, threads, comms: Vec::new(), steps };
-        // By numbers of their own: they change nothing else in a case.
+        // By a generator of its own, so that nothing else in a case changes.
         let r = &mut Random::new(seed ^ 0x6361_6c6c_7321);
         if !crowd && r.chance(20) {
             case.draw_calls(r);
@@ -204,7 +204,7 @@ impl Case {
         self.config.experts as usize / self.ranks
     }
 
-    /// Rows per local expert, or in all.
+    /// Rows for each local expert, or in all.
     pub(crate) fn rows(&self) -> usize {
         self.ranks * self.config.max_tokens as usize
     }
@@ -231,7 +231,7 @@ fn draw_exchange(r: &mut Random, config: &EpConfig, ranks: usize, active: Mask, 
             ops.iter_mut().for_each(|op| op.parts[rank].joined = joined);
         }
     }
-    // Operation 0 sends first, as lanes in turn have it; the rest of its phases fall anywhere.
+    // Operation 0 sends first, because lanes alternate; the rest of its phases may come at any point.
     let mut left: Vec<&[Phase]> = vec![&PHASES; ops.len()];
     let mut order = Vec::new();
     while let Some(longest) = left.iter().map(|l| l.len()).max().filter(|n| *n > 0) {
@@ -269,7 +269,7 @@ fn draw_op(r: &mut Random, config: &EpConfig, ranks: usize, active: Mask, lane: 
             &[Layout::ExpertMajor, Layout::RankMajor],
         ]),
     };
-    // Expert-major ranks reduce with the weights of dispatch; all others may do without them there.
+    // Expert-major ranks reduce with the weights of dispatch; in the other cases weights may be omitted there.
     let needs_weights = mode == CombineMode::RankReduced && layouts != [Layout::RankMajor];
     let mut op = Op {
         payload,
@@ -300,7 +300,7 @@ fn draw_op(r: &mut Random, config: &EpConfig, ranks: usize, active: Mask, lane: 
     op
 }
 
-/// Now and then all ranks give an operation up at the same place, or one of them anywhere.
+/// Sometimes all ranks give up an operation at the same point, or one rank at any point.
 fn draw_releases(r: &mut Random, op: &mut Op) {
     let places =
         [GiveUp::Dispatching, GiveUp::Dispatched, GiveUp::Combining, GiveUp::Dispatch, GiveUp::Combine];
@@ -311,7 +311,7 @@ fn draw_releases(r: &mut Random, op: &mut Op) {
     };
     let place = r.pick(&places);
     if place == GiveUp::Dispatch && !who.is_empty() {
-        // Peers cannot foresee whether such a rank's rows have left; the counts tell them.
+        // Peers cannot know whether such a rank's rows have been sent; the counts tell them.
         op.parts.iter_mut().for_each(|part| part.outputs |= SOURCE_COUNTS);
     }
     for rank in who {
@@ -376,7 +376,7 @@ fn draw_part(r: &mut Random, config: &EpConfig, op: &Op, layout: Layout, favouri
     }
 }
 
-/// Mostly tame values; now and then any bits at all, so subnormals, infinities and NaNs.
+/// Mostly ordinary values; sometimes arbitrary bits, including subnormals, infinities and NaNs.
 fn draw_row(r: &mut Random, dtype: Float16, row: &mut [u8]) {
     let wild = r.chance(8);
     let size = r.pick(&[1.0, 1.0, 1e-3, 1e-6, 300.0]);
@@ -394,7 +394,7 @@ fn draw_weight(r: &mut Random) -> f32 {
         2 => 1e30,
         3 => f32::from_bits(r.bits() as u32),
         4..10 => -r.unit(),
-        // Equal ones let large terms cancel, which shows the order of a sum.
+        // With equal weights large terms cancel, which reveals the order of a sum.
         10..24 => 0.5,
         _ => r.unit(),
     }
@@ -432,7 +432,7 @@ impl Part {
         &self.x[token * self.x_stride..][..self.x_row]
     }
 
-    /// The scales as they are handed over, with the bytes between their rows.
+    /// The scales as they are passed, with gaps between their rows.
     pub(crate) fn strided_scales(&self, count: usize, bytes: usize) -> (HostBuffer<u8>, usize) {
         let n = self.tokens;
         let (rows, cols) = if self.scales_by_column { (count, n) } else { (n, count) };
@@ -449,7 +449,7 @@ impl Part {
     }
 }
 
-/// Ids as they are handed over.
+/// Ids as they are passed.
 pub(crate) fn typed_ids(ids: &[i64], id_type: DType) -> HostBuffer<u8> {
     let bytes: Vec<u8> = match id_type {
         DType::I64 => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),

@@ -1,4 +1,4 @@
-//! One rank's way through one operation, phase by phase, every output checked against the reference.
+//! One rank's way through one operation, phase by phase, with every output compared with the reference.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -16,7 +16,7 @@ use crate::random::Random;
 use crate::reference::{self, Row};
 use crate::refused;
 
-/// A dispatch's inputs in the types in which they are handed over.
+/// A dispatch's inputs, in the types in which they are passed.
 pub(crate) struct Inputs<'a> {
     pub(crate) case: &'a Case,
     pub(crate) op: &'a Op,
@@ -102,11 +102,11 @@ pub(crate) struct Flight<'a> {
     buffer: &'a EpBuffer,
     epoch: u32,
     held: Held,
-    /// Ranks whose rows came.
+    /// Ranks whose rows have arrived.
     sources: Vec<bool>,
     expert_out: HostBuffer<u8>,
     bad_calls: Option<Random>,
-    /// Names of the bad calls that were refused.
+    /// Names of the invalid calls that were refused.
     pub(crate) refused: Vec<&'static str>,
 }
 
@@ -295,8 +295,8 @@ impl<'a> Flight<'a> {
         self.case.config.hidden as usize * 2
     }
 
-    /// The experts' outputs in this rank's layout; written in place where the part says so. Rows that combine must not look at
-    /// are NaN.
+    /// The experts' outputs in this rank's layout; written in place if the part says so. Rows that combine must not
+    /// read are NaN.
     fn run_experts(&self, dispatched: &mut Dispatched) -> HostBuffer<u8> {
         let (case, op) = (self.case, self.op);
         let lists = if self.part.layout == Layout::ExpertMajor { case.local_experts() } else { 1 };
@@ -398,14 +398,14 @@ fn put(out: &mut HostBuffer<u8>, row: usize, words: &[u16]) {
     out[row * bytes.len()..][..bytes.len()].copy_from_slice(&bytes);
 }
 
-/// Nothing if the row is not of this type.
+/// Does nothing if the row is not of this type.
 fn write_row<T: Element>(to: Option<&mut [T]>, words: &[u16], from_bits: fn(u16) -> T) {
     for (to, word) in to.into_iter().flatten().zip(words) {
         *to = from_bits(*word);
     }
 }
 
-/// Rank-major rows are read where they lie, too.
+/// Rank-major rows are also read in place.
 fn check_in_place(case: &Case, rows: &[Row<'_>], dispatched: &Dispatched) {
     let view = dispatched.rows().expect("rank-major");
     for source in 0..case.ranks {
@@ -422,7 +422,7 @@ fn check_in_place(case: &Case, rows: &[Row<'_>], dispatched: &Dispatched) {
     }
 }
 
-/// The future's output if one poll is enough for it; it is dropped either way.
+/// The future's output if one poll is enough; the future is dropped in any case.
 async fn poll_once<F: Future>(future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     poll_fn(|cx| match future.as_mut().poll(cx) {

@@ -1,5 +1,5 @@
-//! The numbers of collectives, from the words of the contract (`epwire.h`): what the fold of one element of all members is, a
-//! scalar at a time.
+//! The arithmetic of collectives, from the words of the contract (`epwire.h`): the fold of one element over all
+//! members, a scalar at a time.
 
 use epwire::Float16;
 use epwire::comm::{Number, Reduction};
@@ -10,7 +10,7 @@ use crate::random::Random;
 
 pub(crate) trait Drawn: Number {
     fn draw(r: &mut Random) -> Self;
-    /// Of two members or more, in ascending rank order.
+    /// Of at least two members, in ascending order of ranks.
     fn folded(reduction: Reduction, values: &[Self]) -> Self;
     fn bits(self) -> u64;
 
@@ -63,7 +63,7 @@ macro_rules! floats {
                 }
             }
 
-            /// A NaN is any.
+            /// The result may be any NaN.
             pub(super) fn folded(reduction: Reduction, first: $number, rest: &[$number]) -> $number {
                 let rest_of = |step: fn($number, $number) -> $number| rest.iter().copied().fold(first, step);
                 match reduction {

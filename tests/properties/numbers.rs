@@ -1,4 +1,4 @@
-//! The numbers of the contract, one scalar at a time and from their definitions: 16-bit rounding, e4m3, block scales.
+//! The arithmetic of the contract, one scalar at a time and by definition: 16-bit rounding, e4m3, block scales.
 
 use epwire::{Float16, Fp8Scale};
 use half::{bf16, f16};
@@ -37,7 +37,7 @@ pub(crate) fn widen_e4m3(code: u8) -> f32 {
     if code & 0x80 == 0 { magnitude } else { -magnitude }
 }
 
-/// The nearest of the 127 magnitudes, the even code of two equally near; 448 for what lies beyond.
+/// The nearest of the 127 magnitudes, the even code of two equally near ones; 448 for anything larger.
 fn narrow_e4m3(value: f32, magnitudes: &[f64; 127]) -> u8 {
     let wanted = f64::from(value.abs());
     let above = magnitudes.partition_point(|m| *m < wanted);

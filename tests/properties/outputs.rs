@@ -1,5 +1,5 @@
-//! Everything a dispatch can deliver, in memory filled with a pattern: the reference fills in the same, and the two images
-//! must then be equal to the last byte, so that what lies beyond the counts is seen to be untouched.
+//! All outputs of a dispatch, in memory filled with a pattern: the reference fills in a copy, and both must then be
+//! equal to the last byte, so that memory beyond the counts is seen to be unchanged.
 
 use epwire::{DispatchOutput, HostBuffer, Layout, RowShape, ScaleOrder, TensorMut};
 
@@ -8,7 +8,7 @@ use crate::case::{Case, Op, Part, SOURCE_COUNTS};
 const PATTERN: u8 = 0xa5;
 const PATTERN_32: u32 = 0xa5a5_a5a5;
 
-/// `None`: not asked for.
+/// `None`: not requested.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     pub(crate) row_major_scales: bool,
@@ -33,7 +33,7 @@ fn patterned(len: usize) -> HostBuffer<u8> {
 }
 
 impl Outputs {
-    /// Those that `part` asks for, none of them written yet. Slices are larger than needed by `part.outputs % 3`.
+    /// The outputs that `part` requests, none of them written yet. Slices are larger than needed by `part.outputs % 3`.
     pub(crate) fn blank(case: &Case, op: &Op, part: &Part) -> Self {
         let shape = RowShape::new(&case.config, case.ranks as u32, op.payload).expect("a planned payload");
         let (experts, ranks, rows) = (case.local_experts(), case.ranks, case.rows());
@@ -81,7 +81,7 @@ impl Outputs {
         }
     }
 
-    /// Fails with the name of the output and the first place at which it is not as `expected`.
+    /// Fails with the name of the output and the first position at which it differs from `expected`.
     pub(crate) fn assert_equal(&self, expected: &Self) {
         same("rows", self.rows.as_deref(), expected.rows.as_deref());
         same("scales", self.scales.as_deref(), expected.scales.as_deref());
@@ -98,7 +98,7 @@ impl Outputs {
         same("row_weights", have.as_deref(), want.as_deref());
         same("expert_rows", self.expert_rows.as_deref(), expected.expert_rows.as_deref());
         same("expert_totals", self.expert_totals.as_deref(), expected.expert_totals.as_deref());
-        // Times are not foreseen, but they are added to what was there.
+        // Times cannot be predicted, but they must be added to the former values.
         let waited = |w: &Vec<u64>| w.iter().all(|ns| (1 << 40..1 << 41).contains(ns));
         assert!(self.wait_ns.as_ref().is_none_or(waited), "wait_ns: {:?}", self.wait_ns);
     }

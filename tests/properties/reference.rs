@@ -1,5 +1,5 @@
-//! What every output must be, from the inputs of all ranks and the words of the contract (`epwire.h`, and the numbers of the
-//! design's section 4). Slow and plain on purpose; knows nothing of slots, lanes, signals or threads.
+//! The expected value of every output, from the inputs of all ranks and the words of the contract (`epwire.h`, and the
+//! numbers of the design's section 4). Deliberately slow and plain; knows nothing of slots, lanes, signals or threads.
 
 use epwire::{CombineMode, Float16, Fp8Scale, Layout, Payload};
 
@@ -7,7 +7,7 @@ use crate::case::{Case, Op, Part};
 use crate::numbers::{dequantize, narrow, quantize, widen, words};
 use crate::outputs::Outputs;
 
-/// A row as it travels.
+/// A row as it is sent.
 #[derive(Debug)]
 pub(crate) struct WireRow {
     pub(crate) payload: Vec<u8>,
@@ -21,7 +21,7 @@ pub(crate) struct Row<'a> {
     pub(crate) token: usize,
     pub(crate) wire: &'a WireRow,
     pub(crate) sideband: &'a [u8],
-    /// Per entry of the plan's top-k: local expert and weight, `None` where the entry lives elsewhere.
+    /// For each entry of the plan's top-k: local expert and weight, `None` if the expert is on another rank.
     pub(crate) entries: Vec<Option<(usize, f32)>>,
 }
 
@@ -49,7 +49,7 @@ fn home(case: &Case, expert: i64) -> usize {
     expert as usize / case.local_experts()
 }
 
-/// The rows that `rank` receives: by source, then token, once for all of a token's experts here.
+/// The rows that `rank` receives: by source, then token, once for all of a token's experts on it.
 pub(crate) fn received<'a>(case: &Case, op: &'a Op, sources: &[bool], rank: usize) -> Vec<Row<'a>> {
     let mut rows = Vec::new();
     for source in (0..case.ranks).filter(|s| sources[*s]) {
@@ -77,7 +77,7 @@ pub(crate) fn rows_sent(case: &Case, op: &Op, from: usize, to: usize) -> usize {
     (0..part.tokens).filter(goes).count()
 }
 
-/// Fills blank outputs with what a dispatch that received `rows` must have written.
+/// Fills in blank outputs with what a dispatch that received `rows` must have written.
 pub(crate) fn deliver(case: &Case, op: &Op, layout: Layout, rows: &[Row<'_>], out: &mut Outputs) {
     let (experts, most) = (case.local_experts(), case.rows());
     let mut lists: Vec<Vec<&Row<'_>>> = vec![Vec::new(); experts];
@@ -126,7 +126,7 @@ pub(crate) fn deliver(case: &Case, op: &Op, layout: Layout, rows: &[Row<'_>], ou
     }
 }
 
-/// One row at place `at` of list `list`, every list having room for `case.rows()`.
+/// One row at place `at` of list `list`, where every list has room for `case.rows()`.
 fn put_row(case: &Case, op: &Op, row: &Row<'_>, list: usize, at: usize, out: &mut Outputs) {
     let most = case.rows();
     let put = |to: &mut [u8], from: &[u8]| {
@@ -166,8 +166,9 @@ fn put_row(case: &Case, op: &Op, row: &Row<'_>, list: usize, at: usize, out: &mu
     }
 }
 
-/// What expert `expert` (of all) makes of a row. In half of the channels, which differ between experts, a function of the
-/// row's bytes; in the others large terms that cancel between experts, so that the order of a sum shows.
+/// The output of expert `expert` (numbered over all ranks) for a row. In half of the channels, which differ between
+/// experts, it is a function of the row's bytes; in the others large terms cancel between experts, which reveals the
+/// order of a sum.
 pub(crate) fn expert(case: &Case, op: &Op, expert: usize, payload: &[u8], scales: &[u8]) -> Vec<u16> {
     let values: Vec<f32> = match op.payload {
         Payload::SameAsInput => words(payload).map(|bits| widen(case.config.dtype, bits)).collect(),
@@ -192,7 +193,7 @@ pub(crate) fn expert(case: &Case, op: &Op, expert: usize, payload: &[u8], scales
     (0..case.config.hidden as usize).map(value).collect()
 }
 
-/// Sum of `weight * row` in the order given, from +0, rounded once. No weight: the rows themselves.
+/// The sum of `weight * row` in the given order, from +0, rounded once. Without weights: the sum of the rows.
 pub(crate) fn reduce(case: &Case, rows: &[(Option<f32>, Vec<u16>)]) -> Vec<u16> {
     let to = case.config.combine_dtype;
     let channel = |c: usize| {
@@ -207,14 +208,14 @@ pub(crate) fn reduce(case: &Case, rows: &[(Option<f32>, Vec<u16>)]) -> Vec<u16> 
     (0..case.config.hidden as usize).map(channel).collect()
 }
 
-/// The weight that an expert's output gets at the expert's rank. Without weights at dispatch the callers of this test just
-/// add up.
+/// The weight of an expert's output at the expert's rank. Without weights at dispatch the callers in this test just add
+/// up.
 pub(crate) fn weight_there(op: &Op, weight: f32) -> Option<f32> {
     op.weighted.then_some(weight)
 }
 
-/// What combine must return to `rank`, with the answers of `answering` alone: `[n, hidden]` and `[n]` contributions arrived
-/// and expected.
+/// What combine must return to `rank` with only the answers of `answering`: `[n, hidden]`, and `[n]` contributions
+/// arrived and expected.
 pub(crate) fn combined(case: &Case, op: &Op, answering: &[bool], rank: usize) -> (Vec<u16>, Vec<[u16; 2]>) {
     let part = &op.parts[rank];
     let wire = wire_rows(case, op, part);

@@ -1,5 +1,5 @@
-//! Bad calls, made on the way of valid operations: each must give its named error and have no effect, which the
-//! operation that follows on all ranks shows by being exact.
+//! Invalid calls between valid operations: each must give its named error and have no effect, which the next operation
+//! of all ranks shows by being exact.
 
 use std::time::Duration;
 
@@ -37,12 +37,12 @@ fn refused(name: &'static str, error: Option<Error>, class: Class, text: &str) -
     name
 }
 
-/// Tries some bad dispatches; returns their names.
+/// Tries some invalid dispatches; returns their names.
 pub(crate) fn dispatches(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Vec<&'static str> {
     (0..3).filter_map(|_| dispatch(inputs, buffer, r)).collect()
 }
 
-/// The error of a dispatch, in its split form or not.
+/// The error of a dispatch, whole or in halves.
 fn attempt(inputs: &Inputs<'_>, buffer: &EpBuffer, split: bool, input: Dispatch<'_>) -> Option<Error> {
     if split {
         return buffer.dispatch_send_blocking(input).err();
@@ -51,11 +51,11 @@ fn attempt(inputs: &Inputs<'_>, buffer: &EpBuffer, split: bool, input: Dispatch<
     buffer.dispatch_blocking(input, outputs.as_output()).err()
 }
 
-/// One bad dispatch, if the one drawn can be made from these inputs.
+/// One invalid dispatch, if the chosen one can be made from these inputs.
 fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'static str> {
     let split = r.chance(50);
     let try_input = |input: Dispatch<'_>| attempt(inputs, buffer, split, input);
-    // For requests of which the outputs' sizes are already wrong.
+    // For requests whose outputs would already have wrong sizes.
     let try_send = |input: Dispatch<'_>| attempt(inputs, buffer, true, input);
     let good = inputs.dispatch();
     Some(match r.below(14) {
@@ -134,7 +134,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
     })
 }
 
-/// An opaque payload without its scales, which then need not be given.
+/// An opaque payload without scales, which then need not be passed.
 fn no_scales(payload: Payload) -> Payload {
     match payload {
         Payload::Opaque { row_bytes, .. } => Payload::Opaque { row_bytes, scale_count: 0, scale_bytes: 1 },
@@ -142,7 +142,7 @@ fn no_scales(payload: Payload) -> Payload {
     }
 }
 
-/// Ids out of range, and repeated within a token: the last token's, so that all others have been read.
+/// Ids that are out of range, or repeated within a token: in the last token, so that all others have been read.
 fn bad_id(inputs: &Inputs<'_>, buffer: &EpBuffer, split: bool, r: &mut Random) -> Option<&'static str> {
     let (op, part, experts) = (inputs.op, inputs.part, i64::from(inputs.case.config.experts));
     let token = part.tokens.checked_sub(1)?;
@@ -170,7 +170,7 @@ fn bad_id(inputs: &Inputs<'_>, buffer: &EpBuffer, split: bool, r: &mut Random) -
     Some(refused(name, attempt(inputs, buffer, split, input), Invalid, &text))
 }
 
-/// Matrices of another type or shape than they must have.
+/// Matrices with a wrong type or shape.
 fn bad_shape(inputs: &Inputs<'_>, buffer: &EpBuffer, split: bool, r: &mut Random) -> Option<&'static str> {
     let (n, k) = (inputs.part.tokens, inputs.op.k);
     let try_input = |input: Dispatch<'_>| attempt(inputs, buffer, split, input);
@@ -222,7 +222,7 @@ pub(crate) fn while_held(inputs: &Inputs<'_>, buffer: &EpBuffer, epoch: u32) -> 
     names
 }
 
-/// Bad combines; gives the handle back for the valid one.
+/// Invalid combines; returns the handle for the valid one.
 pub(crate) fn combines(
     inputs: &Inputs<'_>,
     mut dispatched: Dispatched,
@@ -238,7 +238,7 @@ pub(crate) fn combines(
         let error = dispatched.combine_rows_mut().err();
         names.push(refused("unplanned zero-copy rows", error, State, "zero_copy"));
     }
-    // Combines a copy of the handle's state: the refusal gives the handle itself back.
+    // Combines a copy of the handle's state: the refusal returns the handle itself.
     let mut attempt = |dispatched: Dispatched, name, input: Combine<'_>, class, text: &str| {
         let refusal = dispatched.combine_send(input).expect_err(name);
         let refusal = *refusal;

@@ -1,4 +1,4 @@
-//! Runs a case: a thread per rank, a watchdog over all of them.
+//! Runs a case: a thread for each rank, and a watchdog over all of them.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +16,7 @@ use crate::flight::Flight;
 use crate::random::Random;
 use crate::refused;
 
-/// A case takes some milliseconds; this allows for a machine that has much else to do.
+/// A case takes some milliseconds; this allows for a busy machine.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 thread_local! {
@@ -24,7 +24,7 @@ thread_local! {
     static PANIC: RefCell<String> = RefCell::default();
 }
 
-/// Panics of ranks are told with their case, and only the first: those of its peers follow from it.
+/// Panics of ranks are reported with their case, and only the first, because those of its peers follow from it.
 pub(crate) fn keep_panics_of_ranks() {
     let others = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -37,7 +37,7 @@ pub(crate) fn keep_panics_of_ranks() {
 
 type Report = Result<Vec<&'static str>, String>;
 
-/// Names of the calls that were refused, or what went wrong.
+/// Returns the names of the refused calls, or what went wrong.
 pub(crate) fn run(case: Case) -> Result<Vec<&'static str>, String> {
     let case = Arc::new(case);
     let barrier = Arc::new(Barrier::new(case.ranks));
@@ -46,7 +46,7 @@ pub(crate) fn run(case: Case) -> Result<Vec<&'static str>, String> {
     for (rank, buffer) in connect(&case).into_iter().enumerate() {
         let (case, barrier, sender) = (case.clone(), barrier.clone(), sender.clone());
         let own = Own { rank, buffer, comms: std::mem::take(&mut comms[rank]) };
-        // A failed rank leaves its peers waiting: they are never joined.
+        // A failed rank leaves its peers waiting, so they are never joined.
         let body = move || report(&case, &own, &barrier, &sender);
         std::thread::Builder::new().name(format!("rank {rank}")).spawn(body).map_err(|e| e.to_string())?;
     }
@@ -72,7 +72,7 @@ fn connect(case: &Case) -> Vec<EpBuffer> {
     buffers
 }
 
-/// By rank, those of the rank.
+/// By rank, the communicators of the rank.
 fn connect_comms(case: &Case) -> Vec<Vec<Comm>> {
     let ranks = case.ranks as u32;
     let of_rank = |rank| {
@@ -112,13 +112,13 @@ fn run_rank(case: &Case, own: &Own, barrier: &Barrier) -> Vec<&'static str> {
     let rank = *rank;
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     let (mut active, mut epoch) = (Mask::EMPTY, 0);
-    // Those that have gone on without this rank tell it so: a released operation that still waits for one gives it up.
+    // Ranks that continued without this one tell it so: a released operation that still waits for one gives it up.
     let mut gone_on = Mask::EMPTY;
     let mut refused = Vec::new();
     for step in &case.steps {
         match step {
             Step::Activate { mask, epoch: next } => {
-                // As a group's agreement would: everybody has left the old membership.
+                // Like a group's agreement: everybody has left the old membership.
                 barrier.wait();
                 if !mask.contains(rank as u32) {
                     gone_on = gone_on.iter().chain(mask.iter()).collect();
@@ -189,7 +189,7 @@ async fn exchange(
     flights.into_iter().flat_map(|flight| flight.refused).collect()
 }
 
-/// Everything at once, in this rank's own order: a future for each operation of the buffer and each communicator.
+/// Everything at once, in this rank's own order: a future for each operation of the buffer and for each communicator.
 async fn joined(
     own: &Own,
     mut random: Random,

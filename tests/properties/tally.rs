@@ -1,4 +1,4 @@
-//! How many cases ran of each kind.
+//! How many cases of each kind have run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,7 +8,7 @@ use epwire::{CombineMode, Fp8Scale, Layout, Mask, Payload};
 use crate::calls;
 use crate::case::{Case, GiveUp, Op, Step};
 
-/// What a run of all cases must have met.
+/// The kinds that a run of all cases must include.
 const KINDS: [&str; 40] = [
     "ranks: 1",
     "ranks: 2 to 6",
@@ -142,7 +142,7 @@ impl Tally {
         other.counts.into_iter().for_each(|(kind, n)| *self.counts.entry(kind).or_default() += n);
     }
 
-    /// The cases are worth their number only if they meet everything.
+    /// The cases are only useful if all kinds occur.
     pub(crate) fn assert_every_kind(&self) {
         let few: Vec<_> =
             KINDS.iter().filter(|kind| self.counts.get(**kind).is_none_or(|n| *n < 10)).collect();
@@ -154,7 +154,7 @@ impl Tally {
     }
 }
 
-/// Kinds of bad calls that `refused.rs` makes on the way, and `flight.rs` in receiving halves.
+/// The kinds of invalid calls that `refused.rs` makes, and `flight.rs` in receiving halves.
 const REFUSALS: usize = 37;
 
 impl fmt::Display for Tally {

@@ -1,5 +1,5 @@
-//! Awaiting an event is a part of the wait: who does it beside a dead rank is not taken for dead itself, and waits no longer
-//! than in a plain receive.
+//! Awaiting an event is a part of the wait: a rank that does it while another one is dead is not given up itself, and
+//! waits no longer than in a plain receive.
 
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -18,10 +18,10 @@ const DEADLINE: Duration = Duration::from_millis(500);
 const IDS: [i32; 6] = [0, 1, 2, 3, 4, 5];
 const WEIGHTS: [f32; 6] = [0.125; 6];
 
-/// How a rank went: what it missed in dispatch and combine, and how long its dispatch took.
+/// The result of a rank: the ranks missing from dispatch and combine, and how long its dispatch took.
 type Went = (Mask, Mask, Duration);
 
-/// A step of a rank that comes late by so much; with `awaits` in halves, with an event between them.
+/// A step of a rank that is late by this time; with `awaits` in halves, with an event between them.
 fn step(buffer: &EpBuffer, late: Duration, awaits: Option<fn(Event)>) -> Went {
     thread::sleep(late);
     let x = vec![bf16::ONE; HIDDEN];
@@ -45,7 +45,7 @@ fn step(buffer: &EpBuffer, late: Duration, awaits: Option<fn(Event)>) -> Went {
     (missing, outcome.missing, took)
 }
 
-/// Ranks 0 and 1 beside rank 2, which does nothing. Rank 0 waits in a dispatch, rank 1 comes late and awaits an event.
+/// Ranks 0 and 1 beside rank 2, which does nothing. Rank 0 waits in a dispatch, rank 1 is late and awaits an event.
 fn beside_a_dead_rank(late: f64, awaits: fn(Event)) {
     let config = EpConfig::new(4, HIDDEN as u32, 6, 6).deadline(DEADLINE).threads(1).lanes(1);
     let created = Arc::new(Barrier::new(3));
@@ -63,7 +63,7 @@ fn beside_a_dead_rank(late: f64, awaits: fn(Event)) {
                     1 => Some(step(&buffer, DEADLINE.mul_f64(late), Some(awaits))),
                     _ => None,
                 };
-                // A buffer that is dropped tells its peers, which the dead do not.
+                // A buffer that is dropped tells its peers, which a dead rank does not.
                 ended.wait();
                 went
             })
@@ -73,7 +73,7 @@ fn beside_a_dead_rank(late: f64, awaits: fn(Event)) {
     let dead: Mask = [2].into_iter().collect();
     for (rank, (dispatch, combine, took)) in went.iter().enumerate() {
         assert_eq!((dispatch, combine), (&dead, &dead), "rank {rank} of late {late}: {went:?}");
-        // Rank 1 finds rank 0 there and waits for the dead only.
+        // Rank 1 finds rank 0 there and waits only for the dead rank.
         let bound = if rank == 1 { 1.3 } else { 2.3 };
         assert!(*took < DEADLINE.mul_f64(bound), "rank {rank} of late {late}: {took:?}, {went:?}");
     }

@@ -1,5 +1,5 @@
-//! A rank's place is refused to another buffer, of the same process too, while a former one may still write there: a row that
-//! somebody borrows does not change.
+//! A rank's place is refused to another buffer, also of the same process, while a former one may still write there: a
+//! row that somebody borrows does not change.
 
 use epwire::{Error, Mask};
 

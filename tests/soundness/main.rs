@@ -1,5 +1,6 @@
-//! What may happen to handles and futures: dropped at any point, forgotten, moved between threads, outliving their buffer. The
-//! lane in question is given back (or stays held, if it was forgotten), the other lane and the peers go on.
+//! What may happen to handles and futures: they are dropped at any point, forgotten, moved between threads, or outlive
+//! their buffer. Their lane is given back (or stays held, if they were forgotten); the other lane and the peers
+//! continue.
 
 // Failing is what a test is for.
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
@@ -31,7 +32,7 @@ fn unconnected(rank: u32, deadline: Duration) -> EpBuffer {
     EpBuffer::unconnected(rank, 2, config).unwrap()
 }
 
-/// Two ranks with an expert each, connected and active.
+/// Two ranks with one expert each, connected and active.
 fn pair(deadline: Duration) -> [EpBuffer; 2] {
     let buffers = [0, 1].map(|rank| unconnected(rank, deadline));
     let [a, b] = &buffers;
@@ -43,7 +44,7 @@ fn pair(deadline: Duration) -> [EpBuffer; 2] {
 
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// One token for both experts, and memory for what comes.
+/// One token for both experts, and memory for the results.
 struct Token {
     x: Vec<bf16>,
     received: DispatchBuffers,
@@ -64,13 +65,13 @@ impl Token {
         (input.weights(TensorRef::new(&WEIGHTS, 2)).lane(lane), self.received.output())
     }
 
-    /// What the expert, which returns its input, has made of the rows received.
+    /// The output of the expert, which returns its input, for the received rows.
     fn expert_out(&self) -> Vec<bf16> {
         self.received.rows.chunks(2).map(|b| bf16::from_le_bytes([b[0], b[1]])).collect()
     }
 }
 
-/// A whole exchange of one token on `lane`; what came back must be what went.
+/// A whole exchange of one token on `lane`; the result must be the input.
 fn exchange(buffer: &EpBuffer, lane: u32, value: f32) {
     let mut token = Token::new(buffer, value);
     let (input, output) = token.dispatch(lane);
@@ -171,7 +172,7 @@ fn a_forgotten_future_touches_nothing_any_more() {
     let mut flight = Box::pin(a.dispatch(input, output));
     runtime().block_on(start(flight.as_mut()));
     std::mem::forget(flight);
-    // Its borrows have ended with it: the memory is the caller's again, and stays as it is.
+    // Its borrows have ended with it: the memory is the caller's again, and nothing changes it.
     token.received.rows.fill(0x5a);
     token.x.fill(bf16::NAN);
     let peer = thread::spawn(move || {
@@ -189,7 +190,7 @@ fn a_forgotten_future_touches_nothing_any_more() {
 #[test]
 fn dropping_a_future_gives_its_lane_back() {
     let [a, b] = pair(PATIENT);
-    // Rank 0 gives every dispatch up before rank 1 has even begun; rank 1 then finds a peer that answers nothing.
+    // Rank 0 gives up every dispatch before rank 1 has even begun; then rank 1 finds a peer that answers nothing.
     let impatient = thread::spawn(move || {
         for round in 0..20 {
             let mut token = Token::new(&a, 1.0);
@@ -231,7 +232,7 @@ fn every_kind_of_future_may_be_dropped_in_flight() {
         let dispatching = a.dispatch_send(input).await.unwrap();
         start(pin!(dispatching.receive(output))).await;
 
-        // Sending half: the peer has not answered the operation before, so there is no permission.
+        // Sending half: the peer has not answered the previous operation, so there is no permission.
         let (input, _) = token.dispatch(0);
         start(pin!(a.dispatch_send(input))).await;
 
@@ -259,7 +260,7 @@ fn every_kind_of_future_may_be_dropped_in_flight() {
             } else {
                 start(pin!(dispatched.combine(input, out))).await;
             }
-            // The answers had left before: the peer misses nothing.
+            // The answers had been sent before: the peer lacks nothing.
             let dispatched = peer.receive(output).await.unwrap();
             assert!(combine(dispatched, &mut theirs).is_complete());
             assert_eq!(theirs.out[..], theirs.x[..]);
@@ -297,7 +298,7 @@ fn waiting_for_a_late_peer_does_not_block_the_executor() {
             () = clock => unreachable!("a clock never ends"),
         };
         assert!(began.elapsed() >= LATE - Duration::from_millis(50), "the peer was late");
-        // 150 on an idle machine; one, were the thread blocked.
+        // 150 on an idle machine; one if the thread were blocked.
         assert!(ticks >= 15, "{ticks} ticks");
         assert!(combine(dispatched, &mut token).is_complete());
     });
@@ -402,7 +403,7 @@ fn an_event_waits_as_long_as_its_operation_may() {
 fn without_a_thread_to_spare_nothing_is_begun() {
     const INSIDE: &str = "EPWIRE_TEST_WITHOUT_THREADS";
     if std::env::var_os(INSIDE).is_none() {
-        // No address space has room for such a stack, so that process starts no thread.
+        // No address space has room for such a stack, so that process cannot start a thread.
         let status = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "without_a_thread_to_spare_nothing_is_begun"])
             .envs([(INSIDE, "1"), ("RUST_MIN_STACK", "1000000000000000")])
@@ -422,14 +423,14 @@ fn without_a_thread_to_spare_nothing_is_begun() {
         refused(a.dispatch_send(input.clone()).await);
         refused(a.dispatch(input, output).await);
 
-        // No lane was taken and no operation counted: this one is the first on both.
+        // No lane was taken and no operation counted: this is the first one on both.
         let (input, _) = ours.dispatch(0);
         let dispatching = a.dispatch_send_blocking(input).unwrap();
         let (input, output) = theirs.dispatch(0);
         let dispatched = b.dispatch_blocking(input, output).unwrap();
         assert!(dispatched.outcome().is_complete(), "{:?}", dispatched.outcome());
 
-        // What would have been consumed comes back.
+        // What would have been consumed is returned.
         let refusal = dispatching.receive(ours.received.output()).await.unwrap_err();
         assert!(matches!(refusal.error, Error::System(_)), "{}", refusal.error);
         let received = refusal.handle.receive_blocking(ours.received.output()).unwrap();

@@ -1,4 +1,4 @@
-//! What is a reason for a change of membership: a peer that was given up, whoever is named first.
+//! A reason for a change of membership: a peer that was given up, whichever rank is named first.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,18 +16,18 @@ const DEADLINE: Duration = Duration::from_millis(300);
 const IDS: [i32; 3] = [0, 1, 2];
 const WEIGHTS: [f32; 3] = [0.25; 3];
 
-/// What becomes of a rank's operation once it is dispatched.
+/// What happens to a rank's operation after its dispatch.
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
-    /// Combined.
+    /// It is combined.
     Ends,
-    /// Dropped, as one whose request was cancelled.
+    /// It is dropped, like one whose request was cancelled.
     Dropped,
-    /// Held until the others have ended.
+    /// Its handle is held until the others have ended.
     Held,
 }
 
-/// What rank 0 of three sees, with a token for each, of operations that end so.
+/// What rank 0 of three sees, with a token for each rank, of operations that end like this.
 fn seen(fates: [Fate; 3]) -> Outcome {
     let ended = Barrier::new(3);
     let groups = Group::threads(3).unwrap();

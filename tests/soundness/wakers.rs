@@ -1,4 +1,4 @@
-//! Wakers that panic: the executor that made them has its panic, the threads of this crate live on.
+//! Wakers that panic: the panic belongs to the executor that made them, and the threads of this crate survive.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
@@ -17,7 +17,7 @@ use crate::{PATIENT, Token, combine, exchange, pair, runtime};
 type Panics = Arc<AtomicU32>;
 
 fn explode(panics: &Panics) {
-    /// A payload that is no better.
+    /// A panic payload that panics itself when it is dropped.
     struct Payload;
     impl Drop for Payload {
         fn drop(&mut self) {
@@ -46,7 +46,7 @@ impl Wake for AtDrop {
 
 impl Drop for AtDrop {
     fn drop(&mut self) {
-        // In a thread that panics already it would end the process, and hide the failure of the test.
+        // In a thread that already panics it would abort the process, and hide the failure of the test.
         if !thread::panicking() {
             explode(&self.0);
         }
@@ -56,7 +56,7 @@ impl Drop for AtDrop {
 /// Panics when it is cloned.
 fn at_clone() -> Waker {
     const TABLE: RawWakerVTable = RawWakerVTable::new(|_| panic!("a clone"), |_| {}, |_| {}, |_| {});
-    // SAFETY: the functions of the table look at no data, and may be called on any thread.
+    // SAFETY: the functions of the table read no data, and may be called on any thread.
     unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TABLE)) }
 }
 
@@ -65,7 +65,7 @@ fn poll(future: Pin<&mut impl Future>, waker: Waker) {
     assert!(matches!(future.poll(&mut Context::from_waker(&waker)), Poll::Pending));
 }
 
-/// Returns when the waker has panicked on a thread of the crate's.
+/// Returns when the waker has panicked on a thread of the crate.
 fn await_panic(panics: &Panics) {
     let began = Instant::now();
     while panics.load(Ordering::Relaxed) == 0 {
@@ -74,7 +74,7 @@ fn await_panic(panics: &Panics) {
     }
 }
 
-/// A dispatch that was polled with this waker once goes on for the next task that polls it, and so does its buffer.
+/// A dispatch that was polled once with this waker continues for the next task that polls it, and so does its buffer.
 fn goes_on_after(waker: Waker, panics: &Panics) {
     let [a, b] = pair(PATIENT);
     let mut token = Token::new(&a, 1.0);
@@ -125,7 +125,7 @@ fn a_waker_that_panics_when_it_is_cloned() {
 fn a_group_outlives_wakers_that_panic() {
     let mut groups = Group::threads(3).unwrap();
     let panics = Panics::default();
-    // Who only follows the membership.
+    // A task that only follows the membership.
     let mut news = groups[0].watch();
     let mut changed = Box::pin(news.changed());
     poll(changed.as_mut(), Waker::from(Arc::new(AtWake(panics.clone()))));
@@ -145,7 +145,7 @@ fn a_group_outlives_wakers_that_panic() {
         .into_iter()
         .for_each(|survivor| assert_eq!(survivor.join().unwrap().epoch, 2));
 
-    // Who waits for the answer to a call.
+    // A task that waits for the answer to a call.
     panics.store(0, Ordering::Relaxed);
     let mut flight = Box::pin(groups[0].barrier("met"));
     poll(flight.as_mut(), Waker::from(Arc::new(AtWake(panics.clone()))));
@@ -153,7 +153,7 @@ fn a_group_outlives_wakers_that_panic() {
     await_panic(&panics);
     assert_eq!(runtime().block_on(flight), Ok(()));
 
-    // Nobody was lost on the way.
+    // Nobody was lost meanwhile.
     let waiting = groups[0].clone();
     let waiting = thread::spawn(move || waiting.barrier_blocking("after"));
     assert_eq!(groups[1].barrier_blocking("after"), Ok(()));

@@ -1,11 +1,12 @@
-//! A serving loop over the group, as a server has it: every rank calls [`Group::step`] between its steps and nothing else, while
-//! others leave, come, dawdle and die. Each exchange is checked: a token comes back with exactly the ranks that took part.
+//! A serving loop over the group, as in a server: every rank calls [`Group::step`] between its steps and nothing else,
+//! while others leave, join, are slow and die. Each exchange is checked: a token comes back from exactly the ranks that
+//! took part.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[cfg(feature = "succession")]
 mod processes;
-/// What the guide shows, to the letter: tests/readme.rs compares them.
+/// The guide's code, literally: tests/readme.rs compares them.
 #[allow(unreachable_pub, reason = "it is written for a library")]
 mod serve;
 
@@ -60,7 +61,7 @@ struct Ran {
     took: Duration,
 }
 
-/// A rank that serves on a thread of its own until it is told to end.
+/// A rank that runs on a thread of its own until it is told to end.
 struct Rank {
     rank: u32,
     ends: Arc<AtomicBool>,
@@ -107,7 +108,7 @@ impl Rank {
         self.ran.lock().unwrap().clone()
     }
 
-    /// Waits until it has run a step for which this holds.
+    /// Waits until it has run a step for which the condition holds.
     fn until(&self, what: &str, holds: impl Fn(&Ran) -> bool) -> Ran {
         let began = Instant::now();
         loop {
@@ -132,7 +133,7 @@ impl Rank {
         self.until("its membership", is_this).change.unwrap()
     }
 
-    /// Ends between two steps, and with it the membership.
+    /// Ends it between two steps, and with it its membership.
     fn end(mut self) -> Result<Vec<Ran>, Error> {
         self.ends.store(true, Ordering::Relaxed);
         self.thread.take().unwrap().join().unwrap()?;
@@ -144,7 +145,7 @@ fn config() -> EpConfig {
     EpConfig::new(1, HIDDEN as u32, RANKS, RANKS).deadline(DEADLINE).threads(1)
 }
 
-/// A token to an expert of every rank, which gives it back: the sum counts the ranks that took part.
+/// Sends a token to an expert of every rank, which returns it: the sum counts the ranks that took part.
 fn exchange(buffer: &EpBuffer, memory: &mut DispatchBuffers, step: u64) -> Result<Mask, Error> {
     let value = (step % 64) as f32;
     let x = [bf16::from_f32(value); HIDDEN];
@@ -178,7 +179,7 @@ fn start(server: &Server) -> Vec<Rank> {
     (0..RANKS).map(|rank| Rank::start(rank, server.local_addr())).collect()
 }
 
-/// Of all ranks: the changes are the same, and so is the membership of each step that two of them ran.
+/// For all ranks: the changes are the same, and so is the membership of each step that two of them have run.
 fn assert_same(ran: &[Vec<Ran>]) {
     for (a, b) in ran.iter().flat_map(|a| ran.iter().map(move |b| (a, b))) {
         for ran in a {
@@ -235,7 +236,7 @@ fn newcomers_enter_while_the_others_go_on_and_the_idle_one_holds_nobody_up() {
         rank.until_complete(&three);
     }
     assert!(idle.is_standby());
-    // Another process for that rank, which is not idle.
+    // Another process for that rank, which does take part.
     drop((idle, idle_buffer));
     ranks.push(Rank::start(2, server.local_addr()));
     for rank in &ranks {
@@ -243,7 +244,7 @@ fn newcomers_enter_while_the_others_go_on_and_the_idle_one_holds_nobody_up() {
     }
     let ran: Vec<_> = ranks.iter().map(Rank::ran).collect();
     assert_same(&ran);
-    // Those who served all the time lost nobody who entered, and waited for nobody.
+    // The ranks that ran all the time did not miss a newcomer, and waited for nobody.
     for ran in ran[..2].iter().flatten().filter(|ran| ran.epoch > 2) {
         assert!(ran.missing.is_empty() && ran.took < DEADLINE / 2, "{ran:?}");
     }
@@ -259,7 +260,7 @@ fn newcomers_form_the_run_where_all_members_have_gone() {
     for rank in &ranks {
         rank.until_complete(&Mask::all(2));
     }
-    // On standby, and connected with nobody yet: those with whom they were to serve go.
+    // They are on standby and connected to nobody yet, when the ranks with which they were to run leave.
     let newcomers = [2, 3].map(|rank| {
         let group = Group::join_blocking(options(rank, server.local_addr())).unwrap();
         let buffer = EpBuffer::create_blocking(&group, config()).unwrap();
@@ -353,7 +354,8 @@ fn a_rank_that_stands_still_is_missed_but_not_removed() {
     for rank in &ranks {
         rank.until("a step", |ran| ran.step == 5);
     }
-    // Its library goes on answering, so it is not taken for lost: everybody goes on in a new epoch, and it with them.
+    // Its library continues to answer, so it does not count as lost: all ranks continue in a new epoch, together with
+    // it.
     let hold = ranks[1].ran.lock().unwrap();
     thread::sleep(3 * DEADLINE);
     drop(hold);
@@ -404,7 +406,7 @@ fn a_step_with_an_operation_in_flight_is_refused_and_can_be_made_again() {
         let made = groups.iter().map(|group| {
             scope.spawn(|| {
                 let config = EpConfig::new(1, HIDDEN as u32, 2, 1).deadline(DEADLINE).threads(1);
-                // One with nothing in flight begins the membership before the other cannot.
+                // A rank with nothing in flight begins the membership while the other one cannot.
                 [config.clone(), config].map(|config| EpBuffer::create_blocking(group, config).unwrap())
             })
         });

@@ -7,14 +7,14 @@ use epwire::rendezvous::driver::ServerOptions;
 
 use super::*;
 
-/// Set for the process of a rank: its number, how many ranks begin, the addresses of the run and the milliseconds that a call may take,
-/// with spaces between.
+/// Set for the process of a rank: its number, how many ranks begin, the addresses of the run and the milliseconds that
+/// a call may take, separated by spaces.
 const VARIABLE: &str = "EPWIRE_STEPS_RANK";
-/// How long one call of those may take that are to see several end without an outcome.
+/// How long a call may take in a process that is to see several calls end without an outcome.
 const IMPATIENT: Duration = Duration::from_millis(300);
 
-/// Serves until its input ends. Says each membership of which it has run a complete step, the servers that it knows then, and where
-/// its own listens.
+/// Runs steps until its input ends. Prints each membership in which it has run a complete step, the servers that it
+/// knows then, and the address of its own.
 #[test]
 #[ignore = "the process of a rank, which the test below starts"]
 fn a_process() {
@@ -34,7 +34,7 @@ fn a_process() {
     });
     let options = GroupOptions::new(rank, RANKS, servers)
         .initial(initial)
-        // Else the test serves it.
+        // Otherwise the test hosts it.
         .host_server(initial == RANKS && rank == 0 && !servers.contains(','))
         .run_id("run")
         .heartbeat(heartbeat())
@@ -53,7 +53,7 @@ fn a_process() {
             eprintln!("{now}");
             said = now;
         }
-        thread::sleep(Duration::from_millis(1)); // what a program does beside its steps
+        thread::sleep(Duration::from_millis(1)); // the program's time beside its steps
         Ok(!ends.load(Ordering::Relaxed))
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -118,14 +118,14 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both do nothing where it has ended.
+        // Both fail if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Waits until these run complete steps with each other and nobody else, and all know the same servers, where they have some three at
-/// least, all of theirs: then the run can lose any of them.
+/// Waits until these processes run complete steps with exactly each other, and all know the same servers: at least
+/// three of their own if there are so many. Then the run can lose any of them.
 fn until_all_serve(processes: &mut [&mut Process]) {
     let members: Mask = processes.iter().map(|process| process.rank).collect();
     let began = Instant::now();
@@ -167,19 +167,19 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
     let mut three = another;
     until_all_serve(&mut [&mut zero, &mut one, &mut two, &mut three]);
 
-    // Who was merely stopped comes back by itself, in the same process.
+    // A rank that was only stopped comes back by itself, in the same process.
     two.signal(libc::SIGSTOP);
     until_all_serve(&mut [&mut zero, &mut one, &mut three]);
     two.signal(libc::SIGCONT);
     until_all_serve(&mut [&mut zero, &mut one, &mut two, &mut three]);
 
-    // The first server of the run goes, and a newcomer asks those that are left.
+    // The first server of the run ends, and a newcomer asks the remaining ones.
     zero.kill();
     until_all_serve(&mut [&mut one, &mut two, &mut three]);
     let mut zero = Process::start(0, &one.servers());
     until_all_serve(&mut [&mut zero, &mut one, &mut two, &mut three]);
 
-    // A newcomer whose calls end before a stopped member's lease asks again.
+    // A newcomer whose calls end before a stopped member's lease retries.
     three.kill();
     until_all_serve(&mut [&mut zero, &mut one, &mut two]);
     two.signal(libc::SIGSTOP);
@@ -194,7 +194,8 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
     }
     for process in &mut all {
         let status = process.child.wait().unwrap();
-        // The impatient one, if it serves the run by now, waits for the others to leave no longer than for anything else.
+        // If the impatient process serves the run by now, it waits no longer for the others to leave than for anything
+        // else.
         let last = process.last().unwrap_or_default();
         let impatient = process.rank == 3 && last.contains("wait for the others to leave");
         assert!(status.success() || impatient, "rank {} ends with {status}: {last:?}", process.rank);

@@ -5,7 +5,7 @@ use epwire::rendezvous::BootstrapError::Fenced;
 use epwire::{EpBuffer, EpConfig, Error, Group};
 use tokio::time::sleep;
 
-/// What every rank runs, those that are there from the beginning and those that come later, until `run` says that it is over.
+/// What every rank runs, the initial ranks as well as those that join later, until `run` returns false.
 pub async fn serve(
     options: GroupOptions,
     config: EpConfig,
@@ -13,7 +13,7 @@ pub async fn serve(
 ) -> Result<(), Error> {
     let group = loop {
         match Group::join(options.clone()).await {
-            // Whoever had the rank before is not known to have ended.
+            // The former process of this rank may still be running.
             Err(Fenced { .. }) => sleep(Duration::from_millis(100)).await,
             joined => break joined?,
         }
@@ -21,11 +21,11 @@ pub async fn serve(
     let buffer = EpBuffer::create(&group, config).await?;
     loop {
         match group.step().await {
-            // `step.change` tells who has gone and who has come: from here on the buffer works with those.
+            // `step.change` says which ranks have left and joined: from here on the buffer works with the new members.
             Ok(step) if run(&group, &buffer, &step).await? => {}
             Ok(_) => return Ok(group.leave().await?),
-            // Nothing is decided yet, or this rank was stopped for so long that the others went on, and is let in again. Or somebody
-            // has called `retire` for it.
+            // Nothing is decided yet; or the others have continued without this rank while it was stopped, and it is admitted
+            // again; or a member has called `retire` for it.
             Err(error) => match group.recover(error).await? {
                 Recovery::StepAgain => {}
                 Recovery::Leave => return Ok(group.leave().await?),

@@ -9,7 +9,7 @@ static epw_coll_block block_of(const blocks *b, uint32_t rank) {
     return (epw_coll_block){.at = b->base + offset_of(b, rank), .row_bytes = row_bytes_of(b, rank)};
 }
 
-/* The block of send or recv that is alone there, with so many bytes in a row. */
+/* The only block of send or recv, with rows of so many bytes. */
 static epw_coll_block alone(const epw_coll *c, bool in_recv, uint64_t row_bytes) {
     unsigned char *at = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send;
     return (epw_coll_block){.at = at, .row_bytes = row_bytes};
@@ -31,7 +31,7 @@ void epw_coll_gpu_lay_out(const epw_comm *comm, const epw_coll *c, epw_coll_bloc
     uint32_t ranks = comm->layout.ranks, me = comm->config.rank;
     blocks in_send = blocks_in(comm, c, false), in_recv = blocks_in(comm, c, true);
     bool gathers = c->kind == EPW_ALL_GATHER || c->kind == EPW_GATHER, root = c->peer == me;
-    uint64_t own = row_bytes_of(gathers ? &in_recv : &in_send, me); /* of the block that is alone */
+    uint64_t own = row_bytes_of(gathers ? &in_recv : &in_send, me); /* of the only block */
     args->rows = in_send.rows;
     args->element = (uint32_t)in_send.element;
     args->give_pitch = gathers ? alone_pitch(c, false, own) : in_send.pitch;

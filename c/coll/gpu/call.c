@@ -1,9 +1,9 @@
-/* Operations on a GPU: check, choose how bytes move, enqueue a kernel on the caller's stream. Nothing here
- * waits for the GPU. What is chosen follows from what all ranks have alike; who takes part is read by the
- * kernel.
+/* Operations on a GPU: checks, chooses how bytes move, and enqueues a kernel on the caller's stream. Nothing
+ * here waits for the GPU. The choice depends only on what is equal on all ranks; the kernel reads which ranks
+ * take part.
  *
- * Order. An eager call leaves an event behind its kernels; the next one, if on another stream, lets that wait
- * for the event. Under capture neither is done: replays are ordered by the caller. */
+ * Order: an eager call records an event after its kernels; the next call, if on another stream, makes its
+ * stream wait for that event. Under capture neither is done: the caller orders replays. */
 #include "coll/gpu/gpu.h"
 
 #ifdef EPW_CUDA
@@ -14,8 +14,8 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,     /* of a block, as kernels/coll/operation.cuh has them */
-    PIECE_LEAST = 4096 /* smaller ones are waited for more than moved */
+    THREADS = 512,     /* per block, as in kernels/coll/operation.cuh */
+    PIECE_LEAST = 4096 /* smaller pieces cost more waiting than copying */
 };
 
 /* ---- what kernels have found ---- */
@@ -30,7 +30,7 @@ epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where) {
     return epw_comm_fail_mismatch(comm, where);
 }
 
-/* Writer of 1: a kernel, of 0: this. */
+/* Writer of 1: a kernel. Writer of 0: this function. */
 bool epw_coll_gpu_take_fault(epw_comm *comm) {
     return __atomic_exchange_n(&comm->gpu->pinned->faulted, 0, __ATOMIC_ACQ_REL) != 0;
 }
@@ -64,8 +64,8 @@ typedef struct enqueuing {
     epw_where where;
 } enqueuing;
 
-/* Is the stream under capture? Never the legacy default stream, which must not even be asked while any other
- * is. */
+/* Whether the stream is under capture. The legacy default stream never is, and must not be asked while
+ * another stream is. */
 static epw_status find_capture(enqueuing *e) {
     if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
@@ -78,7 +78,7 @@ static epw_status find_capture(enqueuing *e) {
     return EPW_OK;
 }
 
-/* Puts the stream behind the former work. */
+/* Makes the stream wait for the previous call's kernels. */
 static epw_status follow(enqueuing *e) {
     struct epw_coll_gpu *g = e->comm->gpu;
     cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
@@ -103,22 +103,22 @@ static epw_status check_stream(enqueuing *e, const epw_call *call) {
     return EPW_OK;
 }
 
-/* Behind kernels that were launched, which run, whatever happens to the event. */
+/* Records the event after kernels that were launched. They run even if that fails. */
 static void mark(const enqueuing *e) {
     struct epw_coll_gpu *g = e->comm->gpu;
     if (e->captured) return;
     g->enqueued = true;
     g->stream_id = e->stream_id;
     g->unmarked = cudaEventRecord(g->event, e->stream) != cudaSuccess;
-    if (g->unmarked) cudaGetLastError(); /* no error to leave behind for others to find */
+    if (g->unmarked) cudaGetLastError(); /* cleared, so that nobody finds this error later */
 }
 
 static uint64_t parts(uint64_t whole, uint64_t part) {
     return (whole + part - 1) / part;
 }
 
-/* Whether every stretch of bytes begins at a multiple of 16. Each rank may decide otherwise. In place an
- * all-to-all is not: a piece there waits for what lies in its place to be sent. */
+/* Whether all stretches of bytes begin at multiples of 16. Each rank may decide differently. Never for an
+ * in-place all-to-all, where a piece must wait until this rank has sent what lies in its place. */
 static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
     uint64_t ends = (uint64_t)(uintptr_t)args->send | (uint64_t)(uintptr_t)args->recv;
     if (args->kind != EPW_ALL_REDUCE && args->kind != EPW_REDUCE && args->kind != EPW_BROADCAST)
@@ -127,7 +127,8 @@ static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
     return ends % 16 == 0 && !exchanges && w->ranks <= EPW_COLL_BULK_RANKS;
 }
 
-/* Packets up to what they carry; then pieces, so large that each block has some. The number of blocks. */
+/* Chooses packets for what fits into them, otherwise pieces so large that each block has some. Returns the
+ * number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     uint64_t bytes = args->bytes;
     if (bytes <= w->packet_bytes) {
@@ -144,7 +145,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
 }
 
-/* What every kernel is given. */
+/* The arguments that every kernel has. */
 static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
     const epw_comm *comm = e->comm;
     struct epw_coll_gpu *g = comm->gpu;
@@ -186,8 +187,8 @@ static epw_coll_args coll_args(const enqueuing *e, const epw_coll *c, const epw_
     return args;
 }
 
-/* Of dense blocks that are even the way is that of dense memory, which another rank may have. How long the
- * longest uneven one is not all ranks know. */
+/* Dense even blocks are sent as dense memory is, since another rank may have that. Uneven blocks use full
+ * slots, since not all ranks know how long the longest block is. */
 static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     epw_coll_blocks_args args = {.common = coll_args(e, c, call), .uneven = is_uneven(c)};
     const epw_coll_window *w = &args.common.at;
@@ -201,7 +202,7 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
     return epw_coll_gpu_run_blocks(&args, blocks, e->stream);
 }
 
-/* A row of a sum that goes by packets is one block's. */
+/* Of a sum by packets, each row belongs to one block. */
 static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     const epw_norm *n = c->norm;
     epw_coll_norm_args args = {.common = coll_args(e, c, call),
@@ -235,7 +236,7 @@ static bool is_point(const epw_coll *c) {
     return c->kind == EPW_SEND || c->kind == EPW_RECV;
 }
 
-/* Those of a direction and peer, in order, are a lane's. */
+/* Adds a lane: the sends to a peer, or the receives from it, in order. */
 static void add_lane(epw_coll_point_args *args, const epw_coll *ops, size_t count, uint32_t kind,
                      uint32_t peer) {
     uint32_t at = args->first[args->lanes];
@@ -261,7 +262,7 @@ static epw_status check_points(const epw_comm *comm, const epw_coll *ops, size_t
                     "a group has %zu sends and receives, at most %d on a GPU", points, EPW_COLL_POINTS);
 }
 
-/* All of a group's, before its collectives: by one kernel. */
+/* Launches all sends and receives of a group, before its collectives, by one kernel. */
 static epw_status launch_points(const enqueuing *e, const epw_coll *ops, size_t count, const epw_call *call) {
     epw_coll_point_args args = {.lanes = 0};
     for (uint32_t peer = 0; peer < e->comm->layout.ranks; peer++) {
@@ -326,7 +327,7 @@ static epw_status not_there(const epw_comm *comm, const char *op) {
 
 /* ---- the call ---- */
 
-/* Locked. */
+/* With the lock held. */
 static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const epw_call *call) {
     struct epw_coll_gpu *g = e->comm->gpu;
     epw_coll_work *work = NULL;
@@ -389,7 +390,7 @@ epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count,
 
 /* ---- what has become of it ---- */
 
-/* Copies the report of a ticket to the host; its writer is a kernel that has ended. Locked. */
+/* Copies the report of a ticket to the host. Its writer is a kernel that has ended. With the lock held. */
 static epw_status fetch_report(epw_comm *comm, uint64_t ticket, epw_where where) {
     struct epw_coll_gpu *g = comm->gpu;
     epw_status status = epw_cuda_enter(comm->config.device, where);
@@ -445,7 +446,7 @@ epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work id, uint64_t timeout_
     return status;
 }
 
-/* Without the lock while it waits: events of works are kept until the communicator goes. */
+/* Waits without the lock: the events of works exist as long as the communicator. */
 epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work id, uint64_t timeout_ns) {
     pthread_mutex_lock(&comm->lock);
     const epw_coll_work *work = *find(comm->gpu, id);
@@ -455,7 +456,7 @@ epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work id, uint64_t timeout
     return epw_peers_await_event(&comm->peers, event, timeout_ns, epw_comm_where(comm, "work_await"));
 }
 
-/* The kernel runs all the same: its buffers are the caller's again when its stream has come so far. */
+/* The kernel runs all the same: the caller may use the buffers again once the stream has passed it. */
 epw_status epw_coll_gpu_work_drop(epw_comm *comm, epw_work id) {
     pthread_mutex_lock(&comm->lock);
     epw_coll_work **at = find(comm->gpu, id), *work = *at;

@@ -1,6 +1,6 @@
-/* See gpu.h. What kernels know lies in device memory (kernels/coll/state.h). It is changed only in stream
- * order: the host first sees the enqueued work done, then changes it on the peer floor's stream (peer/gpu.h)
- * and sees that done. Replays of graphs are ordered by the caller. */
+/* See gpu.h. The state of kernels is in device memory (kernels/coll/state.h), and changes only in stream
+ * order: the host first waits for the enqueued work, then changes the state on the peer floor's stream
+ * (peer/gpu.h), and waits for that. The caller orders replays of graphs. */
 #include "coll/gpu/gpu.h"
 
 #include "device/cuda.h"
@@ -17,11 +17,11 @@
 enum {
     BLOCKS_DEFAULT = 32,
     SLOTS_DEFAULT = 8,
-    CHANNELS_MOST = 8, /* of sends from one rank to another */
+    CHANNELS_MOST = 8, /* for sends from one rank to another */
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
-    RINGS_CHOSEN = 1 << 26,   /* bytes of all rings together */
-    PACKETS_CHOSEN = 1 << 21, /* of messages of all ranks by packets */
+    RINGS_CHOSEN = 1 << 26,   /* for all rings together */
+    PACKETS_CHOSEN = 1 << 21, /* for the packets of all ranks together */
     PACKETS_LEAST = 1 << 10,
     PACKETS_MOST = 1 << 20
 };
@@ -30,7 +30,8 @@ static uint32_t blocks_of(const epw_comm_config *c) {
     return c->sms != 0 ? c->sms : BLOCKS_DEFAULT;
 }
 
-/* So many that all ranks can be sent to and received from at a time, by a team each. */
+/* So many that this rank can send to all ranks and receive from all at the same time, with one team for
+ * each. */
 static uint32_t channels_of(const epw_coll_window *w) {
     uint32_t most = w->blocks * EPW_COLL_TEAMS / (2 * w->ranks);
     return most < 1 ? 1 : most < CHANNELS_MOST ? most : CHANNELS_MOST;
@@ -109,7 +110,7 @@ static epw_status require_idle(epw_comm *comm, epw_where where) {
 
 /* ---- life ---- */
 
-/* Everything in device memory beside the window. */
+/* Divides the device memory that is not in the window. */
 static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *memory) {
     uint64_t at = 0;
     g->shared = (epw_gpu_shared *)(void *)(memory + at);
@@ -122,7 +123,7 @@ static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *mem
     return at + (uint64_t)EPW_COLL_RINGS * EPW_COLL_BLOCKS * ranks * sizeof *g->progress;
 }
 
-/* The same byte of the pinned memory as the GPU addresses it. */
+/* The GPU's address of a field of the pinned memory. */
 #define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_coll_pinned, field)))
 
 static epw_status make_memory(epw_comm *comm, epw_where where) {
@@ -162,7 +163,7 @@ static epw_status make_ready(epw_comm *comm, epw_where where) {
     return status;
 }
 
-/* As many on every rank: the window's layout follows from them. */
+/* The number of blocks is equal on every rank: the window's layout depends on it. */
 static epw_status take_sms(epw_comm *comm, epw_where where) {
     uint32_t sms = 0, blocks = comm->gpu->window.blocks;
     epw_status status = epw_cuda_sms(comm->config.device, where, &sms);
@@ -206,15 +207,15 @@ bool epw_coll_gpu_leave(epw_comm *comm) {
     epw_where where = epw_comm_where(comm, "destroy");
     if (comm->gpu == NULL || comm->peers.gpu == NULL) return true;
     uint64_t bound = 4 * EPW_WAIT_DEADLINES_MAX * comm->config.deadline_ns;
-    /* Without a membership nothing touches a window but what probes have copied. */
+    /* Without a membership only copies of probes use a window. */
     if (comm->peers.epoch == 0)
         return !comm->peers.gpu->probed || epw_peers_settle(&comm->peers, bound, where) != EPW_PENDING;
     epw_status status = await_work(comm, bound, where);
-    if (status == EPW_ERR_STATE) return false; /* who knows what still runs */
-    epw_mask told = {{0}}; /* by kernels, as suspects; but those that were revoked may have to be told yet */
+    if (status == EPW_ERR_STATE) return false; /* what still runs is unknown */
+    epw_mask told = {{0}}; /* suspects, whom kernels have told; revoked members may still have to be told */
     epw_ranks_join(&told, &comm->gpu->pinned->suspects);
     if (status == EPW_OK) status = epw_peers_say_farewell(&comm->peers, &told, where);
-    return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
+    return status != EPW_PENDING; /* after a failure the GPU writes nothing more */
 }
 
 static void free_works(epw_coll_work *work, bool usable) {
@@ -240,7 +241,7 @@ void epw_coll_gpu_close(epw_comm *comm) {
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
     epw_peers_close_gpu(&comm->peers);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
-    epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
+    epw_sm_ledger_give(g->share); /* none of its kernels runs any more */
     free(g);
     comm->gpu = NULL;
 }
@@ -253,7 +254,7 @@ void epw_coll_gpu_abandon(epw_comm *comm) {
     comm->gpu = NULL;
 }
 
-/* ---- what the peer floor asks of it ---- */
+/* ---- callbacks of the peer floor ---- */
 
 static void lock(void *user) {
     pthread_mutex_lock(&((epw_comm *)user)->lock);
@@ -264,11 +265,11 @@ static void unlock(void *user) {
 }
 
 static epw_status check_idle(void *user, epw_where where) {
-    (void)user, (void)where; /* what runs is waited for */
+    (void)user, (void)where; /* work that runs is waited for later */
     return EPW_OK;
 }
 
-/* Without the lock: other threads may go on calling, and begin_epoch waits again. */
+/* Called without the lock: other threads may enqueue more meanwhile, and begin_epoch waits again. */
 static epw_status quiesce(void *user, epw_where where) {
     return require_idle(user, where);
 }
@@ -312,7 +313,7 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
         comm->own_word = epoch_word;
         return EPW_OK;
     }
-    /* The kernel may yet run: neither the old membership nor the new one holds. */
+    /* The kernel may still run: neither the old membership nor the new one is valid. */
     comm->own_word = 0;
     comm->peers.epoch = epw_word_epoch(epoch_word);
     comm->peers.step = epw_word_step(epoch_word);
@@ -330,7 +331,7 @@ static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_
     return (epw_stretch){0, 0};
 }
 
-/* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
+/* Writer: this thread. Reader: kernels that wait for long. The bits order nothing else. */
 static void revoke(void *user, const epw_mask *members) {
     epw_comm *comm = user;
     EPW_MASK_FOR(peer, members, comm->layout.ranks) epw_ranks_insert(&comm->gpu->pinned->revoked, peer);

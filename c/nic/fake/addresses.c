@@ -1,4 +1,4 @@
-/* How others reach the fake adapter: its port's GIDs and LID, made of its rank. */
+/* The addresses of the fake adapter's ports: GIDs and LIDs, derived from the rank. */
 #include "nic/fake/parts.h"
 
 #include "epwire.h"
@@ -8,7 +8,7 @@
 
 enum { ENTRIES = 8 };
 
-/* A link's own address, fe80::5:RANK, of the first device. */
+/* A link-local address, fe80::5:RANK for the first device. */
 static void local_gid(uint32_t rank, uint32_t device, unsigned char gid[16]) {
     memset(gid, 0, 16);
     gid[0] = 0xfe;
@@ -18,7 +18,7 @@ static void local_gid(uint32_t rank, uint32_t device, unsigned char gid[16]) {
     gid[15] = (unsigned char)rank;
 }
 
-/* 10.77.RANK as IPv6 has it, 10.78.RANK of the second device. */
+/* 10.77.RANK as an IPv4-mapped IPv6 address; the second device has 10.78.RANK. */
 static void routed_gid(uint32_t rank, uint32_t device, unsigned char gid[16]) {
     memset(gid, 0, 16);
     gid[10] = gid[11] = 0xff;
@@ -33,7 +33,8 @@ uint32_t epw_fake_gids(const epw_fake *fake) {
     return ENTRIES;
 }
 
-/* As kernels list them: each address for RoCEv1, then for RoCEv2. Behind them, or in front, nothing. */
+/* Entries are in the kernel's order: each address first for RoCEv1, then for RoCEv2. The rest of the table is
+ * empty. */
 int epw_fake_gid(const epw_fake *fake, uint32_t device, uint32_t index, epw_mlx5_gid *out) {
     if (epw_fake_lacks(fake, EPW_FAKE_GIDS_REVERSED)) index = ENTRIES - 1 - index;
     bool routed = index / 2 == 1;
@@ -60,7 +61,7 @@ uint32_t epw_fake_mtu(const epw_fake *fake) {
 }
 
 void epw_fake_mac(const unsigned char gid[16], unsigned char mac[6]) {
-    mac[0] = 0x02; /* given by nobody in particular */
+    mac[0] = 0x02; /* locally administered */
     mac[1] = 0;
     memcpy(mac + 2, gid + 12, 4);
 }

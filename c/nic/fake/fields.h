@@ -1,4 +1,4 @@
-/* Fields of commands by name, at the places that offsets.inc has for them. */
+/* Access to the fields of commands by name, at the positions that offsets.inc lists. */
 #ifndef EPW_NIC_FAKE_FIELDS_H
 #define EPW_NIC_FAKE_FIELDS_H
 
@@ -15,17 +15,17 @@ typedef enum epw_field {
 
 #define EPW_FIELD(structure, name) EPW_FIELD_##structure##_##name
 
-/* Where a structure that lies in another one begins, in bits. */
+/* The first bit of a structure that is nested in another one. */
 uint32_t epw_field_first(epw_field field);
 
-/* The field of a structure that begins at bit `base`; of at most 64 bits. */
+/* Reads or writes a field, of at most 64 bits, of a structure that begins at bit `base`. */
 uint64_t epw_field_get(const unsigned char *bytes, uint32_t base, epw_field field);
 void epw_field_put(unsigned char *bytes, uint32_t base, epw_field field, uint64_t value);
 
-/* Which bits of a command may be other than 0: a mask of its bytes, to which fields are added. */
+/* Adds a field to a mask of the bits of a command that may be set. */
 void epw_field_allow(unsigned char *mask, uint32_t base, epw_field field);
 
-/* The first bit that is set beside the mask, `bytes * 8` if there is none. */
+/* The first bit that is set outside the mask, `bytes * 8` if there is none. */
 uint32_t epw_field_stray(const unsigned char *in, const unsigned char *mask, size_t bytes);
 
 #endif

@@ -1,8 +1,8 @@
-/* The fake adapter's firmware: takes a command apart at the places of offsets.inc, refuses what it refuses,
- * and keeps a queue pair's states.
+/* The firmware of the fake adapter: decodes commands by the positions in offsets.inc, refuses those that
+ * firmware refuses, and keeps the states of queue pairs.
  *
- * Every bit that a command of its kind has no use for must be 0, reserved or not: the syndrome then is
- * SYNDROME_STRAY and the bit's number, counted from the most significant one of the first byte. */
+ * Every bit that a kind of command does not use must be 0, reserved or not. Otherwise the syndrome is
+ * SYNDROME_STRAY plus the bit's number, counted from the most significant bit of the first byte. */
 #include "nic/fake/fields.h"
 #include "nic/fake/parts.h"
 #include "nic/mlx5/commands.h"
@@ -20,7 +20,7 @@ enum {
     BAD_OUTPUT_LEN = 0x51
 };
 
-/* What is wrong, as adapters say it: by a number. Those of this firmware. */
+/* Syndromes: the numbers by which this firmware says what is wrong. */
 enum {
     SYNDROME_PLANNED = 0x100001,
     SYNDROME_UMEM,   /* unknown, too small, or not valid */
@@ -28,26 +28,26 @@ enum {
     SYNDROME_EQ,     /* unknown */
     SYNDROME_CQ,     /* unknown */
     SYNDROME_PD,     /* unknown */
-    SYNDROME_SIZE,   /* larger than it can be */
-    SYNDROME_FILL,   /* a completion queue that was not filled with ones */
-    SYNDROME_KIND,   /* of another service or receive queue, or completions that are not collapsed */
+    SYNDROME_SIZE,   /* above the limit */
+    SYNDROME_FILL,   /* the completion queue was not filled with ones */
+    SYNDROME_KIND,   /* another service or receive queue, or completions that are not collapsed */
     SYNDROME_PORT,   /* unknown */
-    SYNDROME_MTU,    /* larger than the port's, or none */
-    SYNDROME_RIGHTS, /* set, and not named in opt_param_mask, or none to write */
-    SYNDROME_PATH,   /* no peer, or no way there */
-    SYNDROME_SOURCE, /* the port has no such GID, or it is of another type */
+    SYNDROME_MTU,    /* none, or larger than the port's */
+    SYNDROME_RIGHTS, /* set without being named in opt_param_mask, or without the right to write */
+    SYNDROME_PATH,   /* no peer, or no route to it */
+    SYNDROME_SOURCE, /* the port has no such GID, or the GID has another type */
     SYNDROME_RETRIES,
     SYNDROME_ATOMICS,
-    SYNDROME_STATE = 0x110000, /* and what it is in, and the opcode */
+    SYNDROME_STATE = 0x110000, /* plus the state that it is in, and the opcode */
     SYNDROME_STRAY = 0x200000
 };
 
 enum { MIGRATED = 3, RECEIVE_NONE = 3, RIGHTS = 0xe, UDP_FIRST = 0xc000, CQ_FILL = 0xff };
 
-/* A command under way. */
+/* A command that is being executed. */
 typedef struct command {
     epw_fake *fake;
-    epw_fake_item *object; /* a device, if it is none's */
+    epw_fake_item *object; /* a device, if the command is for no object */
     const unsigned char *in;
     unsigned char *out;
     size_t in_bytes, out_bytes;
@@ -67,7 +67,7 @@ static void require(command *c, bool holds, uint32_t syndrome) {
 
 /* ---- fields ---- */
 
-/* That of the command itself, of the context in it, of the address path in that. */
+/* Reads a field of the command itself, of the context in it, or of the address path in that context. */
 #define IN(structure, name)   epw_field_get(c->in, 0, EPW_FIELD(structure, name))
 #define CQC(name)             epw_field_get(c->in, cqc(), EPW_FIELD(cqc, name))
 #define QPC(structure, name)  epw_field_get(c->in, qpc(structure), EPW_FIELD(qpc, name))
@@ -85,9 +85,10 @@ static uint32_t path(epw_field context) {
     return qpc(context) + epw_field_first(EPW_FIELD(qpc, primary_address_path));
 }
 
-/* Fields in use: of the command, of its context, of that one's path. */
+/* The fields that a command uses: its own, those of its context, and those of the address path in the
+ * context. */
 typedef struct use {
-    epw_field context; /* EPW_FIELDS: it has none */
+    epw_field context; /* EPW_FIELDS: it has no context */
     const epw_field *own, *inner, *way;
 } use;
 
@@ -109,7 +110,7 @@ static void check_stray(command *c, const use *u) {
 
 static epw_fake_item *named(command *c, epw_fake_kind kind, uint64_t id, uint32_t syndrome) {
     epw_fake_item *item = epw_fake_find(c->fake, kind, (uint32_t)id);
-    if (item != NULL && item->device != c->object->device) item = NULL; /* another device's */
+    if (item != NULL && item->device != c->object->device) item = NULL; /* it belongs to another device */
     if (item == NULL) refuse(c, BAD_RESOURCE, syndrome);
     return item;
 }
@@ -150,7 +151,7 @@ static void query_cap(command *c) {
         c, &(use){.context = EPW_FIELDS,
                   .own = LIST(EPW_FIELD(query_hca_cap_in, opcode), EPW_FIELD(query_hca_cap_in, op_mod))});
     uint64_t op_mod = IN(query_hca_cap_in, op_mod);
-    /* The bits that the facts of a kind take, behind status and syndrome. */
+    /* The bit at which the capabilities begin, after status and syndrome. */
     const uint32_t base = 128, current = 1;
     require(c, (op_mod & 1) == current && op_mod >> 1 == EPW_MLX5_CAP_GENERAL, 0);
     if (c->out_bytes < EPW_MLX5_QUERY_CAP_BYTES) refuse(c, BAD_OUTPUT_LEN, 0);
@@ -175,7 +176,7 @@ static void create_cq(command *c) {
     };
     require(c, CQC(c_eqn) == EPW_FAKE_EQ, SYNDROME_EQ);
     require(c, CQC(cc) && CQC(oi), SYNDROME_KIND);
-    /* A completion is told from none by what was there before. */
+    /* The entry must not look like a completion before the first one has come. */
     for (uint32_t i = 0; c->status == OK && i < 64; i++)
         require(c, uses[0]->address[i] == CQ_FILL, SYNDROME_FILL);
     if (c->status != OK) return;
@@ -185,7 +186,7 @@ static void create_cq(command *c) {
 
 /* ---- CREATE_QP ---- */
 
-/* Of the soft NIC, which is locked: the pair does nothing any more. */
+/* Called by the soft NIC, with its lock held, when the pair has stopped working. */
 static void broken(void *context) {
     epw_fake_item *qp = context;
     epw_fake_raise(qp->fake, qp->device, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
@@ -267,7 +268,7 @@ static void to_init(command *c) {
     move(c, EPW_MLX5_STATE_RST, EPW_MLX5_STATE_INIT);
 }
 
-/* The path is as INIT2RTR has it. */
+/* Reads and checks an address path for Ethernet, as INIT2RTR carries it. */
 static void take_ethernet(command *c, epw_field context, epw_fake_route *to) {
     unsigned char mac[6];
     epw_mlx5_gid own = {.type = EPW_MLX5_GID_IB};
@@ -324,7 +325,8 @@ static void to_rtr(command *c) {
     if (c->status == OK) c->object->reached = to;
 }
 
-/* By the link that leads where INIT2RTR has asked for; by none if no cable does. */
+/* Connects the pair by the link that leads to the address which INIT2RTR has named, or by no link if there is
+ * none. */
 void epw_fake_reach(epw_fake_item *qp) {
     if (qp->pair == NULL) return;
     const epw_fake_route *way = &qp->route, *to = &qp->reached;
@@ -339,13 +341,13 @@ static void to_rts(command *c) {
         c, &(use){context, LIST(EPW_FIELD(rtr2rts_qp_in, opcode), EPW_FIELD(rtr2rts_qp_in, qpn)),
                   LIST(EPW_FIELD(qpc, log_sra_max), EPW_FIELD(qpc, retry_count), EPW_FIELD(qpc, rnr_retry)),
                   LIST(EPW_FIELD(ads, ack_timeout))});
-    /* 0 is for ever, which no wait of this library is. */
+    /* 0 would retry without end, and every wait of this library is bounded. */
     require(c, PATH(context, ack_timeout) > 0 && QPC(context, retry_count) > 0, SYNDROME_RETRIES);
     move(c, EPW_MLX5_STATE_RTR, EPW_MLX5_STATE_RTS);
     if (c->status == OK) epw_fake_reach(c->object);
 }
 
-/* Takes rights away; gives none back. */
+/* Can only take rights away. */
 static void change_rts(command *c) {
     check_stray(c, &(use){.context = EPW_FIELDS,
                           .own = LIST(EPW_FIELD(rts2rts_qp_in, opcode), EPW_FIELD(rts2rts_qp_in, qpn),
@@ -389,7 +391,7 @@ static void query_qp(command *c) {
 static const struct {
     uint32_t opcode;
     size_t in_bytes;
-    epw_fake_call call; /* by which alone it comes */
+    epw_fake_call call; /* the only call by which it may come */
     void (*carry)(command *c);
 } commands[] = {
     {EPW_MLX5_QUERY_HCA_CAP, EPW_MLX5_SHORT_BYTES, EPW_FAKE_CALL_GENERAL, query_cap},
@@ -406,8 +408,8 @@ static const struct {
 
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
-/* What the kernel looks at before firmware sees the command: that this call takes its opcode, and that the
- * number in it is the object's. */
+/* What the kernel checks before firmware sees a command: that this call accepts the opcode, and that the
+ * number in the command is that of the object. */
 static bool passes_kernel(const command *c, epw_fake_call call, uint32_t i) {
     if (i == COMMANDS || commands[i].call != call) return false;
     const epw_fake_item *object = c->object;

@@ -1,4 +1,4 @@
-/* What the fake adapter has made: everything is in one list, with who cannot be without it. */
+/* The objects of the fake adapter, in one list. Each counts the other objects that depend on it. */
 #include "nic/fake/parts.h"
 
 #include <errno.h>

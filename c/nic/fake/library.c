@@ -1,4 +1,4 @@
-/* See fake.h: the calls of a library, answered by this device. */
+/* See fake.h: the calls of libibverbs and libmlx5, answered by the fake adapter. */
 #include "nic/fake/parts.h"
 #include "nic/mlx5/commands.h"
 
@@ -12,7 +12,7 @@
 
 static const char prefix[] = "fake_";
 
-/* 0, or the errno of a call that was to fail. */
+/* 0, or the errno with which this call is to fail. */
 static int failing(epw_fake *fake, epw_fake_call call) {
     if (!epw_fake_fails(fake, call)) return 0;
     return fake->options.failing_errno != 0 ? fake->options.failing_errno : EREMOTEIO;
@@ -116,7 +116,7 @@ static bool has_uar(const epw_fake *fake, epw_mlx5_uar_kind kind) {
     return kind != EPW_MLX5_UAR_OWN || !epw_fake_lacks(fake, EPW_FAKE_NO_OWN_UAR);
 }
 
-/* Each has a page of its own: the kinds differ in what hardware does with them. */
+/* Every register has a page of its own: the kinds differ only in hardware. */
 static int uar(void *device, epw_mlx5_uar_kind kind, epw_mlx5_uar *out) {
     epw_fake *fake = fake_of(device);
     int err = failing(fake, EPW_FAKE_CALL_UAR);
@@ -143,15 +143,15 @@ static void free_uar(void *handle) {
     if (epw_fake_drop(item) == 0) free(page);
 }
 
-/* Whether this process may touch a byte, as the kernel would find. */
+/* Whether this process can read the byte, according to the kernel. */
 static bool is_there(void *address) {
     char byte;
     struct iovec here = {&byte, 1}, there = {address, 1};
     return process_vm_readv(getpid(), &here, 1, &there, 1, 0) == 1;
 }
 
-/* By a descriptor, which need not be of a GPU: any that can be mapped. An old kernel takes the offset for an
- * address. */
+/* Maps memory by its descriptor, which may be any that can be mapped, not only one of GPU memory. An old
+ * kernel would take the offset for an address, and fails. */
 static int map_descriptor(const epw_fake *fake, int dmabuf, uint64_t offset, size_t bytes, void **out) {
     if (epw_fake_lacks(fake, EPW_FAKE_NO_DMABUF)) return EFAULT;
     *out = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, dmabuf, (off_t)offset);
@@ -195,14 +195,14 @@ static uint32_t rights_of(uint32_t rights) {
     return soft | (soft == 0 || (rights & EPW_MLX5_REMOTE_READ) ? EPW_REGION_READ : 0);
 }
 
-/* `mapped`: is to be given back with it. */
+/* `mapped`: unmap the memory when the region is deregistered. */
 static int add_region(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights, bool mapped,
                       epw_mlx5_region *out) {
     epw_fake *fake = fake_of(pd);
     int err = failing(fake, EPW_FAKE_CALL_REGISTER);
     uint32_t remote = EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC;
     if (err == 0 && (rights & remote) && !(rights & EPW_MLX5_LOCAL_WRITE)) err = EINVAL;
-    /* Hardware takes it, and a word may then be there before its rows. */
+    /* Hardware accepts it, but a signal word might then become visible before the rows that it announces. */
     if (err == 0 && (rights & remote) && (rights & EPW_MLX5_RELAXED_ORDERING)) err = EINVAL;
     if (err == 0 && bytes > 0 && !is_there(address)) err = EFAULT;
     if (err != 0) return err;
@@ -283,7 +283,7 @@ static int query(void *object, const void *in, size_t in_bytes, void *out, size_
 static int destroy(void *object) {
     epw_fake_item *item = object;
     if (item->users > 0) return EBUSY;
-    epw_pair_destroy(item->pair); /* from here on it reads and writes nothing */
+    epw_pair_destroy(item->pair); /* after this the soft NIC reads and writes nothing for the pair */
     return epw_fake_drop(item);
 }
 

@@ -1,6 +1,6 @@
-/* What libibverbs and libmlx5 are given and give back, as their binary interface has it, so that nothing of
- * them is needed to build. Parts that nobody looks at are bytes. tests/c/mlx5_library.c compares sizes and
- * places with the libraries' own headers where there are any. */
+/* The structures of libibverbs and libmlx5, as their binary interface lays them out, so that the build needs
+ * neither. Fields that are not used are bytes. tests/c/mlx5_library.c compares sizes and offsets with the
+ * libraries' own headers, where those are installed. */
 #ifndef EPW_NIC_MLX5_ABI_H
 #define EPW_NIC_MLX5_ABI_H
 
@@ -20,7 +20,7 @@ typedef struct epw_abi_port {
     uint16_t lid;
     unsigned char more[10];
     uint8_t link_layer;
-    unsigned char rest[81]; /* room for fields that libraries to come may add */
+    unsigned char rest[81]; /* room for fields that later versions may add */
 } epw_abi_port;
 
 typedef struct epw_abi_gid {
@@ -35,7 +35,7 @@ typedef struct epw_abi_mr {
 } epw_abi_mr;
 
 typedef struct epw_abi_ah_attr {
-    _Alignas(8) unsigned char dgid[16]; /* there a union with numbers */
+    _Alignas(8) unsigned char dgid[16]; /* a union with integers in the library's header */
     uint32_t flow_label;
     uint8_t sgid_index, hop_limit, traffic_class;
     uint16_t dlid;
@@ -79,7 +79,7 @@ typedef struct epw_abi_pd {
     uint64_t comp_mask;
 } epw_abi_pd;
 
-/* Of an address handle, up to what is looked at. */
+/* The leading fields of the address of a handle; the rest is not read. */
 typedef struct epw_abi_av {
     unsigned char others[20];
     unsigned char mac[6];
@@ -115,7 +115,7 @@ enum {
     EPW_ABI_GID_CHANGE = 18
 };
 
-/* Kinds of registers as they are asked for. */
+/* Kinds of registers, as they are requested. */
 #define EPW_ABI_UAR_BF     UINT32_C(0)
 #define EPW_ABI_UAR_SHARED UINT32_C(1)
 #define EPW_ABI_UAR_OWN    (UINT32_C(1) << 31)

@@ -1,10 +1,10 @@
-/* What an adapter has answered to a command, in words. */
+/* Turns an adapter's answer to a command into an error message. */
 #include "nic/mlx5/parts.h"
 
 #include <errno.h>
 #include <string.h>
 
-/* What to do about it; "" where that cannot be said. */
+/* The remedy; "" where none is known. */
 static const char *advice(uint32_t opcode, int err, uint32_t status) {
     if (err == EPERM || err == EACCES)
         return ": this process may not use it; see /dev/infiniband, and in a container --device";

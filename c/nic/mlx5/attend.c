@@ -1,12 +1,12 @@
-/* What a host thread does for the queues that kernels post to, who can call nothing:
+/* The thread that does on the host what kernels, which post to queues, cannot do:
  *
- *   - it rings for those whose registers no GPU can write: their doorbell is a word in memory, which it
- * copies to the register;
- *   - it breaks those that were given up (epw_queue_give_up), and those of which an entry has failed, so that
+ *   - It rings for queues whose registers no GPU can write: their doorbell is a word in memory, which it
+ *     copies to the register.
+ *   - It breaks queues that were given up (epw_queue_give_up), and those with a failed entry, so that
  *     kernels that wait for the peer are told.
  *
- * While it rings it does not pause, until nothing was rung for 2 ms: then it looks every 50 us or so. For the
- * rest it looks every 500 us. */
+ * While there are queues to ring for, it polls without a pause until nothing was rung for 2 ms; then it looks
+ * about every 50 us. Without such queues it looks every 500 us. */
 #include "nic/mlx5/parts.h"
 
 #include "base/clock.h"
@@ -20,8 +20,9 @@
 #define SOON_NS 20000
 #define LATE_NS 500000
 
-/* Writer of the word: a kernel's thread, behind the entries and the record. The adapter reads those once it
- * has been rung, which this thread does behind its own look at the word. */
+/* Writer of the doorbell word: a thread of a kernel, after the entries and the doorbell record. Reader: this
+ * thread, which acquires the word and then writes the register; only after that does the adapter read the
+ * record and the entries. */
 static bool ring_for(epw_mlx5_pair *pair) {
     uint64_t doorbell = epw_load_acquire_64(pair->memory.doorbell);
     if (doorbell == pair->rung_for) return false;
@@ -31,7 +32,7 @@ static bool ring_for(epw_mlx5_pair *pair) {
     return true;
 }
 
-/* Locked. Whether something was rung for. */
+/* Looks at every queue once, with the lock held. Returns whether it has rung for one. */
 static bool look(epw_mlx5_attendant *t) {
     bool rang = false;
     for (epw_mlx5_pair *pair = t->pairs; pair != NULL; pair = pair->next_attended) {
@@ -43,7 +44,7 @@ static bool look(epw_mlx5_attendant *t) {
     return rang;
 }
 
-/* A mutex goes to whichever thread is awake, as this one always is: so it lets those that wait go first. */
+/* A mutex goes to a thread that is awake, and this one always is: it lets the threads that wait go first. */
 static void lock_last(epw_mlx5_attendant *t) {
     while (atomic_load_explicit(&t->waiting, memory_order_relaxed) > 0) sched_yield();
     pthread_mutex_lock(&t->lock);

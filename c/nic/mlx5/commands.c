@@ -1,4 +1,5 @@
-/* See commands.h. A field is {byte of its word, its highest bit, its lowest}, bits counted as in a number. */
+/* See commands.h. A field is {byte offset of its word, highest bit, lowest bit}; bit 0 is the least
+ * significant. */
 #include "nic/mlx5/commands.h"
 
 #include <string.h>
@@ -8,7 +9,7 @@ typedef struct field {
     uint8_t high, low;
 } field;
 
-/* Where contexts begin in a command, and address paths in a queue pair's context. */
+/* Byte offsets: of contexts in a command, and of the address path in a queue pair's context. */
 enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 
 #define CQC_FIELD(word, high, low)  ((field){CQC + (word), high, low})
@@ -76,12 +77,13 @@ enum { CQC = 0x10, QPC = 0x18, PATH = 0x18, CAPS = 0x10 };
 
 enum {
     MIGRATED = 3,
-    RECEIVE_NONE = 3, /* a receive queue of no size */
+    RECEIVE_NONE = 3, /* there is no receive queue */
     ATOMIC_UP_TO_8 = 3,
     LOG_MESSAGE = 30,
-    RETRY_ALWAYS = 7,    /* a receiver that is not ready; without receives there is none */
+    RETRY_ALWAYS =
+        7, /* retry without end while the receiver is not ready; that does not happen without receives */
     RECEIVER_TIMER = 12, /* 0.64 ms */
-    /* Rights of the peer that a command is to heed. */
+    /* opt_param_mask: the rights of the peer that the command sets. */
     MASK_READ = 0x2,
     MASK_ADD = 0x4,
     MASK_WRITE = 0x8
@@ -116,7 +118,7 @@ static void begin(epw_mlx5_in in, uint32_t opcode, uint32_t number) {
 void epw_mlx5_build_create_cq(epw_mlx5_in in, const epw_mlx5_cq *cq) {
     begin(in, EPW_MLX5_CREATE_CQ, 0);
     set(in, CQ_COLLAPSED, 1);
-    set(in, CQ_IGNORE_OVERRUN, 1); /* nobody tells it how far it has been read */
+    set(in, CQ_IGNORE_OVERRUN, 1); /* the adapter is never told how far the queue has been read */
     set(in, CQ_RECORD_UMEM_VALID, 1);
     set(in, CQ_RECORD_UMEM, cq->record_umem);
     set(in, CQ_LOG_SIZE, cq->log_entries);
@@ -169,7 +171,7 @@ void epw_mlx5_build_init2rtr(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *
         set(in, PATH_PRIORITY, path->service_level);
         memcpy(in + QPC + PATH + PATH_MAC, path->mac, sizeof path->mac);
     } else {
-        /* No global route, and so no traffic class: firmware refuses one without the other. */
+        /* No global route, hence no traffic class: firmware refuses one without the other. */
         set(in, PATH_LID, path->lid);
         set(in, PATH_SERVICE_LEVEL, path->service_level);
     }
@@ -197,7 +199,7 @@ void epw_mlx5_build_short(unsigned char in[EPW_MLX5_SHORT_BYTES], uint32_t opcod
 void epw_mlx5_build_query_cap(unsigned char in[EPW_MLX5_SHORT_BYTES], uint32_t kind) {
     memset(in, 0, EPW_MLX5_SHORT_BYTES);
     set(in, OPCODE, EPW_MLX5_QUERY_HCA_CAP);
-    set(in, OP_MOD, kind << 1 | 1); /* as it is now, not what it could be at most */
+    set(in, OP_MOD, kind << 1 | 1); /* the current values, not the greatest possible ones */
 }
 
 /* ---- answers ---- */
@@ -297,8 +299,8 @@ uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote) {
 }
 
 void epw_mlx5_choose_retries(uint64_t deadline_ns, epw_mlx5_path *path) {
-    /* 7 retries are 8 tries: the time of one is the smallest step with which they take two deadlines. A
-     * smaller step than 67 ms (14) gives up peers that a busy fabric delays. */
+    /* 7 retries are 8 tries. The timeout of a try is the smallest step with which all tries take two
+     * deadlines; but with less than 67 ms (14), peers would be given up when a busy fabric delays them. */
     const uint32_t least = 14, most = 31;
     path->retries = 7;
     path->timeout = least;

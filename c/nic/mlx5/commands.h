@@ -1,11 +1,11 @@
-/* Commands of an mlx5 adapter as bytes: what is asked of its firmware through DevX, and what it answers. Pure
- * functions. Places of fields follow the adapter's programming manual; all numbers are big-endian.
+/* Commands of an mlx5 adapter as bytes: what its firmware is asked through DevX, and its answers. Pure
+ * functions. Positions of fields follow the adapter's programming manual; all numbers are big-endian.
  *
- *     CREATE_CQ, CREATE_QP          an object, of memory that has been registered for it
- *     RST2INIT, INIT2RTR, RTR2RTS   a queue pair's way up: rights, the peer, retries
- *     RTS2RTS                       another right of a queue pair that works
- *     2ERR, 2RST                    its way down; the kernel destroys objects by commands of its own
- *     QUERY_QP, QUERY_HCA_CAP       what has become of it; what the adapter can do */
+ *     CREATE_CQ, CREATE_QP          make an object, in memory that has been registered for it
+ *     RST2INIT, INIT2RTR, RTR2RTS   connect a queue pair: port, then rights and the peer, then retries
+ *     RTS2RTS                       changes a right of a queue pair that works
+ *     2ERR, 2RST                    stop a queue pair; the kernel destroys objects by its own commands
+ *     QUERY_QP, QUERY_HCA_CAP       the state of a queue pair; the capabilities of the adapter */
 #ifndef EPW_NIC_MLX5_COMMANDS_H
 #define EPW_NIC_MLX5_COMMANDS_H
 
@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 enum {
-    EPW_MLX5_IN_BYTES = 272, /* of those that have a context */
+    EPW_MLX5_IN_BYTES = 272, /* of commands that have a context */
     EPW_MLX5_SHORT_BYTES = 16,
     EPW_MLX5_OUT_BYTES = 16,
     EPW_MLX5_QUERY_QP_BYTES = 272,
@@ -45,56 +45,56 @@ enum {
     EPW_MLX5_STATE_ERR = 6
 };
 
-/* A completion queue of one entry, overwritten each time: of any number of entries of the send queue. */
+/* A completion queue with one entry, which each completion overwrites, for any number of entries of the send
+ * queue. */
 typedef struct epw_mlx5_cq {
-    uint32_t umem,
-        record_umem; /* its entry at the beginning of the first, its doorbell record of the second */
+    uint32_t umem, record_umem; /* the queue's entry begins the first, its doorbell record the second */
     uint32_t uar, eq;
-    uint32_t log_entries; /* what the adapter is told */
+    uint32_t log_entries; /* the size that the adapter is told */
 } epw_mlx5_cq;
 
 /* A reliable queue pair without a receive queue. */
 typedef struct epw_mlx5_qp {
-    uint32_t umem, record_umem; /* as above */
+    uint32_t umem, record_umem; /* as in epw_mlx5_cq */
     uint32_t uar, pd, cq;
-    uint32_t log_entries; /* of 64 bytes */
+    uint32_t log_entries; /* entries of 64 bytes */
 } epw_mlx5_qp;
 
-/* Where a queue pair leads, and how. */
+/* The peer of a queue pair, and the path to it. */
 typedef struct epw_mlx5_path {
-    bool ethernet;             /* RoCEv2; else InfiniBand, of the same subnet */
+    bool ethernet;             /* RoCEv2; else InfiniBand, within one subnet */
     uint32_t port;             /* this rank's */
     uint32_t remote;           /* number of the peer's queue pair */
-    uint32_t mtu;              /* 1: 256 bytes ... 5: 4096 */
+    uint32_t mtu;              /* 1 for 256 bytes ... 5 for 4096 */
     uint32_t lid;              /* InfiniBand: the peer's */
     unsigned char gid[16];     /* Ethernet: the peer's */
-    unsigned char mac[6];      /* and where packets for it go first */
+    unsigned char mac[6];      /* Ethernet: of the first hop to the peer */
     uint32_t gid_index;        /* this rank's */
-    uint32_t udp_port;         /* source, from 0xc000: switches spread by it */
+    uint32_t udp_port;         /* source port, at least 0xc000: switches spread flows by it */
     uint32_t hop_limit;        /* Ethernet */
     uint32_t traffic_class;    /* Ethernet: its upper 6 bits are the DSCP */
     uint32_t service_level;    /* Ethernet: the priority */
-    bool atomics;              /* the peer may add */
-    uint32_t log_reads;        /* READs and atomics under way at a time, each way */
+    bool atomics;              /* the peer may use atomics */
+    uint32_t log_reads;        /* READs and atomics in flight, in each direction */
     uint32_t timeout, retries; /* 4.096 us * 2^timeout, `retries` times */
 } epw_mlx5_path;
 
 typedef unsigned char epw_mlx5_in[EPW_MLX5_IN_BYTES];
 
-/* Each writes all bytes of the command. */
+/* Each function writes all bytes of the command. */
 void epw_mlx5_build_create_cq(epw_mlx5_in in, const epw_mlx5_cq *cq);
 void epw_mlx5_build_create_qp(epw_mlx5_in in, const epw_mlx5_qp *qp);
 void epw_mlx5_build_rst2init(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *path);
 void epw_mlx5_build_init2rtr(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *path);
 void epw_mlx5_build_rtr2rts(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *path);
 
-/* Nothing that the peer sends is placed any more; it goes on sending. */
+/* The adapter places nothing more that the peer sends; the queue pair can still send. */
 void epw_mlx5_build_refuse(epw_mlx5_in in, uint32_t qpn);
 
-/* 2ERR, 2RST, QUERY_QP: an opcode and a number. */
+/* 2ERR, 2RST, QUERY_QP: an opcode and the number of a queue pair. */
 void epw_mlx5_build_short(unsigned char in[EPW_MLX5_SHORT_BYTES], uint32_t opcode, uint32_t number);
 
-/* Of what it can do now. */
+/* Asks for the current values. */
 void epw_mlx5_build_query_cap(unsigned char in[EPW_MLX5_SHORT_BYTES], uint32_t kind);
 
 /* ---- answers ---- */
@@ -110,7 +110,7 @@ typedef struct epw_mlx5_caps {
     bool atomic, blue_flame, cq_overrun_ignored;
 } epw_mlx5_caps;
 
-/* Of EPW_MLX5_CAP_GENERAL. */
+/* Reads the answer for EPW_MLX5_CAP_GENERAL. */
 epw_mlx5_caps epw_mlx5_read_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTES]);
 
 /* "BAD_PARAM" and so on, for messages. */
@@ -119,11 +119,12 @@ const char *epw_mlx5_status_name(uint32_t status);
 /* "CREATE_QP" and so on. */
 const char *epw_mlx5_command_name(uint32_t opcode);
 
-/* The UDP source port of a queue pair: another one for each two numbers, so that a fabric spreads them. */
+/* The UDP source port of a queue pair. It differs between pairs of numbers, so that a fabric spreads them. */
 uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote);
 
-/* Timeout and retries with which a send queue gives a silent peer up within 2 to 4 times `deadline_ns`, as
- * far as an adapter can: it has steps of 2. An adapter may take up to 4 times its timeout for one try. */
+/* Chooses timeout and retries with which a send queue gives up a silent peer within 2 to 4 times
+ * `deadline_ns`, as far as the adapter allows: its timeouts are powers of 2, and one try may take up to 4
+ * times the timeout. */
 void epw_mlx5_choose_retries(uint64_t deadline_ns, epw_mlx5_path *path);
 
 #endif

@@ -1,10 +1,11 @@
-/* What an event of the device means for the queue pairs that are made of it, by commands or by libibverbs. */
+/* The effect of the device's events on its queue pairs, whether made by commands or by libibverbs. */
 #include "nic/mlx5/parts.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The kernel tells of each change of a port's addresses, of those too that no queue pair has. */
+/* Whether the address in use is unchanged: the kernel reports each change of a port's addresses, also of
+ * those that no queue pair uses. */
 static bool has_same_address(const epw_mlx5 *a) {
     epw_mlx5_port port;
     epw_mlx5_gid gid;

@@ -56,7 +56,7 @@ typedef enum library { VERBS, MLX5, LIBRARIES } library;
 
 static const char *const names[LIBRARIES] = {"libibverbs.so.1", "libmlx5.so.1"};
 
-/* A function in the version whose signature its type above has. */
+/* The version of each function is the one whose signature the type above has. */
 static const struct {
     library from;
     bool optional;
@@ -95,16 +95,16 @@ static const struct {
     {MLX5, false, "mlx5dv_devx_obj_destroy", "MLX5_1.7", &f.obj_destroy},
 };
 
-static void *handles[LIBRARIES]; /* NULL: there is none */
+static void *handles[LIBRARIES]; /* NULL: not loaded */
 
-/* The first thing that was not found in a library. */
+/* The first function that a library lacks. */
 static struct { const char *function, *version; } missing[LIBRARIES];
 
 static void *find(void *library, const char *name, const char *version) {
 #ifdef __GLIBC__
     return dlvsym(library, name, version);
 #else
-    (void)version; /* such a system has no versions of symbols */
+    (void)version; /* this system has no versions of symbols */
     return dlsym(library, name);
 #endif
 }
@@ -138,21 +138,21 @@ static epw_status open_library(library which, epw_where where) {
 
 typedef struct device {
     epw_abi_context *context;
-    bool plain;       /* any adapter, opened without DevX */
+    bool plain;       /* an adapter of any vendor, opened without DevX */
     pthread_t thread; /* listens to the device's events */
     bool listens;
     int wake;
-    pthread_mutex_t lock; /* of who is called */
+    pthread_mutex_t lock; /* guards the callback */
     void (*event)(void *context, const epw_mlx5_event *event);
     void *event_context;
 } device;
 
-/* The library says why by errno, or not at all. */
+/* The library sets errno on most failures, but not on all. */
 static int why(void) {
     return errno != 0 ? errno : EIO;
 }
 
-/* The first argument of calls on adapters of any make. */
+/* The first argument of the calls for adapters of any vendor. */
 static char any_make;
 
 static int list_devices(void *library, epw_mlx5_name out[EPW_MLX5_DEVICES_MAX], uint32_t *count) {
@@ -238,7 +238,8 @@ static int start_listening(device *d) {
     return err;
 }
 
-/* With DevX alone, if at all: without saying so the library opens it without, if it has to. */
+/* Demands DevX unless `plain`: if it were not demanded, the library would fall back to a context without
+ * it. */
 static epw_abi_context *open_context(const char *name, bool plain) {
     epw_abi_context_attr attr = {.flags = EPW_ABI_CONTEXT_DEVX};
     epw_abi_context *context = NULL;
@@ -297,7 +298,7 @@ static int query_gid(void *opened, uint32_t port, uint32_t index, epw_mlx5_gid *
     int err = f.query_gid(((device *)opened)->context, port, index, &gid, 0, sizeof gid);
     if (err != 0) return err > 0 ? err : EINVAL;
     memcpy(out->bytes, gid.bytes, sizeof out->bytes);
-    out->type = (epw_mlx5_gid_type)gid.type; /* by the same numbers */
+    out->type = (epw_mlx5_gid_type)gid.type; /* the numbers are equal */
     return 0;
 }
 
@@ -309,7 +310,7 @@ static int event_queue(void *opened, uint32_t *number) {
     return f.query_eqn(((device *)opened)->context, 0, number);
 }
 
-/* A domain, and the context that regions of it need no more. */
+/* The protection domain of a device, and its number. Regions of it do not need the context. */
 static int domain(void *opened, void **pd, uint32_t *number) {
     epw_abi_pd said = {0};
     errno = 0;
@@ -371,7 +372,7 @@ static int free_umem(void *handle) {
 static int register_memory(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights,
                            epw_mlx5_region *out) {
     errno = 0;
-    epw_abi_mr *mr = f.reg_mr(pd, address, bytes, first, rights); /* by the same bits */
+    epw_abi_mr *mr = f.reg_mr(pd, address, bytes, first, rights); /* the bits are equal */
     if (mr == NULL) return why();
     *out = (epw_mlx5_region){.handle = mr, .lkey = mr->lkey, .rkey = mr->rkey};
     return 0;
@@ -391,7 +392,8 @@ static int deregister(void *handle) {
     return f.dereg_mr(handle);
 }
 
-/* An address handle resolves the way; what it has found is copied, and holds while the queue pair does. */
+/* Creating an address handle resolves the path. The address is copied, and stays valid while the queue pair
+ * exists. */
 static int resolve(void *pd, uint32_t port, uint32_t gid_index, const unsigned char gid[16],
                    unsigned char mac[6]) {
     epw_abi_ah_attr attr = {
@@ -453,7 +455,7 @@ static const epw_mlx5_calls calls = {.kind = "mlx5 adapter",
                                      .deregister = deregister,
                                      .resolve = resolve};
 
-/* Of adapters of any make: what takes no commands. */
+/* The calls for adapters of any vendor: those that take no commands. */
 static const epw_mlx5_calls plain_calls = {.library = &any_make,
                                            .kind = "RDMA adapter",
                                            .devices = list_devices,

@@ -1,4 +1,4 @@
-/* See mlx5.h: which adapter, port and address, and what it can do. */
+/* See mlx5.h: chooses the adapter, the port and the address, and reads the capabilities. */
 #include "nic/mlx5/parts.h"
 
 #include "base/little_endian.h"
@@ -11,7 +11,7 @@
 
 enum { PORTS = 2, CQE_VERSION = 1, MTU_MAX = 5, PRIORITIES = 8, HOP_LIMIT = 255 };
 
-/* Why devices cannot be used, one reason after the other. */
+/* Why devices cannot be used, as a list of reasons. */
 typedef struct reasons {
     char text[400];
     size_t length;
@@ -30,7 +30,7 @@ static bool starts_with(const unsigned char gid[16], const unsigned char *bytes,
     return memcmp(gid, bytes, count) == 0;
 }
 
-/* How well others reach it: IPv4 best, then routed IPv6; 0: not at all. */
+/* How widely the address can be reached: IPv4 is best, then routed IPv6; 0: it cannot be used. */
 static int worth_of(const epw_mlx5_gid *gid) {
     static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
     static const unsigned char nothing[16];
@@ -39,7 +39,8 @@ static int worth_of(const epw_mlx5_gid *gid) {
     return starts_with(gid->bytes, mapped, sizeof mapped) ? 2 : 1;
 }
 
-/* By type and reachability: its index differs between hosts, and after each change of an address. */
+/* Chooses by type and reach, not by index: indices differ between hosts, and after each change of an
+ * address. */
 static bool choose_gid(epw_mlx5 *a) {
     int best = 0;
     for (uint32_t i = 0; i < a->port.gids; i++) {
@@ -52,7 +53,7 @@ static bool choose_gid(epw_mlx5 *a) {
     return best > 0;
 }
 
-/* Why the port cannot be used, NULL if it can. */
+/* The reason why the port cannot be used, NULL if it can. */
 static const char *choose_port(epw_mlx5 *a) {
     const char *why = "it has no port that can be asked for";
     for (a->port_number = 1; a->port_number <= PORTS; a->port_number++) {
@@ -146,7 +147,7 @@ const char *epw_mlx5_why_closed(const epw_mlx5_calls *calls, int err) {
     return strerror(err);
 }
 
-/* Of the link that its port has. */
+/* Checks options that depend on the kind of link. */
 static epw_status check_options(const epw_mlx5 *a, epw_where where) {
     if (!a->port.ethernet && a->options.traffic_class != 0)
         return epw_fail(EPW_ERR_INVALID, where,
@@ -163,7 +164,7 @@ static epw_status check_options(const epw_mlx5 *a, epw_where where) {
     return EPW_OK;
 }
 
-/* EPW_ERR_NO_PATH and a reason: another one may do. */
+/* EPW_ERR_NO_PATH and a reason: another device may work. */
 static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r, epw_where where) {
     a->name = *name;
     int err = a->calls->open(a->calls->library, name->text, &a->device);
@@ -178,7 +179,7 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
         close_device(a);
         return EPW_ERR_NO_PATH;
     }
-    bool plain = a->calls->general == NULL; /* its queue pairs are made without commands */
+    bool plain = a->calls->general == NULL; /* queue pairs are made without commands */
     a->caps.atomic |= plain;
     epw_status status = check_options(a, where);
     if (status == EPW_OK && !plain) status = check_caps(a, where);
@@ -188,14 +189,14 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
     return status;
 }
 
-/* Whether one of its ports is. */
+/* Whether the filter permits one of the device's ports. */
 static bool is_wanted(const epw_mlx5_options *options, const char *name) {
     bool wanted = false;
     for (uint32_t port = 1; port <= PORTS; port++) wanted |= epw_adapter_wanted(options->filter, name, port);
     return wanted && (options->beside == NULL || strcmp(options->beside->name.text, name) != 0);
 }
 
-/* Those that are wanted, the nearest first. */
+/* The permitted devices, nearest first. */
 static uint32_t order_devices(const epw_mlx5_options *options, const epw_mlx5_name *names, uint32_t count,
                               const epw_mlx5_name **out) {
     const epw_mlx5_name *wanted[EPW_MLX5_DEVICES_MAX];
@@ -307,7 +308,7 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
         epw_mlx5_close(a);
         return status;
     }
-    a->options.filter = NULL; /* the caller's, as the next two */
+    a->options.filter = NULL; /* owned by the caller, as the next two */
     a->options.gpu = NULL;
     a->options.beside = NULL;
     calls->on_event(a->device, epw_mlx5_heed, a);

@@ -12,9 +12,10 @@
 
 enum {
     PAGE = 4096,
-    WORD_OFFSET = 64, /* in the record's page: where kernels ring whose doorbells do not reach the register */
-    LOG_READS = 4,    /* under way at a time: what adapters have at least */
-    COMPLETION_LOG = 0 /* one entry, overwritten each time */
+    WORD_OFFSET =
+        64,        /* offset in the record's page: the doorbell of kernels that do not reach the register */
+    LOG_READS = 4, /* in flight at a time; every adapter allows that many */
+    COMPLETION_LOG = 0 /* one entry, which each completion overwrites */
 };
 
 static uint32_t log_of(uint32_t depth) {
@@ -42,7 +43,7 @@ static epw_status take_memory(epw_mlx5_pair *pair, epw_where where) {
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair of %u entries",
                         pair->options.depth);
-    /* An adapter goes on with the pages that it was given: a child of a fork is not to have them. */
+    /* The adapter continues to use these pages, so a forked child must not share them. */
     madvise(at, pair->bytes, MADV_DONTFORK);
     pair->pages = at;
     return EPW_OK;
@@ -59,7 +60,7 @@ static epw_status reach(epw_mlx5_pair *pair, unsigned char *address, size_t byte
                           err == ENOMEM ? ": raise the limit of locked memory (ulimit -l)" : "");
 }
 
-/* In the memory of a GPU. */
+/* Registers a ring that is in GPU memory. */
 static epw_status reach_ring(epw_mlx5_pair *pair, epw_where where) {
     epw_mlx5 *a = pair->adapter;
     const epw_mlx5_far *ring = pair->options.ring;
@@ -85,7 +86,8 @@ static epw_status reach_ring(epw_mlx5_pair *pair, epw_where where) {
         a->name.text, by_descriptor, by_address);
 }
 
-/* Each begins a umem: an offset in one would tie it to a page size that the kernel is free to choose. */
+/* Each part is a umem of its own: an offset within a umem would depend on a page size that the kernel
+ * chooses. */
 static epw_status reach_all(epw_mlx5_pair *pair, epw_where where) {
     epw_status status = reach(pair, pair->pages, PAGE, &pair->completion, where);
     if (status == EPW_OK) status = reach(pair, pair->pages + PAGE, PAGE, &pair->record, where);
@@ -127,7 +129,7 @@ static epw_status create_objects(epw_mlx5_pair *pair, epw_where where) {
     return create_object(pair, EPW_MLX5_CREATE_QP, in, &pair->qp, &pair->number, where);
 }
 
-/* Locked. */
+/* With the pair's lock held. */
 static epw_status modify(epw_mlx5_pair *pair, uint32_t opcode, const void *in, size_t bytes,
                          epw_where where) {
     unsigned char out[EPW_MLX5_OUT_BYTES] = {0};
@@ -172,9 +174,9 @@ static void end_by_peer(epw_mlx5_pair *pair) {
     tell_broken(pair);
 }
 
-/* Without the pair's lock, which is held while its adapter is asked for something. A peer may have connected
- * its queue pair with this one, and ended it, before this rank has connected: then that is kept for the time
- * when it does. */
+/* Does not take the pair's lock, which is held during commands to the adapter. A peer may have connected its
+ * queue pair with this one, and ended it, before this rank connects: then its number is kept until this rank
+ * does. */
 bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
     bool found = false;
     pthread_mutex_lock(&a->pairs_lock);
@@ -190,7 +192,8 @@ bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t r
     return found;
 }
 
-/* Connected now. Whoever hears of an end has seen `remote`, or what it has kept is seen here. */
+/* Called once this rank has connected. Either whoever reports an end has seen `remote`, or the number that it
+ * has kept is seen here. */
 static void heed_early_end(epw_mlx5_pair *pair) {
     pthread_mutex_lock(&pair->adapter->pairs_lock);
     if (pair->early_ended != 0 && pair->early_ended == epw_mlx5_pair_remote(pair)) end_by_peer(pair);
@@ -267,7 +270,7 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     return EPW_OK;
 }
 
-/* In reverse order, as far as it goes: what the adapter may still use is kept. */
+/* Frees in reverse order, and stops at the first failure: what the adapter may still use is kept. */
 static bool give_back(epw_mlx5_pair *pair) {
     const epw_mlx5_calls *calls = pair->adapter->calls;
     const epw_mlx5_umem *umems[] = {&pair->ring, &pair->record, &pair->completion};
@@ -303,8 +306,8 @@ bool epw_mlx5_registers_in_memory(const epw_mlx5 *adapter) {
     return adapter->calls->registers_in_memory;
 }
 
-/* As far as 16 bits tell, of which a queue never has more under way than half. Writer of the record: who
- * rings. Writer of the completion: the adapter. */
+/* Entries that were rung for, modulo 2^16: a queue never has more than half of that in flight. Writer of the
+ * record: whoever rings. Writer of the completion: the adapter. */
 static uint16_t rung_for(const epw_mlx5_pair *pair) {
     return (uint16_t)epw_swap_32(epw_load_acquire_32(pair->memory.record + 1));
 }
@@ -317,7 +320,7 @@ bool epw_mlx5_pair_idle(const epw_mlx5_pair *pair) {
     uint32_t last = last_completion(pair);
     uint16_t done = epw_completion_opcode(last) == EPW_COMPLETION_OK
                         ? (uint16_t)(epw_completion_index(last) + 1)
-                        : 0; /* none has come */
+                        : 0; /* no completion yet */
     return epw_mlx5_pair_broken(pair) || done == rung_for(pair);
 }
 
@@ -325,7 +328,7 @@ bool epw_mlx5_pair_has_rung(const epw_mlx5_pair *pair) {
     return rung_for(pair) != 0 || epw_completion_opcode(last_completion(pair)) == EPW_COMPLETION_OK;
 }
 
-/* ---- the way up and down ---- */
+/* ---- connecting and closing ---- */
 
 static epw_status resolve(const epw_mlx5 *a, epw_mlx5_path *path, epw_where where) {
     if (!path->ethernet) return EPW_OK;
@@ -358,7 +361,7 @@ static epw_mlx5_path path_to(const epw_mlx5_pair *pair, uint32_t remote, const e
     return path;
 }
 
-/* Locked. */
+/* With the lock held. */
 static epw_status go_up(epw_mlx5_pair *pair, const epw_mlx5_path *path, epw_where where) {
     epw_mlx5_in in;
     epw_status status = EPW_OK;
@@ -419,7 +422,7 @@ void epw_mlx5_pair_break(epw_mlx5_pair *pair) {
     tell_broken(pair);
 }
 
-/* One that has not come up, or cannot be asked, is broken instead. */
+/* Breaks a queue pair that is not in RTS, or whose command fails. */
 bool epw_mlx5_pair_close(epw_mlx5_pair *pair) {
     epw_mlx5_in in;
     pthread_mutex_lock(&pair->lock);
@@ -441,7 +444,7 @@ bool epw_mlx5_pair_is_closed(const epw_mlx5_pair *pair) {
     return atomic_load_explicit(&pair->closed, memory_order_acquire) || epw_mlx5_pair_broken(pair);
 }
 
-/* Writer of the completion: the adapter, which writes this word last. */
+/* Writer of the completion: the adapter, which writes this word last. Reader: any thread. */
 bool epw_mlx5_pair_broken(const epw_mlx5_pair *pair) {
     return atomic_load_explicit(&pair->broken, memory_order_acquire) ||
            epw_completion_opcode(last_completion(pair)) == EPW_COMPLETION_ERROR;

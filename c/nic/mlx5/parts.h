@@ -1,4 +1,4 @@
-/* The parts of an opened adapter, for the files of this folder. */
+/* The state of an opened adapter, for the files of this folder. */
 #ifndef EPW_NIC_MLX5_PARTS_H
 #define EPW_NIC_MLX5_PARTS_H
 
@@ -10,37 +10,37 @@
 
 typedef struct epw_mlx5_memory epw_mlx5_memory; /* a region */
 
-/* Words that a thread looks at. */
+/* The regions with signal words that a thread polls. */
 typedef struct epw_mlx5_watch {
     pthread_t thread;
     bool started;
-    pthread_mutex_t lock; /* of the regions, and of what they are told */
+    pthread_mutex_t lock; /* guards the regions and their callbacks */
     pthread_cond_t wake;
     bool ending;
     epw_mlx5_memory *regions;
 } epw_mlx5_watch;
 
-/* Queues that kernels post to, see attend.c. */
+/* Queues to which kernels post, see attend.c. */
 typedef struct epw_mlx5_attendant {
     pthread_t thread;
     bool started;
-    atomic_uint waiting;  /* for the lock */
-    pthread_mutex_t lock; /* of what follows */
+    atomic_uint waiting;  /* threads that wait for the lock */
+    pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t wake;
     bool ending;
-    uint32_t unheard; /* of the pairs, those that it rings for */
+    uint32_t unheard; /* number of pairs for which it rings */
     epw_mlx5_pair *pairs;
 } epw_mlx5_attendant;
 
-/* Rings in the memory of a GPU: how it was reached by the last pair that asked for it. */
+/* How the adapter reaches rings in GPU memory, from the last pair that asked for it. */
 typedef enum epw_mlx5_reach {
     EPW_MLX5_REACH_UNASKED,
     EPW_MLX5_REACH_DMABUF,
-    EPW_MLX5_REACH_PEERMEM, /* by its address */
+    EPW_MLX5_REACH_PEERMEM, /* by address */
     EPW_MLX5_REACH_NONE
 } epw_mlx5_reach;
 
-/* A doorbell register that a pair has, or none. */
+/* A doorbell register, in use by a queue pair or spare. */
 typedef struct epw_mlx5_spare {
     struct epw_mlx5_spare *next;
     epw_mlx5_uar uar;
@@ -50,8 +50,8 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
-    uint32_t listed;  /* its place in the list */
-    const char *near; /* how far from the GPU; NULL: it was asked to be near to none */
+    uint32_t listed;  /* its position in the list */
+    const char *near; /* distance from the GPU; NULL: no GPU was named */
 
     void *device, *pd;
     uint32_t pd_number, event_queue;
@@ -59,12 +59,12 @@ struct epw_mlx5 {
     epw_mlx5_port port;
     epw_mlx5_gid gid;
     epw_mlx5_caps caps;
-    atomic_uint worst_uar; /* epw_mlx5_uar_kind, of its pairs so far */
+    atomic_uint worst_uar; /* epw_mlx5_uar_kind, the worst of its pairs so far */
     atomic_bool rings_for_kernels;
     atomic_uint ring_reach; /* epw_mlx5_reach */
     atomic_bool no_far_rows;
 
-    pthread_mutex_t pairs_lock; /* taken with the NIC locked, where it is one in software */
+    pthread_mutex_t pairs_lock; /* taken while the NIC is locked, if it is in software */
     epw_mlx5_pair *pairs;
     epw_mlx5_spare *spares;
     epw_mlx5_watch watch;
@@ -75,7 +75,7 @@ struct epw_mlx5_pair {
     epw_mlx5 *adapter;
     epw_mlx5_pair *next, *next_attended;
     bool attended;
-    uint64_t rung_for; /* where the attendant rings: the last doorbell that it has seen */
+    uint64_t rung_for; /* the last doorbell that the attendant has copied */
     epw_mlx5_pair_options options;
     epw_pair_memory memory;
     unsigned char *pages; /* of this process, or the caller's: completion, record, ring */
@@ -85,25 +85,26 @@ struct epw_mlx5_pair {
     void *cq, *qp;
     uint32_t cq_number, number;
 
-    pthread_mutex_t lock; /* of what follows: one command at a time */
+    pthread_mutex_t lock; /* guards what follows: one command at a time */
     uint32_t state;
-    atomic_uint remote;   /* of the peer; 0: it is not connected */
-    uint32_t early_ended; /* of the peer, over before this one is connected with it; with pairs_lock held */
+    atomic_uint remote;   /* the peer's queue pair; 0: not connected */
+    uint32_t early_ended; /* the peer's queue pair, if it ended before this one was connected to it; guarded
+                             by pairs_lock */
     epw_mlx5_address to;
-    atomic_bool broken, closed, ended; /* by the peer */
-    bool shut;                         /* the adapter places nothing that comes by it */
-    atomic_uint
-        event; /* epw_mlx5_event_kind: that of the adapter which has broken it; EPW_MLX5_EVENT_PAIR: none */
+    atomic_bool broken, closed, ended; /* `ended`: by the peer */
+    bool shut;                         /* the adapter places nothing more that arrives */
+    atomic_uint event; /* epw_mlx5_event_kind of the event that has broken it; EPW_MLX5_EVENT_PAIR: none */
 };
 
 /* ---- open.c ---- */
 
-/* Why a device has not been opened, with what to do. */
+/* The reason why a device could not be opened, with a remedy. */
 const char *epw_mlx5_why_closed(const epw_mlx5_calls *calls, int err);
 
 /* ---- ask.c ---- */
 
-/* EPW_OK, or why the firmware or the kernel has refused: `err` of the call, and what it has answered. */
+/* EPW_OK, or an error that says why the firmware or the kernel has refused the command: `err` is the call's,
+ * `out` the answer. */
 epw_status epw_mlx5_judge(const epw_mlx5 *adapter, uint32_t opcode, int err, const unsigned char *out,
                           epw_where where);
 
@@ -123,13 +124,13 @@ void epw_mlx5_free_registers(epw_mlx5 *adapter);
 void epw_mlx5_attendant_init(epw_mlx5_attendant *attendant);
 void epw_mlx5_attendant_end(epw_mlx5_attendant *attendant);
 
-/* From here on until it is left alone. */
+/* The attendant serves the pair until epw_mlx5_leave_alone. */
 epw_status epw_mlx5_attend(epw_mlx5_pair *pair, epw_where where);
 void epw_mlx5_leave_alone(epw_mlx5_pair *pair);
 
 /* ---- pair.c ---- */
 
-/* An event of the device. */
+/* Handles an event of the device. */
 void epw_mlx5_heed(void *adapter, const epw_mlx5_event *event);
 
 #endif

@@ -24,8 +24,8 @@ static const epw_where where = {"doctor", -1, -1};
 
 typedef struct probe {
     const epw_mlx5_calls *calls;
-    epw_fake *fake; /* NULL: the adapter is not one in software */
-    uint64_t cable; /* of the fake, to itself: a link of its soft NIC */
+    epw_fake *fake; /* NULL: a real adapter */
+    uint64_t cable; /* the fake's link to itself, in its soft NIC */
     int32_t gpu;
     epw_mlx5 *adapter;
     uint32_t count;
@@ -43,7 +43,7 @@ __attribute__((format(printf, 4, 5))) static void find(probe *p, epw_probe_verdi
     va_end(arguments);
 }
 
-/* This thread's last error, without the name of the operation. */
+/* The text of this thread's last error, without the name of the operation. */
 static const char *last_error(void) {
     epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
     epw_last_error_detail(&detail);
@@ -166,12 +166,12 @@ static void look_at_gpu(probe *p) {
         return;
     }
     look_at_gpu_memory(p);
-    if (epw_mlx5_take_register(p->adapter, where, &spare) != EPW_OK) return; /* as told by the queue pair */
+    if (epw_mlx5_take_register(p->adapter, where, &spare) != EPW_OK) return; /* the queue pair reports why */
     look_at_mapping(p, spare->uar.reg);
     epw_mlx5_give_register(p->adapter, spare);
 }
 
-/* ---- a queue pair that leads to itself ---- */
+/* ---- a queue pair that is connected to itself ---- */
 
 static bool await_word(const uint64_t *word, uint64_t value) {
     for (int ms = 0; ms < WAIT_MS && epw_load_acquire_64(word) != value; ms++)
@@ -179,7 +179,8 @@ static bool await_word(const uint64_t *word, uint64_t value) {
     return epw_load_acquire_64(word) == value;
 }
 
-/* Stores as a poster makes them: the adapter reads entry and record once it is rung. */
+/* Posts as any poster does: the adapter reads the entry and the doorbell record after the doorbell was
+ * rung. */
 static void post_word(epw_mlx5_pair *pair, const epw_keys *keys, uint64_t value) {
     const epw_pair_memory *memory = epw_mlx5_pair_memory(pair);
     uint32_t marks[DEPTH] = {0};
@@ -192,7 +193,7 @@ static void post_word(epw_mlx5_pair *pair, const epw_keys *keys, uint64_t value)
                        .depth = DEPTH,
                        .pair = epw_mlx5_pair_number(pair),
                        .batch = 1};
-    if (!epw_queue_try_reserve(&queue, 1, &index)) return; /* it is empty */
+    if (!epw_queue_try_reserve(&queue, 1, &index)) return; /* never full: the queue is empty */
     epw_entry_write_word(epw_queue_slot(&queue, index), queue.pair, index,
                          (epw_place_of){0, epw_key_of(keys->its)}, value, EPW_SIGNAL_ALWAYS);
     epw_queue_publish(&queue, index, 1);
@@ -264,7 +265,7 @@ static void look_at_queue_pair(probe *p) {
     }
     bool gone = epw_mlx5_pair_destroy(pair);
     if (keys.own != 0) epw_mlx5_deregister(p->adapter, keys.own);
-    if (gone) free(page); /* else the adapter may still write there */
+    if (gone) free(page); /* otherwise the adapter may still write there */
 }
 
 /* ---- all of it ---- */
@@ -285,7 +286,7 @@ uint32_t epw_mlx5_probe(const char *name, int32_t gpu, epw_probe_finding out[EPW
     return p.count;
 }
 
-/* The fake's soft NIC, with a link whose other end it has too. */
+/* Adds a link from the fake's soft NIC to itself. */
 static epw_status lay_cable(epw_nic *nic, uint64_t *out) {
     int fds[2];
     uint64_t other;

@@ -1,7 +1,6 @@
-/* What an adapter tells when it is opened, one prerequisite after the other: for the doctor. Not part of the
- * interface.
+/* Examines an adapter for the doctor, one prerequisite after the other. Not part of the public interface.
  *
- * Everything that is taken is given back. Nothing of it has met an adapter yet. */
+ * Everything that it takes is given back. It has not run on a real adapter yet. */
 #ifndef EPW_NIC_MLX5_PROBE_H
 #define EPW_NIC_MLX5_PROBE_H
 
@@ -11,9 +10,9 @@ enum { EPW_PROBE_FINDINGS_MAX = 8, EPW_PROBE_NAME = 32, EPW_PROBE_TEXT = 512 };
 
 typedef enum epw_probe_verdict {
     EPW_PROBE_OK,
-    EPW_PROBE_UNKNOWN, /* it could not be looked at */
-    EPW_PROBE_WARNING, /* queues work without it, slower */
-    EPW_PROBE_MISSING  /* they do not */
+    EPW_PROBE_UNKNOWN, /* it could not be examined */
+    EPW_PROBE_WARNING, /* queues work without it, but slower */
+    EPW_PROBE_MISSING  /* queues do not work without it */
 } epw_probe_verdict;
 
 typedef struct epw_probe_finding {
@@ -22,11 +21,11 @@ typedef struct epw_probe_finding {
     char text[EPW_PROBE_TEXT];
 } epw_probe_finding;
 
-/* Of the adapter of this name, for the GPU of this ordinal; -1: for none. Takes two seconds at most, but for
- * what the kernel does. Returns how many findings there are. Any thread. */
+/* Examines the adapter of this name, for the GPU of this ordinal; -1: for no GPU. Takes at most two seconds,
+ * plus the time of the kernel's calls. Returns the number of findings. Callable from any thread. */
 uint32_t epw_mlx5_probe(const char *name, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]);
 
-/* The same of the first device of a fake adapter, which lacks this: see epw_fake_options. */
+/* The same for the first device of a fake adapter with these lacks, see epw_fake_options. */
 uint32_t epw_mlx5_probe_fake(uint64_t lacks, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]);
 
 #endif

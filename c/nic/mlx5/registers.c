@@ -1,5 +1,6 @@
-/* Doorbell registers of an adapter. A queue pair that is destroyed gives its register back to the adapter,
- * not to the device: a GPU that has it mapped keeps it mapped, since to undo that would wait for kernels. */
+/* Doorbell registers of an adapter. A destroyed queue pair returns its register to the adapter, not to the
+ * device: a GPU that has mapped the register keeps the mapping, because removing it would wait for
+ * kernels. */
 #include "nic/mlx5/parts.h"
 
 #include <stdlib.h>

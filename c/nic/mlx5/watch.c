@@ -1,5 +1,5 @@
-/* Regions of an adapter, and the thread that looks at words in them: an adapter that places a word wakes
- * nobody. */
+/* Regions of an adapter, and the thread that polls the signal words in them: an adapter does not wake anybody
+ * when it writes a word. */
 #include "nic/mlx5/parts.h"
 
 #include "base/clock.h"
@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* After it has seen something it looks again soon for a while, then less often. */
+/* After a change it polls again soon, for a while, then less often. */
 #define BUSY_NS UINT64_C(10000000)
 #define SOON_NS 50000
 #define LATE_NS 500000
@@ -29,15 +29,16 @@ static _Atomic uint64_t *word_of(const epw_mlx5_memory *m, uint32_t number) {
     return (_Atomic uint64_t *)(void *)(m->region.base + m->region.stretches[0].offset) + number;
 }
 
-/* Reading words of memory that has failed would end the process, even one that does not use its buffers and
- * only asks whether they are well (epw_buffer_probe). So the kernel looks at each page first. */
+/* Reading a word whose memory has failed would end the process, even if it does not use its buffers and only
+ * asks for their health (epw_buffer_probe). So the kernel is asked first to read each page. */
 static bool is_there(const epw_mlx5_memory *m, uint32_t number) {
     const _Atomic uint64_t *word = word_of(m, number);
     if (number > 0 && (uintptr_t)word % PAGE != 0) return true;
     return epw_word_readable(word, ~(uint32_t)m->seen[number]);
 }
 
-/* Writer: the adapter, behind all that was posted before the word. Locked. */
+/* Polls the words with the lock held. Writer of a word: the adapter, after all that was posted before the
+ * word. Reader: this thread. */
 static bool look(epw_mlx5_memory *m) {
     bool came = false;
     for (uint32_t i = 0; i < m->words && is_there(m, i); i++) {
@@ -113,7 +114,8 @@ static epw_stretch span_of(const epw_region *region) {
     return (epw_stretch){end > 0 ? first : 0, end > 0 ? end - first : 0};
 }
 
-/* Writes to where words lie stay in order; what is only read may be read in any order. */
+/* Writes into a region with signal words stay in order; a region that is only read may be read in any
+ * order. */
 static uint32_t rights_of(const epw_region *region) {
     uint32_t rights = 0;
     if (region->rights & EPW_REGION_WRITE) rights |= EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE;
@@ -142,7 +144,7 @@ epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_wh
         free(m);
         return epw_fail(EPW_ERR_INVALID, where, "what peers write to does not begin a page");
     }
-    if (plain) rights &= ~(uint32_t)EPW_MLX5_RELAXED_ORDERING; /* not all makes know it */
+    if (plain) rights &= ~(uint32_t)EPW_MLX5_RELAXED_ORDERING; /* not every vendor's adapter knows it */
     int err = adapter->calls->register_memory(adapter->pd, region->base + span.offset, span.bytes,
                                               span.offset + (plain ? EPW_MLX5_SKEW(region->base) : 0), rights,
                                               &m->keys);

@@ -1,5 +1,5 @@
-/* What libibverbs is given and gives back on the way of an entry, as its binary interface has it; for the
- * rest see nic/mlx5/abi.h. tests/c/verbs_library.c compares it with the library's own header. */
+/* The structures of libibverbs that posting and polling need, as its binary interface lays them out;
+ * nic/mlx5/abi.h has the others. tests/c/verbs_library.c compares them with the library's own header. */
 #ifndef EPW_NIC_VERBS_ABI_H
 #define EPW_NIC_VERBS_ABI_H
 
@@ -10,7 +10,7 @@ typedef struct epw_abi_channel {
     int fd, references;
 } epw_abi_channel;
 
-/* Of completion queues and queue pairs, up to what is looked at. */
+/* The leading fields of completion queues and queue pairs; the rest is not read. */
 typedef struct epw_abi_cq {
     void *context, *channel, *name;
 } epw_abi_cq;
@@ -76,7 +76,7 @@ typedef struct epw_abi_completion {
     uint8_t service_level, path_bits;
 } epw_abi_completion;
 
-/* The three functions that the library's header calls by the context. */
+/* The three functions that the library's header calls through the context. */
 typedef struct epw_abi_functions {
     void *device;
     void *before[11];

@@ -1,4 +1,4 @@
-/* See calls.h: by libibverbs, which nic/mlx5/library.h has opened. */
+/* See calls.h: the table that calls libibverbs, which nic/mlx5/library.h has opened. */
 #include "nic/mlx5/library.h"
 #include "nic/verbs/abi.h"
 #include "nic/verbs/calls.h"
@@ -49,12 +49,12 @@ static void load(void) {
     }
 }
 
-/* The library says why by errno, or not at all. */
+/* The library sets errno on most failures, but not on all. */
 static int why(void) {
     return errno != 0 ? errno : EIO;
 }
 
-/* ---- completions announce themselves ---- */
+/* ---- notifications of completions ---- */
 
 static int open_channel(void *device, void **channel, int *fd) {
     if (!complete) return ENOSYS;
@@ -76,7 +76,7 @@ static int close_channel(void *channel) {
     return f.destroy_channel(channel);
 }
 
-/* Acknowledged at once: a completion queue's end waits for that. */
+/* Acknowledges the notification at once: destroying a completion queue waits for all acknowledgements. */
 static int announced(void *channel, uint64_t *name) {
     epw_abi_cq *cq;
     void *of;
@@ -90,7 +90,7 @@ static int announced(void *channel, uint64_t *name) {
 /* ---- queues ---- */
 
 typedef struct queue {
-    const epw_abi_functions *call; /* of its context */
+    const epw_abi_functions *call; /* from its context */
     epw_abi_cq *cq;
     epw_abi_qp *qp;
 } queue;
@@ -103,7 +103,7 @@ static int close_queue(void *opened) {
     queue *q = opened;
     int err = q->qp != NULL ? f.destroy_qp(q->qp) : 0;
     if (err != 0) return err;
-    if (q->cq != NULL) f.destroy_cq(q->cq); /* nothing comes by it any more */
+    if (q->cq != NULL) f.destroy_cq(q->cq); /* without its queue pair it gets no more completions */
     free(q);
     return 0;
 }
@@ -140,7 +140,7 @@ static int open_queue(void *device, void *pd, void *channel, uint32_t depth, uin
     return 0;
 }
 
-/* ---- the way up ---- */
+/* ---- connecting ---- */
 
 static int modify(const queue *q, epw_abi_qp_attr *attr, int state, int mask) {
     attr->state = state;
@@ -149,7 +149,8 @@ static int modify(const queue *q, epw_abi_qp_attr *attr, int state, int mask) {
     return err > 0 ? err : (err < 0 ? why() : 0);
 }
 
-/* What each end begins to count at follows from its number, so that the other end knows it. */
+/* The first packet sequence number of each end follows from its queue pair number, so the other end can
+ * compute it. */
 static uint32_t first_psn(uint32_t number) {
     return (number * UINT32_C(2654435761)) >> 8;
 }
@@ -178,7 +179,7 @@ static int connect(void *opened, const epw_mlx5_path *path) {
                                 .remote = path->remote,
                                 .to = address_of(path),
                                 .reads_of_peer = (uint8_t)(1 << path->log_reads),
-                                .receiver_timer = 12}; /* 0.64 ms; nothing is received */
+                                .receiver_timer = 12}; /* 0.64 ms; unused, since nothing is received */
     epw_abi_qp_attr sends = {.send_psn = first_psn(q->qp->number),
                              .reads = (uint8_t)(1 << path->log_reads),
                              .timeout = (uint8_t)path->timeout,

@@ -1,4 +1,4 @@
-//! What a client's handles ask of the task that carries its connection, and who attends to what the server says by itself.
+//! What a client's handles ask of the task that carries its connection, and who handles what the server says unasked.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Ask, Decision, Host, Identity, Joined, Notice, Reply, Request, Standby, View};
 
-/// What a handle asks of the thread.
+/// What a handle asks of the task.
 #[derive(Debug)]
 pub(super) enum Command {
     Call {
@@ -18,7 +18,7 @@ pub(super) enum Command {
         deadline: Duration,
         reply: Answer<Reply>,
     },
-    /// Wait until there are other news than these, see [`Attendant::news`].
+    /// Wait until the news counter differs from this one, see [`Attendant::news`].
     Wait {
         op: String,
         seen: u64,
@@ -30,14 +30,15 @@ pub(super) enum Command {
 
 pub(super) type Answer<T> = oneshot::Sender<Result<T, BootstrapError>>;
 
-/// Who attends to what the server says by itself, for the member that the connection belongs to. Called on the thread that
+/// Handles what the server says unasked, for the member that the connection belongs to. Called on the thread that
 /// carries the connection: it must not wait.
 pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
-    /// The member was let in.
+    /// The member was admitted to the run.
     fn joined(&self, joined: &Joined);
-    /// Members have taken these places, each in place of any before.
+    /// Members have taken these places, each replacing any earlier member there.
     fn seated(&self, members: &[Identity]);
-    /// The group asks. The answer, unless that takes time: then it goes to `later`.
+    /// The group asks a question. Returns the answer; if that takes time, returns nothing and sends the answer through
+    /// `later`.
     fn asked(&self, ask: Ask, later: Later) -> Option<Notice>;
     /// A change has ended. `waiting`: who was on standby and still is.
     fn settled(
@@ -51,18 +52,18 @@ pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
     fn is_standby(&self) -> bool;
     /// The process of the member that served the run has ended.
     fn ended(&self, host: &Host);
-    /// The member that served the run does so no more, and knows nobody who does.
+    /// The member that served the run no longer does, and knows nobody who does.
     fn resigned(&self, host: &Host);
-    /// There is another connection: what was told by the former one may not have come.
+    /// There is a new connection: what was sent over the former one may not have arrived.
     fn resumed(&self);
-    /// Goes up with each call of the others above.
+    /// A counter that grows with each call of the others above.
     fn news(&self) -> u64;
-    /// How the server sees the membership.
+    /// The membership as the server sees it.
     fn shown(&self, view: &View);
-    /// The server at `address` serves this member, that of `host` if it belongs to a member, after this outage if there was one.
-    /// `another`: it is not the one that served it last.
+    /// The server at `address` serves this member, after this outage if there was one. `host`: the member that the
+    /// server belongs to, if it belongs to one. `another`: it is not the one that served this member last.
     fn reached(&self, host: Option<&Host>, address: &str, another: bool, after: Option<&Outage>);
-    /// The connection with the server at `address` is lost, or there will not be another.
+    /// The connection with the server at `address` is lost, or no other connection will be made.
     fn lost(&self, address: &str, outage: &Outage);
     /// The member has left.
     fn left(&self);
@@ -95,11 +96,11 @@ impl Later {
         answer.blocking_recv().map_err(|_| ended(()))?
     }
 
-    /// Whether the member has gone.
+    /// Whether the member has left.
     pub(crate) fn is_over(&self) -> bool {
         self.0.strong_count() == 0
     }
 }
 
-/// Longest deadline of a call: what adds to it stays within what clocks can express.
+/// Longest deadline of a call, short enough that sums with it stay within what clocks can express.
 pub(super) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);

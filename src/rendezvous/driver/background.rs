@@ -1,4 +1,4 @@
-//! Threads of this crate's own for its sockets and timers, and waiting for them from a plain thread.
+//! This crate's own threads for its sockets and timers, and how a plain thread waits for them.
 
 use std::future::Future;
 use std::pin::pin;
@@ -8,8 +8,8 @@ use std::thread::Thread;
 
 use crate::rendezvous::error::BootstrapError;
 
-/// Runs a future to its end on a new thread with a runtime of its own. Nobody waits for the thread: the future has to
-/// end by itself when its handles are gone.
+/// Runs a future to its end on a new thread with a runtime of its own. Nobody joins the thread: the future must end by
+/// itself when its handles are gone.
 pub(crate) fn spawn<F>(name: &str, future: impl FnOnce() -> F + Send + 'static) -> Result<(), BootstrapError>
 where
     F: Future<Output = ()>,
@@ -17,7 +17,8 @@ where
     let op = format!("start the thread {name}");
     let system = |error: std::io::Error| BootstrapError::system(&op, &error);
     let (started, outcome) = std::sync::mpsc::channel();
-    // The runtime lives and dies on its own thread: dropped in an async context, as on an early return here, it panics.
+    // The runtime is created and dropped on its own thread: dropping it in an async context, as an early return here
+    // would, panics.
     let run = move || match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => {
             let _ = started.send(Ok(()));

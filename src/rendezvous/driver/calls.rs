@@ -1,4 +1,4 @@
-//! The calls of a client's handles that have no answer yet, and the waits for news.
+//! The unanswered calls of a client's handles, and the waits for news.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use crate::rendezvous::wire::{Frame, HEADER_BYTES, MAX_BODY_BYTES, Reply, Reques
 
 /// Calls that one client may have waiting.
 pub(super) const MAX_PENDING: usize = 512;
-/// How much longer than the server a client waits, so that the server's account of a timeout comes first.
+/// How much longer than the server a client waits, so that the server's own report of a timeout arrives first.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// They are numbered from 1 on, in the order in which they are asked.
+/// Calls are numbered from 1, in the order in which they are made.
 #[derive(Default)]
 pub(super) struct Calls {
     pending: BTreeMap<u64, Pending>,
@@ -26,7 +26,7 @@ pub(super) struct Calls {
 /// A call.
 pub(super) struct Pending {
     op: String,
-    /// To be asked again by another connection.
+    /// Kept to be sent again over another connection.
     pub(super) request: Request,
     began: Instant,
     deadline: Duration,
@@ -41,13 +41,13 @@ struct Waiting {
 }
 
 impl Calls {
-    /// For a call of the client's own, or the next one of a handle.
+    /// The id for a call of the client itself, or for the next one of a handle.
     pub(super) fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
     }
 
-    /// What is to be sent for this call, unless it is refused.
+    /// Registers this call and returns the frame to send, unless it is refused.
     pub(super) fn ask(
         &mut self,
         op: String,
@@ -67,19 +67,19 @@ impl Calls {
         Some(frame)
     }
 
-    /// Ends a call: its answer has come.
+    /// Ends a call whose answer has arrived.
     pub(super) fn take(&mut self, id: u64) -> Option<Pending> {
         self.pending.remove(&id)
     }
 
-    /// Ends the call by which the member leaves, if it has no answer yet.
+    /// Ends the call with which the member leaves, if it has no answer yet.
     pub(super) fn take_leave(&mut self) -> Option<Answer<Reply>> {
         let is_leave = |call: &Pending| matches!(call.request, Request::Leave {});
         let id = self.pending.iter().find(|(_, call)| is_leave(call)).map(|(id, _)| *id)?;
         self.take(id).map(|call| call.reply)
     }
 
-    /// All that have no answer yet, in their order.
+    /// All unanswered calls, in their order.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Frame> {
         self.pending.iter().map(|(id, call)| Frame::Call { id: *id, request: call.request.clone() })
     }
@@ -93,18 +93,18 @@ impl Calls {
         self.waiting.push(Waiting { op, began: Instant::now(), deadline, reply });
     }
 
-    /// There are news.
+    /// Wakes the waits: there are news.
     pub(super) fn wake(&mut self) {
         self.waiting.drain(..).for_each(|wait| drop(wait.reply.send(Ok(()))));
     }
 
-    /// When the next has waited for too long.
+    /// When the next call or wait times out.
     pub(super) fn due(&self) -> Option<Instant> {
         let answers = self.pending.values().map(|call| call.began + call.deadline + GRACE);
         answers.chain(self.waiting.iter().map(|wait| wait.began + wait.deadline)).min()
     }
 
-    /// Ends what has waited for too long. `outage`: the server is lost, which is told so.
+    /// Ends what has timed out. `outage`: if the server is lost, the error that says so.
     pub(super) fn expire(&mut self, outage: Option<impl Fn(&str) -> BootstrapError>) {
         let overdue = |op: String, began: Instant, deadline| match &outage {
             Some(lost) => lost(&op),
@@ -125,7 +125,7 @@ impl Calls {
         }
     }
 
-    /// Ends all: the server is lost for good.
+    /// Ends all calls and waits: the server is lost for good.
     pub(super) fn refuse_all(&mut self, lost: impl Fn(&str) -> BootstrapError) {
         for call in std::mem::take(&mut self.pending).into_values() {
             let _ = call.reply.send(Err(lost(&call.op)));
@@ -136,7 +136,7 @@ impl Calls {
     }
 }
 
-/// Whether a request fits a frame; small ones are seen to fit without encoding them twice.
+/// Whether a request fits a frame. Requests that are obviously small are not encoded for this.
 fn fits(op: &str, frame: &Frame) -> Result<(), BootstrapError> {
     match frame {
         Frame::Call {

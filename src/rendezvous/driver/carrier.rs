@@ -1,4 +1,4 @@
-//! The task behind a [`Client`](super::Client): carries its calls and signs of life, by one connection after another.
+//! The task behind a [`Client`](super::Client): carries its calls and signs of life, over one connection after another.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -17,19 +17,20 @@ use crate::mask::Mask;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Frame, Host, Notice, Reply, Request, View};
 
-/// The task's state.
+/// The state of the task.
 pub(super) struct Carrier {
-    /// Of the server, for errors.
+    /// The server's address, for errors.
     address: String,
     heartbeat: Heartbeat,
-    /// None: there is no other connection to be had.
+    /// None: no other connection can be made.
     ways: Option<Ways>,
     told: Told,
     neighbours: Neighbours,
     calls: Calls,
-    /// It has joined a run: a new connection goes on with the session.
+    /// It has joined a run: a new connection resumes the session.
     member: bool,
-    /// The answer to a leave, which is told once the server has closed the connection: until then it may still need this process.
+    /// The answer to a leave, delivered once the server has closed the connection: until then the server may still need
+    /// this process.
     left: Option<(Answer<Reply>, Instant)>,
     link: Link,
     silence: Silence,
@@ -38,29 +39,29 @@ pub(super) struct Carrier {
 enum Link {
     Up {
         connection: FrameStream,
-        /// The server has not said yet that it goes on with the member.
+        /// A resume that the server has not answered yet.
         resuming: Option<Resuming>,
     },
     Down {
         detail: String,
         search: Search,
         former: Option<FrameStream>,
-        /// The member that served the run, whose process has ended: whoever serves it next is to know.
+        /// The member that served the run and whose process has ended, to be reported to the next server.
         ended: Option<Host>,
     },
 }
 
-/// The call by which a member goes on with its session, and what there is until it is answered.
+/// A resume call, and what is kept until it is answered.
 struct Resuming {
     id: u64,
-    /// The member that the server belongs to, if it does.
+    /// The member that the server belongs to, if it belongs to one.
     host: Option<Host>,
-    /// The former connection, which the server is not to see closed before: it would take the member for dead.
+    /// The former connection. It must not be closed yet: the server would take the member for dead.
     former: Option<FrameStream>,
     ended: Option<Host>,
 }
 
-/// What the task wakes for.
+/// What wakes the task.
 enum Turn {
     Arrival(Option<Result<Frame, ReadError>>),
     Found(Found),
@@ -71,16 +72,16 @@ enum Turn {
 
 /// Why the task ends.
 enum End {
-    /// There is no handle any more.
+    /// The last handle was dropped.
     Dropped,
-    /// The server has ended, and nobody can take over.
+    /// The server has ended, and no other can take over.
     Ended(String),
-    /// The member has left, or the server does not go on with it: what is still asked gets this.
+    /// The member has left, or the server refuses to resume it: unanswered calls get this text.
     Over(String),
 }
 
 impl Carrier {
-    /// On a connection that the server has opened for this client.
+    /// On a connection that the server has accepted for this client.
     pub(super) fn new<S>(
         stream: S,
         address: String,
@@ -107,13 +108,13 @@ impl Carrier {
         carrier
     }
 
-    /// Says who it is, where no handshake has.
+    /// Sends the session, if no handshake has done so.
     pub(super) fn open(self, session: u64) -> Self {
         self.send(Frame::Open { session });
         self
     }
 
-    /// Until the last handle is gone.
+    /// Runs until the last handle is dropped.
     pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
         let mut beat = interval(self.silence.awake.interval);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -160,8 +161,8 @@ impl Carrier {
         };
         self.unreachable(&detail, true);
         self.calls.refuse_all(lost);
-        // The socket stays open while anyone may still use this rank's memory: that it closes is what tells the server
-        // that this incarnation is gone.
+        // The socket stays open while anyone may still use this rank's memory: its closing tells the server that this
+        // incarnation is gone.
         while let Some(command) = commands.recv().await {
             match command {
                 Command::Call { op, reply, .. } => drop(reply.send(Err(lost(&op)))),
@@ -181,7 +182,8 @@ impl Carrier {
             }
         };
         tokio::select! {
-            // What has come counts before time does: an answer or a sign of life that waits here was given in time.
+            // Handle what has arrived before timers: an answer or a sign of life that is already here was given in
+            // time.
             biased;
             turn = arrival => turn,
             command = commands.recv() => Turn::Command(command),
@@ -194,8 +196,8 @@ impl Carrier {
         let resuming = matches!(&self.link, Link::Up { resuming: Some(_), .. });
         match frame {
             Frame::Answer { id, result } => return self.answered(id, result),
-            // What has happened before may have been told by the former connection, and not have come. Once the server has answered
-            // it tells that first, and then asks again.
+            // This may have been sent over the former connection and got lost. Once the server has answered the resume,
+            // it repeats this first and then asks again.
             Frame::Ask { .. } | Frame::Settled { .. } if resuming => {}
             Frame::Changed { view } => self.told.show(View::clone(&view)),
             Frame::Ask { ask } => {
@@ -238,7 +240,7 @@ impl Carrier {
         None
     }
 
-    /// The server does not lead the run any more.
+    /// The server no longer leads the run.
     fn referred(&mut self, leader: Option<String>) -> Option<End> {
         if let Some(leader) = leader {
             if let Some(ways) = &mut self.ways {
@@ -256,7 +258,7 @@ impl Carrier {
         {
             drop(former);
             if let Err(error) = result {
-                // One that has asked to leave, and lost the answer with the server that gave it, has left.
+                // A member that has asked to leave, and whose answer was lost with the server, has left.
                 let asked = self.left.take().map(|(reply, _)| reply).or_else(|| self.calls.take_leave());
                 return Some(match asked {
                     Some(reply) => self.leave(reply),
@@ -303,7 +305,7 @@ impl Carrier {
         None
     }
 
-    /// Lost where there is no connection: the server asks again when there is.
+    /// Lost if there is no connection: the server asks again once there is one.
     fn tell(&mut self, notice: Notice) -> Option<End> {
         self.sent(Frame::Notice { notice })
     }
@@ -312,7 +314,7 @@ impl Carrier {
         if self.send(frame) { None } else { self.lost("it does not take what is sent".to_owned()) }
     }
 
-    /// Whether it is on its way, or will be.
+    /// Whether it has been sent or will be.
     fn send(&self, frame: Frame) -> bool {
         match &self.link {
             Link::Up { connection, .. } => connection.send(frame),
@@ -330,7 +332,7 @@ impl Carrier {
         self.sent(Frame::Ping { received: self.calls.received() })
     }
 
-    /// The connection is lost: there may be another.
+    /// The connection is lost: another may follow.
     fn lost(&mut self, detail: String) -> Option<End> {
         self.lost_by(detail, false)
     }
@@ -352,19 +354,19 @@ impl Carrier {
         None
     }
 
-    /// The server goes on with this client.
+    /// The server serves this client.
     fn reached(&self, host: Option<Host>) {
         let address = host.as_ref().map_or_else(|| self.address.clone(), |host| host.address.clone());
         self.told.reached(host, &address);
     }
 
-    /// There is no connection. `is_final`: nor will there be.
+    /// There is no connection. `is_final`: and there will be none.
     fn unreachable(&self, detail: &str, is_final: bool) {
         let host = self.host();
         self.told.unreachable(host.as_ref().map_or(&self.address, |host| &host.address), detail, is_final);
     }
 
-    /// The member that the server belongs to, if it does: of this connection, or of the last one.
+    /// The member that the server of this connection, or of the last one, belongs to, if it belongs to one.
     fn host(&self) -> Option<Host> {
         match &self.link {
             Link::Up { resuming: Some(resuming), .. } => resuming.host.clone(),
@@ -381,7 +383,7 @@ impl Carrier {
         }
     }
 
-    /// Goes on by a new connection: what has not been answered is asked again, in the same order.
+    /// Resumes over a new connection: unanswered calls are sent again, in the same order.
     fn resume(&mut self, Open { stream, host }: Open) {
         let (former, ended) = match std::mem::replace(&mut self.link, Link::nowhere()) {
             Link::Down { former, ended, .. } => (former, ended),
@@ -407,7 +409,7 @@ impl Carrier {
         self.link = Link::Up { connection, resuming };
     }
 
-    /// The server needs this member no more.
+    /// The server no longer needs this member.
     fn leave(&mut self, reply: Answer<Reply>) -> End {
         const DETAIL: &str = "this member has left";
         self.link = Link::nowhere();
@@ -416,7 +418,7 @@ impl Carrier {
         End::Over(DETAIL.to_owned())
     }
 
-    /// Ends what has waited for too long.
+    /// Ends what has timed out.
     fn expire(&mut self) -> Option<End> {
         if let Some((reply, _)) = self.left.take_if(|(_, until)| *until <= Instant::now()) {
             return Some(self.leave(reply));
@@ -438,13 +440,13 @@ impl Carrier {
 }
 
 impl Link {
-    /// While another takes its place, or after the last.
+    /// The state between two connections, or after the last.
     fn nowhere() -> Self {
         Self::Down { detail: String::new(), search: Search::none(), former: None, ended: None }
     }
 }
 
-/// Of the members that serve the run half or more cannot be reached, `missing`.
+/// The error when `missing`, half or more of the members that serve the run, cannot be reached.
 fn no_quorum(op: &str, missing: Mask) -> BootstrapError {
     let reason = "they hold half or more of the servers that keep the run's log; operations go on under the last membership, changes once enough of them answer again";
     BootstrapError::NoQuorum { op: op.to_owned(), missing: Box::new(missing), reason: reason.to_owned() }

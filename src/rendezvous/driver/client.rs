@@ -22,26 +22,26 @@ use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Host, Notice, Reply, Request, View};
 use crate::waking::shielded;
 
-/// Where the server is, and what it takes to talk to it.
+/// Where the server is, and what is needed to connect with it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClientOptions {
-    /// `host:port` of the server; several, between commas, where any of them may serve the run or know who does.
+    /// `host:port` of the server; several, separated by commas, if each of them may serve the run or know who does.
     pub address: String,
     /// The run that it serves.
     pub run_id: String,
-    /// The secret of the run; needed off loopback.
+    /// The secret of the run; required unless all traffic is on loopback.
     pub token: Option<Token>,
-    /// How long to try until somebody accepts.
+    /// How long to try until a server accepts.
     pub deadline: Duration,
-    /// Signs of life and the handshake.
+    /// Heartbeats and the handshake.
     pub heartbeat: Heartbeat,
 }
 
 setters!(ClientOptions { token: Option<Token>, deadline: Duration, heartbeat: Heartbeat });
 
 impl ClientOptions {
-    /// The server at `address`, of the run `run_id`: no token, 30 s, the heartbeat of [`Heartbeat::default`].
+    /// The server at `address` for the run `run_id`: no token, 30 s, the heartbeat of [`Heartbeat::default`].
     pub fn new(address: impl Into<String>, run_id: impl Into<String>) -> Self {
         Self {
             address: address.into(),
@@ -53,8 +53,8 @@ impl ClientOptions {
     }
 }
 
-/// A connection to the server. Clones share it; it closes when the last one is gone, which never waits. While it is broken calls
-/// wait, each until its deadline: another one goes on where it was.
+/// A connection to the server. Clones share it; it closes when the last one is dropped, which never waits. While it is
+/// broken, calls wait, each until its deadline, and continue over the next connection.
 ///
 /// `Send` and `Sync`; its futures need no particular runtime.
 #[derive(Clone, Debug)]
@@ -68,10 +68,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects, trying until the deadline, and shows the token.
+    /// Connects, retrying until the deadline, and proves knowledge of the token.
     ///
-    /// Errors: [`BootstrapError::TokenRequired`], and what the handshake gives: `WrongToken`, `WrongVersion`, `Garbage`; once
-    /// the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` where somebody accepted and said nothing.
+    /// Errors: [`BootstrapError::TokenRequired`], and those of the handshake: `WrongToken`, `WrongVersion`, `Garbage`;
+    /// once the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` if somebody accepted and said
+    /// nothing.
     pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
         Self::connect_as(options, None).await
     }
@@ -96,7 +97,7 @@ impl Client {
             let mut connected = connected;
             let credentials = Credentials { run_id, token, session, heartbeat };
             let silent = Silent::default();
-            // Nobody waits for the outcome any more when the caller dropped its future.
+            // If the caller dropped its future, nobody waits for the result any more.
             let stream = tokio::select! {
                 stream = dial(&addresses, &credentials, deadline, &silent) => stream,
                 () = connected.closed() => return,
@@ -141,27 +142,27 @@ impl Client {
         (Self { address: address.to_owned(), commands, view, local: None, contact, servers }, task)
     }
 
-    /// The membership as the server last showed it.
+    /// The membership as the server last reported it.
     pub fn watch(&self) -> watch::Receiver<View> {
         self.view.clone()
     }
 
-    /// This side's address of the first connection, if it is one by TCP.
+    /// This side's address of the first connection, if that is a TCP connection.
     pub(crate) fn local(&self) -> Option<IpAddr> {
         self.local
     }
 
-    /// The member whose server serves this client, if it is one's; none while there is no connection.
+    /// The member whose server serves this client, if it belongs to one; none while there is no connection.
     pub(crate) fn host(&self) -> Option<Host> {
         self.contact.borrow().host().cloned()
     }
 
-    /// How it stands with the server.
+    /// The state of the connection with the server.
     pub(crate) fn contact(&self) -> Contact {
         self.contact.borrow().clone()
     }
 
-    /// Where the run is served, or can be.
+    /// Addresses of the servers that serve the run or can take over.
     pub(crate) fn servers(&self) -> Vec<String> {
         self.servers.borrow().clone()
     }
@@ -171,7 +172,7 @@ impl Client {
         &self.address
     }
 
-    /// Asks and waits for the answer, at most a little longer than `deadline`.
+    /// Sends a request and waits for the answer, a little longer than `deadline` at most.
     pub(crate) async fn call(
         &self,
         op: &str,
@@ -183,7 +184,7 @@ impl Client {
         self.command(op, call).await
     }
 
-    /// Waits until the [`Attendant`] knows of other news than those it has counted as `seen`.
+    /// Waits until the news counter of the [`Attendant`] differs from `seen`.
     ///
     /// Errors: [`BootstrapError::Timeout`] once the deadline has passed.
     pub(crate) async fn news(&self, op: &str, seen: u64, deadline: Duration) -> Result<(), BootstrapError> {
@@ -192,7 +193,7 @@ impl Client {
         self.command(op, wait).await
     }
 
-    /// Says what needs no answer. Lost if the server is.
+    /// Sends what needs no answer. It is lost if the server is lost.
     pub(crate) async fn tell(&self, notice: Notice) {
         let _ = shielded(self.commands.send(Command::Tell(notice))).await;
     }
@@ -218,7 +219,8 @@ mod tests {
     use super::*;
     use crate::rendezvous::wire::Frame;
 
-    /// The clock stands still but for the sleep, in which only the tasks of the client run, not the client itself.
+    /// The clock stands still except during the sleep, in which only the tasks of the client run, not the client
+    /// itself.
     #[tokio::test(start_paused = true)]
     async fn an_answer_that_came_counts_though_this_side_was_too_busy_to_look() {
         let answer = BootstrapError::OutOfOrder { op: "test".to_owned(), reason: "told".to_owned() };
@@ -246,7 +248,8 @@ mod tests {
         }
     }
 
-    /// The clock jumps for this process as it does while it is stopped: pings go unsent, and answers to them unread.
+    /// The clock jumps, as it does for a process that was stopped: pings have not been sent, and their answers not been
+    /// read.
     #[tokio::test(start_paused = true)]
     async fn a_pause_of_ones_own_is_no_silence_of_the_server() {
         let heartbeat = Heartbeat::default();
@@ -274,7 +277,7 @@ mod tests {
         assert_eq!(timeout(Duration::from_secs(120), both).await, Ok(Ok(Reply::Done {})));
     }
 
-    /// Yet a server that says nothing is lost after a lease.
+    /// A server that says nothing is nevertheless lost after a lease.
     #[tokio::test(start_paused = true)]
     async fn a_server_that_falls_silent_is_lost_after_a_lease() {
         let heartbeat = Heartbeat::default();
@@ -289,7 +292,7 @@ mod tests {
         assert!(began.elapsed() <= heartbeat.lease + 2 * heartbeat.interval, "{:?}", began.elapsed());
     }
 
-    /// The id of the first call that comes.
+    /// The id of the first call received.
     async fn asked(far: &mut (impl AsyncRead + Unpin)) -> u64 {
         loop {
             if let Frame::Call { id, .. } = read_frame(far, OPEN_LIMIT).await.unwrap() {

@@ -1,4 +1,4 @@
-//! One connection: frames in and out of a byte stream, and the handshake that opens it.
+//! One connection: frames over a byte stream, and the handshake that opens it.
 
 use std::io;
 use std::time::Duration;
@@ -16,15 +16,15 @@ use crate::rendezvous::wire::{
     WireError, body_length, decode, encode,
 };
 
-/// Why no frame came.
+/// Why no frame arrived.
 #[derive(Debug)]
 pub(super) enum ReadError {
-    /// The peer's kernel closed the connection: by its program's will, or because the process ended.
+    /// The peer's kernel closed the connection, either at its program's request or because the process ended.
     ClosedByPeer,
     /// The peer's kernel does not know the connection: its process ended with bytes unread, or it gave the connection
     /// up during a partition.
     Reset,
-    /// The connection broke on the way, which says nothing about the peer.
+    /// The connection failed on the network, which says nothing about the peer.
     Broken(io::Error),
     Wire(WireError),
 }
@@ -40,7 +40,7 @@ impl From<io::Error> for ReadError {
 }
 
 impl ReadError {
-    /// The error for an operation that met it on a connection to `peer`.
+    /// The error for an operation on a connection to `peer` that failed like this.
     pub(super) fn explain(self, op: &str, peer: &str) -> BootstrapError {
         let op = op.to_owned();
         match self {
@@ -62,7 +62,8 @@ impl ReadError {
     }
 }
 
-/// Reads one frame of at most `limit` body bytes. Memory grows with the bytes that come, not with those announced.
+/// Reads one frame of at most `limit` body bytes. Memory grows with the bytes that arrive, not with the announced
+/// length.
 pub(super) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     limit: usize,
@@ -79,7 +80,7 @@ pub(super) async fn read_frame(
     decode(&bytes).map_err(ReadError::Wire)
 }
 
-/// Writes one frame. An answer past the frame limit becomes an error of its call.
+/// Writes one frame. An answer beyond the frame limit becomes an error of its call.
 pub(super) async fn write_frame(stream: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::Result<()> {
     let bytes = match (encode(frame), frame) {
         (Err(WireError::TooLong { bytes, limit }), Frame::Answer { id, .. }) => {
@@ -99,7 +100,7 @@ pub(super) fn too_long(op: &str, bytes: usize, limit: usize) -> BootstrapError {
     BootstrapError::Limit { op: op.to_owned(), field, value: bytes as u64, limit: limit as u64 }
 }
 
-/// 32 bytes of the operating system's randomness; with fewer than 32 asked for, their beginning.
+/// `N` random bytes from the operating system.
 pub(crate) fn random<const N: usize>(op: &str) -> Result<[u8; N], BootstrapError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes)
@@ -139,7 +140,8 @@ pub(super) async fn greet(
     timeout(deadline, talk).await.unwrap_or(Err(silent))
 }
 
-/// The server's side, until `out_of_patience`. What it refuses is told to the client, as far as that can be understood.
+/// The server's side of the handshake, until `out_of_patience`. The client is told why it is refused, as far as it can
+/// understand that.
 pub(super) async fn receive_guest(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     peer: &str,
@@ -174,7 +176,7 @@ pub(super) async fn receive_guest(
         }
     };
     if let Err(error) = &result {
-        // A peer that does not read gets no second deadline.
+        // A peer that does not read gets no additional time.
         let refusal = Frame::Refused { error: error.clone() };
         let _ = timeout(Duration::from_millis(100), write_frame(stream, &refusal)).await;
     }
@@ -198,7 +200,7 @@ async fn receive(
     read_frame(stream, MAX_HANDSHAKE_BYTES).await.map_err(|error| error.explain(op, peer))
 }
 
-/// A refusal passes on the reason; anything else has no place in a handshake.
+/// The reason of a refusal; any other frame is an error in a handshake.
 fn unexpected(op: &str, peer: &str, frame: Frame) -> BootstrapError {
     match frame {
         Frame::Refused { error } => error,
@@ -212,6 +214,6 @@ fn unexpected(op: &str, peer: &str, frame: Frame) -> BootstrapError {
 
 /// Most body bytes once the handshake is over.
 pub(super) const OPEN_LIMIT: usize = MAX_BODY_BYTES;
-/// The same between servers.
+/// The same limit between servers.
 #[cfg(feature = "succession")]
 pub(super) const PEER_LIMIT: usize = MAX_PEER_BYTES;

@@ -1,25 +1,26 @@
-//! How a client stands with the server of its run.
+//! The state of a client's connection with the server of its run.
 
 use std::time::Instant;
 
 use crate::rendezvous::wire::Host;
 
-/// Whom a client is connected with, or since when with nobody.
+/// Which server a client is connected with, or since when it has none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Contact {
-    /// The member that serves the run, or served it last; `None` where a server by itself does.
+    /// The member that serves the run, or served it last; `None` if a separate server does.
     pub(super) server: Option<Host>,
     pub(crate) outage: Option<Outage>,
 }
 
 impl Contact {
-    /// The member that serves the run, if one does; none during an outage.
+    /// The member that serves the run, if a member does; none during an outage.
     pub(crate) fn host(&self) -> Option<&Host> {
         self.server.as_ref().filter(|_| self.outage.is_none())
     }
 }
 
-/// The server of the run cannot be reached. Operations go on; changes of the membership wait until it can be again.
+/// The server of the run cannot be reached. Operations continue; changes of the membership wait until it can be reached
+/// again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outage {
@@ -27,7 +28,7 @@ pub struct Outage {
     pub since: Instant,
     /// How that was noticed.
     pub detail: String,
-    /// Nobody looks for a server any more: the run has ended, or goes on without this member.
+    /// No more attempts are made to reach a server: the run has ended, or continues without this member.
     pub is_final: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Finding the server: a client knows addresses, and one of them serves it or refers it to another.
+//! Finding the server: a client knows addresses; one of them serves it or refers it to another.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::rendezvous::auth::require;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Frame, Host};
 
-/// What it takes to be let in.
+/// What is needed to be accepted.
 #[derive(Clone, Debug)]
 pub(super) struct Credentials {
     pub(super) run_id: String,
@@ -28,11 +28,11 @@ pub(super) struct Credentials {
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) stream: TcpStream,
-    /// The member that the server belongs to, if it does.
+    /// The member that the server belongs to, if it belongs to one.
     pub(super) host: Option<Host>,
 }
 
-/// Servers that did not answer when they were last asked, by address.
+/// Servers that did not answer the last time, by address.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Silent(Arc<Mutex<BTreeSet<String>>>);
 
@@ -55,27 +55,27 @@ impl Silent {
     }
 }
 
-/// How long a connection may take to be made: long enough for one packet that is lost. Left alone the kernel asks ever more rarely
-/// and for minutes, also where the network has come back meanwhile.
+/// How long it may take to establish a connection: enough for one lost packet. Without a limit the kernel would retry
+/// ever more rarely, for minutes, even if the network works again.
 const CONNECT: Duration = Duration::from_secs(2);
-/// Longest pause between two tries.
+/// Longest pause between two attempts.
 const MAX_PAUSE: Duration = Duration::from_millis(500);
-/// The same where a server of the run answers that another one leads it, which then cannot be had: elections are short.
+/// The same while a server of the run refers to a leader that cannot be reached: elections are short.
 const MAX_PAUSE_OF_ELECTION: Duration = Duration::from_millis(100);
 const OP: &str = "connect to the rendezvous";
 
-/// What came of one try.
+/// The result of one attempt.
 enum Try {
     /// This server serves the client.
     Open(Open),
-    /// Another one does, here if known.
+    /// Another server serves it, at this address if known.
     Refer(Option<String>),
-    /// Nobody is there, for now.
+    /// No server is there at the moment.
     Failed(BootstrapError),
 }
 
-/// Tries all addresses at once until one serves this client, or the deadline: servers start later than their clients, restart,
-/// are stopped, and may be busy with strangers; another member may lead by now.
+/// Tries all addresses at once until one serves this client, or until the deadline: servers start later than their
+/// clients, restart, are stopped, and may be busy with strangers; another member may have become the leader.
 pub(super) async fn dial(
     addresses: &[String],
     credentials: &Credentials,
@@ -103,7 +103,7 @@ fn nobody(address: &str, deadline: Duration, detail: &str) -> BootstrapError {
     BootstrapError::Unreachable { op, address, deadline, detail }
 }
 
-/// Tries one address, and those that it refers to.
+/// Tries one address, and those it refers to.
 async fn seek(
     address: &str,
     credentials: &Credentials,
@@ -137,7 +137,7 @@ async fn seek(
     }
 }
 
-/// Errors: what no other try would change.
+/// Errors: those that another attempt would not change.
 async fn attempt(
     address: &str,
     credentials: &Credentials,
@@ -164,9 +164,9 @@ async fn attempt(
         Ok(Ok(Frame::Refer { leader })) => Ok(Try::Refer(leader)),
         Ok(Ok(Frame::Refused { error })) => Err(error),
         Ok(Ok(_)) => unreachable("it sent a frame that has no place there".to_owned()),
-        // A server that is going down, or coming up.
+        // A server that is shutting down or starting.
         Ok(Err(BootstrapError::ServerLost { detail, .. })) => unreachable(detail),
-        // One that has others to wait for.
+        // A server that is waiting for others.
         Ok(Err(silent @ BootstrapError::SilentPeer { .. })) => Ok(Try::Failed(silent)),
         Ok(Err(error)) => Err(error),
         Err(_) => {
@@ -176,7 +176,7 @@ async fn attempt(
     }
 }
 
-/// A connection to the first address of the name that takes one, or why there is none.
+/// A connection to the first address of the name that accepts, or why there is none.
 async fn connect(address: &str, token: Option<&Token>) -> Result<Result<TcpStream, String>, BootstrapError> {
     let mut detail = "the name has no address".to_owned();
     let candidates = match tokio::net::lookup_host(address).await {
@@ -205,18 +205,19 @@ async fn open(stream: &mut TcpStream, session: u64) -> Result<Frame, BootstrapEr
     read_frame(stream, OPEN_LIMIT).await.map_err(|error| error.explain(OP, ""))
 }
 
-/// Whether nobody listens there any more, as the kernel of that host says. It closes what a process had open one after the other:
-/// where connections have closed the listening socket may still take one, and then resets that.
+/// Whether nobody listens there any more, according to the kernel of that host. When a process ends, its kernel closes
+/// the open sockets one after the other: if connections have been closed, the listening socket may still accept a new
+/// one, and that one is then reset.
 pub(super) async fn is_refused(address: &str) -> bool {
     const PATIENCE: Duration = Duration::from_secs(1);
-    /// In which a process that has begun to end has ended, most likely.
+    /// Long enough that a process that has begun to end has most likely ended.
     const ENDING: Duration = Duration::from_millis(100);
     let refused = |error: &std::io::Error| error.kind() == std::io::ErrorKind::ConnectionRefused;
     let began = Instant::now();
     loop {
         match timeout(PATIENCE, TcpStream::connect(address)).await {
             Ok(Ok(stream)) if began.elapsed() < ENDING => {
-                // Until the other side ends it, or is seen to live on.
+                // Until the other side ends it, or proves to be alive.
                 let _ = timeout(ENDING / 10, stream.readable()).await;
             }
             Ok(Err(error)) => return refused(&error),

@@ -1,4 +1,4 @@
-//! How connections reach the hub: what comes in by them, what goes out, and how they end.
+//! How connections reach the hub: what arrives over them, what is sent, and how they end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,16 +24,16 @@ use crate::rendezvous::log::Log;
 use crate::rendezvous::machine::{Call, Event, SessionId};
 use crate::rendezvous::wire::Frame;
 
-/// Lets connections in.
+/// Accepts connections.
 #[derive(Clone)]
 pub(crate) struct Door {
     pub(super) events: mpsc::Sender<News>,
-    /// Kept by the hub.
+    /// Updated by the hub.
     pub(super) joined: Arc<watch::Sender<Joined>>,
-    /// Connections that there ever were: the source of their numbers.
+    /// Number of connections so far, from which they get their numbers.
     counted: Arc<AtomicU64>,
     slots: Arc<Semaphore>,
-    most: usize, // of them
+    most: usize, // most connections
     lease: Duration,
     handshake: Duration,
     service: watch::Receiver<Service>,
@@ -63,7 +63,7 @@ impl Door {
         }
     }
 
-    /// Waits until all that the machine has said so far is written or cannot be, at most a lease.
+    /// Waits until all that the machine has said so far is written, or cannot be written any more; at most a lease.
     pub(super) async fn flushed(&self) {
         let (mark, mut marks) = mpsc::channel(1);
         let gone = async {
@@ -73,7 +73,7 @@ impl Door {
         let _ = timeout(self.lease, gone).await;
     }
 
-    /// Serves one connection, past the handshake, until it closes.
+    /// Serves one connection after the handshake until it closes.
     pub(crate) async fn attend<S>(self, mut stream: S, same_host: bool)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -116,7 +116,7 @@ impl Door {
                     },
                 };
                 if write_frame(&mut writer, &frame).await.is_err() {
-                    // The reader learns why.
+                    // The reader finds out why.
                     std::future::pending::<()>().await;
                 }
             }
@@ -131,8 +131,9 @@ impl Door {
         let _ = self.events.send(News::Closed { session, link, by_peer }).await;
     }
 
-    /// Learns who the client is; gives its session and the first frame that it sends after the answer. A client that has tried
-    /// several ways to the run sends nothing by those that it does not take, and that it closes them says nothing.
+    /// Finds out who the client is; returns its session and the first frame that it sends after the answer. A client
+    /// that has tried several addresses sends nothing over the connections that it does not use, and their closing
+    /// means nothing.
     async fn open<S>(&self, stream: &mut S) -> Option<Guest>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -155,7 +156,7 @@ impl Door {
         Some(Guest::Client { session, first })
     }
 
-    /// Who serves the run. While nobody does a guest waits a while instead of coming again and again.
+    /// Who serves the run. While nobody does, a guest waits a while instead of reconnecting again and again.
     async fn known_service(&self) -> Service {
         let mut service = self.service.clone();
         let known = service.wait_for(|service| *service != Service::Refers { leader: None });
@@ -163,7 +164,7 @@ impl Door {
         self.service.borrow().clone()
     }
 
-    /// Takes frames in until none come any more; whether the peer's process can be taken for ended.
+    /// Receives frames until the connection ends; returns whether the peer's process can be considered ended.
     async fn listen<R>(
         &self,
         (session, link): (SessionId, Link),
@@ -198,8 +199,9 @@ impl Door {
                 }
                 Ok(_) | Err(ReadError::Wire(_) | ReadError::Broken(_)) => return false,
                 Err(ReadError::ClosedByPeer) => return true,
-                // After a partition the other kernel resets a connection that it gave up while the process lives on.
-                // On this host there are no partitions, and one just heard is on this side of any.
+                // After a partition the other kernel resets a connection that it gave up, although the process lives
+                // on. That is excluded on the same host, which has no partitions, and if the peer was heard a moment
+                // ago, because no partition came between.
                 Err(ReadError::Reset) => return same_host || last_heard.elapsed() < self.lease,
             };
             if self.events.send(news).await.is_err() {
@@ -211,7 +213,7 @@ impl Door {
     }
 }
 
-/// Who has come.
+/// What kind of peer has connected.
 #[cfg_attr(feature = "succession", expect(clippy::large_enum_variant, reason = "nearly all are clients"))]
 enum Guest {
     Client {
@@ -236,7 +238,7 @@ async fn answer<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, log: Log) {
     }
 }
 
-/// Says that there are `most` connections already, and closes this one once the peer has read it.
+/// Reports that there are `most` connections already, and closes this one once the peer has read it.
 async fn refuse<S: AsyncRead + AsyncWrite>(stream: S, most: usize) {
     let (op, field) = ("accept a member".to_owned(), "connections past the handshake".to_owned());
     let (value, limit) = (most as u64 + 1, most as u64);
@@ -249,14 +251,14 @@ async fn refuse<S: AsyncRead + AsyncWrite>(stream: S, most: usize) {
     let _ = timeout(LINGER, told).await;
 }
 
-/// Ends a connection from this side, without a bound. Closed with bytes unread, a socket throws away what it has not sent yet:
-/// the peer closes first.
+/// Ends a connection from this side, without a time limit. A socket that is closed with unread bytes discards what it
+/// has not sent yet, so the peer must close first.
 async fn close(reader: &mut (impl AsyncRead + Unpin), writer: &mut (impl AsyncWrite + Unpin)) {
     let _ = writer.shutdown().await;
     let _ = tokio::io::copy(reader, &mut tokio::io::sink()).await;
 }
 
-/// Frames that wait to be written to one connection; a peer that lets more pile up is cut off.
+/// Frames that wait to be written to one connection; a peer that lets more accumulate is disconnected.
 const MAX_QUEUED: usize = 1024;
 /// How long a connection that this side ends may take to deliver what was sent.
 const LINGER: Duration = Duration::from_secs(1);

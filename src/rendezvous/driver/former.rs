@@ -1,14 +1,17 @@
-//! For how long a server has heard nothing of the one that leads, or led before it.
+//! For how long a server has heard nothing from the server that leads, or that led before it.
 //!
-//! A new leader gives everyone a full lease, as nobody else has heard of the clients of the former one. With the member that the former
-//! one belonged to it is another matter: every server that may take over listens to that one all the time, since it has to let itself
-//! be heard several times in each second. So its lease does not begin anew: that silence counts. It is
+//! A new leader grants every client a full lease, because nobody else has heard the clients of the former leader. The
+//! member of the former leader is an exception: every server that may take over has been listening to that leader all
+//! the time, since a leader must be heard several times per second. So the lease of that member does not start anew:
+//! the silence so far counts. This silence
 //!
-//! * of that member alone: its server is the same process, which when it runs can no more be silent than its member;
-//! * what this server has not heard itself, in the time in which this process ran, as with any lease;
-//! * over with anything that comes from that server, be it an answer; and it counts for nothing if it has resigned or votes no more.
+//! * concerns that member alone: its server runs in the same process, so it cannot be silent while its member is
+//!   running;
+//! * is what this server itself has observed, counting only the time in which this process ran, as with any lease;
+//! * ends with anything that arrives from that server, even an answer;
+//! * does not count if that server has resigned or no longer votes.
 //!
-//! As any lease it makes a member no more than suspect, and who comes back is one no more.
+//! As with any lease, its end only makes a member suspect, and a member that comes back no longer is.
 
 use std::time::Duration;
 
@@ -16,7 +19,7 @@ use tokio::time::Instant;
 
 use crate::rendezvous::machine::SessionId;
 
-/// Times but for the instant of the last sign are those of the machine.
+/// All times are the machine's, except the instant of the last sign of life.
 #[derive(Default)]
 pub(super) struct Former {
     heard: Option<(SessionId, Instant)>,
@@ -25,7 +28,8 @@ pub(super) struct Former {
 }
 
 impl Former {
-    /// To be told often, as this process may be stopped: whose server leads or did last, and when it was heard last.
+    /// To be called often, because this process may be stopped: whose server leads or led last, and when it was heard
+    /// last.
     pub(super) fn look(&mut self, now: Duration, heard: Option<(SessionId, Instant)>) {
         if self.heard != heard {
             let ago = heard.map_or(Duration::ZERO, |(_, at)| at.elapsed());
@@ -34,7 +38,7 @@ impl Former {
         (self.heard, self.looked) = (heard, now);
     }
 
-    /// For how long it has been silent.
+    /// Whose server has been silent, and for how long.
     pub(super) fn silent(&self) -> Option<(SessionId, Duration)> {
         self.heard.map(|(session, _)| (session, self.looked.saturating_sub(self.since)))
     }
@@ -62,14 +66,14 @@ mod tests {
         assert_eq!(former.silent(), None);
     }
 
-    /// What came meanwhile is still to be read.
+    /// What arrived meanwhile has not been read yet.
     #[tokio::test(start_paused = true)]
     async fn time_in_which_this_process_was_stopped_is_no_silence() {
         let (mut former, began) = (Former::default(), Instant::now());
         tokio::time::advance(100 * MS).await;
         former.look(100 * MS, Some((7, began)));
         former.look(200 * MS, Some((7, began + 100 * MS)));
-        // The machine's time goes on by 150 ms, that of others by a minute.
+        // The machine's time advances by 150 ms, that of others by a minute.
         tokio::time::advance(60_000 * MS).await;
         former.look(350 * MS, Some((7, began + 190 * MS)));
         assert_eq!(former.silent(), Some((7, 150 * MS)));

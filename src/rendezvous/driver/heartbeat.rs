@@ -1,4 +1,4 @@
-//! Signs of life, and how long a side goes without them.
+//! Signs of life, and how long a side waits for one.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::names::setters;
 
-/// How often and how long the two sides of a connection listen for each other.
+/// How often the two sides of a connection send signs of life, and how long they wait for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Heartbeat {
@@ -14,7 +14,7 @@ pub struct Heartbeat {
     pub interval: Duration,
     /// Silence after which the other side is suspect.
     pub lease: Duration,
-    /// Time that a new connection has to show who it is.
+    /// Time that a new connection has to complete the handshake.
     pub handshake: Duration,
 }
 
@@ -28,7 +28,7 @@ impl Default for Heartbeat {
     }
 }
 
-/// How long the other side has been silent while this process ran.
+/// How long the other side has been silent, counting only time in which this process ran.
 pub(super) struct Silence {
     pub(super) awake: Awake,
     lease: Duration,
@@ -45,15 +45,16 @@ impl Silence {
         self.heard_nothing = Duration::ZERO;
     }
 
-    /// At each beat: whether the silence has lasted for a lease.
+    /// To be called at each heartbeat: whether the silence has lasted for a lease.
     pub(super) fn lasts(&mut self) -> bool {
         self.heard_nothing += self.awake.passed();
         self.heard_nothing >= self.lease
     }
 }
 
-/// Time in which this process ran. While it was stopped signs of life came that are still to be read, so nobody is taken for
-/// silent because of that: who looks at least once in an interval counts no look for much more than one.
+/// Time in which this process ran. While it was stopped, signs of life arrived that have not been read yet, so nobody
+/// may be considered silent because of that time. A caller that asks at least once per interval gets hardly more than
+/// one interval per call.
 pub(super) struct Awake {
     pub(super) interval: Duration,
     pub(super) looked: Instant,
@@ -64,7 +65,7 @@ impl Awake {
         Self { interval: heartbeat.interval.max(Duration::from_millis(1)), looked: Instant::now() }
     }
 
-    /// Since the last look.
+    /// The time since the last call.
     pub(super) fn passed(&mut self) -> Duration {
         let passed = self.looked.elapsed().min(self.interval + self.interval / 2);
         self.looked = Instant::now();

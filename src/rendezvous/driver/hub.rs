@@ -1,4 +1,4 @@
-//! What a server does with its connections: feeds the machine what comes, carries out what it says.
+//! What a server does with its connections: it feeds the machine what arrives, and carries out what the machine says.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -27,7 +27,7 @@ use crate::rendezvous::leases::Leases;
 use crate::rendezvous::machine::{Action, Call, Event, Machine, SessionId};
 use crate::rendezvous::wire::{Frame, Host, Request};
 
-/// The task around the machine, and the way to it for connections.
+/// The task around the machine, and how connections reach it.
 pub(crate) struct Hub {
     pub(crate) door: Door,
     task: JoinSet<()>,
@@ -39,20 +39,21 @@ impl Hub {
         self.task.join_next().await;
     }
 
-    /// Starts the task for a server by itself; it ends when this is dropped.
+    /// Starts the task for a server that stands alone; it ends when this is dropped.
     pub(crate) fn alone(machine: Machine, options: &ServerOptions) -> Self {
         let (says, service) = watch::channel(Service::Serves { host: None });
         Self::start(Desk::new(Ledger::alone(machine), None, says, options.heartbeat), service, options)
     }
 
-    /// Starts the task for a server by itself that another process can go on from, by the file at `path`.
+    /// Starts the task for a server that stands alone but keeps its state in the file at `path`, from which another
+    /// process can continue.
     pub(crate) fn kept(path: &Path, fresh: Machine, options: &ServerOptions) -> Result<Self, BootstrapError> {
         let (says, service) = watch::channel(Service::Serves { host: None });
         let desk = Desk::new(Ledger::kept(path, fresh)?, None, says, options.heartbeat);
         Ok(Self::start(desk, service, options))
     }
 
-    /// Starts the task for one that shares the ledger with those of other members.
+    /// Starts the task for a server that shares the ledger with those of other members.
     #[cfg(feature = "succession")]
     pub(crate) fn shared(shared: Shared, host: Host, options: &ServerOptions) -> Self {
         let (says, service) = watch::channel(Service::Refers { leader: None });
@@ -72,12 +73,12 @@ impl Hub {
     }
 }
 
-/// In which most clients have found another server.
+/// Time within which most clients have found another server.
 const RETURN: Duration = Duration::from_millis(300);
-/// News that wait for the machine; connections wait when there are more.
+/// News that may wait for the machine; if there are more, connections wait.
 const MAX_NEWS: usize = 1024;
 
-/// The machine's time: that in which this process ran.
+/// The machine's time: time in which this process ran.
 struct Clock {
     awake: Awake,
     ran: Duration,
@@ -93,17 +94,17 @@ impl Clock {
         self.ran
     }
 
-    /// When to look again, if something is due at `deadline`.
+    /// When to look again if something is due at `deadline`.
     fn next_look(&self, deadline: Option<Duration>) -> Instant {
         let Awake { interval, looked } = self.awake;
         looked + deadline.map_or(interval, |deadline| deadline.saturating_sub(self.ran).min(interval))
     }
 }
 
-/// The task's state.
+/// The state of the task.
 struct Desk {
     ledger: Ledger,
-    /// The member that the server belongs to, if it does.
+    /// The member that the server belongs to, if it belongs to one.
     #[cfg_attr(
         not(feature = "succession"),
         expect(dead_code, reason = "a server by itself belongs to none")
@@ -115,24 +116,24 @@ struct Desk {
     #[cfg(feature = "succession")]
     former: Former,
     clients: HashMap<SessionId, Client>,
-    /// Those that can take over, where several can.
+    /// The servers that can take over, if several can.
     servers: Vec<Host>,
-    /// The servers of clients that have one.
+    /// The ids of the clients' servers, for clients that have one.
     listeners: HashMap<SessionId, u128>,
     joined: Arc<watch::Sender<Joined>>,
-    /// Members that have left, and are not to end before their servers vote no more.
+    /// Members that have left, and must not end before their servers have stopped voting.
     leaving: Vec<(Duration, u128, Client)>,
-    /// When to look whether members have ended that have not come.
+    /// When to check whether absent members have ended.
     verify: Option<Duration>,
-    /// Of members without a connection: those whose server does not listen any more have ended.
+    /// Searches for members without a connection: if its server does not listen any more, the member has ended.
     searches: JoinSet<Option<SessionId>>,
-    /// The server ends: whoever is connected is to see that, not that another one leads.
+    /// The server ends: connected clients must see that, and not that another one leads.
     ended: bool,
-    /// Told once this server leads no more.
+    /// Notified once this server no longer leads.
     successions: Vec<oneshot::Sender<bool>>,
 }
 
-/// A client that is connected.
+/// A connected client.
 struct Client {
     link: Link,
     outlet: Outlet,
@@ -168,8 +169,9 @@ impl Desk {
         desk
     }
 
-    /// All clients of the run have a lease to come, the one whose server led before what is left of it. Those that have ended meanwhile
-    /// do not: nobody has seen their connection close.
+    /// Grants all clients of the run a lease, and the one whose server led before the rest of its lease. Clients that
+    /// have ended meanwhile will not come, but nobody has seen their connections close: `verify` says when to look for
+    /// them.
     fn expect_all(&mut self, former: Option<(SessionId, Duration)>) {
         self.clock.ran = self.clock.ran.max(self.ledger.last());
         self.verify = Some(self.clock.ran + RETURN);
@@ -195,7 +197,7 @@ impl Desk {
                     }
                     turn => self.turn(turn),
                 },
-                // What has come counts before time does: a sign of life that waits here was given in time.
+                // Handle what has arrived before timers: a sign of life that is already here was given in time.
                 news = inbox.recv() => match news {
                     None => return,
                     Some(news) => self.take(news),
@@ -210,7 +212,7 @@ impl Desk {
         }
     }
 
-    /// Looks which members have ended of those that are absent and have servers.
+    /// Checks which of the absent members that have servers have ended.
     fn search(&mut self, absent: &BTreeSet<SessionId>) {
         for (session, address) in self.ledger.addresses() {
             if absent.contains(&session) {
@@ -270,7 +272,8 @@ impl Desk {
         }
     }
 
-    /// Lets those go that have left and whose servers vote no more, or that have waited for a lease. When the next is to go.
+    /// Releases members that have left and whose servers no longer vote, or that have waited for a lease. Returns when
+    /// the next one is due.
     fn release(&mut self) -> Option<Duration> {
         let (now, ledger) = (self.clock.ran, &self.ledger);
         self.leaving.retain(|(until, listener, _)| *until > now && ledger.votes(*listener));
@@ -312,7 +315,7 @@ impl Desk {
             News::Closed { session, link, by_peer } => {
                 self.joined.send_if_modified(|joined| joined.remove(&link).is_some());
                 if self.clients.get(&session).is_none_or(|client| client.link != link) {
-                    return; // one that the client has given up for another, or that this side has closed
+                    return; // a connection that the client has replaced by another, or that this side has closed
                 }
                 self.clients.remove(&session);
                 if by_peer {
@@ -333,13 +336,13 @@ impl Desk {
             }
             News::Flush(mark) => {
                 for client in self.clients.values() {
-                    // A queue that is full has its own end, at the next frame.
+                    // A full queue is dealt with at the next frame.
                     let _ = client.outlet.frames.try_send(Queued::Mark(mark.clone()));
                 }
             }
             News::End => {
                 self.ended = true;
-                // Where somebody goes on with the run it is enough that the connections close.
+                // If another server or process continues the run, closing the connections is enough.
                 if self.servers.len() > 1 || self.ledger.is_kept() {
                     return;
                 }
@@ -353,7 +356,7 @@ impl Desk {
         }
     }
 
-    /// A member, or one that asks to join, is behind this connection.
+    /// Notes that a member, or a client that asks to join, uses this connection.
     fn asked(&mut self, (session, link): (SessionId, Link), request: &Request) {
         let (rank, listener) = match request {
             Request::Join { join } => {
@@ -400,7 +403,7 @@ impl Desk {
         }
     }
 
-    /// Puts the newest view in front of what is said next, where it may still wait until there is nothing to say.
+    /// Sends the newest view before what is said next, if it was still held back until there is nothing else to say.
     fn show_before(&self, session: SessionId) {
         let Some(client) = self.clients.get(&session) else { return };
         if let Some(view) = client.outlet.view.send_replace(None) {
@@ -435,12 +438,12 @@ impl Desk {
                 return;
             }
         };
-        // Who is not connected asks again when it comes back.
+        // A client that is not connected asks again when it comes back.
         let Some(client) = self.clients.get(&session) else { return };
         match client.outlet.frames.try_send(Queued::Frame(frame)) {
-            // The connection has ended. Whether the peer closed it, and so is dead, stands in news that wait here.
+            // The connection has ended. Whether the peer closed it, and so is dead, is in news still waiting here.
             Ok(()) | Err(TrySendError::Closed(_)) => {}
-            // Whoever does not read is cut off, and has a lease to come back.
+            // A client that does not read is disconnected, and has a lease to come back.
             Err(TrySendError::Full(_)) => {
                 self.clients.remove(&session);
                 self.leases.broken(session);
@@ -464,7 +467,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
     const LEASE: Duration = Duration::from_secs(5);
 
-    /// For two ranks, and the tasks of its connections.
+    /// A hub for two ranks, and the tasks of its connections.
     fn hub() -> (Hub, JoinSet<()>) {
         let settings = Settings {
             run_id: String::new(),
@@ -492,7 +495,7 @@ mod tests {
         write_frame(stream, &Frame::Call { id, request }).await.unwrap();
     }
 
-    /// The answer to call `id`; the membership as it is shown meanwhile is left out.
+    /// The answer to call `id`; views of the membership in between are skipped.
     async fn answer(stream: &mut DuplexStream, id: u64) -> Reply {
         loop {
             match read_frame(stream, OPEN_LIMIT).await.unwrap() {
@@ -530,7 +533,7 @@ mod tests {
         Request::Round { round }
     }
 
-    /// The clock jumps for the server as it does while it is stopped: what members say meanwhile is still to be read.
+    /// The clock jumps, as it does for a server that was stopped: what members said meanwhile has not been read yet.
     #[tokio::test(start_paused = true)]
     async fn a_pause_of_the_server_makes_nobody_suspect() {
         let (hub, mut served) = hub();
@@ -552,7 +555,7 @@ mod tests {
                 }
             }
         }
-        // Yet one that says nothing while the server runs is.
+        // A member that is silent while the server runs is suspect nevertheless.
         let silent = timeout(2 * LEASE, async {
             loop {
                 write_frame(&mut members[0], &Frame::Ping { received: 0 }).await.unwrap();
@@ -565,7 +568,7 @@ mod tests {
         assert_eq!(silent.await, Ok(RankState::Suspect {}));
     }
 
-    /// A view may wait as long as there is something else to say: not where that is a decision.
+    /// A view may be held back as long as there is something else to say, but not if that is a decision.
     #[tokio::test(start_paused = true)]
     async fn a_newcomer_sees_the_membership_that_admits_it_before_it_hears_of_it() {
         let (hub, mut served) = hub();
@@ -616,8 +619,8 @@ mod tests {
         assert_eq!(seen, Ok(Some(RankState::Alive {})));
     }
 
-    /// Rank 0 waits in a barrier and dies. That its connection has closed waits for the hub behind the call of rank 1 that
-    /// completes the barrier, whose answer to rank 0 finds nobody.
+    /// Rank 0 waits in a barrier and dies. The news that its connection has closed is queued after the call of rank 1
+    /// that completes the barrier, so the answer to rank 0 reaches nobody.
     #[tokio::test(start_paused = true)]
     async fn who_closes_just_as_an_answer_falls_due_is_dead() {
         let (hub, mut served) = hub();

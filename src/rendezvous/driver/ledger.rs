@@ -1,5 +1,5 @@
-//! What happened, in order, and the machine that follows it: of a server by itself, or of one that shares it with others and can
-//! take over from them.
+//! The record of what happened, in order, and the machine that follows it: for a server that stands alone, or for one
+//! that shares it with others and can take over from them.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -18,17 +18,17 @@ use crate::rendezvous::record::Record;
 
 /// The events of a run, and its machine.
 pub(super) enum Ledger {
-    /// Nobody else has it.
+    /// Only this server has it.
     Alone { machine: Box<Machine>, actions: VecDeque<Action> },
-    /// It is in a file, from which the next process goes on.
+    /// It is in a file, from which the next process continues.
     Kept(Box<Kept>),
-    /// A copy of it is on several servers, of which one leads.
+    /// Several servers, one of which leads, have a copy of it.
     #[cfg(feature = "succession")]
     Shared(Box<Shared>),
 }
 
 impl Ledger {
-    /// The run that the file at `path` tells of, or a new one that it will tell of.
+    /// The run recorded in the file at `path`, or a new run recorded there from now on.
     pub(super) fn kept(path: &Path, fresh: Machine) -> Result<Self, BootstrapError> {
         let settings = fresh.settings().clone();
         let (file, machine, last) = StateFile::open(path, || Ok(fresh))?;
@@ -56,7 +56,7 @@ impl Ledger {
         Self::Alone { machine: Box::new(machine), actions: VecDeque::new() }
     }
 
-    /// Records what happened, by the server that leads.
+    /// Records what happened; called on the server that leads.
     pub(super) fn record(&mut self, now: Duration, event: Event) {
         match self {
             Self::Alone { machine, actions } => actions.extend(machine.handle(now, event)),
@@ -66,7 +66,7 @@ impl Ledger {
         }
     }
 
-    /// What is to be done next. Loses nothing when it is dropped.
+    /// What to do next. Cancelling it loses nothing.
     pub(super) async fn next(&mut self) -> Turn {
         match self {
             Self::Alone { actions, .. } => match actions.pop_front() {
@@ -82,7 +82,7 @@ impl Ledger {
         }
     }
 
-    /// When the machine is due for a tick, by the server that leads.
+    /// When the machine is due for a tick; called on the server that leads.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         match self {
             Self::Alone { machine, .. } => machine.next_deadline(),
@@ -92,7 +92,7 @@ impl Ledger {
         }
     }
 
-    /// Clients that are expected to come.
+    /// Clients that are expected to connect.
     pub(super) fn sessions(&self) -> Vec<SessionId> {
         match self {
             Self::Alone { machine, .. } => machine.sessions(),
@@ -102,7 +102,8 @@ impl Ledger {
         }
     }
 
-    /// The member whose server leads, or did before this one, and since when that has been silent, where this tells anything.
+    /// The member whose server leads, or led before this one, and since when that has been silent, if that is
+    /// meaningful.
     #[cfg(feature = "succession")]
     pub(super) fn former_leader(&self) -> Option<(SessionId, Instant)> {
         match self {
@@ -111,7 +112,7 @@ impl Ledger {
         }
     }
 
-    /// The rank of the member whose session this is.
+    /// The rank of the member with this session.
     pub(super) fn rank(&self, session: SessionId) -> Option<u32> {
         match self {
             Self::Alone { machine, .. } => machine.rank(session),
@@ -121,7 +122,7 @@ impl Ledger {
         }
     }
 
-    /// The server of the member whose session this is, if it has one.
+    /// The server of the member with this session, if it has one.
     pub(super) fn listener(&self, _session: SessionId) -> Option<u128> {
         match self {
             Self::Alone { .. } | Self::Kept(_) => None,
@@ -130,7 +131,7 @@ impl Ledger {
         }
     }
 
-    /// Members that have servers of their own, and where.
+    /// Members that have servers of their own, and the addresses.
     pub(super) fn addresses(&self) -> Vec<(SessionId, String)> {
         match self {
             Self::Alone { .. } | Self::Kept(_) => Vec::new(),
@@ -139,7 +140,7 @@ impl Ledger {
         }
     }
 
-    /// Another server is to lead. Whether there is one that could.
+    /// Asks for another server to lead. Returns whether there is one that could.
     pub(super) fn leave(&mut self) -> bool {
         match self {
             Self::Alone { .. } | Self::Kept(_) => false,
@@ -148,7 +149,7 @@ impl Ledger {
         }
     }
 
-    /// Whether this other server is needed to record anything.
+    /// Whether this other server votes, so that it is needed to record anything.
     pub(super) fn votes(&self, _listener: u128) -> bool {
         match self {
             Self::Alone { .. } | Self::Kept(_) => false,
@@ -174,7 +175,7 @@ pub(super) struct Kept {
     file: StateFile,
     /// The time of the last record.
     last: Duration,
-    /// On their way to the file: nothing follows from them before they are on disk.
+    /// Records on their way to the file: nothing that follows from them happens before they are on disk.
     records: Vec<Record>,
     actions: VecDeque<Action>,
 }
@@ -182,7 +183,7 @@ pub(super) struct Kept {
 impl Kept {
     fn next(&mut self) -> Option<Turn> {
         while self.actions.is_empty() && !self.records.is_empty() {
-            // All that has come meanwhile, by one write.
+            // Everything that has arrived meanwhile, in one write.
             let records = std::mem::take(&mut self.records);
             if let Err(error) = self.file.append(&records) {
                 return Some(Turn::Fail(error));
@@ -191,7 +192,7 @@ impl Kept {
                 self.last = at;
                 self.actions.extend(self.machine.handle(at, event));
             }
-            // What fails here is left as it is, and tried again.
+            // A failure here changes nothing, and is retried.
             let _ = self.file.compact(&self.machine, self.last);
         }
         self.actions.pop_front().map(Turn::Do)

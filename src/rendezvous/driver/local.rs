@@ -1,4 +1,4 @@
-//! The server and its clients in one process, joined by pipes in memory instead of sockets.
+//! The server and its clients in one process, connected by pipes in memory instead of sockets.
 
 use std::sync::Arc;
 

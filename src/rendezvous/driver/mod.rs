@@ -1,7 +1,8 @@
-//! A server at which the ranks of a run meet, and its clients: what decides (`machine.rs`), with sockets and timers around it.
+//! A server at which the ranks of a run meet, and its clients: the state machine that decides (`machine.rs`), with
+//! sockets and timers around it.
 //!
-//! Both live on threads of their own, each with a small tokio runtime, so that they do not depend on the runtime of
-//! the program, if it has one, and dropping a handle never waits.
+//! Both run on threads of their own, each with a small tokio runtime, so that they do not depend on a runtime of the
+//! program, and dropping a handle never waits.
 
 mod attendant;
 mod background;

@@ -1,4 +1,4 @@
-//! Members whose processes run beside this one. Their kernel is this one's too, and tells when they have ended, also where a child
+//! Members whose processes run on the same kernel as this one. The kernel reports when they have ended, even if a child
 //! that they left behind, or a machine in between, holds their connections open.
 
 use std::collections::BTreeMap;
@@ -15,8 +15,8 @@ use super::attendant::{Command, Later};
 use super::heartbeat::Heartbeat;
 use crate::rendezvous::wire::{Identity, Notice};
 
-/// The kernel and the namespace in which a process id of this process means something: equal where both are. Empty if that is not
-/// known.
+/// The kernel and the namespace in which a process id of this process is valid: two processes with equal values can
+/// name each other. Empty if unknown.
 pub(crate) fn process_space() -> &'static str {
     static SPACE: OnceLock<String> = OnceLock::new();
     SPACE.get_or_init(|| {
@@ -29,7 +29,8 @@ pub(crate) fn process_space() -> &'static str {
     })
 }
 
-/// The processes watched, by the rank of their member. Ends with the runtime on which it was made, or when it is dropped.
+/// The watched processes, by the rank of their member. Watching ends with the runtime on which this was made, or when
+/// it is dropped.
 #[derive(Debug)]
 pub(super) struct Neighbours {
     heartbeat: Heartbeat,
@@ -41,8 +42,8 @@ impl Neighbours {
         Self { heartbeat, watched: BTreeMap::new() }
     }
 
-    /// These members have taken their places: those beside this process are watched from now on, and whoever had a place before is
-    /// not.
+    /// These members have taken their places: those with the same kernel are watched from now on, and earlier members
+    /// of their places no longer.
     pub(super) fn seated(&mut self, members: &[Identity], later: &Later) {
         for member in members {
             if self.watched.get(&member.rank).is_some_and(|(watched, _)| *watched == member.member) {
@@ -75,8 +76,8 @@ fn is_beside(member: &Identity) -> bool {
     !space.is_empty() && member.process_space == space && member.pid != std::process::id()
 }
 
-/// Waits until the process of a member has ended, and tells the group: for two leases, since what is told is lost where the server
-/// is being succeeded.
+/// Waits until the process of a member has ended, and reports it to the group. Repeats that for two leases, because a
+/// report is lost while the server is being replaced.
 async fn watch(member: Identity, later: Later, heartbeat: Heartbeat) {
     let Ok(()) = end(member.pid).await else { return };
     let Identity { rank, member, .. } = member;
@@ -92,7 +93,7 @@ async fn watch(member: Identity, later: Later, heartbeat: Heartbeat) {
     }
 }
 
-/// Waits until no process has this id any more. Errors where the kernel does not tell.
+/// Waits until no process has this id any more. Errors if the kernel cannot report that.
 async fn end(pid: u32) -> io::Result<()> {
     // SAFETY: a plain system call without pointers.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
@@ -100,7 +101,7 @@ async fn end(pid: u32) -> io::Result<()> {
         let error = io::Error::last_os_error();
         return if error.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(error) };
     }
-    // SAFETY: the call above has just made it, and nobody else knows of it.
+    // SAFETY: the call above has just created it, and nobody else owns it.
     let process = unsafe { OwnedFd::from_raw_fd(descriptor as i32) };
     #[allow(deprecated, reason = "what replaces it is newer than the oldest tokio that will do")]
     let process = AsyncFd::with_interest(process, Interest::READABLE)?;
@@ -120,7 +121,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Joins as the member of rank 1 whose process is `child`, by a connection that this process holds.
+    /// Joins as the member of rank 1, whose process is `child`, over a connection that this process holds.
     fn join_as(child: &Child, space: &str, address: &str) -> Client {
         let run_id = "run".to_owned();
         let heartbeat = Heartbeat::default();
@@ -164,7 +165,7 @@ mod tests {
         false
     }
 
-    /// Its connection stays open, and goes on to beat, as one does that a child has inherited.
+    /// Its connection stays open and keeps beating, like one that a child has inherited.
     fn dies_beside(space: &str) -> bool {
         let server = Server::bind_blocking("127.0.0.1:0", ServerOptions::new("run", 2)).unwrap();
         let address = server.local_addr().to_string();
@@ -189,7 +190,7 @@ mod tests {
         assert!(dies_beside(process_space()));
     }
 
-    /// Its number means nothing here.
+    /// A process id of another kernel means nothing here.
     #[test]
     fn a_process_of_another_kernel_is_not_watched() {
         assert!(!dies_beside("elsewhere"));

@@ -1,4 +1,4 @@
-//! What connections tell the hub, and what it has to say to them.
+//! What connections report to the hub, and what the hub sends over them.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -9,21 +9,22 @@ use tokio::sync::{mpsc, oneshot, watch};
 use crate::rendezvous::machine::{Event, SessionId};
 use crate::rendezvous::wire::{Frame, View};
 
-/// What reaches the task, in this order. A client is known by its session, one of its connections by a number.
+/// News for the task, handled in this order. A client is identified by its session, and each of its connections by a
+/// number.
 pub(super) enum News {
-    /// A connection of the client, in place of any before.
+    /// A connection of the client, which replaces any earlier one.
     Opened {
         session: SessionId,
         link: Link,
         outlet: Outlet,
     },
-    /// A sign of life; the client has the answers of its calls up to `received`.
+    /// A sign of life; the client has the answers to its calls up to `received`.
     Alive {
         session: SessionId,
         link: Link,
         received: u64,
     },
-    /// It says something.
+    /// The client sends something.
     Said {
         session: SessionId,
         link: Link,
@@ -34,23 +35,24 @@ pub(super) enum News {
         link: Link,
         by_peer: bool,
     },
-    /// The owner of the server knows something.
+    /// The owner of the server reports an event.
     Told(Event),
     Flush(Mark),
-    /// Another server is to lead; told whether one does.
+    /// Another server should lead; notified whether one does.
     Succeed(oneshot::Sender<bool>),
-    /// The server ends, and with it the run.
+    /// The server ends, and the run with it.
     End,
 }
 
-/// Open connections of members and of those that ask to join, and their ranks; gone once everything sent to them is out.
+/// Open connections of members and of clients that ask to join, and their ranks; an entry disappears once everything
+/// sent over it is written.
 pub(super) type Joined = BTreeMap<Link, u32>;
 
-/// A connection, counted.
+/// The number of a connection.
 pub(super) type Link = u64;
 
-/// Goes behind what is queued for each connection and is dropped there once all before it is written, or cannot be: no
-/// copy is left when everything is out.
+/// Queued on each connection after everything else, and dropped there once all before it is written or cannot be
+/// written: when no copy is left, everything has been sent.
 pub(super) type Mark = mpsc::Sender<Infallible>;
 
 /// What waits to be written to one connection.
@@ -60,15 +62,15 @@ pub(super) enum Queued {
     Mark(Mark),
 }
 
-/// What the hub has to say to one connection. Of views only the newest counts, so they do not pile up. It closes when this is
-/// dropped, once what was queued is out.
+/// What the hub sends over one connection. Only the newest view counts, so views do not accumulate. The connection
+/// closes when this is dropped, after what was queued is written.
 pub(super) struct Outlet {
     pub(super) frames: mpsc::Sender<Queued>,
     pub(super) view: watch::Sender<Option<Arc<View>>>,
 }
 
 impl Outlet {
-    /// A queue that is full has its own end, at the next frame that needs an answer.
+    /// A full queue is dealt with at the next frame that needs an answer.
     pub(super) fn say(&self, frame: Frame) {
         let _ = self.frames.try_send(Queued::Frame(frame));
     }

@@ -1,4 +1,4 @@
-//! What a server is told.
+//! The options of a server.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,28 +7,28 @@ use super::heartbeat::Heartbeat;
 use crate::env::Token;
 use crate::names::setters;
 
-/// What a server serves, and within which bounds.
+/// What a server serves, and within which limits.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// Name of the run; members must give the same.
+    /// Name of the run; members must state the same.
     pub run_id: String,
     /// Number of ranks, 1 to 1024.
     pub world: u32,
     /// The run begins when the ranks below this are there, 1 to `world`. The others are places to grow into.
     pub initial: u32,
-    /// The secret of the run; needed to bind any address but loopback ones.
+    /// The secret of the run; required to bind any address but loopback.
     pub token: Option<Token>,
     /// Longest time from the first join until all ranks are there.
     pub join_deadline: Duration,
-    /// Signs of life and the handshake.
+    /// Heartbeats and the handshake.
     pub heartbeat: Heartbeat,
-    /// A file in which the run is kept: a server that is started with it again goes on where the former one has ended, and members
-    /// come back to it. What is answered is on disk before. One server at a time uses it.
+    /// A file that keeps the run: a server started with it again continues where the former one ended, and members come
+    /// back to it. Everything is on disk before it is answered. Only one server at a time may use the file.
     pub state: Option<PathBuf>,
-    /// Connections that may be in the handshake at a time; more wait to be accepted.
+    /// Connections in the handshake at the same time; more wait to be accepted.
     pub max_unauthenticated: usize,
-    /// Connections past the handshake: members and clients of the store.
+    /// Connections after the handshake: members and clients of the store.
     pub max_connections: usize,
 }
 
@@ -45,7 +45,7 @@ setters!(ServerOptions {
 });
 
 impl ServerOptions {
-    /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, four connections a rank.
+    /// A run of `world` ranks: no token, 120 s to come together, 64 handshakes at a time, four connections per rank.
     pub fn new(run_id: impl Into<String>, world: u32) -> Self {
         Self {
             run_id: run_id.into(),

@@ -1,4 +1,4 @@
-//! The way to the servers of other members: a connection to each that is asked, one question after the other.
+//! Connections to the servers of other members: one to each that is asked, one question after the other.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,7 +16,7 @@ use crate::rendezvous::wire::Frame;
 pub(super) struct Peers {
     run_id: String,
     token: Option<Token>,
-    /// Given up after an error, and made again for the next question.
+    /// Dropped after an error, and made again for the next question.
     connections: Mutex<BTreeMap<u128, Arc<Connection>>>,
 }
 
@@ -35,7 +35,7 @@ impl Carrier for Peers {
         let (address, run_id, token) = (to.address.clone(), self.run_id.clone(), self.token.clone());
         Box::pin(async move {
             let mut connection = connection.lock().await;
-            // Whatever ends this early leaves no connection behind on which an answer is still to come.
+            // If anything below returns early, no connection is left on which an answer is still to come.
             let mut stream = match connection.take() {
                 Some(stream) => stream,
                 None => connect(&address, &run_id, token.as_ref(), deadline).await?,
@@ -72,7 +72,7 @@ async fn ask(stream: &mut TcpStream, question: &Question) -> Result<Answer, Stri
     }
 }
 
-/// What the body of a frame between servers says.
+/// Decodes the body of a frame between servers.
 pub(super) fn decode<T: Wire>(body: &Blob) -> Result<T, String> {
     let mut from = Reader::new(&body.0);
     match T::get(&mut from) {

@@ -1,4 +1,4 @@
-//! The search for whoever serves the run, once a client has lost its connection.
+//! The search for the server of the run, once a client has lost its connection.
 
 use std::time::Duration;
 
@@ -9,30 +9,30 @@ use super::dial::{Credentials, Open, Silent, dial, is_refused};
 use crate::mask::Mask;
 use crate::rendezvous::wire::Host;
 
-/// Where other connections come from, once the first is lost.
+/// How to make other connections once the first is lost.
 pub(super) struct Ways {
     pub(super) addresses: Vec<String>,
-    /// Those that can take over.
+    /// The servers that can take over.
     pub(super) servers: Vec<Host>,
     pub(super) credentials: Credentials,
 }
 
 impl Ways {
-    /// Whom to try first from now on.
+    /// The address to try first from now on.
     pub(super) fn prefer(&mut self, address: String) {
         self.addresses.retain(|known| *known != address);
         self.addresses.insert(0, address);
     }
 
-    /// Where the server may be.
+    /// All addresses where the server may be.
     fn all(&self) -> Vec<String> {
         let others = self.servers.iter().map(|host| &host.address);
         let others = others.filter(|address| !self.addresses.contains(address));
         self.addresses.iter().chain(others).cloned().collect()
     }
 
-    /// The members whose servers have not answered `search`, where the others are too few to elect one. `host`: the last that
-    /// served, which is the only one where no others are known.
+    /// The members whose servers have not answered `search`, if the others are too few to elect a leader. `host`: the
+    /// last that served, which is the only one if no others are known.
     pub(super) fn missing(&self, search: &Search, host: Option<&Host>) -> Option<Mask> {
         let mut hosts: Vec<&Host> = self.servers.iter().collect();
         if hosts.is_empty() {
@@ -45,17 +45,17 @@ impl Ways {
     }
 }
 
-/// How long one search for the server goes on before it begins again.
+/// How long one search for the server lasts before it starts again.
 const ROUND: Duration = Duration::from_secs(60);
 
-/// A search that goes on until a server is found, and ends with this.
+/// A search that continues until a server is found; dropping this ends it.
 pub(super) struct Search {
     found: mpsc::Receiver<Found>,
     silent: Silent,
     _task: JoinSet<()>,
 }
 
-/// What it finds.
+/// The result of a search.
 pub(super) enum Found {
     /// The process of this member, which served the run, has ended.
     Ended(Host),
@@ -63,7 +63,7 @@ pub(super) enum Found {
 }
 
 impl Search {
-    /// `closed`: the connection was closed by the other side, which belongs to this member.
+    /// `closed`: the member to which the other side belongs, if that side closed the connection.
     pub(super) fn begin(ways: &Ways, closed: Option<Host>) -> Self {
         let (find, found) = mpsc::channel(2);
         let (addresses, credentials) = (ways.all(), ways.credentials.clone());
@@ -71,14 +71,14 @@ impl Search {
         let silent = Silent::default();
         let notes = silent.clone();
         task.spawn(async move {
-            // A server listens for as long as its member lives. That it has closed the connection alone says little.
+            // A server listens for as long as its member lives. A closed connection alone says little.
             if let Some(host) = closed
                 && is_refused(&host.address).await
             {
                 let _ = find.send(Found::Ended(host)).await;
             }
             loop {
-                // What no other try would change here may change with the server.
+                // Errors that are permanent for one server may not be for the next.
                 match dial(&addresses, &credentials, ROUND, &notes).await {
                     Ok(open) => return drop(find.send(Found::Open(open)).await),
                     Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
@@ -88,12 +88,12 @@ impl Search {
         Self { found, silent, _task: task }
     }
 
-    /// One that finds nothing.
+    /// A search that finds nothing.
     pub(super) fn none() -> Self {
         Self { found: mpsc::channel(1).1, silent: Silent::default(), _task: JoinSet::new() }
     }
 
-    /// May be cancelled.
+    /// Cancel safe.
     pub(super) async fn next(&mut self) -> Found {
         match self.found.recv().await {
             Some(found) => found,
@@ -111,7 +111,7 @@ mod tests {
         Host { rank, member: u128::from(rank), address: format!("a{rank}") }
     }
 
-    /// Who of these is named where those have not answered.
+    /// The ranks that an error names if those have not answered.
     fn missing(servers: &[u32], last: Option<u32>, silent: &[u32]) -> Option<String> {
         let credentials =
             Credentials { run_id: String::new(), token: None, session: 0, heartbeat: Heartbeat::default() };
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(missing(&[], Some(1), &[1]).as_deref(), Some("1"), "the only one that votes");
         assert_eq!(missing(&[], Some(1), &[]), None);
         assert_eq!(missing(&[], None, &[1]), None, "a server by itself");
-        // Two of one rank, while one takes the place of the other.
+        // Two servers of one rank, while one takes the place of the other.
         assert_eq!(missing(&[0, 1, 1], Some(0), &[1]).as_deref(), Some("1"));
     }
 }

@@ -34,14 +34,14 @@ use crate::rendezvous::wire::Host;
 use crate::rendezvous::wire::Listener;
 use crate::waking::shielded;
 
-/// A running server, on a thread of its own. Dropping it ends it, without waiting: what it has answered still goes out,
-/// for a lease at most, then its connections close, which its members report as [`BootstrapError::ServerLost`] unless the server of
-/// another member takes over.
+/// A running server, on a thread of its own. Dropping it ends it, without waiting: what it has answered is still sent,
+/// for a lease at most, then its connections close, which its members report as [`BootstrapError::ServerLost`] unless
+/// the server of another member takes over.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
     orders: mpsc::Sender<Order>,
-    /// By which other members know it, if it belongs to one.
+    /// How other members know it, if it belongs to a member.
     listener: Option<Listener>,
 }
 
@@ -55,12 +55,12 @@ enum Order {
     Succeed { deadline: Duration, done: oneshot::Sender<bool> },
 }
 
-/// Begins an election at a server, which then need not wait for the silence of the one that leads.
+/// Begins an election at a server, which then need not wait until the leader counts as silent.
 #[derive(Clone, Debug)]
 pub(crate) struct Elector(mpsc::WeakSender<Order>);
 
 impl Elector {
-    /// The member that led, with its server at this address, has ended or, by its own word, leads no more.
+    /// The member that led, with its server at this address, has ended or has itself declared that it no longer leads.
     pub(crate) fn elect(&self, address: &str, resigned: bool) {
         if let Some(orders) = self.0.upgrade() {
             let _ = orders.try_send(Order::Elect { address: address.to_owned(), resigned });
@@ -68,7 +68,7 @@ impl Elector {
     }
 }
 
-/// Tells a server of processes that have ended. Does not keep it.
+/// Reports processes that have ended to a server. Does not keep the server alive.
 #[derive(Clone, Debug)]
 pub(crate) struct Deaths(mpsc::WeakSender<Order>);
 
@@ -80,14 +80,14 @@ impl Deaths {
     }
 }
 
-/// What a server begins with.
+/// How a server begins.
 enum Part {
-    /// A run of its own.
+    /// With a run that no other server shares.
     Alone(Box<Machine>),
-    /// A run that others can take over, and that it leads first.
+    /// With a run that others can take over, and that it leads first.
     #[cfg(feature = "succession")]
     Founds(Settings, Seat),
-    /// One that it may take over.
+    /// With a run that it may take over.
     #[cfg(feature = "succession")]
     Follows(Seat),
 }
@@ -98,22 +98,23 @@ enum Part {
 pub(crate) struct Seat {
     pub(crate) rank: u32,
     pub(crate) member: u128,
-    /// At which the others reach it, if that is not the address bound.
+    /// The address at which the others reach it, if that is not the bound address.
     pub(crate) address: Option<String>,
 }
 
 impl Server {
     /// Binds `address` (`host:port`; port 0 takes a free one) and starts to serve.
     ///
-    /// Errors: [`BootstrapError::TokenRequired`] off loopback without a token, [`BootstrapError::System`] if the
-    /// address cannot be bound or the state file not be used, [`BootstrapError::Invalid`] if that is of another run, [`BootstrapError::Limit`] for a world outside 1 to 1024. Works under any async
-    /// runtime or none.
+    /// Errors: [`BootstrapError::TokenRequired`] for an address other than loopback without a token,
+    /// [`BootstrapError::System`] if the address cannot be bound or the state file cannot be used,
+    /// [`BootstrapError::Invalid`] if that file belongs to another run, [`BootstrapError::Limit`] for a world outside 1
+    /// to 1024. Works with any async runtime or none.
     pub async fn bind(address: &str, options: ServerOptions) -> Result<Self, BootstrapError> {
         let machine = Machine::new(settings(&options, true))?;
         Self::start(address, None, options, Part::Alone(Box::new(machine))).await
     }
 
-    /// The server of the member that begins the run; those of others can take over from it.
+    /// The server of the member that begins the run; the servers of others can take over from it.
     pub(crate) async fn found(
         address: &str,
         options: ServerOptions,
@@ -122,7 +123,7 @@ impl Server {
         #[cfg(feature = "succession")]
         {
             let settings = settings(&options, false);
-            Machine::new(settings.clone())?; // it can be
+            Machine::new(settings.clone())?; // checks that it can be made
             Self::start(address, None, options, Part::Founds(settings, _seat)).await
         }
         #[cfg(not(feature = "succession"))]
@@ -132,8 +133,8 @@ impl Server {
         }
     }
 
-    /// The server of another member, which refers to the one that leads and may take over from it. `ports`: the first and the
-    /// last on which it may listen, in place of the address's own.
+    /// The server of another member, which refers to the leader and may take over from it. `ports`: the first and the
+    /// last port on which it may listen, instead of the address's own.
     pub(crate) async fn follow(
         _address: &str,
         _ports: Option<(u16, u16)>,
@@ -189,64 +190,66 @@ impl Server {
         block_on("serve the rendezvous", Self::bind(address, options))
     }
 
-    /// The address bound, with the port that was taken.
+    /// The bound address, with the actual port.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
     }
 
-    /// Says that the process `pid` of `rank` has ended, as a launcher knows of its children: its rank may be taken by a
-    /// replacement even if its socket was not seen to close. Nothing happens if `rank` is another process by now.
+    /// Reports that the process `pid` of `rank` has ended, as a launcher knows about its children: a replacement may
+    /// take its rank even if nobody has seen its socket close. Nothing happens if `rank` is another process by now.
     pub async fn process_ended(&self, rank: u32, pid: u32) {
         let _ = shielded(self.orders.send(Order::Ended { rank, pid })).await;
     }
 
-    /// Waits until no member is connected any more, at most `deadline`; gives the ranks that still are.
+    /// Waits until no member is connected any more, at most `deadline`; returns the ranks that still are.
     pub async fn drained(&self, deadline: Duration) -> Mask {
         let (done, outcome) = oneshot::channel();
-        // A server whose thread is gone has no connections.
+        // A server whose thread has ended has no connections.
         let _ = shielded(self.orders.send(Order::Drain { deadline, done })).await;
         shielded(outcome).await.unwrap_or_default()
     }
 
-    /// Waits until it serves no more though it has not been dropped: its state file could not be written, so that nothing may be
-    /// answered.
+    /// Waits until it no longer serves although it has not been dropped: its state file could not be written, so
+    /// nothing may be answered.
     pub async fn ended(&self) {
         shielded(self.orders.closed()).await;
     }
 
-    /// For who sees processes end.
+    /// For a caller that sees processes end.
     pub(crate) fn deaths(&self) -> Deaths {
         Deaths(self.orders.downgrade())
     }
 
-    /// By which other members know it.
+    /// How other members know it.
     pub(crate) fn listener(&self) -> Option<Listener> {
         self.listener.clone()
     }
 
-    /// For who learns that the process of the member that leads has ended. Does not keep the server.
+    /// For a caller that learns that the process of the leading member has ended. Does not keep the server alive.
     pub(crate) fn elector(&self) -> Option<Elector> {
         self.listener.as_ref().map(|_| Elector(self.orders.downgrade()))
     }
 
-    /// Lets the server of another member lead, if there is one that can; whether this one does not any more, within the deadline.
+    /// Lets the server of another member lead, if one can; returns whether this one no longer leads, within the
+    /// deadline.
     pub(crate) async fn succeeded(&self, deadline: Duration) -> bool {
         let (done, outcome) = oneshot::channel();
         let _ = shielded(self.orders.send(Order::Succeed { deadline, done })).await;
         shielded(outcome).await.unwrap_or(true)
     }
 
-    /// Waits until every answer given so far is with the kernel or its connection is gone, at most a lease. A process
-    /// that has learnt of a failure and ends because of it takes this server along: the others are to learn it first.
+    /// Waits until every answer given so far has been passed to the kernel or its connection is gone, at most a lease.
+    /// A process that has learned of a failure and ends because of it takes this server with it: the others should
+    /// learn of the failure first.
     pub(crate) async fn flushed(&self) {
         let (done, outcome) = oneshot::channel();
-        // A server whose thread is gone has nothing left to write.
+        // A server whose thread has ended has nothing left to write.
         let _ = shielded(self.orders.send(Order::Flush { done })).await;
         let _ = shielded(outcome).await;
     }
 }
 
-/// `arbiter`: it is no member's.
+/// `arbiter`: the server does not belong to a member.
 fn settings(options: &ServerOptions, arbiter: bool) -> Settings {
     Settings {
         run_id: options.run_id.clone(),
@@ -259,7 +262,7 @@ fn settings(options: &ServerOptions, arbiter: bool) -> Settings {
 }
 
 impl Part {
-    /// The hub of a server that is bound to `local`, and by what others know it.
+    /// The hub of a server that is bound to `local`, and how others know the server.
     async fn begin(
         self,
         _op: &str,
@@ -327,7 +330,7 @@ async fn listen(
     Ok((listener, local))
 }
 
-/// Serves until the handle is gone and what was answered is out. All tasks are this one's and end with it.
+/// Serves until the handle is dropped and what was answered is sent. This task owns all others, and they end with it.
 async fn serve(
     listener: TcpListener,
     mut hub: Hub,
@@ -386,32 +389,32 @@ async fn serve(
                     let guest = handshakes.begin(permit);
                     guests.spawn(async move { welcome(stream, peer, guest, &options, door).await });
                 }
-                // Out of descriptors, most likely: others have to end first.
+                // Most likely out of descriptors: other connections have to end first.
                 Err(_) => sleep(Duration::from_millis(50)).await,
             },
             Some(_) = guests.join_next() => {}
             () = hub.failed() => return,
         }
     }
-    // The address is free for another server at once.
+    // The address is free at once for another server.
     drop(listener);
     let _ = hub.door.events.send(News::End).await;
     hub.door.flushed().await;
-    // Other servers are to hear nothing more when the clients see that this one is gone, and elect another.
+    // Other servers must hear nothing more once the clients see that this one is gone and elect another.
     #[cfg(feature = "succession")]
     if let Some(log) = &hub.door.log {
         log.stop().await;
     }
 }
 
-/// Connections that have not shown the token yet, oldest first. A member needs a few milliseconds for that; who takes longer
-/// is likely a stranger, and goes when others wait to be accepted.
+/// Connections that have not shown the token yet, oldest first. A member needs a few milliseconds for that; one that
+/// takes longer is likely a stranger, and is dropped when others wait to be accepted.
 struct Handshakes {
     permits: Arc<Semaphore>,
     begun: VecDeque<(Instant, oneshot::Sender<()>)>,
 }
 
-/// What a connection in the handshake holds: a permit, and news that its place is wanted.
+/// What a connection in the handshake holds: a permit, and the signal that its place is needed.
 struct Guest {
     _permit: OwnedSemaphorePermit,
     wanted: oneshot::Receiver<()>,
@@ -424,7 +427,7 @@ impl Handshakes {
         Self { permits: Arc::new(Semaphore::new(most)), begun: VecDeque::new() }
     }
 
-    /// Waits for a place, which the oldest has to leave if there is none. May be cancelled.
+    /// Waits for a place; if there is none, the oldest connection has to leave. Cancel safe.
     async fn permit(&mut self) -> OwnedSemaphorePermit {
         loop {
             self.begun.retain(|(_, leave)| !leave.is_closed());
@@ -477,7 +480,7 @@ async fn welcome(
 
 #[cfg(test)]
 mod tests {
-    /// Its copy of the log is empty: what the one before has promised it does not know.
+    /// Its copy of the log is empty: it does not know what its predecessor has promised.
     #[cfg(feature = "succession")]
     #[tokio::test]
     async fn a_process_that_takes_a_rank_again_is_another_voter() {
@@ -493,7 +496,7 @@ mod tests {
         }
     }
 
-    /// Behind a firewall: the next that is free, and an error that names the range where none is.
+    /// Behind a firewall: it takes the next free port, and the error names the range if none is free.
     #[cfg(feature = "succession")]
     #[tokio::test]
     async fn a_member_listens_on_one_of_the_ports_that_it_is_given() {

@@ -7,13 +7,13 @@ use crate::rendezvous::wire::Host;
 pub(super) enum Service {
     /// It serves them.
     Serves {
-        /// The member that it belongs to, if it does.
+        /// The member that the server belongs to, if it belongs to one.
         host: Option<Host>,
     },
-    /// It sends them to whoever leads.
+    /// It refers them to the leader.
     #[cfg_attr(not(feature = "succession"), allow(dead_code, reason = "nobody else does"))]
     Refers {
-        /// The address of its server, if that is known.
+        /// The address of the leader's server, if known.
         leader: Option<String>,
     },
 }

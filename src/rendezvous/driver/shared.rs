@@ -1,4 +1,5 @@
-//! A ledger that the servers of several members share: the machine as the replicated log drives it, and who votes.
+//! A ledger that the servers of several members share: the machine, driven by the replicated log, and the choice of
+//! voters.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,33 +18,33 @@ use crate::rendezvous::machine::{Action, Event, Machine, SessionId, Settings};
 use crate::rendezvous::record::Record;
 use crate::rendezvous::wire::{Host, Identity, Listener};
 
-/// One server's copy, and its part in the log.
+/// One server's copy of the ledger, and its part in the log.
 pub(super) struct Shared {
     own: Voter,
     log: Log,
     copy: Arc<Copy>,
-    /// What follows from records, on every server; carried out by the one that leads.
+    /// What follows from records, on every server; only the leader carries it out.
     actions: mpsc::UnboundedReceiver<Action>,
     leadership: watch::Receiver<Leadership>,
     leads: bool,
     leader: Option<String>,
-    /// Whether it wants another one to lead.
+    /// Whether it wants another server to lead.
     leaving: bool,
-    /// It is no voter any more, and leads no more whatever the log says: that takes a moment to notice.
+    /// It is no longer a voter, and no longer leads whatever the log reports, which takes a moment to notice.
     resigned: bool,
-    /// The voters that clients have been told, and since when they are these.
+    /// The voters that clients have been told, and since when they have been the voters.
     voters: BTreeSet<u128>,
     voting_since: Instant,
     changing: JoinSet<Result<(), VotersError>>,
-    /// When to look whether others should vote.
+    /// When to check whether others should vote.
     look_at: Instant,
-    /// The machine is not told that time has passed twice for the same deadline.
+    /// The last deadline for which the machine was told the time, so that it is told only once.
     ticked: Option<Duration>,
 }
 
 /// An entry of the log.
 enum Entry {
-    /// The first one: what the run is.
+    /// The first entry: what the run is.
     Begin {
         settings: Settings,
     },
@@ -55,15 +56,15 @@ wire!(enum Entry { 1 => Begin { settings }, 2 => Happened { record } });
 
 /// How long a change of voters may take.
 const CHANGE: Duration = Duration::from_secs(2);
-/// How long to rest after one that failed.
+/// Pause after a failed change of voters.
 const REST: Duration = Duration::from_millis(200);
-/// How long those that vote no more are sent the log, so that they learn it.
+/// How long former voters are still sent the log, so that they learn that they no longer vote.
 const FAREWELL: Duration = Duration::from_millis(200);
-/// How often to look whether others should vote.
+/// How often to check whether others should vote.
 const LOOK: Duration = Duration::from_millis(50);
 
 impl Shared {
-    /// Begins a log for a run, and leads.
+    /// Begins a log for a run, and leads it.
     pub(super) async fn found(own: Voter, settings: Settings, peers: Peers) -> Result<Self, AppendError> {
         let shared = Self::follow(own, peers).await?;
         shared.log.found().await?;
@@ -71,7 +72,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// Waits for whoever leads to share the log.
+    /// Waits for the leader to share the log.
     pub(super) async fn follow(own: Voter, peers: Peers) -> Result<Self, AppendError> {
         let (copy, actions) = Copy::new();
         let log = Log::empty(own.clone(), copy.clone(), Arc::new(peers), Timing::default()).await?;
@@ -101,13 +102,13 @@ impl Shared {
 
     pub(super) fn record(&mut self, now: Duration, event: Event) {
         if !self.leads {
-            return; // it is told to whoever does
+            return; // the leader is told instead
         }
         if matches!(event, Event::Tick) {
             self.ticked = self.copy.state().machine.as_ref().and_then(Machine::next_deadline);
         }
         let entry = Entry::Happened { record: Record { at: now, event } };
-        // On its way. If it does not get there this server leads no more, and clients tell the next one.
+        // Sent without waiting. If it does not arrive, this server no longer leads, and clients tell the next leader.
         drop(self.log.append(encoded(&entry)));
     }
 
@@ -126,7 +127,7 @@ impl Shared {
                 Some(action) = self.actions.recv() => {
                     if self.leads {
                         if let Action::Close { .. } = action {
-                            self.look_at = Instant::now(); // it may have voted
+                            self.look_at = Instant::now(); // the server of the closed session may have been a voter
                         }
                         return Turn::Do(action);
                     }
@@ -146,16 +147,16 @@ impl Shared {
         }
     }
 
-    /// Another leader, perhaps this one.
+    /// There is another leader, perhaps this server.
     fn led(&mut self) -> Option<Turn> {
         let Leadership { leads, leader, .. } = self.leadership.borrow_and_update().clone();
         let leads = leads && !self.resigned;
-        // One that has resigned may believe for a moment that it leads.
+        // A server that has resigned may believe for a moment that it still leads.
         let leader = leader.filter(|leader| leader.id != self.own.id || leads).map(|leader| leader.address);
         if leads && !self.leads {
             let former = self.former_leader();
             self.log.lead();
-            // What followed from the records of others: their clients ask again what they have not been told.
+            // What followed from the records of others: their clients repeat what was not answered.
             while self.actions.try_recv().is_ok() {}
             (self.leads, self.ticked, self.look_at) = (true, None, Instant::now());
             return Some(Turn::Lead { former });
@@ -166,8 +167,8 @@ impl Shared {
         None
     }
 
-    /// Leads no more once the voters are others, as this server wants it, and the clients know them: nobody has to wait until it has
-    /// fallen silent.
+    /// Stops leading once the voters have changed, as this server wanted, and the clients know them: nobody has to wait
+    /// until it counts as silent.
     fn resign(&mut self) -> Option<Turn> {
         if !self.leaving || !self.leads || !self.changing.is_empty() {
             return None;
@@ -205,7 +206,7 @@ impl Shared {
         Some(Turn::Servers { hosts: hosts.collect() })
     }
 
-    /// Sees to it that those vote who should.
+    /// Changes the voters if others should vote.
     fn tend(&mut self) {
         let voters = self.log.voters();
         let own = (!self.leaving).then_some(&self.own);
@@ -223,7 +224,7 @@ impl Shared {
         self.changing.spawn(async move { log.set_voters(wanted, CHANGE).await });
     }
 
-    /// Another server is to lead. Whether there is one that could.
+    /// Asks for another server to lead. Returns whether there is one that could.
     pub(super) fn leave(&mut self) -> bool {
         (self.leaving, self.look_at) = (true, Instant::now());
         self.available().iter().any(|(_, listener)| listener.id != self.own.id)
@@ -262,7 +263,7 @@ impl Shared {
         server.map(|server| server.listener.id)
     }
 
-    /// The member whose server leads or did last, and since when that has been silent. See [`Log::former_leader`].
+    /// The member whose server leads or led last, and since when that has been silent. See [`Log::former_leader`].
     pub(super) fn former_leader(&self) -> Option<(SessionId, Instant)> {
         let (id, since) = self.log.former_leader()?;
         let state = self.copy.state();
@@ -285,7 +286,7 @@ fn encoded(entry: &Entry) -> Vec<u8> {
     bytes
 }
 
-/// The machine, on each server the same.
+/// The machine, which is the same on each server.
 pub(super) struct Copy {
     state: Mutex<State>,
     actions: mpsc::UnboundedSender<Action>,
@@ -295,7 +296,7 @@ pub(super) struct Copy {
 struct State {
     /// None before the first entry.
     machine: Option<Machine>,
-    /// The time of the last record. Another leader has another clock: time never goes back.
+    /// The time of the last record. Another leader has another clock, but time never runs backwards.
     last: Duration,
 }
 
@@ -325,7 +326,7 @@ impl StateMachine for Copy {
                     let _ = self.actions.send(action);
                 }
             }
-            // All copies pass over it alike.
+            // All copies skip it in the same way.
             Err(_) => {}
         }
     }

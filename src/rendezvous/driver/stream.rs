@@ -1,4 +1,4 @@
-//! A connection as frames that come and go, with the tasks that read and write it.
+//! A connection as a stream of frames in both directions, with the tasks that read and write it.
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
@@ -8,7 +8,7 @@ use super::calls::MAX_PENDING;
 use super::connection::{OPEN_LIMIT, ReadError, read_frame, write_frame};
 use crate::rendezvous::wire::Frame;
 
-/// The tasks end with this, and with them the connection.
+/// Dropping this ends the tasks, and the connection with them.
 pub(super) struct FrameStream {
     arrivals: mpsc::Receiver<Result<Frame, ReadError>>,
     outgoing: mpsc::Sender<Frame>,
@@ -37,7 +37,7 @@ impl FrameStream {
         tasks.spawn(async move {
             while let Some(frame) = queue.recv().await {
                 if write_frame(&mut writer, &frame).await.is_err() {
-                    // The reader learns why, after what has still come.
+                    // The reader reports why, after the frames that still arrived.
                     std::future::pending::<()>().await;
                 }
             }
@@ -45,12 +45,12 @@ impl FrameStream {
         Self { arrivals, outgoing, _tasks: tasks }
     }
 
-    /// The next frame; after the last one why there is none, and then nothing. May be cancelled.
+    /// The next frame; after the last one, why there are no more, and then `None`. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Result<Frame, ReadError>> {
         self.arrivals.recv().await
     }
 
-    /// Whether it is on its way.
+    /// Queues a frame; returns whether that worked.
     pub(super) fn send(&self, frame: Frame) -> bool {
         self.outgoing.try_send(frame).is_ok()
     }

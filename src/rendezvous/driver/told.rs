@@ -1,4 +1,4 @@
-//! Who hears how a client stands with the server of its run, and what that says by itself.
+//! Who is informed about a client's connection with the server of its run, and about what the server says unasked.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,7 +10,7 @@ use super::contact::{Contact, Outage};
 use crate::rendezvous::wire::{Host, View};
 use crate::waking::contain;
 
-/// The client's handles, and the attendant if it has one.
+/// Informs the client's handles, and the attendant if there is one.
 pub(super) struct Told {
     pub(super) view: watch::Sender<View>,
     pub(super) servers: watch::Sender<Vec<String>>,
@@ -20,7 +20,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// The membership; wakes the tasks of whoever follows it.
+    /// A new view of the membership; wakes the tasks that follow it.
     pub(super) fn show(&self, shown: View) {
         if let Some(attendant) = &self.attendant {
             attendant.shown(&shown);
@@ -28,7 +28,7 @@ impl Told {
         contain(|| drop(self.view.send_replace(shown)));
     }
 
-    /// The server at `address`, that of `host` if it belongs to a member, goes on with this client.
+    /// The server at `address`, which belongs to the member `host` if that is given, serves this client.
     pub(super) fn reached(&self, host: Option<Host>, address: &str) {
         let former = self.contact.send_replace(Contact { server: host.clone(), outage: None });
         if let Some(attendant) = &self.attendant {
@@ -38,7 +38,7 @@ impl Told {
         }
     }
 
-    /// There is no connection with the server at `address`. `is_final`: nor will there be.
+    /// There is no connection with the server at `address`. `is_final`: and there will be none.
     pub(super) fn unreachable(&self, address: &str, detail: &str, is_final: bool) {
         let Contact { server, outage: former } = self.contact.borrow().clone();
         if former.as_ref().is_some_and(|outage| outage.is_final) {
@@ -66,7 +66,7 @@ impl Told {
     }
 }
 
-/// By the clock of the runtime, which tests may stop.
+/// From the clock of the runtime, which tests may stop.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }

@@ -1,4 +1,4 @@
-//! What a ledger has its server do.
+//! What a ledger asks its server to do.
 
 #[cfg(feature = "succession")]
 use tokio::time::Instant;
@@ -10,19 +10,19 @@ use crate::rendezvous::machine::SessionId;
 #[cfg(feature = "succession")]
 use crate::rendezvous::wire::Host;
 
-/// What is to be done next.
+/// What to do next.
 pub(super) enum Turn {
-    /// What followed from the events recorded here.
+    /// Carry out what followed from the events recorded here.
     Do(Action),
     /// Nothing can be recorded any more.
     Fail(BootstrapError),
     /// This server leads from now on.
     #[cfg(feature = "succession")]
     Lead {
-        /// The member whose server led before, and when that was heard last, if that tells anything.
+        /// The member whose server led before, and when that was heard last, if that is meaningful.
         former: Option<(SessionId, Instant)>,
     },
-    /// Another one does, at this address if that is known.
+    /// Another server leads, at this address if known.
     #[cfg(feature = "succession")]
     Follow { leader: Option<String> },
     /// These servers can take over.

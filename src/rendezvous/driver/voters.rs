@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use crate::rendezvous::log::{MAX_VOTERS, Voter};
 use crate::rendezvous::wire::{Identity, Listener};
 
-/// Those who should: an odd number, as an even one survives no more losses; spread evenly over the hosts that there are, so that the loss
-/// of one costs as few as can be; and apart from that who votes already and is there. `own`: the leader, unless it leaves. `members`:
-/// those that are heard of, with their servers.
+/// The servers that should vote: an odd number, since an even one survives no more losses; spread evenly over the
+/// hosts, so that the loss of one host costs as few voters as possible; and otherwise those that already vote and are
+/// reachable. `own`: the leader, unless it is leaving. `members`: the members that are being heard, with their servers.
 pub(super) fn choose(voters: &[Voter], own: Option<&Voter>, members: &[(Identity, Listener)]) -> Vec<Voter> {
     let is_own = |listener: &Listener| own.is_some_and(|own| own.id == listener.id);
     let votes = |listener: &Listener| voters.iter().any(|voter| voter.id == listener.id);
@@ -20,14 +20,14 @@ pub(super) fn choose(voters: &[Voter], own: Option<&Voter>, members: &[(Identity
     let leading = usize::from(own.is_some());
     let most = (leading + chosen.len() + rest.len()).min(MAX_VOTERS);
     let size = if most % 2 == 0 { most.saturating_sub(1) } else { most };
-    let size = size.saturating_sub(leading); // beside the leader
+    let size = size.saturating_sub(leading); // besides the leader
     rest.splice(0..0, chosen.drain(chosen.len().min(size)..));
     while chosen.len() < size
         && let Some(at) = on_the_emptiest_host(&rest, &Spread::of(own_host, &chosen))
     {
         chosen.push(rest.remove(at));
     }
-    // Who votes gives way only where that makes the hosts more even: each exchange does, so this ends.
+    // A voter is replaced only if that spreads the voters more evenly over hosts: each exchange does, so the loop ends.
     loop {
         let spread = Spread::of(own_host, &chosen);
         let Some(enters) = on_the_emptiest_host(&rest, &spread) else { break };
@@ -42,13 +42,13 @@ pub(super) fn choose(voters: &[Voter], own: Option<&Voter>, members: &[(Identity
     own.cloned().into_iter().chain(chosen.iter().map(voter)).collect()
 }
 
-/// A server that can vote, and where it runs.
+/// A server that can vote, and its host.
 struct Candidate<'a> {
     host: &'a str,
     listener: &'a Listener,
 }
 
-/// How many voters each host has.
+/// The number of voters on each host.
 struct Spread<'a>(BTreeMap<&'a str, usize>);
 
 impl<'a> Spread<'a> {
@@ -65,7 +65,7 @@ impl<'a> Spread<'a> {
     }
 }
 
-/// The first of those whose hosts have fewest voters.
+/// The first of those whose hosts have the fewest voters.
 fn on_the_emptiest_host(rest: &[Candidate<'_>], spread: &Spread<'_>) -> Option<usize> {
     (0..rest.len()).min_by_key(|at| spread.on(rest[*at].host))
 }
@@ -78,7 +78,7 @@ mod tests {
         Voter { id, address: format!("a{id}") }
     }
 
-    /// Members with the servers 0, 1, ..., each on the host given.
+    /// Members with the servers 0, 1, ..., each on the given host.
     fn members(hosts: &[&str]) -> Vec<(Identity, Listener)> {
         let member = |(rank, host): (u32, &&str)| {
             let id = u128::from(rank);
@@ -107,7 +107,7 @@ mod tests {
         }
     }
 
-    /// How many vote on each host, in the order of hosts.
+    /// The number of voters on each host, in the order of hosts.
     fn spread(chosen: &[u128], members: &[(Identity, Listener)]) -> Vec<usize> {
         let mut counts = BTreeMap::<&str, usize>::new();
         for (identity, listener) in members {
@@ -152,7 +152,7 @@ mod tests {
     fn who_votes_and_does_not_lead_gives_way_to_a_host_that_has_none() {
         let one_host = members(&["a", "a", "a", "a"]);
         assert_eq!(chosen(&[0, 1, 2], Some(2), &one_host), [2, 0, 1]);
-        // Somebody of another host comes: it gets one of the three of the first.
+        // A member on another host joins: it gets one of the three votes of the first host.
         let two_hosts = members(&["a", "a", "a", "a", "b"]);
         assert_eq!(spread(&chosen(&[0, 1, 2], Some(2), &two_hosts[..3]), &two_hosts), [3, 0]);
         let there: Vec<_> = two_hosts.iter().filter(|(identity, _)| identity.rank != 3).cloned().collect();

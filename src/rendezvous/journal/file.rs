@@ -1,8 +1,8 @@
-//! The log of a server that stands alone: a file from which the next process goes on where this one has ended.
+//! The log of a server that stands alone: a file from which the next process continues where this one has ended.
 //!
-//! The file is {magic | version u16} and then pieces (see [`frame`](super::frame)): first the time and a snapshot of the
-//! machine, then the records that came after it, a group to a piece. `FILE.new` becomes the file when the records outweigh
-//! the snapshot; `FILE.lock` is held while a server uses the two, and stays.
+//! The file is {magic | version u16} followed by pieces (see [`frame`](super::frame)): first the time and a snapshot of
+//! the machine, then the records that followed it, each piece holding a group of them. `FILE.new` replaces the file
+//! when the records outweigh the snapshot; `FILE.lock` is locked while a server uses the two, and is never removed.
 
 use std::fmt::Display;
 use std::fs::{self, File, OpenOptions};
@@ -23,24 +23,24 @@ use crate::rendezvous::record::Record;
 pub(crate) struct StateFile {
     path: PathBuf,
     file: File,
-    /// Bytes of it that are on disk: where the next piece goes.
+    /// Bytes of it that are on disk: the next piece goes there.
     length: u64,
-    /// Bytes of it that are no records.
+    /// Bytes of it that are not records.
     base: u64,
     /// Time of the last record.
     last: Duration,
-    /// What is on disk is not what this has been told: nothing more may be promised.
+    /// The contents of the disk are uncertain after an error: nothing more may be promised.
     broken: bool,
     _lock: File,
 }
 
 impl StateFile {
-    /// The log at `path` with the machine that it leads to, and the time of its last record; where there is none, a new one
-    /// that begins with a `fresh` machine at time 0. What a process or host that died has half written is cut off: nobody was told
-    /// that it was there.
+    /// Opens the log at `path`. Returns it with the machine that its records lead to and the time of its last record;
+    /// if there is no file, a new one that begins with a `fresh` machine at time 0. What a dead process or host has
+    /// half written is cut off: nobody was told that it was on disk.
     ///
-    /// Errors: [`BootstrapError::System`] if another server uses the file, if it is damaged, of another version or none of
-    /// epwire's, or if the system refuses something.
+    /// Errors: [`BootstrapError::System`] if another server uses the file, if it is damaged, of another version or not
+    /// a file of epwire, or if the system reports an error.
     pub(crate) fn open(
         path: &Path,
         fresh: impl FnOnce() -> Result<Machine, BootstrapError>,
@@ -48,8 +48,8 @@ impl StateFile {
         let path = resolve(path).map_err(|error| refusal(OPEN, path, &error))?;
         let said = |error: io::Error| refusal(OPEN, &path, &error);
         let lock = lock(&path)?;
-        remove(&beside(&path, NEW)).map_err(said)?; // left over by a process that died before it had its name
-        // A pipe in its place is refused, and not waited for.
+        remove(&beside(&path, NEW)).map_err(said)?; // left over by a process that died before renaming it
+        // A pipe in its place is refused, without waiting for a writer.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let (file, told) = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -61,7 +61,7 @@ impl StateFile {
             file => {
                 let file = file.map_err(said)?;
                 let told = replay(&file, &path)?;
-                // What was read counts from now on, also if nobody has seen it reach the disk.
+                // What was read counts from now on, even if nobody has made sure that it reached the disk.
                 file.set_len(told.length).and_then(|()| file.sync_all()).map_err(said)?;
                 (file, told)
             }
@@ -71,11 +71,11 @@ impl StateFile {
         Ok((Self { path, file, length, base, last, broken: false, _lock: lock }, machine, last))
     }
 
-    /// Adds records, whose times do not run backwards. They are on disk when this returns, all with one sync unless they are
-    /// large.
+    /// Adds records, whose times do not decrease. They are on disk when this returns, with a single sync unless they
+    /// are large.
     ///
-    /// Errors: [`BootstrapError::System`], and from then on always: what is on disk is not known any more, so the server has to
-    /// end.
+    /// Errors: [`BootstrapError::System`], and from then on always: the contents of the disk are uncertain, so the
+    /// server has to end.
     pub(crate) fn append(&mut self, records: &[Record]) -> Result<(), BootstrapError> {
         self.usable()?;
         let mut body = Vec::new();
@@ -92,9 +92,9 @@ impl StateFile {
         if body.is_empty() { Ok(()) } else { self.add(&body) }
     }
 
-    /// Writes the machine down in place of the records that led to it, if these have become many. `now`: its time.
+    /// Replaces the records by a snapshot of the machine that they led to, if there are many of them. `now`: its time.
     ///
-    /// Errors: [`BootstrapError::System`]. Unless appending fails too, all is as before.
+    /// Errors: [`BootstrapError::System`]. Unless appending fails as well, nothing has changed then.
     pub(crate) fn compact(&mut self, machine: &Machine, now: Duration) -> Result<(), BootstrapError> {
         if self.length < LEAST_BYTES.max(self.base.saturating_mul(GROWTH)) {
             return Ok(());
@@ -111,7 +111,7 @@ impl StateFile {
             Err(error) => return Err(refusal(KEEP, &self.path, &error)),
             Ok(()) => (self.file, self.length, self.base, self.last) = (file, length, length, last),
         }
-        // Until the name is on disk, records in the new file may be lost together with it.
+        // Until the new name is on disk, records in the new file may be lost together with it.
         sync_folder(&self.path).map_err(|error| self.breaks(&error))
     }
 
@@ -136,16 +136,17 @@ impl StateFile {
     }
 }
 
-/// What a file says, up to where it is whole.
+/// The contents of a file, up to the last whole piece.
 struct Told {
     machine: Machine,
     last: Duration,
-    /// Where the records begin, and where they end.
+    /// Offset at which the records begin.
     base: u64,
     length: u64,
 }
 
-/// Makes the machine and has it follow the records. What it says to that was said when they came.
+/// Restores the machine and replays the records. Its actions are ignored: they were carried out when the records were
+/// made.
 fn replay(file: &File, path: &Path) -> Result<Told, BootstrapError> {
     let said = |error: io::Error| refusal(OPEN, path, &error);
     let end = file.metadata().map_err(said)?.len();
@@ -185,7 +186,7 @@ fn replay(file: &File, path: &Path) -> Result<Told, BootstrapError> {
     }
 }
 
-/// Whether a file is one of this kind and version, or what it is instead.
+/// Whether a file is of this kind and version, otherwise what it is instead.
 fn read_header(from: &mut impl Read) -> io::Result<Result<(), String>> {
     let mut header = Vec::with_capacity(HEADER_BYTES);
     from.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
@@ -207,7 +208,7 @@ fn read_snapshot(body: &[u8]) -> Result<(Duration, Machine), WireError> {
     Machine::restore(from.rest()).map(|machine| (at, machine))
 }
 
-/// `FILE.new`, on disk, which holds a machine and no records; and its length.
+/// Writes `FILE.new` to disk, with a machine and no records; returns it and its length.
 fn write_beside(path: &Path, machine: &Machine, now: Duration) -> io::Result<(File, u64)> {
     let new = beside(path, NEW);
     remove(&new)?;
@@ -221,7 +222,7 @@ fn write_beside(path: &Path, machine: &Machine, now: Duration) -> io::Result<(Fi
     Ok((file, bytes.len() as u64))
 }
 
-/// Makes names in the file's folder last.
+/// Makes the names in the file's folder durable.
 fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
@@ -233,13 +234,14 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Keeps other servers away until it is dropped. A file of its own, as the other one is replaced now and then.
+/// Keeps other servers away until it is dropped. It is a separate file, because the other one is replaced from time to
+/// time.
 fn lock(path: &Path) -> Result<File, BootstrapError> {
     let said = |error: io::Error| refusal(OPEN, path, &error);
     let name = beside(path, ".lock");
     let file =
         OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(name).map_err(said)?;
-    // SAFETY: no memory is passed, and the descriptor is that of a file that is open here.
+    // SAFETY: no memory is passed, and the descriptor belongs to a file that is open here.
     if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } == 0 {
         return Ok(file);
     }
@@ -254,7 +256,7 @@ fn lock(path: &Path) -> Result<File, BootstrapError> {
     }
 }
 
-/// The file itself, also where a link leads to it: two servers find the same lock.
+/// The path of the file itself, after following links, so that two servers use the same lock.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -266,7 +268,7 @@ fn resolve(path: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The file of this name with another ending.
+/// The path of the file with another suffix.
 fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(ending);
@@ -283,12 +285,12 @@ const BACKWARDS: &str = "a record from before the last one";
 const MAGIC: &[u8; 8] = b"EPWstate";
 const VERSION: u16 = 1;
 const HEADER_BYTES: usize = MAGIC.len() + 2;
-/// Ending of the file that takes the place of the other.
+/// Suffix of the file that replaces the other.
 const NEW: &str = ".new";
 const MODE: u32 = 0o600;
-/// What a piece holds about at most.
+/// Approximate limit for the size of a piece.
 const PIECE_BYTES: usize = 16 << 20;
-/// A file is not rewritten before it has so many bytes, and so many times those of its snapshot.
+/// A file is not rewritten until it has this many bytes, and this many times those of its snapshot.
 const LEAST_BYTES: u64 = 16 << 20;
 const GROWTH: u64 = 4;
 

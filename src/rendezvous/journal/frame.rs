@@ -1,10 +1,10 @@
-//! Pieces of a file that is only ever added to, each as it went to disk in one step.
+//! Pieces of a file that is only ever appended to; each was written to disk in one step.
 //!
-//! A piece is {length u64 | check of length and place u64 | check of body and place u64 | body}; a check is the first bytes
-//! of a SHA-256. One piece is on disk before the next is written, so only the last one can be torn: by the process that died
-//! while it wrote, which leaves the beginning of it, or by the machine, which may leave any part of it and zeros for the
-//! rest. Nobody was told that a torn piece is on disk. Anything else that is wrong is damage, and what came after it would
-//! be lost with it.
+//! A piece is {length u64 | check of length and place u64 | check of body and place u64 | body}; a check is the first
+//! bytes of a SHA-256. Each piece is on disk before the next is written, so only the last one can be torn: by a process
+//! that died while it wrote, which leaves the beginning of the piece, or by the machine, which may leave any part of it
+//! and zeros for the rest. Nobody was told that a torn piece is on disk. Anything else that is wrong is damage, and
+//! everything after it would be lost as well.
 
 use std::io::{self, Read};
 
@@ -13,23 +13,23 @@ use sha2::{Digest, Sha256};
 /// Bytes of a piece before its body.
 const HEADER_BYTES: usize = 24;
 
-/// What there is at a place of a file.
+/// What was found at an offset of a file.
 #[derive(Debug, PartialEq)]
 pub(super) enum Piece {
     /// A whole piece.
     Whole {
-        /// What it holds.
+        /// Its contents.
         body: Vec<u8>,
-        /// Where the next one begins.
+        /// The offset of the next one.
         next: u64,
     },
     /// The end of the file, or the torn last piece.
     Last,
-    /// What nobody has written here.
+    /// Something that was never written here.
     Damaged,
 }
 
-/// The bytes of a piece whose place is `at`.
+/// The bytes of a piece at offset `at`.
 pub(super) fn frame(at: u64, body: &[u8]) -> Vec<u8> {
     let length = (body.len() as u64).to_le_bytes();
     let mut out = Vec::with_capacity(HEADER_BYTES + body.len());
@@ -40,7 +40,7 @@ pub(super) fn frame(at: u64, body: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Reads the piece whose place is `at`, from a file that stands there and ends at `end`.
+/// Reads the piece at offset `at` from a file that is positioned there and ends at `end`.
 pub(super) fn read(file: &mut impl Read, at: u64, end: u64) -> io::Result<Piece> {
     let there = end.saturating_sub(at);
     let mut header = [[0; 8]; HEADER_BYTES / 8];
@@ -58,7 +58,7 @@ pub(super) fn read(file: &mut impl Read, at: u64, end: u64) -> io::Result<Piece>
         return Ok(Piece::Last);
     }
     let Ok(size) = usize::try_from(length) else { return Ok(Piece::Damaged) };
-    let mut body = vec![0; size]; // as many as the file has
+    let mut body = vec![0; size]; // at most the bytes that the file has
     file.read_exact(&mut body)?;
     Ok(match of_body == check(at, &body) {
         true => Piece::Whole { body, next: at + HEADER_BYTES as u64 + length },
@@ -67,7 +67,7 @@ pub(super) fn read(file: &mut impl Read, at: u64, end: u64) -> io::Result<Piece>
     })
 }
 
-/// Says whether bytes are those written at this place.
+/// A check that these bytes were written at this offset.
 fn check(at: u64, bytes: &[u8]) -> [u8; 8] {
     let digest = Sha256::new().chain_update(at.to_le_bytes()).chain_update(bytes).finalize();
     let mut check = [0; 8];

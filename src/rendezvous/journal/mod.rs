@@ -1,4 +1,4 @@
-//! What happened to the machine of a server that stands alone, in a file: another process goes on from it.
+//! The events of the machine of a server that stands alone, in a file from which another process can continue.
 
 pub(crate) mod file;
 mod frame;

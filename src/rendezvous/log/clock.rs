@@ -1,7 +1,7 @@
-//! What a voter does by itself as time passes: it lets itself be heard, stands for election, and takes snapshots.
+//! What a voter does on its own as time passes: it sends heartbeats, stands for election, and takes snapshots.
 //!
-//! openraft's own timers are off. They draw a voter's patience once for all, so that two candidates can disturb each
-//! other for ever, and they cannot be told that a leader's process has ended.
+//! openraft's own timers are off. They draw a voter's election timeout once and for all, so that two candidates can
+//! disturb each other forever, and they cannot be told that a leader's process has ended.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -26,24 +26,24 @@ pub(crate) struct Clock {
     pub(crate) timing: Timing,
     pub(crate) heard: Arc<Mutex<Heard>>,
     pub(crate) progress: Arc<Progress>,
-    /// Wakes the clock as the leader's process has ended.
+    /// Wakes the clock because the leader's process has ended.
     pub(crate) gone: Arc<Notify>,
     pub(crate) leadership: watch::Sender<Leadership>,
-    /// Different numbers for each voter.
+    /// Gives different numbers on each voter.
     pub(crate) random: Random,
 }
 
-/// When it did what last, and how long it goes without a leader this time.
+/// When it last sent a heartbeat and stood for election, and its current election timeout.
 struct Pace {
     beat: Instant,
     stood: Instant,
     patience: Duration,
-    /// The patience is that of a voter whose leader's process has ended.
+    /// The timeout is the short one used after the leader's process has ended.
     hurried: bool,
 }
 
 impl Clock {
-    /// Until openraft has stopped.
+    /// Runs until openraft has stopped.
     pub(crate) async fn run(mut self) {
         let mut metrics = self.raft.metrics();
         let (gone, progress) = (self.gone.clone(), self.progress.clone());
@@ -71,7 +71,8 @@ impl Clock {
         self.leadership.send_replace(Leadership { term, leader: None, leads: false });
     }
 
-    /// A leader lets itself be heard, unless it has given up its vote: another one is to lead. Gives when it does so next.
+    /// Sends a leader's heartbeats, unless the leader has given up its vote because another should lead. Returns when
+    /// the next one is due.
     async fn beat(&self, pace: &mut Pace, seen: &Metrics) -> Instant {
         let now = Instant::now();
         pace.stood = now;
@@ -84,11 +85,12 @@ impl Clock {
         pace.beat
     }
 
-    /// A voter that has heard no leader for long, nor given its vote, wants to be elected. Gives when that may be next.
+    /// Stands for election if no leader has been heard and no vote given within the timeout. Returns when to check
+    /// next.
     async fn stand(&mut self, pace: &mut Pace, seen: &Metrics) -> Instant {
         let now = Instant::now();
         if pace.hurried && !lock(&self.heard).gone {
-            // There is another leader, which is to be heard no more often than any.
+            // A new leader has been heard, for which the normal timeout applies.
             (pace.patience, pace.hurried) = (self.patience(), false);
         }
         let heard = lock(&self.heard).quiet_since().map_or(pace.stood, |since| since.max(pace.stood));
@@ -97,8 +99,9 @@ impl Clock {
         }
         (pace.stood, pace.patience) = (now, self.patience());
         if self.votes(seen) {
-            // openraft ignores the term of a candidate whose log is too short. Another one, whose log is long enough, would
-            // stand in a term in which the first has voted for itself, and so on from term to term.
+            // openraft ignores the term of a candidate whose log is too short. Another candidate whose log is long
+            // enough would then stand in a term in which the first has already voted for itself, and so on in every
+            // term.
             let ahead = lock(&self.heard).stood.saturating_sub(seen.current_term);
             for _ in 0..=ahead.min(MOST_TERMS) {
                 let _ = self.raft.trigger().elect().await;
@@ -111,7 +114,8 @@ impl Clock {
         seen.membership_config.voter_ids().any(|voter| voter == self.own)
     }
 
-    /// The leader's process has ended. All who see it want to be elected, and should not get in each other's way.
+    /// The leader's process has ended. All voters that notice want to be elected, so each draws a new random delay, in
+    /// order not to get in each other's way.
     fn hurry(&mut self, pace: &mut Pace) {
         if lock(&self.heard).gone {
             (pace.stood, pace.patience, pace.hurried) = (Instant::now(), self.patience(), true);
@@ -127,7 +131,7 @@ impl Clock {
         });
     }
 
-    /// How long to go without a leader this time.
+    /// A new random election timeout.
     fn patience(&mut self) -> Duration {
         let (least, most) = match lock(&self.heard).gone {
             true => (Duration::ZERO, 2 * self.timing.heartbeat),

@@ -1,4 +1,4 @@
-//! A copy of what the log drives, and its snapshots.
+//! A copy of the state machine that the log drives, and its snapshots.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,28 +11,28 @@ use super::storage::bytes;
 use super::types::{Entry, LogId, Record, Snapshot, SnapshotMeta, StorageError, StoredMembers, Types};
 use crate::rendezvous::codec::{Blob, WireError};
 
-/// What the log drives: a copy of it is on every voter, and all go through the same states.
+/// The state machine: each voter has a copy of it, and all copies go through the same states.
 pub(crate) trait StateMachine: Send + Sync + 'static {
-    /// Takes over a record. Called in the order of the log, once for each since the last restoring.
+    /// Applies a record. Called in the order of the log, once for each record since the last restore.
     fn apply(&self, record: &[u8]);
-    /// All that the records so far have led to.
+    /// The state that the records so far have led to.
     fn snapshot(&self) -> Vec<u8>;
-    /// Goes to the state that another copy had at its snapshot. The copy is of no use any more after an error.
+    /// Takes over the state of another copy at its snapshot. After an error the copy is unusable.
     fn restore(&self, snapshot: &[u8]) -> Result<(), WireError>;
 }
 
-/// What others than openraft want to know of a copy.
+/// What others than openraft need to know of a copy.
 #[derive(Debug)]
 pub(crate) struct Progress {
     entries: AtomicU64,
     bytes: AtomicU64,
-    /// How many of them a snapshot is due after.
+    /// The numbers of entries and bytes after which a snapshot is due.
     limits: (u64, u64),
-    /// Bytes of the last one: writing it down again and again is not to cost more than what has come.
+    /// Bytes of the last snapshot: writing snapshots must not cost more than the records that have arrived since.
     last: AtomicU64,
-    /// Wakes whoever takes snapshots.
+    /// Wakes the task that takes snapshots.
     pub(crate) due: Notify,
-    /// Number of times that the copy was restored.
+    /// How many times the copy was restored.
     pub(crate) restored: watch::Sender<u64>,
 }
 
@@ -52,13 +52,13 @@ impl Progress {
     }
 }
 
-/// The state machine as openraft wants it.
+/// The state machine in the form that openraft expects.
 pub(crate) struct Copy {
     machine: Arc<dyn StateMachine>,
     progress: Arc<Progress>,
     applied: Option<LogId>,
     members: StoredMembers,
-    /// The last snapshot that was built or installed. Shared with builders.
+    /// The last snapshot that was built or installed; shared with builders.
     current: Arc<Mutex<Option<Built>>>,
 }
 
@@ -74,7 +74,7 @@ impl Built {
     }
 }
 
-/// Holds a snapshot that is complete already: it was taken between two entries, so it stands for exactly those applied.
+/// Holds a snapshot that is already complete: it was taken between two entries, so it covers exactly those applied.
 pub(crate) struct Builder {
     built: Built,
     current: Arc<Mutex<Option<Built>>>,
@@ -111,7 +111,7 @@ fn lock(current: &Mutex<Option<Built>>) -> MutexGuard<'_, Option<Built>> {
 impl RaftSnapshotBuilder<Types> for Builder {
     async fn build_snapshot(&mut self) -> Result<Snapshot, StorageError> {
         let mut current = lock(&self.current);
-        // One that was installed meanwhile is of more worth.
+        // A snapshot installed meanwhile is newer.
         if current.as_ref().is_none_or(|it| it.meta.last_log_id < self.built.meta.last_log_id) {
             *current = Some(self.built.clone());
         }
@@ -159,7 +159,7 @@ impl RaftStateMachine<Types> for Copy {
         Builder { built, current: self.current.clone() }
     }
 
-    /// Parts are put together before they come here, so this has no use.
+    /// The parts are assembled elsewhere, so this is not used.
     async fn begin_receiving_snapshot(&mut self) -> Result<Box<Record>, StorageError> {
         Ok(Box::default())
     }

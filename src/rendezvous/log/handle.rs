@@ -1,4 +1,4 @@
-//! A voter's hold on the log.
+//! A voter's handle of the log.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -28,56 +28,56 @@ use crate::rendezvous::random::Random;
 /// Why a record was not appended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AppendError {
-    /// It is in no copy, and never will be.
+    /// The record is in no copy, and never will be.
     #[error("this voter does not lead")]
     NotLeader {
-        /// Who does, if that is known.
+        /// The leader, if known.
         leader: Option<Voter>,
     },
-    /// It may come yet or not: this voter has ceased to lead, or no majority answers.
+    /// The record may still be appended or not: this voter has ceased to lead, or no majority answers.
     #[error("whether the record is in the log is not known")]
     Unsure,
-    /// Copies could not take it.
+    /// The record is too long for the copies.
     #[error("a record of {bytes} bytes (limit {MAX_RECORD_BYTES})")]
     TooLong {
         /// Its length.
         bytes: usize,
     },
-    /// The log has been stopped here; the record may be in it or not.
+    /// The log has been stopped on this voter; it may contain the record or not.
     #[error("the log has been stopped")]
     Stopped,
 }
 
-/// Why the voters are not those wanted.
+/// Why the voters could not be changed as wanted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum VotersError {
     /// Only the leader changes them.
     #[error("this voter does not lead")]
     NotLeader {
-        /// Who does, if that is known.
+        /// The leader, if known.
         leader: Option<Voter>,
     },
-    /// New ones did not get hold of the log in time. The voters are those that they were.
+    /// New voters did not receive the log in time. The voters are unchanged.
     #[error("voters that did not catch up with the log: {voters:?}")]
     Behind {
-        /// These.
+        /// The new voters that are late.
         voters: Vec<Voter>,
     },
-    /// No majority answered in time. The change may come about later; asking for it again completes it.
+    /// No majority answered in time. The change may still take effect; asking for it again completes it.
     #[error("the change of voters was not completed in time")]
     Late,
-    /// It cannot be.
+    /// Such a set of voters is not possible.
     #[error("these voters cannot be: {why}")]
     Refused {
         /// The reason.
         why: String,
     },
-    /// The log has been stopped here.
+    /// The log has been stopped on this voter.
     #[error("the log has been stopped")]
     Stopped,
 }
 
-/// One voter's copy of the log. Clones hold the same one; with the last of them its tasks end.
+/// One voter's copy of the log. Clones share it; when the last is dropped, its tasks end.
 #[derive(Clone)]
 pub(crate) struct Log {
     inner: Arc<Inner>,
@@ -91,7 +91,7 @@ struct Inner {
     progress: Arc<Progress>,
     gone: Arc<Notify>,
     leadership: watch::Receiver<Leadership>,
-    /// Held by whoever changes the voters.
+    /// Locked while the voters are being changed.
     changing: tokio::sync::Mutex<()>,
     clock: AbortHandle,
 }
@@ -105,7 +105,7 @@ impl std::fmt::Debug for Log {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.clock.abort(); // holds openraft, which ends when nobody does
+        self.clock.abort(); // the task holds openraft, which ends when nobody holds it
     }
 }
 
@@ -113,7 +113,7 @@ impl Drop for Inner {
 const STOP: Duration = Duration::from_secs(1);
 
 impl Log {
-    /// An empty copy. It does nothing by itself until it begins a log or a leader has enlisted it.
+    /// An empty copy. It does nothing by itself until it begins a log or a leader adds it to one.
     pub(crate) async fn empty(
         own: Voter,
         machine: Arc<dyn StateMachine>,
@@ -123,15 +123,15 @@ impl Log {
         let heartbeat = u64::try_from(timing.heartbeat.as_millis()).unwrap_or(u64::MAX / 4).max(2);
         let config = Config {
             cluster_name: "epwire".to_owned(),
-            // What an answer may take. Heartbeats and elections are the clock's.
+            // How long an answer may take. The clock sends heartbeats and holds elections.
             heartbeat_interval: heartbeat,
             election_timeout_min: heartbeat,
-            // For so long openraft refuses votes after it has heard a leader. How long voters really do is up to the
+            // For this long openraft refuses votes after it has heard a leader. The effective time is decided by the
             // inbox, which knows whether the leader lives.
             election_timeout_max: heartbeat + 1,
             enable_heartbeat: false,
             enable_elect: false,
-            snapshot_policy: SnapshotPolicy::Never, // the clock takes them, by bytes too
+            snapshot_policy: SnapshotPolicy::Never, // the clock takes them, also depending on bytes
             max_in_snapshot_log_to_keep: 0,
             ..Config::default()
         };
@@ -161,7 +161,7 @@ impl Log {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Begins a new log, of which this is the only voter. It leads when this returns.
+    /// Begins a new log of which this is the only voter. It leads when this returns.
     pub(crate) async fn found(&self) -> Result<(), AppendError> {
         let Voter { id, address } = self.inner.own.clone();
         let first = BTreeMap::from([(id, address)]);
@@ -172,8 +172,9 @@ impl Log {
         Ok(())
     }
 
-    /// Puts a record at the end of the log. It is on its way when this returns, behind those before; what is returned ends
-    /// when a majority has it and it is applied here, or with the reason why not. Nobody has to wait for it.
+    /// Appends a record to the log. When this returns, the record has been sent on its way after all earlier ones. The
+    /// returned future ends when a majority has it and it is applied here, or with the reason why not. It need not be
+    /// awaited.
     pub(crate) fn append(
         &self,
         record: Vec<u8>,
@@ -188,12 +189,12 @@ impl Log {
             let answered = tokio::select! {
                 biased;
                 answered = timeout(patience, answer) => answered,
-                // A snapshot may have stood for this record, and answers to nobody.
+                // A snapshot may have covered this record; then nothing reports that it was applied.
                 _ = restored.changed() => return Err(AppendError::Unsure),
             };
             match answered {
                 Ok(Ok(Ok(_))) => Ok(()),
-                // One that gave way here may be with another voter, and come back with that.
+                // An entry that was overwritten here may be with another voter, and come back from there.
                 Ok(Ok(Err(ClientWriteError::ForwardToLeader(to))))
                     if storage.truncations() == truncations =>
                 {
@@ -205,8 +206,8 @@ impl Log {
         }
     }
 
-    /// Hands a record to openraft at once. The future that does so is always done when it is first looked at, unless
-    /// openraft has stopped.
+    /// Passes a record to openraft at once. The future that does so is always ready at its first poll, unless openraft
+    /// has stopped.
     fn send(&self, record: Vec<u8>) -> Result<Written, AppendError> {
         if record.len() > MAX_RECORD_BYTES {
             return Err(AppendError::TooLong { bytes: record.len() });
@@ -218,17 +219,17 @@ impl Log {
         }
     }
 
-    /// What this voter says to a question of another one.
+    /// This voter's answer to a question of another voter.
     pub(crate) async fn answer(&self, question: Question) -> Answer {
         self.inner.inbox.answer(question).await
     }
 
-    /// Who leads, now and from now on.
+    /// Who leads; updated from now on.
     pub(crate) fn leadership(&self) -> watch::Receiver<Leadership> {
         self.inner.leadership.clone()
     }
 
-    /// The voters, as far as this one knows: while they change the old and the new ones.
+    /// The voters as far as this one knows; while they change, both old and new ones.
     pub(crate) fn voters(&self) -> Vec<Voter> {
         let metrics = self.inner.raft.metrics();
         let metrics = metrics.borrow();
@@ -236,8 +237,8 @@ impl Log {
         ids.into_iter().filter_map(|id| voter(&metrics, id)).collect()
     }
 
-    /// The leader's process has ended, or it has resigned: an election need not wait for its silence. A leader that is heard after
-    /// this call is another one, and takes it back, but for one that has resigned.
+    /// The leader's process has ended, or the leader has resigned: an election need not wait until it counts as silent.
+    /// A leader heard after this call is a new one and cancels it, unless it is the one that has resigned.
     pub(crate) fn elect(&self, resigned: bool) {
         let Leadership { term, leader, .. } = self.leadership().borrow().clone();
         let mut heard = lock(&self.inner.inbox.heard);
@@ -247,20 +248,21 @@ impl Log {
         self.inner.gone.notify_one();
     }
 
-    /// Who led before, and since when nothing has come from it, as far as that tells anything: it votes and has not resigned, so it would
-    /// let itself be heard. Nobody once this voter has led after it.
+    /// Who led before, and since when nothing has arrived from it. Only if the silence is meaningful: it votes and has
+    /// not resigned, so it would send something. None once this voter has led afterwards.
     pub(crate) fn former_leader(&self) -> Option<(u128, Instant)> {
         let former = lock(&self.inner.inbox.heard).former()?;
         self.voters().iter().any(|voter| voter.id == former.0).then_some(former)
     }
 
-    /// This voter leads: whoever did before need not let itself be heard any more.
+    /// This voter leads: the previous leader need not send anything any more.
     pub(crate) fn lead(&self) {
         lock(&self.inner.inbox.heard).lead();
     }
 
-    /// Makes these the voters, by the leader: new ones learn the log first, then a joint majority goes over to them. A
-    /// leader that took over in the middle of a change completes or replaces it by asking for the voters that it wants.
+    /// Makes these the voters; called on the leader. New voters first receive the log, then a joint majority changes to
+    /// the new set. A leader that took over in the middle of a change completes or replaces it by asking for the voters
+    /// that it wants.
     pub(crate) async fn set_voters(&self, voters: Vec<Voter>, deadline: Duration) -> Result<(), VotersError> {
         let deadline = Instant::now() + deadline;
         let wanted: BTreeMap<u128, String> =
@@ -276,7 +278,7 @@ impl Log {
             self.change(ChangeMembers::AddNodes(new.clone()), deadline).await?;
         }
         if let Err(error) = self.await_new(&wanted, deadline).await {
-            // They would be sent everything for ever.
+            // Otherwise they would be sent everything forever.
             let _ = timeout(
                 self.inner.timing.transfer,
                 self.change_now(ChangeMembers::RemoveNodes(new.into_keys().collect())),
@@ -288,14 +290,14 @@ impl Log {
         Ok(())
     }
 
-    /// Those that vote no more, or not yet, and are sent the log.
+    /// Those that no longer vote, or not yet, and are sent the log.
     pub(crate) fn learners(&self) -> BTreeSet<u128> {
         let voters: BTreeSet<u128> = self.voters().into_iter().map(|voter| voter.id).collect();
         self.known().difference(&voters).copied().collect()
     }
 
-    /// Sends nothing more to those that do not vote, by the leader. Those that did should have learned it by then, as far as they
-    /// live: else they would stand for election again and again, in terms that nobody else has got to.
+    /// Stops sending the log to those that do not vote; called on the leader. Former voters that are alive should have
+    /// learned of the change by then: otherwise they would stand for election again and again, in ever higher terms.
     pub(crate) async fn forget_learners(&self, deadline: Duration) -> Result<(), VotersError> {
         let deadline = Instant::now() + deadline;
         let _alone = timeout_at(deadline, self.inner.changing.lock()).await.map_err(|_| VotersError::Late)?;
@@ -305,14 +307,14 @@ impl Log {
         }
     }
 
-    /// Voters and those that learn.
+    /// Voters and learners.
     fn known(&self) -> BTreeSet<u128> {
         let metrics = self.inner.raft.metrics();
         let metrics = metrics.borrow();
         metrics.membership_config.nodes().map(|(id, _)| *id).collect()
     }
 
-    /// Waits until all of these that do not vote yet have what the log holds now.
+    /// Waits until all of these that do not vote yet have what the log contains now.
     async fn await_new(&self, wanted: &BTreeMap<u128, String>, deadline: Instant) -> Result<(), VotersError> {
         let mut metrics = self.inner.raft.metrics();
         let upto = metrics.borrow().last_log_index;
@@ -350,7 +352,7 @@ impl Log {
     }
 
     async fn change_now(&self, change: ChangeMembers<u128, String>) -> Result<(), VotersError> {
-        // Who votes no more is told so: see `forget_learners`.
+        // Former voters are told so: see `forget_learners`.
         match self.inner.raft.change_membership(change, true).await {
             Ok(_) => Ok(()),
             Err(RaftError::Fatal(_)) => Err(VotersError::Stopped),
@@ -364,7 +366,7 @@ impl Log {
         }
     }
 
-    /// Ends its tasks. Appends that wait learn of it.
+    /// Ends its tasks. Waiting appends are told.
     pub(crate) async fn stop(&self) {
         let _ = timeout(STOP, self.inner.raft.shutdown()).await;
     }
@@ -374,7 +376,7 @@ impl Log {
         self.inner.own.id
     }
 
-    /// The sets of which a majority each decides.
+    /// The sets each of which decides by a majority.
     #[cfg(test)]
     pub(super) fn configs(&self) -> Vec<BTreeSet<u128>> {
         self.inner.raft.metrics().borrow().membership_config.membership().get_joint_config().clone()

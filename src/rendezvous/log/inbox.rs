@@ -1,7 +1,7 @@
 //! Questions of other voters.
 //!
-//! openraft judges ballots and entries. Before that it is judged here whether a question may be put to it at all: it is
-//! meant for another copy, comes while a leader is being heard, or contradicts what is known for certain.
+//! openraft judges ballots and entries. Before that, this module decides whether to pass a question to it at all: not
+//! if it is meant for another copy, arrives while a leader is being heard, or contradicts what is known for certain.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,18 +23,18 @@ pub(crate) struct Heard {
     pub(crate) at: Option<Instant>,
     /// Its process has ended, and no leader has been heard since.
     pub(crate) gone: bool,
-    /// Who has resigned as leader, and in which term. It may yet send entries, which say no more than that it lives.
+    /// Who has resigned as leader, and in which term. It may still send entries; they only show that it is alive.
     pub(crate) resigned: Option<(u64, u128)>,
-    /// When a candidate got this vote last.
+    /// When a candidate last got this vote.
     voted: Option<Instant>,
     /// The last term in which somebody stood for election.
     pub(crate) stood: u64,
-    /// The last term in which there was one, and who it was. A term never has two.
+    /// The last term that had a leader, and that leader. A term never has two.
     leader: Option<(u64, u128)>,
-    /// The last of its entries that it spoke of.
+    /// The last entry that this leader mentioned.
     last: Option<LogId>,
-    /// Who led last, unless this voter has since, and when anything came from it last, an answer too: one that has been deposed
-    /// says nothing unless it is asked.
+    /// Who led last, unless this voter has led since, and when anything last arrived from it, even an answer: a deposed
+    /// leader says nothing unless asked.
     former: Option<((u64, u128), Instant)>,
 }
 
@@ -44,7 +44,7 @@ impl Heard {
         self.at.filter(|_| !self.gone).max(self.voted)
     }
 
-    /// Something has come from this voter.
+    /// Something has arrived from this voter.
     pub(crate) fn sign_of(&mut self, voter: u128) {
         if let Some((former, at)) = &mut self.former
             && former.1 == voter
@@ -53,8 +53,8 @@ impl Heard {
         }
     }
 
-    /// Who led last and is to be heard until another one leads, and since when it has been silent. Nobody if it has resigned: such a
-    /// one has no reason to say anything.
+    /// Who led last and must be heard until another one leads, and since when it has been silent. None if it has
+    /// resigned, because then it has no reason to send anything.
     pub(crate) fn former(&self) -> Option<(u128, Instant)> {
         let former = self.former.filter(|(former, _)| self.resigned != Some(*former));
         former.map(|((_, id), at)| (id, at))
@@ -78,7 +78,7 @@ pub(crate) struct Inbox {
     pub(crate) raft: Raft,
     pub(crate) storage: Storage,
     pub(crate) leadership: watch::Receiver<Leadership>,
-    /// As long as a leader has been heard within this time, nobody gets a vote.
+    /// While a leader has been heard within this time, nobody gets a vote.
     pub(crate) lease: Duration,
     pub(crate) heard: Arc<Mutex<Heard>>,
     incoming: tokio::sync::Mutex<Option<Incoming>>,
@@ -122,7 +122,7 @@ impl Inbox {
         answered.unwrap_or_else(|refused| refused)
     }
 
-    /// Whether this can be the elected leader of its term, and is not of the past.
+    /// Checks that the sender can be the elected leader of its term, and that the term is not over.
     fn check_leader(&self, ballot: &Ballot) -> Result<(u64, u128), Answer> {
         let term = ballot.leader_id.term;
         let elected = ballot.leader_id.voted_for.filter(|leader| ballot.committed && *leader != self.own);
@@ -153,7 +153,7 @@ impl Inbox {
         }
     }
 
-    /// Whether these entries do not contradict those that are committed, nor others of the same leader.
+    /// Checks that these entries contradict neither committed ones nor others of the same leader.
     fn check_entries(&self, append: &Append, leader: (u64, u128)) -> Result<(), Answer> {
         if !append.ids().all(|id| self.fits_committed(id)) {
             return Err(Answer::refused("other entries than those committed"));
@@ -193,7 +193,8 @@ impl Inbox {
         }
     }
 
-    /// A voter that hears a leader, or leads, does not help others to depose it: they may hear worse than it does.
+    /// A voter that hears a leader, or leads, does not help others to depose it: their connection may be worse than its
+    /// own.
     async fn vote(&self, ballot: Ballot, last: Option<LogId>) -> Result<Answer, Answer> {
         let candidate = ballot.leader_id.voted_for.filter(|candidate| *candidate != self.own);
         if ballot.committed || candidate.is_none() {

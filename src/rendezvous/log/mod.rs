@@ -1,15 +1,17 @@
 //! The group's decisions as a replicated log: records on up to five voters, in one order, kept as long as a majority of
 //! the voters lives.
 //!
-//! The log is Raft, by openraft; what the records mean is a [`StateMachine`]'s business, and how questions get to other
-//! voters a [`Carrier`]'s. Everything is in memory, and an id stands for one copy: a process that restarts has another.
+//! The log is Raft, implemented by openraft. What the records mean is up to a [`StateMachine`], and how questions reach
+//! other voters is up to a [`Carrier`]. Everything is in memory, and an id names one copy: a process that restarts gets
+//! a new id.
 //!
 //! * [`types`]: who votes, and the types with which openraft is used;
 //! * [`question`]: what voters ask each other, with a total decoder;
-//! * [`storage`] and [`copy`]: the entries, and what they drive, with snapshots behind which the log ends;
+//! * [`storage`] and [`copy`]: the entries, and the state that they lead to, with snapshots that allow older
+//!   entries to be dropped;
 //! * [`network`] and [`inbox`]: asking, and answering what may be answered;
 //! * [`clock`]: heartbeats, elections, snapshots; [`leadership`]: who leads;
-//! * [`handle`]: a voter's hold on all that.
+//! * [`handle`]: a voter's handle of all this.
 
 mod clock;
 mod copy;

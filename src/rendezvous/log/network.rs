@@ -24,16 +24,16 @@ const PART_BYTES: usize = 1 << 20;
 /// How often in a row a part of a snapshot may fail to arrive.
 const PART_TRIES: u32 = 3;
 
-/// An answer under way, or why there is none.
+/// A pending answer, or why there is none.
 pub(crate) type Asked = Pin<Box<dyn Future<Output = Result<Answer, String>> + Send>>;
 
 /// Carries questions to other voters.
 pub(crate) trait Carrier: Send + Sync + 'static {
-    /// Gives up at the deadline. The answer may be any: it is checked.
+    /// Gives up at the deadline. The answer need not be trustworthy: it is checked.
     fn ask(&self, to: &Voter, question: Question, deadline: Duration) -> Asked;
 }
 
-/// Makes a link for each voter that is to be asked.
+/// Makes a link for each voter to be asked.
 pub(crate) struct Network {
     pub(crate) own: u128,
     pub(crate) carrier: Arc<dyn Carrier>,
@@ -51,7 +51,7 @@ impl RaftNetworkFactory<Types> for Network {
     }
 }
 
-/// To one other voter.
+/// The link to one other voter.
 pub(crate) struct Link {
     own: u128,
     to: Voter,
@@ -62,7 +62,8 @@ pub(crate) struct Link {
 }
 
 /// Entries on their way. openraft gives up an append after a heartbeat, which may be too short for a long record on a
-/// slow network, and then asks for the same again: that call takes up the waiting instead of sending it once more.
+/// slow network, and then asks for the same again: that call continues the wait instead of sending the entries once
+/// more.
 struct Pending {
     ballot: Ballot,
     prev: Option<LogId>,
@@ -89,7 +90,7 @@ impl Link {
         })
     }
 
-    /// A later ballot than one's own, as another voter claims. Nobody is told of being elected oneself.
+    /// A ballot later than one's own that another voter reports. A voter is never told that it was elected itself.
     fn outvoted(&self, ballot: Ballot, own: &Ballot) -> Result<Ballot, Unreachable> {
         match ballot.leader_id.voted_for {
             Some(candidate) if candidate != self.own && ballot.leader_id.term > own.leader_id.term => {
@@ -99,7 +100,7 @@ impl Link {
         }
     }
 
-    /// The answer to these entries, and the last of those that it is about.
+    /// The answer to these entries, and the last of the entries that it is about.
     async fn appended(&mut self, append: Append) -> Result<(Answer, Option<LogId>), Failed> {
         let (ballot, prev, last) = (append.ballot, append.prev, append.last());
         let continues = |it: &Pending| it.ballot == ballot && it.prev == prev && it.last <= last;
@@ -111,7 +112,7 @@ impl Link {
                 Pending { ballot, prev, last, answer }
             }
         };
-        // Kept while waiting, as openraft may drop this future there.
+        // Kept during the wait, because openraft may drop this future there.
         let answered = self.pending.insert(pending).answer.join_next().await;
         pending = match self.pending.take() {
             Some(pending) => pending,
@@ -157,7 +158,7 @@ impl Link {
                     continue;
                 }
                 Ok(Answer::Installed { bytes }) => {
-                    // The part came twice, or another leader's came between.
+                    // The part arrived twice, or a part of another leader arrived in between.
                     offset = usize::try_from(bytes).ok().filter(|at| *at < data.len()).unwrap_or(0);
                     "parts in another order".to_owned()
                 }
@@ -212,7 +213,7 @@ impl RaftNetwork<Types> for Link {
         let VoteRequest { vote: own, last_log_id: last } = request;
         match self.ask(Body::Vote { ballot: own, last }, option.hard_ttl()).await.map_err(unreachable)? {
             Answer::Voted { ballot, granted, last } => {
-                // A vote for this candidate in another ballot is one that it never stood in.
+                // A vote for this candidate in another ballot refers to an election in which it never stood.
                 let is_ours = granted || ballot.leader_id.voted_for == Some(self.own);
                 if is_ours && ballot != own {
                     return Err(unreachable("a vote in another ballot").into());

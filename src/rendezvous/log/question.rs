@@ -1,8 +1,8 @@
-//! What voters ask each other, and how it lies in a frame.
+//! What voters ask each other, and how it is encoded in a frame.
 //!
-//! Decoding is total. openraft asserts what a correct sender keeps, so it must not be handed anything else: fields are
-//! sound once decoded, [`Append::is_sound`] and [`Install::is_sound`] say whether they fit each other, and whether they fit
-//! what the receiver has is judged where it answers.
+//! Decoding is total. openraft asserts what a correct sender guarantees, so it must not be passed anything else: fields
+//! are valid once decoded, [`Append::is_sound`] and [`Install::is_sound`] check whether they fit each other, and
+//! whether they fit the receiver's state is checked where it answers.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,30 +12,30 @@ use openraft::{CommittedLeaderId, EntryPayload, LeaderId};
 use super::types::{Ballot, Entry, LogId, MAX_SNAPSHOT_BYTES, MAX_VOTERS, Members, Record};
 use crate::rendezvous::codec::{Blob, Reader, Wire, WireError, wire};
 
-/// From one voter to another.
+/// A question from one voter to another.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Question {
-    /// Whom it is meant for: whoever has another id by now must not answer.
+    /// The voter it is meant for: a process with another id by now must not answer.
     pub(crate) to: u128,
     pub(crate) body: Body,
 }
 wire!(struct Question { to, body });
 impl Eq for Question {}
 
-/// What is asked.
+/// The question itself.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Body {
-    /// By a leader: to take over entries. Without any it only lets itself be heard.
+    /// From a leader: append these entries. Without entries it is a heartbeat.
     Append { append: Append },
-    /// By a candidate: for this voter's vote.
+    /// From a candidate: a request for this voter's vote.
     Vote { ballot: Ballot, last: Option<LogId> },
-    /// By a leader: to take over a part of a snapshot.
+    /// From a leader: take over a part of a snapshot.
     Install { install: Install },
 }
 wire!(enum Body { 1 => Append { append }, 2 => Vote { ballot, last }, 3 => Install { install } });
 
 impl Body {
-    /// Who asks.
+    /// The voter that asks.
     pub(super) fn asker(&self) -> Option<u128> {
         let (Self::Append { append: Append { ballot, .. } }
         | Self::Vote { ballot, .. }
@@ -44,7 +44,7 @@ impl Body {
     }
 }
 
-/// Entries that follow each other.
+/// Consecutive entries.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Append {
     pub(crate) ballot: Ballot,
@@ -60,14 +60,14 @@ wire!(struct Append { ballot, prev, entries, committed });
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Install {
     pub(crate) ballot: Ballot,
-    /// The last entry that the snapshot stands for.
+    /// The last entry that the snapshot covers.
     pub(crate) last: LogId,
-    /// The voters then, and the entry that made them.
+    /// The voters at that point, and the entry that made them voters.
     pub(crate) members_at: Option<LogId>,
     pub(crate) members: Members,
-    /// Bytes of the whole.
+    /// Bytes of the whole snapshot.
     pub(crate) total: u64,
-    /// Where this part belongs.
+    /// Offset of this part.
     pub(crate) offset: u64,
     pub(crate) data: Blob,
 }
@@ -76,17 +76,17 @@ wire!(struct Install { ballot, last, members_at, members, total, offset, data })
 /// The answer to a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// Not by this voter, or not now.
+    /// This voter does not answer, or not now.
     Refused { why: String },
     /// The entries are in the log.
     Appended {},
-    /// The entry before them is not.
+    /// The entry before them is not in the log.
     Conflict {},
     /// There has been a later ballot.
     Outvoted { ballot: Ballot },
-    /// To a candidate.
+    /// The answer to a candidate.
     Voted { ballot: Ballot, granted: bool, last: Option<LogId> },
-    /// How many bytes of the snapshot are here; once all are, it is installed.
+    /// How many bytes of the snapshot have arrived; once all have, it is installed.
     Installed { bytes: u64 },
 }
 wire!(enum Answer {
@@ -120,7 +120,7 @@ pub(crate) fn log_id(term: u64, index: u64) -> LogId {
     LogId::new(CommittedLeaderId::new(term, 0), index)
 }
 
-/// Whether both can be in one log.
+/// Whether one log can contain both.
 pub(super) fn fit(a: LogId, b: LogId) -> bool {
     match a.leader_id.cmp(&b.leader_id) {
         Ordering::Equal => true,
@@ -153,7 +153,7 @@ impl Wire for Ballot {
     }
 }
 
-/// A majority of each of one or two sets of voters decides; others listen.
+/// One or two sets of voters, of which each decides by a majority; others only listen.
 impl Wire for Members {
     const LEAST: usize = 8;
     fn put(&self, out: &mut Vec<u8>) {
@@ -203,8 +203,8 @@ impl Wire for Entry {
 }
 
 impl Append {
-    /// Whether this can be a part of the log of an elected leader: indices without a gap, terms that never fall. It is not
-    /// if a leader that has been deposed reads its log while that is overwritten.
+    /// Whether this can be part of the log of an elected leader: indices without a gap, terms that never decrease. It
+    /// is not if a deposed leader reads its log while that is being overwritten.
     pub(super) fn is_sound(&self) -> bool {
         let in_order = |before: &Option<LogId>, next: &LogId| match before {
             None => next.index == 0,
@@ -223,7 +223,7 @@ impl Append {
         self.ballot.committed && follow && fits && past
     }
 
-    /// All entries that the leader speaks of.
+    /// The ids of all entries that the leader mentions.
     pub(super) fn ids(&self) -> impl Iterator<Item = LogId> {
         let entries = self.entries.iter().map(|entry| entry.log_id);
         self.prev.into_iter().chain(entries).chain(self.committed)

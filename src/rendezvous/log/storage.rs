@@ -1,4 +1,4 @@
-//! The entries, in memory: a voter that loses them is another voter afterwards, so nothing is written to a disk.
+//! The entries, in memory: a voter that loses them becomes another voter, so nothing is written to disk.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -10,12 +10,12 @@ use openraft::{EntryPayload, LogState, OptionalSend, RaftLogReader};
 
 use super::types::{Ballot, Entry, LogId, StorageError, Types};
 
-/// Most bytes of entries that travel together, beyond a first one that may be as long as a record.
+/// Most bytes of entries that are sent together, not counting a first one, which may be as long as a record.
 const APPEND_BYTES: usize = 2 << 20;
-/// What an entry takes beside its record.
+/// Size of an entry besides its record.
 const ENTRY_BYTES: usize = 64;
 
-/// Handles of one log.
+/// A handle of one log; clones share it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Storage {
     inner: Arc<Mutex<Inner>>,
@@ -26,7 +26,7 @@ struct Inner {
     ballot: Option<Ballot>,
     purged: Option<LogId>,
     committed: Option<LogId>,
-    /// How often entries had to give way to those of another leader.
+    /// How often entries were replaced by those of another leader.
     truncations: u64,
     entries: BTreeMap<u64, Entry>,
 }
@@ -41,7 +41,7 @@ impl Storage {
         self.lock().committed
     }
 
-    /// Grows when entries give way to those of another leader.
+    /// Increases when entries are replaced by those of another leader.
     pub(super) fn truncations(&self) -> u64 {
         self.lock().truncations
     }
@@ -53,7 +53,7 @@ impl Storage {
     }
 }
 
-/// Roughly what an entry takes in memory and in a frame.
+/// Approximate size of an entry in memory and in a frame.
 pub(super) fn bytes(entry: &Entry) -> usize {
     match &entry.payload {
         EntryPayload::Normal(record) => ENTRY_BYTES + record.0.len(),
@@ -69,7 +69,7 @@ impl RaftLogReader<Types> for Storage {
         Ok(self.lock().entries.range(range).map(|(_, entry)| entry.clone()).collect())
     }
 
-    /// As many as travel together: what follows is asked for again.
+    /// As many as are sent together: openraft asks again for the rest.
     async fn limited_get_log_entries(&mut self, start: u64, end: u64) -> Result<Vec<Entry>, StorageError> {
         let mut room = APPEND_BYTES;
         let inner = self.lock();

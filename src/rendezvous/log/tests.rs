@@ -1,4 +1,4 @@
-//! The log by itself: several voters in one process, on a runtime whose time is what the tests say.
+//! The log by itself: several voters in one process, on a runtime whose clock the tests control.
 
 mod histories;
 mod messages;
@@ -18,7 +18,7 @@ use world::{MS, Process, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// So many voters, the first of which leads.
+/// This many voters, of which the first leads.
 async fn voters(count: u64) -> World {
     let mut world = World::new(count, Timing::default()).await;
     for slot in 1..count {
@@ -85,7 +85,7 @@ async fn who_wrongly_takes_the_leader_for_gone_learns_better() {
     assert!(leader.voter.id == world.processes[0].voter.id, "term {term}");
 }
 
-/// Whoever asks may hear worse than it does.
+/// The asking voter may have the worse connection.
 #[tokio::test(start_paused = true)]
 async fn a_voter_that_hears_the_leader_helps_nobody_to_depose_it() {
     let world = voters(3).await;
@@ -98,7 +98,7 @@ async fn a_voter_that_hears_the_leader_helps_nobody_to_depose_it() {
     }
 }
 
-/// It goes on sending the log, as one does that votes no more.
+/// It continues to send the log, like a leader that no longer votes.
 #[tokio::test(start_paused = true)]
 async fn a_leader_that_has_resigned_is_succeeded_though_it_is_heard() {
     let mut world = voters(3).await;
@@ -113,7 +113,7 @@ async fn a_leader_that_has_resigned_is_succeeded_though_it_is_heard() {
     world.check();
 }
 
-/// What the lease of its member is counted by, see `driver::former`.
+/// The lease of its member is based on this, see `driver::former`.
 #[tokio::test(start_paused = true)]
 async fn a_new_leader_knows_since_when_the_former_one_has_been_silent() {
     let mut world = voters(3).await;
@@ -353,6 +353,6 @@ async fn with_the_last_hold_on_a_log_its_tasks_end() {
     world.net().living.clear();
     world.processes.clear();
     tokio::time::sleep(5 * SECOND).await;
-    // The test's own watchers of leadership see the end as well, and let go.
+    // The test's own receivers of leadership learn of the end too, and release the log.
     assert!(tapes.iter().all(|tape| tape.upgrade().is_none()));
 }

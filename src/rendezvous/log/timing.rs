@@ -1,20 +1,20 @@
-//! How long things may take, and how long the log may get.
+//! Time limits, and limits for the length of the log.
 
 use std::time::Duration;
 
-/// The paces of a log. All its voters should have the same.
+/// The time limits of a log. All its voters should have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timing {
-    /// How often a leader lets itself be heard; also how long it waits for an answer that carries nothing.
+    /// Interval of a leader's heartbeats; also how long it waits for an answer without contents.
     pub(crate) heartbeat: Duration,
-    /// Without a leader for a random time between these two, a voter wants to become one.
+    /// A voter stands for election after a random time between these two without a leader.
     pub(crate) election: (Duration, Duration),
     /// How long one question with records or a part of a snapshot may take.
     pub(crate) transfer: Duration,
     /// How long a record may wait for a majority.
     pub(crate) patience: Duration,
-    /// A snapshot is taken, and the log ends behind it, once so many entries or so many bytes of them have come since the
-    /// last one.
+    /// A snapshot is taken, and earlier entries are dropped, after this many entries or this many bytes of entries
+    /// since the last one.
     pub(crate) snapshot: (u64, u64),
 }
 

@@ -11,13 +11,13 @@ use crate::rendezvous::codec::{Blob, wire};
 pub(crate) const MAX_VOTERS: usize = 5;
 /// Most bytes of a record.
 pub(crate) const MAX_RECORD_BYTES: usize = (4 << 20) + (64 << 10);
-/// Most bytes of a snapshot: more than what the machine holds at most.
+/// Most bytes of a snapshot: more than the machine can contain.
 pub(crate) const MAX_SNAPSHOT_BYTES: usize = 3 << 30;
 
 /// A process that keeps a copy of the log and votes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Voter {
-    /// Random, and chosen once for each copy of the log, which is empty then. A process that has lost its copy has
+    /// Random, and chosen once for each copy of the log, which starts empty. A process that has lost its copy has
     /// forgotten what it promised, so it is another voter: an id is never used twice.
     pub(crate) id: u128,
     /// Where it answers questions.
@@ -25,10 +25,10 @@ pub(crate) struct Voter {
 }
 wire!(struct Voter { id, address });
 
-/// What is replicated. Shared, as the log, messages under way and the state machine have it at the same time.
+/// What is replicated. Shared, because the log, messages on their way and the state machine hold it at the same time.
 pub(crate) type Record = Arc<Blob>;
 
-/// How openraft is used: an id stands for a voter, its node is the address.
+/// Type parameters for openraft: an id names a voter, its node is the address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Types;
 

@@ -1,5 +1,5 @@
-//! Calls and answers of each session. A client that has lost its connection asks again by another one: what it has asked before
-//! is not done twice, and an answer that it may not have received is given again.
+//! Calls and answers of each session. A client that has lost its connection asks again over another one: calls are not
+//! carried out twice, and an answer that it may not have received is sent again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,23 +19,23 @@ wire!(struct Answers { sessions });
 struct Session {
     /// Calls not answered yet.
     open: BTreeSet<u64>,
-    /// Answers that the client has not said to have.
+    /// Answers that the client has not acknowledged yet.
     given: BTreeMap<u64, Result<Reply, BootstrapError>>,
 }
 wire!(struct Session { open, given });
 
-/// What is known of a call that comes.
+/// What is known of an incoming call.
 pub(super) enum Asked {
-    /// It comes for the first time.
+    /// It is new.
     First,
-    /// It has come before.
+    /// It is a repetition.
     Again {
-        /// The answer, unless that is still to come.
+        /// The answer, unless it is still outstanding.
         answer: Option<Result<Reply, BootstrapError>>,
     },
 }
 
-/// Answers that are kept for one session; a client has no more calls waiting.
+/// Answers kept for one session; a client never has more calls waiting.
 const MAX_GIVEN: usize = 512;
 
 impl Answers {
@@ -57,7 +57,7 @@ impl Answers {
         }
     }
 
-    /// The client has the answers of all calls up to `through`.
+    /// The client has the answers to all calls up to `through`.
     pub(super) fn received(&mut self, session: SessionId, through: u64) {
         if let Some(session) = self.sessions.get_mut(&session) {
             session.given.retain(|id, _| *id > through);

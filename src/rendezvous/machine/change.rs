@@ -1,12 +1,13 @@
-//! Changes of membership, one at a time: who goes, who enters, and from which step on.
+//! Changes of membership, one at a time: who leaves, who enters, and from which step on.
 //!
-//! A change is due when a member has died or fallen silent, when one doubts another, or when somebody on standby is ready. Where
-//! there is doubt it begins with a *survey*, in which members find out whom they reach and who keeps step while steps go on, and which ends
-//! by the rule of [`removal`](crate::rendezvous::removal). Then those who stay *promise* how far they go under the present
-//! membership, see [`pace`](crate::rendezvous::pace), and the new one begins with the step after that.
+//! A change is due when a member has died or fallen silent, when a member doubts another, or when a member on standby
+//! is ready. If there is doubt, the change begins with a *survey*: while steps continue, members find out which peers
+//! they reach and which have begun another step. It ends by the rule of [`removal`](crate::rendezvous::removal). Then
+//! those who stay *promise* how far they will go under the current membership, see [`pace`](crate::rendezvous::pace),
+//! and the new one begins with the step after that.
 //!
-//! The change starts over if a member dies, falls silent or is doubted after its answers were given. A change that comes to
-//! nothing leaves everything as it is, and the next one is tried a lease later.
+//! The change starts over if a member dies, falls silent or is doubted after its answers were given. An abandoned
+//! change leaves everything as it is, and the next one is tried a lease later.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -66,7 +67,7 @@ impl Machine {
         }
     }
 
-    /// Begins the change that is due, and takes the one under way as far as the answers allow.
+    /// Begins the change that is due, and advances the current one as far as the answers allow.
     pub(super) fn consider(&mut self, now: Duration) {
         if self.decision.epoch == 0 {
             return;
@@ -77,7 +78,7 @@ impl Machine {
                 Some(change) => change,
                 None if now < self.changes.rest_until => return,
                 None => {
-                    self.changes.rest_until = Duration::ZERO; // no more a deadline
+                    self.changes.rest_until = Duration::ZERO; // no longer a deadline
                     if !self.is_change_due() {
                         return;
                     }
@@ -96,13 +97,14 @@ impl Machine {
         self.ranks(|member| member.role == Role::Active && member.life != Life::Dead)
     }
 
-    /// Those that have been heard within their lease.
+    /// Members that have been heard within their lease.
     fn audible(&self) -> Mask {
         self.ranks(|member| member.role == Role::Active && member.life == Life::Heard)
     }
 
-    /// Those who may enter: who is ready and connected with all who stay, and with one another. A rank whose former member
-    /// still belongs to the membership has to wait until it does not, so that the others are told, unless there are none.
+    /// Members on standby that may enter: those that are ready and connected with all who stay and with one another. If
+    /// the former member of a rank is still in the membership, its successor must wait until it is not, so that the
+    /// others are told; except if there are no others.
     fn entering(&self, stay: &Mask) -> Mask {
         let ready = if stay.is_empty() { self.ready() } else { self.ready().minus(&self.decision.mask) };
         ready.iter().fold(Mask::EMPTY, |mut enter, rank| {
@@ -118,7 +120,7 @@ impl Machine {
         self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard && member.ready)
     }
 
-    /// Who is on standby.
+    /// All members on standby.
     fn waiting(&self) -> Standby {
         let ready = self.ready();
         let preparing = self.ranks(|member| member.role == Role::Standby && member.life == Life::Heard);
@@ -154,7 +156,7 @@ impl Machine {
         }
     }
 
-    /// The change, if there is still somebody to wait for.
+    /// Advances the change. Returns it if it still has to wait for somebody.
     fn advance(&mut self, now: Duration, change: Change) -> Option<Change> {
         match &change.stage {
             Stage::Survey { .. } => self.advance_survey(now, change),
@@ -166,7 +168,7 @@ impl Machine {
         let Stage::Survey { silent, doubts, findings } = &change.stage else { return None };
         let (living, audible) = (self.living(), self.audible());
         if !living.minus(&audible).minus(silent).is_empty() || *doubts != self.changes.doubts {
-            return None; // another one knows of it
+            return None; // the next change takes the news into account
         }
         let answered: Mask = findings.keys().copied().collect();
         let late = now >= change.until;
@@ -184,7 +186,7 @@ impl Machine {
                 let promises = self.change_in(now, Stage::Promises { stay: members, steps: BTreeMap::new() });
                 self.advance_promises(now, promises)
             }
-            // Somebody may be heard again, or be seen dead.
+            // A member may be heard again, or be seen dead.
             Verdict::Unsure { .. } | Verdict::NoQuorum { .. } if !late => Some(change),
             Verdict::Unsure { silent } => self.abort(
                 now,
@@ -210,7 +212,7 @@ impl Machine {
         let lost = !inaudible.is_empty();
         if !lost && stay.iter().all(|rank| steps.contains_key(&rank)) {
             let furthest = steps.values().copied().max().unwrap_or(self.changes.furthest);
-            let step = furthest.saturating_add(1); // whatever they have promised
+            let step = furthest.saturating_add(1); // after the highest promise
             self.conclude(*stay, step);
             return None;
         }
@@ -224,7 +226,7 @@ impl Machine {
             });
             self.abort(now, &change, error);
             if lost {
-                self.changes.rest_until = Duration::ZERO; // another one can be decided at once
+                self.changes.rest_until = Duration::ZERO; // another change can be decided at once
             }
             return None;
         }
@@ -233,7 +235,7 @@ impl Machine {
         Some(change)
     }
 
-    /// That one of these was seen dead, if so.
+    /// The error for the first of these members that was seen dead, if any.
     fn dead(&self, ranks: &Mask) -> Option<BootstrapError> {
         let mut members = ranks.iter().filter_map(|rank| self.seat(rank));
         let member = members.find(|member| member.life == Life::Dead)?;
@@ -241,7 +243,7 @@ impl Machine {
         Some(BootstrapError::PeerLost { op: op(), rank, host, pid })
     }
 
-    /// Asks whoever has not been asked.
+    /// Asks those who have not been asked.
     fn ask(&mut self, change: &mut Change, ranks: Mask) {
         for rank in ranks.minus(&change.asked).iter() {
             if let Some(session) = self.seat(rank).and_then(|member| member.session) {
@@ -257,7 +259,7 @@ impl Machine {
         }
     }
 
-    /// Tells how a change has ended.
+    /// Reports how a change has ended.
     pub(super) fn settle_one(
         &mut self,
         session: SessionId,
@@ -268,15 +270,16 @@ impl Machine {
         self.actions.push(Action::Settle { session, change, outcome, retired, waiting });
     }
 
-    /// The change comes to nothing: whoever was asked is told why.
+    /// Abandons the change; those who were asked are told why.
     fn abort(&mut self, now: Duration, change: &Change, error: BootstrapError) -> Option<Change> {
         self.settle(change.asked, change.number, &Err(error));
         self.changes.rest_until = now.saturating_add(self.settings.lease);
         None
     }
 
-    /// The member of `rank` calls the change off. With it goes what it was asked for: retirements, and the admission of who is ready,
-    /// which all have to be asked for again. A death or a doubt is none the less a reason for another one, a lease later.
+    /// The member of `rank` calls the change off, and with it the requests that led to it: retirements, and the
+    /// admission of those who are ready, all of which have to be requested again. A death or a doubt remains a reason
+    /// for another change, a lease later.
     pub(super) fn call_off(&mut self, now: Duration, call: Call, rank: u32, number: u64) {
         let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change: number, rank };
         let Some(change) = self.changes.running.take_if(|change| change.number == number) else {
@@ -298,14 +301,14 @@ impl Machine {
         self.answer(call, Ok(Reply::Done {}));
     }
 
-    /// The next membership: these members, and who waits to be admitted.
+    /// Decides the next membership: these members, and those who wait to be admitted.
     fn conclude(&mut self, stay: Mask, step: u64) {
         let retired = self.retiring(&stay);
         let evicted = self.living().minus(&stay);
         let stay = stay.minus(&retired);
         let enter = self.entering(&stay);
         let epoch = self.decision.epoch + 1;
-        // If the membership before never begins, those whom it was to retire go with this one.
+        // If the previous membership never begins, those that it would have retired leave with this one.
         let still = if step <= self.decision.step { self.changes.retired } else { Mask::EMPTY };
         let still =
             still.and(&self.ranks(|member| member.role == Role::Retired && member.life != Life::Dead));
@@ -319,7 +322,7 @@ impl Machine {
                 member.ready = false;
             }
         }
-        // Whoever acts upon the decision is to see the membership as it is by then.
+        // A member that acts upon the decision must see the membership as of that decision.
         self.view_changed = true;
         self.show();
         self.settle(self.ranks(|_| true), self.changes.last, &Ok(self.decision));
@@ -327,7 +330,7 @@ impl Machine {
         evicted.or(&retired).iter().for_each(|rank| self.answer_retired(rank));
     }
 
-    /// Retires a member with the next membership. The call is answered when that is decided.
+    /// Retires a member with the next membership. The call is answered once that is decided.
     pub(super) fn retire(&mut self, call: Call, rank: u32) {
         let others = self.living().without(rank);
         let (op, reason) = match self.seat(rank).map(|member| member.role) {
@@ -338,12 +341,12 @@ impl Machine {
                 self.changes.retiring.entry(rank).or_default().push(call);
                 return;
             }
-            _ => return self.answer(call, Ok(Reply::Done {})), // it does not belong to the group
+            _ => return self.answer(call, Ok(Reply::Done {})), // it is not in the group
         };
         self.answer(call, Err(BootstrapError::OutOfOrder { op, reason }));
     }
 
-    /// Those of them that are to be retired, unless nobody would be left because of it.
+    /// Those of them that are to be retired, unless nobody would be left.
     fn retiring(&mut self, stay: &Mask) -> Mask {
         let retired = stay.and(&self.changes.retiring.keys().copied().collect());
         if retired != *stay {
@@ -358,7 +361,7 @@ impl Machine {
         Mask::EMPTY
     }
 
-    /// The member of `rank` belongs to the group no more.
+    /// The member of `rank` is no longer in the group.
     pub(super) fn answer_retired(&mut self, rank: u32) {
         for call in self.changes.retiring.remove(&rank).unwrap_or_default() {
             self.answer(call, Ok(Reply::Done {}));

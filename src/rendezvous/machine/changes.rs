@@ -1,4 +1,4 @@
-//! What the server knows of changes of membership, see [`change`](super::change).
+//! The server's state about changes of membership, see [`change`](super::change).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -9,27 +9,27 @@ use crate::rendezvous::codec::wire;
 use crate::rendezvous::removal::Findings;
 use crate::rendezvous::wire::{Ask, Decision};
 
-/// A link that was in doubt so often within [`WORN_WITHIN`] counts as broken, though its ends reach each other.
+/// A link that was in doubt this often within [`WORN_WITHIN`] counts as broken even if its ends reach each other.
 const WORN_AFTER: usize = 3;
 const WORN_WITHIN: Duration = Duration::from_secs(60);
 
-/// Changes under way and to come.
+/// The current change, and what the next ones need.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// Number of the last one.
+    /// Number of the last change.
     pub(super) last: u64,
     pub(super) running: Option<Change>,
-    /// None is begun before.
+    /// No change begins before this time.
     pub(super) rest_until: Duration,
     /// Who doubts whom in this epoch.
     pub(super) doubts: BTreeMap<u32, Mask>,
-    /// Links that were in doubt and not broken, lower rank first, and when.
+    /// Links that were in doubt and found not to be broken, lower rank first, and when.
     pub(super) doubted: Vec<(Duration, Link)>,
-    /// The last step that any member has promised to begin at most.
+    /// The highest step that any member has promised not to exceed.
     pub(super) furthest: u64,
-    /// Members that are to be retired, and the calls that asked for it.
+    /// Members to be retired, and the calls that asked for it.
     pub(super) retiring: BTreeMap<u32, Vec<Call>>,
-    /// Those whom the last decision has retired.
+    /// The members that the last decision has retired.
     pub(super) retired: Mask,
 }
 wire!(struct Changes { last, running, rest_until, doubts, doubted, furthest, retiring, retired });
@@ -39,7 +39,7 @@ pub(super) type Link = (u32, u32);
 #[derive(Debug)]
 pub(super) struct Change {
     pub(super) number: u64,
-    /// When those who have not answered are waited for no longer.
+    /// Until when to wait for those who have not answered.
     pub(super) until: Duration,
     pub(super) asked: Mask,
     pub(super) stage: Stage,
@@ -49,10 +49,10 @@ wire!(struct Change { number, until, asked, stage });
 #[derive(Debug)]
 pub(super) enum Stage {
     Survey {
-        /// Members that everybody looks for.
+        /// Members that all others probe.
         silent: Mask,
         doubts: BTreeMap<u32, Mask>,
-        /// What each has found.
+        /// What each member has found.
         findings: BTreeMap<u32, Findings>,
     },
     Promises {
@@ -85,8 +85,8 @@ impl Changes {
         }
     }
 
-    /// What the member of `rank` has said and was asked is void, and what was said about it: it is dead, or there is another
-    /// connection.
+    /// Discards what the member of `rank` has said and was asked, and what was said about it: it is dead, or there is
+    /// another connection.
     pub(super) fn forget(&mut self, rank: u32) {
         self.doubts.remove(&rank);
         self.doubts.values_mut().for_each(|peers| peers.remove(rank));
@@ -99,26 +99,26 @@ impl Changes {
         }
     }
 
-    /// The number of the last change that has come to its end.
+    /// The number of the last change that has ended.
     pub(super) fn ended(&self) -> u64 {
         self.running.as_ref().map_or(self.last, |change| change.number - 1)
     }
 
-    /// What the member of `rank` was asked may not have come, or its answer not.
+    /// A question to the member of `rank`, or its answer, may have been lost: it is asked again.
     pub(super) fn ask_again(&mut self, rank: u32) {
         if let Some(change) = &mut self.running {
             change.asked.remove(rank);
         }
     }
 
-    /// Links that this doubt makes worn.
+    /// The links that become worn through this doubt.
     pub(super) fn worn(&mut self, now: Duration, links: &BTreeSet<Link>) -> BTreeSet<Link> {
         self.doubted.retain(|(when, _)| *when + WORN_WITHIN > now);
         let times = |link: &Link| self.doubted.iter().filter(|(_, doubted)| doubted == link).count();
         links.iter().filter(|link| times(link) + 1 >= WORN_AFTER).copied().collect()
     }
 
-    /// Whether a run of so many ranks can have these.
+    /// Whether this is a possible state for a run of `world` ranks.
     pub(super) fn can_be(&self, world: u32) -> bool {
         let masks = |masks: &BTreeMap<u32, Mask>| {
             masks.iter().all(|(rank, peers)| *rank < world && peers.fits(world))
@@ -141,7 +141,7 @@ impl Changes {
     }
 }
 
-/// The links that are in doubt.
+/// The links in doubt.
 pub(super) fn links(doubts: &BTreeMap<u32, Mask>) -> BTreeSet<Link> {
     let link = |rank: u32, peer: u32| (rank.min(peer), rank.max(peer));
     doubts

@@ -1,4 +1,4 @@
-//! What goes into the machine, and what comes out of it.
+//! The inputs and outputs of the machine.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::rendezvous::wire::{Ask, Decision, Identity, Notice, Reply, Request, S
 /// What happened.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A request came (also a sign of life).
+    /// A request arrived (also a sign of life).
     Request {
         /// Where the answer goes.
         call: Call,
@@ -35,26 +35,26 @@ pub enum Event {
         /// Whose session.
         session: SessionId,
     },
-    /// A notice came (also a sign of life).
+    /// A notice arrived (also a sign of life).
     Noticed {
         /// Whose session.
         session: SessionId,
-        /// What it says.
+        /// The notice.
         notice: Notice,
     },
-    /// The connection of a client is gone, and there is no other.
+    /// The connection of a client is closed, and there is no other.
     Closed {
         /// Which session.
         session: SessionId,
-        /// Whether the peer's kernel closed it, as it does when a process ends. Else this side or the network did, and for a
-        /// lease there has not been another one.
+        /// Whether the peer's kernel closed it, as it does when a process ends. Otherwise this side or the network
+        /// broke it, and no other connection has come for a lease.
         by_peer: bool,
     },
-    /// Somebody who can see the processes, as a launcher sees its children, says that this one has ended.
+    /// Somebody who can see the processes, as a launcher sees its children, reports that this one has ended.
     Ended {
         /// Its rank.
         rank: u32,
-        /// Its process id, as it gave it when it joined.
+        /// Its process id, as it was stated when joining.
         pid: u32,
     },
     /// Time passed; due at [`Machine::next_deadline`](super::Machine::next_deadline).
@@ -71,53 +71,53 @@ wire!(enum Event {
     8 => Silent { session },
 });
 
-/// What is to be done.
+/// What the server has to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Answer a request.
     Answer {
-        /// Which.
+        /// The call to answer.
         call: Call,
         /// The outcome.
         result: Result<Reply, BootstrapError>,
     },
     /// Ask a member something about a change of membership.
     Ask {
-        /// Whom.
+        /// Its session.
         session: SessionId,
-        /// What.
+        /// The question.
         ask: Ask,
     },
     /// Tell a member how a change has ended.
     Settle {
-        /// Whom.
+        /// Its session.
         session: SessionId,
         /// Number of the change.
         change: u64,
-        /// What is decided, or why all stays as it is.
+        /// What was decided, or why the membership is unchanged.
         outcome: Result<Decision, BootstrapError>,
-        /// Those who belong to it no more and take part in the steps before.
+        /// Members that leave with this change and take part in the steps before it.
         retired: Mask,
         /// Who was on standby and still is.
         waiting: Box<Standby>,
     },
-    /// Tell a member who has which place.
+    /// Tell a member which member has which place.
     Seat {
-        /// To whom.
+        /// Its session.
         session: SessionId,
-        /// All members, or those that came last.
+        /// All members, or only the latest ones.
         members: Arc<Vec<Identity>>,
     },
-    /// Tell a member how the membership stands.
+    /// Show a member the state of the membership.
     Show {
-        /// To whom.
+        /// Its session.
         session: SessionId,
-        /// How it stands.
+        /// The state.
         view: Arc<View>,
     },
-    /// End a session: close its connection once what was sent by it is out.
+    /// End a session: close its connection once everything sent over it is written.
     Close {
-        /// Which.
+        /// The session.
         session: SessionId,
     },
 }

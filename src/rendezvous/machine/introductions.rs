@@ -1,4 +1,4 @@
-//! What newcomers export for members, on its way, see [`meet`](super::meet).
+//! What newcomers export for members, while an answer is pending; see [`meet`](super::meet).
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ impl Introductions {
         .collect()
     }
 
-    /// Ends those that wait for a rank that is gone, and forgets those of it.
+    /// Ends those that wait for a rank that is gone, and forgets those from it.
     pub(super) fn lose(&mut self, rank: u32, host: &str, pid: u32) -> Vec<Outcome> {
         self.waiting.retain(|waiting| waiting.newcomer != rank);
         let lost = self.waiting.extract_if(.., |waiting| waiting.peer == rank);
@@ -54,7 +54,7 @@ impl Introductions {
         .collect()
     }
 
-    /// Whether a run of so many ranks can have these.
+    /// Whether this is a possible state for a run of `world` ranks.
     pub(super) fn can_be(&self, world: u32) -> bool {
         let known = |waiting: &Waiting| waiting.newcomer < world && waiting.peer < world;
         let all = |which: &dyn Fn(&Waiting) -> bool| self.waiting.iter().all(which);

@@ -1,4 +1,4 @@
-//! How members are heard of, fall silent, come back and end, and what waited for them.
+//! How members are heard, fall silent, come back and end, and what happens to whoever waited for them.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ impl Machine {
         }
     }
 
-    /// The client does not come back to this session, or is refused.
+    /// The client will not come back to this session, or is refused.
     pub(super) fn end_session(&mut self, session: SessionId) {
         self.forget_session(session);
         self.actions.push(Action::Close { session });
@@ -49,8 +49,8 @@ impl Machine {
         self.store.forget(session);
     }
 
-    /// The member of `rank` has another connection. What it was told or asked by the former one may not have come, nor what it
-    /// has said: it is told how the last change has ended, and asked again what is still open.
+    /// The member of `rank` has another connection. What was sent in either direction over the former one may have been
+    /// lost: the member is told how the last change has ended, and asked again what is still open.
     pub(super) fn resumed(&mut self, rank: u32) {
         let Some(member) = self.seat_mut(rank) else { return };
         member.meeting = Mask::EMPTY;
@@ -73,7 +73,8 @@ impl Machine {
         self.actions.extend(asks);
     }
 
-    /// The member of `rank` is on standby as far as it knows. If it was admitted and evicted since, it has learnt of neither.
+    /// The member of `rank` believes that it is on standby. If it was admitted and evicted since, it has learned of
+    /// neither.
     pub(super) fn missed_admission(&mut self, rank: u32) {
         if let Some(member) =
             self.seat_mut(rank).filter(|member| matches!(member.role, Role::Evicted | Role::Retired))
@@ -83,7 +84,8 @@ impl Machine {
         }
     }
 
-    /// The process of a member has ended, as somebody says who can see it. Nothing happens if the rank has another one.
+    /// The process of a member has ended, as reported by somebody who can see it. Nothing happens if the rank has
+    /// another member.
     pub(super) fn ended(&mut self, rank: u32, member: u128) {
         if self.seat(rank).is_some_and(|seated| seated.identity.member == member) {
             self.member_died(rank);
@@ -111,7 +113,7 @@ impl Machine {
         self.abandon(rank);
     }
 
-    /// Ends the rounds and introductions that wait for a rank that cannot take part any more.
+    /// Ends the rounds and introductions that wait for a rank that can no longer take part.
     pub(super) fn abandon(&mut self, rank: u32) {
         let Some(Identity { host, pid, .. }) = self.seat(rank).map(|member| member.identity.clone()) else {
             return;

@@ -1,5 +1,5 @@
-//! Newcomers and members get to know each other beside whatever goes on: the server passes on what each exports for the other,
-//! and keeps who is connected with whom.
+//! How newcomers and members connect while everything else continues: the server passes on what each exports for the
+//! other, and records who is connected with whom.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::rendezvous::codec::Blob;
 use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::wire::{Ask, MAX_BLOB_BYTES, Reply};
 
-/// Buffers of a member, at most.
+/// Most buffers of a member.
 const MAX_BUFFERS: usize = 64;
 
 impl Machine {
-    /// Passes on to `peer` what the newcomer exports for it.
+    /// Passes to `peer` what the newcomer exports for it.
     pub(super) fn introduce(
         &mut self,
         now: Duration,
@@ -30,7 +30,7 @@ impl Machine {
             .and_then(|()| BootstrapError::check(&op(), "bytes of a blob", largest, MAX_BLOB_BYTES));
         let session =
             self.seat(peer).filter(|member| member.life != Life::Dead).and_then(|member| member.session);
-        // One that was asked to meet a peer may be admitted meanwhile, without it.
+        // A member that was asked to meet a peer may be admitted meanwhile, without that peer.
         let is_new = |member: &Member| member.role == Role::Standby || member.meeting.contains(peer);
         let new = peer != newcomer && self.seat(newcomer).is_some_and(is_new);
         let refusal = match (sizes, session) {
@@ -73,23 +73,24 @@ impl Machine {
         rank == peer || met(rank, peer) || met(peer, rank)
     }
 
-    /// Asks those who are ready to introduce themselves to members that they do not know, and to those of lower rank that are
-    /// ready as well.
+    /// Asks newcomers that are ready to introduce themselves to members that they are not connected with, and to those
+    /// of lower rank that are ready as well.
     pub(super) fn ask_to_meet(&mut self) {
         let ready = self.ready();
         if ready.is_empty() {
-            return; // as nearly always
+            return; // the usual case
         }
         let living = self.living();
         for rank in ready.iter() {
             let lower: Mask = ready.iter().filter(|other| *other < rank).collect();
-            // Not from both ends at once: the second connection would undo the first, which may be in use by then.
+            // Not from both ends at the same time: the second connection would undo the first, which may be in use by
+            // then.
             let is_meeting =
                 |peer| self.seat(peer).is_some_and(|member: &Member| member.meeting.contains(rank));
             let unknown = |peer: &u32| !self.are_connected(rank, *peer) && !is_meeting(*peer);
             let peers: Mask = living.or(&lower).iter().filter(unknown).collect();
             let Some(member) = self.seat_mut(rank) else { continue };
-            // One thing at a time: it answers when it has tried.
+            // One request at a time: it answers once it has tried.
             if let Some(session) = member.session.filter(|_| member.meeting.is_empty() && !peers.is_empty()) {
                 member.meeting = peers;
                 self.actions.push(Action::Ask { session, ask: Ask::Meet { peers } });
@@ -104,7 +105,7 @@ impl Machine {
         member.meeting = Mask::EMPTY;
     }
 
-    /// There is another incarnation of this rank, which nobody knows.
+    /// There is a new incarnation of this rank, which nobody is connected with.
     pub(super) fn forget_meetings(&mut self, rank: u32) -> Mask {
         for member in self.seats.iter_mut().flatten() {
             member.met.remove(rank);

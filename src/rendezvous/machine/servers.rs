@@ -9,12 +9,12 @@ pub(crate) struct MemberServer<'m> {
     pub(crate) identity: &'m Identity,
     pub(crate) listener: &'m Listener,
     pub(crate) session: Option<SessionId>,
-    /// The run has come together, and the member is heard of: the server can take part.
+    /// The run has come together, and the member is being heard: its server can take part.
     pub(crate) available: bool,
 }
 
 impl Machine {
-    /// By rank.
+    /// In order of rank.
     pub(crate) fn servers(&self) -> impl Iterator<Item = MemberServer<'_>> {
         let formed = self.decision.epoch > 0;
         self.members().filter(|member| member.life != Life::Dead).filter_map(move |member| {

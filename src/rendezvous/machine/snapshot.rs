@@ -1,13 +1,13 @@
-//! The machine written down, so that another process can go on where this one has ended.
+//! The encoding of the machine's state, from which another process can continue.
 //!
-//! A state has one encoding, and bytes that no machine can have written are refused: what is in them may be whatever a disk
-//! or a peer has made of it, and a machine made of it has to be as sound as one that came there by events.
+//! A state has exactly one encoding, and bytes that no machine can have written are refused: a disk or a peer may have
+//! altered them in any way, and a machine restored from them must be as valid as one that got there by events.
 
 use super::change::MAX_EPOCH;
 use super::state::{Life, Machine, Member, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
-/// Changes with all that is written, that is with every type in it.
+/// Increases whenever anything that is written changes, including every type in it.
 const VERSION: u16 = 6;
 
 impl Machine {
@@ -26,14 +26,14 @@ impl Machine {
             config,
             rounds,
             store,
-            // Between events there are none, and what changed has been shown.
+            // Between events there are no actions, and changes have been shown.
             actions: _,
             view_changed: _,
         } = self;
         let mut out = Vec::new();
         VERSION.put(&mut out);
         settings.put(&mut out);
-        seats.iter().for_each(|seat| seat.put(&mut out)); // as many as the world has ranks
+        seats.iter().for_each(|seat| seat.put(&mut out)); // one for each rank of the world
         sessions.put(&mut out);
         answers.put(&mut out);
         gathering.put(&mut out);
@@ -47,9 +47,9 @@ impl Machine {
         out
     }
 
-    /// The machine that this is a snapshot of: the same events at the same times give the same actions.
+    /// The machine that this snapshot describes: the same events at the same times give the same actions.
     ///
-    /// Errors: bytes that are no snapshot, or one of another version.
+    /// Errors: bytes that are not a snapshot, or one of another version.
     pub fn restore(bytes: &[u8]) -> Result<Self, WireError> {
         let mut from = Reader::new(bytes);
         let theirs = u16::get(&mut from)?;
@@ -82,13 +82,13 @@ impl Machine {
         machine.check().map(|()| machine)
     }
 
-    /// What every machine keeps to. The rest of it relies on this.
+    /// Checks the invariants of the machine, on which the rest of it relies.
     fn check(&self) -> Result<(), WireError> {
         let world = self.settings.world;
         let seats = (0..).zip(&self.seats).all(|(rank, seat)| {
             seat.as_ref().is_none_or(|member| member.identity.rank == rank && self.can_sit(member))
         });
-        // Each session leads to a seat that leads back, so no two lead to one seat.
+        // Each session leads to a seat that leads back, so no two sessions lead to the same seat.
         let sessions = self
             .sessions
             .iter()
@@ -125,5 +125,5 @@ impl Machine {
     }
 }
 
-/// Changes and introductions are numbered from 1 on: none gets there by counting.
+/// Changes and introductions are numbered from 1: counting never gets this far.
 const MAX_NUMBER: u64 = 1 << 63;

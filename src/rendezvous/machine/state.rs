@@ -1,4 +1,4 @@
-//! The state of a run: who has which seat, what is decided, what is still waited for.
+//! The state of a run: who has which seat, what is decided, what is still pending.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::rendezvous::error::BootstrapError;
 use crate::rendezvous::rounds::{Outcome, Rounds};
 use crate::rendezvous::wire::{Decision, Fields, Identity, Listener, MAX_TEXT_BYTES, RankState, Reply, View};
 
-/// What a run is.
+/// The settings of a run.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Name of the run; members must give the same.
+    /// Name of the run; members must state the same.
     pub run_id: String,
     /// Number of ranks, 1 to 1024.
     pub world: u32,
@@ -27,14 +27,14 @@ pub struct Settings {
     pub initial: u32,
     /// Longest time from the first join until all ranks are there.
     pub join_deadline: Duration,
-    /// Silence after which a member is suspect, and how long the answers of members are waited for.
+    /// Silence after which a member is suspect, and how long to wait for the answers of members.
     pub lease: Duration,
-    /// No member's end takes this machine along: it may say who is lost even where most of them are.
+    /// The server does not depend on the life of any member: it may decide who is lost even if most members are.
     pub arbiter: bool,
 }
 wire!(struct Settings { run_id, world, initial, join_deadline, lease, arbiter });
 
-/// The server's side of a run.
+/// The server's state of a run.
 #[derive(Debug)]
 pub struct Machine {
     pub(super) settings: Settings,
@@ -43,7 +43,7 @@ pub struct Machine {
     /// The rank of each session whose client has joined.
     pub(super) sessions: BTreeMap<SessionId, u32>,
     pub(super) answers: Answers,
-    /// End of the gathering, from the first join on.
+    /// Beginning and end of the gathering, which starts with the first join.
     pub(super) gathering: Option<(Duration, Duration)>,
     /// Epoch 0 until the run has come together.
     pub(super) decision: Decision,
@@ -61,7 +61,8 @@ pub struct Machine {
 impl Machine {
     /// A run that nobody has joined.
     ///
-    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024, more initial ranks or none, or a run id that is too long.
+    /// Errors: [`BootstrapError::Limit`] for a world outside 1 to 1024, for no initial ranks or more than the world
+    /// has, or for a run id that is too long.
     pub fn new(settings: Settings) -> Result<Self, BootstrapError> {
         let op = "start the rendezvous";
         BootstrapError::check(op, "world", settings.world as usize, MAX_WORLD as usize)?;
@@ -91,12 +92,12 @@ impl Machine {
         })
     }
 
-    /// What the run is.
+    /// The settings of the run.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
-    /// How the membership stands.
+    /// The current view of the membership.
     pub fn view(&self) -> View {
         let state = |seat: &Option<Member>| match seat.as_ref().map(|member| (member.role, member.life)) {
             None => RankState::Absent {},
@@ -114,13 +115,13 @@ impl Machine {
         View { epoch, mask, step, taken: self.taken, states: self.seats.iter().map(state).collect() }
     }
 
-    /// Everybody who is there, by ascending rank.
+    /// All present members, by ascending rank.
     pub(super) fn roster(&self) -> Vec<Identity> {
         let living = self.members().filter(|member| member.life != Life::Dead);
         living.map(|member| member.identity.clone()).collect()
     }
 
-    /// The ranks whose member is such.
+    /// The ranks whose members satisfy `which`.
     pub(super) fn ranks(&self, which: impl Fn(&Member) -> bool) -> Mask {
         self.members().filter(|member| which(member)).map(|member| member.identity.rank).collect()
     }
@@ -156,7 +157,7 @@ pub(super) enum Role {
     Active,
     Standby,
     Evicted,
-    /// It takes part in the steps before the membership that is without it, then no more.
+    /// It takes part in the steps before the membership without it, and in no later ones.
     Retired,
 }
 wire!(enum Role { 1 => Active {}, 2 => Standby {}, 3 => Evicted {}, 4 => Retired {} });
@@ -179,9 +180,9 @@ pub(super) struct Member {
     pub(super) joining: Option<Call>,
     /// On standby: it waits to be admitted.
     pub(super) ready: bool,
-    /// Peers of which it has said that it is connected with them; as good as if they had said so.
+    /// Peers that it has reported to be connected with; this counts as if the peers had reported it too.
     pub(super) met: Mask,
-    /// Peers to which it was asked to introduce itself.
+    /// Peers that it was asked to introduce itself to.
     pub(super) meeting: Mask,
     pub(super) config: Fields,
     pub(super) listener: Option<Listener>,

@@ -1,4 +1,4 @@
-//! The run's key-value store. Who asks for keys that are not there yet waits parked at the first of them.
+//! The run's key-value store. A request for keys that do not exist yet is parked at the first missing one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,27 +14,27 @@ use crate::rendezvous::wire::Reply;
 pub const MAX_KEY_BYTES: usize = 512;
 /// Most bytes of a value.
 pub const MAX_VALUE_BYTES: usize = 64 << 10;
-/// Most bytes of all keys and values together, each entry counted with 64 bytes of its own.
+/// Most bytes of all keys and values together, where each entry counts 64 bytes in addition.
 pub const MAX_STORE_BYTES: usize = 256 << 20;
-/// What an entry costs beside its key and value.
+/// What an entry costs besides its key and value.
 const ENTRY_BYTES: usize = 64;
 /// Most keys of one wait, and most bytes of one answer.
 const MAX_KEYS: usize = 4096;
 const MAX_ANSWER_BYTES: usize = 2 << 20;
-/// Requests that one session may have waiting.
+/// Waiting requests of one session.
 const MAX_WAITS: usize = 64;
 
-/// Keys, values, and who waits for them.
+/// Keys, values, and the requests that wait for them.
 #[derive(Debug, Default)]
 pub(super) struct Store {
-    /// Shared with the answers that are on their way.
+    /// Shared with answers that are being sent.
     entries: BTreeMap<String, Arc<Blob>>,
     bytes: usize,
-    /// By a key that they miss.
+    /// By a key that they are waiting for.
     waiting: BTreeMap<String, Vec<Waiting>>,
 }
 
-/// What the entries cost is counted again.
+/// The total cost of the entries is not encoded but counted again.
 impl Wire for Store {
     const LEAST: usize = 8;
     fn put(&self, out: &mut Vec<u8>) {
@@ -58,18 +58,18 @@ struct Waiting {
 }
 wire!(struct Waiting { call, keys, began, until });
 
-/// What an entry counts for.
+/// The cost of an entry.
 fn cost(key: &str, value: &Blob) -> usize {
     key.len() + value.0.len() + ENTRY_BYTES
 }
 
 impl Store {
-    /// Sets a key, and answers who has waited for it.
+    /// Sets a key, and answers those who have waited for it.
     pub(super) fn set(&mut self, call: Call, key: String, value: Blob) -> Vec<Outcome> {
         self.change(call, |store| store.put("set", &key, value).map(|()| (key, Reply::Done {})))
     }
 
-    /// Adds to a number, absent meaning 0.
+    /// Adds to a number; an absent one counts as 0.
     pub(super) fn add(&mut self, call: Call, key: String, amount: i64) -> Vec<Outcome> {
         self.change(call, |store| {
             let sum = store.sum(&key, amount)?;
@@ -78,7 +78,7 @@ impl Store {
         })
     }
 
-    /// Gives the values of keys, once all are there.
+    /// Returns the values of keys, once all exist.
     pub(super) fn get(
         &mut self,
         now: Duration,
@@ -115,7 +115,7 @@ impl Store {
         outcomes
     }
 
-    /// The earliest end of a wait.
+    /// The earliest deadline of a wait.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         self.waiting.values().flatten().map(|waiting| waiting.until).min()
     }
@@ -128,7 +128,7 @@ impl Store {
         });
     }
 
-    /// Whether a run can have this.
+    /// Whether this is a possible state of a run.
     pub(super) fn can_be(&self) -> bool {
         let fits = |(key, value): (&String, &Arc<Blob>)| {
             key.len() <= MAX_KEY_BYTES && value.0.len() <= MAX_VALUE_BYTES
@@ -141,7 +141,7 @@ impl Store {
         self.bytes <= MAX_STORE_BYTES && self.entries.iter().all(fits) && self.waiting.iter().all(parked)
     }
 
-    /// The first of its keys that is not there.
+    /// The first of its keys that does not exist.
     fn missing<'a>(&self, waiting: &'a Waiting) -> Option<&'a String> {
         waiting.keys.iter().find(|key| !self.entries.contains_key(*key))
     }
@@ -162,7 +162,7 @@ impl Store {
         }
     }
 
-    /// Answers, or waits at the first key that is missing.
+    /// Answers, or waits at the first missing key.
     fn park(&mut self, waiting: Waiting) -> Option<Outcome> {
         if let Some(missing) = self.missing(&waiting) {
             self.waiting.entry(missing.clone()).or_default().push(waiting);

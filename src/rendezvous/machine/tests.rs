@@ -1,4 +1,4 @@
-//! The machine by itself: each case is a list of events, and time is what the case says.
+//! The machine by itself: each case is a list of events, which also controls the time.
 
 mod admission;
 mod gathering;

@@ -1,4 +1,4 @@
-//! Frames there and back, and bytes that are none.
+//! Frames encoded and decoded again, and bytes that are not frames.
 
 use proptest::prelude::*;
 
@@ -209,7 +209,7 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        // Whatever is accepted must be a frame: it comes back from its own encoding.
+        // What is accepted must be a frame: encoding it gives the same again.
         if let Ok(accepted) = decode(&bytes) {
             prop_assert_eq!(decode(&encode(&accepted).unwrap()), Ok(accepted));
         }

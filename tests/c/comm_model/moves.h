@@ -1,15 +1,15 @@
-/* What a rank can do next, after c/coll/flow.c and drive.c: each move loads or stores one word, or begins or
- * ends with one slot, so that the moves of others come between. */
+/* The moves of a rank, after c/coll/flow.c and drive.c: each move loads or stores one word, or begins or ends
+ * the access to one slot, so that the moves of others can come in between. */
 #ifndef EPW_TESTS_COMM_MODEL_MOVES_H
 #define EPW_TESTS_COMM_MODEL_MOVES_H
 
 #include "state.h"
 
-/* Goes through the moves of a state: `take` is called with each state that follows. */
+/* Generates the moves of a state: `take` is called with each following state. */
 typedef struct walker {
     const model *m;
     void (*take)(struct walker *w, state *next);
-    const char *what, *broken; /* what the move does; what it breaks */
+    const char *what, *broken; /* the move; the property that it violates */
     unsigned rank, peer;
 } walker;
 
@@ -38,7 +38,7 @@ static bool over(const peer *p) {
     return p->out == 0 && p->in == 0 && p->hand == IDLE && !epw_ring_lends(&p->ring);
 }
 
-/* Whether the peer has been told all that it waits for: a step does so before it looks whether its call is
+/* Whether the peer has been told all that it waits for. A step tells it before it decides whether its call is
  * over. */
 static bool told(const model *m, const peer *p) {
     return epw_ring_to_announce(&p->ring) == 0 && epw_ring_to_give_back(&p->ring, m->slots) == 0;
@@ -110,7 +110,7 @@ static void tell_moves(walker *w, const state *s, unsigned r, unsigned q) {
 
 /* ---- slots ---- */
 
-/* What lies there has been read, or never will be. */
+/* What lies in the slot has been read, or never will be. */
 static void check_free(walker *w, const state *s, unsigned r, unsigned q) {
     const rank *owner = &s->ranks[q];
     const peer *its = &owner->of[r];
@@ -159,7 +159,7 @@ static void write_moves(walker *w, const state *s, unsigned r, unsigned q) {
     }
 }
 
-/* A rank has found that ranks call different things, or been told: nothing goes on in this epoch. */
+/* A rank has found a mismatch, or was told of one: this epoch is over. */
 static void end_by_mismatch(const model *m, state *s, unsigned r, bool tells) {
     rank *me = &s->ranks[r];
     me->mismatched = true;
@@ -229,7 +229,7 @@ static void end_message(walker *w, const state *s, unsigned r, unsigned q) {
     w->take(w, &next);
 }
 
-/* Nothing more of the peer's is expected in this call, and there is something. */
+/* The peer's next message is not expected in this call. */
 static void peek(walker *w, const state *s, unsigned r, unsigned q) {
     state next;
     begin_move(w, s, &next, "peeks at what came of", r, q);
@@ -304,7 +304,7 @@ static void end_call(walker *w, const state *s, unsigned r) {
     w->take(w, &next);
 }
 
-/* The caller wants its memory back, whatever comes of the call: see epw_comm_take_back. */
+/* The caller takes its memory back, whatever happens to the call: see epw_comm_take_back. */
 static void drop_call(walker *w, const state *s, unsigned r) {
     state next;
     begin_move(w, s, &next, "drops its call", r, r);
@@ -321,7 +321,7 @@ static void drop_call(walker *w, const state *s, unsigned r) {
     w->take(w, &next);
 }
 
-/* The last call is done: the rank says farewell, to one peer after the other. */
+/* The last call is done: the rank says farewell to one peer after the other. */
 static void end_all(walker *w, const state *s, unsigned r) {
     const rank *me = &s->ranks[r];
     state next;
@@ -386,7 +386,7 @@ static void find_moves_of(walker *w, const state *s, unsigned r) {
         next.died = next.ranks[r].dead = true;
         w->take(w, &next);
     }
-    unsigned busy = w->m->ranks; /* a rank has one thread: what it does with a slot it ends first */
+    unsigned busy = w->m->ranks; /* a rank has one thread, which finishes its access to a slot first */
     for (unsigned q = 0; q < w->m->ranks; q++)
         if (me->of[q].hand != IDLE) busy = q;
     if (busy < w->m->ranks) {

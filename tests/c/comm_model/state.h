@@ -1,4 +1,4 @@
-/* What the explorer of rings imagines: the windows of a few ranks, and what each rank knows. */
+/* The state that the explorer of rings simulates: the windows of a few ranks, and what each rank knows. */
 #ifndef EPW_TESTS_COMM_MODEL_STATE_H
 #define EPW_TESTS_COMM_MODEL_STATE_H
 
@@ -10,11 +10,11 @@
 
 enum { MAX_RANKS = 3, MAX_SLOTS = 4, MAX_CALLS = 3, MAX_EPOCHS = 3, STEP = 7 };
 
-/* Which flows a call has. */
+/* The flows of a call. */
 typedef enum shape {
-    ALL,       /* everyone to everyone */
-    FROM_ROOT, /* rank 0 to the others */
-    TO_ROOTS   /* the others to the last rank in the first call, and to rank 0 in those after it */
+    ALL,       /* from everyone to everyone */
+    FROM_ROOT, /* from rank 0 to the others */
+    TO_ROOTS   /* from the others to the last rank in the first call, and to rank 0 in later ones */
 } shape;
 
 typedef enum lenders { NOBODY, RANK_0, EVERYBODY } lenders;
@@ -22,21 +22,22 @@ typedef enum lenders { NOBODY, RANK_0, EVERYBODY } lenders;
 typedef struct model {
     const char *name;
     unsigned ranks, slots, calls, epochs;
-    unsigned messages; /* of each flow */
+    unsigned messages; /* in each flow */
     shape shape;
-    lenders lends;  /* whose messages are read from their memory; those of others from the slot */
+    lenders lends;  /* the ranks whose messages are read from their memory; those of others are read from the
+                       slot */
     bool deaths;    /* one rank may die, at any time */
-    bool impatient; /* ranks may give each other up though nobody has died */
-    bool drops;     /* rank 0 may drop a call that it has begun */
-    bool leaves;    /* ranks say farewell as soon as they have done all */
-    bool peeks;     /* who waits looks for messages that it does not expect */
-    bool astray; /* the last rank calls something else once, in the first epoch: the last call is of another
-                    count, or the first of another root */
+    bool impatient; /* ranks may give each other up although nobody has died */
+    bool drops;     /* rank 0 may drop a call that has begun */
+    bool leaves;    /* ranks say farewell as soon as they have done everything */
+    bool peeks;     /* a waiting rank looks for messages that it does not expect */
+    bool astray;    /* the last rank calls something else once, in the first epoch: the last call with another
+                       count, or the first one with another root */
 } model;
 
 typedef struct slot {
     epw_message message;
-    uint32_t epoch; /* of its source, when it wrote this */
+    uint32_t epoch; /* of its source, when it was written */
     bool torn;      /* it is being written */
 } slot;
 
@@ -54,21 +55,21 @@ typedef struct peer {
     uint32_t gone;
     epw_ring ring;
     unsigned out, in; /* messages to go and to come, of the call that runs */
-    hand hand;        /* what this rank does with a slot right now */
-    unsigned lent;    /* READING: what the peer's memory holds */
+    hand hand;        /* the access of this rank to a slot */
+    unsigned lent;    /* READING: the contents of the peer's memory when it was read */
 } peer;
 
 typedef struct rank {
     bool dead, finished, running, dropped, mismatched;
     uint64_t own_word;
     uint32_t calls;
-    unsigned memory; /* changes with each call: what the caller's memory holds */
+    unsigned memory; /* contents of the caller's memory; changes with each call */
     peer of[MAX_RANKS];
 } rank;
 
 typedef struct state {
     bool died;
-    unsigned members[MAX_EPOCHS + 1]; /* masks, agreed on when the first begins the epoch */
+    unsigned members[MAX_EPOCHS + 1]; /* masks; decided when the first rank begins the epoch */
     rank ranks[MAX_RANKS];
     pair pairs[MAX_RANKS][MAX_RANKS]; /* [source][owner] */
 } state;
@@ -83,13 +84,13 @@ static inline bool is_astray(const model *m, const state *s, unsigned r, uint32_
     return m->astray && r == m->ranks - 1 && call == once && epoch_of(&s->ranks[r]) == 1;
 }
 
-/* As `r` has it. */
+/* The root, according to `r`. */
 static inline unsigned root_of(const model *m, const state *s, unsigned r, uint32_t call) {
     if (m->shape != TO_ROOTS || call != 1) return 0;
     return m->ranks - (is_astray(m, s, r, call) ? 2 : 1);
 }
 
-/* What `r` calls as number `call` of its epoch; before the first it has called nothing. */
+/* What `r` calls as number `call` of its epoch; nothing before the first call. */
 static inline epw_descriptor descriptor_of(const model *m, const state *s, unsigned r, uint32_t call) {
     if (call == 0) return (epw_descriptor){0};
     bool another_count = m->shape != TO_ROOTS && is_astray(m, s, r, call);
@@ -108,7 +109,7 @@ static inline bool lends(const model *m, unsigned r) {
     return m->lends == EVERYBODY || (m->lends == RANK_0 && r == 0);
 }
 
-/* Whether the call that `r` is in has a flow, as `r` has it. */
+/* Whether the current call of `r` has a flow between two ranks, according to `r`. */
 static inline bool gives(const model *m, const state *s, unsigned r, unsigned from, unsigned to) {
     unsigned root = root_of(m, s, r, s->ranks[r].calls);
     return from != to && (m->shape == ALL || root == (m->shape == FROM_ROOT ? from : to));

@@ -1,4 +1,4 @@
-/* A rank's window and the blob made of it, as the tests of windows have them. */
+/* A rank's window and its blob, for the tests of windows. */
 #ifndef EPW_TESTS_IMPORTS_END_H
 #define EPW_TESTS_IMPORTS_END_H
 
@@ -22,7 +22,7 @@ enum { TERMS = 3 };
 
 static const char *const term_names[TERMS] = {"tokens", "width", "patience"};
 
-/* What a window is made of: plain bytes, which can be told to another process. */
+/* The options of a window as plain bytes, which can be sent to another process. */
 typedef struct spec {
     uint32_t rank, ranks;
     int32_t device;
@@ -53,7 +53,7 @@ static inline epw_status create_window(const spec *of, epw_window **out) {
     return epw_window_create(&options, out);
 }
 
-/* A rank's window and the last blob made of it. */
+/* A rank's window and its latest blob. */
 typedef struct end {
     epw_window *window;
     unsigned char blob[EPW_BLOB_MAX];
@@ -89,8 +89,8 @@ static inline int open_fds(void) {
     return entries_of("/proc/self/fd");
 }
 
-/* Threads of the fd server. By name: sanitizers have threads of their own, and the kernel lists a thread for
- * a moment after it has been joined. */
+/* The number of fd server threads. They are counted by name: sanitizers have threads of their own, and the
+ * kernel lists a thread for a moment after it was joined. */
 static inline int fd_servers(void) {
     DIR *dir = opendir("/proc/self/task");
     int count = 0;
@@ -105,8 +105,8 @@ static inline int fd_servers(void) {
     return count;
 }
 
-/* A thread takes its name after it has started, and is listed a moment longer than it runs. A list that is
- * read while a thread ends may lack another one: two in a row must agree. */
+/* A thread sets its name after it has started, and is listed slightly longer than it runs. A list that is
+ * read while a thread ends may lack another thread, so two lists in succession must agree. */
 static inline bool fd_servers_become(int count) {
     uint64_t begin = epw_now_ns();
     for (int agree = 0; epw_now_ns() - begin < 5000 * MS; usleep(1000)) {

@@ -1,5 +1,5 @@
-/* Another process, to import windows, live, stop and die: it is the test program again, called with the two
- * arguments `other FD`, and obeys commands on that socketpair. Main begins with other_main. */
+/* Another process, which imports windows, lives, stops and dies. It is the test program, started again with
+ * the two arguments `other FD`, and obeys commands on that socketpair. Main begins with other_main. */
 #ifndef EPW_TESTS_IMPORTS_OTHER_H
 #define EPW_TESTS_IMPORTS_OTHER_H
 
@@ -24,8 +24,8 @@ typedef struct command {
     char verb; /* 'i'mport, 'w'rite, 'r'ead, 'c'lose, 'd'rop connections, 'e'xport, export as a 'g'pu's,
                   'f'etch raw, become 'u'ser, 'o'ld kernel, 'b'ell: ring, 'x': use up descriptors */
     uint32_t peer;
-    uint32_t value; /* written, or how often to ring, or how many descriptors to leave, or the user id, or one
-                       of the kernels below */
+    uint32_t value; /* to write, or how often to ring, or how many descriptors to leave, or the user id, or
+                       one of the kernels below */
     uint64_t offset;
     uint64_t deadline_ns;
     spec own; /* of the process's own window */
@@ -49,8 +49,8 @@ typedef struct other {
 
 /* ---- what it does ---- */
 
-/* Sends a request past the client's own check of the server's user; 0 if the server closed without an answer.
- */
+/* Sends a request without the client's own check of the server's user; 0 if the server closed without an
+ * answer. */
 static inline ssize_t fetch_raw(const epw_blob *blob) {
     struct sockaddr_un address;
     socklen_t length = epw_fd_address(&blob->server, &address);
@@ -67,7 +67,7 @@ static inline ssize_t fetch_raw(const epw_blob *blob) {
     return got;
 }
 
-/* Makes the server take the host memory of a blob's window, of this process, for a GPU's that is mapped by
+/* Makes the server treat the host memory of a blob's window, in this process, as a GPU's that is mapped by
  * `path`. */
 static inline void pretend_gpu(const unsigned char *bytes, size_t length, uint32_t path) {
     epw_blob blob;
@@ -79,7 +79,7 @@ static inline void pretend_gpu(const unsigned char *bytes, size_t length, uint32
     epw_process_unlock();
 }
 
-/* Closes what leads to fd servers, and says nothing. */
+/* Closes all connections to fd servers, without a goodbye. */
 static inline void drop_connections(void) {
     for (int fd = 3; fd < 256; fd++) {
         struct sockaddr_un server;
@@ -90,7 +90,7 @@ static inline void drop_connections(void) {
     }
 }
 
-/* Opens files until no more than `left` can be opened, of a limit of 64. */
+/* Opens files until only `left` more can be opened, with a limit of 64. */
 static inline void use_up_descriptors(uint32_t left) {
     static int opened[64];
     static uint32_t count;
@@ -104,7 +104,7 @@ static inline void use_up_descriptors(uint32_t left) {
 
 enum { WITHOUT_PEERPIDFD = 1, WITHOUT_PIDFD = 2 };
 
-/* Lets the calls fail that kernels before Linux 6.5, and before 5.3, do not have. */
+/* Makes those calls fail that kernels before Linux 6.5, and before 5.3, do not have. */
 static inline epw_status become_old(uint32_t kernel) {
     enum { PEERPIDFD = 77 };
     struct sock_filter filter[] = {
@@ -185,10 +185,10 @@ static inline int run_other(int fd) {
     return 0;
 }
 
-/* Its exit code in such a process, -1 in the test. */
+/* The exit code of the other process; -1 in the test itself. */
 static inline int other_main(int argc, char **argv) {
     if (argc == 3 && !strcmp(argv[1], "other")) return run_other(atoi(argv[2]));
-    signal(SIGPIPE, SIG_DFL); /* nothing here may depend on its being ignored */
+    signal(SIGPIPE, SIG_DFL); /* nothing here may depend on SIGPIPE being ignored */
     return -1;
 }
 
@@ -229,7 +229,7 @@ static inline void ask_write(const other *o, uint64_t offset, uint32_t value) {
     ask(o, (command){.verb = 'w', .offset = offset, .value = value});
 }
 
-/* Returns once it has stopped. */
+/* Returns once the process has stopped. */
 static inline void stop_other(const other *o) {
     int status = 0;
     kill(o->pid, SIGSTOP);

@@ -1,5 +1,4 @@
-/* A client of an fd server that speaks its messages by itself: as another process would, or as none should.
- */
+/* A client of an fd server that writes the messages itself: like another process, or like no correct one. */
 #ifndef EPW_TESTS_IMPORTS_RAW_H
 #define EPW_TESTS_IMPORTS_RAW_H
 
@@ -19,7 +18,7 @@ static inline int connect_raw(const end *e, epw_blob *blob) {
     return fd;
 }
 
-/* Asks as a process of another name, over a connection of its own. */
+/* Sends a request as another process would, over a connection of its own. */
 static inline uint32_t request_raw(int fd, const epw_blob *blob, unsigned char name) {
     epw_fd_request request = {.magic = EPW_FD_REQUEST_MAGIC, .rank = 1, .window = blob->window};
     request.process.bytes[0] = name;

@@ -1,4 +1,4 @@
-/* Two ways through a model: every state, breadth first, so that a violation comes with a shortest trace; or
+/* Two ways to explore a model: every state, breadth first, so that a violation has a shortest trace; or
  * seeded random walks. */
 #ifndef EPW_TESTS_MODEL_EXPLORE_H
 #define EPW_TESTS_MODEL_EXPLORE_H
@@ -15,8 +15,8 @@ static const char deadlock[] = "deadlock: nobody can move and not all is done";
 typedef struct findings {
     uint64_t states, transitions;
     unsigned depth;
-    const char *broken; /* NULL: everything holds */
-    bool exhausted;     /* false: the limit of states came first */
+    const char *broken; /* NULL: no violation */
+    bool exhausted;     /* false: the limit of states was reached */
     double seconds;
 } findings;
 
@@ -51,7 +51,7 @@ static void print_move(const walker *w, const state *next) {
 
 /* ---- the set of visited states ---- */
 
-/* By 64-bit fingerprints: with n states the odds that one is missed are about n * n / 2^65. */
+/* By 64-bit fingerprints: with n states the probability that one is missed is about n * n / 2^65. */
 typedef struct visited {
     uint64_t *places;
     uint64_t count, capacity; /* a power of two */
@@ -66,7 +66,7 @@ static bool put_place(visited *set, uint64_t print) {
     return true;
 }
 
-/* True if it is new. */
+/* True if the state is new. */
 static bool visit(visited *set, uint64_t print) {
     if (set->count * 4 >= set->capacity * 3) {
         visited larger = {NULL, 0, set->capacity ? set->capacity * 2 : 1 << 16};
@@ -86,13 +86,13 @@ static bool visit(visited *set, uint64_t print) {
 
 /* ---- breadth first ---- */
 
-/* How a state was reached. States are numbered as they are found. */
+/* How a state was reached. States are numbered in the order in which they are found. */
 typedef struct origin {
     uint32_t parent;
     uint8_t move;
 } __attribute__((packed)) origin;
 
-/* States found and not yet expanded, packed. */
+/* States that were found and have yet to be expanded, packed. */
 typedef struct queue {
     uint64_t *words;
     unsigned stride;
@@ -103,7 +103,7 @@ static void enqueue(queue *q, const codec *c) {
     if (q->count == q->capacity) {
         uint64_t capacity = q->capacity ? q->capacity * 2 : 1024;
         q->words = grown(q->words, capacity * q->stride * sizeof q->words[0]);
-        /* What had wrapped around follows the end now. */
+        /* What was wrapped around comes after the end now. */
         memcpy(q->words + q->capacity * q->stride, q->words, q->first * q->stride * sizeof q->words[0]);
         q->capacity = capacity;
     }
@@ -111,7 +111,7 @@ static void enqueue(queue *q, const codec *c) {
     memcpy(q->words + at * q->stride, c->words, q->stride * sizeof q->words[0]);
 }
 
-/* One walk along moves that are known by number. */
+/* A walk along moves with known numbers. */
 typedef struct chosen {
     walker w;
     unsigned number;
@@ -134,7 +134,7 @@ static void choose(walker *w, state *next) {
     if (c->print) print_move(w, next);
 }
 
-/* As the explorer does: every state goes through the codec. */
+/* As in the exploration, every state goes through the codec. */
 static void normalise(const model *m, state *s) {
     codec c = pack(m, s);
     unpack(m, c.words, (c.at + 63) / 64, s);

@@ -1,13 +1,13 @@
-/* Incarnations of the last rank, one after the other and for a while side by side: who has the lease of a
- * window (c/ipc/offer.h) is who may write there. A new one gets it when the former one has died, or has
- * posted its last words and unmapped the window (c/window/window.h). A former one that is slow, or stopped,
- * has neither done. */
+/* Incarnations of the last rank, one after the other and for a while side by side. The holder of a window's
+ * lease (c/ipc/offer.h) may write there. A new incarnation gets the lease when the former one has died, or
+ * has posted its last words and unmapped the window (c/window/window.h). A former one that is slow or stopped
+ * has done neither. */
 #ifndef EPW_TESTS_MODEL_INCARNATIONS_H
 #define EPW_TESTS_MODEL_INCARNATIONS_H
 
 #include "lanes.h"
 
-/* Who is dead writes nowhere any more: its leases have ended. */
+/* A dead rank writes nowhere any more: its leases have ended. */
 static void die(rank *it) {
     uint8_t epoch = it->epoch, incarnation = it->incarnation;
     memset(it, 0, sizeof *it);
@@ -16,7 +16,7 @@ static void die(rank *it) {
     it->fate = DEAD;
 }
 
-/* A rank that knows nothing and whom nobody knows. */
+/* A rank that knows nobody, and whom nobody knows. */
 static void begin_rank(const model *m, rank *me, unsigned r, uint8_t incarnation) {
     memset(me, 0, sizeof *me);
     me->incarnation = incarnation;
@@ -33,7 +33,7 @@ static void begin_rank(const model *m, rank *me, unsigned r, uint8_t incarnation
     }
 }
 
-/* Has the last rank died, or has somebody given it up or left it out? */
+/* Whether the last rank has died, or somebody has given it up or left it out. */
 static bool unwanted(const model *m, const state *s) {
     unsigned x = faulty(m);
     bool is = s->ranks[x].fate == DEAD;
@@ -42,7 +42,8 @@ static bool unwanted(const model *m, const state *s) {
     return is;
 }
 
-/* Its place is taken by another process, or another buffer of its own, while the former one may live on. */
+/* Another process takes its place, or another buffer of the same process, while the former one may live
+ * on. */
 static void replace(walker *w, const state *s) {
     const model *m = w->m;
     unsigned x = faulty(m), old = former(m);
@@ -57,7 +58,7 @@ static void replace(walker *w, const state *s) {
     emit(w, &next, "begins as another incarnation", x, 0, x);
 }
 
-/* r parts with the former incarnation and connects the new one, when no operation of it is in flight. */
+/* r disconnects the former incarnation and connects the new one, while it has no operation in flight. */
 static void reconnect(walker *w, const state *s, unsigned r) {
     const model *m = w->m;
     const rank *me = &s->ranks[r];
@@ -100,7 +101,7 @@ static void replacement_moves(walker *w, const state *s) {
     }
 }
 
-/* Its buffer is destroyed, whatever its lanes are doing: they tell everybody (host_leave in
+/* Its buffer is destroyed, whatever its lanes are doing: they tell every peer (host_leave in
  * c/ep/host/engine.c), and do nothing else any more. */
 static void leave(const model *m, rank *me) {
     me->fate = LEAVING;
@@ -115,7 +116,7 @@ static void leave(const model *m, rank *me) {
     }
 }
 
-/* Its words are posted, then it unmaps window after window, each of which gives a lease back
+/* Its words are posted, then it unmaps one window after the other, each of which returns a lease
  * (epw_peers_destroy). */
 static void leaving_moves(walker *w, const state *s, unsigned r) {
     const model *m = w->m;

@@ -1,23 +1,23 @@
-/* What lanes and their callers can do next. A lane moves as the host engine drives it (c/ep/host/drive.c): it
- * looks at a peer, or carries out what its machine decides, up to the next store that others can see. Between
- * any two moves of a lane all others may move. What nobody else can see is done at once: rows laid out,
- * answers prepared, a rank's words to itself. */
+/* The moves of lanes and their callers. A lane moves as the host engine drives it (c/ep/host/drive.c): it
+ * looks at a peer, or executes what its machine decides, up to the next store that others can see. Between
+ * any two moves of a lane all others may move. What nobody else can see is done at once: laying out rows,
+ * preparing answers, a rank's words to itself. */
 #ifndef EPW_TESTS_MODEL_LANES_H
 #define EPW_TESTS_MODEL_LANES_H
 
 #include "state.h"
 
-/* Who is told of each move. `next` may be changed. */
+/* Is called with each move, and may change `next`. */
 typedef struct walker walker;
 struct walker {
     void (*visit)(walker *w, state *next);
     const model *m;
-    /* Of the move: who, where, what happens, and which property it breaks. */
+    /* Of the move: its rank, lane and peer, what happens, and the property that it violates. */
     unsigned rank, lane, peer;
     const char *text, *broken;
     bool fault;
     unsigned moves;    /* so far */
-    unsigned progress; /* those that are no fault */
+    unsigned progress; /* of these, the ones that are not faults */
 };
 
 static void breaks(walker *w, const char *what) {
@@ -52,7 +52,7 @@ static uint8_t next_epoch(const model *m, unsigned r, uint8_t epoch) {
     return 0;
 }
 
-/* r gives p up because of what it has seen of it, or not seen for too long. */
+/* r gives up p because of what it has seen of p, or has not seen for too long. */
 static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, unsigned p,
                             const epw_look *seen, const epw_lane_peer *after) {
     const model *m = w->m;
@@ -64,7 +64,7 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
     if (after->silent == told) breaks(w, "who has said something counts as silent, or the other way around");
     if (at_odds(m, rank_of(m, r), p, me->epoch)) return;
     bool revoked = has(it->revoked, rank_of(m, r)) || has(me->revoked, p);
-    if (me->epoch == 1 && revoked && told) return; /* one goes on without the other, and said so */
+    if (me->epoch == 1 && revoked && told) return; /* one continues without the other, and has said so */
     bool expired = (seen->sight.dropped >> 41) < me->epoch && (seen->sight.epoch_word >> 41) <= me->epoch;
     bool moved = it->epoch > me->epoch &&
                  (!has(m->members[it->epoch], rank_of(m, r)) || lanes_done(m, me) || m->eager);
@@ -76,7 +76,7 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
     if (!m->timed && m->timeouts == TIMEOUTS_NONE) breaks(w, "a rank is given up without a timeout");
 }
 
-/* What has come of p is of the operation that awaits it. */
+/* What has arrived from p is of the operation that awaits it. */
 static void check_arrival(walker *w, const state *s, unsigned r, unsigned l, unsigned p, const lane *before,
                           const lane *after, const epw_look *seen) {
     uint8_t came = after->peers[p].part & (uint8_t)~before->peers[p].part;
@@ -87,14 +87,14 @@ static void check_arrival(walker *w, const state *s, unsigned r, unsigned l, uns
         breaks(w, "a word of another operation is taken for this one's");
 }
 
-/* ---- carrying out, as drive.c does ---- */
+/* ---- executing decisions, as drive.c does ---- */
 
 static void store(walker *w, state *s, unsigned r, unsigned l, const epw_decision *d) {
     rank *me = &s->ranks[r];
     if (me->routes[d->peer] != d->incarnation) return;
     if (d->word == EPW_WORD_DROPPED) me->suspects |= bit(d->peer);
     unsigned source = rank_of(w->m, r), reader = reader_of(w->m, s, r, d->peer);
-    if (s->ranks[reader].fate == DEAD) return; /* nobody looks there */
+    if (s->ranks[reader].fate == DEAD) return; /* nobody reads there */
     uint64_t *word = word_at(s, source, reader, l, d->word);
     if (word_of(s, source, reader, l, EPW_WORD_DROPPED) >> 41 >= d->value >> 41 &&
         d->word != EPW_WORD_DROPPED)
@@ -105,7 +105,7 @@ static void store(walker *w, state *s, unsigned r, unsigned l, const epw_decisio
     *word = d->value;
 }
 
-/* Rows or answers are written to the peer, without asking its words. */
+/* Writes rows or answers for the peer, without reading its words. */
 static void write_slots(walker *w, const state *s, unsigned r, unsigned l, unsigned p) {
     unsigned source = rank_of(w->m, r), reader = reader_of(w->m, s, r, p);
     if (p == source || s->ranks[reader].fate == DEAD) return;
@@ -114,7 +114,7 @@ static void write_slots(walker *w, const state *s, unsigned r, unsigned l, unsig
     if (at_odds(w->m, source, p, s->ranks[r].epoch)) breaks(w, "slots of a rank at another step are written");
 }
 
-/* True if others can see what has been done. */
+/* True if others can see what was done. */
 static bool carry_out(walker *w, state *s, unsigned r, unsigned l, const epw_decision *d) {
     lane *at = &s->ranks[r].lanes[l];
     switch (d->act) {
@@ -153,7 +153,7 @@ static bool same_clock(const epw_clock *a, const epw_clock *b, unsigned lanes) {
     return same;
 }
 
-/* Is what two machines know of a peer the same, but for clocks that do not run? */
+/* Whether two machines know the same of a peer, except for clocks that do not run. */
 static bool same_peer(const lane *one, const lane *other, unsigned p) {
     const epw_lane_peer *a = &one->peers[p], *b = &other->peers[p];
     bool running = one->m.wait.running && (a->part & EPW_PART_AWAITED), owed = one->m.paying && a->owed;
@@ -162,7 +162,7 @@ static bool same_peer(const lane *one, const lane *other, unsigned p) {
            (!owed || same_clock(&a->debt_clock, &b->debt_clock, one->m.lanes));
 }
 
-/* Takes in the lane's own words to itself. What it has to tell itself comes before. */
+/* Reads the lane's own words to itself. What it has to tell itself comes first. */
 static bool see_itself(walker *w, state *s, unsigned r, unsigned l) {
     lane *at = &s->ranks[r].lanes[l];
     unsigned self = at->m.rank;
@@ -175,7 +175,7 @@ static bool see_itself(walker *w, state *s, unsigned r, unsigned l) {
     return !same_peer(&before, at, self);
 }
 
-/* Does what others cannot see, until something is to be done that they can. */
+/* Does what others cannot see, until the next step is one that they can see. */
 static void settle(walker *w, state *s, unsigned r, unsigned l) {
     lane *at = &s->ranks[r].lanes[l];
     bind(at);
@@ -195,10 +195,10 @@ static void settle(walker *w, state *s, unsigned r, unsigned l) {
     }
 }
 
-/* A lane sees at once what it awaits of a peer and has come. That leaves no behaviour out: the word stays as
- * it is until this lane has answered, nobody else sees that it was looked at, and what the peer does later
- * cannot make it other than come, for the match is judged first. Not so the permission to send, which a
- * farewell takes back. */
+/* A lane sees at once a word that it awaits and that has arrived. This leaves out no behaviour: the word
+ * stays as it is until this lane has answered, nobody else sees the look, and nothing that the peer does
+ * later can undo the arrival, because a match is judged first. This does not hold for the permission to send,
+ * which a farewell withdraws. */
 static void see_arrivals(walker *w, state *s) {
     const model *m = w->m;
     for (unsigned r = 0; r < actors(m) && !m->torn; r++) {
@@ -264,7 +264,7 @@ static bool has_decision(const lane *at, uint64_t now) {
     return act != EPW_ACT_SLEEP && act != EPW_ACT_DONE;
 }
 
-/* Carries out decisions up to the first thing that others can see. */
+/* Executes decisions up to the first action that others can see. */
 static void decide(walker *w, const state *s, unsigned r, unsigned l, uint64_t now) {
     state next = *s;
     lane *at = &next.ranks[r].lanes[l];
@@ -291,7 +291,7 @@ static bool see(walker *w, const state *s, unsigned r, unsigned l, unsigned p, c
     epw_lane_see(&after.m, p, seen, late ? LATE : NOW);
     if (same_peer(before, &after, p)) return false;
     bool given_up = after.peers[p].suspected && !before->peers[p].suspected;
-    if (late && !given_up) return false; /* what would be seen in time as well */
+    if (late && !given_up) return false; /* it would be seen in time as well */
     state next = *s;
     next.ranks[r].lanes[l] = after;
     if (given_up) check_suspicion(w, s, r, l, p, seen, &after.peers[p]);
@@ -311,12 +311,13 @@ static void look(walker *w, const state *s, unsigned r, unsigned l, unsigned p, 
     if (may_expire(w->m, s, r)) see(w, s, r, l, p, &seen, true);
 }
 
-/* A torn look goes through epw_look_by once for each load: what it loaded before, what is there now. */
+/* The state of a torn look, which goes through epw_look_by once for each load: the values that it has loaded,
+ * and what is there now. */
 typedef struct torn {
     const lane *at;
     const epw_lane_words *words;
     unsigned *count; /* of loads so far */
-    uint64_t *now;   /* what the load that is due has loaded */
+    uint64_t *now;   /* the value of the load that is due */
 } torn;
 
 static uint64_t load_torn(const void *context, uint32_t l, uint32_t word) {
@@ -337,7 +338,7 @@ static void load_next(walker *w, const state *s, unsigned r, unsigned l, unsigne
     epw_look_by(load_torn, &t, w->m->lanes, l, word, &seen);
     state next = *s;
     lane *to = &next.ranks[r].lanes[l];
-    if (at->loads + 1u + w->m->lanes < count) { /* beacons are loaded with the last of the others */
+    if (at->loads + 1u + w->m->lanes < count) { /* beacons are loaded together with the last of the others */
         to->loaded[to->loads++] = value;
         to->look_at = (uint8_t)p;
         emit(w, &next, "loads a word of", r, l, p);
@@ -404,7 +405,7 @@ static bool callers_turn(const lane *at) {
            stage == EPW_STAGE_DISPATCHED || stage == EPW_STAGE_ANSWERED;
 }
 
-/* In crossed models, is it this lane's turn? */
+/* Whether it is this lane's turn, in crossed models. */
 static bool lanes_turn(const model *m, const rank *me, unsigned r, unsigned l) {
     if (!m->crossed) return true;
     for (unsigned k = 0; k < m->lanes; k++) {

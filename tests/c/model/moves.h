@@ -1,8 +1,8 @@
-/* What can happen next: the moves of lanes and callers, changes of membership, faults, and time.
+/* All moves: those of lanes and callers, changes of membership, faults, and time.
  *
- * In models with time, ranks are prompt: a unit of time passes only when none that lives can move by itself.
- * Callers are not: they may stay away for `away` units whenever it is their turn, and stopped ranks for any.
- */
+ * In models with time, ranks are prompt: a unit of time passes only when no living rank can move by itself.
+ * Callers are not prompt: they may stay away for `away` units whenever it is their turn, and stopped ranks
+ * for any time. */
 #ifndef EPW_TESTS_MODEL_MOVES_H
 #define EPW_TESTS_MODEL_MOVES_H
 
@@ -31,7 +31,7 @@ static bool may_change(const model *m, const state *s, unsigned r) {
         const rank *other = &s->ranks[p];
         if (other->fate == AWAKE && other->epoch == me->epoch && !lanes_done(m, other)) return false;
     }
-    /* set_active voids debts: alone, that degrades an operation that still runs elsewhere. */
+    /* set_active voids debts, which alone degrades an operation that still runs elsewhere. */
     if (m->agreed) return lanes_done(m, me);
     if (!m->eager && (m->timed || m->timeouts == TIMEOUTS_NONE)) return lanes_done(m, me) && !owing;
     return m->eager || me->suspects != 0 || lanes_done(m, me);
@@ -64,7 +64,7 @@ static void membership_moves(walker *w, const state *s, unsigned r) {
     emit(w, &next, "calls set_active with the next epoch", r, 0, r);
 }
 
-/* A rank is told at any time that the group goes on without another one (epw_peers_revoke). */
+/* At any time a rank may be told that the group continues without another one (epw_peers_revoke). */
 static void revocation_moves(walker *w, const state *s) {
     const model *m = w->m;
     for (unsigned r = 0; r < m->ranks && s->revokes > 0; r++) {
@@ -124,7 +124,7 @@ static bool waits_for_faulty_alone(const model *m, const state *s, unsigned r, u
     return alone;
 }
 
-/* A lane grows older by a unit. */
+/* A unit of time passes for a lane. */
 static void age_lane(walker *w, state *s, unsigned r, unsigned l) {
     const model *m = w->m;
     lane *at = &s->ranks[r].lanes[l];
@@ -178,8 +178,8 @@ static bool would_move(const model *m, const state *s, unsigned r, unsigned l) {
     return false;
 }
 
-/* Who sleeps must have said that it would be awake by now, if there is something to do without a word that
- * has changed. */
+/* A sleeping lane must have announced that it would be awake by now, if it has something to do although no
+ * word has changed. */
 static void check_sleepers(walker *w, const state *before, const state *after) {
     for (unsigned r = 0; r < w->m->ranks; r++) {
         for (unsigned l = 0; l < w->m->lanes; l++) {
@@ -193,7 +193,7 @@ static void check_sleepers(walker *w, const state *before, const state *after) {
     }
 }
 
-/* Nothing is left to do but wait: not for one that has said that it will not come. */
+/* All that is left to do is to wait: but not for a rank that has said that it will not come. */
 static void check_farewells(walker *w, const state *s, unsigned r, unsigned l) {
     const lane *at = &s->ranks[r].lanes[l];
     uint32_t word;
@@ -256,9 +256,10 @@ static void find_moves(walker *w, const state *s) {
     revocation_moves(w, s);
 }
 
-/* Has every living rank done all that it was to do? */
+/* Whether every living rank has done everything that it had to do. */
 static bool finished(const model *m, const state *s) {
-    /* Who is still there keeps the new incarnation out, and with it whoever needs it or waits for it. */
+    /* The former incarnation, while it exists, keeps the new one out, and with it every rank that needs or
+     * awaits the new one. */
     unsigned first = s->ranks[faulty(m)].incarnation == 1 ? faulty(m) : former(m);
     bool whole = m->replaced && s->ranks[first].fate == AWAKE;
     for (unsigned r = 0; r < actors(m); r++) {
@@ -274,8 +275,8 @@ static bool finished(const model *m, const state *s) {
     return true;
 }
 
-/* Epoch 1 begins. With time, the ranks have still to tell each other so; without, they have done so, and may
- * be in the midst of it. */
+/* Epoch 1 begins. With time, the ranks have yet to tell each other so; without time, they have done so, and
+ * may be in the middle of it. */
 static void initial_state(walker *w, state *s) {
     const model *m = w->m;
     memset(s, 0, sizeof *s);

@@ -1,5 +1,6 @@
-/* States as bits: packed to be kept, and as fingerprints to be recognised. States that nobody can tell apart
- * are made one: times as ages, beacons by who has heard them, and no clock of a peer that is not awaited. */
+/* States as bits: packed for storage, and as fingerprints for recognition. States that nobody can tell apart
+ * become one: times become ages, beacons become the set of ranks that have heard them, and clocks of peers
+ * that are not awaited are dropped. */
 #ifndef EPW_TESTS_MODEL_PACK_H
 #define EPW_TESTS_MODEL_PACK_H
 
@@ -9,10 +10,10 @@
 
 enum { PACKED_WORDS = 96 };
 
-/* Reads or writes fields one after another, so that packing and unpacking are one function. */
+/* Reads or writes fields one after the other, so that packing and unpacking are one function. */
 typedef struct codec {
     uint64_t words[PACKED_WORDS];
-    unsigned at; /* bits */
+    unsigned at; /* in bits */
     bool unpacking;
 } codec;
 
@@ -36,18 +37,18 @@ static inline void field(codec *c, uint64_t *value, unsigned bits) {
         (place) = (__typeof__(place))value_;                                                                 \
     } while (0)
 
-/* All that a lane writes. */
+/* All words that a lane writes. */
 static const uint8_t words[] = {EPW_WORD_EPOCH, EPW_WORD_DROPPED, EPW_WORD_BEACON, EPW_WORD_DISPATCH,
                                 EPW_WORD_COMBINE};
 
-/* Operations as distances from the first, so that one that wraps is as short as one that does not. */
+/* Operations as distances from the first, so that a number that wraps needs no more bits than another. */
 static void op_field(codec *c, const model *m, uint32_t *op) {
     uint32_t distance = (*op - m->start) & 0xffffff;
     FIELD(c, distance, 5);
     *op = (m->start + distance) & 0xffffff;
 }
 
-/* What a beacon says: whom it names, EPW_BEACON_NONE as 7, and for how long. */
+/* The contents of a beacon: the rank that it names, with EPW_BEACON_NONE as 7, and for how long. */
 static void beacon_value_field(codec *c, uint32_t *value) {
     uint32_t named = epw_beacon_named(*value), lengthened = epw_beacon_lengthened(*value);
     if (named == EPW_BEACON_NONE) named = 7;
@@ -56,8 +57,8 @@ static void beacon_value_field(codec *c, uint32_t *value) {
     *value = epw_beacon_value(named == 7 ? EPW_BEACON_NONE : named, lengthened);
 }
 
-/* {epoch, op, value}: farewells have the first alone, a beacon's op is its number, and an epoch word's step
- * is as small as a value. */
+/* {epoch, op, value}: a farewell has only the epoch, a beacon's op is its number, and an epoch word's step is
+ * as small as a value. */
 static void word_field(codec *c, const model *m, uint64_t *word, bool beacon) {
     uint64_t epoch = *word >> 41;
     uint32_t op = (uint32_t)(*word >> 17) & 0xffffff, value = *word & 0x1ffff;
@@ -71,7 +72,7 @@ static void word_field(codec *c, const model *m, uint64_t *word, bool beacon) {
     *word = epoch << 41 | (uint64_t)op << 17 | value;
 }
 
-/* When something was, in units before NOW; further back than AGES is long ago. */
+/* A time, in units before NOW; anything before AGES counts as long ago. */
 static void time_field(codec *c, uint64_t *when) {
     uint64_t age = *when > NOW ? 0 : (NOW - *when) / UNIT;
     if (age >= AGES) age = AGES - 1;
@@ -130,7 +131,8 @@ static void wait_field(codec *c, epw_wait *wait, bool runs) {
     deadline_field(c, &wait->deadline_ns);
 }
 
-/* What was of an operation that has ended. Nobody is awaited any more: should that be wrong, it is kept. */
+/* Drops what belongs to an operation that has ended. Nobody is awaited any more; if that is wrong, it is
+ * kept. */
 static void forget_operation(epw_machine *of) {
     of->first = of->receives = false;
     of->next = 0;
@@ -174,7 +176,7 @@ static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned
     FIELD(c, of->debt_more, 3);
     deadline_field(c, &of->debt_more_ns);
     deadline_field(c, &of->deadline_ns);
-    if (of->spoke < NOW - 3 * UNIT) of->spoke = NOW - 3 * UNIT; /* a beacon is due after two */
+    if (of->spoke < NOW - 3 * UNIT) of->spoke = NOW - 3 * UNIT; /* a beacon is due after two units */
     time_field(c, &of->spoke);
     wait_field(c, &of->wait, of->wait.running);
     wait_field(c, &of->debt_wait, of->paying);
@@ -193,20 +195,21 @@ static void lane_fields(codec *c, const model *m, state *s, unsigned r, unsigned
     if (!m->torn) return;
     FIELD(c, at->loads, 3);
     FIELD(c, at->look_at, 2);
-    /* Beacons are the last of a look, and so never among them. */
+    /* Beacons are the last loads of a look, and so never among these. */
     for (unsigned i = 0; i < at->loads; i++) word_field(c, m, &at->loaded[i], false);
     for (unsigned i = at->loads; i < LOADS; i++) at->loaded[i] = 0;
 }
 
-/* Beacons by number: the newest of a lane is 2, what it has posted before is 1. Readers ask for no more than
- * whether a beacon is the one that they have heard, and the next is another in any case. */
+/* Numbers beacons: the newest of a lane is 2, what it has posted before is 1. Readers only ask whether a
+ * beacon is the one that they have heard, and the next one is another in any case. */
 static void number_beacons(const model *m, state *s) {
     for (unsigned r = 0; r < actors(m); r++) {
         unsigned source = rank_of(m, r);
         for (unsigned l = 0; l < m->lanes; l++) {
             lane *at = &s->ranks[r].lanes[l];
             for (unsigned p = 0; p < m->ranks; p++) {
-                if (m->replaced && s->ranks[r].routes[p] == 0) continue; /* it is another's */
+                if (m->replaced && s->ranks[r].routes[p] == 0)
+                    continue; /* it belongs to another incarnation */
                 unsigned at_whom = reader_of(m, s, r, p);
                 uint64_t *word = word_at(s, source, at_whom, l, EPW_WORD_BEACON), old = *word;
                 if (old == 0) continue;
@@ -223,8 +226,9 @@ static void number_beacons(const model *m, state *s) {
     }
 }
 
-/* A word, farewell or epoch word of an epoch before the reader's has the effect of none: check_old_words in
- * model.c tries this with the very rules. Nor does it matter what lies at a rank that is dead or leaves. */
+/* A word, farewell or epoch word of an earlier epoch than the reader's has the same effect as none:
+ * check_old_words in model.c tests this with the real rules. Nor does it matter what lies at a rank that is
+ * dead or leaves. */
 static void forget_old_words(const model *m, state *s) {
     for (unsigned w = 0; w < m->ranks; w++) {
         for (unsigned r = 0; r < actors(m); r++) {

@@ -1,15 +1,15 @@
-/* An RDMA adapter within this process, which answers in the place of libibverbs (library.h): all contexts of
- * it are one device, whose queue pairs reach each other by number. It keeps the rules of the kernel and of
- * the specification that the library's documentation names, and counts who breaks one:
+/* An RDMA adapter within this process, which takes the place of libibverbs (library.h). All its contexts are
+ * one device, whose queue pairs reach each other by number. It enforces the rules of the kernel and of the
+ * specification that the library's documentation names, and counts violations:
  *
- *   - a queue pair takes attributes in the state, and with the mask, that the specification requires;
- *   - it is not connected before both ends name each other and agree on the first packet number;
- *   - keys open their bytes, with the rights that they were registered with, and no others;
- *   - slots of a send queue are free again once a completion behind them has been polled;
- *   - what is in use is not destroyed.
+ *   - a queue pair accepts attributes only in the state, and with the mask, that the specification requires;
+ *   - it is connected only once both ends name each other and agree on the first packet number;
+ *   - keys are valid for their bytes, with the rights that were registered, and for nothing else;
+ *   - slots of a send queue are free again once a later completion has been polled;
+ *   - what is in use cannot be destroyed.
  *
- * A thread carries out what was posted, and takes queue pairs in turns by chance. Of an unordered adapter it
- * takes the entries of a queue pair so, too. */
+ * A thread executes what was posted, taking queue pairs in random order. On an unordered adapter it takes the
+ * entries of a queue pair in random order, too. */
 #ifndef EPW_TESTS_VERBS_ADAPTER_H
 #define EPW_TESTS_VERBS_ADAPTER_H
 
@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What is asked of it, and can fail. */
+/* The calls that can fail. */
 typedef enum lan_call {
     LAN_NONE,
     LAN_LIST,
@@ -55,7 +55,7 @@ enum {
     LAN_PAGE = 4096
 };
 
-/* How often a queue pair that is not connected yet is tried, 1 ms apart. */
+/* How often an entry for a queue pair that is not connected yet is tried, 1 ms apart. */
 enum { LAN_TRIES = 200 };
 
 typedef struct lan_context {
@@ -64,7 +64,7 @@ typedef struct lan_context {
         epw_abi_functions functions;
     } as;
     struct lan_context *next;
-    int events; /* the end that is written to */
+    int events; /* the end to which events are written */
 } lan_context;
 
 typedef struct lan_channel {
@@ -93,7 +93,7 @@ typedef struct lan_cq {
     uint32_t pairs, unacknowledged, capacity, count;
     bool armed;
     epw_abi_completion *completions; /* [capacity] */
-    uint32_t *slots;                 /* [capacity]: of the send queue, free behind each */
+    uint32_t *slots;                 /* [capacity]: slots of the send queue that each completion frees */
 } lan_cq;
 
 typedef struct lan_send {
@@ -111,7 +111,7 @@ typedef struct lan_qp {
     int state;
     epw_abi_qp_attr attr;
     uint32_t depth, slots_taken, since_completion;
-    lan_send sends[LAN_SENDS]; /* those that wait, in the order of posting */
+    lan_send sends[LAN_SENDS]; /* the waiting entries, in the order of posting */
     uint32_t count, forwarded;
 } lan_qp;
 
@@ -121,11 +121,11 @@ static struct {
     pthread_t thread;
     bool ending;
     bool unordered;
-    bool holds_pairs; /* destroying a queue pair is refused */
-    bool moved;       /* its port has another address */
-    int fails_status; /* the next entry of this context completes with it; 0: none is to */
+    bool holds_pairs; /* queue pairs cannot be destroyed */
+    bool moved;       /* the address of its port has changed */
+    int fails_status; /* the next entry of this context completes with this status; 0: normally */
     const lan_context *fails_in;
-    lan_call failing; /* the call that comes after so many others of its kind */
+    lan_call failing; /* after a number of calls of this kind, the next one fails */
     uint32_t failing_after, calls;
     int failing_errno;
     lan_context *contexts;
@@ -133,10 +133,10 @@ static struct {
     lan_qp *pairs;
     uint32_t key, number;
     uint64_t random;
-    uint32_t channels, queues, domains; /* that there are */
+    uint32_t channels, queues, domains; /* existing ones */
     uint32_t words, words_early;        /* placed; and placed before what was posted before them */
     uint32_t broken_rules;
-    uint32_t forwarded; /* entries */
+    uint32_t forwarded; /* number of entries */
 } lan = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .number = 16};
 
 #define LAN_RULE(holds)                                                                                      \
@@ -150,7 +150,7 @@ static bool lan_fails(lan_call call) {
     return true;
 }
 
-/* 0 and errno, or what was made, of which `bytes` are zero. */
+/* NULL with errno, or `bytes` bytes of zeros. */
 static void *lan_make(lan_call call, size_t bytes) {
     return lan_fails(call) ? NULL : calloc(1, bytes);
 }
@@ -177,7 +177,7 @@ static void lan_complete(lan_qp *qp, const epw_abi_send *what, int status) {
     if (write(cq->channel->announce, &cq, sizeof(lan_cq *)) != sizeof(lan_cq *)) lan.broken_rules++;
 }
 
-/* What else was posted is flushed. */
+/* Breaks the queue pair: everything else that was posted is flushed. */
 static void lan_break(lan_qp *qp) {
     qp->state = EPW_ABI_STATE_ERR;
     for (uint32_t i = 0; i < qp->count; i++) lan_complete(qp, &qp->sends[i].what, 5);
@@ -195,7 +195,7 @@ static unsigned char *lan_reach(const lan_pd *pd, uint32_t key, uint64_t address
     return NULL;
 }
 
-/* The queue pair at the other end, NULL: it does not answer (yet). */
+/* The queue pair at the other end; NULL: it does not answer (yet). */
 static lan_qp *lan_other_end(const lan_qp *qp) {
     for (lan_qp *at = lan.pairs; at != NULL; at = at->next)
         if (at->abi.number == qp->attr.remote && at->attr.remote == qp->abi.number &&
@@ -214,7 +214,7 @@ static void lan_copy(unsigned char *to, const unsigned char *from, size_t bytes)
     }
 }
 
-/* The status of its completion. */
+/* Executes an entry; returns the status of its completion. */
 static int lan_carry_out(lan_qp *qp, lan_send *send, lan_qp *peer) {
     const epw_abi_send *what = &send->what;
     unsigned char *pieces[2];
@@ -256,7 +256,7 @@ static bool lan_is_word(const lan_send *send) {
            send->pieces[0].bytes == sizeof(uint64_t);
 }
 
-/* One of its entries; false if its time has not come. */
+/* Executes one of its entries; false if it is too early. */
 static bool lan_turn(lan_qp *qp) {
     uint32_t at = lan.unordered ? lan_chance(qp->count) : 0;
     lan_send send = qp->sends[at];
@@ -315,7 +315,7 @@ static void lan_end(void) {
     pthread_join(lan.thread, NULL);
 }
 
-/* Things that have been made and not given back. */
+/* Objects that have been made and not given back. */
 static uint32_t lan_left(void) {
     pthread_mutex_lock(&lan.lock);
     uint32_t left = lan.channels + lan.queues + lan.domains;
@@ -326,7 +326,7 @@ static uint32_t lan_left(void) {
     return left;
 }
 
-/* Queue pairs that there are, and those by which an entry has gone. */
+/* Counts the existing queue pairs, and those that have executed an entry. */
 static void lan_count_pairs(uint32_t *all, uint32_t *warm) {
     *all = *warm = 0;
     pthread_mutex_lock(&lan.lock);
@@ -337,14 +337,14 @@ static void lan_count_pairs(uint32_t *all, uint32_t *warm) {
     pthread_mutex_unlock(&lan.lock);
 }
 
-/* The context that was opened as the number-th before the last. Locked. */
+/* The context that was opened number-th before the last. With the lock held. */
 static lan_context *lan_context_at(uint32_t number) {
     lan_context *at = lan.contexts;
     for (uint32_t i = 0; i < number; i++) at = at->next;
     return at;
 }
 
-/* The next entry of that context completes with this status. */
+/* Makes the next entry of that context complete with this status. */
 static void lan_fail_entry(uint32_t number, int status) {
     pthread_mutex_lock(&lan.lock);
     lan.fails_status = status;
@@ -352,7 +352,7 @@ static void lan_fail_entry(uint32_t number, int status) {
     pthread_mutex_unlock(&lan.lock);
 }
 
-/* An event of it; of a queue pair: of the last one that it has. */
+/* Raises an event of the context; if of a queue pair: of its last one. */
 static void lan_raise(uint32_t number, int type, int port) {
     pthread_mutex_lock(&lan.lock);
     const lan_context *context = lan_context_at(number);

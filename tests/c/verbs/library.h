@@ -1,6 +1,6 @@
-/* libibverbs as the library under test finds it: dlopen and dlvsym of this program, which give the functions
- * of the adapter (adapter.h) for libibverbs.so.1, each in the one version whose signature it has, and leave
- * all else to the C library. */
+/* libibverbs as the library under test finds it: dlopen and dlvsym of this program return the functions of
+ * the adapter (adapter.h) for libibverbs.so.1, each in the only version that has its signature, and forward
+ * everything else to the C library. */
 #ifndef EPW_TESTS_VERBS_LIBRARY_H
 #define EPW_TESTS_VERBS_LIBRARY_H
 
@@ -10,7 +10,7 @@
 
 /* ---- the device ---- */
 
-static char lan_device; /* its address stands for it */
+static char lan_device; /* only its address is used */
 
 static void **lan_get_device_list(int *count) {
     void **list = NULL;
@@ -81,7 +81,7 @@ static int lan_query_port(void *context, uint8_t port, epw_abi_port *out) {
     return 0;
 }
 
-/* A link's own, one of RoCEv1, 10.79.0.1, and a place that is empty. */
+/* A link-local GID, one of RoCEv1, 10.79.0.1, and an empty entry. */
 static int lan_query_gid(void *context, uint32_t port, uint32_t index, epw_abi_gid *out, uint32_t flags,
                          size_t size) {
     (void)context;
@@ -100,7 +100,7 @@ static int lan_query_gid(void *context, uint32_t port, uint32_t index, epw_abi_g
     return 0;
 }
 
-/* Both from descriptors that the library has made non-blocking; else they wait for ever. */
+/* Both read from descriptors that the library has made non-blocking; otherwise they would wait for ever. */
 static int lan_get_event(void *context, epw_abi_event *out) {
     return read(((lan_context *)context)->as.abi.async_fd, out, sizeof *out) == sizeof *out ? 0 : -1;
 }
@@ -226,7 +226,8 @@ static epw_abi_cq *lan_create_cq(void *context, int entries, void *name, epw_abi
     return made != NULL ? &made->abi : NULL;
 }
 
-/* The library waits here until its events are acknowledged; those that nobody has fetched are gone. */
+/* The real library waits here until its events are acknowledged; events that nobody has fetched are
+ * dropped. */
 static int lan_destroy_cq(epw_abi_cq *queue) {
     lan_cq *cq = (lan_cq *)(void *)queue;
     lan_cq *announced;
@@ -299,7 +300,7 @@ static const int lan_masks[] = {
     [EPW_ABI_STATE_RTS] = EPW_ABI_SETS_STATE | EPW_ABI_SETS_TIMEOUT | EPW_ABI_SETS_RETRIES |
                           EPW_ABI_SETS_RECEIVER_RETRIES | EPW_ABI_SETS_SEND_PSN | EPW_ABI_SETS_READS};
 
-/* Each state sets what the specification wants of it, and keeps the rest. */
+/* Each state sets the attributes that the specification requires, and keeps the rest. */
 static bool lan_take(lan_qp *qp, const epw_abi_qp_attr *attr) {
     static const unsigned char routed[16] = {[10] = 0xff, 0xff, 10, 79, 0, 1};
     epw_abi_qp_attr *own = &qp->attr;
@@ -368,7 +369,7 @@ static int lan_post(void *pair, epw_abi_send *first, epw_abi_send **bad) {
     return err;
 }
 
-/* The pairs of a queue are one. */
+/* Both pairs of a queue are the same here. */
 static int lan_poll(void *queue, int count, epw_abi_completion *out) {
     lan_cq *cq = queue;
     pthread_mutex_lock(&lan.lock);
@@ -395,7 +396,7 @@ static int lan_notify(void *queue, int solicited) {
     return err;
 }
 
-/* Of another wire. */
+/* Used only by the mlx5 wire. */
 static void *lan_create_ah(void *pd, epw_abi_ah_attr *attr) {
     (void)pd, (void)attr;
     return NULL;

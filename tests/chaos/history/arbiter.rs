@@ -1,4 +1,4 @@
-//! Most members stopped at a time: a server by itself goes on with those who answer it.
+//! Most members are stopped at the same time: a standalone server continues with those that answer it.
 
 use std::time::Instant;
 
@@ -8,8 +8,8 @@ use crate::cluster::Choices;
 use crate::noise::{self, deadline};
 use crate::wire::{End, Setup};
 
-/// Two of 3 or 4 members, or three of 4, are stopped, and the others go on without them; when they run again they come
-/// back.
+/// Two of 3 or 4 members, or three of 4, are stopped, and the others continue without them; when they run again they
+/// come back.
 pub(crate) fn a_server_by_itself_goes_on_without_most_ranks(seed: u64) {
     let mut choices = Choices::new(seed);
     let (ranks, stopped) = [(3, 2), (4, 2), (4, 3)][seed as usize % 3];

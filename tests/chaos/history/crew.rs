@@ -1,4 +1,4 @@
-//! The processes of a history: what is done to them, what they say, and what of it must never be.
+//! The processes of a history: what is done to them, what they report, and which reports are errors.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -23,17 +23,17 @@ pub(crate) struct Crew {
     patience: Duration,
     lead: u64,
     server: Option<Server>,
-    /// Where the ranks run, each on its own; none: all on this one.
+    /// The hosts of the ranks, one for each; `None`: all run on this machine.
     hosts: Option<Hosts>,
     members: Vec<Option<Member>>,
     heard: Receiver<Heard>,
     tell: Sender<Heard>,
-    /// Ranks to which something was done that may cost them their place, ever.
+    /// Ranks to which something was done that may cost them their place, at any time.
     touched: Vec<bool>,
-    /// Step and members with which each epoch begins, as all who began it say.
+    /// The step and the members with which each epoch begins, on which all its members agree.
     epochs: BTreeMap<u32, (u64, Vec<u32>)>,
     verdicts: Verdicts,
-    /// Some step of somebody was incomplete.
+    /// Some step of some rank was incomplete.
     missed: bool,
     story: Story,
 }
@@ -51,27 +51,27 @@ struct Member {
     stopped: bool,
     /// It may end by itself.
     goes: bool,
-    /// This process has been stopped: the others may have gone on without it.
+    /// This process was stopped, so the others may have continued without it.
     was_stopped: bool,
     ready: bool,
     no_quorum: bool,
     listens: Option<String>,
     leader: Option<u32>,
     servers: Vec<String>,
-    /// Step, epoch, and who was missing.
+    /// The last step, its epoch, and the missing ranks.
     ran: Option<(u64, u32, Vec<u32>)>,
     took: Option<Vec<(u64, u64)>>,
 }
 
 impl Drop for Member {
     fn drop(&mut self) {
-        // Both do nothing where it has ended.
+        // Both fail if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What happened, for whoever has to understand why a history failed.
+/// What has happened, for a reader who must understand why a history failed.
 struct Story {
     began: Instant,
     lines: Vec<String>,
@@ -92,12 +92,12 @@ impl Drop for Story {
 }
 
 impl Crew {
-    /// The processes of the ranks that begin.
+    /// Starts the processes of the initial ranks.
     pub(crate) fn start(setup: Setup, initial: u32, lease: Duration, lead: u64, served: Served) -> Self {
         Self::begin(setup, initial, lease, member::PATIENCE, lead, served, None)
     }
 
-    /// The processes of all ranks, each on a host of its own.
+    /// Starts the processes of all ranks, each on a host of its own.
     pub(crate) fn on_hosts(setup: Setup, lease: Duration, patience: Duration, hosts: Hosts) -> Self {
         let initial = setup.ranks;
         Self::begin(setup, initial, lease, patience, 0, Served::ByMembers, Some(hosts))
@@ -162,7 +162,7 @@ impl Crew {
         std::thread::spawn(move || {
             let lines = BufReader::new(out).lines().map_while(Result::ok).map(Some);
             for line in lines.chain([None]) {
-                // The history is over if this fails.
+                // If this fails the history is over.
                 let _ = tell.send(Heard { rank, pid, line });
             }
         });
@@ -182,7 +182,7 @@ impl Crew {
         });
     }
 
-    /// A process that knows nothing of the run, but for what `with` says.
+    /// Starts a process that knows only what `with` adds.
     fn process(&self, rank: u32, with: impl FnOnce(Start) -> Start) -> (Child, ChildStdin) {
         let mut program = Command::new(std::env::current_exe().expect("this program has a path"));
         program.env(member::VARIABLE, "").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -208,7 +208,8 @@ impl Crew {
         (child, orders)
     }
 
-    /// Starts a process that has nothing to do with the run, and as much memory as a member; returns when it has got that.
+    /// Starts a process that has nothing to do with the run and takes as much memory as a member; returns once it has
+    /// the memory.
     pub(crate) fn disturb(&mut self, rank: u32) {
         let (mut child, _orders) = self.process(rank, |start| Start { unrelated: true, ..start });
         let mut out = BufReader::new(child.stdout.take().expect("piped"));
@@ -231,7 +232,7 @@ impl Crew {
         assert!(said.contains("Ready"), "the unrelated process has ended: {said:?}");
     }
 
-    /// How long the steps of all members took since this was last asked.
+    /// The durations of all members' steps since the last call.
     pub(crate) fn times(&mut self) -> Vec<(u64, u64)> {
         for rank in self.running() {
             self.order(rank, Order::Times);
@@ -241,13 +242,13 @@ impl Crew {
         self.members.iter_mut().flatten().filter_map(|member| member.took.take()).flatten().collect()
     }
 
-    /// The step with which a membership of so many begins that follows upon `epoch`.
+    /// The first step of a membership of so many that directly follows `epoch`.
     pub(crate) fn began_after(&self, epoch: u32, members: usize) -> Option<(u32, u64)> {
         let of = |(of, (step, all)): (&u32, &(u64, Vec<u32>))| (all.len() == members).then_some((*of, *step));
         self.epochs.range(epoch + 1..).find_map(of)
     }
 
-    /// Another process for a rank that has none, which finds the run as the others know it.
+    /// Starts another process for a rank without one; it finds the run at the servers that the others know.
     pub(crate) fn add(&mut self, rank: u32, slow: Duration) {
         let known = || self.members.iter().flatten().map(|it| it.servers.join(",")).find(|it| !it.is_empty());
         let served = self.server.as_ref().map(|server| server.local_addr().to_string()).or_else(known);
@@ -284,25 +285,25 @@ impl Crew {
         self.hosts.as_ref().expect("ranks are on hosts").cut(rank);
     }
 
-    /// The packets of the host of a rank are lost, so many in a hundred of those that come.
+    /// Drops so many percent of the packets that come to the host of a rank.
     pub(crate) fn lose(&mut self, rank: u32, percent: u32) {
         self.story.tell(format!("rank {rank} loses {percent} % of its packets"));
         self.hosts.as_ref().expect("ranks are on hosts").lose(rank, percent);
     }
 
-    /// The network of a rank's host is well again.
+    /// Ends the faults of the network of a rank's host.
     pub(crate) fn heal(&mut self, rank: u32) {
         self.story.tell(format!("rank {rank} has its network again"));
         self.hosts.as_ref().expect("ranks are on hosts").heal(rank);
     }
 
-    /// Has a rank leave between two steps, and end.
+    /// Tells a rank to leave between two steps, and to end.
     pub(crate) fn leave(&mut self, rank: u32) {
         self.may_go(rank);
         self.order(rank, Order::Leave);
     }
 
-    /// It may end by itself, and the others may go on without it.
+    /// It may end by itself, and the others may continue without it.
     pub(crate) fn may_go(&mut self, rank: u32) {
         self.touched[rank as usize] = true;
         self.members[rank as usize].as_mut().expect("it is there").goes = true;
@@ -321,7 +322,7 @@ impl Crew {
         self.members[rank as usize].is_some()
     }
 
-    /// Whether it is there and will end by itself.
+    /// Whether it is running and will end by itself.
     pub(crate) fn is_going(&self, rank: u32) -> bool {
         self.members[rank as usize].as_ref().is_some_and(|member| member.goes)
     }
@@ -332,12 +333,12 @@ impl Crew {
         (0..self.setup.ranks).filter(runs).collect()
     }
 
-    /// Listens to all for so long.
+    /// Listens to all processes until this time.
     pub(crate) fn listen(&mut self, until: Instant) {
         self.listen_until(until, |_| false);
     }
 
-    /// Listens to all until this holds. Whether it does in time.
+    /// Listens to all processes until the condition holds. Returns whether it does in time.
     pub(crate) fn listen_until(&mut self, until: Instant, holds: impl Fn(&Self) -> bool) -> bool {
         while !holds(self) {
             match self.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -361,7 +362,7 @@ impl Crew {
         };
         let news: News = match serde_json::from_str(&line) {
             Ok(news) => news,
-            Err(_) if member.is_none() => return, // it was killed while it said this
+            Err(_) if member.is_none() => return, // it was killed while it wrote this line
             Err(error) => panic!("rank {rank} said {line:?}: {error}"),
         };
         if !matches!(news, News::Ran { .. } | News::Took(_) | News::Judged(_)) {
@@ -407,36 +408,36 @@ impl Crew {
         }
     }
 
-    /// The last step of the last epoch that anybody has told of. Who was cut off counts steps of its own meanwhile, which
-    /// are not the group's.
+    /// The last step that was reported in the last epoch. A rank that was cut off counts steps of its own meanwhile,
+    /// which are not the group's.
     pub(crate) fn furthest(&self) -> u64 {
         let now = self.epoch();
         let ran = self.members.iter().flatten().filter_map(|member| member.ran.as_ref());
         ran.filter(|(_, epoch, _)| *epoch == now).map(|(step, ..)| *step).max().unwrap_or(0)
     }
 
-    /// Whether all who are there have run a step after `floor`, with each other and nobody else, and missed nobody.
+    /// Whether all running ranks have run a complete step after `floor`, with exactly each other.
     pub(crate) fn is_whole(&self, floor: u64) -> bool {
         let there = (0..self.setup.ranks).filter(|rank| self.is_there(*rank)).collect();
         self.serve(floor, &there)
     }
 
-    /// Whether those who are not stopped have, without the others.
+    /// The same for all ranks that are not stopped.
     pub(crate) fn is_whole_without_stopped(&self, floor: u64) -> bool {
         self.serve(floor, &self.running())
     }
 
-    /// Whether all but this one have, without it.
+    /// The same for all ranks but this one.
     pub(crate) fn is_whole_without(&self, rank: u32, floor: u64) -> bool {
         self.serve(floor, &(0..self.setup.ranks).filter(|other| *other != rank).collect())
     }
 
-    /// The last that anybody has begun.
+    /// The last epoch that any rank has begun.
     pub(crate) fn epoch(&self) -> u32 {
         self.epochs.keys().copied().max().unwrap_or(0)
     }
 
-    /// Whether any step of anybody was incomplete.
+    /// Whether any step of any rank was incomplete.
     pub(crate) fn missed_anybody(&self) -> bool {
         self.missed
     }
@@ -457,7 +458,7 @@ impl Crew {
         ranks.iter().filter_map(|rank| self.members[*rank as usize].as_ref()).all(exact)
     }
 
-    /// Those who fall short of that, for people who read errors.
+    /// The ranks that do not fulfil the condition, for error messages.
     pub(crate) fn state(&self) -> String {
         let of = |(rank, member): (usize, &Option<Member>)| match member {
             None => format!("rank {rank} is not there"),
@@ -469,14 +470,15 @@ impl Crew {
         self.members.iter().enumerate().map(of).collect::<Vec<_>>().join("; ")
     }
 
-    /// The rank whose server serves the run, where all say the same.
+    /// The rank whose server serves the run, if all ranks agree on it.
     pub(crate) fn leader(&self) -> Option<u32> {
         let mut leaders = self.members.iter().flatten().map(|member| member.leader);
         let leader = leaders.next()??;
         leaders.all(|other| other == Some(leader)).then_some(leader)
     }
 
-    /// Whether so many members may go at once: all know the same servers, three at least, and most of those would be left.
+    /// Whether the run can lose so many members at once: all know the same servers, at least three, and most of those
+    /// would be left.
     pub(crate) fn can_lose(&self, losses: usize) -> bool {
         let Some(known) = self.members.iter().flatten().map(|member| &member.servers).next() else {
             return false;
@@ -489,7 +491,7 @@ impl Crew {
         agreed && self.leader().is_some() && known.len() >= 3 && (alive - losses.min(alive)) * 2 > known.len()
     }
 
-    /// What no rank can see alone: whoever is in one membership and not in the next had a reason to go.
+    /// What no rank can check alone: each rank that is in one membership and not in the next had a reason to go.
     pub(crate) fn nobody_went_without_reason(&self) {
         for ((_, (_, before)), (epoch, (_, after))) in self.epochs.iter().zip(self.epochs.iter().skip(1)) {
             let gone = before.iter().find(|rank| !after.contains(rank) && !self.touched[**rank as usize]);
@@ -497,7 +499,7 @@ impl Crew {
         }
     }
 
-    /// Of steps, from those that are there.
+    /// The running ranks have learnt the same verdicts of steps.
     pub(crate) fn all_learnt_the_same(&mut self) {
         let there = self.members.iter().flatten().map(|member| member.child.id()).collect();
         let (clean, faulted) = self.verdicts.agree(&there);

@@ -1,4 +1,5 @@
-//! The ends of steps: what each member learns of them, and that no two of those that go on together learn different things.
+//! The ends of steps: the verdicts that each member learns, and that no two members that continue together learn
+//! different ones.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,13 +9,13 @@ use epwire::{Checkpoint, EpBuffer, Error, Verdict};
 use super::news::News;
 use crate::step::Stop;
 
-/// What a member said of a step: epoch, step, and whether it was clean.
+/// A member's verdict of a step: epoch, step, and whether it was clean.
 pub(crate) type Judged = (u32, u64, bool);
 
-/// Steps of a member that it has ended, until it knows the verdict.
+/// The steps that a member has ended, until it knows the verdict.
 #[derive(Default)]
 pub(crate) struct Ends {
-    /// And whether it may have completed them itself.
+    /// The flag says whether it may have completed the step itself.
     pending: VecDeque<(Checkpoint, bool)>,
     found: Vec<Judged>,
     said: Option<Instant>,
@@ -26,7 +27,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Asks for those that are pending, oldest first. What is to be said, now and then.
+    /// Asks for the verdicts of pending steps, oldest first. Sometimes returns something to report.
     pub(crate) fn judge(&mut self, epoch: u32) -> Result<Option<News>, Stop> {
         while let Some((end, whole)) = self.pending.front() {
             let (of, step) = (end.epoch(), end.step());
@@ -36,7 +37,7 @@ impl Ends {
                     return Err(Stop::Wrong(format!("step {step}, which it has not completed, is clean")));
                 }
                 Ok(verdict) => self.found.push((of, step, verdict == Verdict::Clean)),
-                // Epochs may follow so fast that some are gone before all have begun them.
+                // Epochs may follow so quickly that some are forgotten before all ranks have begun them.
                 Err(Error::Limit(_)) if of + 1 < epoch => {}
                 Err(error) => return Err(error.into()),
             }
@@ -49,17 +50,17 @@ impl Ends {
         Ok(Some(News::Judged(std::mem::take(&mut self.found))))
     }
 
-    /// It was left out: what it did before is nothing to those that it comes back to.
+    /// It was left out: its former steps mean nothing to the members to which it returns.
     pub(crate) fn forget(&mut self) {
         *self = Self::default();
     }
 }
 
-/// What all members said.
+/// The verdicts of all members.
 #[derive(Default)]
 pub(crate) struct Verdicts {
     clean: BTreeSet<(u32, u64)>,
-    /// And by which processes.
+    /// Steps that processes judged as faulted.
     faulted: BTreeMap<(u32, u64), Vec<u32>>,
     /// Processes that were left out of some membership.
     left: BTreeSet<u32>,
@@ -80,8 +81,8 @@ impl Verdicts {
         self.left.insert(pid);
     }
 
-    /// Who has completed a step alone may be lost with that; of those that are there all say the same. How many were clean, and how
-    /// many were not.
+    /// If a single rank has completed a step, the knowledge of that may be lost with it; all running ranks must agree.
+    /// Returns how many steps were clean, and how many were not.
     pub(crate) fn agree(&self, there: &BTreeSet<u32>) -> (usize, usize) {
         for (step, by) in &self.faulted {
             let stays = |pid: &&u32| there.contains(pid) && !self.left.contains(pid);

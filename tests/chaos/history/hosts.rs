@@ -10,12 +10,13 @@ use crate::wire::{End, Setup};
 
 const RANKS: u32 = 3;
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Short, so that who is cut off is soon known, and long, so that a machine that is slow to heal a cut costs nobody its place.
+/// A short lease, so that a rank that is cut off is soon noticed, and long enough that a machine that is slow to end a
+/// cut costs no rank its place.
 const SHORT: Duration = Duration::from_secs(5);
 const LONG: Duration = Duration::from_secs(12);
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A network that carries again has to be found out: connections wait for up to as long as it was cut.
+/// A network that works again must be noticed first: connections may wait for as long as it was cut.
 const AFTER: Duration = Duration::from_secs(30);
 
 fn start(seed: u64, lease: Duration) -> Crew {
@@ -46,7 +47,7 @@ fn together(crew: &mut Crew, when: &str) {
     crew.remark(format!("all serve together {when}, after {:?}", began.elapsed()));
 }
 
-/// A host is cut off for 2 s, less than a lease and a deadline: nobody is missed and nobody removed.
+/// A host is cut off for 2 s, less than a lease and a deadline: no rank is missing and none is removed.
 pub(crate) fn a_cut_of_2_s_costs_time_only(seed: u64) {
     let mut crew = start(seed, LONG);
     let (rank, epoch) = (seed as u32 % RANKS, crew.epoch());
@@ -58,7 +59,8 @@ pub(crate) fn a_cut_of_2_s_costs_time_only(seed: u64) {
     assert!(!crew.missed_anybody(), "a step was incomplete: {}", crew.state());
 }
 
-/// A host is cut off for 30 s: the two others remove it and go on, it learns that it cannot decide alone, and comes back.
+/// A host is cut off for 30 s: the two others remove it and continue; it learns that it cannot decide alone, and comes
+/// back.
 pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
     let mut crew = start(seed, SHORT);
     let rank = seed as u32 % RANKS;
@@ -77,7 +79,7 @@ pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
     crew.nobody_went_without_reason();
 }
 
-/// One packet of a hundred is lost, then five: slower, and all steps are complete.
+/// One percent of the packets is lost, then five: steps are slower, and all are complete.
 pub(crate) fn lost_packets_cost_time_only(seed: u64) {
     let mut crew = start(seed, LONG);
     let epoch = crew.epoch();

@@ -1,5 +1,5 @@
-//! A rank of a history: serves steps as a program does, every row and every sum of them checked, and does what it is told
-//! between two of them.
+//! A rank of a history: runs steps as a program does, checks every row and every sum, and does between two steps what
+//! it is told.
 
 use std::io::Write;
 use std::sync::mpsc::{Receiver, channel};
@@ -22,10 +22,10 @@ use crate::worker::config;
 /// Set for the processes of a history.
 pub(crate) const VARIABLE: &str = "EPWIRE_CHAOS_MEMBER";
 
-/// No call of the group takes longer, unless it is said otherwise.
+/// No call of the group takes longer, unless a test says otherwise.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a program does beside its steps: cores are few, and members many.
+/// The program's time beside its steps, because members have to share few cores.
 const PAUSE: Duration = Duration::from_millis(1);
 
 pub(crate) fn main() {
@@ -62,7 +62,7 @@ pub(crate) fn main() {
 fn say(news: &News) {
     let line = serde_json::to_string(news).expect("news are plain data");
     let mut out = std::io::stdout().lock();
-    // The test is gone if this fails.
+    // If this fails the test is gone.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn heartbeat(lease: Duration) -> Heartbeat {
     Heartbeat::default().interval(lease / 10).lease(lease).handshake(PATIENCE)
 }
 
-/// Who is fenced asks again: another process of the rank, or what is left of it, may not have been seen to end.
+/// A fenced rank retries: the end of another process of the rank may not have been noticed yet.
 fn unless_fenced<T>(mut attempt: impl FnMut() -> Result<T, BootstrapError>) -> Result<T, Stop> {
     let began = Instant::now();
     loop {
@@ -86,9 +86,9 @@ struct Member {
     bench: Bench,
     runtime: Runtime,
     choices: Choices,
-    /// Steps in which calls are still to be cancelled.
+    /// Number of steps in which calls are still to be cancelled.
     cancels: u32,
-    /// It asks to be let in again when it has been retired.
+    /// It asks to be admitted again when it has been retired.
     rejoins: bool,
 }
 
@@ -169,7 +169,7 @@ impl Member {
         }
     }
 
-    /// `Group::step`, dropped now and then while it waits, and called again.
+    /// `Group::step`, sometimes dropped while it waits, and then called again.
     fn begin(&mut self) -> Result<Step, Error> {
         let Self { group, runtime, choices, cancels, .. } = self;
         runtime.block_on(async {
@@ -182,7 +182,7 @@ impl Member {
         })
     }
 
-    /// Runs a step, or gives it up somewhere on the way. Who was missing in it, and whether it may be complete.
+    /// Runs a step, or gives it up at some point. Returns the missing ranks, and whether the step may be complete.
     fn run(&mut self, epoch: u32, step: u32) -> Result<(Vec<u32>, bool), Stop> {
         let mut run = Run::new(epoch, step, 1);
         if self.cancels > 0 {
@@ -198,7 +198,7 @@ impl Member {
         let mut missing: Vec<u32> = ops.into_iter().flat_map(|op| op.missing).collect();
         missing.sort_unstable();
         missing.dedup();
-        // A call that is polled and dropped may have ended by then.
+        // A call that was polled and dropped may have ended by then.
         let whole = missing.is_empty() && (run.release.is_none() || run.drops);
         Ok((missing, whole))
     }
@@ -207,7 +207,7 @@ impl Member {
         unless_fenced(|| self.group.rejoin_blocking())
     }
 
-    /// Beside the steps, which it waits for.
+    /// Runs beside the steps, for which it waits.
     fn retire(&self, rank: u32) {
         let group = self.group.clone();
         std::thread::spawn(move || {
@@ -216,7 +216,7 @@ impl Member {
         });
     }
 
-    /// Asks for a barrier with nobody but itself.
+    /// Asks for a barrier of this rank alone.
     fn ask(&self) {
         let group = self.group.clone();
         std::thread::spawn(move || {
@@ -233,7 +233,7 @@ impl Member {
     }
 }
 
-/// Says what differs from what was said last, in more than the step, and anything after some milliseconds.
+/// Reports what differs from the last report in more than the step, and anything after some milliseconds.
 fn say_now_and_then(said: &mut Option<(Instant, u32, Vec<u32>)>, news: News) {
     const PAUSE: Duration = Duration::from_millis(10);
     let News::Ran { epoch, missing, .. } = &news else { return };

@@ -1,9 +1,9 @@
-//! Histories of faults: ranks that serve steps through the group as programs do, while processes are killed, stopped,
-//! replaced, retired and sent away, and calls are cancelled, all drawn from a seed.
+//! Histories of faults: ranks run steps through the group as programs do, while processes are killed, stopped,
+//! replaced, retired and told to leave, and calls are cancelled, all chosen by a seed.
 //!
-//! Of each history holds: no rank reads a wrong row; two ranks that begin an epoch begin it with the same step and the same
-//! members; those that go on learn the same verdict of every step; a rank to which nothing is done is never removed; and when all has been done those who are there, newcomers too, run
-//! complete steps with each other, soon.
+//! In each history: no rank reads a wrong row; two ranks that begin an epoch begin it with the same step and the same
+//! members; ranks that continue learn the same verdict of every step; a rank to which nothing is done is never removed;
+//! and after the last fault all running ranks, newcomers too, soon run complete steps with each other.
 
 pub(crate) mod arbiter;
 mod crew;
@@ -24,14 +24,14 @@ use self::crew::Crew;
 use self::news::Order;
 use self::plan::{Deed, Plan, Scene, Served};
 
-/// The run is kept by its members: whoever serves it may be the one that goes.
+/// The members keep the run: the one that serves it may be the one that leaves.
 pub(crate) fn of_a_run_that_its_members_serve(seed: u64) {
     if cfg!(feature = "succession") {
         history(seed, Served::ByMembers);
     }
 }
 
-/// Any members may go, several at a time.
+/// Any members may leave, several at a time.
 pub(crate) fn of_a_run_with_a_server_by_itself(seed: u64) {
     history(seed, Served::Apart);
 }
@@ -63,8 +63,8 @@ fn history(seed: u64, served: Served) {
     crew.all_learnt_the_same();
 }
 
-/// All who are there go on, complete, within a bound that leaves time for a lease, an election and an admission one after the
-/// other.
+/// All running ranks must run complete steps within a bound that allows for a lease, an election and an admission one
+/// after the other.
 fn settled(crew: &mut Crew) {
     let (floor, began) = (crew.furthest(), Instant::now());
     let bound = 10 * deadline();
@@ -95,13 +95,13 @@ fn play(crew: &mut Crew, scene: &Scene) {
 fn act(crew: &mut Crew, rank: u32, deed: Deed) {
     match deed {
         Deed::Start { slow } => {
-            // One that has been told to go goes first.
+            // A rank that was told to leave must have ended.
             crew.listen_until(Instant::now() + 2 * deadline(), |crew| !crew.is_going(rank));
             if !crew.is_there(rank) {
                 crew.add(rank, slow);
             }
         }
-        _ if !crew.is_there(rank) => {} // nothing can befall it
+        _ if !crew.is_there(rank) => {} // nothing can be done to it
         Deed::Kill => crew.kill(rank),
         Deed::Stop => crew.stop(rank),
         Deed::Continue => crew.cont(rank),

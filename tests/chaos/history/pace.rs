@@ -1,4 +1,5 @@
-//! What a newcomer costs those who serve: no more than twice as much as any other process that starts on their machine.
+//! A newcomer must not slow down the running members more than twice as much as any other process that starts on their
+//! machine.
 
 use std::time::{Duration, Instant};
 
@@ -8,16 +9,16 @@ use crate::noise::{self, deadline};
 use crate::wire::{End, Setup};
 
 const MEMBERS: u32 = 3;
-/// Steps of this size are shorter than a message to the server and back: `GroupOptions::lead` is for them.
+/// Steps of this size are shorter than a message to the server and back, the case for `GroupOptions::lead`.
 const LEAD: u64 = 8;
 /// Newcomers, each followed by unrelated processes, before the first verdict.
 const TURNS: usize = 16;
-/// On a machine with other work the samples of more turns are added, so often.
+/// How many more times samples are added on a machine with other work.
 const MORE: usize = 2;
 const PERCENTILES: [usize; 3] = [50, 90, 99];
 
-/// The steps of three members while a process for a fourth rank starts, joins and connects, up to the one with which it is
-/// admitted, beside those while an unrelated process starts and gets as much memory.
+/// Compares the steps of three members while a process for a fourth rank starts, joins and connects, up to the step
+/// with which it is admitted, with steps while an unrelated process starts and takes as much memory.
 pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does(seed: u64) {
     let setup = Setup {
         end: End::Buffer,
@@ -45,7 +46,8 @@ pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does
             beside_newcomers.len(),
             beside_others.len()
         );
-        // Percentiles of many steps do not see the one that waits for a newcomer: that lasts a deadline, or until an accusation is settled.
+        // Percentiles of many steps do not show a single step that waits for a newcomer: that takes a deadline, or
+        // until an accusation is settled.
         let (longest, other) = (longest(&beside_newcomers), longest(&beside_others));
         let bound = (deadline() / 2).max(2 * other) + 4 * noise::worst();
         eprintln!(
@@ -59,7 +61,7 @@ pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does
     }
 }
 
-/// A newcomer that leaves again, then an unrelated process. The epoch in which all is as before.
+/// A newcomer that leaves again, then unrelated processes. Returns the epoch in which all is as before.
 fn turn(crew: &mut Crew, epoch: u32, newcomers: &mut Vec<u64>, others: &mut Vec<u64>) -> u32 {
     let patience = 10 * deadline();
     crew.times();
@@ -80,7 +82,7 @@ fn turn(crew: &mut Crew, epoch: u32, newcomers: &mut Vec<u64>, others: &mut Vec<
     super::settled(crew);
 
     crew.times();
-    // Which is over sooner: twice.
+    // These end sooner, so there are two.
     crew.disturb(MEMBERS);
     crew.disturb(MEMBERS);
     others.extend(crew.times().into_iter().map(|(_, took)| took));

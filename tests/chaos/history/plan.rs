@@ -1,28 +1,28 @@
-//! What befalls the ranks of a history, drawn from its seed.
+//! The faults of a history, chosen by its seed.
 
 use std::time::Duration;
 
 use crate::cluster::Choices;
 
-/// A run and the faults that it has to live with.
+/// A run and its faults.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) world: u32,
-    /// The ranks that begin; the others may come later.
+    /// The initial ranks; others may join later.
     pub(crate) initial: u32,
     pub(crate) scenes: Vec<Scene>,
 }
 
-/// Faults whose times overlap. The next scene begins when all of this one has been done, whatever has become of it.
+/// Faults whose times overlap. The next scene begins when all of these have been done, whatever their effect.
 #[derive(Debug, Clone)]
 pub(crate) struct Scene {
-    /// The ranks concerned.
+    /// The affected ranks.
     pub(crate) ranks: Vec<u32>,
     /// The first of them is the one that serves the run, if a member does.
     pub(crate) leader: bool,
-    /// How many of them the run loses at a time.
+    /// How many of them the run loses at the same time.
     pub(crate) losses: usize,
-    /// What to do, when, and to which of the ranks, in order of time.
+    /// When to do what to which of the ranks, in order of time.
     pub(crate) deeds: Vec<(Duration, usize, Deed)>,
 }
 
@@ -32,7 +32,7 @@ pub(crate) enum Deed {
     Stop,
     Continue,
     Leave,
-    /// Asked for by this rank, and the one that goes may ask to be let in again at once.
+    /// At the request of this rank; the retired rank may ask to be admitted again at once.
     Retire {
         by: u32,
         rejoins: bool,
@@ -40,18 +40,18 @@ pub(crate) enum Deed {
     Cancel {
         steps: u32,
     },
-    /// A process for a rank that has none. It does other things for so long before its first step.
+    /// Starts a process for a rank without one. It does other things for this long before its first step.
     Start {
         slow: Duration,
     },
 }
 
-/// Where the run is served.
+/// Who serves the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Served {
-    /// By its members, one at a time.
+    /// Its members, one at a time.
     ByMembers,
-    /// By the test.
+    /// The test.
     Apart,
 }
 
@@ -60,7 +60,7 @@ const fn ms(ms: u64) -> Duration {
 }
 
 impl Plan {
-    /// Of a run whose members are taken for silent after `lease`.
+    /// For a run whose members count as silent after `lease`.
     pub(crate) fn draw(choices: &mut Choices, served: Served, lease: Duration) -> Self {
         let world = 3 + choices.below(4) as u32;
         let grows = world > 3 && choices.below(4) == 0;
@@ -81,11 +81,11 @@ impl Plan {
     }
 }
 
-/// Several ranks, each with a fault of its own. Two at least have none.
+/// Several ranks, each with a fault of its own. At least two have none.
 fn overlapping(choices: &mut Choices, world: u32, lease: Duration) -> Scene {
     let ranks = distinct(choices, world, world - 2);
     let mut deeds = Vec::new();
-    // Half of the time the first two go, and come back, at one moment.
+    // Half of the time the first two go, and come back, at the same moment.
     let together = choices.coin().then(|| (choices.millis(100), choices.millis(200), choices.coin()));
     for index in 0..ranks.len() {
         match together {
@@ -100,7 +100,7 @@ fn overlapping(choices: &mut Choices, world: u32, lease: Duration) -> Scene {
     Scene { ranks, leader: false, losses: 0, deeds }
 }
 
-/// One rank; where there are enough, another one whose calls are cancelled meanwhile.
+/// One rank; if there are enough, another one whose calls are cancelled meanwhile.
 fn one_after_the_other(choices: &mut Choices, world: u32, lease: Duration) -> Scene {
     let ranks = distinct(choices, world, 2);
     let mut deeds = Vec::new();
@@ -112,7 +112,7 @@ fn one_after_the_other(choices: &mut Choices, world: u32, lease: Duration) -> Sc
     Scene { ranks, leader: choices.coin(), losses: 1, deeds }
 }
 
-/// Draws what befalls one of the ranks.
+/// Chooses the fault of one of the ranks.
 fn fault(
     choices: &mut Choices,
     world: u32,
@@ -141,14 +141,14 @@ fn fault(
             let rejoins = choices.coin();
             deeds.push((at, index, Deed::Retire { by, rejoins }));
             if !rejoins {
-                // Time to go in, else there is still a process for the rank and this does nothing.
+                // After time to leave; otherwise the rank still has a process, and this does nothing.
                 let (when, index, comes) = comes(choices);
                 deeds.push((when + lease / 2, index, comes));
             }
         }
         _ => deeds.push((at, index, Deed::Cancel { steps: 60 })),
     }
-    // Now and then the rank does not come back.
+    // Sometimes the rank does not come back.
     if ranks.len() + 2 < world as usize && choices.below(3) == 0 {
         deeds.retain(|(_, of, deed)| *of != index || !matches!(deed, Deed::Start { .. }));
     }

@@ -1,6 +1,6 @@
-//! What a rank exports, as its peer may get it: any bytes, and a right blob with some bytes changed and its checksum
-//! made right again. Whatever comes, connect ends with an error that says something or with a window; and what was
-//! wrong leaves nothing behind: the right blob connects afterwards.
+//! A rank's blob as its peer may receive it: any bytes, or a valid blob with some bytes changed and its checksum
+//! corrected. Connect always ends with an error that has a text, or with a window; and a wrong blob leaves nothing
+//! behind: the valid one connects afterwards.
 #![no_main]
 
 use std::cell::LazyCell;
@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 #[derive(Arbitrary, Debug)]
 enum Input<'a> {
     Bytes(&'a [u8]),
-    /// A right blob, with these bits flipped at these places.
+    /// A valid blob, with these bits flipped at these offsets.
     Changed {
         changes: Vec<(u16, u8)>,
         length: Option<u16>,

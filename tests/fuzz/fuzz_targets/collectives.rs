@@ -1,6 +1,6 @@
-//! What a peer writes into the window of a communicator: messages of collectives and of sends, anything in them, and its
-//! words. Every operation ends within its deadlines, with whatever outcome, and touches no memory but that of its buffers;
-//! and what was wrong leaves nothing behind: the next membership is exact.
+//! What a peer writes into the window of a communicator: messages of collectives and of sends with arbitrary contents,
+//! and its words. Every operation ends within its deadlines, with any outcome, and accesses only the memory of its
+//! buffers; and wrong messages leave nothing behind: the next membership is exact.
 #![no_main]
 
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use epwire::{Comm, Error, Mask, Outcome};
 use epwire_fuzz::only_window;
 use libfuzzer_sys::fuzz_target;
 
-/// A few bytes, so that short inputs have several.
+/// A few bytes, so that short inputs have several steps.
 #[derive(Arbitrary, Debug)]
 struct Step {
     deed: u8,
     call: u8,
     elements: u8,
     carry: u8,
-    /// One byte of the header, and the bits of it that are flipped; or a place in the window.
+    /// A byte of the header and the bits to flip in it, or an offset in the window.
     change: (u8, u8),
     /// See [`Step::wide`].
     wide: (u8, u8),
@@ -26,15 +26,15 @@ struct Step {
 
 #[derive(Debug, Clone, Copy)]
 enum Deed {
-    /// Rank 1 writes its next message, and says so.
+    /// Rank 1 writes its next message, and announces it.
     Message,
-    /// Rank 0 calls this.
+    /// Rank 0 calls this collective.
     Call,
-    /// The one for the other.
+    /// A send of one rank, and the receive of the other.
     Meet,
     /// Rank 1 posts a word, of this epoch or another one.
     Word,
-    /// Rank 1 writes anything anywhere in its rings or in what it says of itself.
+    /// Rank 1 writes anything anywhere in its rings or in its greeting.
     Poke,
     /// Both begin the next membership.
     Begin,
@@ -55,7 +55,7 @@ const COUNT: usize = 8;
 const SLOTS: u64 = 2;
 const HEADER: u64 = 64;
 const DEADLINE: Duration = Duration::from_millis(1);
-/// Where the words of rank 1 are, by `c/peer/words.h`; of them the one that says how many messages there are.
+/// The offset of rank 1's words, by `c/peer/words.h`, and of the word that announces messages.
 const LINE: u64 = 4096 + 128;
 const POSTED: u64 = 32;
 const U32: u8 = 3;
@@ -66,7 +66,7 @@ impl Call {
         matches!(self, Self::Send(_) | Self::Recv(_))
     }
 
-    /// Its number, and the root or the tag, as `epw_descriptor` has them.
+    /// Its kind, and the root or the tag, as in `epw_descriptor`.
     fn name(self) -> (u8, u8) {
         match self {
             Self::Barrier => (0, 0),
@@ -78,7 +78,7 @@ impl Call {
         }
     }
 
-    /// As `epw_called` has it, and its elements.
+    /// As in `epw_called`, and its elements.
     fn brief(self) -> ([u8; 8], u32) {
         let (kind, peer) = self.name();
         let (element, count) = if kind == 0 { (0, 0) } else { (U32, COUNT as u32) };
@@ -121,8 +121,8 @@ impl Step {
         [n, u64::MAX - n, (1 << 41) - 1 - n, 4096 * n][usize::from(kind) % 4]
     }
 
-    /// The header, as `c/coll/layout.h` has it, of message `number` in call `call`, which comes behind `before`: it fits
-    /// the call, but for a change.
+    /// The header, by `c/coll/layout.h`, of message `number` in call `call`, which follows `before`: valid except for
+    /// one change.
     fn header(&self, number: u64, call: u32, before: Option<Call>) -> [u8; HEADER as usize] {
         let (brief, count) = self.call().brief();
         let (brief_before, count_before) = before.map_or(([0; 8], 0), Call::brief);
@@ -167,8 +167,8 @@ fuzz_target!(|steps: Vec<Step>| {
     let ring = SLOTS * (HEADER + 64);
     let ring_of = |by_sends: bool| plan.control_bytes + (u64::from(by_sends) * 2 + 1) * ring;
     let write = |at: u64, bytes: &[u8]| {
-        // SAFETY: inside the victim's window, which lives as long as it. Like a peer's, the write is seen by nobody
-        // meanwhile: both ranks rest.
+        // SAFETY: inside the victim's window, which lives as long as it. Unlike with a real peer, nobody accesses it
+        // meanwhile: both ranks are idle.
         unsafe { window.add(at as usize).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
     };
     let begun = Instant::now();
@@ -216,7 +216,7 @@ fuzz_target!(|steps: Vec<Step>| {
     }
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} of waits of {DEADLINE:?}", begun.elapsed());
 
-    // Words of epochs to come would be heeded when these have begun.
+    // Words of later epochs would take effect once these have begun.
     write(LINE, &[0; 128]);
     begin(&mut now);
     let patient = |comm: &Comm| comm.with_deadline(Duration::from_secs(5));
@@ -229,7 +229,7 @@ fuzz_target!(|steps: Vec<Step>| {
 
 fn call_of(comm: &Comm, call: Call) -> epwire::Result<Outcome> {
     let own = [7u32; COUNT];
-    // On the heap: the sanitizer watches over its bounds.
+    // On the heap, so that the sanitizer checks its bounds.
     let (mut one, mut all) = (vec![0u32; COUNT], vec![0u32; 2 * COUNT]);
     match call {
         Call::AllReduce => comm.all_reduce_blocking(&own, &mut one, Reduction::Sum),
@@ -242,7 +242,7 @@ fn call_of(comm: &Comm, call: Call) -> epwire::Result<Outcome> {
     }
 }
 
-/// However it ended: an error says something.
+/// Any end is accepted, but an error must have a text.
 fn ended(result: epwire::Result<Outcome>) {
     match result {
         Ok(_) => {}

@@ -1,5 +1,5 @@
-//! Commands to the fake adapter, by the right call and by others: any bytes are carried out, or refused as the kernel or
-//! the firmware refuses them, and what is refused leaves no object.
+//! Commands to the fake adapter, by the right call and by others: any bytes are executed, or refused as the kernel or
+//! the firmware refuses them, and a refused command leaves no object.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 enum Step<'a> {
-    /// As the library builds it, with some bits turned over.
+    /// As the library builds it, with some bits inverted.
     Built {
         command: u8,
         about: u8,
@@ -34,7 +34,7 @@ enum Step<'a> {
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
     infiniband: bool,
-    /// Facts that change no more than what is refused.
+    /// Options that only change what is refused.
     no_atomics: bool,
     short_rings: bool,
     steps: Vec<Step<'a>>,

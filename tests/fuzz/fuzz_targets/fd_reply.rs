@@ -1,6 +1,6 @@
 //! What a false fd server may answer to a rank that fetches a window: any packet, with any number of descriptors of
-//! memory of any size, sealed or not. The rank connects only where memory of the right size came that cannot shrink,
-//! and no descriptor is left behind.
+//! memory of any size, sealed or not. The rank connects only if it got memory of the right size that cannot shrink, and
+//! no descriptor is left.
 #![no_main]
 
 use std::cell::RefCell;
@@ -128,7 +128,7 @@ impl Memory {
             Self::Sized(bytes) => (u64::from(*bytes), true),
             Self::Socket => return packet_socket(),
         };
-        // SAFETY: a string literal; what is opened is owned by nobody else.
+        // SAFETY: a string literal; nobody else owns what is opened.
         let fd = unsafe {
             let fd = libc::memfd_create(c"fuzz".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
             assert!(fd >= 0, "memfd: {}", std::io::Error::last_os_error());
@@ -145,7 +145,7 @@ impl Memory {
     }
 }
 
-/// Accepts one connection, reads its request, answers, and hangs up.
+/// Accepts one connection, reads its request, answers, and closes the connection.
 fn answer_one(listener: &OwnedFd, bytes: &[u8], memory: &[OwnedFd]) {
     let descriptors: Vec<i32> = memory.iter().map(AsRawFd::as_raw_fd).collect();
     let mut request = [0u8; 64];

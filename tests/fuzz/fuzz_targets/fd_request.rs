@@ -1,6 +1,6 @@
-//! What a process of this user may say to the fd server: any packets, requests that name the window's secret, and what
-//! the holder of a lease says. Each connection ends or is answered soon, memory is given only for the right secret and a rank that exists, and a
-//! connection that is closed leaves no lease behind.
+//! What a process of this user may send to the fd server: any packets, requests with the window's secret, and messages
+//! of a lease's holder. Each connection ends or is answered soon, memory is given only for the right secret and an
+//! existing rank, and a closed connection leaves no lease behind.
 #![no_main]
 
 use std::cell::LazyCell;
@@ -76,7 +76,7 @@ impl Packet<'_> {
         }
     }
 
-    /// Whether it is a whole request of a rank of the group.
+    /// Whether it is a complete request of a rank of the group.
     fn wants_memory(&self) -> bool {
         let Self::Request { rank, cut, more, .. } = self else { return false };
         *rank < 2 && more.is_empty() && cut.is_none_or(|cut| usize::from(cut) >= REQUEST_BYTES)
@@ -109,12 +109,13 @@ fn send(socket: &OwnedFd, bytes: &[u8]) -> bool {
     sent == bytes.len() as isize
 }
 
-/// The reply's three words and whether a descriptor came with it (which is closed); `None` if the server has hung up.
+/// The reply's three words, and whether a descriptor came with it (which is closed); `None` if the server has closed
+/// the connection.
 fn receive(socket: &OwnedFd) -> Option<([u32; 3], bool)> {
     let mut reply = [0u32; 3];
     let mut control = [0u64; 8];
     let mut part = libc::iovec { iov_base: reply.as_mut_ptr().cast(), iov_len: size_of_val(&reply) };
-    // SAFETY: a plain C struct, of which zeros are a value.
+    // SAFETY: a plain C struct, for which zeros are valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
     (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), size_of_val(&control));

@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
     check(bytes);
-    // Behind a right header, so that not every input has to find one.
+    // After a valid header, so that not every input has to find one.
     let length = (bytes.len() as u32).to_le_bytes();
     check(&[b"EPWR", &PROTOCOL_VERSION.to_le_bytes()[..], &length, bytes].concat());
 });

@@ -1,5 +1,5 @@
-//! Detection of the launcher from arbitrary variables, Slurm's node lists and task counts among them, and the parsers
-//! of addresses and interface choices.
+//! Detection of the launcher from arbitrary variables, with Slurm's node lists and task counts among them, and the
+//! parsers of addresses and interface choices.
 #![no_main]
 
 use std::collections::HashMap;

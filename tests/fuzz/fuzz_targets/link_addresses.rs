@@ -1,5 +1,4 @@
-//! Where a peer says that its links are to be dialed: any bytes give addresses or an error, and addresses have one
-//! encoding.
+//! A peer's addresses for its links: any bytes give addresses or an error, and addresses have one encoding.
 #![no_main]
 
 use epwire_fuzz::links::addresses;

@@ -1,5 +1,5 @@
-//! The handshake of a link. Who does not know the key gets through to neither end, whatever it says; and two ends that
-//! do agree unless something differs between them, or is changed, swapped or cut on the way.
+//! The handshake of a link. Without the key, nobody is accepted by either end, whatever it sends. Two ends with the key
+//! agree unless something differs between them, or is changed, swapped or cut on the way.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -8,13 +8,13 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 enum Input<'a> {
-    /// Bytes from a stranger, behind a right hello or not, in parts.
+    /// Bytes from a stranger, with or without a valid hello before them, in parts.
     Stranger { listens: bool, hello: bool, parts: [&'a [u8]; 3] },
-    /// Two who know the key, `chunk` bytes at a time.
+    /// Two ends with the key, `chunk` bytes at a time.
     Conversation { chunk: u8, changes: Vec<Change>, cut: Option<(bool, u8)>, differs: Differs },
 }
 
-/// Bits flipped of a byte that one of the two says.
+/// Flipped bits of a byte that one of the two sends.
 #[derive(Arbitrary, Debug)]
 struct Change {
     of_listener: bool,

@@ -1,5 +1,5 @@
-//! Entries of a send queue: any bytes are an entry or refused, and one that is taken is of its queue and its index, and
-//! carries no more than it has room for.
+//! Entries of a send queue: any bytes are an entry or are refused, and an accepted entry belongs to its queue and its
+//! index, and carries no more than it has room for.
 #![no_main]
 
 use epwire_fuzz::nic::{ENTRY_BYTES, fetch};

@@ -1,5 +1,5 @@
-//! What comes to a software NIC over a connection: whatever a peer says, and in whatever order, it touches nothing but
-//! the bytes that its key opens. And frames have one encoding.
+//! What a software NIC receives over a connection: whatever a peer sends, in any order, only the bytes that its key
+//! permits are accessed. And frames have one encoding.
 #![no_main]
 
 use epwire_fuzz::nic::{FRAME_BYTES, Nic, Said, parse, write};

@@ -1,5 +1,6 @@
-//! What a software NIC finds in the rings that it shares with a peer, who may write there what it likes at any time: bytes,
-//! cursors, and who sleeps. Nothing is touched but the bytes that its key opens, and the connection ends with the peer.
+//! What a software NIC finds in the rings that it shares with a peer, which may write anything there at any time:
+//! bytes, cursors, and the flags of sleepers. Only the bytes that its key permits are accessed, and the connection ends
+//! with the peer.
 #![no_main]
 
 use arbitrary::Arbitrary;
@@ -11,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 enum Step<'a> {
     Say(Said),
     Bytes(&'a [u8]),
-    /// By little, by about the ring's size, or by anything.
+    /// By a small amount, by about the ring's size, or by any amount.
     Move {
         of_answers: bool,
         word: u8,
@@ -19,7 +20,7 @@ enum Step<'a> {
         ring: bool,
         far: Option<u64>,
     },
-    /// The beginning of a long frame, of whose bytes so many are said to be there.
+    /// The beginning of a long frame, with a claim of how many of its bytes are there.
     Claim {
         bytes: u32,
         there: u64,
@@ -28,7 +29,7 @@ enum Step<'a> {
         at: u32,
         byte: u8,
     },
-    /// Into what is being said now, before or while it is read.
+    /// Into the bytes that are being sent, before or while they are read.
     PokeRing {
         at: u16,
         byte: u8,

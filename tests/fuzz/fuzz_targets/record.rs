@@ -1,5 +1,5 @@
-//! The decoder of records, as a log or another server gives them: any bytes give a record or an error, a record has one
-//! encoding, and whatever it says the machine takes it.
+//! The decoder of records, as they come from a log or another server: any bytes give a record or an error, a record has
+//! one encoding, and the machine accepts every record.
 #![no_main]
 
 use std::cell::LazyCell;

@@ -1,6 +1,6 @@
 //! What a peer writes into this rank's window: its signal words, counts, rows and answers, with any bytes changed after
-//! it sent and after it answered. Every operation ends within its deadlines, with whatever outcome, and touches no
-//! memory but that of the outputs.
+//! it has sent and after it has answered. Every operation ends within its deadlines, with any outcome, and accesses
+//! only the memory of the outputs.
 #![no_main]
 
 use std::ops::Range;
@@ -24,7 +24,7 @@ struct Input {
     after_answer: Vec<Change>,
 }
 
-/// Bytes at a place of one of the areas that rank 1 writes.
+/// Bytes at an offset in one of the areas that rank 1 writes.
 #[derive(Arbitrary, Debug)]
 struct Change {
     area: u8,
@@ -58,8 +58,8 @@ fuzz_target!(|input: Input| {
         for Change { area, at, bytes } in changes {
             let area = areas[usize::from(*area) % areas.len()].clone();
             let at = area.start + usize::from(*at) % (area.len() - bytes.len() + 1);
-            // SAFETY: inside the victim's window, which lives as long as its buffer. Like a peer's, the write is seen by
-            // nobody meanwhile: both ranks' threads rest.
+            // SAFETY: inside the victim's window, which lives as long as its buffer. Unlike with a real peer, nobody
+            // accesses it meanwhile: both ranks' threads are idle.
             unsafe { window.add(at).cast::<[u8; 4]>().write_unaligned(*bytes) };
         }
     };
@@ -99,7 +99,7 @@ fuzz_target!(|input: Input| {
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?} of waits of {DEADLINE:?}", begun.elapsed());
 });
 
-/// What rank 1 writes in rank 0's window, by `c/ep/layout.h`: its words, its counts, its rows, its answers.
+/// The areas of rank 0's window that rank 1 writes, by `c/ep/layout.h`: its words, its counts, its rows, its answers.
 fn areas(buffer: &EpBuffer) -> [Range<usize>; 4] {
     const LINES: usize = 4096;
     const LINE: usize = 64;

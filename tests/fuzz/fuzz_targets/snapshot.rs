@@ -1,5 +1,5 @@
-//! The decoder of a machine that was written down: any bytes, and a right snapshot with some bytes changed, give a machine
-//! that has this snapshot or an error.
+//! The decoder of a saved machine: any bytes, and a valid snapshot with some bytes changed, give a machine with exactly
+//! this snapshot, or an error.
 #![no_main]
 
 use std::cell::LazyCell;
@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 #[derive(Arbitrary, Debug)]
 enum Input<'a> {
     Bytes(&'a [u8]),
-    /// A right snapshot, with these bits flipped at these places.
+    /// A valid snapshot, with these bits flipped at these offsets.
     Changed {
         changes: Vec<(u16, u8)>,
         length: Option<u16>,

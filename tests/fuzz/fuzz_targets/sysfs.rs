@@ -1,4 +1,5 @@
-//! The doctor's readers of /proc and /sys: whatever files say, and wherever links lead, there is a report of whole lines.
+//! The doctor's readers of /proc and /sys: whatever the files contain, and wherever links lead, there is a report of
+//! whole lines.
 #![no_main]
 
 use std::fs;
@@ -10,11 +11,11 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 struct Input<'a> {
-    /// What the files of `FILES` say, by their numbers.
+    /// The contents of the files in `FILES`, by their numbers.
     files: Vec<(u8, &'a [u8])>,
-    /// Names in some of the folders of `FOLDERS`, with what they hold.
+    /// Names in some of the folders in `FOLDERS`, with their contents.
     entries: Vec<(u8, &'a str, &'a [u8])>,
-    /// Where the links of `LINKS` lead.
+    /// The targets of the links in `LINKS`.
     links: Vec<(u8, &'a str)>,
 }
 
@@ -43,7 +44,7 @@ fuzz_target!(|input: Input| {
     let _ = fs::remove_dir_all(&root);
 });
 
-/// With its folders made, as far as no link is in the way: nothing is written outside the root.
+/// The path, with its folders created unless a link is in the way: nothing is written outside the root.
 fn place(root: &Path, path: &str) -> PathBuf {
     let (mut place, mut parts) =
         (root.to_owned(), path.split('/').filter(|part| !part.is_empty()).peekable());

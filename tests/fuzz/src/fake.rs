@@ -1,5 +1,5 @@
-//! What the target of the fake adapter has: a device of `c/nic/fake/` with all that commands may name, which are built by
-//! `c/nic/mlx5/commands.h` and come by the calls of `c/nic/mlx5/calls.h`.
+//! For the target of the fake adapter: a device of `c/nic/fake/` with everything that commands may name. Commands are
+//! built by `c/nic/mlx5/commands.h` and come by the calls of `c/nic/mlx5/calls.h`.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{c_char, c_int, c_void};
@@ -194,7 +194,7 @@ struct Object {
     number: u32,
 }
 
-/// A device with a soft NIC behind it, and memory for a ring, a completion and a doorbell record.
+/// A device with a soft NIC, and memory for a ring, a completion and a doorbell record.
 pub struct Device {
     nic: *mut c_void,
     fake: *mut c_void,
@@ -209,7 +209,7 @@ pub struct Device {
     objects: Vec<Object>,
 }
 
-/// What became of a command: 0 or an errno, and the answer.
+/// The result of a command: 0 or an errno, and the answer.
 pub struct Answered {
     pub errno: c_int,
     pub made: bool,
@@ -256,7 +256,7 @@ impl Device {
         }
     }
 
-    /// How many objects there are, as the device counts them.
+    /// The number of objects, according to the device.
     pub fn objects(&self) -> u32 {
         // SAFETY: the device lives until this is dropped.
         unsafe { epw_fake_count(self.fake) }.objects
@@ -266,7 +266,7 @@ impl Device {
         self.objects.get(usize::from(which) % self.objects.len().max(1)).copied()
     }
 
-    /// A command as the library builds it, about an object if it is about one.
+    /// A command as the library builds it, for an object if it needs one.
     pub fn build(&self, command: u8, which: u8, infiniband: bool) -> Vec<u8> {
         let (opcode, _) = COMMANDS[usize::from(command) % COMMANDS.len()];
         let object = self.object(which).unwrap_or(Object { handle: null_mut(), number: 0 });
@@ -313,7 +313,7 @@ impl Device {
         bytes
     }
 
-    /// The command comes by this call, where that needs an object for this one; `None`: there is none yet.
+    /// Passes the command by this call, for this object if the call needs one; `None`: there is none yet.
     pub fn command(&mut self, call: Call, which: u8, bytes: &[u8], out_bytes: usize) -> Option<Answered> {
         let mut out = vec![0xa5; out_bytes].into_boxed_slice();
         let (to, length) = (out.as_mut_ptr(), out.len());
@@ -340,7 +340,7 @@ impl Device {
         Some(Answered { errno, made: !made.is_null(), out })
     }
 
-    /// The pair's register has been written.
+    /// Tells the device that the pair's register has been written.
     pub fn ring(&self, which: u8) {
         if let Some(object) = self.object(which) {
             // SAFETY: the object is alive.
@@ -351,11 +351,11 @@ impl Device {
         }
     }
 
-    /// False: others need it.
+    /// False: other objects depend on it.
     pub fn destroy(&mut self, which: u8) -> bool {
         let at = usize::from(which) % self.objects.len().max(1);
         let Some(object) = self.objects.get(at) else { return true };
-        // SAFETY: the object is alive, and forgotten where it is not any more.
+        // SAFETY: the object is alive, and is forgotten if it no longer is.
         let gone = unsafe { (self.calls.destroy)(object.handle) } == 0;
         if gone {
             self.objects.remove(at);
@@ -366,12 +366,12 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // The last made first: a queue pair needs the completion queue before it.
+        // The last one first: a queue pair depends on the completion queue before it.
         for object in self.objects.drain(..).rev() {
             // SAFETY: alive, and destroyed once.
             assert_eq!(unsafe { (self.calls.destroy)(object.handle) }, 0);
         }
-        // SAFETY: made by `new`, and given back once, in an order that leaves nothing in use.
+        // SAFETY: made by `new`, and freed once, in an order that leaves nothing in use.
         unsafe {
             for umem in &self.umems {
                 assert_eq!((self.calls.free_umem)(umem.handle), 0);

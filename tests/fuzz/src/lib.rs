@@ -1,5 +1,5 @@
-//! What the targets of the window's blob and of the fd server share: two ranks of this process, and the bytes of a
-//! blob as `c/window/blob.c` writes them. And what those of records and snapshots share: a run.
+//! Shared by the targets of the window's blob and of the fd server: two ranks of this process, and the bytes of a blob
+//! as `c/window/blob.c` writes them. Shared by those of records and snapshots: a run.
 
 pub mod fake;
 pub mod links;
@@ -14,18 +14,18 @@ use epwire::internals::wire::{Join, Notice, PROTOCOL_VERSION, Request, Round, Ro
 use epwire::rendezvous::{Blob, Identity};
 use epwire::{EpBuffer, EpConfig, Mask};
 
-/// Where the exporter's process is named.
+/// The bytes that name the exporter's process.
 pub const PROCESS: Range<usize> = 40..56;
-/// Where the exporter's fd server is named.
+/// The bytes that name the exporter's fd server.
 pub const SERVER: Range<usize> = 68..84;
-/// Where the window's secret is.
+/// The bytes of the window's secret.
 pub const WINDOW: Range<usize> = 84..100;
 
 /// Rank 0 imports, rank 1 exports.
 pub struct Pair {
     pub importer: EpBuffer,
     pub exporter: EpBuffer,
-    /// What the exporter gives the importer.
+    /// The blob that the exporter gives to the importer.
     pub blob: Vec<u8>,
 }
 
@@ -46,7 +46,7 @@ impl Default for Pair {
     }
 }
 
-/// A run of three ranks in which something of everything is under way. Rank r has session r.
+/// A run of three ranks with something of every kind in progress. Rank r has session r.
 pub fn formed() -> Machine {
     let second = Duration::from_secs(1);
     let settings = Settings {
@@ -101,7 +101,7 @@ pub fn formed() -> Machine {
     machine
 }
 
-/// Makes the checksum at the blob's end right again.
+/// Corrects the checksum at the end of a blob.
 pub fn fix_checksum(blob: &mut [u8]) {
     if let Some((bytes, sum)) = blob.split_last_chunk_mut::<8>() {
         let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
@@ -111,7 +111,7 @@ pub fn fix_checksum(blob: &mut [u8]) {
 
 /// The abstract address of the fd server of this name, as `c/ipc/fd_message.h` makes it, and its length.
 pub fn server_address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
-    // SAFETY: a plain C struct, of which zeros are a value.
+    // SAFETY: a plain C struct, for which zeros are valid.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -123,7 +123,7 @@ pub fn server_address(name: &[u8]) -> (libc::sockaddr_un, libc::socklen_t) {
     (address, length as libc::socklen_t)
 }
 
-/// A packet socket of the kind that the fd server speaks, closed with its owner.
+/// A packet socket of the kind that the fd server uses, closed with its owner.
 pub fn packet_socket() -> std::os::fd::OwnedFd {
     use std::os::fd::{FromRawFd, OwnedFd};
     // SAFETY: no memory is passed.
@@ -133,7 +133,7 @@ pub fn packet_socket() -> std::os::fd::OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Where the only window of this process is mapped.
+/// The address of the only window of this process.
 pub fn only_window() -> *mut u8 {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("proc");
     let mut windows = maps.lines().filter(|line| line.contains("/memfd:epwire-window"));

@@ -1,11 +1,11 @@
-//! What the targets of links share: the handshake of `c/nic/auth.h` and the addresses of `c/nic/address.h`, which no
-//! public interface reaches yet. They are called as they lie in the crate's C core.
+//! Shared by the targets of links: the handshake of `c/nic/auth.h` and the addresses of `c/nic/address.h`, which no
+//! public interface reaches yet. The functions are those of the crate's C core.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// All that a dialer says.
+/// The length of everything that a dialer sends.
 pub const DIALER_BYTES: usize = 120;
-/// All that a listener says.
+/// The length of everything that a listener sends.
 pub const LISTENER_BYTES: usize = 124;
 /// The length of a hello, with which both begin.
 pub const HELLO_BYTES: usize = 88;
@@ -27,7 +27,7 @@ pub struct End {
     pub challenge: [u8; 32],
 }
 
-/// Whom a dialer wants: `epw_auth_peer`.
+/// The rank that a dialer wants to reach: `epw_auth_peer`.
 #[repr(C)]
 #[derive(Clone)]
 pub struct Wanted {
@@ -57,7 +57,7 @@ unsafe extern "C" {
     fn epw_addresses_write(addresses: *const c_void, bytes: *mut u8) -> usize;
 }
 
-/// A handshake under way. The C structure has less room than this; the sanitizer sees it if it ever has not.
+/// A handshake in progress. The C structure is smaller than this; the sanitizer would notice if it were not.
 pub struct Auth(Box<[u64; 128]>);
 
 impl Auth {
@@ -101,7 +101,7 @@ impl Auth {
         taken
     }
 
-    /// What it has to say, up to `most` bytes of it, which counts as sent.
+    /// Up to `most` bytes of its output, which then count as sent.
     pub fn output(&mut self, most: usize) -> Vec<u8> {
         let mut bytes = std::ptr::null();
         // SAFETY: begun by one of the functions above; it gives where its own bytes lie and how many there are.
@@ -114,7 +114,7 @@ impl Auth {
         }
     }
 
-    /// The connection ends. Whatever has come of it, there is a text.
+    /// The connection ends. Whatever the result, there is a text.
     pub fn end(&mut self) {
         let mut text = [0u8; 200];
         // SAFETY: begun by one of the functions above; the text's own pointer and length.
@@ -129,7 +129,7 @@ impl Auth {
 
 /// Parses addresses and writes them again; `None` if they are refused.
 pub fn addresses(bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut parsed = Box::new([0u64; 32]); // an `epw_addresses` has less
+    let mut parsed = Box::new([0u64; 32]); // an `epw_addresses` is smaller
     let mut again = vec![0u8; 8 * 19];
     let at = Where { op: c"fuzz".as_ptr(), rank: -1, peer: -1 };
     // SAFETY: the slice's own pointer and length, and room for the results.

@@ -1,5 +1,5 @@
-//! What the targets of the software NIC share: entries of `c/nic/soft/fetch.h`, frames of `c/nic/soft/frame.h`, and a
-//! NIC that takes them in. They are called as they lie in the crate's C core.
+//! Shared by the targets of the software NIC: entries of `c/nic/soft/fetch.h`, frames of `c/nic/soft/frame.h`, and a
+//! NIC that takes them in. The functions are those of the crate's C core.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -108,7 +108,7 @@ unsafe extern "C" {
     fn epw_pair_connect(pair: *mut c_void, link: u64, remote: u32);
 }
 
-/// What an adapter makes of an entry, or its syndrome.
+/// Decodes an entry as an adapter does, or returns its syndrome.
 pub fn fetch(entry: &[u8; ENTRY_BYTES], number: u32, index: u16) -> Result<Fetched, u8> {
     let mut out = Fetched::default();
     // SAFETY: an entry's bytes, and room for the result.
@@ -118,7 +118,7 @@ pub fn fetch(entry: &[u8; ENTRY_BYTES], number: u32, index: u16) -> Result<Fetch
     }
 }
 
-/// The frame, if the bytes are one.
+/// The frame, if the bytes are a valid one.
 pub fn parse(bytes: &[u8; FRAME_BYTES]) -> Option<Frame> {
     let mut out = Frame::default();
     // SAFETY: a header's bytes, and room for the result.
@@ -132,15 +132,15 @@ pub fn write(frame: &Frame) -> [u8; FRAME_BYTES] {
     bytes
 }
 
-/// A frame that a peer may say, mostly one that makes sense, and bytes behind it.
+/// A frame that a peer may send, usually a meaningful one, and the bytes after it.
 #[derive(Arbitrary, Debug)]
 pub struct Said {
     kind: u8,
     wants_ack: bool,
     syndrome: u8,
-    /// More bytes than a ring of the smallest size has, or one of answers.
+    /// More bytes than the smallest ring holds, or one of answers.
     long: bool,
-    /// Numbers as they are, and not those that the NIC has given out.
+    /// Arbitrary numbers instead of those that the NIC has given out.
     wrong_pair: Option<u32>,
     wrong_key: Option<u32>,
     from: u8,
@@ -181,11 +181,11 @@ impl Said {
     }
 }
 
-/// Where the peer may write in the window.
+/// The part of the window in which the peer may write.
 pub const OPEN: std::ops::Range<usize> = 64..120_000;
 pub const WINDOW_BYTES: usize = 1 << 17;
 
-/// A NIC with a queue pair of a peer, which may read, write and add to a part of the window.
+/// A NIC with a queue pair for a peer, which may read, write and add to a part of the window.
 pub struct Nic {
     nic: *mut c_void,
     pair: *mut c_void,
@@ -204,7 +204,7 @@ impl Nic {
         Self::open(false)
     }
 
-    /// One whose peer is to offer rings.
+    /// A NIC whose peer will offer rings.
     pub fn by_rings() -> Self {
         Self::open(true)
     }
@@ -260,26 +260,26 @@ impl Nic {
         unsafe { epw_pair_number(self.pair) }
     }
 
-    /// The peer says this, less than a socket holds, and is gone. Returns once the NIC has seen that.
+    /// The peer sends this, less than a socket holds, and disconnects. Returns once the NIC has noticed that.
     pub fn take(&mut self, bytes: &[u8]) {
         // SAFETY: the slice's own pointer and length.
         unsafe { libc::send(self.fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
         self.end();
     }
 
-    /// The peer says a byte by the socket, which is all that calls are where bytes go by rings.
+    /// The peer sends a byte over the socket: with rings, that is what ringing is.
     pub fn call(&mut self) {
-        // SAFETY: one byte that is there.
+        // SAFETY: one byte of this frame.
         unsafe { libc::send(self.fd, [0u8].as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     }
 
-    /// Takes in what has come.
+    /// Takes in what has arrived.
     pub fn poll(&mut self) {
         // SAFETY: the NIC lives until this is dropped.
         unsafe { epw_nic_poll(self.nic) }
     }
 
-    /// The peer is gone. Returns once the NIC has seen that.
+    /// The peer disconnects. Returns once the NIC has noticed that.
     pub fn end(&mut self) {
         // SAFETY: the socket, and what the NIC owns, live until this is dropped.
         unsafe {
@@ -290,7 +290,7 @@ impl Nic {
         }
     }
 
-    /// Whether nothing was touched but what the key opens.
+    /// Whether only what the key permits was written.
     pub fn is_untouched(&self) -> bool {
         let mut closed = self.window[..OPEN.start].iter().chain(&self.window[OPEN.end..]);
         closed.all(|byte| *byte == 0x5a)

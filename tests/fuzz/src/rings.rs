@@ -1,5 +1,5 @@
-//! The peer's end of a connection by rings, `c/nic/soft/ring.h`: memory that the NIC maps too, and that the peer may write
-//! at any place and at any time.
+//! The peer's end of a connection by rings, `c/nic/soft/ring.h`: memory that the NIC maps as well, and in which the
+//! peer may write at any place and at any time.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use crate::nic::Nic;
 
-/// Bytes of requests, as few as there may be.
+/// The least number of bytes of the ring of requests.
 pub const RING_BYTES: u32 = 4096;
 
 /// `epw_ring`.
@@ -34,7 +34,7 @@ unsafe extern "C" {
     fn epw_ring_write(ring: *mut Ring, fd: c_int, from: *const libc::iovec, count: usize) -> isize;
 }
 
-/// A word of `epw_ring_cursors`, by its offset; answers have theirs behind those of requests.
+/// A word of `epw_ring_cursors`, by its offset; the words of answers follow those of requests.
 #[derive(Clone, Copy, Debug)]
 #[repr(usize)]
 pub enum Word {
@@ -48,7 +48,7 @@ pub const WORDS: [Word; 4] = [Word::Written, Word::Read, Word::ReaderSleeps, Wor
 const CURSORS_BYTES: usize = 256;
 
 impl Rings {
-    /// Passes them to the NIC.
+    /// Passes the rings to the NIC.
     pub fn offer(nic: &Nic) -> Box<Self> {
         let none = || Ring { cursors: null_mut(), bytes: null_mut(), size: 0, at: 0 };
         let mut rings = Box::new(Self { memory: null_mut(), mapped: 0, out: none(), r#in: none() });
@@ -57,7 +57,7 @@ impl Rings {
         rings
     }
 
-    /// Writes as many of the bytes as there is room for, as a sound peer does.
+    /// Writes as many of the bytes as there is room for, as a correct peer does.
     pub fn write(&mut self, nic: &Nic, bytes: &[u8]) {
         let part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         // SAFETY: the slice's own pointer and length; the ring is mapped, and bounds the copy by its own cursor.

@@ -1,8 +1,8 @@
-/* What the witnesses have in common: commands and entries compared field by field, a line to each:
+/* Shared by the witnesses: compares commands and entries field by field, with a line for each:
  *
  *     WITNESS COMMAND FIELD agrees | differs: THEIRS, ours OURS | ours alone | theirs alone: THEIRS
  *
- * Fields that are 0 on both sides say nothing. Included by one source of each program. */
+ * Fields that are 0 on both sides are left out. Include this in one source of each program. */
 #ifndef EPW_WITNESS_COMPARE_H
 #define EPW_WITNESS_COMPARE_H
 
@@ -25,7 +25,7 @@ static const place places[] = {
 
 enum { PLACES = sizeof places / sizeof places[0] };
 
-/* Bits of a command that some field has. */
+/* The bits of a command that belong to known fields. */
 typedef struct known {
     unsigned char bits[512];
 } known;
@@ -56,7 +56,8 @@ static inline bool is_nested(const char *name) {
     return strcmp(name, "qpc") == 0 || strcmp(name, "cqc") == 0 || strstr(name, "_address_path") != NULL;
 }
 
-/* Of a structure that begins at bit `base`. A field of more than 64 bits is compared in parts. */
+/* Compares the fields of a structure that begins at bit `base`. A field of more than 64 bits is compared in
+ * parts. */
 static inline void compare(const char *who, const char *what, const char *structure, uint32_t base,
                            const void *theirs, const void *ours, known *k) {
     for (const place *p = places; p < places + PLACES; p++) {
@@ -73,7 +74,7 @@ static inline void compare(const char *who, const char *what, const char *struct
     }
 }
 
-/* What they have set where no field is known. */
+/* Prints what they have set where no field is known. */
 static inline void compare_rest(const char *who, const char *what, const void *theirs, size_t bytes,
                                 const known *k) {
     for (size_t i = 0; i < bytes; i++)
@@ -87,7 +88,7 @@ static inline uint32_t first_of(const char *structure, const char *name) {
     abort();
 }
 
-/* A command, with what it has of a context: "qpc", "cqc", or NULL. */
+/* Compares a command, and the fields of its context: "qpc", "cqc", or NULL. */
 static inline void compare_command(const char *who, const char *what, const char *structure,
                                    const char *context, const void *theirs, const void *ours, size_t bytes) {
     known k = {0};
@@ -102,7 +103,7 @@ static inline void compare_command(const char *who, const char *what, const char
     compare_rest(who, what, theirs, bytes, &k);
 }
 
-/* The field that has this bit of a command: for who clears it. */
+/* The name of the field to which this bit of a command belongs, for a caller that clears the bit. */
 static inline void name_bit(const char *structure, uint32_t bit, char *out, size_t size) {
     const place *inner = NULL;
     for (uint32_t base = 0;;) {

@@ -1,5 +1,5 @@
-/* Functions that the witnesses' files name on ways that nobody goes here: each ends the program. A file of
- * its own, without the headers that declare them. */
+/* Functions that the witnesses' files name on code paths that are never taken here: each ends the program. A
+ * file of its own, without the headers that declare them. */
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-/* rdma-core as a witness: the commands that its dr_devx.c builds, recorded, the entries that its qp.c posts
- * to a ring that our NIC in software drains, and the completions of that, as its cq.c polls them. */
+/* rdma-core as a witness: the commands that its dr_devx.c builds are recorded; the entries that its qp.c
+ * posts go to a ring that our NIC in software drains; and its cq.c polls the completions. */
 #include "mlx5.h"
 #include "mlx5dv_dr.h"
 #include "wqe.h"
@@ -40,7 +40,7 @@ int mlx5dv_devx_obj_modify(struct mlx5dv_devx_obj *obj, const void *in, size_t i
     return 0;
 }
 
-/* The first question ends the inquiry. */
+/* Failing the first query ends the inquiry. */
 int mlx5dv_devx_general_cmd(struct ibv_context *context, const void *in, size_t inlen, void *out,
                             size_t outlen) {
     (void)context, (void)out, (void)outlen;
@@ -103,13 +103,13 @@ static void commands(void) {
                                 .gid = {0x81, [7] = 0x17, [8] = 0x18, [15] = 0x91},
                                 .mac = {0x82, 1, 2, 3, 4, 0x93},
                                 .gid_index = 0x83,
-                                .udp_port = 49999, /* theirs, always */
+                                .udp_port = 49999, /* always 49999 there */
                                 .hop_limit = 255,
                                 .traffic_class = 106,
                                 .service_level = 3,
                                 .atomics = true,
                                 .log_reads = 4,
-                                .timeout = 8, /* theirs, always */
+                                .timeout = 8, /* always 8 there */
                                 .retries = 7};
     dr_devx_modify_qp_rst2init(NULL, &object, 0x81);
     epw_mlx5_build_rst2init(ours, number, &path);
@@ -130,7 +130,8 @@ static void commands(void) {
     compare_command(who, "RTR2RTS", "rtr2rts_qp_in", "qpc", recorded, ours, sizeof ours);
 }
 
-/* What neither of the two builds: its fields are listed, so that nobody takes them for confirmed. */
+/* Commands that neither of the two builds: their fields are listed, so that nobody considers them
+ * confirmed. */
 static void unwitnessed(void) {
     static const unsigned char none[EPW_MLX5_IN_BYTES];
     epw_mlx5_in ours;
@@ -147,7 +148,8 @@ enum { DEPTH = 64, BYTES = 4096 };
 
 static const epw_where where = {"witness", 0, 1};
 
-/* A queue pair that is connected to itself: their ends of its ring and its completions, our NIC between. */
+/* A queue pair that is connected to itself: rdma-core's ends of its ring and its completions, with our NIC in
+ * between. */
 typedef struct rig {
     struct mlx5_context context;
     struct mlx5_qp qp;
@@ -259,7 +261,7 @@ static const part add_parts[] = {
     CTRL, RADDR, {"atomic", "add", 32, 8}, {"atomic", "compare", 40, 8}, DATA("data", 48), {0}};
 static const part none_parts[] = {CTRL, RADDR, {0}};
 
-/* What they have rung with, beside what rings here. */
+/* Rings our NIC after rdma-core has rung its doorbell. */
 static void ring_as_ours(const rig *r, uint32_t index) {
     uint32_t record = epw_doorbell_record(index + 1);
     uint64_t doorbell = epw_doorbell(epw_pair_number(r->pair), index + 1);
@@ -270,8 +272,8 @@ static void ring_as_ours(const rig *r, uint32_t index) {
     say(who, "RING", "doorbell", "ds", bits_at(theirs, 56, 8), bits_at(&doorbell, 56, 8));
 }
 
-/* They post `wr`; we build the same, and its parts are compared, if any are asked for; then the NIC carries
- * theirs out, and they poll. */
+/* rdma-core posts `wr`; we build the same entry, and its parts are compared, if any are asked for; then the
+ * NIC executes theirs, and they poll. */
 static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *parts,
                  const epw_entry_block *ours, enum ibv_wc_status status) {
     uint32_t index = r->qp.sq.cur_post;
@@ -290,7 +292,7 @@ static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *p
             bits_at(ours, (uint32_t)p->first * 8, (uint32_t)p->bytes * 8));
     if (index == 1) ring_as_ours(r, index);
 
-    /* The one entry is always of the first lap of theirs. */
+    /* The only entry always belongs to their first lap. */
     r->cq.cons_index = 0;
     int polled = 0;
     epw_pair_ring(r->pair);
@@ -314,7 +316,8 @@ static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *p
     memset(r->memory->completion, 0xff, 64);
 }
 
-/* What they call each syndrome that this library knows. Their first entry has failed, says the completion. */
+/* Their name of each syndrome that this library knows. Each completion says that their first entry has
+ * failed. */
 static void syndromes(rig *r) {
     static const struct {
         uint8_t syndrome;
@@ -330,7 +333,7 @@ static void syndromes(rig *r) {
                {EPW_SYNDROME_RECEIVER, IBV_WC_RNR_RETRY_EXC_ERR},
                {EPW_SYNDROME_ABORTED, IBV_WC_REM_ABORT_ERR}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        unsigned char *completion = r->memory->completion; /* its queue is broken: nobody writes it */
+        unsigned char *completion = r->memory->completion; /* its queue is broken, so nobody writes it */
         struct ibv_wc wc = {.status = IBV_WC_GENERAL_ERR};
         memset(completion, 0, 64);
         completion[0x36] = 0x81;
@@ -358,7 +361,7 @@ static void entries(void) {
     struct ibv_send_wr wr = {.sg_list = sg, .num_sge = 1, .opcode = IBV_WR_RDMA_WRITE};
     wr.wr.rdma.remote_addr = to, wr.wr.rdma.rkey = r->key;
     memset(r->window + from, 0x5c, 256 + 100);
-    wr.num_sge = 0; /* first, for index 0 says nothing */
+    wr.num_sge = 0; /* first, because index 0 proves nothing */
     epw_entry_write(&ours, pair, r->qp.sq.cur_post, remote, local, 0, EPW_SIGNAL_ALWAYS);
     post(r, "WRITE_NONE", &wr, none_parts, &ours, IBV_WC_SUCCESS);
 
@@ -390,13 +393,13 @@ static void entries(void) {
     wr.wr.atomic.swap = 0;
     epw_entry_fetch_add(&ours, pair, r->qp.sq.cur_post, remote, 5, local, EPW_SIGNAL_ALWAYS);
     memset(r->memory->entries + (r->qp.sq.cur_post & (DEPTH - 1)) * 64, 0,
-           64); /* they leave `compare` as it is */
+           64); /* they leave `compare` unchanged */
     post(r, "FETCH_ADD", &wr, add_parts, &ours, IBV_WC_SUCCESS);
     uint64_t sum;
     memcpy(&sum, r->window + to, 8);
     printf("%s FETCH_ADD effect.sum %s\n", who, sum == value + 5 ? "agrees" : "differs");
 
-    /* A key that opens nothing at the peer. */
+    /* A key that the peer does not have. */
     wr.opcode = IBV_WR_RDMA_WRITE, wr.wr.rdma.remote_addr = to, wr.wr.rdma.rkey = r->key ^ 0x55;
     remote.key = epw_key_of(r->key ^ 0x55);
     epw_entry_write(&ours, pair, r->qp.sq.cur_post, remote, local, 8, EPW_SIGNAL_ALWAYS);

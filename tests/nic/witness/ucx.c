@@ -1,6 +1,6 @@
-/* UCX as a witness: its ib_mlx5_dv.c and rc_mlx5_devx.c lead a queue pair up and down on our fake adapter.
- * Each command is compared with ours of the same facts, and then goes to the fake, once what the fake refuses
- * of it has been taken out, which is said. */
+/* UCX as a witness: its ib_mlx5_dv.c and rc_mlx5_devx.c connect and close a queue pair on our fake adapter.
+ * Each command is compared with ours for the same arguments and then passed to the fake, after the bits that
+ * the fake refuses have been cleared, which is reported. */
 #ifdef HAVE_CONFIG_H
 #include "config.h"
 #endif
@@ -22,7 +22,7 @@ static const char who[] = "ucx";
 enum { RANK = 3, PORT = 1, SEND_ENTRIES = 16, PAGE = 4096 };
 static const uint32_t remote = 0x54321;
 
-/* What it is all of: our fake device, and what it takes to make a queue pair. */
+/* Our fake device, and the objects that a queue pair needs. */
 static struct {
     epw_fake *fake;
     const epw_mlx5_calls *calls;
@@ -31,7 +31,7 @@ static struct {
     epw_mlx5_uar uar;
     bool infiniband;
     epw_mlx5_path path;
-    epw_mlx5_qp qp; /* of which CREATE_QP has been asked for */
+    epw_mlx5_qp qp; /* requested by CREATE_QP */
     uint32_t number;
 } rig;
 
@@ -103,7 +103,7 @@ static void set_field(unsigned char *in, const char *structure, const char *fiel
     }
 }
 
-/* What the kernel sets for who asks through it, and a receive queue, which nothing here has. */
+/* Sets what the kernel sets for its callers, and a receive queue, which does not exist here. */
 static void prepare(const known_command *c, unsigned char *in) {
     if (c->opcode != EPW_MLX5_CREATE_QP) return;
     uint32_t qpc = first_of("create_qp_in", "qpc");
@@ -123,7 +123,7 @@ static int create(void *device, const void *in, size_t in_bytes, void *out, size
     return rig.calls->create(device, in, in_bytes, out, out_bytes, &created);
 }
 
-/* The fake names the first bit that it has no use for: it is cleared, and the command comes again. */
+/* The fake names the first bit that it does not know: the bit is cleared, and the command is passed again. */
 static int carry(call by, void *object, const void *in, size_t in_bytes, void *out, size_t out_bytes) {
     enum { STRAY = 0x200000 };
     const known_command *c = find(in);
@@ -133,7 +133,7 @@ static int carry(call by, void *object, const void *in, size_t in_bytes, void *o
     check(in, in_bytes);
     memcpy(copy, in, in_bytes);
     prepare(c, copy);
-    for (;;) { /* ends: each turn clears a bit */
+    for (;;) { /* ends: each iteration clears a bit */
         int err = by(object, copy, in_bytes, out, out_bytes);
         uint32_t syndrome = err == EREMOTEIO ? epw_mlx5_syndrome(out) : 0, bit = syndrome & (STRAY - 1);
         if ((syndrome & ~(uint32_t)(STRAY - 1)) != STRAY || bit >= in_bytes * 8) {
@@ -194,7 +194,7 @@ struct mlx5dv_devx_umem *mlx5dv_devx_umem_reg(struct ibv_context *context, void 
     int i = 0;
     while (umems[i].ours.handle != NULL) i++;
     if (rig.calls->umem(rig.device, address, size, -1, &umems[i].ours) != 0) return NULL;
-    umems[i].umem.umem_id = rig.qp.umem = umems[i].ours.id; /* the one that it registers is for the ring */
+    umems[i].umem.umem_id = rig.qp.umem = umems[i].ours.id; /* the only umem that UCX registers is the ring */
     return &umems[i].umem;
 }
 
@@ -359,7 +359,7 @@ static void lead(bool infiniband) {
         memcpy(rig.path.mac, (unsigned char[6]){2, 0, 10, 77, 0, RANK}, 6);
     }
 
-    /* Its completion queues are made by libibverbs: this one is ours. */
+    /* UCX lets libibverbs make its completion queues: this one is ours. */
     epw_mlx5_umem completions, record_umem;
     void *cq = NULL, *completion = page_of(0xff), *record = page_of(0);
     unsigned char in[EPW_MLX5_IN_BYTES], out[EPW_MLX5_OUT_BYTES];
@@ -389,10 +389,10 @@ static void lead(bool infiniband) {
     iface.super.config.retry_cnt = (uint8_t)rig.path.retries;
     iface.super.config.rnr_retry = 7;
     iface.super.config.timeout = (uint8_t)rig.path.timeout;
-    iface.config.log_ack_req_freq = 8; /* as it is unless one says otherwise */
+    iface.config.log_ack_req_freq = 8; /* the default */
 
-    /* How long its ring is it says afterwards, and CREATE_QP is compared while it is made: as long as this.
-     */
+    /* UCX tells the length of its ring only afterwards, but CREATE_QP is compared while it is made: the
+     * length must be this. */
     enum { LOG_ENTRIES = 6 };
     rig.qp = (epw_mlx5_qp){.record_umem = record_umem.id,
                            .uar = rig.uar.page,
@@ -409,8 +409,7 @@ static void lead(bool infiniband) {
 
     struct ibv_ah_attr ah = {
         .is_global = !infiniband, .port_num = PORT, .sl = (uint8_t)rig.path.service_level};
-    ah.dlid =
-        (uint16_t)(infiniband ? rig.path.lid : rig.path.udp_port); /* which it keeps there on Ethernet */
+    ah.dlid = (uint16_t)(infiniband ? rig.path.lid : rig.path.udp_port); /* UCX keeps it there on Ethernet */
     ah.grh.sgid_index = (uint8_t)rig.path.gid_index;
     memcpy(ah.grh.dgid.raw, rig.path.gid, 16);
     need(uct_rc_mlx5_iface_common_devx_connect_qp(&iface, qp, remote, &ah, IBV_MTU_4096, 0) == UCS_OK,

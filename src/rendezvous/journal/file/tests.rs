@@ -1,4 +1,4 @@
-//! Files that are whole, torn at any byte, changed at any byte, and left behind in the middle of being replaced.
+//! Files that are whole, torn at any byte, changed at any byte, or left behind while they were being replaced.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +10,7 @@ use crate::rendezvous::wire::Request;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A folder of a test's own.
+/// A folder for one test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -74,12 +74,12 @@ fn ways(count: u8) -> Vec<(Vec<u8>, Duration)> {
     ways
 }
 
-/// A log that exists.
+/// Opens a log that exists.
 fn open(path: &Path) -> Result<(StateFile, Machine, Duration), BootstrapError> {
     StateFile::open(path, || panic!("{} is gone", path.display()))
 }
 
-/// How many records a log leads to, each known by its machine and time.
+/// The number of records that a log leads to, recognised by machine and time.
 fn count(path: &Path, ways: &[(Vec<u8>, Duration)]) -> Result<usize, BootstrapError> {
     let (_, machine, last) = open(path)?;
     let found = (machine.snapshot(), last);
@@ -129,7 +129,7 @@ fn a_file_cut_anywhere_leads_to_the_groups_before() {
             (Ok((mut file, machine, last)), Some((end, records))) => {
                 assert_eq!((machine.snapshot(), last), ways[*records], "cut at {cut}");
                 assert_eq!(fs::metadata(folder.state()).unwrap().len(), *end);
-                // What comes now stands where the torn group stood.
+                // New records go where the torn group was.
                 file.append(&[Record { at: last, ..record(6) }]).unwrap();
                 drop(file);
                 let (_, machine, _) = open(&folder.state()).unwrap();
@@ -206,7 +206,7 @@ fn a_snapshot_of_another_version_names_the_file() {
     let (mut bytes, ends) = small(&folder);
     bytes.truncate(ends[0].0 as usize);
     let mut body = bytes[HEADER_BYTES + 24..].to_vec();
-    body[8] += 1; // behind the time
+    body[8] += 1; // after the time
     bytes.truncate(HEADER_BYTES);
     bytes.extend(frame(HEADER_BYTES as u64, &body));
     fs::write(folder.state(), &bytes).unwrap();
@@ -243,7 +243,7 @@ fn a_file_written_anew_in_between_leads_to_the_same() {
             file.rewrite(&machine, at).unwrap();
             assert!(file.length < former);
         }
-        // As a process finds it that is started after this one died here.
+        // As found by a process that starts after this one died here.
         let copy = Folder::new();
         fs::copy(folder.state(), copy.state()).unwrap();
         assert_eq!(count(&copy.state(), &ways).unwrap(), usize::from(number));
@@ -264,7 +264,7 @@ fn a_process_that_dies_while_it_writes_the_file_anew_leaves_the_former_one() {
         let (mut file, machine, found) = open(&folder.state()).unwrap();
         assert_eq!((machine.snapshot(), found), ways[5]);
         assert!(!new.exists());
-        // It may also have come about since.
+        // The replacement may also have begun since then.
         fs::write(&new, &whole[..cut]).unwrap();
         file.rewrite(&machine, found).unwrap();
         assert_eq!(folder.names(), ["state", "state.lock"]);
@@ -308,7 +308,7 @@ fn a_file_is_written_anew_once_it_has_grown() {
 #[test]
 fn a_group_past_the_size_of_a_piece_becomes_several() {
     let folder = Folder::new();
-    let value = Blob(vec![7; 4 << 20]); // more than the store takes
+    let value = Blob(vec![7; 4 << 20]); // more than the store accepts
     let request = Request::Set { key: "n".to_owned(), value };
     let event = Event::Request { call: Call { session: 1, id: 1 }, request: Box::new(request) };
     let (mut file, ..) = StateFile::open(&folder.state(), || Ok(machine())).unwrap();

@@ -1,8 +1,9 @@
-//! Whole histories of a log: up to seven processes of which five vote, on a network that delays, loses, doubles and cuts
-//! off; leaders and voters die, come back with nothing, are replaced. What must hold is checked all along, and once nothing
-//! goes wrong any more, somebody leads and records get through wherever a majority of the voters lives.
+//! Whole histories of a log: up to seven processes, five of which vote, on a network that delays, loses and duplicates
+//! messages and cuts processes off; leaders and voters die, restart with nothing, are replaced. The invariants are
+//! checked all the time; once the faults stop, a leader is elected and records are accepted wherever a majority of the
+//! voters lives.
 //!
-//! Chosen [by seed](crate::rendezvous::seeds).
+//! Generated [from seeds](crate::rendezvous::seeds).
 
 use std::time::Duration;
 
@@ -29,14 +30,14 @@ impl World {
         *self.seen().counts.entry(what).or_default() += 1;
     }
 
-    /// Whether those who would be left are a majority of the voters, whichever copy is right about who they are.
+    /// Whether the remaining processes are a majority of the voters, whichever copy is right about who the voters are.
     fn is_majority_without(&self, dead: Option<u128>) -> bool {
         let lives = |id: &&u128| Some(**id) != dead && self.processes.iter().any(|it| it.voter.id == **id);
         let sets = self.processes.iter().flat_map(|process| process.log.configs()).collect::<Vec<_>>();
         !sets.is_empty() && sets.iter().all(|voters| 2 * voters.iter().filter(lives).count() > voters.len())
     }
 
-    /// Some records, one after the other without waiting.
+    /// Appends some records without waiting for each.
     fn write(&mut self, at: &Process) {
         for _ in 0..1 + self.random.below(8) {
             let record = self.record(8);
@@ -65,7 +66,7 @@ impl World {
         }
     }
 
-    /// The voters that there should be: those that live, and others up to five.
+    /// The voters that there should be: the living ones, filled up to five.
     fn wanted(&self, leader: &Process) -> Vec<Voter> {
         let lives = |voter: &Voter| self.processes.iter().any(|it| it.voter.id == voter.id);
         let mut wanted: Vec<Voter> = leader.log.voters().into_iter().filter(|voter| lives(voter)).collect();
@@ -76,7 +77,7 @@ impl World {
         wanted
     }
 
-    /// Something happens, mostly something bad.
+    /// Lets something happen, mostly a fault.
     async fn happen(&mut self) {
         match self.random.below(20) {
             0..=6 => {
@@ -135,7 +136,7 @@ impl World {
         }
     }
 
-    /// From here on nothing goes wrong: the log goes on, if it has not lost too many voters at once.
+    /// No more faults: the log continues, unless it has lost too many voters at once.
     async fn calm_down(&mut self) {
         {
             let mut net = self.net();
@@ -157,7 +158,7 @@ impl World {
             }
             sleep(10 * MS).await;
         }
-        // Who is no voter is not told of anything.
+        // Processes that do not vote are not told anything.
         let Some(leader) = self.leader() else { panic!("nobody leads any more") };
         let voters = leader.log.voters();
         let outside = self.processes.extract_if(.., |it| !voters.contains(&it.voter)).collect::<Vec<_>>();
@@ -169,7 +170,7 @@ impl World {
 }
 
 async fn history(seed: u64) -> Seen {
-    // Some cut their log all the time.
+    // Some truncate their log all the time.
     let snapshot = if seed.is_multiple_of(2) { Timing::default().snapshot } else { (20, 16 << 20) };
     let mut world = World::new(seed, Timing { snapshot, ..Timing::default() }).await;
     let voters = 1 + world.random.below(5);

@@ -1,5 +1,5 @@
-//! What travels: every message reads back as it was, no bytes make the decoder fail otherwise than with an error, and no
-//! message that they give does harm.
+//! Messages: each decodes to what was encoded, no bytes make the decoder do anything but return an error, and no
+//! decoded message does harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,7 +54,7 @@ fn entries() -> impl Strategy<Value = Entry> {
 fn appends() -> impl Strategy<Value = Append> {
     let parts = (ballots(), option::of(ids()), vec(entries(), 0..4), option::of(ids()), any::<bool>());
     parts.prop_map(|(ballot, prev, mut entries, committed, in_order)| {
-        // Most that are not in order do not get far.
+        // Most entries out of order are refused early.
         if in_order {
             let first = prev.map_or(0, |prev: LogId| prev.index + 1);
             entries.iter_mut().zip(first..).for_each(|(entry, index)| entry.log_id.index = index);
@@ -134,7 +134,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is asked, copies answer, and agree with each other.
+    /// Whatever they are asked, copies answer, and agree with each other.
     #[test]
     fn questions_that_no_voter_asks_do_no_harm(all in vec(questions(), 1..30)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();

@@ -1,4 +1,4 @@
-//! Processes that share a log, the network between them, and what must hold of what they do.
+//! Processes that share a log, the network between them, and the invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -14,20 +14,20 @@ pub(super) const MS: Duration = Duration::from_millis(1);
 /// Most bytes of a message.
 const FRAME: usize = 8 << 20;
 
-/// What has been seen of all copies together.
+/// What has been observed of all copies together.
 #[derive(Default)]
 pub(super) struct Seen {
-    /// The records in their order, as far as any copy has applied them.
+    /// The records in order, as far as any copy has applied them.
     pub(super) order: Vec<u64>,
-    /// And the terms in which they were appended.
+    /// The acknowledged records, with the terms in which they were appended.
     pub(super) acknowledged: BTreeMap<u64, u64>,
-    /// Those that are said to be in no copy, ever.
+    /// The records reported to be in no copy, ever.
     pub(super) refused: BTreeSet<u64>,
-    /// Who led in each term.
+    /// The leader of each term.
     leaders: BTreeMap<u64, u128>,
-    /// Who led before the last leader, and since when that took it for silent.
+    /// The leader before the last one, and since when the last one considered it silent.
     pub(super) former: Option<(u128, Instant)>,
-    /// The first thing that must not be. Copies run in tasks, in which a panic goes unheard.
+    /// The first violation. It is kept here because copies run in tasks, where a panic would go unnoticed.
     wrong: Option<String>,
     pub(super) counts: BTreeMap<&'static str, u32>,
 }
@@ -40,7 +40,7 @@ impl Seen {
 
 pub(super) type Shared = Arc<Mutex<Seen>>;
 
-/// What the log drives here: the numbers in its records, one after the other.
+/// The state machine of these tests: the sequence of the numbers in the records.
 pub(super) struct Tape {
     numbers: Mutex<Vec<u64>>,
     seen: Shared,
@@ -80,7 +80,7 @@ impl StateMachine for Tape {
         let mut seen = self.seen.lock().unwrap();
         let Ok(numbers) = <Vec<u64>>::get(&mut Reader::new(snapshot)) else {
             seen.is_wrong("a snapshot of no tape".to_owned());
-            return Ok(()); // an error would be the end of the copy
+            return Ok(()); // an error would end the copy
         };
         if !seen.order.starts_with(&numbers) {
             seen.is_wrong("a snapshot of another order".to_owned());
@@ -91,7 +91,7 @@ impl StateMachine for Tape {
     }
 }
 
-/// One copy of the log, and the process that has it.
+/// One copy of the log, and its process.
 #[derive(Clone)]
 pub(super) struct Process {
     pub(super) slot: u64,
@@ -100,29 +100,29 @@ pub(super) struct Process {
     pub(super) tape: Arc<Tape>,
 }
 
-/// Links, and who answers at their ends.
+/// Links, and the processes at their ends.
 pub(super) struct Net {
     random: Random,
     pub(super) living: BTreeMap<u128, Log>,
     pub(super) blocked: BTreeSet<(u64, u64)>,
-    /// Of a hundred messages: lost, doubled, late.
+    /// Percentages of messages that are lost, duplicated, late.
     pub(super) odds: [u64; 3],
-    /// Most milliseconds that a message takes.
+    /// Longest delay of a message in milliseconds.
     pub(super) slow: u64,
     /// Longest question.
     pub(super) longest: usize,
-    /// When something came last from the process with the first id to that with the second.
+    /// When something last arrived from the process with the first id at the process with the second.
     pub(super) arrived: BTreeMap<(u128, u128), Instant>,
 }
 
-/// One end of all its links.
+/// A process's end of all its links.
 struct End {
     slot: u64,
     id: u128,
     net: Weak<Mutex<Net>>,
 }
 
-/// How long a message from one process to another takes, `None` if it does not arrive.
+/// The delay of a message between two processes, `None` if it is lost.
 fn way(net: &Weak<Mutex<Net>>, from: u64, to: u64) -> Option<Duration> {
     let net = net.upgrade()?;
     let mut net = net.lock().unwrap();
@@ -153,13 +153,13 @@ impl Carrier for End {
         };
         let (say, hear) = tokio::sync::oneshot::channel();
         let mut say = Some(say);
-        // Whether or not anybody still waits, what is under way arrives.
+        // Messages on their way arrive whether or not anybody still waits.
         for _ in 0..copies {
             let (bytes, net, say) = (bytes.clone(), net.clone(), say.take());
             tokio::spawn(async move {
                 let Some(takes) = way(&net, from, slot) else { return };
                 sleep(takes).await;
-                // Whoever answers at this address: a process that restarted there has another copy.
+                // The process that currently answers at this address: after a restart it has another copy.
                 let log = net.upgrade().and_then(|net| {
                     let net = net.lock().unwrap();
                     net.living.values().find(|log| log.slot() == slot).cloned()
@@ -190,7 +190,7 @@ impl Carrier for End {
     }
 }
 
-/// Processes find each other by their slot, in the low bits of the ids that tests choose.
+/// Processes find each other by their slot, which is in the low bits of the ids that the tests choose.
 trait Slot {
     fn slot(&self) -> u64;
 }
@@ -248,13 +248,13 @@ impl World {
         self.net.lock().unwrap()
     }
 
-    /// An id for an empty copy.
+    /// A new id for an empty copy.
     fn id(&mut self, slot: u64) -> u128 {
         self.copies += 1;
         u128::from(self.random.below(1 << 40)) << 64 | u128::from(self.copies * 100 + slot)
     }
 
-    /// A process with an empty copy, or the one that founds the log.
+    /// Starts a process with an empty copy, or the one that begins the log.
     pub(super) async fn start(&mut self, slot: u64, founds: bool) -> Process {
         let id = self.id(slot);
         let voter = Voter { id, address: slot.to_string() };
@@ -288,7 +288,7 @@ impl World {
                     if seen.leaders.len() > led {
                         *seen.counts.entry("terms led").or_default() += 1;
                     }
-                    // A server that leads asks once, and no more until another one has led.
+                    // A server that leads asks once, and again only after another one has led.
                     let net = net.upgrade();
                     let net = net.as_ref().map(|net| net.lock().unwrap());
                     if let Some((net, log)) = net.as_ref().and_then(|net| Some((net, net.living.get(&id)?))) {
@@ -320,7 +320,7 @@ impl World {
 
     pub(super) fn leader(&self) -> Option<Process> {
         let leads = |process: &&Process| process.log.leadership().borrow().leads;
-        // The one of the latest term, if one does not know yet that it has been deposed.
+        // The leader of the latest term, in case another does not know yet that it has been deposed.
         let leaders = self.processes.iter().filter(leads);
         leaders.max_by_key(|process| process.log.leadership().borrow().term).cloned()
     }
@@ -340,7 +340,7 @@ impl World {
         })
     }
 
-    /// The next number, as a record of this length, or of those 8 bytes.
+    /// The next number, as a record of this length, or of 8 bytes if that is more.
     pub(super) fn record(&mut self, length: usize) -> Vec<u8> {
         self.numbers += 1;
         let mut record = self.numbers.to_le_bytes().to_vec();
@@ -348,7 +348,7 @@ impl World {
         record
     }
 
-    /// Appends, and waits for it.
+    /// Appends a record and waits for it.
     pub(super) async fn append(&mut self, at: &Process, length: usize) -> Result<(), AppendError> {
         let record = self.record(length);
         let (number, term) = (self.numbers, at.log.leadership().borrow().term);
@@ -359,7 +359,8 @@ impl World {
         done
     }
 
-    /// All who live have applied all that was acknowledged, and no more than one of them knows.
+    /// Waits until all living processes have applied everything that was acknowledged, and none knows more than
+    /// another.
     pub(super) async fn await_even(&self, within: Duration) {
         let until = Instant::now() + within;
         loop {
@@ -374,7 +375,7 @@ impl World {
         }
     }
 
-    /// What must hold at any time.
+    /// The invariants.
     pub(super) fn check(&self) {
         let seen = self.seen();
         if let Some(wrong) = &seen.wrong {

@@ -8,7 +8,7 @@ fn a_stopped_rank_comes_back_by_rejoining_and_being_admitted() {
     run.pass(5 * SECOND, &[0, 1]);
     run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
-    // It continues: its rank is not given to anybody else meanwhile.
+    // It is not dead: nobody else gets its rank meanwhile.
     let replacement = run.join(50, 2, 999);
     assert!(matches!(run.error(replacement), BootstrapError::Fenced { rank: 2, pid: 102, .. }));
     run.join(2, 2, 2);
@@ -82,7 +82,7 @@ fn members_learn_who_has_taken_a_place() {
     assert!(!run.rosters.contains_key(&12), "it has got the roster as it joined");
     run.join(12, 2, 12);
     assert_eq!(run.rosters.len(), 2);
-    // Who may have missed it is told of all.
+    // A member that may have missed it is told of all members.
     run.rosters.clear();
     run.ask(1, Request::Resume { standby: false });
     assert_eq!(run.rosters, [(1, [(0, 0), (1, 1), (2, 12)].into())].into());
@@ -99,7 +99,7 @@ fn a_change_names_those_whom_it_leaves_waiting() {
     run.notice(13, Notice::Ready {});
     assert_eq!((run.state(2), run.state(3)), (RankState::Standby {}, RankState::Ready {}));
     run.reply(&[13], &[]); // it has met the members
-    run.notice(14, Notice::Ready {}); // which this one has not
+    run.notice(14, Notice::Ready {}); // this one has not met them
     let of = |ranks: &[u32]| -> Mask { ranks.iter().copied().collect() };
     let waiting = Standby { ready: of(&[3, 4]), preparing: of(&[2]) };
     assert_eq!(Standby::among(&run.machine.view().states), waiting);
@@ -139,7 +139,7 @@ fn a_newcomer_waits_for_a_member_that_it_could_not_connect() {
     assert_eq!(run.asks, [(12, Ask::Meet { peers: Mask::all(2).without(0) })], "it is to try again");
     run.reply(&[12], &[]);
     assert!(matches!(run.asks[0], (0, Ask::Promise { .. })));
-    // Another process in the place of rank 1 knows nobody.
+    // Another process in the place of rank 1 is not connected with anybody.
     run.reply(&[0, 1], &[]);
     assert_eq!(run.decided().0, "0-2");
 }

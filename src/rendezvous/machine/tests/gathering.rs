@@ -1,4 +1,4 @@
-//! How a run comes together, and whom it refuses.
+//! How a run comes together, and which joins it refuses.
 
 use super::*;
 

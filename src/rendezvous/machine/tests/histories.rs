@@ -1,10 +1,10 @@
-//! Whole histories of a run: the server's machine and each member's [`Pace`], with messages that take their time, some of them
-//! twice. Members die, leave, stop and go on, links break, devices fail, the network falls into two halves, newcomers come, dawdle
-//! and make the run grow, changes are called off, calls cancelled. What must hold is checked in every moment, and
-//! once nothing goes wrong any more everybody who can has to take part again. The server goes on in another process now and
-//! then, from what was written down: all that happens is a record.
+//! Whole histories of a run: the server's machine and each member's [`Pace`], with messages that are delayed and
+//! sometimes duplicated. Members die, leave, stop and continue, links break, devices fail, the network splits into two
+//! halves, newcomers join, take their time and make the run grow, changes are called off, calls cancelled. The
+//! invariants are checked at every moment, and once the faults stop, everybody who can must take part again. Now and
+//! then the server continues in another process, from what was recorded: everything that happens is a record.
 //!
-//! Chosen [by seed](crate::rendezvous::seeds).
+//! Generated [from seeds](crate::rendezvous::seeds).
 
 mod invariants;
 mod members;
@@ -41,7 +41,7 @@ fn whatever_happens_steps_stay_apart_and_everybody_comes_together_again() {
             }
             world.check_steps();
         }
-        // A run that has lost all members begins again with newcomers.
+        // A run that has lost all members starts again with newcomers.
         for rank in 0..RANKS {
             if world.members.iter().all(|member| member.rank != rank || member.dead) {
                 world.start(rank);

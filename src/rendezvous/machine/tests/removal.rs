@@ -1,4 +1,4 @@
-//! Who goes after a failure, and after which step.
+//! Who is removed after a failure, and after which step.
 
 use super::*;
 
@@ -65,7 +65,7 @@ fn a_lone_accuser_does_not_evict_the_majority() {
     run.doubt(2, &[0, 1]);
     run.reply(&[0, 1, 2], &[(2, &[0, 1])]);
     assert_eq!(run.decided().0, "0-2");
-    // Though it were true for both ends, a member would go, and not two of three.
+    // Even if it were true for both ends, one member would be removed, not two of three.
     run.doubt(2, &[0, 1]);
     run.reply(&[0, 1, 2], &[(2, &[0, 1]), (0, &[2]), (1, &[2])]);
     assert_eq!(run.decided().0, "0-1");
@@ -78,7 +78,7 @@ fn a_member_whose_own_device_fails_goes_and_its_peers_keep_their_places() {
     run.reply(&[0, 1, 2], &[(0, &[0, 1]), (1, &[0])]);
     assert_eq!(run.decided(), ("1-2".to_owned(), 2, 21));
     assert_eq!(run.state(0), RankState::Evicted {});
-    // Of two it is one half.
+    // One of two is a half.
     run.doubt(1, &[2]);
     run.reply(&[1, 2], &[(1, &[2]), (2, &[2])]);
     run.pass(5 * SECOND, &[1, 2]);
@@ -96,7 +96,7 @@ fn who_has_broken_its_promise_goes_if_two_have_seen_it_and_a_lone_accuser_is_not
     run.reply_seeing(&[0, 1, 2], &[], &[(0, &[2]), (1, &[2]), (2, &[0, 1])]);
     assert_eq!(run.decided(), ("0-1".to_owned(), 3, 11));
     assert_eq!(run.state(2), RankState::Evicted {});
-    // Of two none can be outvoted.
+    // Of two members none can be outvoted.
     run.doubt(0, &[1]);
     run.reply_seeing(&[0, 1], &[], &[(0, &[1]), (1, &[0])]);
     assert_eq!(run.decided().0, "0-1");
@@ -184,7 +184,7 @@ fn half_of_the_members_are_not_removed_unless_they_are_dead() {
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 11));
 }
 
-/// No member's end can take the server along: its side is the one that goes on.
+/// No member's end can end the server: its side is the one that continues.
 #[test]
 fn a_server_by_itself_goes_on_with_those_who_answer() {
     let mut run = Run::formed(4);
@@ -201,7 +201,7 @@ fn a_server_by_itself_goes_on_with_those_who_answer() {
     assert_eq!(run.decided().0, "1", "somebody is to be left");
 }
 
-/// Two hosts, one without power: no kernel tells, and of two members none can be outvoted.
+/// Two hosts, one without power: no kernel reports it, and of two members none can be outvoted.
 #[test]
 fn a_death_that_is_reported_needs_no_quorum() {
     let mut run = Run::formed(2);
@@ -269,7 +269,7 @@ fn a_change_that_starts_over_says_because_of_whom() {
     assert_eq!(*error, lost);
     run.reply(&[0], &[]);
     run.pass(3 * SECOND, &[0, 1]);
-    // One that was heard is silent now, and is not seen dead.
+    // A member that was heard is silent now, and nobody has seen it dead.
     run.event(Event::Silent { session: 1 });
     let Err(BootstrapError::Timeout { missing, elapsed, .. }) = &run.settled[&0] else {
         panic!("{:?}", run.settled)

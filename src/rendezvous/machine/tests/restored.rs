@@ -1,5 +1,5 @@
-//! A machine that is written down and restored at any time goes on as one that is not, and bytes that nobody has written down
-//! make no machine, or one that is as sound.
+//! A machine that is encoded and restored at any time behaves like one that is not, and other bytes are refused or give
+//! a machine that is just as valid.
 
 use proptest::prelude::*;
 
@@ -23,7 +23,7 @@ impl Chaos {
         Self { random: Random(seed), now: Duration::ZERO, calls: 0 }
     }
 
-    /// A machine, most often one whose run has come together.
+    /// A machine, usually one whose run has come together.
     fn machine(&mut self) -> Machine {
         match self.below(4) {
             0 => Run::new(WORLD).machine,
@@ -59,7 +59,7 @@ impl Chaos {
         }
         let session = self.below(8);
         if let Some(change) = machine.changes.running.as_ref().filter(|_| self.random.below(4) == 0) {
-            // Some changes have to come to something.
+            // Some changes must be completed.
             let notice =
                 Notice::Reached { change: change.number, missing: Mask::EMPTY, diverged: Box::default() };
             return Record {
@@ -78,7 +78,7 @@ impl Chaos {
             _ => {
                 self.calls += 1;
                 let request = self.request(session);
-                // Sometimes one that has come before.
+                // Sometimes a repetition of an earlier call.
                 let id = if self.below(8) == 0 { self.below(self.calls) } else { self.calls };
                 Event::Request { call: Call { session, id }, request: Box::new(request) }
             }
@@ -173,7 +173,8 @@ fn a_machine_that_is_restored_goes_on_as_if_nothing_had_been() {
     });
 }
 
-/// What has to have been written down several times, as it reads in the text of a machine. Histories have what is left.
+/// States that must have been encoded several times, as they appear in the debug text of a machine. The histories cover
+/// the others.
 const STATES: &[&str] = &[
     "gathering: Some",
     "open: {",
@@ -212,7 +213,7 @@ proptest! {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
-        // Whatever is accepted has been read whole, and takes any events.
+        // Bytes that are accepted have been read completely, and the machine handles any events.
         if let Ok(mut accepted) = Machine::restore(&bytes) {
             prop_assert_eq!(accepted.snapshot(), bytes);
             for _ in 0..100 {
@@ -244,7 +245,7 @@ proptest! {
     }
 }
 
-/// What is said of a formed machine's snapshot after this change.
+/// The error for a formed machine's snapshot after this change.
 fn refused(change: impl FnOnce(&mut Machine)) -> &'static str {
     let mut machine = Run::formed(3).machine;
     change(&mut machine);
@@ -277,7 +278,7 @@ fn what_can_not_be_is_not_restored() {
     assert_eq!(refused(|m| m.introductions.last = u64::MAX), "an introduction");
     assert_eq!(refused(|m| m.settings.world = 0), "the settings");
     assert_eq!(refused(|m| m.settings.initial = 4), "the settings");
-    // A seat too few or too many: what follows it is read at another place.
+    // One seat too few or too many: what follows is read at another offset.
     for change in [
         |m: &mut Machine| (m.settings.world, m.settings.initial) = (2, 2),
         |m: &mut Machine| m.settings.world = 4,

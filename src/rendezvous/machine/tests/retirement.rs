@@ -1,4 +1,4 @@
-//! Members that are taken out of the run in good order.
+//! Members that are removed from the run on request.
 
 use super::*;
 
@@ -18,7 +18,7 @@ fn a_retired_member_promises_like_the_others_and_goes_with_the_next_membership()
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 21));
     assert_eq!(run.answer(retire), Some(&Ok(Reply::Done {})));
     assert_eq!(run.state(2), RankState::Retired {});
-    // Rounds go on with it until it leaves.
+    // Rounds continue with it until it leaves.
     let round = run.round(0, "x", Mask::all(3), RoundKind::Barrier {});
     run.round(1, "x", Mask::all(3), RoundKind::Barrier {});
     run.round(2, "x", Mask::all(3), RoundKind::Barrier {});
@@ -60,7 +60,7 @@ fn the_last_member_cannot_be_retired() {
     let first = run.ask(0, Request::Retire { rank: 1 });
     let second = run.ask(0, Request::Retire { rank: 0 });
     assert!(matches!(run.error(second), BootstrapError::OutOfOrder { .. }));
-    // Nor does the death of all others make it go.
+    // Nor is it retired when all others die.
     run.close(0);
     run.reply(&[1], &[]);
     assert_eq!(run.decided(), ("1".to_owned(), 2, 11));
@@ -96,7 +96,7 @@ fn a_change_that_is_called_off_takes_along_what_asked_for_it() {
     run.asks.clear();
     run.pass(20 * SECOND, &[0, 1, 2, 13]);
     assert_eq!((run.decided().1, run.asks.len(), run.state(3)), (2, 0, RankState::Standby {}));
-    // It may be asked for again.
+    // It can be requested again.
     run.notice(13, Notice::Ready {});
     run.reply(&[0, 1, 2, 13], &[]);
     assert_eq!(run.decided().0, "0-3");

@@ -1,8 +1,8 @@
-//! A machine with a clock of its own, for cases that are lists of events.
+//! A machine with its own clock, for cases that are lists of events.
 
 use super::*;
 
-/// A machine, its clock, and what it answered to whom.
+/// A machine, its clock, and its answers.
 pub(super) struct Run {
     pub(super) machine: Machine,
     pub(super) leases: Leases,
@@ -12,11 +12,11 @@ pub(super) struct Run {
     pub(super) asks: Vec<(SessionId, Ask)>,
     /// The last outcome that each session was told.
     pub(super) settled: BTreeMap<SessionId, Result<Decision, BootstrapError>>,
-    /// And who was on standby then, and still is.
+    /// Who was on standby then, and still is.
     pub(super) waiting: Standby,
-    /// The members of which each session has been told, after it had joined.
+    /// The members that each session has been told of since it joined.
     pub(super) rosters: BTreeMap<SessionId, BTreeMap<u32, u128>>,
-    /// The epoch of the view that each session was last shown, if it was.
+    /// The epoch of the last view shown to each session.
     pub(super) shown: BTreeMap<SessionId, u32>,
     pub(super) next_id: u64,
 }
@@ -124,13 +124,14 @@ impl Run {
         self.notice(session, Notice::Doubt { epoch, peers: peers.iter().copied().collect() });
     }
 
-    /// Answers what was asked in these sessions, until nothing more is: the member of session s promises step 10 * s, and
-    /// does not reach the peers that `missing` lists for it.
+    /// Answers the questions in these sessions until there are no more: the member of session s promises step 10 * s,
+    /// and does not reach the peers that `missing` lists for it.
     pub(super) fn reply(&mut self, sessions: &[SessionId], missing: &[(SessionId, &[u32])]) {
         self.reply_seeing(sessions, missing, &[]);
     }
 
-    /// The same, where members have seen those that `diverged` lists for them begin the membership at another step.
+    /// The same; in addition, members have seen those that `diverged` lists for them begin the membership at another
+    /// step.
     pub(super) fn reply_seeing(
         &mut self,
         sessions: &[SessionId],
@@ -159,7 +160,7 @@ impl Run {
         }
     }
 
-    /// The membership, and the first step of it.
+    /// The membership, its epoch and its first step.
     pub(super) fn decided(&self) -> (String, u32, u64) {
         let Decision { mask, epoch, step } = self.machine.decision;
         (mask.to_string(), epoch, step)

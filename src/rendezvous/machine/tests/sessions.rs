@@ -78,7 +78,7 @@ fn who_comes_back_is_told_how_the_last_change_ended_and_asked_again() {
     assert_eq!(run.decided(), ("0-2".to_owned(), 2, 21));
     run.close(2);
     run.reply(&[0], &[]);
-    // Neither the outcome of the first nor the question of the second has come.
+    // Neither the outcome of the first change nor the question of the second has arrived.
     run.settled.remove(&1);
     run.asks.clear();
     let resume = run.ask(1, Request::Resume { standby: false });
@@ -94,7 +94,7 @@ fn an_answer_that_is_given_again_is_followed_by_what_has_happened_since() {
     run.pass(6 * SECOND, &[0, 1]);
     run.reply(&[0, 1], &[(0, &[2]), (1, &[2])]);
     assert_eq!(run.decided().0, "0-1");
-    // Rank 2 has got neither the answer to its join, its third call in all, nor any word since.
+    // Rank 2 has received neither the answer to its join, its third call, nor anything since.
     let call = (2, 3);
     run.settled.remove(&2);
     run.answers.remove(&call);

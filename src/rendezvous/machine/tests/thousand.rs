@@ -1,4 +1,4 @@
-//! How long a change takes among a thousand members whose messages take their time.
+//! How long a change takes with a thousand members and slow messages.
 
 use std::mem::take;
 
@@ -7,14 +7,14 @@ use crate::rendezvous::pace::{Next, Pace};
 use crate::rendezvous::random::Random;
 
 const MS: Duration = Duration::from_millis(1);
-/// A message takes up to so long.
+/// Longest time of a message.
 const WAY_MS: u64 = 50;
-/// A member's step takes so long.
+/// Duration of a member's step.
 const STEP_MS: u32 = 20;
 /// The member that is lost, and its session.
 const LOST: SessionId = 1000;
 
-/// From the server.
+/// A message from the server.
 enum Said {
     Ask(Ask),
     Settled(Result<Decision, BootstrapError>),
@@ -33,7 +33,7 @@ fn a_silent_member_costs_each_of_the_others_one_more_question_and_its_answer() {
     assert_eq!(messages, 5 * 1023 + 1, "to the silent one the outcome is told as well");
 }
 
-/// A member is lost while the others step: the messages until each of them has begun a step without it.
+/// A member is lost while the others run steps: counts the messages until each of them has begun a step without it.
 fn change(lose: impl FnOnce(&mut Run)) -> u64 {
     let mut run = Run::formed(MAX_WORLD);
     let mut random = Random(1);

@@ -1,14 +1,14 @@
-//! What holds in every moment, and in the end.
+//! What holds at every moment, and at the end.
 
 use super::world::{LEASE, Member, RANKS, World};
 use crate::rendezvous::machine::tests::*;
 use crate::rendezvous::pace::Pace;
 
 impl World {
-    /// Nobody is removed who was well, and too many never.
+    /// No healthy member is removed, and never too many.
     pub(super) fn check_decision(&mut self, before: &Decision, after: &Decision, living: &Mask) {
         assert_eq!(after.epoch, before.epoch + 1);
-        // A rank whose member died may have another one by now, which is not in this decision.
+        // A rank whose member died may have a new member by now, which is not in this decision.
         let dead = self.machine.ranks(|member| member.life == Life::Dead);
         let living = living.minus(&dead);
         let removed = living.minus(&after.mask).minus(&self.machine.changes.retired);
@@ -30,7 +30,7 @@ impl World {
         self.trouble = self.unwell();
     }
 
-    /// No member of an epoch begins a step of it under another one, or one of another under it.
+    /// A member of an epoch begins the steps of that epoch under it alone, and no others under it.
     pub(super) fn check_steps(&self) {
         for member in &self.members {
             let of_it =
@@ -50,8 +50,8 @@ impl World {
         }
     }
 
-    /// Whether the decision is about this incarnation: it was admitted before and has not been evicted. One that gave way to
-    /// a later decision before anybody of that had begun it is about nobody.
+    /// Whether the decision concerns this incarnation: it was admitted before and has not been evicted. A decision that
+    /// was superseded before any of its members had begun it concerns nobody.
     fn is_of(&self, member: &Member, decision: &Decision) -> bool {
         let gave_way =
             self.decisions.values().any(|later| later.epoch > decision.epoch && later.step <= decision.step);
@@ -59,7 +59,7 @@ impl World {
         !gave_way && !member.evicted && lived.contains(&decision.epoch) && !member.begun.is_empty()
     }
 
-    /// From here on nothing goes wrong: everybody takes part in the end.
+    /// No more faults: everybody takes part in the end.
     pub(super) fn calm_down(&mut self) {
         self.calm = true;
         self.broken.clear();

@@ -91,7 +91,7 @@ impl World {
         }
     }
 
-    /// A running member goes on as far as it can.
+    /// A running member continues as far as it can.
     pub(super) fn live(&mut self, at: usize) {
         let (now, session, rank) = (self.now, self.members[at].session, self.members[at].rank);
         if now >= self.members[at].pinged + PING {
@@ -132,7 +132,7 @@ impl World {
             self.members[at].told = self.members[at].lost;
             self.tell(session, Heard::Notice(Notice::Doubt { epoch: current.epoch, peers: unsaid }));
         }
-        // As the words of its peers show between two steps.
+        // As peers' signal words show between two steps.
         let behind = self.members[at].pace.as_ref().and_then(Pace::is_behind);
         let overtaken = behind.is_some_and(|next| {
             let begun = |peer: &Member| peer.begun.last_key_value().is_some_and(|(epoch, _)| *epoch >= next);
@@ -164,7 +164,7 @@ impl World {
             }
             Next::Retired { epoch } => {
                 *self.seen.entry("retired").or_default() += 1;
-                // It has taken part in every step before, unless the last ones were not completed without it.
+                // It has taken part in every earlier step, except for last ones that were completed without it.
                 let first = self.decisions[&epoch].step;
                 assert!(pace.begun() + 1 >= first || member.overtaken, "{pace:?}: {first}");
                 member.evicted = true;
@@ -187,7 +187,7 @@ impl World {
         !self.broken.contains(&(from, to)) && self.are_together(from, to) && self.members.iter().any(runs)
     }
 
-    /// In the same half of the network.
+    /// Whether both are in the same half of the network.
     fn are_together(&self, a: u32, b: u32) -> bool {
         self.cut_off.contains(a) == self.cut_off.contains(b)
     }

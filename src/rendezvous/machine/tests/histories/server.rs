@@ -1,4 +1,4 @@
-//! What is on its way between members and the server, and the server itself.
+//! Messages between members and the server, and the server itself.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::rendezvous::machine::tests::*;
 use crate::rendezvous::record::Record;
 
 impl World {
-    /// A way takes 1 to 30 ms, and sometimes much longer.
+    /// A message takes 1 to 30 ms, and sometimes much longer.
     fn arrival(&mut self, session: SessionId, up: bool) -> Duration {
         let long = if !self.calm && self.below(60) == 0 { 400 } else { 30 };
         let arrives = self.now + MS * (1 + self.below(long) as u32);
@@ -18,7 +18,7 @@ impl World {
 
     pub(super) fn tell(&mut self, session: SessionId, heard: Heard) {
         let at = self.arrival(session, true);
-        // What needs no answer may come again, behind whatever was said since, by a server that has given up its lead.
+        // A notice may arrive once more, after everything said since, from a server that has given up its lead.
         if matches!(heard, Heard::Notice(_)) && !self.calm && self.below(12) == 0 {
             let late = at + MS * self.below(1500) as u32;
             self.to_server.push((late, session, heard.clone()));
@@ -32,7 +32,7 @@ impl World {
         Event::Request { call: Call { session, id: self.calls }, request: Box::new(request) }
     }
 
-    /// The sessions of those who are cut off: what is on its way waits.
+    /// The sessions of members that are cut off: their messages wait.
     fn out_of_touch(&self) -> BTreeSet<SessionId> {
         let far = self.members.iter().filter(|member| self.cut_off.contains(member.rank));
         far.map(|member| member.session).collect()
@@ -121,7 +121,7 @@ impl World {
                 Action::Answer { call, result: Ok(Reply::Joined { joined }) } => {
                     (call.session, Said::Joined(joined.view.clone()))
                 }
-                // The end of the former member's connection is still on its way.
+                // The news that the former member's connection has closed is still on its way.
                 Action::Answer { call, result: Err(BootstrapError::Fenced { .. }) } => {
                     let living = |member: &Member| member.session == call.session && !member.dead;
                     if let Some(at) = self.members.iter().position(living) {
@@ -133,12 +133,12 @@ impl World {
                     let resumes =
                         |member: &Member| member.session == call.session && member.resuming == Some(call.id);
                     if !self.members.iter().any(resumes) {
-                        continue; // it goes on
+                        continue; // of another call
                     }
                     (call.session, Said::Resumed)
                 }
                 Action::Answer { result: Err(BootstrapError::Aborted { .. }), .. } => continue, // of a retirement
-                // It has not been let in yet.
+                // It has not been admitted yet.
                 Action::Answer { result: Err(BootstrapError::OutOfOrder { .. }), .. } => continue,
                 Action::Answer { result, .. } => panic!("{result:?}"),
                 Action::Ask { session, ask } => (session, Said::Ask(ask)),
@@ -161,7 +161,7 @@ impl World {
         );
     }
 
-    /// Tells the server, which may go on in another process afterwards.
+    /// Passes an event to the server, which may then continue in another process.
     fn handle(&mut self, event: Event) -> Vec<Action> {
         let record = Record { at: self.now, event };
         let Record { at, event } = Record::decode(&record.encode()).unwrap();

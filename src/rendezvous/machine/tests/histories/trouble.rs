@@ -1,19 +1,19 @@
-//! What goes wrong, and who may be taken for lost because of it.
+//! Faults, and which members may be considered lost because of them.
 
 use super::world::{Heard, Member, PLACES, World};
 use crate::rendezvous::machine::tests::*;
 use crate::rendezvous::pace::Pace;
 
 impl World {
-    /// Ranks that may be taken for lost.
+    /// Ranks that may be considered lost.
     pub(super) fn unwell(&self) -> Mask {
         let mut unwell: Mask = self.broken.iter().flat_map(|(a, b)| [*a, *b]).collect();
         self.members.iter().filter(|m| m.dead || m.stopped || m.sick).for_each(|m| unwell.insert(m.rank));
-        // A link between the halves costs one of its ends its place, whichever half that is in.
+        // A link between the halves costs one of its ends its place, in whichever half that is.
         if self.cut_off.is_empty() { unwell } else { Mask::all(PLACES) }
     }
 
-    /// Something goes wrong, or ends going wrong.
+    /// A fault begins or ends.
     pub(super) fn disturb(&mut self) {
         let at = self.below(self.members.len() as u64) as usize;
         let (rank, session) = (self.members[at].rank, self.members[at].session);
@@ -62,13 +62,14 @@ impl World {
                 let change = self.machine.changes.last;
                 self.tell(session, Heard::Abort(change));
             }
-            // A call of its program is cancelled: it goes on without the rows of that step, and accuses nobody, nor does who misses its own.
+            // A call of its program is cancelled: it continues without the rows of that step and accuses nobody; nor do
+            // peers that miss its rows.
             21 if self.members[at].operating.take().is_some() => self.see("cancelled"),
             _ => {}
         }
     }
 
-    /// The connection breaks with all that is on its way, and the member comes back by another one.
+    /// The connection breaks with all messages on it, and the member comes back over another one.
     fn reconnect(&mut self, at: usize) {
         let Member { session, joining, .. } = self.members[at];
         self.to_server.retain(|(_, of, _)| *of != session);
@@ -91,11 +92,11 @@ impl World {
         self.members[at].died_in = self.machine.decision.epoch;
         self.members[at].stopped = false;
         let session = self.members[at].session;
-        // What it has sent still comes, then the end of its connection.
+        // What it has sent still arrives, then the end of its connection.
         self.tell(session, Heard::Closed);
     }
 
-    /// It says so, and its process ends.
+    /// It leaves, and its process ends.
     fn leave(&mut self, at: usize) {
         self.see("left");
         self.tell(self.members[at].session, Heard::Leave);

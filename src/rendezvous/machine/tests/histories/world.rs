@@ -1,4 +1,4 @@
-//! The run, its members, and what is on its way between them.
+//! The run, its members, and the messages between them.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use crate::rendezvous::random::Random;
 use crate::rendezvous::seeds::Seen;
 use crate::rendezvous::wire::{Ask, Notice, View};
 
-/// With whom a run begins, and the places that it has.
+/// How many ranks a run begins with, and how many places it has.
 pub(super) const RANKS: u32 = 5;
 pub(super) const PLACES: u32 = 7;
 pub(super) const MS: Duration = Duration::from_millis(1);
 pub(super) const LEASE: Duration = Duration::from_millis(1000);
-/// Of an operation: whoever has not sent by then is suspected.
+/// Deadline of an operation: a peer that has not sent by then is suspected.
 pub(super) const DEADLINE: Duration = Duration::from_millis(200);
 pub(super) const PING: Duration = Duration::from_millis(200);
 
-/// From the server.
+/// A message from the server.
 #[derive(Clone, Debug)]
 pub(super) enum Said {
     Joined(View),
@@ -27,7 +27,7 @@ pub(super) enum Said {
     Settled(u64, Result<Decision, BootstrapError>, Mask),
 }
 
-/// To the server.
+/// A message to the server.
 #[derive(Clone, Debug)]
 pub(super) enum Heard {
     /// The number of the call.
@@ -52,19 +52,20 @@ pub(super) struct Member {
     pub(super) stopped: bool,
     /// Its own device does not work.
     pub(super) sick: bool,
-    /// On standby: it will say that it is ready.
+    /// On standby: it will report that it is ready.
     pub(super) eager: bool,
     pub(super) evicted: bool,
-    /// The call by which it joins, not answered yet.
+    /// The call with which it joins, not answered yet.
     pub(super) joining: Option<u64>,
-    /// It has another connection, by which it hears nothing of changes before this call of it is answered; 0 on its way there.
+    /// It has a new connection, over which it hears nothing of changes until this call is answered; 0 until the call is
+    /// made.
     pub(super) resuming: Option<u64>,
     pub(super) pace: Option<Pace>,
-    /// Of the operation that it is in: its step, when it began, and whom it has given up in this epoch.
+    /// The operation that it is in: its step and when it began.
     pub(super) operating: Option<(u64, Duration)>,
     pub(super) lost: Mask,
     pub(super) told: Mask,
-    /// Those of the told that it has nothing to say about: they went on without it, or the group without them.
+    /// Those of `told` that it does not report: they continued without it, or the group without them.
     pub(super) excused: Mask,
     pub(super) overtaken: bool,
     pub(super) pinged: Duration,
@@ -80,21 +81,21 @@ pub(super) struct World {
     pub(super) now: Duration,
     pub(super) machine: Machine,
     pub(super) leases: Leases,
-    /// One that nobody restores, beside it.
+    /// A second machine, fed the same events, that is never restored.
     pub(super) lasting: Machine,
     pub(super) restarts: Random,
     pub(super) members: Vec<Member>,
     pub(super) to_server: Vec<(Duration, SessionId, Heard)>,
     pub(super) to_member: Vec<(Duration, SessionId, Said)>,
-    /// When the last message on each way arrives: a later one does not overtake it.
+    /// When the last message on each connection and direction arrives: later ones do not overtake it.
     pub(super) arrives: BTreeMap<(SessionId, bool), Duration>,
     pub(super) broken: Vec<(u32, u32)>,
-    /// The half of the network that reaches neither the other one nor the server.
+    /// The half of the network that reaches neither the other half nor the server.
     pub(super) cut_off: Mask,
     pub(super) sessions: SessionId,
     pub(super) calls: u64,
     pub(super) decisions: BTreeMap<u32, Decision>,
-    /// Members that were well all the time since the last decision.
+    /// Members that were not well at some time since the last decision.
     pub(super) trouble: Mask,
     pub(super) calm: bool,
     pub(super) seen: Seen,
