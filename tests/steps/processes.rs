@@ -192,13 +192,14 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
     for process in &mut all {
         drop(process.child.stdin.take());
     }
-    for process in &mut all {
-        let status = process.child.wait().unwrap();
-        // If the impatient process serves the run by now, it waits no longer for the others to leave than for anything
-        // else.
-        let last = process.last().unwrap_or_default();
-        let impatient = process.rank == 3 && last.contains("wait for the others to leave");
-        assert!(status.success() || impatient, "rank {} ends with {status}: {last:?}", process.rank);
+    let ends =
+        all.each_mut().map(|process| (process.child.wait().unwrap(), process.last().unwrap_or_default()));
+    // If the impatient process serves the run by now, it waits no longer for the others to leave than for anything
+    // else, and those that it leaves behind cannot be told that they have left.
+    let deserted = !ends[3].0.success();
+    for (rank, (status, last)) in ends.iter().enumerate() {
+        let excused = deserted && (rank == 3 || last.starts_with("leave: "));
+        assert!(status.success() || excused, "rank {rank} ends with {status}: {last:?}; all: {ends:?}");
     }
 }
 
