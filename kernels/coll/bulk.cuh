@@ -170,9 +170,16 @@ template <bool kWhenRead, typename Tell> struct Pipe {
             if (!kWhenRead) say(chunks[ended % kStages]);
         }
     }
+    // Stores the next chunk. At most kStoresAhead stores are in flight then, which leaves stages for kLoadsAhead loads.
+    __device__ __forceinline__ void pass_next() {
+        store_next();
+        if (stored - ended <= kStoresAhead) return;
+        ptx::bulk_wait<kStoresAhead>();
+        end_until(stored - kStoresAhead);
+    }
     // Issues the stores of all chunks begun. Chunks that only needed to be read are then finished.
     __device__ __forceinline__ void flush() {
-        while (stored < begun) store_next();
+        while (stored < begun) pass_next();
     }
     // Completes all chunks begun.
     __device__ __forceinline__ void drain() {
@@ -183,13 +190,7 @@ template <bool kWhenRead, typename Tell> struct Pipe {
     // Adds a chunk of up to kChunkBytes.
     __device__ __forceinline__ void add(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
                                         uint64_t count) {
-        while (begun - stored >= kLoadsAhead) {
-            store_next();
-            if (stored > kStoresAhead) {
-                ptx::bulk_wait<kStoresAhead>();
-                end_until(stored - kStoresAhead);
-            }
-        }
+        while (begun - stored >= kLoadsAhead) pass_next();
         const uint32_t s = begun++ % kStages, whole = bytes / 16 * 16;
         chunks[s] = {to, count, whole, peer};
         if (whole != 0) {
@@ -341,8 +342,15 @@ struct FoldPipe {
             }
         }
     }
+    // As in Pipe.
+    __device__ __forceinline__ void pass_next() {
+        store_next();
+        if (stored - ended <= kFoldStoresAhead) return;
+        ptx::bulk_wait<kFoldStoresAhead>();
+        end_until(stored - kFoldStoresAhead);
+    }
     __device__ __forceinline__ void flush() {
-        while (stored < begun) store_next();
+        while (stored < begun) pass_next();
     }
     __device__ __forceinline__ void drain() {
         flush();
@@ -351,13 +359,7 @@ struct FoldPipe {
     }
     // Returns a stage whose previous result has been stored.
     __device__ __forceinline__ uint32_t next_stage() {
-        while (begun - stored >= kFoldLoadsAhead) {
-            store_next();
-            if (stored - ended > kFoldStoresAhead) {
-                ptx::bulk_wait<kFoldStoresAhead>();
-                end_until(stored - kFoldStoresAhead);
-            }
-        }
+        while (begun - stored >= kFoldLoadsAhead) pass_next();
         return begun++ % kFoldStages;
     }
     __device__ __forceinline__ void await_all() {

@@ -42,7 +42,8 @@ __device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source
 __device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
     c.stopped = 1;
     atomicOr(&c.troubled, 1u);
-    if (atomicExch(&c.args->state->halted, 1u) != 0) return;
+    auto *halted = reinterpret_cast<unsigned long long *>(&c.args->state->halted);
+    if (atomicCAS(halted, 0ull, epw_coll_halt(c.number)) != 0) return;
     epw_coll_differing *d = c.args->differing;
     d->peer = peer;
     d->its[0] = its[0];
@@ -89,6 +90,14 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
 
 // ---- beginning ----
 
+// Whether calls have been found to differ. The first block, which tells this rank's call, does not heed what other blocks have
+// found in this operation before it began: without the call the peers could not find the difference, and would take this rank for
+// lost.
+__device__ __forceinline__ bool is_halted(const Collective &c) {
+    const uint64_t halted = ptx::load_relaxed_gpu(&c.args->state->halted);
+    return halted != 0 && !(blockIdx.x == 0 && halted == epw_coll_halt(c.number));
+}
+
 // Called by the whole block, which waits here. Returns false if there is nothing to do. Sends and receives do not count as
 // operations of the epoch.
 __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE) {
@@ -122,7 +131,7 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         c.spoke = 0;
         c.gave_up = c.troubled = 0;
         c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
-        c.stopped = ptx::load_relaxed_gpu(&a.state->halted);
+        c.stopped = is_halted(c);
     }
     __syncthreads();
     if (threadIdx.x == 0) {

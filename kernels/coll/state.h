@@ -97,9 +97,12 @@ typedef struct epw_coll_state {
     uint64_t closed;                           /* the value of out_blocks at the end of the last kernel that is closed by a
                                                 * block */
     epw_rank_set missing;                      /* ranks that any block of the operation misses; empty between kernels */
-    uint32_t halted;                           /* calls differ: no operation continues in this epoch */
+    uint64_t halted;                           /* epw_coll_halt of the operation whose calls differ: none continues in this epoch */
     epw_coll_report reports[EPW_COLL_REPORTS]; /* by ticket */
 } epw_coll_state;
+
+/* Never 0, which means that no calls differ: sends and receives come before the epoch's first operation too. */
+EPW_INLINE uint64_t epw_coll_halt(uint64_t op) { return op + 1; }
 
 /* One operation. Sizes are bytes. */
 typedef struct epw_coll_args {

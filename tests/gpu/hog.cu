@@ -1,6 +1,8 @@
 // See hog.h.
 #include "hog.h"
 
+#include "kernels/ptx/memory.cuh"
+
 #include <cuda_runtime.h>
 
 namespace {
@@ -9,12 +11,10 @@ namespace {
 constexpr int kShared = 226 * 1024;
 
 __global__ void hog_kernel(uint64_t ns, uint64_t apart_ns) {
-    uint64_t began, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(began));
+    const uint64_t began = epw::ptx::global_timer_ns();
     do {
         __nanosleep(1000);
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (now - began < ns + blockIdx.x * apart_ns);
+    } while (epw::ptx::global_timer_ns() - began < ns + blockIdx.x * apart_ns);
 }
 
 } // namespace

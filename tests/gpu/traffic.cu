@@ -1,18 +1,16 @@
 // The kernels of traffic.h.
 #include "traffic.h"
 
+#include "kernels/ptx/memory.cuh"
+
 #include <cuda_runtime.h>
 
 namespace {
 
+using epw::ptx::global_timer_ns;
+
 constexpr uint32_t kThreads = 256, kWarps = kThreads / 32;
 constexpr uint32_t kChunk = 8; // channels that a thread handles at once: 16 bytes of bf16
-
-__device__ uint64_t global_timer_ns() {
-    uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-}
 
 // ---- the generator
 

@@ -1,0 +1,34 @@
+// The emulated GPUs' memory and contexts, which the runtime and the driver share.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace emulated {
+
+int device_count();
+int sms_per_device();
+size_t memory_bytes(); // of a GPU
+
+// The device of the calling thread: that of the context pushed last, else the one set last.
+int current_device();
+void set_current_device(int device);
+CUresult push(int device);
+CUresult pop(int *device);
+
+// Memory of a GPU is a file in memory, which other processes can map.
+CUresult allocate(size_t bytes, int device, void **out);
+CUresult release(void *memory);
+// The allocation that an address lies in, mappings of other processes' memory too.
+bool find_allocation(const void *address, void **base, size_t *bytes);
+
+// A handle for other processes, and its mapping.
+CUresult name_allocation(const void *memory, CUipcMemHandle *out);
+CUresult open_allocation(const CUipcMemHandle *handle, void **out);
+
+// A function of libcuda, by name; null if the emulated driver lacks it.
+void *driver_function(const char *name);
+
+} // namespace emulated

@@ -1,0 +1,557 @@
+// The emulated GPUs' CUDA runtime: streams, events, graphs and copies, as far as epwire uses them. A stream is a thread that does
+// one thing after another.
+#include "devices.h"
+#include "grid.h"
+
+#include <cuda_runtime_api.h>
+
+#include <atomic>
+#include <cerrno>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <pthread.h>
+#include <time.h>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+using Work = std::function<void()>;
+
+thread_local cudaError_t last = cudaSuccess;
+
+cudaError_t done(cudaError_t error) {
+    if (error != cudaSuccess) last = error;
+    return error;
+}
+cudaError_t done(CUresult error) { return done(cudaError_t(error)); }
+
+double now_ms() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return double(now.tv_sec) * 1e3 + double(now.tv_nsec) / 1e6;
+}
+
+void start_thread(Work *work, bool detached, pthread_t *thread) {
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    if (detached) pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    const auto run = [](void *argument) -> void * {
+        const std::unique_ptr<Work> own(static_cast<Work *>(argument));
+        (*own)();
+        return nullptr;
+    };
+    if (pthread_create(thread, &attributes, run, work) != 0) {
+        fprintf(stderr, "emulated GPU: no thread for a stream\n");
+        abort();
+    }
+    pthread_attr_destroy(&attributes);
+}
+
+// A number that only grows, and those who wait for it.
+struct Count {
+    std::mutex lock;
+    std::condition_variable changed;
+    uint64_t value = 0;
+
+    void raise(uint64_t to) {
+        const std::lock_guard<std::mutex> guard(lock);
+        if (to > value) value = to;
+        changed.notify_all();
+    }
+    void await(uint64_t at_least) {
+        std::unique_lock<std::mutex> guard(lock);
+        while (value < at_least) changed.wait(guard);
+    }
+    bool has(uint64_t at_least) {
+        const std::lock_guard<std::mutex> guard(lock);
+        return value >= at_least;
+    }
+};
+
+// What a captured stream does: work; or it marks a point for other streams, or waits for one.
+struct Step {
+    enum { run, mark, await } what;
+    Work work;
+    size_t point;
+};
+
+struct Graph {
+    std::vector<std::vector<Step>> branches; // the first is the stream that began the capture
+    size_t points = 0;
+};
+
+void run_branch(const Graph &g, size_t branch, std::vector<Count> &points) {
+    for (const Step &s : g.branches[branch]) {
+        if (s.what == Step::run) s.work();
+        if (s.what == Step::mark) points[s.point].raise(1);
+        if (s.what == Step::await) points[s.point].await(1);
+    }
+}
+
+void run_graph(const Graph &g) {
+    std::vector<Count> points(g.points);
+    std::vector<pthread_t> threads(g.branches.size());
+    for (size_t i = 1; i < g.branches.size(); i++)
+        start_thread(new Work([&g, &points, i] { run_branch(g, i, points); }), false, &threads[i]);
+    run_branch(g, 0, points);
+    for (size_t i = 1; i < g.branches.size(); i++) pthread_join(threads[i], nullptr);
+}
+
+struct Capture {
+    Graph graph;
+    std::vector<CUstream_st *> streams; // by branch
+};
+
+std::atomic<unsigned long long> streams_made{0};
+
+} // namespace
+
+// The types that the runtime's interface names.
+struct CUevent_st {
+    std::mutex lock;
+    uint64_t recorded = 0; // how often
+    Count reached;         // which recording
+    double at_ms = 0;
+    std::shared_ptr<Capture> capture; // it was recorded in a stream that is captured, last,
+    size_t point = 0;                 // as this point of the graph
+};
+
+struct CUstream_st {
+    int device;
+    unsigned long long id = ++streams_made;
+    std::mutex lock;
+    std::condition_variable changed;
+    std::deque<Work> queue;
+    uint64_t put = 0, ran = 0;
+    bool ends = false, ended = false;
+    std::shared_ptr<Capture> capture; // null: it is not captured
+    size_t branch = 0;
+
+    explicit CUstream_st(int of) : device(of) {
+        pthread_t thread;
+        start_thread(new Work([this] { serve(); }), true, &thread);
+    }
+
+    void serve() {
+        emulated::set_current_device(device);
+        std::unique_lock<std::mutex> guard(lock);
+        for (;;) {
+            while (queue.empty() && !ends) changed.wait(guard);
+            if (queue.empty()) break;
+            Work work = std::move(queue.front());
+            queue.pop_front();
+            guard.unlock();
+            work();
+            work = nullptr;
+            guard.lock();
+            ran++;
+            changed.notify_all();
+        }
+        ended = true;
+        guard.unlock();
+        delete this;
+    }
+
+    void enqueue(Work work) {
+        const std::lock_guard<std::mutex> guard(lock);
+        if (capture) {
+            capture->graph.branches[branch].push_back({Step::run, std::move(work), 0});
+            return;
+        }
+        put++;
+        queue.push_back(std::move(work));
+        changed.notify_all();
+    }
+    // What was enqueued up to now has been done.
+    void finish() {
+        std::unique_lock<std::mutex> guard(lock);
+        const uint64_t target = put;
+        while (ran < target) changed.wait(guard);
+    }
+    bool is_idle() {
+        const std::lock_guard<std::mutex> guard(lock);
+        return ran == put;
+    }
+};
+
+struct CUgraph_st {
+    std::shared_ptr<Graph> graph;
+};
+struct CUgraphExec_st {
+    std::shared_ptr<Graph> graph;
+};
+
+namespace {
+
+std::mutex streams_lock;
+std::vector<cudaStream_t> streams; // all that exist
+cudaStream_t defaults[64];
+
+void add_stream(cudaStream_t stream) {
+    const std::lock_guard<std::mutex> guard(streams_lock);
+    streams.push_back(stream);
+}
+
+// The default stream is one of its own for each device, and does not wait for the others: epwire's tests use streams that do not
+// wait for it either.
+cudaStream_t resolve(cudaStream_t stream) {
+    if (uintptr_t(stream) > 2) return stream;
+    const int device = emulated::current_device();
+    const std::lock_guard<std::mutex> guard(streams_lock);
+    if (defaults[device] == nullptr) {
+        defaults[device] = new CUstream_st(device);
+        streams.push_back(defaults[device]);
+    }
+    return defaults[device];
+}
+
+void finish_device(int device) {
+    std::vector<cudaStream_t> all;
+    {
+        const std::lock_guard<std::mutex> guard(streams_lock);
+        for (cudaStream_t s : streams) {
+            if (s->device == device) all.push_back(s);
+        }
+    }
+    for (cudaStream_t s : all) s->finish();
+}
+
+cudaError_t copy(void *to, const void *from, size_t bytes, cudaStream_t stream, bool waits) {
+    stream = resolve(stream);
+    stream->enqueue([=] { memcpy(to, from, bytes); });
+    if (waits) stream->finish();
+    return cudaSuccess;
+}
+
+bool is_device(int device) { return device >= 0 && device < emulated::device_count(); }
+
+} // namespace
+
+namespace emulated {
+
+cudaError_t enqueue(const Body *body, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+    const std::shared_ptr<const Body> own(body);
+    if (grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0 || block.x * block.y * block.z > 1024)
+        return done(cudaErrorInvalidConfiguration);
+    resolve(stream)->enqueue([=] { run_grid(*own, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared); });
+    return cudaSuccess;
+}
+
+} // namespace emulated
+
+extern "C" {
+
+// ---- Errors
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = last;
+    last = cudaSuccess;
+    return error;
+}
+cudaError_t cudaPeekAtLastError(void) { return last; }
+const char *cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? "cudaSuccess" : "an error of the emulated GPU"; }
+const char *cudaGetErrorString(cudaError_t error) {
+    switch (error) {
+    case cudaSuccess:
+        return "no error";
+    case cudaErrorMemoryAllocation:
+        return "out of memory";
+    case cudaErrorNotReady:
+        return "device not ready";
+    case cudaErrorInvalidValue:
+        return "invalid argument";
+    default:
+        return "an error of the emulated GPU";
+    }
+}
+
+// ---- Devices
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = emulated::device_count();
+    return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+    if (!is_device(device)) return done(cudaErrorInvalidDevice);
+    emulated::set_current_device(device);
+    return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int *device) {
+    *device = emulated::current_device();
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    if (!is_device(device)) return done(cudaErrorInvalidDevice);
+    switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = emulated::sms_per_device();
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = 9;
+        break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = 232448;
+        break;
+    default:
+        *value = 0;
+    }
+    return cudaSuccess;
+}
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int device) {
+    if (!is_device(device)) return done(cudaErrorInvalidDevice);
+    memset(out, 0, sizeof *out);
+    snprintf(out->name, sizeof out->name, "emulated GPU %d", device);
+    out->major = 9;
+    out->multiProcessorCount = emulated::sms_per_device();
+    out->totalGlobalMem = emulated::memory_bytes();
+    out->sharedMemPerBlockOptin = 232448;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetPCIBusId(char *out, int bytes, int device) {
+    if (!is_device(device)) return done(cudaErrorInvalidDevice);
+    snprintf(out, size_t(bytes), "0000:%02X:00.0", device + 1);
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceGetP2PAttribute(int *value, cudaDeviceP2PAttr, int, int) {
+    *value = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceCanAccessPeer(int *can, int, int) {
+    *can = 1;
+    return cudaSuccess;
+}
+cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) { return cudaSuccess; }
+cudaError_t cudaDeviceSynchronize(void) {
+    finish_device(emulated::current_device());
+    return cudaSuccess;
+}
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total) {
+    *free = *total = emulated::memory_bytes();
+    return cudaSuccess;
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *out, const void *) {
+    memset(out, 0, sizeof *out);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult *found) {
+    *function = emulated::driver_function(name);
+    *found = *function != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
+}
+
+// ---- Memory
+
+cudaError_t cudaMalloc(void **out, size_t bytes) { return done(emulated::allocate(bytes, emulated::current_device(), out)); }
+cudaError_t cudaFree(void *memory) {
+    if (memory == nullptr) return cudaSuccess;
+    finish_device(emulated::current_device());
+    return done(emulated::release(memory));
+}
+cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned) {
+    *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return *out != nullptr ? cudaSuccess : done(cudaErrorMemoryAllocation);
+}
+cudaError_t cudaFreeHost(void *memory) {
+    free(memory);
+    return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
+cudaError_t cudaHostGetDevicePointer(void **out, void *memory, unsigned) {
+    *out = memory;
+    return cudaSuccess;
+}
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *out, void *memory) {
+    static_assert(sizeof(cudaIpcMemHandle_t) == sizeof(CUipcMemHandle));
+    return done(emulated::name_allocation(memory, reinterpret_cast<CUipcMemHandle *>(out)));
+}
+cudaError_t cudaIpcOpenMemHandle(void **out, cudaIpcMemHandle_t handle, unsigned) {
+    return done(emulated::open_allocation(reinterpret_cast<CUipcMemHandle *>(&handle), out));
+}
+cudaError_t cudaIpcCloseMemHandle(void *memory) {
+    void *base;
+    size_t bytes;
+    finish_device(emulated::current_device());
+    if (!emulated::find_allocation(memory, &base, &bytes)) return done(cudaErrorInvalidValue);
+    return done(emulated::release(base));
+}
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind) { return copy(to, from, bytes, nullptr, true); }
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    return copy(to, from, bytes, stream, false);
+}
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
+                              cudaMemcpyKind, cudaStream_t stream) {
+    resolve(stream)->enqueue([=] {
+        for (size_t row = 0; row < height; row++)
+            memcpy(static_cast<char *>(to) + row * to_pitch, static_cast<const char *>(from) + row * from_pitch, width);
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+    const cudaStream_t stream = resolve(nullptr);
+    stream->enqueue([=] { memset(to, value, bytes); });
+    stream->finish();
+    return cudaSuccess;
+}
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+    resolve(stream)->enqueue([=] { memset(to, value, bytes); });
+    return cudaSuccess;
+}
+
+// ---- Streams and events
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned) {
+    *out = new CUstream_st(emulated::current_device());
+    add_stream(*out);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithFlags(out, 0); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int) { return cudaStreamCreateWithFlags(out, flags); }
+// What it was given is still done.
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    {
+        const std::lock_guard<std::mutex> guard(streams_lock);
+        std::erase(streams, stream);
+    }
+    const std::lock_guard<std::mutex> guard(stream->lock);
+    stream->ends = true;
+    stream->changed.notify_all();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long *id) {
+    *id = resolve(stream)->id;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    resolve(stream)->finish();
+    return cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return resolve(stream)->is_idle() ? cudaSuccess : cudaErrorNotReady; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *out, unsigned) {
+    *out = new CUevent_st();
+    return cudaSuccess;
+}
+cudaError_t cudaEventCreate(cudaEvent_t *out) { return cudaEventCreateWithFlags(out, 0); }
+// Kept: a stream may still have to reach it.
+cudaError_t cudaEventDestroy(cudaEvent_t) { return cudaSuccess; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    stream = resolve(stream);
+    {
+        const std::lock_guard<std::mutex> guard(stream->lock);
+        const std::lock_guard<std::mutex> own(event->lock);
+        event->capture = stream->capture;
+        if (stream->capture) {
+            event->point = stream->capture->graph.points++;
+            stream->capture->graph.branches[stream->branch].push_back({Step::mark, nullptr, event->point});
+            return cudaSuccess;
+        }
+        event->recorded++;
+    }
+    const uint64_t recording = event->recorded;
+    stream->enqueue([=] {
+        event->at_ms = now_ms();
+        event->reached.raise(recording);
+    });
+    return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    stream = resolve(stream);
+    uint64_t recording;
+    {
+        const std::lock_guard<std::mutex> guard(stream->lock);
+        const std::lock_guard<std::mutex> own(event->lock);
+        if (event->capture) {
+            if (!stream->capture) {
+                stream->capture = event->capture;
+                stream->branch = event->capture->graph.branches.size();
+                event->capture->graph.branches.emplace_back();
+                event->capture->streams.push_back(stream);
+            }
+            if (stream->capture != event->capture) return done(cudaErrorStreamCaptureIsolation);
+            stream->capture->graph.branches[stream->branch].push_back({Step::await, nullptr, event->point});
+            return cudaSuccess;
+        }
+        if (stream->capture) return cudaSuccess; // reached before the graph runs, as far as epwire uses it
+        recording = event->recorded;
+    }
+    stream->enqueue([=] { event->reached.await(recording); });
+    return cudaSuccess;
+}
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    return event->reached.has(event->recorded) ? cudaSuccess : cudaErrorNotReady;
+}
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    event->reached.await(event->recorded);
+    return cudaSuccess;
+}
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
+    if (!from->reached.has(from->recorded) || !to->reached.has(to->recorded)) return done(cudaErrorNotReady);
+    *ms = float(to->at_ms - from->at_ms);
+    return cudaSuccess;
+}
+
+// ---- Graphs
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    const std::lock_guard<std::mutex> guard(stream->lock);
+    stream->capture = std::make_shared<Capture>();
+    stream->branch = 0;
+    stream->capture->graph.branches.resize(1);
+    stream->capture->streams.push_back(stream);
+    return cudaSuccess;
+}
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    stream = resolve(stream);
+    const std::lock_guard<std::mutex> guard(stream->lock);
+    *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out) {
+    const std::shared_ptr<Capture> capture = stream->capture;
+    if (!capture) return done(cudaErrorIllegalState);
+    for (cudaStream_t s : capture->streams) {
+        const std::lock_guard<std::mutex> guard(s->lock);
+        s->capture = nullptr;
+    }
+    *out = new CUgraph_st{std::make_shared<Graph>(std::move(capture->graph))};
+    return cudaSuccess;
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsigned long long) {
+    *out = new CUgraphExec_st{graph->graph};
+    return cudaSuccess;
+}
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    resolve(stream)->enqueue([graph = exec->graph] { run_graph(*graph); });
+    return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete exec;
+    return cudaSuccess;
+}
+
+} // extern "C"
