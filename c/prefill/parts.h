@@ -10,6 +10,7 @@
  *     receive.c   openings and rows from peers, to their places
  *     combine.c   answers to peers, and the sums of those that come
  *     drive.c     steps a lane: looks at words, has messages moved, gives peers up
+ *     gpu/        all of that where kernels move the rows
  *
  * A lane's state is its lock's, which is held for a step at a time and never while sleeping. */
 #ifndef EPW_PREFILL_PARTS_H
@@ -82,6 +83,8 @@ struct epw_routing {
     uint32_t *row_entry;   /* [rows] number of its first entry among those of its source */
     epw_row_place *places; /* [rows, W] */
     uint64_t overflow;     /* rows, of experts or of sources, that have no place */
+
+    struct epw_prefill_gpu_memory *gpu; /* on a GPU: all of that but the numbers, which are the call's */
 };
 
 /* A peer as a lane sees it. */
@@ -159,6 +162,7 @@ struct epw_prefill {
     unsigned char *scratch; /* [threads][scratch_bytes] a payload as it travels */
     uint64_t scratch_bytes;
     atomic_bool faulted;
+    struct epw_prefill_gpu *gpu; /* see gpu/gpu.h; NULL: host threads move the rows */
     epw_prefill_lane lanes[EPW_MAX_LANES];
 };
 

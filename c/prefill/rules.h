@@ -100,7 +100,7 @@ EPW_INLINE uint64_t epw_stream_takable(const epw_stream *s, bool placed) {
 /* What can be done for each peer now. Peers do not depend on each other: one that has no slot free, or sends
  * nothing, holds up neither rows for others nor those from anybody. */
 EPW_INLINE void epw_streams_turn(const epw_stream *streams, uint32_t ranks, uint64_t slots, bool placed,
-                                    epw_turn *turns) {
+                                 epw_turn *turns) {
     for (uint32_t peer = 0; peer < ranks; peer++) {
         turns[peer].write = epw_stream_writable(&streams[peer], slots);
         turns[peer].take = epw_stream_takable(&streams[peer], placed);
@@ -146,7 +146,7 @@ EPW_INLINE epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t wor
 }
 
 EPW_INLINE epw_heard epw_ring_hear_posted(epw_row_ring *ring, uint64_t slots, uint64_t word,
-                                             uint64_t own_word) {
+                                          uint64_t own_word) {
     return epw_count_hear(&ring->seen, ring->taken + slots, word, own_word);
 }
 EPW_INLINE epw_heard epw_ring_hear_taken(epw_row_ring *ring, uint64_t word, uint64_t own_word) {

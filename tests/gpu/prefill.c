@@ -1,0 +1,588 @@
+/* Prefill on the GPU against the host, bit for bit: random groups, rings of 2 to 16 tokens, every layout,
+ * payload and mode; in one, counted first, in halves, as replayed graphs, and with a routing that is used
+ * again. Each case is of one seed and runs first by host threads, then by kernels. Ranks are threads of this
+ * process.
+ *
+ * `--ranks N`: of each case, else 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`: seeds. Exit code
+ * 77, with the reason, if there is no GPU. */
+#include "ranks.h"
+#include "require.h"
+
+#include "../c/check.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { RANKS_MOST = 4, SCALES_MOST = 12, UNTOUCHED = 0x5a };
+
+static struct { uint32_t ranks, first, cases, seconds; } options = {.cases = 60, .seconds = 900};
+
+static uint64_t next_random(uint64_t *state) {
+    uint64_t x = (*state += UINT64_C(0x9e3779b97f4a7c15));
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+static uint32_t below(uint64_t *state, uint32_t n) {
+    return (uint32_t)(next_random(state) % n);
+}
+
+/* ---- cases ---- */
+
+typedef enum how { WHOLE, COUNTED, HALVES, GRAPH, HOWS } how;
+
+/* What all ranks of a case agree on. */
+typedef struct plan {
+    uint64_t seed;
+    epw_prefill_config config;
+    uint32_t payload, opaque_row, scale_count, scale_bytes, mode, width, topk, rounds;
+    how how;
+    bool sideband, values, combine_weights, weighted, wild;
+} plan;
+
+static plan choose_plan(uint64_t seed, uint32_t ranks) {
+    uint64_t s = seed * 77 + 5;
+    plan p = {.seed = seed, .config = EPW_PREFILL_CONFIG_INIT};
+    epw_config *c = &p.config.ep;
+    c->ranks = ranks;
+    uint32_t local = 1 + below(&s, 24 / ranks);
+    if (below(&s, 5) == 0) local = 33 + below(&s, 40); /* more than a warp has lanes */
+    c->experts = local * ranks;
+    c->max_tokens = 1 + below(&s, 40);
+    c->topk = p.topk = 1 + below(&s, c->experts < 9 ? c->experts : 9);
+    if (below(&s, 3) == 0 && p.topk > 1) p.topk--;
+    p.payload = below(&s, EPW_PAYLOAD_OPAQUE + 1);
+    bool quantised = p.payload != EPW_PAYLOAD_SAME && p.payload != EPW_PAYLOAD_OPAQUE;
+    c->hidden = quantised ? 128 * (1 + below(&s, 6)) : 8 * (1 + below(&s, 40));
+    if (below(&s, 6) == 0) c->hidden = 128 * (64 + below(&s, 40)); /* several pieces */
+    if (p.payload == EPW_PAYLOAD_OPAQUE) {
+        p.opaque_row = 16 * (1 + below(&s, 40));
+        p.scale_count = below(&s, SCALES_MOST);
+        p.scale_bytes = p.scale_count > 0 ? 1u << below(&s, 4) : 0;
+        c->opaque_bytes = p.opaque_row + p.scale_count * p.scale_bytes;
+    }
+    c->lanes = 1 + below(&s, 2);
+    c->dtype = below(&s, 2) ? EPW_BF16 : EPW_F16;
+    c->combine_dtype = below(&s, 2) ? EPW_BF16 : EPW_F16;
+    c->sideband_bytes = below(&s, 2) ? 1 + below(&s, EPW_MAX_SIDEBAND) : 0;
+    c->deadline_ns = 60000 * MS;
+    p.config.ring_tokens = 2 + below(&s, 15);
+    p.how = below(&s, HOWS);
+    if (p.how == HALVES) p.config.ring_tokens = 1 + c->max_tokens * (1 + below(&s, 2));
+    p.sideband = c->sideband_bytes > 0;
+    uint32_t answers = c->topk < local ? c->topk : local;
+    p.mode =
+        below(&s, 3) == 0 && p.config.ring_tokens >= answers ? EPW_COMBINE_ORDERED : EPW_COMBINE_RANK_REDUCED;
+    p.weighted = true;
+    p.values = below(&s, 2);
+    p.combine_weights = below(&s, 3) == 0;
+    p.wild = below(&s, 4) == 0;
+    p.width = below(&s, 3) == 0 ? 8 * (1 + below(&s, c->hidden / 8)) : c->hidden;
+    p.rounds = 1 + below(&s, 2);
+    return p;
+}
+
+/* ---- arrays of a rank ---- */
+
+enum {
+    X,
+    IDS,
+    WEIGHTS,
+    AGAIN_WEIGHTS,
+    BAND,
+    GIVEN_SCALES,
+    BIAS,
+    BIAS_TOO,
+    MADE,
+    MADE_VALUES,
+    MADE_WEIGHTS,
+    OUTPUTS,
+    ROWS = OUTPUTS,
+    SCALES,
+    OUT_BAND,
+    COUNTS,
+    OFFSETS,
+    OVERFLOW_,
+    SOURCE_COUNTS,
+    SOURCE_OFFSETS,
+    ROW_EXPERT,
+    ROW_SOURCE,
+    ROW_TOKEN,
+    ROW_POSITION,
+    ROW_WEIGHT,
+    ROW_EXPERTS,
+    ROW_WEIGHTS,
+    RANGES,
+    TOTALS,
+    TOTALS_I32,
+    SUMS,
+    CONTRIBUTIONS,
+    LACKS,
+    VALUES,
+    ARRAYS
+};
+static const char *const names[ARRAYS] = {"x",
+                                          "ids",
+                                          "weights",
+                                          "again_weights",
+                                          "band",
+                                          "given_scales",
+                                          "bias[0]",
+                                          "bias[1]",
+                                          "made",
+                                          "made_values",
+                                          "made_weights",
+                                          "rows",
+                                          "scales",
+                                          "sideband",
+                                          "counts",
+                                          "offsets",
+                                          "overflow",
+                                          "source_counts",
+                                          "source_offsets",
+                                          "row_expert",
+                                          "row_source",
+                                          "row_token",
+                                          "row_position",
+                                          "row_weight",
+                                          "row_experts",
+                                          "row_weights",
+                                          "ranges",
+                                          "expert_totals",
+                                          "expert_totals_i32",
+                                          "sums",
+                                          "contributions",
+                                          "lacks",
+                                          "values"};
+
+/* A rank of a case, once on the host and once on the GPU. */
+typedef struct rank {
+    const plan *p;
+    const rank_links *links;
+    uint32_t rank, tokens, layout, alignment, scale_order, zero_padding, bias_count;
+    uint64_t capacity;
+    size_t bytes[ARRAYS];
+    unsigned char *host[ARRAYS], *device[ARRAYS];
+} rank;
+
+static bool by_expert(uint32_t layout) {
+    return layout == EPW_PACKED || layout == EPW_EXPERT_MAJOR;
+}
+
+static rank choose_rank(const plan *p, const rank_links *links) {
+    uint64_t s = p->seed * 1013 + links->rank;
+    rank me = {.p = p, .links = links, .rank = links->rank};
+    const epw_config *c = &p->config.ep;
+    static const uint32_t layouts[] = {EPW_PACKED, EPW_EXPERT_MAJOR, EPW_PACKED, EPW_DENSE, EPW_RANK_MAJOR};
+    me.tokens = below(&s, 5) == 0 ? 0 : below(&s, c->max_tokens + 1);
+    me.layout = layouts[below(&s, p->mode == EPW_COMBINE_ORDERED ? 3 : 5)];
+    me.alignment = me.layout == EPW_PACKED ? 1 + below(&s, 20) : 0;
+    me.scale_order = below(&s, 2);
+    me.zero_padding = me.layout == EPW_PACKED && below(&s, 2);
+    me.bias_count = below(&s, 3);
+    return me;
+}
+
+static void *take(rank *me, int array, size_t bytes) {
+    me->bytes[array] = bytes;
+    me->host[array] = aligned_alloc(64, (bytes + 127) / 64 * 64);
+    memset(me->host[array], UNTOUCHED, bytes);
+    return me->host[array];
+}
+
+static void fill_16(uint64_t *s, uint16_t *at, size_t count, bool wild) {
+    for (size_t i = 0; i < count; i++) {
+        uint16_t bits = (uint16_t)next_random(s);
+        at[i] = wild ? bits : (bits & 0x8fff) | 0x3000;
+    }
+}
+static void fill_floats(uint64_t *s, float *at, size_t count) {
+    for (size_t i = 0; i < count; i++) at[i] = ((float)below(s, 8191) - 4095.0f) / 2048.0f;
+}
+
+static void make_inputs(rank *me) {
+    const plan *p = me->p;
+    const epw_config *c = &p->config.ep;
+    uint64_t s = p->seed * 4099 + me->rank;
+    size_t n = me->tokens, entries = n * p->topk;
+    size_t row = p->payload == EPW_PAYLOAD_OPAQUE ? p->opaque_row : c->hidden * 2;
+    fill_16(&s, take(me, X, n * row), n * row / 2, p->wild);
+    fill_floats(&s, take(me, WEIGHTS, entries * 4), entries);
+    fill_floats(&s, take(me, AGAIN_WEIGHTS, entries * 4), entries);
+    int32_t *ids = take(me, IDS, entries * 4);
+    bool lopsided = below(&s, 4) == 0;
+    for (size_t i = 0; i < entries; i++) {
+        ids[i] = (int32_t)below(&s, lopsided ? (c->experts + 1) / 2 : c->experts);
+        for (size_t k = i / p->topk * p->topk; k < i; k++)
+            if (ids[k] == ids[i]) ids[i] = -1;
+        if (below(&s, 9) == 0) ids[i] = -1;
+    }
+    uint8_t *band = take(me, BAND, n * c->sideband_bytes);
+    for (size_t i = 0; i < n * c->sideband_bytes; i++) band[i] = (uint8_t)next_random(&s);
+    /* By columns, with a gap. */
+    uint8_t *scales = take(me, GIVEN_SCALES, (n + 1) * p->scale_bytes * (p->scale_count + 1));
+    for (size_t i = 0; i < me->bytes[GIVEN_SCALES]; i++) scales[i] = (uint8_t)next_random(&s);
+    for (int i = 0; i < 2; i++) fill_16(&s, take(me, BIAS + i, n * p->width * 2), n * p->width, p->wild);
+}
+
+/* The capacity is known. */
+static void make_outputs(rank *me) {
+    const plan *p = me->p;
+    const epw_config *c = &p->config.ep;
+    uint64_t s = p->seed * 31 + me->rank;
+    uint32_t local = c->experts / c->ranks, ranks = c->ranks;
+    size_t places = me->capacity * (me->layout == EPW_EXPERT_MAJOR ? local : 1), n = me->tokens;
+    size_t row = p->payload == EPW_PAYLOAD_OPAQUE ? p->opaque_row : c->hidden * 2;
+    size_t scales =
+        p->payload == EPW_PAYLOAD_OPAQUE ? p->scale_count * p->scale_bytes : c->hidden / 128 * 4 + 16;
+    size_t lists = me->layout == EPW_EXPERT_MAJOR ? local : 1;
+    fill_16(&s, take(me, MADE, places * p->width * 2), places * p->width, p->wild);
+    fill_floats(&s, take(me, MADE_VALUES, places * c->topk * 4), places * c->topk);
+    fill_floats(&s, take(me, MADE_WEIGHTS, places * 4), places);
+    take(me, ROWS, places * row);
+    take(me, SCALES, (places * scales) + lists * (SCALES_MOST + c->hidden / 128 + 4) * 16);
+    take(me, OUT_BAND, places * c->sideband_bytes);
+    take(me, COUNTS, local * 4);
+    take(me, OFFSETS, local * 4);
+    take(me, OVERFLOW_, local * 4);
+    take(me, SOURCE_COUNTS, ranks * 4);
+    take(me, SOURCE_OFFSETS, ranks * 4);
+    for (int a = ROW_EXPERT; a <= ROW_WEIGHT; a++) take(me, a, places * 4);
+    take(me, ROW_EXPERTS, places * c->topk * 4);
+    take(me, ROW_WEIGHTS, places * c->topk * 4);
+    take(me, RANGES, (size_t)local * ranks * 8);
+    take(me, TOTALS, local * 8);
+    take(me, TOTALS_I32, local * 4);
+    take(me, SUMS, n * p->width * 2);
+    take(me, CONTRIBUTIONS, n * 4);
+    take(me, LACKS, n * 4);
+    take(me, VALUES, n * p->topk * 4);
+}
+
+static void copy_to_device(rank *me) {
+    for (int a = 0; a < ARRAYS; a++) {
+        REQUIRE_CUDA(cudaMalloc((void **)&me->device[a], me->bytes[a] + 16));
+        if (a < OUTPUTS)
+            REQUIRE_CUDA(cudaMemcpy(me->device[a], me->host[a], me->bytes[a], cudaMemcpyHostToDevice));
+    }
+}
+
+static void clear_device(const rank *me) {
+    for (int a = OUTPUTS; a < ARRAYS; a++) REQUIRE_CUDA(cudaMemset(me->device[a], UNTOUCHED, me->bytes[a]));
+    REQUIRE_CUDA(cudaStreamSynchronize(NULL));
+}
+
+static void free_arrays(rank *me) {
+    for (int a = 0; a < ARRAYS; a++) {
+        free(me->host[a]);
+        REQUIRE_CUDA(cudaFree(me->device[a]));
+    }
+}
+
+static void compare(const rank *me, const char *when, int first, int end) {
+    for (int a = first; a < end; a++) {
+        unsigned char *got = malloc(me->bytes[a] + 1);
+        REQUIRE_CUDA(cudaMemcpy(got, me->device[a], me->bytes[a], cudaMemcpyDeviceToHost));
+        size_t at = 0;
+        while (at < me->bytes[a] && got[at] == me->host[a][at]) at++;
+        CHECK_MSG(
+            at == me->bytes[a],
+            "seed %llu, %s, rank %u of %u, layout %u, payload %u, how %u: %s differs at byte %zu of %zu",
+            (unsigned long long)me->p->seed, when, me->rank, me->links->ranks, me->layout, me->p->payload,
+            me->p->how, names[a], at, me->bytes[a]);
+        free(got);
+    }
+}
+
+/* ---- calls, of either device ---- */
+
+static epw_dispatch_input input_of(const rank *me, unsigned char *const at[ARRAYS], uint32_t round,
+                                   cudaStream_t stream) {
+    const plan *p = me->p;
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    in.tokens = me->tokens;
+    in.x = at[X];
+    in.topk_idx = at[IDS];
+    in.topk = p->topk;
+    in.topk_weights = (const float *)at[round > 0 ? AGAIN_WEIGHTS : WEIGHTS];
+    in.payload = p->payload;
+    in.sideband = p->sideband ? at[BAND] : NULL;
+    in.sideband_bytes = p->config.ep.sideband_bytes;
+    if (p->payload == EPW_PAYLOAD_OPAQUE) {
+        in.opaque_row_bytes = p->opaque_row;
+        in.scale_count = p->scale_count;
+        in.scale_bytes = p->scale_bytes;
+        in.scales = p->scale_count > 0 ? at[GIVEN_SCALES] : NULL;
+        in.scale_row_stride = p->scale_bytes;
+        in.scale_col_stride = (uint64_t)(me->tokens + 1) * p->scale_bytes;
+    }
+    in.lane = round > 0 ? -1 : (int32_t)(p->seed % p->config.ep.lanes);
+    in.stream = stream;
+    return in;
+}
+
+static epw_prefill_output output_of(const rank *me, unsigned char *const at[ARRAYS], cudaStream_t stream) {
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    bool experts = by_expert(me->layout);
+    out.layout = me->layout;
+    out.alignment = me->alignment;
+    out.scale_order = me->scale_order;
+    out.zero_padding = me->zero_padding;
+    out.capacity = me->capacity;
+    out.rows = at[ROWS];
+    out.scales = at[SCALES];
+    out.sideband = me->p->sideband ? at[OUT_BAND] : NULL;
+    out.counts = (uint32_t *)at[COUNTS];
+    out.offsets = experts ? (uint32_t *)at[OFFSETS] : NULL;
+    out.overflow = experts ? (uint32_t *)at[OVERFLOW_] : NULL;
+    out.source_counts = (uint32_t *)at[SOURCE_COUNTS];
+    out.source_offsets = experts ? NULL : (uint32_t *)at[SOURCE_OFFSETS];
+    out.row_expert = experts ? (int32_t *)at[ROW_EXPERT] : NULL;
+    out.row_source = (int32_t *)at[ROW_SOURCE];
+    out.row_token = (int32_t *)at[ROW_TOKEN];
+    out.row_position = experts ? (int32_t *)at[ROW_POSITION] : NULL;
+    out.row_weight = experts ? (float *)at[ROW_WEIGHT] : NULL;
+    out.row_experts = experts ? NULL : (int32_t *)at[ROW_EXPERTS];
+    out.row_weights = experts ? NULL : (float *)at[ROW_WEIGHTS];
+    out.ranges = experts ? (uint64_t *)at[RANGES] : NULL;
+    out.expert_totals = (uint64_t *)at[TOTALS];
+    out.expert_totals_i32 = (int32_t *)at[TOTALS_I32];
+    out.stream = stream;
+    return out;
+}
+
+static epw_prefill_combine_input combine_of(const rank *me, unsigned char *const at[ARRAYS],
+                                            cudaStream_t stream) {
+    const plan *p = me->p;
+    epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
+    bool ordered = p->mode == EPW_COMBINE_ORDERED;
+    in.mode = p->mode;
+    in.width = p->width;
+    in.expert_out = at[MADE];
+    in.row_weights =
+        p->combine_weights && !ordered && by_expert(me->layout) ? (float *)at[MADE_WEIGHTS] : NULL;
+    in.topk_weights = p->combine_weights && ordered ? (float *)at[AGAIN_WEIGHTS] : NULL;
+    in.row_values = p->values ? (float *)at[MADE_VALUES] : NULL;
+    for (uint32_t i = 0; i < me->bias_count; i++) in.bias[i] = at[BIAS + i];
+    in.stream = stream;
+    return in;
+}
+
+static epw_prefill_combine_output sums_of(const rank *me, unsigned char *const at[ARRAYS],
+                                          cudaStream_t stream) {
+    epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    out.out = at[SUMS];
+    out.contributions = (uint16_t *)at[CONTRIBUTIONS];
+    out.lacks = (uint32_t *)at[LACKS];
+    out.values = me->p->values ? (float *)at[VALUES] : NULL;
+    out.stream = stream;
+    return out;
+}
+
+/* ---- a rank ---- */
+
+static void connect_all(const rank_links *links, epw_prefill *prefill) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        REQUIRE_OK(epw_prefill_export(prefill, p, blob, &length));
+        ranks_say(links->to[p], blob, length);
+    }
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        length = ranks_hear(links->to[p], blob, sizeof blob);
+        REQUIRE_OK(epw_prefill_connect(prefill, p, blob, length));
+    }
+    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
+    REQUIRE_OK(epw_prefill_set_active(prefill, &all, 1, 0));
+    ranks_meet(links);
+}
+
+static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
+    epw_prefill_config config = p->config;
+    epw_prefill *prefill = NULL;
+    config.ep.rank = links->rank;
+    config.ep.device = gpu;
+    if (gpu >= 0) config.ep.sms = ranks_sms(links, 1, 4);
+    if (gpu >= 0 && config.ep.sms < config.ep.lanes) config.ep.sms = config.ep.lanes;
+    REQUIRE_OK(epw_prefill_create(&config, &prefill));
+    connect_all(links, prefill);
+    return prefill;
+}
+
+/* The first round counts, and so finds the capacity, which is enough or not. */
+static void dispatch_on_host(rank *me, epw_prefill *prefill, epw_routing *routing, uint32_t round,
+                             epw_outcome *outcome) {
+    epw_dispatch_input in = input_of(me, me->host, round, NULL);
+    epw_prefill_output out;
+    uint64_t s = me->p->seed * 13 + me->rank;
+    if (round == 0) {
+        REQUIRE_OK(epw_prefill_dispatch(prefill, routing, &in, EPW_ROUTE_NEW, EPW_HALF_COUNTS, NULL, NULL));
+        REQUIRE_OK(
+            epw_prefill_received(prefill, routing, me->layout, me->alignment, &me->capacity, NULL, NULL));
+        bool fits = me->layout == EPW_RANK_MAJOR || below(&s, 3) > 0 || me->capacity < 2;
+        me->capacity = fits ? me->capacity + below(&s, 5) : below(&s, (uint32_t)me->capacity);
+        make_outputs(me);
+        out = output_of(me, me->host, NULL);
+        REQUIRE_OK(epw_prefill_receive(prefill, routing, &out, outcome));
+    } else {
+        out = output_of(me, me->host, NULL);
+        REQUIRE_OK(epw_prefill_dispatch(prefill, routing, &in, EPW_ROUTE_AGAIN, 0, &out, outcome));
+    }
+}
+
+static void combine_on_host(rank *me, epw_prefill *prefill, epw_routing *routing) {
+    epw_prefill_combine_input in = combine_of(me, me->host, NULL);
+    epw_prefill_combine_output out = sums_of(me, me->host, NULL);
+    REQUIRE_OK(epw_prefill_combine(prefill, routing, &in, &out, NULL));
+}
+
+static void await_counts(const rank *me, epw_prefill *prefill, epw_routing *routing) {
+    uint64_t rows = 0;
+    epw_status status = EPW_PENDING;
+    while (status == EPW_PENDING) {
+        REQUIRE_OK(epw_prefill_await(prefill, epw_routing_lane(routing), 1000 * MS));
+        status = epw_prefill_received(prefill, routing, me->layout, me->alignment, &rows, NULL, NULL);
+    }
+    REQUIRE_OK(status);
+    CHECK(me->capacity >= rows || me->layout != EPW_RANK_MAJOR);
+}
+
+static void dispatch_on_gpu(rank *me, epw_prefill *prefill, epw_routing *routing, uint32_t round,
+                            cudaStream_t stream) {
+    epw_dispatch_input in = input_of(me, me->device, round, stream);
+    epw_prefill_output out = output_of(me, me->device, stream);
+    how how = me->p->how;
+    bool counts = how == COUNTED && round == 0, halves = how == HALVES;
+    REQUIRE_OK(epw_prefill_dispatch(prefill, routing, &in, round > 0,
+                                    counts ? EPW_HALF_COUNTS : EPW_HALF_SENDS, counts || halves ? NULL : &out,
+                                    NULL));
+    if (counts) await_counts(me, prefill, routing);
+    if (counts || halves) REQUIRE_OK(epw_prefill_receive(prefill, routing, &out, NULL));
+}
+
+static void combine_on_gpu(rank *me, epw_prefill *prefill, epw_routing *routing, cudaStream_t stream) {
+    epw_prefill_combine_input in = combine_of(me, me->device, stream);
+    epw_prefill_combine_output out = sums_of(me, me->device, stream);
+    bool halves = me->p->how == HALVES;
+    epw_status status = halves ? epw_prefill_combine(prefill, routing, &in, NULL, NULL) : EPW_ERR_LIMIT;
+    if (status == EPW_OK) {
+        status = epw_prefill_collect(prefill, routing, &out, NULL);
+    } else if (status == EPW_ERR_LIMIT) {
+        status = epw_prefill_combine(prefill, routing, &in, &out, NULL);
+    }
+    REQUIRE_OK(status);
+}
+
+static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *routing,
+                          const epw_outcome *host) {
+    epw_outcome gpu = EPW_OUTCOME_INIT;
+    epw_status status = EPW_PENDING;
+    while (status == EPW_PENDING) {
+        REQUIRE_OK(epw_prefill_await(prefill, epw_routing_lane(routing), 1000 * MS));
+        status = epw_prefill_poll(prefill, routing, &gpu);
+    }
+    REQUIRE_OK(status);
+    bool same = gpu.degraded == host->degraded && gpu.record.cause == host->record.cause &&
+                gpu.record.expected == host->record.expected && gpu.record.seen == host->record.seen &&
+                memcmp(&gpu.missing, &host->missing, sizeof gpu.missing) == 0;
+    CHECK_MSG(same, "seed %llu, rank %u: degraded %u, cause %u, %llu of %llu; host %u, %u, %llu of %llu",
+              (unsigned long long)me->p->seed, me->rank, gpu.degraded, gpu.record.cause,
+              (unsigned long long)gpu.record.seen, (unsigned long long)gpu.record.expected, host->degraded,
+              host->record.cause, (unsigned long long)host->record.seen,
+              (unsigned long long)host->record.expected);
+}
+
+/* A graph of a dispatch and its combine, replayed. */
+static void run_graph(rank *me, epw_prefill *prefill, epw_routing *routing, cudaStream_t stream) {
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    dispatch_on_gpu(me, prefill, routing, 0, stream);
+    combine_on_gpu(me, prefill, routing, stream);
+    REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
+    REQUIRE_CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    for (int replay = 0; replay < 2; replay++) {
+        clear_device(me);
+        ranks_meet(me->links);
+        REQUIRE_CUDA(cudaGraphLaunch(exec, stream));
+        await_stream(stream, 120000 * MS, "a replay");
+        compare(me, "replayed", ROWS, ARRAYS);
+    }
+    REQUIRE_CUDA(cudaGraphExecDestroy(exec));
+    REQUIRE_CUDA(cudaGraphDestroy(graph));
+}
+
+static int run_rank(const rank_links *links) {
+    plan p = choose_plan(options.first, links->ranks);
+    rank me = choose_rank(&p, links);
+    epw_outcome outcomes[2] = {EPW_OUTCOME_INIT, EPW_OUTCOME_INIT};
+    cudaStream_t stream;
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    make_inputs(&me);
+    epw_prefill *host = make(&p, links, EPW_DEVICE_HOST), *gpu = make(&p, links, ranks_gpu(links));
+    epw_routing *on_host = NULL, *on_gpu = NULL;
+    REQUIRE_OK(epw_routing_create(host, &on_host));
+    REQUIRE_OK(epw_routing_create(gpu, &on_gpu));
+    for (uint32_t round = 0; round < p.rounds; round++) {
+        dispatch_on_host(&me, host, on_host, round, &outcomes[round]);
+        combine_on_host(&me, host, on_host);
+        if (round == 0) copy_to_device(&me);
+        for (int a = TOTALS; a <= TOTALS_I32 && round > 0;
+             a++) /* the same rows again: each round by itself */
+            for (size_t i = 0; i < me.bytes[a]; i++) me.host[a][i] = 0;
+        if (round >
+            0) { /* what host and GPU add to differs in its first value: compared in the first round */
+            me.bytes[TOTALS] = me.bytes[TOTALS_I32] = 0;
+        }
+        clear_device(&me);
+        ranks_meet(links);
+        dispatch_on_gpu(&me, gpu, on_gpu, round, stream);
+        check_outcome(&me, gpu, on_gpu, &outcomes[round]);
+        await_stream(stream, 120000 * MS, "a dispatch");
+        compare(&me, round > 0 ? "again" : "dispatched", ROWS, SUMS);
+        ranks_meet(links);
+        combine_on_gpu(&me, gpu, on_gpu, stream);
+        await_stream(stream, 120000 * MS, "a combine");
+        compare(&me, round > 0 ? "combined again" : "combined", SUMS, ARRAYS);
+        if (p.how == GRAPH && round == 0) run_graph(&me, gpu, on_gpu, stream);
+    }
+    epw_routing_free(on_host);
+    epw_routing_free(on_gpu);
+    ranks_meet(links);
+    epw_prefill_destroy(host);
+    epw_prefill_destroy(gpu);
+    free_arrays(&me);
+    REQUIRE_CUDA(cudaStreamDestroy(stream));
+    return 0;
+}
+
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--first", .number = &options.first},
+    {"--cases", .number = &options.cases},
+    {"--seconds", .number = &options.seconds},
+    {0},
+};
+
+static const char usage[] = "prefill [--ranks N] [--first N] [--cases N] [--seconds N (limit)]";
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
+    ranks_limit("prefill", options.seconds);
+    uint32_t gpus = 0, some = options.ranks;
+    int ended = ranks_begin(run_rank, 1, &some, &gpus, argv);
+    if (ended >= 0) return ended;
+    uint32_t end = options.first + options.cases;
+    for (; options.first < end; options.first++)
+        ranks_run(run_rank, options.ranks != 0 ? options.ranks : 1 + options.first % RANKS_MOST, gpus, 0,
+                  argv);
+    uint64_t failed = atomic_load(&checks_failed);
+    printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,
+           (unsigned long long)atomic_load(&checks_made), (unsigned long long)failed);
+    return failed != 0;
+}
