@@ -7,10 +7,11 @@
  * 77, with the reason, if there is no GPU. */
 #include "ranks.h"
 #include "require.h"
+#include "step.h"
 
 #include "../c/check.h"
 
-#include <pthread.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -497,13 +498,10 @@ static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *rou
 
 /* A graph of a dispatch and its combine, replayed. */
 static void run_graph(rank *me, epw_prefill *prefill, epw_routing *routing, cudaStream_t stream) {
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    REQUIRE_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    step_capture(stream);
     dispatch_on_gpu(me, prefill, routing, 0, stream);
     combine_on_gpu(me, prefill, routing, stream);
-    REQUIRE_CUDA(cudaStreamEndCapture(stream, &graph));
-    REQUIRE_CUDA(cudaGraphInstantiateWithFlags(&exec, graph, 0));
+    cudaGraphExec_t exec = step_captured(stream);
     for (int replay = 0; replay < 2; replay++) {
         clear_device(me);
         ranks_meet(me->links);
@@ -512,7 +510,6 @@ static void run_graph(rank *me, epw_prefill *prefill, epw_routing *routing, cuda
         compare(me, "replayed", ROWS, ARRAYS);
     }
     REQUIRE_CUDA(cudaGraphExecDestroy(exec));
-    REQUIRE_CUDA(cudaGraphDestroy(graph));
 }
 
 static int run_rank(const rank_links *links) {
@@ -528,16 +525,10 @@ static int run_rank(const rank_links *links) {
     REQUIRE_OK(epw_routing_create(host, &on_host));
     REQUIRE_OK(epw_routing_create(gpu, &on_gpu));
     for (uint32_t round = 0; round < p.rounds; round++) {
+        for (int a = TOTALS; a <= TOTALS_I32 && round > 0; a++) memset(me.host[a], UNTOUCHED, me.bytes[a]);
         dispatch_on_host(&me, host, on_host, round, &outcomes[round]);
         combine_on_host(&me, host, on_host);
         if (round == 0) copy_to_device(&me);
-        for (int a = TOTALS; a <= TOTALS_I32 && round > 0;
-             a++) /* the same rows again: each round by itself */
-            for (size_t i = 0; i < me.bytes[a]; i++) me.host[a][i] = 0;
-        if (round >
-            0) { /* what host and GPU add to differs in its first value: compared in the first round */
-            me.bytes[TOTALS] = me.bytes[TOTALS_I32] = 0;
-        }
         clear_device(&me);
         ranks_meet(links);
         dispatch_on_gpu(&me, gpu, on_gpu, round, stream);
