@@ -62,11 +62,11 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
     }
     ptx::fence_shared_before_bulk();
     __syncthreads(); // the numbering's memory becomes the tiles
-    if (roles.warp() < roles.m.movers) {
+    if (roles.warp() < roles.m.movers && !a.call.gives_up) {
         Tile tile = roles.tile();
         RowMover<T>(a, o, tile).run(roles.kept(), roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() == kRegistrar) {
-        Registrar(a, o).run();
+        if (!a.call.gives_up) Registrar(a, o).run();
         finish(o);
     } else if (blockIdx.x == 0 && roles.warp() > kRegistrar) {
         const uint32_t peer = threadIdx.x - kFirstAttendant;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
     await_others_out(o);
     if (threadIdx.x == 0) gather_refused(o);
     __syncthreads();
-    if (o.does(EPW_PREFILL_RECEIVES)) tell_received(a, o);
+    if (o.does(EPW_PREFILL_RECEIVES) && !a.call.gives_up) tell_received(a, o);
     __syncthreads();
     if (threadIdx.x == 0) close(o);
 }
@@ -102,8 +102,8 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
         return;
     }
     const bool ordered = a.in.mode == EPW_COMBINE_ORDERED;
-    if (ordered && o.does(EPW_PREFILL_SENDS)) number_entries(a, o);
-    if (roles.warp() < roles.m.movers) {
+    if (ordered && o.does(EPW_PREFILL_SENDS) && !a.call.gives_up) number_entries(a, o);
+    if (roles.warp() < roles.m.movers && !a.call.gives_up) {
         Tile tile = roles.tile();
         AnswerMover<T>(a, o, tile).run(roles.kept(), roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() == kRegistrar) {

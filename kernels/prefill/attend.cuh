@@ -20,11 +20,12 @@ struct Attendant {
     bool heard;                   // its opening has been read
     bool passed;                  // and is out of the ring
     bool discards;                // what it sends is taken out of the ring, and no more
-    bool nonsense;                // of a word
+    bool shortened; // the peer has given the operation up
+    bool nonsense;  // of a word
 
     __device__ __forceinline__ Attendant(Prefill &o, uint32_t peer, uint32_t rows, uint32_t expected, uint32_t again)
         : o(o), peer(peer), call(*o.call), p(o.state->peers[peer]), rows(rows), in_rows(0), expected(expected), again(again),
-          heard(false), passed(false), discards(false), nonsense(false) {
+          heard(false), passed(false), discards(false), shortened(false), nonsense(false) {
         s.ring = p.rings[call.kind];
         s.writes = false;
         opens = o.does(EPW_PREFILL_OPENS);
@@ -36,9 +37,11 @@ struct Attendant {
             in_rows = p.in_rows;
             discards = has(o.state->missing, peer); // refused then
         }
+        discards |= call.gives_up;
         out_first = p.out_first;
         in_first = p.in_first;
-        epw_stream_begin(&s, true, (opens ? 1 : 0) + uint64_t(o.does(EPW_PREFILL_SENDS) ? rows : 0));
+        const uint64_t sends = o.does(EPW_PREFILL_SENDS) ? (call.gives_up ? min(rows, 1u) : rows) : 0;
+        epw_stream_begin(&s, true, (opens ? 1 : 0) + sends);
         s.takes = o.does(EPW_PREFILL_COUNTS) || (o.does(EPW_PREFILL_RECEIVES) && in_rows > 0);
         s.opened = passed;
         s.to_take = o.does(EPW_PREFILL_RECEIVES) ? in_rows : 0;
@@ -84,8 +87,9 @@ struct Attendant {
             good = good && read_once(slot + sizeof head) == (again ? 0u : 1u) && head.token <= call.lane.max_tokens;
             good = good && (expected == kNoTicket || head.token == expected);
         }
+        good |= call.gives_up;
         uint32_t cause = gives_up ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
-        if (good && call.kind != 0 && head.token != expected) {
+        if (good && call.kind != 0 && head.token != expected && !call.gives_up) {
             good = false;
             cause = EPW_CAUSE_PARTIAL;
         }
@@ -93,7 +97,7 @@ struct Attendant {
         p.in_rows = in_rows;
         if (!good) {
             refuse(cause);
-        } else if (call.kind == 0 && !again) {
+        } else if (call.kind == 0 && !again && !call.gives_up) {
             call.routing.announced[peer] = in_rows;
         }
         heard = true;
@@ -119,6 +123,14 @@ struct Attendant {
         }
         opens = false;
         wrote(1);
+    }
+
+    // In place of the rows that are still to be sent.
+    __device__ __forceinline__ bool write_end() {
+        if (epw_ring_room(&s.ring, slots()) == 0) return false;
+        *reinterpret_cast<uint4 *>(slot_there(o, peer, s.ring.written)) = {0, call.hash, EPW_MESSAGE_VOID, o.op};
+        wrote(1);
+        return true;
     }
 
     // Writer: this thread, of openings, and of what it has acquired from movers with the bits. Reader: the peer, which acquires
@@ -149,6 +161,7 @@ struct Attendant {
             return true;
         }
         if (!o.does(EPW_PREFILL_SENDS)) return false;
+        if (call.gives_up) return write_end();
         allow(p.send, min(uint64_t(rows), s.ring.free + slots() - (out_first + 1)));
         const uint32_t through = take_marks(o, call.lane.done, peer, s.ring.written);
         if (through > 0) wrote(through);
@@ -162,7 +175,7 @@ struct Attendant {
             hear_opening();
             moved = true;
         }
-        if (heard && !passed && (call.kind != 0 || again || ptx::load_acquire_block(&o.counted))) {
+        if (heard && !passed && (call.kind != 0 || again || call.gives_up || ptx::load_acquire_block(&o.counted))) {
             passed = moved = true;
             discards |= has(o.discards, peer);
             s.ring.taken++;
@@ -175,16 +188,34 @@ struct Attendant {
     }
 
     __device__ __forceinline__ bool take_rows() {
-        const uint64_t here = min(s.to_take, s.ring.seen - s.ring.taken);
-        if (discards) {
-            if (here > 0) epw_stream_took(&s, here);
-            return here > 0;
-        }
+        if (discards) return discard();
         if (call.kind == 0 && !ptx::load_acquire_block(&o.placed)) return false;
         allow(p.take, min(uint64_t(in_rows), s.ring.seen - (in_first + 1)));
         const uint32_t through = take_marks(o, call.lane.taken, peer, s.ring.taken);
+        const uint32_t ended = ptx::load_acquire_gpu(&p.ended); // written before the bit of its slot
+        if (ended > 0 && !shortened) shorten(ended);
         if (through > 0) epw_stream_took(&s, through);
         return through > 0;
+    }
+
+    // The last of so many messages says that none follows.
+    __device__ __noinline__ void shorten(uint32_t messages) {
+        shortened = true;
+        s.to_take -= in_rows - messages;
+        in_rows = messages;
+        ptx::store_release_gpu(&p.gone, 1u);
+        miss(o, phase(), peer, EPW_CAUSE_PARTIAL);
+    }
+
+    __device__ __noinline__ bool discard() {
+        uint64_t here = min(s.to_take, s.ring.seen - s.ring.taken);
+        for (uint64_t i = 0; i < here; i++) {
+            const epw_row_head head = read_head(slot_here(o, peer, s.ring.taken + i));
+            if (head.kind != EPW_MESSAGE_VOID || head.op != o.op) continue;
+            here = s.to_take = i + 1;
+        }
+        if (here > 0) epw_stream_took(&s, here);
+        return here > 0;
     }
 
     // Returns whether something has moved.

@@ -233,6 +233,8 @@ template <typename T> struct AnswerMover {
                 mask = head.token;
                 row = slot + l.answer_head;
                 value = __uint_as_float(read_once(slot + sizeof head + laneid * 4));
+            } else if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
+                end_rows(o, e.rank, e.number);
             } else {
                 refuse_row(o, EPW_PHASE_COMBINE_RECEIVE, e.rank);
             }

@@ -246,7 +246,12 @@ template <typename T> struct RowMover {
             put_scales(places, {payload + a.format.payload_bytes, a.format.scale_bytes}, 0, a.format.scale_count);
             put_indices(places, source, t, slot + sizeof(epw_row_head) + l.topk * (sizeof(epw_entry) + 4));
         } else if (laneid == 0) {
-            refuse_row(o, EPW_PHASE_DISPATCH_RECEIVE, source);
+            const epw_row_head head = read_head(slot);
+            if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
+                end_rows(o, source, row);
+            } else {
+                refuse_row(o, EPW_PHASE_DISPATCH_RECEIVE, source);
+            }
         }
         __syncwarp(); // all lanes have read the slot
         if (laneid == 0) mark(o, a.call.lane.taken, source, number);

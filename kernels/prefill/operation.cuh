@@ -138,6 +138,11 @@ __device__ __noinline__ inline void refuse_row(const Prefill &o, uint32_t phase,
     record_loss(o, phase, EPW_CAUSE_FORMAT, peer, 0, 0, 0, 1);
 }
 
+// The same of the word that the peer has given the operation up, in place of row `row`: its attendant sees to it.
+__device__ __forceinline__ void end_rows(const Prefill &o, uint32_t peer, uint32_t row) {
+    ptx::store_release_gpu(&o.state->peers[peer].ended, row + 1);
+}
+
 // ---- slots ----
 
 __device__ __forceinline__ uint64_t slot_offset(const Prefill &o, uint32_t source, uint64_t number) {
@@ -277,6 +282,10 @@ __device__ __noinline__ inline void fill_record(const Prefill &o, epw_error_reco
 __device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
     epw_prefill_gpu_report *to = o.call->report;
     const epw_prefill_gpu_state *s = o.state;
+    if (o.call->gives_up) {
+        tell_host(o.call->lane.faulted);
+        return;
+    }
     if (!degraded || !o.does(EPW_PREFILL_RECEIVES)) return;
     to->degraded = 1;
     to->missing = s->missing;
@@ -336,7 +345,7 @@ __device__ __noinline__ inline void close(Prefill &o) {
     for (uint32_t peer = 0; peer < o.ranks; peer++) {
         epw_prefill_gpu_peer &p = s->peers[peer];
         p.send = p.take = {};
-        p.gone = p.refused = 0;
+        p.gone = p.refused = p.ended = 0;
     }
     s->met = s->out = 0;
     s->placed = s->finished = s->sums = s->bad_ids = 0;

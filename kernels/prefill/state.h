@@ -32,6 +32,7 @@ typedef struct epw_prefill_gpu_peer {
     epw_prefill_line send, take;
     uint32_t gone;    /* nothing more comes from it in this operation; follows the last change of `take` */
     uint32_t refused; /* a mover has found a row that is none */
+    uint32_t ended;   /* > 0: a mover has found that row `ended - 1` is the word that none follows */
     uint32_t in_rows; /* rows behind its opening */
 } epw_prefill_gpu_peer;
 
@@ -109,6 +110,7 @@ typedef struct epw_prefill_gpu_call {
     uint64_t ticket; /* running number of the call */
     uint64_t deadline_ns;
     uint32_t kind, parts, hash, dtype;
+    uint32_t gives_up; /* 1: the rest of the operation is nobody's: peers are told, and what they send is discarded */
 } epw_prefill_gpu_call;
 
 typedef struct epw_prefill_dispatch_args {

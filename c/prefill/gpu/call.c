@@ -231,7 +231,8 @@ epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_w
 /* ---- dispatch ---- */
 
 /* Enqueues some parts of the dispatch that the routing's memory describes. Locked. */
-static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, const epw_prefill_output *out) {
+static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, bool gives_up,
+                                   const epw_prefill_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
     epw_status status = out != NULL ? check_output(e->where, out) : EPW_OK;
     if (status == EPW_OK) status = enqueue_begin(e, m->in.deadline_ns);
@@ -244,6 +245,7 @@ static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, const epw_prefi
     args.in.x_stride = epw_input_stride(&e->p->config.ep, &m->in, &m->format);
     if (out != NULL) args.out = *out;
     if (args.out.alignment == 0) args.out.alignment = 1;
+    args.call.gives_up = gives_up;
     args.call.ticket = next_ticket(e);
     int error = epw_prefill_gpu_run_dispatch(&args, e->p->gpu->blocks, e->stream);
     return enqueue_end(e, error, args.call.ticket);
@@ -273,7 +275,7 @@ epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_pr
     m->format = *call->format;
     m->again = call->again;
     m->hash = call->format->hash;
-    status = enqueue_dispatch(&e, parts & ~rest, call->out);
+    status = enqueue_dispatch(&e, parts & ~rest, false, call->out);
     if (status == EPW_OK) {
         m->counted = call->out != NULL || call->counts || call->again;
         r->epoch = epw_word_epoch(p->lanes[call->lane].own_word);
@@ -298,7 +300,7 @@ epw_status epw_prefill_gpu_receive(epw_prefill *p, epw_routing *r, const epw_pre
     epw_status status = check_call(epw_prefill_where(p, "receive"), out->nonblocking, outcome);
     if (status == EPW_OK) status = take_lane(p, r, r->lane, &kind, "receive", out->stream, &e);
     if (status != EPW_OK) return status;
-    status = enqueue_dispatch(&e, r->gpu->parts, out);
+    status = enqueue_dispatch(&e, r->gpu->parts, false, out);
     if (status == EPW_OK) {
         r->gpu->counted = true;
         set_output(r, out);
@@ -347,7 +349,7 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
 
 /* ---- combine ---- */
 
-static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t parts,
+static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t parts, bool gives_up,
                                   const epw_prefill_combine_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
     epw_status status = out != NULL ? check_sums(e->where, out) : EPW_OK;
@@ -362,6 +364,7 @@ static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t p
                                      .capacity = r->capacity,
                                      .in = m->combine};
     if (out != NULL) args.out = *out;
+    args.call.gives_up = gives_up;
     args.call.ticket = next_ticket(e);
     int error = epw_prefill_gpu_run_combine(&args, e->p->gpu->blocks, e->stream);
     return enqueue_end(e, error, args.call.ticket);
@@ -380,7 +383,7 @@ epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_pre
     uint32_t rest = out != NULL ? 0 : EPW_PREFILL_COUNTS | EPW_PREFILL_RECEIVES;
     r->gpu->combine = *in;
     r->gpu->hash = hash;
-    status = enqueue_combine(&e, r, parts & ~rest, out);
+    status = enqueue_combine(&e, r, parts & ~rest, false, out);
     if (status == EPW_OK) note(&e, r, EPW_KIND_COMBINE, rest);
     leave_lane(&e);
     return status;
@@ -393,7 +396,7 @@ epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_pre
     epw_status status = check_call(epw_prefill_where(p, "collect"), out->nonblocking, outcome);
     if (status == EPW_OK) status = take_lane(p, r, r->lane, &kind, "collect", out->stream, &e);
     if (status != EPW_OK) return status;
-    status = enqueue_combine(&e, r, r->gpu->parts, out);
+    status = enqueue_combine(&e, r, r->gpu->parts, false, out);
     if (status == EPW_OK) note(&e, r, kind, 0);
     leave_lane(&e);
     return status;
@@ -429,11 +432,25 @@ epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t index, uint64_t timeou
     return status == EPW_PENDING ? EPW_OK : status;
 }
 
-/* What is enqueued runs. Of half an operation the other one is due all the same: peers wait for it. */
+/* What is enqueued runs. Of half an operation the other one is a kernel that tells peers so, and discards
+ * what they send; it touches no memory but the routing's, which is kept until it has ended. Of a captured
+ * half there is nothing to end. */
 epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r) {
     if (!r->busy) return EPW_OK;
-    return epw_fail(EPW_ERR_STATE, epw_prefill_where(p, "cancel"),
-                    "half an operation cannot be given up on a GPU in this version: call the other half");
+    epw_prefill_gpu_place *lane = &p->gpu->lanes[r->lane];
+    uint32_t kind = lane->kind;
+    enqueuing e;
+    epw_status status = take_lane(p, r, r->lane, &kind, "cancel", p->gpu->stream, &e);
+    if (status != EPW_OK) return status;
+    if (r->gpu->ticket != 0)
+        status = kind == EPW_KIND_DISPATCH ? enqueue_dispatch(&e, r->gpu->parts, true, NULL)
+                                           : enqueue_combine(&e, r, r->gpu->parts, true, NULL);
+    if (status == EPW_OK) {
+        note(&e, r, kind, 0);
+        r->made = kind == EPW_KIND_COMBINE;
+    }
+    leave_lane(&e);
+    return status;
 }
 #else
 static epw_status none(const char *op) {

@@ -233,6 +233,7 @@ epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where) {
     epw_status status = epw_cuda_open(p->config.ep.device, where);
     if (status == EPW_OK) status = take_sms(p, where);
     if (status == EPW_OK) status = make_ready(p, where);
+    if (status == EPW_OK) status = epw_cuda_stream_create(p->config.ep.device, where, &g->stream);
     return status == EPW_OK ? make_memory(p, where) : status;
 }
 
@@ -271,6 +272,7 @@ void epw_prefill_gpu_close(epw_prefill *p) {
     }
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
     epw_peers_close_gpu(&p->peers);
+    if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
     epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
     pthread_mutex_destroy(&g->lock);

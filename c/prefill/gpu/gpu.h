@@ -90,6 +90,7 @@ struct epw_prefill_gpu {
     epw_gpu_shared *shared;
     epw_prefill_pinned *pinned;
     epw_prefill_gpu_place lanes[EPW_MAX_LANES];
+    void *stream;                             /* of kernels that give halves up */
     uint64_t tickets;                         /* given to calls so far */
     struct epw_prefill_gpu_memory *abandoned; /* of routings that are gone, and that kernels may still use */
     pthread_mutex_t lock;                     /* of the last two */
@@ -102,7 +103,7 @@ struct epw_prefill_gpu_memory {
     epw_prefill_gpu_report *report, *report_at; /* pinned, and as the GPU addresses it */
     uint32_t *told;                             /* pinned */
     cudaEvent_t event;                          /* behind its last eager call */
-    uint64_t ticket;                            /* of that; 0: none */
+    uint64_t ticket;                            /* of that; 0: none, or the last one was captured */
     bool counted;                               /* a call has told the counts */
     /* Of the half that is due. */
     uint32_t parts, hash;
