@@ -41,7 +41,7 @@ fn check_host(config: &sys::epw_prefill_config) -> Result<()> {
         return Ok(());
     }
     let text = format!("device is {}, must be the host: in Rust prefill is not on GPUs yet", config.ep.device);
-    Err(Error::Invalid(Failure::new("plan", None, text)))
+    Err(Error::Invalid(Failure::new("plan", 0, text)))
 }
 
 /// The sizes of any rank's buffer: errors name none.

@@ -192,6 +192,13 @@ static bool by_expert(uint32_t layout) {
     return layout == EPW_PACKED || layout == EPW_EXPERT_MAJOR;
 }
 
+static size_t payload_bytes(const plan *p) {
+    const epw_config *c = &p->config.ep;
+    return p->payload == EPW_PAYLOAD_OPAQUE ? p->opaque_row
+           : p->payload == EPW_PAYLOAD_SAME ? c->hidden * 2
+                                            : c->hidden;
+}
+
 static rank choose_rank(const plan *p, const rank_links *links) {
     uint64_t s = p->seed * 1013 + links->rank;
     rank me = {.p = p, .links = links, .rank = links->rank};
@@ -257,7 +264,7 @@ static void make_outputs(rank *me) {
     uint64_t s = p->seed * 31 + me->rank;
     uint32_t local = c->experts / c->ranks, ranks = c->ranks;
     size_t places = me->capacity * (me->layout == EPW_EXPERT_MAJOR ? local : 1), n = me->tokens;
-    size_t row = p->payload == EPW_PAYLOAD_OPAQUE ? p->opaque_row : c->hidden * 2;
+    size_t row = payload_bytes(p);
     size_t scales =
         p->payload == EPW_PAYLOAD_OPAQUE ? p->scale_count * p->scale_bytes : c->hidden / 128 * 4 + 16;
     size_t lists = me->layout == EPW_EXPERT_MAJOR ? local : 1;
@@ -313,7 +320,7 @@ static void free_arrays(rank *me) {
 /* Rows of a lost source may be there or not: takes the host's, where the place is nobody's. */
 static void forget_unclaimed(const rank *me, int a, unsigned char *got) {
     const int32_t *sources = (const int32_t *)me->host[ROW_SOURCE];
-    size_t places = me->bytes[ROW_SOURCE] / 4, row = places > 0 ? me->bytes[ROWS] / places : 0;
+    size_t places = me->bytes[ROW_SOURCE] / 4, row = payload_bytes(me->p);
     if (me->p->trouble == NO_TROUBLE) return;
     if (a == SCALES || a == OUT_BAND) memcpy(got, me->host[a], me->bytes[a]);
     for (size_t i = 0; a == ROWS && i < places; i++)
@@ -581,6 +588,7 @@ static void run_dispatch(rank *me, const sides *s, uint32_t round) {
 
 static void run_combine(rank *me, const sides *s, uint32_t round) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
+    ranks_meet(me->links); /* one that did not miss the lost rank is early */
     combine_on_host(me, s->host, s->on_host, &outcome);
     ranks_meet(me->links);
     combine_on_gpu(me, s->gpu, s->on_gpu, s->stream);
@@ -642,18 +650,18 @@ static void run_trouble(rank *me, const sides *s) {
         run_dispatch(me, s, 0);
     }
     if (bad && in_combine) {
+        ranks_meet(me->links);
         combine_badly(me, s->host, s->on_host, me->host, NULL);
         ranks_meet(me->links);
         combine_badly(me, s->gpu, s->on_gpu, me->device, s->stream);
     } else if (bad && lost) {
-        ranks_meet(me->links);
+        for (int i = 0; i < 2; i++) ranks_meet(me->links); /* as the others combine */
     } else if (in_combine || lost) {
         run_combine(me, s, 0);
     }
     ranks_meet(me->links); /* nobody that still waits is left behind */
     if (bad && lost) {
-        ranks_meet(me->links);
-        ranks_meet(me->links);
+        for (int i = 0; i < 3; i++) ranks_meet(me->links); /* and as they go on */
         return;
     }
     if (lost) go_on_without(me, s);
