@@ -3,6 +3,8 @@
  * again. Each case is of one seed and runs first by host threads, then by kernels. Ranks are threads of this
  * process.
  *
+ * Then a rank is held up, which must hold up nobody else.
+ *
  * `--ranks N`: of each case, else 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`: seeds. Exit code
  * 77, with the reason, if there is no GPU. */
 #include "ranks.h"
@@ -697,6 +699,82 @@ static int run_rank(const rank_links *links) {
     return 0;
 }
 
+/* ---- a rank that takes nothing for a while ---- */
+
+enum { HELD_RANKS = 3, HELD_TOKENS = 40, HELD_ROWS = HELD_RANKS * HELD_TOKENS };
+
+/* Each token goes to every rank. The last one has told its counts, and takes no rows: all of those between
+ * the others come, through rings of two slots. */
+static void run_beside_held(const rank_links *links, epw_prefill *prefill, epw_routing *routing,
+                            cudaStream_t stream) {
+    unsigned char *arrays = NULL;
+    enum { ROW = 128, IDS_AT = HELD_TOKENS * ROW, ROWS_AT = IDS_AT + HELD_TOKENS * HELD_RANKS * 4 };
+    enum { SOURCES_AT = ROWS_AT + HELD_ROWS * ROW, ALL = SOURCES_AT + HELD_ROWS * 4 };
+    bool held = links->rank == HELD_RANKS - 1;
+    int32_t ids[HELD_TOKENS * HELD_RANKS], sources[HELD_ROWS];
+    cudaStream_t beside;
+    for (int i = 0; i < HELD_TOKENS * HELD_RANKS; i++) ids[i] = i % HELD_RANKS;
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
+    REQUIRE_CUDA(cudaMalloc((void **)&arrays, ALL));
+    REQUIRE_CUDA(cudaMemset(arrays, UNTOUCHED, ALL));
+    REQUIRE_CUDA(cudaMemcpy(arrays + IDS_AT, ids, sizeof ids, cudaMemcpyHostToDevice));
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    in.tokens = HELD_TOKENS;
+    in.x = arrays;
+    in.topk_idx = arrays + IDS_AT;
+    in.topk = HELD_RANKS;
+    in.lane = 0;
+    in.stream = out.stream = stream;
+    out.layout = EPW_DENSE;
+    out.alignment = 0;
+    out.capacity = HELD_ROWS;
+    out.rows = arrays + ROWS_AT;
+    out.row_source = (int32_t *)(void *)(arrays + SOURCES_AT);
+    ranks_meet(links);
+    REQUIRE_OK(epw_prefill_dispatch(prefill, routing, &in, EPW_ROUTE_NEW, EPW_HALF_COUNTS, held ? NULL : &out,
+                                    NULL));
+    uint64_t began = now_ns();
+    for (uint32_t come = 0; !held && come < 2 * HELD_TOKENS && now_ns() - began < 20000 * MS;) {
+        REQUIRE_CUDA(
+            cudaMemcpyAsync(sources, out.row_source, sizeof sources, cudaMemcpyDeviceToHost, beside));
+        await_stream(beside, 120000 * MS, "a copy");
+        come = 0;
+        for (int i = 0; i < HELD_ROWS; i++) come += sources[i] == 0 || sources[i] == 1;
+        CHECK_MSG(come == 2 * HELD_TOKENS || now_ns() - began < 19000 * MS, "rank %u: %u of %d rows",
+                  links->rank, come, 2 * HELD_TOKENS);
+    }
+    ranks_meet(links);
+    if (held) REQUIRE_OK(epw_prefill_receive(prefill, routing, &out, NULL));
+    await_stream(stream, 120000 * MS, "a dispatch");
+    REQUIRE_CUDA(cudaMemcpy(sources, out.row_source, sizeof sources, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < HELD_ROWS; i++) CHECK(sources[i] == i / HELD_TOKENS);
+    REQUIRE_CUDA(cudaFree(arrays));
+    REQUIRE_CUDA(cudaStreamDestroy(beside));
+}
+
+static int run_held(const rank_links *links) {
+    plan p = {.config = EPW_PREFILL_CONFIG_INIT};
+    epw_config *c = &p.config.ep;
+    epw_routing *routing = NULL;
+    cudaStream_t stream;
+    c->ranks = c->experts = c->topk = HELD_RANKS;
+    c->max_tokens = HELD_TOKENS;
+    c->hidden = 64;
+    c->deadline_ns = 60000 * MS;
+    p.config.ring_tokens = 2;
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    epw_prefill *prefill = make(&p, links, ranks_gpu(links));
+    REQUIRE_OK(epw_routing_create(prefill, &routing));
+    run_beside_held(links, prefill, routing, stream);
+    epw_routing_free(routing);
+    ranks_meet(links);
+    epw_prefill_destroy(prefill);
+    REQUIRE_CUDA(cudaStreamDestroy(stream));
+    return 0;
+}
+
 static const ranks_option named[] = {
     {"--ranks", .number = &options.ranks},
     {"--first", .number = &options.first},
@@ -718,6 +796,7 @@ int main(int argc, char **argv) {
     for (; options.first < end; options.first++)
         ranks_run(run_rank, options.ranks != 0 ? options.ranks : 1 + options.first % RANKS_MOST, gpus, 0,
                   argv);
+    if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
     uint64_t failed = atomic_load(&checks_failed);
     printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,
            (unsigned long long)atomic_load(&checks_made), (unsigned long long)failed);
