@@ -20,11 +20,7 @@
 
 namespace epw {
 
-#ifdef EPW_PREFILL_MOVERS // fewer, where threads are emulated
-constexpr uint32_t kMovers = EPW_PREFILL_MOVERS;
-#else
 constexpr uint32_t kMovers = 12;
-#endif
 constexpr uint32_t kRegistrar = kMovers, kFirstAttendant = (kMovers + 1) * 32; // a warp; a thread
 constexpr uint32_t kMostPrefillThreads = kFirstAttendant + EPW_GPU_PEERS;
 

@@ -3,7 +3,7 @@
  * again. Each case is of one seed and runs first by host threads, then by kernels. Ranks are threads of this
  * process.
  *
- * Then a rank is held up, which must hold up nobody else.
+ * Then a rank is held up, which must hold up nobody else, and two lanes are used at the same time.
  *
  * `--ranks N`: of each case, else 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`: seeds. Exit code
  * 77, with the reason, if there is no GPU. */
@@ -55,7 +55,9 @@ typedef struct plan {
     uint32_t payload, opaque_row, scale_count, scale_bytes, mode, width, topk, rounds;
     how how;
     trouble trouble;
-    bool sideband, values, combine_weights, weighted, wild;
+    uint32_t idx_type;
+    bool sideband, values, combine_weights, wild;
+    bool bad_ids; /* on the GPU some of the ids that are none are no ids at all */
 } plan;
 
 static plan choose_plan(uint64_t seed, uint32_t ranks) {
@@ -91,12 +93,13 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     uint32_t answers = c->topk < local ? c->topk : local;
     p.mode =
         below(&s, 3) == 0 && p.config.ring_tokens >= answers ? EPW_COMBINE_ORDERED : EPW_COMBINE_RANK_REDUCED;
-    p.weighted = true;
     p.values = below(&s, 2);
     p.combine_weights = below(&s, 3) == 0;
     p.wild = below(&s, 4) == 0;
     p.width = below(&s, 3) == 0 ? 8 * (1 + below(&s, c->hidden / 8)) : c->hidden;
     p.rounds = 1 + below(&s, 2);
+    p.idx_type = below(&s, EPW_I64 + 1);
+    p.bad_ids = below(&s, 6) == 0;
     if (ranks == 1 || seed % 4 != 3) return p;
     p.trouble = 1 + below(&s, TROUBLES - 1);
     p.how = WHOLE;
@@ -186,6 +189,7 @@ typedef struct rank {
     const rank_links *links;
     uint32_t rank, tokens, layout, alignment, scale_order, zero_padding, bias_count;
     uint64_t capacity;
+    bool spoilt; /* the GPU's ids */
     size_t bytes[ARRAYS];
     unsigned char *host[ARRAYS], *device[ARRAYS];
 } rank;
@@ -234,6 +238,30 @@ static void fill_floats(uint64_t *s, float *at, size_t count) {
     for (size_t i = 0; i < count; i++) at[i] = ((float)below(s, 8191) - 4095.0f) / 2048.0f;
 }
 
+static size_t id_bytes(const plan *p) {
+    return p->idx_type == EPW_I64 ? 8 : 4;
+}
+
+static void put_ids(const plan *p, const int64_t *ids, size_t count, unsigned char *to) {
+    for (size_t i = 0; i < count; i++) memcpy(to + i * id_bytes(p), &ids[i], id_bytes(p)); /* little-endian */
+}
+
+/* Of ids that are none each second is out of range, or repeats the one before. True if there is one. */
+static bool spoil_ids(const rank *me, unsigned char *ids) {
+    const plan *p = me->p;
+    size_t bytes = id_bytes(p), none = 0, bad = 0;
+    for (size_t i = 0; p->bad_ids && i < (size_t)me->tokens * p->topk; i++) {
+        int64_t id = -1, before = -1,
+                worse = none % 4 < 2 ? p->config.ep.experts + (int64_t)none : 0x7ffffff0;
+        if (memcmp(ids + i * bytes, &id, bytes) != 0 || none++ % 2 == 0) continue;
+        if (i % p->topk > 0) memcpy(&before, ids + (i - 1) * bytes, bytes);
+        bool repeats = none % 3 == 0 && before >= 0 && before < p->config.ep.experts;
+        memcpy(ids + i * bytes, repeats ? &before : &worse, bytes);
+        bad++;
+    }
+    return bad > 0;
+}
+
 static void make_inputs(rank *me) {
     const plan *p = me->p;
     const epw_config *c = &p->config.ep;
@@ -243,14 +271,16 @@ static void make_inputs(rank *me) {
     fill_16(&s, take(me, X, n * row), n * row / 2, p->wild);
     fill_floats(&s, take(me, WEIGHTS, entries * 4), entries);
     fill_floats(&s, take(me, AGAIN_WEIGHTS, entries * 4), entries);
-    int32_t *ids = take(me, IDS, entries * 4);
+    int64_t *ids = calloc(entries + 1, sizeof *ids);
     bool lopsided = below(&s, 4) == 0;
     for (size_t i = 0; i < entries; i++) {
-        ids[i] = (int32_t)below(&s, lopsided ? (c->experts + 1) / 2 : c->experts);
+        ids[i] = below(&s, lopsided ? (c->experts + 1) / 2 : c->experts);
         for (size_t k = i / p->topk * p->topk; k < i; k++)
             if (ids[k] == ids[i]) ids[i] = -1;
         if (below(&s, 9) == 0) ids[i] = -1;
     }
+    put_ids(p, ids, entries, take(me, IDS, entries * id_bytes(p)));
+    free(ids);
     uint8_t *band = take(me, BAND, n * c->sideband_bytes);
     for (size_t i = 0; i < n * c->sideband_bytes; i++) band[i] = (uint8_t)next_random(&s);
     /* By columns, with a gap. */
@@ -295,8 +325,12 @@ static void make_outputs(rank *me) {
 
 static void copy_array(rank *me, int a) {
     REQUIRE_CUDA(cudaMalloc((void **)&me->device[a], me->bytes[a] + 16));
-    if (a < OUTPUTS)
-        REQUIRE_CUDA(cudaMemcpy(me->device[a], me->host[a], me->bytes[a], cudaMemcpyHostToDevice));
+    if (a >= OUTPUTS) return;
+    unsigned char *from = malloc(me->bytes[a] + 1);
+    memcpy(from, me->host[a], me->bytes[a]);
+    if (a == IDS) me->spoilt = spoil_ids(me, from);
+    REQUIRE_CUDA(cudaMemcpy(me->device[a], from, me->bytes[a], cudaMemcpyHostToDevice));
+    free(from);
 }
 
 /* What needs no capacity. */
@@ -354,6 +388,7 @@ static epw_dispatch_input input_of(const rank *me, unsigned char *const at[ARRAY
     in.tokens = me->tokens;
     in.x = at[X];
     in.topk_idx = at[IDS];
+    in.idx_type = p->idx_type;
     in.topk = p->topk;
     in.topk_weights = (const float *)at[round > 0 ? AGAIN_WEIGHTS : WEIGHTS];
     in.payload = p->payload;
@@ -528,8 +563,8 @@ static void combine_on_gpu(rank *me, epw_prefill *prefill, epw_routing *routing,
     REQUIRE_OK(status);
 }
 
-static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *routing,
-                          const epw_outcome *host) {
+static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *routing, epw_outcome *host,
+                          bool counts_ids) {
     epw_outcome gpu = EPW_OUTCOME_INIT;
     epw_status status = EPW_PENDING;
     while (status == EPW_PENDING) {
@@ -537,6 +572,12 @@ static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *rou
         status = epw_prefill_poll(prefill, routing, &gpu);
     }
     REQUIRE_OK(status);
+    /* The host refuses such ids, and was given none. */
+    bool told = host->record.cause != EPW_CAUSE_NONE && host->record.cause != EPW_CAUSE_OVERFLOW;
+    if (counts_ids && me->spoilt && !told) {
+        host->degraded = 1;
+        host->record.cause = EPW_CAUSE_ROUTING;
+    }
     bool same = gpu.degraded == host->degraded && gpu.record.cause == host->record.cause &&
                 (host->record.cause != EPW_CAUSE_OVERFLOW ||
                  (gpu.record.expected == host->record.expected && gpu.record.seen == host->record.seen)) &&
@@ -583,7 +624,7 @@ static void run_dispatch(rank *me, const sides *s, uint32_t round) {
     clear_device(me);
     ranks_meet(me->links);
     dispatch_on_gpu(me, s->gpu, s->on_gpu, round, s->stream);
-    check_outcome(me, s->gpu, s->on_gpu, &outcome);
+    check_outcome(me, s->gpu, s->on_gpu, &outcome, round == 0);
     await_stream(s->stream, 120000 * MS, "a dispatch");
     compare(me, round > 0 ? "again" : "dispatched", ROWS, SUMS);
 }
@@ -594,7 +635,7 @@ static void run_combine(rank *me, const sides *s, uint32_t round) {
     combine_on_host(me, s->host, s->on_host, &outcome);
     ranks_meet(me->links);
     combine_on_gpu(me, s->gpu, s->on_gpu, s->stream);
-    check_outcome(me, s->gpu, s->on_gpu, &outcome);
+    check_outcome(me, s->gpu, s->on_gpu, &outcome, false);
     await_stream(s->stream, 120000 * MS, "a combine");
     compare(me, round > 0 ? "combined again" : "combined", SUMS, ARRAYS);
 }
@@ -753,6 +794,50 @@ static void run_beside_held(const rank_links *links, epw_prefill *prefill, epw_r
     REQUIRE_CUDA(cudaStreamDestroy(beside));
 }
 
+/* Two operations in flight, one on each lane and stream, which half of the ranks call in the other order. */
+static void run_lanes(const rank_links *links, epw_prefill *prefill) {
+    enum { ROW = 128, IDS_AT = HELD_TOKENS * ROW, ROWS_AT = IDS_AT + HELD_TOKENS * HELD_RANKS * 4 };
+    enum { SOURCES_AT = ROWS_AT + HELD_ROWS * ROW, ALL = SOURCES_AT + HELD_ROWS * 4 };
+    int32_t ids[HELD_TOKENS * HELD_RANKS], sources[HELD_ROWS];
+    unsigned char *arrays[2] = {NULL};
+    epw_routing *routings[2] = {NULL};
+    cudaStream_t streams[2];
+    for (int i = 0; i < HELD_TOKENS * HELD_RANKS; i++) ids[i] = i % HELD_RANKS;
+    for (int i = 0; i < 2; i++) {
+        REQUIRE_OK(epw_routing_create(prefill, &routings[i]));
+        REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+        REQUIRE_CUDA(cudaMalloc((void **)&arrays[i], ALL));
+        REQUIRE_CUDA(cudaMemset(arrays[i], UNTOUCHED, ALL));
+        REQUIRE_CUDA(cudaMemcpy(arrays[i] + IDS_AT, ids, sizeof ids, cudaMemcpyHostToDevice));
+    }
+    ranks_meet(links);
+    for (uint32_t turn = 0; turn < 8; turn++) {
+        uint32_t i = (turn + links->rank) % 2;
+        epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+        epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+        in.tokens = HELD_TOKENS;
+        in.x = arrays[i];
+        in.topk_idx = arrays[i] + IDS_AT;
+        in.topk = HELD_RANKS;
+        in.lane = (int32_t)i;
+        in.stream = streams[i];
+        out.layout = EPW_DENSE;
+        out.alignment = 0;
+        out.capacity = HELD_ROWS;
+        out.rows = arrays[i] + ROWS_AT;
+        out.row_source = (int32_t *)(void *)(arrays[i] + SOURCES_AT);
+        REQUIRE_OK(epw_prefill_dispatch(prefill, routings[i], &in, EPW_ROUTE_NEW, 0, &out, NULL));
+    }
+    for (int i = 0; i < 2; i++) {
+        await_stream(streams[i], 120000 * MS, "a lane");
+        REQUIRE_CUDA(cudaMemcpy(sources, arrays[i] + SOURCES_AT, sizeof sources, cudaMemcpyDeviceToHost));
+        for (int k = 0; k < HELD_ROWS; k++) CHECK(sources[k] == k / HELD_TOKENS);
+        epw_routing_free(routings[i]);
+        REQUIRE_CUDA(cudaFree(arrays[i]));
+        REQUIRE_CUDA(cudaStreamDestroy(streams[i]));
+    }
+}
+
 static int run_held(const rank_links *links) {
     plan p = {.config = EPW_PREFILL_CONFIG_INIT};
     epw_config *c = &p.config.ep;
@@ -768,6 +853,7 @@ static int run_held(const rank_links *links) {
     epw_prefill *prefill = make(&p, links, ranks_gpu(links));
     REQUIRE_OK(epw_routing_create(prefill, &routing));
     run_beside_held(links, prefill, routing, stream);
+    run_lanes(links, prefill);
     epw_routing_free(routing);
     ranks_meet(links);
     epw_prefill_destroy(prefill);
