@@ -242,6 +242,8 @@ mod c {
         "c/peer/rules.h",
         "c/ep/layout.h",
         "c/ep/report.h",
+        "c/prefill/layout.h",
+        "c/prefill/rules.h",
         "c/include/epwire.h",
     ];
 
@@ -313,7 +315,7 @@ mod c {
             // What kernels are given is declared beside them: for the floor what is the floor's.
             (false, true) => match folder(from) {
                 "peer" => folder(to) != "peer",
-                from => from != "ep" && from != "coll",
+                from => !["ep", "coll", "prefill"].contains(&from),
             },
             _ => {
                 let layers = if kernel { KERNELS } else { C };

@@ -20,8 +20,8 @@ struct Attendant {
     bool heard;                   // its opening has been read
     bool passed;                  // and is out of the ring
     bool discards;                // what it sends is taken out of the ring, and no more
-    bool shortened; // the peer has given the operation up
-    bool nonsense;  // of a word
+    bool shortened;               // the peer has given the operation up
+    bool nonsense;                // of a word
 
     __device__ __forceinline__ Attendant(Prefill &o, uint32_t peer, uint32_t rows, uint32_t expected, uint32_t again)
         : o(o), peer(peer), call(*o.call), p(o.state->peers[peer]), rows(rows), in_rows(0), expected(expected), again(again),
@@ -60,13 +60,11 @@ struct Attendant {
 
     // Each load is an acquire: of the messages that POSTED counts, and of the peer's reads of those that TAKEN counts.
     __device__ __forceinline__ void look_at_words() {
-        const uint64_t *words = words_from(o, peer);
         epw_heard heard_posted = EPW_HEARD_NOTHING, heard_taken = EPW_HEARD_NOTHING;
-        if (s.takes)
-            heard_posted = epw_ring_hear_posted(&s.ring, slots(), ptx::load_acquire_sys(&words[posted_word()]), o.own_word);
-        if (s.to_write > 0) heard_taken = epw_ring_hear_taken(&s.ring, ptx::load_acquire_sys(&words[taken_word()]), o.own_word);
+        if (s.takes) heard_posted = epw_ring_hear_posted(&s.ring, slots(), word_from(o, peer, posted_word()), o.own_word);
+        if (s.to_write > 0) heard_taken = epw_ring_hear_taken(&s.ring, word_from(o, peer, taken_word()), o.own_word);
         nonsense |= heard_posted == EPW_HEARD_NONSENSE || heard_taken == EPW_HEARD_NONSENSE;
-        if (!s.writes && s.to_write > 0) s.writes = ptx::load_acquire_sys(&words[EPW_WORD_EPOCH]) == o.own_word;
+        if (!s.writes && s.to_write > 0) s.writes = word_from(o, peer, EPW_WORD_EPOCH) == o.own_word;
     }
 
     // What comes is none of this rank's operation.

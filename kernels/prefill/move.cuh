@@ -52,7 +52,7 @@ template <typename T> struct RowMover {
         tile.template quantise<T>(x + uint64_t(at) * 2, bytes, a.in.payload);
         // So that a peer does not see what was there before.
         const uint32_t made = scales_in(bytes) * a.format.scale_bytes;
-        if (made + laneid < align_16(made)) tile.scales[made + laneid] = 0;
+        if (made + laneid < whole_units(made)) tile.scales[made + laneid] = 0;
         tile.wrote();
     }
 
@@ -81,7 +81,7 @@ template <typename T> struct RowMover {
     __device__ __forceinline__ void send_given_scales(uint32_t t, unsigned char *to) {
         const ScalesAt from = given_scales(t);
         const uint32_t bytes = a.format.scale_count * a.format.scale_bytes, each = a.format.scale_bytes;
-        for (uint32_t i = laneid; i < align_16(bytes); i += 32)
+        for (uint32_t i = laneid; i < whole_units(bytes); i += 32)
             to[i] = i < bytes ? from.at[i / each * from.stride + i % each] : 0;
     }
 
@@ -103,7 +103,7 @@ template <typename T> struct RowMover {
             ptx::bulk_store(payload + at, tile.piece, bytes);
             if (scales > 0) {
                 const uint32_t before = at / EPW_FP8_BLOCK * a.format.scale_bytes;
-                ptx::bulk_store(payload + a.format.payload_bytes + before, tile.scales, align_16(scales));
+                ptx::bulk_store(payload + a.format.payload_bytes + before, tile.scales, whole_units(scales));
             }
             ptx::bulk_commit();
         }

@@ -153,9 +153,6 @@ __device__ __forceinline__ const unsigned char *slot_here(const Prefill &o, uint
     return o.own + slot_offset(o, peer, number);
 }
 
-__device__ __forceinline__ uint32_t read_once(const void *word) {
-    return ptx::load_relaxed_sys(static_cast<const uint32_t *>(word));
-}
 __device__ __forceinline__ epw_row_head read_head(const unsigned char *slot) {
     return {read_once(slot), read_once(slot + 4), read_once(slot + 8), read_once(slot + 12)};
 }
@@ -286,8 +283,7 @@ __device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
     to->degraded = 1;
     to->missing = s->missing;
     to->record = s->record;
-    ptx::fence_sys();
-    ptx::store_relaxed_sys(&to->ticket, o.call->ticket);
+    to->ticket = o.call->ticket;
     tell_host(o.call->lane.faulted);
 }
 

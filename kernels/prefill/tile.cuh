@@ -1,12 +1,14 @@
 // A mover's tile: a row passes through it in pieces, loaded and stored by bulk copies, or quantised on the way.
 #pragma once
 
-#include "kernels/ep/quantise.cuh"
-#include "kernels/ep/tile.cuh"
+#include "kernels/numerics/number.cuh"
 #include "kernels/prefill/operation.cuh"
 #include "kernels/ptx/bulk.cuh"
 
 namespace epw {
+
+// Bulk copies move whole units of 16 bytes.
+__host__ __device__ __forceinline__ uint32_t whole_units(uint32_t bytes) { return (bytes + 15) & ~15u; }
 
 // [head][piece][scales of the piece]. The head is that of a dispatched row, or of an answer.
 constexpr uint32_t kRowPiece = 8192; // bytes of a payload; the scales of one fill whole 16-byte units
