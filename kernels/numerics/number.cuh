@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/ptx/number.cuh"
+
 #include "epwire.h"
 
 #include <cuda_fp8.h>

@@ -740,124 +740,112 @@ static int run_rank(const rank_links *links) {
     return 0;
 }
 
-/* ---- a rank that takes nothing for a while ---- */
+/* ---- operations of which each token goes to every rank ---- */
 
 enum { HELD_RANKS = 3, HELD_TOKENS = 40, HELD_ROWS = HELD_RANKS * HELD_TOKENS };
 
-/* Each token goes to every rank. The last one has told its counts, and takes no rows: all of those between
- * the others come, through rings of two slots. */
-static void run_beside_held(const rank_links *links, epw_prefill *prefill, epw_routing *routing,
-                            cudaStream_t stream) {
-    unsigned char *arrays = NULL;
+/* One of them: its arrays in one block of memory. */
+typedef struct exchange {
+    epw_routing *routing;
+    cudaStream_t stream;
+    unsigned char *memory;
+    epw_dispatch_input in;
+    epw_prefill_output out;
+} exchange;
+
+static exchange make_exchange(epw_prefill *prefill, int32_t lane) {
     enum { ROW = 128, IDS_AT = HELD_TOKENS * ROW, ROWS_AT = IDS_AT + HELD_TOKENS * HELD_RANKS * 4 };
     enum { SOURCES_AT = ROWS_AT + HELD_ROWS * ROW, ALL = SOURCES_AT + HELD_ROWS * 4 };
-    bool held = links->rank == HELD_RANKS - 1;
-    int32_t ids[HELD_TOKENS * HELD_RANKS], sources[HELD_ROWS];
-    cudaStream_t beside;
+    exchange x = {.in = EPW_DISPATCH_INPUT_INIT, .out = EPW_PREFILL_OUTPUT_INIT};
+    int32_t ids[HELD_TOKENS * HELD_RANKS];
     for (int i = 0; i < HELD_TOKENS * HELD_RANKS; i++) ids[i] = i % HELD_RANKS;
-    REQUIRE_CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
-    REQUIRE_CUDA(cudaMalloc((void **)&arrays, ALL));
-    REQUIRE_CUDA(cudaMemset(arrays, UNTOUCHED, ALL));
-    REQUIRE_CUDA(cudaMemcpy(arrays + IDS_AT, ids, sizeof ids, cudaMemcpyHostToDevice));
-    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
-    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
-    in.tokens = HELD_TOKENS;
-    in.x = arrays;
-    in.topk_idx = arrays + IDS_AT;
-    in.topk = HELD_RANKS;
-    in.lane = 0;
-    in.stream = out.stream = stream;
-    out.layout = EPW_DENSE;
-    out.alignment = 0;
-    out.capacity = HELD_ROWS;
-    out.rows = arrays + ROWS_AT;
-    out.row_source = (int32_t *)(void *)(arrays + SOURCES_AT);
-    ranks_meet(links);
-    REQUIRE_OK(epw_prefill_dispatch(prefill, routing, &in, EPW_ROUTE_NEW, EPW_HALF_COUNTS, held ? NULL : &out,
-                                    NULL));
+    REQUIRE_OK(epw_routing_create(prefill, &x.routing));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&x.stream, cudaStreamNonBlocking));
+    REQUIRE_CUDA(cudaMalloc((void **)&x.memory, ALL));
+    REQUIRE_CUDA(cudaMemset(x.memory, UNTOUCHED, ALL));
+    REQUIRE_CUDA(cudaMemcpy(x.memory + IDS_AT, ids, sizeof ids, cudaMemcpyHostToDevice));
+    x.in.tokens = HELD_TOKENS;
+    x.in.x = x.memory;
+    x.in.topk_idx = x.memory + IDS_AT;
+    x.in.topk = HELD_RANKS;
+    x.in.lane = lane;
+    x.in.stream = x.out.stream = x.stream;
+    x.out.layout = EPW_DENSE;
+    x.out.alignment = 0;
+    x.out.capacity = HELD_ROWS;
+    x.out.rows = x.memory + ROWS_AT;
+    x.out.row_source = (int32_t *)(void *)(x.memory + SOURCES_AT);
+    return x;
+}
+
+/* All rows have come. */
+static void end_exchange(exchange *x) {
+    int32_t sources[HELD_ROWS];
+    await_stream(x->stream, 120000 * MS, "a dispatch");
+    REQUIRE_CUDA(cudaMemcpy(sources, x->out.row_source, sizeof sources, cudaMemcpyDeviceToHost));
+    for (int i = 0; i < HELD_ROWS; i++) CHECK(sources[i] == i / HELD_TOKENS);
+    epw_routing_free(x->routing);
+    REQUIRE_CUDA(cudaFree(x->memory));
+    REQUIRE_CUDA(cudaStreamDestroy(x->stream));
+}
+
+/* Waits, beside the kernel, for the rows of the ranks but the last. */
+static void await_rows(const rank_links *links, const exchange *x) {
+    int32_t sources[HELD_ROWS];
+    uint32_t come = 0;
     uint64_t began = now_ns();
-    for (uint32_t come = 0; !held && come < 2 * HELD_TOKENS && now_ns() - began < 20000 * MS;) {
+    cudaStream_t beside;
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&beside, cudaStreamNonBlocking));
+    while (come < 2 * HELD_TOKENS && now_ns() - began < 20000 * MS) {
         REQUIRE_CUDA(
-            cudaMemcpyAsync(sources, out.row_source, sizeof sources, cudaMemcpyDeviceToHost, beside));
+            cudaMemcpyAsync(sources, x->out.row_source, sizeof sources, cudaMemcpyDeviceToHost, beside));
         await_stream(beside, 120000 * MS, "a copy");
         come = 0;
         for (int i = 0; i < HELD_ROWS; i++) come += sources[i] == 0 || sources[i] == 1;
-        CHECK_MSG(come == 2 * HELD_TOKENS || now_ns() - began < 19000 * MS, "rank %u: %u of %d rows",
-                  links->rank, come, 2 * HELD_TOKENS);
     }
-    ranks_meet(links);
-    if (held) REQUIRE_OK(epw_prefill_receive(prefill, routing, &out, NULL));
-    await_stream(stream, 120000 * MS, "a dispatch");
-    REQUIRE_CUDA(cudaMemcpy(sources, out.row_source, sizeof sources, cudaMemcpyDeviceToHost));
-    for (int i = 0; i < HELD_ROWS; i++) CHECK(sources[i] == i / HELD_TOKENS);
-    REQUIRE_CUDA(cudaFree(arrays));
+    CHECK_MSG(come == 2 * HELD_TOKENS, "rank %u: %u of %d rows", links->rank, come, 2 * HELD_TOKENS);
     REQUIRE_CUDA(cudaStreamDestroy(beside));
 }
 
-/* Two operations in flight, one on each lane and stream, which half of the ranks call in the other order. */
+/* The last rank has told its counts, and takes no rows for a while: all of those between the others come,
+ * through rings of two slots. */
+static void run_beside_held(const rank_links *links, epw_prefill *prefill) {
+    bool held = links->rank == HELD_RANKS - 1;
+    exchange x = make_exchange(prefill, 0);
+    ranks_meet(links);
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, EPW_HALF_COUNTS,
+                                    held ? NULL : &x.out, NULL));
+    if (!held) await_rows(links, &x);
+    ranks_meet(links);
+    if (held) REQUIRE_OK(epw_prefill_receive(prefill, x.routing, &x.out, NULL));
+    end_exchange(&x);
+}
+
+/* Two operations in flight, one on each lane and stream, which some ranks call in the other order. */
 static void run_lanes(const rank_links *links, epw_prefill *prefill) {
-    enum { ROW = 128, IDS_AT = HELD_TOKENS * ROW, ROWS_AT = IDS_AT + HELD_TOKENS * HELD_RANKS * 4 };
-    enum { SOURCES_AT = ROWS_AT + HELD_ROWS * ROW, ALL = SOURCES_AT + HELD_ROWS * 4 };
-    int32_t ids[HELD_TOKENS * HELD_RANKS], sources[HELD_ROWS];
-    unsigned char *arrays[2] = {NULL};
-    epw_routing *routings[2] = {NULL};
-    cudaStream_t streams[2];
-    for (int i = 0; i < HELD_TOKENS * HELD_RANKS; i++) ids[i] = i % HELD_RANKS;
-    for (int i = 0; i < 2; i++) {
-        REQUIRE_OK(epw_routing_create(prefill, &routings[i]));
-        REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
-        REQUIRE_CUDA(cudaMalloc((void **)&arrays[i], ALL));
-        REQUIRE_CUDA(cudaMemset(arrays[i], UNTOUCHED, ALL));
-        REQUIRE_CUDA(cudaMemcpy(arrays[i] + IDS_AT, ids, sizeof ids, cudaMemcpyHostToDevice));
-    }
+    exchange each[2] = {make_exchange(prefill, 0), make_exchange(prefill, 1)};
     ranks_meet(links);
     for (uint32_t turn = 0; turn < 8; turn++) {
-        uint32_t i = (turn + links->rank) % 2;
-        epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
-        epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
-        in.tokens = HELD_TOKENS;
-        in.x = arrays[i];
-        in.topk_idx = arrays[i] + IDS_AT;
-        in.topk = HELD_RANKS;
-        in.lane = (int32_t)i;
-        in.stream = streams[i];
-        out.layout = EPW_DENSE;
-        out.alignment = 0;
-        out.capacity = HELD_ROWS;
-        out.rows = arrays[i] + ROWS_AT;
-        out.row_source = (int32_t *)(void *)(arrays[i] + SOURCES_AT);
-        REQUIRE_OK(epw_prefill_dispatch(prefill, routings[i], &in, EPW_ROUTE_NEW, 0, &out, NULL));
+        exchange *x = &each[(turn + links->rank) % 2];
+        REQUIRE_OK(epw_prefill_dispatch(prefill, x->routing, &x->in, EPW_ROUTE_NEW, 0, &x->out, NULL));
     }
-    for (int i = 0; i < 2; i++) {
-        await_stream(streams[i], 120000 * MS, "a lane");
-        REQUIRE_CUDA(cudaMemcpy(sources, arrays[i] + SOURCES_AT, sizeof sources, cudaMemcpyDeviceToHost));
-        for (int k = 0; k < HELD_ROWS; k++) CHECK(sources[k] == k / HELD_TOKENS);
-        epw_routing_free(routings[i]);
-        REQUIRE_CUDA(cudaFree(arrays[i]));
-        REQUIRE_CUDA(cudaStreamDestroy(streams[i]));
-    }
+    for (int i = 0; i < 2; i++) end_exchange(&each[i]);
 }
 
 static int run_held(const rank_links *links) {
     plan p = {.config = EPW_PREFILL_CONFIG_INIT};
     epw_config *c = &p.config.ep;
-    epw_routing *routing = NULL;
-    cudaStream_t stream;
     c->ranks = c->experts = c->topk = HELD_RANKS;
     c->max_tokens = HELD_TOKENS;
     c->hidden = 64;
     c->deadline_ns = 60000 * MS;
     p.config.ring_tokens = 2;
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
-    REQUIRE_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     epw_prefill *prefill = make(&p, links, ranks_gpu(links));
-    REQUIRE_OK(epw_routing_create(prefill, &routing));
-    run_beside_held(links, prefill, routing, stream);
+    run_beside_held(links, prefill);
     run_lanes(links, prefill);
-    epw_routing_free(routing);
     ranks_meet(links);
     epw_prefill_destroy(prefill);
-    REQUIRE_CUDA(cudaStreamDestroy(stream));
     return 0;
 }
 
