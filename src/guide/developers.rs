@@ -29,7 +29,7 @@
 //! of windows and leases as `tests/faults/model.txt` does, and sees that the test named there finds it. `tests/faults/run --rust` does
 //! so with the group: its machine, its members' part and its log, by `tests/faults/rust.txt`. `.ci/run faults` is both.
 //! `tests/faults/run --cuda` does so with `tests/faults/kernels.txt`; where the machine with the GPUs has no compiler,
-//! `--build-only` and `--run-built` are its two halves.
+//! `--build-only` and `--run-built` are its two halves. `tests/emulator` runs the kernels, and these tests of them, on no GPU at all.
 //!
 //! The lists below have the files that check, decide, move or wait, in the order in which a token comes to them first. Files
 //! that these share, layouts and descriptors, lanes and handles, the pool of threads, are left out.

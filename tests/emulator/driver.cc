@@ -153,7 +153,8 @@ CUresult name_allocation(const void *memory, CUipcMemHandle *out) {
     size_t bytes;
     if (!find_allocation(memory, &base, &bytes)) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard<std::mutex> guard(lock);
-    const IpcName name = {kMagic, getpid(), allocations[uintptr_t(base)].fd, bytes, uint64_t(uintptr_t(memory) - uintptr_t(base))};
+    const IpcName name = {kMagic, getpid(), allocations[uintptr_t(base)].fd, bytes,
+                          uint64_t(uintptr_t(memory) - uintptr_t(base))};
     static_assert(sizeof name <= sizeof *out);
     memset(out, 0, sizeof *out);
     memcpy(out, &name, sizeof name);
@@ -255,8 +256,8 @@ CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocation
     return mapped == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 CUresult unmap(CUdeviceptr at, size_t bytes) {
-    void *gone = mmap(reinterpret_cast<void *>(at), bytes, PROT_NONE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    void *gone =
+        mmap(reinterpret_cast<void *>(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return gone == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 // Access is not a GPU's own: whoever is granted it first, grants it to the process.

@@ -1,6 +1,8 @@
 // See grid.h.
 #include "grid.h"
 
+#include "devices.h"
+
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +37,10 @@ asm(".text\n.globl emulated_change\n.hidden emulated_change\n.type emulated_chan
 
 constexpr size_t kStack = 64 << 10;
 constexpr uint32_t kMostThreads = 1024, kPollsPerPause = 8;
-constexpr uint32_t kMostShared = 232448; // what a block may have at most (Hopper)
+
+// Of Hopper: what a block may have of an SM's shared memory, what an SM has, and what each block takes besides.
+constexpr uint32_t kMostShared = 232448, kSmShared = 233472, kOfBlock = 1024;
+constexpr uint32_t kSmThreads = 2048, kMostSms = 256;
 
 struct Fiber {
     void *stack; // where it goes on
@@ -103,13 +108,19 @@ struct Worker {
 
     // The work: guarded by `lock` of the pool.
     struct Grid *grid;
-    uint32_t block;
+    uint32_t block, sm;
     Worker *next;
     pthread_cond_t called;
 };
 
+struct Sm {
+    size_t shared; // taken by blocks
+    uint32_t threads;
+};
+
 struct Grid {
     const Body *body;
+    Sm *sms; // of its GPU
     Index grid, block;
     size_t shared;
     uint32_t left;
@@ -118,6 +129,8 @@ struct Grid {
 
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 Worker *idle;
+Sm sms[64][kMostSms];
+pthread_cond_t left_sm = PTHREAD_COND_INITIALIZER;
 std::atomic<uint64_t> seeds{0};
 
 thread_local Worker *worker;
@@ -221,7 +234,6 @@ void begin_block(Worker &w) {
     const Grid &g = *w.grid;
     w.threads = w.alive = g.block.x * g.block.y * g.block.z;
     if (w.threads == 0 || w.threads > kMostThreads) fail("a block must have from 1 to 1024 threads");
-    if (g.shared > kMostShared) fail("a block asks for more shared memory than there is");
     gridDim = g.grid;
     blockDim = g.block;
     blockIdx = {w.block % g.grid.x, w.block / g.grid.x % g.grid.y, w.block / g.grid.x / g.grid.y};
@@ -296,6 +308,9 @@ void *work(void *argument) {
         run_block(w);
         pthread_mutex_lock(&lock);
         Grid *g = w.grid;
+        g->sms[w.sm].shared -= g->shared + kOfBlock;
+        g->sms[w.sm].threads -= w.threads;
+        pthread_cond_broadcast(&left_sm);
         w.grid = nullptr;
         w.next = idle;
         idle = &w;
@@ -330,13 +345,31 @@ Worker *hire() {
 
 } // namespace
 
-void run_grid(const Body &body, Index grid, Index block, size_t shared_bytes) {
-    Grid g = {&body, grid, block, shared_bytes, grid.x * grid.y * grid.z, {}};
+// Finds the SM with the most shared memory left, if it has room for a block. Called with the lock held.
+bool find_sm(const Grid &g, uint32_t *out) {
+    const uint32_t count = uint32_t(sms_per_device()) < kMostSms ? uint32_t(sms_per_device()) : kMostSms;
+    uint32_t best = 0;
+    for (uint32_t i = 1; i < count; i++) {
+        if (g.sms[i].shared < g.sms[best].shared) best = i;
+    }
+    *out = best;
+    const uint32_t threads = g.block.x * g.block.y * g.block.z;
+    return g.sms[best].shared + g.shared + kOfBlock <= kSmShared && g.sms[best].threads + threads <= kSmThreads;
+}
+
+void run_grid(const Body &body, int device, Index grid, Index block, size_t shared_bytes) {
+    if (shared_bytes > kMostShared) fail("a block asks for more shared memory than there is");
+    Grid g = {&body, sms[device], grid, block, shared_bytes, grid.x * grid.y * grid.z, {}};
     pthread_cond_init(&g.ended, nullptr);
     pthread_mutex_lock(&lock);
     for (uint32_t i = 0, blocks = g.left; i < blocks; i++) {
+        uint32_t sm;
+        while (!find_sm(g, &sm)) pthread_cond_wait(&left_sm, &lock);
+        g.sms[sm].shared += shared_bytes + kOfBlock;
+        g.sms[sm].threads += block.x * block.y * block.z;
         Worker *w = hire();
         w->block = i;
+        w->sm = sm;
         w->grid = &g;
         pthread_cond_signal(&w->called);
     }
@@ -399,9 +432,7 @@ const uint64_t *exchange(uint32_t mask, uint64_t value) {
     return f.lanes;
 }
 
-void copies_init(uint64_t *barrier, uint32_t arrivals) {
-    copies_of(barrier) = {uint16_t(arrivals), 0, uint16_t(arrivals), 0};
-}
+void copies_init(uint64_t *barrier, uint32_t arrivals) { copies_of(barrier) = {uint16_t(arrivals), 0, uint16_t(arrivals), 0}; }
 
 void copies_arrive(uint64_t *barrier, uint32_t expected_bytes) {
     Copies &c = copies_of(barrier);

@@ -22,8 +22,8 @@ struct Body {
     virtual ~Body() = default;
 };
 
-// Runs all threads of the grid and returns when they have ended.
-void run_grid(const Body &body, Index grid, Index block, size_t shared_bytes);
+// Runs all threads of the grid and returns when they have ended. A block begins when one of the GPU's SMs has room for it.
+void run_grid(const Body &body, int device, Index grid, Index block, size_t shared_bytes);
 
 // ---- Called by the threads of a block
 

@@ -241,7 +241,9 @@ cudaError_t enqueue(const Body *body, dim3 grid, dim3 block, size_t shared, cuda
     const std::shared_ptr<const Body> own(body);
     if (grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0 || block.x * block.y * block.z > 1024)
         return done(cudaErrorInvalidConfiguration);
-    resolve(stream)->enqueue([=] { run_grid(*own, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared); });
+    stream = resolve(stream);
+    const int device = stream->device;
+    stream->enqueue([=] { run_grid(*own, device, {grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared); });
     return cudaSuccess;
 }
 
@@ -496,9 +498,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     stream->enqueue([=] { event->reached.await(recording); });
     return cudaSuccess;
 }
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    return event->reached.has(event->recorded) ? cudaSuccess : cudaErrorNotReady;
-}
+cudaError_t cudaEventQuery(cudaEvent_t event) { return event->reached.has(event->recorded) ? cudaSuccess : cudaErrorNotReady; }
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     event->reached.await(event->recorded);
     return cudaSuccess;

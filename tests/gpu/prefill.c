@@ -3,10 +3,12 @@
  * again. Each case is of one seed and runs first by host threads, then by kernels. Ranks are threads of this
  * process.
  *
- * Then a rank is held up, which must hold up nobody else, and two lanes are used at the same time.
+ * Then a rank is held up, which must hold up nobody else, two lanes are used at the same time, and blocks get
+ * no SM.
  *
  * `--ranks N`: of each case, else 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`: seeds. Exit code
  * 77, with the reason, if there is no GPU. */
+#include "hog.h"
 #include "ranks.h"
 #include "require.h"
 #include "step.h"
@@ -779,11 +781,11 @@ static exchange make_exchange(epw_prefill *prefill, int32_t lane) {
 }
 
 /* All rows have come. */
-static void end_exchange(exchange *x) {
+static void end_exchange(exchange *x, const rank_links *links) {
     int32_t sources[HELD_ROWS];
     await_stream(x->stream, 120000 * MS, "a dispatch");
     REQUIRE_CUDA(cudaMemcpy(sources, x->out.row_source, sizeof sources, cudaMemcpyDeviceToHost));
-    for (int i = 0; i < HELD_ROWS; i++) CHECK(sources[i] == i / HELD_TOKENS);
+    for (int i = 0; i < (int)links->ranks * HELD_TOKENS; i++) CHECK(sources[i] == i / HELD_TOKENS);
     epw_routing_free(x->routing);
     REQUIRE_CUDA(cudaFree(x->memory));
     REQUIRE_CUDA(cudaStreamDestroy(x->stream));
@@ -818,7 +820,7 @@ static void run_beside_held(const rank_links *links, epw_prefill *prefill) {
     if (!held) await_rows(links, &x);
     ranks_meet(links);
     if (held) REQUIRE_OK(epw_prefill_receive(prefill, x.routing, &x.out, NULL));
-    end_exchange(&x);
+    end_exchange(&x, links);
 }
 
 /* Two operations in flight, one on each lane and stream, which some ranks call in the other order. */
@@ -829,7 +831,7 @@ static void run_lanes(const rank_links *links, epw_prefill *prefill) {
         exchange *x = &each[(turn + links->rank) % 2];
         REQUIRE_OK(epw_prefill_dispatch(prefill, x->routing, &x->in, EPW_ROUTE_NEW, 0, &x->out, NULL));
     }
-    for (int i = 0; i < 2; i++) end_exchange(&each[i]);
+    for (int i = 0; i < 2; i++) end_exchange(&each[i], links);
 }
 
 static int run_held(const rank_links *links) {
@@ -846,6 +848,50 @@ static int run_held(const rank_links *links) {
     run_lanes(links, prefill);
     ranks_meet(links);
     epw_prefill_destroy(prefill);
+    return 0;
+}
+
+/* ---- blocks that get no SM ---- */
+
+static void require_lost_itself(epw_prefill *prefill, exchange *x) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x->routing, &x->in, EPW_ROUTE_NEW, 0, &x->out, NULL));
+    await_stream(x->stream, 120000 * MS, "a late dispatch");
+    REQUIRE_OK(epw_prefill_poll(prefill, x->routing, &outcome));
+    CHECK(outcome.degraded == 1 && outcome.missing.bits[0] == 1);
+    CHECK_MSG(outcome.record.cause == EPW_CAUSE_TIMEOUT && outcome.record.peer == 0, "cause %u, peer %u",
+              outcome.record.cause, outcome.record.peer);
+}
+
+/* Other work keeps some blocks of a kernel off the GPU for longer than they are waited for: the rank has lost
+ * itself, until the next epoch. */
+static int run_late(const rank_links *links) {
+    plan p = {.config = EPW_PREFILL_CONFIG_INIT};
+    epw_config *c = &p.config.ep;
+    c->ranks = c->lanes = 1;
+    c->experts = c->topk = HELD_RANKS;
+    c->max_tokens = HELD_TOKENS;
+    c->hidden = 64;
+    c->deadline_ns = 40 * times_slower() * MS;
+    int sms = 0;
+    cudaStream_t other;
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ranks_gpu(links)));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    REQUIRE_CUDA(hog_prepare());
+    epw_prefill *prefill = make(&p, links, ranks_gpu(links));
+    exchange x = make_exchange(prefill, 0);
+    REQUIRE_CUDA(hog_sms((uint32_t)sms - 1, 4 * 8 * c->deadline_ns, 0, other));
+    nanosleep(&(struct timespec){0, 20 * MS}, NULL); /* it has begun */
+    require_lost_itself(prefill, &x);
+    await_stream(other, 120000 * MS, "the other work");
+    require_lost_itself(prefill, &x); /* there is room again, and nothing has changed */
+    epw_mask all = {{1}};
+    REQUIRE_OK(epw_prefill_set_active(prefill, &all, 2, 1));
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
+    end_exchange(&x, links);
+    epw_prefill_destroy(prefill);
+    REQUIRE_CUDA(cudaStreamDestroy(other));
     return 0;
 }
 
@@ -871,6 +917,7 @@ int main(int argc, char **argv) {
         ranks_run(run_rank, options.ranks != 0 ? options.ranks : 1 + options.first % RANKS_MOST, gpus, 0,
                   argv);
     if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
+    if (options.ranks == 0) ranks_run(run_late, 1, gpus, 0, argv);
     uint64_t failed = atomic_load(&checks_failed);
     printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,
            (unsigned long long)atomic_load(&checks_made), (unsigned long long)failed);

@@ -30,7 +30,7 @@
 #define __shared__ thread_local
 #define __constant__
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
+#define __noinline__    __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
@@ -76,7 +76,8 @@ template <typename T> inline T exchange_one(uint32_t mask, T value, uint32_t fro
 
 template <typename Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(Args), const Args &arguments) {
-    return emulated::enqueue(new emulated::Call<Args>(kernel, arguments), c->gridDim, c->blockDim, c->dynamicSmemBytes, c->stream);
+    return emulated::enqueue(new emulated::Call<Args>(kernel, arguments), c->gridDim, c->blockDim, c->dynamicSmemBytes,
+                             c->stream);
 }
 template <typename... Args> cudaError_t cudaFuncSetAttribute(void (*)(Args...), cudaFuncAttribute, int) { return cudaSuccess; }
 template <typename... Args>
@@ -141,12 +142,14 @@ template <typename T, typename V, typename W> T atomicCAS(T *p, V from, W to) {
 }
 template <typename T, typename V> T atomicMax(T *p, V v) {
     T was = __atomic_load_n(p, __ATOMIC_SEQ_CST);
-    while (was < T(v) && !__atomic_compare_exchange_n(p, &was, T(v), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    while (was < T(v) && !__atomic_compare_exchange_n(p, &was, T(v), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
     return was;
 }
 template <typename T, typename V> T atomicMin(T *p, V v) {
     T was = __atomic_load_n(p, __ATOMIC_SEQ_CST);
-    while (was > T(v) && !__atomic_compare_exchange_n(p, &was, T(v), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {}
+    while (was > T(v) && !__atomic_compare_exchange_n(p, &was, T(v), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    }
     return was;
 }
 

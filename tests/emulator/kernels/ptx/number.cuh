@@ -35,7 +35,7 @@ inline uint32_t emulated_e4m3(float x) {
     if (x != x) return 0x7f;
     const uint32_t sign = emulated_bits<uint32_t>(x) >> 24 & 0x80;
     const float size = fabsf(x);
-    if (size >= 464) return sign | 0x7e; // rounds to 480 or more
+    if (size >= 464) return sign | 0x7e;                                   // rounds to 480 or more
     if (size < 0x1p-6f) return sign | uint32_t(nearbyintf(size * 0x1p9f)); // subnormals are multiples of 2^-9
     const uint32_t bits = emulated_bits<uint32_t>(size);
     return sign | std::min(((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120u << 3), 0x7eu);
