@@ -324,7 +324,9 @@ template <typename T> struct AnswerMover {
                 answer(ticket.line, ticket.row);
                 moved = true;
             }
-            if (!moved && finished && !more && token == kNoTicket) break;
+            if (moved) continue;
+            if (finished && !more && token == kNoTicket) break;
+            pause();
         }
         ptx::bulk_wait_all();
         __syncwarp();

@@ -304,6 +304,7 @@ template <typename T> struct RowMover {
                 lines.pick([&](uint32_t line) { return line < o.ranks ? &peers[line].send : &peers[line - o.ranks].take; });
             if (ticket.line == kNoTicket) {
                 if (finished && __all_sync(0xffffffffu, cleared)) break;
+                pause();
             } else if (ticket.line < o.ranks) {
                 send(ticket.line, ticket.row);
             } else if (ticket.line == o.ranks + o.rank) {

@@ -236,6 +236,9 @@ struct Lines {
     }
 };
 
+// A mover that has found nothing to do looks again after a while: all movers look at the same few words.
+__device__ __forceinline__ void pause() { __nanosleep(250); }
+
 // Whether all attendants have ended. Called by a whole warp.
 __device__ __forceinline__ bool has_finished(const Prefill &o) {
     const uint32_t finished = threadIdx.x % 32 == 0 ? ptx::load_acquire_gpu(&o.state->finished) : 0;
