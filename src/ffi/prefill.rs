@@ -40,8 +40,9 @@ fn check_host(config: &sys::epw_prefill_config) -> Result<()> {
     if config.ep.device == sys::EPW_DEVICE_HOST {
         return Ok(());
     }
-    let text = format!("device is {}, must be the host: in Rust prefill is not on GPUs yet", config.ep.device);
-    Err(Error::Invalid(Failure::new("plan", 0, text)))
+    let text =
+        format!("device is {}, must be the host: in Rust prefill is not on GPUs yet", config.ep.device);
+    Err(Error::Invalid(Failure { rank: None, ..Failure::new("plan", 0, text) }))
 }
 
 /// The sizes of any rank's buffer: errors name none.
