@@ -37,7 +37,15 @@ static epw_status find_capture(enqueuing *e) {
     return EPW_OK;
 }
 
-/* Puts the stream behind the lane's former work. */
+/* Puts the stream behind the routing's former work on another lane. */
+static epw_status follow_routing(enqueuing *e) {
+    const struct epw_prefill_gpu_memory *m = e->routing;
+    if (m->ticket == 0 || m->lane == e->lane->args.lane) return EPW_OK;
+    cudaError_t error = cudaStreamWaitEvent(e->stream, m->event, 0);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+}
+
+/* And behind the lane's. */
 static epw_status follow(enqueuing *e) {
     cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
     if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
@@ -60,6 +68,7 @@ static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
                           "deadline_ns is %llu, must be 0 under capture: replays take the buffer's",
                           (unsigned long long)deadline_ns);
     }
+    if (status == EPW_OK && !e->captured) status = follow_routing(e);
     if (status == EPW_OK && !e->captured) status = follow(e);
     if (status != EPW_OK) epw_cuda_leave();
     return status;
@@ -87,8 +96,10 @@ static epw_status enqueue_end(enqueuing *e, int error, uint64_t ticket) {
         if (e->lane->unmarked) cudaGetLastError(); /* must not stay behind as CUDA's last error */
     }
     epw_cuda_leave();
-    if (status == EPW_OK) e->routing->ticket = ticket;
-    return status;
+    if (status != EPW_OK) return status;
+    e->routing->ticket = ticket;
+    e->routing->lane = e->lane->args.lane;
+    return EPW_OK;
 }
 
 /* Locks the lane; for the half that is due, or for another operation. */

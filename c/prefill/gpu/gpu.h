@@ -104,6 +104,7 @@ struct epw_prefill_gpu_memory {
     uint32_t *told;                             /* pinned */
     cudaEvent_t event;                          /* behind its last eager call */
     uint64_t ticket;                            /* of that; 0: none, or the last one was captured */
+    uint32_t lane;                              /* of that */
     bool counted;                               /* a call has told the counts */
     /* Of the half that is due. */
     uint32_t parts, hash;
