@@ -245,6 +245,8 @@ mod c {
         "c/peer/rules.h",
         "c/ep/layout.h",
         "c/ep/report.h",
+        "c/prefill/layout.h",
+        "c/prefill/rules.h",
         "c/include/epwire.h",
     ];
 
@@ -316,7 +318,7 @@ mod c {
             // Arguments of kernels are declared next to the kernels: those of the peer floor in the floor.
             (false, true) => match folder(from) {
                 "peer" => folder(to) != "peer",
-                from => from != "ep" && from != "coll",
+                from => !["ep", "coll", "prefill"].contains(&from),
             },
             _ => {
                 let layers = if kernel { KERNELS } else { C };

@@ -1162,7 +1162,14 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
  * is an operation by itself: a rank owes none after the other, and a routing may be combined as often as is
  * wanted. A peer that is lost while its rows come keeps its places, and has none of its rows in them.
  *
- * So far on the host alone: config.ep.device is EPW_DEVICE_HOST. */
+ * On a GPU (config.ep.device) all memory that calls name is the GPU's, and `stream` is a cudaStream_t. A call
+ * enqueues one kernel and returns; it never waits, may be captured into a graph, a routing's halves in one,
+ * and takes neither `nonblocking` nor `outcome`: epw_prefill_poll says how the last eager operation of a
+ * routing has ended. Ids that are out of range or repeated are left out, and make the outcome degraded with
+ * EPW_CAUSE_ROUTING. x, rows, expert_out, bias and out are aligned to 16 bytes, the others to their elements.
+ * A routing has room for ranks * max_tokens rows from the start. EPW_HALF_COUNTS enqueues as well:
+ * epw_prefill_received is EPW_PENDING until the counts are there. config.ep.sms are shared by the lanes.
+ * config.ep.fabric is NULL: peers behind queues are not reached in this version. */
 typedef struct epw_prefill epw_prefill;
 
 /* What a dispatch has found out of who sends what to whom, and where it lies: needed to combine, and to
@@ -1208,7 +1215,7 @@ typedef struct epw_prefill_sizes {
     uint64_t window_bytes;   /* sum of the above, rounded up to pages */
     uint64_t private_bytes;  /* of this rank's own beside the window, as in epw_plan */
     uint64_t routing_bytes;  /* of an epw_routing, with max_tokens tokens of this rank; for each row received,
-                                routing_row_bytes more */
+                                routing_row_bytes more. On a GPU all of it, in its memory */
     uint64_t routing_row_bytes;
     uint64_t image_bytes, ring_bytes, inbox_bytes; /* as in epw_plan, for peers behind queues */
 } epw_prefill_sizes;

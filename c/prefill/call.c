@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "peer/remote.h"
+#include "prefill/gpu/gpu.h"
 
 #include <stdlib.h>
 
@@ -200,13 +201,17 @@ epw_status epw_prefill_dispatch(epw_prefill *p, epw_routing *r, const epw_dispat
     if (again) status = check_again(where, r, in);
     if (status == EPW_OK && out != NULL) status = check_output(where, p, r, again, out);
     if (status == EPW_OK) status = check_outcome(where, outcome);
-    if (status == EPW_OK && !again) status = check_ids(where, &p->config.ep, in);
+    if (status == EPW_OK && !again && p->gpu == NULL) status = check_ids(where, &p->config.ep, in);
     if (status != EPW_OK) return status;
     REQUIRE(
         out != NULL || counts || in->tokens < p->layout.slots, EPW_ERR_LIMIT,
         "tokens is %u, a sending half has room for %u in rings of %u: raise ring_tokens, or dispatch in one",
         in->tokens, p->layout.slots - 1, p->layout.slots);
     uint32_t index = again ? r->lane : in->lane < 0 ? 0 : (uint32_t)in->lane;
+    if (p->gpu != NULL) {
+        epw_prefill_gpu_dispatch_call call = {in, &format, out, index, again, counts};
+        return epw_prefill_gpu_dispatch(p, r, &call, outcome);
+    }
     epw_prefill_lane *lane = &p->lanes[index];
     status = take_lane(p, lane, in->nonblocking != 0, where);
     if (status != EPW_OK) return status;
@@ -247,6 +252,10 @@ epw_status epw_prefill_receive(epw_prefill *p, epw_routing *r, const epw_prefill
     epw_where where = {"receive", -1, -1};
     epw_status status = check_both(p, r, &where);
     if (status != EPW_OK) return status;
+    if (p->gpu != NULL) {
+        status = check_output(where, p, r, epw_prefill_gpu_uses_again(r), out);
+        return status == EPW_OK ? epw_prefill_gpu_receive(p, r, out, outcome) : status;
+    }
     epw_prefill_lane *lane;
     status = find_lane(p, r, EPW_KIND_DISPATCH, true, where, &lane);
     if (status != EPW_OK) return status;
@@ -271,6 +280,9 @@ epw_status epw_prefill_received(epw_prefill *p, epw_routing *r, uint32_t layout,
     if (status == EPW_OK) status = check_layout(where, layout, alignment);
     if (status != EPW_OK) return status;
     REQUIRE(rows != NULL, EPW_ERR_INVALID, "rows is NULL");
+    if (p->gpu != NULL)
+        return epw_prefill_gpu_received(p, r, layout, alignment > 0 ? alignment : 1, rows, counts,
+                                        source_counts);
     epw_prefill_lane *lane = &p->lanes[r->lane];
     pthread_mutex_lock(&lane->lock);
     bool known = r->made || (r->busy && lane->routing == r && lane->kind == EPW_KIND_DISPATCH &&
@@ -310,8 +322,8 @@ static epw_status check_combine(epw_where where, const epw_prefill *p, const epw
             p->layout.slots, answers);
     REQUIRE(in->width % 8 == 0 && in->width <= p->config.ep.hidden, EPW_ERR_LIMIT,
             "width is %u, must be a multiple of 8 and at most hidden %u", in->width, p->config.ep.hidden);
-    uint64_t rows = r->row_first[p->layout.ranks];
-    REQUIRE(in->expert_out != NULL || rows == 0, EPW_ERR_INVALID, "expert_out is NULL");
+    bool none = p->gpu == NULL && r->row_first[p->layout.ranks] == 0; /* a GPU's are not known here */
+    REQUIRE(in->expert_out != NULL || none, EPW_ERR_INVALID, "expert_out is NULL");
     REQUIRE(
         in->row_weights == NULL || (by_expert && !ordered), EPW_ERR_INVALID,
         "row_weights are given, which only rank-reduced combine of rows by expert applies: leave them out");
@@ -340,6 +352,7 @@ static epw_status check_sums(epw_where where, const epw_routing *r, const epw_pr
 /* A sending half writes all its answers before the peers' receiving halves, so the ring must hold them. */
 static epw_status check_split(epw_where where, const epw_prefill *p, const epw_routing *r, bool ordered) {
     uint32_t local = p->layout.local_experts;
+    if (p->gpu != NULL) return epw_prefill_gpu_check_split(p, ordered, where);
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
         uint64_t answers = r->received[s];
         for (uint32_t e = 0; e < local && ordered; e++)
@@ -365,6 +378,9 @@ epw_status epw_prefill_combine(epw_prefill *p, epw_routing *r, const epw_prefill
     if (status == EPW_OK) status = check_outcome(where, outcome);
     if (status == EPW_OK && out == NULL) status = check_split(where, p, r, in->mode == EPW_COMBINE_ORDERED);
     if (status != EPW_OK) return status;
+    uint32_t width = in->width != 0 ? in->width : p->config.ep.hidden;
+    uint32_t hash = mix(mix(mix(2166136261u, in->mode), width), in->row_values != NULL);
+    if (p->gpu != NULL) return epw_prefill_gpu_combine(p, r, in, hash, out, outcome);
     epw_prefill_lane *lane = &p->lanes[r->lane];
     status = take_lane(p, lane, in->nonblocking != 0, where);
     if (status != EPW_OK) return status;
@@ -372,8 +388,7 @@ epw_status epw_prefill_combine(epw_prefill *p, epw_routing *r, const epw_prefill
     lane->kind = EPW_KIND_COMBINE;
     lane->routing = r;
     lane->combine = *in;
-    uint32_t width = in->width != 0 ? in->width : p->config.ep.hidden;
-    lane->hash = mix(mix(mix(2166136261u, in->mode), width), in->row_values != NULL);
+    lane->hash = hash;
     lane->nonblocking = in->nonblocking != 0;
     lane->deadline_ns = in->deadline_ns ? in->deadline_ns : p->config.ep.deadline_ns;
     lane->streams_rows = (uint64_t)r->tokens * p->layout.row_bytes > CACHED_BYTES;
@@ -392,6 +407,7 @@ epw_status epw_prefill_collect(epw_prefill *p, epw_routing *r, const epw_prefill
     if (status == EPW_OK) status = check_sums(where, r, out);
     if (status == EPW_OK) status = check_outcome(where, outcome);
     if (status != EPW_OK) return status;
+    if (p->gpu != NULL) return epw_prefill_gpu_collect(p, r, out, outcome);
     epw_prefill_lane *lane;
     status = find_lane(p, r, EPW_KIND_COMBINE, true, where, &lane);
     if (status != EPW_OK) return status;
@@ -410,6 +426,7 @@ epw_status epw_prefill_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome
     epw_status status = check_both(p, r, &where);
     if (status == EPW_OK) status = check_outcome(where, outcome);
     if (status != EPW_OK) return status;
+    if (p->gpu != NULL) return epw_prefill_gpu_poll(p, r, outcome);
     epw_remotes_drive(&p->peers, epw_now_ns());
     epw_prefill_lane *lane;
     status = find_lane(p, r, 0, false, where, &lane);
@@ -426,6 +443,7 @@ epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns
     where.rank = (int)p->config.ep.rank;
     REQUIRE(index < p->config.ep.lanes, EPW_ERR_LIMIT, "lane is %u, must be below %u", index,
             p->config.ep.lanes);
+    if (p->gpu != NULL) return epw_prefill_gpu_await(p, index, timeout_ns);
     epw_prefill_lane *lane = &p->lanes[index];
     uint32_t heard = epw_bell_listen(&p->peers);
     pthread_mutex_lock(&lane->lock);
@@ -442,6 +460,7 @@ epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {
     epw_where where = {"cancel", -1, -1};
     epw_status status = check_both(p, r, &where);
     if (status != EPW_OK) return status;
+    if (p->gpu != NULL) return epw_prefill_gpu_cancel(p, r);
     epw_prefill_lane *lane = &p->lanes[r->lane];
     pthread_mutex_lock(&lane->lock);
     if (lane->running && lane->routing == r) {
@@ -464,6 +483,11 @@ epw_status epw_routing_create(epw_prefill *p, epw_routing **out) {
     REQUIRE(r != NULL, EPW_ERR_NO_MEMORY, "no memory for a routing");
     r->of = p;
     r->layout = EPW_PACKED;
+    epw_status status = p->gpu != NULL ? epw_prefill_gpu_make_routing(p, r, where) : EPW_OK;
+    if (status != EPW_OK) {
+        free(r);
+        return status;
+    }
     *out = r;
     return EPW_OK;
 }
@@ -476,6 +500,7 @@ void epw_routing_free(epw_routing *r) {
     if (r == NULL) return;
     epw_prefill *p = r->of;
     if (!epw_peers_inherited(&p->peers)) (void)epw_prefill_cancel(p, r);
+    epw_prefill_gpu_free_routing(p, r);
     free(r->own);
     free(r->come);
     free(r);

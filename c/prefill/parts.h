@@ -10,6 +10,7 @@
  *     receive.c   openings and rows from peers, to their places
  *     combine.c   answers to peers, and the sums of answers that arrive
  *     drive.c     steps a lane: reads words, moves messages, gives up peers
+ *     gpu/        the same parts on a GPU, where kernels move the rows
  *
  * A lane's lock guards its state. It is held for a step at a time, and never while sleeping. */
 #ifndef EPW_PREFILL_PARTS_H
@@ -82,6 +83,8 @@ struct epw_routing {
     uint32_t *row_entry;   /* [rows] index of its first entry among those of its source */
     epw_row_place *places; /* [rows, W] */
     uint64_t overflow;     /* rows, of experts or of sources, without a place */
+
+    struct epw_prefill_gpu_memory *gpu; /* on a GPU: all of that but the numbers, which are the call's */
 };
 
 /* The state of a peer on a lane. */
@@ -159,6 +162,7 @@ struct epw_prefill {
     unsigned char *scratch; /* [threads][scratch_bytes] a payload in the format in which it is sent */
     uint64_t scratch_bytes;
     atomic_bool faulted;
+    struct epw_prefill_gpu *gpu; /* see gpu/gpu.h; NULL: host threads move the rows */
     epw_prefill_lane lanes[EPW_MAX_LANES];
 };
 

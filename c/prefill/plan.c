@@ -4,6 +4,7 @@
 #include "ep/engine.h"
 #include "nic/fabric.h"
 #include "peer/sizes.h"
+#include "prefill/gpu/gpu.h"
 
 #define PAGE               4096u
 #define LINE               64u
@@ -30,9 +31,7 @@ static epw_status check(epw_where where, const epw_prefill_config *c) {
     REQUIRE(c->ep.ordered == 0 && c->ep.zero_copy == 0, EPW_ERR_INVALID,
             "ordered is %u and zero_copy %u, must be 0: prefill needs neither", c->ep.ordered,
             c->ep.zero_copy);
-    REQUIRE(c->ep.device == EPW_DEVICE_HOST, EPW_ERR_INVALID,
-            "device is %d, must be EPW_DEVICE_HOST (-1): prefill is not on GPUs yet", c->ep.device);
-    return EPW_OK;
+    return c->ep.device == EPW_DEVICE_HOST ? EPW_OK : epw_prefill_gpu_check(where, c);
 }
 
 /* The bytes of all rings with so many slots. */
@@ -154,6 +153,7 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
         .routing_row_bytes = 2 * sizeof(uint32_t) + c->topk * sizeof(epw_row_place),
     };
     plan_queues(config, l, sizes);
+    if (c->device != EPW_DEVICE_HOST) epw_prefill_gpu_plan(c, l, sizes);
     return EPW_OK;
 }
 

@@ -5,7 +5,9 @@
 #include "ep/engine.h"
 #include "ep/terms.h"
 #include "peer/remote.h"
+#include "prefill/gpu/gpu.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* ---- callbacks of the peer floor ---- */
@@ -106,7 +108,7 @@ static bool make_lane(epw_prefill *p, uint32_t index) {
     return ok;
 }
 
-static epw_status make_parts(epw_prefill *p, epw_where where) {
+static epw_status make_host_parts(epw_prefill *p, epw_where where) {
     uint32_t threads = epw_host_threads(&p->config.ep);
     epw_peers_choose_waits(&p->peers, threads);
     p->scratch_bytes = epw_align(p->layout.slot_bytes - p->layout.header_bytes, 64);
@@ -118,6 +120,29 @@ static epw_status make_parts(epw_prefill *p, epw_where where) {
     if (status == EPW_OK) status = epw_pool_create(p->config.ep.rank, threads, &p->pool);
     return status;
 }
+
+#ifdef EPW_CUDA
+static bool on_gpu(const epw_prefill *p) {
+    return p->config.ep.device != EPW_DEVICE_HOST;
+}
+
+static const epw_peers_user *choose_user(const epw_prefill *p) {
+    return on_gpu(p) ? &epw_prefill_gpu_user : &user_of_floor;
+}
+
+static epw_status make_parts(epw_prefill *p, epw_where where) {
+    return on_gpu(p) ? epw_prefill_gpu_open(p, where) : make_host_parts(p, where);
+}
+#else
+static const epw_peers_user *choose_user(const epw_prefill *p) {
+    (void)p;
+    return &user_of_floor;
+}
+
+static epw_status make_parts(epw_prefill *p, epw_where where) {
+    return make_host_parts(p, where);
+}
+#endif
 
 /* A queue must hold what both rings post at a time. */
 static epw_status check_queues(const epw_prefill_config *config, const epw_prefill_layout *layout,
@@ -136,10 +161,12 @@ enum { TERMS = EPW_TERM_COUNT + 2 };
 
 static void tell_plan(const epw_prefill *p) {
     const epw_config *c = &p->config.ep;
+    char device[32] = "on the host";
+    if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
     epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, (epw_where){"create", (int)c->rank, -1},
-            "prefill buffer of %u ranks on the host: %u tokens of hidden %u, top-%u of %u experts, %u lanes, "
+            "prefill buffer of %u ranks %s: %u tokens of hidden %u, top-%u of %u experts, %u lanes, "
             "rings of %u slots, deadline %.1f ms; window %.1f MiB",
-            c->ranks, c->max_tokens, c->hidden, c->topk, c->experts, c->lanes, p->layout.slots,
+            c->ranks, device, c->max_tokens, c->hidden, c->topk, c->experts, c->lanes, p->layout.slots,
             (double)c->deadline_ns / 1e6, (double)p->layout.window_bytes / (1 << 20));
 }
 
@@ -171,7 +198,7 @@ epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **ou
                                  .lanes = config->ep.lanes,
                                  .fabric = config->ep.fabric,
                                  .depth = epw_prefill_queue_depth(config, &layout),
-                                 .user = &user_of_floor,
+                                 .user = choose_user(p),
                                  .user_context = p,
                                  .what = "prefill buffer"};
     status = epw_peers_create(&p->peers, &options);
@@ -204,11 +231,22 @@ void epw_prefill_destroy(epw_prefill *p) {
     if (p == NULL) return;
     if (epw_peers_inherited(&p->peers)) { /* in a forked process, see epw_buffer_destroy */
         epw_pool_abandon(p->pool);
+        epw_prefill_gpu_abandon(p);
         epw_peers_destroy(&p->peers);
         free_parts(p);
         return;
     }
     epw_peers_close_probe(&p->peers);
+    if (p->gpu != NULL) {
+        /* Where the GPU may still write into windows the process keeps them, and the leases. */
+        if (epw_prefill_gpu_leave(p)) {
+            epw_prefill_gpu_close(p);
+            epw_peers_destroy(&p->peers);
+        }
+        for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&p->lanes[i].lock);
+        free_parts(p);
+        return;
+    }
     /* Tells all peers not to wait for this rank any longer. */
     for (uint32_t i = 0; i < p->config.ep.lanes; i++)
         for (uint32_t peer = 0; p->lanes[i].peers != NULL && peer < p->layout.ranks; peer++)
@@ -298,6 +336,9 @@ epw_status epw_prefill_diverged(epw_prefill *p, uint32_t epoch, uint64_t step, e
 
 epw_status epw_prefill_take_fault(epw_prefill *p, uint32_t *faulted) {
     epw_status status = check_given(p, "take_fault", "faulted", faulted);
-    if (status == EPW_OK) *faulted = atomic_exchange_explicit(&p->faulted, false, memory_order_relaxed);
+    if (status == EPW_OK) {
+        *faulted = atomic_exchange_explicit(&p->faulted, false, memory_order_relaxed);
+        *faulted |= epw_prefill_gpu_take_fault(p);
+    }
     return status;
 }

@@ -46,7 +46,7 @@ typedef struct epw_turn {
 
 /* ---- the operation ---- */
 
-static inline void epw_stream_begin(epw_stream *s, bool takes_part, uint64_t messages) {
+EPW_INLINE void epw_stream_begin(epw_stream *s, bool takes_part, uint64_t messages) {
     s->to_write = takes_part ? messages : 0;
     s->takes = takes_part;
     s->opened = false;
@@ -54,24 +54,24 @@ static inline void epw_stream_begin(epw_stream *s, bool takes_part, uint64_t mes
 }
 
 /* An opening has been taken, which announces so many rows. */
-static inline void epw_stream_open(epw_stream *s, uint64_t rows) {
+EPW_INLINE void epw_stream_open(epw_stream *s, uint64_t rows) {
     s->opened = true;
     s->to_take = rows;
     s->takes = rows > 0;
 }
 
 /* Nothing more comes from the peer; and, in the second function, nothing more goes to it. */
-static inline void epw_stream_end_taking(epw_stream *s) {
+EPW_INLINE void epw_stream_end_taking(epw_stream *s) {
     s->to_take = 0;
     s->takes = false;
 }
-static inline void epw_stream_end(epw_stream *s) {
+EPW_INLINE void epw_stream_end(epw_stream *s) {
     s->to_write = 0;
     epw_stream_end_taking(s);
 }
 
 /* Whether every awaited opening has arrived. */
-static inline bool epw_streams_opened(const epw_stream *streams, uint32_t ranks) {
+EPW_INLINE bool epw_streams_opened(const epw_stream *streams, uint32_t ranks) {
     for (uint32_t peer = 0; peer < ranks; peer++)
         if (streams[peer].takes && !streams[peer].opened) return false;
     return true;
@@ -79,17 +79,17 @@ static inline bool epw_streams_opened(const epw_stream *streams, uint32_t ranks)
 
 /* ---- moving ---- */
 
-static inline uint64_t epw_ring_room(const epw_row_ring *ring, uint64_t slots) {
+EPW_INLINE uint64_t epw_ring_room(const epw_row_ring *ring, uint64_t slots) {
     return slots - (ring->written - ring->free);
 }
 
-static inline uint64_t epw_stream_writable(const epw_stream *s, uint64_t slots) {
+EPW_INLINE uint64_t epw_stream_writable(const epw_stream *s, uint64_t slots) {
     uint64_t room = s->writes ? epw_ring_room(&s->ring, slots) : 0;
     return s->to_write < room ? s->to_write : room;
 }
 
 /* `placed`: the places of rows are known, because all openings have arrived. */
-static inline uint64_t epw_stream_takable(const epw_stream *s, bool placed) {
+EPW_INLINE uint64_t epw_stream_takable(const epw_stream *s, bool placed) {
     uint64_t here = s->ring.seen - s->ring.taken;
     if (!s->takes || here == 0) return 0;
     if (!s->opened) return 1;
@@ -99,20 +99,20 @@ static inline uint64_t epw_stream_takable(const epw_stream *s, bool placed) {
 
 /* What may be done for each peer now. Peers are independent: one without a free slot, or one that sends
  * nothing, delays neither the rows for others nor the rows from others. */
-static inline void epw_streams_turn(const epw_stream *streams, uint32_t ranks, uint64_t slots, bool placed,
-                                    epw_turn *turns) {
+EPW_INLINE void epw_streams_turn(const epw_stream *streams, uint32_t ranks, uint64_t slots, bool placed,
+                                 epw_turn *turns) {
     for (uint32_t peer = 0; peer < ranks; peer++) {
         turns[peer].write = epw_stream_writable(&streams[peer], slots);
         turns[peer].take = epw_stream_takable(&streams[peer], placed);
     }
 }
 
-static inline void epw_stream_wrote(epw_stream *s, uint64_t messages) {
+EPW_INLINE void epw_stream_wrote(epw_stream *s, uint64_t messages) {
     s->ring.written += messages;
     s->to_write -= messages;
 }
 
-static inline void epw_stream_took(epw_stream *s, uint64_t rows) {
+EPW_INLINE void epw_stream_took(epw_stream *s, uint64_t rows) {
     s->ring.taken += rows;
     s->to_take -= rows;
     if (s->to_take == 0) s->takes = false;
@@ -122,21 +122,21 @@ static inline void epw_stream_took(epw_stream *s, uint64_t rows) {
 
 /* Whether to announce what was written for the peer, and whether to return credits: if they are a quarter of
  * the ring, or if there is nothing else to do (`rests`). */
-static inline bool epw_ring_announces(const epw_row_ring *ring, uint64_t slots, bool rests) {
+EPW_INLINE bool epw_ring_announces(const epw_row_ring *ring, uint64_t slots, bool rests) {
     uint64_t news = ring->written - ring->announced;
     return news > 0 && (rests || news >= slots / 4);
 }
-static inline bool epw_ring_returns(const epw_row_ring *ring, uint64_t slots, bool rests) {
+EPW_INLINE bool epw_ring_returns(const epw_row_ring *ring, uint64_t slots, bool rests) {
     uint64_t news = ring->taken - ring->returned;
     return news > 0 && (rests || news >= slots / 4);
 }
 
-static inline uint64_t epw_count_word(uint64_t own_word, uint64_t count) {
+EPW_INLINE uint64_t epw_count_word(uint64_t own_word, uint64_t count) {
     return epw_epoch_word(epw_word_epoch(own_word), count & EPW_STEP_MAX);
 }
 
 /* Updates *count, at most to `most`, by a word of this epoch. */
-static inline epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t word, uint64_t own_word) {
+EPW_INLINE epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t word, uint64_t own_word) {
     if (epw_word_epoch(word) != epw_word_epoch(own_word)) return EPW_HEARD_NOTHING;
     uint64_t more = (epw_word_step(word) - *count) & EPW_STEP_MAX;
     if (more == 0) return EPW_HEARD_NOTHING;
@@ -145,11 +145,11 @@ static inline epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t 
     return EPW_HEARD_MORE;
 }
 
-static inline epw_heard epw_ring_hear_posted(epw_row_ring *ring, uint64_t slots, uint64_t word,
-                                             uint64_t own_word) {
+EPW_INLINE epw_heard epw_ring_hear_posted(epw_row_ring *ring, uint64_t slots, uint64_t word,
+                                          uint64_t own_word) {
     return epw_count_hear(&ring->seen, ring->taken + slots, word, own_word);
 }
-static inline epw_heard epw_ring_hear_taken(epw_row_ring *ring, uint64_t word, uint64_t own_word) {
+EPW_INLINE epw_heard epw_ring_hear_taken(epw_row_ring *ring, uint64_t word, uint64_t own_word) {
     return epw_count_hear(&ring->free, ring->written, word, own_word);
 }
 

@@ -10,10 +10,6 @@ constexpr uint32_t kBlockChunks = EPW_FP8_BLOCK * 2 / 16; // 16-byte chunks of i
 constexpr uint32_t kQuantised = 2;                        // chunks that a thread handles at once
 constexpr uint32_t kBlockThreads = kBlockChunks / kQuantised;
 
-__host__ __device__ constexpr bool quantises(uint32_t payload) {
-    return payload == EPW_PAYLOAD_FP8_F32 || payload == EPW_PAYLOAD_FP8_POW2 || payload == EPW_PAYLOAD_FP8_UE8M0;
-}
-
 // Bytes of each scale that this file makes.
 __host__ __device__ constexpr uint32_t scale_bytes(uint32_t payload) { return payload == EPW_PAYLOAD_FP8_UE8M0 ? 1 : 4; }
 
@@ -23,11 +19,6 @@ __host__ __device__ constexpr uint32_t scale_bytes(uint32_t payload) { return pa
 __device__ __forceinline__ uint32_t quantised_chunk(uint32_t k) {
     uint32_t first = 2 * (threadIdx.x & ~(kBlockThreads - 1)) | (threadIdx.x & (kBlockChunks - 1));
     return first ^ k * kBlockThreads;
-}
-
-// Converts eight values to e4m3.
-template <typename T> __device__ __forceinline__ uint2 quantise_eight(uint4 x, float inverse) {
-    return {quantise_four<T>(x.x, x.y, inverse), quantise_four<T>(x.z, x.w, inverse)};
 }
 
 // Writes this thread's chunks of the staged piece to `payload`, and their block's scale to `scales`. Called by whole warps:

@@ -3,10 +3,17 @@
 
 #include "kernels/ptx/number.cuh"
 
+#include "epwire.h"
+
 #include <cuda_fp8.h>
 #include <cstdint>
 
 namespace epw {
+
+// Whether rows of 16-bit values travel as e4m3 with scales.
+__host__ __device__ constexpr bool quantises(uint32_t payload) {
+    return payload == EPW_PAYLOAD_FP8_F32 || payload == EPW_PAYLOAD_FP8_POW2 || payload == EPW_PAYLOAD_FP8_UE8M0;
+}
 
 struct Bf16 {
     static __device__ __forceinline__ float low(uint32_t pair) { return __uint_as_float(pair << 16); }
@@ -49,6 +56,11 @@ template <typename T> __device__ __forceinline__ uint32_t quantise_four(uint32_t
     uint32_t q = ptx::round_to_e4m3(__fmul_rn(T::low(low), inverse), __fmul_rn(T::high(low), inverse),
                                     __fmul_rn(T::low(high), inverse), __fmul_rn(T::high(high), inverse));
     return q | (__byte_perm(low, high, 0x7531) & 0x80808080u);
+}
+
+// Converts eight values to e4m3.
+template <typename T> __device__ __forceinline__ uint2 quantise_eight(uint4 x, float inverse) {
+    return {quantise_four<T>(x.x, x.y, inverse), quantise_four<T>(x.z, x.w, inverse)};
 }
 
 struct Scale {

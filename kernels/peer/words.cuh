@@ -69,6 +69,15 @@ __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t s
 }
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source) { return words_from(p, source, p.lane); }
 
+// One word that a mapped peer has written for this lane, an acquire of what it wrote before.
+__device__ __forceinline__ uint64_t word_from(const Peers &p, uint32_t source, uint32_t word) {
+    return ptx::load_acquire_sys(&words_from(p, source)[word]);
+}
+// A number that a peer has written here beside its words, and may write at any time: read once, and then checked.
+__device__ __forceinline__ uint32_t read_once(const void *number) {
+    return ptx::load_relaxed_sys(static_cast<const uint32_t *>(number));
+}
+
 // A word that is being copied from the inbox to the window.
 struct Brought {
     uint64_t *to;

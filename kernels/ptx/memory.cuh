@@ -90,6 +90,14 @@ __device__ __forceinline__ void set_bits_release_block(uint32_t *p, uint32_t bit
     asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(bits) : "memory");
 }
 
+// Sets bits in global memory with which threads tell a thread of another block what has happened.
+__device__ __forceinline__ void set_bits_release_gpu(uint32_t *p, uint32_t bits) {
+    asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(p), "r"(bits) : "memory");
+}
+__device__ __forceinline__ void store_release_gpu(uint32_t *p, uint32_t v) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 // These loads bypass L1: they see what other blocks or peers write while this kernel runs.
 __device__ __forceinline__ uint32_t load_relaxed_gpu(const uint32_t *p) {
     uint32_t v;

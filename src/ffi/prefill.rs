@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::fabric::Fabric;
 use super::floor::floor;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
-use crate::error::Result;
+use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
 use crate::sys;
 
@@ -35,8 +35,19 @@ floor!(Prefill: epw_prefill_export, epw_prefill_connect_within, epw_prefill_disc
     epw_prefill_wire, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_newest_epoch,
     epw_prefill_diverged);
 
+/// Refuses GPUs: Rust gives prefill slices, which are host memory.
+fn check_host(config: &sys::epw_prefill_config) -> Result<()> {
+    if config.ep.device == sys::EPW_DEVICE_HOST {
+        return Ok(());
+    }
+    let text =
+        format!("device is {}, must be the host: in Rust prefill is not on GPUs yet", config.ep.device);
+    Err(Error::Invalid(Failure { rank: None, ..Failure::new("plan", 0, text) }))
+}
+
 /// The sizes of a group's buffers. They hold for every rank, so errors name none.
 pub(crate) fn plan(config: &sys::epw_prefill_config) -> Result<sys::epw_prefill_sizes> {
+    check_host(config)?;
     // SAFETY: it is one of the header's init functions.
     let mut sizes = unsafe { initialised(sys::epw_prefill_sizes_init) };
     // SAFETY: both are valid for the call, sizes carries its size.
@@ -87,6 +98,7 @@ pub(crate) unsafe fn count(
 
 impl Prefill {
     pub(crate) fn create(config: &sys::epw_prefill_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
+        check_host(config)?;
         let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.as_ptr());
         let ep = sys::epw_config { fabric: at, ..config.ep };
         let config = sys::epw_prefill_config { ep, ..*config };

@@ -2527,7 +2527,7 @@ pub struct epw_prefill_sizes {
     /// of this rank's own beside the window, as in epw_plan
     pub private_bytes: u64,
     /** of an epw_routing, with max_tokens tokens of this rank; for each row received,
-routing_row_bytes more*/
+routing_row_bytes more. On a GPU all of it, in its memory*/
     pub routing_bytes: u64,
     pub routing_row_bytes: u64,
     /// as in epw_plan, for peers behind queues

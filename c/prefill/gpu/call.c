@@ -1,0 +1,517 @@
+/* Operations on a GPU: check, enqueue a kernel on the caller's stream, note what the lane owes. Nothing here
+ * waits for the GPU or allocates; the routing is never read by the host.
+ *
+ * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
+ * lets that wait for the event. Under capture neither is done: replays are ordered by the caller. */
+#include "prefill/gpu/gpu.h"
+
+#ifdef EPW_CUDA
+#include "device/cuda.h"
+#include "ep/input.h"
+
+#include <string.h>
+
+/* ---- enqueuing ---- */
+
+typedef struct enqueuing {
+    epw_prefill *p;
+    epw_prefill_gpu_place *lane;
+    struct epw_prefill_gpu_memory *routing;
+    cudaStream_t stream;
+    unsigned long long stream_id;
+    bool captured;
+    epw_where where;
+} enqueuing;
+
+/* Is the stream under capture? Never the legacy default stream, which must not even be asked while any other
+ * is. */
+static epw_status find_capture(enqueuing *e) {
+    if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
+    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
+    if (capture == cudaStreamCaptureStatusInvalidated)
+        return epw_fail(EPW_ERR_STATE, e->where,
+                        "the stream's capture has been invalidated by an earlier call: end it first");
+    e->captured = capture == cudaStreamCaptureStatusActive;
+    return EPW_OK;
+}
+
+/* Puts the stream behind the routing's former work on another lane. */
+static epw_status follow_routing(enqueuing *e) {
+    const struct epw_prefill_gpu_memory *m = e->routing;
+    if (m->ticket == 0 || m->lane == e->lane->args.lane) return EPW_OK;
+    cudaError_t error = cudaStreamWaitEvent(e->stream, m->event, 0);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+}
+
+/* And behind the lane's. */
+static epw_status follow(enqueuing *e) {
+    cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
+    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
+    if (!e->lane->enqueued || e->lane->stream_id == e->stream_id) return EPW_OK;
+    if (e->lane->unmarked)
+        return epw_fail(EPW_ERR_STATE, e->where,
+                        "CUDA could record no event behind the lane's last call: make this one on the same "
+                        "stream");
+    error = cudaStreamWaitEvent(e->stream, e->lane->event, 0);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+}
+
+/* Before the launch. deadline_ns: the call's own or 0. After success, enqueue_end must follow. */
+static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
+    epw_status status = epw_cuda_enter(e->p->config.ep.device, e->where);
+    if (status != EPW_OK) return status;
+    status = find_capture(e);
+    if (status == EPW_OK && e->captured && deadline_ns != 0) {
+        status = epw_fail(EPW_ERR_INVALID, e->where,
+                          "deadline_ns is %llu, must be 0 under capture: replays take the buffer's",
+                          (unsigned long long)deadline_ns);
+    }
+    if (status == EPW_OK && !e->captured) status = follow_routing(e);
+    if (status == EPW_OK && !e->captured) status = follow(e);
+    if (status != EPW_OK) epw_cuda_leave();
+    return status;
+}
+
+static uint64_t next_ticket(enqueuing *e) {
+    if (e->captured) return 0;
+    pthread_mutex_lock(&e->p->gpu->lock);
+    uint64_t ticket = ++e->p->gpu->tickets;
+    pthread_mutex_unlock(&e->p->gpu->lock);
+    return ticket;
+}
+
+/* After the launch, with what it returned: the kernel runs, whatever happens to the events. */
+static epw_status enqueue_end(enqueuing *e, int error, uint64_t ticket) {
+    epw_status status = EPW_OK;
+    if (error != cudaSuccess) {
+        status = epw_fail_cuda(error, e->where, "launch of a kernel of prefill");
+    } else if (!e->captured) {
+        e->lane->enqueued = true;
+        e->lane->stream_id = e->stream_id;
+        e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
+        if (!e->lane->unmarked)
+            e->lane->unmarked = cudaEventRecord(e->routing->event, e->stream) != cudaSuccess;
+        if (e->lane->unmarked) cudaGetLastError(); /* must not stay behind as CUDA's last error */
+    }
+    epw_cuda_leave();
+    if (status != EPW_OK) return status;
+    e->routing->ticket = ticket;
+    e->routing->lane = e->lane->args.lane;
+    return EPW_OK;
+}
+
+/* Locks the lane; for the half that is due, or for another operation. */
+static epw_status take_lane(epw_prefill *p, epw_routing *r, uint32_t index, const uint32_t *due,
+                            const char *op, void *stream, enqueuing *e) {
+    epw_prefill_gpu_place *lane = &p->gpu->lanes[index];
+    *e = (enqueuing){
+        .p = p, .lane = lane, .routing = r->gpu, .stream = stream, .where = epw_prefill_where(p, op)};
+    pthread_mutex_lock(&p->lanes[index].lock);
+    epw_status status = EPW_OK;
+    if (p->lanes[index].own_word == 0) {
+        status = epw_fail(EPW_ERR_STATE, e->where, "no membership yet: call epw_prefill_set_active first");
+    } else if (due != NULL && (lane->owed != r || lane->kind != *due)) {
+        status = epw_fail(EPW_ERR_STATE, e->where, "no receiving half is due");
+    } else if (due == NULL && lane->owed != NULL) {
+        status =
+            epw_fail(EPW_ERR_STATE, e->where,
+                     "lane %u has half an operation under way: end it first, or use another lane", index);
+    }
+    if (status != EPW_OK) pthread_mutex_unlock(&p->lanes[index].lock);
+    return status;
+}
+
+static void leave_lane(const enqueuing *e) {
+    pthread_mutex_unlock(&e->p->lanes[e->lane->args.lane].lock);
+}
+
+static epw_prefill_gpu_call call_of(const enqueuing *e, uint32_t kind, uint32_t parts, uint64_t deadline_ns) {
+    const epw_config *c = &e->p->config.ep;
+    return (epw_prefill_gpu_call){.lane = e->lane->args,
+                                  .routing = e->routing->at,
+                                  .report = e->routing->report_at,
+                                  .deadline_ns = deadline_ns,
+                                  .kind = kind,
+                                  .parts = parts,
+                                  .hash = e->routing->hash,
+                                  .dtype = kind == EPW_KIND_DISPATCH ? c->dtype : c->combine_dtype};
+}
+
+/* After a call that has been enqueued: `rest` of the operation is due. */
+static void note(const enqueuing *e, epw_routing *r, uint32_t kind, uint32_t rest) {
+    r->lane = e->lane->args.lane;
+    r->made = true;
+    r->busy = rest != 0;
+    r->gpu->parts = rest;
+    e->lane->owed = rest != 0 ? r : NULL;
+    e->lane->kind = kind;
+}
+
+/* ---- checks that the host engine does not need ---- */
+
+static epw_status check_call(epw_where where, uint32_t nonblocking, const epw_outcome *outcome) {
+    if (nonblocking != 0)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "nonblocking is %u, must be 0 on a GPU: calls enqueue and never wait", nonblocking);
+    if (outcome != NULL)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "outcome must be NULL on a GPU: it is not known yet; see epw_prefill_poll");
+    return EPW_OK;
+}
+
+typedef struct pointer {
+    const char *name;
+    const void *at;
+    uint32_t align;
+} pointer;
+
+/* A misaligned access would end the whole CUDA context. */
+static epw_status check_aligned(epw_where where, const pointer *pointers, size_t count) {
+    for (size_t i = 0; i < count; i++) {
+        const pointer *p = &pointers[i];
+        if ((uintptr_t)p->at % p->align == 0) continue;
+        return epw_fail(EPW_ERR_INVALID, where, "%s must be aligned to %u bytes", p->name, p->align);
+    }
+    return EPW_OK;
+}
+
+#define CHECK_ALIGNED(where, pointers)                                                                       \
+    check_aligned((where), (pointers), sizeof(pointers) / sizeof((pointers)[0]))
+
+static epw_status check_input(epw_where where, const epw_dispatch_input *in) {
+    const pointer pointers[] = {{"x", in->x, 16},
+                                {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
+                                {"topk_weights", in->topk_weights, 4}};
+    epw_status status = CHECK_ALIGNED(where, pointers);
+    if (status != EPW_OK || in->x_stride % 16 == 0) return status;
+    return epw_fail(EPW_ERR_INVALID, where, "x_stride is %llu bytes, must be a multiple of 16",
+                    (unsigned long long)in->x_stride);
+}
+
+static epw_status check_output(epw_where where, const epw_prefill_output *out) {
+    const pointer pointers[] = {
+        {"output.counts", out->counts, 4},
+        {"output.offsets", out->offsets, 4},
+        {"output.overflow", out->overflow, 4},
+        {"output.source_counts", out->source_counts, 4},
+        {"output.source_offsets", out->source_offsets, 4},
+        {"output.row_expert", out->row_expert, 4},
+        {"output.row_source", out->row_source, 4},
+        {"output.row_token", out->row_token, 4},
+        {"output.row_position", out->row_position, 4},
+        {"output.row_weight", out->row_weight, 4},
+        {"output.row_experts", out->row_experts, 4},
+        {"output.row_weights", out->row_weights, 4},
+        {"output.ranges", out->ranges, 8},
+        {"output.expert_totals", out->expert_totals, 8},
+        {"output.expert_totals_i32", out->expert_totals_i32, 4},
+        {"output.wait_ns", out->wait_ns, 8},
+    };
+    return CHECK_ALIGNED(where, pointers);
+}
+
+static epw_status check_combine(epw_where where, const epw_prefill_combine_input *in) {
+    const pointer pointers[] = {{"expert_out", in->expert_out, 16},    {"row_weights", in->row_weights, 4},
+                                {"topk_weights", in->topk_weights, 4}, {"row_values", in->row_values, 4},
+                                {"bias[0]", in->bias[0], 16},          {"bias[1]", in->bias[1], 16}};
+    return CHECK_ALIGNED(where, pointers);
+}
+
+static epw_status check_sums(epw_where where, const epw_prefill_combine_output *out) {
+    const pointer pointers[] = {{"output.out", out->out, 16},
+                                {"output.contributions", out->contributions, 2},
+                                {"output.lacks", out->lacks, 4},
+                                {"output.values", out->values, 4},
+                                {"output.wait_ns", out->wait_ns, 8}};
+    return CHECK_ALIGNED(where, pointers);
+}
+
+epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where) {
+    uint32_t local = p->layout.local_experts;
+    uint64_t each = !ordered ? 1 : p->layout.topk < local ? p->layout.topk : local;
+    if (each * p->config.ep.max_tokens < p->layout.slots) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_LIMIT, where,
+        "up to %llu answers may go to a peer, a sending half has room for %u in rings of %u: raise "
+        "ring_tokens, or combine in one",
+        (unsigned long long)(each * p->config.ep.max_tokens), p->layout.slots - 1, p->layout.slots);
+}
+
+/* ---- dispatch ---- */
+
+/* Enqueues some parts of the dispatch that the routing's memory describes. Locked. */
+static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, bool gives_up,
+                                   const epw_prefill_output *out) {
+    const struct epw_prefill_gpu_memory *m = e->routing;
+    epw_status status = out != NULL ? check_output(e->where, out) : EPW_OK;
+    if (status == EPW_OK) status = enqueue_begin(e, m->in.deadline_ns);
+    if (status != EPW_OK) return status;
+    epw_prefill_dispatch_args args = {.call = call_of(e, EPW_KIND_DISPATCH, parts, m->in.deadline_ns),
+                                      .again = m->again,
+                                      .in = m->in,
+                                      .format = m->format,
+                                      .out = {.alignment = 1}};
+    args.in.x_stride = epw_input_stride(&e->p->config.ep, &m->in, &m->format);
+    if (out != NULL) args.out = *out;
+    if (args.out.alignment == 0) args.out.alignment = 1;
+    args.call.gives_up = gives_up;
+    args.call.ticket = next_ticket(e);
+    int error = epw_prefill_gpu_run_dispatch(&args, e->p->gpu->blocks, e->stream);
+    return enqueue_end(e, error, args.call.ticket);
+}
+
+static void set_output(epw_routing *r, const epw_prefill_output *out) {
+    r->layout = out->layout;
+    r->alignment = out->layout == EPW_PACKED ? out->alignment : 1;
+    r->capacity = out->capacity;
+}
+
+epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_prefill_gpu_dispatch_call *call,
+                                    const epw_outcome *outcome) {
+    const epw_dispatch_input *in = call->in;
+    epw_where where = epw_prefill_where(p, "dispatch");
+    epw_status status = check_call(where, in->nonblocking, outcome);
+    if (status == EPW_OK) status = check_input(where, in);
+    enqueuing e;
+    if (status == EPW_OK) status = take_lane(p, r, call->lane, NULL, "dispatch", in->stream, &e);
+    if (status != EPW_OK) return status;
+    uint32_t parts = EPW_PREFILL_OPENS | EPW_PREFILL_COUNTS | EPW_PREFILL_SENDS | EPW_PREFILL_RECEIVES;
+    uint32_t rest = call->out != NULL ? 0
+                    : call->counts    ? EPW_PREFILL_SENDS | EPW_PREFILL_RECEIVES
+                                      : EPW_PREFILL_COUNTS | EPW_PREFILL_RECEIVES;
+    struct epw_prefill_gpu_memory *m = r->gpu;
+    m->in = *in;
+    m->format = *call->format;
+    m->again = call->again;
+    m->hash = call->format->hash;
+    status = enqueue_dispatch(&e, parts & ~rest, false, call->out);
+    if (status == EPW_OK) {
+        m->counted = call->out != NULL || call->counts || call->again;
+        r->epoch = epw_word_epoch(p->lanes[call->lane].own_word);
+        r->weighted = in->topk_weights != NULL || (call->again && r->weighted);
+        r->tokens = in->tokens;
+        r->topk = in->topk;
+        if (call->out != NULL) set_output(r, call->out);
+        note(&e, r, EPW_KIND_DISPATCH, rest);
+    }
+    leave_lane(&e);
+    return status;
+}
+
+bool epw_prefill_gpu_uses_again(const epw_routing *r) {
+    return r->busy && r->gpu->again;
+}
+
+epw_status epw_prefill_gpu_receive(epw_prefill *p, epw_routing *r, const epw_prefill_output *out,
+                                   const epw_outcome *outcome) {
+    uint32_t kind = EPW_KIND_DISPATCH;
+    enqueuing e;
+    epw_status status = check_call(epw_prefill_where(p, "receive"), out->nonblocking, outcome);
+    if (status == EPW_OK) status = take_lane(p, r, r->lane, &kind, "receive", out->stream, &e);
+    if (status != EPW_OK) return status;
+    status = enqueue_dispatch(&e, r->gpu->parts, false, out);
+    if (status == EPW_OK) {
+        r->gpu->counted = true;
+        set_output(r, out);
+        note(&e, r, kind, 0);
+    }
+    leave_lane(&e);
+    return status;
+}
+
+/* As epw_routing_extent, of what kernels have told. */
+static uint64_t extent_of(const epw_prefill *p, const uint32_t *told, uint32_t layout, uint32_t alignment) {
+    uint32_t ranks = p->layout.ranks;
+    uint64_t end = 0;
+    if (layout == EPW_RANK_MAJOR) return (uint64_t)ranks * p->config.ep.max_tokens;
+    for (uint32_t s = 0; layout == EPW_DENSE && s < ranks; s++) end += told[s];
+    for (uint32_t e = 0; epw_by_expert(layout) && e < p->layout.local_experts; e++) {
+        uint32_t rows = told[ranks + e];
+        if (layout == EPW_PACKED) {
+            end += epw_align(rows, alignment);
+        } else if (rows > end) {
+            end = rows;
+        }
+    }
+    return end;
+}
+
+epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t layout, uint32_t alignment,
+                                    uint64_t *rows, uint32_t *counts, uint32_t *source_counts) {
+    epw_where where = epw_prefill_where(p, "received");
+    const struct epw_prefill_gpu_memory *m = r->gpu;
+    if (!r->made) return epw_fail(EPW_ERR_STATE, where, "the routing has no dispatch behind it");
+    if (!m->counted)
+        return epw_fail(
+            EPW_ERR_STATE, where,
+            "on a GPU a sending half counts nothing: call the receiving half first, or begin with "
+            "EPW_HALF_COUNTS");
+    if (m->ticket != 0) {
+        epw_status status = epw_peers_await_event(&p->peers, m->event, 0, where);
+        if (status != EPW_OK) return status;
+    }
+    *rows = extent_of(p, m->told, layout, alignment);
+    if (counts != NULL) memcpy(counts, m->told + p->layout.ranks, p->layout.local_experts * sizeof counts[0]);
+    if (source_counts != NULL) memcpy(source_counts, m->told, p->layout.ranks * sizeof source_counts[0]);
+    return EPW_OK;
+}
+
+/* ---- combine ---- */
+
+static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t parts, bool gives_up,
+                                  const epw_prefill_combine_output *out) {
+    const struct epw_prefill_gpu_memory *m = e->routing;
+    epw_status status = out != NULL ? check_sums(e->where, out) : EPW_OK;
+    if (status == EPW_OK) status = enqueue_begin(e, m->combine.deadline_ns);
+    if (status != EPW_OK) return status;
+    epw_prefill_combine_args args = {.call = call_of(e, EPW_KIND_COMBINE, parts, m->combine.deadline_ns),
+                                     .tokens = r->tokens,
+                                     .topk = r->topk,
+                                     .layout = r->layout,
+                                     .width =
+                                         m->combine.width != 0 ? m->combine.width : e->p->config.ep.hidden,
+                                     .capacity = r->capacity,
+                                     .in = m->combine};
+    if (out != NULL) args.out = *out;
+    args.call.gives_up = gives_up;
+    args.call.ticket = next_ticket(e);
+    int error = epw_prefill_gpu_run_combine(&args, e->p->gpu->blocks, e->stream);
+    return enqueue_end(e, error, args.call.ticket);
+}
+
+epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_prefill_combine_input *in,
+                                   uint32_t hash, const epw_prefill_combine_output *out,
+                                   const epw_outcome *outcome) {
+    epw_where where = epw_prefill_where(p, "combine");
+    epw_status status = check_call(where, in->nonblocking, outcome);
+    if (status == EPW_OK) status = check_combine(where, in);
+    enqueuing e;
+    if (status == EPW_OK) status = take_lane(p, r, r->lane, NULL, "combine", in->stream, &e);
+    if (status != EPW_OK) return status;
+    uint32_t parts = EPW_PREFILL_OPENS | EPW_PREFILL_COUNTS | EPW_PREFILL_SENDS | EPW_PREFILL_RECEIVES;
+    uint32_t rest = out != NULL ? 0 : EPW_PREFILL_COUNTS | EPW_PREFILL_RECEIVES;
+    r->gpu->combine = *in;
+    r->gpu->hash = hash;
+    status = enqueue_combine(&e, r, parts & ~rest, false, out);
+    if (status == EPW_OK) note(&e, r, EPW_KIND_COMBINE, rest);
+    leave_lane(&e);
+    return status;
+}
+
+epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_prefill_combine_output *out,
+                                   const epw_outcome *outcome) {
+    uint32_t kind = EPW_KIND_COMBINE;
+    enqueuing e;
+    epw_status status = check_call(epw_prefill_where(p, "collect"), out->nonblocking, outcome);
+    if (status == EPW_OK) status = take_lane(p, r, r->lane, &kind, "collect", out->stream, &e);
+    if (status != EPW_OK) return status;
+    status = enqueue_combine(&e, r, r->gpu->parts, false, out);
+    if (status == EPW_OK) note(&e, r, kind, 0);
+    leave_lane(&e);
+    return status;
+}
+
+/* ---- what has become of it ---- */
+
+epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome) {
+    epw_where where = epw_prefill_where(p, "poll");
+    const struct epw_prefill_gpu_memory *m = r->gpu;
+    if (m->ticket == 0 || r->busy)
+        return epw_fail(EPW_ERR_STATE, where,
+                        r->busy ? "half the operation is still to be called"
+                                : "no operation runs, or it was captured: replays have no outcome");
+    epw_status status = epw_peers_await_event(&p->peers, m->event, 0, where);
+    if (status != EPW_OK || outcome == NULL) return status;
+    bool incomplete = m->report->ticket == m->ticket; /* its kernel has ended */
+    *outcome = (epw_outcome)EPW_OUTCOME_INIT;
+    if (!incomplete) return EPW_OK;
+    outcome->degraded = 1;
+    outcome->missing = epw_ranks_mask(&m->report->missing);
+    outcome->record = m->report->record;
+    return EPW_OK;
+}
+
+epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
+    epw_where where = epw_prefill_where(p, "await");
+    pthread_mutex_lock(&p->lanes[index].lock);
+    bool enqueued = p->gpu->lanes[index].enqueued;
+    pthread_mutex_unlock(&p->lanes[index].lock);
+    if (!enqueued) return epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
+    epw_status status = epw_peers_await_event(&p->peers, p->gpu->lanes[index].event, timeout_ns, where);
+    return status == EPW_PENDING ? EPW_OK : status;
+}
+
+/* What is enqueued runs. Of half an operation the other one is a kernel that tells peers so, and discards
+ * what they send; it touches no memory but the routing's, which is kept until it has ended. Of a captured
+ * half there is nothing to end. */
+epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r) {
+    if (!r->busy) return EPW_OK;
+    epw_prefill_gpu_place *lane = &p->gpu->lanes[r->lane];
+    uint32_t kind = lane->kind;
+    enqueuing e;
+    epw_status status = take_lane(p, r, r->lane, &kind, "cancel", p->gpu->stream, &e);
+    if (status != EPW_OK) return status;
+    if (r->gpu->ticket != 0)
+        status = kind == EPW_KIND_DISPATCH ? enqueue_dispatch(&e, r->gpu->parts, true, NULL)
+                                           : enqueue_combine(&e, r, r->gpu->parts, true, NULL);
+    if (status == EPW_OK) {
+        note(&e, r, kind, 0);
+        r->made = kind == EPW_KIND_COMBINE;
+    }
+    leave_lane(&e);
+    return status;
+}
+#else
+static epw_status none(const char *op) {
+    return epw_fail(EPW_ERR_STATE, (epw_where){op, -1, -1}, "there is no prefill buffer on a GPU");
+}
+
+epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_prefill_gpu_dispatch_call *call,
+                                    const epw_outcome *outcome) {
+    (void)p, (void)r, (void)call, (void)outcome;
+    return none("dispatch");
+}
+epw_status epw_prefill_gpu_receive(epw_prefill *p, epw_routing *r, const epw_prefill_output *out,
+                                   const epw_outcome *outcome) {
+    (void)p, (void)r, (void)out, (void)outcome;
+    return none("receive");
+}
+epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t layout, uint32_t alignment,
+                                    uint64_t *rows, uint32_t *counts, uint32_t *source_counts) {
+    (void)p, (void)r, (void)layout, (void)alignment, (void)rows, (void)counts, (void)source_counts;
+    return none("received");
+}
+epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where) {
+    (void)p, (void)ordered, (void)where;
+    return none("combine");
+}
+epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_prefill_combine_input *in,
+                                   uint32_t hash, const epw_prefill_combine_output *out,
+                                   const epw_outcome *outcome) {
+    (void)p, (void)r, (void)in, (void)hash, (void)out, (void)outcome;
+    return none("combine");
+}
+epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_prefill_combine_output *out,
+                                   const epw_outcome *outcome) {
+    (void)p, (void)r, (void)out, (void)outcome;
+    return none("collect");
+}
+epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome) {
+    (void)p, (void)r, (void)outcome;
+    return none("poll");
+}
+epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t lane, uint64_t timeout_ns) {
+    (void)p, (void)lane, (void)timeout_ns;
+    return none("await");
+}
+epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r) {
+    (void)p, (void)r;
+    return none("cancel");
+}
+bool epw_prefill_gpu_uses_again(const epw_routing *r) {
+    (void)r;
+    return false;
+}
+#endif

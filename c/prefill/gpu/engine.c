@@ -1,0 +1,521 @@
+/* See gpu.h. What kernels know lies in device memory (kernels/prefill/state.h). It is changed only in stream
+ * order: the host first sees the enqueued work done, then changes it on the peer floor's stream (peer/gpu.h)
+ * and sees that done. Replays of graphs are ordered by the caller. */
+#include "prefill/gpu/gpu.h"
+
+#include "device/cuda.h"
+#include "ep/layout.h"
+
+#ifdef EPW_CUDA
+#include "base/clock.h"
+#include "device/sm_ledger.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *config) {
+    const epw_config *c = &config->ep;
+    if (c->ranks > EPW_GPU_MAX_RANKS)
+        return epw_fail(EPW_ERR_LIMIT, where, "ranks is %u, must be at most %d on GPUs", c->ranks,
+                        EPW_GPU_MAX_RANKS);
+    if (c->experts > EPW_GPU_MAX_EXPERTS)
+        return epw_fail(EPW_ERR_LIMIT, where, "experts is %u, must be at most %d on GPUs", c->experts,
+                        EPW_GPU_MAX_EXPERTS);
+    if (c->fabric != NULL)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "fabric must be NULL for prefill on a GPU: peers behind queues are not reached in this "
+            "version");
+    return EPW_OK;
+}
+
+/* ---- device memory ---- */
+
+typedef struct arena {
+    unsigned char *base; /* NULL: only the sum is wanted */
+    uint64_t used;
+} arena;
+
+static void *take(arena *a, uint64_t bytes) {
+    void *at = a->base != NULL ? a->base + a->used : NULL;
+    a->used += epw_align(bytes, 256);
+    return at;
+}
+
+static uint32_t *take_numbers(arena *a, uint64_t count) {
+    return take(a, count * sizeof(uint32_t));
+}
+
+static uint32_t words_of(const epw_prefill_layout *l) {
+    return (l->slots + 31) / 32;
+}
+
+static void carve_lane(epw_prefill_gpu_lane *lane, const epw_prefill_layout *l, uint32_t blocks, arena *a) {
+    uint64_t bits = (uint64_t)l->ranks * words_of(l), experts = (uint64_t)l->ranks * l->local_experts;
+    lane->peers = take(a, sizeof *lane->peers);
+    lane->state = take(a, sizeof *lane->state);
+    lane->done = take_numbers(a, bits);
+    lane->taken = take_numbers(a, bits);
+    lane->tallies = take_numbers(a, blocks * (experts + 2 * (uint64_t)l->ranks));
+}
+
+/* Everything in device memory beside the window and routings. */
+static uint64_t carve(const epw_prefill_layout *l, uint32_t lanes, uint32_t blocks, void *memory,
+                      epw_gpu_shared **shared, epw_prefill_gpu_place places[EPW_MAX_LANES]) {
+    arena a = {memory, 0};
+    *shared = take(&a, sizeof **shared);
+    for (uint32_t i = 0; i < lanes; i++) carve_lane(&places[i].args, l, blocks, &a);
+    return a.used;
+}
+
+static uint64_t carve_routing(const epw_config *c, const epw_prefill_layout *l, void *memory,
+                              epw_prefill_gpu_routing *r) {
+    arena a = {memory, 0};
+    uint64_t entries = (uint64_t)c->max_tokens * l->topk, ranks = l->ranks, local = l->local_experts;
+    uint64_t rows = ranks * c->max_tokens;
+    r->ids = take(&a, entries * sizeof *r->ids);
+    r->weights = take(&a, entries * sizeof *r->weights);
+    r->sent_row = take_numbers(&a, entries);
+    r->sent_entry = take_numbers(&a, entries);
+    r->sent_index = take_numbers(&a, entries);
+    r->sent_tokens = take_numbers(&a, c->max_tokens * (l->topk < ranks ? l->topk : ranks));
+    r->sent_first = take_numbers(&a, ranks + 1);
+    r->sent_entries = take_numbers(&a, ranks);
+    r->sent_counts = take_numbers(&a, ranks * local);
+    r->announced = take_numbers(&a, ranks);
+    r->received = take_numbers(&a, ranks);
+    r->counts = take_numbers(&a, ranks * local);
+    r->base = take_numbers(&a, ranks * local);
+    r->row_first = take_numbers(&a, ranks);
+    r->expert_rows = take_numbers(&a, local);
+    r->offsets = take_numbers(&a, local);
+    r->row_token = take_numbers(&a, rows);
+    r->places = take_numbers(&a, rows * l->topk);
+    r->row_weights = take(&a, rows * l->topk * sizeof *r->row_weights);
+    r->entries = take_numbers(&a, rows * l->topk);
+    return a.used;
+}
+
+void epw_prefill_gpu_plan(const epw_config *c, const epw_prefill_layout *l, epw_prefill_sizes *sizes) {
+    epw_prefill_gpu_routing r;
+    epw_prefill_gpu_place places[EPW_MAX_LANES];
+    epw_gpu_shared *shared;
+    sizes->routing_bytes = carve_routing(c, l, NULL, &r); /* with room for all rows that may come */
+    sizes->routing_row_bytes = 0;
+    sizes->private_bytes = carve(l, c->lanes, 1, NULL, &shared, places); /* and for each block its counts */
+}
+
+/* ---- bounded waits for the lanes ---- */
+
+static epw_status require_marked(const epw_prefill_gpu_place *lane, epw_where where) {
+    if (!lane->unmarked) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "CUDA could record no event behind the lane's last call, so nobody can wait for its end: "
+                    "make the lane's next call on the same stream");
+}
+
+/* Waits for what the calls have enqueued on all lanes, at most timeout_ns in all. */
+static epw_status await_lanes(epw_prefill *p, bool locked, uint64_t timeout_ns, epw_where where) {
+    uint64_t began = epw_now_ns();
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
+        const epw_prefill_gpu_place *lane = &p->gpu->lanes[i];
+        if (!locked) pthread_mutex_lock(&p->lanes[i].lock);
+        bool enqueued = lane->enqueued;
+        epw_status status = require_marked(lane, where);
+        if (!locked) pthread_mutex_unlock(&p->lanes[i].lock);
+        if (status != EPW_OK) return status;
+        if (!enqueued) continue;
+        uint64_t waited = epw_now_ns() - began;
+        status = epw_peers_await_event(&p->peers, lane->event, waited < timeout_ns ? timeout_ns - waited : 0,
+                                       where);
+        if (status != EPW_OK) return status;
+    }
+    return EPW_OK;
+}
+
+static epw_status require_idle(epw_prefill *p, bool locked, epw_where where) {
+    epw_status status = await_lanes(p, locked, p->config.ep.deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(
+        EPW_ERR_TIMEOUT, where,
+        "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
+        (unsigned long long)(p->config.ep.deadline_ns / 1000000u));
+}
+
+/* ---- life ---- */
+
+/* The same byte of the pinned memory as the GPU addresses it. */
+#define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_prefill_pinned, field)))
+
+static void fill_lane(epw_prefill *p, uint32_t index, uint32_t *faulted) {
+    epw_prefill_gpu_lane *lane = &p->gpu->lanes[index].args;
+    lane->shared = p->gpu->shared;
+    lane->words = words_of(&p->layout);
+    lane->window = epw_peers_own(&p->peers);
+    lane->faulted = faulted;
+    lane->layout = p->layout;
+    lane->rank = p->config.ep.rank;
+    lane->lane = index;
+    lane->max_tokens = p->config.ep.max_tokens;
+    lane->experts = p->config.ep.experts;
+}
+
+static epw_status make_memory(epw_prefill *p, epw_where where) {
+    struct epw_prefill_gpu *g = p->gpu;
+    int32_t ordinal = p->config.ep.device;
+    uint32_t lanes = p->config.ep.lanes;
+    void *host, *device;
+    epw_status status = epw_cuda_host_alloc(ordinal, sizeof *g->pinned, where, &host, &device);
+    if (status != EPW_OK) return status;
+    g->pinned = host;
+    uint64_t bytes = carve(&p->layout, lanes, g->blocks, NULL, &g->shared, g->lanes);
+    status = epw_cuda_alloc(ordinal, bytes, where, &g->memory);
+    if (status != EPW_OK) return status;
+    carve(&p->layout, lanes, g->blocks, g->memory, &g->shared, g->lanes);
+    epw_peers_gpu_options floor = {
+        .device = ordinal, .deadline_ns = p->config.ep.deadline_ns, .shared = g->shared};
+    for (uint32_t i = 0; i < lanes; i++) {
+        floor.lanes[i] = g->lanes[i].args.peers;
+        fill_lane(p, i, SEEN_BY_GPU(device, faulted));
+    }
+    status = epw_peers_open_gpu(&p->peers, &floor, where);
+    if (status != EPW_OK) return status;
+    epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
+                             .silent_host = SEEN_BY_GPU(device, silent),
+                             .revoked = SEEN_BY_GPU(device, revoked)};
+    return epw_cuda_copy(ordinal, p->peers.gpu->stream, g->shared, &shared, sizeof shared, where);
+}
+
+/* Blocks of a kernel: so many that those of all lanes have an SM each, of this buffer's share. Two lanes on
+ * two streams must never keep each other off the GPU: a peer may wait for one with its other lane. */
+static epw_status take_sms(epw_prefill *p, epw_where where) {
+    const epw_config *c = &p->config.ep;
+    uint32_t sms = 0, lanes = c->lanes;
+    epw_status status = epw_cuda_sms(c->device, where, &sms);
+    if (status != EPW_OK) return status;
+    uint32_t wanted = c->sms != 0 ? c->sms : sms;
+    if (wanted > sms || wanted < lanes)
+        return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, must be in [%u, %u]: lanes, and SMs of the GPU",
+                        wanted, lanes, sms);
+    uint32_t most = wanted / lanes * lanes;
+    epw_sm_request request = {.device = c->device,
+                              .sms = sms,
+                              .least = c->sms == 0 ? lanes : most,
+                              .most = most,
+                              .multiple = lanes,
+                              .holder = "prefill buffer",
+                              .rank = c->rank};
+    status = epw_sm_ledger_take(&request, where, &p->gpu->share);
+    if (status == EPW_OK) p->gpu->blocks = epw_sm_share_of(p->gpu->share) / lanes;
+    return status;
+}
+
+/* Loads the kernels and makes the events. */
+static epw_status make_ready(epw_prefill *p, epw_where where) {
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(p->config.ep.device, where, &scope);
+    if (status != EPW_OK) return status;
+    int error = epw_prefill_gpu_prepare();
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of prefill");
+    for (uint32_t i = 0; status == EPW_OK && i < p->config.ep.lanes; i++) {
+        error = cudaEventCreateWithFlags(&p->gpu->lanes[i].event, cudaEventDisableTiming);
+        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
+    }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where) {
+    struct epw_prefill_gpu *g = calloc(1, sizeof *g);
+    if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
+    p->gpu = g;
+    pthread_mutex_init(&g->lock, NULL);
+    epw_status status = epw_cuda_open(p->config.ep.device, where);
+    if (status == EPW_OK) status = take_sms(p, where);
+    if (status == EPW_OK) status = make_ready(p, where);
+    if (status == EPW_OK) status = epw_cuda_stream_create(p->config.ep.device, where, &g->stream);
+    return status == EPW_OK ? make_memory(p, where) : status;
+}
+
+/* Writer of each set: that lane's kernels, into mapped memory; of all: the membership kernel. */
+static epw_mask of_all_lanes(const epw_prefill *p, const epw_rank_set sets[EPW_MAX_LANES]) {
+    epw_mask all = {{0}};
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) epw_ranks_join(&all, &sets[i]);
+    return all;
+}
+
+bool epw_prefill_gpu_leave(epw_prefill *p) {
+    epw_where where = epw_prefill_where(p, "destroy");
+    uint64_t bound = 4 * EPW_WAIT_DEADLINES_MAX * p->config.ep.deadline_ns;
+    if (p->gpu == NULL || p->peers.gpu == NULL) return true;
+    /* Without a membership nothing touches a window but what probes have copied. */
+    if (p->peers.epoch == 0)
+        return !p->peers.gpu->probed || epw_peers_settle(&p->peers, bound, where) != EPW_PENDING;
+    epw_status status = await_lanes(p, true, bound, where); /* nobody else calls any more */
+    if (status == EPW_ERR_STATE) return false;              /* who knows what still runs */
+    /* Suspects have been told by kernels, but for those that were revoked and not waited for since. */
+    epw_mask told = of_all_lanes(p, p->gpu->pinned->suspects);
+    if (status == EPW_OK) status = epw_peers_say_farewell(&p->peers, &told, where);
+    return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
+}
+
+void epw_prefill_gpu_close(epw_prefill *p) {
+    struct epw_prefill_gpu *g = p->gpu;
+    if (g == NULL) return;
+    int32_t ordinal = p->config.ep.device;
+    epw_cuda_scope scope;
+    epw_prefill_gpu_sweep(p, true);
+    if (epw_cuda_enter_relaxed(ordinal, epw_prefill_where(p, "destroy"), &scope) == EPW_OK) {
+        for (uint32_t i = 0; i < p->config.ep.lanes; i++)
+            if (g->lanes[i].event != NULL) cudaEventDestroy(g->lanes[i].event);
+        epw_cuda_leave_relaxed(&scope);
+    }
+    if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
+    epw_peers_close_gpu(&p->peers);
+    if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
+    if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
+    epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+    p->gpu = NULL;
+}
+
+void epw_prefill_gpu_abandon(epw_prefill *p) {
+    free(p->gpu);
+    p->gpu = NULL;
+}
+
+/* Writer of 1: a kernel, of 0: this. */
+bool epw_prefill_gpu_take_fault(epw_prefill *p) {
+    return p->gpu != NULL && __atomic_exchange_n(&p->gpu->pinned->faulted, 0, __ATOMIC_ACQ_REL) != 0;
+}
+
+/* ---- routings ---- */
+
+static void free_memory(const epw_prefill *p, struct epw_prefill_gpu_memory *m) {
+    int32_t ordinal = p->config.ep.device;
+    epw_cuda_scope scope;
+    if (m->event != NULL &&
+        epw_cuda_enter_relaxed(ordinal, epw_prefill_where(p, "routing"), &scope) == EPW_OK) {
+        cudaEventDestroy(m->event);
+        epw_cuda_leave_relaxed(&scope);
+    }
+    if (m->memory != NULL) epw_cuda_free(ordinal, m->memory);
+    if (m->pinned != NULL) epw_cuda_host_free(ordinal, m->pinned);
+    free(m);
+}
+
+static epw_status fill_memory(const epw_prefill *p, struct epw_prefill_gpu_memory *m, epw_where where) {
+    const epw_config *c = &p->config.ep;
+    const epw_prefill_layout *l = &p->layout;
+    uint64_t told = epw_align(sizeof *m->report, 64);
+    void *device;
+    epw_status status = epw_cuda_alloc(c->device, carve_routing(c, l, NULL, &m->at), where, &m->memory);
+    if (status != EPW_OK) return status;
+    carve_routing(c, l, m->memory, &m->at);
+    status = epw_cuda_host_alloc(c->device, told + (l->ranks + l->local_experts) * sizeof(uint32_t), where,
+                                 &m->pinned, &device);
+    if (status != EPW_OK) return status;
+    m->report = m->pinned;
+    m->report_at = device;
+    m->told = (uint32_t *)(void *)((unsigned char *)m->pinned + told);
+    m->at.told = (uint32_t *)(void *)((unsigned char *)device + told);
+    epw_cuda_scope scope;
+    status = epw_cuda_enter_relaxed(c->device, where, &scope);
+    if (status != EPW_OK) return status;
+    cudaError_t error = cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming);
+    epw_cuda_leave_relaxed(&scope);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
+}
+
+epw_status epw_prefill_gpu_make_routing(epw_prefill *p, epw_routing *r, epw_where where) {
+    struct epw_prefill_gpu_memory *m = calloc(1, sizeof *m);
+    if (m == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a routing");
+    epw_prefill_gpu_sweep(p, false);
+    epw_status status = fill_memory(p, m, where);
+    if (status != EPW_OK) {
+        free_memory(p, m);
+        return status;
+    }
+    r->gpu = m;
+    return EPW_OK;
+}
+
+/* Its kernels may still run: it is freed by whoever finds them ended. */
+void epw_prefill_gpu_free_routing(epw_prefill *p, epw_routing *r) {
+    struct epw_prefill_gpu_memory *m = r->gpu;
+    r->gpu = NULL;
+    if (m == NULL) return;
+    if (p->gpu == NULL) { /* a fork's child */
+        free(m);
+        return;
+    }
+    pthread_mutex_lock(&p->gpu->lock);
+    m->next = p->gpu->abandoned;
+    p->gpu->abandoned = m;
+    pthread_mutex_unlock(&p->gpu->lock);
+}
+
+void epw_prefill_gpu_sweep(epw_prefill *p, bool all) {
+    struct epw_prefill_gpu *g = p->gpu;
+    pthread_mutex_lock(&g->lock);
+    struct epw_prefill_gpu_memory **at = &g->abandoned;
+    while (*at != NULL) { /* ends: each turn frees an entry, or passes it */
+        struct epw_prefill_gpu_memory *m = *at;
+        bool ended = all || m->ticket == 0 ||
+                     epw_peers_await_event(&p->peers, m->event, 0, epw_prefill_where(p, "routing")) == EPW_OK;
+        if (ended) {
+            *at = m->next;
+            free_memory(p, m);
+        } else {
+            at = &m->next;
+        }
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- what the peer floor asks of it ---- */
+
+static void lock(void *user) {
+    epw_prefill *p = user;
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) pthread_mutex_lock(&p->lanes[i].lock);
+}
+
+static void unlock(void *user) {
+    epw_prefill *p = user;
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) pthread_mutex_unlock(&p->lanes[i].lock);
+}
+
+static epw_status check_idle(void *user, epw_where where) {
+    const epw_prefill *p = user;
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
+        if (p->gpu->lanes[i].owed == NULL) continue;
+        return epw_fail(EPW_ERR_STATE, where,
+                        "lane %u has half an operation under way: call the other, or free its routing, first",
+                        i);
+    }
+    return EPW_OK; /* what runs is waited for */
+}
+
+/* Without the lock: other threads may go on calling, and begin_epoch waits again. */
+static epw_status quiesce(void *user, epw_where where) {
+    return require_idle(user, false, where);
+}
+
+static epw_status part(void *user, uint32_t peer, epw_where where) {
+    epw_prefill *p = user;
+    epw_status status = require_idle(p, true, where);
+    if (status == EPW_OK) status = epw_cuda_enter(p->config.ep.device, where);
+    if (status != EPW_OK) return status;
+    epw_prefill_part_args args = {.lane_count = p->config.ep.lanes, .rank = p->config.ep.rank, .peer = peer};
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) args.peers[i] = p->gpu->lanes[i].args.peers;
+    int error = epw_prefill_gpu_run_part(&args, p->peers.gpu->stream);
+    if (error != cudaSuccess)
+        status = epw_fail_cuda(error, where, "launch of the kernel that parts with a peer");
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_peers_settle_change(&p->peers, where) : status;
+}
+
+static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
+    epw_prefill *p = user;
+    struct epw_prefill_gpu *g = p->gpu;
+    epw_status status = require_idle(p, true, where);
+    if (status == EPW_OK) status = epw_cuda_enter(p->config.ep.device, where);
+    if (status != EPW_OK) return status;
+    epw_prefill_membership_args args = {.lane_count = p->config.ep.lanes,
+                                        .ranks = p->layout.ranks,
+                                        .epoch_word = epoch_word,
+                                        .active = epw_ranks_of(active)};
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) args.lanes[i] = g->lanes[i].args;
+    epw_ranks_clear(&g->pinned->revoked); /* no kernel of the old epoch runs */
+    int error = epw_prefill_gpu_run_epoch(&args, p->peers.gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
+    epw_cuda_leave();
+    if (status != EPW_OK) return status;
+    status = epw_peers_settle(&p->peers, p->config.ep.deadline_ns, where);
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++)
+        p->lanes[i].own_word = status == EPW_OK ? epoch_word : 0;
+    if (status == EPW_OK) return EPW_OK;
+    /* The kernel may yet run: neither the old membership nor the new one holds. */
+    p->peers.epoch = epw_word_epoch(epoch_word);
+    p->peers.step = epw_word_step(epoch_word);
+    epw_mask_clear(&p->peers.active);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where,
+                    "the GPU has not begun the epoch within the deadline of %llu ms: call again, with this "
+                    "epoch and step or a larger epoch",
+                    (unsigned long long)(p->config.ep.deadline_ns / 1000000u));
+}
+
+/* No peer is behind a queue. */
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    (void)user, (void)source, (void)lane, (void)area;
+    return (epw_stretch){0, 0};
+}
+
+static epw_mask suspects(void *user, epw_mask *silent) {
+    const epw_prefill *p = user;
+    const epw_prefill_pinned *pinned = p->gpu->pinned;
+    epw_mask all = of_all_lanes(p, pinned->suspects);
+    epw_ranks_join(&all, &pinned->revoked);
+    if (silent == NULL) return all;
+    *silent = of_all_lanes(p, pinned->silent);
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) silent->bits[i] &= all.bits[i];
+    return all;
+}
+
+/* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
+static void revoke(void *user, const epw_mask *members) {
+    epw_prefill *p = user;
+    EPW_MASK_FOR(peer, members, p->layout.ranks) epw_ranks_insert(&p->gpu->pinned->revoked, peer);
+}
+
+const epw_peers_user epw_prefill_gpu_user = {
+    .lock = lock,
+    .unlock = unlock,
+    .check_idle = check_idle,
+    .quiesce = quiesce,
+    .part = part,
+    .begin_epoch = begin_epoch,
+    .footprint = footprint,
+    .suspects = suspects,
+    .revoke = revoke,
+};
+#else
+epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *config) {
+    (void)config;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+void epw_prefill_gpu_plan(const epw_config *config, const epw_prefill_layout *layout,
+                          epw_prefill_sizes *sizes) {
+    (void)config, (void)layout, (void)sizes;
+}
+
+epw_status epw_prefill_gpu_make_routing(epw_prefill *p, epw_routing *r, epw_where where) {
+    (void)p, (void)r;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
+}
+
+void epw_prefill_gpu_free_routing(epw_prefill *p, epw_routing *r) {
+    (void)p, (void)r;
+}
+
+bool epw_prefill_gpu_leave(epw_prefill *p) {
+    (void)p;
+    return true;
+}
+
+void epw_prefill_gpu_close(epw_prefill *p) {
+    (void)p;
+}
+
+void epw_prefill_gpu_abandon(epw_prefill *p) {
+    (void)p;
+}
+
+bool epw_prefill_gpu_take_fault(epw_prefill *p) {
+    (void)p;
+    return false;
+}
+#endif

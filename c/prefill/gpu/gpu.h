@@ -1,0 +1,128 @@
+/* Prefill where kernels move the rows (kernels/prefill/). engine.c makes what a buffer and a routing have
+ * beside the window, and changes peers and membership; call.c enqueues operations, and says what has become
+ * of them.
+ *
+ * The window, its words and the rules of its rings are those of the host engine. Calls enqueue, and never
+ * wait. What comes is known on the device alone: of the routing's numbers the host has those that its calls
+ * say. */
+#ifndef EPW_PREFILL_GPU_GPU_H
+#define EPW_PREFILL_GPU_GPU_H
+
+#include "prefill/parts.h"
+
+/* Refuses a configuration that a GPU cannot carry out; EPW_ERR_NO_PATH in a build without CUDA. */
+epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *config);
+
+/* What differs in the sizes. */
+void epw_prefill_gpu_plan(const epw_config *config, const epw_prefill_layout *layout,
+                          epw_prefill_sizes *sizes);
+
+typedef struct epw_prefill_gpu_dispatch_call {
+    const epw_dispatch_input *in;
+    const epw_row_format *format;
+    const epw_prefill_output *out; /* NULL: the sending half, or the counts */
+    uint32_t lane;
+    bool again, counts;
+} epw_prefill_gpu_dispatch_call;
+
+/* See epwire.h; the arguments have been checked but for what is the GPU's. */
+epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_prefill_gpu_dispatch_call *call,
+                                    const epw_outcome *outcome);
+epw_status epw_prefill_gpu_receive(epw_prefill *p, epw_routing *r, const epw_prefill_output *out,
+                                   const epw_outcome *outcome);
+epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t layout, uint32_t alignment,
+                                    uint64_t *rows, uint32_t *counts, uint32_t *source_counts);
+epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where);
+epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_prefill_combine_input *in,
+                                   uint32_t hash, const epw_prefill_combine_output *out,
+                                   const epw_outcome *outcome);
+epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_prefill_combine_output *out,
+                                   const epw_outcome *outcome);
+epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome);
+epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t lane, uint64_t timeout_ns);
+epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r);
+
+/* Whether the half that is due is of a dispatch that uses its routing again. */
+bool epw_prefill_gpu_uses_again(const epw_routing *r);
+
+epw_status epw_prefill_gpu_make_routing(epw_prefill *p, epw_routing *r, epw_where where);
+void epw_prefill_gpu_free_routing(epw_prefill *p, epw_routing *r);
+
+/* Waits for what has been enqueued, and says farewell. False: the GPU may still write into windows. */
+bool epw_prefill_gpu_leave(epw_prefill *p);
+void epw_prefill_gpu_close(epw_prefill *p);
+
+/* What is CUDA's is left to CUDA, which does not work in a process that has forked. */
+void epw_prefill_gpu_abandon(epw_prefill *p);
+
+/* Whether an operation was incomplete since the last such call. */
+bool epw_prefill_gpu_take_fault(epw_prefill *p);
+
+#ifdef EPW_CUDA
+
+#include "kernels/prefill/state.h"
+#include "peer/gpu.h"
+
+#include <cuda_runtime_api.h>
+
+/* Pinned host memory that kernels write, or read. */
+typedef struct epw_prefill_pinned {
+    uint32_t faulted;
+    epw_rank_set suspects[EPW_MAX_LANES]; /* what epw_gpu_shared.suspects_host points to, */
+    epw_rank_set silent[EPW_MAX_LANES];   /* its silent_host, */
+    epw_rank_set revoked;                 /* and its revoked */
+} epw_prefill_pinned;
+
+typedef struct epw_prefill_gpu_place {
+    epw_prefill_gpu_lane args;
+    cudaEvent_t event;            /* behind the work of the lane's last eager call */
+    unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
+    bool enqueued;                /* there was such a call: the two above are valid */
+    bool unmarked;                /* but for the event: CUDA could not record it behind that call's kernel */
+    epw_routing *owed;            /* of which a half is still to come; NULL: none */
+    uint32_t kind;                /* of that */
+} epw_prefill_gpu_place;
+
+struct epw_prefill_gpu {
+    struct epw_sm_share *share;
+    uint32_t blocks; /* of a kernel */
+    void *memory;    /* device memory that holds `shared` and what the lanes have */
+    epw_gpu_shared *shared;
+    epw_prefill_pinned *pinned;
+    epw_prefill_gpu_place lanes[EPW_MAX_LANES];
+    void *stream;                             /* of kernels that give halves up */
+    uint64_t tickets;                         /* given to calls so far */
+    struct epw_prefill_gpu_memory *abandoned; /* of routings that are gone, and that kernels may still use */
+    pthread_mutex_t lock;                     /* of the last two */
+};
+
+/* A routing. */
+struct epw_prefill_gpu_memory {
+    epw_prefill_gpu_routing at;
+    void *memory, *pinned;
+    epw_prefill_gpu_report *report, *report_at; /* pinned, and as the GPU addresses it */
+    uint32_t *told;                             /* pinned */
+    cudaEvent_t event;                          /* behind its last eager call */
+    uint64_t ticket;                            /* of that; 0: none, or the last one was captured */
+    uint32_t lane;                              /* of that */
+    bool counted;                               /* a call has told the counts */
+    /* Of the half that is due. */
+    uint32_t parts, hash;
+    bool again;
+    epw_dispatch_input in;
+    epw_row_format format;
+    epw_prefill_combine_input combine;
+    struct epw_prefill_gpu_memory *next; /* abandoned */
+};
+
+extern const epw_peers_user epw_prefill_gpu_user; /* of an epw_prefill */
+
+/* After epw_peers_create. epw_prefill_gpu_close also after an error. */
+epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where);
+
+/* Frees routings that are gone, and whose kernels have ended; `all`: none runs any more. */
+void epw_prefill_gpu_sweep(epw_prefill *p, bool all);
+
+#endif
+
+#endif

@@ -1,0 +1,209 @@
+// Who sends what to whom: each token's row at every rank that owns one of its experts is numbered, in the order of tokens.
+//
+// A warp of each block takes a stretch of tokens. It counts them; all blocks meet; then the numbers at which each stretch begins
+// are known, and the warps go over their tokens again. 32 entries are handled at a time, those of whole tokens.
+#pragma once
+
+#include "kernels/prefill/operation.cuh"
+
+namespace epw {
+
+constexpr uint32_t kNone = ~0u;
+
+// The counters of all rows: entries of each expert, rows to each rank, entries of each rank.
+struct Tally {
+    uint32_t experts, ranks;
+
+    __device__ __forceinline__ uint32_t size() const { return experts + 2 * ranks; }
+    __device__ __forceinline__ uint32_t rows_of(uint32_t rank) const { return experts + rank; }
+    __device__ __forceinline__ uint32_t entries_of(uint32_t rank) const { return experts + ranks + rank; }
+};
+
+// Shared memory of the numbering: tallies of some warps, and the first row to each rank.
+constexpr uint32_t kMostCounters = kMovers;
+__host__ __device__ __forceinline__ uint32_t counters_in(uint32_t bytes, uint32_t experts, uint32_t ranks) {
+    const uint32_t tallies = (bytes / 4 - (ranks + 1)) / (experts + 2 * ranks);
+    return tallies < kMostCounters ? tallies : kMostCounters;
+}
+
+__device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint32_t t, uint32_t j) {
+    const size_t at = size_t(t) * in.topk + j;
+    if (in.idx_type == EPW_I64) return static_cast<const int64_t *>(in.topk_idx)[at];
+    const int32_t id = static_cast<const int32_t *>(in.topk_idx)[at];
+    return in.idx_type == EPW_I32 || id == -1 ? id : int64_t(uint32_t(id));
+}
+
+// An entry of a token, one in each lane.
+struct Entry {
+    uint32_t t, j;
+    int64_t raw;
+    bool inside;      // the lane has an entry
+    bool bad;         // its id is out of range, or repeats an earlier one
+    uint32_t id;      // kNone: none
+    uint32_t rank;    // that owns it and takes part; kNone: none
+    bool leads;       // the token's first for that rank
+    uint32_t segment; // the lanes of the token
+};
+
+// The lanes with the same value as this one; a lane without one is alone.
+__device__ __forceinline__ uint32_t same_as(bool has, uint32_t value) {
+    return __match_any_sync(0xffffffffu, has ? value : 0x80000000u | threadIdx.x % 32);
+}
+__device__ __forceinline__ uint32_t lanes_before() { return (1u << threadIdx.x % 32) - 1; }
+
+struct Numbering {
+    const epw_prefill_dispatch_args &a;
+    Prefill &o;
+    const Tally tally;
+    const uint32_t counters; // warps that count
+    uint32_t *tallies, *first;
+    uint32_t shift = 0; // a token has 2^shift lanes
+    uint32_t from, to;  // the warp's tokens
+
+    __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes)
+        : a(a), o(o), tally{a.call.lane.experts, o.ranks}, counters(counters_in(bytes, a.call.lane.experts, o.ranks)),
+          tallies(reinterpret_cast<uint32_t *>(memory)), first(tallies + counters * tally.size()) {
+        while (1u << shift < o.layout().topk) shift++;
+        const uint64_t stretch = uint64_t(blockIdx.x) * counters + threadIdx.x / 32, stretches = uint64_t(gridDim.x) * counters;
+        from = uint32_t(stretch * a.in.tokens / stretches);
+        to = uint32_t((stretch + 1) * a.in.tokens / stretches);
+    }
+
+    // Called by a whole warp.
+    __device__ __forceinline__ Entry entry(uint32_t at) const {
+        const uint32_t laneid = threadIdx.x % 32, each = 1u << shift, local = o.layout().local_experts;
+        Entry e;
+        e.t = at + (laneid >> shift);
+        e.j = laneid & (each - 1);
+        e.inside = e.t < to && e.j < o.layout().topk;
+        e.raw = e.inside && e.j < a.in.topk ? raw_id(a.in, e.t, e.j) : -1;
+        e.segment = (each == 32 ? ~0u : (1u << each) - 1) << (laneid & ~(each - 1));
+        const bool in_range = e.raw >= 0 && e.raw < int64_t(a.call.lane.experts);
+        const bool repeats = same_as(in_range, uint32_t(e.raw)) & e.segment & lanes_before();
+        e.bad = e.raw < -1 || (e.raw >= 0 && !in_range) || (in_range && repeats);
+        e.id = in_range && !repeats ? uint32_t(e.raw) : kNone;
+        e.rank = e.id == kNone ? kNone : e.id / local;
+        if (e.rank != kNone && !has(o.present, e.rank)) e.rank = kNone;
+        e.leads = e.rank != kNone;
+        if (same_as(e.leads, e.rank) & e.segment & lanes_before()) e.leads = false;
+        return e;
+    }
+
+    __device__ __forceinline__ void count() {
+        uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
+#pragma unroll 1
+        for (uint32_t at = from; at < to; at += 32u >> shift) {
+            const Entry e = entry(at);
+            if (e.bad && atomicAdd(&o.state->bad_ids, 1u) == 0) {
+                o.state->bad_at = uint64_t(e.t) << 32 | e.j;
+                o.state->bad_id = uint64_t(e.raw);
+            }
+            if (e.rank == kNone) continue;
+            atomicAdd(&own[e.id], 1u);
+            if (e.leads) atomicAdd(&own[tally.rows_of(e.rank)], 1u);
+            atomicAdd(&own[tally.entries_of(e.rank)], 1u);
+        }
+    }
+
+    // The warps' tallies become the numbers at which their stretches begin. The first block notes the totals.
+    __device__ __forceinline__ void add_up() {
+        const epw_prefill_gpu_routing &r = a.call.routing;
+        const uint32_t size = tally.size();
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+            uint32_t before = 0, all = 0;
+#pragma unroll 4
+            for (uint32_t block = 0; block < gridDim.x; block++) {
+                const uint32_t n = ptx::load_relaxed_gpu(&a.call.lane.tallies[size_t(block) * size + i]);
+                all += n;
+                if (block < blockIdx.x) before += n;
+            }
+            for (uint32_t c = 0; c < counters; c++) {
+                const uint32_t n = tallies[c * size + i];
+                tallies[c * size + i] = before;
+                before += n;
+            }
+            if (i >= tally.experts && i < tally.experts + o.ranks) first[i - tally.experts + 1] = all;
+            if (blockIdx.x != 0) continue;
+            if (i < tally.experts) r.sent_counts[i] = all;
+            if (i >= tally.experts + o.ranks) r.sent_entries[i - tally.experts - o.ranks] = all;
+        }
+        if (threadIdx.x == 0) first[0] = 0;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            for (uint32_t rank = 0; rank < o.ranks; rank++) first[rank + 1] += first[rank];
+        }
+        __syncthreads();
+        if (blockIdx.x != 0) return;
+        for (uint32_t i = threadIdx.x; i <= o.ranks; i += blockDim.x) {
+            r.sent_first[i] = first[i];
+            if (i < o.ranks) r.announced[i] = r.received[i] = 0;
+        }
+    }
+
+    __device__ __forceinline__ void number() {
+        const epw_prefill_gpu_routing &r = a.call.routing;
+        const uint32_t width = o.layout().topk;
+        uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
+#pragma unroll 1
+        for (uint32_t at = from; at < to; at += 32u >> shift) {
+            const Entry e = entry(at);
+            const bool goes = e.rank != kNone;
+            const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
+            const uint32_t leaders = same_as(e.leads, e.rank);
+            uint32_t index = 0, number = 0, row = kNone;
+            if (goes) {
+                index = own[e.id] + __popc(of_expert & lanes_before());
+                number = own[tally.entries_of(e.rank)] + __popc(of_rank & lanes_before());
+                if (e.leads) row = own[tally.rows_of(e.rank)] + __popc(leaders & lanes_before());
+            }
+            const uint32_t leader = goes ? __ffs(of_rank & e.segment) - 1 : threadIdx.x % 32;
+            row = __shfl_sync(0xffffffffu, row, leader);
+            __syncwarp(); // the counters have been read
+            // The last lane of each group moves its counter on.
+            if (goes && of_expert >> threadIdx.x % 32 == 1) own[e.id] += __popc(of_expert);
+            if (goes && of_rank >> threadIdx.x % 32 == 1) own[tally.entries_of(e.rank)] += __popc(of_rank);
+            if (e.leads && leaders >> threadIdx.x % 32 == 1) own[tally.rows_of(e.rank)] += __popc(leaders);
+            __syncwarp();
+            if (!e.inside) continue;
+            const size_t entry = size_t(e.t) * width + e.j;
+            r.ids[entry] = int32_t(e.id);
+            r.weights[entry] = a.in.topk_weights && e.j < a.in.topk ? a.in.topk_weights[size_t(e.t) * a.in.topk + e.j] : 0.0f;
+            r.sent_row[entry] = row;
+            r.sent_entry[entry] = number;
+            r.sent_index[entry] = index;
+            if (e.leads) r.sent_tokens[first[e.rank] + row] = e.t;
+        }
+    }
+
+    // Called by the whole block. All that is counted is known to all blocks, and numbered, afterwards.
+    __device__ __forceinline__ void run() {
+        const uint32_t size = tally.size();
+        for (uint32_t i = threadIdx.x; i < counters * size; i += blockDim.x) tallies[i] = 0;
+        __syncthreads();
+        if (threadIdx.x / 32 < counters) count();
+        __syncthreads();
+        for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+            uint32_t all = 0;
+            for (uint32_t c = 0; c < counters; c++) all += tallies[c * size + i];
+            a.call.lane.tallies[size_t(blockIdx.x) * size + i] = all;
+        }
+        meet(o);
+        add_up();
+        if (threadIdx.x / 32 < counters) number();
+        meet(o);
+    }
+};
+
+// Of a routing that is used again: weights may be others.
+__device__ __forceinline__ void renew_weights(const epw_prefill_dispatch_args &a, Prefill &o) {
+    const uint32_t width = o.layout().topk;
+    const uint64_t all = uint64_t(a.in.tokens) * a.in.topk;
+    if (a.in.topk_weights == nullptr) return;
+    for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += uint64_t(gridDim.x) * blockDim.x) {
+        a.call.routing.weights[i / a.in.topk * width + i % a.in.topk] = a.in.topk_weights[i];
+    }
+    meet(o);
+}
+
+} // namespace epw
