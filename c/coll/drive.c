@@ -10,6 +10,7 @@
 #include "base/float_state.h"
 #include "numerics/norm.h"
 #include "peer/remote.h"
+#include "peer/sleep.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -481,6 +482,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
+    if (moved) comm->moved = now;
     *until = least(tell_and_rest(comm, now), epw_points_expiry(comm));
     if (more && !comm->mismatched) *until = now;
     comm->look_again = *until;
@@ -592,27 +594,33 @@ static bool has_news(epw_comm *comm) {
     return comm->suspicions != atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
 }
 
+void epw_comm_look(void *owner, uint64_t work, bool sleeps, uint64_t now, epw_awaited *out) {
+    epw_comm *comm = owner;
+    if (comm->gpu != NULL) {
+        epw_awaited_by_time(out, epw_coll_gpu_work_await(comm, work, 0) != EPW_PENDING);
+        return;
+    }
+    epw_bell_look(&comm->peers, sleeps, out);
+    if (pthread_mutex_trylock(&comm->lock) != 0) {
+        epw_awaited_busy(out); /* whoever steps it rings the bell when a work ends */
+        return;
+    }
+    const epw_job *job = epw_comm_find(comm, work);
+    out->young = epw_wait_is_young(&comm->peers, comm->moved, now);
+    /* What may not be seen yet is no reason to look at it again and again, but soon. */
+    uint64_t held_ns = comm->held && !out->young ? HELD_SLICE_NS : 0;
+    out->ready = job == NULL || job->left == 0 || (out->age_ns >= held_ns && has_news(comm));
+    out->ns = least(SLICE_NS, comm->look_again - least(now, comm->look_again));
+    if (out->age_ns < held_ns) out->ns = least(out->ns, held_ns - out->age_ns);
+    pthread_mutex_unlock(&comm->lock);
+}
+
 epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"work_await", -1, -1}, "comm is NULL");
     if (comm->gpu != NULL) return epw_coll_gpu_work_await(comm, work, timeout_ns);
-    uint64_t began = epw_now_ns(), now = began;
-    for (;;) { /* ends: with the time */
-        uint32_t heard = epw_bell_listen(&comm->peers);
-        pthread_mutex_lock(&comm->lock);
-        epw_job *job = epw_comm_find(comm, work);
-        bool ready = job == NULL || job->left == 0 || has_news(comm);
-        pthread_mutex_unlock(&comm->lock);
-        uint64_t left = timeout_ns - least(timeout_ns, now - began);
-        bool young = now - began < comm->peers.spin_ns + comm->peers.yield_ns;
-        if (!ready && left > 0 && !young) epw_bell_sleep(&comm->peers, heard, least(SLICE_NS, left));
-        epw_bell_leave(&comm->peers);
-        if (ready || left == 0) return EPW_OK;
-        if (young) {
-            epw_remotes_drive(&comm->peers, now);
-            sched_yield();
-        }
-        now = epw_now_ns();
-    }
+    epw_awaited awaited = {.look = epw_comm_look, .owner = comm, .of = work};
+    epw_await_any(&awaited, 1, NULL, 0, timeout_ns);
+    return EPW_OK;
 }
 
 /* ---- membership ---- */

@@ -23,6 +23,7 @@
 #include "coll/rules.h"
 #include "numerics/numerics.h"
 #include "numerics/sums.h"
+#include "peer/await.h"
 #include "peer/peers.h"
 
 #include <pthread.h>
@@ -132,6 +133,7 @@ struct epw_comm {
     bool waiting;
     bool held;           /* a word that has come may not be seen before what was posted has been sent */
     uint64_t look_again; /* when the next step is due although nobody rings */
+    uint64_t moved;      /* when something last has */
     bool mismatched;     /* ranks have called different operations: nothing goes on in this epoch */
     epw_mismatch mismatch;
 
@@ -257,6 +259,9 @@ void epw_comm_take_back(epw_comm *comm, uint64_t now);
 void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now);
 
 epw_job *epw_comm_find(epw_comm *comm, epw_work work);
+
+/* Of epw_awaited, for a communicator and a work. */
+void epw_comm_look(void *comm, uint64_t work, bool sleeps, uint64_t now, epw_awaited *out);
 
 /* A member is given up. */
 void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,

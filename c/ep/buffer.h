@@ -69,8 +69,19 @@ void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, 
 /* Finds and locks the lane of a live handle in a stage (or EPW_STAGE_ANY). */
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out);
 
+/* The same in any stage, where nobody else has the lane locked: EPW_PENDING if somebody has. Leaves the text
+ * of the last error as it is. */
+epw_status epw_lane_try(epw_buffer *b, epw_handle handle, epw_lane **out);
+
 /* Unlocks a lane that epw_lane_find or a call has locked: the only way to do so. */
 void epw_lane_unlock(epw_buffer *b, epw_lane *lane);
+
+/* Of epw_awaited, for a buffer and a handle. */
+void epw_buffer_look(void *buffer, uint64_t handle, bool sleeps, uint64_t now, epw_awaited *out);
+
+/* epw_ready for a thread that waits for no lock: EPW_PENDING too where somebody else goes on with the lane.
+ * An error leaves the text of the last one as it is. */
+epw_status epw_buffer_tend(epw_buffer *b, epw_handle handle);
 
 /* Begins the epoch, and hands on what is needed to judge steps of the memberships before: checkpoint.c. */
 epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,

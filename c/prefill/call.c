@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "peer/remote.h"
+#include "peer/sleep.h"
 
 #include <stdlib.h>
 
@@ -420,6 +421,24 @@ epw_status epw_prefill_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome
     return status;
 }
 
+static bool runs(const epw_prefill_lane *lane) {
+    return lane->running && lane->goal != EPW_GOAL_NONE;
+}
+
+void epw_prefill_look(void *prefill, uint64_t index, bool sleeps, uint64_t now, epw_awaited *out) {
+    epw_prefill *p = prefill;
+    epw_prefill_lane *lane = &p->lanes[index];
+    epw_bell_look(&p->peers, sleeps, out);
+    if (pthread_mutex_trylock(&lane->lock) != 0) {
+        epw_awaited_busy(out);
+        return;
+    }
+    out->ns = runs(lane) ? epw_prefill_rest_ns(p, lane, now) : 0;
+    out->ready = out->ns == 0;
+    out->young = epw_wait_is_young(&p->peers, lane->rested, now);
+    epw_prefill_unlock(p, lane);
+}
+
 epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
     epw_where where = {"await", -1, -1};
     REQUIRE(p != NULL, EPW_ERR_INVALID, "prefill is NULL");
@@ -427,15 +446,13 @@ epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns
     REQUIRE(index < p->config.ep.lanes, EPW_ERR_LIMIT, "lane is %u, must be below %u", index,
             p->config.ep.lanes);
     epw_prefill_lane *lane = &p->lanes[index];
-    uint32_t heard = epw_bell_listen(&p->peers);
     pthread_mutex_lock(&lane->lock);
-    bool runs = lane->running && lane->goal != EPW_GOAL_NONE;
-    uint64_t ns = runs ? epw_prefill_rest_ns(p, lane, epw_now_ns()) : 0;
+    bool running = runs(lane);
     epw_prefill_unlock(p, lane);
-    if (ns > timeout_ns) ns = timeout_ns;
-    if (ns > 0) epw_bell_sleep(&p->peers, heard, ns);
-    epw_bell_leave(&p->peers);
-    return runs ? EPW_OK : epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
+    REQUIRE(running, EPW_ERR_STATE, "no operation runs on lane %u", index);
+    epw_awaited awaited = {.look = epw_prefill_look, .owner = p, .of = index};
+    epw_await_any(&awaited, 1, NULL, 0, timeout_ns);
+    return EPW_OK;
 }
 
 epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {

@@ -20,6 +20,7 @@
 #include "base/total.h"
 #include "ep/input.h"
 #include "numerics/numerics.h"
+#include "peer/await.h"
 #include "peer/peers.h"
 #include "prefill/layout.h"
 #include "prefill/rules.h"
@@ -252,6 +253,9 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane);
 
 /* How long somebody who has seen nothing new may sleep; 0: there is news. */
 uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t now);
+
+/* Of epw_awaited, for a prefill buffer and a lane: call.c. */
+void epw_prefill_look(void *prefill, uint64_t lane, bool sleeps, uint64_t now, epw_awaited *out);
 
 /* Runs the lane's call to its end, or one step if non-blocking. Called locked, returns unlocked. */
 epw_status epw_prefill_run(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *outcome);
