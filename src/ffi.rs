@@ -1,5 +1,6 @@
 //! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
+mod awaited;
 mod comm;
 mod fabric;
 mod floor;
@@ -20,6 +21,7 @@ use crate::mask::Mask;
 use crate::sys;
 use crate::traffic::Traffic;
 
+pub(crate) use awaited::{Awaited, News, await_any};
 pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layout as comm_layout};
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;
@@ -236,6 +238,17 @@ impl Buffer {
     pub(crate) fn ready(&self, handle: sys::epw_handle) -> Result<Progress> {
         // SAFETY: as for `wait`.
         check(unsafe { sys::epw_ready(self.0.as_ptr(), handle) })
+    }
+
+    /// Goes on with the wait for the other half, unless somebody else does. Whether that is over. Waits for no lock.
+    pub(crate) fn tend(&self, handle: sys::epw_handle) -> bool {
+        // SAFETY: as for `wait`.
+        unsafe { sys::epw_buffer_tend(self.0.as_ptr(), handle) != sys::EPW_PENDING }
+    }
+
+    pub(crate) fn awaited(&self, handle: sys::epw_handle) -> Awaited<'_> {
+        // SAFETY: the buffer lives as long as `self`; a consumed handle is recognised.
+        unsafe { Awaited::new(sys::epw_buffer_look, self.0.as_ptr(), handle) }
     }
 
     /// Ends the handle; the C core touches no caller memory of it afterwards.

@@ -2,8 +2,8 @@
 //!
 //! An operation touches its caller's memory only inside a poll (or a blocking call), on the polling thread, while the
 //! borrow is alive. So a future may be dropped or forgotten at any point: nothing runs on without it but the words that
-//! a release owes the peers. What waits in the meantime is a watcher thread per lane, which looks at signal words in the
-//! window only.
+//! a release owes the peers. What waits in the meantime is the process's progress thread, which looks at signal words in
+//! windows only.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl OpenHandle {
     ) -> Result<Outcome> {
         let observed = Observed::begin(name, self.inner.rank);
         let ended = async {
-            self.inner.watch_lanes(name)?;
+            self.inner.start_waits(name)?;
             let mut outcome = ffi::empty_outcome();
             let progress = start(true, &mut outcome)?;
             // SAFETY: by this function's contract.
@@ -74,7 +74,7 @@ impl OpenHandle {
         observed.end(ended.await, |outcome| outcome)
     }
 
-    /// Polls the running operation to its end. Its lane is watched: see [`Inner::watch_lanes`].
+    /// Polls the running operation to its end. It is waited for: see [`Inner::start_waits`].
     ///
     /// # Safety
     /// The memory given to it stays valid until this future has ended or been dropped.
@@ -91,7 +91,7 @@ impl OpenHandle {
             match first {
                 Progress::Done => Poll::Ready(self.inner.ended(&outcome)),
                 Progress::Pending => {
-                    self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
+                    self.inner.waits.wake_later(self.handle, cx.waker());
                     Poll::Pending
                 }
             }
@@ -156,15 +156,10 @@ impl Future for Event {
         if self.is_ready() {
             return Poll::Ready(());
         }
-        match self.inner.watch_lanes("wait") {
-            Ok(()) => {
-                let watcher = self.inner.watcher(self.handle);
-                watcher.tend(self.handle, self.until);
-                watcher.wake_later(self.handle, cx.waker());
-            }
-            // No thread to watch with: stay live by asking to be polled again.
-            Err(_) => cx.waker().wake_by_ref(),
-        }
+        // No thread to wait with: it stays live by being polled again at once.
+        let _ = self.inner.start_waits("wait");
+        self.inner.waits.tend(self.handle, self.until);
+        self.inner.waits.wake_later(self.handle, cx.waker());
         Poll::Pending
     }
 }

@@ -4,22 +4,22 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
 use super::call::{Calls, Lowered, Place};
 use super::config::{CommConfig, CommPlan};
 use crate::config::Device;
 use crate::cuda::{Gpu, Site, StreamRef};
 use crate::error::{Error, Failure, Result};
+use crate::ffi::Awaited;
 use crate::mask::Mask;
-use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
+use crate::peers::{Setting, Waits, Watched};
 use crate::{ffi, observe};
 
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: its thread ends before the last owner of the C communicator goes.
-    watcher: Watcher,
+    /// Before `ffi`: the progress thread leaves the communicator before its last owner goes.
+    waits: Waits,
     pub(super) ffi: Arc<ffi::Comm>,
     pub(super) rank: u32,
     pub(super) config: CommConfig,
@@ -42,8 +42,8 @@ impl Inner {
         };
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        let (watcher, subsets) = (Watcher::default(), Mutex::new(Subsets::default()));
-        Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, subsets, parent: None }))
+        let (waits, subsets) = (Waits::default(), Mutex::new(Subsets::default()));
+        Ok(Arc::new(Self { waits, ffi, rank, config, plan, setting, subsets, parent: None }))
     }
 
     /// Of host memory.
@@ -81,23 +81,19 @@ impl Inner {
 
     /// Has the task polled again when the work may go on.
     pub(super) fn wake_later(&self, work: u64, waker: &Waker) {
-        let longest = (self.config.deadline / 4).min(LONGEST_LOOK);
-        match self.watcher.start(&self.ffi, longest) {
-            Ok(()) => self.watcher.wake_later(work, waker),
-            // No thread to watch with: stay live by asking to be polled again.
-            Err(_) => waker.wake_by_ref(),
-        }
+        // No thread to wait with: it stays live by being polled again at once.
+        let _ = self.waits.start("wait", self.rank, &self.ffi, self.config.deadline);
+        self.waits.wake_later(work, waker);
     }
 }
 
 impl Watched for ffi::Comm {
-    fn sleep(&self, handles: &[u64], longest: Duration) {
-        // Collectives end in the order of their calls.
-        let _ = handles.iter().min().map(|work| ffi::Comm::sleep(self, *work, longest));
+    fn awaited(&self, work: u64) -> Awaited<'_> {
+        Self::awaited(self, work)
     }
 
-    fn is_over(&self, _: u64) -> bool {
-        true // nobody tends a work
+    fn tend(&self, _: u64) -> bool {
+        true // nobody asks for it
     }
 }
 

@@ -42,7 +42,7 @@
 //! * The others begin the operation at once and return a [`Work`], a handle and future that owns the buffers ([`Input`],
 //!   [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome, whatever that is: so nothing is
 //!   lost in a refused call, and a future that is dropped or forgotten is no harm to memory. Awaiting it never blocks the executor; the
-//!   work of moving and adding is done in `poll`.
+//!   work of moving and adding is done in `poll`. The task is woken by the process's progress thread: its waker must not block.
 //! * Several calls at once, as `ncclGroupStart` and `ncclGroupEnd`: a tuple or `Vec` of [`Call`]s, to [`Comm::begin`] or
 //!   [`Comm::run_blocking`].
 //!

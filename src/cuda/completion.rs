@@ -46,11 +46,11 @@ impl Completion {
         }
     }
 
-    /// [`Completion::wait_blocking`] without blocking the executor: a thread of the buffer looks. Dropping the future gives up
+    /// [`Completion::wait_blocking`] without blocking the executor: the progress thread looks. Dropping the future gives up
     /// waiting, nothing else.
     pub async fn wait(&self, timeout: Duration) -> Result<()> {
         let until = Instant::now().checked_add(timeout); // none: past all clocks
-        self.inner.watch_lanes("wait")?;
+        self.inner.start_waits("wait")?;
         poll_fn(|cx| {
             if self.is_done()? {
                 return Poll::Ready(Ok(()));
@@ -58,7 +58,7 @@ impl Completion {
             if until.is_some_and(|until| Instant::now() >= until) {
                 return Poll::Ready(Err(self.late(timeout)));
             }
-            self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
+            self.inner.waits.wake_later(self.handle, cx.waker());
             Poll::Pending
         })
         .await

@@ -5,6 +5,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::awaited::Awaited;
 use super::fabric::Fabric;
 use super::floor::floor;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
@@ -171,10 +172,9 @@ impl Comm {
         check(unsafe { sys::epw_work_wait(self.0.as_ptr(), work, timeout, outcome) })
     }
 
-    /// Sleeps until a look may find something new. Touches no memory of a caller.
-    pub(crate) fn sleep(&self, work: sys::epw_work, timeout: Duration) {
-        // SAFETY: the communicator is alive; one that was consumed is recognised.
-        unsafe { sys::epw_work_await(self.0.as_ptr(), work, nanos(timeout)) };
+    pub(crate) fn awaited(&self, work: sys::epw_work) -> Awaited<'_> {
+        // SAFETY: the communicator lives as long as `self`; a work that was consumed is recognised.
+        unsafe { Awaited::new(sys::epw_comm_look, self.0.as_ptr(), work) }
     }
 
     /// The C core touches no memory of it afterwards.

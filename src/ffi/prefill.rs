@@ -4,6 +4,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::awaited::Awaited;
 use super::fabric::Fabric;
 use super::floor::floor;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
@@ -101,11 +102,10 @@ impl Prefill {
         self.1.as_ref().map(|fabric| fabric.describe())
     }
 
-    /// Sleeps until an operation on the lane may go on. Touches no memory of a caller.
-    pub(crate) fn sleep(&self, lane: u32, timeout: Duration) -> Result<()> {
-        // SAFETY: the buffer is alive.
-        check(unsafe { sys::epw_prefill_await(self.0.as_ptr(), lane, nanos(timeout)) })?;
-        Ok(())
+    /// Of one of its lanes.
+    pub(crate) fn awaited(&self, lane: u64) -> Awaited<'_> {
+        // SAFETY: the buffer lives as long as `self`, and lanes are those of its routings.
+        unsafe { Awaited::new(sys::epw_prefill_look, self.0.as_ptr(), lane) }
     }
 
     /// Whether something since the last such call was incomplete.

@@ -10,8 +10,12 @@
 //! groups. Kernels share its rules and words, not the machine.
 //!
 //! What buffers and communicators have in common above C is `src/peers` (paths, connecting, following the group, the thread that waits in
-//! the place of a task), and in `src/ffi/floor.rs` one trait for the functions that C has of both. `src/comm/call.rs` checks every size of a
+//! the place of tasks), and in `src/ffi/floor.rs` one trait for the functions that C has of both. `src/comm/call.rs` checks every size of a
 //! collective against its memory; `src/comm/work.rs` says why works own their buffers.
+//!
+//! Tasks are woken by one thread of the process, `src/peers/progress.rs`, from a list of who awaits what, `src/peers/registry.rs`. In a
+//! round it looks at all of them by `c/peer/await.c`, which knows none of their kinds: each has a function that looks, `epw_buffer_look`,
+//! `epw_comm_look`, `epw_prefill_look`, and says on which word to sleep.
 //!
 //! The membership is a pure machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
 //! `src/rendezvous/pace.rs`. Connections reach it by `driver/door.rs` and `driver/hub.rs`; what they tell becomes records of a

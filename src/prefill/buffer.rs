@@ -10,10 +10,10 @@ use crate::error::Result;
 use crate::ffi::{self, Floor};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
-use crate::peers::{self, End, Membership, Setting, Watcher, present};
+use crate::observe;
+use crate::peers::{self, End, Membership, Setting, Waits, present};
 use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
-use crate::{observe, sys};
 
 /// A rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`: lanes may be used from
 /// different threads at a time, each with one operation. See the [module](super).
@@ -25,8 +25,8 @@ pub struct PrefillBuffer {
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: their threads end before the last owner of the C buffer goes.
-    pub(super) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    /// Before `ffi`: the progress thread leaves the buffer before its last owner goes.
+    pub(super) waits: Waits,
     pub(super) ffi: Arc<ffi::Prefill>,
     pub(super) rank: u32,
     pub(super) config: PrefillConfig,
@@ -40,7 +40,7 @@ impl Inner {
         let fabric = setting.fabric(rank, config.ep.paths, Device::Host)?;
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan }))
+        Ok(Arc::new(Self { waits: Waits::default(), ffi, rank, config, plan }))
     }
 }
 

@@ -1,15 +1,14 @@
-//! Running an operation of a routing: on this thread, or in the polls of a future, while a watcher thread waits in its place.
+//! Running an operation of a routing: on this thread, or in the polls of a future, while the progress thread waits in its place.
 
 use std::future::poll_fn;
 use std::task::Poll;
-use std::time::Duration;
 
 use super::buffer::Inner;
-use crate::error::{Error, Failure, Result};
-use crate::ffi::{self, Progress};
+use crate::error::Result;
+use crate::ffi::{self, Awaited, Progress};
 use crate::observe::Observed;
 use crate::outcome::Outcome;
-use crate::peers::{LONGEST_LOOK, Watched};
+use crate::peers::Watched;
 use crate::sys;
 
 /// Runs a call on this thread, and makes an outcome of what it fills.
@@ -49,13 +48,7 @@ pub(super) fn begin(
     inner: &Inner,
     call: impl FnOnce(&mut sys::epw_outcome) -> Result<Progress>,
 ) -> Result<Begun> {
-    let longest = (inner.config.ep.deadline / 4).min(LONGEST_LOOK);
-    let mut watchers = inner.watchers.iter().take(inner.config.ep.lanes as usize);
-    watchers.try_for_each(|watcher| watcher.start(&inner.ffi, longest)).map_err(|error| {
-        let text =
-            format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
-        Error::System(Failure::new("prefill", inner.rank, text))
-    })?;
+    inner.waits.start("prefill", inner.rank, &inner.ffi, inner.config.ep.deadline)?;
     let mut outcome = ffi::empty_outcome();
     Ok(Begun { progress: call(&mut outcome)?, outcome })
 }
@@ -83,7 +76,7 @@ pub(super) async unsafe fn finish(
                 return Poll::Ready(Outcome::of(&*inner.ffi, &outcome));
             }
             let lane = under_way.routing.lane();
-            inner.watchers[lane as usize].wake_later(lane.into(), cx.waker());
+            inner.waits.wake_later(lane.into(), cx.waker());
             Poll::Pending
         })
         .await;
@@ -95,12 +88,11 @@ pub(super) async unsafe fn finish(
 
 /// Handles are lanes: what waits touches no routing, which may go at any time.
 impl Watched for ffi::Prefill {
-    fn sleep(&self, lanes: &[u64], longest: Duration) {
-        // An error says that the operation has ended: its task must look too.
-        let _ = lanes.last().map(|lane| ffi::Prefill::sleep(self, *lane as u32, longest));
+    fn awaited(&self, lane: u64) -> Awaited<'_> {
+        Self::awaited(self, lane)
     }
 
-    fn is_over(&self, _: u64) -> bool {
-        true // nobody tends an operation
+    fn tend(&self, _: u64) -> bool {
+        true // nobody asks for it
     }
 }

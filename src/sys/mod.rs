@@ -108,6 +108,75 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 
+pub type epw_look = unsafe extern "C" fn(
+    owner: *mut ::core::ffi::c_void,
+    of: u64,
+    sleeps: bool,
+    now: u64,
+    itself: *mut epw_awaited,
+);
+
+/// Of `c/peer/await.h`: what the progress thread waits for.
+#[repr(C)]
+#[derive(Debug)]
+pub struct epw_awaited {
+    pub look: epw_look,
+    pub owner: *mut ::core::ffi::c_void,
+    pub of: u64,
+    pub age_ns: u64,
+    pub ready: bool,
+    pub young: bool,
+    pub seen: u32,
+    pub word: *mut u32,
+    pub sleepers: *mut u32,
+    pub ns: u64,
+    pub peers: *const ::core::ffi::c_void,
+}
+
+/// Of the same.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct epw_news {
+    pub told: ::core::sync::atomic::AtomicU32,
+    pub sleepers: ::core::sync::atomic::AtomicU32,
+}
+
+unsafe extern "C" {
+    pub fn epw_news_tell(news: *const epw_news);
+    pub fn epw_await_any(
+        all: *mut epw_awaited,
+        count: u32,
+        news: *const epw_news,
+        told: u32,
+        timeout_ns: u64,
+    );
+    /// Of `c/ep/buffer.h`.
+    pub fn epw_buffer_look(
+        owner: *mut ::core::ffi::c_void,
+        of: u64,
+        sleeps: bool,
+        now: u64,
+        out: *mut epw_awaited,
+    );
+    pub fn epw_buffer_tend(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
+    /// Of `c/coll/parts.h`.
+    pub fn epw_comm_look(
+        owner: *mut ::core::ffi::c_void,
+        of: u64,
+        sleeps: bool,
+        now: u64,
+        out: *mut epw_awaited,
+    );
+    /// Of `c/prefill/parts.h`.
+    pub fn epw_prefill_look(
+        owner: *mut ::core::ffi::c_void,
+        of: u64,
+        sleeps: bool,
+        now: u64,
+        out: *mut epw_awaited,
+    );
+}
+
 /// Of `c/nic/bus.h`: the doctor's.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
