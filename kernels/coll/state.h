@@ -93,11 +93,11 @@ typedef struct epw_coll_report {
 
 typedef struct epw_coll_state {
     epw_coll_turn turns[EPW_COLL_BLOCKS];
-    uint64_t out_blocks;                       /* blocks that have ended, since creation */
-    uint64_t closed;                           /* the value of out_blocks at the end of the last kernel that is closed by a
-                                                * block */
-    epw_rank_set missing;                      /* ranks that any block of the operation misses; empty between kernels */
-    uint64_t halted;                           /* epw_coll_halt of the operation whose calls differ: none continues in this epoch */
+    uint64_t out_blocks;  /* blocks that have ended, since creation */
+    uint64_t closed;      /* the value of out_blocks at the end of the last kernel that is closed by a
+                           * block */
+    epw_rank_set missing; /* ranks that any block of the operation misses; empty between kernels */
+    uint64_t halted;      /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
     epw_coll_report reports[EPW_COLL_REPORTS]; /* by ticket */
 } epw_coll_state;
 
