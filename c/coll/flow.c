@@ -198,7 +198,7 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     /* Only the messages of a barrier have no bytes. */
     if (m->carry != EPW_CARRY_VOID) fits = fits && (m->bytes > 0) == (leg->bytes > 0);
     if (m->carry == EPW_CARRY_INLINE) fits = fits && m->bytes <= comm->layout.slot_bytes;
-    if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks;
+    if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks && comm->of[m->voids].member;
     if (m->carry < EPW_CARRY_INLINE || m->carry > EPW_CARRY_VOID || !fits) return refuse_message(p);
     ring->here = true;
     ring->done = 0;
