@@ -230,6 +230,8 @@ bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *t
         if (!epw_pull(p, to, address, bytes)) return false;
     } else {
         epw_coll_copy(comm, to, epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, address), bytes);
+        /* Writer: this thread, by streaming stores. Reader: whoever sees that the job has ended. */
+        if (comm->streams) epw_stream_fence();
     }
     return still_given(comm, p, EPW_STEP_MAX);
 }
