@@ -447,8 +447,14 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 
 /* ---- steps ---- */
 
+static bool is_under_way(const epw_comm *comm) {
+    const epw_job *job = comm->jobs;
+    while (job != NULL && job->left == 0) job = job->next; /* these have ended, and wait for their callers */
+    return comm->queue != NULL || job != NULL;
+}
+
 static void end_all(epw_comm *comm, uint64_t now) {
-    if (comm->queue == NULL && comm->jobs == NULL) return;
+    if (!is_under_way(comm)) return;
     /* Ends the loans of collectives, and of sends that peers may be reading. Writer: this rank, before its
      * callers may write there. Reader: the peer, after it has read. */
     FOR_OTHERS(p, comm) {
