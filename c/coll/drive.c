@@ -311,6 +311,18 @@ static void end_collective(epw_comm *comm, epw_status status) {
     free_op(op);
 }
 
+/* This rank has no memory for the current collective: its job fails, and the operation goes on as one that
+ * was dropped, so that peers are told that this rank is missing. */
+static void fail_collective(epw_comm *comm, epw_status status) {
+    epw_op *op = comm->queue;
+    comm->fold.lacks = true;
+    comm->fold.voids = comm->config.rank;
+    if (op->job == NULL) return;
+    if (op->job->status == EPW_OK) op->job->status = status;
+    epw_comm_end_of_job(comm, op->job);
+    op->job = NULL;
+}
+
 static void begin_collective(epw_comm *comm, uint64_t now) {
     comm->running = true;
     comm->calls++;
@@ -320,10 +332,7 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     EPW_COMM_PEERS(p, comm)
     if (comm->record.cause == EPW_CAUSE_NONE)
         comm->record = epw_comm_suspected(comm, p, EPW_PHASE_COLLECTIVE);
-    if (!epw_program_begin(comm, comm->queue)) {
-        end_collective(comm, EPW_ERR_NO_MEMORY);
-        return;
-    }
+    if (!epw_program_begin(comm, comm->queue)) fail_collective(comm, EPW_ERR_NO_MEMORY);
     FOR_OTHERS(p, comm) epw_comm_wait_begins(p, now);
 }
 
@@ -447,8 +456,14 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 
 /* ---- steps ---- */
 
+static bool is_under_way(const epw_comm *comm) {
+    const epw_job *job = comm->jobs;
+    while (job != NULL && job->left == 0) job = job->next; /* these have ended, and wait for their callers */
+    return comm->queue != NULL || job != NULL;
+}
+
 static void end_all(epw_comm *comm, uint64_t now) {
-    if (comm->queue == NULL && comm->jobs == NULL) return;
+    if (!is_under_way(comm)) return;
     /* Ends the loans of collectives, and of sends that peers may be reading. Writer: this rank, before its
      * callers may write there. Reader: the peer, after it has read. */
     FOR_OTHERS(p, comm) {

@@ -198,7 +198,7 @@ static bool open_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     /* Only the messages of a barrier have no bytes. */
     if (m->carry != EPW_CARRY_VOID) fits = fits && (m->bytes > 0) == (leg->bytes > 0);
     if (m->carry == EPW_CARRY_INLINE) fits = fits && m->bytes <= comm->layout.slot_bytes;
-    if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks;
+    if (m->carry == EPW_CARRY_VOID) fits = fits && m->voids < comm->layout.ranks && comm->of[m->voids].member;
     if (m->carry < EPW_CARRY_INLINE || m->carry > EPW_CARRY_VOID || !fits) return refuse_message(p);
     ring->here = true;
     ring->done = 0;
@@ -230,6 +230,8 @@ bool epw_read_borrowed(epw_comm *comm, epw_coll_peer *p, uint32_t carry, void *t
         if (!epw_pull(p, to, address, bytes)) return false;
     } else {
         epw_coll_copy(comm, to, epw_rows_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, address), bytes);
+        /* Writer: this thread, by streaming stores. Reader: whoever sees that the job has ended. */
+        if (comm->streams) epw_stream_fence();
     }
     return still_given(comm, p, EPW_STEP_MAX);
 }

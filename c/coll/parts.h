@@ -191,8 +191,8 @@ epw_descriptor epw_descriptor_of(const epw_coll *call, uint64_t pair_count);
 
 /* ---- program.c ---- */
 
-/* Begins the first of the queue: sets the flows, the fold, and what this rank gives itself. False: no
- * memory. */
+/* Begins the first of the queue: sets the flows, the fold, and what this rank gives itself. False: no memory
+ * for what the fold reads. */
 bool epw_program_begin(epw_comm *comm, epw_op *op);
 
 /* ---- flow.c ---- */

@@ -207,7 +207,7 @@ bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t 
         end_without(t, comm, call->peer, &lost);
         return true;
     }
-    if (!epw_point_awaits(p) && !epw_point_has_more(p) && epw_flow_over(p)) epw_comm_wait_begins(p, now);
+    if (!epw_point_owed(p) && epw_flow_over(p)) epw_comm_wait_begins(p, now);
     append(call->kind == EPW_SEND ? &p->point->sends : &p->point->receives, t);
     return true;
 }
@@ -218,9 +218,16 @@ bool epw_point_awaits(const epw_coll_peer *p) {
            (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
 }
 
+/* Whether the list has a transfer that was not dropped: the peer need not receive what nobody sends any
+ * more. */
+static bool any_wanted(const transfer *t) {
+    while (t != NULL && t->job == NULL) t = t->next;
+    return t != NULL;
+}
+
 bool epw_point_owed(const epw_coll_peer *p) {
     const epw_point *point = p->point;
-    return point->sends != NULL || point->offered != NULL || point->asked != NULL ||
+    return any_wanted(point->sends) || any_wanted(point->offered) || point->asked != NULL ||
            point->receives != NULL || point->awaited != NULL;
 }
 
@@ -296,15 +303,15 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
     transfer *t = point->sends;
     if (t == NULL || point->unmatched == EPW_UNRECEIVED_MAX) return false;
-    if (t->job == NULL) {
-        free(take_first(&point->sends));
-        return true;
-    }
-    bool eager = t->bytes <= comm->layout.slot_bytes && point->unmatched_bytes + t->bytes <= EPW_EAGER_BYTES;
+    /* One that was dropped is offered too, so that its receive matches it, and finds that nothing comes. */
+    bool dropped = t->job == NULL;
+    bool eager = !dropped && t->bytes <= comm->layout.slot_bytes &&
+                 point->unmatched_bytes + t->bytes <= EPW_EAGER_BYTES;
     epw_message said = {.carry = EPW_CARRY_INLINE, .what = what(t), .bytes = t->bytes};
     if (!eager) {
         /* The peer may read the caller's memory only if the call cannot be dropped. */
-        if (t->job->waits) said.carry = epw_carry_of(comm, p, t->call.send, t->bytes, &said.address);
+        if (!dropped && t->job->waits)
+            said.carry = epw_carry_of(comm, p, t->call.send, t->bytes, &said.address);
         if (said.carry == EPW_CARRY_INLINE) said.carry = EPW_CARRY_OFFER;
         said.call = t->offer = ++point->offers;
     }
@@ -546,8 +553,12 @@ static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
         transfer *t = *at, *r = matching_receive(point, t->call.tag);
         if (r == NULL) continue;
         *at = t->next;
-        if (!too_long(comm, r, t->bytes)) {
-            if (t->bytes > 0 && t->job != NULL) memmove(r->call.recv, t->call.send, t->bytes);
+        if (too_long(comm, r, t->bytes)) {
+            /* it has ended */
+        } else if (t->job == NULL) {
+            end_partial(r, comm, p);
+        } else {
+            if (t->bytes > 0) memmove(r->call.recv, t->call.send, t->bytes);
             end(r, comm, EPW_OK);
         }
         end(t, comm, EPW_OK);

@@ -27,7 +27,7 @@ uint64_t epw_points_expiry(const epw_comm *comm);
 bool epw_point_awaits(const epw_coll_peer *p);
 bool epw_point_has_more(const epw_coll_peer *p);
 
-/* Whether a send or receive with the peer is under way. */
+/* Whether a send or receive with the peer is under way that needs something of the peer. */
 bool epw_point_owed(const epw_coll_peer *p);
 
 /* The peer has been given up: ends all transfers with it. */

@@ -183,10 +183,12 @@ void epw_buffer_destroy(epw_buffer *b) {
         return;
     }
     epw_peers_close_probe(&b->peers);
-    if (b->engine->leave(b)) {
-        b->engine->close(b);
-        epw_peers_destroy(&b->peers);
-    } /* else the process keeps its windows and leases: nobody is given memory that may still be written */
+    /* If the GPU may still write, the process keeps its windows and leases, so that nobody is given memory
+     * that is still written. It keeps the buffer as well: the thread of the fabric goes on to tell it which
+     * words have come by queues. */
+    if (!b->engine->leave(b)) return;
+    b->engine->close(b);
+    epw_peers_destroy(&b->peers);
     pthread_mutex_destroy(&b->verdicts_lock);
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) pthread_mutex_destroy(&b->lanes[i].lock);
     free(b);

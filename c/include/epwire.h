@@ -1204,7 +1204,7 @@ typedef struct epw_prefill_sizes {
     uint32_t size;                 /* sizeof(epw_prefill_sizes) */
     uint32_t local_experts;        /* experts / ranks */
     uint32_t ring_tokens;          /* as chosen */
-    uint32_t split_tokens;         /* so many tokens a sending half may have; rank-reduced combine too */
+    uint32_t split_tokens;         /* most tokens of a sending half of dispatch or of rank-reduced combine */
     uint32_t split_tokens_ordered; /* ordered combine: the ring holds several rows of a token */
     uint32_t reserved;
     uint64_t slot_bytes;     /* of a dispatched row in a ring */
@@ -1404,7 +1404,8 @@ EPW_API epw_status epw_prefill_poll(epw_prefill *prefill, epw_routing *routing, 
 EPW_API epw_status epw_prefill_await(epw_prefill *prefill, uint32_t lane, uint64_t timeout_ns);
 
 /* Gives up an operation of the routing that is under way, or of which a half is still to come, as
- * epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. */
+ * epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. A
+ * call that waits for the operation in another thread ends with EPW_ERR_STATE. */
 EPW_API epw_status epw_prefill_cancel(epw_prefill *prefill, epw_routing *routing);
 
 /* The lane of its last operation. */

@@ -125,10 +125,16 @@ static epw_status check_again(epw_where where, const epw_routing *r, const epw_d
 
 /* ---- lanes ---- */
 
+/* Whether its caller has given the operation up. One that has failed still has a caller, who is to learn why.
+ */
+static bool is_abandoned(const epw_prefill_lane *lane) {
+    return lane->dropped && lane->routing == NULL;
+}
+
 /* Locks the lane for a new operation. Completes an operation that was given up there, first. */
 static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonblocking, epw_where where) {
     pthread_mutex_lock(&lane->lock);
-    if (lane->running && lane->dropped) {
+    if (lane->running && is_abandoned(lane)) {
         lane->nonblocking = nonblocking;
         (void)epw_prefill_run(p, lane, NULL);
         pthread_mutex_lock(&lane->lock);
@@ -139,8 +145,8 @@ static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonbloc
     } else if (lane->running) {
         status =
             epw_fail(EPW_ERR_STATE, where, "lane %u has %s: end it first, or use another lane", lane->index,
-                     lane->dropped ? "an operation that was given up and that peers have not ended yet"
-                                   : "an operation under way");
+                     is_abandoned(lane) ? "an operation that was given up and that peers have not ended yet"
+                                        : "an operation under way");
     }
     if (status != EPW_OK) epw_prefill_unlock(p, lane);
     return status;
@@ -351,12 +357,9 @@ static epw_status check_sums(epw_where where, const epw_routing *r, const epw_pr
 
 /* A sending half writes all its answers before the peers' receiving halves, so the ring must hold them. */
 static epw_status check_split(epw_where where, const epw_prefill *p, const epw_routing *r, bool ordered) {
-    uint32_t local = p->layout.local_experts;
     if (p->gpu != NULL) return epw_prefill_gpu_check_split(p, ordered, where);
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
-        uint64_t answers = r->received[s];
-        for (uint32_t e = 0; e < local && ordered; e++)
-            answers += (e == 0 ? 0 - answers : 0) + r->counts[(size_t)s * local + e];
+        uint64_t answers = epw_routing_answers(r, s, ordered);
         if (answers < p->layout.slots || s == p->config.ep.rank) continue;
         where.peer = (int)s;
         return epw_fail(

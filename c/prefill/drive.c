@@ -324,6 +324,7 @@ static void tell_and_rest(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) 
 
 void epw_prefill_begin_wait(epw_prefill *p, epw_prefill_lane *lane) {
     uint64_t now = epw_now_ns();
+    lane->call++;
     hear(p, lane, now);
     FOR_OTHERS(peer, p, lane) {
         lane->peers[peer].moved = now;
@@ -335,11 +336,7 @@ void epw_prefill_begin_wait(epw_prefill *p, epw_prefill_lane *lane) {
 static uint64_t rows_for(const epw_prefill_lane *lane, uint32_t peer) {
     const epw_routing *r = lane->routing;
     if (lane->kind == EPW_KIND_DISPATCH) return r->sent_first[peer + 1] - r->sent_first[peer];
-    if (lane->combine.mode == EPW_COMBINE_RANK_REDUCED || r->received[peer] == 0) return r->received[peer];
-    uint64_t entries = 0;
-    for (uint32_t e = 0; e < r->of->layout.local_experts; e++)
-        entries += r->counts[(size_t)peer * r->of->layout.local_experts + e];
-    return entries;
+    return epw_routing_answers(r, peer, lane->combine.mode == EPW_COMBINE_ORDERED);
 }
 
 /* What this rank sends itself goes through no ring, and is available at once. */
@@ -369,7 +366,10 @@ void epw_prefill_begin(epw_prefill *p, epw_prefill_lane *lane) {
         epw_prefill_peer *q = &lane->peers[peer];
         bool other = peer != p->config.ep.rank, present = epw_prefill_present(q);
         q->missing = q->member && q->suspected;
-        if (q->missing) record(p, lane, peer, EPW_CAUSE_SUSPECTED, q->moved);
+        if (q->missing) {
+            record(p, lane, peer, EPW_CAUSE_SUSPECTED, q->moved);
+            epw_prefill_forget(p, lane, peer); /* a routing that is used again still counts its rows */
+        }
         q->opens = other && present;
         q->voids = q->refused = q->ended = false;
         q->forgotten = 0;
@@ -543,25 +543,44 @@ epw_status epw_prefill_end(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *
     return EPW_OK;
 }
 
+/* Sleeps until a step may find something new. EPW_OK: it has not slept, the goal has been reached. */
+static epw_status sleep_for_news(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
+    uint32_t heard = epw_bell_listen(&p->peers);
+    epw_status status = epw_prefill_step(p, lane);
+    uint64_t until = lane->look_again, slice = lane->held ? HELD_SLICE_NS : SLICE_NS;
+    if (status == EPW_PENDING) {
+        epw_prefill_unlock(p, lane);
+        if (until > now) epw_bell_sleep(&p->peers, heard, least(slice, until - now));
+        pthread_mutex_lock(&lane->lock);
+    }
+    epw_bell_leave(&p->peers);
+    return status;
+}
+
+/* Whether the lane still runs this call. While it was unlocked, another thread may have ended the operation
+ * or given it up, and may have begun another. */
+static bool still_runs(const epw_prefill_lane *lane, uint64_t call, const epw_routing *routing) {
+    return lane->running && lane->call == call && lane->routing == routing && lane->goal != EPW_GOAL_NONE;
+}
+
 epw_status epw_prefill_run(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *outcome) {
-    uint64_t idle = epw_now_ns();
+    const epw_routing *routing = lane->routing;
+    uint64_t call = lane->call, idle = epw_now_ns();
     epw_status status = epw_prefill_step(p, lane);
     while (status == EPW_PENDING && !lane->nonblocking) { /* ends: all waits are bounded */
         uint64_t now = epw_now_ns();
         if (now - idle < p->peers.spin_ns + p->peers.yield_ns) {
             yield(p, lane, now - idle, now);
-            status = epw_prefill_step(p, lane);
         } else {
-            uint32_t heard = epw_bell_listen(&p->peers);
-            status = epw_prefill_step(p, lane);
-            uint64_t until = lane->look_again, slice = lane->held ? HELD_SLICE_NS : SLICE_NS;
-            epw_prefill_unlock(p, lane);
-            if (status == EPW_PENDING && until > now)
-                epw_bell_sleep(&p->peers, heard, least(slice, until - now));
-            epw_bell_leave(&p->peers);
-            pthread_mutex_lock(&lane->lock);
-            if (status == EPW_PENDING) status = epw_prefill_step(p, lane);
+            status = sleep_for_news(p, lane, now);
+            if (status == EPW_OK) break;
         }
+        if (!still_runs(lane, call, routing)) {
+            epw_prefill_unlock(p, lane);
+            return epw_fail(EPW_ERR_STATE, epw_prefill_where(p, "wait"),
+                            "the operation was ended or given up by another thread");
+        }
+        status = epw_prefill_step(p, lane);
         if (lane->moved) idle = epw_now_ns();
     }
     if (status == EPW_OK) status = epw_prefill_end(p, lane, outcome);

@@ -100,7 +100,7 @@ typedef struct epw_prefill_peer {
     bool missing;       /* from the current operation */
     bool opens;         /* its opening has yet to be written */
     bool voids;         /* only a VOID message has yet to be written */
-    uint64_t opening;   /* number of that message */
+    uint64_t opening;   /* number of its opening, once that is written */
     bool refused;       /* what it sends is taken out of the ring and discarded */
     uint32_t next;      /* dispatch: the row to be written next. Combine: the row whose answers are */
     uint32_t forgotten; /* dispatch: rows of a missing source whose places must be cleared */
@@ -132,6 +132,7 @@ typedef struct epw_prefill_lane {
     bool moved;          /* something has moved in the last step */
 
     /* The current operation, or the one that has a half to come. */
+    uint64_t call; /* number of the call that was begun last on the lane */
     bool running;
     bool dropped; /* given up: its routing and the caller's memory must not be used */
     uint32_t kind;
@@ -206,6 +207,9 @@ static inline bool epw_by_expert(uint32_t layout) {
 /* The place of a row for one of its experts, or in a layout by source; EPW_NO_PLACE: none. */
 uint32_t epw_routing_expert_place(const epw_routing *r, const epw_row_place *place);
 uint32_t epw_routing_source_place(const epw_routing *r, uint32_t source, uint32_t row);
+
+/* The answers of a combine to the rows of the source; none if it was lost. */
+uint64_t epw_routing_answers(const epw_routing *r, uint32_t source, bool ordered);
 
 static inline uint32_t epw_rank_of(const epw_prefill *p, int32_t expert) {
     return (uint32_t)expert / p->layout.local_experts;

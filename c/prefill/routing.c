@@ -189,6 +189,14 @@ uint32_t epw_routing_source_place(const epw_routing *r, uint32_t source, uint32_
     return first + row < r->capacity ? (uint32_t)(first + row) : EPW_NO_PLACE;
 }
 
+uint64_t epw_routing_answers(const epw_routing *r, uint32_t source, bool ordered) {
+    uint32_t local = r->of->layout.local_experts;
+    if (!ordered || r->received[source] == 0) return r->received[source];
+    uint64_t entries = 0;
+    for (uint32_t e = 0; e < local; e++) entries += r->counts[(size_t)source * local + e];
+    return entries;
+}
+
 /* ---- counting without sending ---- */
 
 epw_status epw_prefill_count(const epw_prefill_config *config, const void *topk_idx, uint32_t idx_type,

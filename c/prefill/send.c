@@ -27,7 +27,8 @@ static bool write_alone(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     epw_row_head head = head_of(lane, q->voids ? EPW_MESSAGE_VOID : EPW_MESSAGE_OPENING,
                                 q->voids ? 0 : (uint32_t)(s->to_write - 1));
     memcpy(slot, &head, sizeof head);
-    if (q->opens && !q->voids && lane->kind == EPW_KIND_DISPATCH) {
+    if (!q->voids) q->opening = s->ring.written;
+    if (!q->voids && lane->kind == EPW_KIND_DISPATCH) {
         const epw_routing *r = lane->routing;
         epw_opening opening = {.counted = !lane->again};
         uint32_t local = p->layout.local_experts;
@@ -35,7 +36,6 @@ static bool write_alone(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
         memcpy(slot + sizeof head + sizeof opening, r->sent_counts + (size_t)peer * local,
                local * sizeof r->sent_counts[0]);
     }
-    q->opening = s->ring.written;
     q->opens = q->voids = false;
     epw_stream_wrote(s, 1);
     return true;

@@ -2507,7 +2507,7 @@ pub struct epw_prefill_sizes {
     pub local_experts: u32,
     /// as chosen
     pub ring_tokens: u32,
-    /// so many tokens a sending half may have; rank-reduced combine too
+    /// most tokens of a sending half of dispatch or of rank-reduced combine
     pub split_tokens: u32,
     /// ordered combine: the ring holds several rows of a token
     pub split_tokens_ordered: u32,
@@ -3131,7 +3131,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Gives up an operation of the routing that is under way, or of which a half is still to come, as
- epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before.*/
+ epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. A
+ call that waits for the operation in another thread ends with EPW_ERR_STATE.*/
     pub fn epw_prefill_cancel(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,

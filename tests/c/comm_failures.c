@@ -4,6 +4,7 @@
 #include "comms.h"
 
 #include "base/clock.h"
+#include "coll/parts.h"
 
 #include <sched.h>
 #include <signal.h>
@@ -481,13 +482,95 @@ static void different_calls_are_named_on_every_rank(void) {
     }
 }
 
+/* What has ended by a mismatch is not ended again while its caller has not asked for it. Rank 1 calls
+ * otherwise once rank 0 has begun two operations. */
+typedef struct twice {
+    comms c;
+    pthread_barrier_t begun;
+} twice;
+
+static void quarrel_once(uint32_t rank, void *context) {
+    twice *t = context;
+    epw_comm *comm = t->c.of[rank];
+    int32_t mine[9] = {0}, sums[9];
+    if (rank == 1) {
+        pthread_barrier_wait(&t->begun);
+        CHECK(epw_all_reduce(comm, mine, sums, 9, EPW_TYPE_I32, EPW_SUM, NULL, NULL) == EPW_ERR_MISMATCH);
+        return;
+    }
+    epw_work works[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        epw_call call = EPW_CALL_INIT;
+        call.work = &works[i];
+        CHECK_OK(epw_all_reduce(comm, mine, sums, 8, EPW_TYPE_I32, EPW_SUM, &call, NULL));
+    }
+    pthread_barrier_wait(&t->begun);
+    CHECK(epw_work_wait(comm, works[0], UINT64_MAX, NULL) == EPW_ERR_MISMATCH);
+    uint64_t spoke = comm->of[1].spoke; /* when a word was last posted to rank 1 */
+    CHECK(epw_work_wait(comm, works[1], UINT64_MAX, NULL) == EPW_ERR_MISMATCH);
+    CHECK(comm->of[1].spoke == spoke);
+}
+
+static void a_mismatch_ends_what_is_under_way_once(void) {
+    twice t = {.c = made(2)};
+    pthread_barrier_init(&t.begun, NULL, 2);
+    on_all(2, quarrel_once, &t);
+    pthread_barrier_destroy(&t.begun);
+    the_next_epoch_is_exact(&t.c, 2);
+    close_comms(&t.c);
+}
+
+/* ---- a rank without memory ---- */
+
+static _Thread_local bool lacks_memory;
+
+/* Instead of the C library's, which only a fold's memory comes from. */
+void *aligned_alloc(size_t alignment, size_t bytes) {
+    void *memory = NULL;
+    return lacks_memory || posix_memalign(&memory, alignment, bytes) != 0 ? NULL : memory;
+}
+
+static void reduce_without_memory(uint32_t rank, void *context) {
+    const scene *s = context;
+    int32_t *mine = calloc(s->count, sizeof *mine), *sums = malloc(s->count * sizeof *sums);
+    if (mine == NULL || sums == NULL) abort();
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    lacks_memory = rank == 0;
+    epw_status status =
+        epw_all_reduce(s->c.of[rank], mine, sums, s->count, EPW_TYPE_I32, EPW_SUM, NULL, &outcome);
+    lacks_memory = false;
+    if (rank == 0) {
+        CHECK_MSG(status == EPW_ERR_NO_MEMORY, "%s", epw_last_error());
+    } else {
+        CHECK_OK(status);
+        CHECK_MSG(
+            lacks(&outcome, 0) && !lacks(&outcome, 3 - rank) && outcome.record.cause == EPW_CAUSE_PARTIAL,
+            "missing %llx, cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+    }
+    CHECK_OK(epw_barrier(s->c.of[rank], NULL, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u lacks %llx", rank, (unsigned long long)outcome.missing.bits[0]);
+    free(mine);
+    free(sums);
+}
+
+static void a_rank_without_memory_is_missing(void) {
+    static const uint64_t counts[] = {SMALL, COUNT};
+    for (uint32_t i = 0; i < 2; i++) {
+        scene s = {.c = made(3), .count = counts[i]};
+        on_all(3, reduce_without_memory, &s);
+        on_all(3, add_up, &s.c);
+        close_comms(&s.c);
+    }
+}
+
 int main(void) {
     static void (*const tests[])(void) = {
         a_rank_that_never_calls_is_missing,      who_has_given_its_part_is_not_suspected,
         what_came_before_a_farewell_counts,      last_words_count_also_between_two_looks,
         a_farewell_ends_each_channel_by_itself,  ranks_that_end_early_are_missing_at_once,
         members_of_different_steps_do_not_meet,  who_awaits_a_work_is_woken_by_its_deadline,
-        different_calls_are_named_on_every_rank,
+        different_calls_are_named_on_every_rank, a_mismatch_ends_what_is_under_way_once,
+        a_rank_without_memory_is_missing,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         slower = times_slower() * times_busier();

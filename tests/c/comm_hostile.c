@@ -71,6 +71,11 @@ static void meet(uint32_t rank, void *context) {
     CHECK_MSG(!outcome.degraded, "%s", s->t->name);
 }
 
+static void activate_two(const comms *c, uint32_t epoch) {
+    epw_mask two = all_of(2);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_comm_set_active(c->of[r], &two, epoch, 0));
+}
+
 int main(void) {
     const epw_descriptor sum = {.kind = EPW_ALL_REDUCE, .type = EPW_TYPE_I32, .op = EPW_SUM, .count = COUNT};
     const epw_descriptor message = {.kind = EPW_SEND, .type = EPW_TYPE_I32, .count = COUNT};
@@ -87,6 +92,7 @@ int main(void) {
         {"no bytes", 1, 0, 0, 0, 1, EPW_CARRY_INLINE, 0, sum, false},
         {"half an element", 1, 30, 0, 0, 1, EPW_CARRY_INLINE, 0, sum, false},
         {"an unknown rank that lacks", 1, 0, 0, 0, 1, EPW_CARRY_VOID, 1000, sum, false},
+        {"a rank that lacks and is no member", 1, 0, 0, 0, 1, EPW_CARRY_VOID, 2, sum, false},
         {"a place before the heap", 1, 32, 0, 0, 1, EPW_CARRY_HEAP, 0, sum, false},
         {"a place behind the heap", 1, 32, huge, 0, 1, EPW_CARRY_HEAP, 0, sum, false},
         {"a word that runs ahead", 1, 32, 0, 1000, 1, EPW_CARRY_INLINE, 0, sum, false},
@@ -104,12 +110,12 @@ int main(void) {
     };
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
     config.heap_bytes = 4096;
-    scene s = {.c = open_comms(2, config)};
+    scene s = {.c = open_comms(3, config)}; /* rank 2 is no member */
     for (uint32_t i = 0; i < sizeof tricks / sizeof tricks[0]; i++) {
         s.t = &tricks[i];
-        activate_comms(&s.c, 2 * i + 1);
+        activate_two(&s.c, 2 * i + 1);
         on_all(2, be_tricked, &s);
-        activate_comms(&s.c, 2 * i + 2);
+        activate_two(&s.c, 2 * i + 2);
         on_all(2, meet, &s);
     }
     close_comms(&s.c);

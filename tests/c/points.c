@@ -272,6 +272,118 @@ static void a_send_to_itself_that_meets_none_ends(void) {
     close_comms(&c);
 }
 
+/* ---- sends that are dropped ---- */
+
+/* A receive that meets a send that was dropped finds the sender missing, and what comes after is in order. */
+static void receive_without(epw_comm *comm, uint32_t from, uint32_t want) {
+    uint32_t value = 77;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_recv(comm, &value, 1, EPW_TYPE_U32, from, 0, NULL, &outcome));
+    CHECK_MSG(outcome.degraded && outcome.missing.bits[0] == UINT64_C(1) << from &&
+                  outcome.record.cause == EPW_CAUSE_PARTIAL && value == 77,
+              "missing %" PRIx64 ", cause %u, value %u", outcome.missing.bits[0], outcome.record.cause,
+              value);
+    CHECK_OK(epw_recv(comm, &value, 1, EPW_TYPE_U32, from, 0, NULL, &outcome));
+    CHECK_MSG(!outcome.degraded && value == want, "%u, not %u", value, want);
+}
+
+static epw_work begin_send(epw_comm *comm, const uint32_t *value, uint32_t to) {
+    epw_work work = 0;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    CHECK_OK(epw_send(comm, value, 1, EPW_TYPE_U32, to, 0, &call, NULL));
+    return work;
+}
+
+static void a_dropped_send_to_itself_is_missing(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    comms c = open_comms(1, config);
+    activate_comms(&c, 1);
+    const uint32_t values[] = {1, 2};
+    epw_work dropped = begin_send(c.of[0], &values[0], 0), kept = begin_send(c.of[0], &values[1], 0);
+    CHECK_OK(epw_work_drop(c.of[0], dropped));
+    receive_without(c.of[0], 0, 2);
+    CHECK_OK(epw_work_wait(c.of[0], kept, UINT64_MAX, NULL));
+    close_comms(&c);
+}
+
+enum { RING = 2 };
+
+/* Rank 0 drops a send for which the ring has had no room yet. */
+typedef struct full {
+    comms c;
+    pthread_barrier_t filled;
+} full;
+
+static void fill_and_drop(uint32_t rank, void *context) {
+    full *f = context;
+    if (rank == 1) {
+        pthread_barrier_wait(&f->filled);
+        for (uint32_t i = 0; i < RING; i++) {
+            uint32_t value = 0;
+            CHECK_OK(epw_recv(f->c.of[1], &value, 1, EPW_TYPE_U32, 0, 0, NULL, NULL));
+            CHECK_MSG(value == i, "%u, not %u", value, i);
+        }
+        receive_without(f->c.of[1], 0, RING + 1);
+        CHECK_OK(epw_barrier(f->c.of[1], NULL, NULL));
+        return;
+    }
+    uint32_t values[RING + 2];
+    epw_work works[RING + 2];
+    for (uint32_t i = 0; i < RING + 2; i++) {
+        values[i] = i;
+        works[i] = begin_send(f->c.of[0], &values[i], 1);
+    }
+    CHECK_OK(epw_work_drop(f->c.of[0], works[RING]));
+    pthread_barrier_wait(&f->filled);
+    for (uint32_t i = 0; i < RING + 2; i++)
+        if (i != RING) CHECK_OK(epw_work_wait(f->c.of[0], works[i], UINT64_MAX, NULL));
+    CHECK_OK(epw_barrier(f->c.of[0], NULL, NULL));
+}
+
+static void a_send_that_is_dropped_before_it_is_written_is_missing(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.slots = RING;
+    full f = {.c = open_comms(2, config)};
+    pthread_barrier_init(&f.filled, NULL, 2);
+    activate_comms(&f.c, 1);
+    on_all(2, fill_and_drop, &f);
+    pthread_barrier_destroy(&f.filled);
+    close_comms(&f.c);
+}
+
+/* A dropped send of any length that is never received does not make the receiver suspect. */
+static void skip_and_wait(uint32_t rank, void *context) {
+    const comms *c = context;
+    static unsigned char much[LONG];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    if (rank == 0) {
+        epw_work work = 0;
+        epw_call call = EPW_CALL_INIT;
+        call.work = &work;
+        CHECK_OK(epw_send(c->of[0], much, LONG, EPW_TYPE_U8, 1, 4, &call, NULL));
+        CHECK_OK(epw_work_drop(c->of[0], work));
+        call = (epw_call)EPW_CALL_INIT;
+        call.deadline_ns = 4000 * MS;
+        CHECK_OK(epw_recv(c->of[0], much, 1, EPW_TYPE_U8, 1, 5, &call, &outcome));
+    } else {
+        nanosleep(&(struct timespec){0, 600000000}, NULL);
+        CHECK_OK(epw_send(c->of[1], much, 1, EPW_TYPE_U8, 0, 5, NULL, &outcome));
+    }
+    CHECK_MSG(!outcome.degraded, "rank %u, cause %u", rank, outcome.record.cause);
+    CHECK_OK(epw_barrier(c->of[rank], NULL, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u, cause %u", rank, outcome.record.cause);
+}
+
+static void a_dropped_send_waits_for_no_receive(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.deadline_ns = 2000 * MS;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    on_all(2, skip_and_wait, &c);
+    close_comms(&c);
+}
+
 /* Lent memory is read a piece at a time: other calls do not wait for the whole message. */
 enum { MUCH = 96 << 20 };
 
@@ -342,6 +454,9 @@ int main(void) {
     a_message_without_room_is_consumed();
     a_send_to_itself_that_meets_none_ends();
     what_waits_for_this_rank_itself_ends_in_its_own_time();
+    a_dropped_send_to_itself_is_missing();
+    a_send_that_is_dropped_before_it_is_written_is_missing();
+    a_dropped_send_waits_for_no_receive();
     a_long_read_is_done_in_pieces();
     return check_result("points");
 }
