@@ -4,6 +4,7 @@
  * thread. `--case NAME` runs one. Exit code 77, with the reason, if there is no GPU. */
 #include "cases.h"
 #include "echo.h"
+#include "ep/buffer.h"
 #include "ranks.h"
 
 /* Steps in which each token comes back as it was sent. */
@@ -395,6 +396,24 @@ static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
     return zeros;
 }
 
+/* Where what rank 1 sends to this rank lies, by offset: in its window or, if rank 1 is behind a queue, in its
+ * inbox. */
+static unsigned char *from_peer(const echo_rank *r) {
+    return epw_peers_from(&r->buffer->peers, 1);
+}
+
+/* The word that announces rank 1's rows, if its NIC may still be delivering them when its kernel has ended.
+ */
+static uint64_t rows_word(const echo_rank *r) {
+    const epw_peers *peers = &r->buffer->peers;
+    return epw_is_in_inbox(peers, 1) ? epw_word_from(peers, 0, 1, EPW_WORD_DISPATCH) : 0;
+}
+static void await_rows(const echo_rank *r, uint64_t before) {
+    uint64_t began = now_ns();
+    while (epw_is_in_inbox(&r->buffer->peers, 1) && rows_word(r) == before)
+        REQUIRE(now_ns() - began < 1000 * MS, "rank 1's rows do not come");
+}
+
 /* One row of a peer names a token that no rank has. Nothing is moved for it: all counts stay, and so do the
  * rank's own rows. The peer is missing, its malformed row has become zeros, and it is told that none of its
  * rows was answered. */
@@ -404,31 +423,33 @@ static void malformed(uint32_t gpus) {
     open_two(&e, &plan, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
     size_t slot = plan.dispatch_bytes / (2 * 128), poisoned = (size_t)16 / 2 * 2 * 128 * 512 * 2;
-    unsigned char *window = NULL;
+    unsigned char *sent = NULL; /* round 0 changes nothing */
     for (uint32_t round = 0; round < 6; round++) {
         const uint32_t bad = UINT32_MAX, row = round * 17;
         echo_fill(&e, round);
+        uint64_t before = rows_word(r);
         for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
         echo_settle(&e, "sending");
+        await_rows(r, before);
         REQUIRE_CUDA(cudaSetDevice(r->config.device));
         REQUIRE_CUDA(cudaMemset(r->rows, POISON & 0xff, poisoned));
-        if (window != NULL) {
-            unsigned char *at = window + plan.control_bytes + (128 + row) * slot;
-            REQUIRE_CUDA(cudaMemcpy(at, &bad, sizeof bad, cudaMemcpyHostToDevice));
+        if (sent != NULL) {
+            unsigned char *at = sent + plan.control_bytes + (128 + row) * slot;
+            REQUIRE_CUDA(cudaMemcpy(at, &bad, sizeof bad, cudaMemcpyDefault));
         }
         REQUIRE_CUDA(cudaDeviceSynchronize());
         for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_RECEIVE);
         echo_settle(&e, "receiving");
         epw_outcome outcome = EPW_OUTCOME_INIT;
         REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
-        REQUIRE(outcome.missing.bits[0] == (window ? 2 : 0) &&
-                    outcome.record.cause == (window ? EPW_CAUSE_FORMAT : EPW_CAUSE_NONE),
+        REQUIRE(outcome.missing.bits[0] == (sent ? 2 : 0) &&
+                    outcome.record.cause == (sent ? EPW_CAUSE_FORMAT : EPW_CAUSE_NONE),
                 "round %u: missing %llx by cause %u", round, (unsigned long long)outcome.missing.bits[0],
                 outcome.record.cause);
         REQUIRE(echo_miscounted(&e, r, 3) == 0, "%u counts are wrong", echo_miscounted(&e, r, 3));
         uint32_t zeros = zeros_of_peer(&e, r);
-        REQUIRE((zeros > 0) == (window != NULL), "round %u: %u rows of zeros", round, zeros);
-        if (window == NULL) window = window_of(r, &plan);
+        REQUIRE((zeros > 0) == (sent != NULL), "round %u: %u rows of zeros", round, zeros);
+        sent = from_peer(r);
         for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
         echo_settle(&e, "combine");
         echo_missing(peer, outcome.degraded ? 1 : 0, "who sent a malformed row");
