@@ -3,7 +3,7 @@
  * 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
  * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others go on.
  *
- *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds N]
+ *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--nccl PATH]
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
@@ -20,7 +20,7 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define POOL_BYTES (UINT64_C(80) << 20)
 #define LARGEST    (UINT64_C(64) << 20)
 
-static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed;
+static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, deadline_ms;
 static const char *nccl_path;
 
 static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
@@ -66,13 +66,18 @@ static uint64_t all_of(const rank_links *links) {
     return (UINT64_C(1) << links->ranks) - 1;
 }
 
+/* Processes that share a GPU take turns on it. */
+static uint64_t deadline(void) {
+    return (deadline_ms > 0 ? deadline_ms : processes ? 10000 : 2000) * MS;
+}
+
 static void open_rank(rank_state *r, const rank_links *links) {
     *r = (rank_state){.links = links};
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
     config.rank = links->rank;
     config.ranks = links->ranks;
-    config.deadline_ns = (processes ? 10000 : 2000) * MS;
+    config.deadline_ns = deadline();
     REQUIRE_OK(epw_comm_create(&config, &r->host.comm));
     config.device = ranks_gpu(links);
     config.sms = ranks_sms(links, 1, 32);
@@ -907,8 +912,8 @@ static int rank_main(const rank_links *links) {
         if (links->ranks > 1) {
             differ(&r, 5000);
             differ(&r, 3000000);
-            lose(&r, 5000, (processes ? 10000 : 2000) * MS);
-            lose(&r, 3000000, (processes ? 10000 : 2000) * MS);
+            lose(&r, 5000, deadline());
+            lose(&r, 3000000, deadline());
             if (links->rank == 0)
                 printf("calls that differ are named; a rank that does not come is given up\n");
         }
@@ -918,15 +923,19 @@ static int rank_main(const rank_links *links) {
 }
 
 int main(int argc, char **argv) {
-    const ranks_option options[] = {
-        {.name = "--ranks", .number = &ranks},     {.name = "--processes", .number = &processes, .preset = 1},
-        {.name = "--cases", .number = &cases},     {.name = "--seed", .number = &seed},
-        {.name = "--seconds", .number = &seconds}, {.name = "--time", .number = &timed, .preset = 1},
-        {.name = "--nccl", .text = &nccl_path},    {0}};
+    const ranks_option options[] = {{.name = "--ranks", .number = &ranks},
+                                    {.name = "--processes", .number = &processes, .preset = 1},
+                                    {.name = "--cases", .number = &cases},
+                                    {.name = "--seed", .number = &seed},
+                                    {.name = "--seconds", .number = &seconds},
+                                    {.name = "--time", .number = &timed, .preset = 1},
+                                    {.name = "--nccl", .text = &nccl_path},
+                                    {.name = "--deadline-ms", .number = &deadline_ms},
+                                    {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     int bad = ranks_options(argc, argv, options,
-                            "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--seconds "
-                            "N] [--time [--nccl PATH]]");
+                            "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] "
+                            "[--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
     return ranks_main(rank_main, ranks, processes, argv);
