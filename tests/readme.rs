@@ -248,6 +248,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("EPWIRE_CASES=200 cargo test --test chaos histories", "takes minutes; `cargo test` runs 40 of them"),
     (".ci/run chaos_collectives", "is part of CI"),
     (".ci/run queues", "is part of CI"),
+    (".ci/run emulated_gpu", "is part of CI"),
     (
         "EPWIRE_PATHS=queue cargo test --test chaos",
         "takes minutes; CI has step queues run a case of each scenario",
