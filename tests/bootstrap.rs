@@ -680,7 +680,10 @@ fn any_member_can_name_the_present_member_of_a_rank() {
 /// The newcomer's call waits to be admitted by a change, which a member keeps open.
 #[test]
 fn a_newcomer_learns_that_its_admission_is_aborted() {
-    let server = serve(3);
+    // The mute member renews no lease, and must not be evicted on a busy machine.
+    let patient =
+        ServerOptions::new("run", 3).join_deadline(10 * SECOND).heartbeat(quick().lease(30 * SECOND));
+    let server = Server::bind_blocking("127.0.0.1:0", patient).unwrap();
     let address = server.local_addr();
     let members = std::thread::spawn(move || join_all([0, 2].map(|rank| options(rank, 3, address))));
     let mut mute = Raw::connect(address).handshake();
