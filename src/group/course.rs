@@ -242,10 +242,12 @@ impl Course {
         Ok(())
     }
 
-    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already.
+    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. On
+    /// standby it is not: this member may have joined again since it was left out, and what it follows is still in the
+    /// former membership, which must be revoked before its peers can be connected anew.
     fn revoke(&self, peers: &Mask, epoch: u32) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.current().epoch < epoch {
+        if self.waits() || self.current().epoch < epoch {
             // A follower that cannot be told ends its waits by itself, at their deadline.
             self.followers().iter().for_each(|follower| drop(follower.revoke(peers)));
         }
