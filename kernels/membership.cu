@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel
         __syncthreads();
         close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);
     } else {
-        for (uint32_t i = threadIdx.x; i < a.blocks; i += kOpeningThreads) a.lane.state->turns[i].stage = EPW_GPU_FREE;
+        for (uint32_t i = threadIdx.x; i < a.lane.blocks; i += kOpeningThreads) a.lane.state->turns[i].stage = EPW_GPU_FREE;
     }
 }
 

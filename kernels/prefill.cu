@@ -8,15 +8,23 @@
 
 namespace epw {
 
-// A block's shared memory: a tile for each mover, then the tickets that it keeps; as many movers as find room. The tiles' memory
-// is first that of the numbering.
+// A block's shared memory: the pool of tiles, then for each mover the tickets that it keeps. The tiles' memory is first that of
+// the numbering. A block has an SM to itself (c/device/sm_ledger.h), and takes most of it.
 struct BlockMemory {
-    static constexpr uint32_t kMost = EPW_GPU_SHARE - 8 * 1024; // less what the kernels declare statically
-    uint32_t tile, head, lines, movers, tiles, bytes;
+    static __host__ __device__ uint32_t attending(const epw_prefill_layout &l) { return (l.ranks + 31) / 32; } // warps
 
-    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind)
-        : tile(tile_bytes(l, kind)), head(tile - kRowPiece - kRowScales), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
-          movers(kMost / (tile + lines) < kMovers ? kMost / (tile + lines) : kMovers), tiles(movers * tile),
+    static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 18 * 1024; // less what the kernels declare statically
+    uint32_t head, tile, lines, movers, count, tiles, bytes;
+
+    static __host__ __device__ uint32_t movers_of(uint32_t blocks, uint32_t most) {
+        const uint32_t wanted = kEnoughMovers / blocks;
+        return wanted > most ? most : wanted < kLeastMovers ? kLeastMovers : wanted;
+    }
+
+    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)
+        : head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes), tile(Tiles::bytes_of(head, kind)),
+          lines(2 * l.ranks * uint32_t(sizeof(uint32_t))), movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))),
+          count((kMost - movers * lines) / tile < movers ? (kMost - movers * lines) / tile : movers), tiles(count * tile),
           bytes(tiles + movers * lines) {}
 };
 
@@ -24,30 +32,52 @@ struct BlockMemory {
 struct Roles {
     unsigned char *memory;
     uint64_t *loaded;
+    uint32_t *free; // tiles
     const BlockMemory m;
 
     __device__ __forceinline__ uint32_t warp() const { return threadIdx.x / 32; }
-    __device__ __forceinline__ Tile tile() const { return {memory + warp() * m.tile, m.head, &loaded[warp()]}; }
+    // Where there are many blocks the first one only attends to peers: its movers would slow that down.
+    __device__ __forceinline__ uint32_t attending_blocks() const { return gridDim.x < kManyBlocks ? 0 : 1; }
+    __device__ __forceinline__ bool moves() const { return warp() < m.movers && blockIdx.x >= attending_blocks(); }
+    // Half of the movers send at first, and no more than keep the wire busy: rows are not to queue there for long, while others
+    // wait for a mover. But all do in a kernel that does nothing else.
+    __device__ __forceinline__ Movers movers(const Prefill &o) const {
+        const uint32_t half = (m.movers + 1) / 2, few = (kSenders + gridDim.x - 1) / gridDim.x;
+        const bool among = !o.does(EPW_PREFILL_RECEIVES) || warp() < (o.call->kind == 0 ? min(few, half) : half);
+        const bool sends = among && o.does(EPW_PREFILL_SENDS);
+        const uint32_t before = attending_blocks();
+        return {(blockIdx.x - before) * m.movers + warp(), (gridDim.x - before) * m.movers, sends};
+    }
+    __device__ __forceinline__ bool tells() const { return warp() == teller() && blockIdx.x >= attending_blocks(); }
+    __device__ __forceinline__ uint32_t teller() const { return m.movers; }
+    __device__ __forceinline__ uint32_t registrar() const { return m.movers + 1; }
+    __device__ __forceinline__ uint32_t attended_peer() const { return threadIdx.x - (m.movers + 2) * 32; }
+    __device__ __forceinline__ Tile tile() const { return {{memory, free, m.tile, m.head}, loaded + warp() * kFeeds}; }
+    __device__ __forceinline__ uint32_t all_tiles() const { return m.count < 32 ? (1u << m.count) - 1 : ~0u; }
     __device__ __forceinline__ uint32_t *kept() const {
         return reinterpret_cast<uint32_t *>(memory + m.tiles + warp() * m.lines);
     }
 };
 
-// Called by one warp.
-__device__ __forceinline__ void init_barriers(uint64_t *loaded) {
-    if (threadIdx.x < kMovers) ptx::barrier_init(&loaded[threadIdx.x], 1);
-    if (threadIdx.x < 32) ptx::fence_barrier_init();
+// Called by the whole block.
+__device__ __forceinline__ void init_barriers(uint64_t *loaded, uint32_t count) {
+    if (threadIdx.x < count) ptx::barrier_init(&loaded[threadIdx.x], 1);
+    if (threadIdx.x < (count + 31) / 32 * 32) ptx::fence_barrier_init();
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kMostPrefillThreads, 1)
+__global__ void __launch_bounds__(most_threads(0), 1)
     prefill_dispatch_kernel(const __grid_constant__ epw_prefill_dispatch_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
-    __shared__ uint64_t loaded[kMovers];
-    const Roles roles = {memory, loaded, BlockMemory(a.call.lane.layout, 0)};
+    __shared__ uint64_t loaded[kRowMovers * kFeeds];
+    __shared__ Post posts[kRowMovers];
+    __shared__ uint32_t free;
+    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 0, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
-    init_barriers(loaded);
+    init_barriers(loaded, kRowMovers * kFeeds);
+    if (threadIdx.x == 0) free = roles.all_tiles();
+    if (threadIdx.x < kRowMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
     if (!open(o, a.call)) {
         close_shut(o);
@@ -57,22 +87,22 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
         if (a.again) {
             renew_weights(a, o);
         } else {
-            Numbering(a, o, memory, roles.m.tiles).run();
+            const uint32_t peer = a.call.gives_up ? kNone : roles.attended_peer();
+            Numbering(a, o, memory, roles.m.tiles, roles.m.movers, peer).run(roles.registrar() * 32);
         }
     }
-    ptx::fence_shared_before_bulk();
-    __syncthreads(); // the numbering's memory becomes the tiles
-    if (roles.warp() < roles.m.movers && !a.call.gives_up) {
+    if (roles.moves() && !a.call.gives_up) {
         Tile tile = roles.tile();
-        RowMover<T>(a, o, tile).run(roles.kept(), roles.m.movers);
-    } else if (blockIdx.x == 0 && roles.warp() == kRegistrar) {
+        RowMover<T>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
+    } else if (roles.tells() && !a.call.gives_up) {
+        tell(o, posts, roles.m.movers);
+    } else if (blockIdx.x == 0 && roles.warp() == roles.registrar()) {
         if (!a.call.gives_up) Registrar(a, o).run();
-        finish(o);
-    } else if (blockIdx.x == 0 && roles.warp() > kRegistrar) {
-        const uint32_t peer = threadIdx.x - kFirstAttendant;
+    } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
+        const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
             const uint32_t rows = r.sent_first[peer + 1] - r.sent_first[peer];
-            Attendant(o, peer, rows, a.again ? r.received[peer] : kNoTicket, a.again).run(a.out.wait_ns);
+            Attendant(o, peer, rows, a.again ? r.received[peer] : kNone, a.again).run(a.out.wait_ns);
         }
     }
     if (blockIdx.x != 0) {
@@ -82,20 +112,24 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
     await_others_out(o);
     if (threadIdx.x == 0) gather_refused(o);
     __syncthreads();
+    clear_claims(o, a.call.lane.max_tokens);
     if (o.does(EPW_PREFILL_RECEIVES) && !a.call.gives_up) tell_received(a, o);
     __syncthreads();
     if (threadIdx.x == 0) close(o);
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kMostPrefillThreads, 1)
-    prefill_combine_kernel(const __grid_constant__ epw_prefill_combine_args a) {
+__global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(const __grid_constant__ epw_prefill_combine_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
-    __shared__ uint64_t loaded[kMovers];
-    const Roles roles = {memory, loaded, BlockMemory(a.call.lane.layout, 1)};
+    __shared__ uint64_t loaded[kAnswerMovers * kFeeds];
+    __shared__ Post posts[kAnswerMovers];
+    __shared__ uint32_t free;
+    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 1, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
-    init_barriers(loaded);
+    init_barriers(loaded, kAnswerMovers * kFeeds);
+    if (threadIdx.x == 0) free = roles.all_tiles();
+    if (threadIdx.x < kAnswerMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
     if (!open(o, a.call)) {
         close_shut(o);
@@ -103,13 +137,13 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
     }
     const bool ordered = a.in.mode == EPW_COMBINE_ORDERED;
     if (ordered && o.does(EPW_PREFILL_SENDS) && !a.call.gives_up) number_entries(a, o);
-    if (roles.warp() < roles.m.movers && !a.call.gives_up) {
+    if (roles.moves() && !a.call.gives_up) {
         Tile tile = roles.tile();
-        AnswerMover<T>(a, o, tile).run(roles.kept(), roles.m.movers);
-    } else if (blockIdx.x == 0 && roles.warp() == kRegistrar) {
-        finish(o);
-    } else if (blockIdx.x == 0 && roles.warp() > kRegistrar) {
-        const uint32_t peer = threadIdx.x - kFirstAttendant, local = a.call.lane.layout.local_experts;
+        AnswerMover<T>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
+    } else if (roles.tells() && !a.call.gives_up) {
+        tell(o, posts, roles.m.movers);
+    } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
+        const uint32_t peer = roles.attended_peer(), local = a.call.lane.layout.local_experts;
         if (is_prefill_peer(o, peer)) {
             uint32_t answers = r.received[peer], asked = r.sent_first[peer + 1] - r.sent_first[peer];
             if (ordered) {
@@ -131,16 +165,18 @@ __global__ void __launch_bounds__(kMostPrefillThreads, 1)
     close(o);
 }
 
-static uint32_t threads_of(const epw_prefill_layout &l) { return kFirstAttendant + (l.ranks + 31) / 32 * 32; }
+static uint32_t threads_of(const epw_prefill_layout &l, const BlockMemory &m) {
+    return (m.movers + 2 + BlockMemory::attending(l)) * 32;
+}
 
 } // namespace epw
 
 extern "C" int epw_prefill_gpu_prepare(void) {
     constexpr size_t kShared = epw::BlockMemory::kMost;
-    cudaError_t error = epw::prepare(epw::prefill_dispatch_kernel<epw::Bf16>, epw::kMostPrefillThreads, kShared);
-    if (error == cudaSuccess) error = epw::prepare(epw::prefill_dispatch_kernel<epw::F16>, epw::kMostPrefillThreads, kShared);
-    if (error == cudaSuccess) error = epw::prepare(epw::prefill_combine_kernel<epw::Bf16>, epw::kMostPrefillThreads, kShared);
-    if (error == cudaSuccess) error = epw::prepare(epw::prefill_combine_kernel<epw::F16>, epw::kMostPrefillThreads, kShared);
+    cudaError_t error = epw::prepare(epw::prefill_dispatch_kernel<epw::Bf16>, epw::most_threads(0), kShared);
+    if (error == cudaSuccess) error = epw::prepare(epw::prefill_dispatch_kernel<epw::F16>, epw::most_threads(0), kShared);
+    if (error == cudaSuccess) error = epw::prepare(epw::prefill_combine_kernel<epw::Bf16>, epw::most_threads(1), kShared);
+    if (error == cudaSuccess) error = epw::prepare(epw::prefill_combine_kernel<epw::F16>, epw::most_threads(1), kShared);
     if (error == cudaSuccess) error = epw::prepare(epw::prefill_epoch_kernel, EPW_GPU_PEERS, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::prefill_part_kernel, EPW_GPU_PEERS, 0);
     return error;
@@ -148,18 +184,18 @@ extern "C" int epw_prefill_gpu_prepare(void) {
 
 extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw_prefill_layout &l = args->call.lane.layout;
+    const epw::BlockMemory m(l, 0, blocks);
     const auto kernel =
         args->call.dtype == EPW_F16 ? epw::prefill_dispatch_kernel<epw::F16> : epw::prefill_dispatch_kernel<epw::Bf16>;
-    return epw::launch_in_stream(kernel, blocks, epw::threads_of(l), epw::BlockMemory(l, 0).bytes,
-                                 static_cast<cudaStream_t>(stream), *args);
+    return epw::launch_in_stream(kernel, blocks, epw::threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
     const epw_prefill_layout &l = args->call.lane.layout;
+    const epw::BlockMemory m(l, 1, blocks);
     const auto kernel =
         args->call.dtype == EPW_F16 ? epw::prefill_combine_kernel<epw::F16> : epw::prefill_combine_kernel<epw::Bf16>;
-    return epw::launch_in_stream(kernel, blocks, epw::threads_of(l), epw::BlockMemory(l, 1).bytes,
-                                 static_cast<cudaStream_t>(stream), *args);
+    return epw::launch_in_stream(kernel, blocks, epw::threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_prefill_gpu_run_epoch(const epw_prefill_membership_args *args, void *stream) {

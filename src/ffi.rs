@@ -30,7 +30,7 @@ pub(crate) use prefill::{
     empty_output as empty_prefill_output, plan as prefill_plan,
 };
 pub(crate) use status::{Progress, empty_outcome};
-use status::{c_mask, check, check_of_group, error, initialised, nanos};
+use status::{c_mask, check, check_of_group, error, initialised, nanos, place};
 
 /// The plan of a group. It holds for every rank, so errors name none.
 pub(crate) fn plan(config: &sys::epw_config) -> Result<sys::epw_plan> {
@@ -71,10 +71,6 @@ pub(crate) fn empty_combine() -> sys::epw_combine_input {
 pub(crate) fn empty_combine_output() -> sys::epw_combine_output {
     // SAFETY: it is one of the header's init functions.
     unsafe { initialised(sys::epw_combine_output_init) }
-}
-
-fn place<T>(out: Option<&mut T>) -> *mut T {
-    out.map_or(ptr::null_mut(), ptr::from_mut)
 }
 
 /// Where rows lie in the window.

@@ -72,7 +72,8 @@
 //! GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of cudarc's
 //! slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how cudarc
 //! links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's
-//! tensors in host memory. `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can be serialised
+//! tensors in host memory. `candle-cuda`: of those on GPUs too; turns on `candle`, `cuda`, `cudarc` and candle's own
+//! `cuda`, which links CUDA's libraries. `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can be serialised
 //! and deserialised. `bindgen`: checks the C bindings against the header.
 //!
 //! An *operation* is one call, and each half of a split call is one as well: `dispatch`, `dispatch_send`,

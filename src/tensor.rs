@@ -144,19 +144,7 @@ impl<'a> TensorRef<'a> {
         let invalid = |text: String| {
             Error::Invalid(Failure { operation: "tensor".into(), rank: None, peer: None, text })
         };
-        if row_stride < cols {
-            return Err(invalid(format!("row_stride is {row_stride}, rows of {cols} elements overlap")));
-        }
-        let end = match rows.checked_sub(1) {
-            Some(last) => last.checked_mul(row_stride).and_then(|first| first.checked_add(cols)),
-            None => Some(0),
-        };
-        if end.is_none_or(|end| end > data.len()) {
-            let have = data.len();
-            return Err(invalid(format!(
-                "data has {have} elements, {rows} rows of {cols} with row_stride {row_stride} take more"
-            )));
-        }
+        fits(data.len(), rows, cols, row_stride).map_err(invalid)?;
         let row_stride = row_stride.saturating_mul(size_of::<T>());
         Ok(Self { rows, row_stride, ..Self::new(data, cols) })
     }
@@ -189,6 +177,23 @@ impl<'a> TensorRef<'a> {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
+}
+
+/// Whether `rows` rows of `cols` elements, `row_stride` elements apart, lie beside each other in the `have` elements of `data`.
+pub(crate) fn fits(have: usize, rows: usize, cols: usize, row_stride: usize) -> Result<(), String> {
+    if row_stride < cols {
+        return Err(format!("row_stride is {row_stride}, rows of {cols} elements overlap"));
+    }
+    let end = match rows.checked_sub(1) {
+        Some(last) => last.checked_mul(row_stride).and_then(|first| first.checked_add(cols)),
+        None => Some(0),
+    };
+    if end.is_none_or(|end| end > have) {
+        return Err(format!(
+            "data has {have} elements, {rows} rows of {cols} with row_stride {row_stride} take more"
+        ));
+    }
+    Ok(())
 }
 
 impl View for TensorRef<'_> {}

@@ -191,6 +191,10 @@ fn the_table_of_limits_is_what_the_library_takes() {
 
 /// Commands that CI does not run literally, and the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
+    (
+        "bench --device cuda --ranks 2 --layout packed,dense --tokens 4096 --experts 256 --payload fp8 --sms 16,24,64,all",
+        "needs two GPUs",
+    ),
     ("cargo add epwire half", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
@@ -230,6 +234,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (
         "compute-sanitizer --error-exitcode 1 --tool initcheck build/test_stress --small --ranks 2 --ipc",
         "needs a GPU",
+    ),
+    (
+        "cargo run --release --features candle-cuda --example candle_moe -- --ranks 2 --device cuda",
+        "needs GPUs, and minutes for candle's kernels; step candle has clippy look at it",
     ),
     // Commands that CI runs in another form.
     (

@@ -84,12 +84,12 @@ static epw_status check_gpu(int32_t ordinal, epw_where where) {
         return epw_fail(EPW_ERR_NO_PATH, where,
                         "GPU %d has compute capability %d.%d, the kernels need %d.0 (Hopper) or newer",
                         ordinal, major, minor, MIN_MAJOR);
-    if (shared >= (int)EPW_GPU_SHARE) return EPW_OK;
+    if (shared >= (int)EPW_GPU_SM_MEMORY) return EPW_OK;
     return epw_fail(
         EPW_ERR_NO_PATH, where,
         "GPU %d (compute capability %d.%d) has %d bytes of shared memory for a block, the kernels "
         "need %u",
-        ordinal, major, minor, shared, EPW_GPU_SHARE);
+        ordinal, major, minor, shared, EPW_GPU_SM_MEMORY);
 }
 
 /* Called with the lock held. */

@@ -679,6 +679,10 @@ typedef struct epw_dispatch_input {
                              inputs and outputs must live until the operation has finished or been released */
     uint64_t deadline_ns; /* of this rank's waits; 0: the buffer's; else at least that */
     void *stream;         /* CUDA: the cudaStream_t to enqueue on; see "CUDA" */
+    uint32_t sms; /* CUDA: the most SMs for the kernels of this operation, those of both halves; 0, or more
+                     than the lane's part of config.sms: all of that. A captured call keeps it. Each rank
+                     chooses its own */
+    uint32_t reserved;
 } epw_dispatch_input;
 
 #define EPW_DISPATCH_INPUT_INIT                                                                              \
@@ -730,9 +734,9 @@ typedef struct epw_combine_input {
     const float *topk_weights; /* ordered only: [n, topk] f32, dense; NULL: those given at dispatch, and
                                   always so if rank-reduced */
     uint32_t nonblocking;      /* as in epw_dispatch_input */
-    uint32_t reserved;
-    uint64_t deadline_ns; /* 0: the buffer's; else at least that */
-    void *stream;         /* CUDA: the cudaStream_t to enqueue on */
+    uint32_t sms;              /* CUDA: as in epw_dispatch_input */
+    uint64_t deadline_ns;      /* 0: the buffer's; else at least that */
+    void *stream;              /* CUDA: the cudaStream_t to enqueue on */
 } epw_combine_input;
 
 #define EPW_COMBINE_INPUT_INIT                                                                               \
@@ -1189,12 +1193,14 @@ enum {
 typedef struct epw_prefill_config {
     uint32_t size;        /* sizeof(epw_prefill_config) */
     uint32_t ring_tokens; /* slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
-                             every rank; 0: as many as EPW_PREFILL_RING_TOKENS, or fewer where max_tokens is
-                             less, or the windows would pass 256 MiB, down to 16 */
+                             every rank; 0: as many as EPW_PREFILL_RING_TOKENS, on GPUs
+                             EPW_PREFILL_RING_TOKENS_GPU, or fewer where max_tokens is less, or the windows
+                             would pass 256 MiB, down to 16 */
     epw_config ep;
 } epw_prefill_config;
 
-#define EPW_PREFILL_RING_TOKENS 512
+#define EPW_PREFILL_RING_TOKENS     512
+#define EPW_PREFILL_RING_TOKENS_GPU 2048 /* more rows are under way at the same time */
 #define EPW_PREFILL_CONFIG_INIT                                                                              \
     { .size = sizeof(epw_prefill_config), .ep = EPW_CONFIG_INIT }
 EPW_API void epw_prefill_config_init(epw_prefill_config *config);
@@ -1253,7 +1259,10 @@ EPW_API epw_status epw_routing_create(epw_prefill *prefill, epw_routing **out);
 
 /* Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
  * find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane comes so
- * far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed. */
+ * far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed.
+ * On a GPU what has been enqueued runs all the same, and graphs may be replayed: the routing's own memory is
+ * kept until that has run, and if any call was captured until epw_prefill_destroy. A program that captures
+ * again and again keeps a routing for it. */
 EPW_API void epw_routing_free(epw_routing *routing);
 
 /* Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
@@ -1275,7 +1284,8 @@ typedef struct epw_prefill_output {
     uint32_t layout;       /* EPW_EXPERT_MAJOR, EPW_RANK_MAJOR, EPW_PACKED or EPW_DENSE: this rank's affair */
     uint32_t alignment;    /* packed: rows, at least 1; else 0 */
     uint32_t scale_order;  /* 0: scales column-major; 1: row-major */
-    uint32_t zero_padding; /* packed: 1: zeroes the rows between an expert's last and the next one's first */
+    uint32_t zero_padding; /* packed: 1: zeroes the rows between an expert's last and the next one's first,
+                              and in all places of lost sources */
     uint32_t nonblocking;  /* for epw_prefill_receive: as in epw_dispatch_input */
     uint64_t capacity;     /* C, below 2^32 - 1 */
     void *rows;            /* payloads */
@@ -1363,6 +1373,8 @@ typedef struct epw_prefill_combine_input {
                              first first, ahead of the rounding; NULL: none */
     uint64_t deadline_ns; /* 0: the buffer's; else at least that */
     void *stream;         /* for GPUs */
+    uint32_t sms;         /* for GPUs: as in epw_dispatch_input */
+    uint32_t reserved;
 } epw_prefill_combine_input;
 
 #define EPW_PREFILL_COMBINE_INPUT_INIT                                                                       \
@@ -1404,8 +1416,9 @@ EPW_API epw_status epw_prefill_poll(epw_prefill *prefill, epw_routing *routing, 
 EPW_API epw_status epw_prefill_await(epw_prefill *prefill, uint32_t lane, uint64_t timeout_ns);
 
 /* Gives up an operation of the routing that is under way, or of which a half is still to come, as
- * epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. A
- * call that waits for the operation in another thread ends with EPW_ERR_STATE. */
+ * epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
+ * dispatch with EPW_ROUTE_AGAIN that had no topk_weights, it is as before, and may be combined or used again.
+ * A call that waits for the operation in another thread ends with EPW_ERR_STATE. */
 EPW_API epw_status epw_prefill_cancel(epw_prefill *prefill, epw_routing *routing);
 
 /* The lane of its last operation. */

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -84,7 +85,7 @@ static void fill(uint64_t table[EPW_AREAS][EPW_GPU_PEERS], uint32_t peer, const 
     table[EPW_AREA_ANSWERS][peer] = areas->answers;
 }
 
-static epw_status make_events(epw_peers_gpu *g, epw_where where) {
+static epw_status make_events(epw_peers_gpu *g, uint32_t lanes, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
     if (status != EPW_OK) return status;
@@ -92,16 +93,26 @@ static epw_status make_events(epw_peers_gpu *g, epw_where where) {
     if (error == cudaSuccess) error = cudaEventCreateWithFlags(&g->lines_copied, cudaEventDisableTiming);
     for (uint32_t use = 0; error == cudaSuccess && use < EPW_WORD_COPIES; use++)
         error = cudaEventCreateWithFlags(&g->copied[use], cudaEventDisableTiming);
+    for (uint32_t lane = 0; error == cudaSuccess && lane < lanes; lane++)
+        error = cudaEventCreateWithFlags(&g->orders[lane].event, cudaEventDisableTiming);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
     epw_cuda_leave_relaxed(&scope);
     return status;
 }
 
-static epw_status make_pinned(epw_peers_gpu *g, epw_where where) {
+/* The same byte of the pinned memory as the GPU addresses it. */
+#define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_peers_pinned, field)))
+
+static epw_status make_pinned(epw_peers_gpu *g, const epw_peers_gpu_options *options, epw_where where) {
     void *host, *device;
     epw_status status = epw_cuda_host_alloc(g->device, sizeof *g->pinned, where, &host, &device);
-    if (status == EPW_OK) g->pinned = host;
-    return status;
+    if (status != EPW_OK) return status;
+    g->pinned = host;
+    epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
+                             .silent_host = SEEN_BY_GPU(device, silent),
+                             .revoked = SEEN_BY_GPU(device, revoked),
+                             .ring = options->ring};
+    return epw_cuda_copy(g->device, g->stream, options->shared, &shared, sizeof shared, where);
 }
 
 epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *options, epw_where where) {
@@ -110,10 +121,11 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
     peers->gpu = g;
     g->device = options->device;
     g->deadline_ns = options->deadline_ns;
+    g->unmarked = options->unmarked;
     memcpy(g->lanes, options->lanes, sizeof g->lanes);
     epw_status status = epw_cuda_stream_create(g->device, where, &g->stream);
-    if (status == EPW_OK) status = make_events(g, where);
-    if (status == EPW_OK) status = make_pinned(g, where);
+    if (status == EPW_OK) status = make_events(g, peers->lanes, where);
+    if (status == EPW_OK) status = make_pinned(g, options, where);
     if (status == EPW_OK) status = epw_remote_gpu_open(peers, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
         epw_gpu_peers made = {.shared = options->shared,
@@ -138,6 +150,9 @@ void epw_peers_close_gpu(epw_peers *peers) {
         if (g->lines_copied != NULL) cudaEventDestroy(g->lines_copied);
         for (uint32_t use = 0; use < EPW_WORD_COPIES; use++) {
             if (g->copied[use] != NULL) cudaEventDestroy(g->copied[use]);
+        }
+        for (uint32_t lane = 0; lane < peers->lanes; lane++) {
+            if (g->orders[lane].event != NULL) cudaEventDestroy(g->orders[lane].event);
         }
         epw_cuda_leave_relaxed(&scope);
     }

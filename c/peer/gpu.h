@@ -40,13 +40,15 @@ epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy
 typedef struct epw_peers_gpu_options {
     int32_t device;
     uint64_t deadline_ns;
-    /* Device memory of the user's. */
-    epw_gpu_shared *shared;
-    epw_gpu_peers *lanes[EPW_MAX_LANES]; /* are filled in, each with this rank in its table */
+    epw_gpu_shared *shared; /* device memory of the user's, as is the next */
+    epw_gpu_peers *lanes[EPW_MAX_LANES];
+    epw_gpu_ring *ring;   /* for `shared`, in mapped host memory; NULL: none */
+    const char *unmarked; /* a text of device/stream_order.h */
 } epw_peers_gpu_options;
 
-/* After epw_peers_create and before epw_peers_open_probe. epw_peers_close_gpu also after an error, or where
- * there was no such call; nothing may run on the stream any more. */
+/* Fills in what the kernels know of the group, with this rank in each lane's table. After epw_peers_create
+ * and before epw_peers_open_probe. epw_peers_close_gpu also after an error, or where there was no such call;
+ * nothing may run on the stream any more. */
 epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *options, epw_where where);
 void epw_peers_close_gpu(epw_peers *peers);
 

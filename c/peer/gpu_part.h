@@ -16,6 +16,7 @@ enum {
 
 #ifdef EPW_CUDA
 
+#include "device/stream_order.h"
 #include "kernels/peer/context.h"
 #include "kernels/peer/way.h"
 #include "peer/peers.h"
@@ -26,13 +27,16 @@ enum {
 
 #define EPW_LINE_COPIES 3u
 
-/* Sources of copies, but for words that are read. A copy that runs after its caller has given up on it reads
- * what is right by then. */
+/* Sources of copies, but for words that are read, and what kernels write or read. A copy that runs after its
+ * caller has given up on it reads what is right by then. */
 typedef struct epw_peers_pinned {
     uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
     uint64_t farewell;                              /* for each peer's window, when this rank leaves */
     uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
     epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
+    epw_rank_set suspects[EPW_MAX_LANES];           /* what epw_gpu_shared.suspects_host points to, */
+    epw_rank_set silent[EPW_MAX_LANES];             /* its silent_host, */
+    epw_rank_set revoked;                           /* and its revoked */
     /* Peers behind queues: who they are, the ways to them, and those whose connections are gone, of which
      * kernels read these very words. */
     epw_rank_set queued;
@@ -47,8 +51,10 @@ typedef struct epw_gpu_register {
 
 struct epw_peers_gpu {
     int32_t device;
-    uint64_t deadline_ns;                /* the group's */
-    epw_gpu_peers *lanes[EPW_MAX_LANES]; /* in device memory */
+    uint64_t deadline_ns;                   /* the group's */
+    epw_gpu_peers *lanes[EPW_MAX_LANES];    /* in device memory */
+    epw_stream_order orders[EPW_MAX_LANES]; /* see epw_lane_order */
+    const char *unmarked;
     void *stream;
     cudaEvent_t event; /* of epw_peers_settle */
     cudaEvent_t

@@ -147,7 +147,7 @@ void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool si
     } else if (silent) {
         epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s (%s)", cause_text(EPW_CAUSE_TIMEOUT), what);
     } else if (revoked) {
-        epw_log(EPW_LOG_WAIT, EPW_LOG_INFO, where, "given up: %s (%s)", cause_text(EPW_CAUSE_SUPERSEDED),
+        epw_log(EPW_LOG_WAIT, EPW_LOG_INFO, where, "given up: the group or this program has revoked it (%s)",
                 what);
     } else { /* also of each peer when this rank's buffer ends */
         epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "no more operations with it");

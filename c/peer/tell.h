@@ -19,7 +19,7 @@ void epw_tell_membership(const epw_begun *begun);
 
 /* where.peer was given up by where.rank, in a membership of `what`. `record`: the last of an operation there,
  * which may be of another peer or of an older epoch, and says nothing then; NULL where there is none.
- * `silent`: for a deadline; `revoked`: the group goes on without it. */
+ * `silent`: for a deadline; `revoked`: by the group, or by the program. */
 void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
                       const epw_error_record *record);
 

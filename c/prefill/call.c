@@ -468,6 +468,7 @@ epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {
     pthread_mutex_lock(&lane->lock);
     if (lane->running && lane->routing == r) {
         r->busy = false;
+        if (lane->kind == EPW_KIND_DISPATCH) r->made = epw_routing_is_spared(lane->again, &lane->input);
         epw_prefill_give_up(p, lane);
         lane->routing = NULL;
         if (epw_prefill_step(p, lane) == EPW_OK) (void)epw_prefill_end(p, lane, NULL);

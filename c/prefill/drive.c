@@ -85,8 +85,6 @@ void epw_prefill_miss(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, uin
     bool lost = cause != EPW_CAUSE_FORMAT && cause != EPW_CAUSE_PARTIAL;
     if (lane->running && (!lost || !is_part_over(lane, peer))) {
         record(p, lane, peer, cause, now);
-        if (!q->missing)
-            epw_prefill_forget(p, lane, peer); /* from a peer that was refused nothing was placed since */
         q->missing = true;
     }
     if (!lost || q->suspected) return;
@@ -232,7 +230,7 @@ static uint32_t ranges_of(const epw_prefill *p, const epw_prefill_lane *lane, ui
     uint64_t at = ring->announced;
     while (at < ring->written) { /* ends: each iteration takes at least one message */
         bool opens = at == lane->peers[peer].opening;
-        uint64_t n = opens ? 1 : ring->written - at, left = l->slots - at % l->slots;
+        uint64_t n = opens ? 1 : ring->written - at, left = l->slots - epw_ring_slot(l, at);
         if (n > left) n = left;
         ranges[count++] = (epw_range){.offset = rows ? epw_row_slot_offset(l, lane->index, rank, at)
                                                      : epw_answer_slot_offset(l, lane->index, rank, at),
@@ -366,13 +364,9 @@ void epw_prefill_begin(epw_prefill *p, epw_prefill_lane *lane) {
         epw_prefill_peer *q = &lane->peers[peer];
         bool other = peer != p->config.ep.rank, present = epw_prefill_present(q);
         q->missing = q->member && q->suspected;
-        if (q->missing) {
-            record(p, lane, peer, EPW_CAUSE_SUSPECTED, q->moved);
-            epw_prefill_forget(p, lane, peer); /* a routing that is used again still counts its rows */
-        }
+        if (q->missing) record(p, lane, peer, EPW_CAUSE_SUSPECTED, q->moved);
         q->opens = other && present;
         q->voids = q->refused = q->ended = false;
-        q->forgotten = 0;
         q->opening = UINT64_MAX;
         q->next = 0;
         q->checked = q->waited_ns = 0;
@@ -418,7 +412,6 @@ static bool is_reached(const epw_prefill *p, const epw_prefill_lane *lane) {
 static bool move(epw_prefill *p, epw_prefill_lane *lane) {
     epw_stream *streams = lane->streams[lane->kind];
     bool moved = epw_prefill_write_openings(p, lane);
-    epw_prefill_clear_forgotten(p, lane);
     for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {
         epw_stream *s = &streams[peer];
         if (s->takes && !s->opened && s->ring.seen > s->ring.taken) {
@@ -455,7 +448,6 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane) {
         look_around(p, lane, now);
         bool moved = move(p, lane);
         lane->moved |= moved;
-        epw_prefill_clear_forgotten(p, lane);
         bool reached = is_reached(p, lane);
         now = epw_now_ns();
         tell(p, lane, reached || !moved, now);

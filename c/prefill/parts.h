@@ -97,15 +97,14 @@ typedef struct epw_prefill_peer {
     uint64_t spoke;       /* when this lane last posted a word to it */
     uint64_t waited_ns;   /* in this operation, while the peer had to act */
     epw_clock clock;
-    bool missing;       /* from the current operation */
-    bool opens;         /* its opening has yet to be written */
-    bool voids;         /* only a VOID message has yet to be written */
-    uint64_t opening;   /* number of its opening, once that is written */
-    bool refused;       /* what it sends is taken out of the ring and discarded */
-    uint32_t next;      /* dispatch: the row to be written next. Combine: the row whose answers are */
-    uint32_t forgotten; /* dispatch: rows of a missing source whose places must be cleared */
-    uint64_t checked;   /* combine: answers of the operation that have arrived and were found correct */
-    bool ended;         /* combine: after them comes a VOID message */
+    bool missing;     /* from the current operation */
+    bool opens;       /* its opening has yet to be written */
+    bool voids;       /* only a VOID message has yet to be written */
+    uint64_t opening; /* number of its opening, once that is written */
+    bool refused;     /* what it sends is taken out of the ring and discarded */
+    uint32_t next;    /* dispatch: the row to be written next. Combine: the row whose answers are */
+    uint64_t checked; /* combine: answers of the operation that have arrived and were found correct */
+    bool ended;       /* combine: after them comes a VOID message */
 } epw_prefill_peer;
 
 typedef enum epw_goal {
@@ -200,6 +199,12 @@ uint64_t epw_routing_extent(const epw_routing *r, uint32_t layout, uint32_t alig
 /* The rows of an expert that have no place. */
 uint64_t epw_routing_passing(const epw_routing *r, uint32_t e);
 
+/* Whether a dispatch that is given up has left its routing as it was: it was to use it again, and to renew no
+ * weights. Else some of them are new by now. */
+static inline bool epw_routing_is_spared(bool again, const epw_dispatch_input *in) {
+    return again && in->topk_weights == NULL;
+}
+
 static inline bool epw_by_expert(uint32_t layout) {
     return layout == EPW_EXPERT_MAJOR || layout == EPW_PACKED;
 }
@@ -235,12 +240,8 @@ bool epw_prefill_discard(epw_prefill *p, epw_prefill_lane *lane);
 /* The head of the message in a slot, each word read once. */
 epw_row_head epw_prefill_read_head(const unsigned char *slot);
 
-/* The source is missing, so its places must become empty. This may run on any thread, so it only notes them;
- * whoever steps the operation clears them. */
-void epw_prefill_forget(epw_prefill *p, epw_prefill_lane *lane, uint32_t source);
-void epw_prefill_clear_forgotten(epw_prefill *p, epw_prefill_lane *lane);
-
-/* Writes the results of a dispatch that the caller gets at its end. */
+/* Writes the results of a dispatch that the caller gets at its end, and empties the places of sources that
+ * are missing from it. */
 void epw_prefill_tell(epw_prefill *p, epw_prefill_lane *lane);
 
 /* The slot of a message: of this rank's ring at the peer; of the peer's ring here. */

@@ -40,7 +40,7 @@ static uint64_t ring_bytes(const epw_prefill_layout *l, const epw_config *c, uin
 }
 
 static uint32_t choose_slots(const epw_prefill_layout *l, const epw_config *c) {
-    uint32_t slots = EPW_PREFILL_RING_TOKENS;
+    uint32_t slots = c->device >= 0 ? EPW_PREFILL_RING_TOKENS_GPU : EPW_PREFILL_RING_TOKENS;
     if (c->max_tokens + 1 < slots) slots = c->max_tokens + 1;
     while (slots > LEAST_CHOSEN_SLOTS && ring_bytes(l, c, slots) > CHOSEN_BYTES) slots /= 2;
     return slots;
@@ -112,8 +112,10 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
     l->answer_head = epw_align(sizeof(epw_row_head) + c->topk * sizeof(float), LINE);
     l->answer_bytes = epw_align(l->answer_head + row, LINE);
     l->slots = config->ring_tokens != 0 ? config->ring_tokens : choose_slots(l, c);
+    l->slot_inverse = epw_inverse(l->slots);
     l->control = epw_floor_bytes(c->ranks);
-    l->rows = epw_align(l->control + (uint64_t)c->lanes * c->ranks * EPW_CONTROL_BYTES, PAGE);
+    l->flags = l->control + (uint64_t)c->lanes * c->ranks * EPW_CONTROL_BYTES;
+    l->rows = epw_align(l->flags + (c->device >= 0 ? epw_flags_bytes(l, c->lanes) : 0), PAGE);
     uint64_t rings = (uint64_t)c->lanes * c->ranks * l->slots;
     l->answers = l->rows + rings * l->slot_bytes;
     uint64_t end = l->answers + rings * l->answer_bytes;

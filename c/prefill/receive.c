@@ -368,18 +368,24 @@ static void clear_range(const epw_prefill *p, const epw_prefill_output *out, uin
     fill_list(out->row_weights, 0, first * topk, count * topk);
 }
 
-static void zero_row(const epw_prefill_lane *lane, uint64_t place) {
-    uint32_t bytes = lane->format.payload_bytes;
-    if (lane->output.rows != NULL) memset((unsigned char *)lane->output.rows + place * bytes, 0, bytes);
+/* Places [first, first + count), those from `limit` on excepted: also the rows become zeros, if that is
+ * wanted. */
+static void empty(const epw_prefill *p, const epw_prefill_lane *lane, uint64_t first, uint64_t count,
+                  uint64_t limit) {
+    const epw_prefill_output *out = &lane->output;
+    uint64_t bytes = lane->format.payload_bytes;
+    if (first >= limit) return;
+    if (count > limit - first) count = limit - first;
+    clear_range(p, out, first, count);
+    if (out->zero_padding && out->rows != NULL)
+        memset((unsigned char *)out->rows + first * bytes, 0, count * bytes);
 }
 
 /* The padding after an expert's last row. */
-static void zero_padding(const epw_prefill_lane *lane, uint32_t e) {
+static void empty_padding(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t e) {
     const epw_routing *r = lane->routing;
-    uint64_t end = r->offsets[e] + epw_align(r->expert_rows[e], r->alignment);
-    for (uint64_t place = (uint64_t)r->offsets[e] + r->expert_rows[e]; place < end && place < r->capacity;
-         place++)
-        zero_row(lane, place);
+    uint64_t rows = r->expert_rows[e];
+    empty(p, lane, r->offsets[e] + rows, epw_align(rows, r->alignment) - rows, r->capacity);
 }
 
 /* Makes all places empty, before rows are copied. */
@@ -388,34 +394,23 @@ static void clear_places(const epw_prefill *p, const epw_prefill_lane *lane) {
     const epw_routing *r = lane->routing;
     uint32_t lists = r->layout == EPW_EXPERT_MAJOR ? p->layout.local_experts : 1;
     clear_range(p, out, 0, lists * r->capacity);
-    for (uint32_t e = 0; e < p->layout.local_experts && out->zero_padding; e++) zero_padding(lane, e);
+    for (uint32_t e = 0; e < p->layout.local_experts && out->zero_padding; e++) empty_padding(p, lane, e);
 }
 
-static void forget_row(const epw_prefill *p, epw_prefill_lane *lane, uint32_t source, uint32_t row) {
-    const epw_routing *r = lane->routing;
-    const epw_row_place *places = epw_places_of(r, source, row);
-    for (uint32_t j = 0; j < p->layout.topk; j++) {
-        uint32_t place = epw_by_expert(r->layout) ? epw_routing_expert_place(r, &places[j])
-                                                  : epw_routing_source_place(r, source, row);
-        if (place == EPW_NO_PLACE) continue;
-        clear_range(p, &lane->output, place, 1);
-        if (lane->output.zero_padding) zero_row(lane, place);
+/* A missing source has no rows here: the places of all that it has announced are empty, whether these have
+ * come or not. */
+static void forget(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t source) {
+    epw_routing *r = lane->routing;
+    uint32_t local = p->layout.local_experts;
+    r->received[source] = 0;
+    if (!epw_by_expert(r->layout)) {
+        empty(p, lane, epw_routing_source_place(r, source, 0), r->announced[source], r->capacity);
+        return;
     }
-}
-
-void epw_prefill_forget(epw_prefill *p, epw_prefill_lane *lane, uint32_t source) {
-    const epw_stream *s = &lane->streams[EPW_KIND_DISPATCH][source];
-    (void)p;
-    if (lane->dropped || lane->kind != EPW_KIND_DISPATCH) return;
-    lane->peers[source].forgotten = lane->placed && s->opened ? rows_before(lane, source) : 0;
-    lane->routing->received[source] = 0;
-}
-
-void epw_prefill_clear_forgotten(epw_prefill *p, epw_prefill_lane *lane) {
-    for (uint32_t s = 0; s < p->layout.ranks; s++) {
-        for (uint32_t row = 0; row < lane->peers[s].forgotten && !lane->dropped; row++)
-            forget_row(p, lane, s, row);
-        lane->peers[s].forgotten = 0;
+    for (uint32_t e = 0; e < local; e++) {
+        uint64_t first = r->offsets[e], list = r->layout == EPW_EXPERT_MAJOR ? first : 0;
+        size_t of_source = (size_t)source * local + e;
+        empty(p, lane, first + r->base[of_source], r->counts[of_source], list + r->capacity);
     }
 }
 
@@ -511,6 +506,7 @@ void epw_prefill_tell(epw_prefill *p, epw_prefill_lane *lane) {
     const epw_routing *r = lane->routing;
     uint32_t local = p->layout.local_experts;
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
+        if (lane->peers[s].missing) forget(p, lane, s);
         if (out->source_counts != NULL) out->source_counts[s] = r->received[s];
         if (out->wait_ns != NULL) epw_add_total(&out->wait_ns[s], lane->peers[s].waited_ns);
         for (uint32_t e = 0; e < local; e++) {

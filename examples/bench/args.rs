@@ -91,10 +91,10 @@ pub struct Args {
     /// On GPUs: what the guide's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
     #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare", "absent"])]
     pub table: bool,
-    /// On GPUs: SMs that the kernels of all lanes, or of a collective, take together, a thread block to each [default: all of the GPU's; of collectives 32]
-    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-    pub sms: u32,
-    /// With --layout packed: slots of a ring from one rank to another [default: as the library chooses]
+    /// On GPUs: SMs that the kernels of all lanes, or of a collective, take together, a thread block to each; `all`: the default [default: all of the GPU's; of collectives 32]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all", hide_default_value = true, value_parser = sms)]
+    pub sms: Vec<u32>,
+    /// With --layout packed and dense: slots of a ring from one rank to another [default: as the library chooses]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub ring: u32,
     /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
@@ -160,8 +160,30 @@ pub enum Payload {
 pub enum Layout {
     ExpertMajor,
     RankMajor,
-    /// By a prefill buffer, on the host: experts in order, each from a multiple of 128 rows on
+    /// By a prefill buffer: experts in order, each from a multiple of 128 rows on
     Packed,
+    /// By a prefill buffer: sources in order, a row for each token
+    Dense,
+}
+
+impl Layout {
+    /// Whether a token has a row for each of its experts.
+    pub fn is_by_expert(self) -> bool {
+        matches!(self, Self::ExpertMajor | Self::Packed)
+    }
+
+    /// Whether rows go through the rings of a prefill buffer.
+    pub fn is_prefill(self) -> bool {
+        matches!(self, Self::Packed | Self::Dense)
+    }
+}
+
+/// A number of SMs, 0 for `all`.
+fn sms(text: &str) -> Result<u32, String> {
+    if text == "all" {
+        return Ok(0);
+    }
+    text.parse().ok().filter(|sms| *sms > 0).ok_or_else(|| "must be a number of SMs, or all".to_owned())
 }
 
 /// `--combine`
@@ -189,7 +211,7 @@ pub struct Shape {
 impl Args {
     /// What is measured by so many ranks, shape by shape. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
-        if self.device == Device::Host && (self.graph || self.split || self.table || self.sms > 0) {
+        if self.device == Device::Host && (self.graph || self.split || self.table || self.sms != [0]) {
             return Err("--graph, --split, --sms and --table are of --device cuda".into());
         }
         let shapes = match self.table {
@@ -204,10 +226,10 @@ impl Args {
             let config = shape.config(self, device);
             let places = ranks.saturating_add(self.absent);
             match shape.layout {
-                Layout::Packed if self.device == Device::Cuda => {
-                    return Err("--layout packed is of --device host".into());
+                // Limits that only a GPU has are told by its buffer.
+                Layout::Packed | Layout::Dense => {
+                    PrefillPlan::new(&shape.prefill(self, epwire::Device::Host), places).map(|_| ())?;
                 }
-                Layout::Packed => drop(PrefillPlan::new(&shape.prefill(self), places)?),
                 _ => drop(epwire::Plan::new(&config, places)?),
             }
             epwire::RowShape::new(&config, places, shape.payload())?;
@@ -215,7 +237,12 @@ impl Args {
         Ok(shapes)
     }
 
-    /// All of the lists but ordered sums of rank-major rows, which do not exist.
+    /// The first in the list; 0: the library's choice.
+    pub fn chosen_sms(&self) -> u32 {
+        self.sms.first().copied().unwrap_or(0)
+    }
+
+    /// All of the lists but ordered sums of rows by source, which do not exist.
     fn combinations(&self, ranks: u32) -> Result<Vec<Shape>, crate::Error> {
         let mut shapes = Vec::new();
         for &payload in &self.payload {
@@ -242,7 +269,7 @@ impl Args {
                 }
             }
         }
-        shapes.retain(|s| (s.layout, s.combine) != (Layout::RankMajor, Combine::Ordered));
+        shapes.retain(|s| s.layout.is_by_expert() || s.combine != Combine::Ordered);
         if shapes.is_empty() {
             return Err("--combine ordered needs --layout expert-major or packed".into());
         }
@@ -259,13 +286,13 @@ impl Shape {
             .ordered(self.combine == Combine::Ordered)
             .threads(args.threads)
             .device(device)
-            .sms(args.sms)
+            .sms(args.chosen_sms())
             .lanes(args.lanes)
     }
 
     /// Of a prefill buffer, whose ordered combine needs nothing more.
-    pub fn prefill(&self, args: &Args) -> PrefillConfig {
-        let ep = self.config(args, epwire::Device::Host).ordered(false);
+    pub fn prefill(&self, args: &Args, device: epwire::Device) -> PrefillConfig {
+        let ep = self.config(args, device).ordered(false);
         PrefillConfig { ring_tokens: args.ring, ..PrefillConfig::new(ep) }
     }
 
@@ -288,7 +315,7 @@ impl Shape {
     pub fn layout(&self) -> epwire::Layout {
         match self.layout {
             Layout::ExpertMajor | Layout::Packed => epwire::Layout::ExpertMajor,
-            Layout::RankMajor => epwire::Layout::RankMajor,
+            Layout::RankMajor | Layout::Dense => epwire::Layout::RankMajor,
         }
     }
 
@@ -319,6 +346,14 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_sms_are_a_list() {
+        assert_eq!(args("").sms, [0]);
+        let args = args("--device cuda --sms 8,64,all");
+        assert_eq!((args.sms.as_slice(), args.chosen_sms()), (&[8, 64, 0][..], 8));
+        assert!(Args::try_parse_from(["bench", "--sms", "0"]).is_err());
+    }
+
+    #[test]
     fn the_readme_has_every_option() {
         crate::options::assert_in_readme(&Args::command());
     }
@@ -333,7 +368,7 @@ mod tests {
             ("--layout rank-major --combine ordered", "expert-major"),
             ("--graph", "--device cuda"),
             ("--sms 8", "--device cuda"),
-            ("--device cuda --layout packed", "--device host"),
+            ("--layout dense --combine ordered", "expert-major"),
             ("--layout packed --ring 70000", "ring_tokens"),
         ] {
             let text = args(line).shapes(4).unwrap_err().to_string();

@@ -59,7 +59,7 @@ pub fn subject<'a>(
     shape: Shape,
 ) -> Result<Box<dyn Subject + 'a>, Error> {
     Ok(match shape.layout {
-        Layout::Packed => Box::new(Prefill::new(group, meeting, args, shape)?),
+        Layout::Packed | Layout::Dense => Box::new(Prefill::new(group, meeting, args, shape)?),
         Layout::ExpertMajor | Layout::RankMajor => Box::new(Decode::new(group, meeting, args, shape)?),
     })
 }

@@ -25,6 +25,8 @@ pub struct Expected {
     pub iteration: u32,
     /// Where copies lie.
     pub lists: Lists,
+    /// Rows by source: place of the first row of each.
+    pub sources: Vec<usize>,
     rank: u32,
     local_experts: u32,
     pattern: Pattern,
@@ -36,8 +38,8 @@ impl Expected {
         Self::of(args, shape, rank, [plan.ranks, plan.local_experts], lists)
     }
 
-    /// Of a prefill buffer, whose rows are packed.
-    pub fn packed(args: &Args, shape: Shape, rank: u32, plan: &PrefillPlan) -> Self {
+    /// Of a prefill buffer.
+    pub fn of_prefill(args: &Args, shape: Shape, rank: u32, plan: &PrefillPlan) -> Self {
         let lists =
             |routings: &[Routing]| Lists::packed(routings, rank, plan.local_experts, ALIGNMENT as usize);
         Self::of(args, shape, rank, [plan.ranks, plan.local_experts], lists)
@@ -53,8 +55,15 @@ impl Expected {
         let routings: Vec<_> =
             (0..ranks - args.absent).map(|source| Routing::new(args.routing, &shape, source)).collect();
         let lists = lists(&routings);
+        let arrivals = routing::arrivals(&routings, rank, local_experts, &lists);
+        let before = |source: usize| arrivals.iter().filter(|a| (a.source as usize) < source).count();
+        let sources = match shape.layout {
+            Layout::Dense => (0..routings.len()).map(before).collect(),
+            _ => (0..routings.len()).map(|source| source * shape.tokens as usize).collect(),
+        };
         Self {
-            arrivals: routing::arrivals(&routings, rank, local_experts, &lists),
+            arrivals,
+            sources,
             pattern: Pattern::new(shape.dtype(), shape.hidden),
             dtype: shape.dtype(),
             iteration: 0,
@@ -103,9 +112,14 @@ impl Expected {
         }
     }
 
-    /// outputs: by expert as copies lie, rank-major `[M, hidden]`
+    /// Of a prefill: as many rows as its output must have room for.
+    pub fn places(&self) -> usize {
+        if self.shape.layout.is_by_expert() { self.lists.places } else { self.arrivals.len() }
+    }
+
+    /// outputs: by expert as copies lie, by source `[places, hidden]`
     pub fn make_outputs(&self, outputs: &mut [u16]) {
-        let (hidden, max_tokens) = (self.shape.hidden as usize, self.shape.tokens as usize);
+        let hidden = self.shape.hidden as usize;
         for arrival @ Arrival { source, token, row, copies } in &self.arrivals {
             match self.shape.layout {
                 Layout::ExpertMajor | Layout::Packed => {
@@ -114,8 +128,8 @@ impl Expected {
                         outputs[at * hidden..][..hidden].copy_from_slice(output);
                     }
                 }
-                Layout::RankMajor => {
-                    let at = *source as usize * max_tokens + row;
+                Layout::RankMajor | Layout::Dense => {
+                    let at = self.sources[*source as usize] + row;
                     outputs[at * hidden..][..hidden].copy_from_slice(self.answer(arrival));
                 }
             }
@@ -140,6 +154,21 @@ impl Expected {
         }
         let surplus = (0..).zip(&sent).map(|(source, &sent)| count(source).abs_diff(sent) as u64);
         Ok(wrong + surplus.sum::<u64>())
+    }
+
+    /// Received rows of a prefill that are not as sent, and those too few or too many. rows: `[places, payload]`; counts: of
+    /// experts, by source of sources; scales: column-major, by source `[places, blocks]`.
+    pub fn wrong_prefill(&self, rows: &[u8], scales: &[u8], counts: &[u32]) -> Result<u64, Error> {
+        if self.shape.layout.is_by_expert() {
+            return self.wrong_copies(rows, scales, counts);
+        }
+        let wire = Wire::new(&self.shape);
+        let (payload, behind) = (wire.payload.len(), wire.scales.len());
+        let row = |source: u32, row: usize| {
+            let at = self.sources[source as usize] + row;
+            Some((rows.get(at * payload..)?.get(..payload)?, scales.get(at * behind..)?.get(..behind)?))
+        };
+        self.wrong_rows(row, |source| counts[source as usize] as usize)
     }
 
     /// Rows by expert that are not as sent, and those too few or too many. rows: `[places, payload]`, scales as [`Lists`] has
@@ -181,7 +210,7 @@ impl Expected {
                 }
             } else {
                 for owner in routing.ranks_of(token as usize, local_experts) {
-                    if self.shape.layout != Layout::RankMajor {
+                    if self.shape.layout.is_by_expert() {
                         part.fill(0.0);
                         for (expert, weight) in chosen.clone().filter(|(e, _)| e / local_experts == owner) {
                             pattern::add(self.dtype, &mut part, weight, self.expert_row(rank, token, expert));

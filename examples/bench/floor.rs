@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use epwire::Group;
 
-use crate::args::{Combine, Layout, Payload, Shape};
+use crate::args::{Combine, Payload, Shape};
 use crate::cases::Case;
 use crate::moves::{self, BLOCK, Block, Way};
 use crate::routing::Routing;
@@ -42,12 +42,13 @@ Floor:
     combine, expert-major         K*H + D*H         D*H + N*H         K*H + D*H + N*H
     combine, ordered              K*H + K*H         K*H + N*H         K*H + K*H + N*H
     packed                        as expert-major, with rings in place of D*P and of D*H or K*H in the extent
+    dense                         as packed, with D in place of K
     pair                          the sum of both   the sum of both   the sum of both, 16-bit rank-major rows once
   A row that goes to several ranks or experts is read once, as a cache allows. --reads each counts a reading for every copy
   made of it in dispatch (D*H instead of N*H, K*P instead of D*P). Where 16-bit rows are received expert-major, D leaves
-  out the rows of a rank to itself in dispatch: those skip the window. Packed, it leaves them out everywhere,
+  out the rows of a rank to itself in dispatch: those skip the window. Packed and dense, it leaves them out everywhere,
   and with --reads each the floor is the best copy of what rings and outputs are written: D*P + K*P both read and written.
-  Packed, a round of each way follows every iteration, and the median of the fastest way counts: these operations last so long
+  Packed and dense, a round of each way follows every iteration, and the median of the fastest way counts: these operations last so long
   that a shared machine changes meanwhile.
 
 Queues (--paths queue):
@@ -76,6 +77,8 @@ On GPUs (--device cuda):
     --split     a graph of 50 operations in halves, each half between two stamps as above, with pauses of 100 us between
                 them; the median of each replay
     --table     both, for the cases of the guide's table, one row each; windows are those that the plan says
+    --sms       one row for each number in the list
+  Packed and dense rows are those of a prefill buffer, of which --split takes rings that hold all: see --ring.
   Before a case is timed, some of its operations are checked as on the host, and another one after it. What timed ones
   leave in memory of the caller is checked as well; rows in the window are not, and in a timed combine of rank-major rows
   nobody writes over them.
@@ -112,8 +115,8 @@ impl Traffic {
         reads: Reads,
         rings: Option<[u64; 2]>,
     ) -> Self {
-        let expert_major = shape.layout != Layout::RankMajor;
-        let packed = shape.layout == Layout::Packed;
+        let (expert_major, prefill) = (shape.layout.is_by_expert(), shape.layout.is_prefill());
+        let dense = prefill && !expert_major;
         let tokens = u64::from(shape.tokens) * routings.len() as u64;
         let to_experts = tokens * u64::from(shape.topk);
         let [to_ranks, to_others] = rows(shape, routings);
@@ -123,15 +126,22 @@ impl Traffic {
         let fp8 = shape.payload == Payload::Fp8;
         let payload = if fp8 { hidden + hidden / 128 * 4 } else { row };
 
-        let in_slots = if packed || (expert_major && !fp8) { to_others } else { to_ranks } * payload;
-        let lists = if expert_major { to_experts * payload } else { 0 };
+        let in_slots = if prefill || (expert_major && !fp8) { to_others } else { to_ranks } * payload;
+        // What lies in memory of the caller.
+        let lists = if expert_major {
+            to_experts
+        } else if dense {
+            to_ranks
+        } else {
+            0
+        } * payload;
         let tokens_read = match reads {
             Reads::Once => tokens,
-            Reads::Each if packed => to_others,
+            Reads::Each if prefill => to_others,
             Reads::Each => to_ranks,
         } * row;
         let slots_read = match reads {
-            Reads::Once if expert_major => in_slots,
+            Reads::Once if expert_major || dense => in_slots,
             Reads::Once => 0,
             Reads::Each => lists,
         };
@@ -142,7 +152,7 @@ impl Traffic {
         };
 
         let outputs = if expert_major { to_experts } else { to_ranks } * row;
-        let answered = match (shape.combine, packed) {
+        let answered = match (shape.combine, prefill) {
             (Combine::Ordered, true) => entries_to_others(shape, routings),
             (Combine::Ordered, false) => to_experts,
             (Combine::Reduced, true) => to_others,
@@ -161,7 +171,8 @@ impl Traffic {
             Case::Pair => Self {
                 read: dispatch.read + combine.read,
                 written: dispatch.written + combine.written,
-                extent: dispatch.extent + combine.extent - if expert_major || fp8 { 0 } else { outputs },
+                extent: dispatch.extent + combine.extent
+                    - if expert_major || dense || fp8 { 0 } else { outputs },
             },
         }
     }
@@ -312,6 +323,7 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Layout;
     use crate::routing::Spread;
 
     const SHAPE: Shape = Shape {
@@ -331,7 +343,7 @@ mod tests {
     /// All 40 tokens, ten of each of four ranks, go to four experts of rank 0: one row each for the rank, four for its experts.
     fn traffic(case: Case, shape: Shape, reads: Reads) -> [u64; 3] {
         let routings: Vec<_> = (0..4).map(|s| Routing::new(Spread::One, &shape, s)).collect();
-        let rings = (shape.layout == Layout::Packed).then_some(RINGS);
+        let rings = shape.layout.is_prefill().then_some(RINGS);
         let Traffic { read, written, extent } = Traffic::of(case, &shape, &routings, reads, rings);
         [read, written, extent]
     }
@@ -344,6 +356,7 @@ mod tests {
         let rank_major = Shape { layout: Layout::RankMajor, ..SHAPE };
         let ordered = Shape { combine: Combine::Ordered, ..SHAPE };
         let packed = Shape { layout: Layout::Packed, ..SHAPE };
+        let dense = Shape { layout: Layout::Dense, ..SHAPE };
         let small = Shape { payload: Payload::Fp8, ..SHAPE };
         for (case, shape, expected) in [
             (Case::Dispatch, rank_major, [n * h, n * h, 2 * n * h]),
@@ -354,6 +367,8 @@ mod tests {
             (Case::Combine, ordered, [8 * n * h, 4 * n * h + n * h, 9 * n * h]),
             (Case::Dispatch, packed, [n * h + d * h, d * h + 4 * n * h, n * h + RINGS[0] + 4 * n * h]),
             (Case::Combine, packed, [4 * n * h + d * h, d * h + n * h, 4 * n * h + RINGS[1] + n * h]),
+            (Case::Dispatch, dense, [n * h + d * h, d * h + n * h, n * h + RINGS[0] + n * h]),
+            (Case::Combine, dense, [n * h + d * h, d * h + n * h, n * h + RINGS[1] + n * h]),
             (Case::Pair, rank_major, [3 * n * h, 3 * n * h, 4 * n * h]),
             (Case::Pair, SHAPE, [6 * n * h + d * h, 6 * n * h + d * h, 11 * n * h + d * h]),
         ] {

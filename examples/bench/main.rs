@@ -39,7 +39,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use epwire::Group;
 
-use args::{Args, Device, Layout};
+use args::{Args, Device};
 use cases::{Case, Subject};
 use floor::{Floor, Mover};
 use print::print;
@@ -94,7 +94,7 @@ fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Err
                 None => Ok(Vec::new()),
             };
             let mut streamed = streams()?;
-            let beside = if shape.layout == Layout::Packed { in_turns } else { between_floors };
+            let beside = if shape.layout.is_prefill() { in_turns } else { between_floors };
             let (samples, Floor { us, way: by }) = beside(group, &meeting, args, &mut *subject, case)?;
             streamed.extend(streams()?);
             let queue = way.as_ref().filter(|_| !streamed.is_empty()).map(|(way, _)| {

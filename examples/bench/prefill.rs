@@ -1,12 +1,12 @@
-//! The same operations by a prefill buffer, on the host: rows are packed.
+//! The same operations by a prefill buffer, on the host.
 
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput, Routing,
 };
-use epwire::{Dispatch, Group, HostBuffer, TensorMut, TensorRef};
+use epwire::{Device, Dispatch, Group, HostBuffer, ScaleOrder, TensorMut, TensorRef};
 
 use crate::Error;
-use crate::args::{Args, Payload, Shape};
+use crate::args::{Args, Layout, Payload, Shape};
 use crate::cases::{Case, Subject, Timed};
 use crate::cpu::Clocks;
 use crate::expected::{ALIGNMENT, Expected};
@@ -24,10 +24,12 @@ pub struct Prefill<'a> {
     /// `[places, payload]`
     rows: HostBuffer<u8>,
     scales: HostBuffer<f32>,
-    /// `[local_experts]`
+    /// `[local_experts]`, dense `[ranks]`
     counts: Vec<u32>,
-    /// `[places]`
-    row_expert: Vec<i32>,
+    /// `[places]`, dense `[places, topk]`
+    row_experts: Vec<i32>,
+    /// Dense: `[places, topk]`
+    row_weights: Vec<f32>,
     /// `[places, hidden]`
     outputs: HostBuffer<u16>,
     /// `[tokens, hidden]`
@@ -65,7 +67,7 @@ impl Subject for Prefill<'_> {
         let mut wrong = 0;
         if case != Case::Combine {
             let scales: Vec<u8> = self.scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-            wrong += self.expected.wrong_copies(&self.rows, &scales, &self.counts)?;
+            wrong += self.expected.wrong_prefill(&self.rows, &scales, &self.counts)?;
         }
         if case != Case::Dispatch {
             wrong += self.expected.wrong_sums(case, &self.out);
@@ -90,17 +92,18 @@ impl Subject for Prefill<'_> {
 impl<'a> Prefill<'a> {
     /// All ranks call it with the same shapes in the same order.
     pub fn new(group: &Group, meeting: &'a Meeting, args: &Args, shape: Shape) -> Result<Self, Error> {
-        let buffer = PrefillBuffer::create_blocking(group, shape.prefill(args))?;
-        let expected = Expected::packed(args, shape, group.rank(), buffer.plan());
-        let (hidden, tokens, places) = (shape.hidden as usize, shape.tokens as usize, expected.lists.places);
+        let buffer = PrefillBuffer::create_blocking(group, shape.prefill(args, Device::Host))?;
+        let expected = Expected::of_prefill(args, shape, group.rank(), buffer.plan());
+        let (hidden, tokens, places) = (shape.hidden as usize, shape.tokens as usize, expected.places());
         let (payload, blocks) =
             if shape.payload == Payload::Fp8 { (hidden, hidden / 128) } else { (2 * hidden, 0) };
         Ok(Self {
             x: HostBuffer::zeroed(tokens * hidden),
             rows: HostBuffer::zeroed(places * payload),
             scales: HostBuffer::zeroed(places.next_multiple_of(4) * blocks),
-            counts: vec![0; buffer.plan().local_experts as usize],
-            row_expert: vec![0; places],
+            counts: vec![0; buffer.plan().local_experts.max(buffer.plan().ranks) as usize],
+            row_experts: vec![0; places * shape.topk as usize],
+            row_weights: vec![0.0; places * shape.topk as usize],
             outputs: HostBuffer::zeroed(places * hidden),
             out: HostBuffer::zeroed(tokens * hidden),
             clocks: Clocks::find(),
@@ -121,16 +124,30 @@ impl<'a> Prefill<'a> {
         .payload(shape.payload())
         .lane(0);
         let fp8 = shape.payload == Payload::Fp8;
+        let lists = if shape.layout == Layout::Dense {
+            PrefillOutput {
+                layout: PrefillLayout::Dense,
+                scale_order: ScaleOrder::RowMajor,
+                source_counts: Some(&mut self.counts),
+                row_experts: Some(&mut self.row_experts),
+                row_weights: Some(&mut self.row_weights),
+                ..PrefillOutput::default()
+            }
+        } else {
+            PrefillOutput {
+                layout: PrefillLayout::Packed { alignment: ALIGNMENT },
+                counts: Some(&mut self.counts),
+                row_expert: Some(&mut self.row_experts),
+                ..PrefillOutput::default()
+            }
+        };
         let (made, outcome) = self.buffer.dispatch_blocking(
             input,
             PrefillOutput {
-                layout: PrefillLayout::Packed { alignment: ALIGNMENT },
-                capacity: self.expected.lists.places,
+                capacity: self.expected.places(),
                 rows: Some(TensorMut::new(&mut self.rows)),
                 scales: fp8.then(|| TensorMut::new(&mut self.scales)),
-                counts: Some(&mut self.counts),
-                row_expert: Some(&mut self.row_expert),
-                ..PrefillOutput::default()
+                ..lists
             },
         )?;
         complete(&outcome)?;

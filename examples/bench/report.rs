@@ -207,6 +207,10 @@ pub fn table(rows: &[Row]) -> Table {
     if split {
         header.extend(["send us", "receive us"]);
     }
+    let sms = rows.iter().any(|row| row.gpu.as_ref().is_some_and(|gpu| gpu.sms > 0));
+    if sms {
+        header.push("SMs");
+    }
     table.set_header(header);
     for row in rows {
         let mut cells = vec![
@@ -244,6 +248,9 @@ pub fn table(rows: &[Row]) -> Table {
             if split {
                 cells.extend([there(send_us), there(receive_us)]);
             }
+        }
+        if let Some(OnGpu { sms: chosen, .. }) = row.gpu.as_ref().filter(|_| sms) {
+            cells.push(if *chosen > 0 { chosen.to_string() } else { "all".to_owned() });
         }
         table.add_row(cells);
     }
@@ -312,7 +319,8 @@ pub mod tests {
         let back: Row = serde_json::from_value(value).unwrap();
         assert_eq!((back.gpu.as_ref(), back.routing), (row.gpu.as_ref(), Spread::Zipf));
         assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, graph"), "{}", back.name());
-        assert!(table(&[row]).to_string().contains("send us"));
+        let table = table(&[row]).to_string();
+        assert!(table.contains("send us") && table.contains("SMs"), "{table}");
     }
 
     #[test]

@@ -34,6 +34,9 @@ pub fn shapes(args: &Args) -> Result<Vec<(Shape, Vec<Case>)>, Error> {
         only("--experts", &args.experts)?,
         only("--topk", &args.topk)?,
     ];
+    if args.sms.len() > 1 {
+        return Err("--table takes one value of --sms".into());
+    }
     let shape = |tokens, (case, payload, layout, combine)| {
         (Shape { tokens, hidden, experts, absent_experts: 0, topk, payload, layout, combine }, vec![case])
     };

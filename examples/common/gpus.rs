@@ -1,11 +1,10 @@
 //! The GPUs that a process sees.
 
-use epwire::cudarc::driver::{CudaContext, sys};
+use epwire::cudarc::driver::CudaContext;
 
 /// How many GPUs this process sees, at least 1; else what to do about that.
 pub(crate) fn gpus() -> Result<u32, String> {
-    // SAFETY: loads the driver's library and lets go of it, as every CUDA program does. Without the question cudarc panics.
-    if !unsafe { sys::is_culib_present() } {
+    if !has_driver() {
         return Err("--device cuda: no NVIDIA driver, libcuda.so.1 is not to be found: install the driver, \
                     start the container with its GPUs, or use --device host"
             .into());
@@ -16,4 +15,17 @@ pub(crate) fn gpus() -> Result<u32, String> {
         Ok(_) => Err(format!("--device cuda: the NVIDIA driver shows no GPU: {see}")),
         Err(error) => Err(format!("--device cuda: the NVIDIA driver does not start: {error}; {see}")),
     }
+}
+
+/// Whether the driver's library is there. Without the question cudarc panics.
+#[cfg(not(feature = "candle-cuda"))]
+fn has_driver() -> bool {
+    // SAFETY: loads the driver's library and lets go of it, as every CUDA program does.
+    unsafe { epwire::cudarc::driver::sys::is_culib_present() }
+}
+
+/// candle links the driver's library: the program would not have started.
+#[cfg(feature = "candle-cuda")]
+fn has_driver() -> bool {
+    true
 }

@@ -138,15 +138,46 @@ template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &
     return false;
 }
 
+// The order of a pipe's chunks: they are begun, stored and ended one after the other. Of `Of`, store_next() issues the stores of
+// the next chunk, and end_until(count) ends chunks whose stores are through, until so many have ended.
+template <typename Of, uint32_t kLoads, uint32_t kStores> struct PipeOrder {
+    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+
+    __device__ __forceinline__ Of &of() { return static_cast<Of &>(*this); }
+    // Stores the next chunk. At most kStores stores are in flight then, which leaves stages for kLoads loads.
+    __device__ __forceinline__ void pass_next() {
+        of().store_next();
+        if (stored - ended <= kStores) return;
+        ptx::bulk_wait<kStores>();
+        of().end_until(stored - kStores);
+    }
+    // Issues the stores of all chunks begun. Chunks that only needed to be read are then finished.
+    __device__ __forceinline__ void flush() {
+        while (stored < begun) pass_next();
+    }
+    // Completes all chunks begun.
+    __device__ __forceinline__ void drain() {
+        flush();
+        ptx::bulk_wait_all();
+        of().end_until(stored);
+    }
+    // Returns the number of a chunk, which the caller loads. What was in its stage before has been stored.
+    __device__ __forceinline__ uint32_t begin() {
+        while (begun - stored >= kLoads) pass_next();
+        return begun++;
+    }
+};
+
 // Moves chunks in order. `Tell` makes the count of a chunk due: when the chunk is stored or, with kWhenRead, when it has been
 // read from this rank's window.
-template <bool kWhenRead, typename Tell> struct Pipe {
+template <bool kWhenRead, typename Tell> struct Pipe : PipeOrder<Pipe<kWhenRead, Tell>, kLoadsAhead, kStoresAhead> {
+    using Order = PipeOrder<Pipe<kWhenRead, Tell>, kLoadsAhead, kStoresAhead>;
+    using Order::stored, Order::ended, Order::begin;
     unsigned char (*memory)[kChunkBytes];
     uint64_t *loaded;
     Chunk *chunks;
     const Tell &tell;
-    uint32_t begun = 0, stored = 0, ended = 0; // chunks
-    uint32_t parities = 0;                     // of the stages' barriers, one bit each
+    uint32_t parities = 0; // of the stages' barriers, one bit each
 
     __device__ __forceinline__ Pipe(unsigned char (*memory)[kChunkBytes], BulkTeams &t, uint32_t team, const Tell &tell)
         : memory(memory), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
@@ -170,28 +201,10 @@ template <bool kWhenRead, typename Tell> struct Pipe {
             if (!kWhenRead) say(chunks[ended % kStages]);
         }
     }
-    // Stores the next chunk. At most kStoresAhead stores are in flight then, which leaves stages for kLoadsAhead loads.
-    __device__ __forceinline__ void pass_next() {
-        store_next();
-        if (stored - ended <= kStoresAhead) return;
-        ptx::bulk_wait<kStoresAhead>();
-        end_until(stored - kStoresAhead);
-    }
-    // Issues the stores of all chunks begun. Chunks that only needed to be read are then finished.
-    __device__ __forceinline__ void flush() {
-        while (stored < begun) pass_next();
-    }
-    // Completes all chunks begun.
-    __device__ __forceinline__ void drain() {
-        flush();
-        ptx::bulk_wait_all();
-        end_until(stored);
-    }
     // Adds a chunk of up to kChunkBytes.
     __device__ __forceinline__ void add(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
                                         uint64_t count) {
-        while (begun - stored >= kLoadsAhead) pass_next();
-        const uint32_t s = begun++ % kStages, whole = bytes / 16 * 16;
+        const uint32_t s = begin() % kStages, whole = bytes / 16 * 16;
         chunks[s] = {to, count, whole, peer};
         if (whole != 0) {
             ptx::barrier_expect(&loaded[s], whole);
@@ -287,16 +300,15 @@ struct FoldChunk {
 
 // Loads chunks for the folding warps, and stores their results. Run by one thread. The ring counters advance when the last chunk
 // of a piece is loaded; what is due is counted by pieces, because chunks of several pieces are in flight.
-struct FoldPipe {
+struct FoldPipe : PipeOrder<FoldPipe, kFoldLoadsAhead, kFoldStoresAhead> {
     Collective &c;
     Rings &r;
     BulkMemory &m;
     BulkTeams &t;
     const Folding f;
     const bool spreads;
-    const uint32_t chunk;                      // bytes, of each source
-    uint32_t pieces = 0;                       // pieces whose chunks have all been loaded
-    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+    const uint32_t chunk; // bytes, of each source
+    uint32_t pieces = 0;  // pieces whose chunks have all been loaded
     FoldChunk chunks[kFoldStages];
 
     __device__ __forceinline__ unsigned char *at_stage(uint32_t s, uint32_t source) { return m.folded[s] + source * chunk; }
@@ -342,26 +354,6 @@ struct FoldPipe {
             }
         }
     }
-    // As in Pipe.
-    __device__ __forceinline__ void pass_next() {
-        store_next();
-        if (stored - ended <= kFoldStoresAhead) return;
-        ptx::bulk_wait<kFoldStoresAhead>();
-        end_until(stored - kFoldStoresAhead);
-    }
-    __device__ __forceinline__ void flush() {
-        while (stored < begun) pass_next();
-    }
-    __device__ __forceinline__ void drain() {
-        flush();
-        ptx::bulk_wait_all();
-        end_until(stored);
-    }
-    // Returns a stage whose previous result has been stored.
-    __device__ __forceinline__ uint32_t next_stage() {
-        while (begun - stored >= kFoldLoadsAhead) pass_next();
-        return begun++ % kFoldStages;
-    }
     __device__ __forceinline__ void await_all() {
 #pragma unroll 1
         for (uint32_t peer = 0; peer < c.ranks && !c.stopped; peer++) {
@@ -379,7 +371,7 @@ struct FoldPipe {
     }
     // Loads a chunk of the piece at `offset`, of all sources, from byte `within` on.
     __device__ __forceinline__ void bring(uint64_t offset, uint32_t within, uint32_t bytes, bool last) {
-        const uint32_t s = next_stage(), whole = bytes / 16 * 16;
+        const uint32_t s = begin() % kFoldStages, whole = bytes / 16 * 16;
         chunks[s] = {offset + within, pieces, within, last};
         uint32_t sources = 0;
 #pragma unroll 1
@@ -427,7 +419,7 @@ __device__ __forceinline__ uint32_t fold_chunk(const Collective &c) {
 }
 
 __device__ __forceinline__ void bring_to_fold(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
-    FoldPipe pipe = {c, r, m, t, folded_here(c), is_shared_out(c), fold_chunk(c)};
+    FoldPipe pipe = {{}, c, r, m, t, folded_here(c), is_shared_out(c), fold_chunk(c)};
 #pragma unroll 1
     for (uint64_t j = blockIdx.x;; j += gridDim.x) {
         const uint32_t bytes = piece_bytes(c, pipe.f.bytes, j);

@@ -3,8 +3,8 @@
 //
 // Each block reads and writes a turn of its own, and blocks do not wait for one another at the end, except blocks in trouble:
 // those that gave up or refused a peer, waited long, or have something to add to the caller's sums. One of these waits until all
-// blocks are out, and closes the operation for all of them, alone. All blocks of a kernel are co-resident (c/ep/gpu/engine.c,
-// choose_blocks), so that wait is short unless other work occupies the SMs. It is bounded: after its deadline the operation is
+// blocks are out, and closes the operation for all of them, alone. All blocks of a kernel are co-resident (c/ep/gpu/sms.h),
+// so that wait is short unless other work occupies the SMs. It is bounded: after its deadline the operation is
 // closed without the blocks that have not begun, and the closing block delivers everything. It first moves the stage in all
 // turns. A block that begins after that finds the lane in the stage of the next kernel, and an out_blocks below `closed`: it adds
 // itself to the counters, which the next kernels rely on, and does nothing else. A block that had begun before ends as usual with
@@ -36,8 +36,9 @@ namespace epw {
 // An operation as a block sees it, in shared memory.
 struct Operation : Peers {
     epw_gpu_lane_state *state;
-    uint32_t stage; // the stage in which the kernel found the lane
-    bool first;     // the first operation of the epoch
+    uint32_t blocks; // that kernels of the lane may have; this one may have fewer
+    uint32_t stage;  // in which the kernel found the lane
+    bool first;      // the first operation of the epoch
     bool wrapped;
     uint64_t sent_before, out_before; // the lane's block counters when the kernel began
     epw_rank_set missing;             // peers missing from the handle so far
@@ -81,7 +82,7 @@ struct Opening {
     epw_gpu_lane_state *state;
     const unsigned char *own, *inbox;
     uint64_t entry; // of the peer table: one thread per peer
-    uint32_t rank, ranks, lane, epoch;
+    uint32_t rank, ranks, lane, epoch, blocks;
     uint64_t deadline, group_deadline, spoke;
     uint32_t word, active, excluded, suspects, missing, queued, present; // words of sets: one thread per word
     uint32_t stage, op, wrapped;                                         // of the turn
@@ -89,7 +90,7 @@ struct Opening {
     epw_gpu_report *report;
 
     __device__ __forceinline__ Opening(const epw_lane_args &a, epw_area area, uint64_t given_deadline)
-        : peers(a.peers), state(a.state), own(a.window), inbox(a.inbox), rank(a.rank), ranks(a.layout.ranks),
+        : peers(a.peers), state(a.state), own(a.window), inbox(a.inbox), rank(a.rank), ranks(a.layout.ranks), blocks(a.blocks),
           report(a.arrays.report) {
         if (threadIdx.x - kTable < ranks) entry = entry_of(peers, area, threadIdx.x - kTable);
         word = threadIdx.x - kTurn;
@@ -140,6 +141,7 @@ struct Opening {
         o.rank = rank;
         o.ranks = ranks;
         o.lane = lane;
+        o.blocks = blocks;
         o.epoch = epoch;
         o.op = next ? epw_next_op(op) : op;
         o.stage = stage;
@@ -276,9 +278,12 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
     __syncthreads();
     if (o.troubled) return is_to_close(o, stage, sends); // also set if a peer is lost or refused
     if (threadIdx.x != 0) return false;
-    // Reader: the block of the same number in the next kernel.
+    // Reader: the block of the same number in the next kernel, which may have more blocks than this one.
     const uint64_t sent = o.sent_before + (sends ? gridDim.x : 0);
-    o.state->turns[blockIdx.x] = {stage, o.op, o.wrapped || o.op == 0, 0, sent, o.out_before + gridDim.x, o.present};
+#pragma unroll 1
+    for (uint32_t i = blockIdx.x; i < o.blocks; i += gridDim.x) {
+        o.state->turns[i] = {stage, o.op, o.wrapped || o.op == 0, 0, sent, o.out_before + gridDim.x, o.present};
+    }
     if (blockIdx.x == 0 && o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
     // Reader: the closing block, if there is one. It acquires nothing by this.
     ptx::reduce_relaxed_gpu(&o.state->out_blocks, 1);

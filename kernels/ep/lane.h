@@ -60,7 +60,7 @@ typedef struct epw_gpu_lane_state {
     epw_gpu_turn turns[EPW_GPU_BLOCKS];
 
     /* Fixed at creation. */
-    uint32_t blocks;  /* blocks of every dispatch and combine kernel of the lane */
+    uint32_t blocks;  /* of every dispatch and combine kernel of the lane, at most */
     uint32_t ordered; /* config.ordered: combine words carry EPW_ANSWER_ORDERED */
 
     /* Written only by closing blocks. A dispatch that finds `missing` set is closed by a block. */

@@ -19,7 +19,8 @@ typedef struct epw_lane_args {
                                  * none */
     epw_layout layout;
     uint32_t rank;
-    uint32_t index; /* number of the lane */
+    uint32_t index;  /* number of the lane */
+    uint32_t blocks; /* of its kernels, at most: an operation may have fewer */
 } epw_lane_args;
 
 /* The structs of a call are passed as the caller filled them in, with the defaults of pointers and strides resolved. Kernels
@@ -46,8 +47,7 @@ typedef struct epw_combine_args {
 
 typedef struct epw_release_args {
     epw_lane_args lane;
-    uint32_t blocks; /* blocks of the lane's kernels */
-    uint32_t quiet;  /* it is no error if the lane is free */
+    uint32_t quiet; /* it is no error if the lane is free */
 } epw_release_args;
 
 typedef struct epw_membership_args {

@@ -42,6 +42,15 @@ __device__ __forceinline__ uint64_t count_at(const Peers &p, uint64_t offset) {
     return ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(p.own + offset));
 }
 
+// The same where the addresses are known. What glimpse_count() sees is not acquired.
+__device__ __forceinline__ void post_count(uint64_t *to, uint64_t word) { ptx::store_release_sys(to, word); }
+__device__ __forceinline__ uint64_t count_at(const uint64_t *from) { return ptx::load_acquire_sys(from); }
+__device__ __forceinline__ uint64_t glimpse_count(const uint64_t *from) { return ptx::load_relaxed_sys(from); }
+// Several counts behind one fence. Writer: this thread, with what it has acquired before the fence. Readers: the peers'
+// count_at().
+__device__ __forceinline__ void fence_before_counts() { ptx::fence_sys(); }
+__device__ __forceinline__ void put_count(uint64_t *to, uint64_t word) { ptx::store_relaxed_sys(to, word); }
+
 enum class Come { kNotYet, kYes, kStop };
 
 // Waits until `come` says that the awaited data of the peer is there, bounded like the wait for a word. Returns false if `come`

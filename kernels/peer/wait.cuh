@@ -2,7 +2,7 @@
 //
 // Every block waits on its own, one thread per peer; where a single warp waits, each thread polls several peers in turn. A rank's
 // word is posted by the last block of a grid, while its first blocks may already be waiting for peers, or for that same word: so
-// all blocks of kernels that wait must be co-resident (c/ep/gpu/engine.c, choose_blocks). Blocks may judge differently: one
+// all blocks of kernels that wait must be co-resident (c/ep/gpu/sms.h). Blocks may judge differently: one
 // block's last look before the deadline may miss the word that another block sees. A block that gives a peer up inserts it in
 // peers->gone, and the block that closes the operation, which alone decides what this half of the operation has delivered, leaves
 // out every peer found there.

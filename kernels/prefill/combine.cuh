@@ -4,24 +4,33 @@
 #pragma once
 
 #include "kernels/prefill/place.cuh"
+#include "kernels/prefill/tell.cuh"
 #include "kernels/prefill/tile.cuh"
 
 namespace epw {
 
-// A row of a sum; or `count` rows behind it that are summed with their weights and rounded before.
+// A row of a sum.
 struct Addend {
     const unsigned char *row;
     float weight;
-    uint32_t count;
 };
-constexpr uint32_t kMostAddends = 2 * EPW_MAX_TOPK + 2;
 
-template <typename T> __device__ __forceinline__ void add_cell(float (&total)[8], uint4 cell, float weight, bool weighted) {
+// The rows of a sum, in the tile's head: first the *inner* ones, which are summed with their weights and rounded; that sum stands
+// before outer row number `inner_at`.
+struct Addends {
+    Addend *rows;
+    uint32_t inner, outer, inner_at;
+    bool weighted; // the outer ones have weights too
+};
+constexpr uint32_t kMostAddends = 2 * EPW_MAX_TOPK + 2, kAddendBytes = kMostAddends * sizeof(Addend);
+
+// Adds the eight values of a cell.
+template <typename T, bool Weighted> __device__ __forceinline__ void add_cell(float (&total)[8], uint4 cell, float weight) {
     const uint32_t pairs[] = {cell.x, cell.y, cell.z, cell.w};
 #pragma unroll
     for (uint32_t n = 0; n < 4; n++) {
         float low = T::low(pairs[n]), high = T::high(pairs[n]);
-        if (weighted) {
+        if (Weighted) {
             low = __fmul_rn(weight, low);
             high = __fmul_rn(weight, high);
         }
@@ -30,32 +39,112 @@ template <typename T> __device__ __forceinline__ void add_cell(float (&total)[8]
     }
 }
 
-// Sums addends [first, first + count) in order, from +0, at one 16-byte cell. Never fused.
-template <typename T, bool Nested>
-__device__ __forceinline__ uint4 sum_cell(const Addend *addends, uint32_t count, uint32_t at, bool weighted) {
-    constexpr uint32_t kAtOnce = 4; // loads in flight
-    float total[8] = {};
+// A warp sums so many bytes of a row at a time, some cells to a lane.
+constexpr uint32_t kUnit = kAnswerPiece / kFeeds, kCells = kUnit / (32 * 16);
+
+template <typename T> __device__ __forceinline__ void add_cells(float (&totals)[kCells][8], const uint4 (&cells)[kCells]) {
+#pragma unroll
+    for (uint32_t n = 0; n < kCells; n++) add_cell<T, false>(totals[n], cells[n], 1.0f);
+}
+// Rounds the totals, which are zero afterwards.
+template <typename T> __device__ __forceinline__ void round_off(float (&totals)[kCells][8], uint4 (&cells)[kCells]) {
+#pragma unroll
+    for (uint32_t n = 0; n < kCells; n++) {
+        cells[n] = pack_eight<T>(totals[n]);
+#pragma unroll
+        for (uint32_t i = 0; i < 8; i++) totals[n][i] = 0.0f;
+    }
+}
+
+// The rows of a sum on their way to this warp: a unit of each row, then the next one of each. kFeeds of them are under way at the
+// same time.
+struct Feed {
+    const Addend *const rows;
+    const uint32_t count, bytes; // of a row
+    unsigned char *const units;
+    uint64_t *const loaded;
+    uint32_t parities;            // of the barriers
+    uint32_t row = 0, column = 0; // of the next unit to be loaded
+    uint32_t number = 0;          // where the next one comes that is to be read
+
+    __device__ __forceinline__ Feed(const Addend *rows, uint32_t count, uint32_t bytes, unsigned char *units, uint64_t *loaded,
+                                    uint32_t parities)
+        : rows(rows), count(count), bytes(count > 0 ? bytes : 0), units(units), loaded(loaded), parities(parities) {
 #pragma unroll 1
-    for (uint32_t i = 0; i < count; i += kAtOnce) {
-        uint4 cells[kAtOnce];
-#pragma unroll
-        for (uint32_t k = 0; k < kAtOnce; k++) {
-            if (i + k >= count) continue;
-            const Addend &one = addends[i + k];
-            if constexpr (Nested) {
-                if (one.count > 0) {
-                    cells[k] = sum_cell<T, false>(addends + EPW_MAX_TOPK + 2, one.count, at, true);
-                    continue;
-                }
-            }
-            cells[k] = ptx::load_relaxed_gpu_once(one.row + at);
+        for (uint32_t i = 0; i < kFeeds; i++) load(i);
+    }
+    __device__ __forceinline__ void load(uint32_t to) {
+        if (column >= bytes) return;
+        if (threadIdx.x % 32 == 0) {
+            const uint32_t some = min(kUnit, bytes - column);
+            ptx::barrier_expect(&loaded[to], some);
+            ptx::bulk_load(units + to * kUnit, rows[row].row + column, some, &loaded[to]);
         }
+        if (++row < count) return;
+        row = 0;
+        column += kUnit;
+    }
+    // The lane's first cell of the next unit; of the others each is 32 cells behind the one before.
+    __device__ __forceinline__ const uint4 *await() {
+        while (!ptx::barrier_try_wait(&loaded[number], parities >> number & 1)) {
+        }
+        parities ^= 1u << number;
+        return reinterpret_cast<const uint4 *>(units + number * kUnit) + threadIdx.x % 32;
+    }
+    // All lanes have read it.
+    __device__ __forceinline__ void pass() {
+        __syncwarp();
+        load(number);
+        number = number + 1 < kFeeds ? number + 1 : 0;
+    }
+    // Adds the next unit.
+    template <typename T, bool Weighted> __device__ __forceinline__ void add(float (&totals)[kCells][8], float weight) {
+        const uint4 *cells = await();
 #pragma unroll
-        for (uint32_t k = 0; k < kAtOnce; k++) {
-            if (i + k < count) add_cell<T>(total, cells[k], addends[i + k].weight, weighted);
+        for (uint32_t n = 0; n < kCells; n++) add_cell<T, Weighted>(totals[n], cells[32 * n], weight);
+        pass();
+    }
+};
+
+template <typename T, bool Weighted>
+__device__ __forceinline__ void add_outer(Feed &feed, const Addends &sum, float (&totals)[kCells][8],
+                                          const uint4 (&inner)[kCells]) {
+#pragma unroll 1
+    for (uint32_t i = 0; i < sum.outer; i++) {
+        if (i == sum.inner_at) add_cells<T>(totals, inner);
+        feed.add<T, Weighted>(totals, Weighted ? sum.rows[sum.inner + i].weight : 1.0f);
+    }
+}
+
+// Sums rows of `bytes` in order, from +0, through a tile's units. Never fused. Called by the whole warp, which sees the addends.
+// What peers have written of them is visible to bulk copies. Returns the parities of the barriers.
+template <typename T>
+__device__ __noinline__ uint32_t add_rows(unsigned char *to, Addends sum, uint32_t bytes, unsigned char *units, uint64_t *loaded,
+                                          uint32_t parities) {
+    Feed feed(sum.rows, sum.inner + sum.outer, bytes, units, loaded, parities);
+    float totals[kCells][8] = {};
+    uint4 cells[kCells], inner[kCells] = {};
+#pragma unroll 1
+    for (uint32_t column = 0; column < bytes; column += kUnit) {
+#pragma unroll 1
+        for (uint32_t i = 0; i < sum.inner; i++) {
+            feed.add<T, true>(totals, sum.rows[i].weight);
+        }
+        if (sum.inner > 0) round_off<T>(totals, inner);
+        if (sum.weighted) {
+            add_outer<T, true>(feed, sum, totals, inner);
+        } else {
+            add_outer<T, false>(feed, sum, totals, inner);
+        }
+        if (sum.outer == sum.inner_at) add_cells<T>(totals, inner);
+        round_off<T>(totals, cells);
+#pragma unroll
+        for (uint32_t n = 0; n < kCells; n++) {
+            const uint32_t at = column + n * 512 + threadIdx.x % 32 * 16;
+            if (at < bytes) ptx::store(to + at, cells[n]);
         }
     }
-    return pack_eight<T>(total);
+    return feed.parities;
 }
 
 template <typename T> struct AnswerMover {
@@ -64,17 +153,14 @@ template <typename T> struct AnswerMover {
     const epw_prefill_gpu_routing &r;
     const epw_prefill_layout &l;
     Tile &tile;
+    Post &posts;
     const uint32_t laneid = threadIdx.x % 32;
     const uint32_t row_bytes; // of an answer
     const bool ordered, experts;
-    Addend *addends; // in the tile; behind EPW_MAX_TOPK + 2 of them those that are summed before
 
-    __device__ __forceinline__ AnswerMover(const epw_prefill_combine_args &a, Prefill &o, Tile &tile)
-        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), row_bytes(a.width * 2),
-          ordered(a.in.mode == EPW_COMBINE_ORDERED), experts(by_expert(a.layout)),
-          addends(reinterpret_cast<Addend *>(tile.piece)) {
-        static_assert(kMostAddends * sizeof(Addend) <= kRowPiece);
-    }
+    __device__ __forceinline__ AnswerMover(const epw_prefill_combine_args &a, Prefill &o, Tile &tile, Post &posts)
+        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), row_bytes(a.width * 2),
+          ordered(a.in.mode == EPW_COMBINE_ORDERED), experts(by_expert(a.layout)) {}
 
     // ---- what the experts have made of a received row ----
 
@@ -104,7 +190,7 @@ template <typename T> struct AnswerMover {
     // Writes the entries' rows as addends to be summed with their weights. Returns how many. Called by the whole warp.
     __device__ __forceinline__ uint32_t put_made(const Made &m, Addend *to) const {
         const uint32_t some = __ballot_sync(0xffffffffu, m.goes());
-        if (m.goes()) to[__popc(some & lanes_below())] = {made_at(m.place), m.weight, 0};
+        if (m.goes()) to[__popc(some & lanes_below())] = {made_at(m.place), m.weight};
         return __popc(some);
     }
     static __device__ __forceinline__ uint32_t lanes_below() { return (1u << threadIdx.x % 32) - 1; }
@@ -112,30 +198,38 @@ template <typename T> struct AnswerMover {
     // ---- answers ----
 
     __device__ __forceinline__ void copy(unsigned char *to, const unsigned char *from) {
+        tile.get();
 #pragma unroll 1
-        for (uint32_t at = 0; at < row_bytes; at += kRowPiece) {
-            const uint32_t bytes = min(kRowPiece, row_bytes - at);
-            tile.reuse();
+        for (uint32_t at = 0; at < row_bytes; at += kAnswerPiece) {
+            const uint32_t bytes = min(kAnswerPiece, row_bytes - at);
+            if (at > 0) tile.reuse();
             tile.load(from + at, bytes);
+            tile.await();
             if (laneid != 0) continue;
             ptx::bulk_store(to + at, tile.piece, bytes);
             ptx::bulk_commit();
         }
-        ptx::bulk_wait_all();
+        tile.give_back();
     }
+    __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
+        tile.parities = add_rows<T>(to, sum, row_bytes, tile.piece, tile.loaded, tile.parities);
+    }
+    __device__ __forceinline__ Addend *addends() const { return reinterpret_cast<Addend *>(tile.head); }
 
-    // Sums the addends. Called by the whole warp, which sees them.
-    template <bool Nested> __device__ __forceinline__ void sum(unsigned char *to, uint32_t count, bool weighted) const {
-        const Addend *from = Nested ? addends : addends + EPW_MAX_TOPK + 2;
+    __device__ __forceinline__ void answer(uint32_t peer, uint32_t number, uint32_t answers) {
+        const uint64_t message = o.state->peers[peer].out_first + 1 + number;
+        ptx::fence_global_before_bulk(); // the slots were granted to this warp by generic loads
 #pragma unroll 1
-        for (uint32_t at = laneid * 16; at < row_bytes; at += 512)
-            ptx::store(to + at, sum_cell<T, Nested>(from, count, at, weighted));
+        for (uint32_t k = 0; k < answers; k++) write_answer(peer, number + k, slot_there(o, peer, message + k));
+        ptx::bulk_wait_all();
+        __syncwarp();
+        post_written(o, posts, laneid < answers, peer, message + laneid);
+        if (laneid == 0) count_moved(o.state->peers[peer].send, answers);
     }
 
     // Answer number `number` to the peer. Ordered: to one entry of a row; else to a whole row.
-    __device__ __forceinline__ void answer(uint32_t peer, uint32_t number) {
-        const uint64_t message = o.state->peers[peer].out_first + 1 + number;
-        unsigned char *slot = slot_there(o, peer, message), *to = slot + l.answer_head;
+    __device__ __forceinline__ void write_answer(uint32_t peer, uint32_t number, unsigned char *slot) {
+        unsigned char *to = slot + l.answer_head;
         uint32_t row = number, column = 0;
         if (ordered) {
             const uint32_t entry = r.entries[size_t(peer) * a.call.lane.max_tokens * l.topk + number];
@@ -149,16 +243,14 @@ template <typename T> struct AnswerMover {
         if (laneid == 0) ptx::store(slot, {mask, a.call.hash, EPW_MESSAGE_ROW, o.op});
         if (laneid < l.topk) reinterpret_cast<float *>(slot + sizeof(epw_row_head))[laneid] = m.value;
         if (mask != 0 && experts && !ordered) {
-            tile.reuse();
-            const uint32_t count = put_made(m, addends + EPW_MAX_TOPK + 2);
+            tile.get();
+            const uint32_t count = put_made(m, addends());
             __syncwarp();
-            sum<false>(to, count, true);
+            sum_up(to, {addends(), 0, count, ~0u, true});
+            tile.give_back();
         } else if (mask != 0) {
-            ptx::fence_global_before_bulk(); // the slot was granted to this warp by generic loads
             copy(to, made_at(place));
         }
-        __syncwarp();
-        if (laneid == 0) mark(o, a.call.lane.done, peer, message);
     }
 
     // ---- sums ----
@@ -196,16 +288,16 @@ template <typename T> struct AnswerMover {
         if (!e.sent) return false;
         if (e.rank == o.rank) return r.received[o.rank] > 0;
         const epw_prefill_gpu_peer &p = o.state->peers[e.rank];
-        const bool gone = !has(o.present, e.rank) || ptx::load_acquire_gpu(&p.gone); // then the limit is the last
-        const bool here = e.number < ptx::load_acquire_gpu(&p.take.limit);
-        awaited = !here && !gone;
+        const uint32_t opened = ptx::load_acquire_gpu(&p.take.opened); // acquires numbers of messages, too
+        const bool here = e.number + 1 < opened && arrival_of(o, e.rank, p.in_first + 1 + e.number).is_set(o);
+        awaited = !here && (opened == 0 || e.number + 1 < opened);
         return here;
     }
 
     // Whether the token's sum can be made: all its answers are here, or will not come.
-    __device__ __forceinline__ bool is_complete(uint32_t t) const {
+    __device__ __forceinline__ bool is_complete(const Asked &e, bool &here) const {
         bool awaited;
-        has_answer(asked(t), awaited);
+        here = has_answer(e, awaited);
         const bool complete = !__any_sync(0xffffffffu, awaited);
         __syncwarp();
         return complete;
@@ -216,11 +308,9 @@ template <typename T> struct AnswerMover {
         return laneid < l.topk ? r.weights[size_t(t) * l.topk + laneid] : 0.0f;
     }
 
-    __device__ __forceinline__ void make_sum(uint32_t t) {
+    __device__ __forceinline__ void make_sum(uint32_t t, const Asked &e, bool here) {
         const uint32_t all = 0xffffffffu;
-        const Asked e = asked(t);
-        bool awaited;
-        const bool here = has_answer(e, awaited), own = e.sent && e.rank == o.rank;
+        const bool own = e.sent && e.rank == o.rank;
         const uint64_t message = o.state->peers[e.rank].in_first + 1 + e.number;
         const unsigned char *slot = nullptr, *row = nullptr;
         uint32_t mask = 0;
@@ -234,7 +324,7 @@ template <typename T> struct AnswerMover {
                 row = slot + l.answer_head;
                 value = __uint_as_float(read_once(slot + sizeof head + laneid * 4));
             } else if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
-                end_rows(o, e.rank, e.number);
+                end_rows(o, EPW_PHASE_COMBINE_RECEIVE, e.rank, e.number);
             } else {
                 refuse_row(o, EPW_PHASE_COMBINE_RECEIVE, e.rank);
             }
@@ -251,32 +341,40 @@ template <typename T> struct AnswerMover {
         const bool arrived = here && (mask >> laneid & 1);
 
         // The addends, in their order.
-        tile.reuse();
-        const bool nested = experts && !ordered;
-        const bool adds = e.leads && here && (ordered ? arrived : mask != 0);
-        const uint32_t adders = __ballot_sync(all, adds);
+        const bool adds = e.leads && here && (ordered ? arrived : mask != 0), nested = own && experts && !ordered;
+        const uint32_t adders = __ballot_sync(all, adds), inner_lane = __ballot_sync(all, adds && nested);
         uint32_t at = __popc(adders & lanes_below());
         if (!ordered) { // by ascending rank
             at = 0;
             for (uint32_t some = adders; some != 0; some &= some - 1) at += __shfl_sync(all, e.rank, __ffs(some) - 1) < e.rank;
         }
-        uint32_t count = __popc(adders);
-        const uint32_t within = put_made(m, addends + EPW_MAX_TOPK + 2);
+        ptx::fence_global_before_bulk(); // the answers were acquired by generic loads
+        tile.get();
+        Addends of_token = {addends(), 0, uint32_t(__popc(adders & ~inner_lane)), ~0u, ordered};
+        if (inner_lane != 0) {
+            of_token.inner = put_made(m, of_token.rows);
+            of_token.inner_at = __shfl_sync(all, at, __ffs(inner_lane) - 1);
+            if (at > of_token.inner_at) at--;
+        }
         // The first entry of this rank's own may have no place, while others have one and the same row.
         const uint32_t own_place = __shfl_sync(all, m.place, own_mask ? __ffs(own_mask) - 1 : 0);
-        if (adds && own && !ordered && !nested) row = made_at(own_place);
-        if (adds) addends[at] = {row, ordered ? home_weight(t) : 1.0f, own && nested ? within : 0};
-        if (laneid == 0) {
-            for (uint32_t i = 0; i < 2; i++) {
-                if (a.in.bias[i] == nullptr) continue;
-                addends[count++] = {static_cast<const unsigned char *>(a.in.bias[i]) + size_t(t) * row_bytes, 1.0f, 0};
-            }
+        if (adds && own && !ordered && !experts) row = made_at(own_place);
+        Addend *outer = of_token.rows + of_token.inner;
+        const float weight = ordered ? home_weight(t) : 1.0f;
+        if (adds && !nested) outer[at] = {row, weight};
+        for (uint32_t i = 0; i < 2; i++) {
+            if (a.in.bias[i] == nullptr) continue;
+            const auto *bias = static_cast<const unsigned char *>(a.in.bias[i]) + size_t(t) * row_bytes;
+            if (laneid == 0) outer[of_token.outer] = {bias, 1.0f};
+            of_token.outer++;
         }
-        count = __shfl_sync(all, count, 0);
         __syncwarp();
-        sum<true>(static_cast<unsigned char *>(a.out.out) + size_t(t) * row_bytes, count, ordered);
+        sum_up(static_cast<unsigned char *>(a.out.out) + size_t(t) * row_bytes, of_token);
+        tile.give_back();
         __syncwarp();
-        if (e.leads && here && !own) mark(o, a.call.lane.taken, e.rank, message);
+        const bool reads = e.leads && here && !own;
+        post_read(o, posts, reads, e.rank, message);
+        if (reads) count_moved(o.state->peers[e.rank].take, 1);
         tell_sum(t, e, here, arrived, value);
     }
 
@@ -298,45 +396,49 @@ template <typename T> struct AnswerMover {
 
     // ---- all of it ----
 
-    __device__ __forceinline__ void run(uint32_t *kept, uint32_t of_block) {
-        const uint32_t number = blockIdx.x * of_block + threadIdx.x / 32;
-        epw_prefill_gpu_state *s = o.state;
-        Lines lines = {kept, o.ranks, 0};
-        uint32_t token = kNoTicket; // taken up, and not summed yet
-        bool more = o.does(EPW_PREFILL_RECEIVES);
-        lines.begin(o.rank + 1 + number);
+    // A mover that sends takes up a token only when it can send nothing, but then makes its sum before it sends more: the answers
+    // of a token occupy their slots until they are summed.
+    __device__ __forceinline__ void run(uint32_t *kept, const Movers &movers) {
+        epw_prefill_gpu_peer *peers = o.state->peers;
+        Lines lines = {o, kept, o.ranks, batch_of(l, a.tokens, movers.count), movers.count, kNone};
+        lines.begin(o.rank + 1 + movers.number, [&](uint32_t line) { return movers.sends && line != o.rank; });
+        const auto find = [&](uint32_t line) -> epw_prefill_line & { return peers[line].send; };
+        const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, peers[line].out_first + 1 + row); };
+        bool sends = movers.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false;
+        uint32_t token = 0;
+        Asked e = {};
 #pragma unroll 1
-        for (;;) { // ends when all attendants have, and nothing is left
-            const bool finished = has_finished(o);
-            if (more && token == kNoTicket) {
-                if (laneid == 0) token = atomicAdd(&s->sums, 1u);
-                token = __shfl_sync(0xffffffffu, token, 0);
-                more = token < a.tokens;
-                if (!more) token = kNoTicket;
+        while (sends || sums) { // ends when no line has any more rows, and all tokens are taken up: attendants' waits are bounded
+            bool here = false;
+            if (holds && is_complete(e, here)) {
+                make_sum(token, e, here);
+                holds = false;
+                continue;
             }
-            bool moved = token != kNoTicket && is_complete(token);
-            if (moved) {
-                make_sum(token);
-                token = kNoTicket;
+            const Ticket ticket = sends ? lines.pick(find, wait) : Ticket{0, 0, 0};
+            if (ticket.rows > 0) {
+                answer(ticket.line, ticket.row, ticket.rows);
+                continue;
             }
-            const Ticket ticket = lines.pick([&](uint32_t line) { return &s->peers[line].send; });
-            if (ticket.line != kNoTicket) {
-                answer(ticket.line, ticket.row);
-                moved = true;
+            sends = sends && !lines.have_ended();
+            if (sums && !holds) {
+                token = __shfl_sync(0xffffffffu, laneid == 0 ? atomicAdd(&o.state->sums, 1u) : 0, 0);
+                holds = sums = token < a.tokens;
+                if (holds) e = asked(token);
+            } else {
+                pause();
             }
-            if (moved) continue;
-            if (finished && !more && token == kNoTicket) break;
-            pause();
         }
         ptx::bulk_wait_all();
         __syncwarp();
+        if (laneid == 0) ptx::add_release_block(&o.ended, 1);
     }
 };
 
 // Ordered: numbers the entries of each source's rows for this rank, by which they are answered. Called by the whole grid; a
 // source is a block's.
 __device__ __noinline__ inline void number_entries(const epw_prefill_combine_args &a, Prefill &o) {
-    __shared__ uint32_t of_warps[kMostPrefillThreads / 32 + 1];
+    __shared__ uint32_t of_warps[most_threads(1) / 32 + 1];
     const epw_prefill_gpu_routing &r = a.call.routing;
     const uint32_t topk = o.layout().topk, warp = threadIdx.x / 32, laneid = threadIdx.x % 32, warps = blockDim.x / 32;
     for (uint32_t source = blockIdx.x; source < o.ranks; source += gridDim.x) {

@@ -19,14 +19,13 @@ __global__ void __launch_bounds__(EPW_GPU_PEERS) prefill_epoch_kernel(const __gr
         const epw_prefill_gpu_lane &lane = a.lanes[i];
         epw_prefill_gpu_state *s = lane.state;
         s->peers[peer] = {};
-        for (uint32_t bit = peer; bit < a.ranks * lane.words; bit += EPW_GPU_PEERS) lane.done[bit] = lane.taken[bit] = 0;
         if (peer != 0) continue;
         lane.peers->epoch_word = a.epoch_word;
         lane.peers->active = a.active;
         s->gate = s->ops[0] = s->ops[1] = 0;
         s->missing = {};
         s->met = s->out = 0;
-        s->placed = s->finished = s->sums = s->bad_ids = 0;
+        s->placed = s->sums = s->bad_ids = 0;
         s->rows = s->overflow = 0;
     }
     __syncthreads();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/prefill/place.cuh"
+#include "kernels/prefill/tell.cuh"
 #include "kernels/prefill/tile.cuh"
 
 namespace epw {
@@ -13,43 +14,94 @@ struct ScalesAt {
     uint64_t stride;
 };
 
-// Where a row goes: by expert, a place in each lane, for the entry of that number; by source, one place in the first lane.
+// What a lane knows of its entry of a row.
+struct Entering {
+    uint32_t token;
+    int32_t expert; // local; -1: the entry is not of this rank
+    uint32_t index; // number of the row among its source's for this expert
+    float weight;
+    bool good; // the row is one of this operation
+};
+
+// Where the lane's entry of a row goes: by expert, a place for each entry; by source, one place for the row, that of entry 0.
 struct Places {
     uint32_t place; // EPW_PREFILL_ELSEWHERE or EPW_PREFILL_NO_PLACE: none
-    int32_t expert; // local; -1: the entry is not of this rank
+    int32_t expert;
     float weight;
 
     __device__ __forceinline__ bool goes() const { return place < EPW_PREFILL_NO_PLACE; }
 };
 
+// What came as the source's row `row` is none. Called by one lane.
+__device__ __noinline__ inline void refuse(const Prefill &o, uint32_t source, uint32_t row, const unsigned char *slot) {
+    const epw_row_head head = read_head(slot);
+    if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
+        end_rows(o, EPW_PHASE_DISPATCH_RECEIVE, source, row);
+    } else {
+        refuse_row(o, EPW_PHASE_DISPATCH_RECEIVE, source);
+    }
+}
+
+// Takes up row `row` of this rank itself. Returns whether nobody has before.
+__device__ __forceinline__ bool claim(const Prefill &o, uint32_t row) {
+    const uint32_t bit = 1u << row % 32;
+    return (atomicOr(&o.call->lane.claims[row / 32], bit) & bit) == 0;
+}
+// Called by a block when nobody claims any longer.
+__device__ __forceinline__ void clear_claims(const Prefill &o, uint32_t tokens) {
+    for (uint32_t i = threadIdx.x; i < (tokens + 31) / 32; i += blockDim.x) o.call->lane.claims[i] = 0;
+}
+
+// Rows of a ticket are looked up a *handful* at a time: as many as have a lane for each entry of their tokens.
 template <typename T> struct RowMover {
     const epw_prefill_dispatch_args &a;
     Prefill &o;
     const epw_prefill_gpu_routing &r;
     const epw_prefill_layout &l;
     Tile &tile;
+    Post &posts;
     const uint32_t laneid = threadIdx.x % 32;
+    const uint32_t shift; // a row has 2^shift lanes, at least one for each entry
+    const uint32_t of, j; // the lane's row in a handful, and its entry of that row
+    // Movers that send may also move rows to this rank's own places, see claim_own(). With many blocks rows of 8-bit values are
+    // not to wait for anything before they are on the wire.
+    const bool shares_own;
+    bool sends_own = false; // this one does: places are known
 
-    __device__ __forceinline__ RowMover(const epw_prefill_dispatch_args &a, Prefill &o, Tile &tile)
-        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile) {}
+    __device__ __forceinline__ RowMover(const epw_prefill_dispatch_args &a, Prefill &o, Tile &tile, Post &posts)
+        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), shift(shift_of(l.topk)),
+          of(laneid >> shift), j(laneid & ((1u << shift) - 1)),
+          shares_own(o.does(EPW_PREFILL_SENDS) && o.does(EPW_PREFILL_RECEIVES) &&
+                     (gridDim.x < kManyBlocks || a.in.payload == EPW_PAYLOAD_SAME)) {}
+
+    __device__ __forceinline__ uint32_t handful() const { return tokens_at_once(shift); }
+    __device__ __forceinline__ uint32_t first_lane(uint32_t k) const { return k << shift; } // of row k
+    __device__ __forceinline__ uint32_t row_lanes() const { return lanes_of_token(shift); } // of this lane's row
 
     // ---- pieces ----
 
-    __device__ __forceinline__ uint32_t piece_at(uint32_t at) const { return min(kRowPiece, a.format.payload_bytes - at); }
+    // Bytes of the payload, at most, and from byte `at` on.
+    __device__ __forceinline__ uint32_t piece() const {
+        if (!quantises(a.in.payload)) return kRowPiece;
+        return a.format.payload_bytes <= kRowPiece / 2 ? kRowPiece / 2 : kQuantisedPiece;
+    }
+    __device__ __forceinline__ uint32_t piece_at(uint32_t at) const { return min(piece(), a.format.payload_bytes - at); }
     __device__ __forceinline__ uint32_t scales_in(uint32_t bytes) const {
         return quantises(a.in.payload) ? bytes / EPW_FP8_BLOCK : 0;
     }
 
-    // Fills the tile with a piece of a token as it travels.
-    __device__ __forceinline__ void fill(uint32_t t, uint32_t at) {
+    // Begins to fill the tile with a piece of a token.
+    __device__ __forceinline__ void load(uint32_t t, uint32_t at) const {
+        const uint32_t wide = quantises(a.in.payload) ? 2 : 1;
+        if (at > 0) tile.reuse();
+        tile.load(static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride + uint64_t(at) * wide, piece_at(at) * wide);
+    }
+    // The piece is in the tile afterwards as it travels.
+    __device__ __forceinline__ void finish(uint32_t at) {
         const uint32_t bytes = piece_at(at);
-        const unsigned char *x = static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride;
-        tile.reuse();
-        if (!quantises(a.in.payload)) {
-            tile.load(x + at, bytes);
-            return;
-        }
-        tile.template quantise<T>(x + uint64_t(at) * 2, bytes, a.in.payload);
+        tile.await();
+        if (!quantises(a.in.payload)) return;
+        quantise<T>(tile.piece, tile.scales, bytes, a.in.payload);
         // So that a peer does not see what was there before.
         const uint32_t made = scales_in(bytes) * a.format.scale_bytes;
         if (made + laneid < whole_units(made)) tile.scales[made + laneid] = 0;
@@ -58,16 +110,52 @@ template <typename T> struct RowMover {
 
     // ---- to peers ----
 
-    __device__ __forceinline__ void put_header(uint32_t t) {
-        const size_t first = size_t(t) * l.topk;
+    // The lane's entry of its row's token, as it is sent.
+    struct Leaving {
+        epw_entry entry;
+        uint32_t index, row; // at the rank of its expert; row UINT32_MAX: it is not sent
+    };
+    __device__ __forceinline__ Leaving leaving(uint32_t t, bool has) const {
+        const size_t at = size_t(t) * l.topk + j;
+        if (!has) return {{-1, 0.0f}, 0, kNone};
+        return {{r.ids[at], r.weights[at]}, r.sent_index[at], r.sent_row[at]};
+    }
+
+    // Of tokens that have experts of this rank too: one of their movers to peers may also move their rows to their own places,
+    // the one that sends to the peer of their first entry that goes to a peer. A token that is loaded, and quantised, once.
+    // Returns those places, none for a row that another mover moves.
+    __device__ __forceinline__ Places claim_own(uint32_t peer, uint32_t t, const Leaving &e) {
+        const uint32_t all = 0xffffffffu, rank = e.row != kNone ? uint32_t(e.entry.expert) / l.local_experts : kNone;
+        const uint32_t ours = __ballot_sync(all, rank == o.rank) & row_lanes();
+        const uint32_t others = __ballot_sync(all, rank != kNone && rank != o.rank) & row_lanes();
+        const uint32_t row = __shfl_sync(all, e.row, ours ? __ffs(ours) - 1 : 0);
+        const uint32_t first = __shfl_sync(all, rank, others ? __ffs(others) - 1 : 0);
+        const bool wants = ours != 0 && others != 0 && first == peer, claims = wants && j == 0 && claim(o, row);
+        return place_own(row, own_entry(t, e, __shfl_sync(all, claims, first_lane(of))));
+    }
+    // A row of this rank itself, neither checked nor in a slot.
+    __device__ __forceinline__ Entering own_entry(uint32_t t, const Leaving &e, bool good) const {
+        const uint32_t expert = uint32_t(e.entry.expert) - o.rank * l.local_experts;
+        return {t, expert < l.local_experts ? int32_t(expert) : -1, e.index, e.entry.weight, good};
+    }
+    __device__ __forceinline__ Places place_own(uint32_t row, const Entering &e) {
+        const Places places = place(o.rank, row, e);
+        put_indices(places, o.rank, e, band_of(e.token));
+        return places;
+    }
+    __device__ __forceinline__ const unsigned char *band_of(uint32_t t) const {
+        return static_cast<const unsigned char *>(a.in.sideband) + size_t(t) * a.in.sideband_bytes;
+    }
+
+    // Of row k of the handful.
+    __device__ __forceinline__ void put_header(uint32_t t, uint32_t k, const Leaving &e) {
         const uint32_t indices = sizeof(epw_row_head) + l.topk * sizeof(epw_entry), band = indices + l.topk * 4;
         if (laneid == 0) *reinterpret_cast<uint4 *>(tile.head) = {t, a.format.hash, EPW_MESSAGE_ROW, o.op};
-        if (laneid < l.topk) {
-            reinterpret_cast<epw_entry *>(tile.head + sizeof(epw_row_head))[laneid] = {r.ids[first + laneid],
-                                                                                       r.weights[first + laneid]};
-            reinterpret_cast<uint32_t *>(tile.head + indices)[laneid] = r.sent_index[first + laneid];
+        if (of == k && j < l.topk) {
+            reinterpret_cast<epw_entry *>(tile.head + sizeof(epw_row_head))[j] = e.entry;
+            reinterpret_cast<uint32_t *>(tile.head + indices)[j] = e.index;
         }
-        const unsigned char *from = static_cast<const unsigned char *>(a.in.sideband) + size_t(t) * a.in.sideband_bytes;
+        const unsigned char *from = band_of(t);
         for (uint32_t i = band + laneid; i < l.header_bytes; i += 32) {
             tile.head[i] = i - band < a.in.sideband_bytes ? from[i - band] : 0;
         }
@@ -81,23 +169,26 @@ template <typename T> struct RowMover {
     __device__ __forceinline__ void send_given_scales(uint32_t t, unsigned char *to) {
         const ScalesAt from = given_scales(t);
         const uint32_t bytes = a.format.scale_count * a.format.scale_bytes, each = a.format.scale_bytes;
+        if (from.stride == each && each % 4 == 0) {
+            for (uint32_t i = laneid * 4; i < whole_units(bytes); i += 128) {
+                *reinterpret_cast<uint32_t *>(to + i) = i < bytes ? *reinterpret_cast<const uint32_t *>(from.at + i) : 0;
+            }
+            return;
+        }
         for (uint32_t i = laneid; i < whole_units(bytes); i += 32)
             to[i] = i < bytes ? from.at[i / each * from.stride + i % each] : 0;
     }
 
-    __device__ __forceinline__ void send(uint32_t peer, uint32_t row) {
-        const uint32_t t = r.sent_tokens[r.sent_first[peer] + row];
-        const uint64_t number = o.state->peers[peer].out_first + 1 + row;
-        unsigned char *slot = slot_there(o, peer, number), *payload = slot + l.header_bytes;
-        ptx::fence_global_before_bulk(); // the slot was granted to this warp by generic loads
+    __device__ __forceinline__ void send_row(uint32_t t, uint32_t k, const Leaving &e, const Places &own, unsigned char *slot) {
+        unsigned char *payload = slot + l.header_bytes;
 #pragma unroll 1
-        for (uint32_t at = 0; at < a.format.payload_bytes; at += kRowPiece) {
+        for (uint32_t at = 0; at < a.format.payload_bytes; at += piece()) {
             const uint32_t bytes = piece_at(at), scales = scales_in(bytes) * a.format.scale_bytes;
-            fill(t, at);
-            if (at == 0) {
-                put_header(t);
-                tile.wrote();
-            }
+            load(t, at);
+            if (at == 0) put_header(t, k, e);
+            finish(at);
+            tile.wrote();
+            put_own(own, k, at);
             if (laneid != 0) continue;
             if (at == 0) ptx::bulk_store(slot, tile.head, uint32_t(l.header_bytes));
             ptx::bulk_store(payload + at, tile.piece, bytes);
@@ -107,91 +198,144 @@ template <typename T> struct RowMover {
             }
             ptx::bulk_commit();
         }
-        if (!quantises(a.in.payload) && a.format.scale_count > 0) send_given_scales(t, payload + a.format.payload_bytes);
+        if (!quantises(a.in.payload) && a.format.scale_count > 0) {
+            send_given_scales(t, payload + a.format.payload_bytes);
+            put_scales(own, k, given_scales(t), 0, a.format.scale_count);
+        }
+    }
+    // The finished piece, to places of this rank.
+    __device__ __forceinline__ void put_own(const Places &places, uint32_t k, uint32_t at) {
+        spread(places, k, at, piece_at(at));
+        put_scales(places, k, {tile.scales, a.format.scale_bytes}, at / EPW_FP8_BLOCK, scales_in(piece_at(at)));
+    }
+
+    __device__ __forceinline__ void send(uint32_t peer, uint32_t row, uint32_t rows) {
+        const uint64_t number = o.state->peers[peer].out_first + 1 + row;
+        const uint32_t *tokens = r.sent_tokens + r.sent_first[peer] + row;
+        ptx::fence_global_before_bulk(); // the slots were granted to this warp by generic loads
+#pragma unroll 1
+        for (uint32_t first = 0; first < rows; first += handful()) {
+            const uint32_t some = min(handful(), rows - first);
+            const uint32_t token = of < some ? tokens[first + of] : 0;
+            const Leaving e = leaving(token, of < some && j < l.topk);
+            Places own = {EPW_PREFILL_ELSEWHERE, -1, 0.0f};
+            if (sends_own) own = claim_own(peer, token, e);
+#pragma unroll 1
+            for (uint32_t k = 0; k < some; k++) {
+                const uint32_t t = __shfl_sync(0xffffffffu, token, first_lane(k));
+                tile.get();
+                send_row(t, k, e, own, slot_there(o, peer, number + first + k));
+                tile.give_back();
+            }
+        }
         ptx::bulk_wait_all();
         __syncwarp();
-        if (laneid == 0) mark(o, a.call.lane.done, peer, number);
+        post_written(o, posts, laneid < rows, peer, number + laneid);
+        if (laneid == 0) count_moved(o.state->peers[peer].send, rows);
     }
 
     // ---- to their places ----
 
-    // Scales [first, first + count) of a row to a place.
-    __device__ __forceinline__ void put_scales(uint32_t place, ScalesAt from, uint32_t first, uint32_t count) {
+    // Copies scales [first, first + count) of row k of the handful to its places.
+    __device__ __forceinline__ void put_scales(const Places &places, uint32_t k, ScalesAt from, uint32_t first, uint32_t count) {
+        const uint32_t goes = __ballot_sync(0xffffffffu, places.goes() && of == k);
+        if (a.out.scales == nullptr || count == 0 || goes == 0) return;
         const bool packed = a.in.payload == EPW_PAYLOAD_FP8_UE8M0, by_row = a.out.scale_order == 1;
-        const uint32_t own = a.format.scale_bytes, each = packed ? 4 : own;
+        const uint32_t own = a.format.scale_bytes, each = packed ? 4 : own, bytes = count * own;
         const uint32_t elements = packed ? (a.format.scale_count + 3) / 4 : a.format.scale_count;
-        const uint64_t list = a.out.layout == EPW_EXPERT_MAJOR ? place / a.out.capacity : 0, row = place - list * a.out.capacity;
-        const uint64_t column = (a.out.capacity * each + 15) / 16 * 16, whole = uint64_t(elements) * each;
-        auto *to = static_cast<unsigned char *>(a.out.scales) + list * (by_row ? a.out.capacity * whole : elements * column);
-        const uint32_t bytes = count * own, padded = (bytes + each - 1) / each * each;
+        const uint64_t column = (a.out.capacity * each + 15) & ~uint64_t(15), whole = uint64_t(elements) * each;
+        const auto at = [&](uint32_t place, uint32_t i) { // of byte i of the row's scales
+            uint32_t list = 0, row = place;
+            if (a.out.layout == EPW_EXPERT_MAJOR) {
+                list = place / uint32_t(a.out.capacity);
+                row = place - list * uint32_t(a.out.capacity);
+            }
+            auto *lists = static_cast<unsigned char *>(a.out.scales);
+            if (by_row) return lists + (list * a.out.capacity + row) * whole + i;
+            return lists + (uint64_t(list) * elements + i / each) * column + uint64_t(row) * each + i % each;
+        };
+        // Elements of whole words that lie one behind the other are copied by words, and zeros behind them.
+        const bool words = each % 4 == 0 && from.stride == own;
+        const uint32_t step = words ? 4 : 1, end = (bytes + each - 1) / each * each;
 #pragma unroll 1
-        for (uint32_t n = laneid; n < padded; n += 32) {
-            const uint32_t i = first * own + n;
-            const unsigned char value = n < bytes ? from.at[n / own * from.stride + n % own] : 0;
-            to[by_row ? row * whole + i : i / each * column + row * each + i % each] = value;
-        }
-    }
-    __device__ __forceinline__ void put_scales(const Places &places, ScalesAt from, uint32_t first, uint32_t count) {
-        if (a.out.scales == nullptr || count == 0) return;
-        for (uint32_t some = __ballot_sync(0xffffffffu, places.goes()); some != 0; some &= some - 1) {
-            put_scales(__shfl_sync(0xffffffffu, places.place, __ffs(some) - 1), from, first, count);
+        for (uint32_t base = 0; base < end; base += 32 * step) {
+            const uint32_t n = base + laneid * step;
+            uint32_t value = 0;
+            if (words && n < end) {
+                value = *reinterpret_cast<const uint32_t *>(from.at + n);
+                if (bytes - n < 4) value &= (1u << 8 * (bytes - n)) - 1;
+            } else if (n < bytes) {
+                value = from.at[n / own * from.stride + n % own];
+            }
+            for (uint32_t left = goes; left != 0; left &= left - 1) {
+                const uint32_t place = __shfl_sync(0xffffffffu, places.place, __ffs(left) - 1);
+                if (n >= end) continue;
+                unsigned char *to = at(place, first * own + n);
+                if (words) {
+                    *reinterpret_cast<uint32_t *>(to) = value;
+                } else {
+                    *to = uint8_t(value);
+                }
+            }
         }
     }
 
-    // What is said of the row beside its payload.
-    __device__ __forceinline__ void put_indices(const Places &places, uint32_t source, uint32_t t, const unsigned char *band) {
+    // What is said of the rows of a handful beside their payloads. `band`: of the lane's row.
+    __device__ __forceinline__ void put_indices(const Places &places, uint32_t source, const Entering &e,
+                                                const unsigned char *band) {
         const epw_prefill_output &out = a.out;
         const bool experts = by_expert(out.layout);
         if (places.goes()) {
             if (out.row_source) out.row_source[places.place] = int32_t(source);
-            if (out.row_token) out.row_token[places.place] = int32_t(t);
+            if (out.row_token) out.row_token[places.place] = int32_t(e.token);
             if (out.row_expert) out.row_expert[places.place] = places.expert;
-            if (out.row_position) out.row_position[places.place] = int32_t(laneid);
+            if (out.row_position) out.row_position[places.place] = int32_t(j);
             if (out.row_weight) out.row_weight[places.place] = places.weight;
         }
-        const uint32_t whole = __shfl_sync(0xffffffffu, places.place, 0);
-        if (!experts && whole < EPW_PREFILL_NO_PLACE && laneid < l.topk) {
-            const size_t at = size_t(whole) * l.topk + laneid;
+        const uint32_t whole = __shfl_sync(0xffffffffu, places.place, first_lane(of));
+        if (!experts && whole < EPW_PREFILL_NO_PLACE && j < l.topk) {
+            const size_t at = size_t(whole) * l.topk + j;
             if (out.row_experts) out.row_experts[at] = places.expert;
             if (out.row_weights) out.row_weights[at] = places.expert >= 0 ? places.weight : 0.0f;
         }
         if (out.sideband == nullptr || a.in.sideband_bytes == 0) return;
         for (uint32_t some = __ballot_sync(0xffffffffu, places.goes()); some != 0; some &= some - 1) {
             const uint32_t place = __shfl_sync(0xffffffffu, places.place, __ffs(some) - 1);
+            const auto *from = reinterpret_cast<const unsigned char *>(
+                __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(band), __ffs(some) - 1));
             auto *to = static_cast<unsigned char *>(out.sideband) + size_t(place) * a.in.sideband_bytes;
-            for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) to[i] = band[i];
+            for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) to[i] = from[i];
         }
     }
 
-    // Stores the piece in the tile to all places.
-    __device__ __forceinline__ void spread(const Places &places, uint32_t at) {
-        if (!places.goes() || a.out.rows == nullptr) return;
+    // Stores the piece in the tile to all places of row k of the handful.
+    __device__ __forceinline__ void spread(const Places &places, uint32_t k, uint32_t at, uint32_t bytes) {
+        if (of != k || !places.goes() || a.out.rows == nullptr) return;
         auto *to = static_cast<unsigned char *>(a.out.rows) + uint64_t(places.place) * a.format.payload_bytes + at;
-        ptx::bulk_store(to, tile.piece, piece_at(at));
+        ptx::bulk_store(to, tile.piece, bytes);
         ptx::bulk_commit();
     }
 
-    // Notes where the row is, for combine, and returns where it goes: each lane's entry is number `index` of its source for local
-    // expert `expert`.
-    __device__ __forceinline__ Places place(uint32_t source, uint32_t row, uint32_t t, int32_t expert, uint32_t index,
-                                            float weight) {
+    // Notes where the lane's row is, for combine, and returns where it goes.
+    __device__ __forceinline__ Places place(uint32_t source, uint32_t row, const Entering &e) {
         const uint32_t number = source * a.call.lane.max_tokens + row;
-        const size_t at = size_t(number) * l.topk + laneid;
-        Places places = {EPW_PREFILL_ELSEWHERE, expert, weight};
-        if (laneid < l.topk && a.again) {
+        const size_t at = size_t(number) * l.topk + j;
+        const bool has = e.good && j < l.topk;
+        Places places = {EPW_PREFILL_ELSEWHERE, e.expert, e.weight};
+        if (has && a.again) {
             places.place = r.places[at];
             if (a.in.topk_weights == nullptr) places.weight = r.row_weights[at];
-        } else if (expert >= 0) {
-            const size_t of_source = size_t(source) * l.local_experts + uint32_t(expert);
-            places.place = by_expert(a.out.layout) ? expert_place(a.out, r, uint32_t(expert), r.base[of_source] + index)
+        } else if (has && e.expert >= 0) {
+            const size_t of_source = size_t(source) * l.local_experts + uint32_t(e.expert);
+            places.place = by_expert(a.out.layout) ? expert_place(a.out, r, uint32_t(e.expert), r.base[of_source] + e.index)
                                                    : source_place(source, row);
         }
-        if (laneid < l.topk) {
+        if (has) {
             r.places[at] = places.place;
             r.row_weights[at] = places.weight;
+            if (j == 0) r.row_token[number] = e.token;
         }
-        if (laneid == 0) r.row_token[number] = t;
-        if (!by_expert(a.out.layout)) places.place = laneid == 0 ? source_place(source, row) : EPW_PREFILL_ELSEWHERE;
+        if (!by_expert(a.out.layout)) places.place = has && j == 0 ? source_place(source, row) : EPW_PREFILL_ELSEWHERE;
         return places;
     }
     __device__ __forceinline__ uint32_t source_place(uint32_t source, uint32_t row) const {
@@ -201,120 +345,160 @@ template <typename T> struct RowMover {
 
     // ---- from rings ----
 
-    // Reads the row's header once. Returns whether it is a row of this operation, whose entries for this rank are among those
-    // that its source has announced: then its places are its source's, whatever else is wrong with it.
-    __device__ __forceinline__ bool admit(uint32_t source, uint32_t row, const unsigned char *slot, uint32_t &t, int32_t &expert,
-                                          uint32_t &index, float &weight) {
+    // Reads the header of the lane's row once. It is good if it is a row of this operation, whose entries for this rank are among
+    // those that its source has announced: then its places are its source's, whatever else is wrong with it.
+    __device__ __forceinline__ Entering admit(uint32_t source, uint32_t row, const unsigned char *slot, bool inside) {
         const epw_row_head head = read_head(slot);
         const uint32_t local = l.local_experts, number = source * a.call.lane.max_tokens + row;
-        bool good = head.kind == EPW_MESSAGE_ROW && head.op == o.op && head.format == a.format.hash;
+        Entering e = {head.token, -1, 0, 0.0f, false};
+        bool good = inside && head.kind == EPW_MESSAGE_ROW && head.op == o.op && head.format == a.format.hash;
         good = good && head.token < a.call.lane.max_tokens;
-        t = head.token;
-        expert = -1;
-        index = 0;
-        weight = 0.0f;
         bool fits = true;
-        if (laneid < l.topk) {
-            const unsigned char *entry = slot + sizeof(epw_row_head) + laneid * sizeof(epw_entry);
-            const int64_t e = int64_t(int32_t(read_once(entry))) - int64_t(o.rank) * local;
-            weight = __uint_as_float(read_once(entry + 4));
-            index = read_once(slot + sizeof(epw_row_head) + l.topk * sizeof(epw_entry) + laneid * 4);
-            if (e >= 0 && e < local) expert = int32_t(e);
-            if (expert >= 0) fits = index < r.counts[size_t(source) * local + uint32_t(expert)];
+        if (j < l.topk) {
+            const unsigned char *entry = slot + sizeof(epw_row_head) + j * sizeof(epw_entry);
+            const int64_t id = int64_t(int32_t(read_once(entry))) - int64_t(o.rank) * local;
+            e.weight = __uint_as_float(read_once(entry + 4));
+            e.index = read_once(slot + sizeof(epw_row_head) + l.topk * sizeof(epw_entry) + j * 4);
+            if (id >= 0 && id < local) e.expert = int32_t(id);
+            if (e.expert >= 0) fits = e.index < r.counts[size_t(source) * local + uint32_t(e.expert)];
         }
-        const uint32_t same = __match_any_sync(0xffffffffu, expert >= 0 ? uint32_t(expert) : 0x80000000u | laneid);
-        fits = fits && __popc(same) == 1;
-        if (a.again && good) good = t == r.row_token[number];
-        return good && __all_sync(0xffffffffu, fits) && __any_sync(0xffffffffu, expert >= 0);
+        // No expert twice. Experts of different rows are told apart by lanes, of which no row has those of another.
+        const uint32_t same = __match_any_sync(0xffffffffu, e.expert >= 0 ? uint32_t(e.expert) : 0x80000000u | laneid);
+        fits = fits && __popc(same & row_lanes()) == 1;
+        if (a.again && good) good = e.token == r.row_token[number];
+        const uint32_t unfit = __ballot_sync(0xffffffffu, !fits), asked = __ballot_sync(0xffffffffu, e.expert >= 0);
+        e.good = good && (unfit & row_lanes()) == 0 && (asked & row_lanes()) != 0;
+        return e;
     }
 
-    __device__ __forceinline__ void take(uint32_t source, uint32_t row) {
-        const uint64_t number = o.state->peers[source].in_first + 1 + row;
-        const unsigned char *slot = slot_here(o, source, number), *payload = slot + l.header_bytes;
-        uint32_t t, index;
-        int32_t expert;
-        float weight;
-        if (admit(source, row, slot, t, expert, index, weight)) {
-            const Places places = place(source, row, t, expert, index, weight);
-            ptx::fence_global_before_bulk(); // the row was acquired by generic loads
-#pragma unroll 1
-            for (uint32_t at = 0; a.out.rows != nullptr && at < a.format.payload_bytes; at += kRowPiece) {
-                tile.reuse();
-                tile.load(payload + at, piece_at(at));
-                spread(places, at);
-            }
-            put_scales(places, {payload + a.format.payload_bytes, a.format.scale_bytes}, 0, a.format.scale_count);
-            put_indices(places, source, t, slot + sizeof(epw_row_head) + l.topk * (sizeof(epw_entry) + 4));
-        } else if (laneid == 0) {
-            const epw_row_head head = read_head(slot);
-            if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
-                end_rows(o, source, row);
-            } else {
-                refuse_row(o, EPW_PHASE_DISPATCH_RECEIVE, source);
-            }
-        }
-        __syncwarp(); // all lanes have read the slot
-        if (laneid == 0) mark(o, a.call.lane.taken, source, number);
-    }
-
-    // ---- of this rank itself: neither checks nor slots ----
-
-    __device__ __forceinline__ void take_own(uint32_t row) {
-        const uint32_t t = r.sent_tokens[r.sent_first[o.rank] + row], local = l.local_experts;
-        const size_t entry = size_t(t) * l.topk + laneid;
-        int32_t expert = -1;
-        uint32_t index = 0;
-        float weight = 0.0f;
-        if (laneid < l.topk) {
-            const int32_t id = r.ids[entry];
-            if (id >= 0 && uint32_t(id) / local == o.rank) expert = id - int32_t(o.rank * local);
-            index = r.sent_index[entry];
-            weight = r.weights[entry];
-        }
-        const Places places = place(o.rank, row, t, expert, index, weight);
+    // Moves a payload through the tile to the places of row k.
+    __device__ __forceinline__ void take_payload(const Places &places, uint32_t k, const unsigned char *payload) {
+        tile.get();
 #pragma unroll 1
         for (uint32_t at = 0; at < a.format.payload_bytes; at += kRowPiece) {
-            const uint32_t scales = scales_in(piece_at(at));
-            fill(t, at);
-            spread(places, at);
-            put_scales(places, {tile.scales, a.format.scale_bytes}, at / EPW_FP8_BLOCK, scales);
+            const uint32_t bytes = min(kRowPiece, a.format.payload_bytes - at);
+            if (at > 0) tile.reuse();
+            tile.load(payload + at, bytes);
+            tile.await();
+            spread(places, k, at, bytes);
         }
-        if (!quantises(a.in.payload)) put_scales(places, given_scales(t), 0, a.format.scale_count);
-        put_indices(places, o.rank, t, static_cast<const unsigned char *>(a.in.sideband) + size_t(t) * a.in.sideband_bytes);
+        tile.give_back();
+    }
+
+    __device__ __forceinline__ void take(uint32_t source, uint32_t row, uint32_t rows) {
+        const uint64_t number = o.state->peers[source].in_first + 1 + row;
+        ptx::fence_global_before_bulk(); // the rows were acquired by generic loads
+#pragma unroll 1
+        for (uint32_t first = 0; first < rows; first += handful()) {
+            const uint32_t some = min(handful(), rows - first), own = min(of, some - 1), own_row = row + first + own;
+            const unsigned char *slot = slot_here(o, source, number + first + own);
+            const Entering e = admit(source, own_row, slot, of < some);
+            if (of < some && j == 0 && !e.good) refuse(o, source, own_row, slot);
+            __syncwarp();
+            const Places places = place(source, own_row, e);
+            put_indices(places, source, e, slot + sizeof(epw_row_head) + l.topk * (sizeof(epw_entry) + 4));
+#pragma unroll 1
+            for (uint32_t k = 0; k < some; k++) {
+                if (!__shfl_sync(0xffffffffu, e.good, first_lane(k))) continue;
+                const unsigned char *payload = slot_here(o, source, number + first + k) + l.header_bytes;
+                if (a.out.rows != nullptr) take_payload(places, k, payload);
+                const ScalesAt scales = {payload + a.format.payload_bytes, a.format.scale_bytes};
+                put_scales(places, k, scales, 0, a.format.scale_count);
+            }
+        }
+        __syncwarp(); // all lanes have read the slots
+        post_read(o, posts, laneid < rows, source, number + laneid);
+        if (laneid == 0) count_moved(o.state->peers[source].take, rows);
+    }
+
+    // ---- of this rank itself ----
+
+    // From the last row on: movers that send begin with the first ones, see claim_own().
+    __device__ __forceinline__ void take_own(uint32_t row, uint32_t rows) {
+        const uint32_t begin = r.sent_first[o.rank], last = r.sent_first[o.rank + 1] - begin - 1 - row;
+#pragma unroll 1
+        for (uint32_t first = 0; first < rows; first += handful()) {
+            const uint32_t some = min(handful(), rows - first), number = last - first - min(of, some - 1);
+            bool has = of < some;
+            if (shares_own) {
+                const bool claims = has && j == 0 && claim(o, number);
+                has = __shfl_sync(0xffffffffu, claims, first_lane(of));
+            }
+            const uint32_t token = has ? r.sent_tokens[begin + number] : 0;
+            const Leaving e = leaving(token, has && j < l.topk);
+            const Places places = place_own(number, own_entry(token, e, has));
+#pragma unroll 1
+            for (uint32_t k = 0; k < some; k++) {
+                if (!__shfl_sync(0xffffffffu, has, first_lane(k))) continue;
+                take_own_row(__shfl_sync(0xffffffffu, token, first_lane(k)), places, k);
+            }
+        }
+    }
+    __device__ __forceinline__ void take_own_row(uint32_t t, const Places &places, uint32_t k) {
+        tile.get();
+#pragma unroll 1
+        for (uint32_t at = 0; at < a.format.payload_bytes; at += piece()) {
+            load(t, at);
+            finish(at);
+            put_own(places, k, at);
+        }
+        tile.give_back();
+        if (!quantises(a.in.payload)) put_scales(places, k, given_scales(t), 0, a.format.scale_count);
     }
 
     // ---- all of it ----
 
-    // Lines: those to each peer, then those from each.
-    __device__ __forceinline__ void run(uint32_t *kept, uint32_t of_block) {
-        const uint32_t number = blockIdx.x * of_block + threadIdx.x / 32, movers = gridDim.x * of_block;
+    // Lines: those to each peer, then those from each. A mover that sends does so first, and then takes as the others do.
+    __device__ __forceinline__ void run(uint32_t *kept, const Movers &movers) {
         epw_prefill_gpu_peer *peers = o.state->peers;
-        Lines lines = {kept, 2 * o.ranks, 0};
-        bool cleared = !o.does(EPW_PREFILL_RECEIVES);
-        lines.begin(o.rank + 1 + number * (o.ranks + 1)); // half of the movers begin with those from peers
+        const uint32_t own = o.ranks + o.rank;
+        Lines lines = {o, kept, 2 * o.ranks, batch_of(l, a.in.tokens, movers.count), movers.count, own};
+        bool sending = movers.sends, cleared = !o.does(EPW_PREFILL_RECEIVES);
+        const auto begin = [&] {
+            lines.begin(sending ? o.rank + 1 + movers.number : own + 1 + movers.number, [&](uint32_t line) {
+                return sending ? line < o.ranks && line != o.rank : line >= o.ranks && o.does(EPW_PREFILL_RECEIVES);
+            });
+        };
+        begin();
+        const auto find = [&](uint32_t line) -> epw_prefill_line & {
+            return line < o.ranks ? peers[line].send : peers[line - o.ranks].take;
+        };
+        const auto wait = [&](uint32_t line, uint32_t row) -> Flag {
+            if (line < o.ranks) return room_for(o, line, peers[line].out_first + 1 + row);
+            if (line == own) return {nullptr, 0};
+            return arrival_of(o, line - o.ranks, peers[line - o.ranks].in_first + 1 + row);
+        };
 #pragma unroll 1
-        for (;;) { // ends when all attendants have, and nothing is left
-            const bool finished = has_finished(o);
-            if (!cleared && ptx::load_acquire_gpu(&o.state->placed)) {
-                clear_rest(a, o, number * 32 + laneid, movers * 32);
+        for (;;) { // ends when no line has any more rows: attendants' waits are bounded
+            if (sending && !sends_own && shares_own) {
+                sends_own = __shfl_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed), 0) != 0;
+            }
+            if (!sending && !cleared && ptx::load_acquire_gpu(&o.state->placed)) {
+                clear_rest(a, o, movers.number, movers.count);
                 cleared = true;
             }
             __syncwarp();
-            const Ticket ticket =
-                lines.pick([&](uint32_t line) { return line < o.ranks ? &peers[line].send : &peers[line - o.ranks].take; });
-            if (ticket.line == kNoTicket) {
-                if (finished && __all_sync(0xffffffffu, cleared)) break;
-                pause();
+            const Ticket ticket = lines.pick(find, wait);
+            if (ticket.rows == 0) {
+                const bool ended = lines.have_ended();
+                if (ended && !sending && __all_sync(0xffffffffu, cleared)) break;
+                if (ended && sending) {
+                    sending = false;
+                    begin();
+                } else {
+                    pause();
+                }
             } else if (ticket.line < o.ranks) {
-                send(ticket.line, ticket.row);
-            } else if (ticket.line == o.ranks + o.rank) {
-                take_own(ticket.row);
+                send(ticket.line, ticket.row, ticket.rows);
+            } else if (ticket.line == own) {
+                take_own(ticket.row, ticket.rows);
             } else {
-                take(ticket.line - o.ranks, ticket.row);
+                take(ticket.line - o.ranks, ticket.row, ticket.rows);
             }
         }
         ptx::bulk_wait_all();
         __syncwarp();
+        if (laneid == 0) ptx::add_release_block(&o.ended, 1);
     }
 };
 

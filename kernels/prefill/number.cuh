@@ -1,14 +1,15 @@
 // Who sends what to whom: each token's row at every rank that owns one of its experts is numbered, in the order of tokens.
 //
 // A warp of each block takes a stretch of tokens. It counts them; all blocks meet; then the numbers at which each stretch begins
-// are known, and the warps go over their tokens again. 32 entries are handled at a time, those of whole tokens.
+// are known, and the warps go over their tokens again. 32 entries are handled at a time, those of whole tokens. Then the first
+// block also knows what its openings say, and writes them at once, where the peer has a slot for them; else attendants do later.
 #pragma once
 
 #include "kernels/prefill/operation.cuh"
 
 namespace epw {
 
-constexpr uint32_t kNone = ~0u;
+constexpr uint32_t kCountingBlocks = 32; // at most: each has to add up what all have counted
 
 // The counters of all rows: entries of each expert, rows to each rank, entries of each rank.
 struct Tally {
@@ -20,10 +21,9 @@ struct Tally {
 };
 
 // Shared memory of the numbering: tallies of some warps, and the first row to each rank.
-constexpr uint32_t kMostCounters = kMovers;
-__host__ __device__ __forceinline__ uint32_t counters_in(uint32_t bytes, uint32_t experts, uint32_t ranks) {
+__host__ __device__ __forceinline__ uint32_t counters_in(uint32_t bytes, uint32_t experts, uint32_t ranks, uint32_t most) {
     const uint32_t tallies = (bytes / 4 - (ranks + 1)) / (experts + 2 * ranks);
-    return tallies < kMostCounters ? tallies : kMostCounters;
+    return tallies < most ? tallies : most;
 }
 
 __device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint32_t t, uint32_t j) {
@@ -55,29 +55,40 @@ struct Numbering {
     const epw_prefill_dispatch_args &a;
     Prefill &o;
     const Tally tally;
-    const uint32_t counters; // warps that count
+    const uint32_t counters; // warps of a block that count
+    const uint32_t blocks;   // that count
+    const uint32_t peer;     // whose opening this thread writes, kNone: none
     uint32_t *tallies, *first;
-    uint32_t shift = 0; // a token has 2^shift lanes
-    uint32_t from, to;  // the warp's tokens
+    const uint32_t shift; // a token has 2^shift lanes
+    uint32_t from, to;    // the warp's tokens
 
-    __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes)
-        : a(a), o(o), tally{a.call.lane.experts, o.ranks}, counters(counters_in(bytes, a.call.lane.experts, o.ranks)),
-          tallies(reinterpret_cast<uint32_t *>(memory)), first(tallies + counters * tally.size()) {
-        while (1u << shift < o.layout().topk) shift++;
-        const uint64_t stretch = uint64_t(blockIdx.x) * counters + threadIdx.x / 32, stretches = uint64_t(gridDim.x) * counters;
-        from = uint32_t(stretch * a.in.tokens / stretches);
-        to = uint32_t((stretch + 1) * a.in.tokens / stretches);
+    __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes,
+                                         uint32_t warps, uint32_t peer)
+        : a(a), o(o), tally{a.call.lane.experts, o.ranks}, counters(counters_in(bytes, a.call.lane.experts, o.ranks, warps)),
+          blocks(min(gridDim.x, kCountingBlocks)), peer(blockIdx.x == 0 && is_prefill_peer(o, peer) ? peer : kNone),
+          tallies(reinterpret_cast<uint32_t *>(memory)), first(tallies + counters * tally.size()),
+          shift(shift_of(o.layout().topk)) {
+        const uint64_t stretch = uint64_t(blockIdx.x) * counters + threadIdx.x / 32, stretches = uint64_t(blocks) * counters;
+        from = uint32_t(min(stretch, stretches) * a.in.tokens / stretches);
+        to = uint32_t(min(stretch + 1, stretches) * a.in.tokens / stretches);
     }
 
+    __device__ __forceinline__ uint32_t step() const { return tokens_at_once(shift); }
+
     // Called by a whole warp.
-    __device__ __forceinline__ Entry entry(uint32_t at) const {
+    __device__ __forceinline__ int64_t raw(uint32_t at) const {
+        const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
+        return t < to && j < a.in.topk ? raw_id(a.in, t, j) : -1;
+    }
+    // Of what raw(at) has returned.
+    __device__ __forceinline__ Entry entry(uint32_t at, int64_t raw) const {
         const uint32_t laneid = threadIdx.x % 32, each = 1u << shift, local = o.layout().local_experts;
         Entry e;
         e.t = at + (laneid >> shift);
         e.j = laneid & (each - 1);
         e.inside = e.t < to && e.j < o.layout().topk;
-        e.raw = e.inside && e.j < a.in.topk ? raw_id(a.in, e.t, e.j) : -1;
-        e.segment = (each == 32 ? ~0u : (1u << each) - 1) << (laneid & ~(each - 1));
+        e.raw = raw;
+        e.segment = lanes_of_token(shift);
         const bool in_range = e.raw >= 0 && e.raw < int64_t(a.call.lane.experts);
         const bool repeats = same_as(in_range, uint32_t(e.raw)) & e.segment & lanes_before();
         e.bad = e.raw < -1 || (e.raw >= 0 && !in_range) || (in_range && repeats);
@@ -91,9 +102,12 @@ struct Numbering {
 
     __device__ __forceinline__ void count() {
         uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
+        int64_t next = raw(from);
 #pragma unroll 1
-        for (uint32_t at = from; at < to; at += 32u >> shift) {
-            const Entry e = entry(at);
+        for (uint32_t at = from; at < to; at += step()) {
+            const int64_t now = next;
+            next = raw(at + step()); // is loaded meanwhile
+            const Entry e = entry(at, now);
             if (e.bad && atomicAdd(&o.state->bad_ids, 1u) == 0) {
                 o.state->bad_at = uint64_t(e.t) << 32 | e.j;
                 o.state->bad_id = uint64_t(e.raw);
@@ -112,8 +126,8 @@ struct Numbering {
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
             uint32_t before = 0, all = 0;
-#pragma unroll 4
-            for (uint32_t block = 0; block < gridDim.x; block++) {
+#pragma unroll 16
+            for (uint32_t block = 0; block < blocks; block++) {
                 const uint32_t n = ptx::load_relaxed_gpu(&a.call.lane.tallies[size_t(block) * size + i]);
                 all += n;
                 if (block < blockIdx.x) before += n;
@@ -125,7 +139,11 @@ struct Numbering {
             }
             if (i >= tally.experts && i < tally.experts + o.ranks) first[i - tally.experts + 1] = all;
             if (blockIdx.x != 0) continue;
-            if (i < tally.experts) r.sent_counts[i] = all;
+            if (i < tally.experts) {
+                const uint32_t local = o.layout().local_experts, owner = i / local;
+                r.sent_counts[i] = all;
+                if (has(o.opened, owner)) counts_there(o, owner)[i % local] = all;
+            }
             if (i >= tally.experts + o.ranks) r.sent_entries[i - tally.experts - o.ranks] = all;
         }
         if (threadIdx.x == 0) first[0] = 0;
@@ -135,19 +153,24 @@ struct Numbering {
         }
         __syncthreads();
         if (blockIdx.x != 0) return;
+        if (peer != kNone && has(o.opened, peer)) tell_opening(o, peer, first[peer + 1] - first[peer], true);
         for (uint32_t i = threadIdx.x; i <= o.ranks; i += blockDim.x) {
             r.sent_first[i] = first[i];
             if (i < o.ranks) r.announced[i] = r.received[i] = 0;
         }
+        __syncthreads();
     }
 
     __device__ __forceinline__ void number() {
         const epw_prefill_gpu_routing &r = a.call.routing;
         const uint32_t width = o.layout().topk;
         uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
+        int64_t next = raw(from);
 #pragma unroll 1
-        for (uint32_t at = from; at < to; at += 32u >> shift) {
-            const Entry e = entry(at);
+        for (uint32_t at = from; at < to; at += step()) {
+            const int64_t now = next;
+            next = raw(at + step());
+            const Entry e = entry(at, now);
             const bool goes = e.rank != kNone;
             const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
             const uint32_t leaders = same_as(e.leads, e.rank);
@@ -176,22 +199,29 @@ struct Numbering {
         }
     }
 
-    // Called by the whole block. All that is counted is known to all blocks, and numbered, afterwards.
-    __device__ __forceinline__ void run() {
+    // Called by the whole block. All that is counted is known afterwards; to the first `threads` threads of each block, whole
+    // warps, also numbered, and the memory is theirs, for bulk copies too. The others have no part in that.
+    __device__ __forceinline__ void run(uint32_t threads) {
         const uint32_t size = tally.size();
         for (uint32_t i = threadIdx.x; i < counters * size; i += blockDim.x) tallies[i] = 0;
         __syncthreads();
-        if (threadIdx.x / 32 < counters) count();
+        if (threadIdx.x / 32 < counters) {
+            count();
+        } else if (peer != kNone && may_open(o, peer)) {
+            insert(o.opened, peer);
+        }
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+        for (uint32_t i = threadIdx.x; i < size && blockIdx.x < blocks; i += blockDim.x) {
             uint32_t all = 0;
             for (uint32_t c = 0; c < counters; c++) all += tallies[c * size + i];
             a.call.lane.tallies[size_t(blockIdx.x) * size + i] = all;
         }
         meet(o);
-        add_up();
-        if (threadIdx.x / 32 < counters) number();
-        meet(o);
+        if (blockIdx.x < blocks) add_up();
+        if (threadIdx.x >= threads) return;
+        if (blockIdx.x < blocks && threadIdx.x / 32 < counters) number();
+        ptx::fence_shared_before_bulk();
+        meet(o, threads);
     }
 };
 

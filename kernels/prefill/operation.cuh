@@ -1,15 +1,15 @@
 // A prefill operation from the first instruction of a kernel to the last: who of a block does what, how blocks meet, and the
 // lines in which rows wait to be moved.
 //
-// Warps of a block. *Movers* move rows, each one row at a time through a tile of its own, so that many are in flight on an SM;
-// they know no peer's words. In the first block there is also an *attendant* for each peer, one thread, which alone reads and
-// writes the words between this rank and that peer (attend.cuh), and a *registrar*, one warp, which finds out where rows go once
-// all have been counted (place.cuh).
+// Warps of a block. *Movers* move rows, each one row at a time, and there are so many of them that enough rows are in flight on
+// an SM; they know no peer's words. A *teller* sets the flags of what they have moved (tell.cuh). In the first block there is
+// also an *attendant* for each peer, one thread, which alone reads and writes the words between this rank and that peer
+// (attend.cuh), and a *registrar*, one warp, which finds out where rows go once all have been counted (place.cuh).
 //
-// Attendants tell movers by `limit` how many rows of each line may be moved. A mover takes the next row of a line as a ticket,
-// by an atomic addition. If several do so at the same time, some tickets may be beyond the limit. A mover keeps such a ticket
-// and goes on with other lines: so a peer that gives no credit holds up neither rows to others nor those that come. When a row
-// is through, the mover sets the bit of its slot; the attendant counts the bits in the order of the ring.
+// Attendants tell movers which rows there are. A mover takes the next few rows of a line as a ticket, by an atomic addition, and
+// looks at the flags of their slots until the first of them may be moved: until the peer has given the slot back, or has written
+// the row. It keeps the ticket meanwhile and goes on with other lines: so a peer that gives no slot back holds up neither rows to
+// others nor those that come. When rows are through, the mover sets the flags of their slots at the peer.
 //
 // Every wait is bounded. Attendants wait for peers as all kernels do (peer/wait.cuh), and give a peer up that is silent. Movers
 // and the registrar wait for attendants, and blocks for one another, only once all blocks are known to run, see enter().
@@ -20,21 +20,59 @@
 
 namespace epw {
 
-constexpr uint32_t kMovers = 12;
-constexpr uint32_t kRegistrar = kMovers, kFirstAttendant = (kMovers + 1) * 32; // a warp; a thread
-constexpr uint32_t kMostPrefillThreads = kFirstAttendant + EPW_GPU_PEERS;
+// The most movers of a block, and the warps beside them: the teller, the registrar and a warp of attendants. Where more warps
+// have attendants, movers are fewer.
+constexpr uint32_t kRowMovers = 24, kAnswerMovers = 17, kLeastMovers = 8; // of a dispatch, of a combine
+constexpr uint32_t kEnoughMovers = 1536; // of all blocks: more of them only look at the same words
+constexpr uint32_t kMeeting = 1;         // a barrier's number
+constexpr uint32_t kSenders = 512;       // movers of all blocks that send rows of a dispatch at the same time
+constexpr uint32_t kManyBlocks = 32;     // from so many on the first one moves nothing
+__host__ __device__ constexpr uint32_t most_movers(uint32_t kind) { return kind == 0 ? kRowMovers : kAnswerMovers; }
+__host__ __device__ constexpr uint32_t most_threads(uint32_t kind) { return (most_movers(kind) + 3) * 32; }
+
+constexpr uint32_t kNone = ~0u;
+
+// Where the rings of the operation's kind and lane lie, and their flags: as c/prefill/layout.h has it. In shared memory, since
+// an acquire empties the L1 cache, from which anything else would be loaded.
+struct Rings {
+    uint64_t at, bytes, slot_bytes; // in a window: of the first peer's ring; of each; of a slot
+    uint64_t flags[3];              // in a window: of the first peer's flags; by area: written, read, noted
+    uint64_t slot_inverse;
+    uint32_t slots;
+
+    __device__ __forceinline__ Rings(const epw_prefill_layout &l, uint32_t kind, uint32_t lane)
+        : at(kind == 0 ? epw_row_slot_offset(&l, lane, 0, 0) : epw_answer_slot_offset(&l, lane, 0, 0)),
+          bytes((kind == 0 ? l.slot_bytes : l.answer_bytes) * l.slots),
+          slot_bytes(kind == 0 ? l.slot_bytes : l.answer_bytes), flags{epw_flag_offset(&l, lane, EPW_FLAGS_WRITTEN + kind, 0, 0),
+                                                                       epw_flag_offset(&l, lane, EPW_FLAGS_READ + kind, 0, 0),
+                                                                       epw_flag_offset(&l, lane, EPW_FLAGS_NOTED + kind, 0, 0)},
+          slot_inverse(l.slot_inverse), slots(l.slots) {}
+    Rings() = default;
+
+    __device__ __forceinline__ uint32_t slot_of(uint64_t number) const { return epw_remainder(number, slots, slot_inverse); }
+    __device__ __forceinline__ uint64_t slot(uint32_t source, uint64_t number) const {
+        return at + source * bytes + slot_of(number) * slot_bytes;
+    }
+    __device__ __forceinline__ uint64_t flag(uint32_t area, uint32_t peer, uint64_t number) const {
+        return flags[area / 2] + (uint64_t(peer) * slots + slot_of(number)) * sizeof(uint64_t);
+    }
+};
 
 struct Prefill : Peers {
     const epw_prefill_gpu_call *call;
     epw_prefill_gpu_state *state;
-    uint64_t meetings;       // blocks that have come to meetings when all of this one are over
-    uint64_t own_word;       // of the epoch
-    epw_rank_set lacking;    // peers that were given up or refused
-    epw_rank_set discards;   // peers whose counts are nonsense
-    uint32_t attended;       // peers that take part
-    uint32_t settled, ended; // attendants that have the peer's opening, or will not; that have ended
-    uint32_t counted;        // 1: the counts in openings have been read
-    uint32_t placed;         // 1: rows may be taken
+    unsigned char *window; // of this rank
+    Rings rings;
+    uint64_t meetings;     // blocks that have come to meetings when all of this one are over
+    uint64_t own_word;     // of the epoch
+    epw_rank_set lacking;  // peers that were given up or refused
+    epw_rank_set discards; // peers whose counts are nonsense
+    epw_rank_set opened;   // peers to which this rank's opening was written with the numbering, see Numbering
+    uint32_t attended;     // peers that take part
+    uint32_t settled;      // attendants that have the peer's opening, or will not
+    uint32_t ended;        // movers of this block that have ended
+    uint32_t counted;      // 1: the counts in openings have been read
+    uint32_t placed;       // 1: rows may be taken
 
     __device__ __forceinline__ bool does(uint32_t part) const { return call->parts & part; }
     __device__ __forceinline__ const epw_prefill_layout &layout() const { return call->lane.layout; }
@@ -42,6 +80,11 @@ struct Prefill : Peers {
 
 __device__ __forceinline__ bool is_prefill_peer(const Prefill &o, uint32_t peer) {
     return peer != o.rank && peer < o.ranks && has(o.present, peer);
+}
+
+// Says that the line has so many rows. Writer: this thread, with what it knows of them. Readers: movers.
+__device__ __forceinline__ void open_line(epw_prefill_line &line, uint64_t rows) {
+    ptx::store_release_gpu(&line.opened, uint32_t(rows) + 1);
 }
 
 // ---- beginning ----
@@ -73,11 +116,13 @@ __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &cal
         o.active.words[word] = active;
         o.suspects.words[word] = suspects;
         o.present.words[word] = o.reachable.words[word] = o.mapped.words[word] = active & ~suspects;
-        o.queued.words[word] = o.lacking.words[word] = o.discards.words[word] = 0;
+        o.queued.words[word] = o.lacking.words[word] = o.discards.words[word] = o.opened.words[word] = 0;
     }
     if (threadIdx.x == 0) {
         o.call = &call;
         o.state = lane.state;
+        o.window = lane.window;
+        o.rings = Rings(lane.layout, call.kind, lane.lane);
         o.peers = peers;
         o.own = lane.window;
         o.inbox = nullptr;
@@ -103,21 +148,30 @@ __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &cal
         for (uint32_t peer = 0; peer < o.ranks; peer++) attended += is_prefill_peer(o, peer);
         o.attended = attended;
     }
+    if (blockIdx.x == 0) { // whose view of the peers is the one that counts
+        for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
+            if (peer == o.rank || is_prefill_peer(o, peer)) continue;
+            open_line(o.state->peers[peer].send, 0);
+            open_line(o.state->peers[peer].take, 0);
+        }
+    }
     __syncthreads();
     return true;
 }
 
-// All blocks wait for one another: what any thread has written before is visible to all afterwards. Called by the whole block.
-__device__ __noinline__ inline void meet(Prefill &o) {
-    __syncthreads();
+// All blocks wait for one another: what any thread has written before is visible to all afterwards. Called by the first `threads`
+// threads of each block, whole warps.
+__device__ __noinline__ inline void meet(Prefill &o, uint32_t threads) {
+    ptx::team_barrier(kMeeting, threads);
     if (threadIdx.x == 0) {
         o.meetings += gridDim.x;
         ptx::add_acq_rel_gpu(&o.state->met, 1);
         while (ptx::load_acquire_gpu(&o.state->met) < o.meetings) { // bounded: all blocks run, see enter()
         }
     }
-    __syncthreads();
+    ptx::team_barrier(kMeeting, threads);
 }
+__device__ __forceinline__ void meet(Prefill &o) { meet(o, blockDim.x); }
 
 // ---- losses ----
 
@@ -134,116 +188,218 @@ __device__ __noinline__ inline void refuse_row(const Prefill &o, uint32_t phase,
     record_loss(o, phase, EPW_CAUSE_FORMAT, peer, 0, 0, 0, 1);
 }
 
-// The same of the word that the peer has given the operation up, in place of row `row`: its attendant sees to it.
-__device__ __forceinline__ void end_rows(const Prefill &o, uint32_t peer, uint32_t row) {
+// The same of the word that the peer has given the operation up, in place of row `row`: its attendant ends the line.
+__device__ __noinline__ inline void end_rows(const Prefill &o, uint32_t phase, uint32_t peer, uint32_t row) {
+    record_loss(o, phase, EPW_CAUSE_PARTIAL, peer, 0, 0, 0, 1);
     ptx::store_release_gpu(&o.state->peers[peer].ended, row + 1);
 }
 
 // ---- slots ----
 
-__device__ __forceinline__ uint64_t slot_offset(const Prefill &o, uint32_t source, uint64_t number) {
-    return o.call->kind == 0 ? epw_row_slot_offset(&o.layout(), o.lane, source, number)
-                             : epw_answer_slot_offset(&o.layout(), o.lane, source, number);
-}
 // In this rank's ring at the peer, and in the peer's ring here.
 __device__ __forceinline__ unsigned char *slot_there(const Prefill &o, uint32_t peer, uint64_t number) {
-    return at(o, peer, slot_offset(o, o.rank, number));
+    return at(o, peer, o.rings.slot(o.rank, number));
 }
 __device__ __forceinline__ const unsigned char *slot_here(const Prefill &o, uint32_t peer, uint64_t number) {
-    return o.own + slot_offset(o, peer, number);
+    return o.own + o.rings.slot(peer, number);
 }
 
 __device__ __forceinline__ epw_row_head read_head(const unsigned char *slot) {
     return {read_once(slot), read_once(slot + 4), read_once(slot + 8), read_once(slot + 12)};
 }
 
-// Sets the bit of the message's slot. Writer: this thread, with what its warp has done before __syncwarp. Reader: the attendant.
-__device__ __forceinline__ void mark(const Prefill &o, uint32_t *bits, uint32_t peer, uint64_t number) {
-    const uint32_t slot = uint32_t(number % o.layout().slots);
-    ptx::set_bits_release_gpu(&bits[peer * o.call->lane.words + slot / 32], bit_of(slot));
+// ---- flags ----
+
+__device__ __forceinline__ const uint64_t *flag_here(const Prefill &o, uint32_t area, uint32_t peer, uint64_t number) {
+    return reinterpret_cast<const uint64_t *>(o.own + o.rings.flag(area, peer, number));
 }
 
-// Counts the bits that are set from the slot of message `number` on, in the order of the ring, and clears them. Acquires what
-// was released with each. Called by the peer's attendant.
-__device__ __forceinline__ uint32_t take_marks(const Prefill &o, uint32_t *bits, uint32_t peer, uint64_t number) {
-    const uint32_t slots = o.layout().slots;
-    uint32_t slot = uint32_t(number % slots), count = 0;
-    while (count < slots) {
-        uint32_t *word = &bits[peer * o.call->lane.words + slot / 32];
-        const uint32_t first = slot % 32, room = min(32 - first, slots - slot);
-        const uint32_t clear = ~(ptx::load_acquire_gpu(word) >> first); // from the first on: 0 where the bit is set
-        const uint32_t run = min(room, clear == 0 ? 32u : uint32_t(__ffs(clear)) - 1);
-        if (run == 0) break;
-        atomicAnd(word, ~((run == 32 ? ~0u : (1u << run) - 1) << first));
-        count += run;
-        if (run < room) break;
-        slot = slot + run == slots ? 0 : slot + run;
-    }
-    return count;
+// The flag for which a message waits, and from which count on it waits no longer: a later message of the slot says so too.
+struct Flag {
+    const uint64_t *at; // nullptr: it need not wait
+    uint64_t count;
+
+    __device__ __forceinline__ bool is_set(const Prefill &o) const { return !at || has_count(o, count_at(at), count); }
+    // Not an acquire.
+    __device__ __forceinline__ bool seems_set(const Prefill &o) const { return !at || has_count(o, glimpse_count(at), count); }
+};
+// Message `number` of the peer has come.
+__device__ __forceinline__ Flag arrival_of(const Prefill &o, uint32_t peer, uint64_t number) {
+    return {flag_here(o, EPW_FLAGS_WRITTEN, peer, number), number + 1};
+}
+// Message `number` to the peer may be written.
+__device__ __forceinline__ Flag room_for(const Prefill &o, uint32_t peer, uint64_t number) {
+    const uint32_t slots = o.rings.slots;
+    if (number < slots) return {nullptr, 0};
+    return {flag_here(o, EPW_FLAGS_READ, peer, number - slots), number - slots + 1};
+}
+
+// Whether this rank has given back the slot in which message `number` of the peer comes. Not an acquire.
+__device__ __forceinline__ bool has_given_back(const Prefill &o, uint32_t peer, uint64_t number) {
+    const uint32_t slots = o.rings.slots;
+    if (number < slots) return true;
+    return has_count(o, ptx::load_relaxed_gpu(flag_here(o, EPW_FLAGS_NOTED, peer, number - slots)), number - slots + 1);
+}
+
+__device__ __forceinline__ uint64_t *flag_there(const Prefill &o, uint32_t area, uint32_t peer, uint64_t number) {
+    return reinterpret_cast<uint64_t *>(at(o, peer, o.rings.flag(area, o.rank, number)));
+}
+// For this rank itself: the message has been read, and its slot is given back.
+__device__ __forceinline__ void note_read(const Prefill &o, uint32_t peer, uint64_t number) {
+    uint64_t *flag = reinterpret_cast<uint64_t *>(o.window + o.rings.flag(EPW_FLAGS_NOTED, peer, number));
+    ptx::store_relaxed_gpu(flag, count_word(o, number + 1));
+}
+// Counts rows that are through.
+__device__ __forceinline__ void count_moved(epw_prefill_line &line, uint32_t rows) { atomicAdd(&line.moved, rows); }
+
+// Writer: this thread, of a message that it, or its warp before __syncwarp, has written. Reader: the peer's arrival_of().
+__device__ __forceinline__ void tell_written(const Prefill &o, uint32_t peer, uint64_t number) {
+    post_count(flag_there(o, EPW_FLAGS_WRITTEN, peer, number), count_word(o, number + 1));
+}
+// Writer: this thread, after it, or its warp before __syncwarp, has read the message. Reader: the peer's room_for().
+__device__ __forceinline__ void tell_read(const Prefill &o, uint32_t peer, uint64_t number) {
+    note_read(o, peer, number);
+    post_count(flag_there(o, EPW_FLAGS_READ, peer, number), count_word(o, number + 1));
+}
+
+// ---- openings ----
+
+// Whether the opening to the peer can be written: the peer has begun the epoch, and given its slot back.
+__device__ __forceinline__ bool may_open(const Prefill &o, uint32_t peer) {
+    const uint64_t number = o.state->peers[peer].rings[o.call->kind].written;
+    return word_from(o, peer, EPW_WORD_EPOCH) == o.own_word && room_for(o, peer, number).is_set(o);
+}
+// Of a dispatch: where the peer reads how many rows come for each of its experts.
+__device__ __forceinline__ uint32_t *counts_there(const Prefill &o, uint32_t peer) {
+    unsigned char *slot = slot_there(o, peer, o.state->peers[peer].rings[o.call->kind].written);
+    return reinterpret_cast<uint32_t *>(slot + sizeof(epw_row_head) + sizeof(epw_opening));
+}
+// Writer: this thread, of what it, or its block before a barrier, has written. Reader: the peer's attendant.
+__device__ __forceinline__ void tell_opening(const Prefill &o, uint32_t peer, uint32_t rows, bool counted) {
+    const uint64_t number = o.state->peers[peer].rings[o.call->kind].written;
+    unsigned char *slot = slot_there(o, peer, number);
+    *reinterpret_cast<uint4 *>(slot) = {rows, o.call->hash, EPW_MESSAGE_OPENING, o.op};
+    if (o.call->kind == 0) *reinterpret_cast<uint4 *>(slot + sizeof(epw_row_head)) = {counted ? 1u : 0u, 0, 0, 0};
+    tell_written(o, peer, number);
+}
+
+// A warp handles several tokens at a time, each in 2^shift lanes: at least one for each of its entries.
+__device__ __forceinline__ uint32_t shift_of(uint32_t topk) {
+    uint32_t shift = 0;
+    while (1u << shift < topk) shift++;
+    return shift;
+}
+__device__ __forceinline__ uint32_t tokens_at_once(uint32_t shift) { return 32u >> shift; }
+// The lanes of this one's token.
+__device__ __forceinline__ uint32_t lanes_of_token(uint32_t shift) {
+    const uint32_t each = 1u << shift;
+    return (each == 32 ? ~0u : (1u << each) - 1) << (threadIdx.x % 32 & ~(each - 1));
 }
 
 // ---- lines ----
 
-constexpr uint32_t kNoTicket = ~0u;
-
-struct Ticket {
-    uint32_t line, row; // line kNoTicket: nothing can be moved now
+// This mover among those of all blocks.
+struct Movers {
+    uint32_t number, count;
+    bool sends; // this one
 };
+
+// Rows of one line that a mover moves one behind the other.
+struct Ticket {
+    uint32_t line, row, rows; // rows 0: nothing can be moved now
+};
+
+constexpr uint32_t kBatch = 4; // the most rows of a ticket
+// Few movers take several rows at a time, which share what a ticket costs; many take one, so that all have some of a ring.
+__device__ __forceinline__ uint32_t batch_of(const epw_prefill_layout &l, uint32_t tokens, uint32_t movers) {
+    return min(max(min(tokens, l.slots) / movers, 1u), kBatch);
+}
+
+// In `kept`: the line was not opened yet; it has no more rows for this mover. A ticket of no rows: none is held, and in place of
+// a row it says how many rows nobody had taken up when this mover took its last one.
+constexpr uint32_t kNoLine = ~0u, kEnded = ~0u - 1;
 
 // A mover's view of lines: which it looks at first, and tickets that it keeps (shared memory, one for each line).
 struct Lines {
-    uint32_t *kept;
-    uint32_t count, start;
+    const Prefill &o;
+    uint32_t *kept; // row * 8 + rows
+    uint32_t count;
+    uint32_t batch;  // the most rows of a ticket
+    uint32_t movers; // that share the rows: when few are left, each takes fewer, so that all end at the same time
+    uint32_t last;   // a line whose rows are moved only if no others can be; kNone: none
+    uint32_t start = 0;
 
-    __device__ __forceinline__ void begin(uint32_t first) {
+    // Lines that `used` does not name have no rows.
+    template <typename Used> __device__ __forceinline__ void begin(uint32_t first, const Used &used) {
         start = first % count;
-        for (uint32_t i = threadIdx.x % 32; i < count; i += 32) kept[i] = kNoTicket;
+        for (uint32_t i = threadIdx.x % 32; i < count; i += 32) kept[i] = used(i) ? kNoLine : kEnded;
         __syncwarp();
     }
-    // The next row that can be moved. `find` gives the line of a number. Called by the whole warp. The warp has then acquired
-    // what the limit was released with.
-    template <typename Find> __device__ __forceinline__ Ticket pick(const Find &find) {
+    static __device__ __forceinline__ uint32_t ticket_of(uint32_t row, uint32_t rows) { return row * 8 + rows; }
+    // Takes a ticket if none is held. Returns whether its first row can be moved; `opened`: as the line has it.
+    template <typename Wait>
+    __device__ __forceinline__ bool look(uint32_t number, uint32_t &ticket, uint32_t &opened, epw_prefill_line &line,
+                                         const Wait &wait) const {
+        if (ticket == kNoLine) {
+            opened = ptx::load_acquire_gpu(&line.opened); // acquires numbers of messages, too
+            if (opened == 0) return false;
+            ticket = ticket_of(opened - 1, 0);
+        }
+        if (ticket % 8 == 0) {
+            const uint32_t rows = number == last ? min(batch, 2u) : min(max(ticket / 8 / movers, 1u), batch);
+            ticket = ticket_of(atomicAdd(&line.next, rows), rows);
+        }
+        opened = ptx::load_relaxed_gpu(&line.opened);
+        const uint32_t row = ticket / 8, end = opened - 1;
+        const bool ready = wait(number, row).seems_set(o);
+        ticket = row < end ? ticket_of(row, min(ticket % 8, end - row)) : kEnded;
+        return ready && ticket != kEnded;
+    }
+
+    // The next rows that can be moved. `find` gives the line of a number, `wait` the flag for which a row of it waits. What the
+    // flags say is acquired. Called by the whole warp.
+    template <typename Find, typename Wait> __device__ __forceinline__ Ticket pick(const Find &find, const Wait &wait) {
         const uint32_t all = 0xffffffffu, laneid = threadIdx.x % 32;
 #pragma unroll 1
         for (uint32_t base = 0; base < count; base += 32) {
             const uint32_t i = base + laneid;
             const uint32_t number = start + i < count ? start + i : start + i - count;
-            epw_prefill_line *line = nullptr;
-            uint32_t limit = 0, row = kNoTicket;
-            if (i < count) {
-                line = find(number);
-                limit = ptx::load_acquire_gpu(&line->limit);
-                row = kept[number];
+            uint32_t ticket = kEnded, opened = 0;
+            bool ready = false;
+            if (i < count && kept[number] != kEnded) {
+                ticket = kept[number];
+                ready = look(number, ticket, opened, find(number), wait);
+                kept[number] = ticket;
             }
-            const bool waits = row != kNoTicket;
-            uint32_t ready = __ballot_sync(all, i < count && (waits ? row : ptx::load_relaxed_gpu(&line->next)) < limit);
-            for (; ready != 0; ready &= ready - 1) { // ends: a bit less each time
-                const uint32_t chosen = __ffs(ready) - 1;
-                bool goes = false;
-                if (laneid == chosen) {
-                    if (!waits) row = atomicAdd(&line->next, 1u);
-                    goes = row < limit;
-                    kept[number] = goes ? kNoTicket : row;
-                }
-                if (!__shfl_sync(all, goes, chosen)) continue;
-                const Ticket ticket = {__shfl_sync(all, number, chosen), __shfl_sync(all, row, chosen)};
-                start = ticket.line + 1 < count ? ticket.line + 1 : 0;
-                __syncwarp();
-                return ticket;
+            const uint32_t any = __ballot_sync(all, ready), first_ones = __ballot_sync(all, ready && number != last);
+            const uint32_t some = first_ones ? first_ones : any;
+            if (some == 0) continue;
+            const uint32_t chosen = __ffs(some) - 1, line = __shfl_sync(all, number, chosen);
+            const uint32_t first = __shfl_sync(all, ticket / 8, chosen), most = __shfl_sync(all, ticket % 8, chosen);
+            // Those from the first one on whose flags are set.
+            const bool set = laneid < most && wait(line, first + laneid).is_set(o); // acquires
+            const uint32_t rows = __ffs(~__ballot_sync(all, set)) - 1;
+            if (laneid == chosen) {
+                const uint32_t next = first + rows;
+                kept[number] = rows < most ? ticket_of(next, most - rows) : ticket_of(opened - 1 - next, 0);
             }
+            start = line + 1 < count ? line + 1 : 0;
+            __syncwarp();
+            return {line, first, rows};
         }
-        return {kNoTicket, 0};
+        __syncwarp();
+        return {0, 0, 0};
+    }
+    // Whether no line has any more rows. Called by the whole warp.
+    __device__ __forceinline__ bool have_ended() const {
+        bool ended = true;
+        for (uint32_t i = threadIdx.x % 32; i < count; i += 32) ended &= kept[i] == kEnded;
+        return __all_sync(0xffffffffu, ended);
     }
 };
 
 // A mover that has found nothing to do looks again after a while: all movers look at the same few words.
-__device__ __forceinline__ void pause() { __nanosleep(250); }
-
-// Whether all attendants have ended. Called by a whole warp.
-__device__ __forceinline__ bool has_finished(const Prefill &o) {
-    const uint32_t finished = threadIdx.x % 32 == 0 ? ptx::load_acquire_gpu(&o.state->finished) : 0;
-    return __shfl_sync(0xffffffffu, finished, 0) != 0;
-}
+__device__ __forceinline__ void pause() { __nanosleep(100); }
 
 // ---- the end ----
 
@@ -299,11 +455,12 @@ __device__ __noinline__ inline void close_shut(Prefill &o) {
     report(o, true);
 }
 
-// Peers whose rows movers have found to be none are lacking too. Called by one thread of the first block, when all other blocks
-// are out.
+// Peers whose rows movers have found to be none, or to be no more, are lacking too. Called by one thread of the first block, when
+// all other blocks are out.
 __device__ __forceinline__ void gather_refused(Prefill &o) {
     for (uint32_t peer = 0; peer < o.ranks; peer++) {
-        if (ptx::load_relaxed_gpu(&o.state->peers[peer].refused)) insert(o.lacking, peer);
+        const epw_prefill_gpu_peer &p = o.state->peers[peer];
+        if (ptx::load_relaxed_gpu(&p.refused) || ptx::load_relaxed_gpu(&p.ended)) insert(o.lacking, peer);
     }
 }
 
@@ -340,10 +497,10 @@ __device__ __noinline__ inline void close(Prefill &o) {
     for (uint32_t peer = 0; peer < o.ranks; peer++) {
         epw_prefill_gpu_peer &p = s->peers[peer];
         p.send = p.take = {};
-        p.gone = p.refused = p.ended = 0;
+        p.refused = p.ended = 0;
     }
     s->met = s->out = 0;
-    s->placed = s->finished = s->sums = s->bad_ids = 0;
+    s->placed = s->sums = s->bad_ids = 0;
     s->rows = s->overflow = 0;
     s->gate = 0;
 }

@@ -95,9 +95,17 @@ struct Registrar {
         for (uint32_t first = 0; first < local; first += 32) {
             const uint32_t e = first + laneid;
             uint32_t rows = 0;
-            for (uint32_t source = 0; e < local && source < o.ranks; source++) {
-                r.base[size_t(source) * local + e] = rows;
-                rows += r.counts[size_t(source) * local + e];
+            constexpr uint32_t kAtOnce = 8; // loads in flight
+#pragma unroll 1
+            for (uint32_t source = 0; e < local && source < o.ranks; source += kAtOnce) {
+                uint32_t n[kAtOnce];
+#pragma unroll
+                for (uint32_t k = 0; k < kAtOnce; k++) n[k] = source + k < o.ranks ? r.counts[size_t(source + k) * local + e] : 0;
+#pragma unroll
+                for (uint32_t k = 0; k < kAtOnce; k++) {
+                    if (source + k < o.ranks) r.base[size_t(source + k) * local + e] = rows;
+                    rows += n[k];
+                }
             }
             const uint64_t takes = (uint64_t(rows) + alignment - 1) / alignment * alignment;
             uint64_t behind = takes; // of this lane's expert and those before
@@ -152,8 +160,7 @@ struct Registrar {
 
     // What comes of this rank itself is all there.
     __device__ __forceinline__ void allow_own() {
-        epw_prefill_line &own = o.state->peers[o.rank].take;
-        ptx::store_release_gpu(&own.limit, r.sent_first[o.rank + 1] - r.sent_first[o.rank]);
+        open_line(o.state->peers[o.rank].take, r.sent_first[o.rank + 1] - r.sent_first[o.rank]);
     }
 
     // Writer: this warp, of places, through __syncwarp. Readers: attendants, and by them, or by these words, movers.
@@ -170,8 +177,8 @@ struct Registrar {
             place();
             __syncwarp();
             if (laneid == 0) {
-                allow_own();
                 ptx::set_bits_release_block(&o.placed, 1);
+                allow_own();
                 ptx::store_release_gpu(&o.state->placed, 1u);
             }
         } else if (o.does(EPW_PREFILL_COUNTS)) {
@@ -190,14 +197,6 @@ struct Registrar {
         }
     }
 };
-
-// Waits for all attendants, then lets the movers end. Called by a warp of the first block.
-__device__ __forceinline__ void finish(Prefill &o) {
-    while (ptx::load_acquire_block(&o.ended) < o.attended) { // bounded: attendants' waits are
-    }
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::store_release_gpu(&o.state->finished, 1u);
-}
 
 // ---- places of nobody ----
 
@@ -224,24 +223,30 @@ __device__ __forceinline__ void clear_places(const epw_prefill_dispatch_args &a,
     for (uint64_t cell = number; cell < (end - first) * cells; cell += threads) ptx::store(rows + cell * 16, uint4{});
 }
 
-// A share of all places that no source has. Places must be known.
-__device__ __noinline__ inline void clear_rest(const epw_prefill_dispatch_args &a, const Prefill &o, uint32_t number,
-                                               uint32_t threads) {
+// A share of all places that no source has: that of warp `warp` of `warps`. Places must be known.
+__device__ __noinline__ inline void clear_rest(const epw_prefill_dispatch_args &a, const Prefill &o, uint32_t warp,
+                                               uint32_t warps) {
+    const uint32_t laneid = threadIdx.x % 32, number = warp * 32 + laneid, threads = warps * 32;
     const epw_prefill_gpu_routing &r = a.call.routing;
     const epw_prefill_output &out = a.out;
     const uint64_t capacity = out.capacity;
     uint64_t end = 0; // behind the last place that somebody has
     if (by_expert(out.layout)) {
-        for (uint32_t e = 0; e < o.layout().local_experts; e++) {
-            const uint64_t rows = r.expert_rows[e];
-            if (out.layout == EPW_EXPERT_MAJOR) {
+        const uint32_t local = o.layout().local_experts;
+        const auto padded = [&](uint32_t e) {
+            return r.offsets[e] + (uint64_t(r.expert_rows[e]) + out.alignment - 1) / out.alignment * out.alignment;
+        };
+        if (out.layout == EPW_EXPERT_MAJOR) {
+            for (uint32_t e = 0; e < local; e++) {
+                const uint64_t rows = r.expert_rows[e];
                 clear_places(a, e * capacity + min(rows, capacity), (e + 1) * capacity, false, number, threads);
-                continue;
             }
-            end = r.offsets[e] + (rows + out.alignment - 1) / out.alignment * out.alignment;
-            clear_places(a, r.offsets[e] + rows, min(end, capacity), out.zero_padding, number, threads);
+            return;
         }
-        if (out.layout == EPW_EXPERT_MAJOR) return;
+        for (uint32_t e = warp; e < local; e += warps) { // the padding of one expert is little
+            clear_places(a, uint64_t(r.offsets[e]) + r.expert_rows[e], min(padded(e), capacity), out.zero_padding, laneid, 32);
+        }
+        end = padded(local - 1);
     } else {
         for (uint32_t source = 0; source < o.ranks; source++) {
             const uint64_t first = first_of_source(out.layout, r, a.call.lane.max_tokens, source);

@@ -1,6 +1,7 @@
 /* A prefill buffer on a GPU, shared by host C and CUDA: what the kernels of a lane keep in device memory, routings, and the
- * arguments of each kernel. The window and its words are those of the host engine (c/prefill/layout.h, rules.h). Everything that
- * may change between replays of a graph (members, suspects, numbers of operations) is in device memory. */
+ * arguments of each kernel. The window, its messages and the use of its slots are those of the host engine (c/prefill/layout.h,
+ * rules.h), but each message has flags of its own in place of counts. Everything that may change between replays of a graph
+ * (members, suspects, numbers of operations) is in device memory. */
 #ifndef EPW_KERNELS_PREFILL_STATE_H
 #define EPW_KERNELS_PREFILL_STATE_H
 
@@ -22,15 +23,21 @@ enum {
 
 /* Rows that go to a peer or come from it, in the order of the ring. */
 typedef struct epw_prefill_line {
-    uint32_t next;  /* the next row that nobody has taken up. Changed by atomic additions of movers */
-    uint32_t limit; /* rows below may be moved. Writer: the peer's attendant, a release. Readers: movers */
+    uint32_t next;   /* the next row that nobody has taken up. Changed by atomic additions of movers */
+    uint32_t moved;  /* rows that are through. As `next` */
+    uint32_t opened; /* 0: it is not known yet which rows there are; else 1 more than there are. It falls if the peer is lost or
+                      * gives the operation up. Writer: the peer's attendant, a release. Readers: movers */
 } epw_prefill_line;
 
+/* The messages of this epoch on the rings of one kind, as left by the last operation. */
+typedef struct epw_prefill_rings {
+    uint64_t written, taken; /* to the peer, and from it */
+} epw_prefill_rings;
+
 typedef struct epw_prefill_gpu_peer {
-    epw_row_ring rings[2];        /* [kind], as left by the last operation */
+    epw_prefill_rings rings[2];   /* [kind] */
     uint64_t out_first, in_first; /* numbers of the operation's openings, to the peer and from it */
     epw_prefill_line send, take;
-    uint32_t gone;    /* nothing more comes from it in this operation; follows the last change of `take` */
     uint32_t refused; /* a mover has found a row that is none */
     uint32_t ended;   /* > 0: a mover has found that row `ended - 1` is the word that none follows */
     uint32_t in_rows; /* rows behind its opening */
@@ -48,7 +55,6 @@ typedef struct epw_prefill_gpu_state {
     /* Of one kernel. */
     uint64_t met, out; /* blocks that have come to meetings, and that are out */
     uint32_t placed;   /* it is known where rows go */
-    uint32_t finished; /* all attendants have ended */
     uint32_t sums;     /* the next token whose sum nobody has taken up */
     uint32_t bad_ids;
     uint64_t bad_at, bad_id; /* the first of them: token and column, and what it was */
@@ -93,9 +99,9 @@ typedef struct epw_prefill_gpu_lane {
     epw_gpu_peers *peers;
     epw_gpu_shared *shared;
     epw_prefill_gpu_state *state;
-    uint32_t *done, *taken; /* [ranks][words] a bit for each slot: its message has been written, or has been read */
-    uint32_t words;
     uint32_t *tallies; /* [blocks][experts + 2 * ranks] what each block has counted */
+    uint32_t *claims;  /* [(max_tokens + 31) / 32] bit i of word n: a mover has taken up row 32 n + i of this rank itself.
+                        * Zero outside kernels */
     unsigned char *window;
     uint32_t *faulted; /* mapped host memory: some operation was incomplete */
     epw_prefill_layout layout;

@@ -1,4 +1,5 @@
-// Bulk copies (cp.async.bulk, the async proxy) and the mbarriers that signal when their loads are complete.
+// Bulk copies (cp.async.bulk, the async proxy) and the mbarriers that signal when their loads are complete; and asynchronous
+// copies of a thread's own (cp.async, the generic proxy).
 #pragma once
 
 #include "kernels/ptx/memory.cuh"

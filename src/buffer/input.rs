@@ -24,6 +24,7 @@ pub struct Dispatch<'a, T = TensorRef<'a>> {
     layout: Layout,
     lane: Option<u32>,
     deadline: Option<Duration>,
+    sms: u32,
     lifetime: PhantomData<&'a ()>,
 }
 
@@ -49,6 +50,7 @@ impl<T: View> Dispatch<'_, T> {
             layout: Layout::default(),
             lane: None,
             deadline: None,
+            sms: 0,
             lifetime: PhantomData,
         }
     }
@@ -101,12 +103,32 @@ impl<T: View> Dispatch<'_, T> {
         Self { deadline: Some(deadline), ..self }
     }
 
+    /// On a GPU: the most SMs that the kernels of this dispatch take, those of both halves. 0, the default, or more than
+    /// the lane's part of [`EpConfig::sms`]: all of that. A captured call keeps it. Each rank
+    /// chooses its own.
+    #[must_use]
+    pub fn sms(self, sms: u32) -> Self {
+        Self { sms, ..self }
+    }
+
     pub(crate) fn deadline_or(&self, buffers: Duration) -> Duration {
         self.deadline.unwrap_or(buffers)
     }
 
     pub(super) fn tokens(&self) -> usize {
         self.x.matrix().rows
+    }
+
+    /// What it was made of.
+    pub(crate) fn into_views(self) -> impl Iterator<Item = T> {
+        let Self { x, topk_idx, topk_weights, sideband, scales, .. } = self;
+        let (sideband, scales) = (sideband.map(|(bytes, _)| bytes), scales.map(|(scales, _)| scales));
+        [Some(x), Some(topk_idx), topk_weights, sideband, scales].into_iter().flatten()
+    }
+
+    /// The lane of a prefill.
+    pub(crate) fn lane_or_first(&self) -> u32 {
+        self.lane.unwrap_or(0)
     }
 
     pub(crate) fn request(&self) -> Request {
@@ -197,6 +219,7 @@ impl<T: View> Dispatch<'_, T> {
             Some(lane) => i32::try_from(lane).unwrap_or(i32::MAX),
         };
         input.deadline_ns = nanos(self.deadline);
+        input.sms = self.sms;
         Ok(input)
     }
 
@@ -252,6 +275,7 @@ pub struct Combine<'a, T = TensorRef<'a>> {
     expert_out: Option<T>,
     topk_weights: Option<T>,
     deadline: Option<Duration>,
+    sms: u32,
     lifetime: PhantomData<&'a ()>,
 }
 
@@ -264,6 +288,7 @@ impl<T: View> Combine<'_, T> {
             expert_out: Some(expert_out),
             topk_weights: None,
             deadline: None,
+            sms: 0,
             lifetime: PhantomData,
         }
     }
@@ -276,6 +301,7 @@ impl<T: View> Combine<'_, T> {
             expert_out: None,
             topk_weights: None,
             deadline: None,
+            sms: 0,
             lifetime: PhantomData,
         }
     }
@@ -298,6 +324,14 @@ impl<T: View> Combine<'_, T> {
     #[must_use]
     pub fn deadline(self, deadline: Duration) -> Self {
         Self { deadline: Some(deadline), ..self }
+    }
+
+    /// On a GPU: the most SMs that the kernels of this combine take, those of both halves. 0, the default, or more than
+    /// the lane's part of [`EpConfig::sms`]: all of that. A captured call keeps it. Each rank
+    /// chooses its own.
+    #[must_use]
+    pub fn sms(self, sms: u32) -> Self {
+        Self { sms, ..self }
     }
 
     pub(crate) fn own_weights(&self) -> Option<&T> {
@@ -344,6 +378,7 @@ impl<T: View> Combine<'_, T> {
             input.topk_weights = weights.ptr.cast();
         }
         input.deadline_ns = nanos(self.deadline);
+        input.sms = self.sms;
         Ok(input)
     }
 }

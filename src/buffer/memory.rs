@@ -13,6 +13,11 @@ pub trait Memory: Debug + Default + sealed::Memory {
     type List<'a, T: Item>: Place<Self::Site> + Debug;
 }
 
+/// Memory for elements of any type.
+pub(crate) type Tensor<'a, M> = <M as Memory>::Tensor<'a>;
+/// Memory for a list of `T`.
+pub(crate) type List<'a, M, T> = <M as Memory>::List<'a, T>;
+
 /// Host memory, written by host threads.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Host;
@@ -69,6 +74,17 @@ pub trait Place<S> {
     /// Its address for C, if it is large enough and may be used at `site`; `name` is that of the output.
     fn place(&mut self, name: &str, need: Need, site: &S) -> Result<*mut u8, String>;
 }
+
+/// Sets the fields of a C output to the places of the given outputs with the same names, after checking the size of
+/// each.
+macro_rules! place {
+    ($output:ident of $from:expr, at $site:expr; $($field:ident: $need:expr),* $(,)?) => {
+        $(if let Some(place) = $from.$field.as_mut() {
+            $output.$field = place.place(concat!("output.", stringify!($field)), $need, $site)?.cast();
+        })*
+    };
+}
+pub(crate) use place;
 
 pub(crate) mod sealed {
     pub trait Memory {

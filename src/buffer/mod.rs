@@ -24,7 +24,7 @@ pub(crate) use gpu_trial::GpuTrial;
 pub(crate) use input::Request;
 pub use input::{Combine, Dispatch};
 pub use memory::{Host, Memory};
-pub(crate) use memory::{Item, Need, Place, sealed};
+pub(crate) use memory::{Item, List, Need, Place, Tensor, place, sealed};
 pub use operation::Event;
 pub(crate) use operation::OpenHandle;
 pub use output::{CombineOutput, DispatchOutput, GenericCombineOutput, GenericDispatchOutput, ScaleOrder};

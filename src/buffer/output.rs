@@ -1,7 +1,7 @@
 //! The outputs of dispatch and combine: memory of the caller, of the host or of a GPU, checked against the plan before
 //! a pointer leaves Rust.
 
-use super::memory::{Host, Memory, Need, Place};
+use super::memory::{Host, List, Memory, Need, Place, Tensor, place};
 use crate::config::{EpConfig, Layout, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::{ffi, sys};
@@ -13,11 +13,6 @@ pub type DispatchOutput<'a> = GenericDispatchOutput<'a, Host>;
 
 /// The output of a combine in host memory; see [`GenericCombineOutput`].
 pub type CombineOutput<'a> = GenericCombineOutput<'a, Host>;
-
-/// Memory for elements of any type.
-type Tensor<'a, M> = <M as Memory>::Tensor<'a>;
-/// Memory for a list of `T`.
-type List<'a, M, T> = <M as Memory>::List<'a, T>;
 
 /// The order of scales in an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,16 +83,6 @@ impl<'a, M: Memory> GenericCombineOutput<'a, M> {
     pub fn new(out: Tensor<'a, M>) -> Self {
         Self { out, contributions: None, wait_ns: None }
     }
-}
-
-/// Sets the fields of a C output to the places of the given outputs with the same names, after checking the size of
-/// each.
-macro_rules! place {
-    ($output:ident of $from:expr, at $site:expr; $($field:ident: $need:expr),* $(,)?) => {
-        $(if let Some(place) = $from.$field.as_mut() {
-            $output.$field = place.place(concat!("output.", stringify!($field)), $need, $site)?.cast();
-        })*
-    };
 }
 
 impl<M: Memory> GenericDispatchOutput<'_, M> {

@@ -26,7 +26,7 @@ impl Comm {
     }
 
     /// Copies the root's `buffer` to that of every member: in place, as `MPI_Bcast`. The same number of elements
-    /// everywhere.
+    /// everywhere. At the root it may end before the others have read it.
     pub fn broadcast<R>(&self, buffer: R, root: u32) -> Work<R>
     where
         R: Output + Send + 'static,

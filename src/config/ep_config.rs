@@ -32,7 +32,8 @@ pub struct EpConfig {
     pub max_tokens: u32,
     /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,
-    /// Physical experts in all, a multiple of the ranks; expert `e` lives on rank `e / (experts / ranks)`.
+    /// Physical experts in all, a multiple of the ranks: fill up with replicas, or with ids to which nothing is routed.
+    /// Expert `e` lives on rank `e / (experts / ranks)`.
     pub experts: u32,
     /// Experts per token at most, up to 32.
     pub topk: u32,

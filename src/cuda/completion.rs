@@ -1,14 +1,13 @@
 //! Whether and how enqueued work has ended, seen from the host.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::stream::StreamRef;
 use super::view::Site;
+use super::waiting::{late, until};
 use crate::buffer::{EpBuffer, Inner};
-use crate::error::{Error, Failure, Result};
+use crate::error::Result;
 use crate::ffi::Progress;
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::sys;
@@ -17,8 +16,8 @@ use crate::sys;
 /// how it ended; or let another stream wait for them. The stream of the call itself needs no wait: what comes later on it
 /// runs later.
 ///
-/// Valid until the lane's next dispatch is enqueued, and not for captured calls: [`Error::State`]. Cheap to clone; `Send`
-/// and `Sync`. Keeps its buffer alive.
+/// Valid until the lane's next dispatch is enqueued, and not for captured calls: [`Error::State`](crate::Error::State).
+/// Cheap to clone; `Send` and `Sync`. Keeps its buffer alive.
 #[doc(alias = "Event")]
 #[derive(Debug, Clone)]
 pub struct Completion {
@@ -36,32 +35,23 @@ impl Completion {
         Ok(self.inner.ffi.wait(self.handle, Duration::ZERO)? == Progress::Done)
     }
 
-    /// Waits on this thread until it has run, [`Error::Timeout`] if `timeout` is over first: wait again, or look at what
-    /// is enqueued before it. Each wait for peers ends by itself within 4 deadlines, and a half waits twice at most; where other
+    /// Waits on this thread until it has run, [`Error::Timeout`](crate::Error::Timeout) if `timeout` is over first: wait
+    /// again, or look at what is enqueued before it. Each wait for peers ends by itself within 4 deadlines, and a half waits twice at most; where other
     /// work keeps some of its blocks off the GPU it may take 16 deadlines more. Not for a thread that serves an async executor.
     pub fn wait_blocking(&self, timeout: Duration) -> Result<()> {
         match self.inner.ffi.wait(self.handle, timeout)? {
             Progress::Done => Ok(()),
-            Progress::Pending => Err(self.late(timeout)),
+            Progress::Pending => Err(late(self.inner.rank, timeout)),
         }
     }
 
     /// [`Completion::wait_blocking`] without blocking the executor: a thread of the buffer looks. Dropping the future gives up
     /// waiting, nothing else.
     pub async fn wait(&self, timeout: Duration) -> Result<()> {
-        let until = Instant::now().checked_add(timeout); // None: later than any clock can say.
         self.inner.watch_lanes("wait")?;
-        poll_fn(|cx| {
-            if self.is_done()? {
-                return Poll::Ready(Ok(()));
-            }
-            if until.is_some_and(|until| Instant::now() >= until) {
-                return Poll::Ready(Err(self.late(timeout)));
-            }
-            self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
-            Poll::Pending
-        })
-        .await
+        let look = || Ok(self.is_done()?.then_some(()));
+        let wake_later = |waker: &_| self.inner.watcher(self.handle).wake_later(self.handle, waker);
+        until(self.inner.rank, timeout, look, wake_later).await
     }
 
     /// Makes `stream` wait for the work: what is enqueued on it from now on runs afterwards. Returns at once, and
@@ -69,8 +59,9 @@ impl Completion {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`]: a stream of another GPU. [`Error::State`]: as above, or `stream` is under capture. Order the
-    /// streams of a capture by events captured with them, or make the stream that launches the graph wait.
+    /// [`Error::Invalid`](crate::Error::Invalid): a stream of another GPU. [`Error::State`](crate::Error::State): as
+    /// above, or `stream` is under capture. Order the streams of a capture by events captured with them, or make the
+    /// stream that launches the graph wait.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
         let device = self.inner.gpu("stream_wait")?;
         Site::new("stream_wait", self.inner.rank, device, &stream)?;
@@ -84,13 +75,6 @@ impl Completion {
     pub fn outcome(&self) -> Result<Option<Outcome>> {
         let ffi = &self.inner.ffi;
         ffi.outcome(self.handle)?.map(|outcome| Outcome::of(&**ffi, &outcome)).transpose()
-    }
-
-    fn late(&self, timeout: Duration) -> Error {
-        let text = format!(
-            "the GPU has not run what was enqueued within {timeout:?}: wait again, or look at what is enqueued before it"
-        );
-        Error::Timeout(Failure::new("wait", self.inner.rank, text))
     }
 }
 

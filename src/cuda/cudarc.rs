@@ -1,7 +1,9 @@
 //! Views of cudarc's slices. The guards that cudarc returns travel with the view, which the enqueuing call consumes:
 //! they are dropped, and record where the use ends, after the kernel has been enqueued on the stream.
 
-use ::cudarc::driver::{CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice};
+use ::cudarc::driver::{
+    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
+};
 
 use super::view::{Origin, TensorMut, TensorRef, address};
 use crate::tensor::Element;
@@ -17,6 +19,27 @@ impl<'a> TensorRef<'a> {
     /// [`TensorRef::from_slice`] over a part of a slice.
     pub fn from_view<T: Element>(view: &'a CudaView<'_, T>, cols: usize, stream: &'a CudaStream) -> Self {
         Self::over(view, cols, stream)
+    }
+
+    /// Of the elements of a slice from `first` on: `rows` of `cols`, `row_stride` elements apart.
+    #[cfg(feature = "candle-cuda")]
+    pub(crate) fn strided<T: Element>(
+        slice: &'a CudaSlice<T>,
+        first: usize,
+        [rows, cols, row_stride]: [usize; 3],
+        stream: &'a CudaStream,
+    ) -> Result<Self, String> {
+        let first = first.min(slice.len());
+        crate::tensor::fits(slice.len() - first, rows, cols, row_stride)?;
+        let (ptr, guard) = slice.device_ptr(stream);
+        let matrix = Matrix {
+            ptr: address(ptr).wrapping_add(first * size_of::<T>()),
+            dtype: T::DTYPE,
+            rows,
+            cols,
+            row_stride: row_stride.saturating_mul(size_of::<T>()),
+        };
+        Ok(Self::guarded(matrix, origin(slice, stream), Some(guard)))
     }
 
     fn over<T: Element>(memory: &'a impl DevicePtr<T>, cols: usize, stream: &'a CudaStream) -> Self {
@@ -54,4 +77,13 @@ fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin
     // A buffer's ordinal never exceeds 32 bits, so this matches none.
     let device = u32::try_from(memory.stream().context().ordinal()).unwrap_or(u32::MAX);
     Some(Origin { device, stream: stream.cu_stream().cast() })
+}
+
+/// Tells the owner of the memory what has been enqueued so far, and keeps the guard.
+pub(super) fn mark(guard: &SyncOnDrop<'_>) {
+    match guard {
+        SyncOnDrop::Record(Some((event, stream))) => drop(SyncOnDrop::Record(Some((event, stream)))),
+        SyncOnDrop::Sync(Some(stream)) => drop(SyncOnDrop::Sync(Some(stream))),
+        SyncOnDrop::Record(None) | SyncOnDrop::Sync(None) => {}
+    }
 }

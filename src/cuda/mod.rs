@@ -20,7 +20,8 @@
 //!
 //! # Memory
 //! Views of `cudarc` slices (feature `cudarc`) keep cudarc's guards until the work is enqueued: a slice may be read,
-//! overwritten or dropped right after the call, because cudarc orders that after the kernel. For views of raw addresses
+//! overwritten or dropped right after the call, because cudarc orders that after the kernel. So do views of candle's
+//! tensors (feature `candle-cuda`). For views of raw addresses
 //! the caller promises the same ([`TensorRef::from_raw`]). Addresses are aligned to their element; `x`, `rows`,
 //! `expert_out`, `out` and the row stride of `x` to 16 bytes, `contributions` to 4. Misaligned addresses are refused.
 //!
@@ -43,6 +44,22 @@
 //! [`EpBuffer::take_errors`](crate::EpBuffer::take_errors). cudarc's event tracking cannot be captured: switch it off
 //! (`CudaContext::disable_event_tracking`) for what a graph uses.
 //!
+//! # Prefill
+//! A [`PrefillBuffer`](crate::prefill::PrefillBuffer) on a GPU has the calls
+//! [`enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch),
+//! [`enqueue_dispatch_count`](crate::prefill::PrefillBuffer::enqueue_dispatch_count) and
+//! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for combine
+//! and for dispatching again. What is said above of streams, memory and graphs holds, with these differences:
+//!
+//! * A dispatch and a combine are an operation each: nothing has to be released, and there may be as many combines as wanted.
+//!   [`PrefillCompletion`] waits on the host and has the outcome, also of bad ids ([`Cause::Routing`](crate::Cause::Routing)).
+//! * The receiving half of an operation reads the inputs of the first one. Views of `cudarc` slices keep their guards until
+//!   then, and both halves are on one stream; for raw addresses the caller promises it.
+//! * A dispatch needs memory for its routing. It takes that of a former routing that is no longer used, of which up to 4 are
+//!   kept, or allocates, for which CUDA may wait for the GPU. What a graph has captured has its memory until the buffer is
+//!   dropped.
+//! * Both halves of an operation are captured into one graph. Counts that a program waits for cannot be captured.
+//!
 //! # Routing
 //! An id that is out of range or repeated within its token counts as "not routed". The first 64 of an operation are
 //! recorded and the others are counted, see [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
@@ -50,14 +67,20 @@
 mod completion;
 #[cfg(feature = "cudarc")]
 mod cudarc;
+mod held;
 mod memory;
 mod operation;
+mod prefill;
 mod stream;
 mod view;
+mod waiting;
 
 pub use completion::{Completion, Errors};
 pub use memory::{CombineOutput, DispatchOutput, Gpu};
 pub use operation::{Combining, Dispatched, Dispatching, WindowRows};
+pub use prefill::{
+    PrefillCombineOutput, PrefillCombining, PrefillCompletion, PrefillDispatching, PrefillOutput, Routing,
+};
 pub use stream::StreamRef;
 pub(crate) use view::{Origin, Site};
 pub use view::{TensorMut, TensorRef};

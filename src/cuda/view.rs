@@ -27,7 +27,7 @@ pub struct TensorRef<'a> {
     pub(crate) origin: Option<Origin>,
     /// Dropped when the call has enqueued its work or was refused: tells the owner of the memory where the reading
     /// ends.
-    _guard: Guard<'a>,
+    guard: Guard<'a>,
     lifetime: PhantomData<&'a ()>,
 }
 
@@ -38,14 +38,20 @@ impl<'a> TensorRef<'a> {
     ///
     /// Every row's `cols` elements of `dtype` lie in memory that the GPU of the buffer or communicator can read. They
     /// stay allocated and unwritten until the work has run that the call taking this view enqueues. The weights of an
-    /// ordered combine stay so until its receiving half has run; under capture, as long as the graph may be replayed.
+    /// ordered combine, and everything given to a half of a [prefill](super#prefill), stay so until the receiving half has
+    /// run or been given up; under capture, as long as the graph may be replayed.
     pub unsafe fn from_raw(ptr: u64, dtype: DType, rows: usize, cols: usize, row_stride: usize) -> Self {
         let matrix = Matrix { ptr: address(ptr), dtype, rows, cols, row_stride };
         Self::guarded(matrix, None, Guard::default())
     }
 
     pub(super) fn guarded(matrix: Matrix, origin: Option<Origin>, guard: Guard<'a>) -> Self {
-        Self { matrix, origin, _guard: guard, lifetime: PhantomData }
+        Self { matrix, origin, guard, lifetime: PhantomData }
+    }
+
+    /// What is left to keep of it when its address has been passed on.
+    pub(super) fn into_guard(self) -> Guard<'a> {
+        self.guard
     }
 
     /// Number of rows.

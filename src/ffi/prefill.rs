@@ -1,13 +1,13 @@
 //! An `epw_prefill` and an `epw_routing` as owned values.
 
 use std::ptr::{self, NonNull};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::fabric::Fabric;
 use super::floor::floor;
-use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
-use crate::error::{Error, Failure, Result};
+use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos, place};
+use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
 
@@ -17,7 +17,21 @@ pub(crate) struct Prefill(
     NonNull<sys::epw_prefill>,
     /// Dropped after the buffer.
     Option<Arc<Fabric>>,
+    /// On a GPU.
+    Option<Mutex<Spare>>,
 );
+
+/// Routings of a buffer on a GPU that nobody has any more.
+#[derive(Debug, Default)]
+struct Spare {
+    /// For the next dispatches, so that these need not allocate, and CUDA wait for the GPU.
+    free: Vec<NonNull<sys::epw_routing>>,
+    /// Graphs may use their memory as long as the buffer is there.
+    captured: Vec<NonNull<sys::epw_routing>>,
+}
+
+/// Of those that are free, at most.
+const SPARE_ROUTINGS: usize = 4;
 
 // SAFETY: the C core guards the state of each lane with its lock; any thread may call.
 unsafe impl Send for Prefill {}
@@ -26,6 +40,13 @@ unsafe impl Sync for Prefill {}
 
 impl Drop for Prefill {
     fn drop(&mut self) {
+        if let Some(spare) = &mut self.2 {
+            let Spare { free, captured } = spare.get_mut().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: created by epw_routing_create of this buffer; here is their only owner.
+            free.drain(..)
+                .chain(captured.drain(..))
+                .for_each(|at| unsafe { sys::epw_routing_free(at.as_ptr()) });
+        }
         // SAFETY: created by epw_prefill_create. Routings hold it, so all of them are gone, and this is the last owner.
         unsafe { sys::epw_prefill_destroy(self.0.as_ptr()) }
     }
@@ -35,19 +56,8 @@ floor!(Prefill: epw_prefill_export, epw_prefill_connect_within, epw_prefill_disc
     epw_prefill_wire, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_newest_epoch,
     epw_prefill_diverged);
 
-/// Refuses GPUs: Rust gives prefill slices, which are host memory.
-fn check_host(config: &sys::epw_prefill_config) -> Result<()> {
-    if config.ep.device == sys::EPW_DEVICE_HOST {
-        return Ok(());
-    }
-    let text =
-        format!("device is {}, must be the host: in Rust prefill is not on GPUs yet", config.ep.device);
-    Err(Error::Invalid(Failure { rank: None, ..Failure::new("plan", 0, text) }))
-}
-
 /// The sizes of a group's buffers. They hold for every rank, so errors name none.
 pub(crate) fn plan(config: &sys::epw_prefill_config) -> Result<sys::epw_prefill_sizes> {
-    check_host(config)?;
     // SAFETY: it is one of the header's init functions.
     let mut sizes = unsafe { initialised(sys::epw_prefill_sizes_init) };
     // SAFETY: both are valid for the call, sizes carries its size.
@@ -98,14 +108,14 @@ pub(crate) unsafe fn count(
 
 impl Prefill {
     pub(crate) fn create(config: &sys::epw_prefill_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
-        check_host(config)?;
         let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.as_ptr());
         let ep = sys::epw_config { fabric: at, ..config.ep };
         let config = sys::epw_prefill_config { ep, ..*config };
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
         check(unsafe { sys::epw_prefill_create(&config, &mut out) })?;
-        NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+        let spare = (config.ep.device != sys::EPW_DEVICE_HOST).then(Mutex::default);
+        NonNull::new(out).map(|at| Self(at, fabric, spare)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
     /// What its fabric ended up using (NIC and transports), in words.
@@ -129,11 +139,15 @@ impl Prefill {
     }
 }
 
-/// An `epw_routing`, freed with this value; an operation of it that is still running is given up.
+/// An `epw_routing`, freed or given back with this value; an operation of it that is still running is given up.
 #[derive(Debug)]
 pub(crate) struct Routing {
     at: NonNull<sys::epw_routing>,
     of: Arc<Prefill>,
+    /// A call has begun an operation.
+    used: bool,
+    /// A graph may have an operation of it.
+    captured: bool,
 }
 
 // SAFETY: the lane's lock guards what operations change, and `&mut` guards what calls change.
@@ -143,42 +157,85 @@ unsafe impl Sync for Routing {}
 
 impl Drop for Routing {
     fn drop(&mut self) {
+        let of = self.of.clone();
+        if let Some(spare) = &of.2
+            && self.cancel()
+        {
+            self.note_capture();
+            let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.captured {
+                return spare.captured.push(self.at);
+            } else if spare.free.len() < SPARE_ROUTINGS {
+                return spare.free.push(self.at);
+            }
+        }
         // SAFETY: created by epw_routing_create of a buffer that is alive; this is its owner.
         unsafe { sys::epw_routing_free(self.at.as_ptr()) }
     }
 }
 
 impl Routing {
-    pub(crate) fn new(of: &Arc<Prefill>) -> Result<Self> {
+    /// For an operation on this lane. On a GPU perhaps one that the lane's last operations have used: replays follow those,
+    /// as they do on the lane.
+    pub(crate) fn new(of: &Arc<Prefill>, lane: u32) -> Result<Self> {
+        let with = |at| Self { at, of: of.clone(), used: false, captured: false };
+        let mut spare = of.2.as_ref().map(|spare| spare.lock().unwrap_or_else(PoisonError::into_inner));
+        if let Some(spare) = &mut spare {
+            // SAFETY: it is alive.
+            let fits = |at: &NonNull<_>| unsafe { sys::epw_routing_lane(at.as_ptr()) } == lane;
+            if let Some(index) = spare.free.iter().position(fits) {
+                return Ok(with(spare.free.swap_remove(index)));
+            }
+        }
+        drop(spare);
         let mut out = ptr::null_mut();
         // SAFETY: the buffer is alive, out is a place to write to.
         check(unsafe { sys::epw_routing_create(of.0.as_ptr(), &mut out) })?;
-        let at = NonNull::new(out).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))?;
-        Ok(Self { at, of: of.clone() })
+        NonNull::new(out).map(with).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+    }
+
+    /// After a call. On a GPU captured ones are found out when no half is due any more: `ends`.
+    fn called(&mut self, status: sys::epw_status, ends: bool) -> Result<Progress> {
+        let progress = check(status)?;
+        self.used = true;
+        if ends && self.of.2.is_some() {
+            self.note_capture();
+        }
+        Ok(progress)
+    }
+
+    fn note_capture(&mut self) {
+        let (of, at) = (self.of.0.as_ptr(), self.at.as_ptr());
+        // SAFETY: both are alive; on a GPU it touches no memory of the operation.
+        self.captured |=
+            self.used && unsafe { sys::epw_prefill_poll(of, at, ptr::null_mut()) } == sys::EPW_ERR_STATE;
     }
 
     pub(crate) fn is_of(&self, buffer: &Arc<Prefill>) -> bool {
         Arc::ptr_eq(&self.of, buffer)
     }
 
-    /// With an output the whole dispatch, otherwise the half that `half` names.
+    /// With an output the whole dispatch, otherwise the half that `half` names. On a GPU without an outcome: the call
+    /// enqueues.
     ///
     /// # Safety
     ///
     /// The memory of `input` and `output` has the sizes that they state, until the operation has ended or this value is
-    /// freed.
+    /// freed; on a GPU until what the call enqueues has run, that of `input` until the receiving half has. The stream
+    /// is one of the buffer's GPU.
     pub(crate) unsafe fn dispatch(
         &mut self,
         input: &sys::epw_dispatch_input,
         (route, half): (u32, u32),
         output: Option<&sys::epw_prefill_output>,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
-        let (of, output) = (self.of.0.as_ptr(), output.map_or(ptr::null(), ptr::from_ref));
+        let (of, whole) = (self.of.0.as_ptr(), output.is_some());
+        let (output, outcome) = (output.map_or(ptr::null(), ptr::from_ref), place(outcome));
         // SAFETY: by this function's contract.
         let status =
             unsafe { sys::epw_prefill_dispatch(of, self.at.as_ptr(), input, route, half, output, outcome) };
-        check(status)
+        self.called(status, whole)
     }
 
     /// # Safety
@@ -186,10 +243,12 @@ impl Routing {
     pub(crate) unsafe fn receive(
         &mut self,
         output: &sys::epw_prefill_output,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
         // SAFETY: by this function's contract.
-        check(unsafe { sys::epw_prefill_receive(self.of.0.as_ptr(), self.at.as_ptr(), output, outcome) })
+        let status =
+            unsafe { sys::epw_prefill_receive(self.of.0.as_ptr(), self.at.as_ptr(), output, place(outcome)) };
+        self.called(status, true)
     }
 
     /// The capacity that holds all rows; fills `counts`, one per local expert, and `source_counts`, one per rank.
@@ -218,11 +277,13 @@ impl Routing {
         &mut self,
         input: &sys::epw_prefill_combine_input,
         output: Option<&sys::epw_prefill_combine_output>,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
-        let (of, output) = (self.of.0.as_ptr(), output.map_or(ptr::null(), ptr::from_ref));
+        let (of, whole) = (self.of.0.as_ptr(), output.is_some());
+        let (output, outcome) = (output.map_or(ptr::null(), ptr::from_ref), place(outcome));
         // SAFETY: by this function's contract.
-        check(unsafe { sys::epw_prefill_combine(of, self.at.as_ptr(), input, output, outcome) })
+        let status = unsafe { sys::epw_prefill_combine(of, self.at.as_ptr(), input, output, outcome) };
+        self.called(status, whole)
     }
 
     /// # Safety
@@ -230,10 +291,12 @@ impl Routing {
     pub(crate) unsafe fn collect(
         &mut self,
         output: &sys::epw_prefill_combine_output,
-        outcome: &mut sys::epw_outcome,
+        outcome: Option<&mut sys::epw_outcome>,
     ) -> Result<Progress> {
         // SAFETY: by this function's contract.
-        check(unsafe { sys::epw_prefill_collect(self.of.0.as_ptr(), self.at.as_ptr(), output, outcome) })
+        let status =
+            unsafe { sys::epw_prefill_collect(self.of.0.as_ptr(), self.at.as_ptr(), output, place(outcome)) };
+        self.called(status, true)
     }
 
     /// # Safety
@@ -244,15 +307,25 @@ impl Routing {
         check(unsafe { sys::epw_prefill_poll(self.of.0.as_ptr(), self.at.as_ptr(), outcome) })
     }
 
+    /// [`Routing::poll`] of a routing on a GPU, where it changes nothing.
+    ///
+    /// # Safety
+    ///
+    /// It is on a GPU, or as for `poll`.
+    pub(crate) unsafe fn look(&self, outcome: &mut sys::epw_outcome) -> Result<Progress> {
+        // SAFETY: by this function's contract.
+        check(unsafe { sys::epw_prefill_poll(self.of.0.as_ptr(), self.at.as_ptr(), outcome) })
+    }
+
     /// The lane of the last operation.
     pub(crate) fn lane(&self) -> u32 {
         // SAFETY: it is alive.
         unsafe { sys::epw_routing_lane(self.at.as_ptr()) }
     }
 
-    /// Gives up the running operation: its memory is not touched afterwards.
-    pub(crate) fn cancel(&mut self) {
+    /// Gives up the running operation: its memory is not touched afterwards. Whether that was possible.
+    pub(crate) fn cancel(&mut self) -> bool {
         // SAFETY: both are alive.
-        unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) };
+        unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) == sys::EPW_OK }
     }
 }

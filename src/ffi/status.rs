@@ -68,6 +68,11 @@ pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
+/// Where C is to write, if anywhere.
+pub(crate) fn place<T>(out: Option<&mut T>) -> *mut T {
+    out.map_or(ptr::null_mut(), ptr::from_mut)
+}
+
 pub(crate) fn c_mask(mask: &Mask) -> sys::epw_mask {
     sys::epw_mask { bits: *mask.words() }
 }

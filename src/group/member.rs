@@ -328,6 +328,9 @@ impl Group {
     /// Ends the membership: the others see this rank as dead, and every later call fails. The rank whose server leads
     /// the run hands the lead to another server; if none can take over, it waits, within the deadline, until all others
     /// have left.
+    ///
+    /// An operation that has ended here may still be under way at others, for which this rank is missing once it has
+    /// left: where all end together, call [`Group::barrier`] first.
     pub async fn leave(&self) -> Result<(), BootstrapError> {
         const OP: &str = "leave";
         self.inner.client.call(OP, Request::Leave {}, self.deadline).await?;

@@ -127,9 +127,9 @@ impl Ranks {
         self
     }
 
-    /// How many times failed ranks are started again, for all ranks together. The others continue meanwhile, and the
-    /// new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that ends with status 0 is not
-    /// started again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
+    /// How many times failed ranks are started again, for all ranks together and as long as they run. The others
+    /// continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
+    /// ends with status 0 is not started again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
         self

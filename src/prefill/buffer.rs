@@ -6,41 +6,64 @@ use std::time::Duration;
 
 use super::config::{PrefillConfig, PrefillPlan};
 use crate::config::{Device, Path};
-use crate::error::Result;
+use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Floor};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
-use crate::peers::{self, End, Membership, Setting, Watcher, present};
+use crate::peers::{self, End, LONGEST_LOOK, Membership, Setting, Watched, Watcher, present};
 use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
 use crate::{observe, sys};
 
 /// One rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
 /// different threads may use different lanes at the same time, each with one operation. See the [module](super).
+///
+/// On a GPU ([`EpConfig::device`](crate::EpConfig::device)) operations are enqueued instead, see
+/// [`cuda`](crate::cuda#prefill): the calls of the other kind of buffer are [`Error::State`].
 #[derive(Debug, Clone)]
 pub struct PrefillBuffer {
-    pub(super) inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
     /// Declared before `ffi`: the threads must end before the last owner of the C buffer is dropped.
-    pub(super) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
-    pub(super) ffi: Arc<ffi::Prefill>,
-    pub(super) rank: u32,
-    pub(super) config: PrefillConfig,
-    pub(super) plan: PrefillPlan,
+    pub(crate) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    pub(crate) ffi: Arc<ffi::Prefill>,
+    pub(crate) rank: u32,
+    pub(crate) config: PrefillConfig,
+    pub(crate) plan: PrefillPlan,
 }
 
 impl Inner {
     fn made(rank: u32, ranks: u32, mut config: PrefillConfig, setting: Setting) -> Result<Arc<Self>> {
         config.ep.paths = setting.paths(rank, config.ep.paths)?;
         let plan = PrefillPlan::new(&config, ranks)?;
-        let fabric = setting.fabric(rank, config.ep.paths, Device::Host)?;
+        let fabric = setting.fabric(rank, config.ep.paths, config.ep.device)?;
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan }))
+    }
+
+    /// Refuses a call for which a buffer on a GPU has another one.
+    pub(super) fn host(&self, operation: &str) -> Result<()> {
+        if self.config.ep.device == Device::Host {
+            return Ok(());
+        }
+        let text = "the buffer is on a GPU: enqueue the operation with a method whose name begins with `enqueue`, see epwire::cuda";
+        Err(Error::State(Failure::new(operation, self.rank, text)))
+    }
+
+    /// Starts the threads that wait for the lanes, before an operation needs them.
+    pub(crate) fn watch_lanes(&self) -> Result<()> {
+        let longest = (self.config.ep.deadline / 4).min(LONGEST_LOOK);
+        let mut watchers = self.watchers.iter().take(self.config.ep.lanes as usize);
+        watchers.try_for_each(|watcher| watcher.start(&self.ffi, longest)).map_err(|error| {
+            let text =
+                format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
+            Error::System(Failure::new("prefill", self.rank, text))
+        })
     }
 }
 
@@ -203,5 +226,17 @@ impl Follower for Inner {
 
     fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
         self.ffi.connect(peer, blob, timeout)
+    }
+}
+
+/// Handles are lanes: the watcher touches no routing, because a routing may be dropped at any time.
+impl Watched for ffi::Prefill {
+    fn sleep(&self, lanes: &[u64], longest: Duration) {
+        // An error means that the operation has ended: its task must look as well.
+        let _ = lanes.last().map(|lane| ffi::Prefill::sleep(self, *lane as u32, longest));
+    }
+
+    fn is_over(&self, _: u64) -> bool {
+        true // operations here are never tended
     }
 }

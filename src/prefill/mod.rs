@@ -86,7 +86,10 @@
 //! [`PrefillCombineOutput::lacks`] tells for each token which ranks its sum lacks. A routing is valid for one
 //! membership.
 //!
-//! So far buffers are in host memory only.
+//! # On GPUs
+//! A buffer made with [`Device::Cuda`](crate::Device::Cuda) keeps its rings in GPU memory, and kernels move the rows. Its
+//! operations are enqueued on a stream, and read and write GPU memory: see [`cuda`](crate::cuda#prefill). It reaches peers
+//! by peer access alone, not by queues.
 
 mod buffer;
 mod combine;
@@ -95,8 +98,12 @@ mod operation;
 mod output;
 mod routing;
 
+pub(crate) use buffer::Inner;
 pub use buffer::PrefillBuffer;
 pub use combine::PrefillCombine;
 pub use config::{PrefillConfig, PrefillPlan};
-pub use output::{PrefillCombineOutput, PrefillLayout, PrefillOutput};
+pub(crate) use output::Shape;
+pub use output::{
+    GenericPrefillCombineOutput, GenericPrefillOutput, PrefillCombineOutput, PrefillLayout, PrefillOutput,
+};
 pub use routing::{PrefillCombining, PrefillDispatching, Received, Routing};

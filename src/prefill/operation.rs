@@ -3,14 +3,12 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
-use std::time::Duration;
 
 use super::buffer::Inner;
-use crate::error::{Error, Failure, Result};
+use crate::error::Result;
 use crate::ffi::{self, Progress};
 use crate::observe::Observed;
 use crate::outcome::Outcome;
-use crate::peers::{LONGEST_LOOK, Watched};
 use crate::sys;
 
 /// Runs a call on this thread, and turns what it fills into an outcome.
@@ -50,13 +48,7 @@ pub(super) fn begin(
     inner: &Inner,
     call: impl FnOnce(&mut sys::epw_outcome) -> Result<Progress>,
 ) -> Result<Begun> {
-    let longest = (inner.config.ep.deadline / 4).min(LONGEST_LOOK);
-    let mut watchers = inner.watchers.iter().take(inner.config.ep.lanes as usize);
-    watchers.try_for_each(|watcher| watcher.start(&inner.ffi, longest)).map_err(|error| {
-        let text =
-            format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
-        Error::System(Failure::new("prefill", inner.rank, text))
-    })?;
+    inner.watch_lanes()?;
     let mut outcome = ffi::empty_outcome();
     Ok(Begun { progress: call(&mut outcome)?, outcome })
 }
@@ -93,16 +85,4 @@ pub(super) async unsafe fn finish(
         ended
     };
     observed.end(ended.await, |outcome| outcome)
-}
-
-/// Handles are lanes: the watcher touches no routing, because a routing may be dropped at any time.
-impl Watched for ffi::Prefill {
-    fn sleep(&self, lanes: &[u64], longest: Duration) {
-        // An error means that the operation has ended: its task must look as well.
-        let _ = lanes.last().map(|lane| ffi::Prefill::sleep(self, *lane as u32, longest));
-    }
-
-    fn is_over(&self, _: u64) -> bool {
-        true // operations here are never tended
-    }
 }

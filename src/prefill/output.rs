@@ -1,13 +1,18 @@
-//! The outputs of a prefill dispatch and combine: host memory that the caller names, checked before a pointer leaves
-//! Rust.
+//! The outputs of a prefill dispatch and combine: memory of the caller, of the host or of a GPU, checked before a
+//! pointer leaves Rust.
 
-use crate::buffer::{Need, Place, ScaleOrder};
+use crate::buffer::{Host, List, Memory, Need, Place, ScaleOrder, Tensor, place};
 use crate::config::{Payload, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::tensor::TensorMut;
 use crate::{ffi, sys};
 
 use super::buffer::Inner;
+
+/// Where the rows received in host memory go; see [`GenericPrefillOutput`].
+pub type PrefillOutput<'a> = GenericPrefillOutput<'a, Host>;
+
+/// Where combined tokens go in host memory; see [`GenericPrefillCombineOutput`].
+pub type PrefillCombineOutput<'a> = GenericPrefillCombineOutput<'a, Host>;
 
 /// How received rows are laid out. Rows of an expert or source are ordered by source rank, then by token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,107 +61,103 @@ impl PrefillLayout {
 
 /// What later combines need to know of a dispatch.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Shape {
-    pub(super) tokens: usize,
-    pub(super) topk: usize,
-    pub(super) layout: PrefillLayout,
-    pub(super) places: usize,
+pub(crate) struct Shape {
+    pub(crate) tokens: usize,
+    pub(crate) topk: usize,
+    pub(crate) layout: PrefillLayout,
+    pub(crate) places: usize,
 }
 
 impl Shape {
-    pub(super) fn of_output(self, inner: &Inner, output: &PrefillOutput<'_>) -> Self {
+    pub(crate) fn of_output<M: Memory>(self, inner: &Inner, output: &GenericPrefillOutput<'_, M>) -> Self {
         let places = output.layout.places(output.capacity, inner.plan.local_experts as usize);
         Self { layout: output.layout, places, ..self }
     }
 }
 
-/// Where received rows go. `C` places, `E` local experts; every list may be longer. In places without a row (padding,
-/// places after the last row, rows of lost sources) indices are -1 and weights 0.
+/// Where received rows go: in host memory ([`PrefillOutput`]) slices, in a GPU's
+/// ([`cuda::PrefillOutput`](crate::cuda::PrefillOutput)) views of dense elements, for which signed integers are accepted
+/// as well where unsigned ones of that size are named.
+///
+/// `C` places, `E` local experts; every list may be longer. In places without a row (padding, places after the last row,
+/// rows of lost sources) indices are -1 and weights 0. An output that the layout does not fill is refused.
 ///
 /// If the capacity is too small, the last rows in order have no place and are left out: the outcome then has
 /// [`Cause::Overflow`](crate::Cause::Overflow), and combine adds nothing for them.
 #[derive(Debug, Default)]
-pub struct PrefillOutput<'a> {
+pub struct GenericPrefillOutput<'a, M: Memory> {
     /// How rows are laid out; each rank chooses its own.
     pub layout: PrefillLayout,
     /// Number of places for rows, `C`; expert-major: for each expert.
     pub capacity: usize,
     /// Payloads `[C, payload]`, of any type, aligned to 16 bytes.
-    pub rows: Option<TensorMut<'a>>,
+    pub rows: Option<Tensor<'a, M>>,
     /// Row-major `[C, K]`; column-major `[K, stride]` with columns of `C` scales rounded up to 16 bytes each, expert-major one of
     /// these for each expert. [`Fp8Scale::Ue8m0`](crate::Fp8Scale::Ue8m0): i32 with four exponents each.
-    pub scales: Option<TensorMut<'a>>,
+    pub scales: Option<Tensor<'a, M>>,
     /// Order of `scales`.
     pub scale_order: ScaleOrder,
     /// `[C, sideband_bytes]`.
-    pub sideband: Option<&'a mut [u8]>,
-    /// Packed: zeroes the padding between the last row of an expert and the first of the next.
+    pub sideband: Option<List<'a, M, u8>>,
+    /// Packed: zeroes the padding between the last row of an expert and the first of the next, and all places of lost sources.
     pub zero_padding: bool,
     /// `[E]` places of each expert, including those of lost sources.
-    pub counts: Option<&'a mut [u32]>,
+    pub counts: Option<List<'a, M, u32>>,
     /// By expert: `[E]` first place of each expert.
-    pub offsets: Option<&'a mut [u32]>,
+    pub offsets: Option<List<'a, M, u32>>,
     /// By expert: `[E]` rows of each expert that have no place.
-    pub overflow: Option<&'a mut [u32]>,
+    pub overflow: Option<List<'a, M, u32>>,
     /// `[ranks]` rows received from each source; 0 for a lost one.
-    pub source_counts: Option<&'a mut [u32]>,
+    pub source_counts: Option<List<'a, M, u32>>,
     /// By source: `[ranks]` first place of each source.
-    pub source_offsets: Option<&'a mut [u32]>,
+    pub source_offsets: Option<List<'a, M, u32>>,
     /// By expert: `[C]` local expert.
-    pub row_expert: Option<&'a mut [i32]>,
+    pub row_expert: Option<List<'a, M, i32>>,
     /// `[C]` source rank.
-    pub row_source: Option<&'a mut [i32]>,
+    pub row_source: Option<List<'a, M, i32>>,
     /// `[C]` index of the token at its source.
-    pub row_token: Option<&'a mut [i32]>,
+    pub row_token: Option<List<'a, M, i32>>,
     /// By expert: `[C]` index in the token's top-k.
-    pub row_position: Option<&'a mut [i32]>,
+    pub row_position: Option<List<'a, M, i32>>,
     /// By expert: `[C]` routing weight.
-    pub row_weight: Option<&'a mut [f32]>,
+    pub row_weight: Option<List<'a, M, f32>>,
     /// By source: `[C, topk]` (the plan's top-k) local expert ids, -1 where the expert lives on another rank.
-    pub row_experts: Option<&'a mut [i32]>,
+    pub row_experts: Option<List<'a, M, i32>>,
     /// By source: `[C, topk]` weights, 0 where the id is -1.
-    pub row_weights: Option<&'a mut [f32]>,
+    pub row_weights: Option<List<'a, M, f32>>,
     /// By expert: `[E, ranks]`, packed as in DeepEP: in the lower 32 bits the number of rows of the expert from each
     /// source, 0 for a lost one; in the upper 32 bits the index of the first of them among the expert's rows.
-    pub ranges: Option<&'a mut [u64]>,
+    pub ranges: Option<List<'a, M, u64>>,
     /// `[E]`: the number of rows of each local expert is added to this.
-    pub expert_totals: Option<&'a mut [u64]>,
+    pub expert_totals: Option<List<'a, M, u64>>,
     /// `[E]`: the same, modulo 2^32.
-    pub expert_totals_i32: Option<&'a mut [i32]>,
+    pub expert_totals_i32: Option<List<'a, M, i32>>,
     /// `[ranks]`: the nanoseconds spent waiting for each source are added to this.
-    pub wait_ns: Option<&'a mut [u64]>,
+    pub wait_ns: Option<List<'a, M, u64>>,
 }
 
-/// Where combined tokens go.
+/// Where combined tokens go: in host memory ([`PrefillCombineOutput`]) or in a GPU's
+/// ([`cuda::PrefillCombineOutput`](crate::cuda::PrefillCombineOutput)).
 #[derive(Debug)]
-pub struct PrefillCombineOutput<'a> {
+pub struct GenericPrefillCombineOutput<'a, M: Memory> {
     /// `[n, width]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros, plus bias.
-    pub out: TensorMut<'a>,
+    pub out: Tensor<'a, M>,
     /// `[n]` pairs: expert contributions arrived, and expected.
-    pub contributions: Option<&'a mut [[u16; 2]]>,
+    pub contributions: Option<List<'a, M, [u16; 2]>>,
     /// `[n, ceil(ranks / 32)]`: bit `r % 32` of word `r / 32` is set if the sum lacks the answer of rank `r`.
-    pub lacks: Option<&'a mut [u32]>,
+    pub lacks: Option<List<'a, M, u32>>,
     /// `[n, topk]` of the dispatch: the element of [`PrefillCombine::values`](super::PrefillCombine::values) for each
     /// entry, 0 where none arrived.
-    pub values: Option<&'a mut [f32]>,
+    pub values: Option<List<'a, M, f32>>,
     /// `[ranks]`: the nanoseconds spent waiting for each peer are added to this.
-    pub wait_ns: Option<&'a mut [u64]>,
+    pub wait_ns: Option<List<'a, M, u64>>,
 }
 
-impl<'a> PrefillCombineOutput<'a> {
+impl<'a, M: Memory> GenericPrefillCombineOutput<'a, M> {
     /// Only the tokens.
-    pub fn new(out: TensorMut<'a>) -> Self {
+    pub fn new(out: Tensor<'a, M>) -> Self {
         Self { out, contributions: None, lacks: None, values: None, wait_ns: None }
     }
-}
-
-/// Points the fields of a C output at the given outputs of the same names, after checking that each is long enough.
-macro_rules! place {
-    ($output:ident of $from:expr; $($field:ident: $need:expr),* $(,)?) => {
-        $(if let Some(place) = $from.$field.as_mut() {
-            $output.$field = place.place(concat!("output.", stringify!($field)), $need, &())?.cast();
-        })*
-    };
 }
 
 /// Size in bytes of the scales of `places` rows, in lists of `capacity`.
@@ -176,16 +177,17 @@ fn scale_bytes(
     column.saturating_mul(count).saturating_mul(lists)
 }
 
-impl PrefillOutput<'_> {
-    /// Checks every size and returns the C view.
-    pub(super) fn as_c(
+impl<M: Memory> GenericPrefillOutput<'_, M> {
+    /// Checks every size and returns the C view, for use at `site`.
+    pub(crate) fn as_c(
         &mut self,
         inner: &Inner,
         payload: Payload,
         sideband_bytes: usize,
+        site: &M::Site,
     ) -> Result<sys::epw_prefill_output> {
         let shape = RowShape::new(&inner.config.ep, inner.plan.ranks, payload)?;
-        let placed = self.place(inner, &shape, payload, sideband_bytes);
+        let placed = self.place(inner, &shape, payload, sideband_bytes, site);
         placed.map_err(|text| Error::Invalid(Failure::new("dispatch", inner.rank, text)))
     }
 
@@ -195,6 +197,7 @@ impl PrefillOutput<'_> {
         shape: &RowShape,
         payload: Payload,
         sideband_bytes: usize,
+        site: &M::Site,
     ) -> Result<sys::epw_prefill_output, String> {
         let (experts, ranks) = (inner.plan.local_experts as usize, inner.plan.ranks as usize);
         let places = self.layout.places(self.capacity, experts);
@@ -207,7 +210,7 @@ impl PrefillOutput<'_> {
         output.scale_order = u32::from(self.scale_order == ScaleOrder::RowMajor);
         output.zero_padding = self.zero_padding.into();
         place! {
-            output of self;
+            output of self, at site;
             rows: Need::Bytes(places.saturating_mul(shape.payload_bytes)),
             scales: Need::Bytes(scales),
             sideband: Need::of::<u8>(places.saturating_mul(sideband_bytes)),
@@ -232,30 +235,31 @@ impl PrefillOutput<'_> {
     }
 }
 
-impl PrefillCombineOutput<'_> {
-    /// Checks every size and returns the C view, for `tokens` tokens with `topk` experts and `width` channels.
-    pub(super) fn as_c(
+impl<M: Memory> GenericPrefillCombineOutput<'_, M> {
+    /// Checks every size and returns the C view, for `tokens` tokens with `topk` experts and `width` channels, for use
+    /// at `site`.
+    pub(crate) fn as_c(
         &mut self,
         inner: &Inner,
-        (tokens, topk, width): (usize, usize, usize),
+        tokens_topk_width: (usize, usize, usize),
+        site: &M::Site,
     ) -> Result<sys::epw_prefill_combine_output> {
-        let placed = self.place(inner, tokens, topk, width);
+        let placed = self.place(inner, tokens_topk_width, site);
         placed.map_err(|text| Error::Invalid(Failure::new("combine", inner.rank, text)))
     }
 
     fn place(
         &mut self,
         inner: &Inner,
-        tokens: usize,
-        topk: usize,
-        width: usize,
+        (tokens, topk, width): (usize, usize, usize),
+        site: &M::Site,
     ) -> Result<sys::epw_prefill_combine_output, String> {
         let ranks = inner.plan.ranks as usize;
         let out = Need::Elements(inner.config.ep.combine_dtype.dtype(), tokens.saturating_mul(width));
         let mut output = ffi::empty_prefill_combine_output();
-        output.out = self.out.place("output.out", out, &())?.cast();
+        output.out = self.out.place("output.out", out, site)?.cast();
         place! {
-            output of self;
+            output of self, at site;
             contributions: Need::of::<u16>(tokens * 2),
             lacks: Need::of::<u32>(tokens * ranks.div_ceil(32)),
             values: Need::of::<f32>(tokens * topk),

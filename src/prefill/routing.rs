@@ -5,7 +5,7 @@
 
 use std::marker::PhantomData;
 
-use super::buffer::PrefillBuffer;
+use super::buffer::{Inner, PrefillBuffer};
 use super::combine::PrefillCombine;
 use super::operation::{begin, finish, run};
 use super::output::{PrefillCombineOutput, PrefillLayout, PrefillOutput, Shape};
@@ -78,11 +78,12 @@ impl PrefillBuffer {
         let inner = &*self.inner;
         let (mut routing, c) = self.prepare(&input)?;
         let request = input.request();
-        let to = output.as_c(inner, request.payload, request.sideband_bytes)?;
+        let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
         let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome =
-            run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) })?;
+        let outcome = run(inner, "dispatch", |outcome| unsafe {
+            routing.ffi.dispatch(&c, how, Some(&to), Some(outcome))
+        })?;
         routing.shape = routing.shape.of_output(inner, &output);
         Ok((routing, outcome))
     }
@@ -104,10 +105,11 @@ impl PrefillBuffer {
             let (mut routing, c) = self.prepare(&input)?;
             let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
             let request = input.request();
-            let to = output.as_c(inner, request.payload, request.sideband_bytes)?;
+            let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
             let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
             // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
-            let begun = begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) });
+            let begun =
+                begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) });
             (routing, begun)
         };
         // SAFETY: as above.
@@ -130,7 +132,7 @@ impl PrefillBuffer {
             let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
             let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_COUNTS);
             // SAFETY: all sizes have been checked, and the borrows outlive this future and the half that it returns.
-            let begun = begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, None, outcome) });
+            let begun = begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, None, Some(outcome)) });
             (routing, begun)
         };
         // SAFETY: as above.
@@ -158,10 +160,10 @@ impl PrefillBuffer {
         self.check_own(routing)?;
         let c = input.to_c(inner.rank, &inner.config.ep, &())?;
         let request = input.request();
-        let to = output.as_c(inner, request.payload, request.sideband_bytes)?;
+        let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
         let how = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), outcome) })
+        run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) })
     }
 
     /// The sending half of a dispatch, of at most [`split_tokens`](super::PrefillPlan::split_tokens) tokens: returns
@@ -191,21 +193,23 @@ impl PrefillBuffer {
         // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
         // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
         let _ = run(&self.inner, "dispatch_send", |outcome| unsafe {
-            routing.ffi.dispatch(&c, (sys::EPW_ROUTE_NEW, half), None, outcome)
+            routing.ffi.dispatch(&c, (sys::EPW_ROUTE_NEW, half), None, Some(outcome))
         })?;
         Ok(self.half(routing, request.payload, request.sideband_bytes))
     }
 
     fn prepare(&self, input: &Dispatch<'_>) -> Result<(Routing, sys::epw_dispatch_input)> {
         let inner = &*self.inner;
+        inner.host("dispatch")?;
         let c = input.to_c(inner.rank, &inner.config.ep, &())?;
         let c = sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, ..c };
         let request = input.request();
         let shape = Shape { tokens: request.tokens, topk: request.topk, ..Shape::default() };
-        Ok((Routing { ffi: ffi::Routing::new(&inner.ffi)?, shape }, c))
+        Ok((Routing { ffi: ffi::Routing::new(&inner.ffi, 0)?, shape }, c))
     }
 
     fn check_own(&self, routing: &Routing) -> Result<()> {
+        self.inner.host("routing")?;
         if routing.ffi.is_of(&self.inner.ffi) {
             return Ok(());
         }
@@ -228,10 +232,10 @@ impl PrefillBuffer {
     ) -> Result<Outcome> {
         let inner = &*self.inner;
         self.check_own(routing)?;
-        let c = input.to_c(inner, &routing.shape)?;
-        let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()))?;
+        let c = input.to_c(inner, &routing.shape, &())?;
+        let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()), &())?;
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "combine", |outcome| unsafe { routing.ffi.combine(&c, Some(&to), outcome) })
+        run(inner, "combine", |outcome| unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) })
     }
 
     /// [`PrefillBuffer::combine_blocking`] that never blocks the executor. Dropping the future gives the combine up.
@@ -249,11 +253,11 @@ impl PrefillBuffer {
         let inner = &*self.inner;
         self.check_own(routing)?;
         let begun = {
-            let c = input.to_c(inner, &routing.shape)?;
+            let c = input.to_c(inner, &routing.shape, &())?;
             let c = sys::epw_prefill_combine_input { nonblocking: 1, ..c };
-            let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()))?;
+            let to = output.as_c(inner, (routing.shape.tokens, routing.shape.topk, input.width()), &())?;
             // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
-            begin(inner, |outcome| unsafe { routing.ffi.combine(&c, Some(&to), outcome) })
+            begin(inner, |outcome| unsafe { routing.ffi.combine(&c, Some(&to), Some(outcome)) })
         };
         // SAFETY: as above.
         unsafe { finish(inner, "combine", &mut routing.ffi, begun) }.await
@@ -272,9 +276,10 @@ impl PrefillBuffer {
     ) -> Result<PrefillCombining<'a>> {
         let inner = &*self.inner;
         self.check_own(routing)?;
-        let c = input.to_c(inner, &routing.shape)?;
+        let c = input.to_c(inner, &routing.shape, &())?;
         // SAFETY: as in `begin_half`.
-        let _ = run(inner, "combine_send", |outcome| unsafe { routing.ffi.combine(&c, None, outcome) })?;
+        let _ =
+            run(inner, "combine_send", |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
 
@@ -319,16 +324,21 @@ impl Routing {
     /// How many rows were received, and which capacity this layout would have needed for them.
     pub fn received(&self, buffer: &PrefillBuffer, layout: PrefillLayout) -> Result<Received> {
         buffer.check_own(self)?;
-        let inner = &*buffer.inner;
+        Received::of(&self.ffi, &buffer.inner, layout)?.ok_or_else(|| {
+            let text = "not all counts have come: use dispatch_count_blocking to wait for them";
+            Error::State(Failure::new("received", buffer.inner.rank, text))
+        })
+    }
+}
+
+impl Received {
+    /// `None`: not all counts have come.
+    pub(crate) fn of(routing: &ffi::Routing, inner: &Inner, layout: PrefillLayout) -> Result<Option<Self>> {
         let mut counts = vec![0; inner.plan.local_experts as usize];
         let mut source_counts = vec![0; inner.plan.ranks as usize];
-        let (progress, rows) = self.ffi.received(layout.to_c(), &mut counts, &mut source_counts)?;
-        if progress == Progress::Pending {
-            let text = "not all counts have come: use dispatch_count_blocking to wait for them".to_owned();
-            return Err(Error::State(Failure::new("received", inner.rank, text)));
-        }
+        let (progress, rows) = routing.received(layout.to_c(), &mut counts, &mut source_counts)?;
         let capacity = usize::try_from(rows).unwrap_or(usize::MAX);
-        Ok(Received { capacity, counts, source_counts })
+        Ok((progress == Progress::Done).then_some(Self { capacity, counts, source_counts }))
     }
 }
 
@@ -353,10 +363,10 @@ impl PrefillDispatching<'_> {
         let Self { mut routing, inner: buffer, payload, sideband_bytes, .. } = self;
         let inner = &*buffer.inner;
         let begun = {
-            let to = output.as_c(inner, payload, sideband_bytes)?;
+            let to = output.as_c(inner, payload, sideband_bytes, &())?;
             let to = sys::epw_prefill_output { nonblocking: 1, ..to };
             // SAFETY: all sizes have been checked, and the borrows, those of the first half too, outlive this future.
-            begin(inner, |outcome| unsafe { routing.ffi.receive(&to, outcome) })
+            begin(inner, |outcome| unsafe { routing.ffi.receive(&to, Some(outcome)) })
         };
         // SAFETY: as above.
         let outcome = unsafe { finish(inner, "dispatch_receive", &mut routing.ffi, begun) }.await?;
@@ -371,10 +381,11 @@ impl PrefillDispatching<'_> {
     /// [`Error::Invalid`] and [`Error::Limit`] for outputs that do not fit: the dispatch is given up.
     pub fn receive_blocking(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
         let Self { mut routing, inner, payload, sideband_bytes, .. } = self;
-        let to = output.as_c(&inner.inner, payload, sideband_bytes)?;
+        let to = output.as_c(&inner.inner, payload, sideband_bytes, &())?;
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome =
-            run(&inner.inner, "dispatch_receive", |outcome| unsafe { routing.ffi.receive(&to, outcome) })?;
+        let outcome = run(&inner.inner, "dispatch_receive", |outcome| unsafe {
+            routing.ffi.receive(&to, Some(outcome))
+        })?;
         routing.shape = routing.shape.of_output(&inner.inner, &output);
         Ok((routing, outcome))
     }
@@ -387,10 +398,11 @@ impl PrefillCombining<'_> {
     /// [`Error::Invalid`] for outputs that do not fit: the combine is given up.
     pub fn receive_blocking(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
         let shape = self.routing.shape;
-        let to = output.as_c(&self.inner.inner, (shape.tokens, shape.topk, self.width))?;
+        let to = output.as_c(&self.inner.inner, (shape.tokens, shape.topk, self.width), &())?;
         let (routing, inner) = (&mut self.routing.ffi, &self.inner.inner);
         // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome = run(inner, "combine_receive", |outcome| unsafe { routing.collect(&to, outcome) })?;
+        let outcome =
+            run(inner, "combine_receive", |outcome| unsafe { routing.collect(&to, Some(outcome)) })?;
         self.collected = true;
         Ok(outcome)
     }

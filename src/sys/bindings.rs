@@ -25,6 +25,7 @@ pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
 pub const EPW_TAG_MAX: u32 = 2147483647;
 pub const EPW_NORM_HIDDEN_MAX: u32 = 16384;
 pub const EPW_PREFILL_RING_TOKENS: u32 = 512;
+pub const EPW_PREFILL_RING_TOKENS_GPU: u32 = 2048;
 pub type epw_status = i32;
 pub const EPW_OK: i32 = 0;
 /// a non-blocking operation has not finished yet; not an error
@@ -1243,12 +1244,17 @@ inputs and outputs must live until the operation has finished or been released*/
     pub deadline_ns: u64,
     /// CUDA: the cudaStream_t to enqueue on; see "CUDA"
     pub stream: *mut ::core::ffi::c_void,
+    /** CUDA: the most SMs for the kernels of this operation, those of both halves; 0, or more
+than the lane's part of config.sms: all of that. A captured call keeps it. Each rank
+chooses its own*/
+    pub sms: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_dispatch_input",
-    ][::core::mem::size_of::<epw_dispatch_input>() - 128usize];
+    ][::core::mem::size_of::<epw_dispatch_input>() - 136usize];
     [
         "Alignment of epw_dispatch_input",
     ][::core::mem::align_of::<epw_dispatch_input>() - 8usize];
@@ -1318,6 +1324,12 @@ const _: () = {
     [
         "Offset of field: epw_dispatch_input::stream",
     ][::core::mem::offset_of!(epw_dispatch_input, stream) - 120usize];
+    [
+        "Offset of field: epw_dispatch_input::sms",
+    ][::core::mem::offset_of!(epw_dispatch_input, sms) - 128usize];
+    [
+        "Offset of field: epw_dispatch_input::reserved",
+    ][::core::mem::offset_of!(epw_dispatch_input, reserved) - 132usize];
 };
 impl Default for epw_dispatch_input {
     fn default() -> Self {
@@ -1463,7 +1475,8 @@ always so if rank-reduced*/
     pub topk_weights: *const f32,
     /// as in epw_dispatch_input
     pub nonblocking: u32,
-    pub reserved: u32,
+    /// CUDA: as in epw_dispatch_input
+    pub sms: u32,
     /// 0: the buffer's; else at least that
     pub deadline_ns: u64,
     /// CUDA: the cudaStream_t to enqueue on
@@ -1491,8 +1504,8 @@ const _: () = {
         "Offset of field: epw_combine_input::nonblocking",
     ][::core::mem::offset_of!(epw_combine_input, nonblocking) - 24usize];
     [
-        "Offset of field: epw_combine_input::reserved",
-    ][::core::mem::offset_of!(epw_combine_input, reserved) - 28usize];
+        "Offset of field: epw_combine_input::sms",
+    ][::core::mem::offset_of!(epw_combine_input, sms) - 28usize];
     [
         "Offset of field: epw_combine_input::deadline_ns",
     ][::core::mem::offset_of!(epw_combine_input, deadline_ns) - 32usize];
@@ -2462,8 +2475,9 @@ pub struct epw_prefill_config {
     /// sizeof(epw_prefill_config)
     pub size: u32,
     /** slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
-every rank; 0: as many as EPW_PREFILL_RING_TOKENS, or fewer where max_tokens is
-less, or the windows would pass 256 MiB, down to 16*/
+every rank; 0: as many as EPW_PREFILL_RING_TOKENS, on GPUs
+EPW_PREFILL_RING_TOKENS_GPU, or fewer where max_tokens is less, or the windows
+would pass 256 MiB, down to 16*/
     pub ring_tokens: u32,
     pub ep: epw_config,
 }
@@ -2712,7 +2726,10 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
  find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane comes so
- far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed.*/
+ far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed.
+ On a GPU what has been enqueued runs all the same, and graphs may be replayed: the routing's own memory is
+ kept until that has run, and if any call was captured until epw_prefill_destroy. A program that captures
+ again and again keeps a routing for it.*/
     pub fn epw_routing_free(routing: *mut epw_routing);
 }
 /** Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
@@ -2739,7 +2756,8 @@ pub struct epw_prefill_output {
     pub alignment: u32,
     /// 0: scales column-major; 1: row-major
     pub scale_order: u32,
-    /// packed: 1: zeroes the rows between an expert's last and the next one's first
+    /** packed: 1: zeroes the rows between an expert's last and the next one's first,
+and in all places of lost sources*/
     pub zero_padding: u32,
     /// for epw_prefill_receive: as in epw_dispatch_input
     pub nonblocking: u32,
@@ -2971,12 +2989,15 @@ first first, ahead of the rounding; NULL: none*/
     pub deadline_ns: u64,
     /// for GPUs
     pub stream: *mut ::core::ffi::c_void,
+    /// for GPUs: as in epw_dispatch_input
+    pub sms: u32,
+    pub reserved: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_prefill_combine_input",
-    ][::core::mem::size_of::<epw_prefill_combine_input>() - 80usize];
+    ][::core::mem::size_of::<epw_prefill_combine_input>() - 88usize];
     [
         "Alignment of epw_prefill_combine_input",
     ][::core::mem::align_of::<epw_prefill_combine_input>() - 8usize];
@@ -3013,6 +3034,12 @@ const _: () = {
     [
         "Offset of field: epw_prefill_combine_input::stream",
     ][::core::mem::offset_of!(epw_prefill_combine_input, stream) - 72usize];
+    [
+        "Offset of field: epw_prefill_combine_input::sms",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, sms) - 80usize];
+    [
+        "Offset of field: epw_prefill_combine_input::reserved",
+    ][::core::mem::offset_of!(epw_prefill_combine_input, reserved) - 84usize];
 };
 impl Default for epw_prefill_combine_input {
     fn default() -> Self {
@@ -3131,8 +3158,9 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Gives up an operation of the routing that is under way, or of which a half is still to come, as
- epw_routing_free does, and keeps the routing: after a dispatch it is empty, after a combine as before. A
- call that waits for the operation in another thread ends with EPW_ERR_STATE.*/
+ epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
+ dispatch with EPW_ROUTE_AGAIN that had no topk_weights, it is as before, and may be combined or used again.
+ A call that waits for the operation in another thread ends with EPW_ERR_STATE.*/
     pub fn epw_prefill_cancel(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,

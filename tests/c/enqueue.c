@@ -1,167 +1,40 @@
 /* What the engine for GPUs enqueues, orders, waits for and refuses, without a GPU: its sources are compiled
- * here with CUDA and the kernels replaced by records of the calls. Device memory is host memory, so that
- * tests can see what the engine writes there. tests/gpu compares the kernels themselves with the host. */
+ * here with CUDA (fake_cuda.h) and the kernels replaced by records of the calls. tests/gpu compares the
+ * kernels themselves with the host. */
 #include "needs_cuda.h"
 
 #ifdef EPW_CUDA
 
+#include "fake_cuda.h"
 #include "group.h"
-#include "device/cuda.h"
 #include "ep/buffer.h"
 #include "kernels/ep/launch.h"
 
-#include <cuda_runtime_api.h>
-#include <stdlib.h>
+/* ---- the kernels, as the engine sees them here ---- */
 
-/* ---- CUDA and the kernels, as the engine sees them here ---- */
-
-static struct fake {
-    int depth;        /* scopes entered and not left */
-    int done;         /* enqueued work has run */
-    int captured;     /* streams are under capture, */
-    int invalidated;  /* or were, until a forbidden call */
-    int failing;      /* result of a launch, */
-    int undispatched; /* of a dispatch's launch, */
-    int recording;    /* and of recording an event */
-    int hangs;        /* nothing runs any more after the membership kernel, */
-    int stalls;       /* or after a copy */
-    int launches, records, waits, quiet_releases;
-    void *stream;       /* of the last launch */
-    void *waiting;      /* the stream that last waited, */
-    cudaEvent_t waited; /* and the event that it waited for */
-    uint32_t blocks;
+static struct kernels {
+    int undispatched; /* result of a dispatch's launch */
+    int quiet_releases;
     epw_dispatch_args dispatch;
     epw_combine_args combine;
-} fake = {.done = 1};
+} kernels;
 
-static cudaError_t fake_event_query(cudaEvent_t event) {
-    CHECK(event != NULL && fake.depth > 0);
-    return fake.done ? cudaSuccess : cudaErrorNotReady;
-}
-static cudaError_t fake_get_last_error(void) {
-    return cudaSuccess;
-}
-static cudaError_t fake_event_record(cudaEvent_t event, cudaStream_t stream) {
-    (void)stream;
-    CHECK(event != NULL && fake.depth == 1);
-    if (fake.recording) return (cudaError_t)fake.recording;
-    fake.records++;
-    return cudaSuccess;
-}
-static cudaError_t fake_event_create(cudaEvent_t *event, unsigned flags) {
-    CHECK(flags == cudaEventDisableTiming);
-    *event = malloc(1);
-    return cudaSuccess;
-}
-static cudaError_t fake_event_destroy(cudaEvent_t event) {
-    free(event);
-    return cudaSuccess;
-}
-static cudaError_t fake_is_capturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
-    CHECK_MSG(stream != NULL && stream != cudaStreamLegacy, "%s", "the legacy stream must not be asked");
-    *status = fake.invalidated ? cudaStreamCaptureStatusInvalidated
-              : fake.captured  ? cudaStreamCaptureStatusActive
-                               : cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-}
-static cudaError_t fake_stream_id(cudaStream_t stream, unsigned long long *id) {
-    *id = (uintptr_t)stream;
-    return cudaSuccess;
-}
-static cudaError_t fake_wait_event(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    CHECK(event != NULL && flags == 0 && fake.depth == 1);
-    fake.waits++;
-    fake.waiting = stream;
-    fake.waited = event;
-    return cudaSuccess;
-}
-static cudaError_t fake_memcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
-                               cudaStream_t stream) {
-    (void)kind;
-    CHECK(stream != NULL && fake.depth == 1);
-    memcpy(to, from, bytes);
-    if (fake.stalls) fake.done = 0;
-    return cudaSuccess;
-}
-
-static epw_status fake_open(int32_t ordinal, epw_where where) {
-    (void)ordinal;
-    (void)where;
-    return EPW_OK;
-}
-static epw_status fake_enter(int32_t ordinal, epw_where where) {
-    (void)ordinal;
-    (void)where;
-    fake.depth++;
-    return EPW_OK;
-}
-static void fake_leave(void) {
-    fake.depth--;
-}
-static epw_status fake_enter_relaxed(int32_t ordinal, epw_where where, epw_cuda_scope *scope) {
-    scope->capture_mode = 7;
-    return fake_enter(ordinal, where);
-}
-static void fake_leave_relaxed(const epw_cuda_scope *scope) {
-    CHECK(scope->capture_mode == 7);
-    fake_leave();
-}
-static uint32_t gpu_sms = 40;
-static epw_status fake_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
-    *sms = gpu_sms;
-    return fake_open(ordinal, where);
-}
-static epw_status fake_fail(int error, epw_where where, const char *call) {
-    return epw_fail(EPW_ERR_SYSTEM, where, "%s: CUDA error %d", call, error);
-}
-static epw_status fake_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **out) {
-    *out = calloc(1, bytes);
-    return fake_open(ordinal, where);
-}
-static epw_status fake_host_alloc(int32_t ordinal, uint64_t bytes, epw_where where, void **host,
-                                  void **device) {
-    *host = *device = calloc(1, bytes);
-    return fake_open(ordinal, where);
-}
-static void fake_free(int32_t ordinal, void *memory) {
-    (void)ordinal;
-    free(memory);
-}
-static epw_status fake_stream_create(int32_t ordinal, epw_where where, void **stream) {
-    *stream = malloc(1);
-    return fake_open(ordinal, where);
-}
-static epw_status fake_copy(int32_t ordinal, void *stream, void *to, const void *from, uint64_t bytes,
-                            epw_where where) {
-    CHECK(stream != NULL);
-    memcpy(to, from, bytes);
-    return fake_open(ordinal, where);
-}
-
-static int fake_launch(uint32_t blocks, void *stream) {
-    CHECK(fake.depth == 1);
-    if (fake.failing) return fake.failing;
-    fake.launches++;
-    fake.blocks = blocks;
-    fake.stream = stream;
-    return 0;
-}
 static int fake_prepare(void) {
     return 0;
 }
 static int fake_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
-    fake.dispatch = *args;
-    return fake.undispatched ? fake.undispatched : fake_launch(blocks, stream);
+    kernels.dispatch = *args;
+    return kernels.undispatched ? kernels.undispatched : fake_launch(blocks, stream);
 }
 static int fake_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
-    fake.combine = *args;
+    kernels.combine = *args;
     return fake_launch(blocks, stream);
 }
 static int fake_release(const epw_release_args *args, void *stream) {
     uint64_t own = args->lane.peers->table[EPW_AREA_CONTROL][args->lane.rank];
     CHECK(args->lane.peers->lanes == 2 && own == (uintptr_t)args->lane.window &&
           args->lane.layout.ranks == 2);
-    if (args->quiet && !fake.failing) fake.quiet_releases++;
+    if (args->quiet && !fake.failing) kernels.quiet_releases++;
     return fake_launch(1, stream);
 }
 /* The word of lane 0 that this rank writes at a peer. */
@@ -207,40 +80,16 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
     return fake_launch(1, stream);
 }
 
-#define cudaEventQuery           fake_event_query
-#define cudaGetLastError         fake_get_last_error
-#define cudaEventRecord          fake_event_record
-#define cudaEventCreateWithFlags fake_event_create
-#define cudaEventDestroy         fake_event_destroy
-#define cudaStreamIsCapturing    fake_is_capturing
-#define cudaStreamGetId          fake_stream_id
-#define cudaStreamWaitEvent      fake_wait_event
-#define cudaMemcpyAsync          fake_memcpy
-#define epw_cuda_open            fake_open
-#define epw_cuda_enter           fake_enter
-#define epw_cuda_leave           fake_leave
-#define epw_cuda_enter_relaxed   fake_enter_relaxed
-#define epw_cuda_leave_relaxed   fake_leave_relaxed
-#define epw_cuda_sms             fake_sms
-#define epw_fail_cuda            fake_fail
-#define epw_cuda_alloc           fake_alloc
-#define epw_cuda_free            fake_free
-#define epw_cuda_host_alloc      fake_host_alloc
-#define epw_cuda_host_free       fake_free
-#define epw_cuda_stream_create   fake_stream_create
-#define epw_cuda_stream_destroy  fake_free
-#define epw_cuda_copy            fake_copy
-#define epw_gpu_prepare          fake_prepare
-#define epw_gpu_dispatch         fake_dispatch
-#define epw_gpu_combine          fake_combine
-#define epw_gpu_release          fake_release
-#define epw_gpu_set_active       fake_set_active
-#define epw_gpu_disconnect       fake_disconnect
-#define epw_gpu_checkpoint       fake_checkpoint
+#define epw_gpu_prepare    fake_prepare
+#define epw_gpu_dispatch   fake_dispatch
+#define epw_gpu_combine    fake_combine
+#define epw_gpu_release    fake_release
+#define epw_gpu_set_active fake_set_active
+#define epw_gpu_disconnect fake_disconnect
+#define epw_gpu_checkpoint fake_checkpoint
 /* The library has its own copies of these. */
 #define epw_engine_gpu                tested_engine
 #define epw_gpu_private_bytes         tested_private_bytes
-#define epw_gpu_require_marked        tested_require_marked
 #define epw_gpu_call_dispatch         tested_dispatch
 #define epw_gpu_call_dispatch_receive tested_dispatch_receive
 #define epw_gpu_call_combine          tested_combine
@@ -255,9 +104,6 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_take_errors      tested_take_errors
 extern const epw_engine tested_engine;
 uint64_t tested_private_bytes(const epw_config *config);
-/* The peer floor's part is not renamed: the linker finds this one first, so the library's connect uses it
- * too. */
-#include "../../c/peer/gpu.c"
 #include "../../c/ep/gpu/engine.c"
 #include "../../c/ep/gpu/call.c"
 
@@ -281,6 +127,7 @@ static epw_buffer *make_buffer(uint32_t rank) {
 
 static group make_gpu_group(void) {
     fake = (struct fake){.done = 1};
+    kernels = (struct kernels){0};
     group g = {.ranks = 2};
     for (uint32_t r = 0; r < 2; r++) g.of[r] = make_buffer(r);
     for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_to(g.of[r], r, g.of[1 - r], 1 - r));
@@ -331,17 +178,17 @@ static void lanes_hold_the_peer_table(void) {
     /* As kernels would: one lane has given up rank 1 without evidence, then the other lane because it was
      * silent. */
     uint8_t reachable[EXPERTS];
-    g.of[0]->gpu->pinned->suspects[1].words[0] = 2;
+    g.of[0]->peers.gpu->pinned->suspects[1].words[0] = 2;
     epw_membership now = membership_of(g.of[0]);
     CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0);
-    g.of[0]->gpu->pinned->silent[0].words[0] = 2;
+    g.of[0]->peers.gpu->pinned->silent[0].words[0] = 2;
     now = membership_of(g.of[0]);
     CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 2);
-    g.of[0]->gpu->pinned->suspects[1].words[0] = g.of[0]->gpu->pinned->silent[0].words[0] = 0;
+    g.of[0]->peers.gpu->pinned->suspects[1].words[0] = g.of[0]->peers.gpu->pinned->silent[0].words[0] = 0;
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2 | 4}}));
     now = membership_of(g.of[0]);
     CHECK(now.suspects.bits[0] == 2 && now.silent.bits[0] == 0 &&
-          g.of[0]->gpu->pinned->revoked.words[0] == 2);
+          g.of[0]->peers.gpu->pinned->revoked.words[0] == 2);
     CHECK_OK(epw_buffer_reachable_experts(g.of[0], reachable));
     CHECK(reachable[0] == 1 && reachable[EXPERTS - 1] == 0);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
@@ -412,25 +259,51 @@ static void halves_are_launched_as_called(void) {
     float weights[TOKENS * TOPK];
     epw_handle handle;
     CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
-    CHECK(fake.dispatch.halves == EPW_GPU_SEND && fake.dispatch.lane.peers->lane == 1 && fake.blocks == 20);
-    CHECK(fake.dispatch.in.tokens == TOKENS && fake.dispatch.in.x_stride == HIDDEN * 2 &&
-          fake.dispatch.out.rows == NULL);
+    CHECK(kernels.dispatch.halves == EPW_GPU_SEND && kernels.dispatch.lane.peers->lane == 1 &&
+          fake.blocks == 20);
+    CHECK(kernels.dispatch.in.tokens == TOKENS && kernels.dispatch.in.x_stride == HIDDEN * 2 &&
+          kernels.dispatch.out.rows == NULL);
     REFUSED(epw_combine(b, handle, &answer, NULL, NULL), EPW_ERR_STATE, "combine", 0, -1,
             "has not been received");
     CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
-    CHECK(fake.dispatch.halves == EPW_GPU_RECEIVE && fake.dispatch.out.rows == rows &&
-          fake.dispatch.format.hash != 0);
+    CHECK(kernels.dispatch.halves == EPW_GPU_RECEIVE && kernels.dispatch.out.rows == rows &&
+          kernels.dispatch.format.hash != 0);
     epw_rows_view view = EPW_ROWS_VIEW_INIT;
     CHECK_OK(epw_next_combine_buffer(b, handle, &view));
     CHECK(view.source_counts == b->gpu->lanes[1].state->received);
     answer.mode = EPW_COMBINE_ORDERED;
     answer.topk_weights = weights;
     CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
-    CHECK(fake.combine.halves == EPW_GPU_SEND && fake.combine.in.expert_out == view.rows);
+    CHECK(kernels.combine.halves == EPW_GPU_SEND && kernels.combine.in.expert_out == view.rows);
     combined.out = rows;
     CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
-    CHECK(fake.combine.halves == EPW_GPU_RECEIVE && fake.combine.in.mode == EPW_COMBINE_ORDERED);
-    CHECK(fake.combine.in.topk_weights == weights && fake.combine.out.out == rows);
+    CHECK(kernels.combine.halves == EPW_GPU_RECEIVE && kernels.combine.in.mode == EPW_COMBINE_ORDERED);
+    CHECK(kernels.combine.in.topk_weights == weights && kernels.combine.out.out == rows);
+    destroy(&g);
+}
+
+static void an_operation_has_the_sms_that_it_asks_for(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    epw_dispatch_input in = input_on(FIRST_STREAM, 1);
+    epw_dispatch_output out = output_on(FIRST_STREAM);
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
+    float weights[TOKENS * TOPK];
+    epw_handle handle;
+    in.topk_weights = weights;
+    in.sms = 7;
+    CHECK_OK(epw_dispatch(b, &in, NULL, &handle, NULL));
+    CHECK(fake.blocks == 7 && kernels.dispatch.lane.blocks == 20);
+    CHECK_OK(epw_dispatch_receive(b, handle, &out, NULL));
+    CHECK(fake.blocks == 7);
+    answer.expert_out = rows;
+    answer.sms = 21; /* the lane has 20 */
+    combined.out = rows;
+    CHECK_OK(epw_combine(b, handle, &answer, NULL, NULL));
+    CHECK(fake.blocks == 20);
+    CHECK_OK(epw_combine_receive(b, handle, &combined, NULL));
+    CHECK(fake.blocks == 20 && kernels.combine.lane.blocks == 20);
     destroy(&g);
 }
 
@@ -453,13 +326,13 @@ static void another_stream_waits_for_a_lane(void) {
     CHECK_OK(epw_stream_wait(b, first, FIRST_STREAM));
     CHECK_MSG(fake.waits == 0, "%d waits on the stream of the call itself", fake.waits);
     CHECK_OK(epw_stream_wait(b, second, SECOND_STREAM));
-    CHECK(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == b->gpu->lanes[1].event);
+    CHECK(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == b->peers.gpu->orders[1].event);
     CHECK_OK(epw_stream_wait(b, first, NULL));
-    CHECK(fake.waits == 2 && fake.waiting == NULL && fake.waited == b->gpu->lanes[0].event);
+    CHECK(fake.waits == 2 && fake.waiting == NULL && fake.waited == b->peers.gpu->orders[0].event);
     CHECK_OK(epw_release(b, first));
     CHECK_OK(epw_stream_wait(b, first, SECOND_STREAM));
     CHECK_MSG(fake.waits == 3 && fake.waiting == SECOND_STREAM, "consumed: %d waits", fake.waits);
-    CHECK(fake.waited == b->gpu->lanes[0].event);
+    CHECK(fake.waited == b->peers.gpu->orders[0].event);
     CHECK_MSG(fake.launches == 3 && fake.records == 3, "the lane itself got on: %d records", fake.records);
     /* The other stream waited; the lane's own stream continues without a wait. */
     CHECK_OK(epw_release(b, second));
@@ -509,7 +382,7 @@ static void a_handle_spans_two_captures(void) {
     answer.expert_out = combined.out = rows;
     answer.stream = SECOND_STREAM;
     CHECK_OK(epw_combine(b, handle, &answer, &combined, NULL));
-    CHECK(fake.stream == SECOND_STREAM && fake.combine.lane.peers == b->gpu->lanes[0].peers);
+    CHECK(fake.stream == SECOND_STREAM && kernels.combine.lane.peers == b->gpu->lanes[0].peers);
     CHECK_MSG(fake.launches == 4 && fake.records == 2 && fake.waits == 0, "%d records", fake.records);
     CHECK(b->lanes[0].machine.stage == EPW_STAGE_FREE);
     destroy(&g);
@@ -559,16 +432,16 @@ static void a_release_under_an_invalidated_capture_is_owed(void) {
     REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_STATE, "dispatch", 0, -1, "invalidated");
     fake.invalidated = 0;
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 0))); /* of a graph that may never be launched */
-    CHECK_MSG(fake.launches == 5 && fake.quiet_releases == 1, "%d launches", fake.launches);
-    fake.captured = fake.launches = fake.quiet_releases = 0;
+    CHECK_MSG(fake.launches == 5 && kernels.quiet_releases == 1, "%d launches", fake.launches);
+    fake.captured = fake.launches = kernels.quiet_releases = 0;
     handle = dispatch_on(b, SECOND_STREAM, 0);
-    CHECK_MSG(fake.launches == 2 && fake.quiet_releases == 1, "%d launches", fake.launches);
+    CHECK_MSG(fake.launches == 2 && kernels.quiet_releases == 1, "%d launches", fake.launches);
     CHECK_OK(epw_release(b, handle));
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 0)));
-    CHECK_MSG(fake.launches == 5 && fake.quiet_releases == 1, "owed once: %d launches", fake.launches);
+    CHECK_MSG(fake.launches == 5 && kernels.quiet_releases == 1, "owed once: %d launches", fake.launches);
     CHECK_OK(epw_buffer_set_active(b, &all, 2, 0)); /* frees the other lane */
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 1)));
-    CHECK(fake.quiet_releases == 1);
+    CHECK(kernels.quiet_releases == 1);
     destroy(&g);
     CHECK(fake.depth == 0);
 }
@@ -585,13 +458,13 @@ static void an_owed_release_stands_though_the_dispatch_behind_it_fails(void) {
         fake.invalidated = 1;
         CHECK_OK(epw_release(b, handle));
         fake.captured = fake.invalidated = 0;
-        fake.launches = fake.records = fake.quiet_releases = 0;
-        fake.undispatched = cudaErrorLaunchFailure;
+        fake.launches = fake.records = kernels.quiet_releases = 0;
+        kernels.undispatched = cudaErrorLaunchFailure;
         if (unmarked) fake.recording = cudaErrorMemoryAllocation;
         REFUSED(epw_dispatch(b, &in, NULL, &handle, NULL), EPW_ERR_SYSTEM, "dispatch", 0, -1,
                 "dispatch kernel: CUDA");
-        fake.undispatched = fake.recording = 0;
-        CHECK_MSG(fake.launches == 1 && fake.quiet_releases == 1, "%d launches", fake.launches);
+        kernels.undispatched = fake.recording = 0;
+        CHECK_MSG(fake.launches == 1 && kernels.quiet_releases == 1, "%d launches", fake.launches);
         CHECK_MSG(fake.records == !unmarked, "%d records", fake.records);
         if (!unmarked) {
             fake.waits = 0;
@@ -603,7 +476,7 @@ static void an_owed_release_stands_though_the_dispatch_behind_it_fails(void) {
                     "same stream");
             handle = dispatch_on(b, SECOND_STREAM, 0);
         }
-        CHECK_MSG(fake.launches == 2 && fake.quiet_releases == 1, "owed once: %d launches", fake.launches);
+        CHECK_MSG(fake.launches == 2 && kernels.quiet_releases == 1, "owed once: %d launches", fake.launches);
         CHECK_OK(epw_release(b, handle));
     }
     destroy(&g);
@@ -716,7 +589,7 @@ static void a_disconnect_that_is_not_seen_done_leaves_the_peer_out(void) {
     group g = make_gpu_group();
     epw_buffer *b = g.of[0];
     epw_mask all = first_ranks(2);
-    b->gpu->pinned->suspects[0].words[0] = 2;
+    b->peers.gpu->pinned->suspects[0].words[0] = 2;
     fake.stalls = 1;
     REFUSED(epw_buffer_disconnect(b, 1), EPW_ERR_TIMEOUT, "disconnect", 0, 1, "has not taken the change");
     fake.stalls = 0;
@@ -737,7 +610,7 @@ static void who_is_no_member_goes_and_comes_beside_operations(void) {
     CHECK_OK(epw_buffer_set_active(b, &alone, 2, 0));
     epw_handle held = dispatch_on(b, FIRST_STREAM, 0);
     int launches = fake.launches;
-    b->gpu->lanes[0].unmarked = true; /* nothing could wait for it */
+    b->peers.gpu->orders[0].unmarked = true; /* nothing could wait for it */
     for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_lock(&b->lanes[lane].lock);
     const epw_gpu_peers *peers = b->gpu->lanes[1].peers;
     CHECK_OK(epw_buffer_disconnect(b, 1));
@@ -752,7 +625,7 @@ static void who_is_no_member_goes_and_comes_beside_operations(void) {
     CHECK_OK(connect_to(b, 0, g.of[1], 1));
     for (uint32_t lane = 0; lane < 2; lane++) pthread_mutex_unlock(&b->lanes[lane].lock);
     CHECK_MSG(fake.launches == launches, "%d kernels", fake.launches - launches);
-    b->gpu->lanes[0].unmarked = false;
+    b->peers.gpu->orders[0].unmarked = false;
     CHECK_OK(epw_release(b, held));
     CHECK_OK(epw_buffer_set_active(b, &all, 3, 0));
     destroy(&g);
@@ -773,7 +646,7 @@ static void a_membership_revokes_nobody(void) {
     CHECK_OK(epw_buffer_revoke(g.of[0], &(epw_mask){{2}}));
     CHECK(membership_of(g.of[0]).suspects.bits[0] == 2);
     activate(&g, 2);
-    CHECK(membership_of(g.of[0]).suspects.bits[0] == 0 && g.of[0]->gpu->pinned->revoked.words[0] == 0);
+    CHECK(membership_of(g.of[0]).suspects.bits[0] == 0 && g.of[0]->peers.gpu->pinned->revoked.words[0] == 0);
     destroy(&g);
 }
 
@@ -797,10 +670,11 @@ static void a_checkpoint_is_between_the_calls_of_all_lanes(void) {
     CHECK_OK(epw_release(b, dispatch_on(b, SECOND_STREAM, 1)));
     CHECK(fake.waits == 0);
     end_step(b, 4, SECOND_STREAM);
-    CHECK_MSG(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == b->gpu->lanes[0].event,
+    CHECK_MSG(fake.waits == 1 && fake.waiting == SECOND_STREAM &&
+                  fake.waited == b->peers.gpu->orders[0].event,
               "%d waits", fake.waits);
     CHECK_OK(epw_release(b, held)); /* on the handle's own stream, which waits for the checkpoint */
-    CHECK_MSG(fake.waits == 2 && fake.waiting == FIRST_STREAM && fake.waited == b->gpu->lanes[0].event,
+    CHECK_MSG(fake.waits == 2 && fake.waiting == FIRST_STREAM && fake.waited == b->peers.gpu->orders[0].event,
               "%d waits", fake.waits);
 
     uint32_t epoch = 9;
@@ -823,7 +697,7 @@ static void a_checkpoint_comes_behind_releases_that_are_owed(void) {
     CHECK_OK(epw_release(g.of[0], handle));
     fake.invalidated = 0;
     end_step(g.of[0], 1, FIRST_STREAM);
-    CHECK(fake.quiet_releases == 1 && !g.of[0]->gpu->lanes[0].owes_release);
+    CHECK(kernels.quiet_releases == 1 && !g.of[0]->gpu->lanes[0].owes_release);
     destroy(&g);
 }
 
@@ -920,6 +794,7 @@ int main(void) {
     words_are_copied_both_ways();
     there_are_no_more_blocks_than_rows();
     halves_are_launched_as_called();
+    an_operation_has_the_sms_that_it_asks_for();
     streams_follow_each_other();
     another_stream_waits_for_a_lane();
     streams_wait_for_no_other_calls();

@@ -1,22 +1,24 @@
 /* What is left of a prefill operation that a rank has given up, on that rank and on its peer: what a routing
- * that is used again counts, which half fits, who learns why an operation failed, and what a call in another
- * thread returns. */
+ * that is used again counts, what is in the places of a lost source, which half fits, who learns why an
+ * operation failed, what a call in another thread returns, and what becomes of a routing that was to be used
+ * again. */
 #include "prefills.h"
 
 #include "prefill/parts.h"
 
-enum { N = 24, WIDTH = 8, LOCAL = 3, K = 3, CAPACITY = 2 * N * K, RING = 8, FEW = 4 };
+enum { N = 24, WIDTH = 8, LOCAL = 3, K = 3, ALIGNMENT = 4, CAPACITY = 3 * N * K, RING = 8, FEW = 4 };
 
 typedef struct end {
     epw_prefill *prefill;
     epw_routing *routing;
     uint32_t tokens, topk;
+    bool renews; /* gives weights to dispatches that use the routing again */
     epw_status status;
     epw_outcome outcome;
     _Alignas(64) uint16_t x[N * WIDTH], rows[CAPACITY * WIDTH], sums[N * WIDTH];
     int32_t ids[N * K], row_source[CAPACITY];
     float weights[N * K];
-    uint32_t source_counts[2];
+    uint32_t source_counts[2], counts[2 * LOCAL];
     uint64_t totals[2 * LOCAL];
 } end;
 
@@ -30,14 +32,19 @@ static epw_status dispatch(end *e, epw_routing *r, uint32_t route, bool nonblock
     in.tokens = e->tokens;
     in.x = e->x;
     in.topk_idx = e->ids;
-    in.topk_weights = e->weights;
+    in.topk_weights = route == EPW_ROUTE_AGAIN && !e->renews ? NULL : e->weights;
     in.topk = e->topk;
     in.nonblocking = nonblocking;
+    out.alignment = ALIGNMENT;
+    out.zero_padding = 1;
     out.capacity = CAPACITY;
     out.rows = e->rows;
     out.row_source = e->row_source;
     out.source_counts = e->source_counts;
-    if (e->topk == K) out.expert_totals = e->totals;
+    if (e->topk == K) {
+        out.counts = e->counts;
+        out.expert_totals = e->totals;
+    }
     e->outcome = (epw_outcome)EPW_OUTCOME_INIT;
     return epw_prefill_dispatch(e->prefill, r, &in, route, EPW_HALF_SENDS, &out, &e->outcome);
 }
@@ -139,19 +146,49 @@ static void a_routing_that_is_used_again_counts_no_lost_source(void) {
     close_two(&g);
 }
 
-/* Rank 1 announces more rows than the ring could take answers to, and sends few of them. */
-static void a_sending_half_has_no_answers_to_a_lost_source(void) {
-    prefills g = open_two(LOCAL, K, short_deadline());
+/* Rank 1 announces a row for each of N tokens, of which its ring takes few, and sends no more; rank 0 loses
+ * it. */
+static void lose_one_that_has_announced_more_than_it_sent(const prefills *g) {
     for (uint32_t i = 0; i < N * K; i++) ends[1].ids[i] = (int32_t)(i % K);
     ends[1].tokens = N;
     CHECK(dispatch(&ends[1], ends[1].routing, EPW_ROUTE_NEW, true) == EPW_PENDING);
-    const epw_stream *s = &g.of[1]->lanes[0].streams[EPW_KIND_DISPATCH][0];
+    const epw_stream *s = &g->of[1]->lanes[0].streams[EPW_KIND_DISPATCH][0];
     for (int i = 0; i < 5000 && s->ring.announced == 0; i++) { /* behind a queue rank 0 begins later */
         nanosleep(&(struct timespec){0, 200000}, NULL);
-        CHECK(epw_prefill_poll(g.of[1], ends[1].routing, NULL) == EPW_PENDING);
+        CHECK(epw_prefill_poll(g->of[1], ends[1].routing, NULL) == EPW_PENDING);
     }
     CHECK_OK(dispatch(&ends[0], ends[0].routing, EPW_ROUTE_NEW, false));
-    CHECK(ends[0].outcome.missing.bits[0] == 2);
+    CHECK(ends[0].outcome.missing.bits[0] == 2 && ends[0].source_counts[1] == 0);
+}
+
+static void all_places_of_a_lost_source_are_zeros(void) {
+    enum { UNTOUCHED = 0x5a5a };
+    prefills g = open_two(LOCAL, K, short_deadline());
+    const end *e = &ends[0];
+    uint32_t end_of_last = 0, own = 0;
+    memset(ends[0].rows, UNTOUCHED & 0xff, sizeof ends[0].rows);
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t i = 0; i < N * WIDTH; i++) ends[r].x[i] = bf16((float)(1 + r));
+    lose_one_that_has_announced_more_than_it_sent(&g);
+    for (uint32_t i = 0; i < LOCAL; i++) {
+        CHECK_MSG(e->counts[i] >= N, "expert %u has %u places", i, e->counts[i]);
+        end_of_last += (e->counts[i] + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    }
+    CHECK(end_of_last < CAPACITY);
+    for (uint32_t i = 0; i < CAPACITY * WIDTH; i++) {
+        uint32_t place = i / WIDTH;
+        uint16_t want = e->row_source[place] == 0 ? bf16(1) : place < end_of_last ? 0 : UNTOUCHED;
+        CHECK_MSG(e->rows[i] == want, "place %u of %u: %#x, not %#x", place, end_of_last, e->rows[i], want);
+        own += want == bf16(1);
+    }
+    CHECK(own > 0);
+    close_two(&g);
+}
+
+/* There are more announced rows than the ring could take answers to. */
+static void a_sending_half_has_no_answers_to_a_lost_source(void) {
+    prefills g = open_two(LOCAL, K, short_deadline());
+    lose_one_that_has_announced_more_than_it_sent(&g);
     CHECK_OK(combine(&ends[0], EPW_COMBINE_ORDERED, true));
     epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
     out.out = ends[0].sums;
@@ -248,11 +285,72 @@ static void an_opening_is_whole_although_it_was_given_up(void) {
     close_two(&g);
 }
 
+/* ---- a routing that was to be used again ---- */
+
+/* Rank 0 gives up a dispatch that uses its routing again, of which rank 1 learns before it does the same, but
+ * for one behind a queue, to which rank 0 says it with its next call. */
+static void give_up_using_again(const prefills *g) {
+    for (uint32_t r = 0; r < 2; r++) ends[r].tokens = N; /* more than the ring takes */
+    both_dispatch();
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK(dispatch(&ends[r], ends[r].routing, EPW_ROUTE_AGAIN, true) == EPW_PENDING);
+    CHECK_OK(epw_prefill_cancel(g->of[0], ends[0].routing));
+    const epw_prefill_peer *other = &g->of[1]->lanes[0].peers[0];
+    bool learns = path_of_test() != EPW_PATH_QUEUE;
+    for (int i = 0; i < 20000 && learns && !other->missing; i++) {
+        nanosleep(&(struct timespec){0, 200000}, NULL);
+        CHECK(epw_prefill_poll(g->of[1], ends[1].routing, NULL) == EPW_PENDING);
+    }
+    CHECK(other->missing == learns);
+    CHECK_OK(epw_prefill_cancel(g->of[1], ends[1].routing));
+}
+
+/* By the routing's first dispatch, then once more the same way. */
+static void *combine_and_use_again(void *argument) {
+    end *e = argument;
+    CHECK_OK(combine(e, EPW_COMBINE_RANK_REDUCED, false));
+    CHECK_MSG(!e->outcome.degraded, "combined: cause %u", e->outcome.record.cause);
+    for (uint32_t i = 0; i < N * WIDTH; i++) CHECK(from_bf16(e->sums[i]) == K * from_bf16(e->x[i]));
+    CHECK_OK(dispatch(e, e->routing, EPW_ROUTE_AGAIN, false));
+    CHECK_MSG(!e->outcome.degraded, "used again: cause %u", e->outcome.record.cause);
+    return NULL;
+}
+
+static void a_routing_is_as_before_if_a_dispatch_that_uses_it_again_is_given_up(void) {
+    prefills g = open_two(LOCAL, K, 20000 * MS);
+    uint32_t came[2][2];
+    for (uint32_t r = 0; r < 2; r++)
+        for (uint32_t i = 0; i < N * WIDTH; i++) ends[r].x[i] = bf16((float)(1 + r * 4 + i % 4));
+    give_up_using_again(&g);
+    for (uint32_t r = 0; r < 2; r++) memcpy(came[r], ends[r].source_counts, sizeof came[r]);
+    on_all_ranks(2, combine_and_use_again, ends, sizeof ends[0]);
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK(came[r][1 - r] > 0 && memcmp(came[r], ends[r].source_counts, sizeof came[r]) == 0);
+    close_two(&g);
+}
+
+static void a_routing_whose_weights_were_to_be_renewed_is_empty(void) {
+    prefills g = open_two(LOCAL, K, 20000 * MS);
+    for (uint32_t r = 0; r < 2; r++) ends[r].renews = true;
+    give_up_using_again(&g);
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_status status = combine(&ends[r], EPW_COMBINE_RANK_REDUCED, false);
+        REFUSED(status, EPW_ERR_STATE, "combine", (int)r, -1, "no dispatch behind it");
+        status = dispatch(&ends[r], ends[r].routing, EPW_ROUTE_AGAIN, false);
+        REFUSED(status, EPW_ERR_STATE, "dispatch", (int)r, -1, "no dispatch behind it");
+    }
+    both_dispatch();
+    close_two(&g);
+}
+
 int main(void) {
     a_routing_that_is_used_again_counts_no_lost_source();
+    all_places_of_a_lost_source_are_zeros();
     a_sending_half_has_no_answers_to_a_lost_source();
     a_failure_is_told_to_its_caller();
     a_call_whose_operation_is_given_up_ends();
     an_opening_is_whole_although_it_was_given_up();
+    a_routing_is_as_before_if_a_dispatch_that_uses_it_again_is_given_up();
+    a_routing_whose_weights_were_to_be_renewed_is_empty();
     return check_result("prefill_given_up");
 }

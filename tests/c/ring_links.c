@@ -262,6 +262,20 @@ static void memory_that_is_no_rings_ends_the_connection(void) {
     }
 }
 
+/* ---- an end that is gone ---- */
+
+static void a_peer_that_has_closed_is_told_as_gone(void) {
+    epw_nic *nic = NULL;
+    uint64_t link = 0;
+    int fds[2];
+    CHECK_OK(epw_nic_open(here, &nic));
+    CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds));
+    close(fds[1]);
+    CHECK(epw_nic_add_ring_link(nic, fds[0], 1, RING, here, &link) == EPW_ERR_PEER);
+    CHECK_MSG(strstr(epw_last_error(), "the peer has closed the connection") != NULL, "%s", epw_last_error());
+    epw_nic_close(nic);
+}
+
 /* ---- the size ---- */
 
 static void sizes_are_checked(void) {
@@ -301,6 +315,7 @@ int main(void) {
     a_part_of_a_header_is_waited_for();
     a_nap_ends_with_what_a_ring_brings();
     memory_that_is_no_rings_ends_the_connection();
+    a_peer_that_has_closed_is_told_as_gone();
     sizes_are_checked();
     return check_result("ring_links");
 }

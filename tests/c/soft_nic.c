@@ -208,6 +208,15 @@ static bool await_done(const end *e) {
     return await_completion(e, (uint16_t)(e->posted - 1), 0);
 }
 
+/* The completion of a failure comes before the pair counts as broken. */
+static bool await_broken(const end *e) {
+    for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
+        if (epw_pair_broken(e->pair)) return true;
+        nanosleep(&(struct timespec){0, 20000}, NULL);
+    }
+    return false;
+}
+
 static uint8_t syndrome(const end *e) {
     return epw_pair_memory_of(e->pair)->completion[0x37];
 }
@@ -606,9 +615,7 @@ static void answers_without_a_question_end_the_connection(void) {
     epw_frame frame = {.kind = EPW_FRAME_ANSWER, .pair = epw_pair_number(e.pair)};
     epw_frame_write(&frame, bytes);
     CHECK(write(fd, bytes, sizeof bytes) == sizeof bytes);
-    for (uint64_t began = epw_now_ns(); !epw_pair_broken(e.pair) && epw_now_ns() - began < 5000 * MS;)
-        nanosleep(&(struct timespec){0, 20000}, NULL);
-    CHECK(epw_pair_broken(e.pair) && !epw_nic_link_alive(e.nic, e.link));
+    CHECK(await_broken(&e) && !epw_nic_link_alive(e.nic, e.link));
     close_end(&e);
     close(fd);
 }
@@ -650,7 +657,7 @@ static void keys_and_bounds_are_checked_at_both_ends(void) {
         ring(&t.a);
         CHECK_MSG(await_completion(&t.a, 1, 0xd), "%s", w->what);
         CHECK_MSG(syndrome(&t.a) == w->syndrome, "%s: syndrome %02x", w->what, syndrome(&t.a));
-        CHECK(epw_pair_broken(t.a.pair));
+        CHECK(await_broken(&t.a));
         CHECK(await_word(&t.b, 1) && t.b.window[8192] == 0x5a && t.b.window[8000] == 0x5a);
         /* Entries that are posted later are flushed. */
         write_word(&t.a, t.b.window_key, WORD_AT, 3, true);
@@ -811,15 +818,12 @@ static void a_lost_connection_breaks_its_pairs_soon(void) {
         write_word(&t.a, t.b.window_key, WORD_AT, 1, true);
         ring(&t.a);
         if (turn % 2) nanosleep(&(struct timespec){0, turn * 20000}, NULL);
-        uint64_t began = epw_now_ns();
         /* The peer's pair is destroyed in the middle of it. */
         epw_pair_destroy(t.b.pair);
         t.b.pair = NULL;
         epw_nic_close(t.b.nic);
         t.b.nic = NULL;
-        while (!epw_pair_broken(t.a.pair) && epw_now_ns() - began < 5000 * MS)
-            nanosleep(&(struct timespec){0, 20000}, NULL);
-        CHECK(epw_pair_broken(t.a.pair));
+        CHECK(await_broken(&t.a));
         uint16_t counter;
         CHECK(completion(&t.a, &counter) == 0xd);
         CHECK(syndrome(&t.a) == 0x15 || syndrome(&t.a) == 0x13);
@@ -834,9 +838,7 @@ static void a_pair_that_is_given_up_breaks(void) {
     two t;
     open_two(&t);
     epw_pair_break(t.a.pair);
-    for (uint64_t began = epw_now_ns(); !epw_pair_broken(t.a.pair) && epw_now_ns() - began < 5000 * MS;)
-        nanosleep(&(struct timespec){0, 20000}, NULL);
-    CHECK(epw_pair_broken(t.a.pair) && !epw_pair_broken(t.b.pair));
+    CHECK(await_broken(&t.a) && !epw_pair_broken(t.b.pair));
     CHECK(epw_nic_link_alive(t.a.nic, t.a.link));
     write_word(&t.b, t.a.window_key, WORD_AT, 4, true);
     ring(&t.b);
@@ -856,9 +858,7 @@ static void a_queue_that_its_poster_gives_up_breaks(void) {
         epw_queue_give_up(&queue);
         write_word(&t.a, t.b.window_key, WORD_AT, 4, true);
         ring(&t.a);
-        for (uint64_t began = epw_now_ns(); !epw_pair_broken(t.a.pair) && epw_now_ns() - began < 5000 * MS;)
-            sched_yield();
-        CHECK(epw_pair_broken(t.a.pair) && epw_pair_cause_of(t.a.pair).syndrome == EPW_SYNDROME_RETRIES);
+        CHECK(await_broken(&t.a) && epw_pair_cause_of(t.a.pair).syndrome == EPW_SYNDROME_RETRIES);
         CHECK(epw_nic_link_alive(t.a.nic, t.a.link));
         write_word(&t.b, t.a.window_key, WORD_AT, 5, true);
         ring(&t.b);

@@ -6,6 +6,8 @@
 mod calls;
 mod comms;
 mod graph;
+mod prefill;
+mod prefill_calls;
 mod recovery;
 mod same;
 mod verdicts;
@@ -21,6 +23,12 @@ type Test = fn(u32);
 const TESTS: &[(&str, Test)] = &[
     ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
     ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
+    ("prefill_gives_what_the_host_gives", prefill::prefill_gives_what_the_host_gives),
+    ("a_captured_prefill_replays_with_new_tokens", prefill_calls::a_captured_prefill_replays_with_new_tokens),
+    ("a_captured_routing_may_be_dropped", prefill_calls::a_captured_routing_may_be_dropped),
+    ("halves_of_prefill_may_be_dropped", prefill_calls::halves_of_prefill_may_be_dropped),
+    ("refused_calls_of_prefill_name_the_reason", prefill_calls::refused_calls_of_prefill_name_the_reason),
+    ("completions_of_prefill_are_futures", prefill_calls::completions_of_prefill_are_futures),
     ("a_silent_rank_is_skipped_and_replaced", recovery::a_silent_rank_is_skipped_and_replaced),
     ("all_ranks_learn_whether_a_step_was_complete", verdicts::all_ranks_learn_whether_a_step_was_complete),
     ("a_checkpoint_is_refused_under_capture", verdicts::a_checkpoint_is_refused_under_capture),

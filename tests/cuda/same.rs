@@ -39,18 +39,23 @@ pub(crate) fn a_gpu_delivers_and_combines_what_the_host_does(gpus: u32) {
             let host = ranks(&config(world), world, false, |buffer| on_host(buffer, case, seed));
             let gpu = ranks(&config(world), world, true, |buffer| on_gpu(buffer, case, seed));
             for (rank, (host, gpu)) in host.iter().zip(&gpu).enumerate() {
-                for ((name, host), (_, gpu)) in host.iter().zip(gpu) {
-                    let differs = host.iter().zip(gpu).position(|(a, b)| a != b);
-                    let same = differs.is_none() && host.len() == gpu.len();
-                    assert!(same, "{case:?}, {world} ranks, rank {rank}: {name} differs at byte {differs:?}");
-                }
+                assert_same(host, gpu, &format!("{case:?}, {world} ranks, rank {rank}"));
             }
         }
     }
 }
 
 /// Everything that a step has written, as bytes.
-type Written = Vec<(&'static str, Vec<u8>)>;
+pub(crate) type Written = Vec<(&'static str, Vec<u8>)>;
+
+pub(crate) fn assert_same(host: &Written, gpu: &Written, what: &str) {
+    assert_eq!(host.len(), gpu.len());
+    for ((name, host), (_, gpu)) in host.iter().zip(gpu) {
+        let differs = host.iter().zip(gpu).position(|(a, b)| a != b);
+        let same = differs.is_none() && host.len() == gpu.len();
+        assert!(same, "{what}: {name} differs at byte {differs:?}");
+    }
+}
 
 /// Sizes of a step's outputs, in elements; rows and scales in bytes.
 struct Sizes {
@@ -83,7 +88,7 @@ impl Sizes {
     }
 }
 
-fn bytes_of<T: epwire::Element>(values: &[T]) -> Vec<u8> {
+pub(crate) fn bytes_of<T: epwire::Element>(values: &[T]) -> Vec<u8> {
     // SAFETY: elements are plain numbers without padding (Element).
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }.to_vec()
 }

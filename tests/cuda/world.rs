@@ -7,6 +7,7 @@ use std::time::Duration;
 use epwire::cuda::{CombineOutput, Completion, DispatchOutput, StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use epwire::cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
+use epwire::prefill::{PrefillBuffer, PrefillConfig};
 use epwire::{Combine, Device, Dispatch, EpBuffer, EpConfig, Group};
 use half::bf16;
 
@@ -29,16 +30,40 @@ pub(crate) fn ranks<T: Send>(
     on_gpus: bool,
     body: impl Fn(&EpBuffer) -> T + Sync,
 ) -> Vec<T> {
+    let make = |group: &_, device| EpBuffer::create_blocking(group, config.clone().device(device)).unwrap();
+    on_ranks(ranks, on_gpus, make, body)
+}
+
+/// The same with a prefill buffer.
+pub(crate) fn prefill_ranks<T: Send>(
+    config: &PrefillConfig,
+    ranks: u32,
+    on_gpus: bool,
+    body: impl Fn(&PrefillBuffer) -> T + Sync,
+) -> Vec<T> {
+    let make = |group: &_, device| {
+        let config = PrefillConfig { ep: config.ep.clone().device(device), ..config.clone() };
+        PrefillBuffer::create_blocking(group, config).unwrap()
+    };
+    on_ranks(ranks, on_gpus, make, body)
+}
+
+/// The same with what `make` makes.
+fn on_ranks<B, T: Send>(
+    ranks: u32,
+    on_gpus: bool,
+    make: impl Fn(&Group, Device) -> B + Sync,
+    body: impl Fn(&B) -> T + Sync,
+) -> Vec<T> {
     let groups = Group::threads(ranks).unwrap();
     thread::scope(|scope| {
-        let body = &body;
+        let (make, body) = (&make, &body);
         let running: Vec<_> = groups
             .iter()
             .map(|group| {
                 let device = if on_gpus { Device::Cuda(group.rank()) } else { Device::Host };
-                let config = config.clone().device(device);
                 scope.spawn(move || {
-                    let buffer = EpBuffer::create_blocking(group, config).unwrap();
+                    let buffer = make(group, device);
                     let result = body(&buffer);
                     // Nobody destroys its window while another rank still answers.
                     group.barrier_blocking("end").unwrap();
@@ -58,7 +83,11 @@ pub(crate) struct Gpu {
 
 impl Gpu {
     pub(crate) fn of(buffer: &EpBuffer) -> Self {
-        let Device::Cuda(ordinal) = buffer.config().device else { panic!("a host buffer") };
+        Self::new(buffer.config().device)
+    }
+
+    pub(crate) fn new(device: Device) -> Self {
+        let Device::Cuda(ordinal) = device else { panic!("a host buffer") };
         let context = CudaContext::new(ordinal as usize).unwrap();
         let stream = context.new_stream().unwrap();
         Self { context, stream }

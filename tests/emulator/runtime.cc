@@ -367,6 +367,11 @@ cudaError_t cudaFree(void *memory) {
     finish_device(emulated::current_device());
     return done(emulated::release(memory));
 }
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t) { return cudaMalloc(out, bytes > 0 ? bytes : 1); }
+cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
+    resolve(stream)->enqueue([=] { emulated::release(memory); });
+    return cudaSuccess;
+}
 cudaError_t cudaHostAlloc(void **out, size_t bytes, unsigned) {
     *out = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
     return *out != nullptr ? cudaSuccess : done(cudaErrorMemoryAllocation);

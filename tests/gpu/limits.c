@@ -300,15 +300,6 @@ static void open_two(echo *e, epw_plan *plan, uint32_t gpus) {
     REQUIRE_OK(epw_plan_make(&e->rank[0].config, plan));
 }
 
-/* The window of rank 0, whose lane 0 holds a handle: found from the address of the lane's zero-copy area,
- * which lies after the lines of the plan. */
-static unsigned char *window_of(const echo_rank *r, const epw_plan *plan) {
-    epw_rows_view view = EPW_ROWS_VIEW_INIT;
-    REQUIRE_OK(epw_next_combine_buffer(r->buffer, r->handle, &view));
-    return (unsigned char *)view.rows - plan->control_bytes - plan->dispatch_bytes - plan->combine_bytes -
-           plan->ordered_bytes;
-}
-
 /* Everything that peers write besides words is overwritten between the halves: counts and slots before rank 0
  * receives, slots and answers before it combines. Nothing outside the outputs is touched (compute-sanitizer
  * checks that), every call ends, rank 1 gets its own rows, and the next step is whole. A source that
@@ -341,7 +332,7 @@ static void garbage(uint32_t gpus) {
         echo_missing(peer, 0, "a peer whose own window is whole");
         REQUIRE(echo_miscounted(&e, peer, 3) == 0, "%u counts of the peer are wrong",
                 echo_miscounted(&e, peer, 3));
-        window = window_of(r, &plan);
+        window = epw_peers_own(&r->buffer->peers);
         uint64_t data = plan.dispatch_bytes + plan.combine_bytes;
         if (what != 0) put_garbage(window + plan.control_bytes, data, kind, &seed);
         for (uint32_t i = 0; i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);

@@ -3,8 +3,8 @@
  * again. Each case is of one seed and runs first by host threads, then by kernels. Ranks are threads of this
  * process.
  *
- * Then a rank is held up, which must hold up nobody else, two lanes are used at the same time, and blocks get
- * no SM.
+ * Then a rank is held up, which must hold up nobody else, two lanes are used at the same time, a dispatch
+ * that uses its routing again is given up, and blocks get no SM.
  *
  * `--ranks N`: of each case, else 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`: seeds. Exit code
  * 77, with the reason, if there is no GPU. */
@@ -356,13 +356,14 @@ static void free_arrays(rank *me) {
     }
 }
 
-/* Rows of a lost source may be there or not: takes the host's, where the place is nobody's. */
+/* Without zero_padding, rows of a lost source may be there or not, and their scales and sideband in any case:
+ * takes the host's, where the place is nobody's. */
 static void forget_unclaimed(const rank *me, int a, unsigned char *got) {
     const int32_t *sources = (const int32_t *)me->host[ROW_SOURCE];
     size_t places = me->bytes[ROW_SOURCE] / 4, row = payload_bytes(me->p);
     if (me->p->trouble == NO_TROUBLE) return;
     if (a == SCALES || a == OUT_BAND) memcpy(got, me->host[a], me->bytes[a]);
-    for (size_t i = 0; a == ROWS && i < places; i++)
+    for (size_t i = 0; a == ROWS && !me->zero_padding && i < places; i++)
         if (sources[i] < 0) memcpy(got + i * row, me->host[a] + i * row, row);
 }
 
@@ -488,13 +489,22 @@ static void connect_all(const rank_links *links, epw_prefill *prefill) {
     ranks_meet(links);
 }
 
+/* SMs of a buffer, and of one of its operations: all of the lane's, or some of them. */
+static uint32_t sms_of(const plan *p, const rank_links *links) {
+    uint32_t sms = ranks_sms(links, 1, p->seed % 8 == 5 ? 80 : 4); /* few, or many as kernels have it */
+    return sms < p->config.ep.lanes ? p->config.ep.lanes : sms;
+}
+static uint32_t some_sms(const rank *me, uint32_t choice) {
+    return (uint32_t)(me->p->seed + me->rank + choice) %
+           (sms_of(me->p, me->links) / me->p->config.ep.lanes + 1);
+}
+
 static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
     epw_prefill_config config = p->config;
     epw_prefill *prefill = NULL;
     config.ep.rank = links->rank;
     config.ep.device = gpu;
-    if (gpu >= 0) config.ep.sms = ranks_sms(links, 1, 4);
-    if (gpu >= 0 && config.ep.sms < config.ep.lanes) config.ep.sms = config.ep.lanes;
+    if (gpu >= 0) config.ep.sms = sms_of(p, links);
     REQUIRE_OK(epw_prefill_create(&config, &prefill));
     connect_all(links, prefill);
     return prefill;
@@ -544,6 +554,7 @@ static void dispatch_on_gpu(rank *me, epw_prefill *prefill, epw_routing *routing
                             cudaStream_t stream) {
     epw_dispatch_input in = input_of(me, me->device, round, stream);
     epw_prefill_output out = output_of(me, me->device, stream);
+    in.sms = some_sms(me, round);
     how how = me->p->how;
     bool counts = how == COUNTED && round == 0, halves = how == HALVES;
     REQUIRE_OK(epw_prefill_dispatch(prefill, routing, &in, round > 0,
@@ -556,6 +567,7 @@ static void dispatch_on_gpu(rank *me, epw_prefill *prefill, epw_routing *routing
 static void combine_on_gpu(rank *me, epw_prefill *prefill, epw_routing *routing, cudaStream_t stream) {
     epw_prefill_combine_input in = combine_of(me, me->device, stream);
     epw_prefill_combine_output out = sums_of(me, me->device, stream);
+    in.sms = some_sms(me, 1);
     bool halves = me->p->how == HALVES;
     epw_status status = halves ? epw_prefill_combine(prefill, routing, &in, NULL, NULL) : EPW_ERR_LIMIT;
     if (status == EPW_OK) {
@@ -852,6 +864,46 @@ static int run_held(const rank_links *links) {
     return 0;
 }
 
+/* ---- a routing that was to be used again ---- */
+
+/* Each rank gives up the sending half of a dispatch that uses its routing again. */
+static void give_up_using_again(epw_prefill *prefill, const exchange *x) {
+    REQUIRE_OK(
+        epw_prefill_dispatch(prefill, x->routing, &x->in, EPW_ROUTE_AGAIN, EPW_HALF_SENDS, NULL, NULL));
+    REQUIRE_OK(epw_prefill_cancel(prefill, x->routing));
+}
+
+/* Without weights the routing is as before, with weights it is empty. */
+static int run_given_up(const rank_links *links) {
+    plan p = {.config = EPW_PREFILL_CONFIG_INIT};
+    epw_config *c = &p.config.ep;
+    c->ranks = c->experts = c->topk = HELD_RANKS;
+    c->lanes = 1;
+    c->max_tokens = HELD_TOKENS;
+    c->hidden = 64;
+    c->deadline_ns = 60000 * MS;
+    p.config.ring_tokens = HELD_TOKENS + 1;
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    epw_prefill *prefill = make(&p, links, ranks_gpu(links));
+    exchange x = make_exchange(prefill, 0);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
+    give_up_using_again(prefill, &x);
+    REQUIRE_CUDA(cudaMemsetAsync(x.out.row_source, UNTOUCHED, HELD_ROWS * 4, x.stream));
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_AGAIN, 0, &x.out, NULL));
+    await_stream(x.stream, 120000 * MS, "a dispatch that uses the routing again");
+    REQUIRE_OK(epw_prefill_poll(prefill, x.routing, &outcome));
+    CHECK_MSG(outcome.degraded == 0, "cause %u, peer %u", outcome.record.cause, outcome.record.peer);
+    x.in.topk_weights = (const float *)(const void *)x.memory; /* any numbers */
+    give_up_using_again(prefill, &x);
+    CHECK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_AGAIN, 0, &x.out, NULL) == EPW_ERR_STATE);
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
+    end_exchange(&x, links);
+    ranks_meet(links);
+    epw_prefill_destroy(prefill);
+    return 0;
+}
+
 /* ---- blocks that get no SM ---- */
 
 static void require_lost_itself(epw_prefill *prefill, exchange *x) {
@@ -918,6 +970,7 @@ int main(int argc, char **argv) {
         ranks_run(run_rank, options.ranks != 0 ? options.ranks : 1 + options.first % RANKS_MOST, gpus, 0,
                   argv);
     if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
+    if (options.ranks == 0) ranks_run(run_given_up, HELD_RANKS, gpus, 0, argv);
     if (options.ranks == 0) ranks_run(run_late, 1, gpus, 0, argv);
     uint64_t failed = atomic_load(&checks_failed);
     printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,

@@ -82,6 +82,12 @@ static uint64_t deadline_of(const test_case *c, cudaStream_t stream) {
     return c->long_deadline && capture == cudaStreamCaptureStatusNone ? 120 * 1000 * MS : 0;
 }
 
+/* SMs of an operation: all of the lane's, or some of them. */
+static _Atomic uint32_t lane_sms; /* in the current shape, equal on all ranks; 0: on the host */
+static uint32_t sms_of(uint32_t choice) {
+    return lane_sms == 0 || choice % 3 == 0 ? 0 : 1 + choice * 5 % lane_sms;
+}
+
 /* On a GPU the halves are enqueued on the two streams, which may be the same. */
 static epw_handle dispatch(epw_buffer *b, uint32_t index, const memory *m, cudaStream_t first,
                            cudaStream_t second) {
@@ -89,6 +95,7 @@ static epw_handle dispatch(epw_buffer *b, uint32_t index, const memory *m, cudaS
     epw_dispatch_input in = input_of(c, index % 2, m);
     epw_dispatch_output out = output_of(c, m);
     in.stream = first;
+    in.sms = sms_of(index);
     out.stream = second;
     in.deadline_ns = deadline_of(c, first);
     epw_handle handle = 0;
@@ -103,6 +110,7 @@ static void combine(const world *w, epw_buffer *b, epw_handle handle, uint32_t i
     epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
     epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
     answer.stream = second;
+    answer.sms = sms_of(index + w->links->rank);
     combined.stream = first;
     answer.mode = c->mode;
     answer.deadline_ns = deadline_of(c, first);
@@ -385,6 +393,7 @@ static void run_shape(const world *w, uint32_t shape, memory host[CASES]) {
     epw_buffer *b = NULL;
     if (w->gpu >= 0) ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &b));
+    lane_sms = w->gpu >= 0 ? config.sms / config.lanes : 0;
     ranks_connect(w->links, b);
     if (w->gpu >= 0) ranks_require_paths(w->links, b);
     for (uint32_t i = 0; i < CASES; i++) {

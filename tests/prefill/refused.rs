@@ -34,7 +34,11 @@ fn configurations_that_cannot_be_are_named() {
     refused(PrefillPlan::new(&config(ep().zero_copy(true), 0), 2), "zero_copy");
     refused(PrefillPlan::new(&config(ep(), 65_538), 2), "ring_tokens is 65538");
     refused(PrefillPlan::new(&config(ep().hidden(60), 0), 2), "hidden is 60");
-    refused(PrefillPlan::new(&config(ep().device(epwire::Device::Cuda(0)), 0), 2), "not on GPUs yet");
+    let on_gpu = PrefillPlan::new(&config(ep().device(epwire::Device::Cuda(0)), 0), 2);
+    match cfg!(feature = "cuda") && option_env!("DOCS_RS").is_none() {
+        true => assert!(on_gpu.unwrap().routing_bytes > 0),
+        false => assert!(matches!(on_gpu, Err(Error::NoPath(f)) if f.text.contains("feature"))),
+    }
     assert_eq!(PrefillPlan::new(&config(ep(), 5), 2).unwrap().split_tokens, 4);
 }
 

@@ -2,8 +2,7 @@
  * here waits for the GPU. The choice depends only on what is equal on all ranks; the kernel reads which ranks
  * take part.
  *
- * Order: an eager call records an event after its kernels; the next call, if on another stream, makes its
- * stream wait for that event. Under capture neither is done: the caller orders replays. */
+ * Eager calls come one behind the other, see device/stream_order.h. */
 #include "coll/gpu/gpu.h"
 
 #ifdef EPW_CUDA
@@ -58,59 +57,21 @@ static_assert(sizeof(epw_coll_blocks_args) <= 4096, "what CUDA 12.0 takes as par
 
 typedef struct enqueuing {
     epw_comm *comm;
-    cudaStream_t stream;
-    unsigned long long stream_id;
-    bool captured;
+    epw_stream_call on;
     epw_where where;
 } enqueuing;
 
-/* Whether the stream is under capture. The legacy default stream never is, and must not be asked while
- * another stream is. */
-static epw_status find_capture(enqueuing *e) {
-    if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
-    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
-    if (capture == cudaStreamCaptureStatusInvalidated)
-        return epw_fail(EPW_ERR_STATE, e->where,
-                        "the stream's capture has been invalidated by an earlier call: end it first");
-    e->captured = capture == cudaStreamCaptureStatusActive;
-    return EPW_OK;
-}
-
-/* Makes the stream wait for the previous call's kernels. */
-static epw_status follow(enqueuing *e) {
-    struct epw_coll_gpu *g = e->comm->gpu;
-    cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
-    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
-    if (!g->enqueued || g->stream_id == e->stream_id) return EPW_OK;
-    if (g->unmarked)
-        return epw_fail(EPW_ERR_STATE, e->where,
-                        "CUDA could record no event behind the last call: make this one on the same stream");
-    error = cudaStreamWaitEvent(e->stream, g->event, 0);
-    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
-}
-
+/* Makes the stream of an eager call wait for the previous call's kernels. */
 static epw_status check_stream(enqueuing *e, const epw_call *call) {
-    epw_status status = find_capture(e);
-    if (status != EPW_OK || !e->captured) return status == EPW_OK ? follow(e) : status;
-    if (call != NULL && call->deadline_ns != 0)
-        return epw_fail(EPW_ERR_INVALID, e->where,
-                        "deadline_ns is %llu, must be 0 under capture: replays take the communicator's",
-                        (unsigned long long)call->deadline_ns);
-    if (call != NULL && call->work != NULL)
-        return epw_fail(EPW_ERR_INVALID, e->where, "work must be NULL under capture: a replay has none");
-    return EPW_OK;
-}
-
-/* Records the event after kernels that were launched. They run even if that fails. */
-static void mark(const enqueuing *e) {
-    struct epw_coll_gpu *g = e->comm->gpu;
-    if (e->captured) return;
-    g->enqueued = true;
-    g->stream_id = e->stream_id;
-    g->unmarked = cudaEventRecord(g->event, e->stream) != cudaSuccess;
-    if (g->unmarked) cudaGetLastError(); /* cleared, so that nobody finds this error later */
+    epw_status status = epw_stream_find_capture(&e->on, e->where);
+    if (status != EPW_OK) return status;
+    if (!e->on.captured)
+        return epw_stream_follow(&e->on, epw_lane_order(&e->comm->peers, 0), EPW_UNMARKED_FOLLOWED("the"),
+                                 e->where);
+    if (call == NULL) return EPW_OK;
+    status = epw_stream_check_deadline(&e->on, call->deadline_ns, "communicator's", e->where);
+    if (status != EPW_OK || call->work == NULL) return status;
+    return epw_fail(EPW_ERR_INVALID, e->where, "work must be NULL under capture: a replay has none");
 }
 
 static uint64_t parts(uint64_t whole, uint64_t part) {
@@ -159,7 +120,7 @@ static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
                            .at = g->window,
                            .rank = comm->config.rank,
                            .ranks = comm->layout.ranks,
-                           .ticket = e->captured ? 0 : ++g->tickets,
+                           .ticket = e->on.captured ? 0 : ++g->tickets,
                            .deadline_ns = call != NULL ? call->deadline_ns : 0};
 }
 
@@ -199,7 +160,7 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
     } else {
         blocks = choose(w, &args.common);
     }
-    return epw_coll_gpu_run_blocks(&args, blocks, e->stream);
+    return epw_coll_gpu_run_blocks(&args, blocks, e->on.stream);
 }
 
 /* Of a sum by packets, each row belongs to one block. */
@@ -219,7 +180,7 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
         blocks = args.common.at.blocks;
         if (n->rows < blocks) blocks = n->rows > 1 ? (uint32_t)n->rows : 1;
     }
-    return epw_coll_gpu_run_norm(&args, blocks, e->stream);
+    return epw_coll_gpu_run_norm(&args, blocks, e->on.stream);
 }
 
 static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
@@ -227,7 +188,7 @@ static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     if (c->norm != NULL) return launch_norm(e, c, call);
     epw_coll_args args = coll_args(e, c, call);
     uint32_t blocks = choose(&args.at, &args);
-    return epw_coll_gpu_run(&args, blocks, e->stream);
+    return epw_coll_gpu_run(&args, blocks, e->on.stream);
 }
 
 /* ---- sends and receives ---- */
@@ -278,7 +239,7 @@ static epw_status launch_points(const enqueuing *e, const epw_coll *ops, size_t 
             "a group sends to and receives from %u peers: config.sms is %u, must be at least %llu",
             args.lanes, w->blocks, (unsigned long long)blocks);
     args.common = common_args(e, call);
-    int error = epw_coll_gpu_run_points(&args, (uint32_t)blocks, e->stream);
+    int error = epw_coll_gpu_run_points(&args, (uint32_t)blocks, e->on.stream);
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "launch of the kernel of sends");
 }
 
@@ -347,9 +308,10 @@ static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const
         if (error != cudaSuccess)
             status = epw_fail_cuda(error, e->where, "launch of the kernel of a collective");
     }
-    if (g->tickets != before) mark(e);
+    if (g->tickets != before)
+        epw_stream_mark(&e->on, epw_lane_order(&e->comm->peers, 0)); /* even if a later launch failed */
     if (status == EPW_OK && work != NULL) {
-        cudaError_t error = cudaEventRecord(work->event, e->stream);
+        cudaError_t error = cudaEventRecord(work->event, e->on.stream);
         if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, "cudaEventRecord");
     }
     epw_cuda_leave();
@@ -369,7 +331,7 @@ static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const
 epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count, const epw_call *call,
                               epw_outcome *outcome) {
     enqueuing e = {.comm = comm,
-                   .stream = call != NULL ? call->stream : NULL,
+                   .on = {.stream = call != NULL ? call->stream : NULL},
                    .where = epw_comm_where(comm, count == 1 ? epw_kind_name(ops->kind) : "group")};
     if (outcome != NULL)
         return epw_fail(EPW_ERR_INVALID, e.where,

@@ -6,7 +6,6 @@
 #include "device/cuda.h"
 
 #ifdef EPW_CUDA
-#include "base/clock.h"
 #include "device/sm_ledger.h"
 
 #include <stddef.h>
@@ -86,28 +85,6 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
     return EPW_OK;
 }
 
-/* ---- bounded waits ---- */
-
-static epw_status await_work(epw_comm *comm, uint64_t timeout_ns, epw_where where) {
-    struct epw_coll_gpu *g = comm->gpu;
-    if (!g->enqueued) return EPW_OK;
-    if (g->unmarked)
-        return epw_fail(
-            EPW_ERR_STATE, where,
-            "CUDA could record no event behind the last call, so nobody can wait for its end: make "
-            "the next call on the same stream");
-    return epw_peers_await_event(&comm->peers, g->event, timeout_ns, where);
-}
-
-static epw_status require_idle(epw_comm *comm, epw_where where) {
-    epw_status status = await_work(comm, comm->config.deadline_ns, where);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(
-        EPW_ERR_TIMEOUT, where,
-        "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
-        (unsigned long long)(comm->config.deadline_ns / 1000000u));
-}
-
 /* ---- life ---- */
 
 /* Divides the device memory that is not in the window. */
@@ -138,27 +115,20 @@ static epw_status make_memory(epw_comm *comm, epw_where where) {
     status = epw_cuda_alloc(ordinal, carve(g, comm->layout.ranks, NULL), where, &g->memory);
     if (status != EPW_OK) return status;
     carve(g, comm->layout.ranks, g->memory);
-    epw_peers_gpu_options floor = {
-        .device = ordinal, .deadline_ns = comm->config.deadline_ns, .shared = g->shared, .lanes = {g->peers}};
-    status = epw_peers_open_gpu(&comm->peers, &floor, where);
-    if (status != EPW_OK) return status;
-    epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
-                             .silent_host = SEEN_BY_GPU(device, silent),
-                             .revoked = SEEN_BY_GPU(device, revoked)};
-    return epw_cuda_copy(ordinal, comm->peers.gpu->stream, g->shared, &shared, sizeof shared, where);
+    epw_peers_gpu_options floor = {.device = ordinal,
+                                   .deadline_ns = comm->config.deadline_ns,
+                                   .shared = g->shared,
+                                   .lanes = {g->peers},
+                                   .unmarked = EPW_UNMARKED_AWAITED("the")};
+    return epw_peers_open_gpu(&comm->peers, &floor, where);
 }
 
-/* Loads the kernels and makes the event. */
-static epw_status make_ready(epw_comm *comm, epw_where where) {
+static epw_status load_kernels(epw_comm *comm, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(comm->config.device, where, &scope);
     if (status != EPW_OK) return status;
     int error = epw_coll_gpu_prepare();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of collectives");
-    if (status == EPW_OK) {
-        error = cudaEventCreateWithFlags(&comm->gpu->event, cudaEventDisableTiming);
-        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
-    }
     epw_cuda_leave_relaxed(&scope);
     return status;
 }
@@ -187,35 +157,12 @@ epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     g->window = window_of(&comm->config);
     epw_status status = epw_cuda_open(comm->config.device, where);
     if (status == EPW_OK) status = take_sms(comm, where);
-    if (status == EPW_OK) status = make_ready(comm, where);
+    if (status == EPW_OK) status = load_kernels(comm, where);
     return status == EPW_OK ? make_memory(comm, where) : status;
 }
 
-static epw_mask suspects(void *user, epw_mask *silent) {
-    const epw_coll_pinned *pinned = ((const epw_comm *)user)->gpu->pinned;
-    epw_mask all = {{0}};
-    epw_ranks_join(&all, &pinned->suspects);
-    epw_ranks_join(&all, &pinned->revoked);
-    if (silent == NULL) return all;
-    *silent = (epw_mask){{0}};
-    epw_ranks_join(silent, &pinned->silent);
-    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) silent->bits[i] &= all.bits[i];
-    return all;
-}
-
 bool epw_coll_gpu_leave(epw_comm *comm) {
-    epw_where where = epw_comm_where(comm, "destroy");
-    if (comm->gpu == NULL || comm->peers.gpu == NULL) return true;
-    uint64_t bound = 4 * EPW_WAIT_DEADLINES_MAX * comm->config.deadline_ns;
-    /* Without a membership only copies of probes use a window. */
-    if (comm->peers.epoch == 0)
-        return !comm->peers.gpu->probed || epw_peers_settle(&comm->peers, bound, where) != EPW_PENDING;
-    epw_status status = await_work(comm, bound, where);
-    if (status == EPW_ERR_STATE) return false; /* what still runs is unknown */
-    epw_mask told = {{0}}; /* suspects, whom kernels have told; revoked members may still have to be told */
-    epw_ranks_join(&told, &comm->gpu->pinned->suspects);
-    if (status == EPW_OK) status = epw_peers_say_farewell(&comm->peers, &told, where);
-    return status != EPW_PENDING; /* after a failure the GPU writes nothing more */
+    return epw_peers_leave_gpu(&comm->peers, 4 * EPW_WAIT_DEADLINES_MAX * comm->config.deadline_ns);
 }
 
 static void free_works(epw_coll_work *work, bool usable) {
@@ -233,7 +180,6 @@ void epw_coll_gpu_close(epw_comm *comm) {
     int32_t ordinal = comm->config.device;
     epw_cuda_scope scope;
     if (epw_cuda_enter_relaxed(ordinal, epw_comm_where(comm, "destroy"), &scope) == EPW_OK) {
-        if (g->event != NULL) cudaEventDestroy(g->event);
         free_works(g->works, true);
         free_works(g->spare, true);
         epw_cuda_leave_relaxed(&scope);
@@ -271,12 +217,12 @@ static epw_status check_idle(void *user, epw_where where) {
 
 /* Called without the lock: other threads may enqueue more meanwhile, and begin_epoch waits again. */
 static epw_status quiesce(void *user, epw_where where) {
-    return require_idle(user, where);
+    return epw_peers_require_idle(&((const epw_comm *)user)->peers, EPW_NOT_HELD, where);
 }
 
 static epw_status part(void *user, uint32_t peer, epw_where where) {
     epw_comm *comm = user;
-    epw_status status = require_idle(comm, where);
+    epw_status status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
     if (status != EPW_OK) return status;
     epw_coll_part_args args = {.peers = comm->gpu->peers, .rank = comm->config.rank, .peer = peer};
@@ -290,7 +236,7 @@ static epw_status part(void *user, uint32_t peer, epw_where where) {
 static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
     epw_comm *comm = user;
     struct epw_coll_gpu *g = comm->gpu;
-    epw_status status = require_idle(comm, where);
+    epw_status status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
     if (status != EPW_OK) return status;
     epw_coll_membership_args args = {.peers = g->peers,
@@ -302,39 +248,23 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
                                      .ranks = comm->layout.ranks,
                                      .epoch_word = epoch_word,
                                      .active = epw_ranks_of(active)};
-    epw_ranks_clear(&g->pinned->revoked); /* no kernel of the old epoch runs */
+    epw_ranks_clear(&comm->peers.gpu->pinned->revoked); /* no kernel of the old epoch runs */
     g->pinned->differing = (epw_coll_differing){0};
     int error = epw_coll_gpu_begin_epoch(&args, comm->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    status = epw_peers_settle(&comm->peers, comm->config.deadline_ns, where);
-    if (status == EPW_OK) {
-        comm->own_word = epoch_word;
-        return EPW_OK;
-    }
-    /* The kernel may still run: neither the old membership nor the new one is valid. */
-    comm->own_word = 0;
-    comm->peers.epoch = epw_word_epoch(epoch_word);
-    comm->peers.step = epw_word_step(epoch_word);
-    epw_mask_clear(&comm->peers.active);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(EPW_ERR_TIMEOUT, where,
-                    "the GPU has not begun the epoch within the deadline of %llu ms: call again, with this "
-                    "epoch and step or a larger epoch",
-                    (unsigned long long)(comm->config.deadline_ns / 1000000u));
+    status = epw_peers_settle_epoch(&comm->peers, epoch_word, where);
+    comm->own_word = status == EPW_OK ? epoch_word : 0;
+    return status;
 }
 
-/* No peer is behind a queue. */
-static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
-    (void)user, (void)source, (void)lane, (void)area;
-    return (epw_stretch){0, 0};
+static epw_mask suspects(void *user, epw_mask *silent) {
+    return epw_peers_gpu_suspects(&((const epw_comm *)user)->peers, silent);
 }
 
-/* Writer: this thread. Reader: kernels that wait for long. The bits order nothing else. */
 static void revoke(void *user, const epw_mask *members) {
-    epw_comm *comm = user;
-    EPW_MASK_FOR(peer, members, comm->layout.ranks) epw_ranks_insert(&comm->gpu->pinned->revoked, peer);
+    epw_peers_gpu_revoke(&((const epw_comm *)user)->peers, members);
 }
 
 const epw_peers_user epw_coll_gpu_user = {
@@ -344,7 +274,7 @@ const epw_peers_user epw_coll_gpu_user = {
     .quiesce = quiesce,
     .part = part,
     .begin_epoch = begin_epoch,
-    .footprint = footprint,
+    .footprint = epw_peers_no_footprint,
     .suspects = suspects,
     .revoke = revoke,
 };

@@ -13,7 +13,7 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *config, epw_coll_layout *out
 #ifdef EPW_CUDA
 
 #include "kernels/coll/state.h"
-#include "peer/gpu.h"
+#include "peer/gpu_engine.h"
 
 #include <cuda_runtime_api.h>
 
@@ -21,9 +21,7 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *config, epw_coll_layout *out
 typedef struct epw_coll_pinned {
     epw_coll_differing differing;
     uint32_t faulted;
-    epw_coll_report report;        /* a copy of the device's */
-    epw_rank_set suspects, silent; /* the targets of epw_gpu_shared.suspects_host, silent_host */
-    epw_rank_set revoked;          /* and revoked */
+    epw_coll_report report; /* a copy of the device's */
 } epw_coll_pinned;
 
 /* A call whose end the caller waits for: tickets first to last. */
@@ -46,10 +44,6 @@ struct epw_coll_gpu {
     epw_coll_differing *differing; /* the GPU's address of the pinned one; so is the next */
     uint32_t *faulted;
 
-    cudaEvent_t event;            /* recorded after the last eager call's work */
-    unsigned long long stream_id; /* of that call's stream; unlike a handle, never used again */
-    bool enqueued;                /* there was such a call, so the two above are valid */
-    bool unmarked;                /* CUDA could not record the event after that call's kernel */
     uint64_t tickets;             /* given to eager operations so far */
     epw_coll_work *works, *spare; /* those that are awaited, and those whose events can be reused */
 };

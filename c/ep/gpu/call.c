@@ -2,12 +2,12 @@
  * here waits for the GPU or allocates; the routing is never read by the host. The lane's stage is that of the
  * calls; what the kernels find is their own (kernels/ep/lane.h), which replays of graphs change too.
  *
- * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
- * lets that wait for the event; epw_stream_wait lets any stream wait for it. Where CUDA does not record the
- * event, only that stream can go on, see epw_gpu_require_marked. Under capture neither is done:
- * an event of outside cannot be waited for inside, and replays are ordered by the caller. */
+ * The eager calls of a lane come one behind the other, see device/stream_order.h; epw_stream_wait lets any
+ * stream wait for the lane's last one. */
 #ifdef EPW_CUDA
+#include "ep/gpu/check.h"
 #include "ep/gpu/gpu.h"
+#include "ep/gpu/sms.h"
 
 #include "peer/tell.h"
 
@@ -19,63 +19,25 @@
 typedef struct enqueuing {
     epw_buffer *b;
     epw_gpu_lane *lane;
-    cudaStream_t stream;
-    unsigned long long stream_id;
-    bool captured;
-    bool invalidated; /* the capture is, by a call that it does not allow */
+    epw_stream_order *order; /* of the lane */
+    epw_stream_call on;
     epw_where where;
 } enqueuing;
 
-/* Is the stream under capture? Never the legacy default stream, which must not even be asked while any other
- * is. */
-static epw_status find_capture(enqueuing *e) {
-    if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
-    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
-    if (capture == cudaStreamCaptureStatusInvalidated) {
-        e->invalidated = true;
-        return epw_fail(EPW_ERR_STATE, e->where,
-                        "the stream's capture has been invalidated by an earlier call: end it first");
-    }
-    e->captured = capture == cudaStreamCaptureStatusActive;
-    return EPW_OK;
-}
-
-/* Puts the stream behind the lane's former work. By the stream's id: its handle may be another stream's by
- * now, and that of the per-thread default stream is one for all threads. */
+/* Puts the stream behind the lane's former work. */
 static epw_status follow_lane(enqueuing *e) {
-    cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
-    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
-    if (!e->lane->enqueued || e->lane->stream_id == e->stream_id) return EPW_OK;
-    epw_status status = epw_gpu_require_marked(e->lane, e->where);
-    if (status != EPW_OK) return status;
-    error = cudaStreamWaitEvent(e->stream, e->lane->event, 0);
-    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+    return epw_stream_follow(&e->on, e->order, EPW_GPU_UNMARKED, e->where);
 }
 
 /* Before the launch. deadline_ns: the call's own or 0. After success, enqueue_end must follow. */
 static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     epw_status status = epw_cuda_enter(e->b->config.device, e->where);
     if (status != EPW_OK) return status;
-    status = find_capture(e);
-    if (status == EPW_OK && e->captured && deadline_ns != 0) {
-        status = epw_fail(EPW_ERR_INVALID, e->where,
-                          "deadline_ns is %llu, must be 0 under capture: replays take the buffer's",
-                          (unsigned long long)deadline_ns);
-    }
-    if (status == EPW_OK && !e->captured) status = follow_lane(e);
+    status = epw_stream_find_capture(&e->on, e->where);
+    if (status == EPW_OK) status = epw_stream_check_deadline(&e->on, deadline_ns, "buffer's", e->where);
+    if (status == EPW_OK && !e->on.captured) status = follow_lane(e);
     if (status != EPW_OK) epw_cuda_leave();
     return status;
-}
-
-/* Behind a kernel that was launched, which runs, whatever happens to the event. */
-static void mark(const enqueuing *e) {
-    if (e->captured) return;
-    e->lane->enqueued = true;
-    e->lane->stream_id = e->stream_id;
-    e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
-    if (e->lane->unmarked) cudaGetLastError(); /* must not stay behind as CUDA's last error */
 }
 
 /* After the launch, with what it returned. */
@@ -84,19 +46,21 @@ static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     if (error != cudaSuccess) {
         status = epw_fail_cuda(error, e->where, kernel);
     } else {
-        mark(e);
+        epw_stream_mark(&e->on, e->order);
     }
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    e->lane->captured = e->captured;
-    e->lane->stream = e->stream;
+    e->lane->captured = e->on.captured;
+    e->lane->stream = e->on.stream;
     return EPW_OK;
 }
 
 static enqueuing enqueuing_of(epw_buffer *b, const epw_lane *lane, const char *op, void *stream) {
+    uint32_t index = epw_lane_index(b, lane);
     return (enqueuing){.b = b,
-                       .lane = &b->gpu->lanes[epw_lane_index(b, lane)],
-                       .stream = stream,
+                       .lane = &b->gpu->lanes[index],
+                       .order = epw_lane_order(&b->peers, index),
+                       .on = {.stream = stream},
                        .where = epw_buffer_where(b, op)};
 }
 
@@ -110,43 +74,15 @@ static epw_lane_args lane_args(const enqueuing *e) {
                            .inbox = b->peers.inbox,
                            .layout = b->layout,
                            .rank = b->config.rank,
-                           .index = (uint32_t)(e->lane - b->gpu->lanes)};
+                           .index = (uint32_t)(e->lane - b->gpu->lanes),
+                           .blocks = b->gpu->blocks};
 }
 
 /* ---- checks that the host engine does not need ---- */
 
-static epw_status check_call(const epw_buffer *b, const char *op, uint32_t nonblocking,
-                             const epw_outcome *outcome) {
-    if (nonblocking != 0) {
-        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
-                        "nonblocking is %u, must be 0 on a GPU: calls enqueue and never wait", nonblocking);
-    }
-    if (outcome != NULL) {
-        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
-                        "outcome must be NULL on a GPU: it is not known yet; see epw_outcome_read");
-    }
-    return EPW_OK;
+static epw_status check_call(const enqueuing *e, uint32_t nonblocking, const epw_outcome *outcome) {
+    return epw_gpu_check_call(e->where, nonblocking, outcome, "epw_outcome_read");
 }
-
-typedef struct pointer {
-    const char *name;
-    const void *at;
-    uint32_t align;
-} pointer;
-
-/* A misaligned access would end the whole CUDA context. */
-static epw_status check_aligned(const epw_buffer *b, const char *op, const pointer *pointers, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const pointer *p = &pointers[i];
-        if ((uintptr_t)p->at % p->align == 0) continue;
-        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "%s must be aligned to %u bytes", p->name,
-                        p->align);
-    }
-    return EPW_OK;
-}
-
-#define CHECK_ALIGNED(b, op, pointers)                                                                       \
-    check_aligned((b), (op), (pointers), sizeof(pointers) / sizeof((pointers)[0]))
 
 /* UE8M0 scales are bytes as they travel, but column-major output has four to an i32. */
 static uint32_t scale_align(const epw_row_format *format, uint32_t payload) {
@@ -158,18 +94,15 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
                               const epw_row_format *format) {
     const char *op = "dispatch";
     uint32_t scale = scale_align(format, in->payload);
-    const pointer pointers[] = {
+    const epw_gpu_pointer pointers[] = {
         {"x", in->x, 16},
         {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
         {"topk_weights", in->topk_weights, 4},
         {"scales", in->payload == EPW_PAYLOAD_OPAQUE ? in->scales : NULL, scale},
     };
-    epw_status status = CHECK_ALIGNED(b, op, pointers);
+    epw_status status = EPW_CHECK_ALIGNED(epw_buffer_where(b, op), pointers);
+    if (status == EPW_OK) status = epw_gpu_check_stride(epw_buffer_where(b, op), in->x_stride);
     if (status != EPW_OK) return status;
-    if (in->x_stride % 16 != 0) {
-        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op),
-                        "x_stride is %llu bytes, must be a multiple of 16", (unsigned long long)in->x_stride);
-    }
     if (in->payload != EPW_PAYLOAD_OPAQUE || format->scale_count == 0) return EPW_OK;
     if (in->scale_row_stride % scale == 0 && in->scale_col_stride % scale == 0) return EPW_OK;
     return epw_fail(
@@ -180,7 +113,7 @@ static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
 
 static epw_status check_output(const epw_buffer *b, const char *op, const epw_row_format *format,
                                uint32_t payload, const epw_dispatch_output *out) {
-    const pointer pointers[] = {
+    const epw_gpu_pointer pointers[] = {
         {"output.scales", out->scales, scale_align(format, payload)},
         {"output.counts", out->counts, 4},
         {"output.source_counts", out->source_counts, 4},
@@ -192,23 +125,23 @@ static epw_status check_output(const epw_buffer *b, const char *op, const epw_ro
         {"output.expert_totals", out->expert_totals, 8},
         {"output.wait_ns", out->wait_ns, 8},
     };
-    return CHECK_ALIGNED(b, op, pointers);
+    return EPW_CHECK_ALIGNED(epw_buffer_where(b, op), pointers);
 }
 
 static epw_status check_combined(const epw_buffer *b, const char *op, const epw_combine_output *out) {
-    const pointer pointers[] = {
+    const epw_gpu_pointer pointers[] = {
         {"output.contributions", out->contributions, 4}, /* [n, 2] are written in pairs */
         {"output.wait_ns", out->wait_ns, 8},
     };
-    return CHECK_ALIGNED(b, op, pointers);
+    return EPW_CHECK_ALIGNED(epw_buffer_where(b, op), pointers);
 }
 
 /* ---- dispatch ---- */
 
 /* quiet: the lane may be free, which is no fault then. */
 static int launch_release(const enqueuing *e, bool quiet) {
-    epw_release_args args = {.lane = lane_args(e), .blocks = e->b->gpu->blocks, .quiet = quiet};
-    return epw_gpu_release(&args, e->stream);
+    epw_release_args args = {.lane = lane_args(e), .quiet = quiet};
+    return epw_gpu_release(&args, e->on.stream);
 }
 
 /* Releases first where a former handle could not be. Done with even if the call then fails; but under capture
@@ -216,9 +149,9 @@ static int launch_release(const enqueuing *e, bool quiet) {
 static int launch_owed_release(const enqueuing *e) {
     if (!e->lane->owes_release) return cudaSuccess;
     int error = launch_release(e, true);
-    if (error != cudaSuccess || e->captured) return error;
+    if (error != cudaSuccess || e->on.captured) return error;
     e->lane->owes_release = false;
-    mark(e);
+    epw_stream_mark(&e->on, e->order);
     return cudaSuccess;
 }
 
@@ -227,6 +160,7 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
                                    const epw_dispatch_input *in, const epw_row_format *format,
                                    const epw_dispatch_output *out) {
     epw_buffer *b = e->b;
+    uint32_t blocks = epw_gpu_blocks_of(in->sms, b->gpu->blocks);
     epw_status status = EPW_OK;
     if (out != NULL) status = check_output(b, e->where.op, format, in->payload, out);
     if (status == EPW_OK) status = enqueue_begin(e, in->deadline_ns);
@@ -239,7 +173,7 @@ static epw_status enqueue_dispatch(enqueuing *e, epw_lane *lane, uint32_t halves
     }
     if (out != NULL) args.out = *out;
     int error = launch_owed_release(e);
-    if (error == cudaSuccess) error = epw_gpu_dispatch(&args, b->gpu->blocks, e->stream);
+    if (error == cudaSuccess) error = epw_gpu_dispatch(&args, blocks, e->on.stream);
     status = enqueue_end(e, error, "launch of the dispatch kernel");
     if (status != EPW_OK) return status;
     lane->machine.stage = out != NULL ? EPW_STAGE_DISPATCHED : EPW_STAGE_SENT;
@@ -251,7 +185,7 @@ static epw_status dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_inp
                            epw_outcome *outcome) {
     enqueuing e = enqueuing_of(b, lane, "dispatch", in->stream);
     uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
-    epw_status status = check_call(b, e.where.op, in->nonblocking, outcome);
+    epw_status status = check_call(&e, in->nonblocking, outcome);
     if (status == EPW_OK) status = check_input(b, in, format);
     if (status == EPW_OK) status = enqueue_dispatch(&e, lane, halves, in, format, out);
     if (status == EPW_OK) {
@@ -273,7 +207,7 @@ epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispat
 static epw_status dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
                                    epw_outcome *outcome) {
     enqueuing e = enqueuing_of(b, lane, "dispatch_receive", out->stream);
-    epw_status status = check_call(b, e.where.op, out->nonblocking, outcome);
+    epw_status status = check_call(&e, out->nonblocking, outcome);
     if (status != EPW_OK) return status;
     return enqueue_dispatch(&e, lane, EPW_GPU_RECEIVE, &lane->input, &lane->format, out);
 }
@@ -291,6 +225,7 @@ epw_status epw_gpu_call_dispatch_receive(epw_buffer *b, epw_lane *lane, const ep
 static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves, const epw_combine_input *in,
                                   const epw_combine_output *out) {
     epw_buffer *b = e->b;
+    uint32_t blocks = epw_gpu_blocks_of(in->sms, b->gpu->blocks);
     epw_status status = EPW_OK;
     if (out != NULL) status = check_combined(b, e->where.op, out);
     if (status == EPW_OK) status = enqueue_begin(e, in->deadline_ns);
@@ -305,8 +240,7 @@ static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves,
     if (in->expert_out == NULL && lane->layout == EPW_EXPERT_MAJOR)
         args.in.expert_out = args.lane.window + epw_zero_copy_offset(&b->layout, args.lane.index);
     if (out != NULL) args.out = *out;
-    status =
-        enqueue_end(e, epw_gpu_combine(&args, b->gpu->blocks, e->stream), "launch of the combine kernel");
+    status = enqueue_end(e, epw_gpu_combine(&args, blocks, e->on.stream), "launch of the combine kernel");
     if (status != EPW_OK) return status;
     lane->machine.stage = out != NULL ? EPW_STAGE_FREE : EPW_STAGE_ANSWERED;
     return EPW_OK;
@@ -315,10 +249,11 @@ static epw_status enqueue_combine(enqueuing *e, epw_lane *lane, uint32_t halves,
 static epw_status combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
                           const epw_combine_output *out, epw_outcome *outcome) {
     enqueuing e = enqueuing_of(b, lane, "combine", in->stream);
-    const pointer pointers[] = {{"expert_out", in->expert_out, 16}, {"topk_weights", in->topk_weights, 4}};
+    const epw_gpu_pointer pointers[] = {{"expert_out", in->expert_out, 16},
+                                        {"topk_weights", in->topk_weights, 4}};
     uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
-    epw_status status = check_call(b, e.where.op, in->nonblocking, outcome);
-    if (status == EPW_OK) status = CHECK_ALIGNED(b, e.where.op, pointers);
+    epw_status status = check_call(&e, in->nonblocking, outcome);
+    if (status == EPW_OK) status = EPW_CHECK_ALIGNED(e.where, pointers);
     if (status == EPW_OK) status = enqueue_combine(&e, lane, halves, in, out);
     if (status == EPW_OK) lane->combine_input = *in;
     return status;
@@ -334,7 +269,7 @@ epw_status epw_gpu_call_combine(epw_buffer *b, epw_lane *lane, const epw_combine
 static epw_status combine_receive(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                   epw_outcome *outcome) {
     enqueuing e = enqueuing_of(b, lane, "combine_receive", out->stream);
-    epw_status status = check_call(b, e.where.op, out->nonblocking, outcome);
+    epw_status status = check_call(&e, out->nonblocking, outcome);
     if (status != EPW_OK) return status;
     return enqueue_combine(&e, lane, EPW_GPU_RECEIVE, &lane->combine_input, out);
 }
@@ -348,9 +283,9 @@ epw_status epw_gpu_call_combine_receive(epw_buffer *b, epw_lane *lane, const epw
 
 static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     enqueuing e = enqueuing_of(b, lane, "release", NULL);
-    e.stream = stream != NULL ? *stream : e.lane->stream;
+    e.on.stream = stream != NULL ? *stream : e.lane->stream;
     epw_status status = enqueue_begin(&e, 0);
-    if (status != EPW_OK && e.invalidated) {
+    if (status != EPW_OK && e.on.invalidated) {
         e.lane->owes_release = true;
         lane->machine.stage = EPW_STAGE_FREE;
         return EPW_OK;
@@ -391,9 +326,10 @@ static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, bool faulted,
         args.peers[i] = lanes[i].lane->peers;
         args.states[i] = lanes[i].lane->state;
     }
-    int error = epw_gpu_checkpoint(&args, lanes[0].stream);
+    int error = epw_gpu_checkpoint(&args, lanes[0].on.stream);
     if (error != cudaSuccess) return epw_fail_cuda(error, lanes[0].where, "launch of the checkpoint kernel");
-    for (uint32_t i = 0; i < b->config.lanes; i++) mark(&lanes[i]); /* their next calls come behind it */
+    for (uint32_t i = 0; i < b->config.lanes; i++) /* their next calls come behind it */
+        epw_stream_mark(&lanes[i].on, lanes[i].order);
     return EPW_OK;
 }
 
@@ -405,8 +341,8 @@ epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, bool faulted, void 
     epw_where where = lanes[0].where;
     epw_status status = epw_cuda_enter(b->config.device, where);
     if (status != EPW_OK) return status;
-    status = find_capture(&lanes[0]);
-    if (status == EPW_OK && lanes[0].captured) {
+    status = epw_stream_find_capture(&lanes[0].on, where);
+    if (status == EPW_OK && lanes[0].on.captured) {
         status = epw_fail(EPW_ERR_STATE, where,
                           "the stream is under capture, where the step would be the same for all replays: "
                           "enqueue the checkpoint behind the graph");
@@ -461,11 +397,12 @@ epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout
     epw_lane *lane = NULL;
     epw_status status = find_last(b, "await", handle, &lane);
     if (status != EPW_OK) return status;
-    cudaEvent_t event = b->gpu->lanes[epw_lane_index(b, lane)].event;
-    status = epw_gpu_require_marked(&b->gpu->lanes[epw_lane_index(b, lane)], epw_buffer_where(b, "await"));
+    uint32_t index = epw_lane_index(b, lane);
+    status = epw_peers_require_marked(&b->peers, index, epw_buffer_where(b, "await"));
     epw_lane_unlock(b, lane);
     if (status != EPW_OK) return status;
-    return epw_peers_await_event(&b->peers, event, timeout_ns, epw_buffer_where(b, "await"));
+    return epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, timeout_ns,
+                                 epw_buffer_where(b, "await"));
 }
 
 epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
@@ -475,7 +412,7 @@ epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stre
     enqueuing e = enqueuing_of(b, lane, "stream_wait", stream);
     status = enqueue_begin(&e, 0);
     if (status == EPW_OK) epw_cuda_leave();
-    if (status == EPW_OK && e.captured) {
+    if (status == EPW_OK && e.on.captured) {
         status =
             epw_fail(EPW_ERR_STATE, e.where,
                      "the stream is under capture, where an event of outside cannot be waited for: let the "
@@ -510,8 +447,9 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (status == EPW_OK) status = find_last(b, "outcome_read", handle, &lane);
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
-    status = epw_gpu_require_marked(&b->gpu->lanes[index], where);
-    if (status == EPW_OK) status = epw_peers_await_event(&b->peers, b->gpu->lanes[index].event, 0, where);
+    status = epw_peers_require_marked(&b->peers, index, where);
+    if (status == EPW_OK)
+        status = epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, 0, where);
     if (status == EPW_OK) status = fetch_report(b, index, where);
     if (status == EPW_OK) {
         const epw_gpu_report *report = &b->gpu->pinned->reports[index];

@@ -5,16 +5,13 @@
 
 #include "ep/buffer.h"
 #include "kernels/ep/launch.h"
-#include "peer/gpu.h"
+#include "peer/gpu_engine.h"
 
 #include <cuda_runtime_api.h>
 
 /* Pinned host memory that kernels write, or copies of what they have written. */
 typedef struct epw_gpu_pinned {
     epw_gpu_report reports[EPW_MAX_LANES]; /* copies of the lanes' */
-    epw_rank_set suspects[EPW_MAX_LANES];  /* what epw_gpu_shared.suspects_host points to, */
-    epw_rank_set silent[EPW_MAX_LANES];    /* its silent_host, */
-    epw_rank_set revoked;                  /* and its revoked */
     epw_gpu_ring ring;
 } epw_gpu_pinned;
 
@@ -22,13 +19,9 @@ typedef struct epw_gpu_lane {
     epw_gpu_peers *peers; /* in device memory, as are the next two */
     epw_gpu_lane_state *state;
     epw_gpu_arrays arrays; /* a kernel that wrote its report to the host's memory would end 1.7 us later */
-    cudaEvent_t event;     /* behind the work of the lane's last eager call */
-    unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
-    bool enqueued;                /* there was such a call: the two above are valid */
-    bool unmarked;                /* but for the event: CUDA could not record it behind that call's kernel */
-    bool captured;                /* the lane's last call was captured */
-    void *stream;                 /* of the handle's last call */
-    bool owes_release;            /* a handle was given up where nothing could be enqueued */
+    bool captured;         /* the lane's last call was captured */
+    void *stream;          /* of the handle's last call */
+    bool owes_release;     /* a handle was given up where nothing could be enqueued */
 } epw_gpu_lane;
 
 struct epw_gpu {
@@ -44,9 +37,7 @@ struct epw_gpu {
     uint64_t unrecorded_told; /* of the bad ids that no record tells of, those it has told of */
 };
 
-/* Refuses what needs the lane's event, where that is not behind the lane's last call. The call itself stands:
- * its kernel runs. Calls on the same stream are in order without the event, and the next one records it. */
-epw_status epw_gpu_require_marked(const epw_gpu_lane *lane, epw_where where);
+#define EPW_GPU_UNMARKED EPW_UNMARKED_AWAITED("the lane's")
 
 /* See engine.h. */
 epw_status epw_gpu_call_dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,

@@ -153,6 +153,8 @@ static epw_status add_link(epw_nic *nic, int fd, uint32_t peer, way by, epw_wher
     int err = by.rings && by.offered > 0 ? epw_rings_offer(&link->rings, fd, by.offered) : 0;
     if (err != 0) {
         epw_link_free(link);
+        if (err == EPIPE || err == ECONNRESET)
+            return epw_fail(EPW_ERR_PEER, where, "the peer has closed the connection");
         return epw_fail_errno(err, where, "cannot make the rings of a connection of %u bytes", by.offered);
     }
     link->awaits_rings = by.rings && by.offered == 0;

@@ -1,12 +1,14 @@
 /* Operations on a GPU: check, enqueue a kernel on the caller's stream, note what the lane owes. Nothing here
  * waits for the GPU or allocates; the routing is never read by the host.
  *
- * Order. An eager call leaves the lane's event behind its kernel; the next eager call, if on another stream,
- * lets that wait for the event. Under capture neither is done: replays are ordered by the caller. */
+ * The eager calls of a lane come one behind the other, see device/stream_order.h, and those of a routing that
+ * goes from lane to lane. */
 #include "prefill/gpu/gpu.h"
 
 #ifdef EPW_CUDA
 #include "device/cuda.h"
+#include "ep/gpu/check.h"
+#include "ep/gpu/sms.h"
 #include "ep/input.h"
 
 #include <string.h>
@@ -16,66 +18,33 @@
 typedef struct enqueuing {
     epw_prefill *p;
     epw_prefill_gpu_place *lane;
+    epw_stream_order *order; /* of the lane */
     struct epw_prefill_gpu_memory *routing;
-    cudaStream_t stream;
-    unsigned long long stream_id;
-    bool captured;
+    epw_stream_call on;
     epw_where where;
 } enqueuing;
 
-/* Is the stream under capture? Never the legacy default stream, which must not even be asked while any other
- * is. */
-static epw_status find_capture(enqueuing *e) {
-    if (e->stream == NULL || e->stream == cudaStreamLegacy) return EPW_OK;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    cudaError_t error = cudaStreamIsCapturing(e->stream, &capture);
-    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamIsCapturing");
-    if (capture == cudaStreamCaptureStatusInvalidated)
-        return epw_fail(EPW_ERR_STATE, e->where,
-                        "the stream's capture has been invalidated by an earlier call: end it first");
-    e->captured = capture == cudaStreamCaptureStatusActive;
-    return EPW_OK;
-}
-
-/* Puts the stream behind the routing's former work on another lane. */
-static epw_status follow_routing(enqueuing *e) {
-    const struct epw_prefill_gpu_memory *m = e->routing;
-    if (m->ticket == 0 || m->lane == e->lane->args.lane) return EPW_OK;
-    cudaError_t error = cudaStreamWaitEvent(e->stream, m->event, 0);
-    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
-}
-
-/* And behind the lane's. */
+/* Puts the stream behind the lane's former work, and behind the routing's on another lane. */
 static epw_status follow(enqueuing *e) {
-    cudaError_t error = cudaStreamGetId(e->stream, &e->stream_id);
-    if (error != cudaSuccess) return epw_fail_cuda(error, e->where, "cudaStreamGetId");
-    if (!e->lane->enqueued || e->lane->stream_id == e->stream_id) return EPW_OK;
-    if (e->lane->unmarked)
-        return epw_fail(EPW_ERR_STATE, e->where,
-                        "CUDA could record no event behind the lane's last call: make this one on the same "
-                        "stream");
-    error = cudaStreamWaitEvent(e->stream, e->lane->event, 0);
-    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamWaitEvent");
+    const struct epw_prefill_gpu_memory *m = e->routing;
+    epw_status status = epw_stream_follow(&e->on, e->order, EPW_UNMARKED_FOLLOWED("the lane's"), e->where);
+    if (status != EPW_OK || m->lane == e->lane->args.lane) return status;
+    return epw_stream_follow(&e->on, &m->order, EPW_UNMARKED_FOLLOWED("the routing's"), e->where);
 }
 
 /* Before the launch. deadline_ns: the call's own or 0. After success, enqueue_end must follow. */
 static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     epw_status status = epw_cuda_enter(e->p->config.ep.device, e->where);
     if (status != EPW_OK) return status;
-    status = find_capture(e);
-    if (status == EPW_OK && e->captured && deadline_ns != 0) {
-        status = epw_fail(EPW_ERR_INVALID, e->where,
-                          "deadline_ns is %llu, must be 0 under capture: replays take the buffer's",
-                          (unsigned long long)deadline_ns);
-    }
-    if (status == EPW_OK && !e->captured) status = follow_routing(e);
-    if (status == EPW_OK && !e->captured) status = follow(e);
+    status = epw_stream_find_capture(&e->on, e->where);
+    if (status == EPW_OK) status = epw_stream_check_deadline(&e->on, deadline_ns, "buffer's", e->where);
+    if (status == EPW_OK && !e->on.captured) status = follow(e);
     if (status != EPW_OK) epw_cuda_leave();
     return status;
 }
 
 static uint64_t next_ticket(enqueuing *e) {
-    if (e->captured) return 0;
+    if (e->on.captured) return 0;
     pthread_mutex_lock(&e->p->gpu->lock);
     uint64_t ticket = ++e->p->gpu->tickets;
     pthread_mutex_unlock(&e->p->gpu->lock);
@@ -87,16 +56,15 @@ static epw_status enqueue_end(enqueuing *e, int error, uint64_t ticket) {
     epw_status status = EPW_OK;
     if (error != cudaSuccess) {
         status = epw_fail_cuda(error, e->where, "launch of a kernel of prefill");
-    } else if (!e->captured) {
-        e->lane->enqueued = true;
-        e->lane->stream_id = e->stream_id;
-        e->lane->unmarked = cudaEventRecord(e->lane->event, e->stream) != cudaSuccess;
-        if (!e->lane->unmarked)
-            e->lane->unmarked = cudaEventRecord(e->routing->event, e->stream) != cudaSuccess;
-        if (e->lane->unmarked) cudaGetLastError(); /* must not stay behind as CUDA's last error */
+    } else {
+        epw_stream_mark(&e->on, e->order);
+        epw_stream_mark(&e->on, &e->routing->order);
     }
     epw_cuda_leave();
     if (status != EPW_OK) return status;
+    e->routing->captured = e->on.captured;
+    e->routing->in_graph |= e->on.captured;
+    if (e->on.captured) return EPW_OK;
     e->routing->ticket = ticket;
     e->routing->lane = e->lane->args.lane;
     return EPW_OK;
@@ -106,14 +74,23 @@ static epw_status enqueue_end(enqueuing *e, int error, uint64_t ticket) {
 static epw_status take_lane(epw_prefill *p, epw_routing *r, uint32_t index, const uint32_t *due,
                             const char *op, void *stream, enqueuing *e) {
     epw_prefill_gpu_place *lane = &p->gpu->lanes[index];
-    *e = (enqueuing){
-        .p = p, .lane = lane, .routing = r->gpu, .stream = stream, .where = epw_prefill_where(p, op)};
+    *e = (enqueuing){.p = p,
+                     .lane = lane,
+                     .order = epw_lane_order(&p->peers, index),
+                     .routing = r->gpu,
+                     .on = {.stream = stream},
+                     .where = epw_prefill_where(p, op)};
     pthread_mutex_lock(&p->lanes[index].lock);
     epw_status status = EPW_OK;
     if (p->lanes[index].own_word == 0) {
         status = epw_fail(EPW_ERR_STATE, e->where, "no membership yet: call epw_prefill_set_active first");
     } else if (due != NULL && (lane->owed != r || lane->kind != *due)) {
         status = epw_fail(EPW_ERR_STATE, e->where, "no receiving half is due");
+    } else if (lane->stranded) {
+        status = epw_fail(EPW_ERR_STATE, e->where,
+                          "lane %u has half an operation that could not be given up when its routing was "
+                          "freed: begin an epoch, or use another lane",
+                          index);
     } else if (due == NULL && lane->owed != NULL) {
         status =
             epw_fail(EPW_ERR_STATE, e->where,
@@ -152,46 +129,19 @@ static void note(const enqueuing *e, epw_routing *r, uint32_t kind, uint32_t res
 /* ---- checks that the host engine does not need ---- */
 
 static epw_status check_call(epw_where where, uint32_t nonblocking, const epw_outcome *outcome) {
-    if (nonblocking != 0)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "nonblocking is %u, must be 0 on a GPU: calls enqueue and never wait", nonblocking);
-    if (outcome != NULL)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "outcome must be NULL on a GPU: it is not known yet; see epw_prefill_poll");
-    return EPW_OK;
+    return epw_gpu_check_call(where, nonblocking, outcome, "epw_prefill_poll");
 }
-
-typedef struct pointer {
-    const char *name;
-    const void *at;
-    uint32_t align;
-} pointer;
-
-/* A misaligned access would end the whole CUDA context. */
-static epw_status check_aligned(epw_where where, const pointer *pointers, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        const pointer *p = &pointers[i];
-        if ((uintptr_t)p->at % p->align == 0) continue;
-        return epw_fail(EPW_ERR_INVALID, where, "%s must be aligned to %u bytes", p->name, p->align);
-    }
-    return EPW_OK;
-}
-
-#define CHECK_ALIGNED(where, pointers)                                                                       \
-    check_aligned((where), (pointers), sizeof(pointers) / sizeof((pointers)[0]))
 
 static epw_status check_input(epw_where where, const epw_dispatch_input *in) {
-    const pointer pointers[] = {{"x", in->x, 16},
-                                {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
-                                {"topk_weights", in->topk_weights, 4}};
-    epw_status status = CHECK_ALIGNED(where, pointers);
-    if (status != EPW_OK || in->x_stride % 16 == 0) return status;
-    return epw_fail(EPW_ERR_INVALID, where, "x_stride is %llu bytes, must be a multiple of 16",
-                    (unsigned long long)in->x_stride);
+    const epw_gpu_pointer pointers[] = {{"x", in->x, 16},
+                                        {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
+                                        {"topk_weights", in->topk_weights, 4}};
+    epw_status status = EPW_CHECK_ALIGNED(where, pointers);
+    return status == EPW_OK ? epw_gpu_check_stride(where, in->x_stride) : status;
 }
 
 static epw_status check_output(epw_where where, const epw_prefill_output *out) {
-    const pointer pointers[] = {
+    const epw_gpu_pointer pointers[] = {
         {"output.counts", out->counts, 4},
         {"output.offsets", out->offsets, 4},
         {"output.overflow", out->overflow, 4},
@@ -209,23 +159,24 @@ static epw_status check_output(epw_where where, const epw_prefill_output *out) {
         {"output.expert_totals_i32", out->expert_totals_i32, 4},
         {"output.wait_ns", out->wait_ns, 8},
     };
-    return CHECK_ALIGNED(where, pointers);
+    return EPW_CHECK_ALIGNED(where, pointers);
 }
 
 static epw_status check_combine(epw_where where, const epw_prefill_combine_input *in) {
-    const pointer pointers[] = {{"expert_out", in->expert_out, 16},    {"row_weights", in->row_weights, 4},
-                                {"topk_weights", in->topk_weights, 4}, {"row_values", in->row_values, 4},
-                                {"bias[0]", in->bias[0], 16},          {"bias[1]", in->bias[1], 16}};
-    return CHECK_ALIGNED(where, pointers);
+    const epw_gpu_pointer pointers[] = {
+        {"expert_out", in->expert_out, 16},    {"row_weights", in->row_weights, 4},
+        {"topk_weights", in->topk_weights, 4}, {"row_values", in->row_values, 4},
+        {"bias[0]", in->bias[0], 16},          {"bias[1]", in->bias[1], 16}};
+    return EPW_CHECK_ALIGNED(where, pointers);
 }
 
 static epw_status check_sums(epw_where where, const epw_prefill_combine_output *out) {
-    const pointer pointers[] = {{"output.out", out->out, 16},
-                                {"output.contributions", out->contributions, 2},
-                                {"output.lacks", out->lacks, 4},
-                                {"output.values", out->values, 4},
-                                {"output.wait_ns", out->wait_ns, 8}};
-    return CHECK_ALIGNED(where, pointers);
+    const epw_gpu_pointer pointers[] = {{"output.out", out->out, 16},
+                                        {"output.contributions", out->contributions, 2},
+                                        {"output.lacks", out->lacks, 4},
+                                        {"output.values", out->values, 4},
+                                        {"output.wait_ns", out->wait_ns, 8}};
+    return EPW_CHECK_ALIGNED(where, pointers);
 }
 
 epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where) {
@@ -245,6 +196,7 @@ epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_w
 static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, bool gives_up,
                                    const epw_prefill_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
+    uint32_t blocks = epw_gpu_blocks_of(m->in.sms, e->p->gpu->blocks);
     epw_status status = out != NULL ? check_output(e->where, out) : EPW_OK;
     if (status == EPW_OK) status = enqueue_begin(e, m->in.deadline_ns);
     if (status != EPW_OK) return status;
@@ -258,7 +210,7 @@ static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, bool gives_up,
     if (args.out.alignment == 0) args.out.alignment = 1;
     args.call.gives_up = gives_up;
     args.call.ticket = next_ticket(e);
-    int error = epw_prefill_gpu_run_dispatch(&args, e->p->gpu->blocks, e->stream);
+    int error = epw_prefill_gpu_run_dispatch(&args, blocks, e->on.stream);
     return enqueue_end(e, error, args.call.ticket);
 }
 
@@ -321,6 +273,12 @@ epw_status epw_prefill_gpu_receive(epw_prefill *p, epw_routing *r, const epw_pre
     return status;
 }
 
+/* Whether the GPU has run the routing's last eager call; EPW_PENDING: not yet. */
+static epw_status look_at(const epw_prefill *p, const struct epw_prefill_gpu_memory *m, epw_where where) {
+    epw_status status = epw_stream_require_marked(&m->order, EPW_UNMARKED_AWAITED("the routing's"), where);
+    return status == EPW_OK ? epw_peers_await_event(&p->peers, m->order.event, 0, where) : status;
+}
+
 /* As epw_routing_extent, of what kernels have told. */
 static uint64_t extent_of(const epw_prefill *p, const uint32_t *told, uint32_t layout, uint32_t alignment) {
     uint32_t ranks = p->layout.ranks;
@@ -348,10 +306,8 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
             EPW_ERR_STATE, where,
             "on a GPU a sending half counts nothing: call the receiving half first, or begin with "
             "EPW_HALF_COUNTS");
-    if (m->ticket != 0) {
-        epw_status status = epw_peers_await_event(&p->peers, m->event, 0, where);
-        if (status != EPW_OK) return status;
-    }
+    epw_status status = m->order.enqueued ? look_at(p, m, where) : EPW_OK;
+    if (status != EPW_OK) return status;
     *rows = extent_of(p, m->told, layout, alignment);
     if (counts != NULL) memcpy(counts, m->told + p->layout.ranks, p->layout.local_experts * sizeof counts[0]);
     if (source_counts != NULL) memcpy(source_counts, m->told, p->layout.ranks * sizeof source_counts[0]);
@@ -363,6 +319,7 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
 static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t parts, bool gives_up,
                                   const epw_prefill_combine_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
+    uint32_t blocks = epw_gpu_blocks_of(m->combine.sms, e->p->gpu->blocks);
     epw_status status = out != NULL ? check_sums(e->where, out) : EPW_OK;
     if (status == EPW_OK) status = enqueue_begin(e, m->combine.deadline_ns);
     if (status != EPW_OK) return status;
@@ -377,7 +334,7 @@ static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t p
     if (out != NULL) args.out = *out;
     args.call.gives_up = gives_up;
     args.call.ticket = next_ticket(e);
-    int error = epw_prefill_gpu_run_combine(&args, e->p->gpu->blocks, e->stream);
+    int error = epw_prefill_gpu_run_combine(&args, blocks, e->on.stream);
     return enqueue_end(e, error, args.call.ticket);
 }
 
@@ -418,11 +375,11 @@ epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_pre
 epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome) {
     epw_where where = epw_prefill_where(p, "poll");
     const struct epw_prefill_gpu_memory *m = r->gpu;
-    if (m->ticket == 0 || r->busy)
+    if (m->captured || m->ticket == 0 || r->busy)
         return epw_fail(EPW_ERR_STATE, where,
                         r->busy ? "half the operation is still to be called"
                                 : "no operation runs, or it was captured: replays have no outcome");
-    epw_status status = epw_peers_await_event(&p->peers, m->event, 0, where);
+    epw_status status = look_at(p, m, where);
     if (status != EPW_OK || outcome == NULL) return status;
     bool incomplete = m->report->ticket == m->ticket; /* its kernel has ended */
     *outcome = (epw_outcome)EPW_OUTCOME_INIT;
@@ -435,11 +392,13 @@ epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *out
 
 epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
     epw_where where = epw_prefill_where(p, "await");
+    const epw_stream_order *order = epw_lane_order(&p->peers, index);
     pthread_mutex_lock(&p->lanes[index].lock);
-    bool enqueued = p->gpu->lanes[index].enqueued;
+    epw_status status = order->enqueued
+                            ? epw_peers_require_marked(&p->peers, index, where)
+                            : epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
     pthread_mutex_unlock(&p->lanes[index].lock);
-    if (!enqueued) return epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
-    epw_status status = epw_peers_await_event(&p->peers, p->gpu->lanes[index].event, timeout_ns, where);
+    if (status == EPW_OK) status = epw_peers_await_event(&p->peers, order->event, timeout_ns, where);
     return status == EPW_PENDING ? EPW_OK : status;
 }
 
@@ -453,12 +412,12 @@ epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r) {
     enqueuing e;
     epw_status status = take_lane(p, r, r->lane, &kind, "cancel", p->gpu->stream, &e);
     if (status != EPW_OK) return status;
-    if (r->gpu->ticket != 0)
+    if (!r->gpu->captured)
         status = kind == EPW_KIND_DISPATCH ? enqueue_dispatch(&e, r->gpu->parts, true, NULL)
                                            : enqueue_combine(&e, r, r->gpu->parts, true, NULL);
     if (status == EPW_OK) {
         note(&e, r, kind, 0);
-        r->made = kind == EPW_KIND_COMBINE;
+        if (kind == EPW_KIND_DISPATCH) r->made = epw_routing_is_spared(r->gpu->again, &r->gpu->in);
     }
     leave_lane(&e);
     return status;

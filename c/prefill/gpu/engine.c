@@ -7,8 +7,7 @@
 #include "ep/layout.h"
 
 #ifdef EPW_CUDA
-#include "base/clock.h"
-#include "device/sm_ledger.h"
+#include "ep/gpu/sms.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -46,25 +45,21 @@ static uint32_t *take_numbers(arena *a, uint64_t count) {
     return take(a, count * sizeof(uint32_t));
 }
 
-static uint32_t words_of(const epw_prefill_layout *l) {
-    return (l->slots + 31) / 32;
-}
-
-static void carve_lane(epw_prefill_gpu_lane *lane, const epw_prefill_layout *l, uint32_t blocks, arena *a) {
-    uint64_t bits = (uint64_t)l->ranks * words_of(l), experts = (uint64_t)l->ranks * l->local_experts;
+static void carve_lane(epw_prefill_gpu_lane *lane, const epw_config *c, const epw_prefill_layout *l,
+                       uint32_t blocks, arena *a) {
+    uint64_t experts = (uint64_t)l->ranks * l->local_experts;
     lane->peers = take(a, sizeof *lane->peers);
     lane->state = take(a, sizeof *lane->state);
-    lane->done = take_numbers(a, bits);
-    lane->taken = take_numbers(a, bits);
     lane->tallies = take_numbers(a, blocks * (experts + 2 * (uint64_t)l->ranks));
+    lane->claims = take_numbers(a, (c->max_tokens + 31) / 32);
 }
 
 /* Everything in device memory beside the window and routings. */
-static uint64_t carve(const epw_prefill_layout *l, uint32_t lanes, uint32_t blocks, void *memory,
+static uint64_t carve(const epw_config *c, const epw_prefill_layout *l, uint32_t blocks, void *memory,
                       epw_gpu_shared **shared, epw_prefill_gpu_place places[EPW_MAX_LANES]) {
     arena a = {memory, 0};
     *shared = take(&a, sizeof **shared);
-    for (uint32_t i = 0; i < lanes; i++) carve_lane(&places[i].args, l, blocks, &a);
+    for (uint32_t i = 0; i < c->lanes; i++) carve_lane(&places[i].args, c, l, blocks, &a);
     return a.used;
 }
 
@@ -102,55 +97,14 @@ void epw_prefill_gpu_plan(const epw_config *c, const epw_prefill_layout *l, epw_
     epw_gpu_shared *shared;
     sizes->routing_bytes = carve_routing(c, l, NULL, &r); /* with room for all rows that may come */
     sizes->routing_row_bytes = 0;
-    sizes->private_bytes = carve(l, c->lanes, 1, NULL, &shared, places); /* and for each block its counts */
-}
-
-/* ---- bounded waits for the lanes ---- */
-
-static epw_status require_marked(const epw_prefill_gpu_place *lane, epw_where where) {
-    if (!lane->unmarked) return EPW_OK;
-    return epw_fail(EPW_ERR_STATE, where,
-                    "CUDA could record no event behind the lane's last call, so nobody can wait for its end: "
-                    "make the lane's next call on the same stream");
-}
-
-/* Waits for what the calls have enqueued on all lanes, at most timeout_ns in all. */
-static epw_status await_lanes(epw_prefill *p, bool locked, uint64_t timeout_ns, epw_where where) {
-    uint64_t began = epw_now_ns();
-    for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
-        const epw_prefill_gpu_place *lane = &p->gpu->lanes[i];
-        if (!locked) pthread_mutex_lock(&p->lanes[i].lock);
-        bool enqueued = lane->enqueued;
-        epw_status status = require_marked(lane, where);
-        if (!locked) pthread_mutex_unlock(&p->lanes[i].lock);
-        if (status != EPW_OK) return status;
-        if (!enqueued) continue;
-        uint64_t waited = epw_now_ns() - began;
-        status = epw_peers_await_event(&p->peers, lane->event, waited < timeout_ns ? timeout_ns - waited : 0,
-                                       where);
-        if (status != EPW_OK) return status;
-    }
-    return EPW_OK;
-}
-
-static epw_status require_idle(epw_prefill *p, bool locked, epw_where where) {
-    epw_status status = await_lanes(p, locked, p->config.ep.deadline_ns, where);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(
-        EPW_ERR_TIMEOUT, where,
-        "what was enqueued before has not run within the deadline of %llu ms: wait for its stream",
-        (unsigned long long)(p->config.ep.deadline_ns / 1000000u));
+    sizes->private_bytes = carve(c, l, 1, NULL, &shared, places); /* and for each block its counts */
 }
 
 /* ---- life ---- */
 
-/* The same byte of the pinned memory as the GPU addresses it. */
-#define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_prefill_pinned, field)))
-
 static void fill_lane(epw_prefill *p, uint32_t index, uint32_t *faulted) {
     epw_prefill_gpu_lane *lane = &p->gpu->lanes[index].args;
     lane->shared = p->gpu->shared;
-    lane->words = words_of(&p->layout);
     lane->window = epw_peers_own(&p->peers);
     lane->faulted = faulted;
     lane->layout = p->layout;
@@ -168,59 +122,34 @@ static epw_status make_memory(epw_prefill *p, epw_where where) {
     epw_status status = epw_cuda_host_alloc(ordinal, sizeof *g->pinned, where, &host, &device);
     if (status != EPW_OK) return status;
     g->pinned = host;
-    uint64_t bytes = carve(&p->layout, lanes, g->blocks, NULL, &g->shared, g->lanes);
+    uint64_t bytes = carve(&p->config.ep, &p->layout, g->blocks, NULL, &g->shared, g->lanes);
     status = epw_cuda_alloc(ordinal, bytes, where, &g->memory);
     if (status != EPW_OK) return status;
-    carve(&p->layout, lanes, g->blocks, g->memory, &g->shared, g->lanes);
-    epw_peers_gpu_options floor = {
-        .device = ordinal, .deadline_ns = p->config.ep.deadline_ns, .shared = g->shared};
+    carve(&p->config.ep, &p->layout, g->blocks, g->memory, &g->shared, g->lanes);
+    epw_peers_gpu_options floor = {.device = ordinal,
+                                   .deadline_ns = p->config.ep.deadline_ns,
+                                   .shared = g->shared,
+                                   .unmarked = EPW_UNMARKED_AWAITED("the lane's")};
+    uint32_t *faulted = (void *)((unsigned char *)device +
+                                 offsetof(epw_prefill_pinned, faulted)); /* as the GPU addresses it */
     for (uint32_t i = 0; i < lanes; i++) {
         floor.lanes[i] = g->lanes[i].args.peers;
-        fill_lane(p, i, SEEN_BY_GPU(device, faulted));
+        fill_lane(p, i, faulted);
     }
-    status = epw_peers_open_gpu(&p->peers, &floor, where);
-    if (status != EPW_OK) return status;
-    epw_gpu_shared shared = {.suspects_host = SEEN_BY_GPU(device, suspects),
-                             .silent_host = SEEN_BY_GPU(device, silent),
-                             .revoked = SEEN_BY_GPU(device, revoked)};
-    return epw_cuda_copy(ordinal, p->peers.gpu->stream, g->shared, &shared, sizeof shared, where);
+    return epw_peers_open_gpu(&p->peers, &floor, where);
 }
 
-/* Blocks of a kernel: so many that those of all lanes have an SM each, of this buffer's share. Two lanes on
- * two streams must never keep each other off the GPU: a peer may wait for one with its other lane. */
 static epw_status take_sms(epw_prefill *p, epw_where where) {
-    const epw_config *c = &p->config.ep;
-    uint32_t sms = 0, lanes = c->lanes;
-    epw_status status = epw_cuda_sms(c->device, where, &sms);
-    if (status != EPW_OK) return status;
-    uint32_t wanted = c->sms != 0 ? c->sms : sms;
-    if (wanted > sms || wanted < lanes)
-        return epw_fail(EPW_ERR_LIMIT, where, "sms is %u, must be in [%u, %u]: lanes, and SMs of the GPU",
-                        wanted, lanes, sms);
-    uint32_t most = wanted / lanes * lanes;
-    epw_sm_request request = {.device = c->device,
-                              .sms = sms,
-                              .least = c->sms == 0 ? lanes : most,
-                              .most = most,
-                              .multiple = lanes,
-                              .holder = "prefill buffer",
-                              .rank = c->rank};
-    status = epw_sm_ledger_take(&request, where, &p->gpu->share);
-    if (status == EPW_OK) p->gpu->blocks = epw_sm_share_of(p->gpu->share) / lanes;
-    return status;
+    return epw_gpu_take_sms(&p->config.ep, UINT32_MAX, "prefill buffer", where, &p->gpu->share,
+                            &p->gpu->blocks);
 }
 
-/* Loads the kernels and makes the events. */
-static epw_status make_ready(epw_prefill *p, epw_where where) {
+static epw_status load_kernels(epw_prefill *p, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(p->config.ep.device, where, &scope);
     if (status != EPW_OK) return status;
     int error = epw_prefill_gpu_prepare();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of prefill");
-    for (uint32_t i = 0; status == EPW_OK && i < p->config.ep.lanes; i++) {
-        error = cudaEventCreateWithFlags(&p->gpu->lanes[i].event, cudaEventDisableTiming);
-        if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
-    }
     epw_cuda_leave_relaxed(&scope);
     return status;
 }
@@ -232,44 +161,20 @@ epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where) {
     pthread_mutex_init(&g->lock, NULL);
     epw_status status = epw_cuda_open(p->config.ep.device, where);
     if (status == EPW_OK) status = take_sms(p, where);
-    if (status == EPW_OK) status = make_ready(p, where);
+    if (status == EPW_OK) status = load_kernels(p, where);
     if (status == EPW_OK) status = epw_cuda_stream_create(p->config.ep.device, where, &g->stream);
     return status == EPW_OK ? make_memory(p, where) : status;
 }
 
-/* Writer of each set: that lane's kernels, into mapped memory; of all: the membership kernel. */
-static epw_mask of_all_lanes(const epw_prefill *p, const epw_rank_set sets[EPW_MAX_LANES]) {
-    epw_mask all = {{0}};
-    for (uint32_t i = 0; i < p->config.ep.lanes; i++) epw_ranks_join(&all, &sets[i]);
-    return all;
-}
-
 bool epw_prefill_gpu_leave(epw_prefill *p) {
-    epw_where where = epw_prefill_where(p, "destroy");
-    uint64_t bound = 4 * EPW_WAIT_DEADLINES_MAX * p->config.ep.deadline_ns;
-    if (p->gpu == NULL || p->peers.gpu == NULL) return true;
-    /* Without a membership nothing touches a window but what probes have copied. */
-    if (p->peers.epoch == 0)
-        return !p->peers.gpu->probed || epw_peers_settle(&p->peers, bound, where) != EPW_PENDING;
-    epw_status status = await_lanes(p, true, bound, where); /* nobody else calls any more */
-    if (status == EPW_ERR_STATE) return false;              /* who knows what still runs */
-    /* Suspects have been told by kernels, but for those that were revoked and not waited for since. */
-    epw_mask told = of_all_lanes(p, p->gpu->pinned->suspects);
-    if (status == EPW_OK) status = epw_peers_say_farewell(&p->peers, &told, where);
-    return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
+    return epw_peers_leave_gpu(&p->peers, 4 * EPW_WAIT_DEADLINES_MAX * p->config.ep.deadline_ns);
 }
 
 void epw_prefill_gpu_close(epw_prefill *p) {
     struct epw_prefill_gpu *g = p->gpu;
     if (g == NULL) return;
     int32_t ordinal = p->config.ep.device;
-    epw_cuda_scope scope;
     epw_prefill_gpu_sweep(p, true);
-    if (epw_cuda_enter_relaxed(ordinal, epw_prefill_where(p, "destroy"), &scope) == EPW_OK) {
-        for (uint32_t i = 0; i < p->config.ep.lanes; i++)
-            if (g->lanes[i].event != NULL) cudaEventDestroy(g->lanes[i].event);
-        epw_cuda_leave_relaxed(&scope);
-    }
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
     epw_peers_close_gpu(&p->peers);
     if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
@@ -295,9 +200,9 @@ bool epw_prefill_gpu_take_fault(epw_prefill *p) {
 static void free_memory(const epw_prefill *p, struct epw_prefill_gpu_memory *m) {
     int32_t ordinal = p->config.ep.device;
     epw_cuda_scope scope;
-    if (m->event != NULL &&
+    if (m->order.event != NULL &&
         epw_cuda_enter_relaxed(ordinal, epw_prefill_where(p, "routing"), &scope) == EPW_OK) {
-        cudaEventDestroy(m->event);
+        cudaEventDestroy(m->order.event);
         epw_cuda_leave_relaxed(&scope);
     }
     if (m->memory != NULL) epw_cuda_free(ordinal, m->memory);
@@ -323,7 +228,7 @@ static epw_status fill_memory(const epw_prefill *p, struct epw_prefill_gpu_memor
     epw_cuda_scope scope;
     status = epw_cuda_enter_relaxed(c->device, where, &scope);
     if (status != EPW_OK) return status;
-    cudaError_t error = cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming);
+    cudaError_t error = cudaEventCreateWithFlags(&m->order.event, cudaEventDisableTiming);
     epw_cuda_leave_relaxed(&scope);
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
 }
@@ -341,7 +246,18 @@ epw_status epw_prefill_gpu_make_routing(epw_prefill *p, epw_routing *r, epw_wher
     return EPW_OK;
 }
 
-/* Its kernels may still run: it is freed by whoever finds them ended. */
+/* If the half that is due could not be given up, nobody can end it any more. */
+static void leave_half(epw_prefill *p, const epw_routing *r) {
+    epw_prefill_gpu_place *lane = &p->gpu->lanes[r->lane];
+    pthread_mutex_lock(&p->lanes[r->lane].lock);
+    if (lane->owed == r) {
+        lane->owed = NULL;
+        lane->stranded = true;
+    }
+    pthread_mutex_unlock(&p->lanes[r->lane].lock);
+}
+
+/* Its kernels may still run: the memory is freed by whoever finds it unused. */
 void epw_prefill_gpu_free_routing(epw_prefill *p, epw_routing *r) {
     struct epw_prefill_gpu_memory *m = r->gpu;
     r->gpu = NULL;
@@ -350,10 +266,19 @@ void epw_prefill_gpu_free_routing(epw_prefill *p, epw_routing *r) {
         free(m);
         return;
     }
+    leave_half(p, r);
     pthread_mutex_lock(&p->gpu->lock);
     m->next = p->gpu->abandoned;
     p->gpu->abandoned = m;
     pthread_mutex_unlock(&p->gpu->lock);
+}
+
+/* Whether nothing uses the memory any more. A graph may be replayed as long as the buffer is there, and of
+ * work without an event nobody sees the end. */
+static bool is_unused(const epw_prefill *p, const struct epw_prefill_gpu_memory *m) {
+    if (m->in_graph || m->order.unmarked) return false;
+    if (!m->order.enqueued) return true;
+    return epw_peers_await_event(&p->peers, m->order.event, 0, epw_prefill_where(p, "routing")) == EPW_OK;
 }
 
 void epw_prefill_gpu_sweep(epw_prefill *p, bool all) {
@@ -362,9 +287,7 @@ void epw_prefill_gpu_sweep(epw_prefill *p, bool all) {
     struct epw_prefill_gpu_memory **at = &g->abandoned;
     while (*at != NULL) { /* ends: each turn frees an entry, or passes it */
         struct epw_prefill_gpu_memory *m = *at;
-        bool ended = all || m->ticket == 0 ||
-                     epw_peers_await_event(&p->peers, m->event, 0, epw_prefill_where(p, "routing")) == EPW_OK;
-        if (ended) {
+        if (all || is_unused(p, m)) {
             *at = m->next;
             free_memory(p, m);
         } else {
@@ -399,12 +322,12 @@ static epw_status check_idle(void *user, epw_where where) {
 
 /* Without the lock: other threads may go on calling, and begin_epoch waits again. */
 static epw_status quiesce(void *user, epw_where where) {
-    return require_idle(user, false, where);
+    return epw_peers_require_idle(&((const epw_prefill *)user)->peers, EPW_NOT_HELD, where);
 }
 
 static epw_status part(void *user, uint32_t peer, epw_where where) {
     epw_prefill *p = user;
-    epw_status status = require_idle(p, true, where);
+    epw_status status = epw_peers_require_idle(&p->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(p->config.ep.device, where);
     if (status != EPW_OK) return status;
     epw_prefill_part_args args = {.lane_count = p->config.ep.lanes, .rank = p->config.ep.rank, .peer = peer};
@@ -419,7 +342,7 @@ static epw_status part(void *user, uint32_t peer, epw_where where) {
 static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where) {
     epw_prefill *p = user;
     struct epw_prefill_gpu *g = p->gpu;
-    epw_status status = require_idle(p, true, where);
+    epw_status status = epw_peers_require_idle(&p->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(p->config.ep.device, where);
     if (status != EPW_OK) return status;
     epw_prefill_membership_args args = {.lane_count = p->config.ep.lanes,
@@ -427,47 +350,25 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
                                         .epoch_word = epoch_word,
                                         .active = epw_ranks_of(active)};
     for (uint32_t i = 0; i < p->config.ep.lanes; i++) args.lanes[i] = g->lanes[i].args;
-    epw_ranks_clear(&g->pinned->revoked); /* no kernel of the old epoch runs */
+    epw_ranks_clear(&p->peers.gpu->pinned->revoked); /* no kernel of the old epoch runs */
     int error = epw_prefill_gpu_run_epoch(&args, p->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    status = epw_peers_settle(&p->peers, p->config.ep.deadline_ns, where);
-    for (uint32_t i = 0; i < p->config.ep.lanes; i++)
+    status = epw_peers_settle_epoch(&p->peers, epoch_word, where);
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
         p->lanes[i].own_word = status == EPW_OK ? epoch_word : 0;
-    if (status == EPW_OK) return EPW_OK;
-    /* The kernel may yet run: neither the old membership nor the new one holds. */
-    p->peers.epoch = epw_word_epoch(epoch_word);
-    p->peers.step = epw_word_step(epoch_word);
-    epw_mask_clear(&p->peers.active);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(EPW_ERR_TIMEOUT, where,
-                    "the GPU has not begun the epoch within the deadline of %llu ms: call again, with this "
-                    "epoch and step or a larger epoch",
-                    (unsigned long long)(p->config.ep.deadline_ns / 1000000u));
-}
-
-/* No peer is behind a queue. */
-static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
-    (void)user, (void)source, (void)lane, (void)area;
-    return (epw_stretch){0, 0};
+        g->lanes[i].stranded = false;
+    }
+    return status;
 }
 
 static epw_mask suspects(void *user, epw_mask *silent) {
-    const epw_prefill *p = user;
-    const epw_prefill_pinned *pinned = p->gpu->pinned;
-    epw_mask all = of_all_lanes(p, pinned->suspects);
-    epw_ranks_join(&all, &pinned->revoked);
-    if (silent == NULL) return all;
-    *silent = of_all_lanes(p, pinned->silent);
-    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) silent->bits[i] &= all.bits[i];
-    return all;
+    return epw_peers_gpu_suspects(&((const epw_prefill *)user)->peers, silent);
 }
 
-/* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
 static void revoke(void *user, const epw_mask *members) {
-    epw_prefill *p = user;
-    EPW_MASK_FOR(peer, members, p->layout.ranks) epw_ranks_insert(&p->gpu->pinned->revoked, peer);
+    epw_peers_gpu_revoke(&((const epw_prefill *)user)->peers, members);
 }
 
 const epw_peers_user epw_prefill_gpu_user = {
@@ -477,7 +378,7 @@ const epw_peers_user epw_prefill_gpu_user = {
     .quiesce = quiesce,
     .part = part,
     .begin_epoch = begin_epoch,
-    .footprint = footprint,
+    .footprint = epw_peers_no_footprint,
     .suspects = suspects,
     .revoke = revoke,
 };

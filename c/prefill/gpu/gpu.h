@@ -2,9 +2,9 @@
  * beside the window, and changes peers and membership; call.c enqueues operations, and says what has become
  * of them.
  *
- * The window, its words and the rules of its rings are those of the host engine. Calls enqueue, and never
- * wait. What comes is known on the device alone: of the routing's numbers the host has those that its calls
- * say. */
+ * The window, its messages and the use of its slots are those of the host engine, but each message has flags
+ * of its own in place of counts (prefill/layout.h). Calls enqueue, and never wait. What comes is known on the
+ * device alone: of the routing's numbers the host has those that its calls say. */
 #ifndef EPW_PREFILL_GPU_GPU_H
 #define EPW_PREFILL_GPU_GPU_H
 
@@ -61,26 +61,21 @@ bool epw_prefill_gpu_take_fault(epw_prefill *p);
 #ifdef EPW_CUDA
 
 #include "kernels/prefill/state.h"
-#include "peer/gpu.h"
+#include "peer/gpu_engine.h"
 
 #include <cuda_runtime_api.h>
 
-/* Pinned host memory that kernels write, or read. */
+/* Pinned host memory that kernels write. */
 typedef struct epw_prefill_pinned {
     uint32_t faulted;
-    epw_rank_set suspects[EPW_MAX_LANES]; /* what epw_gpu_shared.suspects_host points to, */
-    epw_rank_set silent[EPW_MAX_LANES];   /* its silent_host, */
-    epw_rank_set revoked;                 /* and its revoked */
 } epw_prefill_pinned;
 
 typedef struct epw_prefill_gpu_place {
     epw_prefill_gpu_lane args;
-    cudaEvent_t event;            /* behind the work of the lane's last eager call */
-    unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
-    bool enqueued;                /* there was such a call: the two above are valid */
-    bool unmarked;                /* but for the event: CUDA could not record it behind that call's kernel */
-    epw_routing *owed;            /* of which a half is still to come; NULL: none */
-    uint32_t kind;                /* of that */
+    epw_routing *owed; /* of which a half is still to come; NULL: none */
+    uint32_t kind;     /* of that */
+    bool
+        stranded; /* the routing of such a half is gone, and it could not be given up; until the next epoch */
 } epw_prefill_gpu_place;
 
 struct epw_prefill_gpu {
@@ -102,9 +97,11 @@ struct epw_prefill_gpu_memory {
     void *memory, *pinned;
     epw_prefill_gpu_report *report, *report_at; /* pinned, and as the GPU addresses it */
     uint32_t *told;                             /* pinned */
-    cudaEvent_t event;                          /* behind its last eager call */
-    uint64_t ticket;                            /* of that; 0: none, or the last one was captured */
+    epw_stream_order order;                     /* of its eager calls, whatever their lanes */
+    uint64_t ticket;                            /* of the last of these; 0: none yet */
     uint32_t lane;                              /* of that */
+    bool captured;                              /* its last call was */
+    bool in_graph;                              /* some call was captured: a graph has these addresses */
     bool counted;                               /* a call has told the counts */
     /* Of the half that is due. */
     uint32_t parts, hash;
@@ -120,7 +117,7 @@ extern const epw_peers_user epw_prefill_gpu_user; /* of an epw_prefill */
 /* After epw_peers_create. epw_prefill_gpu_close also after an error. */
 epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where);
 
-/* Frees routings that are gone, and whose kernels have ended; `all`: none runs any more. */
+/* Frees routings that are gone and that nothing uses; `all`: no kernel runs any more, and none will. */
 void epw_prefill_gpu_sweep(epw_prefill *p, bool all);
 
 #endif

@@ -24,9 +24,12 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     if args.heap {
         return Err("--heap is of --device host".into());
     }
+    if args.sms.len() > 1 {
+        return Err("--collective takes one value of --sms".into());
+    }
     let gpu = Gpu::of_rank(local_rank)?;
     let machine = gpus::describe(&gpu, group)?;
-    let config = CommConfig::default().device(Device::Cuda(gpu.ordinal)).sms(args.sms);
+    let config = CommConfig::default().device(Device::Cuda(gpu.ordinal)).sms(args.chosen_sms());
     let comm = Comm::create_blocking(group, config)?;
     let most = args.bytes.0.iter().copied().max().unwrap_or(0) as usize;
     let (send, recv) = (gpu.zeroed(most)?, gpu.zeroed(most)?);

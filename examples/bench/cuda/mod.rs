@@ -1,9 +1,11 @@
 //! `--device cuda`: the same cases with a GPU per rank.
 
 mod collective;
+mod decode;
 mod gpu;
 mod gpus;
 mod moved;
+mod prefill;
 mod probe;
 mod subject;
 mod timing;
@@ -11,11 +13,12 @@ mod timing;
 use std::process::ExitCode;
 
 use epwire::Group;
-use epwire::cudarc::driver::sys;
 
 pub use self::collective::measure as measure_collectives;
+use self::decode::Decode;
 use self::gpu::{Gpu, gather, meet};
 use self::moved::Moved;
+use self::prefill::Prefill;
 use self::probe::Machine;
 use self::subject::Subject;
 use self::timing::{Halves, middle};
@@ -29,10 +32,17 @@ use crate::{Error, ranks, show};
 /// Iterations that are checked before a case is timed. One more is checked after it.
 const CHECKED: u32 = 3;
 
+/// Whether this process can use GPUs at all. With candle it can: that links the driver's library.
+#[cfg(feature = "candle-cuda")]
+pub fn check() -> Result<(), Error> {
+    Ok(())
+}
+
 /// Whether this process can use GPUs at all.
+#[cfg(not(feature = "candle-cuda"))]
 pub fn check() -> Result<(), Error> {
     // SAFETY: opens a library of the system, which may run its initialisers, and closes it.
-    match unsafe { sys::is_culib_present() } {
+    match unsafe { epwire::cudarc::driver::sys::is_culib_present() } {
         true => Ok(()),
         false => {
             Err("no CUDA driver: libcuda.so.1 is not on this machine, or not on the library path".into())
@@ -47,10 +57,13 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let machine = Machine::probe(&gpu, group, args.graph)?;
     let (mut rows, mut paths) = (Vec::new(), Vec::new());
     for (shape, cases) in args.shapes(ranks::count(group))? {
-        let mut subject = Subject::new(&gpu, group, args, shape)?;
-        paths = (0..group.world()).map(|peer| subject.buffer.path(peer).to_string()).collect();
-        for case in cases {
-            rows.push(row(&gpu, group, &mut subject, case, args, shape, &machine)?);
+        // One buffer after the other: each has the SMs to itself.
+        for args in args.sms.iter().map(|sms| Args { sms: vec![*sms], ..args.clone() }) {
+            let run = Run { gpu: &gpu, group, args: &args, shape, machine: &machine };
+            (rows, paths) = match shape.layout.is_prefill() {
+                true => run.rows(Prefill::new(&gpu, group, &args, shape)?, &cases, rows)?,
+                false => run.rows(Decode::new(&gpu, group, &args, shape)?, &cases, rows)?,
+            };
         }
     }
     let idle = cpu::idle(group, || meet(group))?.map(|used| cpu::idle_words(&used)).unwrap_or_default();
@@ -61,67 +74,84 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     }
 }
 
-/// Checks and times a case. All ranks call it.
-fn row(
-    gpu: &Gpu,
-    group: &Group,
-    subject: &mut Subject<'_>,
-    case: Case,
-    args: &Args,
+/// What the cases of a shape have in common.
+struct Run<'a> {
+    gpu: &'a Gpu,
+    group: &'a Group,
+    args: &'a Args,
     shape: Shape,
-    machine: &Machine,
-) -> Result<Row, Error> {
-    let mut wrong = 0;
-    for _ in 0..CHECKED {
-        wrong += subject.check(case)?;
-    }
-    subject.renew()?;
-    let mut meter = Meter::default();
-    let times = timing::time(gpu, group, subject, case, args, &mut meter)?;
-    let used = meter.used(group)?;
-    wrong += subject.wrong_after_timing(case)?;
-    let kernels = match (args.graph, case) {
-        (true, Case::Dispatch) => {
-            Some(timing::kernels_of_graph(gpu, group, subject, case, args, &mut Meter::default())?)
+    machine: &'a Machine,
+}
+
+impl Run<'_> {
+    /// Adds those of all cases to `rows`; and by which paths peers are reached.
+    fn rows(
+        &self,
+        mut subject: impl Subject,
+        cases: &[Case],
+        mut rows: Vec<Row>,
+    ) -> Result<(Vec<Row>, Vec<String>), Error> {
+        for &case in cases {
+            rows.push(self.row(&mut subject, case)?);
         }
-        (true, Case::Combine) => Some(times.clone()), // is timed by its kernel
-        _ => None,
-    };
-    let halves = if args.split { Halves::time(gpu, group, subject, case, args)? } else { None };
-    wrong += subject.check(case)?;
-
-    let all = gather(group, &times)?;
-    let wrong = gather(group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
-    let slowest = |times: Vec<Vec<f64>>| times.into_iter().map(middle).fold(0.0, f64::max) / 1e3;
-    let kernel_us = kernels.map(|times| gather(group, &times)).transpose()?.map(slowest);
-    let (mut send_us, mut receive_us) = (None, None);
-    if let Some(Halves { send, receive }) = halves {
-        send_us = Some(slowest(gather(group, &send)?));
-        receive_us = Some(slowest(gather(group, &receive)?));
+        Ok((rows, (0..self.group.world()).map(|peer| subject.path(peer)).collect()))
     }
 
-    let moved = Moved::of(case, &shape, &subject.expected.routings);
-    let floor_us = machine.floor_us(moved.busiest, moved.operations);
-    let figures = figures(&all, wrong);
-    let mut medians: Vec<f64> = all.into_iter().map(middle).collect();
-    medians.sort_by(f64::total_cmp);
-    let gpu = OnGpu {
-        timing: if args.graph { Timing::Graph } else { Timing::Eager },
-        sms: args.sms,
-        lanes: args.lanes,
-        fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
-        middle_us: middle(medians) / 1e3,
-        nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,
-        kernel_us,
-        send_us,
-        receive_us,
-        store_gbs: machine.rate.is_finite().then_some(machine.rate / 1e9),
-        signal_us: machine.signal_us,
-        gap_us: machine.gap_us,
-    };
-    let window = subject.buffer.plan().window_bytes;
-    let row = Row::new(Device::Cuda, ranks::count(group), &shape, case, &figures, floor_us, window);
-    Ok(Row { gpu: Some(gpu), routing: args.routing, used, ..row })
+    /// Checks and times a case. All ranks call it.
+    fn row(&self, subject: &mut impl Subject, case: Case) -> Result<Row, Error> {
+        let Self { gpu, group, args, shape, machine } = *self;
+        let mut wrong = 0;
+        for _ in 0..CHECKED {
+            wrong += subject.check(case)?;
+        }
+        subject.renew()?;
+        let mut meter = Meter::default();
+        let times = timing::time(gpu, group, subject, case, args, &mut meter)?;
+        let used = meter.used(group)?;
+        wrong += subject.wrong_after_timing(case)?;
+        let kernels = match (args.graph, case) {
+            (true, Case::Dispatch) => {
+                Some(timing::kernels_of_graph(gpu, group, subject, case, args, &mut Meter::default())?)
+            }
+            (true, Case::Combine) => Some(times.clone()), // is timed by its kernel
+            _ => None,
+        };
+        let halves = if args.split { Halves::time(gpu, group, subject, case, args)? } else { None };
+        wrong += subject.check(case)?;
+
+        let all = gather(group, &times)?;
+        let wrong = gather(group, &[wrong as f64])?.iter().flatten().sum::<f64>() as u64;
+        let slowest = |times: Vec<Vec<f64>>| times.into_iter().map(middle).fold(0.0, f64::max) / 1e3;
+        let kernel_us = kernels.map(|times| gather(group, &times)).transpose()?.map(slowest);
+        let (mut send_us, mut receive_us) = (None, None);
+        if let Some(Halves { send, receive }) = halves {
+            send_us = Some(slowest(gather(group, &send)?));
+            receive_us = Some(slowest(gather(group, &receive)?));
+        }
+
+        let moved = Moved::of(case, &shape, &subject.expected().routings);
+        let floor_us = machine.floor_us(moved.busiest, moved.operations);
+        let figures = figures(&all, wrong);
+        let mut medians: Vec<f64> = all.into_iter().map(middle).collect();
+        medians.sort_by(f64::total_cmp);
+        let gpu = OnGpu {
+            timing: if args.graph { Timing::Graph } else { Timing::Eager },
+            sms: args.chosen_sms(),
+            lanes: args.lanes,
+            fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
+            middle_us: middle(medians) / 1e3,
+            nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,
+            kernel_us,
+            send_us,
+            receive_us,
+            store_gbs: machine.rate.is_finite().then_some(machine.rate / 1e9),
+            signal_us: machine.signal_us,
+            gap_us: machine.gap_us,
+        };
+        let window = subject.window_bytes();
+        let row = Row::new(Device::Cuda, ranks::count(group), &shape, case, &figures, floor_us, window);
+        Ok(Row { gpu: Some(gpu), routing: args.routing, used, ..row })
+    }
 }
 
 /// Of the figures of each rank the greatest: that of the slowest one.

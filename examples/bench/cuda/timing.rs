@@ -23,7 +23,7 @@ const ARRIVAL: Duration = Duration::from_micros(100);
 pub fn time(
     gpu: &Gpu,
     group: &Group,
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     case: Case,
     args: &Args,
     meter: &mut Meter,
@@ -37,7 +37,7 @@ pub fn time(
 
 /// Enqueues an operation, with `edge` called where its time begins and ends.
 fn operation(
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     case: Case,
     mut edge: impl FnMut(usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
@@ -49,9 +49,9 @@ fn operation(
         Case::Dispatch => subject.release(dispatched)?,
         Case::Combine => {
             edge(0)?;
-            subject.combine(dispatched, subject.in_place(case))?;
+            subject.combine(dispatched, case)?;
         }
-        Case::Pair => subject.combine(dispatched, subject.in_place(case))?,
+        Case::Pair => subject.combine(dispatched, case)?,
     }
     edge(1)
 }
@@ -60,7 +60,7 @@ fn operation(
 fn eager(
     gpu: &Gpu,
     group: &Group,
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     case: Case,
     args: &Args,
     meter: &mut Meter,
@@ -82,7 +82,7 @@ fn eager(
 fn whole_graph(
     gpu: &Gpu,
     group: &Group,
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     case: Case,
     args: &Args,
     meter: &mut Meter,
@@ -96,7 +96,7 @@ fn whole_graph(
 pub fn kernels_of_graph(
     gpu: &Gpu,
     group: &Group,
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     case: Case,
     args: &Args,
     meter: &mut Meter,
@@ -126,7 +126,7 @@ pub fn kernels_of_graph(
 fn replay(
     gpu: &Gpu,
     group: &Group,
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     graph: &CudaGraph,
     args: &Args,
     meter: &mut Meter,
@@ -163,7 +163,7 @@ impl Halves {
     pub fn time(
         gpu: &Gpu,
         group: &Group,
-        subject: &Subject<'_>,
+        subject: &impl Subject,
         case: Case,
         args: &Args,
     ) -> Result<Option<Self>, Error> {
@@ -194,32 +194,31 @@ impl Halves {
 /// One operation in halves; `send` and `receive` are called where the time of each begins and ends.
 fn halves(
     gpu: &Gpu,
-    subject: &Subject<'_>,
+    subject: &impl Subject,
     case: Case,
     send: impl Fn(usize) -> Result<(), Error>,
     receive: impl Fn(usize) -> Result<(), Error>,
 ) -> Result<(), Error> {
+    let between = || {
+        send(1)?;
+        gpu.launch_pause(ARRIVAL)?;
+        receive(0)
+    };
+    let begin = || {
+        gpu.launch_pause(ARRIVAL)?;
+        send(0)
+    };
     match case {
         Case::Dispatch | Case::Pair => {
-            gpu.launch_pause(ARRIVAL)?;
-            send(0)?;
-            let sent = subject.dispatch_send()?;
-            send(1)?;
-            gpu.launch_pause(ARRIVAL)?;
-            receive(0)?;
-            let dispatched = subject.dispatch_receive(sent)?;
+            begin()?;
+            let dispatched = subject.dispatch_halves(&between)?;
             receive(1)?;
             subject.release(dispatched)
         }
         Case::Combine => {
             let dispatched = subject.dispatch()?;
-            gpu.launch_pause(ARRIVAL)?;
-            send(0)?;
-            let sent = subject.combine_send(dispatched)?;
-            send(1)?;
-            gpu.launch_pause(ARRIVAL)?;
-            receive(0)?;
-            subject.combine_receive(sent)?;
+            begin()?;
+            subject.combine_halves(dispatched, &between)?;
             receive(1)
         }
     }

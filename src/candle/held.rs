@@ -1,26 +1,4 @@
-//! Views of candle's tensors in host memory, for what goes into dispatch and combine.
-//!
-//! A tensor is [held](hold) for as long as a call reads it; what comes out is in memory of the caller, from which candle copies:
-//!
-//! ```
-//! use candle_core::{DType, Device, Tensor};
-//! use epwire::candle::hold;
-//! use epwire::{DispatchBuffers, EpConfig, Layout, Payload};
-//! use half::bf16;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let x = Tensor::zeros((4, 128), DType::BF16, &Device::Cpu)?;
-//! let held = hold(&x);
-//! assert_eq!((held.view()?.rows(), held.view()?.cols()), (4, 128)); // for Dispatch::new
-//!
-//! let received = DispatchBuffers::new(&EpConfig::new(4, 128, 8, 2), 2, Payload::SameAsInput, Layout::ExpertMajor, 0)?;
-//! let rows = Tensor::from_slice(received.rows_as::<bf16>(), (4, 8, 128), &Device::Cpu)?; // local experts, rows, hidden
-//! # assert_eq!(rows.dims(), [4, 8, 128]);
-//! # Ok(())
-//! # }
-//! ```
-//!
-//! The example `candle_moe` is a whole layer. Tensors on GPUs: their pointers are cudarc's, so feature `cudarc` has views of them.
+//! A tensor that stays as it is while a call reads it, and its view on the host.
 
 use ::candle_core::{CpuStorage, Layout, Storage, StorageRef, Tensor};
 
@@ -30,8 +8,8 @@ use crate::tensor::{Element, TensorRef};
 /// Keeps others from writing a tensor while it exists. It stays on its thread, as candle's lock does.
 #[derive(Debug)]
 pub struct Held<'a> {
-    storage: StorageRef<'a>,
-    layout: &'a Layout,
+    pub(super) storage: StorageRef<'a>,
+    pub(super) layout: &'a Layout,
 }
 
 /// Holds a tensor for reading. Writing it in place meanwhile, for example with `Tensor::slice_set`, waits until it is
@@ -56,14 +34,18 @@ impl Held<'_> {
             Storage::Cpu(CpuStorage::BF16(data)) => self.matrix(data),
             Storage::Cpu(CpuStorage::F16(data)) => self.matrix(data),
             Storage::Cpu(CpuStorage::F32(data)) => self.matrix(data),
-            Storage::Cpu(_) => {
-                Err(invalid("the tensor's elements must be u8, u32, i32, i64, bf16, f16 or f32".into()))
-            }
-            _ => Err(invalid("the tensor is on a device, must be on the CPU".into())),
+            Storage::Cpu(_) => Err(invalid(ELEMENTS)),
+            _ => Err(invalid("the tensor is on a device, must be on the CPU")),
         }
     }
 
     fn matrix<'a, T: Element>(&self, data: &'a [T]) -> Result<TensorRef<'a>> {
+        let [rows, cols, stride] = self.shape()?;
+        TensorRef::strided(data.get(self.layout.start_offset()..).unwrap_or_default(), rows, cols, stride)
+    }
+
+    /// Rows, columns, and elements from one row to the next.
+    pub(super) fn shape(&self) -> Result<[usize; 3]> {
         let (dims, strides) = (self.layout.dims(), self.layout.stride());
         let (rows, cols, stride) = match (dims, strides) {
             (&[rows], &[stride]) => (rows, 1, stride),
@@ -75,13 +57,14 @@ impl Held<'_> {
             }
         };
         // The stride of a tensor with one row may be anything.
-        let stride = if rows <= 1 { cols } else { stride };
-        TensorRef::strided(data.get(self.layout.start_offset()..).unwrap_or_default(), rows, cols, stride)
+        Ok([rows, cols, if rows <= 1 { cols } else { stride }])
     }
 }
 
-fn invalid(text: String) -> Error {
-    Error::Invalid(Failure { operation: "candle".into(), rank: None, peer: None, text })
+pub(super) const ELEMENTS: &str = "the tensor's elements must be u8, u32, i32, i64, bf16, f16 or f32";
+
+pub(super) fn invalid(text: impl Into<String>) -> Error {
+    Error::Invalid(Failure { operation: "candle".into(), rank: None, peer: None, text: text.into() })
 }
 
 #[cfg(test)]

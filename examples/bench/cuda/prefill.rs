@@ -1,0 +1,253 @@
+//! A prefill buffer and its memory on a rank's GPU.
+
+use epwire::cuda::{PrefillCombineOutput, PrefillOutput, Routing, StreamRef, TensorMut, TensorRef};
+use epwire::cudarc::driver::CudaSlice;
+use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillLayout};
+use epwire::{DType, Device, Dispatch, Float16, Group, Payload, ScaleOrder};
+
+use super::gpu::Gpu;
+use super::subject::{Between, Subject};
+use crate::Error;
+use crate::args::{Args, Layout, Shape};
+use crate::cases::Case;
+use crate::expected::{ALIGNMENT, Expected};
+use crate::pattern::Memory;
+
+pub struct Prefill<'g> {
+    buffer: PrefillBuffer,
+    expected: Expected,
+    gpu: &'g Gpu,
+    device: OnDevice,
+    host: OnHost,
+}
+
+/// Memory of the GPU. Freed when the stream has come past its uses.
+struct OnDevice {
+    /// `[tokens, hidden]`, as `out`.
+    x: CudaSlice<u8>,
+    out: CudaSlice<u8>,
+    /// `[tokens, topk]`
+    experts: CudaSlice<u8>,
+    weights: CudaSlice<u8>,
+    /// `[places, payload]`
+    rows: CudaSlice<u8>,
+    scales: CudaSlice<u8>,
+    /// `[local_experts]`, dense `[ranks]`.
+    counts: CudaSlice<u8>,
+    /// `[places]`, dense `[places, topk]`.
+    row_experts: CudaSlice<u8>,
+    row_weights: CudaSlice<u8>,
+    /// `[places, hidden]`
+    outputs: CudaSlice<u8>,
+}
+
+/// Where it comes from and goes to on the host.
+struct OnHost {
+    x: Memory,
+    out: Memory,
+    outputs: Memory,
+    rows: Vec<u8>,
+    scales: Vec<u8>,
+    counts: Vec<u32>,
+}
+
+impl<'g> Prefill<'g> {
+    /// All ranks call it with the same shapes in the same order.
+    pub fn new(gpu: &'g Gpu, group: &Group, args: &Args, shape: Shape) -> Result<Self, Error> {
+        let config = shape.prefill(args, Device::Cuda(gpu.ordinal));
+        let buffer = PrefillBuffer::create_blocking(group, config)?;
+        let plan = *buffer.plan();
+        let expected = Expected::of_prefill(args, shape, group.rank(), &plan);
+        let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
+        let places = expected.places();
+        let (payload, blocks) =
+            if shape.payload() == Payload::SameAsInput { (2 * hidden, 0) } else { (hidden, hidden / 128) };
+        let (rows, scales) = (places * payload, places.next_multiple_of(4) * blocks * 4);
+        let counts = if shape.layout == Layout::Dense { plan.ranks } else { plan.local_experts } as usize;
+        let device = OnDevice {
+            x: gpu.zeroed(n * hidden * 2)?,
+            out: gpu.zeroed(n * hidden * 2)?,
+            experts: gpu.zeroed(n * k * 4)?,
+            weights: gpu.zeroed(n * k * 4)?,
+            rows: gpu.zeroed(rows)?,
+            scales: gpu.zeroed(scales)?,
+            counts: gpu.zeroed(counts * 4)?,
+            row_experts: gpu.zeroed(places * k * 4)?,
+            row_weights: gpu.zeroed(places * k * 4)?,
+            outputs: gpu.zeroed(places * hidden * 2)?,
+        };
+        let routing = expected.routing();
+        // SAFETY: both have [tokens, topk] numbers of 4 bytes.
+        unsafe {
+            gpu.upload(gpu.address(&device.experts), &routing.experts)?;
+            gpu.upload(gpu.address(&device.weights), &routing.weights)?;
+        }
+        let host = OnHost {
+            x: Memory::zeroed(n * hidden),
+            out: Memory::zeroed(n * hidden),
+            outputs: Memory::zeroed(places * hidden),
+            rows: vec![0; rows],
+            scales: vec![0; scales],
+            counts: vec![0; counts],
+        };
+        Ok(Self { buffer, expected, gpu, device, host })
+    }
+
+    fn stream(&self) -> StreamRef<'_> {
+        StreamRef::from(&self.gpu.stream)
+    }
+
+    fn dtype(&self) -> DType {
+        if self.expected.dtype == Float16::Bf16 { DType::Bf16 } else { DType::F16 }
+    }
+
+    /// All of a matrix that has so many columns.
+    fn view(&self, memory: &CudaSlice<u8>, dtype: DType, rows: usize, cols: usize) -> TensorRef<'_> {
+        let address = self.gpu.address(memory);
+        // SAFETY: allocated with so many rows; it lives as long as the subject, which outlives its graphs, and is written in
+        // the order of the one stream that everything here is enqueued on.
+        unsafe { TensorRef::from_raw(address, dtype, rows, cols, cols * dtype.bytes()) }
+    }
+
+    fn whole(&self, memory: &CudaSlice<u8>, dtype: DType) -> TensorMut<'_> {
+        // SAFETY: all of an allocation, which lives as long as the subject; used in the order of one stream.
+        unsafe { TensorMut::from_raw(self.gpu.address(memory), dtype, memory.len() / dtype.bytes()) }
+    }
+
+    fn input(&self) -> Dispatch<'_, TensorRef<'_>> {
+        let (shape, device) = (&self.expected.shape, &self.device);
+        let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
+        let (x, ids) =
+            (self.view(&device.x, self.dtype(), n, hidden), self.view(&device.experts, DType::I32, n, k));
+        let weights = self.view(&device.weights, DType::F32, n, k);
+        Dispatch::new(x, ids).weights(weights).payload(shape.payload()).lane(0)
+    }
+
+    fn output(&self) -> PrefillOutput<'_> {
+        let (shape, device) = (&self.expected.shape, &self.device);
+        let whole = |memory: &CudaSlice<u8>, dtype: DType| Some(self.whole(memory, dtype));
+        let fp8 = shape.payload() != Payload::SameAsInput;
+        let output = PrefillOutput {
+            capacity: self.expected.places(),
+            rows: whole(&device.rows, DType::U8),
+            scales: if fp8 { whole(&device.scales, DType::U8) } else { None },
+            ..PrefillOutput::default()
+        };
+        if shape.layout == Layout::Dense {
+            return PrefillOutput {
+                layout: PrefillLayout::Dense,
+                scale_order: ScaleOrder::RowMajor,
+                source_counts: whole(&device.counts, DType::U32),
+                row_experts: whole(&device.row_experts, DType::I32),
+                row_weights: whole(&device.row_weights, DType::F32),
+                ..output
+            };
+        }
+        PrefillOutput {
+            layout: PrefillLayout::Packed { alignment: ALIGNMENT },
+            counts: whole(&device.counts, DType::U32),
+            row_expert: whole(&device.row_experts, DType::I32),
+            ..output
+        }
+    }
+
+    fn combine_input(&self) -> PrefillCombine<'_, TensorRef<'_>> {
+        let (places, hidden) = (self.expected.places(), self.expected.shape.hidden as usize);
+        let made = self.view(&self.device.outputs, self.dtype(), places, hidden);
+        PrefillCombine::new(made).mode(self.expected.shape.mode())
+    }
+
+    fn combine_output(&self) -> PrefillCombineOutput<'_> {
+        PrefillCombineOutput::new(self.whole(&self.device.out, self.dtype()))
+    }
+}
+
+impl Subject for Prefill<'_> {
+    type Dispatched = Routing;
+
+    fn expected(&self) -> &Expected {
+        &self.expected
+    }
+
+    fn window_bytes(&self) -> u64 {
+        self.buffer.plan().window_bytes
+    }
+
+    fn path(&self, peer: u32) -> String {
+        self.buffer.path(peer).to_string()
+    }
+
+    fn dispatch(&self) -> Result<Routing, Error> {
+        Ok(self.buffer.enqueue_dispatch(self.input(), self.output(), self.stream())?)
+    }
+
+    fn combine(&self, mut routing: Routing, _: Case) -> Result<(), Error> {
+        routing.enqueue_combine(self.combine_input(), self.combine_output(), self.stream())?;
+        Ok(())
+    }
+
+    fn release(&self, _: Routing) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn dispatch_halves(&self, between: Between<'_>) -> Result<Routing, Error> {
+        let sent = self.buffer.enqueue_dispatch_send(self.input(), self.stream())?;
+        between()?;
+        Ok(sent.enqueue_receive(self.output(), self.stream()).map_err(epwire::Error::from)?)
+    }
+
+    fn combine_halves(&self, mut routing: Routing, between: Between<'_>) -> Result<(), Error> {
+        let sent = routing.enqueue_combine_send(self.combine_input(), self.stream())?;
+        between()?;
+        sent.enqueue_receive(self.combine_output(), self.stream()).map_err(epwire::Error::from)?;
+        Ok(())
+    }
+
+    fn finish(&self) -> Result<(), Error> {
+        self.gpu.finish()?;
+        match self.buffer.take_fault()? {
+            true => Err("a prefill was incomplete: a rank was missing, or rows had no place".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn renew(&mut self) -> Result<(), Error> {
+        self.expected.iteration += 1;
+        self.expected.make_tokens(&mut self.host.x);
+        self.expected.make_outputs(&mut self.host.outputs);
+        let (gpu, device) = (self.gpu, &mut self.device);
+        // SAFETY: as many bytes on both sides.
+        unsafe {
+            gpu.upload(gpu.address(&device.x), &self.host.x)?;
+            gpu.upload(gpu.address(&device.outputs), &self.host.outputs)?;
+        }
+        for memory in [&mut device.out, &mut device.counts, &mut device.rows, &mut device.scales] {
+            gpu.stream.memset_zeros(memory)?;
+        }
+        self.finish()
+    }
+
+    fn check(&mut self, case: Case) -> Result<u64, Error> {
+        self.renew()?;
+        let routing = self.dispatch()?;
+        match case {
+            Case::Dispatch => self.release(routing)?,
+            Case::Combine | Case::Pair => self.combine(routing, case)?,
+        }
+        self.finish()?;
+        self.wrong_after_timing(case)
+    }
+
+    fn wrong_after_timing(&mut self, case: Case) -> Result<u64, Error> {
+        let Self { gpu, device, host, .. } = self;
+        // SAFETY: as many bytes on both sides; any bits are values.
+        unsafe {
+            gpu.download(&mut host.rows, gpu.address(&device.rows))?;
+            gpu.download(&mut host.scales, gpu.address(&device.scales))?;
+            gpu.download(&mut host.counts, gpu.address(&device.counts))?;
+            gpu.download(&mut host.out, gpu.address(&device.out))?;
+        }
+        let wrong = self.expected.wrong_prefill(&host.rows, &host.scales, &host.counts)?;
+        Ok(if case == Case::Dispatch { wrong } else { wrong + self.expected.wrong_sums(case, &host.out) })
+    }
+}

@@ -1,0 +1,111 @@
+//! Tensors on GPUs. cudarc's guards travel with the views: they tell candle's memory where each use ends.
+
+use std::sync::Arc;
+
+use ::candle_core::cuda_backend::{CudaDType, CudaDevice, CudaStorageSlice};
+use ::candle_core::op::BackpropOp;
+use ::candle_core::{CudaStorage, Device, Shape, Storage, Tensor};
+use ::cudarc::driver::{CudaSlice, CudaStream, DevicePtrMut, DeviceRepr};
+
+use super::held::{ELEMENTS, Held, invalid};
+use crate::cuda::{TensorMut, TensorRef};
+use crate::error::{Error, Failure, Result};
+use crate::tensor::Element;
+
+impl Held<'_> {
+    /// Like [`Held::view`], of a tensor on a GPU, to be enqueued on `stream`, which waits for the tensor's last writer.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it has another shape, is not on a GPU, has an element type that no operation takes, or `stream` has
+    /// another context than the tensor.
+    pub fn view_on<'s>(&'s self, stream: &'s Arc<CudaStream>) -> Result<TensorRef<'s>> {
+        let Storage::Cuda(CudaStorage { slice, .. }) = &*self.storage else {
+            return Err(invalid("the tensor must be on a GPU: Tensor::to_device moves it there"));
+        };
+        match slice {
+            CudaStorageSlice::U8(slice) => self.matrix_on(slice, stream),
+            CudaStorageSlice::U32(slice) => self.matrix_on(slice, stream),
+            CudaStorageSlice::I32(slice) => self.matrix_on(slice, stream),
+            CudaStorageSlice::I64(slice) => self.matrix_on(slice, stream),
+            CudaStorageSlice::BF16(slice) => self.matrix_on(slice, stream),
+            CudaStorageSlice::F16(slice) => self.matrix_on(slice, stream),
+            CudaStorageSlice::F32(slice) => self.matrix_on(slice, stream),
+            _ => Err(invalid(ELEMENTS)),
+        }
+    }
+
+    fn matrix_on<'s, T: Element>(
+        &self,
+        slice: &'s CudaSlice<T>,
+        stream: &'s Arc<CudaStream>,
+    ) -> Result<TensorRef<'s>> {
+        check_context(slice, stream)?;
+        TensorRef::strided(slice, self.layout.start_offset(), self.shape()?, stream).map_err(invalid)
+    }
+}
+
+/// Memory on a GPU for what comes out of an operation, which then becomes a tensor.
+///
+/// What it holds at first is not specified, and what the operation does not write stays so: the rows beyond an expert's count.
+#[derive(Debug)]
+pub struct Output<T> {
+    slice: CudaSlice<T>,
+    device: CudaDevice,
+}
+
+impl<T: Element + CudaDType + DeviceRepr> Output<T> {
+    /// `len` elements, allocated in the order of the device's stream: the host does not wait.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `device` is no GPU, [`Error::NoMemory`] if it has no memory left.
+    pub fn new(device: &Device, len: usize) -> Result<Self> {
+        let Device::Cuda(device) = device else {
+            return Err(invalid(
+                "the device must be a GPU: on the host, outputs are DispatchBuffers and slices",
+            ));
+        };
+        // SAFETY: whatever is in that memory, every bit pattern is a value of T (Element).
+        let mut slice = unsafe { device.alloc::<T>(len) }.map_err(|error| {
+            let text = format!("no memory on the GPU for {len} of {:?}: {error}", T::DTYPE);
+            Error::NoMemory(Failure { operation: "candle".into(), rank: None, peer: None, text })
+        })?;
+        // Counts as a write, which other streams wait for: what candle has enqueued may still use that memory, as a tensor's that is
+        // dropped by now.
+        drop(slice.device_ptr_mut(&device.cuda_stream()));
+        Ok(Self { slice, device: device.clone() })
+    }
+
+    /// All of it, to be enqueued on `stream`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `stream` has another context than the device.
+    pub fn view_on<'s>(&'s mut self, stream: &'s Arc<CudaStream>) -> Result<TensorMut<'s>> {
+        check_context(&self.slice, stream)?;
+        Ok(TensorMut::from_slice(&mut self.slice, stream))
+    }
+
+    /// The memory as a tensor of this shape. Nothing is copied, and candle's operations on it run after those enqueued so far.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the shape has another number of elements.
+    pub fn into_tensor(self, shape: impl Into<Shape>) -> Result<Tensor> {
+        let (shape, len) = (shape.into(), self.slice.len());
+        if shape.elem_count() != len {
+            return Err(invalid(format!("the shape {shape:?} is not one of {len} elements")));
+        }
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(self.slice, self.device));
+        Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
+    }
+}
+
+/// cudarc orders the streams of one context, and knows nothing of those of another, also where both are of one GPU.
+fn check_context<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> Result<()> {
+    if Arc::ptr_eq(slice.context(), stream.context()) {
+        return Ok(());
+    }
+    let [of, on] = [slice.context(), stream.context()].map(|context| context.ordinal());
+    Err(invalid(format!(
+        "the tensor has a context of GPU {of}, the stream another one, of GPU {on}: \
+         enqueue on candle's own stream, CudaDevice::cuda_stream, or on one of its context"
+    )))
+}

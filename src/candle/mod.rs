@@ -1,0 +1,47 @@
+//! Views of candle's tensors, for what goes into dispatch and combine.
+//!
+//! A tensor is [held](hold) for as long as a call reads it. On the host, what comes out is in memory of the caller, from which candle
+//! copies:
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use epwire::candle::hold;
+//! use epwire::{DispatchBuffers, EpConfig, Layout, Payload};
+//! use half::bf16;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let x = Tensor::zeros((4, 128), DType::BF16, &Device::Cpu)?;
+//! let held = hold(&x);
+//! assert_eq!((held.view()?.rows(), held.view()?.cols()), (4, 128)); // for Dispatch::new
+//!
+//! let received = DispatchBuffers::new(&EpConfig::new(4, 128, 8, 2), 2, Payload::SameAsInput, Layout::ExpertMajor, 0)?;
+//! let rows = Tensor::from_slice(received.rows_as::<bf16>(), (4, 8, 128), &Device::Cpu)?; // local experts, rows, hidden
+//! # assert_eq!(rows.dims(), [4, 8, 128]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The example `candle_moe` is a whole layer.
+//!
+//! # On GPUs
+//! With feature `candle-cuda` a held tensor also has `view_on`, a view for the `enqueue` calls of buffers on its GPU. What comes out
+//! goes into an `Output`, which is memory of candle's device and becomes a tensor without a copy (`into_tensor`). The types of
+//! cudarc are those of candle: `epwire::cudarc` is `candle_core::cuda_backend::cudarc`.
+//!
+//! A view is made for the stream that the call enqueues on. That is best the one on which candle computes,
+//! `CudaDevice::cuda_stream`: everything then runs in the order of the calls, and nothing waits on the host. On another stream of
+//! that device's context events order the two, which cudarc records: the operation runs after what candle had enqueued when the view
+//! was made, and what candle enqueues after the call waits for it, where it needs the same memory. A stream of another context,
+//! also of one of the same GPU, is refused.
+//!
+//! `Device::new_cuda_with_stream` gives candle a stream of its own. That of `Device::new_cuda` is the per-thread default stream,
+//! another one on each thread: with it create tensors, enqueue, and drop handles on one thread. candle loads its kernels when it
+//! first launches them, so compute once what the layer computes before the first dispatch (guide, page [`gpus`](crate::guide::gpus)).
+
+#[cfg(feature = "candle-cuda")]
+mod gpu;
+mod held;
+
+#[cfg(feature = "candle-cuda")]
+pub use gpu::Output;
+pub use held::{Held, hold};

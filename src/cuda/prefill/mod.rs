@@ -1,0 +1,14 @@
+//! Prefill on a GPU: the operations of a [`PrefillBuffer`](crate::prefill::PrefillBuffer), enqueued on the caller's stream.
+
+mod combine;
+mod completion;
+mod dispatch;
+mod memory;
+mod routing;
+mod shared;
+
+pub use combine::PrefillCombining;
+pub use completion::PrefillCompletion;
+pub use dispatch::PrefillDispatching;
+pub use memory::{PrefillCombineOutput, PrefillOutput};
+pub use routing::Routing;

@@ -1,0 +1,108 @@
+//! What a dispatch on a GPU leaves behind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::completion::PrefillCompletion;
+use super::memory::PrefillOutput;
+use super::shared::{Shared, State, site};
+use crate::buffer::Dispatch;
+use crate::cuda::stream::StreamRef;
+use crate::cuda::view::TensorRef;
+use crate::error::Result;
+use crate::prefill::{Inner, PrefillLayout, Received, Shape};
+use crate::sys;
+
+/// What a dispatch finds out about which rows go where and where they lie, in memory of the GPU of
+/// [`routing_bytes`](crate::prefill::PrefillPlan::routing_bytes). With it, experts' outputs are combined, any number of times
+/// and with any width, and other rows can be dispatched in the same way without counting. Valid for the membership of its
+/// dispatch.
+///
+/// Its operations run in the order of the calls, whatever streams they are on. Dropping it owes peers nothing, and takes no
+/// memory from kernels that are enqueued. The memory of a few that are no longer used is kept for the next ones, that of
+/// captured operations until the buffer is dropped. `Send` and `Sync`.
+#[derive(Debug)]
+pub struct Routing {
+    pub(super) shared: Arc<Shared>,
+    pub(super) shape: Shape,
+}
+
+impl Routing {
+    /// For a dispatch of these inputs.
+    pub(super) fn new(inner: &Arc<Inner>, input: &Dispatch<'_, TensorRef<'_>>) -> Result<Self> {
+        let request = input.request();
+        let shape = Shape { tokens: request.tokens, topk: request.topk, ..Shape::default() };
+        Ok(Self { shared: Arc::new(Shared::new(inner, input.lane_or_first())?), shape })
+    }
+
+    /// Enqueues a dispatch: with an output the whole, otherwise the half that `how` names.
+    pub(super) fn dispatch(
+        &mut self,
+        input: &Dispatch<'_, TensorRef<'_>>,
+        how: (u32, u32),
+        mut output: Option<&mut PrefillOutput<'_>>,
+        stream: &StreamRef<'_>,
+    ) -> Result<()> {
+        let (inner, request) = (&*self.shared.inner, input.request());
+        let site = site(inner, "dispatch", stream)?;
+        let c = input.to_c(inner.rank, &inner.config.ep, &site)?;
+        let c = sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, stream: stream.raw, ..c };
+        let to = output.as_deref_mut();
+        let to = to.map(|output| output.as_c(inner, request.payload, request.sideband_bytes, &site));
+        let to = to.transpose()?;
+        // SAFETY: sizes were checked. The memory stays valid until the work has run, and the inputs until that of the
+        // receiving half: whoever made the views has promised that, or their guards ensure it, which a half keeps. The
+        // stream is one of the buffer's GPU: its maker promised that, or it was checked.
+        self.shared.enqueue(|routing| unsafe { routing.dispatch(&c, how, to.as_ref(), None) })?;
+        if let Some(output) = output {
+            self.shape = self.shape.of_output(inner, output);
+        }
+        Ok(())
+    }
+
+    /// The completion of the last operation that was enqueued, to wait for on the host.
+    pub fn completion(&self) -> PrefillCompletion {
+        PrefillCompletion::new(&self.shared)
+    }
+
+    /// How many rows were received, and which capacity this layout would have needed for them: waits on this thread until
+    /// the GPU has run the routing's last operation, [`Error::Timeout`](crate::Error::Timeout) if `timeout` is over first.
+    /// After a captured dispatch that of the last replay, for which the program waits.
+    pub fn received_blocking(&self, layout: PrefillLayout, timeout: Duration) -> Result<Received> {
+        self.shared.wait_blocking(timeout, |state| self.look(state, layout))
+    }
+
+    /// [`Routing::received_blocking`] without blocking the executor.
+    pub async fn received(&self, layout: PrefillLayout, timeout: Duration) -> Result<Received> {
+        self.shared.wait(timeout, |state| self.look(state, layout)).await
+    }
+
+    fn look(&self, state: &State, layout: PrefillLayout) -> Result<Option<Received>> {
+        Received::of(&state.routing, &self.shared.inner, layout)
+    }
+
+    /// Enqueues a dispatch of other rows with this routing: the same number of tokens and top-k, the same places and
+    /// capacity, no counts. Without [`Dispatch::weights`] the previous weights are used; the ids are not read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PrefillBuffer::enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch);
+    /// [`Error::State`](crate::Error::State) also if the membership has changed since its dispatch.
+    pub fn enqueue_dispatch_again(
+        &mut self,
+        input: Dispatch<'_, TensorRef<'_>>,
+        mut output: PrefillOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Result<PrefillCompletion> {
+        let how = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);
+        self.dispatch(&input, how, Some(&mut output), &stream)?;
+        Ok(self.completion())
+    }
+}
+
+impl Drop for Routing {
+    /// Completions may outlive it: half an operation is given up now.
+    fn drop(&mut self) {
+        self.shared.lock().routing.cancel();
+    }
+}

@@ -1,0 +1,88 @@
+//! A routing of the C core, and the number of calls enqueued with it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::config::Device;
+use crate::cuda::stream::StreamRef;
+use crate::cuda::view::Site;
+use crate::cuda::waiting::{until, until_blocking};
+use crate::error::{Error, Failure, Result};
+use crate::ffi::{self, Progress};
+use crate::peers::LONGEST_LOOK;
+use crate::prefill::Inner;
+
+/// What a routing shares with the completions of its calls. The memory of the routing is free when the last of them is
+/// gone.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) inner: Arc<Inner>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) routing: ffi::Routing,
+    /// Calls that have been enqueued.
+    pub(super) calls: u64,
+}
+
+impl Shared {
+    /// With a routing for a dispatch on this lane.
+    pub(super) fn new(inner: &Arc<Inner>, lane: u32) -> Result<Self> {
+        let state = State { routing: ffi::Routing::new(&inner.ffi, lane)?, calls: 0 };
+        Ok(Self { inner: inner.clone(), state: Mutex::new(state) })
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call that enqueues.
+    pub(super) fn enqueue(&self, call: impl FnOnce(&mut ffi::Routing) -> Result<Progress>) -> Result<()> {
+        let mut state = self.lock();
+        call(&mut state.routing)?;
+        state.calls += 1;
+        Ok(())
+    }
+
+    /// Waits on this thread until `look` finds something that the routing's last call brings about.
+    pub(super) fn wait_blocking<T>(
+        &self,
+        timeout: Duration,
+        look: impl Fn(&State) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let inner = &self.inner;
+        let lane = || self.lock().routing.lane();
+        let sleep = |left: Duration| inner.ffi.sleep(lane(), left.min(LONGEST_LOOK));
+        until_blocking(inner.rank, timeout, || look(&self.lock()), sleep)
+    }
+
+    /// The same, while a thread of the buffer waits.
+    pub(super) async fn wait<T>(
+        &self,
+        timeout: Duration,
+        look: impl Fn(&State) -> Result<Option<T>>,
+    ) -> Result<T> {
+        let inner = &self.inner;
+        inner.watch_lanes()?;
+        let lane = || self.lock().routing.lane();
+        let wake_later = |waker: &_| {
+            let lane = lane();
+            inner.watchers[lane as usize].wake_later(lane.into(), waker);
+        };
+        until(inner.rank, timeout, || look(&self.lock()), wake_later).await
+    }
+}
+
+/// Where an operation runs; fails for a buffer on the host and for a stream of another GPU.
+pub(super) fn site(inner: &Inner, operation: &str, stream: &StreamRef<'_>) -> Result<Site> {
+    match inner.config.ep.device {
+        Device::Cuda(ordinal) => Site::new(operation, inner.rank, ordinal, stream),
+        Device::Host => {
+            let text =
+                "the buffer is on the host: take the call without `enqueue`, or create it with Device::Cuda";
+            Err(Error::State(Failure::new(operation, inner.rank, text)))
+        }
+    }
+}

@@ -1,0 +1,299 @@
+/* What prefill on GPUs enqueues, orders, waits for and refuses, without a GPU: its sources are compiled here
+ * with CUDA (fake_cuda.h) and the kernels replaced by records of the calls. tests/gpu/prefill.c compares the
+ * kernels themselves with the host. */
+#include "needs_cuda.h"
+
+#ifdef EPW_CUDA
+
+#include "fake_cuda.h"
+#include "prefills.h"
+#include "kernels/prefill/state.h"
+#include "prefill/parts.h"
+
+/* ---- the kernels, as the engine sees them here ---- */
+
+static int fake_prepare(void) {
+    return 0;
+}
+static int fake_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
+    CHECK((args->call.ticket == 0) == fake.captured && args->call.routing.ids != NULL);
+    return fake_launch(blocks, stream);
+}
+static int fake_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
+    CHECK((args->call.ticket == 0) == fake.captured && args->call.routing.ids != NULL);
+    return fake_launch(blocks, stream);
+}
+static int fake_epoch(const epw_prefill_membership_args *args, void *stream) {
+    CHECK(args->lane_count == 2);
+    return fake_launch(1, stream);
+}
+static int fake_part(const epw_prefill_part_args *args, void *stream) {
+    CHECK(args->lane_count == 2);
+    return fake_launch(1, stream);
+}
+
+#define epw_prefill_gpu_prepare      fake_prepare
+#define epw_prefill_gpu_run_dispatch fake_dispatch
+#define epw_prefill_gpu_run_combine  fake_combine
+#define epw_prefill_gpu_run_epoch    fake_epoch
+#define epw_prefill_gpu_run_part     fake_part
+/* Not renamed, as in fake_cuda.h. */
+#include "../../c/prefill/gpu/engine.c"
+#include "../../c/prefill/gpu/call.c"
+
+/* ---- a rank ---- */
+
+#define FIRST_STREAM  ((void *)0x1000)
+#define SECOND_STREAM ((void *)0x2000)
+
+enum { N = 8, WIDTH = 64, K = 2, LOCAL = 4 };
+
+static _Alignas(64) uint16_t x[N * WIDTH];
+static int32_t ids[N * K];
+static float weights[N * K];
+
+static epw_prefill *make_alone(void) {
+    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    epw_prefill *p = NULL;
+    epw_mask alone = first_ranks(1);
+    fake = (struct fake){.done = 1};
+    config.ep.ranks = 1;
+    config.ep.experts = LOCAL;
+    config.ep.topk = K;
+    config.ep.max_tokens = N;
+    config.ep.hidden = WIDTH;
+    config.ep.lanes = 2;
+    CHECK_OK(epw_prefill_create(&config, &p));
+    epw_pool_destroy(p->pool);
+    p->pool = NULL;
+    p->config.ep.device = 0;
+    p->peers.user = &epw_prefill_gpu_user;
+    CHECK_OK(epw_prefill_gpu_open(p, epw_prefill_where(p, "create")));
+    CHECK_OK(epw_prefill_set_active(p, &alone, 1, 0));
+    fake.launches = fake.records = fake.waits = fake.frees = 0;
+    return p;
+}
+
+static void destroy_alone(epw_prefill *p) {
+    epw_prefill_destroy(p);
+    CHECK(fake.depth == 0);
+}
+
+static epw_routing *make_routing(epw_prefill *p) {
+    epw_routing *r = NULL;
+    CHECK_OK(epw_routing_create(p, &r));
+    return r;
+}
+
+static epw_dispatch_input input_on(void *stream, int32_t lane) {
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    in.tokens = N;
+    in.x = x;
+    in.topk_idx = ids;
+    in.topk_weights = weights;
+    in.topk = K;
+    in.lane = lane;
+    in.stream = stream;
+    return in;
+}
+
+static epw_status dispatch_by(epw_prefill *p, epw_routing *r, void *stream, int32_t lane, uint32_t sms) {
+    epw_dispatch_input in = input_on(stream, lane);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    in.sms = sms;
+    out.capacity = N * K;
+    return epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL);
+}
+static epw_status dispatch(epw_prefill *p, epw_routing *r, void *stream, int32_t lane) {
+    return dispatch_by(p, r, stream, lane, 0);
+}
+
+static epw_status combine(epw_prefill *p, epw_routing *r, void *stream) {
+    epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
+    epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    in.expert_out = x;
+    in.stream = stream;
+    out.out = x;
+    return epw_prefill_combine(p, r, &in, &out, NULL);
+}
+
+static epw_status received(epw_prefill *p, epw_routing *r) {
+    uint64_t rows = 0;
+    return epw_prefill_received(p, r, EPW_PACKED, 1, &rows, NULL, NULL);
+}
+
+/* ---- tests ---- */
+
+static void waits_last_until_the_event_is_done(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    REFUSED(epw_prefill_await(p, 0, 0), EPW_ERR_STATE, "await", 0, -1, "no operation runs");
+    REFUSED(epw_prefill_poll(p, r, NULL), EPW_ERR_STATE, "poll", 0, -1, "no operation runs");
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    fake.done = 0;
+    CHECK(epw_prefill_poll(p, r, NULL) == EPW_PENDING && received(p, r) == EPW_PENDING);
+    CHECK_OK(epw_prefill_await(p, 0, 2 * MS)); /* the time is over */
+    fake.done = 1;
+    CHECK_OK(epw_prefill_await(p, 0, 0));
+    CHECK_OK(epw_prefill_poll(p, r, NULL));
+    CHECK_OK(received(p, r));
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
+static void an_operation_has_the_sms_that_it_asks_for(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
+    epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    uint32_t share = p->gpu->blocks;
+    CHECK(share > 3);
+    CHECK_OK(dispatch_by(p, r, FIRST_STREAM, 0, 3));
+    CHECK(fake.blocks == 3);
+    CHECK_OK(dispatch_by(p, r, FIRST_STREAM, 0, share + 1));
+    CHECK(fake.blocks == share);
+    in.expert_out = x;
+    in.stream = FIRST_STREAM;
+    out.out = x;
+    in.sms = 2;
+    CHECK_OK(epw_prefill_combine(p, r, &in, NULL, NULL));
+    CHECK(fake.blocks == 2);
+    out.stream = FIRST_STREAM;
+    CHECK_OK(epw_prefill_collect(p, r, &out, NULL));
+    CHECK(fake.blocks == 2);
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    CHECK(fake.blocks == share);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
+/* The kernel was launched and runs, so the call succeeds; only its own stream is known to follow it. */
+static void a_call_whose_events_fail_stands(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    fake.recording = cudaErrorMemoryAllocation;
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    fake.recording = 0;
+    REFUSED(epw_prefill_await(p, 0, 0), EPW_ERR_STATE, "await", 0, -1, "no event behind the lane's");
+    REFUSED(epw_prefill_poll(p, r, NULL), EPW_ERR_STATE, "poll", 0, -1, "no event behind the routing's");
+    REFUSED(received(p, r), EPW_ERR_STATE, "received", 0, -1, "no event behind the routing's");
+    REFUSED(combine(p, r, SECOND_STREAM), EPW_ERR_STATE, "combine", 0, -1, "same stream");
+    CHECK_MSG(fake.launches == 1 && fake.waits == 0, "%d launches", fake.launches);
+    CHECK_OK(combine(p, r, FIRST_STREAM));
+    CHECK_OK(epw_prefill_await(p, 0, 0));
+    CHECK_OK(epw_prefill_poll(p, r, NULL));
+    CHECK_OK(received(p, r));
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
+/* A later call of the lane says nothing of an earlier one's routing. */
+static void a_routing_whose_event_fails_has_no_end(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p), *other = make_routing(p);
+    fake.recording = cudaErrorMemoryAllocation;
+    fake.spared = 1; /* the lane's */
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    fake.recording = 0;
+    CHECK_OK(epw_prefill_await(p, 0, 0));
+    CHECK_OK(dispatch(p, other, SECOND_STREAM, 0));
+    CHECK_OK(epw_prefill_poll(p, other, NULL));
+    REFUSED(epw_prefill_poll(p, r, NULL), EPW_ERR_STATE, "poll", 0, -1, "no event behind the routing's");
+    REFUSED(dispatch(p, r, SECOND_STREAM, 1), EPW_ERR_STATE, "dispatch", 0, -1,
+            "no event behind the routing's");
+    fake.frees = 0;
+    epw_routing_free(r);
+    r = make_routing(p);
+    CHECK_MSG(fake.frees == 0, "%d frees: its kernel may still run", fake.frees);
+    epw_routing_free(r);
+    epw_routing_free(other);
+    destroy_alone(p);
+}
+
+/* Of a lane without an event no other stream can follow the half, not even to give it up. */
+static void a_half_that_cannot_be_given_up_leaves_its_lane_useless(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    fake.recording = cudaErrorMemoryAllocation;
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, NULL, NULL));
+    fake.recording = 0;
+    epw_routing_free(r);
+    r = make_routing(p);
+    REFUSED(dispatch(p, r, FIRST_STREAM, 0), EPW_ERR_STATE, "dispatch", 0, -1,
+            "lane 0 has half an operation that could not be given up");
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 1));
+    epw_routing_free(r);
+    /* Else memory is kept, as nobody sees the end of the half. */
+    epw_lane_order(&p->peers, 0)->unmarked = false;
+    destroy_alone(p);
+}
+
+/* Replays are put in order by the caller, eager calls are not. */
+static void a_routing_is_behind_its_eager_work_on_another_lane(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    fake.captured = 1;
+    CHECK_OK(combine(p, r, FIRST_STREAM));
+    fake.captured = 0;
+    REFUSED(epw_prefill_poll(p, r, NULL), EPW_ERR_STATE, "poll", 0, -1, "captured");
+    CHECK_MSG(fake.waits == 0 && fake.records == 2, "%d waits, %d records", fake.waits, fake.records);
+    CHECK_OK(dispatch(p, r, SECOND_STREAM, 1));
+    CHECK_MSG(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == r->gpu->order.event,
+              "%d waits", fake.waits);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
+/* A routing is looked at when another one is made. */
+static int frees_of_next_routing(epw_prefill *p) {
+    fake.frees = 0;
+    epw_routing *r = make_routing(p);
+    int frees = fake.frees;
+    epw_routing_free(r);
+    return frees;
+}
+
+static void memory_of_a_routing_is_kept_while_its_kernel_may_run(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    epw_routing_free(r);
+    fake.done = 0;
+    CHECK(frees_of_next_routing(p) == 0);
+    fake.done = 1;
+    CHECK_MSG(frees_of_next_routing(p) == 4, "%d frees: device and pinned memory of two", fake.frees);
+    destroy_alone(p);
+}
+
+/* Its graph has the addresses, also if the last call was eager. */
+static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
+    for (int eager_after = 0; eager_after < 2; eager_after++) {
+        epw_prefill *p = make_alone();
+        epw_routing *r = make_routing(p);
+        fake.captured = 1;
+        CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+        fake.captured = 0;
+        if (eager_after) CHECK_OK(combine(p, r, FIRST_STREAM));
+        epw_routing_free(r);
+        CHECK_MSG(frees_of_next_routing(p) == 0, "%d frees", fake.frees);
+        CHECK_MSG(frees_of_next_routing(p) == 2, "%d frees: those of the one before", fake.frees);
+        fake.frees = 0;
+        destroy_alone(p);
+        CHECK_MSG(fake.frees >= 4, "%d frees", fake.frees);
+    }
+}
+
+int main(void) {
+    waits_last_until_the_event_is_done();
+    an_operation_has_the_sms_that_it_asks_for();
+    a_call_whose_events_fail_stands();
+    a_routing_whose_event_fails_has_no_end();
+    a_half_that_cannot_be_given_up_leaves_its_lane_useless();
+    a_routing_is_behind_its_eager_work_on_another_lane();
+    memory_of_a_routing_is_kept_while_its_kernel_may_run();
+    memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
+    return check_result("prefill_enqueue");
+}
+#endif

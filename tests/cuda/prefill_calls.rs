@@ -1,0 +1,216 @@
+//! Routings, halves and completions of prefill, captured and refused calls.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use epwire::cuda::{PrefillCombineOutput, PrefillCompletion, PrefillOutput, Routing};
+use epwire::cudarc::driver::CudaSlice;
+use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillLayout};
+use epwire::{Dispatch, Error, Refused, TensorRef};
+use half::bf16;
+
+use crate::prefill::config;
+use crate::world::{Gpu, HIDDEN, LOCAL_EXPERTS, MAX_TOKENS, OnGpu, PATIENT, TOPK, Tokens, prefill_ranks};
+
+const LAYOUT: PrefillLayout = PrefillLayout::Packed { alignment: 8 };
+/// Halves fit.
+const RING: u32 = 1 + (MAX_TOKENS * TOPK) as u32;
+
+/// A rank's memory. Experts return their input.
+struct Step {
+    sent: OnGpu,
+    rows: CudaSlice<bf16>,
+    out: CudaSlice<bf16>,
+}
+
+impl Step {
+    fn new(gpu: &Gpu, ranks: u32, tokens: &Tokens) -> Self {
+        let capacity = ranks as usize * MAX_TOKENS * TOPK + LOCAL_EXPERTS * 8;
+        Self {
+            sent: OnGpu::new(gpu, tokens),
+            rows: gpu.zeros(capacity * HIDDEN),
+            out: gpu.zeros(tokens.x.len()),
+        }
+    }
+
+    fn capacity(&self) -> usize {
+        self.rows.len() / HIDDEN
+    }
+
+    fn output<'a>(capacity: usize, rows: &'a mut CudaSlice<bf16>, gpu: &'a Gpu) -> PrefillOutput<'a> {
+        let rows = Some(gpu.view_mut(rows));
+        PrefillOutput { layout: LAYOUT, capacity, rows, ..PrefillOutput::default() }
+    }
+
+    fn dispatch(&mut self, gpu: &Gpu, buffer: &PrefillBuffer) -> Routing {
+        let output = Self::output(self.capacity(), &mut self.rows, gpu);
+        buffer.enqueue_dispatch(self.sent.dispatch(gpu), output, gpu.stream()).unwrap()
+    }
+
+    fn combine(&mut self, gpu: &Gpu, routing: &mut Routing) -> PrefillCompletion {
+        let input = PrefillCombine::new(gpu.view(&self.rows, HIDDEN));
+        let output = PrefillCombineOutput::new(gpu.view_mut(&mut self.out));
+        routing.enqueue_combine(input, output, gpu.stream()).unwrap()
+    }
+
+    /// All of it, which gives the tokens back.
+    fn assert_exact(&mut self, gpu: &Gpu, buffer: &PrefillBuffer, tokens: &Tokens) {
+        let mut routing = self.dispatch(gpu, buffer);
+        let completion = self.combine(gpu, &mut routing);
+        drop(routing);
+        let outcome = completion.wait_blocking(PATIENT).unwrap();
+        assert!(outcome.is_complete(), "{outcome:?}");
+        assert!(gpu.get(&self.out) == tokens.x);
+    }
+}
+
+fn on_ranks(gpus: u32, body: impl Fn(&Gpu, &PrefillBuffer, &Tokens) + Sync) {
+    let mut config = config(gpus, RING);
+    config.ep = config.ep.sideband_bytes(0).lanes(1);
+    prefill_ranks(&config, gpus, true, |buffer| {
+        let gpu = Gpu::new(buffer.config().ep.device);
+        body(&gpu, buffer, &Tokens::identity(buffer.rank(), gpus));
+    });
+}
+
+pub(crate) fn a_captured_prefill_replays_with_new_tokens(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        // SAFETY: every slice of this context is used on one stream only.
+        unsafe { gpu.context.disable_event_tracking() };
+        let mut step = Step::new(gpu, gpus, tokens);
+        gpu.stream.synchronize().unwrap();
+        gpu.begin_capture();
+        let mut routing = step.dispatch(gpu, buffer);
+        let captured = step.combine(gpu, &mut routing);
+        let graph = gpu.end_capture();
+        assert!(matches!(captured.outcome(), Err(Error::State(_))), "it belongs to no replay");
+
+        let mut x = tokens.x.clone();
+        for round in 1..4 {
+            x.iter_mut().for_each(|x| *x = bf16::from_f32(-f32::from(*x)));
+            gpu.stream.memcpy_htod(&x, &mut step.sent.x).unwrap();
+            gpu.stream.memset_zeros(&mut step.out).unwrap();
+            graph.launch().unwrap();
+            assert!(gpu.get(&step.out) == x, "round {round}");
+        }
+        let received = routing.received_blocking(LAYOUT, PATIENT).unwrap();
+        assert!(received.counts.iter().sum::<u32>() > 0 && received.capacity <= step.capacity());
+        assert!(!buffer.take_fault().unwrap());
+    });
+}
+
+pub(crate) fn a_captured_routing_may_be_dropped(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        // SAFETY: every slice of this context is used on one stream only.
+        unsafe { gpu.context.disable_event_tracking() };
+        let mut step = Step::new(gpu, gpus, tokens);
+        let mut others = Tokens::new(buffer.rank(), gpus, 9);
+        others.weights.fill(0.25);
+        let mut other = Step::new(gpu, gpus, &others);
+        gpu.stream.synchronize().unwrap();
+        gpu.begin_capture();
+        let mut routing = step.dispatch(gpu, buffer);
+        let dispatch = gpu.end_capture();
+        gpu.begin_capture();
+        let _ = step.combine(gpu, &mut routing);
+        let combine = gpu.end_capture();
+        drop(routing);
+        for _ in 0..2 {
+            dispatch.launch().unwrap();
+            // Other routings use no memory of the graphs, which combine by what their dispatch has left.
+            for _ in 0..3 {
+                let mut routing = other.dispatch(gpu, buffer);
+                let ended = other.combine(gpu, &mut routing).wait_blocking(PATIENT).unwrap();
+                assert!(ended.is_complete(), "{ended:?}");
+            }
+            gpu.stream.memset_zeros(&mut step.out).unwrap();
+            combine.launch().unwrap();
+            assert!(gpu.get(&step.out) == tokens.x);
+        }
+    });
+}
+
+pub(crate) fn halves_of_prefill_may_be_dropped(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let mut step = Step::new(gpu, gpus, tokens);
+        // All ranks give the same ones up, so nobody waits for a deadline.
+        drop(buffer.enqueue_dispatch_count(step.sent.dispatch(gpu), gpu.stream()).unwrap());
+        step.assert_exact(gpu, buffer, tokens);
+        drop(buffer.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap());
+        step.assert_exact(gpu, buffer, tokens);
+        let mut routing = step.dispatch(gpu, buffer);
+        let input = PrefillCombine::new(gpu.view(&step.rows, HIDDEN));
+        drop(routing.enqueue_combine_send(input, gpu.stream()).unwrap());
+        // The routing is as it was.
+        let completion = step.combine(gpu, &mut routing);
+        assert!(completion.wait_blocking(PATIENT).unwrap().is_complete());
+        assert!(gpu.get(&step.out) == tokens.x);
+    });
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(ended: Result<T, impl Into<Error>>, text: &str) {
+    let error: Error = ended.map_err(Into::into).expect_err(text);
+    assert!(matches!(error, Error::Invalid(_) | Error::Limit(_) | Error::State(_)), "{error:?}");
+    assert!(error.to_string().contains(text), "{error}, not {text}");
+}
+
+pub(crate) fn refused_calls_of_prefill_name_the_reason(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let (x, ids) = (vec![bf16::ZERO; HIDDEN], vec![-1i32; TOPK]);
+        let on_host = || Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&ids, TOPK));
+        refused(buffer.dispatch_send_blocking(on_host()), "begins with `enqueue`");
+        let mut step = Step::new(gpu, gpus, tokens);
+        let small = Step::output(step.capacity() + 1, &mut step.rows, gpu);
+        refused(buffer.enqueue_dispatch(step.sent.dispatch(gpu), small, gpu.stream()), "output.rows has");
+        let mut counts = gpu.zeros::<u32>(LOCAL_EXPERTS);
+        let by_source =
+            PrefillOutput { source_offsets: Some(gpu.view_mut(&mut counts)), ..PrefillOutput::default() };
+        refused(buffer.enqueue_dispatch(step.sent.dispatch(gpu), by_source, gpu.stream()), "source_offsets");
+
+        // Guards could not tell when inputs are read on another stream.
+        let other = gpu.context.new_stream().unwrap();
+        let elsewhere = Gpu { stream: other, ..Gpu::new(buffer.config().ep.device) };
+        let sent = buffer.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap();
+        refused(sent.received_blocking(LAYOUT, PATIENT), "EPW_HALF_COUNTS");
+        let capacity = step.rows.len() / HIDDEN;
+        let output = Step::output(capacity, &mut step.rows, &elsewhere);
+        let Refused { error, handle: sent } = *sent.enqueue_receive(output, elsewhere.stream()).unwrap_err();
+        assert!(error.to_string().contains("viewed for its stream"), "{error}");
+        let output = Step::output(capacity, &mut step.rows, gpu);
+        let mut routing = sent.enqueue_receive(output, gpu.stream()).unwrap();
+
+        let dispatched = routing.completion();
+        let combined = step.combine(gpu, &mut routing);
+        refused(dispatched.wait_blocking(PATIENT), "next operation");
+        assert!(combined.wait_blocking(PATIENT).unwrap().is_complete());
+        assert!(gpu.get(&step.out) == tokens.x);
+    });
+}
+
+pub(crate) fn completions_of_prefill_are_futures(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build().unwrap();
+        let mut step = Step::new(gpu, gpus, tokens);
+        let is_last = buffer.rank() > 0 && buffer.rank() + 1 == gpus;
+        if is_last {
+            sleep(Duration::from_millis(300));
+        }
+        let mut routing = step.dispatch(gpu, buffer);
+        let dispatched = routing.completion();
+        if buffer.rank() == 0 && gpus > 1 {
+            assert!(!dispatched.is_done().unwrap(), "the last rank is late");
+            let error = dispatched.wait_blocking(Duration::from_millis(20)).unwrap_err();
+            assert!(matches!(error, Error::Timeout(_)), "{error}");
+        }
+        // Another task may wait, and another thread.
+        let waits = runtime.spawn(async move { dispatched.wait(PATIENT).await });
+        assert!(runtime.block_on(waits).unwrap().unwrap().is_complete());
+        let received = runtime.block_on(routing.received(LAYOUT, PATIENT)).unwrap();
+        assert_eq!(received.source_counts.len(), gpus as usize);
+        let combined = step.combine(gpu, &mut routing);
+        assert!(runtime.block_on(combined.wait(PATIENT)).unwrap().is_complete());
+        assert!(gpu.get(&step.out) == tokens.x);
+    });
+}
