@@ -32,9 +32,10 @@ pub const EPW_OK: i32 = 0;
 pub const EPW_PENDING: i32 = 1;
 /// an argument is wrong
 pub const EPW_ERR_INVALID: i32 = -1;
-/// a size passes a limit of the plan or of the library
+/// a size exceeds a limit of the plan or of the library
 pub const EPW_ERR_LIMIT: i32 = -2;
-/// not possible now: lane held, handle already consumed, no membership yet
+/** not possible now: the lane is held, the handle is already consumed, there is no
+membership yet*/
 pub const EPW_ERR_STATE: i32 = -3;
 /// the system has no memory to give
 pub const EPW_ERR_NO_MEMORY: i32 = -4;
@@ -44,7 +45,7 @@ pub const EPW_ERR_SYSTEM: i32 = -5;
 pub const EPW_ERR_NO_PATH: i32 = -6;
 /// the peer's configuration or version differs
 pub const EPW_ERR_MISMATCH: i32 = -7;
-/// the place still belongs to another, living incarnation
+/// another living incarnation of the rank still holds its place
 pub const EPW_ERR_FENCED: i32 = -8;
 /// a bounded wait outside dispatch and combine expired
 pub const EPW_ERR_TIMEOUT: i32 = -9;
@@ -59,7 +60,7 @@ unsafe extern "C" {
  until the thread's next failing call. Empty if there was none.*/
     pub fn epw_last_error() -> *const ::core::ffi::c_char;
 }
-/// The same in parts. op and text live as long as epw_last_error's text.
+/// The last error in parts. `op` and `text` are valid as long as the text of epw_last_error.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_error_detail {
@@ -112,7 +113,7 @@ unsafe extern "C" {
     pub fn epw_error_detail_init(detail: *mut epw_error_detail);
 }
 unsafe extern "C" {
-    /// Nothing beyond `size` is written. detail [in: size, out]
+    /// Fills in the last error of the calling thread; writes at most `size` bytes. detail [in: size, out]
     pub fn epw_last_error_detail(detail: *mut epw_error_detail);
 }
 unsafe extern "C" {
@@ -123,11 +124,11 @@ pub const EPW_LOG_OFF: u32 = 0;
 pub const EPW_LOG_WARN: u32 = 1;
 pub const EPW_LOG_INFO: u32 = 2;
 pub const EPW_LOG_TRACE: u32 = 3;
-/** What the library says while it runs: which path leads to a peer and why others do not, sizes, memberships,
- peers that are given up and why. The variable EPWIRE_LOG has it printed on stderr, or appended to the file
- EPWIRE_LOG_FILE (%p in its name: the process): "off", "warn", "info" or "trace", or a level for each of the
- subsystems plan, path, member, wait and nic, as in "warn,path=trace". Nothing is said of operations that go
- well, and nothing costs more than a load where nobody listens.*/
+/** The log: which path leads to a peer and why others do not, sizes, memberships, which peers are given up and
+ why. The environment variable EPWIRE_LOG turns it on: "off", "warn", "info" or "trace", or a level for each
+ of the subsystems plan, path, member, wait and nic, as in "warn,path=trace". Lines go to stderr, or are
+ appended to the file EPWIRE_LOG_FILE (%p in the name stands for the process id). Operations that succeed
+ log nothing. A message that nobody asked for costs one load.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_log_record {
@@ -140,9 +141,10 @@ pub struct epw_log_record {
     pub peer: i32,
     /// the name, for example "path"
     pub subsystem: *const ::core::ffi::c_char,
-    /// without line ends; like the record valid until the function returns
+    /** one line, without a line end; valid until the function returns, as the record
+is*/
     pub text: *const ::core::ffi::c_char,
-    /// since 1970
+    /// since 1970-01-01 UTC
     pub time_ns: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -180,8 +182,8 @@ impl Default for epw_log_record {
         }
     }
 }
-/** Called by the thread that has something to say, with locks of the library held: it may not call the
- library, and returns soon.*/
+/** Called by the thread that logs, with locks of the library held: it must not call the library, and must
+ return soon.*/
 pub type epw_log_fn = ::core::option::Option<
     unsafe extern "C" fn(
         context: *mut ::core::ffi::c_void,
@@ -189,9 +191,10 @@ pub type epw_log_fn = ::core::option::Option<
     ),
 >;
 unsafe extern "C" {
-    /** Has `fn` called with `context` for what `levels` names, in the form of EPWIRE_LOG, beside what EPWIRE_LOG
- asks for; instead of the function that was given before. NULL: no more. A call that is under way in another
- thread may still use the former function, with either context. EPW_ERR_INVALID: `levels` is something else.*/
+    /** From now on calls `fn` with `context` for each message that `levels` selects; `levels` has the form of
+ EPWIRE_LOG, which goes on printing by itself. `fn` replaces the function set before; NULL only removes that
+ one. Another thread that is logging at this moment may still call the former function, with either context.
+ EPW_ERR_INVALID: `levels` has another form.*/
     pub fn epw_log_set(
         levels: *const ::core::ffi::c_char,
         fn_: epw_log_fn,
@@ -212,9 +215,10 @@ pub const EPW_PAYLOAD_FP8_UE8M0: u32 = 3;
 pub const EPW_PAYLOAD_OPAQUE: u32 = 4;
 pub const EPW_EXPERT_MAJOR: u32 = 0;
 pub const EPW_RANK_MAJOR: u32 = 1;
-/// one row per (token, rank), summed over that rank's experts there
+/// one row per (token, rank), summed by that rank over its experts
 pub const EPW_COMBINE_RANK_REDUCED: u32 = 0;
-/// one row per (token, expert), summed at home in top-k order
+/** one row per (token, expert), summed at the token's own rank in top-k
+order*/
 pub const EPW_COMBINE_ORDERED: u32 = 1;
 pub const EPW_I32: u32 = 0;
 pub const EPW_U32: u32 = 1;
@@ -250,9 +254,9 @@ pub const EPW_PATH_SHM: u32 = 4;
 pub const EPW_PATH_VMM: u32 = 8;
 /// the same by a CUDA IPC handle
 pub const EPW_PATH_IPC: u32 = 16;
-/// a rank of any host: what is written for it travels by a queue, see epw_fabric
+/// a rank on any host: what is written for it travels by a queue, see epw_fabric
 pub const EPW_PATH_QUEUE: u32 = 32;
-/// A set of ranks: bit r%64 of bits[r/64]. It never changes.
+/// A set of ranks: rank r is bit r%64 of bits[r/64]. This struct never grows.
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_mask {
@@ -266,9 +270,9 @@ const _: () = {
         "Offset of field: epw_mask::bits",
     ][::core::mem::offset_of!(epw_mask, bits) - 0usize];
 };
-/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `queue_depth` and the
- ordinal in `device` must be equal on every rank; connect refuses a peer whose value differs and names the
- field.*/
+/** What a buffer must be able to do. All fields but `rank`, `threads`, `paths`, `sms`, `queue_depth`, `fabric`
+ and the ordinal in `device` must be equal on every rank; epw_buffer_connect refuses a peer whose value
+ differs, and names the field.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_config {
@@ -294,7 +298,7 @@ pub struct epw_config {
     pub dtype: u32,
     /// EPW_BF16 or EPW_F16: type of expert outputs and of combine's result
     pub combine_dtype: u32,
-    /// most payload + scale bytes of an opaque row, up to 2^30; 0: no such payloads
+    /// most payload + scale bytes of an opaque row, up to 2^30; 0: no opaque rows
     pub opaque_bytes: u32,
     /// most opaque bytes per token, [0, EPW_MAX_SIDEBAND]
     pub sideband_bytes: u32,
@@ -307,24 +311,26 @@ pub struct epw_config {
     /// permitted EPW_PATH_* bits; EPW_PATH_ALL: any
     pub paths: u32,
     /** EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
-outputs and the window. All ranks on the host or all on GPUs*/
+outputs and the window. All ranks use the host, or all use GPUs*/
     pub device: i32,
-    /** CUDA: SMs that the kernels of all lanes take together at most, a thread block to each; 0:
-all of the GPU's that no other buffer or communicator of this process has. Kernels that
-wait for peers must find room together: else one keeps another off the GPU that a peer
-waits for, until the deadline. So the SMs are this buffer's until it is destroyed, and
-what would not fit is refused with EPW_ERR_LIMIT, which names who has how many. What
-other processes run on the GPU is theirs to bound*/
+    /** CUDA: the most SMs that the kernels of all lanes take together, one thread block on each;
+0: all SMs of the GPU that no other buffer or communicator of this process has. Kernels
+that wait for peers must all fit on the GPU at the same time: otherwise one keeps off the
+GPU another that a peer waits for, until the deadline. The SMs therefore belong to this
+buffer until it is destroyed, and a buffer that does not fit is refused with
+EPW_ERR_LIMIT, which names the holders and how many each has. What other processes take
+of the GPU is not counted*/
     pub sms: u32,
-    /** entries of a queue at least, a power of two from EPW_QUEUE_DEPTH_MIN to
-EPW_QUEUE_DEPTH_MAX; 0: that of the fabric, if there is one. For plans that are
-made before the fabric*/
+    /** least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
+EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
+be made before the fabric exists*/
     pub queue_depth: u32,
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
-    /** by which peers behind a queue are reached; of this rank, and outlives the buffer.
-NULL: none are. With one, and EPW_PATH_QUEUE in `paths`, max_tokens is at most
-16254, and a buffer on a GPU also has pinned host memory: see epw_plan*/
+    /** reaches the peers behind queues. It belongs to this rank and must outlive the
+buffer. NULL: no peer is reached by a queue. With a fabric, and EPW_PATH_QUEUE in
+`paths`, max_tokens is at most 16254, and a buffer on a GPU also takes pinned
+host memory: see epw_plan*/
     pub fabric: *mut epw_fabric,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -435,17 +441,18 @@ pub struct epw_plan {
     pub zero_copy_bytes: u64,
     /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
-    /** memory of this rank's own beside the window; with `threads` 0 it is that of the
-threads that would be chosen now. On a GPU it is device memory: some 50 KB of
-pinned host memory, through which kernels report, are not in it*/
+    /** this rank's memory outside the window; with `threads` 0, for the threads that
+the library would choose now. On a GPU it is device memory; some 50 KB of
+pinned host memory, through which kernels report, are not counted*/
     pub private_bytes: u64,
-    /// what is written for them and read by the NIC; for all ranks at a time
+    /** what this rank writes for them, and the NIC reads; allocated for all ranks at
+once*/
     pub image_bytes: u64,
-    /** queues by which lanes post to them; for each. What the wire local shares with
-peers is the fabric's: epw_fabric_options.ring_bytes*/
+    /** queues to which lanes post; allocated for each peer. Memory that EPW_WIRE_LOCAL
+shares with peers belongs to the fabric: epw_fabric_options.ring_bytes*/
     pub ring_bytes: u64,
-    /** what they write here, of a rank on a GPU, whose window mapped peers alone write;
-for each its places of the window*/
+    /** GPU only: what they write to this rank, because only mapped peers write into its
+window; allocated for each peer, as large as the peer's part of the window*/
     pub inbox_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -558,95 +565,103 @@ const _: () = {
 unsafe extern "C" {
     pub fn epw_row_shape_init(shape: *mut epw_row_shape);
 }
-/// memory of this host, shared by a socket of its network namespace
+/// memory shared within one host, by way of a Unix socket of its network namespace
 pub const EPW_WIRE_LOCAL: u32 = 1;
 /// TCP over IPv4 or IPv6
 pub const EPW_WIRE_TCP: u32 = 2;
 /** an RDMA adapter of any make, by libibverbs: the first with an active port and, on
-Ethernet, a RoCEv2 address that others can reach. Ranks still call each other
-within a host, or by TCP where they have a key, and see so who has ended*/
+Ethernet, a RoCEv2 address that others can reach. Ranks still connect to each other
+by a Unix socket within a host, or by TCP if they have a key, and so see which
+ranks have ended*/
 pub const EPW_WIRE_VERBS: u32 = 4;
 /// a thread of this process
 pub const EPW_NIC_SOFT: u32 = 1;
-/** the same for tests: it delays fetches, overwrites entries that are done, and breaks
-a queue whose entries or bytes have changed behind the doorbell; slow*/
+/** the same for tests, and slow: it delays fetches, overwrites entries that are done,
+and breaks a queue whose entries or bytes change after their doorbell*/
 pub const EPW_NIC_STRICT: u32 = 2;
-/** for tests: an mlx5 adapter in software, which takes a real one's commands, and is as
-strict with them as firmware*/
+/** for tests: an mlx5 adapter in software, which takes the commands of a real one, and
+is as strict with them as its firmware*/
 pub const EPW_NIC_FAKE: u32 = 3;
 /** an mlx5 adapter with an active port, by libibverbs and libmlx5. Unproven: no adapter
 has been tried yet*/
 pub const EPW_NIC_MLX5: u32 = 4;
-/// the first of those below that can be had; epw_fabric_describe says which
+/// the first of the two below that works here; epw_fabric_describe says which
 pub const EPW_DOORBELLS_AUTO: u32 = 0;
-/// they write the adapter's registers, which the GPU's driver has to map
+/// kernels write the adapter's registers, which the GPU's driver must map
 pub const EPW_DOORBELLS_GPU: u32 = 1;
-/** they write words that a thread of this process copies to the registers: it takes
-a core while they post, and up to 0.1 ms when they begin again after 2 ms*/
+/** kernels write words that a thread of this process copies to the registers. The
+thread takes a core while kernels post; after 2 ms without a post, the next one
+takes up to 0.1 ms longer*/
 pub const EPW_DOORBELLS_HOST: u32 = 2;
 /// pinned host memory
 pub const EPW_RINGS_HOST: u32 = 0;
-/// entries and rows in the memory of the GPU, if the adapter reaches it
+/// memory of the GPU, for entries and rows; the adapter must reach it
 pub const EPW_RINGS_GPU: u32 = 1;
-/// the same, else host memory; epw_fabric_describe says which
+/** GPU memory if the adapter reaches it, else host memory; epw_fabric_describe says
+which*/
 pub const EPW_RINGS_AUTO: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
     /// sizeof(epw_fabric_options)
     pub size: u32,
-    /// [0, EPW_MAX_RANKS): that of the buffers that use it
+    /// [0, EPW_MAX_RANKS): the rank of the buffers that use this fabric
     pub rank: u32,
-    /** EPW_WIRE_* bits. Two ranks of one host that both have it take EPW_WIRE_LOCAL, others
-the last of these bits that they have in common*/
+    /** EPW_WIRE_* bits. Two ranks of one host that both have EPW_WIRE_LOCAL use it; others use
+the highest bit that they have in common*/
     pub wires: u32,
     /// EPW_NIC_*
     pub nic: u32,
-    /// TCP: listens on one of these for each address; 0, 0: on any
+    /** TCP: for each address it listens on a port of this range; 0, 0: on any
+port*/
     pub first_port: u16,
-    /// TCP: listens on one of these for each address; 0, 0: on any
+    /** TCP: for each address it listens on a port of this range; 0, 0: on any
+port*/
     pub last_port: u16,
-    /** TCP: on the addresses of these interfaces, in the grammar of
-NCCL_SOCKET_IFNAME, "eth,ib", "=eth0" or "^docker"; NULL: of all*/
+    /** TCP: listens on the addresses of these interfaces, in the grammar of
+NCCL_SOCKET_IFNAME: "eth,ib", "=eth0" or "^docker"; NULL: of all*/
     pub interfaces: *const ::core::ffi::c_char,
     /** TCP: 32 secret bytes, the same on all ranks: both ends of a connection
-prove that they know them. What follows is neither encrypted nor protected
-on the way. NULL: none. Copied*/
+prove that they know them. The data is neither encrypted nor protected
+on the way. NULL: no key. Copied*/
     pub key: *const ::core::ffi::c_uchar,
-    /** Local: of the ring in shared memory by which this rank sends to a peer, a power of two from
- EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer of this host that is reached by a queue
- takes so much, 68 KiB more, and what its own options say for the way back, once for all buffers of the
- fabric. It is in no plan; pages are taken as they are used.*/
+    /** EPW_WIRE_LOCAL: size of the ring in shared memory by which this rank sends to one peer, a power of two
+ from EPW_RING_BYTES_MIN to EPW_RING_BYTES_MAX; 0: 2^22. Each peer on this host that is reached by a
+ queue takes this much, 68 KiB more, and a ring for the way back, whose size the peer's options set; all
+ buffers of the fabric share them. No plan counts them; pages are allocated as they are used.*/
     pub ring_bytes: u32,
     /// EPW_DOORBELLS_*: of an adapter, for buffers on a GPU
     pub doorbells: u32,
-    /** Adapters: which ones, in the grammar of NCCL_IB_HCA: "mlx5" for all whose names begin so, "=mlx5_0:1"
- for this one and this port of it, "^mlx5_1,mlx5_2" for all but these, "^=mlx5_1" for all but exactly
- this one. NULL: any. Of those the nearest to `device` on the PCI bus is taken; ranks take turns at what
- is equally near. epw_fabric_describe tells which it is. Copied*/
+    /** Which adapters may be used, in the grammar of NCCL_IB_HCA: "mlx5": all whose names begin so;
+ "=mlx5_0:1": exactly this one, and this port of it; "^mlx5_1,mlx5_2": all but those whose names begin
+ so; "^=mlx5_1": all but exactly this one. NULL: any. Of these the one nearest to `device` on the PCI
+ bus is taken; among equally near ones each rank takes the next. epw_fabric_describe says which it is.
+ Copied*/
     pub adapters: *const ::core::ffi::c_char,
-    /// the GPU of the buffers that use it, as in epw_config; EPW_DEVICE_HOST: all are near
+    /** the GPU of the buffers that use this fabric, as in epw_config; EPW_DEVICE_HOST: all
+adapters are equally near*/
     pub device: i32,
-    /** how many, at which lanes take turns: 1 or 2; 0: 1. EPW_ERR_NO_PATH if there are
-fewer*/
+    /** number of adapters, which lanes use in turn: 1 or 2; 0: 1. EPW_ERR_NO_PATH if
+there are fewer*/
     pub adapter_count: u32,
     /// InfiniBand: [0, 15]; Ethernet: the priority, [0, 7]
     pub service_level: u32,
-    /** Ethernet: [0, 255], four times the DSCP; what the kernel has for the port does
-not hold for queue pairs of this kind*/
+    /** Ethernet: [0, 255], four times the DSCP; a traffic class that the kernel sets
+for the port does not apply to these queue pairs*/
     pub traffic_class: u32,
     /// Ethernet: [1, 255]; 0: 255
     pub hop_limit: u32,
     /// EPW_RINGS_*: of an adapter, for buffers on a GPU
     pub rings: u32,
-    /** Of each queue, of a buffer's lane to a peer: at least so many entries of 64 bytes, a power of two from
- EPW_QUEUE_DEPTH_MIN to EPW_QUEUE_DEPTH_MAX; 0, or fewer than its operations may post at a time: as many
- as these need. A peer that takes nothing is given up once its queue is full. In epw_plan.ring_bytes if
- epw_config.fabric is set.*/
+    /** Least number of entries, of 64 bytes each, of a queue; each lane of a buffer has a queue to each peer.
+ A power of two from EPW_QUEUE_DEPTH_MIN to EPW_QUEUE_DEPTH_MAX; 0, or fewer than the lane's operations
+ may post at a time: as many as these need. A peer that takes nothing is given up once its queue is
+ full. epw_plan.ring_bytes takes this into account if epw_config.fabric is set.*/
     pub queue_depth: u32,
-    /** the host rings whenever it has posted so many entries of an operation's rows
-to a peer, and behind the last: [1, EPW_QUEUE_DEPTH_MAX]; 0: behind the last
-alone. Kernels post all that a peer is sent at once, and ring once*/
+    /** the host rings the doorbell each time it has posted this many entries of an
+operation's rows to a peer, and after the last: [1, EPW_QUEUE_DEPTH_MAX]; 0:
+only after the last. Kernels post all entries for a peer at once, and ring
+once*/
     pub doorbell_batch: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -728,7 +743,7 @@ unsafe extern "C" {
     pub fn epw_fabric_options_init(options: *mut epw_fabric_options);
 }
 unsafe extern "C" {
-    /// Starts its threads and listens. options [in], out [out]. Any thread.
+    /// Creates a fabric: starts its threads and listens for connections. options [in], out [out]. Any thread.
     pub fn epw_fabric_create(
         options: *const epw_fabric_options,
         out: *mut *mut epw_fabric,
@@ -741,8 +756,8 @@ unsafe extern "C" {
     ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
-    /** Ends them. All buffers that used it have been destroyed. NULL is allowed. In a forked child it does
- nothing.*/
+    /** Ends its threads and connections. All buffers that used the fabric must have been destroyed before. NULL is
+ allowed. Does nothing in a forked child.*/
     pub fn epw_fabric_destroy(fabric: *mut epw_fabric);
 }
 #[repr(C)]
@@ -759,15 +774,15 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. Not
- while another thread uses the buffer. NULL is allowed. In a forked child, the only call on a buffer that it
- inherited: frees its memory and reaches no peer; the parent's buffer lives on.*/
+    /** Tells active peers that this rank leaves, ends its threads, unmaps the peers and frees the window. No other
+ thread may be using the buffer. NULL is allowed. In a forked child this is the only call allowed on a
+ buffer that it inherited: it frees the child's memory and tells no peer; the parent's buffer lives on.*/
     pub fn epw_buffer_destroy(buffer: *mut epw_buffer);
 }
 unsafe extern "C" {
-    /** Writes what `peer` needs to reach this rank's window, to be carried there by any means and given to its
- epw_buffer_connect. It holds a secret that lets processes of the same user map the window: carry it over a
- channel you trust. blob [out, EPW_BLOB_MAX bytes], length [out].*/
+    /** Writes what `peer` needs to reach this rank's window. The program carries it there and passes it to the
+ peer's epw_buffer_connect. It holds a secret that lets processes of the same user map the window: carry it
+ over a channel that you trust. blob [out, EPW_BLOB_MAX bytes], length [out].*/
     pub fn epw_buffer_export(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -776,13 +791,14 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Maps the window that `peer` exported for this rank. Every peer needs it once before it may be active, the
- rank itself not. Refused with EPW_ERR_MISMATCH if a field of the configuration differs, with EPW_ERR_FENCED
- while a former incarnation of this rank, be it another buffer of this process, still has the peer's window
- mapped. Bounded by the deadline; no other call on the buffer waits for it, one that connects or disconnects
- the same peer is EPW_ERR_STATE.
- Connecting a peer again first disconnects it. Any thread, at any time where the peer is not active: beside
- operations, none of which it waits for. A peer that is active must have been given up, and no lane be held.*/
+    /** Maps the window that `peer` exported for this rank. Every peer must be connected once before it may be
+ active; this rank itself need not be. EPW_ERR_MISMATCH: a field of the configuration differs.
+ EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process, still has
+ the peer's window mapped. Bounded by the deadline. No other call on the buffer waits for it; one that
+ connects or disconnects the same peer meanwhile gets EPW_ERR_STATE.
+ Connecting a peer again first disconnects it. While the peer is not active, any thread may call this at any
+ time, also beside operations, none of which it waits for. An active peer must have been given up, and no
+ lane may be held.*/
     pub fn epw_buffer_connect(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -791,7 +807,8 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// The same, bounded by deadline_ns, not 0, instead of the buffer's deadline: for one bound over many peers.
+    /** The same, bounded by deadline_ns (not 0) instead of the buffer's deadline: lets a program connect many
+ peers within one bound.*/
     pub fn epw_buffer_connect_within(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -801,19 +818,19 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Unmaps the peer's window, after telling the peer. It must not be active, unless it has been given up: then
- no lane may be held. Otherwise any thread, at any time, as epw_buffer_connect.*/
+    /** Tells the peer, then unmaps its window. The peer must not be active, unless it has been given up and no
+ lane is held. Any thread, at any time.*/
     pub fn epw_buffer_disconnect(buffer: *mut epw_buffer, peer: u32) -> epw_status;
 }
 unsafe extern "C" {
-    /** Is the path to `peer` alive? Asks its process by a word written the way rows are, beside all operations,
- and waits for the answer, which its library gives whether or not its program calls anything. Any thread.
- EPW_ERR_TIMEOUT: no answer within timeout_ns, and, on GPUs, the time for some copies of 8 bytes.
- EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not connected, or another thread probes a path of this
- buffer.
- With this rank itself as the peer, its own device is probed: whether its window takes a word and gives it
- back, on the host by this process, on GPUs by copies on a stream of the library's own. EPW_ERR_SYSTEM: it
- does not; EPW_ERR_TIMEOUT: not within timeout_ns.*/
+    /** Finds out whether the path to `peer` works: sends its process a word in the way in which rows travel,
+ beside all operations, and waits for the answer, which the library there gives even if its program makes no
+ call. Any thread. EPW_ERR_TIMEOUT: no answer within timeout_ns plus, on GPUs, the time of a few copies of 8
+ bytes. EPW_ERR_PEER: the peer's process has ended. EPW_ERR_STATE: not connected, or another thread probes a
+ path of this buffer.
+ If `peer` is this rank itself, its own device is probed: a word is written into its window and read back,
+ on the host by this process, on GPUs by copies on a stream of the library's own. EPW_ERR_SYSTEM: this
+ fails; EPW_ERR_TIMEOUT: it takes longer than timeout_ns.*/
     pub fn epw_buffer_probe(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -825,8 +842,8 @@ unsafe extern "C" {
     pub fn epw_buffer_path(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
-    /** The EPW_WIRE_* that carries what is written for `peer`, 0 unless its path is EPW_PATH_QUEUE, and where
- adapters carry it, which have their own.*/
+    /** The EPW_WIRE_* that carries what is written for `peer`; 0 if its path is not EPW_PATH_QUEUE, or if mlx5
+ adapters drain the queues, since they have a wire of their own.*/
     pub fn epw_buffer_wire(buffer: *const epw_buffer, peer: u32) -> u32;
 }
 unsafe extern "C" {
@@ -837,18 +854,18 @@ unsafe extern "C" {
     ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
-    /// What to call one EPW_PATH_* in print, for example "CUDA IPC". Never NULL.
+    /// The name of one EPW_PATH_* for printing, for example "CUDA IPC". Never NULL.
     pub fn epw_path_name(path: u32) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask, epoch and step, with no lane held and its
- own writes done. epoch is in [1, 8388607] and larger than any before, or once more one that a GPU was not
- seen to begin (EPW_ERR_TIMEOUT); step is that of the group at which
- the membership begins, in [0, EPW_STEP_MAX], 0 in programs that count none; all other members must be
- connected. Clears suspects and restarts the operation counters. Members that begin the epoch at different
- steps do not take part in each other's operations (EPW_CAUSE_STEP). Who is left out is told: its operations
- end without this rank at once (EPW_CAUSE_SUPERSEDED). Who decides mask, epoch and step is the caller's
- affair. CUDA: waits for what has been enqueued before, see section CUDA.*/
+ own writes done. `epoch` is in [1, 8388607] and larger than any before; only after EPW_ERR_TIMEOUT, when
+ the GPU was not seen to begin the epoch, may the same one be passed again. `step` is the group's step at
+ which the membership begins, in [0, EPW_STEP_MAX]; programs that count no steps pass 0. All other members
+ must be connected. Clears suspects and restarts the operation counters. Members that begin the epoch at
+ different steps do not take part in each other's operations (EPW_CAUSE_STEP). Former members that are left
+ out are told: their operations end at once without this rank (EPW_CAUSE_SUPERSEDED). How mask, epoch and
+ step are decided is up to the caller. CUDA: waits for what has been enqueued before, see section CUDA.*/
     pub fn epw_buffer_set_active(
         buffer: *mut epw_buffer,
         active: *const epw_mask,
@@ -857,12 +874,13 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** The group goes on without these peers: they become suspects of this membership, and waits for them, running
- and future ones, end at once (EPW_CAUSE_SUPERSEDED). For callers that have learnt so otherwise, and need
- not wait for a deadline to see it; no accusation, so it makes none of them `silent`. Peers that are no
- members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread, beside running operations,
- none of which it waits for: a wait ends some milliseconds later at most. CUDA: kernels ask after some tens
- of microseconds of waiting; an operation that finds a peer's words there goes on with it.*/
+    /** Says that the group goes on without these peers: they become suspects of this membership, and present and
+ future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that know it from elsewhere, and need
+ not wait for a deadline to find out. It does not say that the peers have failed, so none of them becomes
+ `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread,
+ beside running operations, none of which it waits for: they stop waiting within some milliseconds. CUDA: a
+ kernel looks for this once it has waited for some tens of microseconds; an operation that finds a peer's
+ words in place completes with that peer.*/
     pub fn epw_buffer_revoke(
         buffer: *mut epw_buffer,
         peers: *const epw_mask,
@@ -878,12 +896,13 @@ pub struct epw_membership {
     /// at which it began
     pub step: u64,
     pub active: epw_mask,
-    /** active peers given up since set_active, neither sent to nor waited for until the
-next one. CUDA: also this rank itself, see epw_error_record.peer*/
+    /** active peers given up since epw_buffer_set_active; until the next one this rank
+neither sends to them nor waits for them. CUDA: may contain this rank itself, see
+epw_error_record.peer*/
     pub suspects: epw_mask,
-    /** those of them that this rank has seen silent for a whole deadline
-(EPW_CAUSE_TIMEOUT). Of the others it has been told, which is no evidence that they
-fail*/
+    /** suspects that this rank itself has seen silent for a whole deadline
+(EPW_CAUSE_TIMEOUT). It was told of the others, which is no evidence that they have
+failed*/
     pub silent: epw_mask,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -920,18 +939,18 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** The newest epoch that this rank or one of its active peers has begun: larger than this rank's own where
- others have gone on, and await it there. epoch [out]. Any thread. CUDA: copies a word for each peer;
- EPW_ERR_TIMEOUT where the GPU does not do so within 10 ms.*/
+    /** The newest epoch that this rank or one of its active peers has begun. If it is larger than this rank's own,
+ others have gone on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
+ peer; EPW_ERR_TIMEOUT if the GPU does not finish that within 10 ms.*/
     pub fn epw_buffer_newest_epoch(
         buffer: *mut epw_buffer,
         epoch: *mut u32,
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Active ranks, this one included, that have begun `epoch` at another step than this one: they count steps
- otherwise than was agreed, and no operation of theirs meets one of the others (EPW_CAUSE_STEP). Says
- nothing about ranks that are in another epoch. epoch is in [0, 8388607], step in [0, EPW_STEP_MAX]. ranks
+    /** Active ranks, this one included, that have begun `epoch` at a step other than `step`: they do not count
+ steps as the group agreed, and their operations match none of the others (EPW_CAUSE_STEP). Ranks that are
+ in another epoch are never in the set. epoch is in [0, 8388607], step in [0, EPW_STEP_MAX]. ranks
  [out]. Any thread. CUDA: as epw_buffer_newest_epoch.*/
     pub fn epw_buffer_diverged(
         buffer: *mut epw_buffer,
@@ -940,22 +959,23 @@ unsafe extern "C" {
         ranks: *mut epw_mask,
     ) -> epw_status;
 }
-/** not known yet: some member has not ended the step; or one that was lost leaves
-it open until the next membership has begun everywhere*/
+/** not known yet: some member has not ended the step; if that member was lost,
+the verdict is open until the next membership has begun everywhere*/
 pub const EPW_VERDICT_PENDING: u32 = 0;
-/** all members have completed everything that ended in the step. Where the
-membership   has changed since: all those that belong to both*/
+/** all members have completed everything that ended in the step. If the
+membership has changed since: all that are members of both*/
 pub const EPW_VERDICT_CLEAN: u32 = 1;
-/// some have not: an outcome was degraded, or a handle was released
+/// some member has not: an outcome was degraded, or a handle was released
 pub const EPW_VERDICT_FAULTED: u32 = 2;
 unsafe extern "C" {
-    /** Ends a step of this buffer: posts to all members whether everything that has ended since the checkpoint
- before was complete. An operation counts for the step in which its combine ends. All members end the same
- steps, at least that at which the membership began and larger than any before, at most EPW_STEP_MAX; steps
- left out share the verdict of the next. epoch [out]: the present one, by which to ask for the verdict.
- Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
- CUDA: enqueues on `stream` a kernel of one block, which comes behind what calls have enqueued on all lanes,
- and ahead of their next calls. Replays of graphs, before and after it, are put in order by the caller.*/
+    /** Ends a step of this buffer: tells all members whether everything that has ended since the last checkpoint
+ was complete. An operation counts for the step in which its combine ends. All members end the same steps.
+ `step` is at least the one at which the membership began, larger than any before, and at most EPW_STEP_MAX;
+ a step that is skipped has the verdict of the next one. epoch [out]: the present epoch, with which to ask
+ for the verdict. Waits for nobody. EPW_ERR_STATE: no membership yet, or CUDA: `stream` is under capture.
+ CUDA: enqueues on `stream` a kernel of one block, which runs after everything that calls have enqueued on
+ all lanes so far, and before what their next calls enqueue. The caller must order replays of graphs before
+ or after it.*/
     pub fn epw_checkpoint(
         buffer: *mut epw_buffer,
         step: u64,
@@ -964,18 +984,19 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Counts the step that the next checkpoint ends as incomplete: for what a program does beside this buffer,
- such as collectives (epw_comm_take_fault). Any thread, also while operations run.*/
+    /** Makes the step that the next checkpoint ends count as incomplete: for failures outside this buffer, such as
+ those of collectives (epw_comm_take_fault). Any thread, also while operations run.*/
     pub fn epw_checkpoint_fault(buffer: *mut epw_buffer) -> epw_status;
 }
 unsafe extern "C" {
-    /** The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint, in that epoch. The same
- for all that belong to the present membership, though not at the same moment. An answer once given stays
- right; but who asks again after the membership has changed may get EPW_VERDICT_PENDING until all have begun
- the next. EPW_ERR_LIMIT: it is not known any more, 16 steps or 3 memberships later, not counting steps that
- began after some member was given up; or this rank does not belong to the membership that judges the step.
- Waits for no peer, any thread. CUDA: copies 384 bytes for each rank, beside the streams of the caller, and
- is EPW_VERDICT_PENDING where that takes more than 200 microseconds: ask again. verdict [out].*/
+    /** The verdict, EPW_VERDICT_*, of a step that this rank has ended with a checkpoint in `epoch`. All members of
+ the present membership get the same verdict, though not at the same moment. A verdict once given stays
+ right; but a rank that asks again after the membership has changed may get EPW_VERDICT_PENDING until all
+ have begun the next one. EPW_ERR_LIMIT: the verdict is not known any more, 16 steps or 3 memberships later
+ (steps that began after some member was given up do not count), or this rank does not belong to the
+ membership that judges the step. Waits for no peer. Any thread. CUDA: copies 384 bytes for each rank, on no
+ stream of the caller; gives EPW_VERDICT_PENDING if that takes more than 200 microseconds: ask again.
+ verdict [out].*/
     pub fn epw_checkpoint_verdict(
         buffer: *mut epw_buffer,
         epoch: u32,
@@ -989,13 +1010,15 @@ unsafe extern "C" {
 pub struct epw_traffic {
     pub size: u32,
     pub reserved: u32,
-    /// by dispatch: one for each token and rank that it goes to
+    /// by dispatch: one for each token and each rank that it goes to
     pub rows_sent: u64,
-    /// by dispatch, and found good
+    /// by dispatch, and valid
     pub rows_received: u64,
-    /// by combine: of each received row one, ordered one for each of its experts here
+    /** by combine: one for each received row; ordered: one for each of the row's
+experts  on this rank*/
     pub rows_answered: u64,
-    /// of rows with their scales, and of answers; no headers, counts and words
+    /** of rows with their scales, and of answers; without headers, counts and signal
+words*/
     pub bytes_sent: u64,
     /// of rows with their scales
     pub bytes_received: u64,
@@ -1030,9 +1053,10 @@ unsafe extern "C" {
     pub fn epw_traffic_init(traffic: *mut epw_traffic);
 }
 unsafe extern "C" {
-    /** wait_ns [out, may be NULL]: [ranks], how long operations have waited for each peer, as the outputs of this
- name tell of one operation. Any thread, also while operations run. EPW_ERR_STATE on a GPU, where kernels
- count nothing: there ask for source_counts and wait_ns. traffic [in: size, out].*/
+    /** traffic [in: size, out]. wait_ns [out, may be NULL]: [ranks], how long operations have waited for each peer
+ in all; the output wait_ns of an operation is the same for that operation. Any thread, also while
+ operations run. EPW_ERR_STATE on a GPU, where kernels count nothing: use the outputs source_counts and
+ wait_ns there.*/
     pub fn epw_buffer_traffic(
         buffer: *const epw_buffer,
         traffic: *mut epw_traffic,
@@ -1062,7 +1086,7 @@ pub const EPW_PHASE_POINT: u32 = 6;
 pub const EPW_CAUSE_NONE: u32 = 0;
 /// it was silent for a whole deadline
 pub const EPW_CAUSE_TIMEOUT: u32 = 1;
-/// it said that it dropped this rank, or left
+/// it has told this rank that it goes on without it, or that it leaves
 pub const EPW_CAUSE_DROPPED: u32 = 2;
 /// it was given up by an earlier operation of this epoch
 pub const EPW_CAUSE_SUSPECTED: u32 = 3;
@@ -1070,27 +1094,27 @@ pub const EPW_CAUSE_SUSPECTED: u32 = 3;
 this rank's have none, or it answers in another EPW_COMBINE_* mode*/
 pub const EPW_CAUSE_FORMAT: u32 = 4;
 /** it answered fewer rows than it was sent: it gave the operation up, and takes
-part in the next one. No reason for a change of membership: that
-is a peer among epw_membership.suspects*/
+part in the next one. This is no reason to change the membership; a peer in
+epw_membership.suspects is*/
 pub const EPW_CAUSE_PARTIAL: u32 = 5;
 /// CUDA: not a peer's fault: a routing id was out of range or repeated
 pub const EPW_CAUSE_ROUTING: u32 = 6;
-/** CUDA: not a peer's fault: the lane was not in the state that the replayed
-operation needs (held, or not held), which has therefore done nothing*/
+/** CUDA: not a peer's fault: the replayed operation did nothing, because the
+lane was not in the state that it needs (held, or not held)*/
 pub const EPW_CAUSE_HELD: u32 = 7;
 /** it moved on to a newer epoch, or the group goes on without it: see
 epw_buffer_revoke*/
 pub const EPW_CAUSE_SUPERSEDED: u32 = 8;
-/// it begins this epoch at another step
+/// it has begun this epoch at another step
 pub const EPW_CAUSE_STEP: u32 = 9;
-/** of a peer behind a queue: the connection to it is gone, or it has taken nothing
-for so long that the queue had no room for what it was to be sent next*/
+/** a peer behind a queue: the connection to it is gone, or it has taken nothing
+for so long that the queue has no room for more*/
 pub const EPW_CAUSE_LINK: u32 = 10;
-/** prefill, and not a peer's fault: `expected` rows were received, and only `seen`
-of them fit the capacity of the output*/
+/** prefill, not a peer's fault: `expected` rows were received, and only `seen` of
+them fit the capacity of the output*/
 pub const EPW_CAUSE_OVERFLOW: u32 = 11;
-/** The first peer that an operation gave up on, with every variable of that wait. The library fills it in,
- within an outcome and by epw_take_errors, which both know how large the caller takes it to be.*/
+/** The first peer that an operation gave up, with every variable of that wait. The library fills it in as a
+ part of epw_outcome and in epw_take_errors; in both cases the caller has passed its size.*/
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_error_record {
@@ -1100,8 +1124,8 @@ pub struct epw_error_record {
     pub cause: u32,
     /// this rank
     pub rank: u32,
-    /** the peer given up. CUDA: this rank itself if other work kept its own kernel off the GPU
-until the wait's bound; it is a suspect of its own then*/
+    /** the peer given up. CUDA: this rank itself if other work kept its kernel off the GPU
+until the wait's bound; the rank is then among its own suspects*/
     pub peer: u32,
     pub lane: u32,
     pub epoch: u32,
@@ -1109,7 +1133,7 @@ until the wait's bound; it is a suspect of its own then*/
     pub op: u32,
     /// how many peers were still awaited
     pub waiting: u32,
-    /// the signal word awaited; value bits zero, but not those of an epoch word
+    /// the signal word awaited; its value bits are zero, except in an epoch word
     pub expected: u64,
     /// the word found
     pub seen: u64,
@@ -1209,7 +1233,7 @@ pub struct epw_dispatch_input {
     pub x_stride: u64,
     /// [n, topk] of idx_type, dense
     pub topk_idx: *const ::core::ffi::c_void,
-    /// [n, topk] f32, dense; NULL where no one needs weights at dispatch
+    /// [n, topk] f32, dense; NULL if no rank needs weights at dispatch
     pub topk_weights: *const f32,
     /// [n, sideband_bytes], dense; NULL if sideband_bytes is 0
     pub sideband: *const ::core::ffi::c_void,
@@ -1235,18 +1259,19 @@ pub struct epw_dispatch_input {
     pub sideband_bytes: u32,
     /// EPW_EXPERT_MAJOR or EPW_RANK_MAJOR: how this rank wants what it receives
     pub layout: u32,
-    /// 0, 1, or -1: lanes in turn. All ranks use the same lane for the same operation
+    /** 0, 1, or -1: the lanes in turn. All ranks use the same lane for the same
+operation*/
     pub lane: i32,
-    /** 1: return EPW_PENDING instead of waiting; go on with epw_poll. The memory of all
+    /** 1: return EPW_PENDING instead of waiting; epw_poll continues. The memory of all
 inputs and outputs must live until the operation has finished or been released*/
     pub nonblocking: u32,
-    /// of this rank's waits; 0: the buffer's; else at least that
+    /// of this rank's waits, at least the buffer's; 0: the buffer's
     pub deadline_ns: u64,
     /// CUDA: the cudaStream_t to enqueue on; see "CUDA"
     pub stream: *mut ::core::ffi::c_void,
-    /** CUDA: the most SMs for the kernels of this operation, those of both halves; 0, or more
-than the lane's part of config.sms: all of that. A captured call keeps it. Each rank
-chooses its own*/
+    /** CUDA: the most SMs for the kernels of this operation, both halves; 0, or more than the
+lane's part of config.sms: that part. A captured call keeps the number. Ranks may have
+different ones*/
     pub sms: u32,
     pub reserved: u32,
 }
@@ -1344,9 +1369,9 @@ unsafe extern "C" {
     pub fn epw_dispatch_input_init(input: *mut epw_dispatch_input);
 }
 /** Where received rows go. M = plan.rows = ranks*max_tokens, E = local experts, K = scales per row. Rows are
- ordered by source rank, then by token at the source. Any pointer may be NULL where that output is not
- wanted, except that expert-major needs `rows` and `counts`; those that a layout does not fill must be NULL.
- Rows beyond the counts are left as they were (CUDA: of a degraded operation they may hold anything).*/
+ ordered by source rank, then by token at the source. Any pointer may be NULL if that output is not wanted,
+ except that expert-major needs `rows` and `counts`; pointers that the layout does not fill must be NULL.
+ Rows beyond the counts are left as they were (CUDA: after a degraded operation they may hold anything).*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_dispatch_output {
@@ -1470,14 +1495,14 @@ pub struct epw_combine_input {
 rank's experts with the weights), of combine_dtype. NULL: the caller has
 written into epw_next_combine_buffer*/
     pub expert_out: *const ::core::ffi::c_void,
-    /** ordered only: [n, topk] f32, dense; NULL: those given at dispatch, and
-always so if rank-reduced*/
+    /** ordered only: [n, topk] f32, dense; NULL: those given at dispatch, which
+rank-reduced always uses*/
     pub topk_weights: *const f32,
     /// as in epw_dispatch_input
     pub nonblocking: u32,
     /// CUDA: as in epw_dispatch_input
     pub sms: u32,
-    /// 0: the buffer's; else at least that
+    /// at least the buffer's; 0: the buffer's
     pub deadline_ns: u64,
     /// CUDA: the cudaStream_t to enqueue on
     pub stream: *mut ::core::ffi::c_void,
@@ -1603,7 +1628,7 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// The receiving half of a dispatch. Like any next call, to be made within one deadline of the sending half.
+    /// The receiving half of a dispatch. Call it, like any next call, within one deadline of the sending half.
     pub fn epw_dispatch_receive(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1611,9 +1636,9 @@ unsafe extern "C" {
         outcome: *mut epw_outcome,
     ) -> epw_status;
 }
-/** Rows in place in the window, source s's from row s*max_tokens on. Valid from the end of dispatch until
- combine or release. `rows` may be written (rank-major zero-copy combine) once all experts have read the
- row: the row then holds [hidden] of combine_dtype.*/
+/** Rows where they lie in the window; those of source s begin at row s*max_tokens. Valid from the end of
+ dispatch until combine or release. `rows` may be written (rank-major zero-copy combine) once all experts
+ have read the row: the row then holds [hidden] of combine_dtype.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_rows_view {
@@ -1673,8 +1698,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** The area that experts may write their outputs into, so that combine copies nothing before sending:
- rank-major the lane's own rows, expert-major [E, M, hidden] where the plan has zero_copy. Pass expert_out =
- NULL to combine.*/
+ rank-major, the received rows themselves; expert-major, [E, M, hidden], if config.zero_copy is set. Then
+ pass expert_out = NULL to epw_combine.*/
     pub fn epw_next_combine_buffer(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1702,9 +1727,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Goes on with a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
- It takes in what peers behind queues have sent, as far as it is there, and so does epw_ready: a program
- that only looks needs no other thread.*/
+    /** Continues a non-blocking operation without waiting: EPW_PENDING, EPW_OK (outcome is filled) or an error.
+ Like epw_ready it also receives what peers behind queues have sent so far: a program that only polls needs
+ no other thread.*/
     pub fn epw_poll(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1724,18 +1749,18 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
  else EPW_PENDING. The first such call begins the wait that the receiving half goes on with: from then on
- peers are told that this rank waits, and who is silent for a deadline is given up. So call it again
- whenever epw_await, which sleeps as it does between polls, returns.*/
+ peers are told that this rank waits, and who is silent for a deadline is given up. Between calls of
+ epw_ready, epw_await sleeps as it does between polls; call epw_ready again whenever it returns.*/
     pub fn epw_ready(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
 }
 unsafe extern "C" {
-    /** Gives the handle up: peers that sent rows are answered with none, in the background where they have not
- sent yet. Does not wait, touches no caller memory afterwards.*/
+    /** Gives the handle up: answers with no rows every peer that has sent rows, and in the background those that
+ have not sent yet. Does not wait, and touches no memory of the caller afterwards.*/
     pub fn epw_release(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
 }
 unsafe extern "C" {
-    /** epw_release with the stream that the release is enqueued on; epw_release takes that of the handle's last
- call. The host device ignores `stream`.*/
+    /** epw_release on a given stream; epw_release itself uses the one of the handle's last call. The host device
+ ignores `stream`.*/
     pub fn epw_release_on(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1743,13 +1768,13 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** CUDA: lets `stream` (as in a call; of the buffer's GPU) wait for what calls have enqueued so far on the
- handle's lane: what is enqueued on it later runs after that. Enqueues nothing where that is so already, on
- the stream of the lane's last call. Also for a consumed handle, until the lane's next dispatch. The host
- waits for nothing; any thread, also beside one that drives the handle.
- EPW_ERR_STATE: the lane has gone on to another dispatch, or the handle is another buffer's; the
- handle's last call was captured, or `stream` is under capture (order such streams by events of the program,
- captured with the calls, or around the graph's launch); the buffer is on the host.*/
+    /** CUDA: makes `stream` (as in a call; of the buffer's GPU) wait for what calls have enqueued so far on the
+ handle's lane: what is enqueued on `stream` later runs after that. Enqueues nothing if `stream` is that of
+ the lane's last call, since this then holds already. Also takes a consumed handle, until the lane's next
+ dispatch. The host waits for nothing. Any thread, also while another uses the handle.
+ EPW_ERR_STATE: the lane has gone on to another dispatch, or the handle is another buffer's; the handle's
+ last call was captured, or `stream` is under capture (order such streams by events of the program, captured
+ with the calls, or around the graph's launch); the buffer is on the host.*/
     pub fn epw_stream_wait(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1757,9 +1782,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** CUDA: the outcome of the last half that was enqueued for `handle`: EPW_PENDING if the GPU has not come so
- far. Also for a consumed handle, until the lane's next dispatch. Not for captured calls: their outcomes are
- in `contributions` and epw_take_errors. outcome [out].*/
+    /** CUDA: the outcome of the last half that was enqueued for `handle`; EPW_PENDING if the GPU has not run it
+ yet. Also takes a consumed handle, until the lane's next dispatch. Not for captured calls: their outcomes
+ are in `contributions` and epw_take_errors. outcome [out].*/
     pub fn epw_outcome_read(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -1768,11 +1793,11 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** CUDA: moves up to `capacity` of the error records that kernels have written since the last call, oldest
- first, to `records` [out], each of `record_size` bytes, sizeof(epw_error_record); *count [out] is how many,
- *lost [out, may be NULL] how many more there would have been since then. A record with cause
- EPW_CAUSE_ROUTING is of a routing id: `expected` is token << 32 | column, `seen` the id. Lost are records
- overwritten before anybody took them, and bad ids of one operation beyond 64. The host device has none: its
- outcomes and errors say all.*/
+ first, to `records` [out], each of `record_size` bytes, sizeof(epw_error_record). *count [out] is how many
+ it has moved, *lost [out, may be NULL] how many have been lost since the last call: records overwritten
+ before anybody took them, and bad ids of one operation beyond 64. A record with cause EPW_CAUSE_ROUTING
+ describes a routing id: `expected` is token << 32 | column, `seen` the id. The host device has no records:
+ its outcomes and errors say everything.*/
     pub fn epw_take_errors(
         buffer: *mut epw_buffer,
         records: *mut epw_error_record,
@@ -1784,8 +1809,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Quantises [rows, hidden] of `dtype` to e4m3 with one scale per 128 channels: the code that dispatch uses,
- of the instruction set that EPWIRE_ISA may name (see epw_buffer_create).
- q [out, rows*hidden], scales [out]: f32 [rows, hidden/128], for EPW_PAYLOAD_FP8_UE8M0 bytes [rows,
+ for the instruction set that EPWIRE_ISA may name (see epw_buffer_create).
+ q [out, rows*hidden], scales [out]: f32 [rows, hidden/128]; with EPW_PAYLOAD_FP8_UE8M0 bytes [rows,
  hidden/128].*/
     pub fn epw_quantize_fp8(
         payload: u32,
@@ -1816,19 +1841,20 @@ pub struct epw_comm {
 }
 /** All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank.
 
- CUDA. Calls enqueue a kernel on the stream of their epw_call and return. Buffers are device memory. What an
- operation lacks is known when it has run: `outcome` is NULL, and whoever wants it asks for `work`, or looks
- at the suspects of epw_comm_membership. Calls on different streams run in the order of the calls. Streams
- may be under capture: replays take their turn as kernels do, all ranks in the same order, and find the
- membership of then; such calls have no `work`.
-     Sends and receives of a group progress together, before its collectives; of different calls they are in
- stream order, so that a large send waits for its receive before whatever comes behind it. They meet in the
- order of the calls: one that differs from its other end in type or tag, or has no room for what comes, is a
- mismatch. So far all peers map each other's windows.
-     Blocks that are uneven, or have offsets or rows, are of at most 96 ranks. Uneven ones take the way of
- large ones at any size, once each pair of ranks has told each other the same counts.
-     slots and slot_bytes are those of each block; 0: 4, and so many that all rings take 64 MiB, but at
- least 1 KiB and at most 32 KiB.*/
+ CUDA. Calls enqueue a kernel on the stream of their epw_call and return. Buffers are device memory. Who is
+ missing is known only when the operation has run: `outcome` must be NULL; pass `work` to ask for it later,
+ or look at the suspects in epw_comm_membership. Calls on different streams run in the order of the calls.
+ Streams may be under capture: a replay takes its turn like a call, on all ranks in the same order, and uses
+ the membership that it finds when it runs; captured calls have no `work`.
+     Sends and receives of one epw_group progress together, before its collectives; those of different calls
+     run in stream order, so that a large send holds up what comes after it until it is received. Each pair
+     of ranks matches sends with receives in the order of the calls: if the two ends differ in type or tag,
+     or the receiver has too little room, that is a mismatch. In this version all peers must map each
+     other's windows.
+     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always take the
+     way of large operations, once each pair of ranks has exchanged its counts and found them equal.
+     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 4 slots, and so many bytes that all
+     rings take 64 MiB, but at least 1 KiB and at most 32 KiB.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_comm_config {
@@ -1840,10 +1866,10 @@ pub struct epw_comm_config {
     pub rank: u32,
     /// [1, EPW_MAX_RANKS]
     pub ranks: u32,
-    /// of the ring from one rank to another, a power of two in [2, 256]; 0: 8
+    /// slots of the ring from one rank to another, a power of two in [2, 256]; 0: 8
     pub slots: u32,
-    /** that a slot carries, a multiple of 64 in [64, 2^24]; 0: so many that the rings of
-all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
+    /** payload of a slot, a multiple of 64 in [64, 2^24]; 0: such that the rings of all
+ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
     pub slot_bytes: u32,
     /// permitted EPW_PATH_* bits; EPW_PATH_ALL: any
     pub paths: u32,
@@ -1855,8 +1881,9 @@ all ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
     pub deadline_ns: u64,
     /// as in epw_config; CUDA: NULL
     pub fabric: *mut epw_fabric,
-    /** CUDA: blocks of a kernel at most, [1, 64], the same on all ranks; 0: 32. As in epw_config
-the SMs are this communicator's: create it before a buffer that takes all that are free*/
+    /** CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32. As in
+epw_config the SMs belong to this communicator: create it before a buffer that takes all
+that are free*/
     pub sms: u32,
     pub reserved: u32,
 }
@@ -1994,9 +2021,10 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Memory of the communicator's window, aligned to 64, zeroed when the communicator is created: peers that map
- the window read what lies there with no copy on the way. EPW_ERR_LIMIT where heap_bytes does not suffice.
- Freed in any order, by any thread, when no operation uses it; all of it is gone with the communicator.*/
+    /** Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
+ created. Peers that map the window read this memory directly, without a copy in between. EPW_ERR_LIMIT:
+ heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses it;
+ epw_comm_destroy frees all of it.*/
     pub fn epw_comm_alloc(
         comm: *mut epw_comm,
         bytes: u64,
@@ -2009,57 +2037,60 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was
  dropped, or ranks had called different operations. Complete here does not mean complete everywhere: a
- program that commits what a step has computed hands this to the checkpoint of a buffer,
- epw_checkpoint_fault, and asks for its verdict. faulted [out]: 0 or 1. Any thread.*/
+ program that must know before it uses what a step has computed calls epw_checkpoint_fault of a buffer if
+ this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any thread.*/
     pub fn epw_comm_take_fault(comm: *mut epw_comm, faulted: *mut u32) -> epw_status;
 }
 pub const EPW_BARRIER: u32 = 0;
-/// root's send to all recv; root's own recv may be send, or NULL
+/// root's send to everyone's recv; root's own recv may be send, or NULL
 pub const EPW_BROADCAST: u32 = 1;
 /// in place: recv == send
 pub const EPW_ALL_REDUCE: u32 = 2;
-/// recv of root alone; in place there: recv == send
+/// only root has a recv; in place there: recv == send
 pub const EPW_REDUCE: u32 = 3;
-/// block r of send is reduced to rank r's recv; in place: recv is its own block
+/** block r of send is reduced to rank r's recv; in place: recv is this rank's
+block of send*/
 pub const EPW_REDUCE_SCATTER: u32 = 4;
-/// rank r's send to block r of all recv; in place: send is its own block
+/** rank r's send to block r of everyone's recv; in place: send is this rank's
+block of recv*/
 pub const EPW_ALL_GATHER: u32 = 5;
-/** block p of send to rank p, where it is this rank's block; in place: recv == send,
-with equal blocks*/
+/** block p of send to rank p, into this rank's block of recv there; in place: recv ==
+send, with equal blocks*/
 pub const EPW_ALL_TO_ALL: u32 = 6;
-/// to root's recv; in place at root: send is its own block
+/// rank r's send to block r of root's recv; in place at root: send is its own block
 pub const EPW_GATHER: u32 = 7;
-/// from root's send; in place at root: recv is its own block
+/// block r of root's send to rank r's recv; in place at root: recv is its own block
 pub const EPW_SCATTER: u32 = 8;
 pub const EPW_SEND: u32 = 9;
 pub const EPW_RECV: u32 = 10;
-/** What follows a sum of all_reduce in the same call, as between two layers of a tensor-parallel model: it is
- added to the residual, and each row is normalised (RMSNorm) and, by choice, quantised. Ranks may differ in
- all but rows * hidden. On a GPU one kernel does all of it where the call goes by packets, up to 1 MiB with
- 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody; memory is aligned to 16 bytes there,
- also the call's send and recv. Results have the same bits on host and GPU: see the rules in
- c/numerics/norm.h. Where a member is missing there is no result: of `residual` and `out` each row is the
- old one or none.*/
+/** What all_reduce does with its sum in the same call, as between two layers of a tensor-parallel model: the
+ sum is added to the residual, and each row is normalised (RMSNorm) and, optionally, quantised. Only rows *
+ hidden must be equal on all ranks. On a GPU one kernel does all of it if the call is small enough to travel
+ in packets, up to 1 MiB with 2 ranks or 512 KiB with 4; a larger call takes a second kernel, which waits
+ for nobody. All memory, send and recv included, is then aligned to 16 bytes. Results have the same bits on
+ host and GPU: see the rules in c/numerics/norm.h. If a member is missing there is no result: each row of
+ `residual` and `out` is either the old one or unspecified.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_norm {
     pub size: u32,
     /// of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_*
     pub payload: u32,
-    /// elements of a row: a multiple of 8, of FP8 of 128, in [8, EPW_NORM_HIDDEN_MAX]
+    /// elements of a row: a multiple of 8 (for FP8 of 128), in [8, EPW_NORM_HIDDEN_MAX]
     pub hidden: u32,
     /// at least 0, finite
     pub epsilon: f32,
     /// rows * hidden is the call's count
     pub rows: u64,
-    /** [rows][hidden] of the call's type, in: the residual, out: its sum with the call's;
-NULL: none*/
+    /** [rows][hidden] of the call's type; in: the residual, out: the residual plus the
+call's sum; NULL: none*/
     pub residual: *mut ::core::ffi::c_void,
     /// [hidden] of the call's type
     pub weight: *const ::core::ffi::c_void,
     /// [rows][hidden]; may be recv where payload is EPW_PAYLOAD_SAME
     pub out: *mut ::core::ffi::c_void,
-    /// [rows][hidden / 128]: f32, of EPW_PAYLOAD_FP8_UE8M0 bytes; else NULL
+    /** [rows][hidden / 128]: f32, or bytes for EPW_PAYLOAD_FP8_UE8M0; NULL if payload is
+EPW_PAYLOAD_SAME*/
     pub scales: *mut ::core::ffi::c_void,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -2111,50 +2142,57 @@ pub struct epw_coll {
     pub size: u32,
     /// EPW_BARRIER to EPW_RECV
     pub kind: u32,
-    /// EPW_TYPE_*: any for what only moves
+    /// EPW_TYPE_*; any type if nothing is reduced
     pub type_: u32,
-    /// EPW_SUM to EPW_AVERAGE, of reductions
+    /// reductions: EPW_SUM to EPW_AVERAGE
     pub op: u32,
-    /// the root, or of EPW_SEND and EPW_RECV whom to or from
+    /// the root; EPW_SEND: the receiver; EPW_RECV: the sender
     pub peer: u32,
-    /// of these two, at most EPW_TAG_MAX
+    /// EPW_SEND and EPW_RECV: at most EPW_TAG_MAX
     pub tag: u32,
     pub send: *const ::core::ffi::c_void,
     pub recv: *mut ::core::ffi::c_void,
-    /// of all, or of each block; EPW_RECV: the most that may come
+    /// of the operation, or of each block; EPW_RECV: the most that may come
     pub count: u64,
-    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
- (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
- this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
+ all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
+ equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
+ the other.*/
     pub send_counts: *const u64,
-    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
- (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
- this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
+ all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
+ equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
+ the other.*/
     pub send_offsets: *const u64,
-    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
- (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
- this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
+ all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
+ equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
+ the other.*/
     pub recv_counts: *const u64,
-    /** Uneven blocks: of reduce_scatter (send), all_gather and gather (recv), scatter (send), all_to_all
- (both). [ranks], the same everywhere but for all_to_all, where send_counts[p] here are recv_counts of
- this rank at p. NULL: `count` each, one behind the other. Offsets NULL: one behind the other.*/
+    /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
+ all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
+ equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
+ the other.*/
     pub recv_offsets: *const u64,
-    /** Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
- all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
- reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
- of all blocks' rows.*/
+    /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
+ row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
+ block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+ reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
+ the elements of one row of the block, or of one row of all blocks together.*/
     pub rows: u64,
-    /** Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
- all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
- reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
- of all blocks' rows.*/
+    /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
+ row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
+ block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+ reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
+ the elements of one row of the block, or of one row of all blocks together.*/
     pub send_pitch: u64,
-    /** Blocks of `rows` rows, with a count of elements in each, and pitches from row to row; 0 rows: one. Of
- all_gather: send_pitch within send, recv_pitch within recv, where block r begins at its offset. Of
- reduce_scatter the other way round. Pitches 0: the elements of a row, in the matrix of all blocks those
- of all blocks' rows.*/
+    /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
+ row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
+ block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+ reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
+ the elements of one row of the block, or of one row of all blocks together.*/
     pub recv_pitch: u64,
-    /// of all_reduce by EPW_SUM of bf16 or f16; NULL: none. Copied by the call
+    /// for all_reduce with EPW_SUM of bf16 or f16; NULL: none. Copied by the call
     pub norm: *const epw_norm,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -2221,18 +2259,19 @@ impl Default for epw_coll {
 unsafe extern "C" {
     pub fn epw_coll_init(coll: *mut epw_coll);
 }
-/// Names operations that have been begun, until they are waited for or dropped. Never 0.
+/// Names operations that have begun, until they are waited for or dropped. Never 0.
 pub type epw_work = u64;
-/// How to call: may be NULL for all defaults.
+/// How a call behaves; a NULL pointer to it stands for all defaults.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_call {
     pub size: u32,
     pub reserved: u32,
-    /// of this rank's waits; 0: the communicator's; else at least that
+    /// of this rank's waits, at least the communicator's; 0: the communicator's
     pub deadline_ns: u64,
-    /** [out]: the call begins the operation and returns; buffers stay valid and unchanged
-until it has ended or been dropped. NULL: it waits; CUDA: it does not, and nobody asks*/
+    /** [out]: the call begins the operation and returns; buffers must stay valid and unchanged
+until it has ended or been dropped. NULL: the call waits; CUDA: it does not wait, and
+its result cannot be asked for*/
     pub work: *mut epw_work,
     /// CUDA: a cudaStream_t of the communicator's GPU; NULL: the default stream
     pub stream: *mut ::core::ffi::c_void,
@@ -2409,8 +2448,8 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** A longer message than `count` elements is EPW_ERR_LIMIT here, and is consumed; a shorter one leaves the
- rest as it was.*/
+    /** EPW_ERR_LIMIT: the message is longer than `count` elements; it is consumed. A shorter one leaves the rest
+ of `recv` as it was.*/
     pub fn epw_recv(
         comm: *mut epw_comm,
         recv: *mut ::core::ffi::c_void,
@@ -2423,8 +2462,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Waits for the work to end, timeout_ns at most (UINT64_MAX: its own deadlines bound it): EPW_PENDING if it
- has not; else it is consumed, and the result is as the call's would have been.*/
+    /** Waits for the work to end, at most timeout_ns (UINT64_MAX: as long as its own deadlines permit).
+ EPW_PENDING: it has not ended. Otherwise `work` is consumed, and status and outcome are those that the call
+ would have given.*/
     pub fn epw_work_wait(
         comm: *mut epw_comm,
         work: epw_work,
@@ -2442,7 +2482,7 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Sleeps until epw_work_poll may find something new, at most timeout_ns. Touches no buffer of an operation:
- any thread, beside one that polls.*/
+ any thread may call it while another polls.*/
     pub fn epw_work_await(
         comm: *mut epw_comm,
         work: epw_work,
@@ -2450,8 +2490,8 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Gives it up: its buffers are not touched again. Peers find this rank missing from it (EPW_CAUSE_PARTIAL),
- now or when this rank's calls come so far.*/
+    /** Gives the work up: its buffers are not touched again. Peers find this rank missing from it
+ (EPW_CAUSE_PARTIAL), now or when this rank's later calls get there.*/
     pub fn epw_work_drop(comm: *mut epw_comm, work: epw_work) -> epw_status;
 }
 #[repr(C)]
@@ -2464,20 +2504,22 @@ pub struct epw_prefill {
 pub struct epw_routing {
     _unused: [u8; 0],
 }
+/** rows of each local expert together, experts in order, each beginning at a multiple of
+`alignment` rows*/
 pub const EPW_PACKED: u32 = 2;
-/// rows by source, one source behind the other
+/// rows by source, one source after the other
 pub const EPW_DENSE: u32 = 3;
-/** ep: as for a buffer, and so must its fields be equal on every rank. `ordered` and `zero_copy` are 0:
- ordered combine needs nothing more. max_tokens is of an operation.*/
+/** `ep` is as for a buffer, and the same fields must be equal on every rank. `ordered` and `zero_copy` are 0:
+ ordered combine needs no reservation. max_tokens is the most tokens of a rank in one operation.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_prefill_config {
     /// sizeof(epw_prefill_config)
     pub size: u32,
     /** slots of the ring from one rank to another, [1, EPW_MAX_TOKENS + 1], equal on
-every rank; 0: as many as EPW_PREFILL_RING_TOKENS, on GPUs
-EPW_PREFILL_RING_TOKENS_GPU, or fewer where max_tokens is less, or the windows
-would pass 256 MiB, down to 16*/
+every rank; 0: EPW_PREFILL_RING_TOKENS, on GPUs EPW_PREFILL_RING_TOKENS_GPU;
+fewer if max_tokens is less, or if the windows would exceed 256 MiB, but at least
+16*/
     pub ring_tokens: u32,
     pub ep: epw_config,
 }
@@ -2521,9 +2563,11 @@ pub struct epw_prefill_sizes {
     pub local_experts: u32,
     /// as chosen
     pub ring_tokens: u32,
-    /// most tokens of a sending half of dispatch or of rank-reduced combine
+    /** most tokens of the sending half of a dispatch or of a rank-reduced
+combine*/
     pub split_tokens: u32,
-    /// ordered combine: the ring holds several rows of a token
+    /** the same for an ordered combine, whose ring holds several rows of a
+token*/
     pub split_tokens_ordered: u32,
     pub reserved: u32,
     /// of a dispatched row in a ring
@@ -2538,10 +2582,10 @@ pub struct epw_prefill_sizes {
     pub combine_bytes: u64,
     /// sum of the above, rounded up to pages
     pub window_bytes: u64,
-    /// of this rank's own beside the window, as in epw_plan
+    /// this rank's memory outside the window, as in epw_plan
     pub private_bytes: u64,
-    /** of an epw_routing, with max_tokens tokens of this rank; for each row received,
-routing_row_bytes more. On a GPU all of it, in its memory*/
+    /** of an epw_routing for max_tokens tokens of this rank; each row received takes
+routing_row_bytes more. On a GPU it includes those, and is device memory*/
     pub routing_bytes: u64,
     pub routing_row_bytes: u64,
     /// as in epw_plan, for peers behind queues
@@ -2625,7 +2669,7 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// As the functions of these names for a buffer. Before epw_prefill_destroy all routings are freed.
+    /// As the functions of these names for a buffer. Free all routings before epw_prefill_destroy.
     pub fn epw_prefill_create(
         config: *const epw_prefill_config,
         out: *mut *mut epw_prefill,
@@ -2710,14 +2754,14 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// Whether something that has ended since the last such call was incomplete, as epw_comm_take_fault.
+    /// Whether an operation that has ended since the last such call was incomplete, as epw_comm_take_fault.
     pub fn epw_prefill_take_fault(
         prefill: *mut epw_prefill,
         faulted: *mut u32,
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// An empty routing. It takes memory as dispatches need it, and keeps it for the next.
+    /// Creates an empty routing. It allocates memory when a dispatch needs it, and keeps it for later ones.
     pub fn epw_routing_create(
         prefill: *mut epw_prefill,
         out: *mut *mut epw_routing,
@@ -2725,23 +2769,23 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Frees it. An operation of it that is under way, or of which a half is still to come, is given up: peers
- find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane comes so
- far. Waits for nobody, and no memory of the operation is touched afterwards. NULL is allowed.
- On a GPU what has been enqueued runs all the same, and graphs may be replayed: the routing's own memory is
- kept until that has run, and if any call was captured until epw_prefill_destroy. A program that captures
- again and again keeps a routing for it.*/
+ find this rank missing from it (EPW_CAUSE_PARTIAL), now or when this rank's next call on the lane gets
+ there. Waits for nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work
+ that has been enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that
+ work has run, or until epw_prefill_destroy if any call was captured. A program that captures repeatedly
+ should therefore use one routing for all captures.*/
     pub fn epw_routing_free(routing: *mut epw_routing);
 }
 /** Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
- are ordered by source rank, then by token. Any pointer may be NULL where that output is not wanted; those
- that the layout does not fill must be NULL.
+ are ordered by source rank, then by token. Any pointer may be NULL if that output is not wanted; those that
+ the layout does not fill must be NULL.
 
  A row's place in `rows` and in every array [C]:
    EPW_PACKED        offsets[e] + its number among the rows of expert e; offsets are multiples of alignment
    EPW_EXPERT_MAJOR  e * C + its number, arrays are [E, C]
    EPW_DENSE         source_offsets[s] + its number among the rows of source s
    EPW_RANK_MAJOR    s * max_tokens + its number, C is at least ranks * max_tokens
- The first two have a token once for each of its experts that this rank owns, the others once.
+ The first two hold a token once for each of its experts that this rank owns, the others once.
 
  Overflow: rows whose place is C or more (expert-major: whose number is) are left out, are counted in
  `overflow`, and make the outcome degraded, with EPW_CAUSE_OVERFLOW unless a peer is missing as well.
@@ -2750,14 +2794,14 @@ unsafe extern "C" {
 #[derive(Debug, Copy, Clone)]
 pub struct epw_prefill_output {
     pub size: u32,
-    /// EPW_EXPERT_MAJOR, EPW_RANK_MAJOR, EPW_PACKED or EPW_DENSE: this rank's affair
+    /// EPW_EXPERT_MAJOR, EPW_RANK_MAJOR, EPW_PACKED or EPW_DENSE; ranks may differ
     pub layout: u32,
     /// packed: rows, at least 1; else 0
     pub alignment: u32,
     /// 0: scales column-major; 1: row-major
     pub scale_order: u32,
-    /** packed: 1: zeroes the rows between an expert's last and the next one's first,
-and in all places of lost sources*/
+    /** packed: 1: zeroes the rows between the last of an expert and the first of the
+next, and the places of lost sources*/
     pub zero_padding: u32,
     /// for epw_prefill_receive: as in epw_dispatch_input
     pub nonblocking: u32,
@@ -2777,12 +2821,12 @@ that of block b in byte b%4, ceil(K/4) in place of K, zero-padded*/
     pub offsets: *mut u32,
     /// [E]: rows of each expert that did not fit
     pub overflow: *mut u32,
-    /// [ranks]: rows of each source that have come; 0 of one that was lost
+    /// [ranks]: rows received from each source; 0 for one that was lost
     pub source_counts: *mut u32,
     /// [ranks]: dense and rank-major: first place of each source
     pub source_offsets: *mut u32,
-    /** packed and expert-major [C]: local expert; -1 in places of nobody: padding, what
-is beyond the last, lost sources*/
+    /** packed and expert-major [C]: local expert; -1 in places without a row: padding,
+places beyond the last row, lost sources*/
     pub row_expert: *mut i32,
     /// [C]: source rank, -1 as above
     pub row_source: *mut i32,
@@ -2797,13 +2841,13 @@ elsewhere, and as above*/
     pub row_experts: *mut i32,
     /// dense and rank-major [C, topk]: routing weights, 0 where the id is -1
     pub row_weights: *mut f32,
-    /** packed and expert-major [E, ranks], as DeepEP packs them: in the lower 32 bits how
-many rows of the expert each source has, 0 of one that was lost, in the upper ones
-the number of the first of them among the expert's*/
+    /** packed and expert-major [E, ranks], packed as in DeepEP: the lower 32 bits count the
+rows of the expert from each source (0 for one that was lost), the upper 32 bits are
+the index of the first of them among the expert's rows*/
     pub ranges: *mut u64,
     /// [E]: adds the rows of each local expert
     pub expert_totals: *mut u64,
-    /// [E]: adds them too, modulo 2^32
+    /// [E]: adds the same, modulo 2^32
     pub expert_totals_i32: *mut i32,
     /// [ranks]: adds the time spent waiting for each source
     pub wait_ns: *mut u64,
@@ -2914,19 +2958,19 @@ unsafe extern "C" {
 }
 /// counts go first; the routing is filled
 pub const EPW_ROUTE_NEW: u32 = 0;
-/** the routing's: input.topk_idx is not read, tokens are as many, nothing is counted,
-and rows take the places that they took before, by the same layout and capacity.
-Without topk_weights the weights stay as they were*/
+/** the routing is used again: input.topk_idx is not read, input.tokens must be the
+same, nothing is counted, and rows take the same places as before, with the same
+layout and capacity. Without topk_weights the weights stay as they were*/
 pub const EPW_ROUTE_AGAIN: u32 = 1;
 /// sends the rows: at most split_tokens of the plan, else EPW_ERR_LIMIT
 pub const EPW_HALF_SENDS: u32 = 0;
-/** sends the counts alone and waits for those of all: epw_prefill_received says how
-many rows come. The rows go and come in the receiving half*/
+/** sends only the counts and waits for everyone's: epw_prefill_received then says how
+many rows will arrive. The receiving half sends and receives the rows*/
 pub const EPW_HALF_COUNTS: u32 = 1;
 unsafe extern "C" {
-    /** Sends this rank's tokens and, if `output` is not NULL, receives those of the others. input->layout is left
- as it is initialised. With input->nonblocking go on by epw_prefill_poll. outcome [out] may be NULL; it is
- filled when the operation ends. A refused call changes nothing.*/
+    /** Sends this rank's tokens and, if `output` is not NULL, receives those of the others. input->layout keeps
+ its initial value. With input->nonblocking, epw_prefill_poll continues the operation. outcome [out] may be
+ NULL; it is filled when the operation ends. A call that is refused has no effect.*/
     pub fn epw_prefill_dispatch(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -2938,9 +2982,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** How many rows come, when that is known: after a dispatch of any kind; after a sending half EPW_PENDING
- until all counts have come. *rows [out]: the capacity that takes all of them in this layout and alignment
- (expert-major: of an expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
+    /** How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
+ counts have come. *rows [out]: the capacity that holds all rows in this layout and alignment (expert-major:
+ the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
     pub fn epw_prefill_received(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -2960,13 +3004,13 @@ unsafe extern "C" {
         outcome: *mut epw_outcome,
     ) -> epw_status;
 }
-/// What combine takes. `rows` are places as dispatch gave them.
+/// What combine takes. `rows` are the places that dispatch filled.
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_prefill_combine_input {
     pub size: u32,
-    /** EPW_COMBINE_RANK_REDUCED; packed and expert-major also EPW_COMBINE_ORDERED, where the
-rings  have a slot for each of a token's experts on a rank*/
+    /** EPW_COMBINE_RANK_REDUCED; packed and expert-major also EPW_COMBINE_ORDERED, if the
+rings have a slot for each of a token's experts on a rank*/
     pub mode: u32,
     /// channels of a row, a multiple of 8, at most hidden; 0: hidden. The same on all ranks
     pub width: u32,
@@ -2975,17 +3019,19 @@ rings  have a slot for each of a token's experts on a rank*/
     /** [rows, width] of combine_dtype, dense; dense and rank-major layouts: already
 reduced over this rank's experts with the weights*/
     pub expert_out: *const ::core::ffi::c_void,
-    /// rank-reduced, packed and expert-major: [rows], instead of those of dispatch
+    /** rank-reduced, packed and expert-major: [rows], in place of the weights given
+at  dispatch; NULL: those*/
     pub row_weights: *const f32,
-    /// ordered: [n, topk] of this rank's own tokens, instead of those of dispatch
+    /** ordered: [n, topk] of this rank's own tokens, in place of the weights given
+at dispatch; NULL: those*/
     pub topk_weights: *const f32,
     /** packed and expert-major [rows], else [rows, topk]: carried back to
-epw_prefill_combine_output.values. All ranks, or none*/
+epw_prefill_combine_output.values. All ranks pass it, or none does*/
     pub row_values: *const f32,
-    /** [n, width] of combine_dtype: added to this rank's own tokens behind all else, the
-first first, ahead of the rounding; NULL: none*/
+    /** [n, width] of combine_dtype: added to this rank's own tokens last, bias[0] before
+bias[1], before the sum is rounded; NULL: none*/
     pub bias: [*const ::core::ffi::c_void; 2usize],
-    /// 0: the buffer's; else at least that
+    /// at least the buffer's; 0: the buffer's
     pub deadline_ns: u64,
     /// for GPUs
     pub stream: *mut ::core::ffi::c_void,
@@ -3060,13 +3106,14 @@ pub struct epw_prefill_combine_output {
     pub size: u32,
     /// for epw_prefill_collect: as in epw_dispatch_input
     pub nonblocking: u32,
-    /// [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros, and bias
+    /// [n, width] of combine_dtype, dense. Tokens routed nowhere become zeros plus the bias
     pub out: *mut ::core::ffi::c_void,
     /// [n, 2]: expert contributions arrived, expected
     pub contributions: *mut u16,
-    /// [n, ceil(ranks/32)]: bit r%32 of word r/32: the sum lacks the answer of rank r
+    /** [n, ceil(ranks/32)]: bit r%32 of word r/32 is set if the sum lacks the answer of
+rank r*/
     pub lacks: *mut u32,
-    /// [n, topk of the dispatch]: what row_values was for each, 0 where none came
+    /// [n, topk of the dispatch]: the row_values of each entry, 0 where none came
     pub values: *mut f32,
     /// [ranks]: adds the time spent waiting for each peer
     pub wait_ns: *mut u64,
@@ -3120,8 +3167,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Answers every received row of the routing's dispatch and, if `output` is not NULL, receives the answers to
- this rank's own rows and sums them. With `output` NULL this is the sending half, of at most
- split_tokens (split_tokens_ordered) rows from each rank.*/
+ this rank's own rows and sums them. With `output` NULL this is the sending half: at most split_tokens
+ (ordered: split_tokens_ordered) rows from each rank.*/
     pub fn epw_prefill_combine(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -3140,7 +3187,7 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// Goes on with a non-blocking operation without waiting, as epw_poll.
+    /// Continues a non-blocking operation without waiting, as epw_poll.
     pub fn epw_prefill_poll(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -3149,7 +3196,7 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
- the operation: any thread, beside one that polls. EPW_ERR_STATE: no operation runs there.*/
+ the operation: any thread may call it while another polls. EPW_ERR_STATE: no operation runs there.*/
     pub fn epw_prefill_await(
         prefill: *mut epw_prefill,
         lane: u32,
@@ -3167,13 +3214,13 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /// The lane of its last operation.
+    /// The lane of the routing's last operation.
     pub fn epw_routing_lane(routing: *const epw_routing) -> u32;
 }
 unsafe extern "C" {
-    /** Who gets what, of a routing that need not be sent: pure, of any thread. rank_tokens [out, ranks]: tokens
- that go to each rank; expert_tokens [out, experts]: to each expert; in_rank [out, tokens * ranks]: 1 where
- the token goes to the rank. Each may be NULL. Ids are as in epw_dispatch_input.*/
+    /** Counts where tokens would go, without sending anything. Any thread. rank_tokens [out, ranks]: tokens that
+ go to each rank; expert_tokens [out, experts]: tokens that go to each expert; in_rank [out, tokens *
+ ranks]: 1 if the token goes to the rank, else 0. Each may be NULL. Ids are as in epw_dispatch_input.*/
     pub fn epw_prefill_count(
         config: *const epw_prefill_config,
         topk_idx: *const ::core::ffi::c_void,
