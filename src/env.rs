@@ -200,8 +200,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: TRAFFIC_CLASS,
         default: "0",
-        doc: "Of what an adapter sends on Ethernet, 0 to 255: four times the DSCP. What the kernel has for the port \
-              (`/sys/class/infiniband/*/tc`) does not hold for these queues.",
+        doc: "Of what an adapter sends on Ethernet, 0 to 255: four times the DSCP. What the kernel has set for the port \
+              (`/sys/class/infiniband/*/tc`) does not apply to these queues.",
     },
     Variable { name: HOP_LIMIT, default: "255", doc: "Of what an adapter sends on Ethernet, 1 to 255." },
     Variable {

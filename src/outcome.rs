@@ -86,7 +86,7 @@ impl Cause {
             Self::Step => "it begins the epoch at another step",
             Self::Link => "the connection of its queue is gone, or the queue stayed full",
             Self::Routing => "a routing id was out of range or repeated",
-            Self::Held => "the lane was not as the replay needs it",
+            Self::Held => "the lane was not in the state that the replay needs",
             Self::Overflow => "more rows came than the output has places for",
         }
     }
@@ -262,7 +262,7 @@ impl std::fmt::Display for ErrorRecord {
         if self.cause == Cause::Held {
             return write!(
                 f,
-                "rank {rank} did nothing in lane {lane}, epoch {epoch}, op {op} ({:?}): the lane was not as a replay of it needs it; replay dispatch and combine in turns",
+                "rank {rank} did nothing in lane {lane}, epoch {epoch}, op {op} ({:?}): the lane was not in the state that its replay needs; replay dispatch and combine in turns",
                 self.phase
             );
         }

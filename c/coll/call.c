@@ -86,7 +86,7 @@ static epw_status check_blocks(const epw_comm *comm, const epw_coll *c, const ch
         uint64_t count = counts != NULL ? counts[r] : c->count, offset = offsets != NULL ? offsets[r] : 0;
         if (count <= most / rows && offset <= most) continue;
         return epw_fail(EPW_ERR_LIMIT, epw_comm_where(comm, epw_kind_name(c->kind)),
-                        "%s: %llu elements at %llu for rank %u, of at most %llu", name,
+                        "%s: %llu elements at offset %llu for rank %u, both must be at most %llu", name,
                         (unsigned long long)count, (unsigned long long)offset, r, (unsigned long long)most);
     }
     return EPW_OK;
@@ -99,19 +99,19 @@ static epw_status check_shape(const epw_comm *comm, const epw_coll *c) {
         return epw_fail(EPW_ERR_LIMIT, where, "count is %llu, must be at most %llu",
                         (unsigned long long)c->count, (unsigned long long)most);
     if ((c->send_counts != NULL || c->send_offsets != NULL) && !counts_of_send(c->kind))
-        return wrong(comm, c, "send_counts and send_offsets are of reduce_scatter, scatter and all_to_all");
+        return wrong(comm, c,
+                     "only reduce_scatter, scatter and all_to_all take send_counts and send_offsets");
     if ((c->recv_counts != NULL || c->recv_offsets != NULL) && !counts_of_recv(c->kind))
-        return wrong(comm, c, "recv_counts and recv_offsets are of all_gather, gather and all_to_all");
+        return wrong(comm, c, "only all_gather, gather and all_to_all take recv_counts and recv_offsets");
     if (c->kind == EPW_ALL_TO_ALL && (c->send_counts != NULL) != (c->recv_counts != NULL))
-        return wrong(comm, c, "send_counts and recv_counts come together, or not at all");
+        return wrong(comm, c, "give both send_counts and recv_counts, or neither");
     if ((c->rows > 1 || c->send_pitch != 0 || c->recv_pitch != 0) && c->kind != EPW_ALL_GATHER &&
         c->kind != EPW_REDUCE_SCATTER)
-        return wrong(comm, c, "rows and pitches are of all_gather and reduce_scatter");
+        return wrong(comm, c, "only all_gather and reduce_scatter take rows and pitches");
     if (c->rows > most || c->send_pitch > most || c->recv_pitch > most ||
         (c->rows > 0 && (c->send_pitch > most / c->rows || c->recv_pitch > most / c->rows)))
         return epw_fail(EPW_ERR_LIMIT, where,
-                        "rows is %llu with pitches of %llu and %llu: more than %llu "
-                        "elements",
+                        "rows is %llu with pitches of %llu and %llu: these are more than %llu elements",
                         (unsigned long long)c->rows, (unsigned long long)c->send_pitch,
                         (unsigned long long)c->recv_pitch, (unsigned long long)most);
     epw_status status = check_blocks(comm, c, "send_counts", c->send_counts, c->send_offsets);
@@ -173,7 +173,7 @@ static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
                         n->size, sizeof *n);
     if (c->kind != EPW_ALL_REDUCE || c->op != EPW_SUM ||
         (c->type != EPW_TYPE_BF16 && c->type != EPW_TYPE_F16))
-        return wrong(comm, c, "norm is of all_reduce by EPW_SUM, of EPW_TYPE_BF16 or EPW_TYPE_F16");
+        return wrong(comm, c, "only all_reduce by EPW_SUM of EPW_TYPE_BF16 or EPW_TYPE_F16 takes norm");
     if (n->payload > EPW_PAYLOAD_FP8_UE8M0)
         return epw_fail(EPW_ERR_INVALID, where, "norm.payload is %u, must be at most %d", n->payload,
                         EPW_PAYLOAD_FP8_UE8M0);
@@ -182,7 +182,8 @@ static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
         return epw_fail(EPW_ERR_LIMIT, where, "norm.hidden is %u, must be a multiple of %u in [%u, %u]",
                         n->hidden, unit, unit, EPW_NORM_HIDDEN_MAX);
     if (n->rows != c->count / n->hidden || c->count % n->hidden != 0)
-        return epw_fail(EPW_ERR_INVALID, where, "norm.rows is %llu with norm.hidden %u, count is %llu",
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "norm.rows is %llu and norm.hidden %u, their product must be count, %llu",
                         (unsigned long long)n->rows, n->hidden, (unsigned long long)c->count);
     if (!(n->epsilon >= 0) || n->epsilon > 1e30f)
         return epw_fail(EPW_ERR_INVALID, where, "norm.epsilon is %g, must be in [0, 1e30]",
@@ -190,9 +191,9 @@ static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
     if (n->rows == 0) return EPW_OK;
     if (n->weight == NULL || n->out == NULL) return wrong(comm, c, "norm.weight or norm.out is NULL");
     if ((n->scales != NULL) != (n->payload != EPW_PAYLOAD_SAME))
-        return wrong(comm, c, "norm.scales is given with a payload of FP8, and only then");
+        return wrong(comm, c, "norm.scales must be given with an FP8 payload, and be NULL otherwise");
     if (n->payload != EPW_PAYLOAD_SAME && (n->out == c->recv || n->out == c->send))
-        return wrong(comm, c, "norm.out of FP8 has memory of its own");
+        return wrong(comm, c, "norm.out of an FP8 payload must be neither send nor recv");
     uintptr_t all = (uintptr_t)c->send | (uintptr_t)c->recv | (uintptr_t)n->residual | (uintptr_t)n->weight |
                     (uintptr_t)n->out | (uintptr_t)n->scales;
     if (comm->gpu == NULL || all % 16 == 0) return EPW_OK;
@@ -230,12 +231,12 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     /* Empty buffers may well have the same address. */
     if (c->kind == EPW_ALL_TO_ALL && c->send == c->recv && c->send_counts != NULL &&
         !sends_nothing(comm, c) && !receives_nothing(comm, c))
-        return wrong(comm, c, "in place blocks are equal: send_counts and recv_counts are NULL");
+        return wrong(comm, c, "in place all blocks are equal: leave send_counts and recv_counts NULL");
     uint32_t me = comm->config.rank;
     if (c->kind == EPW_ALL_TO_ALL && c->send_counts != NULL && c->send_counts[me] != c->recv_counts[me])
         return epw_fail(
             EPW_ERR_INVALID, where,
-            "send_counts[%u] is %llu, recv_counts[%u] %llu: what a rank sends to itself it expects", me,
+            "send_counts[%u] is %llu, recv_counts[%u] %llu: they must be equal for the rank itself", me,
             (unsigned long long)c->send_counts[me], me, (unsigned long long)c->recv_counts[me]);
     return EPW_OK;
 }

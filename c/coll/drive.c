@@ -522,9 +522,9 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
     } else if (status == EPW_ERR_NO_MEMORY) {
         status = epw_fail(status, where, "no memory for a collective");
     } else if (status == EPW_ERR_TIMEOUT) {
-        status = epw_fail(status, where, "a send or receive of this rank to itself has met no other");
+        status = epw_fail(status, where, "a send or receive of this rank to itself has no counterpart");
     } else if (status == EPW_ERR_LIMIT) {
-        status = epw_fail(status, where, "a message of %llu bytes has come, recv has room for %llu",
+        status = epw_fail(status, where, "a message of %llu bytes has arrived, recv has room for %llu",
                           (unsigned long long)job->limit[0], (unsigned long long)job->limit[1]);
     } else if (outcome != NULL) {
         *outcome = job->outcome;

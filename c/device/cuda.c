@@ -45,7 +45,7 @@ static epw_status no_gpu(cudaError_t error, epw_where where) {
                 has / 1000, has % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
         (void)cudaGetLastError();
         return epw_fail(EPW_ERR_NO_PATH, where,
-                        "no NVIDIA driver: libcuda.so.1 is not to be found; install the driver, start the "
+                        "no NVIDIA driver: libcuda.so.1 cannot be found; install the driver, start the "
                         "container with its GPUs, or use EPW_DEVICE_HOST (-1)");
     }
     if (error == cudaErrorNoDevice)

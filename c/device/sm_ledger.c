@@ -45,8 +45,8 @@ static epw_status refuse(const epw_sm_request *r, uint32_t free_sms, epw_where w
     name_holders(r->device, text);
     return epw_fail(
         EPW_ERR_LIMIT, where,
-        "config.sms: at least %u SMs are needed, and %u of GPU %d's %u are free: %s. Kernels that "
-        "wait for peers must find room together: give each fewer by its config.sms",
+        "config.sms: at least %u SMs are needed, and %u of GPU %d's %u are free: %s. Kernels that wait for "
+        "peers must all fit at the same time: give each holder fewer with its config.sms",
         r->least, free_sms, r->device, r->sms, text);
 }
 

@@ -1072,14 +1072,14 @@ enum {
  * sum is added to the residual, and each row is normalised (RMSNorm) and, optionally, quantised. Only rows *
  * hidden must be equal on all ranks. On a GPU one kernel does all of it if the call is small enough to travel
  * in packets, up to 1 MiB with 2 ranks or 512 KiB with 4; a larger call takes a second kernel, which waits
- * for nobody. All memory, send and recv included, is then aligned to 16 bytes. Results have the same bits on
- * host and GPU: see the rules in c/numerics/norm.h. If a member is missing there is no result: each row of
- * `residual` and `out` is either the old one or unspecified. */
+ * for nobody. On a GPU all memory, send and recv included, must be aligned to 16 bytes. Results have the same
+ * bits on host and GPU: see the rules in c/numerics/norm.h. If a member is missing there is no result: each
+ * row of `residual` and `out` is either the old one or unspecified. */
 typedef struct epw_norm {
     uint32_t size;
     uint32_t payload;   /* of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_* */
     uint32_t hidden;    /* elements of a row: a multiple of 8 (for FP8 of 128), in [8, EPW_NORM_HIDDEN_MAX] */
-    float epsilon;      /* at least 0, finite */
+    float epsilon;      /* in [0, 1e30] */
     uint64_t rows;      /* rows * hidden is the call's count */
     void *residual;     /* [rows][hidden] of the call's type; in: the residual, out: the residual plus the
                            call's sum; NULL: none */
@@ -1110,8 +1110,8 @@ typedef struct epw_coll {
      * the other. */
     const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;
     /* Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
-     * row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
-     * block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+     * row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
+     * rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
      * reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
      * the elements of one row of the block, or of one row of all blocks together. */
     uint64_t rows, send_pitch, recv_pitch;

@@ -300,7 +300,7 @@ static const char *explain_cut_off(const epw_auth *auth) {
     case VERDICT:
         return "the peer hung up on this rank's proof; give all ranks the same token";
     case DIALER_PROOF:
-        return "the dialer hung up instead of proving itself";
+        return "the dialer hung up before it proved that it knows the key";
     default:
         return "the other end hung up before its hello";
     }
@@ -311,7 +311,7 @@ const char *epw_auth_explain(const epw_auth *auth, char *text, size_t size) {
     bool dials = auth->role == EPW_AUTH_DIALER;
     switch (auth->reason) {
     case EPW_AUTH_BAD_MAGIC:
-        snprintf(text, size, "%s: what answers there is no rank of epwire", name);
+        snprintf(text, size, "%s: no rank of epwire answers at this address", name);
         break;
     case EPW_AUTH_OTHER_VERSION:
         snprintf(text, size,
@@ -323,12 +323,12 @@ const char *epw_auth_explain(const epw_auth *auth, char *text, size_t size) {
         break;
     case EPW_AUTH_WRONG_RANK:
         snprintf(text, size, "%s: %s %u", name,
-                 dials ? "who listens there is not rank" : "the dialer wants another rank than",
+                 dials ? "the listener is not rank" : "the dialer wants another rank than",
                  (unsigned)(dials ? auth->peer.rank : auth->self.rank));
         break;
     case EPW_AUTH_OTHER_FABRIC:
         snprintf(text, size, "%s: %s", name,
-                 dials ? "who listens there is another incarnation of the rank than its address was of"
+                 dials ? "the listener is another incarnation of the rank than the one that gave this address"
                        : "the dialer wants another incarnation of this rank");
         break;
     case EPW_AUTH_OTHER_LINK:

@@ -67,7 +67,7 @@ EPW_INLINE const char *epw_syndrome_remedy(uint32_t syndrome, bool adapter) {
     case EPW_SYNDROME_LENGTH:
     case EPW_SYNDROME_OPERATION:
     case EPW_SYNDROME_PROTECTION:
-        return ": this is an error of this library, which its authors should hear of";
+        return ": this is an error of this library: report it";
     default:
         return "";
     }

@@ -215,7 +215,7 @@ static epw_status probe_own(epw_peers *peers, uint64_t number, uint64_t timeout_
     epw_status status = peers->gpu != NULL ? copy_own(peers, word, number, &seen, timeout_ns, where)
                                            : touch_own(word, number, &seen, where);
     if (status != EPW_OK || seen == number) return status;
-    return epw_fail(EPW_ERR_SYSTEM, where, "this rank's device took a word and gave back another one");
+    return epw_fail(EPW_ERR_SYSTEM, where, "a word written to this rank's device was read back changed");
 }
 
 /* The word first, then the ring: whoever hears that finds the question. */

@@ -268,7 +268,9 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
                               const epw_blob_queue *offer, uint64_t deadline_ns, epw_where where,
                               epw_route *route) {
     if (offer->length != OFFER_BYTES)
-        return epw_fail(EPW_ERR_MISMATCH, where, "the peer says %u bytes of its queues, here %d are said",
+        return epw_fail(EPW_ERR_MISMATCH, where,
+                        "the peer's blob has %u bytes about its queues, this library expects %d: use the "
+                        "same epwire version on all ranks",
                         (unsigned)offer->length, OFFER_BYTES);
     epw_fabric_address address;
     epw_fabric_address_read(offer->bytes, &address);

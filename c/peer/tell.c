@@ -100,7 +100,7 @@ static const char *cause_text(uint32_t cause) {
     case EPW_CAUSE_OVERFLOW:
         return "more rows came than the output has places for";
     case EPW_CAUSE_HELD:
-        return "the lane was not as the replay needs it";
+        return "the lane was not in the state that the replay needs";
     default:
         return "an earlier operation gave it up";
     }

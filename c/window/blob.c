@@ -176,7 +176,8 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
     out->queue.length = (uint32_t)take(&at, 4);
     size_t variable = length - FIXED_BYTES - CHECKSUM_BYTES;
     if (out->queue.length > EPW_BLOB_QUEUE_MAX || out->queue.length > variable)
-        return epw_fail(EPW_ERR_INVALID, where, "the blob says %u bytes of a queue, at most %d can be",
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "the blob says that it has %u bytes about queues, at most %d are possible",
                         (unsigned)out->queue.length, EPW_BLOB_QUEUE_MAX);
     memcpy(out->queue.bytes, at, out->queue.length);
     at += out->queue.length;
@@ -185,7 +186,7 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
     out->term_count = (uint32_t)take(&at, 4);
     out->term_names = take(&at, 8);
     if (out->term_count != terms || variable != out->queue.length + 8 * terms || terms > EPW_TERMS_MAX)
-        return epw_fail(EPW_ERR_INVALID, where, "the blob has room for %zu fields and says that it has %u",
+        return epw_fail(EPW_ERR_INVALID, where, "the blob has room for %zu fields, but says that it has %u",
                         terms, (unsigned)out->term_count);
     for (uint32_t i = 0; i < terms; i++) out->terms[i] = take(&at, 8);
     return check_ranges(out, where);

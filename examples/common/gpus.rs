@@ -5,7 +5,7 @@ use epwire::cudarc::driver::CudaContext;
 /// How many GPUs this process sees, at least 1; else what to do about that.
 pub(crate) fn gpus() -> Result<u32, String> {
     if !has_driver() {
-        return Err("--device cuda: no NVIDIA driver, libcuda.so.1 is not to be found: install the driver, \
+        return Err("--device cuda: no NVIDIA driver, libcuda.so.1 cannot be found: install the driver, \
                     start the container with its GPUs, or use --device host"
             .into());
     }

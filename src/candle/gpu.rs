@@ -105,7 +105,7 @@ fn check_context<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> Result<()> {
     }
     let [of, on] = [slice.context(), stream.context()].map(|context| context.ordinal());
     Err(invalid(format!(
-        "the tensor has a context of GPU {of}, the stream another one, of GPU {on}: \
+        "the tensor belongs to a context of GPU {of}, the stream to another one, of GPU {on}: \
          enqueue on candle's own stream, CudaDevice::cuda_stream, or on one of its context"
     )))
 }

@@ -35,7 +35,7 @@ impl Held<'_> {
             Storage::Cpu(CpuStorage::F16(data)) => self.matrix(data),
             Storage::Cpu(CpuStorage::F32(data)) => self.matrix(data),
             Storage::Cpu(_) => Err(invalid(ELEMENTS)),
-            _ => Err(invalid("the tensor is on a device, must be on the CPU")),
+            _ => Err(invalid("the tensor is on a GPU, must be on the CPU")),
         }
     }
 

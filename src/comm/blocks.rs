@@ -53,7 +53,8 @@ impl Blocks {
     /// The form that C takes, checked.
     pub(super) fn lay_out(&self, operation: &'static str, rank: u32, ranks: u32) -> Result<Laid> {
         let invalid = |text: String| Error::Invalid(Failure::new(operation, rank, text));
-        let too_much = || Error::Limit(Failure::new(operation, rank, "blocks pass what memory there can be"));
+        let too_much =
+            || Error::Limit(Failure::new(operation, rank, "the blocks are larger than an address space"));
         let Self { counts, offsets, rows, pitch, own_pitch } = self;
         for (name, list) in [("counts", Some(counts)), ("offsets", offsets.as_ref())] {
             if let Some(list) = list
@@ -135,9 +136,9 @@ mod tests {
         for (blocks, text) in [
             (Blocks::new([3, 0]), "counts has 2 entries for 3 ranks"),
             (Blocks::new([3, 0, 1]).at([0; 4]), "offsets has 4 entries for 3 ranks"),
-            (Blocks::new([usize::MAX, 1, 1]), "what memory there can be"),
-            (Blocks::new([1, 1, 1]).at([0, usize::MAX, 0]), "what memory there can be"),
-            (Blocks::new([1, 1, 1]).rows(usize::MAX), "what memory there can be"),
+            (Blocks::new([usize::MAX, 1, 1]), "larger than an address space"),
+            (Blocks::new([1, 1, 1]).at([0, usize::MAX, 0]), "larger than an address space"),
+            (Blocks::new([1, 1, 1]).rows(usize::MAX), "larger than an address space"),
         ] {
             let error = blocks.lay_out("all_gather", 0, 3).unwrap_err();
             assert!(error.to_string().contains(text), "{error}");

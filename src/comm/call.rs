@@ -409,8 +409,10 @@ impl Lowered {
         let is_root = shape.peer == rank;
         let whole_in_place = || match receives % n {
             0 => Ok(receives / n),
-            _ => wrong(format!("the buffer has {receives} elements, not as many for each of {ranks} ranks"))
-                .map(|()| 0),
+            _ => wrong(format!(
+                "the buffer has {receives} elements, must be a multiple of the number of ranks, {ranks}"
+            ))
+            .map(|()| 0),
         };
         if let Some(blocks) = &shape.blocks {
             let laid = blocks.lay_out(shape.name, rank, ranks)?;
@@ -432,11 +434,13 @@ impl Lowered {
                 receives
             }
             sys::EPW_ALL_REDUCE if sends != receives => {
-                return wrong(format!("send has {sends} elements, recv {receives}: as many are needed"));
+                return wrong(format!(
+                    "send has {sends} elements, recv {receives}: both must have the same number"
+                ));
             }
             sys::EPW_REDUCE if is_root && sends != receives => {
                 return wrong(format!(
-                    "send has {sends} elements, recv of the root {receives}: as many are needed"
+                    "send has {sends} elements, recv of the root {receives}: both must have the same number"
                 ));
             }
             sys::EPW_ALL_REDUCE | sys::EPW_REDUCE => sends,
@@ -455,7 +459,7 @@ impl Lowered {
             }
             sys::EPW_ALL_TO_ALL if sends != receives || sends % n != 0 => {
                 return wrong(format!(
-                    "send has {sends} elements, recv {receives}: both need as many for each of {ranks} ranks"
+                    "send has {sends} elements, recv {receives}: both must be the same multiple of the number of ranks, {ranks}"
                 ));
             }
             sys::EPW_ALL_TO_ALL => sends / n,
@@ -463,7 +467,7 @@ impl Lowered {
                 let wanted = shape.kind == sys::EPW_ALL_GATHER || is_root;
                 if wanted && sends.checked_mul(n) != Some(receives) {
                     return wrong(format!(
-                        "recv has {receives} elements for {sends} of each of {ranks} ranks"
+                        "recv has {receives} elements, must have {sends} for each of {ranks} ranks"
                     ));
                 }
                 sends
@@ -472,7 +476,7 @@ impl Lowered {
                 let wanted = shape.kind == sys::EPW_REDUCE_SCATTER || is_root;
                 if wanted && receives.checked_mul(n) != Some(sends) {
                     return wrong(format!(
-                        "send has {sends} elements for {receives} of each of {ranks} ranks"
+                        "send has {sends} elements, must have {receives} for each of {ranks} ranks"
                     ));
                 }
                 receives
@@ -496,7 +500,7 @@ impl Lowered {
             if have >= wants {
                 return Ok(());
             }
-            let text = format!("{name} has {have} elements, its blocks take {wants}");
+            let text = format!("{name} has {have} elements, its blocks need {wants}");
             Err(Error::Invalid(Failure::new(shape.name, rank, text)))
         };
         let is_root = shape.peer == rank;
@@ -531,7 +535,7 @@ impl Lowered {
             let (to, from) =
                 (self.laid[self.laid.len() - 1].counts[rank as usize], laid.counts[rank as usize]);
             if to != from {
-                let text = format!("this rank sends itself {to} elements, and expects {from}");
+                let text = format!("this rank sends itself {to} elements, but expects {from}");
                 return Err(Error::Invalid(Failure::new(shape.name, rank, text)));
             }
             self.laid.push(laid);

@@ -134,7 +134,7 @@ impl Inner {
     pub(super) fn connect_all_parts(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
         let failure = |text: String| Failure { peer: Some(peer), ..Failure::new("connect", self.rank, text) };
         let parts = parts(blob).ok_or_else(|| {
-            Error::Invalid(failure("the blob is none that a communicator has exported".to_owned()))
+            Error::Invalid(failure("the blob was not exported by a communicator".to_owned()))
         })?;
         let of = |number: u32| parts.iter().find(|(of, _)| *of == number).map(|(_, bytes)| *bytes);
         let began = Instant::now();

@@ -195,7 +195,7 @@ impl<T: Number> CommBuffer<T> {
     pub(super) fn zeroed(ffi: &Arc<ffi::Comm>, rank: u32, len: usize) -> Result<Self> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
         let Some(bytes) = bytes else {
-            let text = format!("len is {len}: more bytes than there can be");
+            let text = format!("len is {len}: these are more bytes than an address space has");
             return Err(Error::Limit(Failure::new("alloc", rank, text)));
         };
         let memory = ffi.alloc(bytes as u64)?;

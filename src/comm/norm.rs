@@ -141,7 +141,7 @@ where
         let Some(op) = into.ops.last_mut() else { return Ok(()) };
         let (count, hidden) = (op.count as usize, self.hidden);
         if hidden == 0 || count % hidden != 0 {
-            return wrong(format!("send has {count} elements, which are no rows of {hidden}"));
+            return wrong(format!("send has {count} elements, must have a multiple of hidden {hidden}"));
         }
         let quantised = self.payload != Payload::SameAsInput;
         let scale = if self.payload == (Payload::Fp8 { scale: Fp8Scale::Ue8m0 }) { 1 } else { 4 };

@@ -49,8 +49,7 @@ impl Comm {
             return Err(Error::Invalid(Failure::new(OP, rank, text)));
         }
         if self.config().device != Device::Host {
-            let text =
-                "the communicator is on a GPU: one of the host makes subsets of either kind, by subset_with";
+            let text = "the communicator is on a GPU: call subset_with of one on the host, which makes subsets on the host and on GPUs";
             return Err(Error::State(Failure::new(OP, rank, text)));
         }
         let now = self.membership()?;
@@ -134,13 +133,14 @@ impl Comm {
             // A mask that lacks its own rank does not matter.
             let overlaps = other.contains(peer) && !mask.and(&other).is_empty() || mask.contains(peer);
             if mask.contains(self.rank()) && overlaps && other != *mask {
-                let text =
-                    format!("its mask is {other:?}, this rank's {mask:?}: ranks of a subset have one mask");
+                let text = format!(
+                    "its mask is {other:?}, this rank's {mask:?}: all ranks of a subset must give the same mask"
+                );
                 return Err(Error::Mismatch(failure(text)));
             }
             if mask.contains(self.rank()) && mask.contains(peer) && said[WORDS] == 0 && peer != self.rank() {
                 return Err(Error::Peer(failure(
-                    "it could not make or connect its part, and says why".into(),
+                    "it could not make or connect its part, and reports why".into(),
                 )));
             }
         }

@@ -106,12 +106,12 @@ impl std::fmt::Display for Plan {
         }
         write!(f, "beside the window {:.1} MiB", mib(self.private_bytes))?;
         let queues = [
-            ("images, all with the first of them", self.image_bytes),
+            ("images, all allocated with the first of them", self.image_bytes),
             ("their queues", self.ring_bytes),
             ("what they write", self.inbox_bytes),
         ];
         if queues.iter().any(|&(_, bytes)| bytes > 0) {
-            write!(f, "\nhost memory for peers behind queues, if all others are")?;
+            write!(f, "\nhost memory for peers behind queues, if all others are such peers")?;
         }
         for (what, bytes) in queues {
             if bytes > 0 {

@@ -59,7 +59,7 @@ fn a_plan_prints_what_room_to_grow_costs() {
     let queues = Paths { queue: true, ..Paths::default() };
     let text =
         Plan::new(&EpConfig { paths: queues, ..EpConfig::new(128, 7168, 256, 8) }, 8).unwrap().to_string();
-    assert!(text.contains("for peers behind queues, if all others are\n"), "{text}");
+    assert!(text.contains("for peers behind queues, if all others are such peers\n"), "{text}");
     let larger = Plan::new(&EpConfig::new(128, 7168, 512, 8), 16).unwrap();
     let grown = larger.window_bytes - plan.window_bytes;
     assert!(grown.abs_diff(8 * plan.place_bytes()) < 1 << 16, "{grown}");

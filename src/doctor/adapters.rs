@@ -71,8 +71,13 @@ pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>, opene
     if devices.is_empty() {
         checks.insert(
             0,
-            Check::missing("adapters", format!("none in {CLASS}: queues are drained by a NIC in software, over TCP"))
-                .remedy("where the machine has one: load its driver (mlx5_ib), in a container --device=/dev/infiniband"),
+            Check::missing(
+                "adapters",
+                format!("none in {CLASS}: queues are drained by a NIC in software, over TCP"),
+            )
+            .remedy(
+                "if the machine has one: load its driver (mlx5_ib), in a container --device=/dev/infiniband",
+            ),
         );
     } else {
         checks.insert(0, Check::ok("adapters", devices.join(", ")));
@@ -169,7 +174,8 @@ fn traffic_class(tree: &Tree, device: &str, port: &str) -> Option<Check> {
     let text = tree.text(&file).ok()?;
     let class = number(&text).filter(|class| *class > 0 && *class < 256)?;
     let label = format!("{device} port {port} traffic class");
-    let reason = format!("{class} in {file}, which queue pairs of DevX do not heed: they send with 0");
+    let reason =
+        format!("{class} in {file}, which does not apply to queue pairs made by DevX: they send with 0");
     Some(Check::warning(label, reason).remedy(format!("{}={class}", env::TRAFFIC_CLASS)))
 }
 
@@ -292,7 +298,7 @@ fn override_of_mappings(tree: &Tree) -> Check {
     match tree.text(FILE) {
         Err(reason) => Check::unknown(NAME, reason),
         Ok(text) if text.contains("PeerMappingOverride=1") => Check::ok(NAME, "set"),
-        Ok(_) => Check::warning(NAME, format!("not in {FILE}: GPUs cannot ring adapters, host threads have to"))
+        Ok(_) => Check::warning(NAME, format!("not in {FILE}: GPUs cannot ring adapters, threads of the host do it"))
             .remedy(
                 "options nvidia NVreg_RegistryDwords=\"PeerMappingOverride=1;\" in /etc/modprobe.d, update-initramfs, reboot",
             ),
@@ -357,7 +363,9 @@ fn translation(tree: &Tree, device: &str) -> Option<Check> {
         "identity" => Check::ok(label, "leaves addresses as they are"),
         _ => Check::warning(
             label,
-            format!("translates ({kind}): what goes to a GPU takes the way through the root complex, if any"),
+            format!(
+                "translates ({kind}): traffic to a GPU goes through the root complex, if it arrives at all"
+            ),
         )
         .remedy("iommu=pt on the kernel's command line, where virtual machines do not need it"),
     })
@@ -381,7 +389,7 @@ fn chosen(tree: &Tree, devices: &[String], gpu: &str, turn: u32, opened: &Opened
             (!devices.is_empty()).then(|| Check::missing(label, "no mlx5 adapter with an active port"))?;
         return Some(match filter {
             "" => none,
-            _ => none.remedy(format!("{}={filter} has to let one through", env::HCA)),
+            _ => none.remedy(format!("{}={filter} must match one", env::HCA)),
         });
     }
     let unknown = || BusPlace::new("", -1);

@@ -92,8 +92,8 @@ fn bounded<T: Send + 'static>(
         // Nobody listens any more if the time has expired.
         let _ = tell.send(look());
     });
-    let looking = started.map_err(|error| format!("no thread to look with: {error}"))?;
-    let late = |_| Err(format!("nothing came back within {PATIENCE:?}"));
+    let looking = started.map_err(|error| format!("cannot start a thread for the checks: {error}"))?;
+    let late = |_| Err(format!("no answer within {PATIENCE:?}"));
     told.recv_timeout(PATIENCE).map_or_else(late, |found| {
         // It has sent its result, and only has to end.
         let _ = looking.join();

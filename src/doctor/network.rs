@@ -122,7 +122,7 @@ fn token(token: &Result<bool, String>) -> Check {
 fn ports(ports: &Result<Option<(u16, u16)>, String>) -> Check {
     const NAME: &str = "ports";
     match ports {
-        Ok(None) => Check::ok(NAME, "any: a firewall between the hosts has to let all of them through")
+        Ok(None) => Check::ok(NAME, "any: a firewall between the hosts must let all of them through")
             .remedy(format!("where there is one, bound them: {}=29800-29899", env::PORTS)),
         Ok(Some((first, last))) => Check::ok(NAME, format!("{first} to {last}")),
         Err(reason) => Check::missing(NAME, reason),

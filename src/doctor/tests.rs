@@ -131,7 +131,7 @@ fn plain() -> Found {
             token: Ok(false),
             ports: Ok(None),
         },
-        gpus: Err("no NVIDIA driver: libcuda.so.1 is not to be found".to_owned()),
+        gpus: Err("no NVIDIA driver: libcuda.so.1 cannot be found".to_owned()),
         shared_memory: Ok(Duration::from_nanos(400)),
         queue: Ok(Duration::from_nanos(1200)),
         adapters: Opened::default(),
@@ -291,7 +291,7 @@ fn a_driver_without_a_build_for_it_is_told_with_its_gpus() {
     let information = "Model: \t\t NVIDIA H200\nIRQ:   \t\t 300\nBus Location: \t 0000:1a:00.0\n";
     machine.file("/proc/driver/nvidia/gpus/0000:1a:00.0/information", information);
     let text = machine.report(&plain()).to_string();
-    assert!(text.contains("not to be found; the driver has NVIDIA H200 at 0000:1a:00.0\n"), "{text}");
+    assert!(text.contains("cannot be found; the driver has NVIDIA H200 at 0000:1a:00.0\n"), "{text}");
 }
 
 #[test]

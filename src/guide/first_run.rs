@@ -32,7 +32,7 @@
 //!   ok       fake_0 DevX                  opens
 //!   ok       fake_0 capabilities          fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.0, MTU 4096; rings of 32768 entries at most, atomics
 //!   ok       fake_0 host memory           registered for queues and for windows
-//!   ok       fake_0 queue pair            a word to itself came
+//!   ok       fake_0 queue pair            a word sent to itself arrived
 //! ```
 //!
 //! Between the last two it reports on the GPU, if there is one. Every command below can be rehearsed in this way, with
@@ -48,7 +48,7 @@
 //!
 //! ```text
 //!   ok       mlx5_0 DevX                  opens
-//!   ok       mlx5_0 queue pair            a word to itself came
+//!   ok       mlx5_0 queue pair            a word sent to itself arrived
 //! ```
 //!
 //! The ring, the doorbell record and the completion are in host memory, the host rings the doorbell, and only a single

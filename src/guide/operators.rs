@@ -116,16 +116,16 @@
 //! | `there is no libmlx5.so.1: install rdma-core (libibverbs1, ibverbs-providers)` | install these; in a container they have to be inside |
 //! | `libmlx5.so.1 has no NAME of version MLX5_1.19: install rdma-core 44 or newer` | an older one is found first: see `ldconfig -p` and `LD_LIBRARY_PATH` |
 //! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC or wire` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft`. By the verbs wire it is called `RDMA adapter` here and below, and any driver of one will do |
-//! | `options.adapters (EPWIRE_HCA), "x", lets none of 2 mlx5 adapters through; the first is NAME` | the filter names others, or excludes all |
+//! | `options.adapters (EPWIRE_HCA), "x", matches none of 2 mlx5 adapters; the first is NAME` | the filter names others, or excludes all |
 //! | `options.adapters (EPWIRE_HCA) is "x", no filter of adapters` | one `^` or `=` in front of all names, no blanks, ports behind a colon |
-//! | `there is no second mlx5 adapter beside NAME: set options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters have another one` | the host has one, or the filter lets one through |
+//! | `there is no second mlx5 adapter beside NAME: set options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters match another one` | the host has one, or the filter lets one through |
 //! | `cannot list adapters` | the kernel's own error follows |
 //! | `no mlx5 adapter can be used: NAME: ...` | for each of these reasons, adapter by adapter: |
 //! | `it has no DevX, which needs its firmware's user contexts (log_max_uctx)` | update firmware and kernel; virtual functions may have it switched off: ask who owns the host |
 //! | `this process may not open it: see /dev/infiniband, and in a container --device` | rights of `/dev/infiniband/uverbs*` |
-//! | `it has no port that can be asked for` | the filter names a port that it does not have, or the driver is in trouble: `dmesg` |
+//! | `none of its ports can be queried` | the filter names a port that it does not have, or the driver is in trouble: `dmesg` |
 //! | `no port is active: see ibv_devinfo, and the cable or the interface` | `ip link set ... up`, cable, switch |
-//! | `its port has no LID: no subnet manager has been there` | start `opensm`, or the switch's own |
+//! | `its port has no LID: no subnet manager has given it one` | start `opensm`, or the switch's own |
 //! | `its port has no RoCEv2 GID that others can reach: give its network interface an IPv4 address, or an IPv6 one that is routed` | `ip address add 10.1.0.5/24 dev eth2`; in a container the host's network |
 //!
 //! **An adapter that is too old, or a request that does not suit it**:
@@ -141,7 +141,7 @@
 //! | `NAME refuses CREATE_QP: BAD_PARAM, syndrome 0x...` | the firmware's own number: report it with `ibv_devinfo -v`. Behind it is advice: |
 //! | `it has no more of them; use fewer buffers or peers` | queue pairs: one for each lane and peer of each buffer |
 //! | `its firmware may be too old for that; see its version with ibv_devinfo` | update it |
-//! | `NAME does not tell of completions` (verbs wire) | the kernel's error follows: 24 is `ulimit -n` |
+//! | `NAME does not report completions` (verbs wire) | the kernel's error follows: 24 is `ulimit -n` |
 //! | `NAME makes no queue pair of 256 entries, with 28 bytes inline: lower max_tokens, or raise the limit of locked memory (ulimit -l)` (verbs wire) | `ibv_devinfo -v` says how many entries and queue pairs it has |
 //! | `the port's MTU, GID or LID does not suit; see its state with ibv_devinfo -v` | the port has changed since it was looked at |
 //! | `NAME has not taken CREATE_QP` | the kernel refuses, for example: |
@@ -158,7 +158,7 @@
 //! | `NAME reaches no ring in GPU memory, neither by dma-buf (errno 95), which needs Linux 6.0 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | 95: the driver gives no descriptor; 14: the kernel takes none, or no module knows the address; 12: locked memory |
 //! | `NAME sends no rows from GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
 //! | `the GPU's driver does not map the adapter's doorbell registers for kernels` | `PeerMappingOverride`, see above, or `EPWIRE_DOORBELLS=host` |
-//! | `memory of a queue pair does not begin a page`, `what peers write to does not begin a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first two are errors of this library |
+//! | `memory of a queue pair does not begin on a page`, `memory that peers write to does not begin on a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first two are errors of this library |
 //! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words` | `ulimit -u`, in a container `--pids-limit` |
 //!
 //! **Connecting a peer**:
@@ -169,7 +169,7 @@
 //! | `the peer's adapter is on InfiniBand, this rank's, NAME, on Ethernet` | `EPWIRE_HCA` on one of them |
 //! | `NAME finds no way to the peer's address, which ends in 10.1.0.6: see that ping reaches it by this adapter's interface` | routes, firewall, VLAN; errno 110 means that nobody answered for the address |
 //! | `NAME finds no way to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
-//! | `what the peer says of its adapter is no address: 7, MTU 9` | another version of this library there |
+//! | `the peer gave no valid address of its adapter: 7, MTU 9` | another version of this library there |
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
 //!

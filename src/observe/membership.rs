@@ -142,7 +142,7 @@ impl Sight {
 
     /// A change was abandoned.
     pub(crate) fn aborted(&self, change: u64, error: &BootstrapError) {
-        line(Level::Warn, self.rank, || format!("change {change} came to nothing: {error}"));
+        line(Level::Warn, self.rank, || format!("change {change} failed: {error}"));
         #[cfg(feature = "tracing")]
         tracing::warn!(rank = self.rank, change, %error, "change aborted");
         #[cfg(feature = "metrics")]

@@ -2067,9 +2067,9 @@ pub const EPW_RECV: u32 = 10;
  sum is added to the residual, and each row is normalised (RMSNorm) and, optionally, quantised. Only rows *
  hidden must be equal on all ranks. On a GPU one kernel does all of it if the call is small enough to travel
  in packets, up to 1 MiB with 2 ranks or 512 KiB with 4; a larger call takes a second kernel, which waits
- for nobody. All memory, send and recv included, is then aligned to 16 bytes. Results have the same bits on
- host and GPU: see the rules in c/numerics/norm.h. If a member is missing there is no result: each row of
- `residual` and `out` is either the old one or unspecified.*/
+ for nobody. On a GPU all memory, send and recv included, must be aligned to 16 bytes. Results have the same
+ bits on host and GPU: see the rules in c/numerics/norm.h. If a member is missing there is no result: each
+ row of `residual` and `out` is either the old one or unspecified.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_norm {
@@ -2078,7 +2078,7 @@ pub struct epw_norm {
     pub payload: u32,
     /// elements of a row: a multiple of 8 (for FP8 of 128), in [8, EPW_NORM_HIDDEN_MAX]
     pub hidden: u32,
-    /// at least 0, finite
+    /// in [0, 1e30]
     pub epsilon: f32,
     /// rows * hidden is the call's count
     pub rows: u64,
@@ -2175,20 +2175,20 @@ pub struct epw_coll {
  the other.*/
     pub recv_offsets: *const u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
- row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
- block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+ row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
+ rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
  reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
  the elements of one row of the block, or of one row of all blocks together.*/
     pub rows: u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
- row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
- block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+ row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
+ rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
  reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
  the elements of one row of the block, or of one row of all blocks together.*/
     pub send_pitch: u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
- row. 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this rank's
- block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
+ row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
+ rank's block, and recv_pitch to the matrix of all blocks, in which block r begins at its offset; in
  reduce_scatter send_pitch applies to the matrix, and recv_pitch to the block. Pitch 0: dense, that is,
  the elements of one row of the block, or of one row of all blocks together.*/
     pub recv_pitch: u64,

@@ -27,7 +27,7 @@ static void each_lack_has_its_finding(void) {
         {0, EPW_PROBE_OK, "host memory", "registered for queues and for windows"},
         {0, EPW_PROBE_UNKNOWN, "GPU memory", "no GPU of this process to try it with"},
         {0, EPW_PROBE_UNKNOWN, "doorbells by kernels", "no GPU of this process to try it with"},
-        {0, EPW_PROBE_OK, "queue pair", "a word to itself came"},
+        {0, EPW_PROBE_OK, "queue pair", "a word sent to itself arrived"},
         {LACK(NO_DEVX), EPW_PROBE_MISSING, "DevX",
          "it has no DevX, which needs its firmware's user contexts (log_max_uctx)"},
         {LACK(NO_PORT), EPW_PROBE_MISSING, "capabilities",
@@ -40,9 +40,8 @@ static void each_lack_has_its_finding(void) {
          "most: "
          "see PCI_ATOMIC_MODE with mlxconfig"},
         {LACK(BF_UAR_ALONE), EPW_PROBE_WARNING, "queue pair",
-         "a word to itself came; doorbells share a register or a page, as libmlx5 or the kernel is old: "
-         "rdma-core "
-         "45 or newer"},
+         "a word sent to itself arrived; doorbells share a register or a page, as libmlx5 or the kernel is "
+         "old: rdma-core 45 or newer"},
         {LACK(NO_UAR), EPW_PROBE_MISSING, "queue pair",
          "fake_0 gives no doorbell register of any kind (the first kind: errno 95): use fewer buffers or "
          "peers, or "

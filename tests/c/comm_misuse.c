@@ -65,9 +65,10 @@ static void operations_are_refused_by_field(epw_comm *comm) {
     REFUSED_COLL(EPW_ALL_REDUCE, EPW_ERR_LIMIT, "count is ", c.count = UINT64_MAX);
     REFUSED_COLL(EPW_ALL_REDUCE, EPW_ERR_INVALID, "send_counts and send_offsets", c.send_counts = counts);
     REFUSED_COLL(EPW_SCATTER, EPW_ERR_INVALID, "recv_counts and recv_offsets", c.recv_counts = counts);
-    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "come together", c.send_counts = counts);
+    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "give both send_counts and recv_counts",
+                 c.send_counts = counts);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "recv_counts", c.recv_counts = huge);
-    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "in place blocks are equal", c.recv = memory;
+    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "in place all blocks are equal", c.recv = memory;
                  c.send_counts = c.recv_counts = counts);
     REFUSED_COLL(EPW_BROADCAST, EPW_ERR_INVALID, "rows and pitches", c.rows = 2);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_INVALID, "send_pitch 3", c.rows = 2; c.send_pitch = 3);

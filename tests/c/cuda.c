@@ -86,7 +86,7 @@ static int a_buffer_on_a_gpu_says_what_is_missing(void) {
         puts("not checked: what a machine without NVIDIA driver is told, because this one has a driver");
         return 0;
     }
-    refused(0, "no NVIDIA driver: libcuda.so.1 is not to be found; install the driver");
+    refused(0, "no NVIDIA driver: libcuda.so.1 cannot be found; install the driver");
     refused(0, "no NVIDIA driver"); /* and the same again */
     return 1;
 }

@@ -280,8 +280,8 @@ static void who_is_not_meant_refuses(void) {
         CHECK_OK(dial(e.links[0], e.links[1], 1, 0, 2000 * MS));
         epw_link_event event = failure(e, 1000 * MS);
         CHECK(event.status == EPW_ERR_PEER);
-        CHECK(says(&event, i == 0 ? "not this fabric: who listens there is another incarnation"
-                                  : "wrong rank: who listens there is not rank 1"));
+        CHECK(says(&event, i == 0 ? "not this fabric: the listener is another incarnation"
+                                  : "wrong rank: the listener is not rank 1"));
         no_more_events(e, 20 * MS);
         epw_links_refusals refused = epw_links_refused(e.links[1]);
         CHECK(refused.refused[i == 0 ? EPW_AUTH_OTHER_FABRIC : EPW_AUTH_WRONG_RANK] == 1);

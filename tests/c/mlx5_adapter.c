@@ -43,11 +43,10 @@ static void the_nearest_of_several_adapters_is_chosen(void) {
     expect(second, "fake_2 port 1, RoCEv2, GID 3 ending in 10.79.0.3, MTU 4096, across the root complex");
     how.filter = "=fake_1";
     CHECK(epw_mlx5_open(calls, &how, where, &none) == EPW_ERR_NO_PATH);
-    CHECK_MSG(
-        strcmp(epw_last_error(),
-               "test: rank 3: there is no second mlx5 adapter beside fake_1: set "
-               "options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters have another one") == 0,
-        "%s", epw_last_error());
+    CHECK_MSG(strcmp(epw_last_error(),
+                     "test: rank 3: there is no second mlx5 adapter beside fake_1: set options.adapter_count "
+                     "(EPWIRE_ADAPTERS) to 1, or let options.adapters match another one") == 0,
+              "%s", epw_last_error());
     epw_mlx5_close(second);
     how = (epw_mlx5_options){.filter = "=fake_0", .gpu = &gpu};
     CHECK_OK(epw_mlx5_open(calls, &how, where, &second));

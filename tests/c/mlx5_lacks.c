@@ -28,17 +28,15 @@ static const adverse cases[] = {
      .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
     {.how.filter = "mlx5_0",
      .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"mlx5_0\", lets none of 1 mlx5 adapters through; "
-             "the first is "
-             "fake_0"},
+     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"mlx5_0\", matches none of 1 mlx5 adapters; the "
+             "first is fake_0"},
     {.how.filter = "^fake",
      .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"^fake\", lets none of 1 mlx5 adapters through; "
-             "the first is "
-             "fake_0"},
+     .text = "test: rank 3: options.adapters (EPWIRE_HCA), \"^fake\", matches none of 1 mlx5 adapters; the "
+             "first is fake_0"},
     {.how.filter = "fake_0:2",
      .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: none of its ports can be queried"},
     {.how.service_level = 8,
      .status = EPW_ERR_INVALID,
      .text = "test: rank 3: options.service_level (EPWIRE_SL) is 8, but the port of fake_0 is Ethernet, "
@@ -114,7 +112,7 @@ static const adverse cases[] = {
      .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no DevX, which needs its firmware's "
              "user contexts (log_max_uctx)"},
     {FAIL(PORT, 0, EIO), .status = EPW_ERR_NO_PATH,
-     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: it has no port that can be asked for"},
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: none of its ports can be queried"},
     {FAIL(GID, 3, EIO), .status = EPW_ERR_NO_PATH,
      .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
              "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
@@ -264,7 +262,7 @@ static void options_of_a_fabric_have_limits(void) {
     o = asked(), o.adapters = "=fake_0,";
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.adapters (EPWIRE_HCA) is \"=fake_0,\"");
     o = asked(), o.adapters = "mlx5";
-    a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "lets none of 2 mlx5 adapters through");
+    a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "matches none of 2 mlx5 adapters");
     o = asked(), o.adapters = "=fake_1", o.adapter_count = 2; /* the first adapter is already open */
     a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "there is no second mlx5 adapter beside fake_1");
     o = asked(), o.service_level = 9;

@@ -177,9 +177,9 @@ static void bad_norms_are_refused(test *t) {
         CHECK_MSG(strstr(epw_last_error(), words) != NULL, "%s lacks %s", epw_last_error(), words);          \
     } while (0)
     REFUSED_NORM("norm.size is 4", EPW_ERR_INVALID, norm.size = 4);
-    REFUSED_NORM("norm is of all_reduce by EPW_SUM", EPW_ERR_INVALID, c.kind = EPW_ALL_GATHER);
-    REFUSED_NORM("norm is of all_reduce by EPW_SUM", EPW_ERR_INVALID, c.op = EPW_MAX);
-    REFUSED_NORM("norm is of all_reduce by EPW_SUM", EPW_ERR_INVALID, c.type = EPW_TYPE_F32);
+    REFUSED_NORM("only all_reduce by EPW_SUM", EPW_ERR_INVALID, c.kind = EPW_ALL_GATHER);
+    REFUSED_NORM("only all_reduce by EPW_SUM", EPW_ERR_INVALID, c.op = EPW_MAX);
+    REFUSED_NORM("only all_reduce by EPW_SUM", EPW_ERR_INVALID, c.type = EPW_TYPE_F32);
     REFUSED_NORM("norm.payload is 4, must be at most 3", EPW_ERR_INVALID, norm.payload = 4);
     REFUSED_NORM("norm.hidden is 12, must be a multiple of 8 in [8, 16384]", EPW_ERR_LIMIT, norm.hidden = 12);
     REFUSED_NORM("norm.hidden is 16392", EPW_ERR_LIMIT, norm.hidden = 16392);
@@ -190,10 +190,10 @@ static void bad_norms_are_refused(test *t) {
     REFUSED_NORM("norm.epsilon is -1", EPW_ERR_INVALID, norm.epsilon = -1);
     REFUSED_NORM("norm.weight or norm.out is NULL", EPW_ERR_INVALID, norm.weight = NULL);
     REFUSED_NORM("norm.weight or norm.out is NULL", EPW_ERR_INVALID, norm.out = NULL);
-    REFUSED_NORM("norm.scales is given with a payload of FP8", EPW_ERR_INVALID, norm.scales = m->scales);
-    REFUSED_NORM("norm.scales is given with a payload of FP8", EPW_ERR_INVALID,
+    REFUSED_NORM("norm.scales must be given with an FP8 payload", EPW_ERR_INVALID, norm.scales = m->scales);
+    REFUSED_NORM("norm.scales must be given with an FP8 payload", EPW_ERR_INVALID,
                  norm.payload = EPW_PAYLOAD_FP8_POW2);
-    REFUSED_NORM("norm.out of FP8 has memory of its own", EPW_ERR_INVALID,
+    REFUSED_NORM("norm.out of an FP8 payload must be neither send nor recv", EPW_ERR_INVALID,
                  norm.payload = EPW_PAYLOAD_FP8_POW2, norm.scales = m->scales, norm.out = m->recv);
     CHECK(epw_all_reduce_norm(comm, m->send, m->recv, EPW_TYPE_BF16, NULL, NULL, NULL) == EPW_ERR_INVALID);
 #undef REFUSED_NORM

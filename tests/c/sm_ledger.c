@@ -63,11 +63,10 @@ static void the_error_names_who_holds_them(void) {
     epw_sm_share *held[] = {take(request_of(3, 2, 90)), take(comm)}, *none = NULL;
     epw_sm_request more = request_of(4, 32, 32);
     CHECK(epw_sm_ledger_take(&more, where, &none) == EPW_ERR_LIMIT);
-    static const char text[] = "config.sms: at least 32 SMs are needed, and 10 of GPU 0's 132 are free: the "
-                               "communicator of rank 3 has "
-                               "32, the buffer of rank 3 has 90. Kernels that wait for peers must find room "
-                               "together: give each fewer "
-                               "by its config.sms";
+    static const char text[] =
+        "config.sms: at least 32 SMs are needed, and 10 of GPU 0's 132 are free: the communicator of rank 3 "
+        "has 32, the buffer of rank 3 has 90. Kernels that wait for peers must all fit at the same time: "
+        "give each holder fewer with its config.sms";
     CHECK_MSG(strstr(epw_last_error(), text) != NULL, "%s", epw_last_error());
     for (int i = 0; i < 2; i++) epw_sm_ledger_give(held[i]);
 }

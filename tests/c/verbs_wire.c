@@ -220,15 +220,12 @@ static void a_completion_in_error_loses_the_peer_and_says_why(void) {
         int status;
         const char *text;
     } cases[] = {
-        {1,
-         "an entry for it failed: its length is wrong (syndrome 0x01, vendor 0x07): this is an error of this "
-         "library, which its authors should hear of"},
-        {2,
-         "an entry for it failed: it is no entry of this queue: malformed, or rung for before it was written "
-         "(syndrome 0x02, vendor 0x07): this is an error of this library, which its authors should hear of"},
+        {1, "an entry for it failed: its length is wrong (syndrome 0x01, vendor 0x07): this is an error of "
+            "this library: report it"},
+        {2, "an entry for it failed: it is no entry of this queue: malformed, or rung for before it was "
+            "written (syndrome 0x02, vendor 0x07): this is an error of this library: report it"},
         {4, "an entry for it failed: its local key does not open its bytes (syndrome 0x04, vendor 0x07): "
-            "this is an "
-            "error of this library, which its authors should hear of"},
+            "this is an error of this library: report it"},
         {9,
          "an entry for it failed: the peer does not do what it asks for (syndrome 0x12, vendor 0x07): it has "
          "taken the place from this rank, or ended; connect it again"},

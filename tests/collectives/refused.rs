@@ -19,14 +19,17 @@ fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
         refused(comm.all_reduce_blocking(two, three, Reduction::Sum), "send has 2 elements, recv 3");
         refused(
             comm.reduce_scatter_blocking(two, three, Reduction::Sum),
-            "send has 2 elements for 3 of each",
+            "send has 2 elements, must have 3 for each",
         );
-        refused(comm.all_gather_blocking(two, three), "recv has 3 elements for 2 of each of 2 ranks");
+        refused(comm.all_gather_blocking(two, three), "recv has 3 elements, must have 2 for each of 2 ranks");
         refused(comm.all_gather_in_place_blocking(three), "the buffer has 3 elements");
         refused(comm.all_to_all_in_place_blocking(three), "the buffer has 3 elements");
-        refused(comm.all_to_all_blocking(&[1f32; 3], three), "both need as many for each");
-        refused(comm.gather_blocking(two, three, comm.rank()), "recv has 3 elements for 2");
-        refused(comm.scatter_blocking(two, three, comm.rank()), "send has 2 elements for 3");
+        refused(
+            comm.all_to_all_blocking(&[1f32; 3], three),
+            "both must be the same multiple of the number of ranks, 2",
+        );
+        refused(comm.gather_blocking(two, three, comm.rank()), "recv has 3 elements, must have 2");
+        refused(comm.scatter_blocking(two, three, comm.rank()), "send has 2 elements, must have 3");
         refused(comm.broadcast_blocking(three, 2), "root is 2, must be below 2");
         refused(comm.send_blocking(two, 0, 1 << 31), "tag is 2147483648");
         let blocks = |counts: &[usize]| Blocks::new(counts);
@@ -34,8 +37,8 @@ fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
             comm.all_gather_blocks_blocking(two, three, blocks(&[1])),
             "counts has 1 entries for 2 ranks",
         );
-        refused(comm.all_gather_blocks_blocking(two, three, blocks(&[2, 2])), "its blocks take 4");
-        refused(comm.all_gather_blocks_blocking(two, three, blocks(&[3, 3])), "its blocks take 3");
+        refused(comm.all_gather_blocks_blocking(two, three, blocks(&[2, 2])), "its blocks need 4");
+        refused(comm.all_gather_blocks_blocking(two, three, blocks(&[3, 3])), "its blocks need 3");
         let own = [1usize, 2];
         let other: Vec<usize> = own.iter().map(|n| 3 - n).collect();
         let (send, recv) = (&[1f32; 3][..], three);

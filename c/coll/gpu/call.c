@@ -377,10 +377,10 @@ static epw_status outcome_of(epw_comm *comm, const epw_coll_work *work, epw_outc
         if (status != EPW_OK) return status;
         const epw_coll_report *report = &comm->gpu->pinned->report;
         if (report->ticket > ticket)
-            return epw_fail(
-                EPW_ERR_LIMIT, where,
-                "the outcome is not known any more: %d operations later one of them lacked somebody",
-                EPW_COLL_REPORTS);
+            return epw_fail(EPW_ERR_LIMIT, where,
+                            "the outcome is not known any more: it was overwritten %d operations later by "
+                            "one that a rank was missing from",
+                            EPW_COLL_REPORTS);
         if (report->ticket != ticket) continue;
         epw_ranks_join(&all.missing, &report->missing);
         if (all.record.cause == EPW_CAUSE_NONE) all.record = report->record;

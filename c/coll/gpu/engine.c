@@ -228,7 +228,7 @@ static epw_status part(void *user, uint32_t peer, epw_where where) {
     epw_coll_part_args args = {.peers = comm->gpu->peers, .rank = comm->config.rank, .peer = peer};
     int error = epw_coll_gpu_part(&args, comm->peers.gpu->stream);
     if (error != cudaSuccess)
-        status = epw_fail_cuda(error, where, "launch of the kernel that parts with a peer");
+        status = epw_fail_cuda(error, where, "launch of the kernel that disconnects a peer");
     epw_cuda_leave();
     return status == EPW_OK ? epw_peers_settle_change(&comm->peers, where) : status;
 }

@@ -413,10 +413,9 @@ epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stre
     status = enqueue_begin(&e, 0);
     if (status == EPW_OK) epw_cuda_leave();
     if (status == EPW_OK && e.on.captured) {
-        status =
-            epw_fail(EPW_ERR_STATE, e.where,
-                     "the stream is under capture, where an event of outside cannot be waited for: let the "
-                     "stream that launches the graph wait");
+        status = epw_fail(EPW_ERR_STATE, e.where,
+                          "the stream is under capture, and cannot wait for an event recorded outside: let "
+                          "the stream that launches the graph wait");
     }
     epw_lane_unlock(b, lane);
     return status;

@@ -55,14 +55,14 @@ static bool choose_gid(epw_mlx5 *a) {
 
 /* The reason why the port cannot be used, NULL if it can. */
 static const char *choose_port(epw_mlx5 *a) {
-    const char *why = "it has no port that can be asked for";
+    const char *why = "none of its ports can be queried";
     for (a->port_number = 1; a->port_number <= PORTS; a->port_number++) {
         if (!epw_adapter_wanted(a->options.filter, a->name.text, a->port_number)) continue;
         if (a->calls->port(a->device, a->port_number, &a->port) != 0) continue;
         if (!a->port.active) {
             why = "no port is active: see ibv_devinfo, and the cable or the interface";
         } else if (!a->port.ethernet && a->port.lid == 0) {
-            why = "its port has no LID: no subnet manager has been there";
+            why = "its port has no LID: no subnet manager has given it one";
         } else if (a->port.ethernet && !choose_gid(a)) {
             why = "its port has no RoCEv2 GID that others can reach: give its network interface an IPv4 "
                   "address, or an IPv6 one that is routed";
@@ -93,7 +93,7 @@ epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTE
         .ethernet = bytes[0] == 1, .mtu = bytes[1], .lid = (uint16_t)epw_take_little(bytes + 2, 2)};
     memcpy(out->gid, bytes + 4, sizeof out->gid);
     if (bytes[0] <= 1 && out->mtu >= 1 && out->mtu <= MTU_MAX) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, where, "what the peer says of its adapter is no address: %u, MTU %u",
+    return epw_fail(EPW_ERR_INVALID, where, "the peer gave no valid address of its adapter: %u, MTU %u",
                     bytes[0], out->mtu);
 }
 
@@ -222,12 +222,11 @@ static epw_status none_is_wanted(const epw_mlx5 *a, const epw_mlx5_name *names, 
                         kind);
     if (options->beside != NULL)
         return epw_fail(EPW_ERR_NO_PATH, where,
-                        "there is no second %s beside %s: set options.adapter_count "
-                        "(EPWIRE_ADAPTERS) to 1, or let "
-                        "options.adapters have another one",
+                        "there is no second %s beside %s: set options.adapter_count (EPWIRE_ADAPTERS) to 1, "
+                        "or let options.adapters match another one",
                         kind, options->beside->name.text);
     return epw_fail(EPW_ERR_NO_PATH, where,
-                    "options.adapters (EPWIRE_HCA), \"%s\", lets none of %u %ss through; the first is %s",
+                    "options.adapters (EPWIRE_HCA), \"%s\", matches none of %u %ss; the first is %s",
                     options->filter, count, kind, names[0].text);
 }
 

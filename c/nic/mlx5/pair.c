@@ -34,7 +34,7 @@ static epw_status take_memory(epw_mlx5_pair *pair, epw_where where) {
     pair->bytes = epw_mlx5_pair_memory_bytes(pair->options.depth);
     if (pair->options.memory != NULL) {
         if ((uintptr_t)pair->options.memory % PAGE != 0)
-            return epw_fail(EPW_ERR_INVALID, where, "memory of a queue pair does not begin a page");
+            return epw_fail(EPW_ERR_INVALID, where, "memory of a queue pair does not begin on a page");
         pair->pages = pair->options.memory;
         memset(pair->pages, 0, pair->bytes);
         return EPW_OK;

@@ -206,12 +206,12 @@ static void tell_unheard(probe *p, const epw_mlx5_pair *pair, const char *name) 
     epw_queue_fault fault;
     if (!epw_completions_failed(&completions, &fault)) {
         find(p, EPW_PROBE_MISSING, name,
-             "a word to itself has not come within %d ms, and nothing is said of it: its doorbell was not "
-             "heard, or the switch does not send back",
+             "a word sent to itself has neither arrived within %d ms nor failed: its doorbell had no effect, "
+             "or the switch does not send packets back",
              WAIT_MS);
         return;
     }
-    find(p, EPW_PROBE_MISSING, name, "a word to itself failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
+    find(p, EPW_PROBE_MISSING, name, "a word sent to itself failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
          epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
          epw_syndrome_remedy(fault.syndrome, true));
 }
@@ -235,7 +235,7 @@ static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const 
         return;
     }
     bool own = p->adapter->worst_uar == EPW_MLX5_UAR_OWN;
-    find(p, own ? EPW_PROBE_OK : EPW_PROBE_WARNING, name, "a word to itself came%s",
+    find(p, own ? EPW_PROBE_OK : EPW_PROBE_WARNING, name, "a word sent to itself arrived%s",
          own ? ""
              : "; doorbells share a register or a page, as libmlx5 or the kernel is old: rdma-core 45 or "
                "newer");

@@ -142,7 +142,7 @@ epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_wh
     uint32_t rights = rights_of(region);
     if (plain && EPW_MLX5_SKEW(region->base) != 0 && (rights & EPW_MLX5_REMOTE_WRITE)) {
         free(m);
-        return epw_fail(EPW_ERR_INVALID, where, "what peers write to does not begin a page");
+        return epw_fail(EPW_ERR_INVALID, where, "memory that peers write to does not begin on a page");
     }
     if (plain) rights &= ~(uint32_t)EPW_MLX5_RELAXED_ORDERING; /* not every vendor's adapter knows it */
     int err = adapter->calls->register_memory(adapter->pd, region->base + span.offset, span.bytes,

@@ -118,7 +118,7 @@ epw_status epw_nic_carry_by(epw_nic *nic, const epw_verbs_calls *calls, epw_mlx5
     }
     if (err != 0) {
         free(carrier);
-        return epw_fail_errno(err, where, "%s does not tell of completions", epw_mlx5_device(adapter).name);
+        return epw_fail_errno(err, where, "%s does not report completions", epw_mlx5_device(adapter).name);
     }
     pthread_mutex_init(&carrier->lock, NULL);
     epw_nic_lock(nic);
