@@ -73,8 +73,8 @@
 //! slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how cudarc
 //! links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's
 //! tensors in host memory. `candle-cuda`: of those on GPUs too; turns on `candle`, `cuda`, `cudarc` and candle's own
-//! `cuda`, which links CUDA's libraries. `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can be serialised
-//! and deserialised. `bindgen`: checks the C bindings against the header.
+//! `cuda`, which links CUDA's libraries. `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can
+//! be serialised and deserialised. `bindgen`: checks the C bindings against the header.
 //!
 //! An *operation* is one call, and each half of a split call is one as well: `dispatch`, `dispatch_send`,
 //! `dispatch_receive`, `combine`, `combine_send`, `combine_receive`; for a [`Comm`] each by its name, such as
@@ -83,8 +83,8 @@
 //! Operations of GPU buffers have not ended when their call returns, so neither spans nor metrics contain them: see
 //! [`cuda::Completion`].
 //!
-//! `tracing` gives each a span `epwire` at level `DEBUG`, closed when the operation ends or its future is dropped, with the
-//! fields `operation`, `rank` and, if it is degraded, `missing` (the ranks). Events in it:
+//! `tracing` gives each a span `epwire` at level `DEBUG`, closed when the operation ends or its future is dropped, with
+//! the fields `operation`, `rank` and, if it is degraded, `missing` (the ranks). Events in it:
 //!
 //! | message | level | fields | |
 //! |---|---|---|---|
@@ -130,10 +130,10 @@
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
 //! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | it is decided, and leaves these newcomers waiting |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put it into effect |
-//! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | with each change from then on: so many more are possible, start the run again before the last |
+//! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | with each change from then on: `left` more are possible, start the run again before the last |
 //! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is |
 //! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; if final, for good |
-//! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after so long |
+//! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after this long |
 //! | `another server serves the run` | `INFO` | `leader`, `address` | than before |
 //! | `the leader has ended: standing for election` | `INFO` | `leader`, its address | of this member's own server, without `rank` |
 //! | `this member's server leads the run` | `INFO` | `address` | it was elected |

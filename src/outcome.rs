@@ -127,7 +127,7 @@ names!(Phase, "a phase of an operation" {
 pub enum Cause {
     /// It was silent for a whole deadline.
     Timeout,
-    /// It said that it dropped this rank, or left.
+    /// It told this rank that it goes on without it, or that it leaves.
     Dropped,
     /// An earlier operation of this epoch gave it up.
     Suspected,
@@ -167,7 +167,7 @@ names!(Cause, "a cause of a missing peer" {
     Overflow = "overflow",
 });
 
-/// The first peer that an operation gave up on, or what a kernel found wrong.
+/// The first peer that an operation gave up, or what a kernel found wrong.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

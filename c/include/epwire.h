@@ -422,7 +422,7 @@ EPW_API void epw_fabric_destroy(epw_fabric *fabric);
 
 /* ---- 5. Buffer and membership -------------------------------------------------------------------------- */
 
-/* What one rank has: its window, its mappings of the peers' windows, its lanes. */
+/* One rank's side: its window, its mappings of the peers' windows, its lanes. */
 typedef struct epw_buffer epw_buffer;
 
 /* The most bytes that an exported blob takes. */
@@ -943,7 +943,7 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
 
 /* ---- 8. Collectives ------------------------------------------------------------------------------------ */
 
-/* What one rank has of a communicator: collectives, sends and receives among the ranks of a group.
+/* One rank's side of a communicator: collectives, sends and receives among the ranks of a group.
  *
  * All members call the same collectives in the same order, with the same type, reduction, root and counts. If
  * a rank calls another one, the operation ends with EPW_ERR_MISMATCH on every rank that waits in it, and so
@@ -1192,7 +1192,7 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
 
 /* ---- 9. Prefill ---------------------------------------------------------------------------------------- */
 
-/* What one rank has for dispatch and combine of many tokens: up to EPW_MAX_TOKENS from each rank in an
+/* One rank's side of dispatch and combine for many tokens: up to EPW_MAX_TOKENS from each rank in an
  * operation, through rings of fewer slots in the peers' windows, so that memory does not grow with the number
  * of tokens. As a row arrives it is copied out of its slot to its place in the output, and its source may use
  * the slot again. Each peer and direction progresses by itself.

@@ -101,8 +101,9 @@ impl DispatchBuffers {
         unsafe { std::slice::from_raw_parts(self.rows.as_ptr().cast(), len) }
     }
 
-    /// Where the rows that have come for a local expert lie in `[E, M, width]`: among the [elements](DispatchBuffers::rows_as) received,
-    /// and among the outputs that [`Combine::new`](crate::Combine::new) takes. Expert-major; nothing for an expert that is none.
+    /// Where the rows that have come for a local expert lie in `[E, M, width]`: among the
+    /// [elements](DispatchBuffers::rows_as) received, and among the outputs that [`Combine::new`](crate::Combine::new)
+    /// takes. Expert-major only; `None` for a number that is no local expert.
     ///
     /// ```
     /// # use epwire::{DispatchBuffers, EpConfig, Layout, Payload};

@@ -11,14 +11,15 @@ use crate::{ffi, observe, sys};
 
 /// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
 ///
-/// `Send` and `Sync`: lanes may be used from different threads and tasks at a time. All ranks must begin the same
-/// operations in the same order on the same lanes.
+/// `Send` and `Sync`: different threads and tasks may use different lanes at the same time. All ranks must begin the
+/// same operations in the same order on the same lanes.
 ///
-/// Waits are bounded by [`EpConfig::deadline`]: an operation whose peers fall silent ends with a degraded [`Outcome`](crate::Outcome).
-/// Async forms never block the polling thread; the work of moving bytes is done in `poll`, as any computation.
+/// Waits are bounded by [`EpConfig::deadline`]: an operation whose peers fall silent ends with a degraded
+/// [`Outcome`](crate::Outcome). Async forms never block the polling thread; the work of moving bytes is done in `poll`,
+/// like any computation.
 ///
-/// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda): the calls of the other kind of
-/// buffer are [`Error::State`].
+/// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda). Each kind of buffer
+/// refuses the calls of the other with [`Error::State`].
 #[derive(Debug, Clone)]
 pub struct EpBuffer {
     pub(crate) inner: Arc<Inner>,
@@ -92,7 +93,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
-    /// Refuses a call for which a buffer on a GPU has another one.
+    /// Refuses a call that has another form for buffers on GPUs.
     pub(super) fn host(&self, operation: &str) -> Result<()> {
         if self.config.device == Device::Host {
             return Ok(());

@@ -25,11 +25,11 @@ impl EpBuffer {
         self.inner.ffi.set_active(active, epoch, step)
     }
 
-    /// The group continues without these ranks: they become suspects of this membership, and all waits for them,
-    /// current and future ones, end at once with [`Cause::Superseded`](crate::Cause::Superseded). This is no
-    /// accusation: it makes none of them [`silent`](Membership::silent). Ranks that are not members are ignored.
-    /// Callable from any thread while operations run, and waits for none of them; on GPUs, kernels look for it after
-    /// waiting for some tens of microseconds.
+    /// Tells the buffer that the group continues without these ranks: they become suspects of this membership, and all
+    /// waits for them, current and future ones, end at once with [`Cause::Superseded`](crate::Cause::Superseded). It
+    /// does not say that they have failed, so none of them becomes [`silent`](Membership::silent). Ranks that are not
+    /// members are ignored. Callable from any thread while operations run, and waits for none of them; on GPUs, kernels
+    /// look for it after waiting for some tens of microseconds.
     ///
     /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them.
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {

@@ -1,4 +1,4 @@
-//! A rank's end of dispatch and combine.
+//! One rank's side of dispatch and combine.
 
 mod buffers;
 mod checkpoint;

@@ -46,7 +46,8 @@ impl Held<'_> {
 
 /// Memory on a GPU for what comes out of an operation, which then becomes a tensor.
 ///
-/// What it holds at first is not specified, and what the operation does not write stays so: the rows beyond an expert's count.
+/// Its contents are unspecified at first, and stay so where the operation does not write: in the rows beyond an
+/// expert's count.
 #[derive(Debug)]
 pub struct Output<T> {
     slice: CudaSlice<T>,
@@ -98,7 +99,7 @@ impl<T: Element + CudaDType + DeviceRepr> Output<T> {
     }
 }
 
-/// cudarc orders the streams of one context, and knows nothing of those of another, also where both are of one GPU.
+/// cudarc orders the streams of one context, but not those of different contexts, even on one GPU.
 fn check_context<T>(slice: &CudaSlice<T>, stream: &CudaStream) -> Result<()> {
     if Arc::ptr_eq(slice.context(), stream.context()) {
         return Ok(());

@@ -74,7 +74,7 @@ impl Blocks {
         let rows = (*rows).max(1);
         let (pitch, own) = (pitch.unwrap_or(sum), counts[rank as usize]);
         let own_pitch = own_pitch.unwrap_or(own);
-        // The end of a block with so many elements in each row.
+        // The end of a block with this many elements in each row.
         let end = |count: usize, pitch: usize| match count {
             0 => Some(0),
             _ => pitch.checked_mul(rows - 1)?.checked_add(count),

@@ -15,8 +15,8 @@ use crate::observe::Observed;
 use crate::outcome::Outcome;
 use crate::peers::Setting;
 
-/// A rank's end of a communicator: collectives, and sends and receives, among the ranks of a group. Cheap to clone; clones share
-/// it. `Send` and `Sync`: any thread may call. See the [module](super).
+/// One rank's side of a communicator: collectives, sends and receives among the ranks of a group. Cheap to clone;
+/// clones share it. `Send` and `Sync`: any thread may call. See the [module](super).
 #[derive(Debug, Clone)]
 pub struct Comm {
     pub(super) inner: Arc<Inner>,
@@ -65,8 +65,8 @@ impl Comm {
     }
 
     /// The same communicator with another deadline for its operations, at least that of the
-    /// [configuration](CommConfig::deadline): peers wait for this rank as long, and need not use the same. Operations
-    /// refuse a shorter one, or one of more than a day.
+    /// [configuration](CommConfig::deadline): peers wait for this rank as long, and need not use the same deadline.
+    /// Operations refuse a shorter one, or one of more than a day.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { inner: self.inner.clone(), deadline: Some(deadline) }
     }

@@ -36,7 +36,7 @@ pub struct CommConfig {
     pub sms: u32,
     /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
-    /// Bytes that a slot holds, a multiple of 64 in 64 to 16,777,216; 0, the default: so many that the rings of all
+    /// Bytes that a slot holds, a multiple of 64 in 64 to 16,777,216; 0, the default: as many as make the rings of all
     /// ranks take 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.
     pub slot_bytes: u32,
     /// Bytes for [`Comm::alloc`](super::Comm::alloc), up to 16 TiB. 0 by default.

@@ -17,14 +17,14 @@ use crate::error::Result;
 /// of a group progress together, before its collectives; those of different calls run in the order of the calls, and a
 /// large send waits for its receive before later work runs.
 impl Comm {
-    /// Enqueues a call, or a group of them. How it has ended, nobody asks by this: [`Comm::begin_on`] does; a peer that is missing also
+    /// Enqueues a call, or a group of them. It gives no outcome, as [`Comm::begin_on`] does; a peer that is missing
     /// shows in [`Comm::membership`] and [`Comm::take_fault`].
     ///
     /// # Errors
     /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) name the argument;
     /// [`Error::State`](crate::Error::State) without a membership, or of a communicator on the host;
-    /// [`Error::Mismatch`](crate::Error::Mismatch) once kernels have found that ranks call different operations. Nothing has been
-    /// enqueued then.
+    /// [`Error::Mismatch`](crate::Error::Mismatch) once kernels have found that ranks call different operations. After
+    /// an error nothing has been enqueued.
     ///
     /// ```no_run
     /// use epwire::comm::{Call, Comm};
@@ -33,7 +33,7 @@ impl Comm {
     ///
     /// /// Sums `len` values of bf16 at a device address over all ranks.
     /// fn sum(comm: &Comm, address: u64, len: usize, stream: StreamRef<'_>) -> epwire::Result<()> {
-    ///     // SAFETY: the caller keeps the memory until the stream has come so far.
+    ///     // SAFETY: the caller keeps the memory until the stream has run this work.
     ///     let activations = unsafe { TensorMut::from_raw(address, DType::Bf16, len) };
     ///     comm.enqueue(Call::all_reduce_in_place(activations, Reduction::Sum), stream)
     /// }

@@ -20,8 +20,8 @@ impl Comm {
         self.inner.set_active(active, epoch, step)
     }
 
-    /// The group continues without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke), here and in its
-    /// subsets.
+    /// Tells the communicator and its subsets that the group continues without these ranks: as
+    /// [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
         Follower::revoke(&*self.inner, ranks)
     }

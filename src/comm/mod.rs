@@ -32,19 +32,21 @@
 //! # }
 //! ```
 //!
-//! All members call the same collectives in the same order, with the same types, reductions, roots and counts. Sends and receives
-//! are matched by peer and tag, in the order of the calls. Operations of different communicators have no order among them, nor with
-//! those of an [`EpBuffer`](crate::EpBuffer); but a thread that waits in one of them makes no progress on the others. So where ranks
-//! wait in different orders, await works together, by `join!` or as tasks of an executor: each poll goes on with its own.
+//! All members call the same collectives in the same order, with the same types, reductions, roots and counts. Sends
+//! and receives are matched by peer and tag, in the order of the calls. Operations of different communicators have no
+//! order among them, nor with those of an [`EpBuffer`](crate::EpBuffer); but a thread that waits in one of them makes
+//! no progress on the others. If ranks wait for operations in different orders, await the works together, by `join!` or
+//! as tasks of an executor: each poll then advances its own communicator.
 //!
 //! # Two forms
-//! * `*_blocking` borrows slices and returns an [`Outcome`](crate::Outcome). Not for a thread that serves an async executor.
-//! * The others begin the operation at once and return a [`Work`], a handle and future that owns the buffers ([`Input`],
-//!   [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome, whatever that is: so nothing is
-//!   lost in a refused call, and a future that is dropped or forgotten is no harm to memory. Awaiting it never blocks the executor; the
-//!   work of moving and adding is done in `poll`.
-//! * Several calls at once, as `ncclGroupStart` and `ncclGroupEnd`: a tuple or `Vec` of [`Call`]s, to [`Comm::begin`] or
-//!   [`Comm::run_blocking`].
+//! * `*_blocking` borrows slices and returns an [`Outcome`](crate::Outcome). Not for a thread that serves an async
+//!   executor.
+//! * The others begin the operation at once and return a [`Work`], a handle and future that owns the buffers
+//!   ([`Input`], [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome, whatever
+//!   that is. So a refused call loses nothing, and memory stays safe if a future is dropped or forgotten. Awaiting it
+//!   never blocks the executor; the work of moving and adding is done in `poll`.
+//! * Several calls at once, as `ncclGroupStart` and `ncclGroupEnd`: a tuple or `Vec` of [`Call`]s, to [`Comm::begin`]
+//!   or [`Comm::run_blocking`].
 //!
 //! # Names
 //! | NCCL | MPI | here |
@@ -67,26 +69,27 @@
 //! | | `MPI_Wait`, `MPI_Test`, `MPI_Request_free` | [`Work::wait`], [`Work::try_wait`], dropping the [`Work`] |
 //! | `ncclSum`, `ncclProd`, `ncclMin`, `ncclMax`, `ncclAvg` | `MPI_SUM`, `MPI_PROD`, `MPI_MIN`, `MPI_MAX` | [`Reduction`] |
 //!
-//! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce with the residual addition, RMSNorm and quantising behind it, in one
-//! call and on a GPU in one kernel.
+//! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce followed by the residual addition, RMSNorm and
+//! quantisation, in one call and on a GPU in one kernel.
 //!
 //! # When a member fails
-//! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next membership, and the
-//! [`Outcome`](crate::Outcome) names it as missing. What a missing rank was to give is then unspecified in the output; a reduction that
-//! lacks any member has no result at all. Out of place the input survives, in place it does not. Complete here does not mean complete
-//! everywhere: see [`Comm::take_fault`].
+//! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next
+//! membership, and the [`Outcome`](crate::Outcome) names it as missing. The parts of the output that a missing rank was
+//! to give are then unspecified; a reduction that lacks any member has no result at all. Out of place the input
+//! survives, in place it does not. Complete here does not mean complete everywhere: see [`Comm::take_fault`].
 //!
-//! Ranks that call different operations are told so, all of them, by [`Error::Mismatch`](crate::Error::Mismatch), which names both
-//! calls; the communicator then waits for its next membership.
+//! If ranks call different operations, all of them get [`Error::Mismatch`](crate::Error::Mismatch), which names both
+//! calls; the communicator can be used again from its next membership on.
 //!
-//! A communicator that was [created](Comm::create) with a group follows it: [`Group::step`](crate::Group::step) begins the next
-//! membership for all buffers and communicators at the same step. No operation may be in flight then: await works before, or drop them.
+//! A communicator that was [created](Comm::create) with a group follows it: [`Group::step`](crate::Group::step) begins
+//! the next membership for all buffers and communicators at the same step. No operation may be in flight then: await
+//! works before, or drop them.
 //!
 //! # Memory
-//! Small pieces travel through rings of slots in the peers' windows. Peers of the same host read large ones straight from the
-//! caller's buffer where the system permits it (`process_vm_readv`), or from a [`CommBuffer`] with no system call; otherwise, and
-//! behind queues, everything goes through the rings, which costs a copy more on each side. [`CommConfig::plan`] says what a
-//! window takes.
+//! Small pieces travel through rings of slots in the peers' windows. Peers of the same host read large ones straight
+//! from the caller's buffer where the system permits it (`process_vm_readv`), or from a [`CommBuffer`] with no system
+//! call; otherwise, and behind queues, everything goes through the rings, which costs one more copy on each side.
+//! [`CommConfig::plan`] says what a window takes.
 
 mod blocks;
 mod call;

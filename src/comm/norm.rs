@@ -1,4 +1,4 @@
-//! An all-reduce and what follows it in a tensor-parallel layer: residual, RMSNorm and, by choice, quantising.
+//! An all-reduce and what follows it in a tensor-parallel layer: residual, RMSNorm and, optionally, quantisation.
 
 use std::marker::PhantomData;
 
@@ -11,9 +11,10 @@ use crate::error::{Error, Failure, Result};
 use crate::sys;
 
 /// A call that sums rows of `hidden` elements over all ranks, adds the sum to a residual, and normalises each row:
-/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. On a GPU it is one kernel up
-/// to 1 MiB with 2 ranks, 512 KiB with 4; beyond, a second one that waits for nobody. Results have the same bits on every rank and
-/// device. If a member is missing there is no result: of the residual and of `out` each row is the old one or none.
+/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. On a GPU it
+/// is one kernel up to 1 MiB with 2 ranks, 512 KiB with 4; larger calls take a second one, which waits for nobody.
+/// Results have the same bits on every rank and device. If a member is missing there is no result: each row of the
+/// residual and of `out` is either the old one or unspecified.
 ///
 /// Buffers are as those of [`Call`]: slices and owned values on the host, views on a GPU, there aligned to 16 bytes.
 ///

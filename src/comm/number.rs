@@ -70,7 +70,8 @@ pub enum Reduction {
     Min,
     /// The largest. NaN if any is; +0 is more than -0.
     Max,
-    /// The sum divided by the number of members: floats before the rounding, integers exactly and towards zero.
+    /// The sum divided by the number of members: floats before the rounding, integers exactly, then rounded towards
+    /// zero.
     Average,
 }
 

@@ -23,8 +23,8 @@ const OP: &str = "subset";
 impl Comm {
     /// A communicator of the ranks of `mask`, renumbered from 0 in ascending order, with this one's configuration. All
     /// members of this communicator call it, in the same order relative to its collectives. Each passes a mask that
-    /// includes it, or one that does not: then the result is `None`. Ranks of one mask pass the same one; masks do not
-    /// overlap (`MPI_Comm_split`, `ncclCommSplit`).
+    /// includes it, or one that does not: then the result is `None`. All ranks in a mask pass that same mask; different
+    /// masks must not overlap (`MPI_Comm_split`, `ncclCommSplit`).
     ///
     /// Needs no rendezvous: ranks exchange what they need by collectives of this communicator. The subset follows the
     /// membership of this one, whose members are its members if they are in the mask. A member on standby calls it
@@ -33,15 +33,16 @@ impl Comm {
     /// Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a mask with ranks that do not exist; [`Error::State`] for a communicator on a GPU: one of
-    /// the host makes subsets there too; [`Error::Mismatch`] if masks overlap; [`Error::Peer`] if a member is missing,
-    /// or could not create or connect its part; those of [`Comm::connect`]. All ranks of the mask get an error then.
+    /// [`Error::Invalid`] for a mask with ranks that do not exist; [`Error::State`] for a communicator on a GPU:
+    /// [`Comm::subset_with`] of one on the host makes subsets on GPUs; [`Error::Mismatch`] if masks overlap;
+    /// [`Error::Peer`] if a member is missing, or could not create or connect its part; those of [`Comm::connect`]. All
+    /// ranks of the mask get an error then.
     pub async fn subset(&self, mask: &Mask) -> Result<Option<Self>> {
         self.subset_with(mask, self.config().clone()).await
     }
 
-    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask: possibly one on GPUs, for a
-    /// communicator of the host.
+    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask: a communicator on the host may
+    /// so make one on GPUs.
     pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if !mask.fits(ranks) {

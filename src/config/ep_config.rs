@@ -7,8 +7,8 @@ use super::path::Paths;
 use crate::names::setters;
 use crate::sys;
 
-/// What a buffer must be able to do. Everything but `threads`, `paths`, `sms` and the ordinal in `device` must be equal on all
-/// ranks.
+/// What a buffer must be able to do. Everything but `threads`, `paths`, `sms` and the ordinal in `device` must be equal
+/// on all ranks.
 ///
 /// ```
 /// # use epwire::{EpConfig, Plan};
@@ -18,8 +18,9 @@ use crate::sys;
 /// # Ok::<(), epwire::Error>(())
 /// ```
 ///
-/// By the setters a configuration is adjusted, `EpConfig::new(128, 7168, 256, 8).lanes(1).ordered(true)`; fields that are missing
-/// where one is read by feature `serde` are those of `EpConfig::new(0, 0, 0, 0)`, whose zeros [`Plan::new`](crate::Plan::new) refuses.
+/// Setters adjust it: `EpConfig::new(128, 7168, 256, 8).lanes(1).ordered(true)`. Fields that are missing when feature
+/// `serde` reads one have the values of `EpConfig::new(0, 0, 0, 0)`, whose zeros [`Plan::new`](crate::Plan::new)
+/// refuses.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -28,14 +29,14 @@ use crate::sys;
 )]
 #[non_exhaustive]
 pub struct EpConfig {
-    /// Tokens per rank and operation at most, up to 65,536; up to 16,254 with queues.
+    /// The most tokens per rank and operation, up to 65,536; up to 16,254 with queues.
     pub max_tokens: u32,
     /// Channels of a token, a multiple of 8 (of 128 for FP8), up to 2^24.
     pub hidden: u32,
     /// Physical experts in all, a multiple of the ranks: fill up with replicas, or with ids to which nothing is routed.
     /// Expert `e` lives on rank `e / (experts / ranks)`.
     pub experts: u32,
-    /// Experts per token at most, up to 32.
+    /// The most experts per token, up to 32.
     pub topk: u32,
     /// Operations in flight, 1 or 2.
     pub lanes: u32,
@@ -43,9 +44,9 @@ pub struct EpConfig {
     pub dtype: Float16,
     /// Type of expert outputs and of combine's result.
     pub combine_dtype: Float16,
-    /// Most payload plus scale bytes of an opaque row, up to 2^30; 0: no opaque payloads.
+    /// The most payload plus scale bytes of an opaque row, up to 2^30; 0: no opaque payloads.
     pub opaque_bytes: u32,
-    /// Most opaque bytes per token that travel with the row, up to 64.
+    /// The most opaque bytes per token that travel with the row, up to 64.
     pub sideband_bytes: u32,
     /// Also reserve what [`CombineMode::Ordered`](crate::CombineMode::Ordered) needs.
     pub ordered: bool,
@@ -56,7 +57,7 @@ pub struct EpConfig {
     /// The paths by which peers may be reached; by default all, but queues only where the members of the group are on several
     /// hosts. `EPWIRE_PATHS` overrides it.
     pub paths: Paths,
-    /// Where tokens, outputs and the window are; the host by default. All ranks on the host or all on GPUs.
+    /// Where tokens, outputs and the window are; the host by default. All ranks use the host, or all use GPUs.
     pub device: Device,
     /// The most SMs that the kernels of all lanes use together, with one thread block on each; 0: all SMs of the GPU
     /// that no other buffer or communicator of this process has reserved. Kernels that wait for peers must fit on the

@@ -53,7 +53,7 @@ impl Plan {
         Self::with_depth(config, ranks, depth)
     }
 
-    /// The same with queues of at least so many entries; 0: as operations need.
+    /// The same with queues of at least this many entries; 0: as many as operations need.
     pub(super) fn with_depth(config: &EpConfig, ranks: u32, depth: u32) -> Result<Self> {
         let plan = ffi::plan(&sys::epw_config { queue_depth: depth, ..config.to_c(0, ranks) })?;
         Ok(Self {

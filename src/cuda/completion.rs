@@ -35,9 +35,10 @@ impl Completion {
         Ok(self.inner.ffi.wait(self.handle, Duration::ZERO)? == Progress::Done)
     }
 
-    /// Waits on this thread until it has run, [`Error::Timeout`](crate::Error::Timeout) if `timeout` is over first: wait
-    /// again, or look at what is enqueued before it. Each wait for peers ends by itself within 4 deadlines, and a half waits twice at most; where other
-    /// work keeps some of its blocks off the GPU it may take 16 deadlines more. Not for a thread that serves an async executor.
+    /// Waits on this thread until it has run, [`Error::Timeout`](crate::Error::Timeout) if `timeout` passes first: wait
+    /// again, or look at what is enqueued before it. Each wait for peers ends by itself within 4 deadlines, and a half
+    /// waits twice at most; if other work keeps some of its blocks off the GPU it may take 16 deadlines more. Not for a
+    /// thread that serves an async executor.
     pub fn wait_blocking(&self, timeout: Duration) -> Result<()> {
         match self.inner.ffi.wait(self.handle, timeout)? {
             Progress::Done => Ok(()),
@@ -84,7 +85,7 @@ impl Completion {
 pub struct Errors {
     /// Oldest first.
     pub records: Vec<ErrorRecord>,
-    /// How many more there were: records overwritten before anybody took them, and bad ids of one operation beyond 64.
+    /// How many were lost: records overwritten before anybody took them, and bad ids of one operation beyond 64.
     pub lost: u64,
 }
 

@@ -48,16 +48,16 @@
 //! A [`PrefillBuffer`](crate::prefill::PrefillBuffer) on a GPU has the calls
 //! [`enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch),
 //! [`enqueue_dispatch_count`](crate::prefill::PrefillBuffer::enqueue_dispatch_count) and
-//! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for combine
-//! and for dispatching again. What is said above of streams, memory and graphs holds, with these differences:
+//! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for
+//! combine and for dispatching again. The rules above for streams, memory and graphs apply, with these differences:
 //!
-//! * A dispatch and a combine are an operation each: nothing has to be released, and there may be as many combines as wanted.
-//!   [`PrefillCompletion`] waits on the host and has the outcome, also of bad ids ([`Cause::Routing`](crate::Cause::Routing)).
-//! * The receiving half of an operation reads the inputs of the first one. Views of `cudarc` slices keep their guards until
-//!   then, and both halves are on one stream; for raw addresses the caller promises it.
-//! * A dispatch needs memory for its routing. It takes that of a former routing that is no longer used, of which up to 4 are
-//!   kept, or allocates, for which CUDA may wait for the GPU. What a graph has captured has its memory until the buffer is
-//!   dropped.
+//! * A dispatch and a combine are one operation each: nothing has to be released, and a routing may be combined any
+//!   number of times. [`PrefillCompletion`] waits on the host and has the outcome, also of bad ids
+//!   ([`Cause::Routing`](crate::Cause::Routing)).
+//! * The receiving half of an operation reads the inputs of the first one. Views of `cudarc` slices keep their guards
+//!   until then, and both halves are on one stream; for raw addresses the caller promises it.
+//! * A dispatch needs memory for its routing. It reuses that of a former routing (up to 4 are kept), or allocates it,
+//!   during which CUDA may wait for the GPU. Memory of captured operations is kept until the buffer is dropped.
 //! * Both halves of an operation are captured into one graph. Counts that a program waits for cannot be captured.
 //!
 //! # Routing

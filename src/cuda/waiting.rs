@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Failure, Result};
 
-/// The error of a wait whose time is over.
+/// The error of a wait that took too long.
 pub(super) fn late(rank: u32, timeout: Duration) -> Error {
     let text = format!(
         "the GPU has not run what was enqueued within {timeout:?}: wait again, or look at what is enqueued before it"
@@ -14,14 +14,14 @@ pub(super) fn late(rank: u32, timeout: Duration) -> Error {
     Error::Timeout(Failure::new("wait", rank, text))
 }
 
-/// Ends when `look` finds something, [`late`] if `timeout` is over first. `wake_later` has a task polled again.
+/// Ends when `look` finds something, with [`late`] if `timeout` passes first. `wake_later` has a task polled again.
 pub(super) async fn until<T>(
     rank: u32,
     timeout: Duration,
     look: impl Fn() -> Result<Option<T>>,
     wake_later: impl Fn(&Waker),
 ) -> Result<T> {
-    let end = Instant::now().checked_add(timeout); // None: later than any clock can say.
+    let end = Instant::now().checked_add(timeout); // None: beyond the range of the clock
     poll_fn(|cx| {
         if let Some(found) = look()? {
             return Poll::Ready(Ok(found));

@@ -4,8 +4,8 @@ use crate::error::Result;
 use crate::ffi::Floor;
 use crate::mask::Mask;
 
-/// The membership of one buffer or communicator, and what has become of it since it began. For that of the group see
-/// [`group::Membership`](crate::group::Membership).
+/// The membership of one buffer or communicator, and which members have been given up since it began. For that of the
+/// group see [`group::Membership`](crate::group::Membership).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Membership {

@@ -15,11 +15,11 @@ use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
 use crate::{observe, sys};
 
-/// One rank's end of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
+/// One rank's side of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
 /// different threads may use different lanes at the same time, each with one operation. See the [module](super).
 ///
 /// On a GPU ([`EpConfig::device`](crate::EpConfig::device)) operations are enqueued instead, see
-/// [`cuda`](crate::cuda#prefill): the calls of the other kind of buffer are [`Error::State`].
+/// [`cuda`](crate::cuda#prefill). Each kind of buffer refuses the calls of the other with [`Error::State`].
 #[derive(Debug, Clone)]
 pub struct PrefillBuffer {
     pub(crate) inner: Arc<Inner>,
@@ -46,7 +46,7 @@ impl Inner {
         Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan }))
     }
 
-    /// Refuses a call for which a buffer on a GPU has another one.
+    /// Refuses a call that has another form for buffers on GPUs.
     pub(super) fn host(&self, operation: &str) -> Result<()> {
         if self.config.ep.device == Device::Host {
             return Ok(());

@@ -22,8 +22,8 @@ pub struct PrefillConfig {
     /// As for a decode buffer, equal on all ranks. `ordered` and `zero_copy` must be off: ordered combine needs no
     /// extra memory here.
     pub ep: EpConfig,
-    /// Slots of the ring from one rank to another, one row each, equal on all ranks. 0, the default, means 512 on
-    /// the host and 1024 on GPUs, or fewer, down to 16, if `max_tokens` is smaller or a window would exceed 256 MiB.
+    /// Slots of the ring from one rank to another, one row each, equal on all ranks. 0, the default, means 512 on the
+    /// host and 2048 on GPUs, or fewer, down to 16, if `max_tokens` is smaller or a window would exceed 256 MiB.
     pub ring_tokens: u32,
 }
 

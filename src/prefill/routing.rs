@@ -21,7 +21,8 @@ use crate::tensor::{DType, TensorRef, sealed::View as _};
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
 /// the membership of its dispatch.
 ///
-/// Dropping it owes peers nothing; they wait for this rank only in operations that they call and this rank does not.
+/// Dropping it leaves no obligation towards peers; they wait for this rank only in operations that they call and this
+/// rank does not.
 #[derive(Debug)]
 pub struct Routing {
     ffi: ffi::Routing,

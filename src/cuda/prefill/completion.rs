@@ -17,7 +17,7 @@ use crate::outcome::Outcome;
 #[derive(Debug, Clone)]
 pub struct PrefillCompletion {
     shared: Arc<Shared>,
-    /// Which of the routing's calls it is about.
+    /// Which of the routing's calls it belongs to.
     call: u64,
 }
 
@@ -37,9 +37,9 @@ impl PrefillCompletion {
         self.look(&self.shared.lock())
     }
 
-    /// Waits on this thread until it has run, [`Error::Timeout`] if `timeout` is over first: wait again, or look at what
-    /// is enqueued before it. A wait for peers that make no progress ends within the operation's deadline by itself. Not for
-    /// a thread that serves an async executor.
+    /// Waits on this thread until it has run, [`Error::Timeout`] if `timeout` passes first: wait again, or look at what
+    /// is enqueued before it. A wait for peers that make no progress ends within the operation's deadline by itself.
+    /// Not for a thread that serves an async executor.
     pub fn wait_blocking(&self, timeout: Duration) -> Result<Outcome> {
         self.shared.wait_blocking(timeout, |state| self.look(state))
     }

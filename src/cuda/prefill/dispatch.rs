@@ -39,7 +39,7 @@ impl PrefillBuffer {
     ///     capacity: usize,
     ///     stream: StreamRef<'_>,
     /// ) -> epwire::Result<Routing> {
-    ///     // SAFETY: the caller keeps the memory until the stream has come so far.
+    ///     // SAFETY: the caller keeps the memory until the stream has run this work.
     ///     let (x, ids, weights, rows) = unsafe {
     ///         (
     ///             TensorRef::from_raw(x, DType::Bf16, 1000, 7168, 7168 * 2),
@@ -146,8 +146,7 @@ pub struct PrefillDispatching<'a> {
 
 impl PrefillDispatching<'_> {
     /// How many rows will be received, and which capacity this layout needs for them, after
-    /// [`PrefillBuffer::enqueue_dispatch_count`]: waits until the GPU has all counts, [`Error::Timeout`] if `timeout` is over
-    /// first. A thread of the buffer looks; the executor is not blocked. Dropping the future gives up waiting, nothing else.
+    /// [`PrefillBuffer::enqueue_dispatch_count`]: waits until the GPU has all counts, [`Error::Timeout`] if `timeout` passes first. A thread of the buffer looks, and the executor is not blocked. Dropping the future gives up waiting, nothing else.
     ///
     /// # Errors
     ///

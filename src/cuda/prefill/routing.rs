@@ -14,13 +14,13 @@ use crate::prefill::{Inner, PrefillLayout, Received, Shape};
 use crate::sys;
 
 /// What a dispatch finds out about which rows go where and where they lie, in memory of the GPU of
-/// [`routing_bytes`](crate::prefill::PrefillPlan::routing_bytes). With it, experts' outputs are combined, any number of times
-/// and with any width, and other rows can be dispatched in the same way without counting. Valid for the membership of its
-/// dispatch.
+/// [`routing_bytes`](crate::prefill::PrefillPlan::routing_bytes). With it, experts' outputs are combined, any number of
+/// times and with any width, and other rows can be dispatched in the same way without counting. Valid for the
+/// membership of its dispatch.
 ///
-/// Its operations run in the order of the calls, whatever streams they are on. Dropping it owes peers nothing, and takes no
-/// memory from kernels that are enqueued. The memory of a few that are no longer used is kept for the next ones, that of
-/// captured operations until the buffer is dropped. `Send` and `Sync`.
+/// Its operations run in the order of the calls, whatever streams they are on. Dropping it leaves no obligation towards
+/// peers, and takes no memory from kernels that are enqueued. The memory of a few that are no longer used is kept for
+/// the next ones, that of captured operations until the buffer is dropped. `Send` and `Sync`.
 #[derive(Debug)]
 pub struct Routing {
     pub(super) shared: Arc<Shared>,
@@ -65,9 +65,9 @@ impl Routing {
         PrefillCompletion::new(&self.shared)
     }
 
-    /// How many rows were received, and which capacity this layout would have needed for them: waits on this thread until
-    /// the GPU has run the routing's last operation, [`Error::Timeout`](crate::Error::Timeout) if `timeout` is over first.
-    /// After a captured dispatch that of the last replay, for which the program waits.
+    /// How many rows were received, and which capacity this layout would have needed for them: waits on this thread
+    /// until the GPU has run the routing's last operation, [`Error::Timeout`](crate::Error::Timeout) if `timeout`
+    /// passes first. After a captured dispatch it is the result of the last replay, for which the program must wait.
     pub fn received_blocking(&self, layout: PrefillLayout, timeout: Duration) -> Result<Received> {
         self.shared.wait_blocking(timeout, |state| self.look(state, layout))
     }
