@@ -14,8 +14,7 @@
 #ifdef EPW_CUDA
 
 /* **out: the address at which kernels of this GPU write the register `reg`. `in_memory`: it is ordinary
- * memory. EPW_ERR_NO_PATH: the GPU cannot reach it; the text says what to do. GPU write the register at
- * `reg`. `in_memory`: it is ordinary memory. EPW_ERR_NO_PATH: the GPU cannot reach it, and what to do. */
+ * memory. EPW_ERR_NO_PATH: the GPU cannot reach it; the text says what to do. */
 epw_status epw_cuda_map_register(int32_t ordinal, uint64_t *reg, bool in_memory, epw_where where,
                                  uint64_t **out);
 

@@ -6,7 +6,7 @@
 #include "device/cuda.h"
 
 epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where) {
-    /* The legacy default stream never is, and must not even be asked while any other is. */
+    /* The legacy default stream is never captured, and must not even be queried while another stream is. */
     if (call->stream == NULL || call->stream == cudaStreamLegacy) return EPW_OK;
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t error = cudaStreamIsCapturing(call->stream, &capture);
@@ -52,5 +52,5 @@ epw_status epw_stream_require_marked(const epw_stream_order *order, const char *
 }
 
 #else
-typedef int epw_no_stream_order; /* a file of C has a declaration */
+typedef int epw_no_stream_order; /* ISO C requires a declaration in every file */
 #endif

@@ -1,10 +1,10 @@
-/* The order of eager calls on streams of the caller's: each comes behind the one before it, whatever streams
- * they are on. A call leaves an event behind its work; the next one, if on another stream, lets that wait for
- * the event. Under capture neither is done: an event of outside cannot be waited for inside, and replays are
- * ordered by the caller.
+/* Keeps eager calls in order, whatever streams of the caller they are on: the work of each call runs after
+ * that of the previous one. A call records an event after its work; the next call, if on another stream,
+ * makes that stream wait for the event. Under capture neither happens: a captured stream cannot wait for an
+ * event recorded outside, and the caller orders replays.
  *
- * Where CUDA does not record the event, the call stands, for its work runs. Calls on the same stream are in
- * order without the event, and the next one records it; whoever else needs it is refused.
+ * If CUDA fails to record the event, the call still succeeds, because its work runs. Calls on the same stream
+ * need no event, and the next one records it; calls that do need it are refused.
  *
  * For builds with CUDA. Functions are called in a scope of the GPU, see cuda.h, and by one thread at a time
  * for each order. */
@@ -19,10 +19,10 @@
 #include <stdbool.h>
 
 typedef struct epw_stream_order {
-    cudaEvent_t event;            /* behind the work of the last eager call */
-    unsigned long long stream_id; /* of that call's stream: unlike its handle, never used again */
+    cudaEvent_t event;            /* recorded after the work of the last eager call */
+    unsigned long long stream_id; /* of that call's stream: unlike a handle, an id is never reused */
     bool enqueued;                /* there was such a call: the two above are valid */
-    bool unmarked;                /* but for the event: CUDA could not record it behind that call's work */
+    bool unmarked;                /* except the event, which CUDA could not record after that call's work */
 } epw_stream_order;
 
 /* A call that enqueues work. */
@@ -30,11 +30,11 @@ typedef struct epw_stream_call {
     cudaStream_t stream;
     unsigned long long stream_id; /* see epw_stream_follow */
     bool captured;
-    bool invalidated; /* the capture is, by a call that it does not allow */
+    bool invalidated; /* its capture was invalidated by a call that captures do not allow */
 } epw_stream_call;
 
-/* What errors say where the event is needed and not there: to a call on another stream, and to who waits on
- * the host. `whose`: "the", "the lane's" or "the routing's" last call. */
+/* Error texts for when the event is needed but missing: for a call on another stream, and for a wait on the
+ * host. `whose`: "the", "the lane's" or "the routing's" last call. */
 #define EPW_UNMARKED_FOLLOWED(whose)                                                                         \
     "CUDA could record no event behind " whose " last call: make this one on the same stream"
 #define EPW_UNMARKED_AWAITED(whose)                                                                          \
@@ -44,20 +44,21 @@ typedef struct epw_stream_call {
 /* Sets `captured`, or `invalidated` with EPW_ERR_STATE. */
 epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where);
 
-/* EPW_ERR_INVALID where a captured call has a deadline of its own; `whose` deadline replays take. */
+/* EPW_ERR_INVALID if a captured call has a deadline of its own; `whose` names the deadline that replays use.
+ */
 epw_status epw_stream_check_deadline(const epw_stream_call *call, uint64_t deadline_ns, const char *whose,
                                      epw_where where);
 
-/* Puts the stream of an eager call behind the calls before. By the stream's id, which it sets: the stream's
- * handle may be another stream's by now, and that of the per-thread default stream is one for all threads.
- * `unmarked`: see epw_stream_require_marked. */
+/* Makes the stream of an eager call wait for the previous call. Sets and compares stream ids, because a
+ * handle may meanwhile belong to another stream, and the handle of the per-thread default stream is the same
+ * on all threads. `unmarked`: see epw_stream_require_marked. */
 epw_status epw_stream_follow(epw_stream_call *call, const epw_stream_order *order, const char *unmarked,
                              epw_where where);
 
-/* Records the event behind the call's work, unless it is captured. */
+/* Records the event after the call's work, unless the call is captured. */
 void epw_stream_mark(const epw_stream_call *call, epw_stream_order *order);
 
-/* EPW_ERR_STATE with the text `unmarked` where the event is not behind the last call. Needs no scope. */
+/* EPW_ERR_STATE with the text `unmarked` if the last call has no event. Needs no scope. */
 epw_status epw_stream_require_marked(const epw_stream_order *order, const char *unmarked, epw_where where);
 
 #endif

@@ -1,4 +1,4 @@
-/* The life of a buffer: it is created, connected to its peers one by one, given a membership, and
+/* The life of a buffer: it is created, connected to its peers one by one, gets its memberships, and is
  * destroyed. */
 #include "ep/buffer.h"
 
@@ -19,7 +19,7 @@ static const epw_engine *choose_engine(const epw_config *config) {
     return &epw_engine_host;
 }
 
-/* ---- what the peer floor asks of a buffer ---- */
+/* ---- callbacks of the peer floor ---- */
 
 static void lock_lanes(void *user) {
     epw_buffer *b = user;
@@ -174,18 +174,18 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
 void epw_buffer_destroy(epw_buffer *b) {
     if (b == NULL) return;
     if (epw_peers_inherited(&b->peers)) {
-        /* In a fork's child no thread of the buffer runs, no window is mapped, and a lock may be held by a
-         * thread of the parent that does not exist here. All that can be done is to free this process's copy
-         * of the memory. */
+        /* In a forked child no thread of the buffer runs, no window is mapped, and a lock may be held by a
+         * thread that exists only in the parent. All that can be done is to free this process's copy of the
+         * memory. */
         b->engine->abandon(b);
         epw_peers_destroy(&b->peers);
         free(b);
         return;
     }
     epw_peers_close_probe(&b->peers);
-    /* If the GPU may still write, the process keeps its windows and leases, so that nobody is given memory
-     * that is still written. It keeps the buffer as well: the thread of the fabric goes on to tell it which
-     * words have come by queues. */
+    /* If the GPU may still write, the process keeps its windows and leases, so that nobody gets memory that
+     * is still written. It keeps the buffer as well, because the fabric's thread still reports to it which
+     * words have arrived by queues. */
     if (!b->engine->leave(b)) return;
     b->engine->close(b);
     epw_peers_destroy(&b->peers);

@@ -19,7 +19,7 @@ typedef struct epw_host_lane epw_host_lane;
 struct epw_lane {
     pthread_mutex_t lock; /* held for one step or call at a time, never while sleeping */
     epw_machine
-        machine; /* on a GPU only `stage`, and of the calls `op`, which replays of graphs do not count */
+        machine; /* on a GPU only `stage` is used, and `op`, which counts calls but not replays of graphs */
     uint64_t generation; /* of the handle that holds the lane */
     epw_host_lane *host; /* of epw_engine_host */
 
@@ -39,10 +39,11 @@ struct epw_buffer {
     epw_peers peers;
     epw_host *host;             /* of epw_engine_host */
     epw_gpu *gpu;               /* of epw_engine_gpu */
-    _Atomic uint32_t next_lane; /* of dispatches that leave the choice to the library */
+    _Atomic uint32_t next_lane; /* the lane of the next dispatch that leaves the choice to the library */
     epw_lane lanes[EPW_MAX_LANES];
 
-    atomic_bool faulted; /* the step that is ending, by what the program did beside */
+    atomic_bool faulted; /* the current step counts as faulted because of what the program did outside the
+                            buffer */
 
     pthread_mutex_t verdicts_lock; /* the innermost */
     epw_verdicts verdicts;
@@ -62,24 +63,24 @@ epw_status epw_buffer_time_copies(epw_buffer *b, uint32_t peer, uint64_t timeout
 
 /* ---- handles: handle.c ---- */
 
-/* The lane becomes that of a new handle, with the call as it was made. */
+/* Gives the lane to a new handle, with the call as it was made. */
 void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, const epw_row_format *format,
                    epw_handle *handle);
 
 /* Finds and locks the lane of a live handle in a stage (or EPW_STAGE_ANY). */
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out);
 
-/* Unlocks a lane that epw_lane_find or a call has locked: the only way to do so. */
+/* Unlocks a lane that epw_lane_find or a call has locked. The only way to unlock a lane. */
 void epw_lane_unlock(epw_buffer *b, epw_lane *lane);
 
-/* Begins the epoch, and hands on what is needed to judge steps of the memberships before: checkpoint.c. */
+/* Begins the epoch, and hands on what is needed to judge steps of earlier memberships: checkpoint.c. */
 epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
                                        epw_where where);
 
 /* What the lane is doing, in words. */
 const char *epw_stage_text(epw_stage stage);
 
-/* EPW_ERR_INVALID where there is none. */
+/* EPW_ERR_INVALID if it is NULL. */
 epw_status epw_buffer_check(const epw_buffer *b, const char *op);
 
 epw_status epw_outcome_check(const epw_buffer *b, const char *op, const epw_outcome *outcome);

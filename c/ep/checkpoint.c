@@ -1,4 +1,4 @@
-/* The public calls for checkpoints and verdicts. The engine posts the reports; verdict.h says what follows
+/* The public calls for checkpoints and verdicts. The engine posts the reports; verdict.h defines what follows
  * from them. */
 #include "ep/buffer.h"
 
@@ -50,7 +50,7 @@ static epw_reports load(const void *context, uint32_t peer) {
     return b->engine->reports(b, peer);
 }
 
-/* Judges by the words that have arrived. On a GPU these are copies; where they are old and leave the verdict
+/* Judges by the words that have arrived. On a GPU these are copies; if they are old and leave the verdict
  * open, they are copied again. */
 static epw_status judge(epw_buffer *b, uint32_t epoch, uint64_t step, uint32_t *verdict, epw_where where) {
     bool fresh = true;
@@ -82,8 +82,8 @@ epw_status epw_checkpoint_verdict(epw_buffer *b, uint32_t epoch, uint64_t step, 
 
 /* ---- memberships ---- */
 
-/* Not locked while the epoch begins, which may take a deadline: a caller that asks meanwhile gets the verdict
- * of the memberships before. */
+/* The lock is not held while the epoch begins, which may take a deadline: a caller that asks meanwhile gets
+ * the verdict by the earlier memberships. */
 epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
                                        epw_where where) {
     uint64_t report = 0, last[EPW_PAST_EPOCHS];
@@ -96,7 +96,7 @@ epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, ui
     for (uint32_t i = 0; i < EPW_PAST_EPOCHS; i++) last[i] = b->verdicts.past[i].last;
     pthread_mutex_unlock(&b->verdicts_lock);
     status = b->engine->begin_epoch(b, active, epoch_word, last, where);
-    /* Else it may have been handed on: a GPU was not seen to begin the epoch. */
+    /* Otherwise the reports may have been handed on, because a GPU was not seen to begin the epoch. */
     if (status == EPW_OK || b->peers.epoch == epw_word_epoch(epoch_word)) return status;
     pthread_mutex_lock(&b->verdicts_lock);
     epw_verdicts_undo(&b->verdicts, &before);

@@ -1,5 +1,5 @@
-/* What carries a buffer's calls out: host threads (host/) or kernels on a GPU (gpu/). The public calls check
- * what is the same for both, find the lane, and go through this table. */
+/* What carries out a buffer's calls: host threads (host/) or kernels on a GPU (gpu/). The public calls check
+ * what is the same for both, find the lane, and call a function of this table. */
 #ifndef EPW_EP_ENGINE_H
 #define EPW_EP_ENGINE_H
 
@@ -13,55 +13,55 @@
 typedef struct epw_lane epw_lane;
 
 typedef struct epw_engine {
-    /* ---- life: with no other call running ---- */
+    /* ---- life: called while no other call runs ---- */
 
-    /* Makes everything beside the window, which exists. After an error close() is called. */
+    /* Creates everything except the window, which exists already. After an error close() is called. */
     epw_status (*open)(epw_buffer *b);
 
-    /* Ends this rank's work, bounded, and tells active peers that it leaves. False: work is still under way
-     * that may touch the windows, so they, and what close() would free, must stay. */
+    /* Ends this rank's work within a bound, and tells active peers that it leaves. False: work is still under
+     * way that may access the windows, so the windows, and what close() would free, must stay. */
     bool (*leave)(epw_buffer *b);
 
-    /* Undoes open, also one that failed half-way. */
+    /* Undoes open(), including one that failed half-way. */
     void (*close)(epw_buffer *b);
 
-    /* Instead of leave and close in a forked child: frees memory of this process. There are no threads to
-     * join, windows are not mapped, locks may be held for ever, and a GPU cannot be used. */
+    /* Called in a forked child in place of leave() and close(): frees memory of this process. There are no
+     * threads to join, windows are not mapped, locks may be held for ever, and the GPU cannot be used. */
     void (*abandon)(epw_buffer *b);
 
     /* ---- members and membership: with all lanes locked ---- */
 
-    /* See epw_peers_user. NULL: nothing is ever enqueued. With no lane locked. */
+    /* See epw_peers_user. NULL: nothing is ever enqueued. Called with no lane locked. */
     epw_status (*quiesce)(epw_buffer *b, epw_where where);
 
     epw_status (*part)(epw_buffer *b, uint32_t peer, epw_where where);
-    /* `last` [EPW_PAST_EPOCHS]: reports to be handed on, ahead of the epoch word. */
+    /* `last` [EPW_PAST_EPOCHS]: reports to hand on before the epoch word. */
     epw_status (*begin_epoch)(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,
                               const uint64_t *last, epw_where where);
     epw_mask (*suspects)(const epw_buffer *b, epw_mask *silent);
 
-    /* See epw_peers_user. With no lane locked. */
+    /* See epw_peers_user. Called with no lane locked. */
     void (*revoke)(epw_buffer *b, const epw_mask *members);
 
-    /* Called when a call has just unlocked a lane, or all of them. NULL: this engine puts nothing off while
+    /* Called when a call has just unlocked a lane, or all of them. NULL: this engine postpones nothing while
      * lanes are locked. */
     void (*unlocked)(epw_buffer *b);
 
     /* ---- verdicts ---- */
 
-    /* Posts the report of a step, or enqueues that. `faulted`: whatever the lanes know, something was not
-     * complete. With all lanes locked. */
+    /* Posts the report of a step, or enqueues that. `faulted`: something was incomplete, whatever the lanes
+     * know. Called with all lanes locked. */
     epw_status (*report)(epw_buffer *b, uint64_t step, bool faulted, void *stream);
-    /* The last report of this rank that was posted. With all lanes locked. */
+    /* The last report that this rank has posted. Called with all lanes locked. */
     epw_status (*last_report)(epw_buffer *b, uint64_t *report, epw_where where);
     /* The peer's reports that have arrived here. */
     epw_reports (*reports)(const epw_buffer *b, uint32_t peer);
     /* Copies them to where `reports` finds them. EPW_PENDING if that takes long; *fresh says whether the copy
-     * began in this call. NULL: they are there without. One at a time. */
+     * began in this call. NULL: no copy is needed. One call at a time. */
     epw_status (*fetch_reports)(epw_buffer *b, bool *fresh, epw_where where);
 
-    /* ---- operations: with the lane locked, which they unlock; arguments have passed the checks that do not
-     * depend on the engine, and the lane is in the right stage ---- */
+    /* ---- operations: called with the lane locked, which they unlock; arguments have passed the checks that
+     * do not depend on the engine, and the lane is in the right stage ---- */
 
     epw_status (*dispatch)(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in,
                            const epw_row_format *format, const epw_dispatch_output *out, epw_handle *handle,
@@ -72,7 +72,7 @@ typedef struct epw_engine {
                           const epw_combine_output *out, epw_outcome *outcome);
     epw_status (*combine_receive)(epw_buffer *b, epw_lane *lane, const epw_combine_output *out,
                                   epw_outcome *outcome);
-    /* stream: NULL for that of the handle's last call. */
+    /* stream: NULL means the one of the handle's last call. */
     epw_status (*release)(epw_buffer *b, epw_lane *lane, void *const *stream);
 
     /* ---- as the public calls of these names; the buffer is not NULL ---- */
@@ -91,7 +91,7 @@ extern const epw_engine epw_engine_host;
 /* Threads that move data for a rank. */
 uint32_t epw_host_threads(const epw_config *config);
 
-/* Memory that a buffer takes beside its window, for the plan. */
+/* Memory that a buffer takes outside its window, for the plan. */
 uint64_t epw_host_private_bytes(const epw_config *config, const epw_layout *layout);
 #ifdef EPW_CUDA
 extern const epw_engine epw_engine_gpu;

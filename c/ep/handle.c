@@ -89,7 +89,7 @@ epw_status epw_deadline_check(const epw_buffer *b, const char *op, uint64_t dead
     return epw_input_check_deadline(epw_buffer_where(b, op), &b->config, deadline_ns);
 }
 
-/* ---- going on, waiting, giving up ---- */
+/* ---- continuing, waiting, giving up ---- */
 
 epw_status epw_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     epw_status status = epw_buffer_check(b, "poll");

@@ -1,4 +1,4 @@
-/* The initialisers of the header as functions. The macros are the one place that knows the defaults. */
+/* The initialisers of the header as functions. Only the macros know the defaults. */
 #include "epwire.h"
 
 void epw_config_init(epw_config *config) {

@@ -54,7 +54,7 @@ epw_status epw_input_check(epw_where where, const epw_config *config, const epw_
 
 /* ---- the routing ---- */
 
-/* Entry j of token t as a wide integer; "not routed" of every type is -1. */
+/* Entry j of token t as a 64-bit integer; "not routed" is -1 for every type. */
 static int64_t read_id(const epw_dispatch_input *in, uint32_t t, uint32_t j) {
     size_t at = (size_t)t * in->topk + j;
     switch (in->idx_type) {
@@ -120,7 +120,7 @@ const unsigned char *epw_input_payload(const epw_numerics *numerics, const epw_c
     } else {
         numerics->quantize(in->payload, config->dtype, x, config->hidden, scratch, scales);
     }
-    /* So that the peer does not see what was there before. */
+    /* So that the peer does not see the previous contents. */
     memset(scratch + row_bytes, 0, *bytes - row_bytes);
     return scratch;
 }

@@ -1,5 +1,5 @@
-/* What a dispatch is given, of decode and prefill alike: the checks that depend on a configuration alone, the
- * routing read and checked, a token's payload as it travels. */
+/* The input of a dispatch, in decode and in prefill: checks that depend only on the configuration, reading
+ * and checking the routing, and a token's payload as it travels. */
 #ifndef EPW_EP_INPUT_H
 #define EPW_EP_INPUT_H
 
@@ -10,7 +10,7 @@
 epw_status epw_input_check(epw_where where, const epw_config *config, const epw_dispatch_input *in,
                            bool routed, epw_row_format *format);
 
-/* A call's own deadline, 0 or that of the configuration or longer. */
+/* A call's own deadline must be 0, or at least that of the configuration. */
 epw_status epw_input_check_deadline(epw_where where, const epw_config *config, uint64_t deadline_ns);
 
 /* Token t's ids and weights, [config.topk] each, padded with -1 and 0. Refuses what is out of range or

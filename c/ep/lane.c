@@ -3,8 +3,8 @@
 
 #include "base/bits.h"
 
-/* How long the sending half waits for the permission of all peers, so that it reads each token once, before
- * it starts with the peers that have given theirs. */
+/* How long the sending half waits for the permission of all peers before it starts with those that have given
+ * it: with all of them it reads each token only once. */
 #define SEND_GRACE_NS   UINT64_C(1000000)
 
 #define FOR_PEERS(p, m) for (epw_lane_peer *p = (m)->peers, *end_ = p + (m)->ranks; p < end_; p++)
@@ -13,7 +13,7 @@ static uint32_t rank_of(const epw_machine *m, const epw_lane_peer *p) {
     return (uint32_t)(p - m->peers);
 }
 
-/* The epoch word that it posts to its peers, and expects from them. */
+/* The epoch word that this rank posts to its peers, and expects from them. */
 static uint64_t own_word(const epw_machine *m) {
     return epw_epoch_word(m->epoch, m->step);
 }
@@ -30,8 +30,8 @@ static void drop_posts(epw_machine *m, epw_lane_peer *p) {
     p->posts = 0;
 }
 
-/* The next word for the peer. Their order follows from their meaning: a farewell comes after everything
- * else. */
+/* The next word for the peer. The order of words follows from their meaning: a farewell comes after
+ * everything else. */
 static uint8_t first_post(const epw_lane_peer *p) {
     return p->posts & (uint8_t)-p->posts;
 }
@@ -98,9 +98,9 @@ static void post_beacon(epw_machine *m, uint32_t said, uint64_t now) {
     }
 }
 
-/* This rank waits no longer. Peers that were told that it waits are told so. They are told, too, if this
+/* This rank no longer waits. Peers that were told that it waits are told so. All peers are told also if this
  * rank's words went out at different times, since some peers may count from the first of them, or if they
- * have heard nothing for a while: from here on the caller has nearly a deadline to itself. */
+ * have heard nothing for a while: from now on the caller has nearly a whole deadline before its next call. */
 static void end_wait(epw_machine *m, bool spread, uint64_t now) {
     bool silent = now > m->spoke && epw_rule_silent(now - m->spoke, m->group_ns);
     m->wait.running = false;
@@ -116,8 +116,8 @@ static void begin_wait(epw_machine *m, uint64_t now) {
     FOR_PEERS(p, m) epw_clock_start(&p->clock, now);
 }
 
-/* When the time of a peer that is awaited is over: a debt and the call that waits behind it each have a
- * deadline of their own. */
+/* When the time of an awaited peer is over: what is still owed and the call that waits for it each have their
+ * own deadline. */
 static uint64_t expiry(const epw_machine *m, const epw_lane_peer *p) {
     uint64_t until = UINT64_MAX;
     if (m->paying) until = epw_clock_expiry(&p->debt_clock, &m->debt_wait, m->group_ns);
@@ -133,7 +133,7 @@ static uint64_t expiry(const epw_machine *m, const epw_lane_peer *p) {
 static void record(epw_machine *m, const epw_lane_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now) {
     if (m->record.cause != EPW_CAUSE_NONE) return;
-    /* Which wait this is about: that of a debt if its time is over, else the call's. */
+    /* Which of the two waits this is: the one of what is owed if its time is over, else the call's. */
     bool of_debt = m->paying && epw_clock_expiry(&p->debt_clock, &m->debt_wait, m->group_ns) <= now;
     const epw_wait *wait = of_debt ? &m->debt_wait : &m->wait;
     uint32_t waiting = 0;
@@ -152,7 +152,7 @@ static void record(epw_machine *m, const epw_lane_peer *p, uint32_t phase, uint3
                                    .deadline_ns = of_debt ? wait->deadline_ns : m->deadline_ns};
 }
 
-/* The peer is a suspect from now on: it gets no word but DROPPED. */
+/* The peer becomes a suspect: it gets no word but DROPPED. */
 static void suspect(epw_machine *m, epw_lane_peer *p) {
     if (!p->suspected) drop_posts(m, p);
     p->suspected = true;
@@ -241,7 +241,7 @@ void epw_lane_begin_dispatch(epw_machine *m, uint64_t deadline_ns, bool receives
     begin_wait(m, now);
 }
 
-/* The wait of a receiving half, for all who take part in it. */
+/* Begins the wait of a receiving half, for all that take part in it. */
 static void begin_receiving_wait(epw_machine *m, uint8_t who, uint64_t now) {
     if (m->wait.running) return; /* epw_lane_begin_wait has done so */
     FOR_PEERS(p, m) {
@@ -278,7 +278,7 @@ void epw_lane_begin_collect(epw_machine *m, uint64_t now) {
 
 /* ---- giving up ---- */
 
-/* Every peer is owed both words of operation `op` now. */
+/* From now on every peer is owed both words of operation `op`. */
 static void owe_all(epw_machine *m, uint32_t op, bool first, uint64_t deadline_ns, uint64_t now) {
     m->debt_op = op;
     m->debt_first = first;
@@ -297,7 +297,8 @@ void epw_lane_give_up(epw_machine *m, uint64_t now) {
     m->stage = EPW_STAGE_FREE;
     if (stage == EPW_STAGE_FREE) return;
     if (m->paying) {
-        /* The operation was still waiting for the debt of an older one: it has sent nothing to anybody. */
+        /* The operation was still waiting for words that an older one owed: it has sent nothing to anybody.
+         */
         m->debt_more++;
         if (m->deadline_ns > m->debt_more_ns) m->debt_more_ns = m->deadline_ns;
         m->wait.running = false;
@@ -310,11 +311,11 @@ void epw_lane_give_up(epw_machine *m, uint64_t now) {
     }
     owe_all(m, m->op, m->first, m->deadline_ns, now);
     if (waiting) m->debt_wait.began = began;
-    m->wait.running = false; /* the debt goes on waiting, with its beacons */
+    m->wait.running = false; /* what is owed continues to wait, with its beacons */
     FOR_PEERS(p, m) {
         bool awaited = waiting && (p->part & EPW_PART_AWAITED);
-        /* A lane that has waited for a dead peer, and goes on waiting for it, must not take longer than
-         * others allow. */
+        /* A lane that has waited for a dead peer, and continues to, must not take longer than others allow.
+         */
         if (awaited) p->debt_clock = p->clock;
         if ((p->part & EPW_PART_MISSING) && !(p->part & EPW_PART_PRESENT)) p->owed = 0;
         if (stage != EPW_STAGE_SENDING || !awaited) p->owed &= EPW_OWED_ANSWER;
@@ -322,7 +323,7 @@ void epw_lane_give_up(epw_machine *m, uint64_t now) {
     }
 }
 
-/* Nothing is owed any more: goes on to the next operation that was given up, if there is one. */
+/* Nothing is owed any more: continues with the next operation that was given up, if there is one. */
 static void settle_debt(epw_machine *m, uint64_t now) {
     m->paying = false;
     if (m->debt_more > 0) {
@@ -369,7 +370,7 @@ bool epw_lane_awaits(const epw_machine *m, uint32_t peer, uint32_t *word) {
     }
 }
 
-/* Is the answer whole, and of the mode that this rank expects? */
+/* Whether the answer is complete, and of the mode that this rank expects. */
 static uint32_t answer_cause(const epw_machine *m, const epw_lane_peer *p, uint32_t value) {
     uint32_t rows = m->ordered ? value & ~EPW_ANSWER_ORDERED : value;
     if (rows != p->sent) return rows < p->sent ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
@@ -383,12 +384,12 @@ static void pay(epw_machine *m, epw_lane_peer *p) {
     add_post(m, p, rows ? EPW_POST_DEBT_DISPATCH : EPW_POST_DEBT_COMBINE);
 }
 
-/* What was awaited of the peer has come. */
+/* What was awaited from the peer has come. */
 static void arrived(epw_machine *m, epw_lane_peer *p, uint64_t word, uint64_t now) {
     uint32_t value = epw_word_value(word);
     if (m->paying) {
         pay(m, p);
-        /* A word is a sign of life, for the call that waits behind the debt as well. */
+        /* A word is a sign of life, also for the call that waits until nothing is owed. */
         p->clock.since = p->debt_clock.since = now;
         return;
     }
@@ -462,7 +463,7 @@ static uint32_t beacon_to_post(const epw_machine *m) {
     return epw_naming_value(&naming);
 }
 
-/* A wait goes on: posts its beacon if that is due, else sleeps until something is. */
+/* The wait continues: posts its beacon if that is due, else sleeps until something is due. */
 static epw_decision pause(epw_machine *m, uint64_t now) {
     epw_decision d = {.act = EPW_ACT_SLEEP};
     if (now > m->spoke && epw_rule_beacons_due(now - m->spoke, m->group_ns) > 0) {
@@ -493,7 +494,7 @@ static bool any(const epw_machine *m, uint8_t part) {
     return false;
 }
 
-/* SENDING: false if its turn is over. */
+/* SENDING: false if this stage is over. */
 static bool decide_sending(epw_machine *m, epw_decision *d, uint64_t now) {
     uint32_t ready = 0, awaited = 0;
     FOR_PEERS(p, m) {
@@ -552,7 +553,7 @@ static bool decide_answering(epw_machine *m, epw_decision *d, uint64_t now) {
 
 epw_decision epw_lane_decide(epw_machine *m, uint64_t now) {
     epw_decision d = {.act = EPW_ACT_DONE};
-    for (;;) { /* each turn ends a stage, or returns */
+    for (;;) { /* each iteration ends a stage, or returns */
         if (epw_lane_post(m, &d)) return d;
         if (m->paying) {
             bool owing = false;
@@ -575,7 +576,7 @@ epw_decision epw_lane_decide(epw_machine *m, uint64_t now) {
         case EPW_STAGE_COLLECTING:
             d = any(m, EPW_PART_AWAITED) ? pause(m, now) : (epw_decision){.act = EPW_ACT_SUM};
             break;
-        default: /* the caller's turn; it may have begun the wait of the half that comes next */
+        default: /* it is the caller's turn; it may have begun the wait of the next half */
             if (m->wait.running && any(m, EPW_PART_AWAITED)) d = pause(m, now);
         }
         if (decided) return d;

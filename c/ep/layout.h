@@ -5,13 +5,14 @@
  *   4096              line[source]    128 bytes of signal words, written by that source alone
  *   expert_counts     [lane][source]  rows for each local expert, written by that source alone
  *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
- *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values
- *   + combine_bytes
+ *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values +
+ *   combine_bytes
  *   + ordered_bytes   zero-copy       [lane][local expert][row] rows of hidden 16-bit values, owner only
  *
- * A dispatch slot is its source's to write until it posts the dispatch word, then its owner's until that
- * posts the combine word. A combine slot is its answerer's from the source's dispatch word until its own
- * combine word, then the source's (who owns the window) until that posts the next dispatch word. */
+ * Who may access a slot. Dispatch slot: its source, until it posts the dispatch word; then the owner of the
+ * window, until it posts the combine word. Combine slot: its answerer, from the source's dispatch word until
+ * it posts its own combine word; then the source, which owns the window, until it posts the next dispatch
+ * word. */
 #ifndef EPW_EP_LAYOUT_H
 #define EPW_EP_LAYOUT_H
 
@@ -19,10 +20,11 @@
 #include "epwire.h"
 #include "peer/words.h"
 
-/* Most ranks of a group on GPUs: a block waits for each with a thread of its own, and has tables of them. */
+/* The most ranks of a group on GPUs: a block has a thread that waits for each rank, and tables of them. */
 #define EPW_GPU_MAX_RANKS 256
 
-/* Most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their tiles. */
+/* The most experts of a group on GPUs: kernels keep a number for each in shared memory, beside their tiles.
+ */
 #define EPW_GPU_MAX_EXPERTS 8192
 
 /* The words of a lane that dispatch and combine post. */
@@ -31,17 +33,17 @@ enum {
     EPW_WORD_COMBINE = EPW_WORD_USER + 1 /* value: rows answered (| EPW_ANSWER_ORDERED) */
 };
 
-/* Those of verdict.h, which are of no lane: posted by way of lane 0, in order with its words. The last lies
- * where lane 1 would have its own. */
+/* The words of verdict.h, which belong to no lane: posted over lane 0, in order with its words. The last of
+ * them lies where lane 1 would have its own. */
 enum {
     EPW_WORD_REPORT = EPW_WORD_USER + 2,
     EPW_WORD_LAST = EPW_WORD_USER + 3,                         /* of the membership before */
     EPW_WORD_LAST_BUT_ONE = EPW_LANE_WORDS + EPW_WORD_USER + 3 /* of the one before that */
 };
 
-/* Set in the value of a combine word whose rows are one per expert: ranks that disagree on the mode are found
- * out. Plans for ordered combine have at most EPW_ORDERED_MAX_TOKENS tokens, so that the row count stays
- * below. */
+/* Set in the value of a combine word if there is a row per expert, so that ranks that disagree on the mode
+ * are noticed. Plans for ordered combine have at most EPW_ORDERED_MAX_TOKENS tokens, so that the row count
+ * stays below. */
 #define EPW_ANSWER_ORDERED     (1u << 16)
 #define EPW_ORDERED_MAX_TOKENS 65535u
 
@@ -51,18 +53,18 @@ typedef struct epw_entry {
     float weight;
 } epw_entry;
 
-/* In front of every dispatched row: this, then topk entries (config.topk), then as many indices (u32): the
- * row's number among those that this source sends to that expert, then the sideband bytes. With the expert
- * counts of all sources a receiver knows every row's place in every expert's list without looking at any
- * other row. In all 16 + (8 + 4)*topk + sideband bytes, rounded up to 128: an entry takes 8, its index 4. */
+/* Precedes every dispatched row: this struct, then topk entries (config.topk), then as many indices (u32):
+ * the row's number among those that this source sends to that expert, then the sideband bytes. With the
+ * expert counts of all sources a receiver knows every row's place in every expert's list without looking at
+ * any other row. In all 16 + (8 + 4)*topk + sideband bytes, rounded up to 128: an entry takes 8, its index 4.
+ */
 typedef struct epw_slot_header {
-    uint32_t token; /* its index at the source */
-    uint32_t
-        format; /* hash of payload, sizes, sideband and whether weights are there: both ends must agree */
+    uint32_t token;  /* its index at the source */
+    uint32_t format; /* hash of payload, sizes, sideband and the presence of weights: both ends must agree */
     uint32_t reserved[2];
 } epw_slot_header;
 
-/* How the rows of one dispatch look: the row shape and what it costs in a slot. */
+/* The format of the rows of one dispatch: the row shape, and its sizes in a slot. */
 typedef struct epw_row_format {
     uint32_t payload_bytes;
     uint32_t scale_count;
@@ -70,7 +72,7 @@ typedef struct epw_row_format {
     uint32_t hash;        /* both ends must agree on it */
 } epw_row_format;
 
-/* Everything that decides where a byte lies. */
+/* Everything that determines where a byte lies. */
 typedef struct epw_layout {
     uint32_t ranks, max_tokens, topk, local_experts, answers;
     uint64_t rows;         /* ranks * max_tokens */

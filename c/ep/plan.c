@@ -14,7 +14,7 @@
 #define MAX_WINDOW_BYTES (UINT64_C(1) << 46)
 #define MIN_DEADLINE_NS  UINT64_C(1000000)
 #define MAX_HIDDEN       (1u << 24)
-#define MAX_OPAQUE_BYTES (1u << 30) /* sizes within a row are of 32 bits, in kernels too */
+#define MAX_OPAQUE_BYTES (1u << 30) /* sizes within a row have 32 bits, in kernels too */
 #define MAX_SMS          1024u
 
 /* Saturates at the largest value instead of wrapping around. */
@@ -116,7 +116,7 @@ static uint64_t private_bytes(const epw_config *config, const epw_layout *layout
     return epw_host_private_bytes(config, layout);
 }
 
-/* What peers behind queues would take, if all other ranks were such peers. */
+/* The memory for peers behind queues, as if all other ranks were such peers. */
 static void plan_queues(const epw_config *config, const epw_layout *layout, epw_plan *plan) {
     epw_remote_shape shape = {.ranks = config->ranks,
                               .lanes = config->lanes,

@@ -1,5 +1,5 @@
-/* From a configuration to sizes and offsets. Allocates nothing, and reads nothing else but, where the number
- * of threads is left to the library, how many cores there are. */
+/* From a configuration to sizes and offsets. Allocates nothing, and reads nothing else, except the number of
+ * cores if the library chooses the number of threads. */
 #ifndef EPW_EP_PLAN_H
 #define EPW_EP_PLAN_H
 
@@ -18,11 +18,12 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
 /* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
 epw_stretch epw_plan_footprint(const epw_layout *layout, uint32_t source, uint32_t lane, uint32_t area);
 
-/* What operations post to the queue of one peer at most: rows of a dispatch, and of the combine behind it,
+/* The most entries that operations post to the queue of one peer: rows of a dispatch and of its combine,
  * counts, and words. */
 enum { EPW_ENTRIES_OF_A_TOKEN = 2, EPW_ENTRIES_BESIDE = 4 };
 
-/* Entries of each queue: for those, and as many as the configuration or the fabric asks for. */
+/* Entries of each queue: enough for those, and at least as many as the configuration or the fabric asks for.
+ */
 uint32_t epw_plan_queue_depth(const epw_config *config);
 
 /* Checks the fields of `input` that decide the format against the plan. */

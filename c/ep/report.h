@@ -1,23 +1,23 @@
-/* Reports: what a rank says, at the end of a step, about the operations that have ended in it. One definition
- * for C and CUDA; what follows from the reports of all members is in verdict.h.
+/* Reports: what a rank says at the end of a step about the operations that ended in it. One definition for C
+ * and CUDA; what follows from the reports of all members is in verdict.h.
  *
  * A report is a word, {epoch 23 | step 24 | last 1 | history 16}. Bit i of the history says that something
- * which ended in step - i was incomplete. `last` says that it is the writer's last report of the epoch: it
- * goes on without some member, so that no later step can be complete. Earlier steps remain visible to whoever
- * asks, however many follow until the next membership. */
+ * that ended in step - i was incomplete. `last` says that it is the writer's last report of the epoch: the
+ * writer goes on without some member, so no later step can be complete. Earlier steps stay visible, however
+ * many follow before the next membership. */
 #ifndef EPW_EP_REPORT_H
 #define EPW_EP_REPORT_H
 
 #include "peer/words.h"
 
-/* Steps that a report tells of. */
+/* The number of steps in a report's history. */
 #define EPW_REPORT_STEPS ((int32_t)EPW_WORD_VALUE_BITS - 1)
 #define EPW_REPORT_LAST  (1u << EPW_REPORT_STEPS)
 
-/* Steps that two reports of an epoch may be apart, at most: reports have only the lower bits of a step. */
+/* The most steps between two reports of an epoch: reports hold only the lower bits of a step. */
 #define EPW_REPORT_STEPS_APART (UINT64_C(1) << (EPW_WORD_OP_BITS - 2))
 
-/* By how many steps the report is ahead of this one. */
+/* By how many steps the report is ahead of this step. */
 EPW_INLINE int32_t epw_report_ahead(uint64_t report, uint64_t step) {
     uint32_t distance = ((uint32_t)(report >> EPW_WORD_VALUE_BITS) - (uint32_t)step) & EPW_OP_MAX;
     return distance <= EPW_OP_MAX / 2 ? (int32_t)distance : (int32_t)distance - (int32_t)EPW_OP_MAX - 1;
@@ -28,7 +28,7 @@ EPW_INLINE uint64_t epw_report_none(uint64_t epoch_word) {
     return epw_word(epw_word_epoch(epoch_word), (uint32_t)epw_word_step(epoch_word) - 1, 0);
 }
 
-/* A history as seen from a step so much later, or earlier if `steps` is negative. */
+/* A history as seen from a step this much later, or earlier if `steps` is negative. */
 EPW_INLINE uint32_t epw_history_after(uint32_t history, int32_t steps) {
     if (steps >= EPW_REPORT_STEPS || -steps >= EPW_REPORT_STEPS) return 0;
     return (steps < 0 ? history >> -steps : history << steps) & (EPW_REPORT_LAST - 1);
@@ -38,8 +38,8 @@ EPW_INLINE uint32_t epw_report_history(uint64_t report) {
     return epw_word_value(report) & (EPW_REPORT_LAST - 1);
 }
 
-/* The report at the end of `step`, which is later than that of `before`; that one, if it was the last.
- * `faulted`: something that has ended since was incomplete; it counts for every step from there. `is_last`:
+/* The report at the end of `step`, which is later than the step of `before`; `before` itself, if that was the
+ * last. `faulted`: something that ended since was incomplete; it counts for every step since then. `is_last`:
  * the writer goes on without some member. */
 EPW_INLINE uint64_t epw_report_next(uint64_t before, uint64_t step, bool faulted, bool is_last) {
     if (epw_word_value(before) & EPW_REPORT_LAST) return before;
@@ -54,7 +54,7 @@ typedef enum epw_says {
     EPW_SAYS_NOTHING, /* the step had not ended */
     EPW_SAYS_CLEAN,
     EPW_SAYS_FAULTED,
-    EPW_SAYS_NO_MORE /* EPW_REPORT_STEPS others have ended since it began */
+    EPW_SAYS_NO_MORE /* EPW_REPORT_STEPS other steps have ended since it began */
 } epw_says;
 
 EPW_INLINE epw_says epw_report_says(uint64_t report, uint64_t step) {

@@ -1,8 +1,8 @@
 /* See terms.h. */
 #include "ep/terms.h"
 
-/* Every field but size, rank, threads, paths and sms, which may differ between ranks; and device: its ordinal
- * may differ as well, and windows check by themselves whether all are on the host or all on GPUs. */
+/* Every field except size, rank, threads, paths and sms, which may differ between ranks, and device: its
+ * ordinal may differ, and windows themselves check whether all are on the host or all on GPUs. */
 void epw_terms_of(const epw_config *config, epw_term *terms) {
 #define TERM(field)                                                                                          \
     { #field, config->field }

@@ -1,5 +1,5 @@
-/* What of a configuration must be equal on every rank of a group: the terms that windows compare when they
- * connect. */
+/* The fields of a configuration that must be equal on every rank of a group: the terms that windows compare
+ * when they connect. */
 #ifndef EPW_EP_TERMS_H
 #define EPW_EP_TERMS_H
 

@@ -1,7 +1,7 @@
 /* See verdict.h. */
 #include "ep/verdict.h"
 
-/* The report with the faults of another of the same epoch, where it covers their steps. */
+/* The report, with the faults of another report of the same epoch added for the steps that it covers. */
 static uint64_t with_faults_of(uint64_t report, uint64_t other) {
     int32_t later = epw_report_ahead(report, other >> EPW_WORD_VALUE_BITS);
     return report | epw_history_after(epw_report_history(other), later);
@@ -52,7 +52,7 @@ static void count(tally *t, epw_says says) {
     t->unknown |= says == EPW_SAYS_NO_MORE;
 }
 
-/* Not before this rank's own report exists: that is where faults of others are taken over. */
+/* Not before this rank's own report exists, because faults of others are added to that. */
 static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_load_reports load,
                            const void *context) {
     uint32_t epoch = epw_word_epoch(v->epoch_word);
@@ -72,10 +72,10 @@ static uint32_t of_present(epw_verdicts *v, uint32_t rank, uint64_t step, epw_lo
     return t.pending ? EPW_VERDICT_PENDING : EPW_VERDICT_CLEAN;
 }
 
-/* What a report of some past membership says of a step of this one. A step that had not ended when the
- * membership did was not completed. A rank that was no member, because it has been replaced, or that never
- * began that epoch, has no report of it, and none counts: nobody has completed a step with it. A rank that
- * has begun a membership in between which this rank has not knows better who has gone on from there. */
+/* What a report of a past membership says about one of its steps. A step that had not ended when the
+ * membership did was not completed. A rank that was not a member, because it has been replaced, or that never
+ * began that epoch, has no report of it, and needs none: nobody has completed a step with it. A rank that
+ * began a membership in between that this rank did not begin knows better who has continued. */
 static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t epoch, uint64_t step) {
     uint32_t of = epw_word_epoch(last);
     epw_says says = epw_report_says(last, step);
@@ -83,7 +83,7 @@ static void count_past(tally *t, const epw_verdicts *v, uint64_t last, uint32_t 
     t->unknown |= of > epoch && of != epw_word_epoch(v->past[0].last);
 }
 
-/* Not before all members have begun the present epoch: only then is it known whose reports count. */
+/* Not before all members have begun the present epoch, because only then is it known whose reports count. */
 static uint32_t of_past(const epw_verdicts *v, epw_past *past, uint32_t rank, uint64_t step,
                         epw_load_reports load, const void *context) {
     uint32_t epoch = epw_word_epoch(past->last);

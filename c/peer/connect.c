@@ -1,10 +1,10 @@
-/* Connecting peers, one by one: the table of routes and the imports behind it.
+/* Connects peers one by one: the table of routes, and the imports on which it rests.
  *
- * Only one thread at a time changes how a peer is reached: it has claimed the peer, under the floor's lock.
- * Who is not active takes part in no operation, and nothing but probes uses its route: it is connected and
- * disconnected beside operations. A member that was given up is disconnected while no operation is in flight,
- * with the user locked. What may take long, an import that waits for the peer's process or a GPU, happens
- * with the floor's lock free. */
+ * Only one thread at a time changes how a peer is reached: it has claimed the peer, under the floor's lock. A
+ * peer that is not active takes part in no operation, and only probes use its route: it is connected and
+ * disconnected while operations run. A member that was given up is disconnected while no operation is in
+ * flight, with the user locked. Steps that may take long (an import that waits for the peer's process, or for
+ * a GPU) run without the floor's lock. */
 #include "peer/gpu.h"
 #include "peer/remote.h"
 
@@ -16,7 +16,7 @@ static void unlock(epw_peers *peers) {
     pthread_mutex_unlock(&peers->lock);
 }
 
-/* Of a call that changes how a peer is reached: no rank needs a path to itself. */
+/* Checks a call that changes how a peer is reached: no rank needs a path to itself. */
 static epw_status check_other(const epw_peers *peers, const char *op, uint32_t peer) {
     epw_status status = epw_peers_check(peers, op, peer);
     if (status != EPW_OK || peer != peers->rank) return status;
@@ -42,7 +42,7 @@ epw_status epw_peers_export(epw_peers *peers, uint32_t peer, void *blob, size_t 
 
 /* ---- claims ---- */
 
-/* Locked. A member must have been given up. */
+/* Called with the floor locked. A member must have been given up. */
 static epw_status check_given_up(const epw_peers *peers, epw_where where) {
     uint32_t peer = (uint32_t)where.peer;
     epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
@@ -50,7 +50,7 @@ static epw_status check_given_up(const epw_peers *peers, epw_where where) {
     return epw_fail(EPW_ERR_STATE, where, "it is active: leave it out of a set_active first");
 }
 
-/* Locked. A route that goes or comes, as the probe sees it too. */
+/* Called with the floor locked. Sets or removes a route, for the probe as well. */
 static void set_route(epw_peers *peers, uint32_t peer, epw_route route) {
     uint64_t bit = UINT64_C(1) << (peer % 64);
     if (route.path == EPW_PATH_QUEUE) {
@@ -67,8 +67,9 @@ static void set_route(epw_peers *peers, uint32_t peer, epw_route route) {
 
 static const epw_route no_route = {.path = EPW_PATH_NONE};
 
-/* From here to drop_claim only this thread changes how the peer is reached. *member: it is one, given up. The
- * route of another goes at once: no membership with it begins before it has a new one. */
+/* From here to drop_claim only this thread changes how the peer is reached. *member: the peer is a member
+ * that was given up. If it is not a member its route is removed at once: no membership with it begins before
+ * it has a new one. */
 static epw_status claim(epw_peers *peers, epw_where where, bool *member) {
     uint32_t peer = (uint32_t)where.peer;
     lock(peers);
@@ -93,18 +94,19 @@ static void drop_claim(epw_peers *peers, uint32_t peer) {
 
 /* ---- going ---- */
 
-/* The user locked: the window of a member may go only if no operation, held or still owed, can reach it. */
+/* Called with the user locked: the window of a member may be unmapped only if no operation, held or still
+ * owed, can reach it. */
 static epw_status check_changeable(epw_peers *peers, epw_where where) {
     epw_status status = peers->user->check_idle(peers->user_context, where);
     if (status != EPW_OK) return status;
     lock(peers);
-    status = check_given_up(peers, where); /* as it was when it was claimed */
+    status = check_given_up(peers, where); /* as when it was claimed */
     unlock(peers);
     return status;
 }
 
-/* Locks the user, when a member's window may go: what has been enqueued has run by then. On failure nothing
- * is locked. */
+/* Locks the user once a member's window may be unmapped: what was enqueued has run by then. On failure
+ * nothing is locked. */
 static epw_status lock_to_part(epw_peers *peers, epw_where where) {
     const epw_peers_user *user = peers->user;
     user->lock(peers->user_context);
@@ -120,7 +122,8 @@ static epw_status lock_to_part(epw_peers *peers, epw_where where) {
     return status;
 }
 
-/* Claimed. A member is told, and its route goes, also where that could not be seen done: it may be. */
+/* Called with the peer claimed. Tells a member, and removes its route, even if the change was not seen to
+ * complete, since it may still complete. */
 static epw_status part(epw_peers *peers, epw_where where) {
     epw_status status = lock_to_part(peers, where);
     if (status != EPW_OK || peers->imports[where.peer] == NULL) {
@@ -135,10 +138,11 @@ static epw_status part(epw_peers *peers, epw_where where) {
     return status;
 }
 
-/* Claimed. Order: nothing of this rank writes there any more, the farewell is posted, the route goes, the
- * window is unmapped; epw_import_close then tells the peer that its lease has ended. Of who is no member the
- * route has gone first: it was told by the last membership, and copies of probes that were given up have run
- * when the GPU has forgotten it. `next`: what is about to be connected instead; NULL: nothing. */
+/* Called with the peer claimed. Order: nothing of this rank writes there any more, the farewell is posted,
+ * the route is removed, the window is unmapped; epw_import_close then tells the peer that its lease has
+ * ended. The route of a rank that is not a member has been removed before: the last membership has told it,
+ * and copies of probes that were given up have run by the time the GPU's tables no longer contain it. `next`:
+ * what is about to be connected in its place; NULL: nothing. */
 static epw_status disconnect(epw_peers *peers, epw_where where, bool member, const epw_blob *next) {
     epw_status status = EPW_OK;
     epw_import *import = peers->imports[where.peer];
@@ -160,8 +164,8 @@ static epw_status disconnect(epw_peers *peers, epw_where where, bool member, con
 
 /* ---- coming ---- */
 
-/* Whether the peer, no member, is reached through the very queues that the blob names. It may have connected
- * them with this rank's by now: connecting them once more would break what works. */
+/* Whether the peer, which is not a member, is reached through exactly the queues that the blob names. It may
+ * have connected them with this rank's already: connecting them again would break them. */
 static bool is_connected_to(epw_peers *peers, uint32_t peer, const epw_blob *blob) {
     lock(peers);
     bool connected = peers->routes[peer].path == EPW_PATH_QUEUE && !epw_mask_has(&peers->active, peer) &&
@@ -170,7 +174,7 @@ static bool is_connected_to(epw_peers *peers, uint32_t peer, const epw_blob *blo
     return connected;
 }
 
-/* Claimed. Closes the import if the GPU does not learn of it. */
+/* Called with the peer claimed. Closes the import if the GPU's tables cannot be changed. */
 static epw_status take_import(epw_peers *peers, epw_where where, epw_import *import, uint64_t deadline_ns,
                               bool member) {
     uint32_t peer = (uint32_t)where.peer;
@@ -183,7 +187,7 @@ static epw_status take_import(epw_peers *peers, epw_where where, epw_import *imp
                                     deadline_ns, where, &route);
     if (status == EPW_OK) status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
     if (status != EPW_OK) {
-        epw_import_close(import); /* nobody sends to its peer: nothing follows the pointer */
+        epw_import_close(import); /* nobody sends to this peer, so nothing uses the pointer */
         return status;
     }
     peers->imports[peer] = import;
@@ -206,7 +210,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
     if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
     epw_blob read;
-    bool is_blob = epw_blob_parse(blob, length, where, &read) == EPW_OK; /* else the import says what it is */
+    bool is_blob = epw_blob_parse(blob, length, where, &read) == EPW_OK; /* otherwise the import has set it */
     if (is_blob && is_connected_to(peers, peer, &read)) return EPW_OK;
     bool member;
     status = claim(peers, where, &member);

@@ -14,7 +14,7 @@ static epw_status not_mapped(epw_where where) {
 
 enum { COPIES = 8 };
 
-/* The first copy is not counted: it may have to map pages. */
+/* The first copy is not timed: it may have to map pages. */
 static cudaError_t enqueue(epw_peers_gpu *g, void *to, const void *from, uint64_t bytes, cudaEvent_t began,
                            cudaEvent_t ended) {
     cudaError_t error = cudaSuccess;

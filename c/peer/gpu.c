@@ -14,8 +14,8 @@
 #include <string.h>
 #include <time.h>
 
-/* A host thread that waits for the GPU polls without a pause for so long, then sleeps between its polls, ever
- * longer. */
+/* A host thread that waits for the GPU polls without a pause for this long, then sleeps between polls, for
+ * longer and longer times. */
 #define LOOK_NS      UINT64_C(20000)
 #define SLEEP_MIN_NS 10000L
 #define SLEEP_MAX_NS 500000L
@@ -100,7 +100,7 @@ static epw_status make_events(epw_peers_gpu *g, uint32_t lanes, epw_where where)
     return status;
 }
 
-/* The same byte of the pinned memory as the GPU addresses it. */
+/* The GPU's address of a byte of the pinned memory. */
 #define SEEN_BY_GPU(device, field) ((void *)((unsigned char *)(device) + offsetof(epw_peers_pinned, field)))
 
 static epw_status make_pinned(epw_peers_gpu *g, const epw_peers_gpu_options *options, epw_where where) {
@@ -165,7 +165,7 @@ void epw_peers_close_gpu(epw_peers *peers) {
 
 /* ---- copies ---- */
 
-/* Within a scope of the GPU. `call` says in an error what was copied. */
+/* Called within a scope of the GPU. `call` names in an error what was copied. */
 static epw_status enqueue(const epw_peers_gpu *g, void *to, const void *from, epw_where where,
                           const char *call) {
     cudaError_t error = cudaMemcpyAsync(to, from, sizeof(uint64_t), cudaMemcpyDefault, g->stream);
@@ -191,7 +191,7 @@ epw_status epw_peers_enter(const epw_peers *peers, uint32_t peer, const epw_rout
     return status == EPW_OK ? epw_peers_settle_change(peers, where) : status;
 }
 
-/* Writer: this rank's copies, when the host has seen the end of what its kernels wrote there. Reader: any
+/* Writer: this rank's copies, after the host has seen the end of the kernels that wrote there. Reader: any
  * wait for this rank, which acquires. */
 epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
@@ -200,7 +200,7 @@ epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_wh
     g->pinned->farewell = epw_word(peers->epoch, 0, 0);
     EPW_MASK_FOR(peer, &peers->active, peers->ranks) {
         if (peer == peers->rank || epw_mask_has(told, peer)) continue;
-        if (peers->routes[peer].path == EPW_PATH_NONE) continue; /* told when it was disconnected */
+        if (peers->routes[peer].path == EPW_PATH_NONE) continue; /* was told when it was disconnected */
         if (peers->routes[peer].path == EPW_PATH_QUEUE) {
             epw_remote_say_farewell(peers, peer, g->pinned->farewell);
             continue;
@@ -209,7 +209,7 @@ epw_status epw_peers_say_farewell(epw_peers *peers, const epw_mask *told, epw_wh
             uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
             epw_status copied = enqueue(g, epw_control_at(peers, lane, peer, offset), &g->pinned->farewell,
                                         where, "cudaMemcpyAsync to a peer's window");
-            if (copied != EPW_OK) status = copied; /* the others are told all the same */
+            if (copied != EPW_OK) status = copied; /* the others are told anyway */
         }
     }
     epw_cuda_leave();

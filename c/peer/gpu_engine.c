@@ -41,7 +41,8 @@ epw_status epw_peers_require_idle(const epw_peers *peers, epw_holding lanes, epw
 
 /* ---- members ---- */
 
-/* Writer of each set: that lane's kernels, into mapped memory; of all: the membership kernel. */
+/* Writer of each set: the kernels of its lane, into mapped memory; writer of all sets: the membership kernel.
+ */
 static epw_mask of_all_lanes(const epw_peers *peers, const epw_rank_set sets[EPW_MAX_LANES]) {
     epw_mask all = {{0}};
     for (uint32_t lane = 0; lane < peers->lanes; lane++) epw_ranks_join(&all, &sets[lane]);
@@ -58,7 +59,7 @@ epw_mask epw_peers_gpu_suspects(const epw_peers *peers, epw_mask *silent) {
     return suspects;
 }
 
-/* Writer: this thread. Reader: kernels that wait long. Nothing else goes with the bits. */
+/* Writer: this thread. Reader: kernels that have waited long. The bits publish nothing else. */
 void epw_peers_gpu_revoke(const epw_peers *peers, const epw_mask *members) {
     EPW_MASK_FOR(peer, members, peers->ranks) epw_ranks_insert(&peers->gpu->pinned->revoked, peer);
 }
@@ -72,7 +73,7 @@ epw_status epw_peers_settle_epoch(epw_peers *peers, uint64_t epoch_word, epw_whe
     uint64_t deadline_ns = peers->gpu->deadline_ns;
     epw_status status = epw_peers_settle(peers, deadline_ns, where);
     if (status == EPW_OK) return EPW_OK;
-    /* The kernel may yet run: neither the old membership nor the new one holds. */
+    /* The kernel may still run later: neither the old membership nor the new one is valid. */
     peers->epoch = epw_word_epoch(epoch_word);
     peers->step = epw_word_step(epoch_word);
     epw_mask_clear(&peers->active);
@@ -86,16 +87,16 @@ epw_status epw_peers_settle_epoch(epw_peers *peers, uint64_t epoch_word, epw_whe
 bool epw_peers_leave_gpu(epw_peers *peers, uint64_t timeout_ns) {
     epw_where where = {"destroy", (int)peers->rank, -1};
     if (peers->gpu == NULL) return true;
-    /* Without a membership nothing touches a window but what probes have copied. */
+    /* Without a membership only copies of probes access windows. */
     if (peers->epoch == 0)
         return !peers->gpu->probed || epw_peers_settle(peers, timeout_ns, where) != EPW_PENDING;
     epw_status status = await_lanes(peers, EPW_HELD, timeout_ns, where);
     if (status == EPW_ERR_STATE) return false; /* work may still be running */
-    /* Suspects have been told by kernels, but for those that were revoked and not waited for since. */
+    /* Kernels have told suspects, except those that were revoked and not waited for since. */
     epw_mask told = of_all_lanes(peers, peers->gpu->pinned->suspects);
     if (status == EPW_OK) status = epw_peers_say_farewell(peers, &told, where);
-    return status != EPW_PENDING; /* a GPU that has failed touches nothing any more */
+    return status != EPW_PENDING; /* a GPU that has failed accesses nothing any more */
 }
 #else
-typedef int epw_no_gpu_engines; /* a file of C has a declaration */
+typedef int epw_no_gpu_engines; /* ISO C requires a declaration in every file */
 #endif

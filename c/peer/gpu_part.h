@@ -1,11 +1,11 @@
-/* What the floor's part for windows on GPUs keeps, see gpu.h, of its peers behind queues too, see
+/* The state of the floor's part for windows on GPUs, see gpu.h, and of its peers behind queues, see
  * remote_gpu.h. For builds with CUDA. */
 #ifndef EPW_PEER_GPU_PART_H
 #define EPW_PEER_GPU_PART_H
 
-/* Words are copied for these, at a time: see epw_peers_copy_word. */
+/* The uses of copied words, which may run at the same time: see epw_peers_copy_word. */
 enum {
-    EPW_COPY_ASKED, /* of the probe, see peer/probe.c */
+    EPW_COPY_ASKED, /* the probe, see peer/probe.c */
     EPW_COPY_HEARD,
     EPW_COPY_READ,
     EPW_COPY_ANSWERED,
@@ -27,18 +27,18 @@ enum {
 
 #define EPW_LINE_COPIES 3u
 
-/* Sources of copies, but for words that are read, and what kernels write or read. A copy that runs after its
- * caller has given up on it reads what is right by then. */
+/* Sources of copies (except words that are read), and what kernels write or read. A copy that runs after its
+ * caller has stopped waiting for it still reads correct values. */
 typedef struct epw_peers_pinned {
     uint64_t tables[EPW_MAX_LANES][EPW_AREAS][EPW_GPU_PEERS];
     uint64_t farewell;                              /* for each peer's window, when this rank leaves */
     uint64_t words[EPW_WORD_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_word, by use and peer */
     epw_line lines[EPW_LINE_COPIES][EPW_GPU_PEERS]; /* of epw_peers_copy_lines */
-    epw_rank_set suspects[EPW_MAX_LANES];           /* what epw_gpu_shared.suspects_host points to, */
+    epw_rank_set suspects[EPW_MAX_LANES];           /* epw_gpu_shared.suspects_host points here, */
     epw_rank_set silent[EPW_MAX_LANES];             /* its silent_host, */
     epw_rank_set revoked;                           /* and its revoked */
-    /* Peers behind queues: who they are, the ways to them, and those whose connections are gone, of which
-     * kernels read these very words. */
+    /* Peers behind queues: the set of them, the ways to them, and the set of those whose connections are
+     * gone; kernels read these words. */
     epw_rank_set queued;
     epw_gpu_way ways[EPW_MAX_LANES][EPW_GPU_PEERS];
     epw_rank_set broken;
@@ -58,13 +58,13 @@ struct epw_peers_gpu {
     void *stream;
     cudaEvent_t event; /* of epw_peers_settle */
     cudaEvent_t
-        copied[EPW_WORD_COPIES]; /* of epw_peers_copy_word: what others enqueue later is not waited for */
+        copied[EPW_WORD_COPIES]; /* for epw_peers_copy_word: it does not wait for what others enqueue later */
     cudaEvent_t lines_copied;
     bool lines_under_way; /* epw_peers_copy_lines has not seen the end of its copies */
     epw_peers_pinned *pinned;
     atomic_bool probed; /* words have been copied */
 
-    /* Of peers behind queues; NULL where there can be none. */
+    /* For peers behind queues; NULL if there can be none. */
     epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
     uint32_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;

@@ -29,14 +29,14 @@ static uint64_t bytes_of(const epw_peers *peers) {
     return epw_images_bytes(&shape);
 }
 
-/* One allocation for all peers. On the host pages are taken when they are written. */
+/* One allocation for all peers. On the host pages are allocated when they are written. */
 static epw_status allocate(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
     if (peers->gpu != NULL) return epw_remote_gpu_image(peers, bytes, where, out);
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
-    /* A hint to the kernel, where a peer's part is large enough to fill huge pages. */
+    /* A hint to the kernel, given if a peer's part is large enough to fill huge pages. */
     if (bytes / peers->ranks >= HUGE_FROM_BYTES) madvise(at, bytes, MADV_HUGEPAGE);
     *out = at;
     return EPW_OK;
@@ -50,7 +50,7 @@ static void give_back(epw_peers *peers, unsigned char *image, uint64_t bytes) {
     }
 }
 
-/* In the memory of the GPU whose kernels write it, which an adapter reads. */
+/* In the memory of the GPU, whose kernels write it and from which an adapter reads. */
 static epw_status open_far(epw_peers *peers, uint64_t bytes, epw_where where) {
     epw_mlx5_far far;
     epw_status status = epw_remote_gpu_far_image(peers, bytes, where, &far);

@@ -14,7 +14,7 @@
 #define CHUNK_BYTES EPW_INBOX_CHUNK_BYTES
 
 /* Of a chunk. */
-enum { FREE, PINNED, FIRST_PINNED /* of those that were pinned by one call */ };
+enum { FREE, PINNED, FIRST_PINNED /* of the chunks that were pinned by one call */ };
 
 struct epw_inbox {
     int32_t device;
@@ -22,8 +22,8 @@ struct epw_inbox {
     unsigned char chunks[]; /* what became of each */
 };
 
-/* Not shared with other processes, nor with a fork's child, which could write there in its parent's place;
- * and after a fork the parent still has the very pages that the GPU has. */
+/* Not shared with other processes, nor with a forked child, which could write there in its parent's place;
+ * and after a fork the parent must still have the pages that the GPU uses. */
 epw_status epw_inbox_open(epw_peers *peers, int32_t device, epw_where where) {
     epw_remote_shape shape = epw_peers_shape(peers);
     uint64_t bytes = epw_inbox_bytes(&shape);
@@ -63,7 +63,7 @@ void epw_inbox_close(epw_peers *peers) {
 
 /* ---- pinning ---- */
 
-/* In a scope. At the same address for the GPU, which the kernels count on. */
+/* Called in a scope of the GPU. At the same address for the GPU, as kernels require. */
 static epw_status pin(epw_peers *peers, uint64_t first, uint64_t count, epw_where where) {
     unsigned char *at = peers->inbox + first * CHUNK_BYTES;
     void *seen = NULL;
@@ -78,8 +78,7 @@ static epw_status pin(epw_peers *peers, uint64_t first, uint64_t count, epw_wher
     return epw_cuda_check_address(peers->inbox_memory->device, at, seen, where);
 }
 
-/* Chunks of a stretch that are free: `bytes` grows by what they take, or they are pinned, where it is NULL.
- */
+/* Goes through the free chunks of a stretch: adds their size to `bytes`, or pins them if that is NULL. */
 static epw_status visit(epw_peers *peers, epw_stretch stretch, uint64_t *bytes, epw_where where) {
     const unsigned char *chunks = peers->inbox_memory->chunks;
     uint64_t at = stretch.offset / CHUNK_BYTES, end = (stretch.offset + stretch.bytes - 1) / CHUNK_BYTES + 1;
@@ -111,7 +110,7 @@ static epw_status visit_all(epw_peers *peers, uint32_t peer, uint64_t *bytes, ep
 }
 
 epw_status epw_inbox_pin(epw_peers *peers, uint32_t peer, epw_where where) {
-    uint64_t bytes = 0; /* at most: stretches that share a chunk count it each */
+    uint64_t bytes = 0; /* an upper bound: a chunk that stretches share is counted for each of them */
     epw_cuda_scope scope;
     (void)visit_all(peers, peer, &bytes, where);
     if (bytes == 0) return EPW_OK;

@@ -1,13 +1,13 @@
-/* Who is active, and in which epoch. */
+/* Memberships: which ranks are active, and in which epoch. */
 #include "peer/gpu.h"
 #include "peer/remote.h"
 #include "peer/tell.h"
 
-/* The user locked, and the floor. */
+/* Called with the user and the floor locked. */
 static epw_status check_membership(const epw_peers *peers, const epw_mask *active, uint32_t epoch,
                                    uint64_t step) {
     epw_where where = {"set_active", (int)peers->rank, -1};
-    /* One that was not seen to begin may be begun again: nothing can have run in it. */
+    /* An epoch that was not seen to begin may be begun again, because nothing can have run in it. */
     bool unfinished = peers->epoch != 0 && epw_mask_empty(&peers->active) && step == peers->step;
     uint32_t least = unfinished ? peers->epoch : peers->epoch + 1;
     if (epoch < least || epoch > EPW_EPOCH_MAX) {
@@ -43,8 +43,8 @@ epw_status epw_peers_set_active(epw_peers *peers, const epw_mask *active, uint32
     epw_status status = check_membership(peers, active, epoch, step);
     pthread_mutex_unlock(&peers->lock);
     user->unlock(peers->user_context);
-    /* Not locked, and the same conditions are checked before and after: a long wait keeps nobody from a
-     * lane. */
+    /* Nothing is locked here, so that a long wait keeps nobody from a lane; the same conditions are checked
+     * before and after. */
     if (status == EPW_OK && user->quiesce != NULL) status = user->quiesce(peers->user_context, where);
     if (status != EPW_OK) return status;
     user->lock(peers->user_context);
@@ -94,16 +94,16 @@ epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask) {
     return EPW_OK;
 }
 
-/* The peer's epoch word here; lane 0's, which all lanes get at a time. `op` is the call that
- * asks. */
+/* The peer's epoch word in this rank's window, that of lane 0: all lanes get it at the same time. `op` is the
+ * public call. */
 static epw_status load_epoch(const epw_peers *peers, const char *op, uint32_t peer, uint64_t *word) {
     if (peers->gpu != NULL && !epw_is_in_inbox(peers, peer)) {
         unsigned char *at = epw_peers_own(peers) + epw_word_offset(peer, 0, EPW_WORD_EPOCH);
         epw_word_copy copy = {.use = EPW_COPY_EPOCH, .writes = false, .at = at, .value = word};
         return epw_peers_copy_word(peers, &copy, EPW_COPY_WITHIN_NS, epw_peers_where(peers, op, peer));
     }
-    /* Writer: the peer, done with its reads and writes of the epoch before. Reader: whoever goes on with it.
-     */
+    /* Writer: the peer, done with its reads and writes of the previous epoch. Reader: whoever continues with
+     * it. */
     *word = epw_word_from(peers, 0, peer, EPW_WORD_EPOCH);
     return EPW_OK;
 }

@@ -1,4 +1,4 @@
-/* See peers.h: life, who is a rank, and who is a suspect. */
+/* See peers.h: creating and destroying, checks of ranks, and suspects. */
 #include "peer/peers.h"
 
 #include "base/log.h"
@@ -49,9 +49,9 @@ void epw_peers_destroy(epw_peers *peers) {
     epw_window_destroy(peers->window);
     free(peers->imports);
     free(peers->routes);
-    free(peers->gpu); /* of a fork's child, which cannot use CUDA's part of it */
+    free(peers->gpu); /* in a forked child, which cannot use CUDA's part of it */
     free(peers->inbox_memory);
-    if (inherited) return; /* its locks may be held by threads that are not there */
+    if (inherited) return; /* its locks may be held by threads that exist only in the parent */
     pthread_cond_destroy(&peers->answerer.wake);
     pthread_mutex_destroy(&peers->answerer.lock);
     pthread_mutex_destroy(&peers->answer_lock);
@@ -77,8 +77,8 @@ static epw_mask loaded(const _Atomic uint64_t words[EPW_MASK_WORDS]) {
     return mask;
 }
 
-/* The loads acquire what epw_peers_suspect has released: of each suspect it is known whether it was silent.
- */
+/* The loads acquire what epw_peers_suspect has released, so for each suspect it is known whether it was
+ * silent. */
 epw_mask epw_peers_suspects(const epw_peers *peers, epw_mask *silent) {
     epw_mask suspects = loaded(peers->suspects);
     if (silent == NULL) return suspects;
@@ -93,8 +93,8 @@ static bool add(_Atomic uint64_t words[EPW_MASK_WORDS], uint32_t peer) {
     return !(atomic_fetch_or_explicit(&words[peer / 64], bit, memory_order_release) & bit);
 }
 
-/* Writer: the lane that gives the peer up. Reader: every lane's next step, which looks at `suspicions` first;
- * and epw_peers_suspects, for which the order is: silent, then a suspect. */
+/* Writer: the lane that gives the peer up. Readers: every lane's next step, which looks at `suspicions`
+ * first; and epw_peers_suspects, for which `silent` is set before the suspect. */
 void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_error_record *record) {
     if (silent) add(peers->silent, peer);
     if (!add(peers->suspects, peer)) return;
@@ -103,7 +103,7 @@ void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_e
                      epw_peers_revoked(peers, peer), record);
 }
 
-/* The same. Lanes are also told of one that is a suspect already: from now on the cause is another one. */
+/* The same. Lanes are also told of a peer that is a suspect already, because the cause changes. */
 void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer) {
     bool news = add(peers->revoked, peer);
     bool first = add(peers->suspects, peer);

@@ -1,8 +1,9 @@
-/* Operations on a GPU: check, enqueue a kernel on the caller's stream, note what the lane is doing. Nothing
- * here waits for the GPU or allocates; the routing is never read by the host. The lane's stage is that of the
- * calls; what the kernels find is their own (kernels/ep/lane.h), which replays of graphs change too.
+/* Operations on a GPU: each is checked, its kernel is enqueued on the caller's stream, and the lane's stage
+ * is noted. Nothing here waits for the GPU or allocates, and the host never reads the routing. The lane's
+ * stage on the host follows the calls; kernels keep their own state (kernels/ep/lane.h), which replays of
+ * graphs change too.
  *
- * The eager calls of a lane come one behind the other, see device/stream_order.h; epw_stream_wait lets any
+ * The eager calls of a lane run one after the other, see device/stream_order.h; epw_stream_wait makes any
  * stream wait for the lane's last one. */
 #ifdef EPW_CUDA
 #include "ep/gpu/check.h"
@@ -24,12 +25,12 @@ typedef struct enqueuing {
     epw_where where;
 } enqueuing;
 
-/* Puts the stream behind the lane's former work. */
+/* Makes the stream wait for the lane's earlier work. */
 static epw_status follow_lane(enqueuing *e) {
     return epw_stream_follow(&e->on, e->order, EPW_GPU_UNMARKED, e->where);
 }
 
-/* Before the launch. deadline_ns: the call's own or 0. After success, enqueue_end must follow. */
+/* Called before the launch. deadline_ns: the call's own, or 0. After success enqueue_end must follow. */
 static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     epw_status status = epw_cuda_enter(e->b->config.device, e->where);
     if (status != EPW_OK) return status;
@@ -40,7 +41,7 @@ static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     return status;
 }
 
-/* After the launch, with what it returned. */
+/* Called after the launch, with the launch's result. */
 static epw_status enqueue_end(enqueuing *e, int error, const char *kernel) {
     epw_status status = EPW_OK;
     if (error != cudaSuccess) {
@@ -84,7 +85,7 @@ static epw_status check_call(const enqueuing *e, uint32_t nonblocking, const epw
     return epw_gpu_check_call(e->where, nonblocking, outcome, "epw_outcome_read");
 }
 
-/* UE8M0 scales are bytes as they travel, but column-major output has four to an i32. */
+/* UE8M0 scales travel as bytes, but column-major output packs four into an i32. */
 static uint32_t scale_align(const epw_row_format *format, uint32_t payload) {
     if (payload == EPW_PAYLOAD_FP8_UE8M0) return 4;
     return format->scale_bytes > 0 ? format->scale_bytes : 1;
@@ -130,7 +131,7 @@ static epw_status check_output(const epw_buffer *b, const char *op, const epw_ro
 
 static epw_status check_combined(const epw_buffer *b, const char *op, const epw_combine_output *out) {
     const epw_gpu_pointer pointers[] = {
-        {"output.contributions", out->contributions, 4}, /* [n, 2] are written in pairs */
+        {"output.contributions", out->contributions, 4}, /* [n, 2] is written in pairs */
         {"output.wait_ns", out->wait_ns, 8},
     };
     return EPW_CHECK_ALIGNED(epw_buffer_where(b, op), pointers);
@@ -138,14 +139,14 @@ static epw_status check_combined(const epw_buffer *b, const char *op, const epw_
 
 /* ---- dispatch ---- */
 
-/* quiet: the lane may be free, which is no fault then. */
+/* quiet: the lane may be free, which is then not an error. */
 static int launch_release(const enqueuing *e, bool quiet) {
     epw_release_args args = {.lane = lane_args(e), .quiet = quiet};
     return epw_gpu_release(&args, e->on.stream);
 }
 
-/* Releases first where a former handle could not be. Done with even if the call then fails; but under capture
- * it is not known whether it will run. */
+/* First releases an earlier handle that could not be released at the time. That release is finished even if
+ * the call then fails; but under capture it is not known whether it will run. */
 static int launch_owed_release(const enqueuing *e) {
     if (!e->lane->owes_release) return cudaSuccess;
     int error = launch_release(e, true);
@@ -304,7 +305,7 @@ epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stre
 
 /* ---- checkpoints ---- */
 
-/* Puts the stream behind all lanes, and behind releases that they owe. */
+/* Makes the stream wait for all lanes, and for releases that are still due. */
 static epw_status follow_lanes(epw_buffer *b, enqueuing lanes[EPW_MAX_LANES]) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_status status = follow_lane(&lanes[i]);
@@ -328,7 +329,7 @@ static epw_status launch_checkpoint(epw_buffer *b, uint64_t step, bool faulted,
     }
     int error = epw_gpu_checkpoint(&args, lanes[0].on.stream);
     if (error != cudaSuccess) return epw_fail_cuda(error, lanes[0].where, "launch of the checkpoint kernel");
-    for (uint32_t i = 0; i < b->config.lanes; i++) /* their next calls come behind it */
+    for (uint32_t i = 0; i < b->config.lanes; i++) /* the next calls of the lanes run after it */
         epw_stream_mark(&lanes[i].on, lanes[i].order);
     return EPW_OK;
 }
@@ -353,7 +354,7 @@ epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, bool faulted, void 
     return status;
 }
 
-/* ---- what has become of it ---- */
+/* ---- outcomes ---- */
 
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome) {
     (void)handle;
@@ -368,7 +369,8 @@ epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle) {
                     "on a GPU the host does not see what has arrived: enqueue the receiving half");
 }
 
-/* Finds and locks the lane that last went to `handle`, held or consumed, if its last call was eager. */
+/* Finds and locks the lane that `handle`, held or consumed, was the last to use, if its last call was eager.
+ */
 static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
     uint32_t index = (uint32_t)(handle & 1);
     if (index >= b->config.lanes || handle >> 1 == 0)
@@ -421,8 +423,8 @@ epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stre
     return status;
 }
 
-/* Copies the lane's report to the host. Its writer is a block of the half's kernel; nothing of the lane runs
- * now, but for replays, whose order is the caller's affair. */
+/* Copies the lane's report to the host. Its writer is a block of the half's kernel; no call of the lane runs
+ * now, only replays may, which the caller orders. */
 static epw_status fetch_report(epw_buffer *b, uint32_t index, epw_where where) {
     epw_gpu *g = b->gpu;
     epw_status status = epw_cuda_enter(b->config.device, where);
@@ -461,9 +463,9 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     return status;
 }
 
-/* Record number n, if its slot holds it. Writer: a kernel, at any time. The sequence number is read on both
- * sides of the record: the same means that the record is whole. Returns the first of the two: n + 1 and
- * *whole if it is there; less if it is still to come or being written; more if a later one has taken its
+/* Reads record number n, if its slot holds it. Writer: a kernel, at any time. The sequence number is read
+ * before and after the record: if both are equal, the record is whole. Returns the first: n + 1 and *whole if
+ * the record is there; less if it has not been written completely yet; more if a later one has taken its
  * slot. */
 static uint64_t read_record(const epw_gpu_ring *ring, uint64_t n, epw_error_record *record, bool *whole) {
     const _Atomic uint64_t *sequence = (const _Atomic uint64_t *)&ring->slots[n % EPW_GPU_RECORDS].sequence;
@@ -471,12 +473,12 @@ static uint64_t read_record(const epw_gpu_ring *ring, uint64_t n, epw_error_reco
     *whole = false;
     if (before != n + 1) return before;
     memcpy(record, &ring->slots[n % EPW_GPU_RECORDS].record, sizeof *record);
-    atomic_thread_fence(memory_order_acquire); /* the copy before the second look */
+    atomic_thread_fence(memory_order_acquire); /* copy before the second read */
     *whole = atomic_load_explicit(sequence, memory_order_relaxed) == before;
     return before;
 }
 
-/* Of both lanes. Writer of each: its closing block. */
+/* For both lanes. Writer of each: the closing block of the lane's kernel. */
 static uint64_t count_unrecorded(const epw_gpu_ring *ring) {
     const _Atomic uint64_t *counts = (const _Atomic uint64_t *)ring->unrecorded;
     uint64_t sum = 0;
@@ -499,7 +501,7 @@ epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, ui
             ++*count;
             ++g->errors_taken;
         } else if (sequence > g->errors_taken + 1) {
-            /* Of the records up to `sequence`, the last EPW_GPU_RECORDS are still there, or nearly so. */
+            /* Of the records up to `sequence`, about the last EPW_GPU_RECORDS are still there. */
             overwritten += sequence - EPW_GPU_RECORDS - g->errors_taken;
             g->errors_taken = sequence - EPW_GPU_RECORDS;
         } else if (sequence != g->errors_taken + 1) {
@@ -514,5 +516,5 @@ epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, ui
     return EPW_OK;
 }
 #else
-typedef int epw_no_gpu_calls; /* a file of C has a declaration */
+typedef int epw_no_gpu_calls; /* ISO C requires a declaration in every file */
 #endif

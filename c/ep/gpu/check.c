@@ -28,5 +28,5 @@ epw_status epw_gpu_check_stride(epw_where where, uint64_t x_stride) {
                     (unsigned long long)x_stride);
 }
 #else
-typedef int epw_no_gpu_checks; /* a file of C has a declaration */
+typedef int epw_no_gpu_checks; /* ISO C requires a declaration in every file */
 #endif

@@ -1,4 +1,4 @@
-/* Checks of calls that the host's engines do not need, of decode and prefill on GPUs alike. */
+/* Checks that only calls on GPUs need, both of decode and of prefill. */
 #ifndef EPW_EP_GPU_CHECK_H
 #define EPW_EP_GPU_CHECK_H
 
@@ -6,8 +6,8 @@
 
 #include "base/status.h"
 
-/* A call enqueues: it cannot be asked not to wait, and has no outcome yet; `see` names what gives it later.
- */
+/* A call only enqueues: `nonblocking` and `outcome` have no meaning for it. `see` names the function that
+ * gives the outcome later. */
 epw_status epw_gpu_check_call(epw_where where, uint32_t nonblocking, const epw_outcome *outcome,
                               const char *see);
 

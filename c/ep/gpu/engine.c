@@ -1,10 +1,10 @@
-/* The GPU engine: what a buffer has beside its window when kernels move the bytes, and how peers and
- * membership reach the kernels. Operations are in call.c.
+/* The GPU engine: what a buffer has besides its window when kernels move the bytes, and how kernels learn of
+ * peers and memberships. Operations are in call.c.
  *
- * What kernels know lies in device memory (kernels/peer/context.h, kernels/ep/lane.h). It is changed only in
- * stream order: the host first sees the lanes' enqueued work done, then changes it on the peer floor's stream
- * (peer/gpu.h) and sees that done, so that whatever is enqueued afterwards, on any stream, finds the new
- * state. Replays of graphs are ordered by the caller, as are all of a graph's. */
+ * The state of kernels is in device memory (kernels/peer/context.h, kernels/ep/lane.h), and changes only in
+ * stream order: the host first waits for the lanes' enqueued work, then changes the state on the peer floor's
+ * stream (peer/gpu.h), and waits for that, so that whatever is enqueued afterwards, on any stream, finds the
+ * new state. The caller orders replays of graphs. */
 #ifdef EPW_CUDA
 #include "ep/gpu/gpu.h"
 
@@ -34,7 +34,7 @@ static void *take(arena *a, uint64_t bytes) {
     return at;
 }
 
-/* Everything in device memory beside the window. */
+/* Divides the device memory outside the window. */
 static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared,
                       epw_gpu_lane lanes[EPW_MAX_LANES]) {
     arena a = {memory, 0};
@@ -102,7 +102,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
 /* ---- life ---- */
 
 static epw_status choose_blocks(epw_buffer *b, epw_where where) {
-    /* More than a kernel can have rows would find no work. */
+    /* More blocks than a kernel has rows would find no work. */
     uint64_t rows = (uint64_t)b->config.ranks * b->config.max_tokens;
     uint64_t most = rows < EPW_GPU_BLOCKS ? rows : EPW_GPU_BLOCKS;
     return epw_gpu_take_sms(&b->config, most, "buffer", where, &b->gpu->share, &b->gpu->blocks);
@@ -130,8 +130,8 @@ static epw_status gpu_open(epw_buffer *b) {
     return status == EPW_OK ? make_memory(b, where) : status;
 }
 
-/* A kernel waits twice at most, for permission and for rows, each time for EPW_WAIT_DEADLINES_MAX deadlines;
- * and where blocks of it are late, the one that closes it waits as long for them, twice. */
+/* A kernel waits at most twice, for permission and for rows, each time for at most EPW_WAIT_DEADLINES_MAX
+ * deadlines; if some of its blocks are late, the closing block waits for them as long again, twice. */
 static bool gpu_leave(epw_buffer *b) {
     return epw_peers_leave_gpu(&b->peers, 3 * 2 * EPW_WAIT_DEADLINES_MAX * b->config.deadline_ns);
 }
@@ -143,21 +143,21 @@ static void gpu_close(epw_buffer *b) {
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */
     epw_peers_close_gpu(&b->peers);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
-    epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
+    epw_sm_ledger_give(g->share); /* none of its kernels runs any more */
     pthread_mutex_destroy(&g->errors_lock);
     free(g);
     b->gpu = NULL;
 }
 
-/* CUDA's objects are left to CUDA, which does not work in a fork's child. */
+/* Leaves CUDA's objects alone, because CUDA does not work in a forked child. */
 static void gpu_abandon(epw_buffer *b) {
     free(b->gpu);
 }
 
 /* ---- peers and membership ---- */
 
-/* Takes the peer out of the tables, and out of what graphs have begun and not ended. Kernels have told it
- * already, as a suspect or as a member that has left. */
+/* Removes the peer from the tables, and from operations that graphs have begun and not ended. Kernels have
+ * told it already, either as a suspect or as a member that has left. */
 static epw_status gpu_part(epw_buffer *b, uint32_t peer, epw_where where) {
     epw_status status = epw_peers_require_idle(&b->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(b->config.device, where);
@@ -203,14 +203,15 @@ static epw_status gpu_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_
 
 /* ---- verdicts ---- */
 
-/* No work of the lanes is under way that could post another one. */
+/* No work of the lanes that could post another report is under way. */
 static epw_status gpu_last_report(epw_buffer *b, uint64_t *report, epw_where where) {
     epw_status status = epw_peers_require_idle(&b->peers, EPW_HELD, where);
     if (status != EPW_OK) return status;
     return epw_peers_copy_own_word(&b->peers, EPW_WORD_REPORT, report, where);
 }
 
-/* Longer than copies take on a GPU that does not copy otherwise, and short for a thread that serves. */
+/* Longer than copies take on a GPU whose copy engines are idle, but short for a thread that serves requests.
+ */
 #define REPORTS_WITHIN_NS UINT64_C(200000)
 
 static epw_status gpu_fetch_reports(epw_buffer *b, bool *fresh, epw_where where) {

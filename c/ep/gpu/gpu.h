@@ -1,5 +1,5 @@
-/* The GPU engine's own state: engine.c makes it and changes peers and membership, call.c carries operations
- * out. */
+/* The GPU engine's own state: engine.c creates it and changes peers and membership, call.c enqueues
+ * operations. */
 #ifndef EPW_EP_GPU_GPU_H
 #define EPW_EP_GPU_GPU_H
 
@@ -21,7 +21,7 @@ typedef struct epw_gpu_lane {
     epw_gpu_arrays arrays; /* a kernel that wrote its report to the host's memory would end 1.7 us later */
     bool captured;         /* the lane's last call was captured */
     void *stream;          /* of the handle's last call */
-    bool owes_release;     /* a handle was given up where nothing could be enqueued */
+    bool owes_release;     /* a handle was given up while nothing could be enqueued */
 } epw_gpu_lane;
 
 struct epw_gpu {
@@ -34,7 +34,7 @@ struct epw_gpu {
 
     pthread_mutex_t errors_lock;
     uint64_t errors_taken;    /* number of the next record that epw_take_errors gives out */
-    uint64_t unrecorded_told; /* of the bad ids that no record tells of, those it has told of */
+    uint64_t unrecorded_told; /* bad ids without a record that it has already reported as lost */
 };
 
 #define EPW_GPU_UNMARKED EPW_UNMARKED_AWAITED("the lane's")

@@ -30,5 +30,5 @@ uint32_t epw_gpu_blocks_of(uint32_t sms, uint32_t share) {
     return sms != 0 && sms < share ? sms : share;
 }
 #else
-typedef int epw_no_gpu_sms; /* a file of C has a declaration */
+typedef int epw_no_gpu_sms; /* ISO C requires a declaration in every file */
 #endif

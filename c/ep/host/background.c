@@ -1,5 +1,5 @@
-/* Giving a handle up. Peers must not be left waiting for a combine that will not come: what a released
- * operation owes them is known to the lane's machine, and paid at once where it can be, else by a thread in
+/* Giving a handle up. Peers must not wait for a combine that will not come: the lane's machine knows which
+ * words a released operation still owes them. They are posted at once if possible, otherwise by a thread in
  * the background or by the lane's next operation, whichever looks first. */
 #include "ep/host/host.h"
 
@@ -23,11 +23,11 @@ epw_status epw_host_release(epw_buffer *b, epw_lane *lane, void *const *stream) 
     return EPW_OK;
 }
 
-/* The thread sleeps on the words of one lane. It looks at the debts of the others, which may be newer than
- * its sleep, at this interval. */
+/* The thread sleeps on the words of one lane. At this interval it looks at what the other lanes owe, which
+ * may be newer than its sleep. */
 #define OTHER_LANES_NS UINT64_C(2000000)
 
-/* Steps every lane that owes something once; returns one that still does. */
+/* Steps once every lane that owes something; returns one that still does. */
 static epw_lane *step_debts(epw_buffer *b) {
     epw_lane *owing = NULL;
     for (uint32_t i = 0; i < b->config.lanes; i++) {

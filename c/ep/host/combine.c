@@ -1,4 +1,4 @@
-/* Combine on the host: answer the rows that came, and sum the answers to one's own. */
+/* Combine on the host: answers the rows that arrived, and sums the answers to this rank's own rows. */
 #include "ep/host/host.h"
 
 #include "base/clock.h"
@@ -81,7 +81,7 @@ typedef struct sum_job {
     epw_lane *lane;
 } sum_job;
 
-/* The answers to token t that have come, in the order in which they are summed. */
+/* The answers to token t that have arrived, in the order in which they are summed. */
 static uint32_t gather(const sum_job *job, uint32_t t, const void **rows, float *weights) {
     const epw_buffer *b = job->b;
     const epw_lane *lane = job->lane;

@@ -8,7 +8,7 @@
 /* ---- one step ---- */
 
 static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
-    /* The machine speaks of the peer that was connected when its epoch began. */
+    /* The machine means the peer that was connected when its epoch began. */
     if (epw_incarnation_of(&b->peers, d->peer) != d->incarnation) return;
     epw_range ranges[EPW_RANGES_MAX];
     uint32_t count = 0;
@@ -54,7 +54,7 @@ static void look_round(epw_buffer *b, epw_lane *lane, uint64_t now, uint32_t *sl
     }
 }
 
-/* Carries out a decision about rows; returns the time after that. */
+/* Carries out a decision about rows; returns the time afterwards. */
 static uint64_t work(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     bool good = true;
     epw_mask missing;
@@ -87,7 +87,7 @@ static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
     epw_lane_begin_step(m);
     epw_watch_clear(&lane->host->watch);
     uint64_t now = epw_now_ns();
-    for (;;) { /* ends: a turn without work sleeps or is done, and work is bounded by the operation */
+    for (;;) { /* ends: an iteration without work sleeps or returns, and the operation bounds the work */
         if (debts_alone && !m->paying) return EPW_OK;
         uint32_t sleep_on, sleep_word = 0;
         epw_look seen;
@@ -123,16 +123,16 @@ epw_status epw_host_pay(epw_buffer *b, epw_lane *lane) {
 
 /* ---- lanes that no call uses at the moment ---- */
 
-/* Whether a peer has been given up and not been told so by the lane. The load is ordered with the store of
+/* Whether a peer has been given up and the lane has not told it so yet. The load is ordered with the store of
  * `suspicions` and with the lane's lock: a thread that does not get the lock leaves this to its holder, which
- * looks here once it has let go. */
+ * looks here after it has released the lock. */
 static bool untold(const epw_buffer *b, const epw_lane *lane) {
     return atomic_load_explicit(&lane->host->suspicions, memory_order_relaxed) !=
            atomic_load_explicit(&b->peers.suspicions, memory_order_seq_cst);
 }
 
-/* A peer that one lane gives up is told on every lane, each behind what that lane has sent: here, by whoever
- * finds a lane free, and never waiting. Every unlock of a lane ends here. */
+/* A peer that one lane gives up is told on every lane, each time after what that lane has sent: whoever finds
+ * a lane free does so here, without waiting. Every unlock of a lane ends here. */
 void epw_host_unlocked(epw_buffer *b) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_lane *lane = &b->lanes[i];
@@ -153,7 +153,7 @@ static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
     outcome->record = lane->machine.record;
 }
 
-/* The rows that the call has lent are the caller's again. */
+/* Returns the rows that the call has lent to its caller. */
 static void take_back(const epw_buffer *b, epw_lane *lane, uint32_t lent) {
     uint64_t deadline_ns = lane->input.deadline_ns ? lane->input.deadline_ns : b->config.deadline_ns;
     epw_remotes_take_back(&b->peers, epw_lane_index(b, lane), lent, epw_now_ns() + deadline_ns);
@@ -162,7 +162,7 @@ static void take_back(const epw_buffer *b, epw_lane *lane, uint32_t lent) {
 
 epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     uint64_t generation = lane->generation;
-    uint32_t lent = lane->host->lent; /* until this call ends, whoever has the lane then */
+    uint32_t lent = lane->host->lent; /* until this call ends, whoever uses the lane by then */
     epw_status status = epw_host_step(b, lane);
     while (status == EPW_PENDING && !lane->host->nonblocking) {
         epw_lane_unlock(b, lane);
@@ -181,8 +181,8 @@ epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
     return status;
 }
 
-/* Takes in what peers have sent by queues, in polls as in waits: a program that only polls does not depend on
- * the NIC's thread. */
+/* Takes in what peers have sent by queues, in polls as well as in waits: a program that only polls does not
+ * depend on the NIC's thread. */
 static void take_in(const epw_buffer *b) {
     epw_remotes_drive(&b->peers, epw_now_ns());
 }

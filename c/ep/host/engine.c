@@ -1,4 +1,4 @@
-/* The host engine's life, and its part in peers and membership. */
+/* The life of the host engine, and its callbacks for peers and membership. */
 #include "ep/host/host.h"
 
 #include "base/clock.h"
@@ -17,14 +17,15 @@ uint32_t epw_host_threads(const epw_config *config) {
     return share < 1 ? 1 : share > MAX_THREADS_CHOSEN ? MAX_THREADS_CHOSEN : share;
 }
 
-/* Takes `bytes` of the arena: an address in it, or only the sum where there is no arena yet. */
+/* Takes `bytes` of the arena: returns an address in it, or only adds up if there is no arena yet. */
 static void *take(unsigned char *arena, uint64_t *used, uint64_t bytes) {
     void *at = arena ? arena + *used : NULL;
     *used += epw_align(bytes, 64);
     return at;
 }
 
-/* Points the lane's arrays into `arena` and returns the bytes they take; with arena NULL only that. */
+/* Points the lane's arrays into `arena`, and returns the bytes they take; with arena NULL it only does the
+ * latter. */
 static uint64_t carve(const epw_config *c, epw_lane *lane, epw_host_lane *host, void *arena) {
     uint64_t used = 0;
     uint64_t entries = (uint64_t)c->max_tokens * c->topk, local = c->experts / c->ranks;
@@ -44,7 +45,7 @@ static uint64_t carve(const epw_config *c, epw_lane *lane, epw_host_lane *host, 
     return used;
 }
 
-/* Its slot's data area holds any payload with its scales. */
+/* The data area of a slot holds any payload with its scales. */
 static uint64_t scratch_bytes(const epw_layout *layout) {
     return epw_align(layout->slot_bytes - layout->header_bytes, 64);
 }
@@ -94,7 +95,7 @@ static epw_status host_open(epw_buffer *b) {
     return status == EPW_OK ? epw_background_start(b) : status;
 }
 
-/* Nobody need wait for this rank any longer. */
+/* Tells all peers not to wait for this rank any longer. */
 static bool host_leave(epw_buffer *b) {
     if (b->host == NULL) return true;
     epw_background_stop(b);
@@ -150,8 +151,8 @@ epw_status epw_buffer_traffic(const epw_buffer *b, epw_traffic *traffic, uint64_
 
 /* ---- peers and membership ---- */
 
-/* A suspect: no operation is in flight, and what a released one owes it is void. It is told on every lane,
- * behind what that lane has sent. */
+/* The peer becomes a suspect: no operation is in flight, and what a released one owes the peer is void. It is
+ * told on every lane, after what that lane has sent. */
 static epw_status host_part(epw_buffer *b, uint32_t peer, epw_where where) {
     (void)where;
     for (uint32_t i = 0; i < b->config.lanes; i++) {
@@ -176,14 +177,14 @@ static epw_status host_begin_epoch(epw_buffer *b, const epw_mask *active, uint64
         incarnations[peer] = epw_incarnation_of(&b->peers, peer);
     epw_peers_clear_suspects(&b->peers);
     uint64_t suspicions = atomic_load_explicit(&b->peers.suspicions, memory_order_relaxed);
-    /* Before this rank's epoch word, see verdict.h. */
+    /* Must come before this rank's epoch word, see verdict.h. */
     for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
         if (!is_told(b, active, peer)) continue;
         epw_signal(&b->peers, 0, peer, EPW_WORD_LAST, last[0], NULL, 0);
         epw_signal(&b->peers, 0, peer, EPW_WORD_LAST_BUT_ONE, last[1], NULL, 0);
     }
-    /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member's wait for
-     * permission to send its first operation; and whoever is no member any more. */
+    /* Writer: this rank, done with its reads and writes of the old epoch. Reader: each member, which waits
+     * for permission to send its first operation; and each rank that is no longer a member. */
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_lane *lane = &b->lanes[i];
         atomic_store_explicit(&lane->host->suspicions, suspicions, memory_order_relaxed);
@@ -200,7 +201,7 @@ static epw_mask host_suspects(const epw_buffer *b, epw_mask *silent) {
 
 static void host_revoke(epw_buffer *b, const epw_mask *members) {
     EPW_MASK_FOR(peer, members, b->config.ranks) epw_peers_suspect_revoked(&b->peers, peer);
-    epw_host_unlocked(b); /* free lanes tell them; the others do when they are awake */
+    epw_host_unlocked(b); /* free lanes tell them; the others do so at their next step */
     for (uint32_t i = 0; i < b->config.lanes; i++) epw_watch_wake(&b->peers, i, &b->lanes[i].host->watch);
 }
 
@@ -239,7 +240,7 @@ static epw_reports host_reports(const epw_buffer *b, uint32_t peer) {
     return of;
 }
 
-/* ---- what only a GPU has ---- */
+/* ---- calls that only a GPU has ---- */
 
 static epw_status host_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
     (void)handle;

@@ -22,29 +22,29 @@ typedef struct epw_place {
 /* Tokens or rows that a thread takes at a time. */
 #define EPW_CHUNK 8u
 
-/* An operation that moves no more than this is written with ordinary stores: its rows stay in caches, where
- * who reads them next finds them. Beyond it non-temporal stores are faster, which do not read a line before
+/* An operation that moves no more than this uses ordinary stores: its rows stay in the caches, where the next
+ * reader finds them. For larger ones non-temporal stores are faster, because they do not read a line before
  * they write it. About the L2 cache of one core. */
 #define EPW_CACHED_BYTES (UINT64_C(2) << 20)
 
-/* What the engine has of a lane. */
+/* The engine's part of a lane. */
 struct epw_host_lane {
-    /* The call as it runs: of dispatch or combine. */
+    /* The current call, of dispatch or combine. */
     epw_dispatch_output dispatch_output;
     epw_combine_output combine_output;
     bool nonblocking;
     bool shortcut; /* own rows are taken from input.x, not from the slots */
-    bool streams;  /* rows are written past the caches, see EPW_CACHED_BYTES */
-    uint32_t lent; /* input.x, to the queues, by this key: 0: rows for them are copied */
+    bool streams;  /* rows are written with non-temporal stores, see EPW_CACHED_BYTES */
+    uint32_t lent; /* the key by which input.x is lent to the queues; 0: rows for queues are copied */
 
     bool faulted; /* something that has ended since the last report was incomplete */
 
-    _Atomic uint64_t suspicions; /* of epw_peers, as far as the machine has heard of them */
+    _Atomic uint64_t suspicions; /* of epw_peers, as last read by the machine */
     epw_watch watch;
 
     void *arena; /* the memory of the arrays below */
 
-    /* Own tokens: where they went. [max_tokens][config.topk] */
+    /* Where this rank's tokens went. [max_tokens][config.topk] */
     int32_t *ids;
     float *weights;
     uint32_t *sent_row;    /* row at the expert's rank */
@@ -56,7 +56,7 @@ struct epw_host_lane {
     uint32_t *expert_fill; /* [local_experts] rows so far */
     uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */
 
-    /* Received rows, as each was announced and found good. A source can write to its slots at any time: these
+    /* Received rows, as announced and checked. A source can write to its slots at any time, so these values
      * are never read from there again. */
     uint32_t *row_token; /* [ranks][max_tokens] its index at the source */
     epw_place *places;   /* [ranks][max_tokens][config.topk] */
@@ -79,14 +79,14 @@ struct epw_host {
 
 /* ---- drive.c ---- */
 
-/* Steps the lane's machine, locked, as far as it goes: EPW_PENDING while it waits for peers. */
+/* Steps the lane's machine as far as possible, with the lane locked: EPW_PENDING while it waits for peers. */
 epw_status epw_host_step(epw_buffer *b, epw_lane *lane);
 
-/* The same for what released operations owe, and no further: an operation behind them is its caller's. */
+/* The same, but only for what released operations owe: a later operation is left to its caller. */
 epw_status epw_host_pay(epw_buffer *b, epw_lane *lane);
 
-/* Runs a lane on which a call has just begun: to its end, or one step if non-blocking. Called with the lane
- * locked, returns with it unlocked. */
+/* Runs a lane on which a call has just begun: to the call's end, or one step if it is non-blocking. Called
+ * with the lane locked, returns with it unlocked. */
 epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome);
 
 /* Lets free lanes tell peers that have been given up meanwhile; see epw_engine.unlocked. */
@@ -111,7 +111,7 @@ void epw_host_send(epw_buffer *b, epw_lane *lane);
 
 epw_status epw_host_dispatch_receive(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out,
                                      epw_outcome *outcome);
-/* False: the source's rows are not what was asked for. Sources come in ascending order. */
+/* False: the source's rows are not of the form that was asked for. Called for sources in ascending order. */
 bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source);
 
 epw_status epw_host_combine(epw_buffer *b, epw_lane *lane, const epw_combine_input *in,
@@ -121,8 +121,8 @@ epw_status epw_host_combine_receive(epw_buffer *b, epw_lane *lane, const epw_com
 void epw_host_answer(epw_buffer *b, epw_lane *lane, uint32_t source);
 void epw_host_sum(epw_buffer *b, epw_lane *lane);
 
-/* Writes what a peer is to know beside its rows: how many go to each of its experts. Both give the bytes that
- * the word which follows announces, for epw_signal, and return how many ranges they are. */
+/* Writes what a peer must know besides its rows: how many go to each of its experts. Both fill in the ranges
+ * that the following word announces, for epw_signal, and return how many there are. */
 enum { EPW_RANGES_MAX = 2 };
 uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
 uint32_t epw_host_answer_ranges(const epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges);
@@ -143,7 +143,7 @@ static inline epw_place *epw_places(const epw_buffer *b, const epw_lane *lane, u
     return lane->host->places + row_at * b->config.topk;
 }
 
-/* Copies a row, or a part of one. `to` is aligned to 16 and bytes a multiple of 16. */
+/* Copies a row, or a part of one. `to` is aligned to 16, and `bytes` is a multiple of 16. */
 static inline void epw_copy_row(const epw_buffer *b, const epw_lane *lane, void *to, const void *from,
                                 size_t bytes) {
     if (lane->host->streams) {

@@ -1,9 +1,9 @@
-/* The receiving half of a dispatch on the host device: read what each source says about its rows, check it,
- * lay the rows out.
+/* The receiving half of a dispatch on the host device: reads what each source says about its rows, checks it,
+ * and lays the rows out.
  *
  * A source has this rank's window mapped and, if it malfunctions, may write there at any time. So each number
  * that leads to an address is read once, into the lane, and what was checked there is what dispatch and
- * combine use. Whether to trust payload, scales and sideband is up to the caller. */
+ * combine use. Whether to trust payloads, scales and sideband is up to the caller. */
 #include "ep/host/host.h"
 
 #include "base/clock.h"
@@ -110,7 +110,7 @@ static void receive_chunk(void *context, uint32_t item, uint32_t thread) {
 
 /* ---- admission ---- */
 
-/* One word of what a source has written. Relaxed: its dispatch word was acquired before. */
+/* Loads one word that a source has written. Relaxed, because its dispatch word was acquired before. */
 static uint32_t read_once(const void *word) {
     return atomic_load_explicit((_Atomic uint32_t *)word, memory_order_relaxed);
 }
@@ -148,7 +148,8 @@ static bool admit_row(const epw_buffer *b, epw_lane *lane, uint32_t source, uint
     return true;
 }
 
-/* All rows of `source`, in the lists from first_row on; the counts that it announced must be theirs. */
+/* All rows of `source`, in the lists from first_row on; they must match the counts that the source announced.
+ */
 static bool admit(const epw_buffer *b, epw_lane *lane, uint32_t source, uint32_t rows) {
     if (rows > b->config.max_tokens) return false;
     uint32_t token = 0, tokens = source == b->config.rank ? lane->tokens : b->config.max_tokens;
@@ -162,7 +163,7 @@ static bool admit(const epw_buffer *b, epw_lane *lane, uint32_t source, uint32_t
     return true;
 }
 
-/* What the caller is told of all sources together. */
+/* The outputs that concern all sources together. */
 static void tell_totals(const epw_buffer *b, const epw_lane *lane) {
     const epw_dispatch_output *out = &lane->host->dispatch_output;
     const uint32_t *fill = lane->host->expert_fill;

@@ -1,5 +1,5 @@
-/* The sending half of a dispatch on the host: check the routing, number the rows, write them into the slots
- * of the ranks that own the experts. */
+/* The sending half of a dispatch on the host: checks the routing, numbers the rows, and writes them into the
+ * slots of the ranks that own the experts. */
 #include "ep/host/host.h"
 
 #include "base/clock.h"
@@ -20,8 +20,8 @@ static epw_status read_routing(const epw_buffer *b, epw_lane *lane, const epw_di
     return status;
 }
 
-/* Numbers the rows that go to each rank that takes part, one per distinct rank, and within each expert: by
- * token. Their number decides how they are written, here and by the ranks that answer. */
+/* Numbers the rows that go to each participating rank (one per token and distinct rank), and those of each
+ * expert, by token. The number of rows decides how they are written, here and by the ranks that answer. */
 static void number_rows(epw_buffer *b, epw_lane *lane) {
     uint32_t width = b->config.topk, local = b->layout.local_experts;
     epw_lane_peer *peers = lane->machine.peers;
@@ -146,8 +146,8 @@ uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, e
 
 /* ---- the call ---- */
 
-/* Where many rows travel unchanged they are not copied for the queues, but sent from the caller's memory, by
- * a call that returns only when the peers have them. */
+/* If many rows travel unchanged they are not copied for the queues, but sent from the caller's memory, by a
+ * call that returns only when the peers have them. */
 static void lend_rows(epw_buffer *b, epw_lane *lane, const epw_dispatch_output *out) {
     const epw_dispatch_input *in = &lane->input;
     const epw_row_format *format = &lane->format;

@@ -6,8 +6,8 @@
 
 #include <stdatomic.h>
 
-/* Writer: whoever runs a lane, a few adds for each operation and peer. Reader: any thread; nothing follows
- * from a count, so all of it is relaxed. */
+/* Writer: whoever runs a lane, with a few additions for each operation and peer. Reader: any thread. Nothing
+ * is decided by a count, so all accesses are relaxed. */
 typedef struct epw_host_traffic {
     _Atomic uint64_t rows_sent, rows_received, rows_answered, bytes_sent, bytes_received;
     _Atomic uint64_t *wait_ns; /* [ranks] */
