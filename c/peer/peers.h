@@ -1,9 +1,9 @@
-/* The peer floor: the ranks of a group as everything above sees them. Routes to their windows, signal words,
- * waiting, connecting, membership. It knows neither tokens nor experts.
+/* The peer floor: the ranks of a group as all code above it sees them. It has the routes to their windows,
+ * signal words, waiting, connecting and membership, and knows neither tokens nor experts.
  *
  *     prepare rows at epw_at(area, offset) ... epw_signal(...) ... wait (peer/wait.h, epw_watch_sleep)
  *
- * Nothing above it stores a word at a peer or loads one in any other way. */
+ * Code above it stores words at peers, and loads words, only through it. */
 #ifndef EPW_PEER_PEERS_H
 #define EPW_PEER_PEERS_H
 
@@ -18,32 +18,34 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* A user of the floor: a buffer, a communicator or a prefill buffer. What it is asked when routes or the
- * membership change. */
+/* A user of the floor: a buffer, a communicator or a prefill buffer. Callbacks for changes of routes and of
+ * the membership. */
 typedef struct epw_peers_user {
-    /* Locks out everything that uses the routes of members, and lets it in again. */
+    /* Keeps out everything that uses the routes of members, and lets it in again. */
     void (*lock)(void *user);
     void (*unlock)(void *user);
-    /* Locked. EPW_ERR_STATE, naming the operation, while one is in flight. */
+    /* Called with the user locked. EPW_ERR_STATE, naming the operation, while one is in flight. */
     epw_status (*check_idle)(void *user, epw_where where);
-    /* Not locked. Waits, bounded, until what was enqueued before has run. NULL: nothing ever is. */
+    /* Called without the lock. Waits, within a bound, until what was enqueued before has run. NULL: nothing
+     * is ever enqueued. */
     epw_status (*quiesce)(void *user, epw_where where);
-    /* Locked: the window of a member that was given up is about to be unmapped, and no operation is in
-     * flight. Says farewell to the peer where it has not been told, while its window is still there; on a GPU
-     * takes it out of the tables, see peer/gpu.h. */
+    /* Called with the user locked: the window of a member that was given up is about to be unmapped, and no
+     * operation is in flight. Says farewell to the peer if it has not been told, while its window is still
+     * mapped; on a GPU removes it from the tables, see peer/gpu.h. */
     epw_status (*part)(void *user, uint32_t peer, epw_where where);
-    /* Locked, no operation in flight: begins the epoch that the word names, and tells members and former ones
-     * by it. */
+    /* Called with the user locked and no operation in flight: begins the epoch that the word names, and posts
+     * the word to members and former members. */
     epw_status (*begin_epoch)(void *user, const epw_mask *active, uint64_t epoch_word, epw_where where);
-    /* Peers given up in this epoch; of these *silent, which may be NULL, were silent for a deadline. Also
-     * with nothing locked. */
+    /* Peers given up in this epoch; *silent (may be NULL): those of them that were silent for a deadline. May
+     * be called without locks. */
     epw_mask (*suspects)(void *user, epw_mask *silent);
     /* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
     epw_stretch (*footprint)(void *user, uint32_t source, uint32_t lane, uint32_t area);
-    /* Which areas the peer's word lets this rank write, 1 << EPW_AREA_*: behind a queue it is not seen before
-     * what was posted of them is with the peer. NULL: all of them. */
+    /* Which areas the peer's word permits this rank to write, 1 << EPW_AREA_*: for a peer behind a queue, the
+     * word counts only once what was posted from these areas has reached the peer. NULL: all of them. */
     uint32_t (*permits)(uint32_t word);
-    /* The group goes on without these members: waits for them end. Not locked, and waits for nothing. */
+    /* The group goes on without these members: waits for them end. Called without the lock; waits for
+     * nothing. */
     void (*revoke)(void *user, const epw_mask *members);
 } epw_peers_user;
 
@@ -67,12 +69,13 @@ typedef struct epw_peers {
     const char *what; /* the user, for the log: "buffer" */
 
     epw_window *window;
-    /* Of routes and membership. Held for moments, and while a membership begins; where the user is locked as
-     * well, that comes first. */
+    /* Guards routes and membership. Held briefly, and while a membership begins; a thread that also locks the
+     * user does so first. */
     pthread_mutex_t lock;
 
-    epw_route *routes;     /* [ranks]; changed locked, that of a member with the user locked as well */
-    epw_import **imports;  /* [ranks]; an entry is of who has claimed the peer */
+    epw_route *routes;     /* [ranks]; changed with the lock held, that of a member with the user locked as
+                              well */
+    epw_import **imports;  /* [ranks]; an entry belongs to the thread that has claimed the peer */
     epw_mask connecting;   /* claimed by a thread that connects or disconnects it */
     uint64_t incarnations; /* given out so far */
 
@@ -81,30 +84,30 @@ typedef struct epw_peers {
     uint64_t step; /* at which it began */
     epw_mask active;
 
-    /* Host: given up in this epoch, by any lane; those of them that were silent for a deadline, and that the
-     * group goes on without; and how often the first or the last has changed. */
+    /* Host: peers given up in this epoch by any lane; those of them that were silent for a deadline; those
+     * that the group goes on without; and how often the first or the last set has changed. */
     _Atomic uint64_t suspects[EPW_MASK_WORDS], silent[EPW_MASK_WORDS], revoked[EPW_MASK_WORDS];
     _Atomic uint64_t suspicions;
 
     uint64_t spin_ns;  /* how long a waiter spins before it yields */
     uint64_t yield_ns; /* and yields before it sleeps */
 
-    /* The probe: one question at a time. Who asks and who answers hold up who changes routes; they are two,
+    /* The probe: one question at a time. Asking and answering delay changes of routes. There are two locks,
      * so that two ranks of a process that ask each other do not wait for each other. */
     pthread_mutex_t probe_lock, ask_lock, answer_lock;
-    bool answers; /* changed with answer_lock held: once it is false no answer uses a route */
+    bool answers; /* changed with answer_lock held: once it is false, no answer uses a route */
     uint64_t questions;
     epw_answerer answerer;
 
     /* Peers behind a queue, see peer/remote.h. */
     epw_fabric *fabric;   /* NULL: there are none */
-    uint32_t depth;       /* of each of their queues, in entries */
-    epw_remote **remotes; /* [ranks]; of those that are connected so */
+    uint32_t depth;       /* depth of each of their queues, in entries */
+    epw_remote **remotes; /* [ranks]; of the peers connected by queues */
     epw_remote **offered; /* [ranks]; named in a blob, and not connected yet */
     atomic_uint remote_count;
     unsigned char *image; /* of what they are to have */
     epw_keys image_keys[EPW_ADAPTERS_MAX];
-    unsigned char *inbox; /* what they write here, see peer/inbox.h; NULL: they write into the window */
+    unsigned char *inbox; /* where they write here, see peer/inbox.h; NULL: they write into the window */
     struct epw_inbox *inbox_memory;
     _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */
 
@@ -120,16 +123,17 @@ typedef struct epw_peers_options {
     void *user_context;
     const char *what;   /* the user, for the log: a string literal */
     epw_fabric *fabric; /* outlives the floor; NULL: none */
-    uint32_t depth;     /* of the queue of one peer on a lane, by epw_queue_depth */
+    uint32_t depth;     /* of the queue to one peer on a lane, from epw_queue_depth */
 } epw_peers_options;
 
-/* Creates the window. epw_peers_destroy also after an error. */
+/* Creates the window. Call epw_peers_destroy also after an error. */
 epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options);
 
-/* Unmaps the peers and destroys the window, which nobody of this rank uses any more. */
+/* Unmaps the peers and destroys the window, which no thread of this rank may be using. */
 void epw_peers_destroy(epw_peers *peers);
 
-/* Whether it was inherited by a fork: then windows are not mapped here, and none of its threads runs. */
+/* Whether it was inherited by a forked child: then windows are not mapped here, and none of its threads runs.
+ */
 bool epw_peers_inherited(const epw_peers *peers);
 
 /* Whether peers may be reached by queues. */
@@ -142,10 +146,10 @@ static inline epw_remote_shape epw_peers_shape(const epw_peers *peers) {
                               peers->user_context};
 }
 
-/* Ends those that are: called by epw_peers_destroy. */
+/* Disconnects those that are: called by epw_peers_destroy. */
 void epw_remotes_close(epw_peers *peers);
 
-/* EPW_ERR_INVALID where `peer` is no rank of the group. */
+/* EPW_ERR_INVALID if `peer` is not a rank of the group. */
 epw_status epw_peers_check(const epw_peers *peers, const char *op, uint32_t peer);
 
 static inline epw_where epw_peers_where(const epw_peers *peers, const char *op, uint32_t peer) {
@@ -157,24 +161,24 @@ static inline unsigned char *epw_peers_own(const epw_peers *peers) {
     return epw_window_base(peers->window);
 }
 
-/* What a NIC writes into: the window, or on a GPU the inbox. */
+/* The memory into which a NIC writes: the window, or on a GPU the inbox. */
 static inline unsigned char *epw_peers_inbox(const epw_peers *peers) {
     return peers->inbox != NULL ? peers->inbox : epw_peers_own(peers);
 }
 
-/* Whether what the peer has written here is in the inbox of a GPU. That is host memory. It stays so when the
- * peer is disconnected: its last words are still asked for. */
+/* Whether what the peer has written here is in the inbox of a GPU, which is host memory. This stays true when
+ * the peer is disconnected, because its last words are still read. */
 static inline bool epw_is_in_inbox(const epw_peers *peers, uint32_t peer) {
     return peers->inbox != NULL &&
            (atomic_load_explicit(&peers->by_queue[peer / 64], memory_order_relaxed) >> (peer % 64) & 1);
 }
 
-/* In front of what the peer writes here, by offset: the window or the inbox. */
+/* The base to which offsets of what the peer writes here are added: the window or the inbox. */
 static inline unsigned char *epw_peers_from(const epw_peers *peers, uint32_t peer) {
     return epw_is_in_inbox(peers, peer) ? peers->inbox : epw_peers_own(peers);
 }
 
-/* Where this rank writes what a peer is to have at `offset` of its window, on a lane. */
+/* Where this rank writes, on a lane, what belongs at `offset` of the peer's window. */
 static inline unsigned char *epw_rows_at(const epw_peers *peers, uint32_t lane, uint32_t peer,
                                          uint64_t offset) {
     return epw_at(peers->routes[peer].lanes[lane].rows, offset);
@@ -211,12 +215,13 @@ void epw_peers_membership(epw_peers *peers, epw_membership *membership);
 /* The newest epoch that this rank or an active peer has begun. */
 epw_status epw_peers_newest_epoch(epw_peers *peers, uint32_t *epoch);
 
-/* Active ranks, this one included, that have begun `epoch` at another step. */
+/* Active ranks, this one included, that have begun `epoch` at a step other than `step`. */
 epw_status epw_peers_diverged(epw_peers *peers, uint32_t epoch, uint64_t step, epw_mask *ranks);
 epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask);
 
-/* Host: gives the peer up for all lanes, `silent`: because it was silent for a deadline; who runs the lanes
- * looks at `suspicions`. `record`, for the log: of the operation that gives it up, or of another peer. */
+/* Host: gives the peer up for all lanes; whoever runs the lanes looks at `suspicions`. `silent`: because it
+ * was silent for a deadline. `record`, for the log: that of the operation that gives it up, which may
+ * describe another peer. */
 void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_error_record *record);
 void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer);
 void epw_peers_clear_suspects(epw_peers *peers);
@@ -231,8 +236,8 @@ static inline bool epw_peers_revoked(const epw_peers *peers, uint32_t peer) {
 
 /* ---- words ---- */
 
-/* Rows that a queue takes from memory that has been lent to it (epw_remotes_lend): of each stretch the first
- * `head_bytes` lie where this rank writes for the peer, and the others in a row of that memory. */
+/* Rows that a queue takes from memory that has been lent to it (epw_remotes_lend): the first `head_bytes` of
+ * each stretch lie where this rank writes for the peer, the others in a row of that memory. */
 typedef struct epw_lent_rows {
     uint32_t key;
     uint32_t head_bytes;
@@ -248,21 +253,22 @@ typedef struct epw_range {
     const epw_lent_rows *lent; /* NULL: all of it lies where this rank writes for the peer */
 } epw_range;
 
-/* Stores a word at the peer behind these ranges, and wakes its sleepers. What this thread, or one that it has
- * joined, wrote there before is visible to a reader that acquires the word. A mapped peer has the ranges
- * already; they name what must be sent to one behind a queue. */
+/* Stores a word at the peer after these ranges, and wakes its sleepers. What this thread, or one that it has
+ * joined, wrote there before is visible to a reader that acquires the word. A mapped peer has the bytes of
+ * the ranges already; for a peer behind a queue they name what must be sent. */
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count);
 
-/* Whether what is written for the peer lies here, and is read again to be sent. */
+/* Whether what is written for the peer lies in this rank's memory, and is read again to be sent. */
 static inline bool epw_is_queued(const epw_peers *peers, uint32_t peer) {
     return peers->routes[peer].path == EPW_PATH_QUEUE;
 }
 
-/* The NIC has stored a word of the peer's at `offset` of this rank's window: wakes who sleeps on it. */
+/* The NIC has stored a word of the peer at `offset` of this rank's window: wakes those who sleep on it. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset);
 
-/* Loads one word that the peer has written here, an acquire. Of a window in host memory, or of an inbox. */
+/* Loads one word that the peer has written here, by an acquire: from a window in host memory, or from an
+ * inbox. */
 uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word);
 
 /* Loads the peer's words in the order that epw_look asks for; `word` is the one that is awaited. */
@@ -270,8 +276,8 @@ void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
 
 /* ---- sleeping ---- */
 
-/* What a sleeper sleeps on: written by who steps the lane, read by any thread. A mixture of two writes costs
- * a slice of sleep at most. */
+/* What a sleeper sleeps on: written by whoever steps the lane, read by any thread. Reading a mixture of two
+ * writes costs at most one slice of sleep. */
 typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
@@ -281,7 +287,7 @@ typedef struct epw_watch {
     _Atomic uint64_t until;
 } epw_watch;
 
-/* How long waiters spin and yield, where each rank has so many threads. */
+/* How long waiters spin and yield if each rank has this many threads. */
 void epw_peers_choose_waits(epw_peers *peers, uint32_t threads);
 
 /* Notes what was seen of the awaited word, and until when a sleeper may sleep. */
@@ -289,35 +295,36 @@ void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_loo
                    uint64_t until);
 void epw_watch_clear(epw_watch *watch);
 
-/* Sleeps until one of these words has changed, or as long as is allowed, at most timeout_ns. Spins and yields
- * first, while the wait is young. Takes no lock. */
+/* Sleeps until one of these words has changed, or as long as the watch allows, at most timeout_ns. Spins and
+ * yields first, while the wait is young. Takes no lock. */
 void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns);
 
-/* Wakes those who sleep so; one that is only about to sleeps for a slice. */
+/* Wakes those who sleep in it; a thread that is just about to sleeps for one slice. */
 void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
 
-/* For a waiter that can go on with a word of any peer: listens to the bell, looks at all words again, sleeps
- * until a word has come since, at most `ns`, and leaves. Without the look a word may be missed. */
+/* For a waiter that can continue with a word of any peer: it starts listening to the bell, looks at all words
+ * again, sleeps until a word has come since then, at most `ns`, and stops listening. Without the second look
+ * a word could be missed. */
 uint32_t epw_bell_listen(const epw_peers *peers);
 void epw_bell_sleep(const epw_peers *peers, uint32_t heard, uint64_t ns);
 void epw_bell_leave(const epw_peers *peers);
 
-/* Rings this rank's own bell: for what its threads have to tell each other. */
+/* Rings this rank's own bell, by which its threads wake each other. */
 void epw_bell_toll(const epw_peers *peers);
 
 /* ---- the probe ---- */
 
-/* Is the path to the peer alive? Asks its process, beside all operations, by a word written the peer's way,
- * and waits for the answer. Of this rank itself: does its device still take a word and give it back?
- * EPW_ERR_TIMEOUT: none came within timeout_ns. EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not
+/* Finds out whether the path to the peer works: sends its process a word over that path, beside all
+ * operations, and waits for the answer. For this rank itself: whether a word written to its device is read
+ * back. EPW_ERR_TIMEOUT: no answer within timeout_ns. EPW_ERR_PEER: its process has ended. EPW_ERR_STATE: not
  * connected, or another thread asks meanwhile. Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
-/* A question has come by a queue: it is answered by the thread that brought it. */
+/* A question has come by a queue: the thread that received it answers it. */
 void epw_peers_probe_asked(epw_peers *peers, uint32_t source);
 
-/* From the first call on this rank answers probes, until the second has returned. The second also after an
- * error. */
+/* This rank answers probes from the first call until the second has returned. Make the second call also after
+ * an error. */
 epw_status epw_peers_open_probe(epw_peers *peers);
 void epw_peers_close_probe(epw_peers *peers);
 

@@ -1,4 +1,5 @@
-/* The probe of a path, see epw_peers_probe. Asker and answerer each write one word, the peer's way:
+/* The probe of a path, see epw_peers_probe. Asker and answerer each write one word over the path to the
+ * other:
  *
  *     asker's host                                  peer's host
  *       | -- question number n, in the peer's line --> |
@@ -6,14 +7,13 @@
  *       | <------------ answer n, in the asker's line - |
  *
  * The peer answers from a thread of its library, whether or not its program has called anything. So an answer
- * says that the path carries words both ways and that the process is scheduled; no more.
+ * shows that the path carries words both ways and that the process is scheduled, and no more.
  *
- * The ring is heard by the fd server's thread, which other ranks wait for to connect. It answers by itself on
- * the host, where that is two accesses of memory. On GPUs it takes two copies, and a GPU takes its time:
- * there the window has a thread for its answers.
+ * The fd server's thread hears the ring; other ranks wait for that thread when they connect. On the host it
+ * answers by itself, since that is two memory accesses. On GPUs an answer takes two copies, which may take a
+ * while: there the window has its own thread for answers.
  *
- * A rank that probes itself asks nobody: it has its own device take a word into the window and give it back.
- */
+ * A rank that probes itself asks nobody: it writes a word into its own window and reads it back. */
 #include "peer/gpu.h"
 #include "peer/remote.h"
 #include "peer/sleep.h"
@@ -25,10 +25,10 @@
 #include <errno.h>
 #include <time.h>
 
-/* Of a line's two lanes the first has the question, the second the answer. */
+/* The first lane of a line has the question, the second the answer. */
 enum { QUESTION = 0, ANSWER = 1 };
 
-/* On GPUs an answer is first polled for after so long, then ever less often. */
+/* On GPUs an answer is first polled for after this time, then less and less often. */
 #define LOOK_MIN_NS UINT64_C(50000)
 #define LOOK_MAX_NS UINT64_C(5000000)
 
@@ -43,7 +43,7 @@ static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t w
 static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
                        epw_where where) {
     epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
-    /* One that is not done by then is given up: whoever rang asks again. */
+    /* An answer that is not done by then is given up: the asker rings again. */
     return epw_peers_copy_word(peers, &c, EPW_COPY_WITHIN_NS, where);
 }
 
@@ -123,8 +123,8 @@ void epw_peers_probe_asked(epw_peers *peers, uint32_t source) {
     on_ring(peers, source);
 }
 
-/* A question that comes by a queue is answered by the thread that received it, which no call here stops: it
- * is kept away from queues that are about to go. */
+/* A question that comes by a queue is answered by the thread that received it, which no call here stops: the
+ * lock keeps it away from queues that are about to be destroyed. */
 static void set_answers(epw_peers *peers, bool answers) {
     pthread_mutex_lock(&peers->answer_lock);
     peers->answers = answers;
@@ -158,7 +158,8 @@ void epw_peers_close_probe(epw_peers *peers) {
     a->started = false;
 }
 
-/* Until the word may have changed: on the host it is slept on, else looked at now and then. */
+/* Waits until the word may have changed: on the host it sleeps on the word, otherwise it sleeps for a while.
+ */
 static void pause(const epw_peers *peers, uint32_t peer, uint64_t seen, uint64_t waited, uint64_t left) {
     if (peers->gpu == NULL) {
         epw_futex_wait(probe_word(own(peers), peer, ANSWER), seen, left);
@@ -187,7 +188,7 @@ static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeo
                     (unsigned long long)(timeout_ns / 1000000u));
 }
 
-/* Touching host memory that is gone would end this process, so the kernel reads it first. */
+/* Accessing host memory that has failed would end this process, so the kernel reads it first. */
 static epw_status touch_own(_Atomic uint64_t *word, uint64_t number, uint64_t *seen, epw_where where) {
     if (!epw_word_readable(word, 0)) return epw_fail_errno(EFAULT, where, "this rank's own window is gone");
     atomic_store_explicit(word, number, memory_order_relaxed);
@@ -195,8 +196,8 @@ static epw_status touch_own(_Atomic uint64_t *word, uint64_t number, uint64_t *s
     return EPW_OK;
 }
 
-/* Copies there and back, on the library's stream: an error that sticks to the GPU's context comes out as
- * well. */
+/* Copies there and back, on the library's stream: this also finds an error that sticks to the GPU's context.
+ */
 static epw_status copy_own(epw_peers *peers, _Atomic uint64_t *word, uint64_t number, uint64_t *seen,
                            uint64_t timeout_ns, epw_where where) {
     uint64_t began = epw_now_ns();
@@ -226,7 +227,7 @@ static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
         status = epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
     } else {
         status = store(peers, QUESTION, number, where);
-        /* By a queue the word itself is heard. */
+        /* By a queue the word itself is noticed. */
         if (status == EPW_OK && peers->routes[where.peer].path != EPW_PATH_QUEUE)
             status = epw_import_ring(peers->imports[where.peer], where);
     }

@@ -1,4 +1,4 @@
-/* See remote.h: offered, connected, disconnected, and why a peer is not reached any more. */
+/* See remote.h: offering, connecting, disconnecting, and why a peer is not reached any more. */
 #include "peer/remote.h"
 
 #include "base/clock.h"
@@ -15,8 +15,8 @@
 
 enum { ALIGNMENT = 64 };
 
-/* What a rank says of its queues: the addresses of its fabric and of its NIC; each way's key and the number
- * of its pair; and those of the verbs wire, whose ways have one key. */
+/* What a blob says about queues: the addresses of the rank's fabric and of its NIC; the key of each way and
+ * the number of its queue pair; and the same for the verbs wire, whose ways share one key. */
 enum {
     NIC_OFFSET = EPW_FABRIC_ADDRESS_BYTES,
     WAYS_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
@@ -36,7 +36,7 @@ static size_t number_offset(uint32_t wire, uint32_t way) {
 
 /* ---- ways ---- */
 
-/* A way's pair has broken. Writer: the NIC, once nothing that came by it is placed any more. */
+/* The queue pair of a way has broken. Writer: the NIC, once nothing more that came by it is placed. */
 static void broken(void *context) {
     const epw_remote *remote = context;
     if (remote->link != 0 && remote->peers->remotes[remote->peer] == remote)
@@ -45,15 +45,15 @@ static void broken(void *context) {
 
 /* ---- what may be written ---- */
 
-/* A word has come from the peer. Writer: the NIC, behind all that was posted before it. Reader: as of a word
- * that a mapped peer has stored. */
+/* A word has come from the peer. Writer: the NIC, after everything that was posted before it. Reader: the
+ * same as for a word that a mapped peer has stored. */
 static void arrived(void *context, uint64_t offset, uint64_t value) {
     const epw_remote *remote = context;
     (void)value;
     epw_word_arrived(remote->peers, remote->peer, offset);
 }
 
-/* The peer's own parts of this rank's window, or inbox. */
+/* The peer's parts of this rank's window or inbox. */
 static epw_region region_of(epw_remote *remote) {
     epw_peers *peers = remote->peers;
     epw_region region = {.base = epw_peers_inbox(peers),
@@ -85,7 +85,7 @@ static void destroy(epw_remote *remote) {
     free(remote);
 }
 
-/* With its entries on the GPU where that is asked for; if it can be, where that is enough. */
+/* With its entries on the GPU if that is asked for; with EPW_RINGS_AUTO only if that is possible. */
 static epw_status create_end(const epw_remote *remote, epw_way *w, epw_end_options *options,
                              epw_where where) {
     epw_peers *peers = remote->peers;
@@ -103,8 +103,8 @@ static epw_status create_end(const epw_remote *remote, epw_way *w, epw_end_optio
     return epw_end_create(peers->fabric, options, where, &w->end);
 }
 
-/* Kernels post to memory that they reach, and ring by a register that their GPU has mapped, or, where
- * that cannot be or is not wanted, by a word that a thread of the host looks at. */
+/* Kernels post to memory that they can access. They ring by a register that their GPU has mapped or, if that
+ * is impossible or not wanted, by a word that a thread of the host polls. */
 static epw_status open_end(epw_remote *remote, epw_way *w, epw_end_options *options, epw_where where) {
     epw_peers *peers = remote->peers;
     uint64_t bytes = epw_end_memory_bytes(peers->fabric, options->depth);
@@ -162,7 +162,7 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     *remote = (epw_remote){.peers = peers, .peer = peer};
     epw_region region = region_of(remote);
     epw_status status = EPW_OK;
-    /* An adapter registers memory that is there. */
+    /* An adapter can register only resident memory. */
     if (peers->inbox != NULL && epw_fabric_pins(peers->fabric)) status = epw_inbox_pin(peers, peer, where);
     if (status == EPW_OK) status = epw_end_register_all(peers->fabric, &region, where, remote->keys);
     for (uint32_t i = 0; status == EPW_OK && i < EPW_WAYS; i++)
@@ -177,8 +177,8 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
 
 /* ---- offer, connect, disconnect ---- */
 
-/* Nobody new may write by it: a membership with the peer has begun that it does not belong to any more, or
- * was given up in, or a connection with who took it is gone. */
+/* Whether no new incarnation may write by this offer: a membership with the peer began, to which it no longer
+ * belongs or in which it was given up, or the connection to the incarnation that used the offer is gone. */
 static bool is_spent(const epw_peers *peers, uint32_t peer, const epw_remote *remote) {
     epw_mask suspects = peers->user->suspects(peers->user_context, NULL);
     bool well = epw_mask_has(&peers->active, peer) && !epw_mask_has(&suspects, peer);
@@ -198,8 +198,8 @@ static bool has_posted(epw_remote *remote) {
     return posted;
 }
 
-/* Another incarnation is about to be let in: what the former one still sends is placed no more. False: an
- * adapter does not let go of a queue pair. */
+/* Another incarnation is about to be admitted: nothing that the former one still sends is placed any more.
+ * False: an adapter does not destroy a queue pair. */
 static bool fence(epw_remote *remote) {
     bool shut = true;
     for (uint32_t i = 0; i < EPW_WAYS; i++)
@@ -207,7 +207,7 @@ static bool fence(epw_remote *remote) {
     return shut;
 }
 
-/* Locked. What there is to be connected. */
+/* Called with the floor locked. What is to be connected. */
 static epw_status ensure(epw_peers *peers, uint32_t peer, epw_where where) {
     if (peers->offered[peer] != NULL) return EPW_OK;
     return create(peers, peer, where, &peers->offered[peer]);
@@ -288,8 +288,8 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     peers->remotes[peer] = remote;
     atomic_fetch_add_explicit(&peers->remote_count, 1, memory_order_relaxed);
     pthread_mutex_unlock(&peers->lock);
-    bool by_adapter =
-        epw_fabric_adapter(peers->fabric, 0) != NULL; /* not by what leads to the peer's fabric */
+    bool by_adapter = epw_fabric_adapter(peers->fabric, 0) != NULL; /* this does not depend on the way to the
+                                                                       peer's fabric */
     route->wire = by_adapter ? 0 : epw_fabric_wire(peers->fabric, &address);
     uint64_t former = remote->link; /* of one that was kept */
     remote->link = link;
@@ -327,7 +327,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     return status;
 }
 
-/* Waits until the peer has the last word, or cannot get it any more. */
+/* Waits until the peer has received the last word, or cannot receive it any more. */
 static void flush(epw_remote *remote, uint64_t until) {
     for (uint32_t i = 0; i < EPW_WAYS; i++) {
         if (!epw_has_way(remote->peers, i)) continue;
@@ -349,8 +349,8 @@ void epw_remote_disconnect(epw_peers *peers, uint32_t peer) {
     destroy(remote);
 }
 
-/* What it has been shown may lead the peer here by now, or soon: of two that connect each other at a time
- * each would take from the other what that has just connected. */
+/* The peer may be using what it was offered already, or soon: if two ranks connect to each other at the same
+ * time, each would take away what the other has just connected. */
 void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose) {
     pthread_mutex_lock(&peers->lock);
     epw_remote *remote = peers->remotes[peer];
@@ -383,8 +383,8 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer) 
     return epw_end_broken(&epw_way_to(peers, lane, peer)->end);
 }
 
-/* What has broken the way, as far as its own end tells. False: it has not broken, or only its connection has.
- */
+/* What has broken the way, as far as its own queue pair reports it. False: it is not broken, or only its
+ * connection is. */
 static bool tell_reason(epw_way *w, char *text) {
     char event[EPW_MLX5_TEXT];
     epw_queue_fault fault;
@@ -400,7 +400,7 @@ static bool tell_reason(epw_way *w, char *text) {
     return true;
 }
 
-/* Where the ways to a peer break together, one of them may know why. */
+/* If the ways to a peer break together, one of them may know why. */
 const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
     bool told = false, broken = false;
     *text = '\0';
@@ -439,7 +439,7 @@ void epw_remotes_rest(const epw_peers *peers) {
 /* ---- of a GPU ---- */
 
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
-    flush(peers->remotes[peer], epw_now_ns() + EPW_FLUSH_NS); /* behind what kernels have posted */
+    flush(peers->remotes[peer], epw_now_ns() + EPW_FLUSH_NS); /* after what kernels have posted */
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
         epw_remote_signal(peers, lane, peer, offset, value, NULL, 0);

@@ -28,7 +28,7 @@ epw_status epw_remote_gpu_image(epw_peers *peers, uint64_t bytes, epw_where wher
     return pinned(peers, bytes, where, out);
 }
 
-/* Rings that nobody uses are a list: the first bytes of each say where the next one is. */
+/* Unused rings form a list: the first bytes of each hold the address of the next one. */
 epw_status epw_remote_gpu_take_ring(epw_peers *peers, uint64_t bytes, epw_where where, unsigned char **out) {
     pthread_mutex_lock(&peers->gpu->rings_lock);
     unsigned char *ring = peers->gpu->rings;

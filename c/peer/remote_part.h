@@ -1,4 +1,4 @@
-/* What the files of remote.h share: a peer behind a queue, and the ways to it. */
+/* Declarations shared by the files of remote.h: a peer behind a queue, and the ways to it. */
 #ifndef EPW_PEER_REMOTE_PART_H
 #define EPW_PEER_REMOTE_PART_H
 
@@ -9,27 +9,28 @@
 #include "window/blob.h"
 
 enum {
-    /* Where kernels post by the lanes' queues, the host has one of its own beside them, for words. */
+    /* If kernels post to the lanes' queues, the host has another queue of its own, for words. */
     EPW_HOST_WAY = EPW_MAX_LANES,
     EPW_WAYS
 };
 
-/* How long farewells may take to be placed, all that are sent at a time. What a socket has taken by then
- * still travels. */
+/* How long all farewells that are sent together may take to be placed. What a socket has taken by then is
+ * still sent. */
 #define EPW_FLUSH_NS UINT64_C(50000000)
 
 /* One lane's way to the peer. */
 typedef struct epw_way {
     epw_end end;
-    unsigned char *ring;      /* that kernels post to, in pinned memory; else NULL */
-    epw_gpu_entries *entries; /* of which the entries are on the GPU; else NULL */
-    uint64_t *doorbell;       /* where their GPU has mapped an adapter's register; else NULL */
+    unsigned char *ring;      /* in pinned memory, if kernels post to it; else NULL */
+    epw_gpu_entries *entries; /* the entries, if they are on the GPU; else NULL */
+    uint64_t *doorbell;       /* the address at which the GPU has mapped an adapter's register; else NULL */
     uint32_t *marks;          /* NULL there */
     epw_queue queue;
-    epw_key its; /* what this rank may write in the peer's window, and what is sent from its own image */
+    epw_key its; /* keys to what this rank may write in the peer's window, and to its own image, from which it
+                    sends */
     epw_key own;
-    uint64_t flushed[EPW_AREAS]; /* one past the entry behind what was posted last of the area */
-    /* What this rank writes in the peer's window, and where that lies in the image. */
+    uint64_t flushed[EPW_AREAS]; /* one past the entry after what was posted last from the area */
+    /* The part of the peer's window that this rank writes, and where it lies in the image. */
     epw_stretch stretches[EPW_AREAS];
     uint64_t image[EPW_AREAS];
 } epw_way;
@@ -37,11 +38,11 @@ typedef struct epw_way {
 struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
-    epw_keys keys[EPW_ADAPTERS_MAX]; /* to what the peer may write in this rank's window */
+    epw_keys keys[EPW_ADAPTERS_MAX]; /* key to what the peer may write in this rank's window */
     uint64_t link;                   /* 0: not connected */
-    epw_nonce whose;                 /* with whom it is connected: the peer's window */
-    epw_blob_queue offer;            /* and with what that has offered */
-    bool served;                     /* a membership with it has begun */
+    epw_nonce whose;                 /* the nonce of the peer's window with which it is connected */
+    epw_blob_queue offer;            /* and what that window's owner has offered */
+    bool served;                     /* a membership with the peer has begun */
     epw_way ways[EPW_WAYS];
 };
 

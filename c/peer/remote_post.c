@@ -1,5 +1,5 @@
-/* Posting to peers behind queues, see remote.h: entries for ranges and the word behind them, and when the
- * memory they lie in may be written again. */
+/* Posting to peers behind queues, see remote.h: entries for ranges and for the word after them, and when the
+ * memory of the ranges may be written again. */
 #include "peer/remote.h"
 #include "peer/remote_part.h"
 
@@ -8,14 +8,14 @@
 #include <sched.h>
 #include <time.h>
 
-/* The entries of a range: one, where its bytes fill the stride. */
+/* The number of entries of a range: one if its bytes fill the stride. */
 static uint32_t entries_of(const epw_range *range) {
     if (range->bytes == 0 || range->count == 0) return 0;
     bool whole = range->count == 1 || range->bytes == range->stride;
     return whole && range->lent == NULL ? 1 : range->count;
 }
 
-/* In which area `offset` of the peer's window is; EPW_AREAS: in none that this rank writes. */
+/* The area in which `offset` of the peer's window lies; EPW_AREAS: none that this rank writes. */
 static uint32_t area_of(const epw_way *w, uint64_t offset) {
     uint32_t area = 0;
     while (area < EPW_AREAS && (offset < w->stretches[area].offset ||
@@ -27,11 +27,11 @@ static uint32_t area_of(const epw_way *w, uint64_t offset) {
 /* Where the bytes for `offset` of the peer's window lie in the image. */
 static uint64_t image_of(const epw_way *w, uint64_t offset) {
     uint32_t area = area_of(w, offset);
-    if (area == EPW_AREAS) return UINT64_MAX; /* no key opens that: the NIC refuses it */
+    if (area == EPW_AREAS) return UINT64_MAX; /* no key covers this, so the NIC refuses it */
     return w->image[area] + (offset - w->stretches[area].offset);
 }
 
-/* The entries of a signal, of which those below `published` may be rung for. */
+/* The entries of a signal; the doorbell may be rung for those below `published`. */
 typedef struct posting {
     epw_way *w;
     uint64_t next, published;
@@ -43,7 +43,7 @@ static void publish(posting *p, bool flush) {
     if (epw_queue_ring(&p->w->queue, flush)) epw_end_ring(&p->w->end);
 }
 
-/* Where the next entry is built, and its index. The NIC is told of what is built a batch at a time. */
+/* Where the next entry is built, and its index. The doorbell is rung for one batch of entries at a time. */
 static epw_entry_block *next_entry(posting *p, uint64_t *index) {
     if (p->next - p->published >= p->w->queue.batch) publish(p, false);
     *index = p->next++;
@@ -83,11 +83,10 @@ static void post_range(posting *p, const epw_range *range) {
     }
 }
 
-/* An 8-byte write, over every wire: a word has one writer and absolute values, so that its order behind the
- * rows is all that matters. `local`, `tcp` and an adapter's reliable connections keep that within a queue
- * pair; where a NIC's carrier does not, the NIC holds the word back until the rows have completed
- * (nic/soft/carry.c). So no wire needs words by fetch-add, which would need a shadow of each word and a look
- * at what came back. */
+/* An 8-byte write, over every wire: a word has one writer and absolute values, so it only has to arrive after
+ * the rows. `local`, `tcp` and an adapter's reliable connections keep this order within a queue pair; if a
+ * NIC's carrier does not, the NIC holds the word back until the rows have completed (nic/soft/carry.c). So no
+ * wire needs words by fetch-add, which would need a shadow of each word and a check of what came back. */
 static void post_word(posting *p, uint64_t offset, uint64_t value) {
     uint64_t index;
     epw_entry_block *entry = next_entry(p, &index);
@@ -136,7 +135,7 @@ uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *row
     return epw_end_register(peers->fabric, place, &region, where, &keys) == EPW_OK ? keys.own : 0;
 }
 
-/* Whether nothing that was posted on the lane is still to be read. */
+/* Whether everything that was posted on the lane has been read. */
 static bool await_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t until) {
     uint64_t began = epw_now_ns(), now = began;
     while (!epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&

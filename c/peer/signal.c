@@ -1,4 +1,4 @@
-/* Signal words of mapped peers: storing them there, and loading those that came. */
+/* Signal words: storing them at mapped peers, and loading those that have arrived. */
 #include "peer/remote.h"
 #include "peer/sleep.h"
 
@@ -19,7 +19,7 @@ static void wake(uint64_t window, uint32_t source, uint32_t lane, uint32_t word)
         epw_futex_wake(word_in(window, source, lane, EPW_WORD_USER + i));
 }
 
-/* A word of this source's has been stored in a window, whose owner is to wake up. */
+/* A word of this source has been stored in a window: wakes the window's owner. */
 static void stored(uint64_t window, uint32_t source, uint32_t lane, uint32_t word) {
     if (word == EPW_WORD_BEACON) return;
     if (atomic_load_explicit(epw_sleepers_in(window), memory_order_seq_cst) > 0)
@@ -30,7 +30,7 @@ static void stored(uint64_t window, uint32_t source, uint32_t lane, uint32_t wor
 /* Writer: this rank. Reader: the peer's epw_look_at, which acquires. The exchange releases what was written
  * there before, and is sequentially consistent with the load of `sleepers` after it and with the sleeper's
  * increment and second look (epw_watch_sleep): either this side sees the sleeper, or the sleeper the word.
- * Nobody sleeps on a beacon: it matters when a wait is about to end, and a sleeper looks then. */
+ * Nobody sleeps on a beacon: it matters only when a wait is about to end, and a sleeper looks at it then. */
 void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, uint64_t value,
                 const epw_range *ranges, uint32_t count) {
     if (peers->routes[peer].path == EPW_PATH_QUEUE) {
@@ -42,11 +42,11 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
     stored(window, peers->rank, lane, word);
 }
 
-/* Writer: the peer, by its queue and this rank's NIC, in the order in which it posted. The same agreement:
- * the NIC's exchange comes before this. */
+/* Writer: the peer, through its queue and this rank's NIC, in the order in which it posted. The same ordering
+ * applies: the NIC's exchange comes before this. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset) {
     uint64_t window = (uint64_t)(uintptr_t)epw_peers_inbox(peers), at = offset - epw_line_offset(peer);
-    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* a row of 8 bytes is not a word */
+    if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* an 8-byte row is not a word */
     uint32_t number = (uint32_t)(at / sizeof(uint64_t)), lane = number / EPW_LANE_WORDS;
     stored(window, peer, lane, number % EPW_LANE_WORDS);
     if (lane == 0 && number == EPW_WORD_PROBE) epw_peers_probe_asked(peers, peer);
@@ -71,14 +71,14 @@ uint64_t epw_word_from(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
 void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t word, epw_look *out) {
     source from = {(uint64_t)(uintptr_t)epw_peers_own(peers), peer};
     bool queued = peers->routes[peer].path == EPW_PATH_QUEUE;
-    /* Before the words: what came before the end of the connection is seen. It has two of them, and the end
-     * of one may be known before what the other one has brought is taken in. */
+    /* Read before the words, so that what came before the end of the connection is seen. There are two
+     * connections, and the end of one may be known before what the other one has brought is taken in. */
     bool broken = queued && epw_remote_is_broken(peers, lane, peer);
     if (broken) epw_remotes_poll(peers);
     epw_look_by(load, &from, peers->lanes, lane, word, out);
     out->sight.broken = broken;
-    /* A word that lets this rank write lets it write the image: not before that has been sent. Behind a
-     * broken queue it lets nobody write, and what came with it counts. */
+    /* A word that permits this rank to write permits it to write the image, so it does not count before the
+     * image has been sent. Behind a broken queue it permits nothing, and what came with it counts. */
     uint32_t areas = peers->user->permits != NULL ? peers->user->permits(word) : UINT32_MAX;
     out->held = queued && !broken && out->sight.word != 0 && !epw_remote_is_flushed(peers, lane, peer, areas);
     if (out->held) out->sight.word = 0;

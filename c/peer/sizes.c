@@ -17,7 +17,7 @@ uint64_t epw_rings_bytes(const epw_remote_shape *shape) {
 }
 
 uint64_t epw_images_bytes(const epw_remote_shape *shape) {
-    uint64_t of_one = 0; /* what this rank may write at any peer, which is as much as rank 0 may */
+    uint64_t of_one = 0; /* what this rank may write at one peer: as much as rank 0 may */
     for (uint32_t lane = 0; lane < shape->lanes; lane++) {
         for (uint32_t area = 0; area < EPW_AREAS; area++)
             of_one += epw_align(shape->footprint(shape->user, 0, lane, area).bytes, EPW_IMAGE_ALIGN);
@@ -25,7 +25,7 @@ uint64_t epw_images_bytes(const epw_remote_shape *shape) {
     return shape->ranks * of_one;
 }
 
-/* To the last byte that a peer may write. What a user of the floor lays out behind that is up to it. */
+/* Up to the last byte that a peer may write. The user of the floor may lay out anything after that. */
 uint64_t epw_inbox_bytes(const epw_remote_shape *shape) {
     uint64_t end = epw_floor_bytes(shape->ranks);
     for (uint32_t lane = 0; lane < shape->lanes; lane++) {

@@ -1,10 +1,10 @@
 /* See sleep.h, and epw_watch in peers.h.
  *
- * A waiter spins where every rank can have a core; then it yields, because a word that comes within
+ * A waiter first spins, if every rank can have a core; then it yields, because a word that comes within
  * microseconds is not worth two system calls and a wake-up; then it sleeps, in slices that grow with the
- * wait: a wait of seconds takes next to nothing of a core. Before it sleeps it drives the NIC,
- * where there is one, so that a word from behind a queue wakes nobody else on its way; then the NIC's thread
- * brings it. */
+ * wait, so that a wait of seconds takes almost no time of a core. Before it sleeps it drives the NIC, if
+ * there is one, so that a word from behind a queue need not wake another thread first; while it sleeps the
+ * NIC's thread does that. */
 #include "peer/sleep.h"
 
 #include "base/barrier.h"
@@ -19,17 +19,17 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A sleeper wakes by itself after these at most, to look for words that it does not sleep on: an eighth of
- * the wait so far, within bounds. */
+/* A sleeper wakes by itself after at most this time, to look for words that it does not sleep on: an eighth
+ * of the wait so far, within these bounds. */
 #define SLICE_MIN_NS UINT64_C(2000000)
 #define SLICE_MAX_NS UINT64_C(16000000)
 
-/* Waiters spin this long before they yield where every thread of every rank can have a core. */
+/* Waiters spin this long before they yield, if every thread of every rank can have a core. */
 #define SPIN_NS UINT64_C(50000)
 /* And yield this long before they sleep. */
 #define YIELD_NS UINT64_C(300000)
-/* A word that may not be seen before this rank's own rows are with the peer: nobody is woken when they are.
- */
+/* The slice for a word that may not be used before this rank's own rows have reached the peer: nobody is
+ * woken when they have. */
 #define HELD_SLICE_MIN_NS UINT64_C(100000)
 
 void epw_peers_choose_waits(epw_peers *peers, uint32_t threads) {
@@ -59,9 +59,10 @@ static _Atomic uint32_t *bell_in(uint64_t window) {
     return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->bell;
 }
 
-/* The poster's part of the agreement: it has stored its word by a sequentially consistent exchange, and loads
- * `listeners` after it. The listener increments, reads the bell, and looks at all words again, before it
- * sleeps on the bell as it was: either it sees the word, or this sees it listen and the bell changes. */
+/* The poster's side: it has stored its word by a sequentially consistent exchange, and loads `listeners`
+ * after that. The listener increments `listeners`, reads the bell, and looks at all words again before it
+ * sleeps on that value of the bell: either it sees the word, or this function sees it listening and changes
+ * the bell. */
 void epw_bell_ring(uint64_t window) {
     if (atomic_load_explicit(listeners_in(window), memory_order_seq_cst) == 0) return;
     atomic_fetch_add_explicit(bell_in(window), 1, memory_order_seq_cst);
@@ -110,7 +111,7 @@ void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_loo
 typedef struct sight {
     _Atomic uint64_t *dropped, *epoch, *word;
     uint64_t dropped_seen, epoch_seen, word_seen;
-    bool held; /* may be there, and not be seen yet */
+    bool held; /* may have arrived but not count yet */
 } sight;
 
 static bool changed(const sight *s, memory_order order) {
@@ -123,8 +124,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* Spins, then yields, and drives the NIC meanwhile, so that what comes need not wake anybody else. True if a
- * word has changed, or the time is over. */
+/* Spins, then yields, and drives the NIC meanwhile, so that what arrives need not wake another thread. True
+ * if a word has changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
     uint64_t now = began;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
@@ -136,18 +137,17 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
         } else {
             sched_yield();
         }
-        if (s->held) return true; /* what holds it may have ended */
+        if (s->held) return true; /* what delays it may have ended */
         now = epw_now_ns();
     }
     return now >= until;
 }
 
-/* The futex compares the low half of one word. Another word that ends the wait, such as a farewell, may come
- * between the look and the sleep, and epoch words of two epochs may have the low half of their steps in
- * common: in these cases the sleep ends with its slice.
+/* The futex compares only the low half of one word. Another word that ends the wait, such as a farewell, may
+ * come between the look and the sleep, and the epoch words of two epochs may have the same low half: in these
+ * cases the sleep ends with its slice.
  *
- * The second look, behind the increment of `sleepers`, is the sleeper's part of the agreement in epw_signal.
- */
+ * The second look, after the increment of `sleepers`, is the sleeper's side of the ordering in epw_signal. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
     epw_remotes_rest(peers);
     _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));

@@ -1,4 +1,4 @@
-/* Sleeping on words that lie in memory of several processes, and waking who sleeps. */
+/* Sleeping on words in memory that several processes share, and waking the sleepers. */
 #ifndef EPW_PEER_SLEEP_H
 #define EPW_PEER_SLEEP_H
 
@@ -9,7 +9,7 @@ static inline _Atomic uint32_t *epw_sleepers_in(uint64_t window) {
     return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->sleepers;
 }
 
-/* Rings a window's bell, if anybody listens. The posted word is stored before, see epw_signal. */
+/* Rings a window's bell, if anybody listens. The posted word must have been stored before, see epw_signal. */
 void epw_bell_ring(uint64_t window);
 
 /* Wakes all who sleep on the word. */

@@ -1,9 +1,9 @@
-/* The peer table of the host: how each peer's window is reached. Kernels have one of their own, see
+/* The host's peer table: how each peer's window is reached. Kernels have their own, see
  * kernels/peer/context.h.
  *
- * Per peer and lane it has the addresses of three areas, as integers biased so that offsets in the window
- * hold: what this rank may write at `offset` lies at area + offset. A mapped peer has one base in all three.
- */
+ * For each peer and lane it has the addresses of three areas, as integers to which offsets in the window are
+ * added: what this rank may write at `offset` lies at area + offset. For a mapped peer all three have the
+ * same base. */
 #ifndef EPW_PEER_TABLE_H
 #define EPW_PEER_TABLE_H
 
@@ -11,7 +11,7 @@
 #include "epwire.h"
 
 typedef struct epw_areas {
-    uint64_t control; /* words, and what is announced beside rows */
+    uint64_t control; /* words, and what is announced besides rows */
     uint64_t rows;    /* of dispatch */
     uint64_t answers; /* of combine */
 } epw_areas;
@@ -23,7 +23,7 @@ typedef struct epw_route {
     epw_areas lanes[EPW_MAX_LANES];
 } epw_route;
 
-/* Where this rank writes what a peer is to have at `offset` of its window. */
+/* Where this rank writes what belongs at `offset` of the peer's window. */
 EPW_INLINE unsigned char *epw_at(uint64_t area, uint64_t offset) {
     return (unsigned char *)(uintptr_t)(area + offset);
 }

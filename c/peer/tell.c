@@ -132,7 +132,8 @@ static void tell_record(uint32_t level, const char *event, const epw_error_recor
             (unsigned long long)r->expected, (unsigned long long)r->seen, r->waiting);
 }
 
-/* Whether the record is of the wait that has given the peer up: not of an older one that lacked the peer. */
+/* Whether the record describes the wait that gave the peer up, and not an older operation that lacked the
+ * peer. */
 static bool tells_of(const epw_error_record *record, uint32_t peer, uint32_t epoch) {
     if (record == NULL || record->peer != peer || record->epoch != epoch) return false;
     return record->cause != EPW_CAUSE_NONE && record->cause != EPW_CAUSE_PARTIAL &&
@@ -157,7 +158,7 @@ void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool si
 void epw_tell_outcome(const epw_outcome *outcome) {
     const epw_error_record *r = &outcome->record;
     if (r->cause == EPW_CAUSE_NONE) return;
-    /* The operations after the one that gave a peer up say nothing new. */
+    /* Operations after the one that gave a peer up have nothing new to say. */
     uint32_t level = r->cause == EPW_CAUSE_SUSPECTED ? EPW_LOG_TRACE : EPW_LOG_WARN;
     if (!epw_log_on(EPW_LOG_WAIT, level)) return;
     char missing[RANKS_TEXT], what[RANKS_TEXT + 32];

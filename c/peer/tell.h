@@ -1,4 +1,4 @@
-/* What the floor says in the log (base/log.h): how peers are reached, who is a member, who was given up. */
+/* What the floor logs (base/log.h): how peers are reached, who is a member, who was given up. */
 #ifndef EPW_PEER_TELL_H
 #define EPW_PEER_TELL_H
 
@@ -6,7 +6,7 @@
 #include "base/log.h"
 #include "peer/table.h"
 
-/* A membership of a rank that has begun, and the one before. */
+/* A membership that a rank has begun, and the previous one. */
 typedef struct epw_begun {
     const char *what; /* of a buffer, communicator or prefill buffer */
     uint32_t rank, ranks, epoch;
@@ -17,13 +17,13 @@ typedef struct epw_begun {
 
 void epw_tell_membership(const epw_begun *begun);
 
-/* where.peer was given up by where.rank, in a membership of `what`. `record`: the last of an operation there,
- * which may be of another peer or of an older epoch, and says nothing then; NULL where there is none.
- * `silent`: for a deadline; `revoked`: by the group, or by the program. */
+/* where.peer was given up by where.rank, in a membership of `what`. `record`: the last record of an operation
+ * there; it is ignored if it is about another peer or an older epoch; NULL if there is none. `silent`: the
+ * peer was silent for a deadline; `revoked`: the group or the program has revoked it. */
 void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
                       const epw_error_record *record);
 
-/* Of a GPU, where kernels give up: an operation that has ended without some peers. */
+/* On a GPU, where kernels give peers up: an operation has ended without some peers. */
 void epw_tell_outcome(const epw_outcome *outcome);
 
 #endif

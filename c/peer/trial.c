@@ -1,5 +1,5 @@
-/* See trial.h. In a window each source has {control | answers | rows}, of which rows alone are used: ranges
- * lie there with a gap between them, so that no two are one entry. */
+/* See trial.h. In a window each source has {control | answers | rows}, of which only the rows are used:
+ * ranges lie there with a gap between them, so that no two are sent as one entry. */
 #include "peer/trial.h"
 
 #include "base/clock.h"
@@ -173,7 +173,7 @@ static epw_status check(const epw_trial *trial, epw_where where, uint64_t bytes,
     return EPW_OK;
 }
 
-/* Until all that was put before is with the peer. */
+/* Waits until the peer has everything that was put before. */
 static epw_status await_flushed(epw_trial *trial, epw_where where) {
     uint64_t began = epw_now_ns();
     while (!epw_remote_is_flushed(&trial->peers, 0, (uint32_t)where.peer, UINT32_MAX)) {
@@ -203,7 +203,7 @@ epw_status epw_trial_put(epw_trial *trial, uint32_t peer, uint64_t bytes, uint32
     return EPW_OK;
 }
 
-/* Reader of what the peer has put, behind its word, which epw_look_at has acquired. */
+/* Reader of what the peer has put, after its word, which epw_look_at has acquired. */
 static epw_status check_ranges(const epw_trial *trial, epw_where where, uint64_t bytes, uint32_t count,
                                uint64_t number) {
     const unsigned char *own = epw_peers_own(&trial->peers);

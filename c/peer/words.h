@@ -1,11 +1,11 @@
-/* Signal words: their format, and where those that a source writes lie in a peer's window. One
- * definition for C and CUDA.
+/* Signal words: their format, and where the words of a source lie in a peer's window. One definition for C
+ * and CUDA.
  *
  * A word is 64 bits, {epoch 23 | op 24 | value 17}, and has one writer; an epoch word has a step in place of
- * the last two. A reader accepts the exact epoch and
- * op it expects and nothing else, so that late or early words are never taken for current ones. Epochs run
- * upward from 1, so a zeroed window matches nothing. Operations of a lane run upward from 1 in each epoch and
- * wrap: that is safe because every operation writes the word again. */
+ * the last two. A reader accepts only the exact epoch and op that it expects, so that late or early words are
+ * never taken for current ones. Epochs count up from 1, so a zeroed window matches nothing. Operations of a
+ * lane count up from 1 in each epoch and wrap, which is safe because every operation writes the word again.
+ */
 #ifndef EPW_PEER_WORDS_H
 #define EPW_PEER_WORDS_H
 
@@ -50,8 +50,8 @@ EPW_INLINE uint32_t epw_next_op(uint32_t op) {
     return (op + 1) & EPW_OP_MAX;
 }
 
-/* What a beacon says: whom its writer waits for, and how long that wait may take: up to 2^lengthened times as
- * long as one by the group's deadline. */
+/* The value of a beacon: the rank for which its writer waits, and how long that wait may take, namely up to
+ * 2^lengthened times as long as a wait by the group's deadline. */
 #define EPW_BEACON_RANK_BITS  11
 #define EPW_BEACON_LENGTH_MAX ((1u << (EPW_WORD_VALUE_BITS - EPW_BEACON_RANK_BITS)) - 1)
 
@@ -68,7 +68,7 @@ EPW_INLINE uint32_t epw_beacon_lengthened(uint64_t beacon) {
     return epw_word_value(beacon) >> EPW_BEACON_RANK_BITS;
 }
 
-/* Words of one lane: four of the floor's own, and as many for who stands on it. */
+/* The words of one lane: four of the floor, and as many for its user. */
 #define EPW_USER_WORDS 4
 typedef struct epw_lane_words {
     uint64_t epoch;   /* posted by set_active, see epw_epoch_word */
@@ -78,7 +78,8 @@ typedef struct epw_lane_words {
     uint64_t user[EPW_USER_WORDS];
 } epw_lane_words;
 
-/* What one source writes into a peer's window beside its data: two cache lines of 64 bytes, or one of 128. */
+/* What one source writes into a peer's window besides its data: two cache lines of 64 bytes, or one of 128.
+ */
 typedef struct epw_line {
     epw_lane_words lanes[EPW_MAX_LANES];
 } epw_line;
@@ -94,11 +95,12 @@ enum {
 };
 static_assert(EPW_LANE_WORDS * sizeof(uint64_t) == sizeof(epw_lane_words), "every word has a number");
 
-/* In front of every window: what its owner writes and peers read, then a line for each source. */
+/* The beginning of every window: what its owner writes and peers read, then a line for each source. */
 typedef struct epw_window_header {
     uint32_t sleepers;  /* threads of the owner that sleep on a word: posting then needs a wake-up call */
     uint32_t listeners; /* threads of the owner that listen to the bell */
-    uint32_t bell; /* rung by whoever posts while there are listeners. A hint: nothing is decided by it */
+    uint32_t bell;      /* rung by whoever posts while there are listeners. Only a hint: nothing is decided by
+                           it */
     uint32_t reserved[29];
 } epw_window_header;
 
@@ -115,13 +117,13 @@ EPW_INLINE uint64_t epw_word_offset(uint32_t source, uint32_t lane, uint32_t wor
 
 /* What a rank writes in a peer's window. */
 typedef enum epw_area {
-    EPW_AREA_CONTROL, /* signal words, and what announces rows */
+    EPW_AREA_CONTROL, /* signal words, and counts that announce rows */
     EPW_AREA_ROWS,    /* rows sent to the peer */
     EPW_AREA_ANSWERS, /* and answers to its rows */
     EPW_AREAS
 } epw_area;
 
-/* Bytes in front of what a user of the floor lays out. */
+/* Bytes before what a user of the floor lays out. */
 EPW_INLINE uint64_t epw_floor_bytes(uint32_t ranks) {
     return epw_line_offset(ranks);
 }
