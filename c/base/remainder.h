@@ -1,4 +1,4 @@
-/* Remainders without a division, for which GPUs have no instruction. */
+/* Remainders without a division, because GPUs have no instruction for that. */
 #ifndef EPW_BASE_REMAINDER_H
 #define EPW_BASE_REMAINDER_H
 
@@ -8,7 +8,7 @@
 
 __extension__ typedef unsigned __int128 epw_u128;
 
-/* Of a divisor, at least 1. */
+/* The inverse of a divisor, which must be at least 1. */
 EPW_INLINE uint64_t epw_inverse(uint32_t divisor) {
     return UINT64_MAX / divisor;
 }

@@ -218,8 +218,7 @@ bool epw_point_awaits(const epw_coll_peer *p) {
            (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
 }
 
-/* Whether the list has a transfer that was not dropped: the peer need not receive what nobody sends any
- * more. */
+/* Whether the list has a transfer that was not dropped: the peer need not receive a send that was dropped. */
 static bool any_wanted(const transfer *t) {
     while (t != NULL && t->job == NULL) t = t->next;
     return t != NULL;
@@ -303,7 +302,8 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
     transfer *t = point->sends;
     if (t == NULL || point->unmatched == EPW_UNRECEIVED_MAX) return false;
-    /* One that was dropped is offered too, so that its receive matches it, and finds that nothing comes. */
+    /* A send that was dropped is offered too, so that its receive matches it, and learns that nothing comes.
+     */
     bool dropped = t->job == NULL;
     bool eager = !dropped && t->bytes <= comm->layout.slot_bytes &&
                  point->unmatched_bytes + t->bytes <= EPW_EAGER_BYTES;

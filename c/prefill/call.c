@@ -125,8 +125,8 @@ static epw_status check_again(epw_where where, const epw_routing *r, const epw_d
 
 /* ---- lanes ---- */
 
-/* Whether its caller has given the operation up. One that has failed still has a caller, who is to learn why.
- */
+/* Whether its caller has given the operation up. An operation that has failed still has a caller, which must
+ * learn why. */
 static bool is_abandoned(const epw_prefill_lane *lane) {
     return lane->dropped && lane->routing == NULL;
 }
@@ -328,7 +328,7 @@ static epw_status check_combine(epw_where where, const epw_prefill *p, const epw
             p->layout.slots, answers);
     REQUIRE(in->width % 8 == 0 && in->width <= p->config.ep.hidden, EPW_ERR_LIMIT,
             "width is %u, must be a multiple of 8 and at most hidden %u", in->width, p->config.ep.hidden);
-    bool none = p->gpu == NULL && r->row_first[p->layout.ranks] == 0; /* a GPU's are not known here */
+    bool none = p->gpu == NULL && r->row_first[p->layout.ranks] == 0; /* on a GPU they are not known here */
     REQUIRE(in->expert_out != NULL || none, EPW_ERR_INVALID, "expert_out is NULL");
     REQUIRE(
         in->row_weights == NULL || (by_expert && !ordered), EPW_ERR_INVALID,

@@ -70,8 +70,9 @@ typedef struct epw_prefill_layout {
 enum {
     EPW_FLAGS_WRITTEN = 0, /* in the window of the ring's owner: the source has written the message */
     EPW_FLAGS_READ =
-        2, /* in the window of the source: the owner has read it, its slot may be written again */
-    EPW_FLAGS_NOTED = 4, /* in the window of the owner, who notes there for itself that it has done so */
+        2, /* in the window of the source: the owner has read it, so its slot may be written again */
+    EPW_FLAGS_NOTED = 4, /* in the window of the owner, which notes there for itself that it has read the
+                            message */
     EPW_FLAG_AREAS = 6
 };
 

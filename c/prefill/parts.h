@@ -84,7 +84,8 @@ struct epw_routing {
     epw_row_place *places; /* [rows, W] */
     uint64_t overflow;     /* rows, of experts or of sources, without a place */
 
-    struct epw_prefill_gpu_memory *gpu; /* on a GPU: all of that but the numbers, which are the call's */
+    struct epw_prefill_gpu_memory *gpu; /* on a GPU: all of that except the numbers, which are those of the
+                                           call */
 };
 
 /* The state of a peer on a lane. */
@@ -131,7 +132,7 @@ typedef struct epw_prefill_lane {
     bool moved;          /* something has moved in the last step */
 
     /* The current operation, or the one that has a half to come. */
-    uint64_t call; /* number of the call that was begun last on the lane */
+    uint64_t call; /* number of the last call that was begun on the lane */
     bool running;
     bool dropped; /* given up: its routing and the caller's memory must not be used */
     uint32_t kind;
@@ -199,8 +200,8 @@ uint64_t epw_routing_extent(const epw_routing *r, uint32_t layout, uint32_t alig
 /* The rows of an expert that have no place. */
 uint64_t epw_routing_passing(const epw_routing *r, uint32_t e);
 
-/* Whether a dispatch that is given up has left its routing as it was: it was to use it again, and to renew no
- * weights. Else some of them are new by now. */
+/* Whether a dispatch that is given up has left its routing unchanged: it uses the routing again and was given
+ * no weights. Otherwise some weights have already been replaced. */
 static inline bool epw_routing_is_spared(bool again, const epw_dispatch_input *in) {
     return again && in->topk_weights == NULL;
 }

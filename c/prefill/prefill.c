@@ -238,7 +238,7 @@ void epw_prefill_destroy(epw_prefill *p) {
     }
     epw_peers_close_probe(&p->peers);
     if (p->gpu != NULL) {
-        /* Where the GPU may still write into windows the process keeps them, and the leases. */
+        /* If the GPU may still write into windows, the process keeps them and the leases. */
         if (epw_prefill_gpu_leave(p)) {
             epw_prefill_gpu_close(p);
             epw_peers_destroy(&p->peers);

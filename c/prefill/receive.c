@@ -368,8 +368,8 @@ static void clear_range(const epw_prefill *p, const epw_prefill_output *out, uin
     fill_list(out->row_weights, 0, first * topk, count * topk);
 }
 
-/* Places [first, first + count), those from `limit` on excepted: also the rows become zeros, if that is
- * wanted. */
+/* Empties places [first, first + count), except those from `limit` on; also zeroes the rows if that is asked
+ * for. */
 static void empty(const epw_prefill *p, const epw_prefill_lane *lane, uint64_t first, uint64_t count,
                   uint64_t limit) {
     const epw_prefill_output *out = &lane->output;
@@ -397,8 +397,8 @@ static void clear_places(const epw_prefill *p, const epw_prefill_lane *lane) {
     for (uint32_t e = 0; e < p->layout.local_experts && out->zero_padding; e++) empty_padding(p, lane, e);
 }
 
-/* A missing source has no rows here: the places of all that it has announced are empty, whether these have
- * come or not. */
+/* A missing source has no rows here: the places of all rows that it has announced are empty, whether these
+ * have arrived or not. */
 static void forget(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t source) {
     epw_routing *r = lane->routing;
     uint32_t local = p->layout.local_experts;

@@ -91,10 +91,11 @@ pub struct Args {
     /// On GPUs: what the guide's table has, in Markdown, by --graph and --split, of 256 experts unless told otherwise
     #[arg(long, conflicts_with_all = ["cases", "payload", "layout", "combine", "json", "plot", "compare", "absent"])]
     pub table: bool,
-    /// On GPUs: SMs that the kernels of all lanes, or of a collective, take together, a thread block to each; `all`: the default [default: all of the GPU's; of collectives 32]
+    /// On GPUs: SMs that the kernels of all lanes, or of a collective, take together, with one thread block on each;
+    /// `all`: the default [default: all of the GPU; for collectives 32]
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "all", hide_default_value = true, value_parser = sms)]
     pub sms: Vec<u32>,
-    /// With --layout packed and dense: slots of a ring from one rank to another [default: as the library chooses]
+    /// With --layout packed and dense: slots of a ring from one rank to another [default: the library's choice]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub ring: u32,
     /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
@@ -160,9 +161,9 @@ pub enum Payload {
 pub enum Layout {
     ExpertMajor,
     RankMajor,
-    /// By a prefill buffer: experts in order, each from a multiple of 128 rows on
+    /// With a prefill buffer: experts in order, each beginning at a multiple of 128 rows
     Packed,
-    /// By a prefill buffer: sources in order, a row for each token
+    /// With a prefill buffer: sources in order, one row for each token
     Dense,
 }
 
@@ -226,7 +227,7 @@ impl Args {
             let config = shape.config(self, device);
             let places = ranks.saturating_add(self.absent);
             match shape.layout {
-                // Limits that only a GPU has are told by its buffer.
+                // Limits that only a GPU has are reported by its buffer.
                 Layout::Packed | Layout::Dense => {
                     PrefillPlan::new(&shape.prefill(self, epwire::Device::Host), places).map(|_| ())?;
                 }
@@ -242,7 +243,7 @@ impl Args {
         self.sms.first().copied().unwrap_or(0)
     }
 
-    /// All of the lists but ordered sums of rows by source, which do not exist.
+    /// All combinations of the lists, except ordered sums of rows by source, which do not exist.
     fn combinations(&self, ranks: u32) -> Result<Vec<Shape>, crate::Error> {
         let mut shapes = Vec::new();
         for &payload in &self.payload {

@@ -112,7 +112,7 @@ impl Expected {
         }
     }
 
-    /// Of a prefill: as many rows as its output must have room for.
+    /// For prefill: the number of rows for which its output must have room.
     pub fn places(&self) -> usize {
         if self.shape.layout.is_by_expert() { self.lists.places } else { self.arrivals.len() }
     }
@@ -156,8 +156,9 @@ impl Expected {
         Ok(wrong + surplus.sum::<u64>())
     }
 
-    /// Received rows of a prefill that are not as sent, and those too few or too many. rows: `[places, payload]`; counts: of
-    /// experts, by source of sources; scales: column-major, by source `[places, blocks]`.
+    /// The number of received rows of a prefill that differ from what was sent, are missing, or are too many. rows:
+    /// `[places, payload]`; counts: of experts, by source of sources; scales: column-major, by source `[places,
+    /// blocks]`.
     pub fn wrong_prefill(&self, rows: &[u8], scales: &[u8], counts: &[u32]) -> Result<u64, Error> {
         if self.shape.layout.is_by_expert() {
             return self.wrong_copies(rows, scales, counts);

@@ -1,4 +1,4 @@
-//! The same operations by a prefill buffer, on the host.
+//! The same operations with a prefill buffer, on the host.
 
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput, Routing,

@@ -1,5 +1,5 @@
-//! The layer with its experts spread over GPUs. All of it is enqueued, on candle's stream or, as far as it is epwire's, on one
-//! beside it, and the host waits once, at the end.
+//! The layer with its experts spread over GPUs. Everything is enqueued, candle's operations on candle's stream and
+//! epwire's, optionally, on another one, and the host waits once, at the end.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub fn check() -> Result<()> {
     Ok(gpus::gpus().map(drop)?)
 }
 
-/// The GPU with the number `local_rank`, with a stream of its own; where there are fewer, ranks share them.
+/// The GPU with the number `local_rank`, with a stream of its own; ranks share GPUs if there are fewer.
 pub fn device(local_rank: u32) -> Result<Device> {
     Ok(Device::new_cuda_with_stream((local_rank % gpus::gpus()?) as usize)?)
 }
@@ -42,7 +42,7 @@ pub fn spread_over(group: &Group, moe: &Moe, x: &Tensor, apart: bool) -> Result<
     let output = DispatchOutput::new(received.view_on(&stream)?, counts.view_on(&stream)?);
     let dispatched = buffer.enqueue_dispatch(input, output, (&stream).into())?;
 
-    // All rows that there is room for: the host does not know how many have come, and combine reads no others.
+    // All rows for which there is room: the host does not know how many have arrived, and combine reads no others.
     let received = received.into_tensor((EXPERTS_PER_RANK, rows, HIDDEN))?;
     let lists =
         (0..EXPERTS_PER_RANK).map(|expert| received.get(expert)).collect::<candle_core::Result<Vec<_>>>()?;

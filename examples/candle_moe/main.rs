@@ -34,7 +34,7 @@ struct Args {
     /// Where the tensors are and the layer is computed.
     #[arg(long, value_enum, default_value_t = Place::Host)]
     device: Place,
-    /// Dispatch and combine on a stream of their own, beside that on which candle computes; on GPUs.
+    /// On GPUs: enqueue dispatch and combine on a stream of their own, not on the one on which candle computes
     #[arg(long)]
     apart: bool,
 }
@@ -81,7 +81,8 @@ fn run(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     };
     let moe = Moe::new(ranks, &device)?;
 
-    // First without: candle loads its kernels meanwhile, which it could not while dispatch waits on the GPU for peers.
+    // First without epwire: this lets candle load its kernels, which it could not do while a dispatch waits on the GPU
+    // for peers.
     let expected = moe.alone()?.narrow(0, rank * TOKENS, TOKENS)?;
     let x = moe.tokens_of(rank)?;
     let out = match args.device {

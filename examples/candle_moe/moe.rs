@@ -53,7 +53,7 @@ impl Moe {
         Ok(Self { device: device.clone(), ranks, router, experts })
     }
 
-    /// Of a buffer that spreads the experts over the ranks.
+    /// The configuration of a buffer that spreads the experts over the ranks.
     pub fn config(&self) -> EpConfig {
         EpConfig::new(TOKENS as u32, HIDDEN as u32, self.experts.len() as u32, TOPK as u32).ordered(true)
     }
@@ -72,8 +72,8 @@ impl Moe {
         Ok((ids, chosen.broadcast_div(&chosen.sum_keepdim(D::Minus1)?)?))
     }
 
-    /// What the experts of `rank` make of the rows that have come for each, `[n, HIDDEN]` with any `n` up to `rows`, where combine
-    /// wants it: `[EXPERTS_PER_RANK * rows, HIDDEN]`.
+    /// The outputs of the experts of `rank` for the rows received by each, `[n, HIDDEN]` with any `n` up to `rows`,
+    /// laid out for combine: `[EXPERTS_PER_RANK * rows, HIDDEN]`.
     pub fn compute(&self, rank: u32, received: &[Tensor], rows: usize) -> Result<Tensor> {
         let own = &self.experts[rank as usize * EXPERTS_PER_RANK..][..EXPERTS_PER_RANK];
         let answers = own.iter().zip(received).map(|(expert, x)| -> Result<Tensor> {
@@ -84,7 +84,7 @@ impl Moe {
         Ok(Tensor::cat(&answers.collect::<Result<Vec<_>>>()?, 0)?)
     }
 
-    /// The layer without epwire: all experts, and the tokens of all ranks, one rank's after the other's.
+    /// The layer without epwire: all experts, and the tokens of all ranks, one rank after the other.
     pub fn alone(&self) -> Result<Tensor> {
         let xs = (0..self.ranks).map(|rank| self.tokens_of(rank)).collect::<Result<Vec<_>>>()?;
         let routed = xs.iter().map(|x| self.route(x)).collect::<Result<Vec<_>>>()?;
@@ -93,7 +93,8 @@ impl Moe {
         let weights = Tensor::cat(&routed.iter().map(|(_, weights)| weights).collect::<Vec<_>>(), 0)?;
         let tokens = ids.len();
 
-        // What each expert makes of its tokens, one expert's after the other's, and where among these each token's are.
+        // The outputs of each expert for its tokens, one expert after the other, and where each token's outputs are
+        // among them.
         let mut answers = Vec::new();
         let mut places = vec![0; tokens * TOPK];
         let mut before = 0u32;
@@ -105,8 +106,8 @@ impl Moe {
             }
             let its = chosen.iter().map(|at| (at / TOPK) as u32).collect();
             let its = x.index_select(&Tensor::from_vec(its, chosen.len(), &self.device)?, 0)?;
-            // A GPU's matrix products may round in another way for another number of rows. There the layer computes all rows
-            // that there is room for, so that the host need not know how many have come.
+            // Matrix products on a GPU may round differently for a different number of rows. There the layer computes
+            // all rows for which there is room, so that the host need not know how many have arrived.
             let padding = if self.device.is_cpu() { 0 } else { tokens - chosen.len() };
             let made = expert.forward(&its.pad_with_zeros(0, 0, padding)?)?;
             answers.push(made.narrow(0, 0, chosen.len())?);

@@ -17,10 +17,10 @@ pub(crate) fn gpus() -> Result<u32, String> {
     }
 }
 
-/// Whether the driver's library is there. Without the question cudarc panics.
+/// Whether the driver's library can be loaded. Without this check cudarc would panic.
 #[cfg(not(feature = "candle-cuda"))]
 fn has_driver() -> bool {
-    // SAFETY: loads the driver's library and lets go of it, as every CUDA program does.
+    // SAFETY: loads the driver's library and closes it again, as every CUDA program does.
     unsafe { epwire::cudarc::driver::sys::is_culib_present() }
 }
 

@@ -21,16 +21,16 @@ pub(crate) struct Prefill(
     Option<Mutex<Spare>>,
 );
 
-/// Routings of a buffer on a GPU that nobody has any more.
+/// Routings of a buffer on a GPU that have no owner any more.
 #[derive(Debug, Default)]
 struct Spare {
-    /// For the next dispatches, so that these need not allocate, and CUDA wait for the GPU.
+    /// Reused by later dispatches, which then need not allocate: CUDA may wait for the GPU in an allocation.
     free: Vec<NonNull<sys::epw_routing>>,
-    /// Graphs may use their memory as long as the buffer is there.
+    /// Graphs may use their memory as long as the buffer exists.
     captured: Vec<NonNull<sys::epw_routing>>,
 }
 
-/// Of those that are free, at most.
+/// The most free ones that are kept.
 const SPARE_ROUTINGS: usize = 4;
 
 // SAFETY: the C core guards the state of each lane with its lock; any thread may call.
@@ -42,7 +42,7 @@ impl Drop for Prefill {
     fn drop(&mut self) {
         if let Some(spare) = &mut self.2 {
             let Spare { free, captured } = spare.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // SAFETY: created by epw_routing_create of this buffer; here is their only owner.
+            // SAFETY: created by epw_routing_create of this buffer; this is their only owner.
             free.drain(..)
                 .chain(captured.drain(..))
                 .for_each(|at| unsafe { sys::epw_routing_free(at.as_ptr()) });
@@ -146,7 +146,7 @@ pub(crate) struct Routing {
     of: Arc<Prefill>,
     /// A call has begun an operation.
     used: bool,
-    /// A graph may have an operation of it.
+    /// A graph may contain an operation of it.
     captured: bool,
 }
 
@@ -175,8 +175,8 @@ impl Drop for Routing {
 }
 
 impl Routing {
-    /// For an operation on this lane. On a GPU perhaps one that the lane's last operations have used: replays follow those,
-    /// as they do on the lane.
+    /// For an operation on this lane. On a GPU it may be one that the lane's last operations used: operations of a
+    /// routing are kept in order, like those of the lane.
     pub(crate) fn new(of: &Arc<Prefill>, lane: u32) -> Result<Self> {
         let with = |at| Self { at, of: of.clone(), used: false, captured: false };
         let mut spare = of.2.as_ref().map(|spare| spare.lock().unwrap_or_else(PoisonError::into_inner));
@@ -194,7 +194,7 @@ impl Routing {
         NonNull::new(out).map(with).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
-    /// After a call. On a GPU captured ones are found out when no half is due any more: `ends`.
+    /// Called after a call. On a GPU it finds out whether calls were captured, once no half is due any more (`ends`).
     fn called(&mut self, status: sys::epw_status, ends: bool) -> Result<Progress> {
         let progress = check(status)?;
         self.used = true;
@@ -323,7 +323,7 @@ impl Routing {
         unsafe { sys::epw_routing_lane(self.at.as_ptr()) }
     }
 
-    /// Gives up the running operation: its memory is not touched afterwards. Whether that was possible.
+    /// Gives up the running operation: its memory is not touched afterwards. Returns whether that was possible.
     pub(crate) fn cancel(&mut self) -> bool {
         // SAFETY: both are alive.
         unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) == sys::EPW_OK }

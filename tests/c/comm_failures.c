@@ -185,7 +185,7 @@ static _Atomic bool held_up, has_left;
 static void hold_up(int signal_number) {
     (void)signal_number;
     atomic_store(&held_up, true);
-    /* Rank 1 leaves by itself, unless the signal has come before rank 0 has posted its message. */
+    /* Rank 1 leaves by itself, unless the signal arrives before rank 0 has posted its message. */
     const uint64_t until = epw_now_ns() + DEADLINE / 4;
     while (!atomic_load(&has_left) && epw_now_ns() < until) sched_yield();
 }
@@ -484,8 +484,8 @@ static void different_calls_are_named_on_every_rank(void) {
     }
 }
 
-/* What has ended by a mismatch is not ended again while its caller has not asked for it. Rank 1 calls
- * otherwise once rank 0 has begun two operations. */
+/* Operations that a mismatch has ended are not ended again before their caller asks for them. Rank 1 calls
+ * another operation once rank 0 has begun two. */
 typedef struct twice {
     comms c;
     pthread_barrier_t begun;
@@ -526,7 +526,7 @@ static void a_mismatch_ends_what_is_under_way_once(void) {
 
 static _Thread_local bool lacks_memory;
 
-/* Instead of the C library's, which only a fold's memory comes from. */
+/* Replaces the C library's function, from which only the memory of a fold comes. */
 void *aligned_alloc(size_t alignment, size_t bytes) {
     void *memory = NULL;
     return lacks_memory || posix_memalign(&memory, alignment, bytes) != 0 ? NULL : memory;

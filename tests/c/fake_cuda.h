@@ -19,8 +19,8 @@ static struct fake {
     int captured;    /* streams are under capture, */
     int invalidated; /* or were, until a forbidden call */
     int failing;     /* result of a launch, */
-    int recording;   /* and of recording an event, */
-    int spared;      /* after so many that succeed */
+    int recording;   /* and the result of recording an event, */
+    int spared;      /* after this many that succeed */
     int hangs;       /* nothing runs any more after the membership kernel, */
     int stalls;      /* or after a copy */
     int launches, records, waits, frees;

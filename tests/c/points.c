@@ -274,7 +274,7 @@ static void a_send_to_itself_that_meets_none_ends(void) {
 
 /* ---- sends that are dropped ---- */
 
-/* A receive that meets a send that was dropped finds the sender missing, and what comes after is in order. */
+/* A receive that matches a send that was dropped finds the sender missing, and what follows is in order. */
 static void receive_without(epw_comm *comm, uint32_t from, uint32_t want) {
     uint32_t value = 77;
     epw_outcome outcome = EPW_OUTCOME_INIT;

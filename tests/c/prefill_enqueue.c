@@ -187,7 +187,7 @@ static void a_call_whose_events_fail_stands(void) {
     destroy_alone(p);
 }
 
-/* A later call of the lane says nothing of an earlier one's routing. */
+/* A later call on the lane says nothing about the routing of an earlier one. */
 static void a_routing_whose_event_fails_has_no_end(void) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p), *other = make_routing(p);
@@ -210,7 +210,7 @@ static void a_routing_whose_event_fails_has_no_end(void) {
     destroy_alone(p);
 }
 
-/* Of a lane without an event no other stream can follow the half, not even to give it up. */
+/* If a lane has no event, no other stream can be ordered after the half, not even to give it up. */
 static void a_half_that_cannot_be_given_up_leaves_its_lane_useless(void) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p);
@@ -224,12 +224,12 @@ static void a_half_that_cannot_be_given_up_leaves_its_lane_useless(void) {
             "lane 0 has half an operation that could not be given up");
     CHECK_OK(dispatch(p, r, FIRST_STREAM, 1));
     epw_routing_free(r);
-    /* Else memory is kept, as nobody sees the end of the half. */
+    /* Otherwise the memory is kept, because nobody sees the end of the half. */
     epw_lane_order(&p->peers, 0)->unmarked = false;
     destroy_alone(p);
 }
 
-/* Replays are put in order by the caller, eager calls are not. */
+/* The caller orders replays; the library orders eager calls. */
 static void a_routing_is_behind_its_eager_work_on_another_lane(void) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p);
@@ -246,7 +246,7 @@ static void a_routing_is_behind_its_eager_work_on_another_lane(void) {
     destroy_alone(p);
 }
 
-/* A routing is looked at when another one is made. */
+/* Freed routings are examined when another one is created. */
 static int frees_of_next_routing(epw_prefill *p) {
     fake.frees = 0;
     epw_routing *r = make_routing(p);
@@ -267,7 +267,7 @@ static void memory_of_a_routing_is_kept_while_its_kernel_may_run(void) {
     destroy_alone(p);
 }
 
-/* Its graph has the addresses, also if the last call was eager. */
+/* Its graph contains the addresses, even if the last call was eager. */
 static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
     for (int eager_after = 0; eager_after < 2; eager_after++) {
         epw_prefill *p = make_alone();

@@ -1,7 +1,7 @@
-/* What is left of a prefill operation that a rank has given up, on that rank and on its peer: what a routing
- * that is used again counts, what is in the places of a lost source, which half fits, who learns why an
- * operation failed, what a call in another thread returns, and what becomes of a routing that was to be used
- * again. */
+/* What a prefill operation leaves behind that a rank has given up, on that rank and on its peer: the counts
+ * of a routing that is used again, the contents of the places of a lost source, which half fits, who learns
+ * why an operation failed, what a call in another thread returns, and the state of a routing that was to be
+ * used again. */
 #include "prefills.h"
 
 #include "prefill/parts.h"
@@ -65,7 +65,7 @@ static epw_status combine(end *e, uint32_t mode, bool half) {
     return epw_prefill_combine(e->prefill, e->routing, &in, half ? NULL : &out, &e->outcome);
 }
 
-/* Polls until the operation ends, some seconds at most. */
+/* Polls until the operation ends, for a few seconds at most. */
 static epw_status finish(end *e, epw_status status) {
     for (int i = 0; i < 20000 && status == EPW_PENDING; i++) {
         nanosleep(&(struct timespec){0, 200000}, NULL);
@@ -146,8 +146,8 @@ static void a_routing_that_is_used_again_counts_no_lost_source(void) {
     close_two(&g);
 }
 
-/* Rank 1 announces a row for each of N tokens, of which its ring takes few, and sends no more; rank 0 loses
- * it. */
+/* Rank 1 announces a row for each of N tokens, of which its ring takes only a few, and then stops sending;
+ * rank 0 loses it. */
 static void lose_one_that_has_announced_more_than_it_sent(const prefills *g) {
     for (uint32_t i = 0; i < N * K; i++) ends[1].ids[i] = (int32_t)(i % K);
     ends[1].tokens = N;
@@ -185,7 +185,7 @@ static void all_places_of_a_lost_source_are_zeros(void) {
     close_two(&g);
 }
 
-/* There are more announced rows than the ring could take answers to. */
+/* More rows are announced than the ring has slots for answers. */
 static void a_sending_half_has_no_answers_to_a_lost_source(void) {
     prefills g = open_two(LOCAL, K, short_deadline());
     lose_one_that_has_announced_more_than_it_sent(&g);
@@ -198,8 +198,8 @@ static void a_sending_half_has_no_answers_to_a_lost_source(void) {
 
 /* ---- who learns of it ---- */
 
-/* As if there had been no memory for the rows that come: another call on the lane does not take the failure
- * away from the routing whose operation it is. */
+/* As if there had been no memory for the arriving rows: the failure is reported to the routing whose
+ * operation it is, not to another call on the lane. */
 static void a_failure_is_told_to_its_caller(void) {
     prefills g = open_two(LOCAL, K, 20000 * MS);
     end *e = &ends[0];
@@ -248,7 +248,7 @@ static void a_call_whose_operation_is_given_up_ends(void) {
     while (epw_prefill_await(g.of[0], 0, 0) != EPW_OK) nanosleep(&(struct timespec){0, 100000}, NULL);
     nanosleep(&(struct timespec){0, 5000000}, NULL);
     CHECK_OK(epw_prefill_cancel(g.of[0], ends[0].routing));
-    /* In a moment: rank 1, without which the operation cannot end, has called nothing. */
+    /* Returns at once, although rank 1, without which the operation cannot end, has called nothing. */
     pthread_join(waiter, NULL);
     CHECK_MSG(ends[0].status == EPW_ERR_STATE, "%s", epw_status_name(ends[0].status));
     on_all_ranks(2, meet_after_that, ends, sizeof ends[0]);
@@ -256,7 +256,7 @@ static void a_call_whose_operation_is_given_up_ends(void) {
     close_two(&g);
 }
 
-/* The opening, which is longer than a row here, has been written and not announced. */
+/* The opening, which is longer than a row here, has been written but not announced. */
 static void an_opening_is_whole_although_it_was_given_up(void) {
     enum { MANY = 64, LAST = MANY + 50 };
     prefills g = open_two(MANY, 1, 20000 * MS);
@@ -287,8 +287,8 @@ static void an_opening_is_whole_although_it_was_given_up(void) {
 
 /* ---- a routing that was to be used again ---- */
 
-/* Rank 0 gives up a dispatch that uses its routing again, of which rank 1 learns before it does the same, but
- * for one behind a queue, to which rank 0 says it with its next call. */
+/* Rank 0 gives up a dispatch that uses its routing again. Rank 1 learns of this before it does the same,
+ * unless it is behind a queue: then rank 0 tells it with its next call. */
 static void give_up_using_again(const prefills *g) {
     for (uint32_t r = 0; r < 2; r++) ends[r].tokens = N; /* more than the ring takes */
     both_dispatch();
@@ -305,7 +305,7 @@ static void give_up_using_again(const prefills *g) {
     CHECK_OK(epw_prefill_cancel(g->of[1], ends[1].routing));
 }
 
-/* By the routing's first dispatch, then once more the same way. */
+/* With the routing's first dispatch, then again with the same routing. */
 static void *combine_and_use_again(void *argument) {
     end *e = argument;
     CHECK_OK(combine(e, EPW_COMBINE_RANK_REDUCED, false));

@@ -1,5 +1,5 @@
-/* Remainders without a division against those with one: every divisor that rings may have, and any others, at
- * and around multiples of the divisor and up to the largest number that is permitted. */
+/* Remainders without a division against those with one: for every divisor that rings may have and some
+ * others, at and around multiples of the divisor, up to the largest number permitted. */
 #include "check.h"
 
 #include "base/remainder.h"

@@ -63,7 +63,7 @@ pub(crate) fn config(ranks: u32, ring_tokens: u32) -> PrefillConfig {
 pub(crate) fn prefill_gives_what_the_host_gives(gpus: u32) {
     for world in 1..=gpus {
         for (seed, case) in CASES.iter().enumerate() {
-            // Rings that are gone through several times; those of halves hold all.
+            // Rings that wrap around several times; those for halves hold all rows.
             let ring = if case.way == Way::Halves { 1 + (MAX_TOKENS * TOPK) as u32 } else { 10 };
             let config = config(world, ring);
             let run = |buffer: &PrefillBuffer| Run::new(buffer, case, seed as u64);
@@ -104,7 +104,7 @@ impl Sizes {
     }
 }
 
-/// What a dispatch writes beside rows and scales: its type, whether the layout fills it, and how long it is.
+/// The outputs of a dispatch besides rows and scales: the type, whether the layout fills it, and its length.
 macro_rules! lists {
     ($sizes:ident; $($name:ident: $type:ty = $filled:expr, $len:expr;)*) => {
         struct OnHost {
@@ -175,7 +175,7 @@ lists! {
     expert_totals_i32: i32 = true, LOCAL_EXPERTS;
 }
 
-/// What a rank puts in, the same on the host and on a GPU.
+/// A rank's input, the same on the host and on a GPU.
 struct Run {
     case: Case,
     rank: u32,
@@ -183,7 +183,7 @@ struct Run {
     /// Rows that are sent by the same routing.
     again: Vec<bf16>,
     bias: Vec<bf16>,
-    /// Of a dispatch that is not counted first.
+    /// For a dispatch that is not counted first.
     capacity: usize,
 }
 
@@ -203,7 +203,7 @@ impl Run {
         Self { case: *case, rank, tokens, again, bias, capacity }
     }
 
-    /// Expert outputs that are unrelated to the rows, and numbers carried home with them.
+    /// Expert outputs that are unrelated to the rows, and numbers carried back with them.
     fn made(&self, sizes: &Sizes) -> (Vec<bf16>, Vec<f32>) {
         let mut random = Random(u64::from(self.rank) << 3 | 1 << 50);
         let of_each = if sizes.by_expert() { 1 } else { TOPK };

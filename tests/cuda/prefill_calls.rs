@@ -117,7 +117,7 @@ pub(crate) fn a_captured_routing_may_be_dropped(gpus: u32) {
         drop(routing);
         for _ in 0..2 {
             dispatch.launch().unwrap();
-            // Other routings use no memory of the graphs, which combine by what their dispatch has left.
+            // Other routings do not use memory of the graphs, whose combines read what their dispatch has left there.
             for _ in 0..3 {
                 let mut routing = other.dispatch(gpu, buffer);
                 let ended = other.combine(gpu, &mut routing).wait_blocking(PATIENT).unwrap();
@@ -168,7 +168,7 @@ pub(crate) fn refused_calls_of_prefill_name_the_reason(gpus: u32) {
             PrefillOutput { source_offsets: Some(gpu.view_mut(&mut counts)), ..PrefillOutput::default() };
         refused(buffer.enqueue_dispatch(step.sent.dispatch(gpu), by_source, gpu.stream()), "source_offsets");
 
-        // Guards could not tell when inputs are read on another stream.
+        // The guards could not record when inputs are read on another stream.
         let other = gpu.context.new_stream().unwrap();
         let elsewhere = Gpu { stream: other, ..Gpu::new(buffer.config().ep.device) };
         let sent = buffer.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap();

@@ -1,12 +1,12 @@
 // The driver's library as cudarc loads it (libcuda.so), for Rust programs on the emulated GPU: each function is one of the
 // emulated runtime's, which is in the program. The program must export those: link it with -rdynamic. Kernels that come as PTX
-// are loaded and do nothing when they run, so that what a program measures by them is 0.
+// are loaded but do nothing when they run, so a program that measures with them measures 0.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <cstring>
 
-// Programs may load these by both of their names.
+// Programs may load these by either of their names.
 #undef cuDeviceGetUuid
 #undef cuEventElapsedTime
 
@@ -19,7 +19,7 @@ void *memory(CUdeviceptr address) { return reinterpret_cast<void *>(address); }
 
 thread_local CUcontext current;
 
-// Of pageable memory: the driver is done with it when the call returns.
+// From pageable memory: the driver has finished with it when the call returns.
 CUresult copy(void *to, const void *from, size_t bytes, CUstream stream) {
     cudaError_t error = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;

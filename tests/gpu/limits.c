@@ -387,7 +387,7 @@ static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
     return zeros;
 }
 
-/* Where what rank 1 sends to this rank lies, by offset: in its window or, if rank 1 is behind a queue, in its
+/* The base of what rank 1 sends to this rank, by offset: its window or, if rank 1 is behind a queue, its
  * inbox. */
 static unsigned char *from_peer(const echo_rank *r) {
     return epw_peers_from(&r->buffer->peers, 1);

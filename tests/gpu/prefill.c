@@ -1,13 +1,13 @@
 /* Prefill on the GPU against the host, bit for bit: random groups, rings of 2 to 16 tokens, every layout,
- * payload and mode; in one, counted first, in halves, as replayed graphs, and with a routing that is used
- * again. Each case is of one seed and runs first by host threads, then by kernels. Ranks are threads of this
- * process.
+ * payload and mode; in one call, counted first, in halves, as replayed graphs, and with a routing that is
+ * used again. Each case comes from one seed, and runs first on host threads, then on kernels. Ranks are
+ * threads of this process.
  *
- * Then a rank is held up, which must hold up nobody else, two lanes are used at the same time, a dispatch
- * that uses its routing again is given up, and blocks get no SM.
+ * Then one rank is delayed, which must delay no other; two lanes are used at the same time; a dispatch that
+ * uses its routing again is given up; and blocks get no SM.
  *
- * `--ranks N`: of each case, else 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`: seeds. Exit code
- * 77, with the reason, if there is no GPU. */
+ * `--ranks N`: the ranks of each case, by default 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`:
+ * seeds. Exit code 77, with the reason, if there is no GPU. */
 #include "hog.h"
 #include "ranks.h"
 #include "require.h"
@@ -59,7 +59,7 @@ typedef struct plan {
     trouble trouble;
     uint32_t idx_type;
     bool sideband, values, combine_weights, wild;
-    bool bad_ids; /* on the GPU some of the ids that are none are no ids at all */
+    bool bad_ids; /* on the GPU some of the unrouted ids are invalid */
 } plan;
 
 static plan choose_plan(uint64_t seed, uint32_t ranks) {
@@ -102,13 +102,13 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     p.rounds = 1 + below(&s, 2);
     p.idx_type = below(&s, EPW_I64 + 1);
     p.bad_ids = below(&s, 6) == 0;
-    if (seed % 20 == 16 && p.how != HALVES) c->max_tokens = 1500; /* each ring is gone through often */
+    if (seed % 20 == 16 && p.how != HALVES) c->max_tokens = 1500; /* each ring wraps around often */
     if (ranks == 1 || seed % 4 != 3) return p;
     p.trouble = 1 + below(&s, TROUBLES - 1);
     p.how = WHOLE;
     p.rounds = 1;
     c->deadline_ns = (p.trouble < COUNTS_GIVEN_UP ? 1200 : 60000) * times_slower() * MS;
-    /* On the host one that has given up takes nothing out of its rings before its next call. */
+    /* On the host a rank that has given up reads nothing from its rings before its next call. */
     if (p.trouble >= COUNTS_GIVEN_UP) p.config.ring_tokens = 2 + c->max_tokens * answers;
     return p;
 }
@@ -249,7 +249,8 @@ static void put_ids(const plan *p, const int64_t *ids, size_t count, unsigned ch
     for (size_t i = 0; i < count; i++) memcpy(to + i * id_bytes(p), &ids[i], id_bytes(p)); /* little-endian */
 }
 
-/* Of ids that are none each second is out of range, or repeats the one before. True if there is one. */
+/* Makes every second unrouted id invalid: out of range, or a repetition of the previous one. True if there is
+ * one. */
 static bool spoil_ids(const rank *me, unsigned char *ids) {
     const plan *p = me->p;
     size_t bytes = id_bytes(p), none = 0, bad = 0;
@@ -336,7 +337,7 @@ static void copy_array(rank *me, int a) {
     free(from);
 }
 
-/* What needs no capacity. */
+/* The outputs whose size does not depend on the capacity. */
 static void copy_inputs(rank *me) {
     for (int a = 0; a < MADE; a++) copy_array(me, a);
 }
@@ -357,7 +358,7 @@ static void free_arrays(rank *me) {
 }
 
 /* Without zero_padding, rows of a lost source may be there or not, and their scales and sideband in any case:
- * takes the host's, where the place is nobody's. */
+ * takes the host's values in places that belong to no row. */
 static void forget_unclaimed(const rank *me, int a, unsigned char *got) {
     const int32_t *sources = (const int32_t *)me->host[ROW_SOURCE];
     size_t places = me->bytes[ROW_SOURCE] / 4, row = payload_bytes(me->p);
@@ -491,7 +492,8 @@ static void connect_all(const rank_links *links, epw_prefill *prefill) {
 
 /* SMs of a buffer, and of one of its operations: all of the lane's, or some of them. */
 static uint32_t sms_of(const plan *p, const rank_links *links) {
-    uint32_t sms = ranks_sms(links, 1, p->seed % 8 == 5 ? 80 : 4); /* few, or many as kernels have it */
+    uint32_t sms =
+        ranks_sms(links, 1, p->seed % 8 == 5 ? 80 : 4); /* few blocks, or many by the kernels' rule */
     return sms < p->config.ep.lanes ? p->config.ep.lanes : sms;
 }
 static uint32_t some_sms(const rank *me, uint32_t choice) {
@@ -510,7 +512,7 @@ static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
     return prefill;
 }
 
-/* The first one counts, and so finds the capacity, which is enough or not. */
+/* The first dispatch counts, and so finds a capacity, which is sufficient or not. */
 static void dispatch_on_host(rank *me, epw_prefill *prefill, epw_routing *routing, uint32_t round,
                              epw_outcome *outcome) {
     epw_dispatch_input in = input_of(me, me->host, round, NULL);
@@ -587,7 +589,7 @@ static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *rou
         status = epw_prefill_poll(prefill, routing, &gpu);
     }
     REQUIRE_OK(status);
-    /* The host refuses such ids, and was given none. */
+    /* The host refuses such ids, so it was given none. */
     bool told = host->record.cause != EPW_CAUSE_NONE && host->record.cause != EPW_CAUSE_OVERFLOW;
     if (counts_ids && me->spoilt && !told) {
         host->degraded = 1;
@@ -646,7 +648,7 @@ static void run_dispatch(rank *me, const sides *s, uint32_t round) {
 
 static void run_combine(rank *me, const sides *s, uint32_t round) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    ranks_meet(me->links); /* one that did not miss the lost rank is early */
+    ranks_meet(me->links); /* a rank that did not miss the lost rank is early */
     combine_on_host(me, s->host, s->on_host, &outcome);
     ranks_meet(me->links);
     combine_on_gpu(me, s->gpu, s->on_gpu, s->stream);
@@ -666,7 +668,7 @@ static void run_rounds(rank *me, const sides *s) {
 
 /* ---- trouble ---- */
 
-/* The part of a dispatch that the rank in trouble calls. */
+/* The part of a dispatch that the faulty rank calls. */
 static void dispatch_badly(const rank *me, epw_prefill *prefill, epw_routing *routing,
                            unsigned char *const at[ARRAYS], cudaStream_t stream) {
     trouble trouble = me->p->trouble;
@@ -693,7 +695,7 @@ static void go_on_without(const rank *me, const sides *s) {
     REQUIRE_OK(epw_prefill_set_active(s->gpu, &rest, 2, 1));
 }
 
-/* The first round with one rank in trouble, then another, in which nobody is. */
+/* A first round with one faulty rank, then another without. */
 static void run_trouble(rank *me, const sides *s) {
     trouble trouble = me->p->trouble;
     bool bad = me->rank == me->links->ranks - 1,
@@ -717,7 +719,7 @@ static void run_trouble(rank *me, const sides *s) {
     } else if (in_combine || lost) {
         run_combine(me, s, 0);
     }
-    ranks_meet(me->links); /* nobody that still waits is left behind */
+    ranks_meet(me->links); /* no rank that still waits is left behind */
     if (bad && lost) {
         for (int i = 0; i < 3; i++) ranks_meet(me->links); /* and as they go on */
         return;
@@ -759,7 +761,7 @@ static int run_rank(const rank_links *links) {
 
 enum { HELD_RANKS = 3, HELD_TOKENS = 40, HELD_ROWS = HELD_RANKS * HELD_TOKENS };
 
-/* One of them: its arrays in one block of memory. */
+/* One rank: its arrays in one block of memory. */
 typedef struct exchange {
     epw_routing *routing;
     cudaStream_t stream;
@@ -804,7 +806,7 @@ static void end_exchange(exchange *x, const rank_links *links) {
     REQUIRE_CUDA(cudaStreamDestroy(x->stream));
 }
 
-/* Waits, beside the kernel, for the rows of the ranks but the last. */
+/* Waits, while the kernel runs, for the rows of all ranks except the last. */
 static void await_rows(const rank_links *links, const exchange *x) {
     int32_t sources[HELD_ROWS];
     uint32_t come = 0;
@@ -822,7 +824,7 @@ static void await_rows(const rank_links *links, const exchange *x) {
     REQUIRE_CUDA(cudaStreamDestroy(beside));
 }
 
-/* The last rank has told its counts, and takes no rows for a while: all of those between the others come,
+/* The last rank has sent its counts, and takes no rows for a while: all rows between the others still arrive,
  * through rings of two slots. */
 static void run_beside_held(const rank_links *links, epw_prefill *prefill) {
     bool held = links->rank == HELD_RANKS - 1;
@@ -836,7 +838,7 @@ static void run_beside_held(const rank_links *links, epw_prefill *prefill) {
     end_exchange(&x, links);
 }
 
-/* Two operations in flight, one on each lane and stream, which some ranks call in the other order. */
+/* Two operations in flight, one on each lane and stream; some ranks call them in the opposite order. */
 static void run_lanes(const rank_links *links, epw_prefill *prefill) {
     exchange each[2] = {make_exchange(prefill, 0), make_exchange(prefill, 1)};
     ranks_meet(links);
@@ -916,8 +918,8 @@ static void require_lost_itself(epw_prefill *prefill, exchange *x) {
               outcome.record.cause, outcome.record.peer);
 }
 
-/* Other work keeps some blocks of a kernel off the GPU for longer than they are waited for: the rank has lost
- * itself, until the next epoch. */
+/* Other work keeps some blocks of a kernel off the GPU for longer than the kernel waits for them: the rank
+ * becomes its own suspect, until the next epoch. */
 static int run_late(const rank_links *links) {
     plan p = {.config = EPW_PREFILL_CONFIG_INIT};
     epw_config *c = &p.config.ep;

@@ -194,8 +194,8 @@ fn the_loop_outlives_a_kill_a_fence_an_eviction_and_the_member_that_serves() {
     }
     let ends =
         all.each_mut().map(|process| (process.child.wait().unwrap(), process.last().unwrap_or_default()));
-    // If the impatient process serves the run by now, it waits no longer for the others to leave than for anything
-    // else, and those that it leaves behind cannot be told that they have left.
+    // If the impatient process serves the run by now, it does not wait longer for the others to leave than for anything
+    // else, and the ranks that it leaves behind cannot be told that they have left.
     let deserted = !ends[3].0.success();
     for (rank, (status, last)) in ends.iter().enumerate() {
         let excused = deserted && (rank == 3 || last.starts_with("leave: "));

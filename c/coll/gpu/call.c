@@ -1,8 +1,8 @@
-/* Operations on a GPU: checks, chooses how bytes move, and enqueues a kernel on the caller's stream. Nothing
- * here waits for the GPU. The choice depends only on what is equal on all ranks; the kernel reads which ranks
- * take part.
+/* Operations on a GPU: checks each, chooses how its bytes move, and enqueues a kernel on the caller's stream.
+ * Nothing here waits for the GPU. The choice depends only on what is equal on all ranks; the kernel reads
+ * which ranks take part.
  *
- * Eager calls come one behind the other, see device/stream_order.h. */
+ * Eager calls run one after the other, see device/stream_order.h. */
 #include "coll/gpu/gpu.h"
 
 #ifdef EPW_CUDA

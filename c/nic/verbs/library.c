@@ -240,7 +240,7 @@ static int post(void *opened, const epw_verbs_work *works, uint32_t count, uint3
     }
     errno = 0;
     int err = q->call->post(q->qp, sends, &bad);
-    /* Without a first bad work the failure is of the call, and none was posted. */
+    /* If no bad work request is named, the call itself has failed, and none was posted. */
     if (err != 0) *posted = bad != NULL ? (uint32_t)(bad - sends) : 0;
     return err < 0 ? why() : err;
 }

@@ -351,8 +351,8 @@ impl Subject for Decode<'_> {
         Ok(wrong + self.wrong_left(case)?)
     }
 
-    /// There nobody answers between dispatch and combine, so that rows that stay in place come home as they went, and 8-bit ones
-    /// as 16-bit values that mean nothing.
+    /// There no expert writes answers between dispatch and combine: rows that stay in place come back as they were
+    /// sent, and 8-bit rows come back as meaningless 16-bit values.
     fn wrong_after_timing(&mut self, case: Case) -> Result<u64, Error> {
         let fp8 = self.expected.shape.payload() != Payload::SameAsInput;
         match case {

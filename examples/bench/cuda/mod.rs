@@ -32,7 +32,7 @@ use crate::{Error, ranks, show};
 /// Iterations that are checked before a case is timed. One more is checked after it.
 const CHECKED: u32 = 3;
 
-/// Whether this process can use GPUs at all. With candle it can: that links the driver's library.
+/// Whether this process can use GPUs at all. With candle it can, because candle links the driver's library.
 #[cfg(feature = "candle-cuda")]
 pub fn check() -> Result<(), Error> {
     Ok(())
@@ -57,7 +57,7 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let machine = Machine::probe(&gpu, group, args.graph)?;
     let (mut rows, mut paths) = (Vec::new(), Vec::new());
     for (shape, cases) in args.shapes(ranks::count(group))? {
-        // One buffer after the other: each has the SMs to itself.
+        // One buffer after the other, because each takes all SMs.
         for args in args.sms.iter().map(|sms| Args { sms: vec![*sms], ..args.clone() }) {
             let run = Run { gpu: &gpu, group, args: &args, shape, machine: &machine };
             (rows, paths) = match shape.layout.is_prefill() {

@@ -101,7 +101,7 @@ impl<'g> Prefill<'g> {
         if self.expected.dtype == Float16::Bf16 { DType::Bf16 } else { DType::F16 }
     }
 
-    /// All of a matrix that has so many columns.
+    /// All of a matrix that has this many columns.
     fn view(&self, memory: &CudaSlice<u8>, dtype: DType, rows: usize, cols: usize) -> TensorRef<'_> {
         let address = self.gpu.address(memory);
         // SAFETY: allocated with so many rows; it lives as long as the subject, which outlives its graphs, and is written in
