@@ -306,7 +306,7 @@ fn parse_ports(text: &str) -> Option<(u16, u16)> {
 pub(crate) struct PortsError(pub(crate) String);
 
 impl PortsError {
-    pub(crate) const REASON: &str = "no range of ports, such as 29800-29899";
+    pub(crate) const REASON: &str = "not a range of ports, such as 29800-29899";
 }
 
 impl fmt::Display for PortsError {

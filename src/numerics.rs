@@ -36,7 +36,7 @@ fn check_sizes(
         return Err(invalid(
             operation,
             format!(
-                "{rows} rows of {hidden} take {} bytes of q and {} of scales, not {q} and {scales}",
+                "{rows} rows of {hidden} need {} bytes of q and {} of scales, not {q} and {scales}",
                 rows * hidden,
                 blocks * scale_bytes
             ),

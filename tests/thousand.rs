@@ -1,7 +1,7 @@
 //! The largest run, over real sockets: 1,024 members in this process join one server, and one of them is lost.
 //!
 //! The bounds are generous, since one machine plays all parts; the times are printed. Ignored, with the reason, if a
-//! process may not open so many files.
+//! process may not open this many files.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::collections::BTreeMap;

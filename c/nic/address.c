@@ -87,12 +87,12 @@ epw_status epw_address_read(const char *text, epw_where where, epw_address *out)
         if (inet_pton(AF_INET6, text, out->bytes) != 1)
             return epw_fail(
                 EPW_ERR_INVALID, where,
-                "\"%s\" is no numeric address, such as 10.0.0.1 or fd00::1, without port and zone", text);
+                "\"%s\" is not a numeric address, such as 10.0.0.1 or fd00::1, without port and zone", text);
     }
     if (is_wildcard(out))
         return epw_fail(EPW_ERR_INVALID, where,
-                        "%s is no address that others can dial; name no address to listen on all", text);
-    if (is_multicast(out)) return epw_fail(EPW_ERR_INVALID, where, "%s is no address of one host", text);
+                        "%s is not an address that others can dial; name no address to listen on all", text);
+    if (is_multicast(out)) return epw_fail(EPW_ERR_INVALID, where, "%s is not the address of one host", text);
     if (epw_address_is_link_local(out))
         return epw_fail(EPW_ERR_INVALID, where,
                         "%s is link-local, others cannot dial it; name another address", text);

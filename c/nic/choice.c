@@ -57,11 +57,10 @@ epw_status epw_adapter_filter_check(const char *filter, const char *field, epw_w
     for (;;) {
         size_t length = strcspn(at, ",");
         if (!is_name(at, length))
-            return epw_fail(
-                EPW_ERR_INVALID, where,
-                "%s is \"%s\", no filter of adapters: give names such as mlx5_0 or mlx5_0:1, with "
-                "commas between them, and ^, = or ^= in front of them all",
-                field, filter);
+            return epw_fail(EPW_ERR_INVALID, where,
+                            "%s is \"%s\", not a filter of adapters: give names such as mlx5_0 or mlx5_0:1, "
+                            "with commas between them, and ^, = or ^= in front of them all",
+                            field, filter);
         at += length;
         if (*at == '\0') return EPW_OK;
         at++;

@@ -48,7 +48,7 @@ void epw_nic_drive(epw_nic *nic, uint64_t now_ns);
 void epw_nic_rest(epw_nic *nic);
 
 /* For tests, which show so what does not wait for the thread: its dozes, and its naps between two looks at
- * doorbells that nobody tells of (`polled` below), last so many times as long. */
+ * doorbells that nobody tells of (`polled` below), last this many times as long. */
 void epw_nic_stretch_sleeps(epw_nic *nic, uint32_t times);
 
 /* What it has sent so far over all connections: bytes as the sockets took them, and of these the frames' own,

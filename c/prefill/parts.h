@@ -185,7 +185,7 @@ uint32_t epw_prefill_queue_depth(const epw_prefill_config *config, const epw_pre
 
 /* ---- routing.c ---- */
 
-/* Makes room for a dispatch of so many tokens. */
+/* Makes room for a dispatch of this many tokens. */
 epw_status epw_routing_take(epw_routing *r, uint32_t tokens, epw_where where);
 
 /* Reads the input, whose ids must have been checked, and numbers the rows for each rank and expert. */

@@ -34,7 +34,7 @@ static epw_status check(epw_where where, const epw_prefill_config *c) {
     return c->ep.device == EPW_DEVICE_HOST ? EPW_OK : epw_prefill_gpu_check(where, c);
 }
 
-/* The bytes of all rings with so many slots. */
+/* The bytes of all rings with this many slots. */
 static uint64_t ring_bytes(const epw_prefill_layout *l, const epw_config *c, uint64_t slots) {
     return (uint64_t)c->lanes * c->ranks * slots * (l->slot_bytes + l->answer_bytes);
 }

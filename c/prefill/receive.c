@@ -36,7 +36,7 @@ static bool is_me(const epw_prefill *p, uint32_t peer) {
 
 /* ---- openings ---- */
 
-/* Reads how many rows come for each local expert. False: so many rows cannot have these counts. */
+/* Reads how many rows come for each local expert. False: this many rows cannot have these counts. */
 static bool read_counts(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, const unsigned char *slot,
                         uint32_t rows) {
     epw_routing *r = lane->routing;

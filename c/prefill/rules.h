@@ -53,7 +53,7 @@ EPW_INLINE void epw_stream_begin(epw_stream *s, bool takes_part, uint64_t messag
     s->to_take = 0;
 }
 
-/* An opening has been taken, which announces so many rows. */
+/* An opening has been taken, which announces this many rows. */
 EPW_INLINE void epw_stream_open(epw_stream *s, uint64_t rows) {
     s->opened = true;
     s->to_take = rows;

@@ -83,9 +83,11 @@ fn run(program: &Path, options: &[OsString]) -> Result<Vec<Row>, Error> {
         .output()
         .map_err(|error| format!("cannot run {name}: {error}"))?;
     if !output.status.success() {
-        return Err(
-            format!("{name} ended with {}: both must know the options and be right", output.status).into()
-        );
+        return Err(format!(
+            "{name} ended with {}: both programs must know the options and give right results",
+            output.status
+        )
+        .into());
     }
     let text = String::from_utf8(output.stdout)?;
     let row = |line| serde_json::from_str(line).map_err(|error| format!("{name}: {error}: {line}").into());

@@ -210,10 +210,10 @@ pub struct Shape {
 }
 
 impl Args {
-    /// What is measured by so many ranks, shape by shape. An error names what does not fit.
+    /// What is measured by this many ranks, shape by shape. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
         if self.device == Device::Host && (self.graph || self.split || self.table || self.sms != [0]) {
-            return Err("--graph, --split, --sms and --table are of --device cuda".into());
+            return Err("--graph, --split, --sms and --table need --device cuda".into());
         }
         let shapes = match self.table {
             true => table::shapes(self)?,

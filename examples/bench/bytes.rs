@@ -48,7 +48,7 @@ fn number(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let number: u64 =
-        digits.parse().map_err(|_| format!("`{text}` is no number of bytes, such as 8, 64K or 256M"))?;
+        digits.parse().map_err(|_| format!("`{text}` is not a number of bytes, such as 8, 64K or 256M"))?;
     number.checked_mul(unit).ok_or_else(|| format!("`{text}` is too large"))
 }
 

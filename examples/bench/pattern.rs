@@ -5,7 +5,7 @@ use epwire::{Float16, TensorMut, TensorRef};
 use half::slice::HalfBitsSliceExt;
 use half::{bf16, f16};
 
-/// Starting points in the table. A row that is not the expected one passes for it once in so many times.
+/// Starting points in the table. A row that is not the expected one passes for it about once in this many tries.
 const STARTS: usize = 1 << 16;
 
 /// Random numbers in [-1, 1); a row is a stretch of them.

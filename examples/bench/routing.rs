@@ -19,7 +19,7 @@ pub struct Lists {
 }
 
 impl Lists {
-    /// So many places for each expert.
+    /// This many places for each expert.
     pub fn fixed(experts: u32, rows: usize) -> Self {
         let experts = experts as usize;
         Self {
@@ -45,7 +45,7 @@ impl Lists {
         Self { firsts, places, column: places.next_multiple_of(4), apart: false }
     }
 
-    /// Which of the scales is that of a block of the row at `place`, a row of expert `list`; rows have so many blocks.
+    /// Which of the scales is that of a block of the row at `place`, a row of expert `list`; rows have this many blocks.
     pub fn scale(&self, list: usize, place: usize, block: usize, blocks: usize) -> usize {
         if self.apart {
             (list * blocks + block) * self.column + place - self.firsts[list]

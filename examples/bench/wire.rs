@@ -109,7 +109,7 @@ impl Sockets {
         Ok(self.0.get(peer).and_then(Option::as_ref).ok_or("no such rank")?)
     }
 
-    /// All ranks send each other so many bytes, `sent[source][target]`: how long each round took in microseconds, on rank 0; but
+    /// All ranks send each other this many bytes, `sent[source][target]`: how long each round took in microseconds, on rank 0; but
     /// for the first, which makes the sockets' buffers grow. One thread of each writes, the other reads.
     pub fn stream(&self, group: &Group, meeting: &Meeting, sent: &[Vec<u64>]) -> Result<Vec<f64>, Error> {
         let rank = group.rank() as usize;

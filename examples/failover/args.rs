@@ -33,7 +33,7 @@ pub struct Story {
     /// Which ranks are killed.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// Signs of life, leases, deadlines and the patience of this program last so many times as long: for an emulated machine, whose
+    /// Signs of life, leases, deadlines and the patience of this program last this many times as long: for an emulated machine, whose
     /// limits are to be said by --within and --half-within.
     #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub slower: u32,

@@ -55,7 +55,7 @@ impl FromStr for Limits {
             let names = known.each_ref().map(|(name, _)| *name).join(", ");
             let limit = known.iter_mut().find(|(of, _)| *of == name);
             let (_, limit) = limit.ok_or(format!("no limit is called \"{name}\"; there are {names}"))?;
-            **limit = number.parse().map_err(|_| format!("{name}: \"{number}\" is no whole number"))?;
+            **limit = number.parse().map_err(|_| format!("{name}: \"{number}\" is not a whole number"))?;
         }
         Ok(limits)
     }

@@ -176,7 +176,7 @@ impl Ranks {
         let running = running.ok_or_else(|| format!("rank {rank} is not there"))?;
         let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
-        let kib: u64 = line.ok_or("a process tells nothing of its memory")?.trim().parse()?;
+        let kib: u64 = line.ok_or("the memory of a process cannot be read")?.trim().parse()?;
         Ok(kib * 1024)
     }
 
@@ -231,7 +231,7 @@ impl Ranks {
         watch(rank, &news, at);
         match news {
             News::Evicted if running.may_be_evicted => {}
-            News::Evicted => return Err(format!("rank {rank}, which was well, was removed").into()),
+            News::Evicted => return Err(format!("rank {rank}, which was healthy, was removed").into()),
             News::Ready { listens } => (running.ready, running.listens) = (true, listens),
             News::Known { leader, servers } => (running.leader, running.servers) = (leader, servers),
             News::Memory { free } => running.memory = Some(free),

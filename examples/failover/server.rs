@@ -81,7 +81,7 @@ impl Server {
             BufReader::new(out).read_line(&mut line)?;
         }
         self.child = Some(child);
-        self.address = line.trim().strip_prefix(AT).ok_or("the server has ended at once")?.to_owned();
+        self.address = line.trim().strip_prefix(AT).ok_or("the server ended immediately")?.to_owned();
         Ok(())
     }
 }

@@ -93,9 +93,7 @@ fn judge(args: &Story, losses: &[Loss], stops: &[Stop], growth: &Growth) -> Resu
 /// A run that begins needs a file of its own.
 fn unused(path: &Path) -> Result<&Path> {
     if path.exists() {
-        return Err(
-            format!("{} is there already: name a file that is not, or remove it", path.display()).into()
-        );
+        return Err(format!("{} exists already: name another file, or remove it", path.display()).into());
     }
     Ok(path)
 }
@@ -127,7 +125,7 @@ struct Memory {
     free: Option<u64>,
 }
 
-/// By how many bytes more memory of a rank, and of its GPU, is in use after so many kills.
+/// By how many bytes more memory of a rank, and of its GPU, is in use after this many kills.
 struct Growth {
     rank: u32,
     kills: u32,
@@ -190,7 +188,7 @@ impl Tale {
     fn stop(&mut self, rank: u32) -> Result<Stop> {
         let led = self.ranks.leader() == Some(rank);
         let role = self.role(rank);
-        print(&format!("rank {rank}{role} is stopped, and the others may take it for lost after a lease"))?;
+        print(&format!("rank {rank}{role} is stopped, and after a lease the others may consider it lost"))?;
         let gone = self.without(rank, |ranks| {
             ranks.stop(rank);
             Ok(())
@@ -250,7 +248,7 @@ impl Tale {
             print(&format!("{:>9} ms  a step lacks it", ms(detected)))?;
         }
         let agreed = agreed.unwrap_or(skipping);
-        print(&format!("{:>9} ms  agreed on going on without it", ms(agreed)))?;
+        print(&format!("{:>9} ms  agreed to go on without it", ms(agreed)))?;
         print(&format!("{:>9} ms  all others serve exactly without it", ms(skipping)))?;
         Ok(Gone { detected, agreed, skipping })
     }

@@ -18,7 +18,7 @@ use crate::{
     news::{News, Order},
 };
 
-/// Signs of life and leases short enough to watch, so many times as long.
+/// Signs of life and leases short enough to watch, this many times as long.
 pub fn heartbeat(slower: u32) -> Heartbeat {
     let [interval, lease, handshake] = [100, 1000, 5000].map(|ms| Duration::from_millis(ms) * slower);
     Heartbeat::default().interval(interval).lease(lease).handshake(handshake)

@@ -86,7 +86,7 @@ impl Args {
         let Self { tokens, hidden, intermediate, .. } = *self;
         for (name, value) in [("--tokens", tokens), ("--intermediate", intermediate)] {
             if value == 0 || value % ranks != 0 {
-                return Err(format!("{name} {value} is no multiple of {ranks} ranks").into());
+                return Err(format!("{name} {value} is not a multiple of {ranks} ranks").into());
             }
         }
         if hidden == 0 {

@@ -139,7 +139,7 @@ template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &
 }
 
 // The order of a pipe's chunks: they are begun, stored and ended one after the other. Of `Of`, store_next() issues the stores of
-// the next chunk, and end_until(count) ends chunks whose stores are through, until so many have ended.
+// the next chunk, and end_until(count) ends chunks whose stores are through, until `count` have ended.
 template <typename Of, uint32_t kLoads, uint32_t kStores> struct PipeOrder {
     uint32_t begun = 0, stored = 0, ended = 0; // chunks
 

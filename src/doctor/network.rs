@@ -53,7 +53,7 @@ fn interfaces(tree: &Tree, settings: &Settings) -> Vec<Check> {
     let Some(choice) = choice.map_or(Some(None), |parsed| parsed.map(Some)) else {
         let text = settings.choice.as_deref().unwrap_or_default();
         return vec![
-            Check::missing(NAME, format!("{}={text:?} is no list of interface names", env::IFNAME))
+            Check::missing(NAME, format!("{}={text:?} is not a list of interface names", env::IFNAME))
                 .remedy(format!("set {} to names such as eth0,ib or ^docker", env::IFNAME)),
         ];
     };

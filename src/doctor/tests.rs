@@ -250,7 +250,7 @@ fn a_container_with_tight_limits() {
     machine.file("/sys/fs/cgroup/memory.current", "503316480\n");
     let mut found = plain();
     found.settings.interfaces = Ok(vec![("lo".to_owned(), "127.0.0.1".parse().unwrap())]);
-    found.settings.ports = Err("EPWIRE_PORTS=\"x\" is no range of ports, such as 29800-29899".to_owned());
+    found.settings.ports = Err("EPWIRE_PORTS=\"x\" is not a range of ports, such as 29800-29899".to_owned());
     found.settings.token =
         Err("token: both EPWIRE_TOKEN and EPWIRE_TOKEN_FILE are set; unset one of them".to_owned());
     found.shared_memory = Err("trial: rank 0: memfd_create: Operation not permitted (errno 1)".to_owned());

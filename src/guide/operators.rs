@@ -117,7 +117,7 @@
 //! | `libmlx5.so.1 has no NAME of version MLX5_1.19: install rdma-core 44 or newer` | an older one is found first: see `ldconfig -p` and `LD_LIBRARY_PATH` |
 //! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC or wire` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft`. By the verbs wire it is called `RDMA adapter` here and below, and any driver of one will do |
 //! | `options.adapters (EPWIRE_HCA), "x", matches none of 2 mlx5 adapters; the first is NAME` | the filter names others, or excludes all |
-//! | `options.adapters (EPWIRE_HCA) is "x", no filter of adapters` | one `^` or `=` in front of all names, no blanks, ports behind a colon |
+//! | `options.adapters (EPWIRE_HCA) is "x", not a filter of adapters` | one `^` or `=` in front of all names, no blanks, ports behind a colon |
 //! | `there is no second mlx5 adapter beside NAME: set options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters match another one` | the host has one, or the filter lets one through |
 //! | `cannot list adapters` | the kernel's own error follows |
 //! | `no mlx5 adapter can be used: NAME: ...` | for each of these reasons, adapter by adapter: |

@@ -110,7 +110,7 @@ fn doorbells(name: &str) -> std::result::Result<u32, String> {
         "auto" => Ok(sys::EPW_DOORBELLS_AUTO),
         "gpu" => Ok(sys::EPW_DOORBELLS_GPU),
         "host" => Ok(sys::EPW_DOORBELLS_HOST),
-        _ => Err(format!("{}: {name:?} is no way to ring: give auto, gpu or host", env::DOORBELLS)),
+        _ => Err(format!("{}: {name:?} is unknown: give auto, gpu or host", env::DOORBELLS)),
     }
 }
 
@@ -120,7 +120,7 @@ fn rings(name: &str) -> std::result::Result<u32, String> {
         "host" => Ok(sys::EPW_RINGS_HOST),
         "gpu" => Ok(sys::EPW_RINGS_GPU),
         "auto" => Ok(sys::EPW_RINGS_AUTO),
-        _ => Err(format!("{}: {name:?} is no place of rings: give host, gpu or auto", env::RINGS)),
+        _ => Err(format!("{}: {name:?} is unknown: give host, gpu or auto", env::RINGS)),
     }
 }
 

@@ -18,7 +18,7 @@ pub const PROTOCOL_VERSION: u16 = 8;
 #[non_exhaustive]
 pub enum WireError {
     /// The first bytes are not those of a frame.
-    #[error("bytes that are no epwire frame")]
+    #[error("bytes that are not an epwire frame")]
     Magic,
     /// They begin with another version, so the rest cannot be interpreted.
     #[error("bytes of version {theirs} (this side: {ours})")]
@@ -40,7 +40,7 @@ pub enum WireError {
     #[error("bytes that end early")]
     Truncated,
     /// The value ends before the bytes do.
-    #[error("bytes with some to spare")]
+    #[error("bytes after the end of a frame")]
     Trailing,
     /// A field has a value that it cannot have.
     #[error("bytes in which {what} is invalid")]

@@ -33,7 +33,7 @@ typedef struct plan {
     uint32_t op;       /* in [0, OPS) */
     call at;           /* the call that the entry belongs to, DISPATCH or COMBINE; END: before this call */
     bool first;        /* the entry is the first before the word; otherwise it is the word */
-    uint32_t lanes;    /* operations alternate between so many lanes */
+    uint32_t lanes;    /* operations alternate between this many lanes */
     uint8_t syndrome;
     uint32_t bytes;
     uint32_t calls;

@@ -327,7 +327,7 @@ static void check_row(const rank *d, uint32_t s, uint32_t t, uint32_t j, uint64_
     }
 }
 
-/* Checks the lists by local expert and source, after so many dispatches. */
+/* Checks the lists by local expert and source, after this many dispatches. */
 static void check_lists(const rank *d, uint32_t dispatches) {
     const plan *p = d->p;
     for (uint32_t e = 0; e < p->local; e++) {

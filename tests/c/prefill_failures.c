@@ -222,7 +222,7 @@ static void end_workers(const prefills *g) {
     destroy_prefills(g);
 }
 
-/* The victim stops after so many polls; the others continue without it, in this epoch and in the next. */
+/* The victim stops after this many polls; the others continue without it, in this epoch and in the next. */
 static void a_rank_that_stops_is_given_up(uint32_t ring, uint32_t polls, bool combines) {
     epw_prefill_config config = config_for(ring);
     prefills g = make_prefills(&config);
@@ -246,7 +246,7 @@ static void a_rank_that_stops_is_given_up(uint32_t ring, uint32_t polls, bool co
     end_workers(&g);
 }
 
-/* The victim gives its operation up after so many polls: the next one has all ranks again. */
+/* The victim gives its operation up after this many polls: the next one has all ranks again. */
 static void a_rank_that_gives_up_takes_part_again(uint32_t ring, uint32_t polls, bool combines) {
     epw_prefill_config config = config_for(ring);
     config.ep.deadline_ns = 20000 * MS;
@@ -329,8 +329,9 @@ static void a_process_that_fails_is_given_up(int trouble_signal, uint32_t ring, 
         if (r != VICTIM) waitpid(pids[r], NULL, 0);
     kill(pids[VICTIM], SIGKILL);
     waitpid(pids[VICTIM], NULL, 0);
-    CHECK_MSG(atomic_load(&s->ended) == ALL - 1, "signal %d, ring %u, after %u us: %u ranks went on well",
-              trouble_signal, ring, after_us, atomic_load(&s->ended));
+    CHECK_MSG(atomic_load(&s->ended) == ALL - 1,
+              "signal %d, ring %u, after %u us: %u ranks continued correctly", trouble_signal, ring, after_us,
+              atomic_load(&s->ended));
     munmap(s, sizeof *s);
 }
 

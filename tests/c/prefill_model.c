@@ -66,7 +66,7 @@ enum { MODELS = sizeof models / sizeof models[0], DISPATCH = 0, COMBINE = 1, STE
 
 /* A message in a slot. */
 typedef struct message {
-    uint8_t epoch, op, index, rows; /* index 0: the opening, which announces so many rows */
+    uint8_t epoch, op, index, rows; /* index 0: the opening, which announces this many rows */
 } message;
 
 /* What `source` writes in the window of `owner`. */
@@ -175,7 +175,7 @@ static void look(state *s, unsigned r, unsigned p) {
     epw_heard posted =
         epw_ring_hear_posted(&stream->ring, x.m->slots, its->posted[kind_of(me)], me->own_word);
     epw_heard taken = epw_ring_hear_taken(&stream->ring, its->taken[kind_of(me)], me->own_word);
-    BREAKS(posted == EPW_HEARD_NONSENSE || taken == EPW_HEARD_NONSENSE, "a sound peer is taken for nonsense");
+    BREAKS(posted == EPW_HEARD_NONSENSE || taken == EPW_HEARD_NONSENSE, "a correct peer is judged faulty");
     for (unsigned kind = 0; kind < 2; kind++)
         me->of[p].streams[kind].writes = its->epoch_word == me->own_word;
 }
@@ -205,7 +205,7 @@ static message take_one(state *s, unsigned r, unsigned p) {
     message m = s->pairs[p][r].slots[kind][stream->ring.taken % x.m->slots];
     unsigned index = stream->opened ? me->of[p].taken + 1u : 0;
     BREAKS(m.epoch != epoch_of(me) || m.op != me->op || m.index != index,
-           "what is taken is another message than the next");
+           "a message is taken that is not the next one");
     return m;
 }
 

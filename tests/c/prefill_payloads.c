@@ -179,7 +179,7 @@ static void *run_worker(void *argument) {
     return NULL;
 }
 
-/* Runs on so many lanes at the same time, with a thread for each lane of each rank. */
+/* Runs on this many lanes at the same time, with a thread for each lane of each rank. */
 static void run_on(const prefills *g, uint32_t lanes, uint32_t dtype, const scaling *scaling) {
     static worker workers[ALL * LANES];
     pthread_t threads[ALL * LANES];

@@ -95,7 +95,7 @@ static void say_write(victim *v, uint32_t index, uint64_t offset, uint32_t bytes
     say(v, head, sizeof head);
 }
 
-/* Waits until the ring of answers has so many bytes. */
+/* Waits until the ring of answers has this many bytes. */
 static bool is_answered(const victim *v, uint64_t bytes) {
     for (uint64_t began = epw_now_ns(); epw_now_ns() - began < 5000 * MS;) {
         if (epw_ring_filled(&v->rings.in) >= bytes) return true;

@@ -44,7 +44,7 @@ fn ip(arguments: &[&str]) -> Result<(), String> {
 }
 
 impl Hosts {
-    /// So many hosts, each with the interface `eth0` and its [`Hosts::address`].
+    /// This many hosts, each with the interface `eth0` and its [`Hosts::address`].
     pub(crate) fn new(count: u32) -> Self {
         let serial = MADE.fetch_add(1, Ordering::Relaxed);
         let name = |what: &str| format!("epw{}-{serial}{what}", std::process::id());
@@ -97,7 +97,7 @@ impl Hosts {
         self.drop(host, "oifname eth0 drop", "iifname eth0 drop");
     }
 
-    /// Drops so many percent of the packets that come to this host.
+    /// Drops this many percent of the packets that come to this host.
     pub(crate) fn lose(&self, host: u32, percent: u32) {
         let lost = format!("iifname eth0 numgen random mod 100 < {percent} drop");
         self.drop(host, "oifname eth0 accept", &lost);

@@ -49,7 +49,7 @@ impl Rank {
         self.gpu.ranks() as usize
     }
 
-    /// Runs an operation on both communicators, with `send` and `recv` of so many elements, and compares the results.
+    /// Runs an operation on both communicators, with `send` and `recv` of this many elements, and compares the results.
     fn compare(
         &self,
         [send, recv]: [usize; 2],

@@ -160,8 +160,8 @@ impl Tokens {
         }
     }
 
-    /// Every token goes to two experts of its own with half weights, so the result is the input. `ranks`: only the
-    /// first so many ranks have these experts.
+    /// Every token goes to two experts of its own with half weights, so the result is the input. Only the first
+    /// `ranks` ranks have these experts.
     pub(crate) fn identity(rank: u32, ranks: u32) -> Self {
         let mut tokens = Self::new(rank, ranks, 3);
         let experts = LOCAL_EXPERTS * ranks as usize;

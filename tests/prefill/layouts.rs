@@ -71,7 +71,7 @@ fn rows_lie_as_each_layout_says_and_their_sums_come_home() {
     });
 }
 
-/// Scale `k` of the row at `place`, of `count` scales of so many bytes, in a single list.
+/// Scale `k` of the row at `place`, of `count` scales of this many bytes, in a single list.
 fn scale_at(
     scales: &[u8],
     order: ScaleOrder,

@@ -86,7 +86,7 @@ pub(crate) fn draw_config(r: &mut Random) -> CommConfig {
     config.slot_bytes(r.pick(&[1024, 4096, 16384]))
 }
 
-/// Some calls of so many communicators, begun and awaited at random points of this order.
+/// Some calls of this many communicators, begun and awaited at random points of this order.
 pub(crate) fn draw(
     r: &mut Random,
     comms: usize,

@@ -9,7 +9,7 @@ static epw_coll_block block_of(const blocks *b, uint32_t rank) {
     return (epw_coll_block){.at = b->base + offset_of(b, rank), .row_bytes = row_bytes_of(b, rank)};
 }
 
-/* The only block of send or recv, with rows of so many bytes. */
+/* The only block of send or recv, with rows of this many bytes. */
 static epw_coll_block alone(const epw_coll *c, bool in_recv, uint64_t row_bytes) {
     unsigned char *at = in_recv ? c->recv : (unsigned char *)(uintptr_t)c->send;
     return (epw_coll_block){.at = at, .row_bytes = row_bytes};

@@ -190,7 +190,7 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
     return true;
 }
 
-/* So many of the entry's bytes are placed, or left out. */
+/* This many of the entry's bytes are placed, or left out. */
 static void pass(epw_link *link, uint64_t bytes) {
     link->left -= bytes;
     link->row_left -= bytes;

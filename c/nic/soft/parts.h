@@ -290,7 +290,7 @@ bool epw_link_copy_out(epw_link *link);
 bool epw_link_read(epw_link *link);
 
 /* By rings: reads them, and does not look at the socket, whether the other end is there. Nothing comes of it
- * before so many bytes are in the ring: fewer than a header say nothing. */
+ * before this many bytes are in the ring: fewer than a header say nothing. */
 bool epw_link_take_bytes(epw_link *link);
 uint32_t epw_link_wants_bytes(const epw_link *link);
 

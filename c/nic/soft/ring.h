@@ -64,13 +64,13 @@ uint64_t epw_ring_filled(const epw_ring *ring);
 /* Copies bytes that are there, also across the ring's end. */
 void epw_ring_copy(const epw_ring *ring, unsigned char *to, uint64_t bytes);
 
-/* Gives so many of them back. */
+/* Gives this many of them back. */
 void epw_ring_advance(epw_ring *ring, int fd, uint64_t bytes);
 
 /* Whether a quarter of it is free, or a cursor cannot be, as the next write finds. */
 bool epw_ring_has_room(const epw_ring *ring);
 
-/* About to sleep until so many bytes are there, or a quarter is free. False: it is so already. Whatever is
+/* About to sleep until this many bytes are there, or a quarter is free. False: it is so already. Whatever is
  * written before that wakes too. */
 bool epw_ring_await_bytes(epw_ring *ring, uint32_t bytes);
 bool epw_ring_await_room(epw_ring *ring);

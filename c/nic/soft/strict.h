@@ -41,7 +41,7 @@ typedef struct epw_fault {
     epw_fault_kind kind;
     uint32_t pair, index; /* of the entry */
     uint8_t syndrome;     /* ERROR: its syndrome */
-    uint32_t bytes;       /* TEAR: so many of the frame are sent, fewer than its header has */
+    uint32_t bytes;       /* TEAR: this many of the frame are sent, fewer than its header has */
 } epw_fault;
 
 /* Before the NIC has queue pairs. Fetches wait up to delay_us behind their doorbells. */

@@ -15,7 +15,7 @@ use crate::{Error, ranks};
 /// One rank's part, and on rank 0 the report of all.
 pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode, Error> {
     if args.sms != [0] {
-        return Err("--sms is of --device cuda".into());
+        return Err("--sms needs --device cuda".into());
     }
     let meeting = Meeting::new(group)?;
     let mut rows = Vec::new();

@@ -97,7 +97,7 @@ impl Collective {
 }
 
 impl Figures {
-    /// Of so many bytes in these times.
+    /// Of this many bytes in these times.
     pub fn new(
         collective: Collective,
         ranks: u32,

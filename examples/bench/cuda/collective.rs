@@ -22,7 +22,7 @@ const CALLS: usize = 20;
 /// One rank's part, and on rank 0 the report of all.
 pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
     if args.heap {
-        return Err("--heap is of --device host".into());
+        return Err("--heap needs --device host".into());
     }
     if args.sms.len() > 1 {
         return Err("--collective takes one value of --sms".into());

@@ -123,7 +123,7 @@ impl<'g> Decode<'g> {
         let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
         let view = |memory, dtype: DType, cols: usize| {
             let address = self.gpu.address(memory);
-            // SAFETY: allocated with so many rows; it lives as long as the subject, which outlives its graphs, and is
+            // SAFETY: allocated with this many rows; it lives as long as the subject, which outlives its graphs, and is
             // written in the order of the one stream that everything here is enqueued on.
             unsafe { TensorRef::from_raw(address, dtype, n, cols, cols * dtype.bytes()) }
         };

@@ -190,7 +190,7 @@ impl Gpu {
     /// Enqueues stores of `bytes` to each of `count` addresses, with all SMs.
     ///
     /// # Safety
-    /// `table` holds so many addresses of memory, of this GPU or mapped from another, of so many bytes.
+    /// `table` holds `count` addresses of memory, of this GPU or mapped from another, with `bytes` bytes each.
     pub unsafe fn launch_store(&self, table: u64, count: u32, bytes: u64) -> Result<(), Error> {
         let (mut table, mut number, mut bytes) = (table, count, bytes);
         let blocks = (self.multiprocessors / count).max(1) * count;

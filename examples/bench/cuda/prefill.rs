@@ -104,7 +104,7 @@ impl<'g> Prefill<'g> {
     /// All of a matrix that has this many columns.
     fn view(&self, memory: &CudaSlice<u8>, dtype: DType, rows: usize, cols: usize) -> TensorRef<'_> {
         let address = self.gpu.address(memory);
-        // SAFETY: allocated with so many rows; it lives as long as the subject, which outlives its graphs, and is written in
+        // SAFETY: allocated with this many rows; it lives as long as the subject, which outlives its graphs, and is written in
         // the order of the one stream that everything here is enqueued on.
         unsafe { TensorRef::from_raw(address, dtype, rows, cols, cols * dtype.bytes()) }
     }

@@ -50,7 +50,7 @@ impl Machine {
         })
     }
 
-    /// Microseconds for so many bytes of the busiest rank and so many operations.
+    /// Microseconds for this many bytes of the busiest rank and this many operations.
     pub fn floor_us(&self, bytes: u64, operations: u32) -> f64 {
         bytes as f64 / self.rate * 1e6 + f64::from(operations) * (self.signal_us + self.gap_us)
     }

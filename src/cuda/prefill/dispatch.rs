@@ -96,7 +96,7 @@ impl PrefillBuffer {
     /// async fn dispatch<'a>(
     ///     buffer: &PrefillBuffer,
     ///     input: Dispatch<'a, TensorRef<'a>>,
-    ///     allocate: impl Fn(usize) -> TensorMut<'a>, // memory for so many rows
+    ///     allocate: impl Fn(usize) -> TensorMut<'a>, // memory for this many rows
     ///     stream: StreamRef<'_>,
     /// ) -> epwire::Result<Routing> {
     ///     let counted = buffer.enqueue_dispatch_count(input, stream)?;

@@ -235,7 +235,7 @@ impl Carrier {
                     other => End::Over(other.to_string()),
                 });
             }
-            _ => return self.lost("it sent a frame that has no place there".to_owned()),
+            _ => return self.lost("it sent a frame that does not belong there".to_owned()),
         }
         None
     }
@@ -262,7 +262,7 @@ impl Carrier {
                 let asked = self.left.take().map(|(reply, _)| reply).or_else(|| self.calls.take_leave());
                 return Some(match asked {
                     Some(reply) => self.leave(reply),
-                    None => End::Over(format!("it does not go on with this member: {error}")),
+                    None => End::Over(format!("it does not continue with this member: {error}")),
                 });
             }
             self.reached(host);
@@ -311,7 +311,7 @@ impl Carrier {
     }
 
     fn sent(&mut self, frame: Frame) -> Option<End> {
-        if self.send(frame) { None } else { self.lost("it does not take what is sent".to_owned()) }
+        if self.send(frame) { None } else { self.lost("it does not accept what is sent".to_owned()) }
     }
 
     /// Whether it has been sent or will be.

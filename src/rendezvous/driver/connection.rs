@@ -207,7 +207,7 @@ fn unexpected(op: &str, peer: &str, frame: Frame) -> BootstrapError {
         _ => BootstrapError::Garbage {
             op: op.to_owned(),
             peer: peer.to_owned(),
-            detail: "a frame that has no place in the handshake".to_owned(),
+            detail: "a frame that does not belong in the handshake".to_owned(),
         },
     }
 }

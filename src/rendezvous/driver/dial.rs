@@ -163,7 +163,7 @@ async fn attempt(
         Ok(Ok(Frame::Opened { host })) => Ok(Try::Open(Open { stream, host })),
         Ok(Ok(Frame::Refer { leader })) => Ok(Try::Refer(leader)),
         Ok(Ok(Frame::Refused { error })) => Err(error),
-        Ok(Ok(_)) => unreachable("it sent a frame that has no place there".to_owned()),
+        Ok(Ok(_)) => unreachable("it sent a frame that does not belong there".to_owned()),
         // A server that is shutting down or starting.
         Ok(Err(BootstrapError::ServerLost { detail, .. })) => unreachable(detail),
         // A server that is waiting for others.

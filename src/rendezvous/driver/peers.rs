@@ -67,7 +67,7 @@ async fn ask(stream: &mut TcpStream, question: &Question) -> Result<Answer, Stri
     write_frame(stream, &frame).await.map_err(|error| error.to_string())?;
     match read_frame(stream, PEER_LIMIT).await {
         Ok(Frame::Replied { body }) => decode(&body),
-        Ok(_) => Err("a frame that has no place there".to_owned()),
+        Ok(_) => Err("a frame that does not belong there".to_owned()),
         Err(error) => Err(format!("{error:?}")),
     }
 }

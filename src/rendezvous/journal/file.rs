@@ -191,7 +191,7 @@ fn read_header(from: &mut impl Read) -> io::Result<Result<(), String>> {
     let mut header = Vec::with_capacity(HEADER_BYTES);
     from.take(HEADER_BYTES as u64).read_to_end(&mut header)?;
     let Some((MAGIC, version)) = header.split_first_chunk() else {
-        return Ok(Err("this is no state file of a rendezvous server; name another".to_owned()));
+        return Ok(Err("this is not a state file of a rendezvous server; name another".to_owned()));
     };
     Ok(match <[u8; 2]>::try_from(version).map(u16::from_le_bytes) {
         Ok(VERSION) => Ok(()),

@@ -67,7 +67,7 @@ pub(crate) enum VotersError {
     #[error("the change of voters was not completed in time")]
     Late,
     /// Such a set of voters is not possible.
-    #[error("these voters cannot be: {why}")]
+    #[error("these voters are not possible: {why}")]
     Refused {
         /// The reason.
         why: String,

@@ -113,8 +113,12 @@ impl Inbox {
             lock(&self.heard).sign_of(voter);
         }
         let answered = match question.body {
-            Body::Append { append } if !append.is_sound() => Err(Answer::refused("entries of no log")),
-            Body::Install { install } if !install.is_sound() => Err(Answer::refused("a part of no snapshot")),
+            Body::Append { append } if !append.is_sound() => {
+                Err(Answer::refused("entries that no log can have"))
+            }
+            Body::Install { install } if !install.is_sound() => {
+                Err(Answer::refused("a part that no snapshot can have"))
+            }
             Body::Append { append } => self.append(append).await,
             Body::Vote { ballot, last } => self.vote(ballot, last).await,
             Body::Install { install } => self.install(install).await,
@@ -126,13 +130,13 @@ impl Inbox {
     fn check_leader(&self, ballot: &Ballot) -> Result<(u64, u128), Answer> {
         let term = ballot.leader_id.term;
         let elected = ballot.leader_id.voted_for.filter(|leader| ballot.committed && *leader != self.own);
-        let leader = (term, elected.ok_or_else(|| Answer::refused("a leader that is none"))?);
+        let leader = (term, elected.ok_or_else(|| Answer::refused("a ballot that names no elected leader"))?);
         let own = self.leadership.borrow().clone();
         let known = own.leader.map(|leader| (own.term, leader.id));
         let mut heard = lock(&self.heard);
         let latest = heard.leader.max(known);
         if latest.is_some_and(|latest| latest.0 == term && latest != leader) {
-            return Err(Answer::refused("a second leader of a term"));
+            return Err(Answer::refused("a second leader in a term"));
         }
         if let Some((term, later)) = latest.filter(|latest| latest.0 > term) {
             return Err(Answer::Outvoted { ballot: Ballot::new_committed(term, later) });
@@ -156,7 +160,7 @@ impl Inbox {
     /// Checks that these entries contradict neither committed ones nor others of the same leader.
     fn check_entries(&self, append: &Append, leader: (u64, u128)) -> Result<(), Answer> {
         if !append.ids().all(|id| self.fits_committed(id)) {
-            return Err(Answer::refused("other entries than those committed"));
+            return Err(Answer::refused("entries that differ from committed ones"));
         }
         let mut heard = lock(&self.heard);
         if heard.leader == Some(leader) {
@@ -189,7 +193,9 @@ impl Inbox {
             AppendEntriesResponse::Success => Ok(Answer::Appended {}),
             AppendEntriesResponse::Conflict => Ok(Answer::Conflict {}),
             AppendEntriesResponse::HigherVote(ballot) => Ok(Answer::Outvoted { ballot }),
-            AppendEntriesResponse::PartialSuccess(_) => Err(Answer::refused("entries taken over in part")),
+            AppendEntriesResponse::PartialSuccess(_) => {
+                Err(Answer::refused("entries that were accepted only in part"))
+            }
         }
     }
 
@@ -198,7 +204,7 @@ impl Inbox {
     async fn vote(&self, ballot: Ballot, last: Option<LogId>) -> Result<Answer, Answer> {
         let candidate = ballot.leader_id.voted_for.filter(|candidate| *candidate != self.own);
         if ballot.committed || candidate.is_none() {
-            return Err(Answer::refused("a candidate that is none"));
+            return Err(Answer::refused("a ballot that names no candidate"));
         }
         let heard = {
             let heard = lock(&self.heard);
@@ -222,7 +228,7 @@ impl Inbox {
     async fn install(&self, install: Install) -> Result<Answer, Answer> {
         let leader = self.check_leader(&install.ballot)?;
         if !self.fits_committed(install.last) {
-            return Err(Answer::refused("a snapshot of other entries than those committed"));
+            return Err(Answer::refused("a snapshot of entries that differ from committed ones"));
         }
         let mut incoming = self.incoming.lock().await;
         let current = self.raft.with_raft_state(|state| *state.vote_ref()).await;

@@ -96,7 +96,7 @@ impl Link {
             Some(candidate) if candidate != self.own && ballot.leader_id.term > own.leader_id.term => {
                 Ok(ballot)
             }
-            _ => Err(unreachable("outvoted by no later ballot")),
+            _ => Err(unreachable("outvoted by a ballot that is not later")),
         }
     }
 
@@ -130,7 +130,9 @@ impl Link {
         ballot: Ballot,
         snapshot: Snapshot,
     ) -> Result<SnapshotResponse<u128>, Unreachable> {
-        let Some(last) = snapshot.meta.last_log_id else { return Err(unreachable("a snapshot of nothing")) };
+        let Some(last) = snapshot.meta.last_log_id else {
+            return Err(unreachable("a snapshot without an entry"));
+        };
         let data = &snapshot.snapshot.0;
         if data.len() > MAX_SNAPSHOT_BYTES {
             let why = format!("a snapshot of {} bytes (limit {MAX_SNAPSHOT_BYTES})", data.len());

@@ -284,7 +284,7 @@ impl Machine {
         let aborted = |op: &str| BootstrapError::Aborted { op: op.to_owned(), change: number, rank };
         let Some(change) = self.changes.running.take_if(|change| change.number == number) else {
             let reason = match number {
-                1.. if number <= self.changes.ended() => "it is decided, or has come to nothing, already",
+                1.. if number <= self.changes.ended() => "it has already been decided or aborted",
                 _ => "there is no such change",
             };
             let (op, reason) = (format!("abort change {number} of the membership"), reason.to_owned());

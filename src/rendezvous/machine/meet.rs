@@ -54,7 +54,7 @@ impl Machine {
             }
             _ => BootstrapError::OutOfOrder {
                 op: op(),
-                reason: format!("rank {newcomer} is not on standby, or rank {peer} not there"),
+                reason: format!("rank {newcomer} is not on standby, or rank {peer} is not connected"),
             },
         };
         self.answer(call, Err(refusal));

@@ -196,7 +196,7 @@ impl Store {
             op: format!("add {amount} to {key}"),
             field: "value".to_owned(),
             value: String::from_utf8_lossy(&value.0[..value.0.len().min(32)]).into_owned(),
-            reason: "it is no decimal number, or the sum does not fit 64 bits".to_owned(),
+            reason: "it is not a decimal number, or the sum does not fit 64 bits".to_owned(),
         })
     }
 }

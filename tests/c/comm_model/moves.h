@@ -77,13 +77,13 @@ static void look_moves(walker *w, const state *s, unsigned r, unsigned q) {
     if (p->in > 0 || w->m->peeks) {
         begin_move(w, s, &next, "looks at POSTED of", r, q);
         look(w->m, &next, r, q, true);
-        check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a sound peer is taken for a broken one");
+        check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a correct peer is judged faulty");
         w->take(w, &next);
     }
     if (awaits_taken(w->m, p)) {
         begin_move(w, s, &next, "looks at TAKEN of", r, q);
         look(w->m, &next, r, q, false);
-        check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a sound peer is taken for a broken one");
+        check(w, next.ranks[r].of[q].gone != EPW_CAUSE_FORMAT, "a correct peer is judged faulty");
         w->take(w, &next);
     }
 }
@@ -188,10 +188,10 @@ static void open_message(walker *w, const state *s, unsigned r, unsigned q) {
     memcpy(&p->ring.message, &from->message, sizeof p->ring.message);
     switch (epw_message_found(&p->ring, me->calls, &own, &before)) {
     case EPW_FOUND_NONSENSE:
-        check(w, false, "a sound message is taken for a broken one");
+        check(w, false, "a correct message is judged faulty");
         break;
     case EPW_FOUND_ANOTHER:
-        check(w, w->m->astray, "ranks that call the same are taken to call different things");
+        check(w, w->m->astray, "ranks that make the same call are reported to differ");
         end_by_mismatch(w->m, &next, r, true);
         break;
     case EPW_FOUND_OURS:
@@ -199,7 +199,7 @@ static void open_message(walker *w, const state *s, unsigned r, unsigned q) {
         check(w, from->message.call == me->calls, "a message of another call is taken in");
         check(w, epw_descriptor_equal(&own, &its), "a message of another call's arguments is taken in");
         check(w, from->message.carry == EPW_CARRY_VOID || from->message.address == w->m->messages - p->in,
-              "a message is taken in out of its turn");
+              "a message is taken in out of order");
         p->hand = READING;
         p->lent = s->ranks[q].memory;
         break;
@@ -238,7 +238,7 @@ static void peek(walker *w, const state *s, unsigned r, unsigned q) {
     check(w, !from->torn, "a slot is read while it is written");
     memcpy(&ring->message, &from->message, sizeof ring->message);
     bool unexpected = epw_message_unexpected(ring, s->ranks[r].calls);
-    check(w, w->m->astray || !unexpected, "ranks that call the same are taken to call different things");
+    check(w, w->m->astray || !unexpected, "ranks that make the same call are reported to differ");
     ring->message = (epw_message){0};
     if (unexpected) end_by_mismatch(w->m, &next, r, true);
     w->take(w, &next);
@@ -264,7 +264,7 @@ static void lose_moves(walker *w, const state *s, unsigned r, unsigned q) {
     state next;
     begin_move(w, s, &next, "gives up", r, q);
     bool why = w->m->deaths || w->m->impatient || w->m->drops || w->m->astray;
-    check(w, why, "a rank is given up that does its part");
+    check(w, why, "a rank that does its part is given up");
     lose(&next, r, q);
     w->take(w, &next);
 }
@@ -298,7 +298,7 @@ static void end_call(walker *w, const state *s, unsigned r) {
     begin_move(w, s, &next, "has done its call", r, r);
     bool led_astray = w->m->astray && w->m->shape == TO_ROOTS && epoch_of(&s->ranks[r]) == 1;
     check(w, !(led_astray && whole && r == 0 && s->ranks[r].calls == 2),
-          "who has heard of all ranks after one of them called something else ends well");
+          "a rank succeeds although it has heard from all ranks after one of them called another operation");
     next.ranks[r].running = false;
     next.ranks[r].memory++;
     w->take(w, &next);

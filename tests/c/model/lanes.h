@@ -61,7 +61,7 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
     unwell |= me->stops > 0;
     bool told = (seen->sight.dropped >> 41) >= me->epoch || (seen->sight.epoch_word >> 41) > me->epoch ||
                 ((seen->sight.epoch_word >> 41) == me->epoch && at_odds(m, rank_of(m, r), p, me->epoch));
-    if (after->silent == told) breaks(w, "who has said something counts as silent, or the other way around");
+    if (after->silent == told) breaks(w, "a rank that has sent something counts as silent, or the reverse");
     if (at_odds(m, rank_of(m, r), p, me->epoch)) return;
     bool revoked = has(it->revoked, rank_of(m, r)) || has(me->revoked, p);
     if (me->epoch == 1 && revoked && told) return; /* one continues without the other, and has said so */
@@ -72,7 +72,7 @@ static void check_suspicion(walker *w, const state *s, unsigned r, unsigned l, u
         breaks(w, "a rank is given up after the change of membership");
     if (unwell || (moved && !expired)) return;
     if (m->crossed) return; /* callers that wait for each other are told so, see age_lane */
-    if (m->timed) breaks(w, "a rank is given up that was neither dead nor stopped");
+    if (m->timed) breaks(w, "a rank that was neither dead nor stopped is given up");
     if (!m->timed && m->timeouts == TIMEOUTS_NONE) breaks(w, "a rank is given up without a timeout");
 }
 
@@ -98,7 +98,7 @@ static void store(walker *w, state *s, unsigned r, unsigned l, const epw_decisio
     uint64_t *word = word_at(s, source, reader, l, d->word);
     if (word_of(s, source, reader, l, EPW_WORD_DROPPED) >> 41 >= d->value >> 41 &&
         d->word != EPW_WORD_DROPPED)
-        breaks(w, "a word is written behind the farewell");
+        breaks(w, "a word is written after the farewell");
     if (about(*word) == about(d->value) && d->word >= EPW_WORD_USER)
         breaks(w, "a word is written twice for one operation");
     if (*word >> 41 > d->value >> 41) breaks(w, "a former incarnation writes over a word of the new one");
@@ -110,7 +110,7 @@ static void write_slots(walker *w, const state *s, unsigned r, unsigned l, unsig
     unsigned source = rank_of(w->m, r), reader = reader_of(w->m, s, r, p);
     if (p == source || s->ranks[reader].fate == DEAD) return;
     if (word_of(s, source, reader, l, EPW_WORD_DROPPED) >> 41 >= s->ranks[r].epoch)
-        breaks(w, "slots are written behind the farewell");
+        breaks(w, "slots are written after the farewell");
     if (at_odds(w->m, source, p, s->ranks[r].epoch)) breaks(w, "slots of a rank at another step are written");
 }
 

@@ -145,12 +145,12 @@ static void age_lane(walker *w, state *s, unsigned r, unsigned l) {
     bool due = (callers_turn(at) && lanes_turn(m, &s->ranks[r], r, l)) || (l == 0 && may_change(m, s, r));
     if (due && s->ranks[r].fate == AWAKE) at->away++;
     if (!well || !waiting) return;
-    if (at->alone * UNIT > bound) breaks(w, "a wait for the faulty rank alone outlasts its deadline");
+    if (at->alone * UNIT > bound) breaks(w, "a wait only for the faulty rank takes longer than its deadline");
     if (m->crossed && NOW - began > EPW_WAIT_DEADLINES_MAX * bound)
-        breaks(w, "ranks that wait for each other do so without end");
+        breaks(w, "ranks wait for each other forever");
     if (m->away == 0 && m->longs == 0 && !m->crossed && NOW - began >= 2 * bound)
-        breaks(w, "a wait outlasts two deadlines");
-    if (NOW - began >= (AGES - 2) * UNIT) breaks(w, "a wait outlasts what the model tells apart");
+        breaks(w, "a wait takes longer than two deadlines");
+    if (NOW - began >= (AGES - 2) * UNIT) breaks(w, "a wait takes longer than the model distinguishes");
 }
 
 static bool caller_may_stay(const model *m, const state *s, unsigned r) {
@@ -188,7 +188,7 @@ static void check_sleepers(walker *w, const state *before, const state *after) {
             bind(&copy);
             epw_decision d = epw_lane_decide(&copy.m, NOW);
             if (before->ranks[r].fate == AWAKE && (d.act != EPW_ACT_SLEEP || d.until > NOW + UNIT))
-                breaks(w, "a lane sleeps past what it should do");
+                breaks(w, "a lane sleeps past the time of its next action");
         }
     }
 }

@@ -285,7 +285,7 @@ impl Crew {
         self.hosts.as_ref().expect("ranks are on hosts").cut(rank);
     }
 
-    /// Drops so many percent of the packets that come to the host of a rank.
+    /// Drops this many percent of the packets that come to the host of a rank.
     pub(crate) fn lose(&mut self, rank: u32, percent: u32) {
         self.story.tell(format!("rank {rank} loses {percent} % of its packets"));
         self.hosts.as_ref().expect("ranks are on hosts").lose(rank, percent);
@@ -383,7 +383,7 @@ impl Crew {
                 let noise = Duration::from_micros(noise_us).max(noise::worst());
                 assert!(
                     member.was_stopped || noise > self.lease / 2,
-                    "rank {rank}, which was well, was removed (noise {noise:?})"
+                    "rank {rank}, which was healthy, was removed (noise {noise:?})"
                 );
             }
             (News::Ready { listens }, Some(member)) => (member.ready, member.listens) = (true, listens),
@@ -477,7 +477,7 @@ impl Crew {
         leaders.all(|other| other == Some(leader)).then_some(leader)
     }
 
-    /// Whether the run can lose so many members at once: all know the same servers, at least three, and most of those
+    /// Whether the run can lose this many members at once: all know the same servers, at least three, and most of those
     /// would be left.
     pub(crate) fn can_lose(&self, losses: usize) -> bool {
         let Some(known) = self.members.iter().flatten().map(|member| &member.servers).next() else {

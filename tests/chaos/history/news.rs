@@ -33,7 +33,7 @@ pub(crate) enum Order {
     Rejoin,
     /// Leave between two steps, and end.
     Leave,
-    /// Drop futures during so many steps.
+    /// Drop futures during this many steps.
     Cancel(u32),
     /// Ask the group for something, beside the steps.
     Ask,

@@ -183,9 +183,9 @@ fn what_is_no_state_file_of_this_version_is_left_alone_and_named() {
     let (mut bytes, _) = small(&folder);
     bytes[8] = 9;
     for (content, what) in [
-        (&b""[..], "this is no state file of a rendezvous server"),
-        (b"token\n", "this is no state file of a rendezvous server"),
-        (&b"x".repeat(5000), "this is no state file of a rendezvous server"),
+        (&b""[..], "this is not a state file of a rendezvous server"),
+        (b"token\n", "this is not a state file of a rendezvous server"),
+        (&b"x".repeat(5000), "this is not a state file of a rendezvous server"),
         (&bytes[..9], "a state file that ends early"),
         (&bytes, "a state file of version 9 (this side: 1)"),
     ] {

@@ -111,7 +111,7 @@ fn what_is_decided_is_called_off_no_more() {
     let late = run.ask(1, Request::Abort { change: number });
     assert_eq!(
         run.error(late).to_string(),
-        "abort change 1 of the membership: it is decided, or has come to nothing, already"
+        "abort change 1 of the membership: it has already been decided or aborted"
     );
     for number in [0, 2, u64::MAX] {
         let odd = run.ask(1, Request::Abort { change: number });
