@@ -1,5 +1,6 @@
-/* The handshake by which the two ends of a connection show each other that they know the fabric's key, and
- * for which link the connection is, before any frame: bytes in, bytes out, no sockets and no clock.
+/* The handshake by which, before any frame, the two ends of a connection prove to each other that they know
+ * the fabric's key, and agree on the link for which the connection is. Bytes in, bytes out: no sockets and no
+ * clock.
  *
  *     dialer                                listener
  *        | -- hello, challenge ---------------> |   who dials whom, which incarnations, which link
@@ -7,19 +8,20 @@
  *        | -- proof --------------------------> |   the dialer proves first: a stranger gets nothing that
  *        | <-- verdict, proof ----------------- |   derives from the key, nor who it is that listens
  *
- * A proof is HMAC-SHA256 under the key over {label, the prover's role, version, verdict, both hellos whole}.
- * The role keeps it from being sent back as one's own, the two fresh challenges from being used again, the
- * rest of the hellos from being used for another link, rank or incarnation. Whether it is the one whom the
- * dialer wants the listener decides, once the dialer has proven itself; its verdict is part of its own proof.
+ * A proof is HMAC-SHA256 under the key over {label, the prover's role, version, verdict, both complete
+ * hellos}. The role prevents a proof from being reflected, the two fresh challenges prevent it from being
+ * replayed, and the rest of the hellos prevents it from being used for another link, rank or incarnation.
+ * Once the dialer has proven itself, the listener decides whether it is the one whom the dialer wants; its
+ * verdict is part of its own proof.
  *
- * Windows are not named: a link carries those of all buffers that its two fabrics have while it lasts, later
- * ones too. The hellos name both fabrics by nonces that are drawn anew whenever one is created, so that no
- * proof is of use to another incarnation; which window a frame may write is decided for each by the number of
- * the queue pair and the key, both with serials that no reused place repeats soon, and by the domain of the
- * two (soft/incoming.c).
+ * Windows are not named: a link serves all buffers of its two fabrics while it lasts, including later ones.
+ * The hellos name both fabrics by nonces that are drawn whenever a fabric is created, so no proof is valid
+ * for another incarnation. Which window a frame may write is decided for each frame by the number of the
+ * queue pair and the key, both with serials that a reused slot does not repeat soon, and by their domain
+ * (soft/incoming.c).
  *
  * As with the bootstrap, what follows is neither encrypted nor authenticated: the key keeps strangers and
- * strays out of a trusted network, it does not replace one. */
+ * misdirected connections out, but does not replace a trusted network. */
 #ifndef EPW_NIC_AUTH_H
 #define EPW_NIC_AUTH_H
 
@@ -45,8 +47,9 @@ typedef enum epw_auth_role { EPW_AUTH_DIALER = 1, EPW_AUTH_LISTENER = 2 } epw_au
 
 typedef enum epw_auth_state {
     EPW_AUTH_MORE,   /* bytes are awaited */
-    EPW_AUTH_DONE,   /* the other end knows the key and the link is agreed; output may be left to send */
-    EPW_AUTH_REFUSED /* for the reason given; output may be left to send here, too */
+    EPW_AUTH_DONE,   /* the other end knows the key and the link is agreed; output may still have to be
+                        sent */
+    EPW_AUTH_REFUSED /* for the reason given; output may still have to be sent */
 } epw_auth_state;
 
 typedef enum epw_auth_reason {
@@ -70,15 +73,15 @@ typedef struct epw_auth_self {
     unsigned char challenge[EPW_AUTH_CHALLENGE_BYTES]; /* fresh random bytes for each connection */
 } epw_auth_self;
 
-/* The other end and the link. A dialer says them; a listener learns them, and may believe them once done. */
+/* The other end and the link. A dialer sets them; a listener learns them, and may trust them once the
+ * handshake is done. */
 typedef struct epw_auth_peer {
     uint32_t rank;
     epw_nonce fabric;
     uint32_t link;
 } epw_auth_peer;
 
-/* A handshake under way. Who uses it reads `state`, `reason` and `peer`, and leaves the rest to the
- * functions. */
+/* A handshake in progress. Users read `state`, `reason` and `peer`, and leave the rest to the functions. */
 typedef struct epw_auth {
     epw_auth_state state;
     epw_auth_reason reason;
@@ -91,24 +94,25 @@ typedef struct epw_auth {
     unsigned char in[EPW_AUTH_HELLO_BYTES];
     unsigned char hellos[2][EPW_AUTH_HELLO_BYTES]; /* the dialer's, the listener's */
     uint32_t out_length, out_sent;
-    unsigned char out[EPW_AUTH_LISTENER_BYTES]; /* the longer of what the two ever say */
+    unsigned char out[EPW_AUTH_LISTENER_BYTES]; /* the longest message of either */
 } epw_auth;
 
 /* Begins. A dialer has its hello to send at once. */
 void epw_auth_dial(epw_auth *auth, const epw_auth_self *self, const epw_auth_peer *peer);
 void epw_auth_listen(epw_auth *auth, const epw_auth_self *self);
 
-/* How many bytes it takes next at most, at least 1 while it wants more, 0 once it is over: who reads no more
- * than that at a time leaves what follows the handshake unread. */
+/* The most bytes that it takes next: at least 1 while it wants more, 0 once it is over. A user that never
+ * reads more than that leaves what follows the handshake unread. */
 size_t epw_auth_wanted(const epw_auth *auth);
 
-/* Takes received bytes, in parts of any length, and returns how many; the rest lies behind the handshake. */
+/* Takes received bytes, in parts of any length, and returns how many it has taken; the rest follows the
+ * handshake. */
 size_t epw_auth_take(epw_auth *auth, const void *bytes, size_t length);
 
 /* The connection has ended: a handshake that wants more is refused as cut off. */
 void epw_auth_end(epw_auth *auth);
 
-/* What is to be sent, returning its length, and that `length` bytes of it were. */
+/* Gives what is to be sent, and returns its length; reports that `length` bytes of it were sent. */
 size_t epw_auth_output(const epw_auth *auth, const unsigned char **bytes);
 void epw_auth_sent(epw_auth *auth, size_t length);
 

@@ -1,11 +1,12 @@
-/* Who rings for a send queue: one thread at a time, and none waits for it. All that they have to agree about
- * is one word, {entries rung for 60 | given up | flush | again | held}, changed by compare-and-swap alone.
+/* Which thread rings for a send queue: one at a time, and no thread waits for it. Their shared state is one
+ * word, {entries rung for 60 | given up | flush | again | held}, changed only by compare-and-swap.
  *
- * A thread that finds the bell held leaves its request in the word and returns. The holder lets go by
- * swapping the very word that it has left there: if a request has come meanwhile that fails, and it goes
- * round again.
+ * A thread that finds the bell held leaves its request in the word and returns. The holder releases the bell
+ * by swapping the word that it last stored: if a request has come meanwhile the swap fails, and the holder
+ * continues.
  *
- * Once it is given up nobody takes it any more. Who holds it then rings for nothing that was posted later. */
+ * Once the queue is given up nobody takes the bell any more, and its holder does not ring for anything posted
+ * later. */
 #ifndef EPW_NIC_DOORBELL_H
 #define EPW_NIC_DOORBELL_H
 
@@ -14,7 +15,7 @@
 enum {
     EPW_BELL_HELD = 1,
     EPW_BELL_AGAIN = 2, /* slots were published while it was held */
-    EPW_BELL_FLUSH = 4, /* somebody wants to be rung for all that was posted, published by now or not */
+    EPW_BELL_FLUSH = 4, /* somebody asks to ring for all that was posted, published yet or not */
     EPW_BELL_GIVEN_UP = 8,
     EPW_BELL_COUNT_SHIFT = 4
 };
@@ -25,7 +26,7 @@ typedef struct epw_bell {
     bool flush; /* was asked for, and has not been done */
 } epw_bell;
 
-/* Takes the bell. False: another thread holds it, and will see to it; or it is given up.
+/* Takes the bell. False: another thread holds it, and will serve the request; or the queue is given up.
  *
  * Each swap releases what its thread has published, and acquires what those before it have: a request left in
  * the word and the slots behind it are seen by the holder together. */
@@ -42,9 +43,9 @@ EPW_INLINE bool epw_bell_take(uint64_t *word, bool flush, epw_bell *bell) {
     }
 }
 
-/* Lets go, with what the holder has done, and with its flush if that is still to be done by a later one.
- * False if there are requests: it holds the bell on, and has them. One that is given up it leaves as it is.
- */
+/* Releases the bell, and records what the holder has done, and its flush if a later holder must still do
+ * that. False if there are requests: the caller keeps the bell, and has the requests. If the queue is given
+ * up the word stays as it is. */
 EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *bell) {
     uint64_t count = bell->rung << EPW_BELL_COUNT_SHIFT;
     uint64_t seen = left_there << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
@@ -57,8 +58,9 @@ EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *b
     return false;
 }
 
-/* Nobody rings from here on for what this thread, or who acquires something that it releases later, posts:
- * such a one finds the bell given up when it takes it, or in the word while it holds it. */
+/* Gives the queue up: from now on nobody rings for what this thread posts, or for what is posted by a thread
+ * that acquires something that this one releases later. Such a thread finds the queue given up when it takes
+ * the bell, or in the word while it holds it. */
 EPW_INLINE void epw_bell_give_up(uint64_t *word) {
     uint64_t seen;
     do { /* terminates: a swap fails only where another one has succeeded */
@@ -66,7 +68,7 @@ EPW_INLINE void epw_bell_give_up(uint64_t *word) {
     } while (!epw_compare_swap_64(word, seen, seen | EPW_BELL_GIVEN_UP));
 }
 
-/* For who holds it, behind the marks that it has acquired of others. */
+/* Called by the holder, after it has acquired the marks of others. */
 EPW_INLINE bool epw_bell_is_given_up(const uint64_t *word) {
     return (epw_load_relaxed_64(word) & EPW_BELL_GIVEN_UP) != 0;
 }

@@ -1,5 +1,5 @@
-/* This rank's end of a queue pair, by whichever NIC its fabric has: a soft one, or an adapter. And the memory
- * that the NIC may touch. */
+/* This rank's end of a queue pair, for either NIC that a fabric may have: a soft one, or an adapter. And the
+ * memory that the NIC may access. */
 #ifndef EPW_NIC_END_H
 #define EPW_NIC_END_H
 
@@ -7,8 +7,8 @@
 #include "nic/mlx5.h"
 #include "nic/queue.h"
 
-/* One of the two, or none. An adapter does not notice that a peer has ended before something is sent to it:
- * that shows by the connection to the peer's fabric, which therefore ends where a queue pair breaks. */
+/* One of the two, or none. An adapter does not notice that a peer has ended until something is sent to it;
+ * the connection to the peer's fabric shows it at once, and is therefore closed when a queue pair breaks. */
 typedef struct epw_end {
     epw_pair *soft;
     epw_mlx5_pair *adapter;
@@ -19,12 +19,13 @@ typedef struct epw_end {
 /* Who posts to it. */
 typedef enum epw_poster {
     EPW_POSTER_HOST,           /* threads of this process, which call epw_end_ring */
-    EPW_POSTER_KERNELS,        /* kernels, by memory that they reach */
-    EPW_POSTER_KERNELS_UNHEARD /* and whose stores do not reach an adapter's register, see epw_mlx5_poster */
+    EPW_POSTER_KERNELS,        /* kernels, through memory that they can access */
+    EPW_POSTER_KERNELS_UNHEARD /* kernels whose stores do not reach an adapter's register, see
+                                  epw_mlx5_poster */
 } epw_poster;
 
-/* A fabric of several adapters has queue pairs at each: those of a lane are at number epw_end_place(lane),
- * and so are the keys that their entries name. A soft NIC is one place. */
+/* A fabric with several adapters has queue pairs at each of them: those of a lane, and the keys that their
+ * entries name, belong to adapter number epw_end_place(lane). A soft NIC is one place. */
 static inline uint32_t epw_end_place(const epw_fabric *fabric, uint32_t lane) {
     return lane % EPW_ADAPTERS_MAX % epw_fabric_places(fabric);
 }
@@ -34,9 +35,10 @@ typedef struct epw_end_options {
     uint32_t lane;
     uint32_t depth;
     epw_poster poster;
-    /* Of epw_end_memory_bytes, that begins a page and outlives the pair; NULL: memory of the NIC's. */
+    /* Memory of epw_end_memory_bytes, which begins on a page and outlives the pair; NULL: the NIC allocates
+     * its own. */
     unsigned char *memory;
-    const epw_mlx5_far *ring; /* of an adapter's, in the memory of a GPU; NULL: none */
+    const epw_mlx5_far *ring; /* the ring of an adapter's queue, in the memory of a GPU; NULL: none */
     void (*broken)(void *context);
     void *context;
 } epw_end_options;
@@ -45,11 +47,11 @@ uint64_t epw_end_memory_bytes(const epw_fabric *fabric, uint32_t depth);
 
 epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, epw_where where, epw_end *out);
 
-/* Once this returns nothing that came by it is placed any more, and nothing is read of what it was to send.
- * Of none it does nothing. False: its memory is not to be used again. */
+/* Once this returns nothing that came by it is placed any more, and nothing is read that it had to send. Does
+ * nothing if there is none. False: its memory must not be used again. */
 bool epw_end_destroy(epw_end *end);
 
-/* By which the peer names it, and by which it does so by the verbs wire; 0: it cannot. */
+/* The number by which the peer names it, and the one for the verbs wire; 0: there is none. */
 uint32_t epw_end_number(const epw_end *end);
 uint32_t epw_end_carried_number(const epw_end *end);
 const epw_pair_memory *epw_end_memory(const epw_end *end);
@@ -57,21 +59,22 @@ const epw_pair_memory *epw_end_memory(const epw_end *end);
 /* Where it leads. */
 typedef struct epw_end_peer {
     uint32_t wire;    /* EPW_WIRE_* */
-    uint64_t link;    /* of the fabric, to the peer's */
+    uint64_t link;    /* from this fabric to the peer's */
     uint32_t number;  /* of the peer's end: see epw_end_number */
     uint32_t carried; /* and, by the verbs wire, see epw_end_carried_number */
     uint32_t lane;
-    const unsigned char *nic; /* what the peer's fabric says of its NIC, see epw_fabric_nic_write */
+    const unsigned char *nic; /* the description of the peer's NIC, see epw_fabric_nic_write */
     uint64_t deadline_ns;     /* an adapter gives up a silent peer within 2 to 4 of these */
 } epw_end_peer;
 
-/* Again only before the first entry is posted. */
+/* Call it again only before the first entry is posted. */
 epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where);
 
 /* The doorbell has been rung. */
 void epw_end_ring(const epw_end *end);
 
-/* Whether it has ever been rung; whether all entries that it was rung for are done, or none will be. */
+/* Whether its doorbell has ever been rung; whether all entries that it was rung for are done, or nothing more
+ * will be. */
 bool epw_end_has_rung(const epw_end *end);
 bool epw_end_idle(const epw_end *end);
 
@@ -81,15 +84,15 @@ bool epw_end_close(const epw_end *end);
 bool epw_end_is_closed(const epw_end *end);
 bool epw_end_broken(const epw_end *end);
 
-/* Whether its entries travel by an adapter, and not by a software NIC's connection. */
+/* Whether an adapter carries its entries, not a software NIC's connection. */
 bool epw_end_is_of_adapter(const epw_end *end);
 
-/* Whether an entry of its queue has failed by itself, and why: also where what was flushed since hides that
- * in the completion queue of a soft NIC. */
+/* Whether an entry of its queue has failed by itself, and why; known even if later flushed entries hide it in
+ * the completion queue of a soft NIC. */
 bool epw_end_failed(const epw_end *end, epw_queue *queue, epw_queue_fault *fault);
 
-/* For print: what has broken it, and what to do, as far as the NIC tells; "" if it has not broken or nothing
- * is told. Returns `text`. */
+/* For printing: what has broken it, and what to do, as far as the NIC reports it; "" if it is not broken or
+ * the reason is not known. Returns `text`. */
 const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]);
 
 /* ---- memory ---- */
@@ -98,13 +101,13 @@ const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]);
 epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region *region, epw_where where,
                             epw_keys *out);
 
-/* Once this returns nothing of the region is touched any more by them. `own`: its key; 0: of none. */
+/* Once this returns they access nothing of the region any more. `own`: its key; 0: no region. */
 void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own);
 
-/* The same for all places; of words that come the first one tells, by whichever they come. */
+/* The same for all places; words that arrive, at whichever place, are reported through the first. */
 epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, epw_where where,
                                 epw_keys out[EPW_ADAPTERS_MAX]);
-/* Memory of a GPU, at adapters, see epw_mlx5_register_far. */
+/* GPU memory, for adapters, see epw_mlx5_register_far. */
 epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
                                 epw_keys out[EPW_ADAPTERS_MAX]);
 void epw_end_deregister_all(epw_fabric *fabric, const epw_keys keys[EPW_ADAPTERS_MAX]);

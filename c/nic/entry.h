@@ -1,6 +1,6 @@
 /* Entries of a send queue as an mlx5 adapter reads them, each in one basic block of 64 bytes: a control
- * segment, the remote address, then the data or its place. All numbers are big-endian, but for inline bytes.
- * The one builder for host threads and kernels. */
+ * segment, the remote address, then the data or its address. All numbers are big-endian, except inline bytes.
+ * Both host threads and kernels build entries with these functions. */
 #ifndef EPW_NIC_ENTRY_H
 #define EPW_NIC_ENTRY_H
 
@@ -16,7 +16,7 @@ typedef struct epw_entry_block {
     uint32_t words[EPW_ENTRY_WORDS];
 } epw_entry_block;
 
-/* A memory key as entries have it: swapped once, by who registers the memory. */
+/* A memory key in the form that entries use: swapped once, when the memory is registered. */
 typedef struct epw_key {
     uint32_t big_endian;
 } epw_key;
@@ -38,13 +38,14 @@ EPW_INLINE epw_key epw_key_of(uint32_t key) {
 
 enum { EPW_WQE_NOP = 0x00, EPW_WQE_RDMA_WRITE = 0x08, EPW_WQE_RDMA_READ = 0x10, EPW_WQE_FETCH_ADD = 0x12 };
 
-/* Who is told when the entry is done. */
+/* Who is notified when the entry is done. */
 enum {
     EPW_SIGNAL_ERRORS = 0, /* nobody, unless it fails */
     EPW_SIGNAL_ALWAYS = 8  /* the completion queue */
 };
 
-/* The control segment; `units`: of 16 bytes, this one included. The words behind what is used are zero. */
+/* The control segment; `units`: the entry's units of 16 bytes, this one included. Unused words at the end are
+ * zero. */
 EPW_INLINE void epw_entry_begin(epw_entry_block *e, uint32_t opcode, uint32_t pair, uint64_t index,
                                 uint32_t units, uint32_t signal) {
     for (int i = 0; i < EPW_ENTRY_WORDS; i++) e->words[i] = 0;
@@ -66,8 +67,8 @@ EPW_INLINE void epw_entry_local(epw_entry_block *e, int word, epw_place_of local
     e->words[word + 3] = epw_swap_32((uint32_t)local.address);
 }
 
-/* Bytes between this rank and the peer. Of none the entry says no place: an adapter takes a length of 0 there
- * for 2^31. */
+/* Bytes between this rank and the peer. For 0 bytes the entry has no address segment, because an adapter
+ * reads a length of 0 there as 2^31. */
 EPW_INLINE void epw_entry_transfer(epw_entry_block *e, uint32_t opcode, uint32_t pair, uint64_t index,
                                    epw_place_of remote, epw_place_of local, uint32_t bytes, uint32_t signal) {
     epw_entry_begin(e, opcode, pair, index, bytes > 0 ? 3 : 2, signal);
@@ -81,8 +82,8 @@ EPW_INLINE void epw_entry_write(epw_entry_block *e, uint32_t pair, uint64_t inde
     epw_entry_transfer(e, EPW_WQE_RDMA_WRITE, pair, index, remote, local, bytes, signal);
 }
 
-/* Writes bytes of two places of this rank at the peer, one behind the other: some of each, and together below
- * 2^31. */
+/* Writes bytes from two places of this rank at the peer, one after the other: at least one byte from each,
+ * together below 2^31. */
 EPW_INLINE void epw_entry_write_both(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
                                      epw_place_of first, uint32_t first_bytes, epw_place_of second,
                                      uint32_t second_bytes, uint32_t signal) {
@@ -108,7 +109,7 @@ EPW_INLINE void epw_entry_write_word(epw_entry_block *e, uint32_t pair, uint64_t
     e->words[10] = (uint32_t)(value >> 32);
 }
 
-/* Adds to a word of the peer; what it was comes to `local`. */
+/* Adds to a word of the peer; its previous value is written to `local`. */
 EPW_INLINE void epw_entry_fetch_add(epw_entry_block *e, uint32_t pair, uint64_t index, epw_place_of remote,
                                     uint64_t addend, epw_place_of local, uint32_t signal) {
     epw_entry_begin(e, EPW_WQE_FETCH_ADD, pair, index, 4, signal);
@@ -122,7 +123,8 @@ EPW_INLINE void epw_entry_nop(epw_entry_block *e, uint32_t pair, uint64_t index,
     epw_entry_begin(e, EPW_WQE_NOP, pair, index, 1, signal);
 }
 
-/* What the doorbell record says when all entries below `index` may be fetched, and what rings. */
+/* The value of the doorbell record when all entries below `index` may be fetched, and the value that rings.
+ */
 EPW_INLINE uint32_t epw_doorbell_record(uint64_t index) {
     return epw_swap_32((uint32_t)(index & 0xffff));
 }

@@ -1,6 +1,6 @@
 /* The fabric of a process: its NIC, its connections to the NICs of other ranks, and the thread that makes and
- * accepts them. All buffers of a rank share it. What carries a connection is its wire: rings in memory of
- * this host, or TCP. */
+ * accepts them. All buffers of a rank share it. The wire of a connection is what carries it: rings in memory
+ * of this host, or TCP. */
 #ifndef EPW_NIC_FABRIC_H
 #define EPW_NIC_FABRIC_H
 
@@ -9,8 +9,8 @@
 #include "nic/mlx5.h"
 #include "nic/soft.h"
 
-/* What leads to a fabric, for a blob. A secret: who knows it, and is of the same user or has the key, can
- * connect. */
+/* The address of a fabric, for a blob. It is a secret: a process that knows it, and belongs to the same user
+ * or has the key, can connect. */
 typedef struct epw_fabric_address {
     epw_nonce boot_id;
     uint64_t network_namespace;
@@ -26,13 +26,13 @@ epw_fabric_address epw_fabric_address_of(const epw_fabric *fabric);
 void epw_fabric_address_write(const epw_fabric_address *address, unsigned char *bytes);
 void epw_fabric_address_read(const unsigned char *bytes, epw_fabric_address *out);
 
-/* The wire that leads to a fabric of that address: within one host where both permit it, else by adapters
- * where both have one, else by TCP. 0: none does. */
+/* The wire that leads to the fabric with this address: within one host if both permit that, else by adapters
+ * if both have the verbs wire, else by TCP. 0: none. */
 uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *address);
 
-/* A new connection to the fabric of `peer`: one that had served a peer before may wait, because the network
- * was cut, for as long again as that lasted. *link is what pairs are connected by, and the
- * caller's, to be ended with them.
+/* A new connection to the fabric of `peer`. (An old one may still be waiting after a network outage, for as
+ * long again as the outage lasted.) *link is what pairs are connected by; it belongs to the caller, which
+ * ends it with them.
  *   EPW_ERR_NO_PATH   no wire leads there
  *   EPW_ERR_TIMEOUT   it does not answer within deadline_ns
  *   EPW_ERR_PEER      it has ended, or refuses this rank */
@@ -41,44 +41,45 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric);
 
-/* The adapters that its queue pairs are made of, by number; NULL: of the soft NIC. The connections to other
- * fabrics stay: who has ended is known by their ends. */
+/* The adapter of this number on which queue pairs are created; NULL: the soft NIC. The connections to other
+ * fabrics stay in use, because their ends show which peers have ended. */
 epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric, uint32_t number);
 
-/* At how many places there are queue pairs: its adapters, or the soft NIC. */
+/* The number of places with queue pairs: its adapters, or the soft NIC. */
 uint32_t epw_fabric_places(const epw_fabric *fabric);
 
 /* The adapter of the verbs wire, which carries what the soft NIC fetches; NULL: there is no such wire. */
 epw_mlx5 *epw_fabric_carrier(const epw_fabric *fabric);
 
-/* Whether an adapter touches registered memory, which must be there then. */
+/* Whether an adapter accesses registered memory, which must then be resident. */
 bool epw_fabric_pins(const epw_fabric *fabric);
 
-/* If that is one in software; else NULL. */
+/* The fake adapter, if it is one; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 
 /* EPW_DOORBELLS_* and EPW_RINGS_*, as its options say. */
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
 uint32_t epw_fabric_rings(const epw_fabric *fabric);
 
-/* The depth that queues have at least; 0: of which nothing is said, also without a fabric. After how many
- * entries of a signal its poster rings. */
+/* The least depth of queues; 0: not specified, or no fabric. After how many entries of a signal its poster
+ * rings. */
 uint32_t epw_fabric_queue_depth(const epw_fabric *fabric);
 uint32_t epw_fabric_doorbell_batch(const epw_fabric *fabric);
 
-/* What a fabric says of its NIC: its kind, and addresses of adapters, by lane. */
+/* The description of a fabric's NIC: its kind, and the addresses of adapters, by lane. */
 enum { EPW_FABRIC_NIC_BYTES = 1 + EPW_ADAPTERS_MAX * EPW_MLX5_ADDRESS_BYTES };
 void epw_fabric_nic_write(const epw_fabric *fabric, unsigned char bytes[EPW_FABRIC_NIC_BYTES]);
 
-/* EPW_ERR_NO_PATH if queues of this fabric do not lead to a NIC of that kind. */
+/* EPW_ERR_NO_PATH if queues of this fabric cannot lead to a NIC of that kind. */
 epw_status epw_fabric_nic_check(const epw_fabric *fabric, const unsigned char bytes[EPW_FABRIC_NIC_BYTES],
                                 epw_where where);
 
-/* The address of the adapter that a lane's queue pairs are made of; EPW_ERR_INVALID if it is none. */
+/* The address of the adapter that has a lane's queue pairs; EPW_ERR_INVALID if the bytes are not an address.
+ */
 epw_status epw_fabric_nic_read(const unsigned char bytes[EPW_FABRIC_NIC_BYTES], uint32_t lane,
                                epw_where where, epw_mlx5_address *out);
 
-/* Whether a fork has handed it on to this process, where its threads and its connections are not. */
+/* Whether this is a forked child that inherited it, without its threads and connections. */
 bool epw_fabric_inherited(const epw_fabric *fabric);
 
 #endif

@@ -1,13 +1,13 @@
-/* Which addresses this host has for links, and which of them the user wants. */
+/* The addresses of this host for links, and which of them the user wants. */
 #ifndef EPW_NIC_INTERFACES_H
 #define EPW_NIC_INTERFACES_H
 
 #include "nic/address.h"
 
-/* Whether a filter lets an interface through. A filter is a list of names parted by commas: "eth,ib" for
- * those that begin so, "=eth0,eth1" for just these, "^docker,veth" for all but those that begin so, "^=eth2"
- * for all but this one. Marks before the first name hold for all names; a later name may have more of its
- * own. NULL and "" let everything through. */
+/* Whether a filter matches an interface. A filter is a list of names separated by commas: "eth,ib" for those
+ * whose names begin so, "=eth0,eth1" for exactly these, "^docker,veth" for all but those whose names begin
+ * so, "^=eth2" for all but exactly this one. Marks before the first name apply to all names; a later name may
+ * have additional ones. NULL and "" match everything. */
 bool epw_interface_wanted(const char *filter, const char *name);
 
 /* Whether the filter names what it wants, rather than only what it does not. */

@@ -1,9 +1,9 @@
-/* Loads and stores of words that several agents share: those who post, threads of the host or of one GPU's
- * kernels, and the NIC. Plain integers, so that one struct serves C and CUDA.
+/* Loads and stores of words that posters (threads of the host, or of one GPU's kernels) and the NIC share.
+ * Plain integers, so that one struct serves C and CUDA.
  *
- * In kernels words between posters alone are of the GPU's scope, whose fences do not wait for stores across
- * the bus; and those that the NIC writes or reads are of the system's. An entry's way is by both: a poster
- * stores the entry and releases its mark; whoever rings acquires the mark and releases the record, and so the
+ * In kernels, words shared only by posters use GPU scope, whose fences do not wait for stores across the bus;
+ * words that the NIC writes or reads use system scope. An entry is passed on by both: a poster stores the
+ * entry and releases its mark; whoever rings acquires the mark and releases the record, and with it the
  * entry, to the NIC. */
 #ifndef EPW_NIC_ORDER_H
 #define EPW_NIC_ORDER_H
@@ -73,8 +73,8 @@ EPW_INLINE uint32_t epw_load_acquire_32(const uint32_t *at) {
 EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
-/* To an adapter's register. Observers: this thread, whose stores to the record and the entries are before it;
- * and the adapter, which reads those once the doorbell has come to it. */
+/* A store to an adapter's register. The two observers: this thread, whose stores to the record and the
+ * entries come before it; and the adapter, which reads those once the doorbell has reached it. */
 EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
     asm volatile("fence.acq_rel.sys; st.relaxed.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
@@ -118,10 +118,12 @@ EPW_INLINE uint64_t epw_max_64(uint64_t *at, uint64_t value) {
     }
     return was;
 }
-/* Between stores to memory and one to a register that may be mapped write-combining, and behind that.
+/* Called between stores to memory and one to a register that may be mapped write-combining, and again after
+ * that.
  *
  * The two observers: this thread, and the adapter. x86 does not order ordinary stores and write-combining
- * ones, and neither architecture says when the latter leave the core: the second call makes it now. */
+ * ones, and neither architecture defines when the latter leave the core: the second call makes them leave
+ * now. */
 static inline void epw_register_fence(void) {
 #if defined(__x86_64__)
     __builtin_ia32_sfence();
@@ -131,7 +133,8 @@ static inline void epw_register_fence(void) {
     __sync_synchronize();
 #endif
 }
-/* To an adapter's register, or to what stands for it, behind all stores of this thread before it. */
+/* A store to an adapter's register, or to the memory in its place, after all earlier stores of this thread.
+ */
 EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
     epw_register_fence();
     __atomic_store_n(at, value, __ATOMIC_RELEASE);

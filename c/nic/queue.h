@@ -1,16 +1,17 @@
-/* A send queue from the side of those who post: threads of the host or of kernels, any number at a time.
+/* A send queue as its posters see it: threads of the host or of kernels, any number at a time.
  *
  *     try_reserve -> build the entries -> publish -> ring        is_done, failed: what has become of them
  *     reserve                                                    await, quiet
  *
- * Nobody waits for another poster, but in the three functions that say how long: reserve, await and quiet. A
- * reservation takes slots only where there is room. Who publishes marks its slots; whoever rings, holding the
- * doorbell, takes the marked slots in their order and tells the NIC how far it may fetch. Who finds the
+ * No poster waits for another one, except in the three functions that take a time limit: reserve, await and
+ * quiet. A reservation takes slots only if there is room. Publishing marks the slots; the thread that holds
+ * the doorbell takes marked slots in order and tells the NIC how far it may fetch. A thread that finds the
  * doorbell held leaves its request there. So a poster that is stopped between its reservation and its marks
- * holds up what is behind it, and nothing else.
+ * delays only the entries after its own.
  *
- * A slot is free again once the entry in it has completed, and a lap's marks differ from those of the lap
- * before. Completions tell 16 bits of an index: depth is at most half of what they tell apart. */
+ * A slot is free again once its entry has completed, and the marks of each lap differ from those of the
+ * previous one. Completions hold 16 bits of an index, so the depth is at most half of what these can
+ * distinguish. */
 #ifndef EPW_NIC_QUEUE_H
 #define EPW_NIC_QUEUE_H
 
@@ -19,7 +20,7 @@
 #include "nic/entry.h"
 #include "nic/order.h"
 
-/* As in epwire.h: who includes both is told if they differ. */
+/* As in epwire.h: the compiler reports a difference to files that include both. */
 #define EPW_QUEUE_DEPTH_MIN 16u
 #define EPW_QUEUE_DEPTH_MAX 32768u
 
@@ -27,13 +28,15 @@ typedef struct epw_queue {
     /* Fixed. */
     epw_entry_block *entries; /* [depth] */
     uint32_t *marks;          /* [depth], zeroed: the lap in which a slot was last published, from 1 */
-    uint32_t *record;         /* doorbell record: two words, the second is of the send queue; see give_up */
+    uint32_t *record;         /* doorbell record: two words, of which the second belongs to the send queue;
+                                 see give_up */
     uint64_t *doorbell;       /* register */
     uint32_t depth;           /* a power of two */
     uint32_t pair;            /* number of the queue pair */
-    uint32_t batch;           /* entries that wait for a doorbell at most; 1: each post rings */
+    uint32_t batch;           /* the most entries that wait for a doorbell; 1: each post rings */
 
-    /* Moving, each by its own writers. Indices count entries since the queue was made, and never wrap. */
+    /* Moving indices, each with its own writers. They count entries since the queue was created, and never
+     * wrap. */
     epw_completions completions;
     uint64_t reserved __attribute__((aligned(64)));
     uint64_t bell __attribute__((aligned(64))); /* see doorbell.h */
@@ -41,7 +44,8 @@ typedef struct epw_queue {
 
 /* ---- completions ---- */
 
-/* Whether all entries below `index` are done. Of entries that do not signal that shows with a later one. */
+/* Whether all entries below `index` are done. For entries that do not signal this is known only with a later
+ * one. */
 EPW_INLINE bool epw_queue_is_done(epw_queue *q, uint64_t index) {
     return epw_completions_reach(&q->completions, index);
 }
@@ -54,10 +58,10 @@ EPW_INLINE bool epw_queue_failed(epw_queue *q, epw_queue_fault *fault) {
 
 /* ---- posting ---- */
 
-/* Takes `count` slots, 1 to depth, if as many are free; never waits. *index: of the first.
+/* Takes `count` slots, 1 to depth, if that many are free; never waits. *index: that of the first.
  *
- * The swap says only whose the slots are. That their last entries are done is acquired from the completions.
- */
+ * The swap only decides who owns the slots. That their previous entries are done is acquired from the
+ * completions. */
 EPW_INLINE bool epw_queue_try_reserve(epw_queue *q, uint32_t count, uint64_t *index) {
     for (;;) { /* terminates: a swap fails only where another one has succeeded */
         uint64_t at = epw_load_relaxed_64(&q->reserved);
@@ -78,8 +82,8 @@ EPW_INLINE uint32_t epw_queue_lap(const epw_queue *q, uint64_t index) {
     return (uint32_t)(index / q->depth) + 1;
 }
 
-/* The entries are built. Writer: who reserved them. Reader: whoever rings, which acquires each mark and so
- * has the entries, and what they point to, before its own release of record and doorbell. */
+/* The entries are built. Writer: the thread that reserved them. Reader: whoever rings, which acquires each
+ * mark, and so the entries and what they point to, before its own release of record and doorbell. */
 EPW_INLINE void epw_queue_publish(epw_queue *q, uint64_t index, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         epw_mark(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
@@ -89,22 +93,22 @@ EPW_INLINE bool epw_queue_is_marked(const epw_queue *q, uint64_t index) {
     return epw_mark_is(&q->marks[index & (q->depth - 1)], epw_queue_lap(q, index));
 }
 
-/* The entries below `index` may be fetched. Writer: who holds the bell. Reader: the NIC, which loads the
- * doorbell, then the record, then the entries; each of these stores is behind all that was before it. */
+/* The entries below `index` may be fetched. Writer: the holder of the bell. Reader: the NIC, which loads the
+ * doorbell, then the record, then the entries; each of these stores comes after all earlier ones. */
 EPW_INLINE void epw_queue_tell(epw_queue *q, uint64_t index) {
     epw_store_release_32(q->record + 1, epw_doorbell_record(index));
     epw_store_doorbell(q->doorbell, epw_doorbell(q->pair, index));
 }
 
-/* Rings for what is published, if that is a batch, or for all that was posted if `flush` is set: also for
- * what another poster publishes later in front of it. True if it has rung: who drives a NIC of its own tells
- * it. The `count` entries from `own` on the caller has just published itself: their marks, each of which
- * takes a load, are not looked at again. */
+/* Rings for what is published if that fills a batch, or, if `flush` is set, for all that was posted,
+ * including what another poster publishes later before it. True if it has rung: a caller that drives its own
+ * NIC then notifies it. The caller has just published the `count` entries from `own` on itself: their marks,
+ * each of which takes a load, are not read again. */
 EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint32_t count) {
     epw_bell bell;
     bool rang = false;
     if (!epw_bell_take(&q->bell, flush, &bell)) return false;
-    for (;;) { /* ends: each turn is for a request that has come meanwhile */
+    for (;;) { /* ends: each iteration serves a request that has come meanwhile */
         uint64_t before = bell.rung, next = before;
         bool others = false;
         for (;;) {
@@ -127,10 +131,10 @@ EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
     return epw_queue_ring_for(q, flush, 0, 0);
 }
 
-/* A post has failed for lack of room, and what is posted later must not be mistaken for all that was sent:
- * the queue is broken. Nobody rings for it any more, and the first word of its record, which is of a receive
- * queue, and these pairs have none, tells whoever breaks it, so that waits for the peer end with
- * EPW_CAUSE_LINK: a soft NIC, or who attends an adapter's queues, see nic/mlx5/attend.c. Writer: a poster. */
+/* A post has failed for lack of room, and later posts must not pass for everything that was sent: the queue
+ * is given up. Nobody rings for it any more. The first word of its record (which belongs to the receive queue
+ * that these pairs do not have) tells a soft NIC, or the thread that attends an adapter's queues
+ * (nic/mlx5/attend.c), to break it, so that waits for the peer end with EPW_CAUSE_LINK. Writer: a poster. */
 EPW_INLINE void epw_queue_give_up(epw_queue *q) {
     epw_bell_give_up(&q->bell);
     epw_store_release_32(q->record, 1);
@@ -143,8 +147,8 @@ EPW_INLINE bool epw_record_is_given_up(const uint32_t *record) {
 
 /* How a thread waits. */
 typedef struct epw_queue_wait {
-    /* Lets others go on, for a short while; drives the NIC, where that is the poster's to do. `rang`: the
-     * doorbell has been rung since the last call. Returns the time. */
+    /* Yields to other threads for a short while; drives the NIC if the poster has to. `rang`: the doorbell
+     * has been rung since the last call. Returns the time. */
     uint64_t (*idle)(void *context, bool rang);
     void *context;
     uint64_t until; /* a time of the same clock */
@@ -156,7 +160,8 @@ typedef enum epw_queue_end {
     EPW_QUEUE_FAILED /* nothing completes any more: *fault says why */
 } epw_queue_end;
 
-/* As try_reserve, waiting for room. Rings for what was posted, which may be what there is no room for. */
+/* As try_reserve, but waits for room. Rings for what was posted, because that may be what takes up the room.
+ */
 EPW_INLINE epw_queue_end epw_queue_reserve(epw_queue *q, uint32_t count, const epw_queue_wait *wait,
                                            uint64_t *index, epw_queue_fault *fault) {
     for (bool late = false;;) {
@@ -178,7 +183,7 @@ EPW_INLINE epw_queue_end epw_queue_await(epw_queue *q, uint64_t index, const epw
     }
 }
 
-/* The same of all that has been reserved by now, by any thread. */
+/* The same for everything that any thread has reserved so far. */
 EPW_INLINE epw_queue_end epw_queue_quiet(epw_queue *q, const epw_queue_wait *wait, epw_queue_fault *fault) {
     return epw_queue_await(q, epw_load_acquire_64(&q->reserved), wait, fault);
 }

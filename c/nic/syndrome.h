@@ -1,4 +1,4 @@
-/* Why an entry of a send queue has failed, as an error completion says it. */
+/* Why an entry of a send queue has failed, as an error completion reports it. */
 #ifndef EPW_NIC_SYNDROME_H
 #define EPW_NIC_SYNDROME_H
 
@@ -51,8 +51,8 @@ EPW_INLINE const char *epw_syndrome_text(uint32_t syndrome) {
     }
 }
 
-/* And what to do about it: ": ..." behind that text. `adapter`: entries travel by one, else by a software
- * NIC. */
+/* And what to do about it: ": ...", to follow that text. `adapter`: an adapter carries the entries, not a
+ * software NIC. */
 EPW_INLINE const char *epw_syndrome_remedy(uint32_t syndrome, bool adapter) {
     switch (syndrome) {
     case EPW_SYNDROME_REMOTE_REQUEST:

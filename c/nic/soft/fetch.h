@@ -1,5 +1,5 @@
-/* What a NIC reads of a send queue: entries by their raw bytes, as an adapter would, and not by the structs
- * that build them, so that a wrong offset there is found out here. */
+/* What a NIC reads from a send queue: entries as raw bytes, as an adapter reads them, and not through the
+ * structs that build them, so that a wrong offset there is found here. */
 #ifndef EPW_NIC_SOFT_FETCH_H
 #define EPW_NIC_SOFT_FETCH_H
 
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 #define EPW_FETCH_BYTES  64u
-#define EPW_FETCH_INLINE 28u /* the most that an entry carries itself */
+#define EPW_FETCH_INLINE 28u /* the most bytes that an entry carries inline */
 
 enum { EPW_OPCODE_NOP = 0x00, EPW_OPCODE_WRITE = 0x08, EPW_OPCODE_READ = 0x10, EPW_OPCODE_FETCH_ADD = 0x12 };
 
@@ -21,16 +21,17 @@ typedef struct epw_segment {
 
 enum { EPW_FETCH_SEGMENTS = 2 };
 
-/* An entry, checked but for its keys. */
+/* An entry, checked except for its keys. */
 typedef struct epw_fetched {
     uint8_t opcode;
     bool signalled; /* it wants a completion */
-    bool is_inline; /* what it sends is in `inlined`, else in `local` */
+    bool is_inline; /* the bytes to send are in `inlined`, else in `local` */
     uint32_t bytes;
     uint64_t remote; /* offset in the region of the key */
     uint32_t remote_key;
     uint32_t local_count;
-    epw_segment local[EPW_FETCH_SEGMENTS];   /* where a WRITE takes its bytes, in order, or an answer goes */
+    epw_segment local[EPW_FETCH_SEGMENTS];   /* where a WRITE takes its bytes, in order, or where an answer
+                                                goes */
     unsigned char inlined[EPW_FETCH_INLINE]; /* of a FETCH_ADD: the addend, little-endian */
 } epw_fetched;
 

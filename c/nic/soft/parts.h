@@ -1,5 +1,5 @@
-/* The parts of a soft NIC, for its own files: what a queue pair and a connection are, and what they ask of
- * each other. Everything here with the NIC locked. */
+/* The parts of a soft NIC, for its own files: queue pairs, connections, and the calls between them.
+ * Everything here is used with the NIC locked. */
 #ifndef EPW_NIC_SOFT_PARTS_H
 #define EPW_NIC_SOFT_PARTS_H
 
@@ -14,13 +14,13 @@
 #include <sys/uio.h>
 
 typedef struct epw_link epw_link;
-typedef struct epw_carrier epw_carrier; /* an adapter, see carry.c, and what a pair has of it */
+typedef struct epw_carrier epw_carrier; /* an adapter, see carry.c, and a pair's part of it */
 typedef struct epw_carried epw_carried;
 
-/* Of a queue pair at a strict NIC. */
+/* State of a queue pair at a strict NIC. */
 typedef struct epw_strict_pair {
     uint64_t fetch_at_ns; /* not before that time */
-    uint64_t hashes[];    /* [2 * depth]: of an entry, of the bytes that it sends */
+    uint64_t hashes[];    /* [2 * depth]: hashes of an entry, and of the bytes that it sends */
 } epw_strict_pair;
 
 /* Of a strict NIC. */
@@ -30,14 +30,14 @@ typedef struct epw_strict {
     epw_fault fault;
 } epw_strict;
 
-/* The READ or FETCH_ADD whose answer has not come: nothing behind it is fetched. */
+/* The READ or FETCH_ADD whose answer has not come: nothing after it is fetched. */
 typedef struct epw_asked {
     bool waits, signalled;
     uint32_t index, key, bytes; /* where the answer goes */
     uint64_t local;
 } epw_asked;
 
-/* The answer that the peer is to have. */
+/* The answer that must be sent to the peer. */
 typedef struct epw_owed {
     bool due;
     epw_frame request;
@@ -57,7 +57,8 @@ struct epw_pair {
     /* Sending. Entries below `completed` are done, below `fetched` in frames, below `target` rung for. */
     epw_link *link;       /* NULL: not connected, or gone */
     uint32_t remote;      /* 0: it is not connected */
-    uint32_t early_ended; /* of the peer, over before this one is connected with it; of carried pairs */
+    uint32_t early_ended; /* carried pairs: the peer's pair, if it ended before this one was connected with
+                             it */
     uint64_t doorbell, completed, fetched, target;
     bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
@@ -66,11 +67,11 @@ struct epw_pair {
     epw_pair *next_sender;
     epw_asked asked;
     epw_strict_pair *strict; /* NULL: it is not */
-    epw_carried *carried;    /* NULL: no adapter is there to carry it */
+    epw_carried *carried;    /* NULL: there is no adapter to carry it */
 
     /* Receiving, from the connection by which the first frame came. */
     epw_link *from;
-    bool closed; /* that is gone: nothing more is taken */
+    bool closed; /* that connection is gone: nothing more is taken */
     uint32_t answers_to, expected, ack;
     bool ack_due;
     epw_owed owed;
@@ -83,14 +84,14 @@ enum {
     LINK_PIECES = 1 + EPW_FETCH_SEGMENTS, /* of a frame: its header, and what an entry sends */
     LINK_HEADS_BYTES =
         LINK_FRAMES * (EPW_FRAME_BYTES + EPW_FETCH_INLINE), /* their headers and inline bytes */
-    LINK_IN_BYTES = 1 << 19, /* pages that nothing large comes by are never touched */
+    LINK_IN_BYTES = 1 << 19, /* pages that no large entry uses are never touched */
     LINK_REFUSALS = 16
 };
 
 /* A NAK, or an ENDED, that waits to be sent. */
 typedef struct epw_refusal {
     uint32_t pair, index;
-    uint8_t syndrome; /* NONE: an ENDED, whose sender's pair is `index` */
+    uint8_t syndrome; /* NONE: an ENDED; the sender's pair is `index` */
 } epw_refusal;
 
 struct epw_link {
@@ -98,11 +99,11 @@ struct epw_link {
     int fd;
     uint32_t peer;
     uint64_t id;
-    /* By which its bytes go, if they do: then the socket carries calls alone. */
+    /* The rings that carry its bytes, if any: then the socket carries only wake-ups. */
     epw_rings rings;
     bool awaits_rings; /* the other end has not passed them yet */
 
-    /* Out: frames under way, then those who have more. */
+    /* Out: frames being sent, then the pairs that have more. */
     epw_pair *senders, *last_sender, *answerers;
     epw_refusal refusals[LINK_REFUSALS];
     uint32_t refusal_count;
@@ -111,12 +112,12 @@ struct epw_link {
     uint32_t heads_used;
     unsigned char heads[LINK_HEADS_BYTES];
     epw_frame last;           /* of those under way, where it may be extended, */
-    unsigned char *last_head; /* and where its header lies; NULL: it may not */
+    unsigned char *last_head; /* and where its header lies; NULL: it may not be extended */
     void *copied;             /* what is left of frames whose pair is gone */
     bool awaits_room;
-    bool urgent;       /* one of the answerers has more than an ACK, which may wait */
+    bool urgent;       /* one of the answerers has more to send than an ACK, which may wait */
     uint64_t acks_by;  /* then: until this time; 0: it waits for nothing */
-    bool ends, frozen; /* by a planned fault: once what is in frames has been sent; at once */
+    bool ends, frozen; /* by a planned fault: closes once what is in frames has been sent; at once */
 
     /* In: bytes read and not yet looked at, and the frame whose bytes are coming. */
     bool over; /* it brings nothing more, and is about to be closed */
@@ -125,7 +126,7 @@ struct epw_link {
     bool in_frame;
     epw_pair *to;            /* NULL: the frame is refused, or its pair is gone */
     uint32_t key;            /* of the region that its bytes are for */
-    unsigned char *at;       /* where the next ones go: there, or to `word` */
+    unsigned char *at;       /* where the next bytes go: there, or to `word` */
     uint64_t left, row_left; /* of the frame, and of its entry */
     bool is_word;            /* what a WRITE of a word brings, or a FETCH_ADD */
     uint64_t word;
@@ -134,8 +135,7 @@ struct epw_link {
 
 struct epw_nic {
     pthread_mutex_t lock;
-    _Atomic uint32_t
-        lockers; /* threads that wait for the lock, and not for whoever has it to do their work */
+    _Atomic uint32_t lockers; /* threads that wait for the lock itself, not only for their work to be done */
     pthread_t thread;
     bool started, ending;
     int epoll, wake;
@@ -143,14 +143,14 @@ struct epw_nic {
 
     /* Who drives. */
     atomic_uint drives, rests; /* so far */
-    atomic_bool dozing;        /* the thread, which takes the lock behind a doze */
+    atomic_bool dozing;        /* the thread, which takes the lock after a doze */
     uint64_t now_ns;           /* locked: of the driver that holds the lock; 0: it is none */
     uint32_t held_links;       /* locked: those that wait for a socket's room */
     uint32_t ring_links;       /* locked: those by rings, and all */
     uint32_t open_links;
     uint64_t looked_ns; /* locked: when a driver last looked at sockets */
     bool goes_on;       /* locked: a ring has room for what was not sent in its turn */
-    bool called;        /* locked: the thread has been woken, and has not come yet */
+    bool called;        /* locked: the thread has been woken, and has not reacted yet */
     atomic_uint stretch;
 
     epw_nic_traffic sent;
@@ -174,13 +174,14 @@ epw_pair *epw_nic_pair(const epw_nic *nic, uint32_t number);
 /* Looks at the doorbells that have been rung. */
 void epw_nic_heed_rung(epw_nic *nic);
 
-/* Looks at all that nobody tells of. Whether one had been rung. */
+/* Polls the doorbells that nobody announces. Returns whether one had been rung. */
 bool epw_nic_heed_polled(epw_nic *nic);
 
 /* Whether it has entries that may be fetched now. */
 bool epw_pair_has_more(const epw_pair *pair);
 
-/* The bytes of an entry; what they say, with where the segments lie that it sends or is answered at. */
+/* Reads the bytes of an entry, and decodes them, with the addresses of the segments that it sends or to which
+ * its answer goes. */
 const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index);
 uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,
                        const unsigned char *bytes[EPW_FETCH_SEGMENTS]);
@@ -189,11 +190,11 @@ uint8_t epw_pair_fetch(const epw_pair *pair, uint32_t index, epw_fetched *entry,
 bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
                    const unsigned char *bytes[EPW_FETCH_SEGMENTS]);
 
-/* The peer has placed all entries up to this one. False if that cannot be. */
+/* The peer has placed all entries up to this one. False if that is impossible. */
 bool epw_pair_complete(epw_pair *pair, uint32_t index);
 
-/* Where the answer of this many bytes to entry `index` goes, NULL if the region is gone. False if there is
- * nothing to be answered. */
+/* Where the answer of this many bytes to entry `index` goes, NULL if the region is gone. False if no answer
+ * is awaited. */
 bool epw_pair_answer_place(const epw_pair *pair, uint32_t index, uint32_t bytes, unsigned char **at);
 
 /* The answer is there. */
@@ -204,7 +205,7 @@ void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome);
 void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor);
 void epw_pair_end_by_peer(epw_pair *pair);
 
-/* As epw_pair_break, without the lock and without looking at it: the NIC's thread has to be woken. */
+/* As epw_pair_break, but without taking the lock: the caller must wake the NIC's thread. */
 void epw_pair_give_up(epw_pair *pair);
 
 /* Its connection is gone. */
@@ -212,31 +213,32 @@ void epw_pair_lose(epw_pair *pair, const epw_link *link);
 
 /* ---- carry.c: with an adapter ---- */
 
-/* Of the event that completions announce themselves by; no link has this id. */
+/* The id of the event that announces completions; no link has it. */
 #define EPW_CARRIER_ID UINT64_MAX
 
 void epw_carrier_free(epw_carrier *carrier);
 
-/* Makes the adapter's queue pair, where there is an adapter. */
+/* Makes the adapter's queue pair, if there is an adapter. */
 epw_status epw_carry_open(epw_pair *pair, epw_where where);
 
-/* Ends it. Not while it is being connected, which epw_carry_await waits for. False: it is there still, and
- * what comes by it may be placed. */
+/* Ends it. Not while it is being connected; epw_carry_await waits for that. False: it still exists, and what
+ * comes by it may be placed. */
 bool epw_carry_stop(epw_pair *pair);
 void epw_carry_await(epw_pair *pair);
 
-/* Events do not concern it any more. Without the lock, before the last look at what has been rung. */
+/* From now on events do not concern it. Called without the lock, before the last look at what has been rung.
+ */
 void epw_carry_leave(epw_pair *pair);
 
 /* Whether an event of the adapter has broken it. */
 bool epw_pair_is_alarmed(const epw_pair *pair);
 
-/* It has entries to be posted; or none that matter any more. */
+/* It has entries to be posted; or it has none that matter any more. */
 void epw_carry_add(epw_pair *pair);
 void epw_carry_forget(epw_pair *pair);
 
-/* Posts what there is; takes completions in: whether any had come; hears of those that announce themselves.
- */
+/* Posts what there is. Takes in completions, and returns whether there were any. Handles the event that
+ * announces completions. */
 void epw_carry_send(epw_nic *nic);
 bool epw_carry_take(epw_nic *nic);
 void epw_carry_heed(epw_nic *nic);
@@ -246,7 +248,7 @@ void epw_carry_heed(epw_nic *nic);
 epw_link *epw_link_open(epw_nic *nic, int fd, uint32_t peer);
 void epw_link_free(epw_link *link);
 
-/* Whether somebody has something to say that is not in frames yet; also if it may wait. */
+/* Whether some pair has something to send that is not in frames yet, even if it may wait. */
 bool epw_link_has_output(const epw_link *link);
 
 /* Whether all that it has are ACKs that may wait. */
@@ -258,22 +260,22 @@ void epw_link_has_sender(epw_link *link, epw_pair *pair);
 /* The pair has an answer to give. An ACK may wait for what the driver sends next. */
 void epw_link_has_answer(epw_link *link, epw_pair *pair);
 
-/* A sender goes on for a while until it hears of it. One answer is enough; where there are very many, their
- * next frames are refused again. */
+/* A sender continues until it learns of the NAK. One answer is enough; if there are too many of them, later
+ * frames are refused again. */
 void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome);
 
-/* Pair `from` of this end is over, which the peer's pair, whose entries came by an adapter, does not hear
- * otherwise. Where there is no room for it the peer finds out by its deadline. */
+/* Pair `from` of this end has ended; the peer's pair, whose entries came by an adapter, is not told in any
+ * other way. If there is no room for this, the peer finds out by its deadline. */
 void epw_link_tell_end(epw_link *link, uint32_t pair, uint32_t from);
 
-/* Of a frame for the pair whose bytes are coming nothing more is placed: of what the peer asks, or of what it
- * answers. */
+/* If a frame for the pair is being received, nothing more of it is placed: of a request of the peer, or of
+ * its answer. */
 void epw_link_stop(epw_link *link, const epw_pair *pair, bool answers);
 
 /* Nothing of the pair is used any more. False: the connection must go for that. */
 bool epw_link_forget(epw_link *link, epw_pair *pair);
 
-/* Nothing that comes is placed in the region any more, and nothing is sent of it. False: as above. */
+/* Nothing that arrives is placed in the region any more, and nothing is sent from it. False: as above. */
 bool epw_link_forget_region(epw_link *link, uint32_t key);
 
 /* ---- outgoing.c ---- */
@@ -281,7 +283,8 @@ bool epw_link_forget_region(epw_link *link, uint32_t key);
 /* Sends as far as that does not block. False: the connection is gone. */
 bool epw_link_send(epw_link *link);
 
-/* Frames under way point to bytes of pairs: what is left of them is copied. False: there is no memory. */
+/* Frames that are being sent point to bytes of pairs: copies what is left of them. False: there is no memory.
+ */
 bool epw_link_copy_out(epw_link *link);
 
 /* ---- incoming.c ---- */
@@ -289,8 +292,8 @@ bool epw_link_copy_out(epw_link *link);
 /* Reads as far as that does not block. False: the connection is gone. */
 bool epw_link_read(epw_link *link);
 
-/* By rings: reads them, and does not look at the socket, whether the other end is there. Nothing comes of it
- * before this many bytes are in the ring: fewer than a header say nothing. */
+/* With rings: reads them, without checking by the socket whether the other end still exists. Does nothing
+ * before this many bytes are in the ring, because fewer than a header cannot be used. */
 bool epw_link_take_bytes(epw_link *link);
 uint32_t epw_link_wants_bytes(const epw_link *link);
 
@@ -305,16 +308,15 @@ void epw_strict_rung(epw_pair *pair, uint64_t from, uint64_t to);
 /* Whether the entry is still what was rung for. */
 bool epw_strict_is_unchanged(const epw_pair *pair, uint64_t index);
 
-/* Entries from `from` to `to` are done. False if the bytes of one were rewritten before: *index says of
+/* Entries from `from` to `to` are done. False if the bytes of one were overwritten before that: *index says
  * which. */
 bool epw_strict_done(epw_pair *pair, uint64_t from, uint64_t to, uint64_t *index);
 
-/* Whether the next entry may be fetched by now: it is not delayed, and no fault waits for what is before it.
- */
+/* Whether the next entry may be fetched by now: it is not delayed, and no fault waits for earlier entries. */
 bool epw_strict_may_fetch(const epw_pair *pair);
 
-/* Whether a fault that is planned for the next entry waits until this one is done, which then has to be told
- * of, signalled or not. */
+/* Whether a fault that is planned for the next entry waits until this one is done; its completion must then
+ * be reported even if it is not signalled. */
 bool epw_strict_awaits(const epw_pair *pair, uint32_t index);
 
 /* Takes the fault that is planned for the entry; each happens once. */
@@ -325,7 +327,7 @@ epw_fault epw_strict_take(epw_pair *pair, uint64_t index);
 /* Takes the NIC's lock, before a thread that takes it again and again. */
 void epw_nic_lock(epw_nic *nic);
 
-/* Lets go of the NIC, and carries on for whoever has rung meanwhile and found it locked. */
+/* Unlocks the NIC, and works for threads that have rung meanwhile and found it locked. */
 void epw_nic_unlock(epw_nic *nic);
 
 /* The connection of an id, NULL if it is gone. */
@@ -340,14 +342,14 @@ void epw_nic_carry(epw_nic *nic);
 /* Ends the thread's sleep. */
 void epw_nic_wake(epw_nic *nic);
 
-/* The connection has its rings: the thread, which may be listening already, is to be called for what comes.
+/* The connection has its rings: the thread, which may be listening already, must be woken for what arrives.
  */
 void epw_link_ringed(epw_link *link);
 
 /* Takes nothing in from the connection any more. */
 void epw_nic_freeze(epw_link *link);
 
-/* Whether the system is to tell when there is room to send; by rings, the other end. */
+/* Whether to be notified when there is room to send: by the system or, with rings, by the other end. */
 void epw_nic_await_room(epw_link *link, bool awaits);
 
 #endif
