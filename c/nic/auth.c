@@ -5,7 +5,7 @@
 #include <string.h>
 
 #define MAGIC   UINT32_C(0x4c575045) /* "EPWL" */
-#define WELCOME 0u                   /* the verdict that is no reason */
+#define WELCOME 0u                   /* a verdict that is not a reason */
 
 /* What is awaited. */
 enum { HELLO_PREFIX, HELLO_REST, DIALER_PROOF, VERDICT, OVER };
@@ -106,7 +106,7 @@ static void refuse(epw_auth *auth, epw_auth_reason reason) {
     finish(auth, EPW_AUTH_REFUSED, reason);
 }
 
-/* An end that speaks another version is told ours, so that it can say so there. */
+/* An end of another version is sent our version, so that it can report the difference. */
 static void take_prefix(epw_auth *auth) {
     auth->their_version = get(auth->in + AT_VERSION);
     if (get(auth->in + AT_MAGIC) != MAGIC) {
@@ -122,7 +122,7 @@ static void take_prefix(epw_auth *auth) {
     }
 }
 
-/* The listener answers with the mirror of what the dialer has said, whether that is right or not. */
+/* The listener answers with the mirror of the dialer's hello, whether that is right or not. */
 static void take_dialer_hello(epw_auth *auth) {
     const unsigned char *hello = auth->in;
     if (get(hello + AT_ROLE) != EPW_AUTH_DIALER) {
@@ -163,7 +163,7 @@ static void take_listener_hello(epw_auth *auth) {
     }
 }
 
-/* The dialer knows the key: from here on it is told why it is refused. */
+/* The dialer knows the key: from now on it is told why it is refused. */
 static void take_dialer_proof(epw_auth *auth) {
     if (!proven(auth, EPW_AUTH_DIALER, WELCOME, auth->in)) {
         refuse(auth, EPW_AUTH_BAD_PROOF);

@@ -85,7 +85,7 @@ static void find(const char *root, const char *link, epw_bus_place *out) {
     if (end != text && node >= 0 && node <= INT32_MAX) out->node = (int32_t)node;
 }
 
-/* Whether a name is that of a folder's entry, and does not lead out of the folder. */
+/* Whether a name can only be that of an entry of a folder, and does not lead out of the folder. */
 static bool is_plain(const char *name) {
     return *name != '\0' && *name != '.' && strchr(name, '/') == NULL && strlen(name) < TEXT_BYTES;
 }

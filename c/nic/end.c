@@ -40,7 +40,7 @@ epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, ep
     return epw_pair_create(epw_fabric_nic(fabric), &asked, where, &out->soft);
 }
 
-/* An adapter tells nobody that its end of a queue pair is closed: the peer learns it by the connection. */
+/* An adapter tells nobody that its end of a queue pair is closed: the peer learns this by the connection. */
 static void tell_peer(const epw_end *end) {
     if (end->nic == NULL) return;
     epw_nic_end_pair(end->nic, end->link, epw_mlx5_pair_remote(end->adapter),
@@ -67,7 +67,7 @@ const epw_pair_memory *epw_end_memory(const epw_end *end) {
     return end->adapter != NULL ? epw_mlx5_pair_memory(end->adapter) : epw_pair_memory_of(end->soft);
 }
 
-/* By the adapter that carries what the soft NIC fetches. */
+/* For the adapter that carries what the soft NIC fetches. */
 static epw_status carry(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where) {
     epw_mlx5_address address;
     epw_mlx5_path path = epw_mlx5_device(epw_fabric_carrier(fabric)).path;
@@ -221,7 +221,7 @@ epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, ep
             epw_end_deregister_all(fabric, out);
             return status;
         }
-        at.arrived = NULL; /* one thread that polls words sees those of all places */
+        at.arrived = NULL; /* one polling thread sees the words of all places */
     }
     return EPW_OK;
 }

@@ -25,16 +25,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* How long after its deadline a dial's end may be told: its thread may have to wait for a core. */
+/* How long after its deadline the end of a dial may be reported: its thread may have to wait for a core. */
 #define TOLD_WITHIN_NS UINT64_C(1000000000)
 
-/* Behind a doorbell, at a strict NIC: at most. */
+/* The longest delay after a doorbell, at a strict NIC. */
 #define STRICT_DELAY_US 100
 
 /* Of the fake adapter. */
 #define FAKE_DEVICES 2
 
-/* A dial, on the stack of who waits for it. */
+/* A dial, on the stack of the thread that waits for it. */
 typedef struct waiter {
     struct waiter *next;
     uint32_t number;
@@ -46,16 +46,16 @@ typedef struct waiter {
 
 struct epw_fabric {
     uint32_t rank, wires;
-    uint32_t ring_bytes; /* of connections within the host that this end dials */
+    uint32_t ring_bytes; /* for connections within the host that this end dials */
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
     uint32_t rings;      /* EPW_RINGS_* */
     uint32_t queue_depth, doorbell_batch;
     bool strict;
-    bool tcp;            /* it listens and calls by it */
+    bool tcp;            /* it listens and dials by TCP */
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
     epw_fake *fake;                       /* EPW_NIC_FAKE */
-    epw_mlx5 *adapters[EPW_ADAPTERS_MAX]; /* NULL: queue pairs are the soft NIC's */
+    epw_mlx5 *adapters[EPW_ADAPTERS_MAX]; /* NULL: the soft NIC has the queue pairs */
     uint32_t adapter_count;
     epw_mlx5 *carrier; /* EPW_WIRE_VERBS */
     epw_nonce name;
@@ -164,8 +164,8 @@ static bool is_of_this_host(const epw_fabric *fabric, const epw_fabric_address *
            fabric->self.network_namespace == address->network_namespace;
 }
 
-/* Where it is dialed: a fabric that has the verbs wire listens within its host as well, and by TCP if it has
- * a key. */
+/* Whether it is dialed within the host: a fabric that has the verbs wire listens there as well, and by TCP if
+ * it has a key. */
 static bool is_called_locally(const epw_fabric *fabric, const epw_fabric_address *address) {
     const uint32_t listens = EPW_WIRE_LOCAL | EPW_WIRE_VERBS;
     return (fabric->wires & listens) && (address->wires & listens) && is_of_this_host(fabric, address);
@@ -183,7 +183,7 @@ uint32_t epw_fabric_wire(const epw_fabric *fabric, const epw_fabric_address *add
     return tcp ? both & EPW_WIRE_TCP : 0;
 }
 
-/* Strict NICs are soft ones to others. */
+/* To other ranks a strict NIC is a soft one. */
 enum { SAYS_SOFT = 1, SAYS_ADAPTER = 2, SAYS_FAKE = 3 };
 
 static unsigned char says(const epw_fabric *fabric) {
@@ -256,7 +256,7 @@ static bool is_local(int fd) {
            domain == AF_UNIX;
 }
 
-/* What has become of a dial, or who has dialed. Locked. */
+/* Handles the end of a dial, or a link that another rank has dialed. Called with the lock held. */
 static void take(epw_fabric *fabric, const epw_link_event *event) {
     epw_status status = event->status;
     const char *reason = event->reason;
@@ -296,7 +296,7 @@ static void *drive(void *argument) {
 
 /* ---- dialing ---- */
 
-/* Locked; waits for the thread. */
+/* Called with the lock held; waits for the thread. */
 static epw_status dial(epw_fabric *fabric, const epw_dial_order *order, waiter *w) {
     uint64_t now = epw_now_ns();
     uint64_t until = order->deadline_ns < UINT64_MAX - TOLD_WITHIN_NS ? order->deadline_ns + TOLD_WITHIN_NS
@@ -343,7 +343,7 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
 
 /* ---- life ---- */
 
-/* What concerns adapters alone. */
+/* Checks the options that concern only adapters. */
 static epw_status check_adapters(const epw_fabric_options *options, epw_where where) {
     static const char *const fields[] = {"adapter_count", "service_level", "traffic_class", "hop_limit"};
     const uint32_t values[] = {options->adapter_count, options->service_level, options->traffic_class,
@@ -428,14 +428,14 @@ static epw_status open_links(epw_fabric *fabric, const epw_fabric_options *optio
                                .last_port = options->last_port,
                                .interfaces = options->interfaces};
     if (options->wires & EPW_WIRE_VERBS) links.wires |= EPW_WIRE_LOCAL | (fabric->tcp ? EPW_WIRE_TCP : 0);
-    /* Within the host the name is the secret, and the kernel says whose process it is. */
+    /* Within the host the name is the secret, and the kernel reports the user of the process. */
     if (options->key != NULL) memcpy(links.key, options->key, sizeof links.key);
     epw_status status = epw_links_open(&links, &fabric->links);
     explicit_bzero(links.key, sizeof links.key);
     return status;
 }
 
-/* The GPU that the adapters are to be near to, and which turn its rank has at them. */
+/* The GPU to which the adapters should be near, and this rank's turn among equally near ones. */
 static epw_status find_gpu(const epw_fabric_options *options, epw_where where, epw_bus_place *place,
                            epw_mlx5_options *out) {
     char bus[EPW_GPU_BUS_BYTES];
@@ -472,8 +472,8 @@ static epw_status open_adapters(epw_fabric *fabric, const epw_fabric_options *op
         status = epw_mlx5_open(calls, &asked, where, &fabric->adapters[i]);
         if (status == EPW_OK) fabric->adapter_count++;
     }
-    /* Of two, lanes of all ranks begin with the one that is listed first: each has both in turn, and where
-     * hosts have the same adapters in the same order, a lane stays on its rail. */
+    /* With two adapters, lanes of all ranks begin with the one that is listed first, and alternate. If hosts
+     * have the same adapters in the same order, each lane so stays on one rail. */
     epw_mlx5 *first = fabric->adapters[0], *second = fabric->adapters[1];
     if (status == EPW_OK && second != NULL && epw_mlx5_listed(second) < epw_mlx5_listed(first)) {
         fabric->adapters[0] = second;
@@ -516,7 +516,7 @@ static epw_status start(epw_fabric *fabric, epw_where where) {
     return EPW_OK;
 }
 
-/* Its waits are on the clock of base/clock.h. */
+/* Its waits use the clock of base/clock.h. */
 static void make_locks(epw_fabric *fabric) {
     pthread_condattr_t clock;
     pthread_condattr_init(&clock);

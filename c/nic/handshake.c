@@ -10,9 +10,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A peer whose host has vanished is not waited for without end. Deadlines of operations notice that far
- * sooner; this frees what is left of the connection. An interruption of the network that is shorter than it
- * costs no more than its own time. */
+/* How long the kernel waits for a peer whose host has vanished. Deadlines of operations notice that much
+ * sooner; this frees what is left of the connection. A network outage shorter than this costs only its own
+ * duration. */
 #define SILENCE_MS 600000
 
 static bool is_local(int fd) {
@@ -21,7 +21,7 @@ static bool is_local(int fd) {
     return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
 }
 
-/* Frames are complete when they are written: nothing is gained by delaying them. */
+/* Frames are complete when they are written, so delaying them gains nothing. */
 static int set_options(int fd) {
     int on = 1, probe_s = SILENCE_MS / 1000 / 10, silence = SILENCE_MS;
     bool set = setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) == 0 &&
@@ -32,9 +32,9 @@ static int set_options(int fd) {
     return set ? 0 : errno;
 }
 
-/* Bytes that a connection within this host holds unread: about as many as the reader's core finds in its
- * cache. The system's own choice grows to megabytes, which all go through memory. Between hosts it depends on
- * the network, and is the system's. */
+/* Unread bytes that a connection within this host may hold: about as many as fit the cache of the reader's
+ * core. The system's own choice grows to megabytes, which all go through memory. Between hosts it depends on
+ * the network, and is left to the system. */
 enum { HELD_BYTES = 256 << 10 };
 
 static bool address_of(int fd, int (*get)(int, struct sockaddr *, socklen_t *), epw_address *out) {
@@ -68,7 +68,7 @@ static int adopt(epw_handshake *h, int fd) {
     return 0;
 }
 
-/* Of an abstract socket: any user of the host can bind and dial one. */
+/* For an abstract socket, since any user of the host can bind and dial one. */
 static bool is_of_other_user(int fd) {
     struct ucred other;
     socklen_t length = sizeof other;
@@ -121,7 +121,7 @@ bool epw_handshake_connected(epw_handshake *h) {
     return h->error == 0;
 }
 
-/* Sends what there is to be sent. Where that fails there may still be something to read: why, for example. */
+/* Sends what must be sent. If that fails there may still be something to read, for example the reason. */
 static void send_output(epw_handshake *h) {
     const unsigned char *bytes;
     for (size_t length; (length = epw_auth_output(&h->auth, &bytes)) > 0;) {
@@ -133,7 +133,7 @@ static void send_output(epw_handshake *h) {
     }
 }
 
-/* False if nothing has come. */
+/* False if nothing has arrived. */
 static bool receive(epw_handshake *h) {
     unsigned char bytes[EPW_AUTH_HELLO_BYTES];
     ssize_t got = recv(h->fd, bytes, epw_auth_wanted(&h->auth), 0);

@@ -10,7 +10,7 @@
 /* ---- the filter ---- */
 
 typedef struct verdict {
-    bool any_wanted; /* the filter has names of what is wanted */
+    bool any_wanted; /* the filter names what is wanted */
     bool named;      /* one of them is this interface's */
     bool excluded;
 } verdict;
@@ -56,7 +56,7 @@ static bool is_up(const struct ifaddrs *i) {
     return (i->ifa_flags & IFF_UP) && i->ifa_addr != NULL;
 }
 
-/* Adds those of the loopback interface, or of all others. */
+/* Adds the addresses of the loopback interface, or of all others. */
 static void add(const struct ifaddrs *all, const char *filter, bool loopback, epw_addresses *out) {
     for (const struct ifaddrs *i = all; i && out->count < EPW_ADDRESSES_MAX; i = i->ifa_next) {
         epw_address found;
@@ -74,7 +74,8 @@ static bool names_loopback(const struct ifaddrs *all, const char *filter) {
     return false;
 }
 
-/* The names of what is up, each once, for an error's text. An interface is listed once for each address. */
+/* The names of the interfaces that are up, each once, for an error text. An interface is listed once for each
+ * address. */
 static void list_names(const struct ifaddrs *all, char *text, size_t size) {
     size_t used = 0;
     text[0] = '\0';

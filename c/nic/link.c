@@ -15,20 +15,20 @@
 #include "nic/listen.h"
 
 #define ACCEPTED_AT_ONCE 16
-#define ACCEPT_PAUSE_NS  100000000u /* after running out of descriptors or memory */
+#define ACCEPT_PAUSE_NS  100000000u /* pause after running out of descriptors or memory */
 #define EVENTS_AT_ONCE   128
 #define NEVER            UINT64_MAX
 
-/* What an entry of the epoll set is: the first member of each structure that has one. */
+/* The kind of an entry of the epoll set: the first member of each structure that has one. */
 typedef enum source { TIMER, LISTENER, CONNECTION } source;
 
 typedef struct dial dial;
 
 typedef struct connection {
     source source;
-    uint32_t watched;  /* the events that it is in the epoll set for */
-    uint64_t until_ns; /* it has to be a link by then */
-    uint32_t address;  /* which of its dial's addresses it leads to */
+    uint32_t watched;  /* the events for which it is in the epoll set */
+    uint64_t until_ns; /* it must be a link by then */
+    uint32_t address;  /* the index of its address in the dial */
     dial *dial;        /* NULL: it was accepted */
     struct connection *next;
     epw_handshake hand;
@@ -41,12 +41,12 @@ typedef struct listener {
 
 typedef enum attempt { UNTRIED, TRYING, FAILED } attempt;
 
-/* Connections to several addresses are made at a time, but one alone speaks: two handshakes would leave the
- * peer with a link that this end then closes. */
+/* Connections to several addresses are made at the same time, but only one makes the handshake: two
+ * handshakes would leave the peer with a link that this end then closes. */
 struct dial {
     dial *next;
     epw_auth_peer peer;
-    uint64_t deadline_ns, next_ns; /* when the next address is tried although another is under way */
+    uint64_t deadline_ns, next_ns; /* when the next address is tried even if another is under way */
     epw_addresses to;
     attempt attempts[EPW_ADDRESSES_MAX];
     connection *tries[EPW_ADDRESSES_MAX];
@@ -60,7 +60,7 @@ struct dial {
 struct epw_links {
     epw_auth_self self; /* without a challenge */
     uint64_t handshake_ns;
-    uint32_t generation; /* of epw_process_generation: what is open is open there alone */
+    uint32_t generation; /* of epw_process_generation: descriptors are open only in that process */
     int epoll, timer;
     source timer_source;
     uint64_t armed_ns;
@@ -72,7 +72,7 @@ struct epw_links {
     uint32_t stranger_count;
     connection *up; /* accepted links that have not been handed over */
     dial *dials;
-    connection *discarded; /* closed, but perhaps named by events that were taken already */
+    connection *discarded; /* closed, but perhaps named by events that have been fetched already */
     epw_links_refusals refusals;
 };
 
@@ -86,7 +86,7 @@ static uint64_t later(uint64_t now, uint64_t by) {
 
 /* ---- connections ---- */
 
-/* A handshake's own end, with a challenge that was never used. */
+/* This end of a handshake, with a fresh challenge. */
 static epw_status fresh_self(const epw_links *links, epw_auth_self *self) {
     epw_where where = {"links", (int)links->self.rank, -1};
     epw_nonce halves[2];
@@ -98,7 +98,7 @@ static epw_status fresh_self(const epw_links *links, epw_auth_self *self) {
     return status;
 }
 
-/* Lets the epoll set wait for what the connection waits for. 0 or an errno value. */
+/* Makes the epoll set wait for what the connection waits for. Returns 0 or an errno value. */
 static int watch(epw_links *links, connection *c, int operation) {
     uint32_t wanted = epw_handshake_events(&c->hand);
     if (operation == EPOLL_CTL_MOD && wanted == c->watched) return 0;
@@ -108,7 +108,8 @@ static int watch(epw_links *links, connection *c, int operation) {
     return 0;
 }
 
-/* Out of the epoll set first: a fork's child may keep the socket open for a moment longer. */
+/* First removes it from the epoll set, because a forked child may keep the socket open for a moment longer.
+ */
 static void forget(epw_links *links, const connection *c) {
     epoll_ctl(links->epoll, EPOLL_CTL_DEL, c->hand.fd, NULL);
 }
@@ -149,7 +150,7 @@ static void drop_stranger(epw_links *links, uint32_t i) {
 static void step_stranger(epw_links *links, connection *c) {
     uint32_t i = 0;
     while (i < links->stranger_count && links->strangers[i] != c) i++;
-    if (i == links->stranger_count) return; /* it is up, or discarded since the events were taken */
+    if (i == links->stranger_count) return; /* it is up, or was discarded since the events were fetched */
     switch (epw_handshake_step(&c->hand)) {
     case EPW_AUTH_MORE:
         if (watch(links, c, EPOLL_CTL_MOD) == 0) return;
@@ -176,7 +177,7 @@ static void end_late_strangers(epw_links *links, uint64_t now) {
     }
 }
 
-/* 0, or an errno value: EAGAIN if nobody else is there. */
+/* Returns 0 or an errno value: EAGAIN if there is no other connection. */
 static int accept_one(epw_links *links, int fd, uint64_t now) {
     epw_auth_self self;
     connection *c = calloc(1, sizeof *c);
@@ -205,7 +206,7 @@ static int accept_one(epw_links *links, int fd, uint64_t now) {
     return 0;
 }
 
-/* Takes listeners out of the epoll set, where they would be readable all the time, or back into it. */
+/* Removes listeners from the epoll set, in which they would be readable all the time, or puts them back. */
 static void watch_listeners(epw_links *links, bool watched) {
     for (uint32_t i = 0; i < links->listener_count; i++) {
         struct epoll_event event = {.events = watched ? EPOLLIN : 0u, .data.ptr = &links->listeners[i]};
@@ -221,7 +222,7 @@ static void accept_some(epw_links *links, int fd, uint64_t now) {
     for (int i = 0; i < ACCEPTED_AT_ONCE; i++) {
         int err = accept_one(links, fd, now);
         if (err == EAGAIN) return;
-        if (!is_exhaustion(err)) continue; /* whatever else accept reports concerns one connection alone */
+        if (!is_exhaustion(err)) continue; /* all other errors of accept concern only one connection */
         links->accept_after_ns = later(now, ACCEPT_PAUSE_NS);
         watch_listeners(links, false);
         return;
@@ -254,7 +255,7 @@ static uint32_t count_attempts(const dial *d, attempt state) {
     return count;
 }
 
-/* Ends what is under way to an address, which is then in state `to`. */
+/* Ends the attempt to connect to an address, which is then in state `to`. */
 static void end_attempt(epw_links *links, dial *d, uint32_t i, attempt to) {
     if (d->tries[i] == NULL) return;
     if (d->speaker == d->tries[i]) d->speaker = NULL;
@@ -263,7 +264,8 @@ static void end_attempt(epw_links *links, dial *d, uint32_t i, attempt to) {
     d->attempts[i] = to;
 }
 
-/* What has been found at the addresses is why it fails; a deadline adds what is still under way. */
+/* The reason is what was found at each address; after a deadline also the attempts that are still under way.
+ */
 static void end_dial(epw_links *links, dial *d, epw_status status) {
     for (uint32_t i = 0; i < d->to.count; i++) {
         char text[EPW_HANDSHAKE_TEXT];
@@ -330,8 +332,8 @@ static void fail_attempt(epw_links *links, connection *c, uint64_t now) {
     advance(links, d, now);
 }
 
-/* The first connection that is made speaks. The others are closed, to be made again if it is not the peer; it
- * has no more than its share of the time that is left. */
+/* The first connection that is established makes the handshake, within its share of the time that is left.
+ * The others are closed, and made again if it does not lead to the peer. */
 static void let_speak(epw_links *links, connection *c, uint64_t now) {
     dial *d = c->dial;
     d->speaker = c;
@@ -344,7 +346,7 @@ static void let_speak(epw_links *links, connection *c, uint64_t now) {
 
 static void step_dialed(epw_links *links, connection *c, uint64_t now) {
     dial *d = c->dial;
-    if (c->hand.fd < 0) return; /* discarded since the events were taken */
+    if (c->hand.fd < 0) return; /* discarded since the events were fetched */
     if (c->hand.connecting) {
         bool connected = epw_handshake_connected(&c->hand);
         if (!connected && !c->hand.error) return;
@@ -401,7 +403,7 @@ epw_status epw_links_dial(epw_links *links, const epw_dial_order *order, uint64_
     while (*end) end = &(*end)->next;
     *end = d;
     advance(links, d, now_ns);
-    /* Something is to be done at once: it finds for when the timer is to be set. */
+    /* Makes the next call of epw_links_poll due at once: that call then sets the timer. */
     links->armed_ns = 1;
     struct itimerspec at_once = {.it_value = {.tv_nsec = 1}};
     timerfd_settime(links->timer, TFD_TIMER_ABSTIME, &at_once, NULL);
@@ -446,7 +448,7 @@ static bool take_event(epw_links *links, epw_link_event *event) {
     return take_accepted(links, event) || take_dialed(links, event);
 }
 
-/* When there is something to do although no socket is ready. */
+/* The time at which there is something to do even if no socket is ready. */
 static uint64_t next_time(const epw_links *links) {
     uint64_t next = links->up ? 1 : NEVER;
     if (links->stranger_count > 0 && links->strangers[0]->until_ns < next)
@@ -474,8 +476,7 @@ static void arm_timer(epw_links *links) {
     timerfd_settime(links->timer, TFD_TIMER_ABSTIME, &at, NULL);
 }
 
-/* Connections that have sent something are served before those that have only just come, see
- * EPW_LINKS_STRANGERS. */
+/* Connections that have sent something are served before new ones, see EPW_LINKS_STRANGERS. */
 static void carry_on(epw_links *links, uint64_t now) {
     struct epoll_event events[EVENTS_AT_ONCE];
     int ready = epoll_wait(links->epoll, events, EVENTS_AT_ONCE, 0);
@@ -564,7 +565,7 @@ static epw_status choose_addresses(const epw_links_options *o, epw_where where, 
     return EPW_OK;
 }
 
-/* Of an address that is listened on. */
+/* Takes the address of a listener. */
 static epw_status watch_listener(epw_links *links, int fd, epw_where where) {
     listener *l = &links->listeners[links->listener_count++];
     *l = (listener){LISTENER, fd};
@@ -581,8 +582,8 @@ static epw_status listen_locally(epw_links *links, epw_where where) {
     return status == EPW_OK ? watch_listener(links, fd, where) : status;
 }
 
-/* An interface's address may be gone by now, or, of IPv6, not be in use yet: it is left out, if it is not the
- * only one. */
+/* An interface's address may have gone by now, or an IPv6 address may not be usable yet: it is left out,
+ * unless it is the only one. */
 static epw_status listen_on(epw_links *links, const epw_links_options *o, const epw_addresses *chosen,
                             epw_where where) {
     for (uint32_t i = 0; i < chosen->count; i++) {
@@ -649,7 +650,7 @@ epw_status epw_links_open(const epw_links_options *options, epw_links **out) {
     return EPW_OK;
 }
 
-/* What a fork has handed on are numbers of descriptors that are closed, or other files' by now. */
+/* In a forked child the numbers of these descriptors are closed, or belong to other files by now. */
 static void end_connection(connection *c, bool foreign) {
     if (foreign) c->hand.fd = -1;
     epw_handshake_close(&c->hand);

@@ -7,7 +7,8 @@
 
 #include "ipc/process.h"
 
-/* Binds and listens; 0 or an errno value. Listening, too, may find the port taken. Lock held. */
+/* Binds and listens; returns 0 or an errno value. Listening may also find the port taken. Called with the
+ * lock held. */
 static int try_port(const epw_address *address, int *fd) {
     struct sockaddr_storage name;
     socklen_t length = epw_address_to_socket(address, &name);

@@ -1,4 +1,5 @@
-/* See nic/verbs.h: what of a soft NIC is carried by an adapter. Locked, where nothing else is said. */
+/* See nic/verbs.h: the part of a soft NIC whose entries an adapter carries. Functions are called with the NIC
+ * locked unless stated otherwise. */
 #include "nic/soft/parts.h"
 #include "nic/verbs.h"
 
@@ -9,7 +10,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 
-/* What has been posted and is not known to be done. */
+/* Works that have been posted and are not known to be done. */
 typedef struct work {
     uint32_t index; /* of the entry */
     bool done;
@@ -20,7 +21,7 @@ struct epw_carried {
     epw_pair *pair;
     void *queue; /* NULL: closed */
     uint32_t number;
-    bool rises;             /* it is being connected, with the NIC free */
+    bool rises;             /* it is being connected, with the NIC unlocked */
     bool by_adapter;        /* it has been */
     atomic_uint alarm;      /* 1 + epw_mlx5_event_kind: what has happened to the adapter; 0: nothing */
     uint32_t posted, first; /* works so far; and the first of them that is not done */
@@ -35,7 +36,7 @@ struct epw_carrier {
     int fd;
     bool unordered;
     epw_pair *senders, *last_sender;
-    pthread_mutex_t lock; /* of the list: taken by who tells of events, who takes no other */
+    pthread_mutex_t lock; /* guards the list: the thread that reports events takes this lock and no other */
     epw_carried *pairs;
 };
 
@@ -53,8 +54,8 @@ uint32_t epw_pair_carried_number(const epw_pair *pair) {
 
 /* ---- events ---- */
 
-/* Called by the thread that listens to the adapter, for which a queue pair's end waits: it takes no lock that
- * is held meanwhile, and leaves the rest to the NIC's thread. */
+/* Called by the thread that listens to the adapter. Destroying a queue pair waits for that thread, so it
+ * takes no lock that is held meanwhile, and leaves the rest to the NIC's thread. */
 static void heard(void *context, const epw_mlx5_event *event) {
     epw_nic *nic = context;
     epw_carrier *carrier = nic->carrier;
@@ -162,8 +163,8 @@ epw_status epw_carry_open(epw_pair *pair, epw_where where) {
     return EPW_OK;
 }
 
-/* The adapter's queue pair is destroyed: that fences what its peer still sends. One that the adapter does not
- * let go of is tried again when the pair is closed, and when it is destroyed. */
+/* Destroys the adapter's queue pair, which fences what its peer still sends. If the adapter refuses, it is
+ * tried again when the pair is closed, and when it is destroyed. */
 bool epw_carry_stop(epw_pair *pair) {
     epw_carried *carried = pair->carried;
     if (carried == NULL || carried->queue == NULL) return true;
@@ -240,7 +241,7 @@ static bool is_word(const epw_fetched *entry) {
            entry->remote % EPW_FRAME_WORD == 0;
 }
 
-/* Whether the next entry has to wait for what is before it. */
+/* Whether the next entry must wait for earlier ones. */
 static bool holds_back(const epw_pair *pair) {
     epw_fetched entry;
     const unsigned char *bytes[EPW_FETCH_SEGMENTS];
@@ -266,7 +267,7 @@ static void describe(epw_pair *pair, const epw_frame *frame, const epw_fetched *
     if (entry->opcode == EPW_OPCODE_FETCH_ADD) out->addend = epw_take_little(entry->inlined, EPW_FRAME_WORD);
     for (uint32_t i = 0; i < out->count; i++) {
         const epw_region *region = epw_regions_find(&pair->nic->regions, entry->local[i].key);
-        out->local[i] = entry->local[i]; /* the region is there: epw_pair_next has looked */
+        out->local[i] = entry->local[i]; /* the region exists: epw_pair_next has checked */
         out->local[i].key = region->carried_key;
         out->local[i].offset += EPW_MLX5_SKEW(region->base);
     }
@@ -312,8 +313,8 @@ static void finish(epw_pair *pair, uint32_t index) {
     }
 }
 
-/* An adapter that keeps order completes all before an entry with it. Of another one only the works that are
- * done without a gap are. */
+/* With an adapter that keeps order, an entry's completion completes all earlier ones. With others only the
+ * works up to the first gap are complete. */
 static void settle(epw_pair *pair, const epw_verbs_done *done) {
     epw_carried *carried = pair->carried;
     uint32_t mask = pair->memory.depth - 1, name = (uint32_t)done->name, last = carried->first - 1;
@@ -363,7 +364,7 @@ bool epw_carry_take(epw_nic *nic) {
     return any;
 }
 
-/* Before the completions are taken: what comes behind that announces itself again. */
+/* Done before the completions are taken: later ones announce themselves again. */
 void epw_carry_heed(epw_nic *nic) {
     const epw_carrier *carrier = nic->carrier;
     uint64_t name;

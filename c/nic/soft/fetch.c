@@ -15,7 +15,7 @@ static uint64_t big64(const unsigned char *at) {
 
 enum {
     SIGNALLED = 0x08,   /* of byte 11: a completion for this entry */
-    FLAGS_KNOWN = 0x08, /* and no fence, no event, nothing at the first error only */
+    FLAGS_KNOWN = 0x08, /* without fence, event, or completion only after errors */
     UNIT_BYTES = 16,
     FETCH_ADD_BYTES = 8
 };
@@ -24,7 +24,7 @@ enum {
 #define INLINE_BIT     (UINT32_C(1) << 31)
 #define LENGTH_OF_ZERO (UINT32_C(1) << 31)
 
-/* A segment that says where bytes lie. */
+/* A segment with the address of bytes. */
 static void read_segment(const unsigned char *at, epw_fetched *out) {
     uint32_t length = big32(at);
     if (length == 0) length = LENGTH_OF_ZERO;
@@ -33,7 +33,7 @@ static void read_segment(const unsigned char *at, epw_fetched *out) {
     out->bytes += length;
 }
 
-/* One such segment, or two of a WRITE, whose bytes together are no more than one may have. */
+/* One such segment, or for a WRITE two, which together have no more bytes than one may have. */
 static uint8_t read_segments(const unsigned char *at, uint32_t units, epw_fetched *out) {
     read_segment(at, out);
     if (units == 3) return EPW_SYNDROME_NONE;
@@ -45,7 +45,7 @@ static uint8_t read_segments(const unsigned char *at, uint32_t units, epw_fetche
     return EPW_SYNDROME_NONE;
 }
 
-/* The data of a WRITE or READ, behind the control and the remote address. */
+/* The data of a WRITE or READ, after the control segment and the remote address. */
 static uint8_t read_data(const unsigned char *at, uint32_t units, epw_fetched *out) {
     uint32_t length = units == 2 ? INLINE_BIT : big32(at); /* without a segment there are no bytes */
     out->is_inline = (length & INLINE_BIT) != 0;
@@ -75,7 +75,7 @@ static uint8_t read_operands(const unsigned char *entry, uint32_t units, epw_fet
     if (out->opcode == EPW_OPCODE_FETCH_ADD) return read_fetch_add(entry + 32, units, out);
     if (out->opcode == EPW_OPCODE_WRITE || out->opcode == EPW_OPCODE_READ)
         wrong = read_data(entry + 32, units, out);
-    /* Bytes that come to this rank cannot come to an entry. */
+    /* Bytes that are received cannot be placed in an entry. */
     bool backwards = out->opcode == EPW_OPCODE_READ && out->is_inline && units > 2;
     return backwards ? EPW_SYNDROME_OPERATION : wrong;
 }
@@ -91,7 +91,7 @@ uint8_t epw_fetch(const unsigned char entry[EPW_FETCH_BYTES], uint32_t number, u
 }
 
 uint16_t epw_fetch_record(const void *record) {
-    /* Writer: who rings, behind the entries. Reader: the NIC. */
+    /* Writer: the thread that rings, after the entries. Reader: the NIC. */
     uint32_t word = __atomic_load_n((const uint32_t *)record + 1, __ATOMIC_ACQUIRE);
     unsigned char bytes[4];
     memcpy(bytes, &word, sizeof bytes);

@@ -23,7 +23,7 @@ void epw_frame_write(const epw_frame *frame, unsigned char out[EPW_FRAME_BYTES])
     epw_put_little(out + 36, frame->more, 4);
 }
 
-/* What a kind has; the others leave it zero. */
+/* The fields that a kind has; others are zero. */
 enum { HAS_PLACE = 1, HAS_BYTES = 2, HAS_FROM = 4, MAY_WANT_ACK = 8, HAS_SYNDROME = 16 };
 
 static const uint8_t parts_of[] = {
@@ -41,7 +41,7 @@ static uint64_t payload(const epw_frame *f) {
     return ((uint64_t)f->more + 1) * f->bytes;
 }
 
-/* A word has a frame of its own: it is placed in one step. */
+/* A word has a frame of its own, because it is placed in one step. */
 static bool has_sound_rows(const epw_frame *f) {
     if (f->more == 0) return f->stride == 0;
     return f->kind == EPW_FRAME_WRITE && f->bytes > EPW_FRAME_WORD && f->stride >= f->bytes;

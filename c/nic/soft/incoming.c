@@ -1,5 +1,4 @@
-/* What comes in by a connection of a soft NIC: bytes become frames, which are checked, placed and answered.
- */
+/* Receiving over a connection of a soft NIC: bytes become frames, which are checked, placed and answered. */
 #include "nic/soft/parts.h"
 
 #include "base/little_endian.h"
@@ -10,7 +9,7 @@
 enum {
     /* A turn of one connection ends after this much, so that others have theirs. */
     READ_TURN_BYTES = 8 << 20,
-    /* Of an entry: from here on to read it to its place costs less than a copy. */
+    /* From this size of an entry on, reading it directly to its place costs less than a copy. */
     LONG_ENTRY_BYTES = 4096,
     READ_PIECES = 32 /* at a time */
 };
@@ -22,7 +21,7 @@ static bool is_of(const epw_link *link, const epw_pair *pair) {
     return pair->options.peer == EPW_PAIR_ANY_PEER || pair->options.peer == link->peer;
 }
 
-/* By whom a frame is taken, NULL if it is refused. The first one ties the pair to this connection. */
+/* The pair that takes a frame, NULL if it is refused. The first frame ties the pair to this connection. */
 static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndrome) {
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     *syndrome = EPW_SYNDROME_REMOTE_ACCESS;
@@ -34,11 +33,12 @@ static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndr
     if (pair->from != link || pair->answers_to != frame->from) return NULL;
     *syndrome = EPW_SYNDROME_REMOTE_REQUEST;
     if (frame->index - pair->expected < UINT32_C(1) << 31) return pair;
-    pair->closed = true; /* it has been taken already: this is no order of a connection's */
+    pair->closed = true; /* this index has been taken already, which no connection's order permits */
     return NULL;
 }
 
-/* Where the bytes at `offset` of the pair's region lie, NULL if it may not do that with them. */
+/* The address of the bytes at `offset` of the pair's region, NULL if the pair may not access them in this
+ * way. */
 static unsigned char *place_of(const epw_link *link, const epw_pair *pair, uint32_t rights) {
     const epw_frame *frame = &link->frame;
     if (pair->options.key != EPW_PAIR_ANY_KEY && frame->key != pair->options.key) return NULL;
@@ -52,8 +52,8 @@ static bool is_aligned(const unsigned char *at, const epw_frame *frame) {
            (uintptr_t)at % EPW_FRAME_WORD == 0;
 }
 
-/* Whether the pair's region allows what is asked, and where its bytes go. Words wait until they are complete;
- * so do addends. */
+/* Whether the pair's region permits the request, and where its bytes go. Words and addends wait until they
+ * are complete. */
 static uint8_t admit(epw_link *link, const epw_pair *pair) {
     static const uint32_t rights_of[] = {[EPW_FRAME_WRITE] = EPW_REGION_WRITE,
                                          [EPW_FRAME_READ] = EPW_REGION_READ,
@@ -78,15 +78,15 @@ static void begin_request(epw_link *link) {
     if (link->to != NULL) {
         syndrome = admit(link, link->to);
         if (syndrome == EPW_SYNDROME_NONE) return;
-        link->to->closed = true; /* of what comes behind it nothing is placed */
+        link->to->closed = true; /* nothing that comes after it is placed */
         link->to = NULL;
         link->at = NULL;
     }
     epw_link_refuse(link, frame, syndrome);
 }
 
-/* A word is written or added to in one step, atomically beside what this process does with it. Writer: the
- * NIC, behind all that the pair has brought. Reader: whoever acquires the word. */
+/* A word is written or added to in one step, atomically with respect to this process's own accesses. Writer:
+ * the NIC, after everything that the pair has brought. Reader: whoever acquires the word. */
 static void place_word(epw_link *link, epw_pair *pair) {
     const epw_frame *frame = &link->frame;
     const epw_region *region = epw_regions_find(&link->nic->regions, frame->key);
@@ -119,7 +119,7 @@ static void end_request(epw_link *link, epw_pair *pair) {
 
 /* ---- answers, and frames of both kinds ---- */
 
-/* False: there is nothing to be answered. */
+/* False: no answer is awaited. */
 static bool begin_answer(epw_link *link) {
     epw_pair *pair = epw_nic_pair(link->nic, link->frame.pair);
     if (pair == NULL || pair->link != link || epw_pair_broken(pair)) return true;
@@ -133,8 +133,8 @@ static bool begin_answer(epw_link *link) {
     return true;
 }
 
-/* The other end of a pair is over: of one of this NIC's, or of an adapter's. Only the rank that it is
- * connected with may say so. */
+/* The other end of a pair of this NIC, or of an adapter's, has ended. Only the rank with which it is
+ * connected may say so. */
 static void hear_end(const epw_link *link) {
     epw_nic *nic = link->nic;
     const epw_frame *frame = &link->frame;
@@ -190,7 +190,7 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
     return true;
 }
 
-/* This many of the entry's bytes are placed, or left out. */
+/* This many of the entry's bytes have been placed, or skipped. */
 static void pass(epw_link *link, uint64_t bytes) {
     link->left -= bytes;
     link->row_left -= bytes;
@@ -226,8 +226,8 @@ static bool parse(epw_link *link) {
 
 /* ---- from the socket, and from rings ---- */
 
-/* Where the bytes of the frame go, of its entries that are long as many as there is room for; how many pieces
- * that makes. */
+/* Where the bytes of the frame go: as many of its long entries as there is room for. Returns the number of
+ * pieces. */
 static uint32_t places(const epw_link *link, struct iovec to[READ_PIECES]) {
     const epw_frame *frame = &link->frame;
     unsigned char *at = link->at + link->row_left;
@@ -242,9 +242,9 @@ static uint32_t places(const epw_link *link, struct iovec to[READ_PIECES]) {
     return count;
 }
 
-/* Bytes of a WRITE are read to their places at once, and what is behind them to the buffer: no more than the
- * next header behind long ones, which others follow mostly. *drained: there was less than there is room for.
- */
+/* Bytes of a WRITE are read directly to their places, and what follows them to the buffer: after long ones no
+ * more than the next header, because more long ones usually follow. *drained: less has arrived than there is
+ * room for. */
 static ssize_t read_some(epw_link *link, bool *drained) {
     if (link->in_begin > 0) {
         memmove(link->in, link->in + link->in_begin, link->in_end - link->in_begin);
@@ -276,8 +276,8 @@ uint32_t epw_link_wants_bytes(const epw_link *link) {
     return link->in_frame ? 1 : EPW_FRAME_BYTES;
 }
 
-/* Bytes go from the ring to their place. A header is copied before it is looked at: the other end can write
- * to the ring at any time. False: no NIC says that. */
+/* Bytes are copied from the ring to their place. A header is copied before it is checked, because the other
+ * end can write to the ring at any time. False: no NIC sends that. */
 bool epw_link_take_bytes(epw_link *link) {
     epw_ring *in = &link->rings.in;
     for (uint64_t turn = 0; turn < READ_TURN_BYTES;) {
@@ -299,13 +299,13 @@ bool epw_link_take_bytes(epw_link *link) {
     return true;
 }
 
-/* What the other end wrote before it went is in the ring. */
+/* What the other end wrote before it ended is in the ring. */
 static bool read_rings(epw_link *link) {
     bool there = epw_rings_hear(link->fd);
     return epw_link_take_bytes(link) && there;
 }
 
-/* False: it has not passed what can be used. */
+/* False: it has passed nothing usable. */
 static bool take_rings(epw_link *link) {
     int err = epw_rings_take(&link->rings, link->fd);
     if (err == EAGAIN) return true;

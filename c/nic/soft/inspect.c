@@ -1,4 +1,4 @@
-/* What a strict NIC looks at beside its work: see strict.h. */
+/* The additional checks of a strict NIC: see strict.h. */
 #include "nic/soft/parts.h"
 
 #include "base/clock.h"
@@ -39,7 +39,7 @@ static uint32_t next_random(epw_strict *strict) {
     return (uint32_t)(strict->random >> 33);
 }
 
-/* FNV-1a, by words where there are any: a change matters, not who made it. */
+/* FNV-1a, by whole words where possible: it must detect changes, not forgery. */
 static uint64_t hash(const unsigned char *bytes, size_t length) {
     uint64_t h = UINT64_C(0xcbf29ce484222325);
     for (; length >= 8; bytes += 8, length -= 8) {

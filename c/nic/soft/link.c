@@ -1,4 +1,4 @@
-/* A connection of a soft NIC: its life, and who has something to say by it. */
+/* A connection of a soft NIC: its life, and the pairs that have something to send over it. */
 #include "nic/soft/parts.h"
 
 #include "ipc/process.h"
@@ -21,7 +21,7 @@ void epw_link_free(epw_link *link) {
     free(link);
 }
 
-/* ---- who has something to say ---- */
+/* ---- pairs that have something to send ---- */
 
 void epw_link_has_sender(epw_link *link, epw_pair *pair) {
     if (epw_pair_is_carried(pair)) {

@@ -1,4 +1,4 @@
-/* See soft.h: the thread, the lock, and who is connected. */
+/* See soft.h: the thread, the lock, and the connections. */
 #include "nic/soft/parts.h"
 
 #include "base/barrier.h"
@@ -16,12 +16,12 @@
 
 enum { EVENTS = 64, SLOT_BITS = 16, LINKS_MAX = 1 << SLOT_BITS };
 
-/* Of the event that wakes the thread; no link has this id. */
+/* The id of the event that wakes the thread; no link has it. */
 #define WAKE_ID UINT64_C(0)
 
-/* Rung meanwhile by somebody who found the lock taken. Observers: who has pushed onto `rung` and then failed
- * to take the lock; and who has let it go and then looks here. A fence on both sides, or each misses what the
- * other has done. */
+/* Whether another thread has rung meanwhile and found the lock taken. The two observers: the thread that has
+ * pushed onto `rung` and then failed to take the lock; and the one that has released the lock and then looks
+ * here. Without a fence on both sides each could miss what the other has done. */
 static bool rung_again(epw_nic *nic) {
     epw_notice_fence();
     return atomic_load_explicit(&nic->rung, memory_order_seq_cst) != NULL;
@@ -33,8 +33,8 @@ void epw_nic_lock(epw_nic *nic) {
     atomic_fetch_sub_explicit(&nic->lockers, 1, memory_order_relaxed);
 }
 
-/* The thread, which polls without a pause, takes the lock after those that wait for it: a mutex goes to
- * whichever thread is awake. Each of them has it for a moment. */
+/* The NIC's thread, which polls without a pause, lets threads that wait for the lock go first, because a
+ * mutex goes to whichever thread is awake. Each of them holds it only briefly. */
 static void lock_last(epw_nic *nic) {
     while (atomic_load_explicit(&nic->lockers, memory_order_relaxed) > 0) sched_yield();
     pthread_mutex_lock(&nic->lock);
@@ -53,8 +53,8 @@ epw_link *epw_nic_link(const epw_nic *nic, uint64_t id) {
     return link != NULL && link->id == id ? link : NULL;
 }
 
-/* By rings: who drives looks by itself, and the thread is called once there is room. If there is some, the
- * turn was over, or the room has come just now: the thread goes on with it. */
+/* With rings drivers look by themselves, and the thread is woken once there is room. If there is room
+ * already, the turn was over or the room has just appeared: the thread continues with it. */
 static void await_ring_room(epw_link *link, bool awaits) {
     link->awaits_room = awaits && epw_ring_await_room(&link->rings.out);
     link->nic->goes_on |= awaits && !link->awaits_room;
@@ -90,9 +90,9 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
     epw_link_free(link); /* its descriptor leaves the epoll set with it */
 }
 
-/* It has failed, and with it the pairs that send by it. What its peer had sent before is placed first, also
- * what has come by others: the words of a process that has ended may lie in one connection while the end of
- * another is seen. No more is read than sockets hold. */
+/* The connection has failed, and with it the pairs that send over it. What its peer had sent before is placed
+ * first, also what has come over other connections: the words of a process that has ended may still lie in
+ * one connection when the end of another is noticed. No more is read than sockets hold. */
 static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
     for (uint32_t i = 0; i < nic->link_count; i++) {
@@ -141,7 +141,7 @@ void epw_link_ringed(epw_link *link) {
 /* What the bytes go by. */
 typedef struct way {
     bool rings;
-    uint32_t offered; /* bytes; 0: by the other end */
+    uint32_t offered; /* bytes; 0: the other end makes them */
 } way;
 
 static epw_status add_link(epw_nic *nic, int fd, uint32_t peer, way by, epw_where where, uint64_t *out) {
@@ -216,12 +216,12 @@ epw_nic_traffic epw_nic_sent(epw_nic *nic) {
 
 /* ---- work: locked ---- */
 
-/* Calls to a thread that listens to rings are left to it, who would sleep on without them. */
+/* Wake-ups for a thread that listens to rings are left for it, because it would sleep on without them. */
 static void take_in(epw_nic *nic, const struct epoll_event *events, int count, bool is_thread) {
     for (int i = 0; i < count; i++) {
         if (events[i].data.u64 == EPW_CARRIER_ID) epw_carry_heed(nic);
         epw_link *link = epw_nic_link(nic, events[i].data.u64);
-        if (link == NULL || link->frozen) continue; /* the wake-up call, or gone meanwhile */
+        if (link == NULL || link->frozen) continue; /* the wake-up event, or a connection that is gone */
         bool ends = (events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0;
         if (ends || (events[i].events & EPOLLIN)) {
             bool called = link->rings.memory != NULL && !ends && !is_thread;
@@ -234,7 +234,7 @@ static void take_in(epw_nic *nic, const struct epoll_event *events, int count, b
     }
 }
 
-/* What rings have brought. Whether they have brought anything. */
+/* Takes in what rings have brought. Returns whether they have brought anything. */
 static bool take_from_rings(epw_nic *nic) {
     bool brought = false;
     for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
@@ -247,8 +247,8 @@ static bool take_from_rings(epw_nic *nic) {
     return brought;
 }
 
-/* The thread is about to listen to the system alone, or to take a nap: whoever writes to a ring is to call
- * it. False: something has come already. */
+/* The thread is about to listen only to the system, or to take a nap: whoever writes to a ring must wake it.
+ * False: something has arrived already. */
 static bool listen_to_rings(const epw_nic *nic) {
     bool silent = true;
     for (uint32_t i = 0; nic->ring_links > 0 && i < nic->link_count; i++) {
@@ -259,15 +259,15 @@ static bool listen_to_rings(const epw_nic *nic) {
     return silent;
 }
 
-/* By rings: looks again whether there is room, and asks for another call if not, since this one may have been
- * for room that is taken by now. */
+/* With rings: checks again whether there is room, and asks for another wake-up if not, since this one may
+ * have been for room that is taken by now. */
 static bool is_held(epw_link *link) {
     if (link->awaits_room && link->rings.memory != NULL)
         link->awaits_room = !epw_ring_has_room(&link->rings.out) && epw_ring_await_room(&link->rings.out);
     return link->awaits_room || link->awaits_rings;
 }
 
-/* At a strict NIC: pairs whose fetches were delayed, or waited for what is before them. */
+/* At a strict NIC: pairs whose fetches were delayed, or waited for earlier entries. */
 static void resume(const epw_nic *nic) {
     for (uint32_t i = 0; i < nic->pair_count; i++) {
         epw_pair *pair = nic->pairs[i];
@@ -276,8 +276,8 @@ static void resume(const epw_nic *nic) {
     }
 }
 
-/* Sends what the links have that have entries to send, or none, but for those who wait for room. True if
- * somebody's ACK waits. */
+/* Sends what links have to send, either those with entries or those without, except links that wait for room.
+ * True if an ACK is waiting. */
 static bool send_those(epw_nic *nic, bool with_entries) {
     bool waits = false;
     for (uint32_t i = 0; i < nic->link_count; i++) {
@@ -305,8 +305,8 @@ static bool send_all(epw_nic *nic) {
     return send_those(nic, false) || waits;
 }
 
-/* What the thread must look after is left: that it dozes, and so comes soon, or listens. Locked. A thread
- * that is found dozing takes the lock after this. */
+/* Work is left for the thread: makes sure that it dozes, and so comes soon, or that it listens. Called with
+ * the lock held. A thread that is found dozing takes the lock after this. */
 static void hand_over(epw_nic *nic, bool ack_waits) {
     bool dozing = atomic_load_explicit(&nic->dozing, memory_order_acquire);
     bool needed = ack_waits ? !dozing : nic->held_links > 0 && dozing;
@@ -315,7 +315,7 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
-/* Where all bytes come by rings the sockets say only who is gone: drivers look at them as often as this. */
+/* If all bytes come through rings, sockets only show which ends are gone: drivers look at them this often. */
 #define LOOK_NS 20000
 
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
@@ -328,14 +328,14 @@ static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     epw_carry_take(nic);
 }
 
-/* Whether the call to the thread is among what has come. */
+/* Whether the event that wakes the thread is among those that have come. */
 static bool is_called(const struct epoll_event *events, int count) {
     bool called = false;
     for (int i = 0; i < count; i++) called |= events[i].data.u64 == WAKE_ID;
     return called;
 }
 
-/* now_ns: 0, or the caller drives. */
+/* now_ns: 0, or the time of a caller that drives. */
 static void poll_as(epw_nic *nic, bool takes, uint64_t now_ns) {
     struct epoll_event events[EVENTS];
     do {
@@ -360,9 +360,9 @@ static void await_readable(const epw_nic *nic, int fd, uint64_t ns) {
     ppoll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, &time, NULL);
 }
 
-/* Where kernels ring, which wakes nobody: the thread looks all the time for a while after something has come
- * or was rung for; then it naps between its looks, ten times as long where nothing has happened for a second.
- * Whatever comes by a connection ends a nap. */
+/* For doorbells that kernels ring, which wakes nobody: after something has arrived or was rung for, the
+ * thread polls for a while without a pause; then it naps between looks, ten times as long if nothing has
+ * happened for a second. Anything that arrives over a connection ends a nap. */
 #define POLL_NS     UINT64_C(10000000)
 #define IDLE_NS     UINT64_C(1000000000)
 #define NAP_NS      50000
@@ -394,15 +394,16 @@ void epw_nic_drive(epw_nic *nic, uint64_t now_ns) {
     poll_as(nic, true, now_ns);
 }
 
-/* A driver leaves. Observers: it and the thread that is about to doze. Both orders are sequentially
- * consistent, so that either it sees the thread dozing, or the thread sees that it has left. */
+/* A driver leaves. The two observers: the driver, and the thread that is about to doze. Both use sequentially
+ * consistent accesses, so either the driver sees the thread dozing, or the thread sees that the driver has
+ * left. */
 void epw_nic_rest(epw_nic *nic) {
     atomic_fetch_add_explicit(&nic->rests, 1, memory_order_seq_cst);
     if (atomic_exchange_explicit(&nic->dozing, false, memory_order_seq_cst)) epw_nic_wake(nic);
 }
 
-/* The thread's doze: until somebody wakes it, or its time is over. `rests`: as it was before the drivers were
- * looked for. */
+/* The thread's doze: until somebody wakes it, or its time is over. `rests`: its value before the thread
+ * looked for drivers. */
 static void doze(epw_nic *nic, uint32_t rests) {
     atomic_store_explicit(&nic->dozing, true, memory_order_seq_cst);
     if (atomic_load_explicit(&nic->rests, memory_order_seq_cst) == rests)
@@ -415,7 +416,7 @@ static void *nic_main(void *argument) {
     epw_nic *nic = argument;
     struct epoll_event events[EVENTS];
     bool polls = false;
-    uint64_t busy_ns = 0; /* where it polls: when there was last something to do */
+    uint64_t busy_ns = 0; /* when polling: the last time at which there was something to do */
     uint64_t idle_ns = 0; /* since then */
     int looks_after_ms = -1;
     uint32_t drives = 0;
@@ -437,7 +438,7 @@ static void *nic_main(void *argument) {
         }
         bool called = dozed || is_called(events, count);
         if (!polls && !dozed && listens) {
-            /* What has come is a driver's, if there is one. */
+            /* What has arrived is left to a driver, if there is one. */
             now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
             if (now != drives && !held) count = 0;
         }
@@ -461,7 +462,7 @@ static void *nic_main(void *argument) {
         ending = nic->ending;
         if (called && !ending) {
             nic->called = false;
-            eventfd_read(nic->wake, &(eventfd_t){0}); /* this thread alone: the call is for it */
+            eventfd_read(nic->wake, &(eventfd_t){0}); /* only this thread: the wake-up is for it */
         }
         pthread_mutex_unlock(&nic->lock);
         if (rung_again(nic)) epw_nic_poll(nic);

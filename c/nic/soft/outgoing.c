@@ -1,4 +1,4 @@
-/* What goes out by a connection of a soft NIC: entries become frames, and frames system calls. */
+/* Sending over a connection of a soft NIC: entries become frames, and frames become system calls. */
 #include "nic/soft/parts.h"
 
 #include "base/little_endian.h"
@@ -17,7 +17,7 @@ enum {
 
 /* ---- whose turn it is ---- */
 
-/* A planned fault of order: the last one first. */
+/* A planned fault of order: the pair that was added last sends first. */
 static void turn_senders_round(epw_link *link) {
     epw_pair *turned = NULL, *pair = link->senders;
     link->last_sender = pair;
@@ -47,7 +47,7 @@ static epw_pair *take_answerer(epw_link *link) {
 /* ---- frames ---- */
 
 static bool has_room(const epw_link *link) {
-    uint32_t frames = link->nic->strict == NULL ? 2 : 3; /* an ACK behind it, and a fault may double it */
+    uint32_t frames = link->nic->strict == NULL ? 2 : 3; /* an ACK after it, and a fault may double it */
     return link->out_count + LINK_PIECES * frames <= LINK_PIECES * LINK_FRAMES &&
            link->heads_used + frames * (EPW_FRAME_BYTES + EPW_FETCH_INLINE) <= LINK_HEADS_BYTES;
 }
@@ -88,7 +88,7 @@ static void add_end(epw_link *link, uint32_t pair, uint32_t from) {
     add_frame(link, &frame, 0);
 }
 
-/* What a READ asked for, from where it lies, or what a FETCH_ADD found. */
+/* The bytes that a READ asked for, sent from where they lie, or the value that a FETCH_ADD found. */
 static void add_answer(epw_link *link, epw_pair *pair) {
     const epw_frame *asked = &pair->owed.request;
     epw_frame frame = {
@@ -109,7 +109,7 @@ static void add_answer(epw_link *link, epw_pair *pair) {
     if (asked->bytes > 0) add_bytes(link, at, asked->bytes);
 }
 
-/* An ANSWER, and a NAK, is behind the ACK of what was before it. */
+/* An ANSWER or a NAK comes after the ACK of earlier entries. */
 static void add_answers(epw_link *link) {
     link->urgent = false;
     link->acks_by = 0;
@@ -135,7 +135,7 @@ static void add_answers(epw_link *link) {
     link->urgent = link->answerers != NULL; /* there was no room for all */
 }
 
-/* Writes its header, or that of the frame before it again, where it has a share in that. */
+/* Writes its header, or rewrites that of the previous frame if the entry shares it. */
 static void add_segments_frame(epw_link *link, const epw_frame *frame) {
     if (link->last_head == NULL || !epw_frame_extend(&link->last, frame)) {
         unsigned char *head = add_frame(link, frame, 0) - EPW_FRAME_BYTES;
@@ -159,7 +159,7 @@ static void add_request(epw_link *link, const epw_frame *frame, const epw_fetche
         add_bytes(link, bytes[i], entry->local[i].bytes);
 }
 
-/* At a strict NIC. True if nothing more is to be added of the frame. */
+/* At a strict NIC. True if nothing more of the frame is to be added. */
 static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, const epw_fetched *entry,
                         const unsigned char *const *bytes) {
     epw_fault fault = epw_strict_take(pair, frame->index);
@@ -176,7 +176,8 @@ static bool meets_fault(epw_link *link, epw_pair *pair, const epw_frame *frame, 
     return link->frozen || link->ends;
 }
 
-/* With what a pair sends travels the ACK of what it has received, whose connection may be another. */
+/* The ACK of what a pair has received travels with what it sends, unless that came over another connection.
+ */
 static void add_entries(epw_link *link) {
     if (link->nic->strict != NULL && link->nic->strict->fault.kind == EPW_FAULT_REORDER)
         turn_senders_round(link);

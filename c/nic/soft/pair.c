@@ -1,4 +1,4 @@
-/* Queue pairs of a soft NIC: their memory, what is fetched of it, and completions. */
+/* Queue pairs of a soft NIC: their memory, fetching from it, and completions. */
 #include "nic/soft/parts.h"
 
 #include "base/barrier.h"
@@ -47,16 +47,15 @@ const unsigned char *epw_pair_entry(const epw_pair *pair, uint32_t index) {
     return pair->memory.entries + (size_t)(index & (pair->memory.depth - 1)) * EPW_FETCH_BYTES;
 }
 
-/* What the entry does, for its completion. One beyond those that it has been rung for may be being written.
- */
+/* The operation of the entry, for its completion. An entry beyond those that were rung for may be in the
+ * process of being written. */
 static uint32_t opcode_at(const epw_pair *pair, uint32_t index) {
     bool posted = (uint32_t)pair->target - index - 1 < pair->memory.depth;
     return posted ? epw_pair_entry(pair, index)[3] : EPW_OPCODE_NOP;
 }
 
-/* Writes the completion queue's one entry, all that a reader of another make looks at too: whose it is, what
- * has completed, and its index. Writer: the NIC. Reader: whoever polls it, which acquires the last four
- * bytes. */
+/* Writes the completion queue's only entry, including what other readers check: the queue pair, what has
+ * completed, and its index. Writer: the NIC. Reader: whoever polls it, which acquires the last four bytes. */
 static void complete(epw_pair *pair, uint32_t index, uint32_t opcode, uint8_t syndrome, uint32_t vendor) {
     unsigned char *entry = pair->memory.completion;
     bool failed = syndrome != EPW_SYNDROME_NONE;
@@ -70,12 +69,13 @@ static void complete(epw_pair *pair, uint32_t index, uint32_t opcode, uint8_t sy
     __atomic_store_n((uint32_t *)(entry + 0x3c), word, __ATOMIC_RELEASE);
 }
 
-/* The other end is told by the connection, now if there is room, since that may be about to be closed. */
+/* Tells the other end over the connection, at once if there is room, since the connection may be about to be
+ * closed. */
 static void end_carried(epw_pair *pair) {
     pair->closed = true;
     if (pair->link == NULL) return;
     epw_link_tell_end(pair->link, pair->remote, pair->number);
-    epw_link_send(pair->link); /* one that is gone is found again by who looks at all */
+    epw_link_send(pair->link); /* a pair that is removed is found by whoever looks at all of them */
 }
 
 void epw_pair_fail_as(epw_pair *pair, uint32_t index, uint8_t syndrome, uint32_t vendor) {
@@ -151,7 +151,7 @@ epw_status epw_pair_create(epw_nic *nic, const epw_pair_options *options, epw_wh
         free(pair);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a queue pair of %u entries", options->depth);
     }
-    if (options->polled) epw_nic_wake(nic); /* its thread has to look now */
+    if (options->polled) epw_nic_wake(nic); /* its thread must look now */
     *out = pair;
     return EPW_OK;
 }
@@ -170,7 +170,7 @@ void epw_pair_destroy(epw_pair *pair) {
     epw_nic *nic = pair->nic;
     epw_carry_leave(pair);
     epw_nic_lock(nic);
-    epw_nic_heed_rung(nic); /* it is in that list no more */
+    epw_nic_heed_rung(nic); /* it is no longer in that list */
     epw_carry_await(pair);
     epw_carry_forget(pair);
     if (epw_pair_is_carried(pair) && !epw_pair_broken(pair)) end_carried(pair);
@@ -197,7 +197,7 @@ const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair) {
     return &pair->memory;
 }
 
-/* Which is the adapter's own end, by which it sends as well. */
+/* This is the adapter's own end, through which it also sends. */
 static bool close_carried(epw_pair *pair) {
     epw_carry_await(pair);
     epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED);
@@ -233,23 +233,24 @@ bool epw_pair_broken(const epw_pair *pair) {
 
 /* ---- sending ---- */
 
-/* A planned fault: of the doorbell that the entry is rung for by nothing is known. */
+/* A planned fault: the doorbell that rings for the entry is ignored. */
 static bool loses_doorbell(epw_pair *pair, uint16_t ahead) {
     const epw_fault *fault = &pair->nic->strict->fault;
     bool covers = fault->kind == EPW_FAULT_LOSE_DOORBELL && fault->index - (uint32_t)pair->target < ahead;
     return covers && epw_strict_take(pair, fault->index).kind != EPW_FAULT_NONE;
 }
 
-/* Somebody has given it up, or the adapter has told of what it cannot go on with. */
+/* Somebody has given it up, or the adapter has reported something with which it cannot continue. */
 static void give_up(epw_pair *pair) {
     if (epw_pair_is_alarmed(pair))
         epw_pair_fail_as(pair, (uint32_t)pair->completed, EPW_SYNDROME_ABORTED, EPW_VENDOR_EVENT);
     epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
 }
 
-/* How far it may fetch, as the doorbell record says. Who rings writes the record, and behind it the doorbell,
- * which says that there is news: a strict NIC, as an adapter, hears of it by that alone. The record is there
- * earlier, by what a GPU's fence takes. Writer of both: who rings, behind the entries. Reader: the NIC. */
+/* How far it may fetch, according to the doorbell record. Whoever rings writes the record, and after it the
+ * doorbell, which announces it: a strict NIC reacts only to the doorbell, as an adapter does. The record is
+ * visible earlier, by the time that a GPU's fence takes. Writer of both: the thread that rings, after the
+ * entries. Reader: the NIC. */
 static void heed(epw_pair *pair) {
     bool strict = pair->strict != NULL;
     uint64_t doorbell = strict ? __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE) : 0;
@@ -274,12 +275,12 @@ static void heed(epw_pair *pair) {
     }
 }
 
-/* The stack is taken as a whole, so that nothing is ever pushed onto a node that comes back. */
+/* The stack is taken as a whole, so that no node can be popped and pushed again during a push (ABA). */
 void epw_nic_heed_rung(epw_nic *nic) {
     epw_pair *pair = atomic_exchange_explicit(&nic->rung, NULL, memory_order_acquire);
     while (pair != NULL) {
         epw_pair *next = atomic_load_explicit(&pair->rung_next, memory_order_relaxed);
-        /* Before the look at the doorbell: one that is rung from here on is pushed again. */
+        /* Before the doorbell is read: a pair that is rung for from now on is pushed again. */
         atomic_store_explicit(&pair->rung, false, memory_order_seq_cst);
         heed(pair);
         pair = next;
@@ -337,7 +338,7 @@ void epw_pair_give_up(epw_pair *pair) {
 
 void epw_pair_break(epw_pair *pair) {
     epw_pair_give_up(pair);
-    epw_nic_carry(pair->nic); /* which takes no lock that its thread may hold */
+    epw_nic_carry(pair->nic); /* this takes no lock that its thread may hold */
 }
 
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
@@ -459,7 +460,7 @@ bool epw_pair_next(epw_pair *pair, epw_frame *frame, epw_fetched *entry,
 
 bool epw_pair_complete(epw_pair *pair, uint32_t index) {
     uint32_t ahead = index - (uint32_t)pair->completed;
-    if (ahead >= UINT32_C(1) << 31) return true; /* a later one has come first, by the other connection */
+    if (ahead >= UINT32_C(1) << 31) return true; /* a later one came first, over the other connection */
     uint64_t entries = pair->completed + ahead + 1;
     if (entries > pair->fetched - (pair->asked.waits ? 1 : 0)) return false;
     done(pair, entries, true);
@@ -475,7 +476,7 @@ bool epw_pair_answer_place(const epw_pair *pair, uint32_t index, uint32_t bytes,
 
 void epw_pair_answered(epw_pair *pair) {
     pair->asked.waits = false;
-    done(pair, pair->fetched, pair->asked.signalled); /* nothing behind it was fetched */
+    done(pair, pair->fetched, pair->asked.signalled); /* nothing after it was fetched */
     if (epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
 }
 

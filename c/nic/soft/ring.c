@@ -22,8 +22,8 @@ enum {
 
 _Static_assert(2 * sizeof(epw_ring_cursors) <= HEAD_BYTES, "cursors of both rings lie in front of the bytes");
 
-/* Both ends may be in one process, by mappings at two addresses, of which ThreadSanitizer cannot know that
- * they are the same memory: it is told what a cursor hands on. */
+/* Both ends may be in one process, with mappings at two addresses. ThreadSanitizer cannot know that these are
+ * the same memory, so it is told what each cursor publishes. */
 #ifdef __SANITIZE_THREAD__
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
@@ -118,10 +118,10 @@ bool epw_rings_hear(int fd) {
     }
 }
 
-/* Behind what has just been told. Observers: this end, which tells a cursor and then looks whether the other
- * one sleeps; and the other end, which says that it sleeps and then looks at the cursor. A full fence on both
- * sides: either this end sees the sleeper, or that one the cursor. A socket that
- * takes no more calls holds some that have not been heard. */
+/* Called after a cursor was published. The two observers: this end, which publishes a cursor and then checks
+ * whether the other end sleeps; and the other end, which says that it sleeps and then reads the cursor. With
+ * a full fence on both sides either this end sees the sleeper, or the other one the cursor. A socket that
+ * takes no more wake-ups still holds some that have not been read. */
 static void wake(_Atomic uint32_t *sleeps, int fd) {
     epw_notice_fence();
     if (atomic_load_explicit(sleeps, memory_order_relaxed) == 0) return;
@@ -147,7 +147,8 @@ bool epw_ring_await_room(epw_ring *ring) {
 
 /* ---- writing ---- */
 
-/* Writer: the reader, behind its copies of what it gives back. Reader: the writer, before it writes there. */
+/* Writer: the ring's reader, after its copies of what it frees. Reader: the ring's writer, before it writes
+ * there. */
 static uint64_t used(const epw_ring *ring) {
     uint64_t read = atomic_load_explicit(&ring->cursors->read, memory_order_acquire);
     TAKES_ON();
@@ -159,7 +160,7 @@ bool epw_ring_has_room(const epw_ring *ring) {
     return taken > ring->size || ring->size - taken >= ring->size / 4;
 }
 
-/* Writer: the writer, behind the bytes. Reader: epw_ring_filled. */
+/* Writer: the ring's writer, after the bytes. Reader: epw_ring_filled. */
 static void tell_written(epw_ring *ring, int fd) {
     HANDS_ON();
     atomic_store_explicit(&ring->cursors->written, ring->at, memory_order_release);
