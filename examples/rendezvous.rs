@@ -1,5 +1,5 @@
-//! The server of a run as a program of its own, which may end and be started again: it keeps the run in a file, and members come
-//! back to it.
+//! The server of a run as a program of its own, which may end and be started again: it keeps the run in a file, and
+//! members reconnect to it.
 //!
 //! `cargo run --release --example rendezvous -- --state run.state --world 4`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
@@ -17,8 +17,9 @@ mod print;
 #[path = "common/serve.rs"]
 mod serve;
 
-/// Serves a run until SIGTERM or SIGINT. Started again with the same file it goes on where it ended, however it ended; members come
-/// back. The token of the run, needed off the loopback interface, is EPWIRE_TOKEN or what EPWIRE_TOKEN_FILE holds.
+/// Serves a run until SIGTERM or SIGINT. Started again with the same file it continues where it ended, however it
+/// ended, and members reconnect. The token of the run, needed off the loopback interface, is EPWIRE_TOKEN or what
+/// EPWIRE_TOKEN_FILE holds.
 #[derive(Parser)]
 #[command(name = "rendezvous", version)]
 struct Args {
@@ -28,7 +29,7 @@ struct Args {
     /// Ranks of the run.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     world: u32,
-    /// Ranks with which the run begins, those below this number; the others are places to grow into. All of them unless given.
+    /// The run begins with the ranks below this number; the others are room to grow. All of them unless given.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     initial: Option<u32>,
     /// Where to listen, port 0: at a free one.
@@ -37,7 +38,7 @@ struct Args {
     /// Name of the run, the same on all ranks.
     #[arg(long, value_name = "ID", default_value = "default")]
     run_id: String,
-    /// Seconds of silence after which a member may be taken for lost, the same on all ranks.
+    /// Seconds of silence after which a member may be considered lost, the same on all ranks.
     #[arg(long, value_name = "S", default_value_t = Heartbeat::default().lease.as_secs_f64(), value_parser = seconds)]
     lease: f64,
 }

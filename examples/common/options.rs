@@ -14,7 +14,7 @@ fn table(command: &Command) -> String {
     let options = command.get_arguments().filter(|arg| arg.get_long().is_some());
     let rows = options.map(|arg| {
         let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-        // A default that is worked out is told in the help.
+        // The help names a default that is computed.
         let (help, told) = match help.split_once(" [default: ") {
             Some((help, told)) => (help.to_owned(), told.trim_end_matches(']').to_owned()),
             None => (help, String::new()),

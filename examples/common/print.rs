@@ -1,4 +1,4 @@
-//! Standard output as whoever reads it wants it.
+//! Prints to standard output, and tolerates a reader that has left.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};

@@ -7,7 +7,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::print::print;
 
-/// What the line says that tells where it listens, up to the address.
+/// The beginning of the line that tells where it listens, up to the address.
 pub(crate) const AT: &str = "serving at ";
 
 /// Serves until SIGTERM or SIGINT. Prints where, in one line, once members can connect.
@@ -24,7 +24,7 @@ pub(crate) fn serve(address: &str, options: ServerOptions) -> Result<(), Box<dyn
             _ = interrupt.recv() => {}
             () = server.ended() => return Err(format!("{file} cannot be written any more: see its disk").into()),
         }
-        // Members try to come back from now on. What they have been told is in the file.
+        // From now on members try to reconnect. Everything that they have been told is in the file.
         drop(server);
         tokio::time::sleep(Duration::from_millis(50)).await;
         Ok(print(&format!("ended; the run goes on where a server is started with {file}"))?)

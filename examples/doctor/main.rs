@@ -1,5 +1,5 @@
-//! What this machine has of what each path needs, and what to do about what it lacks; under a launcher, or with `--ranks N`, also how
-//! fast each rank reaches each other one.
+//! Which prerequisites of each path this machine meets, and what to do about the others; under a launcher, or with
+//! `--ranks N`, also how fast each rank reaches each other one.
 //!
 //! `cargo run --release --example doctor -- --ranks 3`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]

@@ -1,4 +1,4 @@
-//! The command line, and those of the processes that the story starts.
+//! The command line of the program, and those of the processes that it starts.
 
 use std::path::PathBuf;
 
@@ -54,7 +54,7 @@ pub enum Device {
     Cuda,
 }
 
-/// What a process is that the story starts.
+/// The role of a process that the program starts.
 #[derive(Subcommand)]
 pub enum Role {
     #[command(hide = true)]
@@ -71,7 +71,7 @@ pub struct Rank {
     pub world: u32,
     #[arg(long)]
     pub initial: u32,
-    /// Where the run is served or can be, between commas.
+    /// Addresses at which the run is served or can be, separated by commas.
     #[arg(long)]
     pub servers: String,
     /// Whether it serves the run first.

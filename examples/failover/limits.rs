@@ -1,4 +1,4 @@
-//! What a run must keep: limits with names, and the figures that are held against them.
+//! The limits of a run, by name, and the figures that are compared with them.
 
 use std::{fmt, str::FromStr, time::Duration};
 
@@ -68,8 +68,8 @@ pub struct Judgement {
 }
 
 impl Judgement {
-    /// The longest of these times, if there are any; and of three or more that which half of them do not exceed. Limits in
-    /// milliseconds.
+    /// Checks the longest of these times, if there are any; and, if there are three or more, the time that half of them
+    /// do not exceed. Limits in milliseconds.
     pub fn times(
         &mut self,
         what: &str,
@@ -92,7 +92,7 @@ impl Judgement {
         self.figure(what, beyond, &format!("{} ms", ms(time)), &format!("{limit} ms"))
     }
 
-    /// What memory in use has grown by; it may have shrunk.
+    /// By how much the memory in use has grown; it may have shrunk.
     pub fn growth(&mut self, what: &str, bytes: i64, limit_mib: u32) -> crate::Result<()> {
         let (kib, limit_kib) = (bytes / 1024, i64::from(limit_mib) * 1024);
         self.figure(what, kib > limit_kib, &format!("{kib} KiB"), &format!("{limit_kib} KiB"))
@@ -106,7 +106,7 @@ impl Judgement {
         Ok(())
     }
 
-    /// Fails if one was beyond its limit.
+    /// Fails if a figure was beyond its limit.
     pub fn end(self) -> crate::Result<()> {
         if self.beyond.is_empty() {
             return Ok(());

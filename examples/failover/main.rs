@@ -1,6 +1,6 @@
-//! Ranks that serve an MoE layer while one of them is killed, replaced or stopped, also the one that serves the run, one more is
-//! added and one retired. A timeline tells how long the others took to notice, to agree, and to be exact again, and the program fails
-//! where that was too long.
+//! Ranks serve an MoE layer while one of them (also the one that serves the run) is killed, replaced or stopped, one
+//! more is added and one retired. A timeline shows how long the others took to notice, to agree, and to be exact again;
+//! the program fails if that was too long.
 //!
 //! `cargo run --release --example failover -- --ranks 4`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]

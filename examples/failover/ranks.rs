@@ -14,7 +14,7 @@ use crate::{
     news::{News, Order},
 };
 
-/// The processes of a run, one to a rank at most.
+/// The processes of a run, at most one for each rank.
 pub struct Ranks {
     initial: u32,
     device: Device,
@@ -23,7 +23,7 @@ pub struct Ranks {
     server: Option<String>,
     /// As many as the run has room for.
     running: Vec<Option<Running>>,
-    /// Of whom each epoch is, as they have said.
+    /// The members of each epoch, as reported by the ranks.
     epochs: BTreeMap<u32, Vec<u32>>,
     heard: Receiver<Heard>,
     tell: Sender<Heard>,
@@ -42,27 +42,27 @@ struct Running {
     ready: bool,
     /// The address of its own server.
     listens: Option<String>,
-    /// What it said last of its steps.
+    /// Its last report of a step.
     served: Option<News>,
-    /// What it said last of servers.
+    /// Its last report of servers.
     leader: Option<u32>,
     servers: Vec<String>,
     memory: Option<u64>,
-    /// Whether it is to go by itself.
+    /// Whether it is expected to end by itself.
     retires: bool,
     may_be_evicted: bool,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both do nothing where it has ended.
+        // Both do nothing if it has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
 impl Ranks {
-    /// The first ones of a run that has room for `world`. Where no server by itself serves them rank 0 does first.
+    /// The first ranks of a run that has room for `world`. If no separate server serves them, rank 0 does at first.
     pub fn start(world: u32, story: &Story, server: Option<String>) -> Result<Self> {
         let Story { ranks: initial, device, slower, .. } = *story;
         let (tell, heard) = channel();
@@ -79,7 +79,7 @@ impl Ranks {
         Ok(ranks)
     }
 
-    /// Another process for a rank that has none, which finds the run as the others know it.
+    /// Starts another process for a rank that has none; it finds the run at the addresses that the others know.
     pub fn add(&mut self, rank: u32) -> Result<()> {
         let known = || self.running.iter().flatten().map(|running| running.servers.join(",")).next();
         let servers = self.server.clone().or_else(known).ok_or("there is no rank left to join")?;
@@ -180,7 +180,7 @@ impl Ranks {
         Ok(kib * 1024)
     }
 
-    /// Waits until `holds` of all of them. What comes to pass is shown to `watch` first, with its time.
+    /// Waits until `holds` is true for all of them. Each report is first passed to `watch`, with its time.
     pub fn until(
         &mut self,
         what: &str,
@@ -200,7 +200,7 @@ impl Ranks {
         Ok(())
     }
 
-    /// What all said last, for people who read errors.
+    /// The last reports of all, for error messages.
     fn state(&self) -> String {
         let of = |(rank, running): (usize, &Option<Running>)| match running {
             None => format!("rank {rank} is not there"),
@@ -270,14 +270,14 @@ impl Ranks {
         wanted.iter().all(|rank| self.running[*rank as usize].as_ref().is_some_and(exact))
     }
 
-    /// The rank whose server serves the run, where all that run say the same.
+    /// The rank whose server serves the run, if all running ranks report the same one.
     pub fn leader(&self) -> Option<u32> {
         let mut leaders = self.running.iter().flatten().map(|running| running.leader);
         let leader = leaders.next()??;
         leaders.all(|other| other == Some(leader)).then_some(leader)
     }
 
-    /// Whether any one of them may go now: all know the same servers, three at least, and of those most would be left.
+    /// Whether any one of them may end now: all know the same servers, at least three, and most of these would be left.
     pub fn can_lose_one(&self) -> bool {
         if self.server.is_some() {
             return true;

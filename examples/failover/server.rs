@@ -1,4 +1,4 @@
-//! A server by itself: its process, and what that does.
+//! A separate server: its process, and what that does.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -53,13 +53,13 @@ impl Server {
     /// Ends it as a crash does.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Both do nothing where it has ended.
+            // Both do nothing if it has ended.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Starts it where it was, with the same file.
+    /// Starts it at the same address, with the same file.
     pub fn start_again(&mut self) -> Result<()> {
         let mut child = Command::new(std::env::current_exe()?)
             .args([

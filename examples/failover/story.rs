@@ -60,7 +60,7 @@ pub fn run(args: &Story) -> Result<()> {
     args.state.as_deref().map_or(Ok(()), forget)
 }
 
-/// Holds the figures against their limits.
+/// Compares the figures with their limits.
 fn judge(args: &Story, losses: &[Loss], stops: &[Stop], growth: &Growth) -> Result<()> {
     let (limits, half) = (args.within, args.half_within);
     let mut judgement = Judgement::default();
@@ -90,7 +90,7 @@ fn judge(args: &Story, losses: &[Loss], stops: &[Stop], growth: &Growth) -> Resu
     judgement.end()
 }
 
-/// A run that begins needs a file of its own.
+/// A new run needs a file of its own.
 fn unused(path: &Path) -> Result<&Path> {
     if path.exists() {
         return Err(format!("{} exists already: name another file, or remove it", path.display()).into());
@@ -112,7 +112,7 @@ struct Tale {
     members: Vec<u32>,
 }
 
-/// A rank that is not killed in the later half of the kills, so that its memory tells.
+/// A rank that is not killed in the later half of the kills, so that the growth of its memory can be measured.
 struct Witness {
     rank: u32,
     before: Memory,
@@ -121,7 +121,7 @@ struct Witness {
 /// Bytes.
 struct Memory {
     resident: u64,
-    /// Free on its GPU, where it has one.
+    /// Free bytes of its GPU, if it has one.
     free: Option<u64>,
 }
 
@@ -202,14 +202,14 @@ impl Tale {
         Ok(Stop { led, agreed: gone.agreed })
     }
 
-    /// A rank joins that there has not been, in the room that the run has left.
+    /// A new rank joins, in the room that the run has left.
     fn grow(&mut self, rank: u32) -> Result<()> {
         print(&format!("rank {rank} is added: the group grows"))?;
         self.members.push(rank);
         self.with(rank).map(drop)
     }
 
-    /// A member retires another one: no step may lack that before the others go on without it.
+    /// A member retires another one: no step may lack that one before the others go on without it.
     fn retire(&mut self, rank: u32, by: u32) -> Result<()> {
         print(&format!("rank {by} retires rank {rank}{}", self.role(rank)))?;
         let gone = self.without(rank, |ranks| ranks.retire(by, rank))?;
@@ -289,7 +289,7 @@ impl Tale {
     }
 }
 
-/// Steps need no server; changes of the membership wait until it is there again.
+/// Steps need no server; changes of the membership wait until it is back.
 fn restart(server: &mut Server) -> Result<()> {
     print(&"the server is killed")?;
     server.kill();

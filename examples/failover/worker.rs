@@ -1,5 +1,5 @@
-//! A rank: serves steps of an MoE layer until it is retired or its standard input ends, and says on its standard output what changes.
-//! A line of input is an order of its parent.
+//! A rank: serves steps of an MoE layer until it is retired or its standard input ends, and reports changes on its
+//! standard output. A line of input is an order of its parent.
 
 use std::{
     io::Write,
@@ -24,7 +24,7 @@ pub fn heartbeat(slower: u32) -> Heartbeat {
     Heartbeat::default().interval(interval).lease(lease).handshake(handshake)
 }
 
-/// The whole life of a rank: the same for those of the beginning and for those that come later.
+/// The whole life of a rank: the same for the first ranks and for those that come later.
 pub fn run(args: &Rank) -> Result<()> {
     let orders = input();
     let options = GroupOptions::new(args.rank, args.world, &args.servers)
@@ -64,7 +64,7 @@ pub fn run(args: &Rank) -> Result<()> {
     Ok(group.leave_blocking()?)
 }
 
-/// Beside the steps: all members take part in them until it is decided.
+/// Runs while steps continue: all members take part in them until it is decided.
 fn retire(group: &Group, rank: u32) {
     let group = group.clone();
     std::thread::spawn(move || {
@@ -79,7 +79,7 @@ fn say(news: &News) -> Result<()> {
     Ok(out.flush()?)
 }
 
-/// Says what differs from what was said last.
+/// Reports what differs from the last report.
 fn say_new(said: &mut Option<News>, news: News) -> Result<()> {
     if said.as_ref() != Some(&news) {
         say(&news)?;

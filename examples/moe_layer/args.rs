@@ -77,7 +77,8 @@ pub enum Device {
     Cuda,
 }
 
-/// Says so to the library, and to the ranks that this process starts. Before any thread is started.
+/// Sets the environment variables for the library, and for the ranks that this process starts. Called before any thread
+/// is started.
 pub fn tell(nic: Nic) {
     let name = nic.to_possible_value().map_or(String::new(), |value| value.get_name().to_owned());
     for (variable, value) in [(epwire::env::PATHS, "queue"), (epwire::env::NIC, &name)] {

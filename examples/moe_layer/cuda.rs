@@ -25,7 +25,7 @@ use crate::{
     run::{Exchange, Result},
 };
 
-/// An exchange on the GPU with the number `local_rank`; where there are fewer, ranks share them.
+/// An exchange on the GPU with the number `local_rank`; ranks share GPUs if there are fewer.
 pub fn connect(group: &Group, args: &Args, model: &Model, local_rank: u32) -> Result<Box<dyn Exchange>> {
     let ordinal = local_rank % gpus()?;
     Ok(match args.dtype() {
@@ -242,7 +242,7 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> CudaExchange<T> {
         })
     }
 
-    /// For kernels on this exchange's stream, the only one that uses the slice: cudarc's guard has nothing to add.
+    /// For kernels on this exchange's stream, the only one that uses the slice: cudarc's guard is not needed.
     fn address<U>(&self, slice: &CudaSlice<U>) -> u64 {
         slice.device_ptr(&self.stream).0
     }
@@ -328,7 +328,7 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> Exchange for CudaExchange<T> {
 }
 
 impl Weights {
-    /// Those of `count` experts of `layer` from `first` on.
+    /// The weights of `count` experts of `layer` from `first` on.
     fn upload(
         layer: &Layer,
         first: usize,

@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     if let Some(nic) = args.nic {
         args::tell(nic);
     }
-    // What is wrong for every rank is said once, by their parent.
+    // What is wrong for every rank is reported once, by their parent.
     let check = |ranks: u32| {
         args.shape(ranks as usize)?;
         text(&args)?;
@@ -78,13 +78,13 @@ fn as_rank(args: &Args, launch: Option<&Launch>) -> Result<ExitCode> {
     bar.finish_and_clear();
 
     let reports = gather(&group, &report)?;
-    // What writes to peers ends before the membership does.
+    // Everything that writes to peers must end before the membership does.
     drop(exchange);
     group.leave_blocking()?;
     if rank > 0 {
         return Ok(ExitCode::SUCCESS);
     }
-    // With what was chosen by default filled in.
+    // With the defaults filled in.
     let args = Args { ranks: Some(ranks as u32), experts: Some(shape.experts), ..args.clone() };
     show(&Summary::new(&args, reports))
 }

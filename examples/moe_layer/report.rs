@@ -34,7 +34,7 @@ pub struct RankReport {
     pub max_rel_err: f64,
 }
 
-/// What the run as a whole comes to.
+/// The result of the whole run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary<'a> {
     pub config: &'a Args,
@@ -64,7 +64,7 @@ impl<'a> Summary<'a> {
         }
     }
 
-    /// The line by which scripts and people see whether it worked.
+    /// The line that shows scripts and people whether it worked.
     pub fn last_line(&self) -> String {
         let Self { ranks, tokens, max_rel_err, wrong_rows, config: Args { layers, .. }, .. } = self;
         let figures = format!("ranks={ranks} tokens={tokens} layers={layers} max_rel_err={max_rel_err:.2e}");

@@ -1,4 +1,4 @@
-//! One rank's way through the text: step by step, layer by layer, every output checked.
+//! One rank's pass over the text: step by step, layer by layer, with every output checked.
 
 use indicatif::ProgressBar;
 
@@ -12,7 +12,7 @@ use crate::{
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// How tokens reach the experts and their outputs come home.
+/// How tokens reach the experts, and how the outputs return.
 pub trait Exchange {
     /// The output `[n, hidden]` of `layer` for rows `x` `[n, hidden]`, n at most max_tokens. All ranks call it for the same
     /// layers in the same order, with any n each. Adds rows, bytes and times to `report`.
@@ -34,7 +34,7 @@ pub trait Exchange {
     fn payload(&self, x: &[u16]) -> Result<Vec<f32>>;
 }
 
-/// How the text is cut, the same on all ranks but for `rank`.
+/// How the text is divided, the same on all ranks except `rank`.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
     pub rank: usize,
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
     use crate::{experts, model::tests::SMALL};
 
-    /// All experts at home, and optionally one bit wrong in the second layer's first output.
+    /// All experts in this process, and optionally one wrong bit in the second layer's first output.
     struct Home {
         calls: usize,
         flip: bool,

@@ -20,7 +20,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Both ways, as [`on_host`](super::on_host) goes them.
+/// Both ways, as in [`on_host`](super::on_host).
 pub fn both_ways(group: &Group, local_rank: u32, part: &Mlp, x: &[f32], own: &[f32]) -> Result<Outputs> {
     let ordinal = local_rank % gpus::gpus()?;
     let config = CommConfig::default().device(Device::Cuda(ordinal));
@@ -47,7 +47,7 @@ pub fn both_ways(group: &Group, local_rank: u32, part: &Mlp, x: &[f32], own: &[f
         Outputs { reduced: stream.clone_dtoh(&reduced)?, scattered: stream.clone_dtoh(&scattered)? };
     stream.synchronize()?;
     let faulted = comm.take_fault()?;
-    group.barrier_blocking("gpus")?; // nobody takes its window down while another waits for it
+    group.barrier_blocking("gpus")?; // no rank destroys its window while another waits for it
     match faulted {
         false => Ok(outputs),
         true => Err(format!("ranks {:?} are missing", comm.membership()?.suspects).into()),

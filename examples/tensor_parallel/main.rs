@@ -57,7 +57,7 @@ pub enum Device {
     Cuda,
 }
 
-/// What a rank has of the outputs, by either way.
+/// A rank's part of the outputs, computed in both ways.
 #[derive(Debug, Default)]
 pub struct Outputs {
     /// All rows.
@@ -148,7 +148,7 @@ fn on_host(group: &Group, part: &Mlp, x: &[f32], own: &[f32]) -> Result<Outputs>
     let comm = Comm::create_blocking(group, CommConfig::default().heap_bytes(heap_bytes))?;
     let reduced = with_all_reduce(&comm, part, x)?.to_vec();
     let scattered = with_gather_and_scatter(&comm, part, own)?.to_vec();
-    group.barrier_blocking("host")?; // nobody takes its window down while another reads there
+    group.barrier_blocking("host")?; // no rank destroys its window while another reads it
     Ok(Outputs { reduced, scattered })
 }
 
@@ -160,8 +160,9 @@ fn with_all_reduce(comm: &Comm, part: &Mlp, x: &[f32]) -> Result<CommBuffer<f32>
     Ok(y)
 }
 
-/// Every rank has some rows: they are gathered before the first layer, and what comes out of the second is summed and scattered.
-/// Moves as many bytes as an all-reduce, and what lies between two such blocks, norms and residuals, is done once.
+/// Every rank has some rows: they are gathered before the first layer, and the outputs of the second are summed and
+/// scattered. This moves as many bytes as an all-reduce, and the work between two such blocks, norms and residuals, is
+/// done only once.
 fn with_gather_and_scatter(comm: &Comm, part: &Mlp, own: &[f32]) -> Result<CommBuffer<f32>> {
     let mut x = comm.alloc(own.len() * comm.ranks() as usize)?;
     mlp::complete(comm.all_gather_blocking(own, &mut x)?)?;

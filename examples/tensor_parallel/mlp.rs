@@ -32,8 +32,8 @@ impl Mlp {
         Self { hidden, channels, up: weights(2), down: weights(3) }
     }
 
-    /// What a rank has of it: columns of the first layer, and the rows of the second that take their outputs. So a rank needs nothing of
-    /// the others between the two, and the outputs of all sum up to that of the whole.
+    /// A rank's part of it: columns of the first layer, and the rows of the second that take their outputs. So a rank
+    /// needs nothing from the others between the two, and the outputs of all ranks sum up to that of the whole model.
     pub fn part(&self, rank: usize, ranks: usize) -> Self {
         let own = self.channels / ranks;
         let columns = rank * own..(rank + 1) * own;
@@ -82,7 +82,7 @@ pub fn max_rel_err(found: &[f32], expected: &[f32]) -> f32 {
     found.iter().zip(expected).map(|(x, y)| (x - y).abs() / largest).fold(0.0, worse)
 }
 
-/// What lacks a rank is no result.
+/// Without the part of every rank there is no result.
 pub fn complete(outcome: Outcome) -> Result<()> {
     match (outcome.is_complete(), outcome.record) {
         (true, _) => Ok(()),

@@ -33,7 +33,7 @@ pub struct CudaLayer {
 }
 
 impl CudaLayer {
-    /// On the GPU with the number of the rank; where there are fewer, ranks share them.
+    /// On the GPU with the number of the rank; ranks share GPUs if there are fewer.
     pub fn new(group: &Group, config: EpConfig) -> Result<Self> {
         let ordinal = group.rank() % gpus()?;
         let context = CudaContext::new(ordinal as usize)?;
@@ -42,7 +42,7 @@ impl CudaLayer {
         let (stream, ranks) = (context.new_stream()?, config.experts as usize);
         let config = config
             .device(Device::Cuda(ordinal))
-            // Processes take turns on a GPU that they share, of some milliseconds each.
+            // Processes that share a GPU take turns of some milliseconds each.
             .deadline(Duration::from_secs(1))
             .sms(SMS);
         let layer = Self {
@@ -117,7 +117,7 @@ impl Layer for CudaLayer {
         let arrived = || contributions.chunks(2).map(|pair| usize::from(pair[0]));
         check_sums(step, &self.stream.clone_dtoh(&self.out)?, arrived())?;
         let membership = self.buffer.membership()?;
-        // What kernels have recorded of peers given up; the membership has it too.
+        // Records of kernels about peers that were given up; the membership shows them too.
         drop(self.buffer.take_errors()?);
         Ok(if arrived().eq(counts(&membership.active)) { Mask::EMPTY } else { membership.suspects })
     }

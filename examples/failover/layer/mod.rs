@@ -1,5 +1,6 @@
-//! The MoE layer that ranks serve, on the host or on a GPU. Every rank has one expert, which gives back what it gets, so that
-//! a token's sum tells how many experts it has seen; and each token goes to others, so that all sums together tell which.
+//! The MoE layer that ranks serve, on the host or on a GPU. Every rank has one expert, which returns its input, so that
+//! a token's sum shows how many experts it has reached; each token goes to different experts, so that all sums together
+//! show which.
 
 #[cfg(all(feature = "cuda", feature = "cudarc"))]
 mod cuda;
@@ -17,7 +18,7 @@ pub const HIDDEN: usize = 1024;
 pub trait Layer {
     fn buffer(&self) -> &EpBuffer;
 
-    /// Runs the layer, and gives the members whose part is missing. Whatever has come must be right.
+    /// Runs the layer, and returns the members whose part is missing. Whatever has arrived must be right.
     fn run(&mut self, step: &Step) -> Result<Mask>;
 
     /// Free bytes of its GPU, if it has one.
@@ -42,7 +43,7 @@ pub fn connect(group: &Group, device: Device, slower: u32) -> Result<Box<dyn Lay
     }
 }
 
-/// What is missing for the device that is asked for, before any rank is started.
+/// Fails with what the requested device lacks, before any rank is started.
 pub fn check(device: Device) -> Result<()> {
     match device {
         Device::Host => Ok(()),
@@ -65,8 +66,8 @@ fn value(step: &Step) -> f32 {
 /// Tokens that go to every expert.
 const EVERYWHERE: usize = 3;
 
-/// Whether a token goes to the expert of a rank: each token behind the first ones has a bit of its own, and goes to the ranks that
-/// have it in their number.
+/// Whether a token goes to the expert of a rank: each token after the first ones stands for one bit, and goes to the
+/// ranks whose number has this bit.
 fn goes(token: usize, rank: u32) -> bool {
     token.checked_sub(EVERYWHERE).is_none_or(|bit| rank >> bit & 1 == 1)
 }
