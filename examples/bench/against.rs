@@ -1,10 +1,10 @@
-//! `--against`: another build of this program and this one, run in turns with the same options, and for each case whether the
-//! newer one is slower, as far as the noise of the machine lets that be told.
+//! `--against`: runs another build of this program and this one in turns with the same options, and reports for each
+//! case whether the newer one is slower, as far as the noise of the machine permits a verdict.
 //!
-//! Both runs of a pair see the machine in the same minute, and every other pair begins with the other program, so that neither
-//! what the machine does over minutes nor the order favours one of them. Of a case each pair gives one ratio of medians.
-//! Its interval is that of the sign test: between the order statistics of the ratios that enclose their median with a
-//! probability of at least 95 %, whatever the distribution of the noise. One run that the machine spoilt moves it by a rank.
+//! Both runs of a pair see the machine in the same minute, and every other pair begins with the other program, so that
+//! neither slow changes of the machine nor the order favours one of them. For each case, a pair gives one ratio of
+//! medians. The interval is that of the sign test: between the order statistics of the ratios that enclose their median
+//! with a probability of at least 95 %, whatever the distribution of the noise. One disturbed run moves it by one rank.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -57,7 +57,7 @@ struct Compared {
     ratios: Vec<f64>,
 }
 
-/// The options of this run without those that the other program need not know.
+/// The options of this run, without those that the other program need not have.
 fn options(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     const OWN: [&str; 3] = ["--against", "--pairs", "--limit"];
     let mut kept = Vec::new();
@@ -116,8 +116,9 @@ fn add(cases: &mut Vec<Compared>, [old, new]: [Vec<Row>; 2]) -> Result<(), Error
     Ok(())
 }
 
-/// Of `count` sorted numbers the indices of those between which the median of their distribution lies with at least 95 %:
-/// as many are left out at each end as a fair coin falls on one side, at most, with a probability of 2.5 %.
+/// Of `count` sorted numbers, the indices of those between which the median of their distribution lies with a
+/// probability of at least 95 %: at each end as many are left out as heads of `count` fair coins that come up with a
+/// probability of at most 2.5 %.
 fn interval(count: usize) -> Option<[usize; 2]> {
     let (mut exactly, mut at_most) = (0.5f64.powi(count as i32), 0.0);
     let mut left_out = 0;
@@ -210,7 +211,7 @@ mod tests {
         // Five of 21 pairs at the limit leave the whole interval above it, six do not.
         assert!(of(&[[1.0; 5].as_slice(), &[1.05; 16]].concat()).contains("SLOWER than 1.03"));
         assert!(!of(&[[1.0; 6].as_slice(), &[1.05; 15]].concat()).contains("SLOWER"));
-        // Nor do pairs that the machine spoilt.
+        // Nor do disturbed pairs.
         let spoilt = of(&[[1.01; 17].as_slice(), &[30.0; 4]].concat());
         assert!(!spoilt.contains("SLOWER") && spoilt.contains("1.010"), "{spoilt}");
     }

@@ -195,7 +195,7 @@ pub enum Combine {
     Ordered,
 }
 
-/// Everything that a case depends on beside the number of ranks.
+/// Everything on which a case depends, besides the number of ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shape {
     pub tokens: u32,
@@ -210,7 +210,7 @@ pub struct Shape {
 }
 
 impl Args {
-    /// What is measured by this many ranks, shape by shape. An error names what does not fit.
+    /// The shapes to be measured by this many ranks. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
         if self.device == Device::Host && (self.graph || self.split || self.table || self.sms != [0]) {
             return Err("--graph, --split, --sms and --table need --device cuda".into());
@@ -291,7 +291,7 @@ impl Shape {
             .lanes(args.lanes)
     }
 
-    /// Of a prefill buffer, whose ordered combine needs nothing more.
+    /// For a prefill buffer, whose ordered combine needs no reservation.
     pub fn prefill(&self, args: &Args, device: epwire::Device) -> PrefillConfig {
         let ep = self.config(args, device).ordered(false);
         PrefillConfig { ring_tokens: args.ring, ..PrefillConfig::new(ep) }

@@ -1,9 +1,9 @@
-//! `--bytes`: how large the buffers of a collective are, one size after the other.
+//! `--bytes`: the sizes of a collective's buffers.
 
 use std::str::FromStr;
 
-/// Sizes in bytes: `8:256M:x4` begins with 8 and takes four times as many as long as that is not above 256 MiB; `1K:4K:+1K` adds;
-/// `64K` is one size.
+/// Sizes in bytes: `8:256M:x4` begins with 8 and multiplies by 4 up to at most 256 MiB; `1K:4K:+1K` adds; `64K` is one
+/// size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bytes(pub Vec<u64>);
 
@@ -52,7 +52,7 @@ fn number(text: &str) -> Result<u64, String> {
     number.checked_mul(unit).ok_or_else(|| format!("`{text}` is too large"))
 }
 
-/// As it is written on the command line, where that is shorter.
+/// As it is written on the command line, if that is shorter.
 pub fn words(bytes: u64) -> String {
     for (unit, name) in [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")] {
         if bytes >= unit && bytes.is_multiple_of(unit) {

@@ -39,7 +39,8 @@ pub trait Subject {
 
     fn window_bytes(&self) -> u64;
 
-    /// Of dispatch and of combine, of one lane and all ranks, where slots are used again and again in an operation.
+    /// Bytes of the rings of dispatch and of combine, for one lane and all ranks, if slots are reused within an
+    /// operation.
     fn rings(&self) -> Option<[u64; 2]> {
         None
     }
@@ -95,7 +96,7 @@ struct Decode<'a> {
     clocks: Clocks,
 }
 
-/// Begin and end of an iteration, what was used of the cores by then, and how many rows were wrong.
+/// Begin and end of an iteration, the use of the cores up to each, and how many rows were wrong.
 pub type Timed = ([u64; 2], [Moment; 2], u64);
 
 impl Subject for Decode<'_> {

@@ -1,4 +1,4 @@
-//! What a rank takes of the machine's cores: its process, and of that the threads that drain its queues.
+//! A rank's use of the machine's cores: by its process, and of that by the threads that drain its queues.
 
 use std::fs;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 use crate::Error;
 use crate::samples::{now, taken};
 
-/// Of the threads of C's that drain queues: the software NIC's, and those that look at adapters in their place.
+/// Names of the C core's threads that drain queues: the software NIC's, and those that attend adapters.
 const OF_QUEUES: [&str; 3] = ["epw-nic", "epw-attend", "epw-watch"];
 
-/// How long ranks do nothing for [`Used::idle`].
+/// How long ranks stay idle for [`Used::idle`].
 const IDLE: Duration = Duration::from_millis(500);
 
 /// Clocks of a process and of its threads, which take less than a microsecond to read.
@@ -30,7 +30,7 @@ pub struct Moment {
 }
 
 impl Clocks {
-    /// Of the threads that drain queues by now: they live as long as the buffers.
+    /// The clocks of the threads that drain queues now; they live as long as the buffers.
     pub fn find() -> Self {
         let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
         let of_queues = tasks.filter_map(|task| {
@@ -67,7 +67,7 @@ fn read(clock: libc::clockid_t) -> u64 {
 pub struct Used {
     /// The rank's process.
     pub cpu: f64,
-    /// Of that the threads that drain its queues; 0 where there are none.
+    /// Of that, the threads that drain its queues; 0 if there are none.
     pub queue_cpu: f64,
 }
 
@@ -115,7 +115,7 @@ impl Meter {
     }
 }
 
-/// What connected ranks use that do nothing, on rank 0. All ranks call it, and meet before and after.
+/// What connected but idle ranks use, on rank 0. All ranks call it, and meet before and after.
 pub fn idle(group: &Group, meet: impl Fn() -> Result<(), Error>) -> Result<Option<Used>, Error> {
     let (clocks, mut meter) = (Clocks::find(), Meter::default());
     meet()?;

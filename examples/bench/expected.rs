@@ -1,5 +1,5 @@
-//! What must come out, worked out one channel after the other from source, token and iteration alone, and how what has
-//! come out differs from it.
+//! The expected results, computed channel by channel from source, token and iteration alone, and their comparison with
+//! the actual ones.
 
 use epwire::prefill::PrefillPlan;
 use epwire::{Float16, Fp8Scale, Plan, TensorMut, quantize_fp8};
@@ -10,7 +10,7 @@ use crate::cases::Case;
 use crate::pattern::{self, Pattern};
 use crate::routing::{self, Arrival, Lists, Routing};
 
-/// Packed rows of an expert begin at a multiple of so many.
+/// Packed rows of an expert begin at a multiple of this number.
 pub const ALIGNMENT: u32 = 128;
 
 /// All that one rank sends, receives and combines in an iteration.
@@ -80,7 +80,7 @@ impl Expected {
         &self.routings[self.rank as usize]
     }
 
-    /// Whether ranks answer with the very tokens: a pair of 16-bit rows that stay in place.
+    /// Whether ranks answer with the tokens themselves: a pair of 16-bit rows that stay in place.
     pub fn returns_tokens(&self, case: Case) -> bool {
         case == Case::Pair && self.shape.layout == Layout::RankMajor && self.shape.payload != Payload::Fp8
     }
@@ -90,17 +90,17 @@ impl Expected {
         self.pattern.row(&[0, self.iteration, source, token])
     }
 
-    /// What an expert gives for a token of `source`.
+    /// The output of an expert for a token of `source`.
     fn expert_row(&self, source: u32, token: u32, expert: u32) -> &[u16] {
         self.pattern.row(&[1, self.iteration, source, token, expert])
     }
 
-    /// What a rank gives, over its experts.
+    /// The answer of a rank, summed over its experts.
     fn rank_row(&self, source: u32, token: u32, rank: u32) -> &[u16] {
         self.pattern.row(&[2, self.iteration, source, token, rank])
     }
 
-    /// What this rank gives for a row that has arrived.
+    /// The answer of this rank to a row that has arrived.
     pub fn answer(&self, arrival: &Arrival) -> &[u16] {
         self.rank_row(arrival.source, arrival.token, self.rank)
     }
@@ -136,8 +136,8 @@ impl Expected {
         }
     }
 
-    /// Rank-major rows that are not as sent, and those too few or too many. `row`: payload and scales of a row of a source;
-    /// `count`: how many there are of a source.
+    /// The number of rank-major rows that differ from what was sent, are missing, or are too many. `row`: payload and
+    /// scales of a row of a source; `count`: how many there are of a source.
     pub fn wrong_rows<'a>(
         &self,
         row: impl Fn(u32, usize) -> Option<(&'a [u8], &'a [u8])>,
@@ -172,8 +172,8 @@ impl Expected {
         self.wrong_rows(row, |source| counts[source as usize] as usize)
     }
 
-    /// Rows by expert that are not as sent, and those too few or too many. rows: `[places, payload]`, scales as [`Lists`] has
-    /// them, counts: `[local_experts]`
+    /// The number of rows by expert that differ from what was sent, are missing, or are too many. rows: `[places,
+    /// payload]`, scales as [`Lists`] has them, counts: `[local_experts]`
     pub fn wrong_copies(&self, rows: &[u8], scales: &[u8], counts: &[u32]) -> Result<u64, Error> {
         let mut sent = vec![0u32; counts.len()];
         let mut wrong = 0;
@@ -194,7 +194,8 @@ impl Expected {
         Ok(wrong + surplus.sum::<u64>())
     }
 
-    /// Combined rows that are not, bit for bit, the sum in the order that the mode defines. out: `[tokens, hidden]`
+    /// The number of combined rows that are not, bit for bit, the sum in the order that the mode defines. out:
+    /// `[tokens, hidden]`
     pub fn wrong_sums(&self, case: Case, out: &[u16]) -> u64 {
         let (rank, hidden) = (self.rank, self.shape.hidden as usize);
         let local_experts = self.local_experts;

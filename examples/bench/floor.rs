@@ -127,7 +127,7 @@ impl Traffic {
         let payload = if fp8 { hidden + hidden / 128 * 4 } else { row };
 
         let in_slots = if prefill || (expert_major && !fp8) { to_others } else { to_ranks } * payload;
-        // What lies in memory of the caller.
+        // Bytes in memory of the caller.
         let lists = if expert_major {
             to_experts
         } else if dense {
@@ -201,11 +201,11 @@ fn entries_to_others(shape: &Shape, routings: &[Routing]) -> u64 {
     (0..).zip(routings).map(leaving).sum()
 }
 
-/// Each process moves at least so much in a round, however little the operation does.
+/// Each process moves at least this much in a round, however little the operation does.
 const ROUND_BYTES: u64 = 8 << 20;
 const ROUNDS: usize = 4;
 
-/// What the machine needs for the bytes of one case at best, on rank 0; elsewhere the time is 0.
+/// The least time that the machine needs for the bytes of one case, on rank 0; elsewhere the time is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Floor {
     pub us: f64,

@@ -65,12 +65,12 @@ impl Way {
     }
 }
 
-/// Memory that is moved as one, aligned as streaming stores want it.
+/// The unit in which memory is moved, aligned for streaming stores.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Block([u8; BLOCK]);
 
-/// As bytes that have been written: memory that is only zeroed has no pages of its own.
+/// Filled with written bytes: memory that is only zeroed has no pages of its own.
 pub fn blocks(bytes: usize) -> Vec<Block> {
     let count = bytes.div_ceil(BLOCK).max(1);
     let mut blocks = Vec::with_capacity(count);

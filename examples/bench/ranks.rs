@@ -38,7 +38,7 @@ pub fn start(args: &Args, part: Part) -> Result<ExitCode, Error> {
     }
 }
 
-/// Those of the ranks, and those that nobody takes.
+/// Places of the ranks, and places that nobody takes.
 fn places(ranks: u32, args: &Args) -> Result<u32, Error> {
     ranks.checked_add(args.absent).ok_or_else(|| format!("--absent {}: too many", args.absent).into())
 }

@@ -24,7 +24,7 @@ pub struct Row {
     pub payload: Payload,
     pub layout: Layout,
     pub combine: Combine,
-    /// Not said where it is uniform.
+    /// Absent if it is uniform.
     #[serde(default, skip_serializing_if = "is_uniform")]
     pub routing: Spread,
     pub p50_us: f64,
@@ -50,7 +50,7 @@ pub struct Row {
     pub slowest: (usize, f64),
 }
 
-/// What a case on GPUs has beside. Times in microseconds.
+/// Additional figures of a case on GPUs. Times in microseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OnGpu {
     pub timing: Timing,

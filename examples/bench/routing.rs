@@ -30,7 +30,7 @@ impl Lists {
         }
     }
 
-    /// One expert's behind the other's, each at a multiple of `alignment`, as `rank` receives them.
+    /// The lists of the experts one after the other, each at a multiple of `alignment`, as `rank` receives them.
     pub fn packed(routings: &[Routing], rank: u32, local_experts: u32, alignment: usize) -> Self {
         let mut counts = vec![0usize; local_experts as usize];
         let chosen = routings.iter().flat_map(|routing| &routing.experts).map(|e| *e as u32);
@@ -45,7 +45,7 @@ impl Lists {
         Self { firsts, places, column: places.next_multiple_of(4), apart: false }
     }
 
-    /// Which of the scales is that of a block of the row at `place`, a row of expert `list`; rows have this many blocks.
+    /// The index of the scale of a block of the row at `place`, a row of expert `list`; rows have this many blocks.
     pub fn scale(&self, list: usize, place: usize, block: usize, blocks: usize) -> usize {
         if self.apart {
             (list * blocks + block) * self.column + place - self.firsts[list]

@@ -1,8 +1,9 @@
-//! Moments of all ranks, and the figures that follow from them.
+//! The moments measured on all ranks, and the figures that follow from them.
 //!
-//! An iteration lasts from the moment the first rank calls to the moment the last one has returned, on the clock that all
-//! processes of a host share. It begins when all ranks have met, and they meet again before they check, so that nobody's
-//! checks take a core from an iteration of another; a rank that starts late, because it waits for a core, is thereby part of the time, as it is in a server.
+//! An iteration lasts from the moment the first rank calls to the moment the last one has returned, on the clock that
+//! all processes of a host share. It begins when all ranks have met, and they meet again before they check, so that
+//! nobody's checks take a core from an iteration of another; a rank that starts late, because it waits for a core, is
+//! thereby part of the time, as it is in a server.
 
 use epwire::{Dispatch, DispatchOutput, EpBuffer, EpConfig, Float16, Group, Layout, TensorRef};
 
@@ -57,13 +58,13 @@ pub fn taken(blobs: &[Vec<u8>]) -> impl Iterator<Item = &[u8]> {
 pub struct Samples {
     /// Begin and end of each iteration.
     pub moments: Vec<[u64; 2]>,
-    /// Rows that were not as they should be, warm-up included.
+    /// Wrong rows, warm-up included.
     pub wrong: u64,
     /// What this rank has used of the cores in these iterations. It stays with the rank: see [`Meter::used`].
     pub meter: Meter,
 }
 
-/// What all ranks together come to. Times in microseconds.
+/// The figures of all ranks together. Times in microseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figures {
     pub p50_us: f64,

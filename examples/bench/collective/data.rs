@@ -1,11 +1,11 @@
-//! What ranks give to a collective, and what must come out of it.
+//! The inputs of a collective, and its expected results.
 
 use epwire::comm::Number;
 use half::{bf16, f16};
 
 use super::Collective;
 
-/// A number that small integers are: what ranks send, so that sums are exact in every type.
+/// A number made from a small integer: ranks send these, so that sums are exact in every type.
 pub trait Small: Number + PartialEq {
     fn small(value: u32) -> Self;
 }
@@ -30,7 +30,8 @@ fn element(rank: u32, at: usize) -> u32 {
     (rank + at as u32 % 3) % 3
 }
 
-/// Of the sum of all: at most 2 for each rank, which 16-bit floats and i8 have exactly up to 63 ranks, and wrap to beyond.
+/// Of the sum over all ranks: at most 2 for each rank, which 16-bit floats and i8 represent exactly up to 63 ranks;
+/// beyond that i8 wraps.
 fn summed(ranks: u32, at: usize) -> u32 {
     (0..ranks).map(|rank| element(rank, at)).sum()
 }
@@ -42,7 +43,7 @@ pub struct Case {
     pub in_place: bool,
     pub rank: u32,
     pub ranks: u32,
-    /// Elements of the whole, where each rank has all of it, and of a rank's block, where it has not.
+    /// Elements of the whole, if each rank has all of it; else of a rank's block.
     count: usize,
     block: usize,
 }
@@ -65,7 +66,7 @@ impl Case {
         }
     }
 
-    /// The buffer that is both in place.
+    /// In place: the buffer that is both input and output.
     fn one<'b, T>(&self, send: &'b mut [T], recv: &'b mut [T]) -> &'b mut [T] {
         if self.collective == Collective::ReduceScatter { send } else { recv }
     }
@@ -85,7 +86,7 @@ impl Case {
         }
     }
 
-    /// Elements of this rank's result that are not as they should be.
+    /// The number of wrong elements in this rank's result.
     pub fn wrong<T: Small>(&self, send: &[T], recv: &[T]) -> u64 {
         let Self { rank, ranks, block, .. } = *self;
         let own = rank as usize * block;

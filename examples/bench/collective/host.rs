@@ -66,7 +66,7 @@ impl Subject<'_> {
         }))
     }
 
-    /// All ranks call it; the first has the figures.
+    /// All ranks call it; the first one returns the figures.
     fn run<T: Small>(&self, collective: Collective, in_place: bool) -> Result<Option<Figures>, Error> {
         let place = [self.comm.rank(), self.comm.ranks()];
         let case = Case::new::<T>(collective, in_place, place, self.bytes);
@@ -88,7 +88,7 @@ impl Subject<'_> {
     ) -> Result<Option<Figures>, Error> {
         let mut samples = Samples::default();
         for i in 0..self.args.warmup + self.args.iterations {
-            // What is checked is looked at once before the times that count, and once behind them.
+            // Results are checked once before the measured iterations, and once after them.
             let checked = i == 0 || i + 1 == self.args.warmup + self.args.iterations;
             if checked {
                 case.fill(send, recv);

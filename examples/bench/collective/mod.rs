@@ -54,15 +54,16 @@ pub struct Row {
     pub collective: Collective,
     pub r#type: Type,
     pub ranks: u32,
-    /// Files of older builds are of the host.
+    /// Files of older builds were measured on the host.
     #[serde(default)]
     pub device: Device,
-    /// Of the larger buffer: what every rank has of an all-reduce, reduce or broadcast; of the others all ranks' blocks together.
+    /// Bytes of the larger buffer: for an all-reduce, reduce or broadcast each rank's buffer; for the others the blocks
+    /// of all ranks together.
     pub bytes: u64,
     /// Tensors lie in memory of the communicator.
     pub heap: bool,
     pub out_of_place: Figures,
-    /// Not said where there is no such call.
+    /// Absent if there is no such call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place: Option<Figures>,
 }
@@ -74,7 +75,8 @@ pub struct Figures {
     pub p99_us: f64,
     /// The bytes over the median time.
     pub algorithm_gbs: f64,
-    /// The same, times what nccl-tests multiply with so that it is comparable to the rate of a link whatever the ranks.
+    /// The same, times the factor of nccl-tests that makes it comparable with the rate of a link for any number of
+    /// ranks.
     pub bus_gbs: f64,
     pub wrong: u64,
 }
@@ -97,7 +99,7 @@ impl Collective {
 }
 
 impl Figures {
-    /// Of this many bytes in these times.
+    /// The result for this many bytes in these times.
     pub fn new(
         collective: Collective,
         ranks: u32,
@@ -110,7 +112,8 @@ impl Figures {
     }
 }
 
-/// The report of all ranks, by the first one, which has the figures of all. `machine`: what they ran on, where it is told.
+/// The report on all ranks, printed by the first one, which has the figures of all. `machine`: what they ran on, if
+/// known.
 pub fn report(args: &Args, group: &Group, rows: &[Row], machine: &str) -> Result<ExitCode, Error> {
     if group.rank() > 0 {
         return Ok(ExitCode::SUCCESS);

@@ -52,7 +52,7 @@ struct Subject<'a> {
     group: &'a Group,
     gpu: &'a Gpu,
     comm: &'a Comm,
-    /// As many bytes as the largest size; freed when the stream has come past their uses.
+    /// As many bytes as the largest size; freed when the stream has run all their uses.
     send: CudaSlice<u8>,
     recv: CudaSlice<u8>,
 }
@@ -84,7 +84,7 @@ impl Subject<'_> {
     /// All ranks call it.
     fn run<T: Small>(&self, collective: Collective, in_place: bool, bytes: u64) -> Result<Figures, Error> {
         let case = Case::new::<T>(collective, in_place, [self.comm.rank(), self.comm.ranks()], bytes);
-        // Once before the times that count, and once behind them.
+        // Once before the measured iterations, and once after them.
         let mut wrong = self.check::<T>(&case)?;
         let times = self.time::<T>(&case)?;
         wrong += self.check::<T>(&case)?;

@@ -23,7 +23,7 @@ pub struct Decode<'g> {
     host: OnHost,
 }
 
-/// Memory of the GPU. Freed when the stream has come past its uses.
+/// Memory of the GPU. Freed when the stream has run all its uses.
 struct OnDevice {
     /// `[tokens, hidden]`, as `out`.
     x: CudaSlice<u8>,
@@ -45,7 +45,7 @@ struct OnDevice {
     outputs: CudaSlice<u8>,
 }
 
-/// Where it comes from and goes to on the host. Rows that none is sent to take no memory.
+/// The host memory for copies to and from the GPU. Places to which no row is sent take no memory.
 struct OnHost {
     x: Memory,
     out: Memory,
@@ -221,7 +221,7 @@ impl<'g> Decode<'g> {
         let mut counts = vec![0u32; world];
         // SAFETY: [ranks] numbers.
         unsafe { self.gpu.download(&mut counts, window.source_counts) }?;
-        // What counts beyond the source's places is wrong in any case, and not read.
+        // Counts beyond the source's places are wrong in any case; those rows are not read.
         let payload = self.rows.payload_bytes;
         let scales = self.rows.scale_count * self.rows.scale_bytes;
         let behind = window.scales.map_or(0, |scales| (scales - window.rows) as usize);

@@ -18,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// Threads of a block of the probes.
 const THREADS: u32 = 1024;
 
-/// Everything of it is used from the thread that made it.
+/// All of it is used only by the thread that created it.
 #[derive(Debug)]
 pub struct Gpu {
     pub ordinal: u32,
@@ -135,7 +135,7 @@ impl Gpu {
     /// There are as many bytes of this GPU's memory at `from`, and all bits are values of `T`.
     pub unsafe fn download<T: Copy>(&self, to: &mut [T], from: u64) -> Result<(), Error> {
         if !to.is_empty() {
-            self.finish()?; // bounded, unlike what the copy does
+            self.finish()?; // bounded, unlike the copy
             // SAFETY: by this function's contract; a copy to pageable memory is over when the call returns.
             unsafe { result::memcpy_dtoh_sync(to, from) }?;
         }

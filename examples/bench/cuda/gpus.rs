@@ -5,10 +5,10 @@ use epwire::Group;
 use super::gpu::Gpu;
 use crate::{Error, ranks};
 
-/// Where NVIDIA's kernel module says its version.
+/// The file with the version of NVIDIA's kernel module.
 const VERSION_FILES: [&str; 2] = ["/proc/driver/nvidia/version", "/sys/module/nvidia/version"];
 
-/// How many GPUs how many ranks have, their name, and the driver's version where it is told. All ranks call it.
+/// The number of GPUs and of ranks, the GPUs' name, and the driver's version if known. All ranks call it.
 pub fn describe(gpu: &Gpu, group: &Group) -> Result<String, Error> {
     let id: Vec<u8> = gpu.context.uuid()?.bytes.iter().map(|byte| byte.cast_unsigned()).collect();
     let mut ids = group.exchange_blocking("gpus", vec![id; group.world() as usize])?;
@@ -20,7 +20,7 @@ pub fn describe(gpu: &Gpu, group: &Group) -> Result<String, Error> {
     Ok(format!("{} ranks on {} x {}{driver}", ranks::count(group), ids.len(), gpu.context.name()?))
 }
 
-/// The first word that is numbers and dots.
+/// The first word that consists of digits and dots.
 fn version(text: &str) -> Option<&str> {
     text.split_whitespace().find(|word| {
         word.contains('.')

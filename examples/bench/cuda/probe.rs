@@ -1,4 +1,4 @@
-//! What the GPUs themselves take: to store to all peers at once, to signal one, to launch a kernel.
+//! The times of the GPUs themselves: to store to all peers at once, to signal one, to launch a kernel.
 
 use std::ffi::c_char;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use epwire::cudarc::driver::{result, sys};
 use super::gpu::{Gpu, between, gather, meet};
 use crate::{Error, ranks};
 
-/// What a floor is made of. The same on all ranks.
+/// The parts of a floor, the same on all ranks.
 #[derive(Debug, Clone, Copy)]
 pub struct Machine {
     /// Bytes a second that each GPU sends while all store to all others; infinite where there are none.
@@ -172,7 +172,7 @@ impl Area {
         Ok(area)
     }
 
-    /// Nobody frees what another still has mapped. All ranks call it.
+    /// No rank frees memory that another still has mapped. All ranks call it.
     fn close(mut self, group: &Group) -> Result<(), Error> {
         self.at.clear();
         meet(group)
