@@ -1238,7 +1238,7 @@ typedef struct epw_prefill_config {
 } epw_prefill_config;
 
 #define EPW_PREFILL_RING_TOKENS     512
-#define EPW_PREFILL_RING_TOKENS_GPU 2048 /* because more rows are under way at the same time */
+#define EPW_PREFILL_RING_TOKENS_GPU 2048 /* more, because more rows are under way at the same time */
 #define EPW_PREFILL_CONFIG_INIT                                                                              \
     { .size = sizeof(epw_prefill_config), .ep = EPW_CONFIG_INIT }
 EPW_API void epw_prefill_config_init(epw_prefill_config *config);
