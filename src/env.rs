@@ -8,6 +8,7 @@ mod numbers;
 
 use std::{fmt, fs, io, os::unix::fs::FileTypeExt, path::PathBuf};
 
+use crate::names::readable;
 use crate::sys;
 pub(crate) use numbers::number;
 use numbers::power_of_two;
@@ -409,7 +410,7 @@ fn kind(found: fs::FileType) -> &'static str {
 }
 
 /// Why there is no token.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
     /// The token is given twice.
@@ -449,6 +450,8 @@ pub enum TokenError {
         cause: String,
     },
 }
+
+readable!(TokenError { Both, File, NotAFile, Length, Random });
 
 #[cfg(test)]
 mod tests {

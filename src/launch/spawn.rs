@@ -45,6 +45,7 @@ use std::{
 use super::address::Address;
 use crate::env::{self, Token};
 use crate::mask::MAX_WORLD;
+use crate::names::readable;
 use crate::rendezvous::driver::{Deaths, Server};
 
 /// Ranks to start on this host.
@@ -353,7 +354,7 @@ impl fmt::Display for Ended {
 }
 
 /// Why ranks were not started or not waited for.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
     /// The settings do not fit together.
@@ -393,6 +394,8 @@ pub enum SpawnError {
     #[error("spawn: the supervising thread ended without an answer; its message on stderr says why")]
     Lost,
 }
+
+readable!(SpawnError { Invalid, OwnProgram, Supervisor, Start, Wait, TimedOut, Lost });
 
 /// The children, owned by the supervising thread. Dropping kills and reaps those still there.
 struct Supervised {
