@@ -1,9 +1,8 @@
-//! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
+//! The module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
 mod comm;
 mod fabric;
 mod floor;
-pub(crate) mod log;
 mod prefill;
 mod status;
 

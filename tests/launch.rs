@@ -196,6 +196,47 @@ fn a_stopper_tells_ranks_to_end_and_starts_none_again() {
 }
 
 #[test]
+fn a_wrong_variable_is_refused_before_any_rank_starts() {
+    if let Some(of) = std::env::var_os("REFUSED_OF").map(PathBuf::from) {
+        // The launcher, with the wrong variable: this test in a process of its own.
+        let error = shell(2, r#"touch "$1/started""#, &of).spawn().unwrap_err();
+        std::fs::write(of.join("error"), error.to_string()).unwrap();
+        return;
+    }
+    let scratch = Scratch::new("refused");
+    for (name, value, part) in [
+        ("EPWIRE_LOG", "loud", "give off, warn, info or trace"),
+        ("EPWIRE_LOG_FILE", "/no folder/log", "No such file"),
+        ("EPWIRE_ISA", "mmx", "this processor can run"),
+        ("EPWIRE_PATHS", "shm,tcp", "\"tcp\" is not a path"),
+        ("EPWIRE_NIC", "hard", "give soft, strict, fake or mlx5"),
+        ("EPWIRE_WIRES", "udp", "give some of local, tcp, verbs"),
+        ("EPWIRE_RING_BYTES", "5000", "a power of two from 4096"),
+        ("EPWIRE_QUEUE_DEPTH", "3", "a power of two from 16"),
+        ("EPWIRE_DOORBELL_BATCH", "0", "no number from 1"),
+        ("EPWIRE_DOORBELLS", "chime", "give auto, gpu or host"),
+        ("EPWIRE_RINGS", "cpu", "give host, gpu or auto"),
+        ("EPWIRE_HCA", "mlx5_0:x", "no filter of adapters"),
+        ("EPWIRE_ADAPTERS", "3", "no number from 1 to 2"),
+        ("EPWIRE_SL", "16", "no number from 0 to 15"),
+        ("EPWIRE_TC", "-1", "no number from 0 to 255"),
+        ("EPWIRE_HOP_LIMIT", "0", "no number from 1 to 255"),
+        ("EPWIRE_PORTS", "9-8", "no range of ports"),
+        ("EPWIRE_IFNAME", "^", "no list of interface names"),
+        ("EPWIRE_TOKEN_FILE", "/no file", "No such file"),
+    ] {
+        let test = ["--exact", "a_wrong_variable_is_refused_before_any_rank_starts", "--quiet"];
+        let mut launcher = std::process::Command::new(std::env::current_exe().unwrap());
+        launcher.args(test).env("REFUSED_OF", &scratch.0).env("EPWIRE_LOG", "off").env(name, value);
+        assert!(launcher.output().unwrap().status.success(), "{name}");
+        let error = scratch.read("error");
+        assert!(error.starts_with("spawn: ") && error.contains(name) && error.contains(part), "{error}");
+        std::fs::remove_file(scratch.0.join("error")).unwrap();
+    }
+    assert!(!scratch.0.join("started").exists());
+}
+
+#[test]
 fn a_limit_ends_all_ranks() {
     let scratch = Scratch::new("limit");
     let running = shell(2, "exec sleep 60", &scratch.0).spawn().unwrap();

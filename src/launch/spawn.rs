@@ -43,10 +43,12 @@ use std::{
 };
 
 use super::address::Address;
+use super::interface::InterfaceChoice;
 use crate::env::{self, Token};
 use crate::mask::MAX_WORLD;
 use crate::names::readable;
 use crate::rendezvous::driver::{Deaths, Server};
+use crate::settings;
 
 /// Ranks to start on this host.
 #[derive(Debug, Clone)]
@@ -153,7 +155,8 @@ impl Ranks {
     }
 
     /// Starts the ranks. Their standard input is empty; standard output and error are those of this process. The kernel
-    /// kills them when this process dies, for whatever reason.
+    /// kills them when this process dies, for whatever reason. Variables that ranks would refuse, such as a wrong
+    /// `EPWIRE_LOG`, are refused here, before any rank starts.
     ///
     /// # Errors
     ///
@@ -218,7 +221,20 @@ impl Ranks {
         {
             return invalid("the token cannot be handed on in a variable; use UTF-8 text without NUL".into());
         }
-        Ok(())
+        if self.token.is_none()
+            && let Err(error) = Token::from_env()
+        {
+            return invalid(error.to_string());
+        }
+        if let Some(names) = env::value(env::IFNAME)
+            && InterfaceChoice::parse(&names).is_none()
+        {
+            return invalid(format!(
+                "{}: {names:?} is no list of interface names, such as eth0,ib or ^docker",
+                env::IFNAME
+            ));
+        }
+        settings::check().or_else(invalid)
     }
 
     fn start(&self, program: &PathBuf, rank: u32) -> io::Result<Child> {
@@ -357,10 +373,10 @@ impl fmt::Display for Ended {
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// The settings do not fit together.
+    /// A setting or a variable `EPWIRE_*` is wrong, or they do not fit together.
     #[error("spawn: {what}")]
     Invalid {
-        /// What is wrong, with the limit.
+        /// What is wrong, with the name of the variable if it is one, and the limit.
         what: String,
     },
     /// The path of this program is unknown.

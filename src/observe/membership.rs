@@ -4,7 +4,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::ffi::log::{Level, line};
+use crate::log::{Level, line};
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::RankState;
