@@ -221,7 +221,7 @@ pub const VARIABLES: &[Variable] = &[
         name: LOG,
         default: "`off`",
         doc: "What is said on stderr while ranks run: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
-              paths, and what the group agreed on), `trace` (also why each path was taken or refused), or a level for each of \
+              paths, what the group agreed on, and which process a launcher started for which rank), `trace` (also why each path was taken or refused), or a level for each of \
               `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
     },
     Variable {

@@ -140,7 +140,10 @@
 //! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | another one does, if it is known; `led`: it did before |
 //! | `left the group` | `INFO` | | with [`Group::leave`] |
 //!
-//! Its `metrics` have the label `rank`, and are described whenever a group is joined:
+//! [`launch::spawn`] reports the processes that it starts, how each ended, restarts, and the signals that it sends, by
+//! events of the same texts as its lines with `EPWIRE_LOG`: failures at level `WARN`, the others at `INFO`.
+//!
+//! The `metrics` of members have the label `rank`, and are described whenever a group is joined:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|

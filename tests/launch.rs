@@ -1,5 +1,5 @@
 //! Launching real processes: what the children see, how their end is reported, and that no process is left.
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::{
     path::{Path, PathBuf},
@@ -168,6 +168,56 @@ fn a_rank_that_fails_is_started_again_while_the_others_go_on() {
     let ended = shell(2, script, &scratch.0).restarts(2).spawn().unwrap().wait(LIMIT).unwrap();
     assert_eq!(ended, Ended::Success);
     assert_eq!((scratch.read("0"), scratch.read("1")), ("0\n".into(), "1\n1\n1\n".into()));
+}
+
+#[test]
+fn a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended() {
+    if let Some(of) = std::env::var_os("LOG_OF").map(PathBuf::from) {
+        // The launcher, whose log is asked for: this test in a process of its own.
+        let script = r#"echo >> "$1/$EPWIRE_RANK"
+            [ "$EPWIRE_RANK" = 1 ] && [ "$(wc -l < "$1/1")" -lt 3 ] && kill -KILL $$
+            [ "$EPWIRE_RANK" = 1 ] && while [ ! -e "$1/seen" ]; do sleep 0.01; done
+            [ "$EPWIRE_RANK" = 1 ] && exit 7; exec sleep 60"#;
+        let running = shell(2, script, &of).restarts(2).spawn().unwrap();
+        let (stopper, first) = (running.stopper(), running.ids()[1]);
+        let waiting = std::thread::spawn(move || running.wait(LIMIT).unwrap());
+        wait_until("the third start", || {
+            std::fs::read_to_string(of.join("1")).is_ok_and(|starts| starts.len() == 3)
+        });
+        let third = stopper.id(1).unwrap();
+        assert!(third != first && exists(third) && stopper.id(2).is_none());
+        std::fs::write(of.join("third"), third.to_string()).unwrap();
+        std::fs::write(of.join("seen"), "").unwrap();
+        assert_eq!(waiting.join().unwrap().exit_code(), 7);
+        assert_eq!((stopper.id(0), stopper.id(1)), (None, None));
+        return;
+    }
+    let scratch = Scratch::new("log");
+    let test = ["--exact", "a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended"];
+    let mut launcher = std::process::Command::new(std::env::current_exe().unwrap());
+    launcher.args(test).env("LOG_OF", &scratch.0);
+    launcher.env("EPWIRE_LOG", "info").env("EPWIRE_LOG_FILE", scratch.0.join("lines"));
+    let said = launcher.output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    let (lines, third) = (scratch.read("lines"), scratch.read("third"));
+    let mut rest = &*lines;
+    for line in [
+        "epwire info member: started rank 0 as process ",
+        "epwire info member: started rank 1 as process ",
+        "epwire warn member: rank 1, process ",
+        ", has ended: signal: 9 (SIGKILL)",
+        ", restart 1 of 2",
+        ", has ended: signal: 9 (SIGKILL)",
+        &format!("started rank 1 as process {third}, restart 2 of 2"),
+        &format!("rank 1, process {third}, has ended: exit status: 7"),
+        "rank 1 is not started again: SIGTERM to ranks 0 in 200ms",
+        "SIGTERM to ranks 0",
+        "epwire info member: rank 0, process ",
+        ", has ended: signal: 15 (SIGTERM)",
+    ] {
+        let at = rest.find(line).unwrap_or_else(|| panic!("{line:?} is not in {rest}\nof {lines}"));
+        rest = &rest[at + line.len()..];
+    }
 }
 
 #[test]
