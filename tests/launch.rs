@@ -171,6 +171,16 @@ fn a_rank_that_fails_is_started_again_while_the_others_go_on() {
 }
 
 #[test]
+fn a_restart_counts_no_longer_than_the_program_says() {
+    let scratch = Scratch::new("restarts-within");
+    // Rank 0 fails four times, a while after its start.
+    let script = r#"echo >> "$1/0"; sleep 0.1; [ "$(wc -l < "$1/0")" = 5 ] || exit 3"#;
+    let ranks = shell(1, script, &scratch.0).restarts(1).restarts_within(Duration::from_millis(50));
+    assert_eq!(ranks.spawn().unwrap().wait(LIMIT).unwrap(), Ended::Success);
+    assert_eq!(scratch.read("0").len(), 5);
+}
+
+#[test]
 fn a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended() {
     if let Some(of) = std::env::var_os("LOG_OF").map(PathBuf::from) {
         // The launcher, whose log is asked for: this test in a process of its own.

@@ -65,6 +65,7 @@ pub struct Ranks {
     token: Option<Token>,
     grace: Duration,
     restarts: u32,
+    restarts_within: Option<Duration>,
     program: Option<PathBuf>,
     args: Option<Vec<OsString>>,
 }
@@ -82,6 +83,7 @@ impl Ranks {
             token: None,
             grace: Duration::from_secs(5),
             restarts: 0,
+            restarts_within: None,
             program: None,
             args: None,
         }
@@ -133,11 +135,18 @@ impl Ranks {
         self
     }
 
-    /// How many times failed ranks are started again, for all ranks together and as long as they run. The others
-    /// continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
+    /// How many times failed ranks are started again, for all ranks together and as long as they run, or in the time of
+    /// [`Ranks::restarts_within`]. The others continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
     /// ends with status 0 is not started again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
+        self
+    }
+
+    /// A restart counts for so long. A server runs on however many of its ranks have failed in the course of months, and
+    /// ends when they fail again and again. Default: as long as the ranks run.
+    pub fn restarts_within(mut self, period: Duration) -> Self {
+        self.restarts_within = Some(period);
         self
     }
 
@@ -190,7 +199,7 @@ impl Ranks {
                 }
                 let _ = started_tx.send(Ok(ranks.ids()));
                 let again = |rank| self.start(&program, rank);
-                let restarts = Restarts::new(self.restarts);
+                let restarts = Restarts::new(self.restarts, self.restarts_within);
                 let _ = ended_tx.send(ranks.supervise(self.grace, &stop_rx, restarts, again));
             })
             .map_err(SpawnError::Supervisor)?;

@@ -1,7 +1,7 @@
 //! The processes of the ranks of this host while they run: how they end, and whether they are started again.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fmt, io,
     os::unix::process::ExitStatusExt,
     process::{Child, ExitStatus},
@@ -67,25 +67,33 @@ impl Processes {
 #[derive(Debug)]
 pub(super) struct Restarts {
     most: u32,
-    count: u32,
+    /// How long a restart counts; `None`: as long as the ranks run.
+    period: Option<Duration>,
+    /// When those that count were, the oldest first.
+    counted: VecDeque<Instant>,
 }
 
 impl Restarts {
-    pub(super) fn new(most: u32) -> Self {
-        Self { most, count: 0 }
+    pub(super) fn new(most: u32, period: Option<Duration>) -> Self {
+        Self { most, period, counted: VecDeque::new() }
     }
 
-    /// Whether there may be one more, which is then counted.
-    fn take(&mut self) -> bool {
-        let left = self.count < self.most;
-        self.count += u32::from(left);
+    /// Whether there may be one more now, which is then counted.
+    fn take(&mut self, now: Instant) -> bool {
+        if let Some(period) = self.period {
+            self.counted.retain(|at| now.saturating_duration_since(*at) < period);
+        }
+        let left = self.counted.len() < self.most as usize;
+        self.counted.extend(left.then_some(now));
         left
     }
 }
 
+/// The last one, and the limit.
 impl fmt::Display for Restarts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "restart {} of {}", self.count, self.most)
+        write!(f, "restart {} of {}", self.counted.len(), self.most)?;
+        self.period.map_or(Ok(()), |period| write!(f, " in {period:?}"))
     }
 }
 
@@ -140,7 +148,7 @@ impl Supervised {
         let mut pause = Duration::from_millis(1);
         loop {
             for (rank, status) in self.reap()? {
-                if !self.ending && restarts.take() {
+                if !self.ending && restarts.take(Instant::now()) {
                     match again(rank) {
                         Ok(child) => {
                             self.add(rank, child, Some(&restarts));
@@ -271,5 +279,25 @@ fn say(level: Level, text: impl Fn() -> String) {
         Level::Warn => tracing::warn!("{}", text()),
         Level::Info => tracing::info!("{}", text()),
         Level::Trace => tracing::trace!("{}", text()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_count_for_a_period_or_for_ever() {
+        let (began, second) = (Instant::now(), Duration::from_secs(1));
+        let mut taken = Restarts::new(2, Some(10 * second));
+        let at: Vec<bool> = [0, 4, 9, 10, 13, 14].map(|s| taken.take(began + s * second)).into();
+        assert_eq!(at, [true, true, false, true, false, true], "a refused one does not count");
+        assert_eq!(taken.to_string(), "restart 2 of 2 in 10s");
+
+        let mut taken = Restarts::new(2, None);
+        let at: Vec<bool> = [0, 9, 99_999].map(|s| taken.take(began + s * second)).into();
+        assert_eq!(at, [true, true, false]);
+        assert_eq!(taken.to_string(), "restart 2 of 2");
+        assert!(!Restarts::new(0, Some(second)).take(began), "none at all");
     }
 }
