@@ -131,7 +131,9 @@
 //! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | it is decided, and leaves these newcomers waiting |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put it into effect |
 //! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | with each change from then on: so many more are possible, start the run again before the last |
-//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is |
+//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; `INFO` if because another member has ended or left |
+//! | `experts out of reach` | `WARN` | `buffer`, `experts` | with that change no member holds them any more; buffers count from 0 in the order of their creation |
+//! | `experts in reach again` | `INFO` | `buffer`, `experts` | a member holds them again |
 //! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; if final, for good |
 //! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after so long |
 //! | `another server serves the run` | `INFO` | `leader`, `address` | than before |

@@ -82,7 +82,7 @@ impl Cause {
                 "its rows are of another kind than this rank's; give all ranks the same payload, sideband, weights and combine mode"
             }
             Self::Partial => "it gave the operation up",
-            Self::Superseded => "the group goes on without it, or it is in a newer epoch",
+            Self::Superseded => "it has been revoked by the group or this program, or is in a newer epoch",
             Self::Step => "it begins the epoch at another step",
             Self::Link => "the connection of its queue is gone, or the queue stayed full",
             Self::Routing => "a routing id was out of range or repeated",

@@ -121,5 +121,10 @@ fn a_run_that_loses_a_rank_tells_its_story() {
             "who goes on, {rank}:\n{story}"
         );
     }
-    assert!(count(&["rank 2 has ended or left"]) >= 3, "who is lost:\n{story}");
+    assert!(count(&["rank 2 has ended"]) >= 3, "who is lost:\n{story}");
+    assert_eq!(count(&[" warn ", "experts of buffer 0 out of reach: 2"]), 3, "its experts:\n{story}");
+    let end = story.find("has left the group").unwrap();
+    let warned =
+        story[end..].lines().find(|line| line.contains(" warn ") && !line.contains("rank 2, process"));
+    assert_eq!(warned, None, "an orderly end:\n{story}");
 }
