@@ -174,6 +174,14 @@ impl PrefillBuffer {
         Membership::of(&*self.inner.ffi)
     }
 
+    /// For every expert, whether its rank is active and this buffer has not given it up: as
+    /// [`EpBuffer::reachable_experts`](crate::EpBuffer::reachable_experts).
+    pub fn reachable_experts(&self) -> Result<Vec<bool>> {
+        let Membership { active, suspects, .. } = self.membership()?;
+        let (reached, experts) = (active.minus(&suspects), self.inner.config.ep.experts);
+        Ok((0..experts).map(|expert| reached.contains(expert / (experts / self.ranks()))).collect())
+    }
+
     /// Whether any operation that has ended since the last such call was incomplete, to be passed to
     /// [`EpBuffer::fault`](crate::EpBuffer::fault): as [`Comm::take_fault`](crate::Comm::take_fault).
     pub fn take_fault(&self) -> Result<bool> {
