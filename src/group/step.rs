@@ -206,7 +206,7 @@ impl Group {
             let text = "ranks contain this rank; leave by Group::leave or Group::retire";
             return Err(Error::Invalid(Failure::new("revoke", self.rank(), text)));
         }
-        let told = self.inner.course.followers().into_iter().map(|follower| follower.revoke(ranks));
+        let told = self.inner.course.followers().into_iter().map(|follower| follower.revoke_known(ranks));
         told.fold(Ok(()), Result::and) // all are told, whatever the first says
     }
 

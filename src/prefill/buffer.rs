@@ -166,7 +166,7 @@ impl PrefillBuffer {
 
     /// Tells the buffer that the group continues without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        self.inner.ffi.revoke(ranks)
+        self.inner.ffi.revoke_known(ranks)
     }
 
     /// The current membership, and what has become of it.
@@ -206,6 +206,10 @@ impl Follower for Inner {
 
     fn revoke(&self, peers: &Mask) -> Result<()> {
         self.ffi.revoke(peers)
+    }
+
+    fn revoke_known(&self, peers: &Mask) -> Result<()> {
+        self.ffi.revoke_known(peers)
     }
 
     fn given_up(&self) -> Result<GivenUp> {

@@ -470,3 +470,25 @@ fn what_one_buffer_has_found_out_is_told_to_all_at_once() {
         .collect();
     assert!(found.into_iter().all(|rank| rank.join().unwrap()));
 }
+
+#[test]
+fn a_loss_is_news_in_the_outcome_that_names_it_first_and_in_no_other() {
+    let groups = Group::threads(3).unwrap();
+    let rank = |group: &Group| {
+        let comm = Comm::create_blocking(group, CommConfig::default().deadline(DEADLINE / 2)).unwrap();
+        let other = Comm::create_blocking(group, CommConfig::default()).unwrap();
+        let lost: Mask = [2].into_iter().collect();
+        if group.rank() != 2 {
+            let named = |comm: &Comm| {
+                let outcome = comm.barrier_blocking().unwrap();
+                assert_eq!((outcome.missing, outcome.suspects), (lost, lost), "{outcome}");
+                outcome.news
+            };
+            assert_eq!([named(&comm), named(&comm)], [lost, Mask::EMPTY]);
+            group.revoke(&lost).unwrap();
+            assert_eq!([named(&other), named(&comm)], [Mask::EMPTY, Mask::EMPTY], "the program has said it");
+        }
+        group.barrier_blocking("seen").unwrap();
+    };
+    thread::scope(|scope| groups.iter().for_each(|group| drop(scope.spawn(|| rank(group)))));
+}
