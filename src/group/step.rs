@@ -30,7 +30,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Begins the next step: the one call that a serving loop makes between two steps. All members run the same steps,
-    /// and call this with no operation in flight.
+    /// and call this with no operation in flight: while one is, a step with which a membership begins is refused, and
+    /// one without a change is not.
     ///
     /// Returns at once while no change is due. When a member has died or fallen silent, or another one waits to be
     /// admitted, the group agrees in the background on the step with which the next membership begins. The call for
