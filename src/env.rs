@@ -8,6 +8,7 @@ mod numbers;
 
 use std::{fmt, fs, io, os::unix::fs::FileTypeExt, path::PathBuf};
 
+use crate::names::readable;
 use crate::sys;
 pub(crate) use numbers::number;
 use numbers::power_of_two;
@@ -220,7 +221,7 @@ pub const VARIABLES: &[Variable] = &[
         name: LOG,
         default: "`off`",
         doc: "What is said on stderr while ranks run: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
-              paths, and what the group agreed on), `trace` (also why each path was taken or refused), or a level for each of \
+              paths, what the group agreed on, and which process a launcher started for which rank), `trace` (also why each path was taken or refused), or a level for each of \
               `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
     },
     Variable {
@@ -409,7 +410,7 @@ fn kind(found: fs::FileType) -> &'static str {
 }
 
 /// Why there is no token.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenError {
     /// The token is given twice.
@@ -449,6 +450,8 @@ pub enum TokenError {
         cause: String,
     },
 }
+
+readable!(TokenError { Both, File, NotAFile, Length, Random });
 
 #[cfg(test)]
 mod tests {

@@ -1,10 +1,12 @@
 //! Errors, each with the operation, the rank, the peer concerned and what to do about it.
 //!
 //! The text of an error of this crate contains all of that in one line, including what the system reported, because
-//! programs often show no more than the text. So errors that only wrap others are transparent, and none has a `source`
+//! programs often show no more than the text. `{:?}` is the same behind the variant's name. So errors that only wrap others are transparent, and none has a `source`
 //! that its text already contains.
 
 use std::fmt;
+
+use crate::names::readable;
 
 /// The result type of the crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -46,7 +48,7 @@ impl fmt::Display for Failure {
 ///
 /// A rank that dies or falls silent is not an error but an [`Outcome`](crate::Outcome): the operation ends with what
 /// has arrived.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An argument is wrong.
@@ -86,6 +88,10 @@ pub enum Error {
     #[error(transparent)]
     Launch(#[from] crate::launch::LaunchError),
 }
+
+readable!(Error {
+    Invalid, Limit, State, NoMemory, System, NoPath, Mismatch, Fenced, Timeout, Peer; Bootstrap, Launch
+});
 
 impl From<crate::rendezvous::BootstrapError> for Error {
     fn from(error: crate::rendezvous::BootstrapError) -> Self {

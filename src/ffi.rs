@@ -1,9 +1,9 @@
-//! The only module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
+//! The module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
 mod comm;
 mod fabric;
 mod floor;
-pub(crate) mod log;
+mod known;
 mod prefill;
 mod status;
 
@@ -24,6 +24,7 @@ pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layou
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;
 use floor::floor;
+use known::Known;
 pub(crate) use prefill::{
     Prefill, Routing, count as prefill_count, empty_combine as empty_prefill_combine,
     empty_combine_output as empty_prefill_combine_output, empty_config as empty_prefill_config,
@@ -94,6 +95,8 @@ pub(crate) struct Buffer(
     NonNull<sys::epw_buffer>,
     /// Dropped after the buffer.
     Option<Arc<Fabric>>,
+    /// The suspects that the program knows of.
+    Known,
 );
 
 // SAFETY: the C core guards a buffer's state with its lanes' locks; any thread may call.
@@ -119,7 +122,8 @@ impl Buffer {
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
         check(unsafe { sys::epw_buffer_create(&config, &mut out) })?;
-        NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::default()));
+        made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
     /// What its fabric ended up using (NIC and transports), in words.

@@ -131,7 +131,9 @@
 //! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | it is decided, and leaves these newcomers waiting |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put it into effect |
 //! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | with each change from then on: `left` more are possible, start the run again before the last |
-//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is |
+//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; `INFO` if because another member has ended or left |
+//! | `experts out of reach` | `WARN` | `buffer`, `experts` | with that change no member holds them any more; buffers count from 0 in the order of their creation |
+//! | `experts in reach again` | `INFO` | `buffer`, `experts` | a member holds them again |
 //! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; if final, for good |
 //! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after this long |
 //! | `another server serves the run` | `INFO` | `leader`, `address` | than before |
@@ -140,7 +142,10 @@
 //! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | another one does, if it is known; `led`: it did before |
 //! | `left the group` | `INFO` | | with [`Group::leave`] |
 //!
-//! Its `metrics` have the label `rank`, and are described whenever a group is joined:
+//! [`launch::spawn`] reports the processes that it starts, how each ended, restarts, and the signals that it sends, by
+//! events of the same texts as its lines with `EPWIRE_LOG`: failures at level `WARN`, the others at `INFO`.
+//!
+//! The `metrics` of members have the label `rank`, and are described whenever a group is joined:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
@@ -170,6 +175,7 @@ pub mod group;
 pub mod guide;
 mod json;
 pub mod launch;
+mod log;
 mod mask;
 mod names;
 mod numerics;
@@ -178,6 +184,7 @@ mod outcome;
 mod peers;
 pub mod prefill;
 pub mod rendezvous;
+mod settings;
 mod spawn_blocking;
 pub mod store;
 mod sys;

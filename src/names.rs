@@ -1,10 +1,10 @@
-//! What types of the crate have in common: the names with which they are printed and parsed, and setters of public
-//! fields.
+//! What types of the crate have in common: the names with which they are printed and parsed, setters of public fields,
+//! and how errors print for `{:?}`.
 
 use std::fmt;
 
 /// A text that is not the name of any value of a type.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct ParseNameError {
     text: String,
     expected: &'static str,
@@ -19,6 +19,12 @@ impl ParseNameError {
 impl fmt::Display for ParseNameError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} is not {}", self.text, self.expected)
+    }
+}
+
+impl fmt::Debug for ParseNameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -63,4 +69,19 @@ macro_rules! setters {
     };
 }
 
-pub(crate) use {names, setters};
+/// `Debug` of an enum of errors: the variant, then the error's text, which contains all fields. So a `main` that returns
+/// the error ends with a sentence. After the semicolon come the variants that wrap another error of this kind.
+macro_rules! readable {
+    ($type:ident { $($variant:ident),+ $(; $($wrapper:ident),+)? }) => {
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                match self {
+                    $(Self::$variant { .. } => write!(f, "{}: {self}", stringify!($variant)),)+
+                    $($(Self::$wrapper(error) => write!(f, "{}: {error:?}", stringify!($wrapper)),)+)?
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use {names, readable, setters};

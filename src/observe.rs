@@ -32,7 +32,7 @@ mod name {
 /// installed since the last one.
 pub(crate) fn describe() {
     #[cfg(feature = "tracing")]
-    crate::ffi::log::route_to_tracing();
+    crate::log::route_to_tracing();
     #[cfg(feature = "metrics")]
     {
         use metrics::{Unit, describe_counter, describe_histogram};

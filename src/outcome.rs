@@ -24,6 +24,11 @@ pub struct Outcome {
     /// outcome, [`Membership::suspects`](crate::Membership::suspects). Those in `missing` but not here take part in the
     /// next operation again.
     pub suspects: Mask,
+    /// Those of `suspects` that the program is told of for the first time: no earlier outcome of this buffer or
+    /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. So a
+    /// server that logs these logs each loss once.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub news: Mask,
 }
 
 impl Outcome {
@@ -44,16 +49,16 @@ impl Outcome {
     pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome) -> Result<Self> {
         let missing = Mask::from_words(outcome.missing.bits);
         let record = ErrorRecord::from_c(&outcome.record);
-        let suspects = match missing.is_empty() {
-            true => Mask::EMPTY,
-            false => {
-                let now = floor.membership()?;
-                // A membership that has begun since then has cleared them.
-                let since = record.as_ref().is_some_and(|record| record.epoch != now.epoch);
-                if since { Mask::EMPTY } else { Mask::from_words(now.suspects.bits) }
+        let (mut suspects, mut news) = (Mask::EMPTY, Mask::EMPTY);
+        if !missing.is_empty() {
+            let now = floor.membership()?;
+            // A membership that has begun since then has cleared them.
+            if record.as_ref().is_none_or(|record| record.epoch == now.epoch) {
+                suspects = Mask::from_words(now.suspects.bits);
+                news = floor.known().add(now.epoch, &suspects);
             }
-        };
-        Ok(Self { missing, record, suspects })
+        }
+        Ok(Self { missing, record, suspects, news })
     }
 }
 
@@ -82,7 +87,7 @@ impl Cause {
                 "its rows are of another kind than this rank's; give all ranks the same payload, sideband, weights and combine mode"
             }
             Self::Partial => "it gave the operation up",
-            Self::Superseded => "the group goes on without it, or it is in a newer epoch",
+            Self::Superseded => "it has been revoked by the group or this program, or is in a newer epoch",
             Self::Step => "it begins the epoch at another step",
             Self::Link => "the connection of its queue is gone, or the queue stayed full",
             Self::Routing => "a routing id was out of range or repeated",
@@ -330,7 +335,7 @@ mod tests {
     #[test]
     fn only_a_degraded_outcome_with_a_suspect_is_a_reason_for_a_change() {
         let [nobody, one, two] = [Mask::EMPTY, Mask::all(1), Mask::all(2)];
-        let outcome = |missing, suspects| Outcome { missing, record: None, suspects };
+        let outcome = |missing, suspects| Outcome { missing, record: None, suspects, news: Mask::EMPTY };
         assert!(outcome(two, one).needs_recovery());
         assert!(!outcome(two, nobody).needs_recovery());
         assert!(!outcome(nobody, one).needs_recovery(), "of another lane");

@@ -1,5 +1,5 @@
 //! Launching real processes: what the children see, how their end is reported, and that no process is left.
-#![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test panics where it fails")]
 
 use std::{
     path::{Path, PathBuf},
@@ -171,6 +171,66 @@ fn a_rank_that_fails_is_started_again_while_the_others_go_on() {
 }
 
 #[test]
+fn a_restart_counts_no_longer_than_the_program_says() {
+    let scratch = Scratch::new("restarts-within");
+    // Rank 0 fails four times, a while after its start.
+    let script = r#"echo >> "$1/0"; sleep 0.1; [ "$(wc -l < "$1/0")" = 5 ] || exit 3"#;
+    let ranks = shell(1, script, &scratch.0).restarts(1).restarts_within(Duration::from_millis(50));
+    assert_eq!(ranks.spawn().unwrap().wait(LIMIT).unwrap(), Ended::Success);
+    assert_eq!(scratch.read("0").len(), 5);
+}
+
+#[test]
+fn a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended() {
+    if let Some(of) = std::env::var_os("LOG_OF").map(PathBuf::from) {
+        // The launcher, whose log is asked for: this test in a process of its own.
+        let script = r#"echo >> "$1/$EPWIRE_RANK"
+            [ "$EPWIRE_RANK" = 1 ] && [ "$(wc -l < "$1/1")" -lt 3 ] && kill -KILL $$
+            [ "$EPWIRE_RANK" = 1 ] && while [ ! -e "$1/seen" ]; do sleep 0.01; done
+            [ "$EPWIRE_RANK" = 1 ] && exit 7; exec sleep 60"#;
+        let running = shell(2, script, &of).restarts(2).spawn().unwrap();
+        let (stopper, first) = (running.stopper(), running.ids()[1]);
+        let waiting = std::thread::spawn(move || running.wait(LIMIT).unwrap());
+        wait_until("the third start", || {
+            std::fs::read_to_string(of.join("1")).is_ok_and(|starts| starts.len() == 3)
+        });
+        let third = stopper.id(1).unwrap();
+        assert!(third != first && exists(third) && stopper.id(2).is_none());
+        std::fs::write(of.join("third"), third.to_string()).unwrap();
+        std::fs::write(of.join("seen"), "").unwrap();
+        assert_eq!(waiting.join().unwrap().exit_code(), 7);
+        assert_eq!((stopper.id(0), stopper.id(1)), (None, None));
+        return;
+    }
+    let scratch = Scratch::new("log");
+    let test = ["--exact", "a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended"];
+    let mut launcher = std::process::Command::new(std::env::current_exe().unwrap());
+    launcher.args(test).env("LOG_OF", &scratch.0);
+    launcher.env("EPWIRE_LOG", "info").env("EPWIRE_LOG_FILE", scratch.0.join("lines"));
+    let said = launcher.output().unwrap();
+    assert!(said.status.success(), "{said:?}");
+    let (lines, third) = (scratch.read("lines"), scratch.read("third"));
+    let mut rest = &*lines;
+    for line in [
+        "epwire info member: started rank 0 as process ",
+        "epwire info member: started rank 1 as process ",
+        "epwire warn member: rank 1, process ",
+        ", has ended: signal: 9 (SIGKILL)",
+        ", restart 1 of 2",
+        ", has ended: signal: 9 (SIGKILL)",
+        &format!("started rank 1 as process {third}, restart 2 of 2"),
+        &format!("rank 1, process {third}, has ended: exit status: 7"),
+        "rank 1 is not started again: SIGTERM to ranks 0 in 200ms",
+        "SIGTERM to ranks 0",
+        "epwire info member: rank 0, process ",
+        ", has ended: signal: 15 (SIGTERM)",
+    ] {
+        let at = rest.find(line).unwrap_or_else(|| panic!("{line:?} is not in {rest}\nof {lines}"));
+        rest = &rest[at + line.len()..];
+    }
+}
+
+#[test]
 fn a_failure_after_the_last_restart_ends_the_others() {
     let scratch = Scratch::new("last-restart");
     let script = r#"echo >> "$1/$EPWIRE_RANK"; [ "$EPWIRE_RANK" = 1 ] && exit 7; exec sleep 60"#;
@@ -193,6 +253,47 @@ fn a_stopper_tells_ranks_to_end_and_starts_none_again() {
     assert!(matches!(ended, Ended::Failed { rank: 1, .. }), "{ended}");
     assert_eq!((scratch.read("0"), scratch.read("1")), ("told\n".into(), "told\n".into()));
     stopper.stop(); // no rank is running any more
+}
+
+#[test]
+fn a_wrong_variable_is_refused_before_any_rank_starts() {
+    if let Some(of) = std::env::var_os("REFUSED_OF").map(PathBuf::from) {
+        // The launcher, with the wrong variable: this test in a process of its own.
+        let error = shell(2, r#"touch "$1/started""#, &of).spawn().unwrap_err();
+        std::fs::write(of.join("error"), error.to_string()).unwrap();
+        return;
+    }
+    let scratch = Scratch::new("refused");
+    for (name, value, part) in [
+        ("EPWIRE_LOG", "loud", "give off, warn, info or trace"),
+        ("EPWIRE_LOG_FILE", "/no folder/log", "No such file"),
+        ("EPWIRE_ISA", "mmx", "this processor can run"),
+        ("EPWIRE_PATHS", "shm,tcp", "\"tcp\" is not a path"),
+        ("EPWIRE_NIC", "hard", "give soft, strict, fake or mlx5"),
+        ("EPWIRE_WIRES", "udp", "give some of local, tcp, verbs"),
+        ("EPWIRE_RING_BYTES", "5000", "a power of two from 4096"),
+        ("EPWIRE_QUEUE_DEPTH", "3", "a power of two from 16"),
+        ("EPWIRE_DOORBELL_BATCH", "0", "no number from 1"),
+        ("EPWIRE_DOORBELLS", "chime", "give auto, gpu or host"),
+        ("EPWIRE_RINGS", "cpu", "give host, gpu or auto"),
+        ("EPWIRE_HCA", "mlx5_0:x", "no filter of adapters"),
+        ("EPWIRE_ADAPTERS", "3", "no number from 1 to 2"),
+        ("EPWIRE_SL", "16", "no number from 0 to 15"),
+        ("EPWIRE_TC", "-1", "no number from 0 to 255"),
+        ("EPWIRE_HOP_LIMIT", "0", "no number from 1 to 255"),
+        ("EPWIRE_PORTS", "9-8", "no range of ports"),
+        ("EPWIRE_IFNAME", "^", "no list of interface names"),
+        ("EPWIRE_TOKEN_FILE", "/no file", "No such file"),
+    ] {
+        let test = ["--exact", "a_wrong_variable_is_refused_before_any_rank_starts", "--quiet"];
+        let mut launcher = std::process::Command::new(std::env::current_exe().unwrap());
+        launcher.args(test).env("REFUSED_OF", &scratch.0).env("EPWIRE_LOG", "off").env(name, value);
+        assert!(launcher.output().unwrap().status.success(), "{name}");
+        let error = scratch.read("error");
+        assert!(error.starts_with("spawn: ") && error.contains(name) && error.contains(part), "{error}");
+        std::fs::remove_file(scratch.0.join("error")).unwrap();
+    }
+    assert!(!scratch.0.join("started").exists());
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn an_outcome_names_ranks_as_it_prints_them() {
     outcome.missing = "0-3,7".parse().unwrap();
     outcome.suspects = Mask::all(1);
     let value = to_value(&outcome).unwrap();
-    assert_eq!(value, json!({ "missing": "0-3,7", "record": null, "suspects": "0" }));
+    assert_eq!(value, json!({ "missing": "0-3,7", "record": null, "suspects": "0", "news": "none" }));
     assert_eq!(from_value::<Outcome>(value).unwrap(), outcome);
     assert!(from_value::<Outcome>(json!({ "missing": "7-3", "record": null, "suspects": "0" })).is_err());
     let opaque = Payload::Opaque { row_bytes: 16, scale_count: 0, scale_bytes: 1 };

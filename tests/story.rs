@@ -1,5 +1,5 @@
 //! `EPWIRE_LOG=info` of four ranks that lose one: which ranks there are, how they reach each other, which rank is lost
-//! and why, and what the others agree on, in fewer than 40 lines. With the feature `tracing` the core reports the same
+//! and why, and what the others agree on, in fewer than 40 lines; and what their launcher says of their processes. With the feature `tracing` the core reports the same
 //! as events.
 //!
 //! Ranks are processes of this program, so it has a main of its own.
@@ -86,7 +86,16 @@ fn a_run_that_loses_a_rank_tells_its_story() {
     let story = std::fs::read_to_string(&file).unwrap();
     let count =
         |parts: &[&str]| story.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count();
-    assert!(story.lines().count() < 40, "{} lines:\n{story}", story.lines().count());
+    let ranks =
+        story.lines().count() - count(&["started rank "]) - count(&["SIGTERM"]) - count(&[", has ended: "]);
+    assert!(ranks < 40, "{ranks} lines of ranks:\n{story}");
+    assert_eq!(count(&["info member: started rank "]), 4, "the launcher:\n{story}");
+    assert_eq!(count(&["info member: rank ", ", has ended: exit status: 0"]), 3, "the launcher:\n{story}");
+    assert_eq!(
+        count(&["warn member: rank 2, process ", ", has ended: signal: 9"]),
+        1,
+        "the launcher:\n{story}"
+    );
     for rank in 0..RANKS {
         let who = format!("rank {rank}: ");
         let others = ["1-3", "0,2-3", "0-1,3", "0-2"][rank as usize];
@@ -112,5 +121,10 @@ fn a_run_that_loses_a_rank_tells_its_story() {
             "who goes on, {rank}:\n{story}"
         );
     }
-    assert!(count(&["rank 2 has ended or left"]) >= 3, "who is lost:\n{story}");
+    assert!(count(&["rank 2 has ended"]) >= 3, "who is lost:\n{story}");
+    assert_eq!(count(&[" warn ", "experts of buffer 0 out of reach: 2"]), 3, "its experts:\n{story}");
+    let end = story.find("has left the group").unwrap();
+    let warned =
+        story[end..].lines().find(|line| line.contains(" warn ") && !line.contains("rank 2, process"));
+    assert_eq!(warned, None, "an orderly end:\n{story}");
 }

@@ -41,8 +41,8 @@ epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const char
  * EPW_ERR_SYSTEM: the file cannot be opened. */
 epw_status epw_log_open(epw_where where);
 
-/* For the crate, whose group writes to the same log, but only lines, as it has events of its own. Opens the
- * log. Returns whether a receiver listens: */
+/* For the crate, whose group and launcher write to the same log, but only lines, as they have events of their
+ * own; of rank UINT32_MAX are those of nobody. Opens the log. Returns whether a receiver listens: */
 bool epw_log_listens(uint32_t subsystem, uint32_t level);
 void epw_log_line(uint32_t subsystem, uint32_t level, uint32_t rank, const char *text);
 

@@ -86,7 +86,7 @@ static const char *cause_text(uint32_t cause) {
     case EPW_CAUSE_DROPPED:
         return "it has left, or has given up this rank";
     case EPW_CAUSE_SUPERSEDED:
-        return "the group goes on without it, or it is in a newer epoch";
+        return "it has been revoked by the group or this program, or is in a newer epoch";
     case EPW_CAUSE_STEP:
         return "it begins the epoch at another step";
     case EPW_CAUSE_LINK:

@@ -33,7 +33,7 @@ impl EpBuffer {
     ///
     /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them.
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        self.inner.ffi.revoke(ranks)
+        self.inner.ffi.revoke_known(ranks)
     }
 
     /// The current membership, and its suspects.
@@ -54,6 +54,10 @@ impl Follower for Inner {
 
     fn revoke(&self, peers: &Mask) -> Result<()> {
         self.ffi.revoke(peers)
+    }
+
+    fn revoke_known(&self, peers: &Mask) -> Result<()> {
+        self.ffi.revoke_known(peers)
     }
 
     fn given_up(&self) -> Result<GivenUp> {

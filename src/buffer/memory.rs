@@ -47,6 +47,8 @@ pub enum Need {
     Bytes(usize),
     /// This many elements of a type.
     Elements(DType, usize),
+    /// It is not to be given: only this layout fills it.
+    Absent(&'static str),
 }
 
 impl Need {
@@ -54,9 +56,15 @@ impl Need {
         Self::Elements(T::DTYPE, count)
     }
 
+    /// The same if the layout `only`, in words, fills the output, and this is it.
+    pub(crate) fn only(self, only: &'static str, is: bool) -> Self {
+        if is { self } else { Self::Absent(only) }
+    }
+
     /// Why memory for `have` elements of `dtype` does not fit the output of that name.
     pub(crate) fn check(self, name: &str, dtype: DType, have: usize) -> Result<(), String> {
         match self {
+            Self::Absent(only) => Err(format!("{name} is given, which only {only} fills: leave it out")),
             Self::Bytes(need) => match have.saturating_mul(dtype.bytes()) {
                 bytes if bytes < need => Err(format!("{name} has {bytes} bytes, the plan needs {need}")),
                 _ => Ok(()),
@@ -111,7 +119,14 @@ impl Place<()> for TensorMut<'_> {
 
 impl<T: Item> Place<()> for &mut [T] {
     fn place(&mut self, name: &str, need: Need, (): &()) -> Result<*mut u8, String> {
-        need.check(name, T::DTYPE, self.len() * T::COUNT)?;
+        match need {
+            // In words of the caller, whose items are not single elements.
+            Need::Elements(_, need) if T::COUNT == 2 && self.len() < need.div_ceil(2) => {
+                let (have, need) = (self.len(), need.div_ceil(2));
+                return Err(format!("{name} has {have} pairs of {:?}, must have {need}", T::DTYPE));
+            }
+            need => need.check(name, T::DTYPE, self.len() * T::COUNT)?,
+        }
         Ok(self.as_mut_ptr().cast())
     }
 }

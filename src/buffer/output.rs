@@ -112,9 +112,9 @@ impl<M: Memory> GenericDispatchOutput<'_, M> {
             source_counts: Need::of::<u32>(ranks),
             ranges: Need::of::<u32>(experts * ranks * 2),
             source_token: Need::of::<u32>(needs.source_token),
-            row_experts: Need::of::<i32>(entries),
-            row_weights: Need::of::<f32>(entries),
-            expert_rows: Need::of::<u32>(needs.expert_rows),
+            row_experts: Need::of::<i32>(entries).only("rank-major", needs.by_rank),
+            row_weights: Need::of::<f32>(entries).only("rank-major", needs.by_rank),
+            expert_rows: Need::of::<u32>(needs.expert_rows).only("rank-major", needs.by_rank),
             expert_totals: Need::of::<u64>(experts),
             wait_ns: Need::of::<u64>(ranks),
         }
@@ -159,6 +159,8 @@ impl<M: Memory> GenericCombineOutput<'_, M> {
 /// The least sizes of a dispatch's outputs, in elements, or in bytes where stated.
 #[derive(Debug, Clone, Copy)]
 struct Needs {
+    /// The layout is rank-major.
+    by_rank: bool,
     row_bytes: usize,
     scale_bytes: usize,
     sideband: usize,
@@ -180,6 +182,7 @@ impl Needs {
             Layout::RankMajor => (1, shape.rank_rows_bytes, shape.rank_scales_bytes),
         };
         Ok(Self {
+            by_rank: request.layout == Layout::RankMajor,
             row_bytes,
             scale_bytes,
             // The caller's choice, which the C core has not checked yet: too large a value is refused there, or here

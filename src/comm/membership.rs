@@ -23,7 +23,7 @@ impl Comm {
     /// Tells the communicator and its subsets that the group continues without these ranks: as
     /// [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        Follower::revoke(&*self.inner, ranks)
+        self.inner.revoke_known(ranks)
     }
 
     /// The current membership, and its suspects.
@@ -52,6 +52,11 @@ impl Follower for Inner {
     fn revoke(&self, peers: &Mask) -> Result<()> {
         self.ffi.revoke(peers)?;
         self.subsets().iter().try_for_each(|subset| subset.inner.revoke(&subset.mask_of(peers)))
+    }
+
+    fn revoke_known(&self, peers: &Mask) -> Result<()> {
+        self.ffi.revoke_known(peers)?;
+        self.subsets().iter().try_for_each(|subset| subset.inner.revoke_known(&subset.mask_of(peers)))
     }
 
     fn given_up(&self) -> Result<GivenUp> {

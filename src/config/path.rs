@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{ParseNameError, setters};
-use crate::sys;
+use crate::{settings, sys};
 
 /// The path by which a peer's window is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -148,26 +148,8 @@ impl FromStr for Paths {
     type Err = ParseNameError;
 
     fn from_str(names: &str) -> Result<Self, ParseNameError> {
-        if names == "none" {
-            return Ok(Self::NONE);
-        }
-        let mut paths = Self::NONE;
-        for name in names.split(',').map(str::trim) {
-            *match name {
-                "thread" => &mut paths.thread,
-                "shm" => &mut paths.shared_memory,
-                "vmm" => &mut paths.vmm,
-                "ipc" => &mut paths.ipc,
-                "queue" => &mut paths.queue,
-                _ => {
-                    return Err(ParseNameError::new(
-                        name,
-                        "a path: give some of thread, shm, vmm, ipc, queue, with commas between them",
-                    ));
-                }
-            } = true;
-        }
-        Ok(paths)
+        let [thread, shared_memory, vmm, ipc, queue] = settings::paths(names)?;
+        Ok(Self { thread, shared_memory, vmm, ipc, queue })
     }
 }
 

@@ -155,6 +155,23 @@ fn no_text_is_said_twice_along_a_chain_of_sources() {
 }
 
 #[test]
+fn a_program_that_returns_an_error_from_main_ends_with_its_text() {
+    for error in all() {
+        let (text, shown) = (error.to_string(), format!("{error:?}"));
+        let is_private = error.is::<WireError>();
+        assert!(is_private || shown.ends_with(&text), "{shown}");
+    }
+    let shown = |error: Error| format!("{error:?}");
+    assert_eq!(
+        shown(Error::State(failure())),
+        "State: dispatch: rank 1: peer 2: the reason; the remedy",
+        "the variant is still known"
+    );
+    let inner = BootstrapError::BlockingInAsync { op: text("join") };
+    assert!(shown(inner.into()).starts_with("Bootstrap: BlockingInAsync: join: "));
+}
+
+#[test]
 fn a_text_by_itself_says_what_the_system_said() {
     for error in [
         Box::new(Error::from(LaunchError::Interfaces(system()))) as Box<dyn StdError>,

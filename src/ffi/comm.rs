@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::fabric::Fabric;
 use super::floor::floor;
+use super::known::Known;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos};
 use crate::error::Result;
 use crate::mask::Mask;
@@ -18,6 +19,8 @@ pub(crate) struct Comm(
     NonNull<sys::epw_comm>,
     /// Dropped after the communicator.
     Option<Arc<Fabric>>,
+    /// The suspects that the program knows of.
+    Known,
 );
 
 // SAFETY: the C core guards a communicator's state with its lock; any thread may call.
@@ -60,7 +63,8 @@ impl Comm {
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and the fabric is held until the communicator is destroyed.
         check(unsafe { sys::epw_comm_create(&config, &mut out) })?;
-        NonNull::new(out).map(|at| Self(at, fabric)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+        let made = NonNull::new(out).map(|at| Self(at, fabric, Known::default()));
+        made.ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
     /// What its fabric ended up using (NIC and transports), in words.

@@ -4,6 +4,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
+use super::known::Known;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
@@ -21,17 +22,28 @@ pub(crate) trait Floor: Send + Sync + Debug {
     fn wire(&self, peer: u32) -> u32;
     fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()>;
     fn revoke(&self, peers: &Mask) -> Result<()>;
+    /// The program itself revokes them: they are no news to it.
+    fn revoke_known(&self, peers: &Mask) -> Result<()> {
+        self.known().add(self.membership()?.epoch, peers);
+        self.revoke(peers)
+    }
+    fn known(&self) -> &Known;
     fn membership(&self) -> Result<sys::epw_membership>;
     fn newest_epoch(&self) -> Result<u32>;
     /// The peers that have begun the epoch at another step.
     fn diverged(&self, epoch: u32, step: u64) -> Result<Mask>;
 }
 
-/// Implements [`Floor`] for an owner of a C object, its field 0, with the functions named for that object.
+/// Implements [`Floor`] for an owner of a C object, its field 0, with the functions named for that object;
+/// field 2 is what the program knows.
 macro_rules! floor {
     ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $set_active:ident,
      $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident) => {
         impl $crate::ffi::floor::Floor for $owner {
+            fn known(&self) -> &$crate::ffi::known::Known {
+                &self.2
+            }
+
             fn export(&self, peer: u32) -> Result<Vec<u8>> {
                 let mut blob = vec![0; sys::EPW_BLOB_MAX as usize];
                 let mut length = 0;

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::fabric::Fabric;
 use super::floor::floor;
+use super::known::Known;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos, place};
 use crate::error::Result;
 use crate::mask::Mask;
@@ -17,6 +18,8 @@ pub(crate) struct Prefill(
     NonNull<sys::epw_prefill>,
     /// Dropped after the buffer.
     Option<Arc<Fabric>>,
+    /// The suspects that the program knows of.
+    Known,
     /// On a GPU.
     Option<Mutex<Spare>>,
 );
@@ -40,7 +43,7 @@ unsafe impl Sync for Prefill {}
 
 impl Drop for Prefill {
     fn drop(&mut self) {
-        if let Some(spare) = &mut self.2 {
+        if let Some(spare) = &mut self.3 {
             let Spare { free, captured } = spare.get_mut().unwrap_or_else(PoisonError::into_inner);
             // SAFETY: created by epw_routing_create of this buffer; this is their only owner.
             free.drain(..)
@@ -115,7 +118,9 @@ impl Prefill {
         // SAFETY: both are valid for the call, and the fabric is held until the buffer is destroyed.
         check(unsafe { sys::epw_prefill_create(&config, &mut out) })?;
         let spare = (config.ep.device != sys::EPW_DEVICE_HOST).then(Mutex::default);
-        NonNull::new(out).map(|at| Self(at, fabric, spare)).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+        NonNull::new(out)
+            .map(|at| Self(at, fabric, Known::default(), spare))
+            .ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
     }
 
     /// What its fabric ended up using (NIC and transports), in words.
@@ -158,7 +163,7 @@ unsafe impl Sync for Routing {}
 impl Drop for Routing {
     fn drop(&mut self) {
         let of = self.of.clone();
-        if let Some(spare) = &of.2
+        if let Some(spare) = &of.3
             && self.cancel()
         {
             self.note_capture();
@@ -179,7 +184,7 @@ impl Routing {
     /// routing are kept in order, like those of the lane.
     pub(crate) fn new(of: &Arc<Prefill>, lane: u32) -> Result<Self> {
         let with = |at| Self { at, of: of.clone(), used: false, captured: false };
-        let mut spare = of.2.as_ref().map(|spare| spare.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut spare = of.3.as_ref().map(|spare| spare.lock().unwrap_or_else(PoisonError::into_inner));
         if let Some(spare) = &mut spare {
             // SAFETY: it is alive.
             let fits = |at: &NonNull<_>| unsafe { sys::epw_routing_lane(at.as_ptr()) } == lane;
@@ -198,7 +203,7 @@ impl Routing {
     fn called(&mut self, status: sys::epw_status, ends: bool) -> Result<Progress> {
         let progress = check(status)?;
         self.used = true;
-        if ends && self.of.2.is_some() {
+        if ends && self.of.3.is_some() {
             self.note_capture();
         }
         Ok(progress)

@@ -62,7 +62,7 @@ impl Account {
 fn unheard() -> BootstrapError {
     BootstrapError::OutOfOrder {
         op: "change the membership".to_owned(),
-        reason: "it came to nothing while this member had no connection to the server".to_owned(),
+        reason: "it failed while this member had no connection to the server".to_owned(),
     }
 }
 

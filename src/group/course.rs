@@ -11,7 +11,7 @@ use tokio::sync::broadcast;
 
 use super::account::Account;
 use super::change::{Change, Progress, few_epochs_left};
-use super::experts::Experts;
+use super::experts::{Experts, Listed};
 use super::follower::Follower;
 use super::meetings::Meetings;
 use super::outbox::Outbox;
@@ -186,6 +186,14 @@ impl Course {
                 News::Progress(progress) => progress,
                 News::InEffect(decision, took, change, experts) => {
                     self.sight.in_effect(&decision, &change.entered, &change.left, took);
+                    for (buffer, Experts { lost, regained, .. }) in experts.iter().enumerate() {
+                        if !lost.is_empty() {
+                            self.sight.out_of_reach(buffer, &Listed(lost));
+                        }
+                        if !regained.is_empty() {
+                            self.sight.in_reach_again(buffer, &Listed(regained));
+                        }
+                    }
                     if let Some(left) = few_epochs_left(decision.epoch) {
                         self.sight.runs_out(decision.epoch, left);
                     }

@@ -1,5 +1,6 @@
 //! Which experts a set of ranks holds: expert e of a buffer lives on rank e / (experts / ranks).
 
+use std::fmt;
 use std::ops::Range;
 
 use crate::mask::Mask;
@@ -28,6 +29,22 @@ pub(crate) fn held_by(ranks: &Mask, world: u32, experts: u32) -> Vec<Range<u32>>
         }
     }
     held
+}
+
+/// `4-7,12`.
+pub(crate) struct Listed<'a>(pub(crate) &'a [Range<u32>]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, Range { start, end }) in self.0.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            match end - start {
+                1 => write!(f, "{comma}{start}")?,
+                _ => write!(f, "{comma}{start}-{}", end.saturating_sub(1))?,
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -15,6 +15,8 @@ pub(crate) trait Follower: Send + Sync + Debug {
     fn begin(&self, decision: &Decision) -> Result<()>;
     /// Ends waits for these peers, which are not in the next membership. Does not wait.
     fn revoke(&self, peers: &Mask) -> Result<()>;
+    /// The same, because the program says so.
+    fn revoke_known(&self, peers: &Mask) -> Result<()>;
     /// The peers given up in the current epoch.
     fn given_up(&self) -> Result<GivenUp>;
     /// The experts that these ranks hold, as ascending ids; none for a follower without experts.

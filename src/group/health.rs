@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::change::few_epochs_left;
+use super::experts::Listed;
 use super::member::Group;
 use super::membership::{Membership, Role};
 use crate::json::quoted;
@@ -146,7 +147,9 @@ impl Health {
     ) -> Self {
         let Membership { role, current, begun, states, standby, capacity, outage, .. } = membership;
         let (members, epoch, capacity, standby) = (current.mask, current.epoch, *capacity, *standby);
-        let gone = |state: &RankState| matches!(state, RankState::Suspect {} | RankState::Dead {});
+        let gone = |state: &RankState| {
+            matches!(state, RankState::Suspect {} | RankState::Dead {} | RankState::Left {})
+        };
         let silent: Mask = (0..).zip(states).filter(|(_, state)| gone(state)).map(|(rank, _)| rank).collect();
         let ranks = [
             Reason::Missing { ranks: Mask::all(world).minus(&members).minus(&capacity) },
@@ -222,14 +225,7 @@ impl fmt::Display for Reason {
             Self::Missing { ranks } => write!(f, "ranks missing: {ranks}"),
             Self::Lost { ranks } => write!(f, "ranks given up or silent: {ranks}"),
             Self::Experts { buffer, experts } => {
-                write!(f, "experts of buffer {buffer} out of reach: ")?;
-                for (at, Range { start, end }) in experts.iter().enumerate() {
-                    let comma = if at > 0 { "," } else { "" };
-                    match end - start {
-                        1 => write!(f, "{comma}{start}")?,
-                        _ => write!(f, "{comma}{start}-{}", end.saturating_sub(1))?,
-                    }
-                }
+                write!(f, "experts of buffer {buffer} out of reach: {}", Listed(experts))?;
                 Ok(())
             }
             Self::Unreachable { lasts, detail, is_final } => {

@@ -8,7 +8,8 @@ use tokio::sync::broadcast;
 use super::change::{Progress, Step};
 use super::follower::Follower;
 use super::member::Group;
-use crate::error::Error;
+use crate::error::{Error, Failure};
+use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::block_on;
 use crate::rendezvous::pace::Next;
@@ -29,7 +30,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 impl Group {
     /// Begins the next step: the one call that a serving loop makes between two steps. All members run the same steps,
-    /// and call this with no operation in flight.
+    /// and call this with no operation in flight: while one is, a step with which a membership begins is refused, and
+    /// one without a change is not.
     ///
     /// Returns at once while no change is due. When a member has died or fallen silent, or another one waits to be
     /// admitted, the group agrees in the background on the step with which the next membership begins. The call for
@@ -192,6 +194,21 @@ impl Group {
     /// [`Group::abort_change`] for a plain thread.
     pub fn abort_change_blocking(&self, change: u64) -> Result<(), BootstrapError> {
         block_on("abort a change", self.abort_change(change))
+    }
+
+    /// Ends waits for these ranks, as [`EpBuffer::revoke`](crate::EpBuffer::revoke) does, in all buffers and
+    /// communicators that were created with this group: what one of them has found out
+    /// ([`Outcome::suspects`](crate::Outcome::suspects)) costs the others no deadline. The group has to be told nothing:
+    /// it finds out by itself who goes on. Callable from any thread, and waits for nothing.
+    ///
+    /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them; then nothing is revoked.
+    pub fn revoke(&self, ranks: &Mask) -> Result<(), Error> {
+        if ranks.contains(self.rank()) {
+            let text = "ranks contain this rank; leave by Group::leave or Group::retire";
+            return Err(Error::Invalid(Failure::new("revoke", self.rank(), text)));
+        }
+        let told = self.inner.course.followers().into_iter().map(|follower| follower.revoke_known(ranks));
+        told.fold(Ok(()), Result::and) // all are told, whatever the first says
     }
 
     /// From now on this follower has the membership of the group.

@@ -92,6 +92,9 @@ mod tests {
         fn revoke(&self, _: &Mask) -> Result<()> {
             Ok(())
         }
+        fn revoke_known(&self, _: &Mask) -> Result<()> {
+            Ok(())
+        }
         fn given_up(&self) -> Result<GivenUp> {
             Ok(GivenUp { epoch: 1, peers: Mask::EMPTY, silent: Mask::EMPTY })
         }

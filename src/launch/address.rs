@@ -58,9 +58,15 @@ impl Address {
 }
 
 /// The text is neither `host:port` nor `[ipv6]:port` with a port of 1 to 65535.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("expected {EXPECTED}")]
 pub struct AddressError;
+
+impl fmt::Debug for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
 
 /// The format of an address.
 const EXPECTED: &str = "host:port or [ipv6]:port with a port of 1 to 65535";

@@ -1,9 +1,10 @@
 //! Why a process does not know its place in the run.
 
 use super::sources::Source;
+use crate::names::readable;
 
 /// Why the place of this process is unknown although a launcher has set variables.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// A launcher's set of variables is incomplete.
@@ -58,3 +59,5 @@ pub enum LaunchError {
     )]
     Interfaces(std::io::Error),
 }
+
+readable!(LaunchError { Missing, Invalid, NoAddress, NoInterface, Interfaces });

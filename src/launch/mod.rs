@@ -23,6 +23,7 @@ mod interface;
 mod slurm;
 mod sources;
 pub mod spawn;
+mod supervise;
 
 use std::fmt;
 

@@ -28,24 +28,30 @@
 //!
 //! So by default a rank that fails ends all of them, as suits a batch job. In a server the other ranks should continue
 //! and the lost one be replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, for
-//! instance when this process gets SIGTERM.
+//! instance when this process gets SIGTERM. `EPWIRE_LOG=info` also prints which process runs which rank, how each ended,
+//! and which restart it was; with the feature `tracing` the same comes as events.
 
 use std::{
     ffi::OsString,
-    fmt, io,
+    io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::process::CommandExt,
     path::PathBuf,
-    process::{Child, Command, ExitStatus},
+    process::{Child, Command},
     sync::mpsc,
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use super::address::Address;
+use super::interface::InterfaceChoice;
+pub use super::supervise::Ended;
+use super::supervise::{Processes, Restarts, Supervised};
 use crate::env::{self, Token};
 use crate::mask::MAX_WORLD;
+use crate::names::readable;
 use crate::rendezvous::driver::{Deaths, Server};
+use crate::settings;
 
 /// Ranks to start on this host.
 #[derive(Debug, Clone)]
@@ -59,6 +65,7 @@ pub struct Ranks {
     token: Option<Token>,
     grace: Duration,
     restarts: u32,
+    restarts_within: Option<Duration>,
     program: Option<PathBuf>,
     args: Option<Vec<OsString>>,
 }
@@ -76,6 +83,7 @@ impl Ranks {
             token: None,
             grace: Duration::from_secs(5),
             restarts: 0,
+            restarts_within: None,
             program: None,
             args: None,
         }
@@ -127,11 +135,18 @@ impl Ranks {
         self
     }
 
-    /// How many times failed ranks are started again, for all ranks together and as long as they run. The others
-    /// continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
+    /// How many times failed ranks are started again, for all ranks together and as long as they run, or in the time of
+    /// [`Ranks::restarts_within`]. The others continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
     /// ends with status 0 is not started again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
+        self
+    }
+
+    /// A restart counts for so long. A server runs on however many of its ranks have failed in the course of months, and
+    /// ends when they fail again and again. Default: as long as the ranks run.
+    pub fn restarts_within(mut self, period: Duration) -> Self {
+        self.restarts_within = Some(period);
         self
     }
 
@@ -152,7 +167,8 @@ impl Ranks {
     }
 
     /// Starts the ranks. Their standard input is empty; standard output and error are those of this process. The kernel
-    /// kills them when this process dies, for whatever reason.
+    /// kills them when this process dies, for whatever reason. Variables that ranks would refuse, such as a wrong
+    /// `EPWIRE_LOG`, are refused here, before any rank starts.
     ///
     /// # Errors
     ///
@@ -166,34 +182,29 @@ impl Ranks {
         let (started_tx, started_rx) = mpsc::channel();
         let (stop_tx, stop_rx) = mpsc::channel();
         let (ended_tx, ended_rx) = mpsc::channel();
+        let processes = Processes::default();
+        let current = processes.clone();
         // The kernel's "die with the parent" refers to the thread that forked, not to its process, and the caller's
         // thread may be a short-lived worker. So the only thread that forks is one that stays until the last rank has
         // ended.
         let supervisor = thread::Builder::new()
             .name("epwire-spawn".into())
             .spawn(move || {
-                let mut ranks = Supervised { children: Vec::new(), deaths: self.deaths.clone() };
+                let mut ranks = Supervised::new(self.deaths.clone(), current);
                 for rank in self.first_rank..self.first_rank + self.count {
-                    match self.start(&program, rank) {
-                        Ok(child) => ranks.children.push((rank, child)),
-                        Err(cause) => {
-                            let _ = started_tx.send(Err(SpawnError::Start { rank, program, cause }));
-                            return;
-                        }
+                    if let Err(cause) = self.start(&program, rank).map(|child| ranks.add(rank, child, None)) {
+                        let _ = started_tx.send(Err(SpawnError::Start { rank, program, cause }));
+                        return;
                     }
                 }
-                let ids = ranks.children.iter().map(|(_, child)| child.id()).collect();
-                let _ = started_tx.send(Ok(ids));
-                let mut restarts = self.restarts;
-                let again = |rank| {
-                    restarts = restarts.checked_sub(1)?;
-                    self.start(&program, rank).ok()
-                };
-                let _ = ended_tx.send(ranks.supervise(self.grace, &stop_rx, again));
+                let _ = started_tx.send(Ok(ranks.ids()));
+                let again = |rank| self.start(&program, rank);
+                let restarts = Restarts::new(self.restarts, self.restarts_within);
+                let _ = ended_tx.send(ranks.supervise(self.grace, &stop_rx, restarts, again));
             })
             .map_err(SpawnError::Supervisor)?;
         let ids = started_rx.recv().map_err(|_| SpawnError::Lost)??;
-        Ok(Running { ids, ended: ended_rx, stop: stop_tx, supervisor: Some(supervisor) })
+        Ok(Running { ids, processes, ended: ended_rx, stop: stop_tx, supervisor: Some(supervisor) })
     }
 
     fn check(&self) -> Result<(), SpawnError> {
@@ -217,7 +228,20 @@ impl Ranks {
         {
             return invalid("the token cannot be handed on in a variable; use UTF-8 text without NUL".into());
         }
-        Ok(())
+        if self.token.is_none()
+            && let Err(error) = Token::from_env()
+        {
+            return invalid(error.to_string());
+        }
+        if let Some(names) = env::value(env::IFNAME)
+            && InterfaceChoice::parse(&names).is_none()
+        {
+            return invalid(format!(
+                "{}: {names:?} is no list of interface names, such as eth0,ib or ^docker",
+                env::IFNAME
+            ));
+        }
+        settings::check().or_else(invalid)
     }
 
     fn start(&self, program: &PathBuf, rank: u32) -> io::Result<Child> {
@@ -252,6 +276,7 @@ impl Ranks {
 #[derive(Debug)]
 pub struct Running {
     ids: Vec<u32>,
+    processes: Processes,
     ended: mpsc::Receiver<io::Result<Ended>>,
     stop: mpsc::Sender<()>,
     supervisor: Option<thread::JoinHandle<()>>,
@@ -263,9 +288,15 @@ impl Running {
         &self.ids
     }
 
+    /// The process that runs this rank of the world now, also after a [restart](Ranks::restarts). `None` while there is
+    /// none. [`Stopper::id`] tells the same to another thread.
+    pub fn id(&self, rank: u32) -> Option<u32> {
+        self.processes.id(rank)
+    }
+
     /// Ends the ranks while another thread is in [`Running::wait`].
     pub fn stopper(&self) -> Stopper {
-        Stopper(self.stop.clone())
+        Stopper { stop: self.stop.clone(), processes: self.processes.clone() }
     }
 
     /// Waits until all ranks have ended; blocks the thread. When one fails and no [restarts](Ranks::restarts) are left,
@@ -307,59 +338,32 @@ impl Drop for Running {
 
 /// Ends ranks from any thread; see [`Running::stopper`]. Clones do the same.
 #[derive(Debug, Clone)]
-pub struct Stopper(mpsc::Sender<()>);
+pub struct Stopper {
+    stop: mpsc::Sender<()>,
+    processes: Processes,
+}
 
 impl Stopper {
     /// Sends SIGTERM to all ranks, and SIGKILL to those that still run after the grace period. From now on none is
     /// started again. Does not wait, and does nothing once all have ended.
     pub fn stop(&self) {
-        let _ = self.0.send(());
+        let _ = self.stop.send(());
     }
-}
 
-/// How the ranks ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
-    /// All with status 0.
-    Success,
-    /// At least one failed; this is the first that did.
-    Failed {
-        /// The rank.
-        rank: u32,
-        /// Its exit code, or the signal that killed it.
-        status: ExitStatus,
-    },
-}
-
-impl Ended {
-    /// The exit code that a shell would report: 0, the first failing rank's code, or 128 + the signal that killed it.
-    pub fn exit_code(self) -> i32 {
-        match self {
-            Self::Success => 0,
-            Self::Failed { status, .. } => {
-                status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
-            }
-        }
-    }
-}
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Success => f.write_str("all ranks ended well"),
-            Self::Failed { rank, status } => write!(f, "rank {rank} failed first: {status}"),
-        }
+    /// The process that runs this rank now: as [`Running::id`].
+    pub fn id(&self, rank: u32) -> Option<u32> {
+        self.processes.id(rank)
     }
 }
 
 /// Why ranks were not started or not waited for.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// The settings do not fit together.
+    /// A setting or a variable `EPWIRE_*` is wrong, or they do not fit together.
     #[error("spawn: {what}")]
     Invalid {
-        /// What is wrong, with the limit.
+        /// What is wrong, with the name of the variable if it is one, and the limit.
         what: String,
     },
     /// The path of this program is unknown.
@@ -394,131 +398,7 @@ pub enum SpawnError {
     Lost,
 }
 
-/// The children, owned by the supervising thread. Dropping kills and reaps those still there.
-struct Supervised {
-    children: Vec<(u32, Child)>,
-    /// Where to report deaths, if the ranks meet at a server of this process.
-    deaths: Option<Deaths>,
-}
-
-/// How often the children are checked. Short compared with their start, and 20 system calls per rank and second cost
-/// nothing.
-const POLL: Duration = Duration::from_millis(50);
-
-impl Supervised {
-    /// Runs until all children have ended. A closed or signalled `stop` has the same effect as a failure whose grace
-    /// period is over. `again` starts a failed rank again, if that is allowed.
-    fn supervise(
-        mut self,
-        grace: Duration,
-        stop: &mpsc::Receiver<()>,
-        mut again: impl FnMut(u32) -> Option<Child>,
-    ) -> io::Result<Ended> {
-        let mut ended = Ended::Success;
-        // `None`: never, also if the grace period exceeds what clocks can express.
-        let mut terminate_at: Option<Instant> = None;
-        let mut kill_at: Option<Instant> = None;
-        let mut told = false;
-        let mut ending = false;
-        let mut pause = Duration::from_millis(1);
-        loop {
-            for (rank, status) in self.reap()? {
-                if !ending && let Some(child) = again(rank) {
-                    self.children.push((rank, child));
-                    continue;
-                }
-                if ended == Ended::Success {
-                    ended = Ended::Failed { rank, status };
-                    terminate_at = terminate_at.or(Instant::now().checked_add(grace));
-                }
-                ending = true;
-            }
-            if self.children.is_empty() {
-                return Ok(ended);
-            }
-            let now = Instant::now();
-            if !told && terminate_at.is_some_and(|at| now >= at) {
-                self.signal(libc::SIGTERM);
-                told = true;
-                kill_at = now.checked_add(grace);
-            }
-            if kill_at.is_some_and(|at| now >= at) {
-                self.signal(libc::SIGKILL);
-            }
-            // Short runs are noticed at once, long ones cost little.
-            pause = (pause * 2).min(POLL);
-            match stop.recv_timeout(pause) {
-                Err(mpsc::RecvTimeoutError::Timeout) => {}
-                Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    ending = true;
-                    terminate_at = Some(terminate_at.map_or(now, |at| at.min(now)));
-                    thread::sleep(pause);
-                }
-            }
-        }
-    }
-
-    /// Removes the children that have ended, and returns those that failed. A killed one comes before those that exited
-    /// by themselves, which may have exited because they lost it.
-    fn reap(&mut self) -> io::Result<Vec<(u32, ExitStatus)>> {
-        let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
-        let mut i = 0;
-        while i < self.children.len() {
-            let (rank, child) = &mut self.children[i];
-            // Until it is reaped, nobody else can get its id: the server is told before that.
-            if let Some(deaths) = &self.deaths
-                && has_ended(child)?
-                && !deaths.report(*rank, child.id())
-            {
-                i += 1; // the server is busy: try again next time
-                continue;
-            }
-            match child.try_wait()? {
-                Some(status) => {
-                    if !status.success() {
-                        failed.push((*rank, status));
-                    }
-                    self.children.remove(i);
-                }
-                None => i += 1,
-            }
-        }
-        failed.sort_by_key(|(_, status)| status.signal().is_none());
-        Ok(failed)
-    }
-
-    fn signal(&self, signal: libc::c_int) {
-        for (_, child) in &self.children {
-            // SAFETY: kill() touches no memory. The child has not been reaped (it would have left `children`), so its id
-            // cannot have passed to another process.
-            unsafe { libc::kill(child.id() as libc::pid_t, signal) };
-        }
-    }
-}
-
-impl Drop for Supervised {
-    fn drop(&mut self) {
-        self.signal(libc::SIGKILL);
-        for (_, child) in &mut self.children {
-            // Returns soon, because a killed process ends. An error means that it has been reaped already.
-            let _ = child.wait();
-        }
-    }
-}
-
-/// Whether a child has ended; it still has to be reaped.
-fn has_ended(child: &Child) -> io::Result<bool> {
-    // SAFETY: siginfo_t is plain data, for which zeros are valid.
-    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
-    // SAFETY: waitid writes to `info` only, which outlives the call.
-    let status = unsafe { libc::waitid(libc::P_PID, child.id(), &mut info, options) };
-    if status != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: waitid has filled it in as for SIGCHLD, or left it zeroed.
-    Ok(unsafe { info.si_pid() } != 0)
-}
+readable!(SpawnError { Invalid, OwnProgram, Supervisor, Start, Wait, TimedOut, Lost });
 
 /// Has the kernel kill the child when the thread that started it ends.
 fn die_with_parent(command: &mut Command) {

@@ -1,10 +1,11 @@
 //! What a member reports about its group to the outside: events with the feature `tracing`, gauges, a counter and a
 //! histogram with `metrics`, as listed in the crate's documentation; and lines of the log that `EPWIRE_LOG` asks for.
 
+use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::ffi::log::{Level, line};
+use crate::log::{Level, line};
 use crate::mask::Mask;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::RankState;
@@ -103,8 +104,9 @@ impl Sight {
         let (level, what) = match state {
             // No warning: it was asked to leave.
             RankState::Dead {} if before == (RankState::Retired {}) => (Level::Info, "has ended"),
+            RankState::Left {} => (Level::Info, "has left"),
             RankState::Suspect {} => (Level::Warn, "is silent, or cannot be reached by the server"),
-            RankState::Dead {} => (Level::Warn, "has ended or left"),
+            RankState::Dead {} => (Level::Warn, "has ended"),
             RankState::Evicted {} => (Level::Info, "runs, but the others went on without it"),
             RankState::Standby {} => (Level::Info, "has joined and prepares to be admitted"),
             RankState::Ready {} => (Level::Info, "is ready to be admitted"),
@@ -142,9 +144,15 @@ impl Sight {
 
     /// A change was abandoned.
     pub(crate) fn aborted(&self, change: u64, error: &BootstrapError) {
-        line(Level::Warn, self.rank, || format!("change {change} failed: {error}"));
+        // That a member has ended or left is told by itself, and the next change takes account of it.
+        let expected = matches!(error, BootstrapError::PeerLost { .. });
+        let level = if expected { Level::Info } else { Level::Warn };
+        line(level, self.rank, || format!("change {change} failed: {error}"));
         #[cfg(feature = "tracing")]
-        tracing::warn!(rank = self.rank, change, %error, "change aborted");
+        match expected {
+            true => tracing::info!(rank = self.rank, change, %error, "change aborted"),
+            false => tracing::warn!(rank = self.rank, change, %error, "change aborted"),
+        }
         #[cfg(feature = "metrics")]
         self.count("aborted");
     }
@@ -177,6 +185,20 @@ impl Sight {
             metrics::histogram!(name::CHANGE_SECONDS, "kind" => kind, "rank" => self.rank.to_string())
                 .record(took);
         }
+    }
+
+    /// No member holds these experts of a buffer any more.
+    pub(crate) fn out_of_reach(&self, buffer: usize, experts: &dyn Display) {
+        line(Level::Warn, self.rank, || format!("experts of buffer {buffer} out of reach: {experts}"));
+        #[cfg(feature = "tracing")]
+        tracing::warn!(rank = self.rank, buffer, %experts, "experts out of reach");
+    }
+
+    /// A member holds these experts of a buffer again.
+    pub(crate) fn in_reach_again(&self, buffer: usize, experts: &dyn Display) {
+        line(Level::Info, self.rank, || format!("experts of buffer {buffer} in reach again: {experts}"));
+        #[cfg(feature = "tracing")]
+        tracing::info!(rank = self.rank, buffer, %experts, "experts in reach again");
     }
 
     /// A change has taken effect after which few more are possible.

@@ -166,12 +166,20 @@ impl PrefillBuffer {
 
     /// Tells the buffer that the group continues without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        self.inner.ffi.revoke(ranks)
+        self.inner.ffi.revoke_known(ranks)
     }
 
     /// The current membership, and what has become of it.
     pub fn membership(&self) -> Result<Membership> {
         Membership::of(&*self.inner.ffi)
+    }
+
+    /// For every expert, whether its rank is active and this buffer has not given it up: as
+    /// [`EpBuffer::reachable_experts`](crate::EpBuffer::reachable_experts).
+    pub fn reachable_experts(&self) -> Result<Vec<bool>> {
+        let Membership { active, suspects, .. } = self.membership()?;
+        let (reached, experts) = (active.minus(&suspects), self.inner.config.ep.experts);
+        Ok((0..experts).map(|expert| reached.contains(expert / (experts / self.ranks()))).collect())
     }
 
     /// Whether any operation that has ended since the last such call was incomplete, to be passed to
@@ -198,6 +206,10 @@ impl Follower for Inner {
 
     fn revoke(&self, peers: &Mask) -> Result<()> {
         self.ffi.revoke(peers)
+    }
+
+    fn revoke_known(&self, peers: &Mask) -> Result<()> {
+        self.ffi.revoke_known(peers)
     }
 
     fn given_up(&self) -> Result<GivenUp> {

@@ -204,6 +204,9 @@ impl<M: Memory> GenericPrefillOutput<'_, M> {
         let lists = if self.layout == PrefillLayout::ExpertMajor { experts } else { 1 };
         let entries = places.saturating_mul(inner.config.ep.topk as usize);
         let scales = scale_bytes(shape, payload, self.scale_order, self.capacity, lists);
+        let by_expert = self.layout.is_by_expert();
+        let of_expert = |need: Need| need.only("packed or expert-major", by_expert);
+        let of_source = |need: Need| need.only("dense or rank-major", !by_expert);
         let mut output = ffi::empty_prefill_output();
         (output.layout, output.alignment) = self.layout.to_c();
         output.capacity = self.capacity as u64;
@@ -215,18 +218,18 @@ impl<M: Memory> GenericPrefillOutput<'_, M> {
             scales: Need::Bytes(scales),
             sideband: Need::of::<u8>(places.saturating_mul(sideband_bytes)),
             counts: Need::of::<u32>(experts),
-            offsets: Need::of::<u32>(experts),
-            overflow: Need::of::<u32>(experts),
+            offsets: of_expert(Need::of::<u32>(experts)),
+            overflow: of_expert(Need::of::<u32>(experts)),
             source_counts: Need::of::<u32>(ranks),
-            source_offsets: Need::of::<u32>(ranks),
-            row_expert: Need::of::<i32>(places),
+            source_offsets: of_source(Need::of::<u32>(ranks)),
+            row_expert: of_expert(Need::of::<i32>(places)),
             row_source: Need::of::<i32>(places),
             row_token: Need::of::<i32>(places),
-            row_position: Need::of::<i32>(places),
-            row_weight: Need::of::<f32>(places),
-            row_experts: Need::of::<i32>(entries),
-            row_weights: Need::of::<f32>(entries),
-            ranges: Need::of::<u64>(experts * ranks),
+            row_position: of_expert(Need::of::<i32>(places)),
+            row_weight: of_expert(Need::of::<f32>(places)),
+            row_experts: of_source(Need::of::<i32>(entries)),
+            row_weights: of_source(Need::of::<f32>(entries)),
+            ranges: of_expert(Need::of::<u64>(experts * ranks)),
             expert_totals: Need::of::<u64>(experts),
             expert_totals_i32: Need::of::<i32>(experts),
             wait_ns: Need::of::<u64>(ranks),

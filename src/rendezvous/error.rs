@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use super::codec::wire;
 use crate::mask::Mask;
+use crate::names::readable;
 
 /// An error of the bootstrap, of a collective round, of the membership or of the store.
 ///
 /// Each variant names the operation, the ranks or the field concerned, and what to do about it. The server sends the
 /// same values to its members, so an error has the same text on every rank.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BootstrapError {
     /// The two sides do not share the token, or only one of them has one.
@@ -295,6 +296,32 @@ pub enum BootstrapError {
         detail: String,
     },
 }
+
+readable!(BootstrapError {
+    WrongToken,
+    TokenRequired,
+    WrongVersion,
+    Mismatch,
+    ConfigMismatch,
+    DuplicateRank,
+    MissingRanks,
+    Garbage,
+    SilentPeer,
+    Unreachable,
+    Timeout,
+    PeerLost,
+    NoQuorum,
+    Aborted,
+    Evicted,
+    Retired,
+    Fenced,
+    ServerLost,
+    Limit,
+    Invalid,
+    OutOfOrder,
+    BlockingInAsync,
+    System
+});
 
 wire!(enum BootstrapError {
     1 => WrongToken { op, peer },

@@ -123,6 +123,9 @@ impl Machine {
             (Request::Abort { change }, Some(rank)) => self.call_off(now, call, rank, change),
             (Request::Leave {}, Some(rank)) => {
                 self.answer(call, Ok(Reply::Done {}));
+                if let Some(member) = self.seat_mut(rank) {
+                    member.left = true;
+                }
                 self.member_died(rank);
             }
             // It has left already, and asks again because the answer got lost.
@@ -221,6 +224,7 @@ impl Machine {
             identity: join.identity,
             role,
             life: Life::Heard,
+            left: false,
             session: Some(call.session),
             joining: Some(call),
             ready: false,

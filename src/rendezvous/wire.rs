@@ -217,7 +217,7 @@ pub enum RankState {
     Alive {},
     /// A member, silent past its lease or unreachable; it may still run.
     Suspect {},
-    /// The kernel closed its socket, or it left: it will not write any more.
+    /// The kernel closed its socket, or somebody has seen its process end: it will not write any more.
     Dead {},
     /// Running, but the others continue without it.
     Evicted {},
@@ -227,10 +227,12 @@ pub enum RankState {
     Retired {},
     /// On standby, and ready: it waits to be admitted.
     Ready {},
+    /// It left by itself, with [`Group::leave`](crate::Group::leave).
+    Left {},
 }
 wire!(enum RankState {
     0 => Absent {}, 1 => Alive {}, 2 => Suspect {}, 3 => Dead {}, 4 => Evicted {}, 5 => Standby {},
-    6 => Retired {}, 7 => Ready {},
+    6 => Retired {}, 7 => Ready {}, 8 => Left {},
 });
 
 /// The membership at a moment.

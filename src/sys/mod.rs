@@ -1,4 +1,5 @@
-//! The C core's interface, `c/include/epwire.h`, as Rust sees it. Only `ffi` calls it.
+//! The C core's interface, `c/include/epwire.h`, as Rust sees it. Only `ffi` calls it, and, below
+//! the errors that `ffi` makes, `log` and `settings`.
 //!
 //! `bindings.rs` is generated and checked in, so that building the crate needs no libclang; feature `bindgen`
 //! compares it to the header. Sizes and offsets are asserted while compiling.
@@ -59,9 +60,35 @@ unsafe extern "C" {
 }
 
 unsafe extern "C" {
-    /// From `c/base/log.h`, for the group.
+    /// From `c/base/log.h`, for the group and the launcher.
+    pub fn epw_log_open(place: epw_where) -> epw_status;
     pub fn epw_log_listens(subsystem: u32, level: u32) -> bool;
     pub fn epw_log_line(subsystem: u32, level: u32, rank: u32, text: *const ::core::ffi::c_char);
+}
+
+/// From `c/base/status.h`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct epw_where {
+    pub op: *const ::core::ffi::c_char,
+    pub rank: ::core::ffi::c_int,
+    pub peer: ::core::ffi::c_int,
+}
+
+impl epw_where {
+    /// No operation of a rank: a launcher reads the environment.
+    pub const NOWHERE: Self = Self { op: c"environment".as_ptr(), rank: -1, peer: -1 };
+}
+
+/// From `c/numerics/numerics.h`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct epw_numerics {
+    _opaque: [u8; 0],
+}
+
+unsafe extern "C" {
+    pub fn epw_numerics_choose(place: epw_where, out: *mut *const epw_numerics) -> epw_status;
 }
 
 /// From `c/device/memory_limit.h`, for the doctor.
@@ -137,6 +164,11 @@ unsafe extern "C" {
         name: *const ::core::ffi::c_char,
         port: u32,
     ) -> bool;
+    pub fn epw_adapter_filter_check(
+        filter: *const ::core::ffi::c_char,
+        field: *const ::core::ffi::c_char,
+        place: epw_where,
+    ) -> epw_status;
     pub fn epw_adapters_order(
         places: *const *const epw_bus_place,
         count: u32,

@@ -262,6 +262,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
         ["DEBUG message=change proposed", "change="],
         ["INFO message=change due", "epoch=2"],
         ["INFO message=change in effect", "members=0-1 entered=none left=2"],
+        ["WARN message=experts out of reach", "buffer=0 experts=4-5"],
     ] {
         assert!(told.event(&event).is_some(), "{event:?}: {:?}", told.with(|state| state.events.clone()));
     }
@@ -290,6 +291,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
         panic!("{seen:?}")
     };
     assert_eq!((&experts[0].regained, experts[0].unheld.len()), (&of_rank_2, 0));
+    assert!(told.event(&["INFO message=experts in reach again", "buffer=0 experts=4-5"]).is_some());
     assert_eq!(all(&ranks, |rank| rank.group.health().status), [Status::Serving; 3]);
     assert_eq!(ranks[1].buffer.reachable_experts().unwrap(), [true; 6]);
 

@@ -44,6 +44,8 @@ fn sums_say_which_rank_they_lack() {
             .unwrap();
         assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>(), "{outcome}");
         assert!(outcome.needs_recovery() && buffer.take_fault().unwrap());
+        let reachable: Vec<bool> = (0..RANKS * LOCAL).map(|expert| expert / LOCAL != LOST).collect();
+        assert_eq!(buffer.reachable_experts().unwrap(), reachable);
         for (t, row) in out.chunks_exact(HIDDEN).enumerate() {
             let lost = (0..TOPK).any(|j| expert(rank, t, j).is_some_and(|e| e / LOCAL == LOST));
             assert_eq!(lacks[t], u32::from(lost) << LOST, "token {t}");
@@ -53,6 +55,7 @@ fn sums_say_which_rank_they_lack() {
         // Without it the next membership is complete, and a routing of the previous one is useless.
         let rest: Mask = (0..RANKS as u32).filter(|r| *r != LOST as u32).collect();
         buffer.set_active(&rest, 2, 0).unwrap();
+        assert_eq!(buffer.reachable_experts().unwrap(), reachable);
         let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
         let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
         let error = buffer.combine_blocking(&mut routing, input, to).unwrap_err();

@@ -108,6 +108,12 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     refused(of(PrefillOutput { wait_ns: Some(&mut []), ..none() }), "output.wait_ns");
     let mut enough = [0; 8];
     refused(of(PrefillOutput { row_experts: Some(&mut enough), ..none() }), "output.row_experts is given");
+    // Whatever its size, it has no place there.
+    refused(of(PrefillOutput { row_experts: Some(&mut ints), ..none() }), "only dense or rank-major fills");
+    refused(
+        of(PrefillOutput { row_weight: Some(&mut floats), ..by_source() }),
+        "only packed or expert-major fills",
+    );
     refused(of(PrefillOutput { row_expert: Some(&mut enough), ..by_source() }), "output.row_expert is given");
     refused(of(PrefillOutput { zero_padding: true, ..by_source() }), "only EPW_PACKED takes");
     refused(of(PrefillOutput { layout: PrefillLayout::Packed { alignment: 0 }, ..none() }), "alignment is 0");
@@ -173,7 +179,10 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     };
     let none = || PrefillCombineOutput::new(TensorMut::new::<bf16>(&mut []));
     let (mut pairs, mut words, mut floats) = ([[0; 2]; 1], [0; 1], [0.0; 3]);
-    with(PrefillCombineOutput { contributions: Some(&mut pairs), ..none() }, "output.contributions");
+    with(
+        PrefillCombineOutput { contributions: Some(&mut pairs), ..none() },
+        "output.contributions has 1 pairs of U16, must have 2",
+    );
     with(PrefillCombineOutput { lacks: Some(&mut words), ..none() }, "output.lacks");
     with(PrefillCombineOutput { values: Some(&mut floats), ..none() }, "output.values");
     with(PrefillCombineOutput { wait_ns: Some(&mut []), ..none() }, "output.wait_ns");

@@ -19,11 +19,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use epwire::group::{Change, GroupOptions, Step};
+use epwire::prefill::{PrefillBuffer, PrefillConfig};
 use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
 use epwire::{
-    Combine, CombineOutput, Dispatch, DispatchBuffers, EpBuffer, EpConfig, Error, Group, HostBuffer, Layout,
-    Mask, Payload, TensorMut, TensorRef,
+    Combine, CombineOutput, Comm, CommConfig, Dispatch, DispatchBuffers, EpBuffer, EpConfig, Error, Group,
+    HostBuffer, Layout, Mask, Payload, TensorMut, TensorRef,
 };
 use half::bf16;
 
@@ -434,4 +435,60 @@ fn a_step_with_an_operation_in_flight_is_refused_and_can_be_made_again() {
     assert_eq!(step.change.map(|change| change.members.to_string()).as_deref(), Some("0"));
     let [idle, held] = &buffers[0];
     assert_eq!(idle.membership().unwrap(), held.membership().unwrap());
+}
+
+#[test]
+fn what_one_buffer_has_found_out_is_told_to_all_at_once() {
+    let found: Vec<_> = Group::threads(3)
+        .unwrap()
+        .into_iter()
+        .map(|group| {
+            thread::spawn(move || {
+                let config = EpConfig::new(1, HIDDEN as u32, 3, 1);
+                let buffer = EpBuffer::create_blocking(&group, config.clone()).unwrap();
+                let comm = Comm::create_blocking(&group, CommConfig::default()).unwrap();
+                let part = comm.subset_blocking(&Mask::all(3)).unwrap().unwrap();
+                let prefill = PrefillBuffer::create_blocking(&group, PrefillConfig::new(config)).unwrap();
+                group.barrier_blocking("created").unwrap();
+                let lost: Mask = [2].into_iter().collect();
+                if group.rank() == 0 {
+                    let error = group.revoke(&Mask::all(3)).unwrap_err();
+                    assert!(matches!(error, Error::Invalid(_)), "{error}");
+                    group.revoke(&lost).unwrap();
+                }
+                let now = [
+                    buffer.membership().unwrap(),
+                    comm.membership().unwrap(),
+                    part.membership().unwrap(),
+                    prefill.membership().unwrap(),
+                ];
+                group.barrier_blocking("looked").unwrap();
+                let suspects = if group.rank() == 0 { lost } else { Mask::EMPTY };
+                now.iter().all(|now| now.suspects == suspects && now.silent.is_empty())
+            })
+        })
+        .collect();
+    assert!(found.into_iter().all(|rank| rank.join().unwrap()));
+}
+
+#[test]
+fn a_loss_is_news_in_the_outcome_that_names_it_first_and_in_no_other() {
+    let groups = Group::threads(3).unwrap();
+    let rank = |group: &Group| {
+        let comm = Comm::create_blocking(group, CommConfig::default().deadline(DEADLINE / 2)).unwrap();
+        let other = Comm::create_blocking(group, CommConfig::default()).unwrap();
+        let lost: Mask = [2].into_iter().collect();
+        if group.rank() != 2 {
+            let named = |comm: &Comm| {
+                let outcome = comm.barrier_blocking().unwrap();
+                assert_eq!((outcome.missing, outcome.suspects), (lost, lost), "{outcome}");
+                outcome.news
+            };
+            assert_eq!([named(&comm), named(&comm)], [lost, Mask::EMPTY]);
+            group.revoke(&lost).unwrap();
+            assert_eq!([named(&other), named(&comm)], [Mask::EMPTY, Mask::EMPTY], "the program has said it");
+        }
+        group.barrier_blocking("seen").unwrap();
+    };
+    thread::scope(|scope| groups.iter().for_each(|group| drop(scope.spawn(|| rank(group)))));
 }

@@ -8,7 +8,7 @@ use super::state::{Life, Machine, Member, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
 /// Increases whenever anything that is written changes, including every type in it.
-const VERSION: u16 = 6;
+const VERSION: u16 = 7;
 
 impl Machine {
     /// All that this machine knows, for [`Machine::restore`].
@@ -118,10 +118,11 @@ impl Machine {
     }
 
     fn can_sit(&self, member: &Member) -> bool {
-        let Member { identity, life, session, met, meeting, .. } = member;
+        let Member { identity, life, left, session, met, meeting, .. } = member;
         let known = session
             .is_none_or(|session| *life != Life::Dead && self.sessions.get(&session) == Some(&identity.rank));
-        known && met.fits(self.settings.world) && meeting.fits(self.settings.world)
+        let ended = !left || *life == Life::Dead;
+        known && ended && met.fits(self.settings.world) && meeting.fits(self.settings.world)
     }
 }
 

@@ -101,6 +101,7 @@ impl Machine {
     pub fn view(&self) -> View {
         let state = |seat: &Option<Member>| match seat.as_ref().map(|member| (member.role, member.life)) {
             None => RankState::Absent {},
+            Some((_, Life::Dead)) if seat.as_ref().is_some_and(|member| member.left) => RankState::Left {},
             Some((_, Life::Dead)) => RankState::Dead {},
             Some((Role::Evicted, _)) => RankState::Evicted {},
             Some((Role::Retired, _)) => RankState::Retired {},
@@ -176,6 +177,8 @@ pub(super) struct Member {
     pub(super) identity: Identity,
     pub(super) role: Role,
     pub(super) life: Life,
+    /// Dead, because it has left by itself.
+    pub(super) left: bool,
     pub(super) session: Option<SessionId>,
     pub(super) joining: Option<Call>,
     /// On standby: it waits to be admitted.
@@ -187,4 +190,4 @@ pub(super) struct Member {
     pub(super) config: Fields,
     pub(super) listener: Option<Listener>,
 }
-wire!(struct Member { identity, role, life, session, joining, ready, met, meeting, config, listener });
+wire!(struct Member { identity, role, life, left, session, joining, ready, met, meeting, config, listener });

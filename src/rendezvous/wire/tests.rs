@@ -68,6 +68,7 @@ fn view() -> impl Strategy<Value = View> {
         RankState::Standby {},
         RankState::Retired {},
         RankState::Ready {},
+        RankState::Left {},
     ]);
     (decision(), set(), proptest::collection::vec(state, 0..9)).prop_map(|(decision, taken, states)| {
         let Decision { mask, epoch, step } = decision;
@@ -220,14 +221,14 @@ proptest! {
 #[test]
 fn the_header_says_what_is_wrong() {
     let bytes = encode(&Frame::Pong {}).unwrap();
-    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 8, 0, 2, 0, 0, 0, 9, 0]);
+    assert_eq!(bytes, [b'E', b'P', b'W', b'R', 9, 0, 2, 0, 0, 0, 9, 0]);
     let with = |at: usize, byte: u8| {
         let mut changed = bytes.clone();
         changed[at] = byte;
         decode(&changed)
     };
     assert_eq!(with(0, b'X'), Err(WireError::Magic));
-    assert_eq!(with(4, 9), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 9 }));
+    assert_eq!(with(4, 10), Err(WireError::Version { ours: PROTOCOL_VERSION, theirs: 10 }));
     assert_eq!(with(9, 255), Err(WireError::TooLong { bytes: 0xff00_0002, limit: MAX_PEER_BYTES }));
     assert_eq!(with(10, 99), Err(WireError::Invalid { what: "Frame" }));
     assert_eq!(decode(b""), Err(WireError::Truncated));

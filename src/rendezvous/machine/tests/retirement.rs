@@ -72,7 +72,7 @@ fn leaving_is_a_death_that_says_so() {
     let mut run = Run::formed(2);
     let leave = run.ask(1, Request::Leave {});
     assert_eq!(run.answer(leave), Some(&Ok(Reply::Done {})));
-    assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Dead {}, &[1][..]));
+    assert_eq!((run.state(1), run.closed.as_slice()), (RankState::Left {}, &[1][..]));
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::ffi::c_char;
 
 use crate::sys;
 
-/// The subsystem, numbered as in `c/base/log.h`. The crate only logs about memberships.
+/// The subsystem, numbered as in `c/base/log.h`. The crate only logs about memberships and the processes that
+/// take part in them.
 const MEMBER: u32 = 2;
 
 /// The importance of a line.
@@ -17,13 +18,15 @@ pub(crate) enum Level {
     Trace = 3,
 }
 
-/// Adds a line to what `EPWIRE_LOG` asks for; the text is only made if somebody listens.
-pub(crate) fn line(level: Level, rank: u32, text: impl FnOnce() -> String) {
+/// Adds a line to what `EPWIRE_LOG` asks for; the text is only made if somebody listens. Without a rank it is of nobody:
+/// a launcher's.
+pub(crate) fn line(level: Level, rank: impl Into<Option<u32>>, text: impl FnOnce() -> String) {
     // SAFETY: any thread may call it, with any numbers.
     if !unsafe { sys::epw_log_listens(MEMBER, level as u32) } {
         return;
     }
     let Ok(text) = CString::new(text()) else { return };
+    let rank = rank.into().unwrap_or(u32::MAX); // -1 in the core, which is no rank
     // SAFETY: the text is valid for the call.
     unsafe { sys::epw_log_line(MEMBER, level as u32, rank, text.as_ptr()) };
 }

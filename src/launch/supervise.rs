@@ -1,0 +1,303 @@
+//! The processes of the ranks of this host while they run: how they end, and whether they are started again.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    fmt, io,
+    os::unix::process::ExitStatusExt,
+    process::{Child, ExitStatus},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::log::{self, Level};
+use crate::mask::Mask;
+use crate::rendezvous::driver::Deaths;
+
+/// How the ranks ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ended {
+    /// All with status 0.
+    Success,
+    /// At least one failed; this is the first that did.
+    Failed {
+        /// The rank.
+        rank: u32,
+        /// Its exit code, or the signal that killed it.
+        status: ExitStatus,
+    },
+}
+
+impl Ended {
+    /// The exit code that a shell would report: 0, the first failing rank's code, or 128 + the signal that killed it.
+    pub fn exit_code(self) -> i32 {
+        match self {
+            Self::Success => 0,
+            Self::Failed { status, .. } => {
+                status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
+            }
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Success => f.write_str("all ranks ended well"),
+            Self::Failed { rank, status } => write!(f, "rank {rank} failed first: {status}"),
+        }
+    }
+}
+
+/// The process of each rank that runs. Written by the supervising thread, read by any.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Processes(Arc<Mutex<BTreeMap<u32, u32>>>);
+
+impl Processes {
+    pub(super) fn id(&self, rank: u32) -> Option<u32> {
+        self.lock().get(&rank).copied()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u32, u32>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How often failed ranks are started again.
+#[derive(Debug)]
+pub(super) struct Restarts {
+    most: u32,
+    /// How long a restart counts; `None`: as long as the ranks run.
+    period: Option<Duration>,
+    /// When those that count were, the oldest first.
+    counted: VecDeque<Instant>,
+}
+
+impl Restarts {
+    pub(super) fn new(most: u32, period: Option<Duration>) -> Self {
+        Self { most, period, counted: VecDeque::new() }
+    }
+
+    /// Whether there may be one more now, which is then counted.
+    fn take(&mut self, now: Instant) -> bool {
+        if let Some(period) = self.period {
+            self.counted.retain(|at| now.saturating_duration_since(*at) < period);
+        }
+        let left = self.counted.len() < self.most as usize;
+        self.counted.extend(left.then_some(now));
+        left
+    }
+}
+
+/// The last one, and the limit.
+impl fmt::Display for Restarts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "restart {} of {}", self.counted.len(), self.most)?;
+        self.period.map_or(Ok(()), |period| write!(f, " in {period:?}"))
+    }
+}
+
+/// The children, owned by the supervising thread. Dropping kills and reaps those still there.
+pub(super) struct Supervised {
+    children: Vec<(u32, Child)>,
+    processes: Processes,
+    /// Where to report deaths, if the ranks meet at a server of this process.
+    deaths: Option<Deaths>,
+    /// Whether all ranks are to end.
+    ending: bool,
+}
+
+/// How often the children are checked. Short compared with their start, and 20 system calls per rank and second cost
+/// nothing.
+const POLL: Duration = Duration::from_millis(50);
+
+impl Supervised {
+    /// `processes` are kept up to date.
+    pub(super) fn new(deaths: Option<Deaths>, processes: Processes) -> Self {
+        Self { children: Vec::new(), processes, deaths, ending: false }
+    }
+
+    /// A rank has been started, for the first time or again.
+    pub(super) fn add(&mut self, rank: u32, child: Child, again: Option<&Restarts>) {
+        let id = child.id();
+        self.processes.lock().insert(rank, id);
+        self.children.push((rank, child));
+        let which = again.map_or(String::new(), |restarts| format!(", {restarts}"));
+        say(Level::Info, || format!("started rank {rank} as process {id}{which}"));
+    }
+
+    /// Process ids in the order in which the ranks were added.
+    pub(super) fn ids(&self) -> Vec<u32> {
+        self.children.iter().map(|(_, child)| child.id()).collect()
+    }
+
+    /// Runs until all children have ended. A closed or signalled `stop` has the same effect as a failure whose grace
+    /// period is over. `again` starts a failed rank again, as often as `restarts` permits.
+    pub(super) fn supervise(
+        mut self,
+        grace: Duration,
+        stop: &mpsc::Receiver<()>,
+        mut restarts: Restarts,
+        mut again: impl FnMut(u32) -> io::Result<Child>,
+    ) -> io::Result<Ended> {
+        let mut ended = Ended::Success;
+        // `None`: never, also if the grace period exceeds what clocks can express.
+        let mut terminate_at: Option<Instant> = None;
+        let mut kill_at: Option<Instant> = None;
+        let (mut told, mut killed) = (false, false);
+        let mut pause = Duration::from_millis(1);
+        loop {
+            for (rank, status) in self.reap()? {
+                if !self.ending && restarts.take(Instant::now()) {
+                    match again(rank) {
+                        Ok(child) => {
+                            self.add(rank, child, Some(&restarts));
+                            continue;
+                        }
+                        Err(error) => say(Level::Warn, || format!("cannot start rank {rank} again: {error}")),
+                    }
+                }
+                if ended == Ended::Success {
+                    ended = Ended::Failed { rank, status };
+                    terminate_at = terminate_at.or(Instant::now().checked_add(grace));
+                }
+                if !std::mem::replace(&mut self.ending, true) && !self.children.is_empty() {
+                    say(Level::Warn, || {
+                        format!(
+                            "rank {rank} is not started again: SIGTERM to ranks {} in {grace:?}",
+                            self.ranks()
+                        )
+                    });
+                }
+            }
+            if self.children.is_empty() {
+                return Ok(ended);
+            }
+            let now = Instant::now();
+            if !told && terminate_at.is_some_and(|at| now >= at) {
+                say(Level::Info, || format!("SIGTERM to ranks {}", self.ranks()));
+                self.signal(libc::SIGTERM);
+                told = true;
+                kill_at = now.checked_add(grace);
+            }
+            if kill_at.is_some_and(|at| now >= at) {
+                if !std::mem::replace(&mut killed, true) {
+                    say(Level::Warn, || format!("SIGKILL to ranks {}", self.ranks()));
+                }
+                self.signal(libc::SIGKILL);
+            }
+            // Short runs are noticed at once, long ones cost little.
+            pause = (pause * 2).min(POLL);
+            match stop.recv_timeout(pause) {
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {
+                    self.ending = true;
+                    terminate_at = Some(terminate_at.map_or(now, |at| at.min(now)));
+                    thread::sleep(pause);
+                }
+            }
+        }
+    }
+
+    /// Removes the children that have ended, and returns those that failed. A killed one comes before those that exited
+    /// by themselves, which may have exited because they lost it.
+    fn reap(&mut self) -> io::Result<Vec<(u32, ExitStatus)>> {
+        let mut failed: Vec<(u32, ExitStatus)> = Vec::new();
+        let mut i = 0;
+        while i < self.children.len() {
+            let (rank, child) = &mut self.children[i];
+            // Until it is reaped, nobody else can get its id: the server is told before that.
+            if let Some(deaths) = &self.deaths
+                && has_ended(child)?
+                && !deaths.report(*rank, child.id())
+            {
+                i += 1; // the server is busy: try again next time
+                continue;
+            }
+            match child.try_wait()? {
+                Some(status) => {
+                    let (rank, id) = (*rank, child.id());
+                    let level = if status.success() || self.ending { Level::Info } else { Level::Warn };
+                    say(level, || format!("rank {rank}, process {id}, has ended: {status}"));
+                    if !status.success() {
+                        failed.push((rank, status));
+                    }
+                    self.processes.lock().remove(&rank);
+                    self.children.remove(i);
+                }
+                None => i += 1,
+            }
+        }
+        failed.sort_by_key(|(_, status)| status.signal().is_none());
+        Ok(failed)
+    }
+
+    fn signal(&self, signal: libc::c_int) {
+        for (_, child) in &self.children {
+            // SAFETY: kill() touches no memory. The child has not been reaped (it would have left `children`), so its id
+            // cannot have passed to another process.
+            unsafe { libc::kill(child.id() as libc::pid_t, signal) };
+        }
+    }
+
+    /// Those that run.
+    fn ranks(&self) -> Mask {
+        self.children.iter().map(|(rank, _)| *rank).collect()
+    }
+}
+
+impl Drop for Supervised {
+    fn drop(&mut self) {
+        self.signal(libc::SIGKILL);
+        for (_, child) in &mut self.children {
+            // Returns soon, because a killed process ends. An error means that it has been reaped already.
+            let _ = child.wait();
+        }
+        self.processes.lock().clear();
+    }
+}
+
+/// Whether a child has ended; it still has to be reaped.
+fn has_ended(child: &Child) -> io::Result<bool> {
+    // SAFETY: siginfo_t is plain data, for which zeros are valid.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: waitid writes to `info` only, which outlives the call.
+    let status = unsafe { libc::waitid(libc::P_PID, child.id(), &mut info, options) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: waitid has filled it in as for SIGCHLD, or left it zeroed.
+    Ok(unsafe { info.si_pid() } != 0)
+}
+
+/// What the launcher tells: a line of the log, and with the feature `tracing` an event.
+fn say(level: Level, text: impl Fn() -> String) {
+    log::line(level, None, &text);
+    #[cfg(feature = "tracing")]
+    match level {
+        Level::Warn => tracing::warn!("{}", text()),
+        Level::Info => tracing::info!("{}", text()),
+        Level::Trace => tracing::trace!("{}", text()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn restarts_count_for_a_period_or_for_ever() {
+        let (began, second) = (Instant::now(), Duration::from_secs(1));
+        let mut taken = Restarts::new(2, Some(10 * second));
+        let at: Vec<bool> = [0, 4, 9, 10, 13, 14].map(|s| taken.take(began + s * second)).into();
+        assert_eq!(at, [true, true, false, true, false, true], "a refused one does not count");
+        assert_eq!(taken.to_string(), "restart 2 of 2 in 10s");
+
+        let mut taken = Restarts::new(2, None);
+        let at: Vec<bool> = [0, 9, 99_999].map(|s| taken.take(began + s * second)).into();
+        assert_eq!(at, [true, true, false]);
+        assert_eq!(taken.to_string(), "restart 2 of 2");
+        assert!(!Restarts::new(0, Some(second)).take(began), "none at all");
+    }
+}

@@ -1,0 +1,167 @@
+//! The example `serve`: every answer is right, or says that it lacks an expert, while ranks are killed, stopped and
+//! replaced; and it ends in an orderly way.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
+
+mod example;
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// For everything that the server does by itself, on a busy machine too.
+const PATIENT: Duration = Duration::from_secs(60);
+
+struct Server {
+    child: Child,
+    address: String,
+    log: PathBuf,
+    client: Option<BufReader<TcpStream>>,
+    asked: u32,
+}
+
+impl Server {
+    fn start() -> Self {
+        let log =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{}.log", std::process::id()));
+        let _ = std::fs::remove_file(&log);
+        let mut command = Command::new(example::build("serve"));
+        command.args(["--listen", "127.0.0.1:0"]).env("EPWIRE_LOG", "info").env("EPWIRE_LOG_FILE", &log);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+        let address = said.trim().strip_prefix("serving at ").expect("where it serves").to_owned();
+        Self { child, address, log, client: None, asked: 0 }
+    }
+
+    /// The answer to a line; `None` if the connection was lost, or there was none.
+    fn try_ask(&mut self, line: &str) -> Option<String> {
+        if self.client.is_none() {
+            let stream = TcpStream::connect(&self.address).ok()?;
+            stream.set_read_timeout(Some(PATIENT)).unwrap();
+            self.client = Some(BufReader::new(stream));
+        }
+        let mut answer = String::new();
+        let client = self.client.as_mut()?;
+        let sent = client.get_mut().write_all(format!("{line}\n").as_bytes());
+        if sent.and_then(|()| client.read_line(&mut answer)).is_ok_and(|bytes| bytes > 0) {
+            return Some(answer.trim().to_owned());
+        }
+        self.client = None;
+        None
+    }
+
+    /// Asks once, and says whether the answer was whole. It is right, or lacks an expert, or does not come because rank
+    /// 0 is gone, which takes requests.
+    fn ask(&mut self) -> bool {
+        let value = self.asked % 51;
+        self.asked += 1;
+        let expected = value * (value % 3 + 1 + (value + 1) % 3 + 1);
+        match self.try_ask(&value.to_string()).as_deref() {
+            Some("lacks an expert") => false,
+            Some(answer) => {
+                assert_eq!(answer, expected.to_string(), "the answer to {value}");
+                true
+            }
+            None => {
+                std::thread::sleep(Duration::from_millis(20));
+                false
+            }
+        }
+    }
+
+    /// Asks until all ranks serve in a later epoch than this, and then some more. Returns their epoch.
+    fn until_all_serve(&mut self, after: u32) -> u32 {
+        let began = Instant::now();
+        loop {
+            let health = self.try_ask("health").unwrap_or_default();
+            let epoch =
+                health.strip_prefix("serving: rank 0 of 3, epoch ").and_then(|text| text.split(' ').next());
+            if let Some(epoch) = epoch.map(|text| text.parse().unwrap()).filter(|epoch| *epoch > after) {
+                self.until_whole();
+                return epoch;
+            }
+            self.ask();
+            assert!(began.elapsed() < PATIENT, "not all ranks serve:\n{}", self.log());
+        }
+    }
+
+    /// Asks until each number has been answered.
+    fn until_whole(&mut self) {
+        let (began, mut whole) = (Instant::now(), 0);
+        while whole < 51 {
+            whole += u32::from(self.ask());
+            assert!(began.elapsed() < PATIENT, "only {whole} answers are whole:\n{}", self.log());
+        }
+    }
+
+    /// Asks until the log has a line with these parts.
+    fn until_told(&mut self, parts: &[&str]) -> String {
+        let began = Instant::now();
+        loop {
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| parts.iter().all(|part| line.contains(part))) {
+                return line.to_owned();
+            }
+            assert!(began.elapsed() < PATIENT, "no line has {parts:?}:\n{log}");
+            self.ask();
+        }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends a signal to the process that runs the rank now.
+    fn signal(&mut self, rank: u32, signal: libc::c_int) {
+        let started = format!("started rank {rank} as process ");
+        let log = self.log();
+        let last = log.lines().filter_map(|line| line.split_once(&started)).next_back().unwrap().1;
+        let process: libc::pid_t = last.split(',').next().unwrap().parse().unwrap();
+        // SAFETY: a plain system call.
+        assert_eq!(unsafe { libc::kill(process, signal) }, 0, "process {process}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // its ranks end with it
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced() {
+    let mut server = Server::start();
+    let epoch = server.until_all_serve(0);
+    assert_eq!(server.try_ask("51").as_deref(), Some("expected a number from 0 to 50, or health"));
+
+    server.signal(1, libc::SIGKILL);
+    server.until_told(&["started rank 1 as process ", ", restart 1 of 10"]);
+    let epoch = server.until_all_serve(epoch);
+
+    // Within a lease the others go on without it, and when it wakes up it comes back.
+    server.signal(2, libc::SIGSTOP);
+    server.until_told(&["rank 0: ", "no more 2"]);
+    server.until_whole(); // its experts have other places
+    server.signal(2, libc::SIGCONT);
+    let epoch = server.until_all_serve(epoch);
+
+    // Rank 0 takes the requests.
+    server.signal(0, libc::SIGKILL);
+    server.until_told(&["started rank 0 as process ", ", restart 2 of 10"]);
+    server.until_all_serve(epoch);
+
+    let before = server.log().len();
+    // SAFETY: a plain system call on a child that has not been reaped.
+    unsafe { libc::kill(server.child.id() as libc::pid_t, libc::SIGTERM) };
+    assert!(server.child.wait().unwrap().success(), "{}", server.log());
+    let log = server.log();
+    let end = &log[before..];
+    for rank in 0..3 {
+        let ended =
+            |line: &str| line.contains(&format!("rank {rank}, process ")) && line.ends_with("exit status: 0");
+        assert!(end.lines().any(ended), "rank {rank}:\n{end}");
+    }
+}
