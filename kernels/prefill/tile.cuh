@@ -52,6 +52,7 @@ struct Tile {
             if (bit == 0) __nanosleep(20);
         }
         number = __ffs(__shfl_sync(0xffffffffu, bit, 0)) - 1;
+        __syncwarp(); // the other lanes come after the acquire
         head = pool.memory + number * pool.bytes;
         piece = head + whole_lines(pool.head);
         scales = piece + kRowPiece;
