@@ -13,11 +13,15 @@ use crate::error::{Error, Failure, Result};
 use crate::tensor::Element;
 
 impl Held<'_> {
-    /// Like [`Held::view`], of a tensor on a GPU, to be enqueued on `stream`, which waits for the tensor's last writer.
+    /// Like [`Held::view`], of a tensor on a GPU, to be enqueued on `stream`. Another stream than candle's waits for all that
+    /// candle has enqueued so far.
+    ///
+    /// The operation reads the tensor after the call that enqueues it. On another stream than candle's, do not write the tensor in
+    /// place before the operation has completed: candle would not wait for it. Dropping the tensor is fine.
     ///
     /// # Errors
     /// [`Error::Invalid`] if it has another shape, is not on a GPU, has an element type that no operation takes, or `stream` has
-    /// another context than the tensor.
+    /// another context than the tensor. [`Error::System`] if the stream cannot wait: it has failed, or is being captured.
     pub fn view_on<'s>(&'s self, stream: &'s Arc<CudaStream>) -> Result<TensorRef<'s>> {
         let Storage::Cuda(CudaStorage { slice, .. }) = &*self.storage else {
             return Err(invalid("the tensor must be on a GPU: Tensor::to_device moves it there"));
@@ -40,6 +44,7 @@ impl Held<'_> {
         stream: &'s Arc<CudaStream>,
     ) -> Result<TensorRef<'s>> {
         check_context(slice, stream)?;
+        follow(stream, slice.stream())?;
         TensorRef::strided(slice, self.layout.start_offset(), self.shape()?, stream).map_err(invalid)
     }
 }
@@ -97,6 +102,18 @@ impl<T: Element + CudaDType + DeviceRepr> Output<T> {
         let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(self.slice, self.device));
         Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
     }
+}
+
+/// Makes `stream` wait for what has been enqueued on candle's. Not for the tensor's last writer alone: to cudarc, candle's kernels
+/// read what they write, so it knows no writer.
+fn follow(stream: &Arc<CudaStream>, candles: &Arc<CudaStream>) -> Result<()> {
+    if Arc::ptr_eq(stream, candles) {
+        return Ok(());
+    }
+    stream.join(candles).map_err(|error| {
+        let text = format!("the stream cannot wait for candle's: {error}");
+        Error::System(Failure { operation: "candle".into(), rank: None, peer: None, text })
+    })
 }
 
 /// cudarc orders the streams of one context, but not those of different contexts, even on one GPU.

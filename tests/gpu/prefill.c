@@ -472,24 +472,6 @@ static epw_prefill_combine_output sums_of(const rank *me, unsigned char *const a
 
 /* ---- a rank ---- */
 
-static void connect_all(const rank_links *links, epw_prefill *prefill) {
-    unsigned char blob[EPW_BLOB_MAX];
-    size_t length = 0;
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p == links->rank) continue;
-        REQUIRE_OK(epw_prefill_export(prefill, p, blob, &length));
-        ranks_say(links->to[p], blob, length);
-    }
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p == links->rank) continue;
-        length = ranks_hear(links->to[p], blob, sizeof blob);
-        REQUIRE_OK(epw_prefill_connect(prefill, p, blob, length));
-    }
-    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
-    REQUIRE_OK(epw_prefill_set_active(prefill, &all, 1, 0));
-    ranks_meet(links);
-}
-
 /* SMs of a buffer, and of one of its operations: all of the lane's, or some of them. */
 static uint32_t sms_of(const plan *p, const rank_links *links) {
     uint32_t sms =
@@ -508,7 +490,7 @@ static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
     config.ep.device = gpu;
     if (gpu >= 0) config.ep.sms = sms_of(p, links);
     REQUIRE_OK(epw_prefill_create(&config, &prefill));
-    connect_all(links, prefill);
+    ranks_connect_prefill(links, prefill);
     return prefill;
 }
 

@@ -365,3 +365,21 @@ void ranks_connect(const rank_links *links, epw_buffer *buffer) {
     REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     ranks_meet(links);
 }
+
+void ranks_connect_prefill(const rank_links *links, epw_prefill *prefill) {
+    unsigned char blob[EPW_BLOB_MAX];
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        size_t length = 0;
+        if (p == links->rank) continue;
+        REQUIRE_OK(epw_prefill_export(prefill, p, blob, &length));
+        ranks_say(links->to[p], blob, length);
+    }
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
+        REQUIRE_OK(epw_prefill_connect(prefill, p, blob, length));
+    }
+    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
+    REQUIRE_OK(epw_prefill_set_active(prefill, &all, 1, 0));
+    ranks_meet(links);
+}

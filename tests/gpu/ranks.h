@@ -99,5 +99,6 @@ uint64_t ranks_sum(const rank_links *links, uint64_t value);
 
 /* Connects the buffer to all peers, through blobs that travel over the links, and begins epoch 1. */
 void ranks_connect(const rank_links *links, epw_buffer *buffer);
+void ranks_connect_prefill(const rank_links *links, epw_prefill *prefill);
 
 #endif

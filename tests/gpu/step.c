@@ -11,6 +11,9 @@ static const char *const fault_names[TRAFFIC_FAULTS] = {
     [TRAFFIC_ROW_EXPERT] = "row_experts",
     [TRAFFIC_ROW_WEIGHT] = "row_weights",
     [TRAFFIC_EXPERT_ROW] = "expert_rows",
+    [TRAFFIC_OFFSET] = "offset",
+    [TRAFFIC_ROW_SOURCE] = "row_source",
+    [TRAFFIC_ROW_POSITION] = "row_position",
     [TRAFFIC_PAYLOAD] = "payload",
     [TRAFFIC_SCALE] = "scale",
     [TRAFFIC_CONTRIBUTIONS] = "contributions",
@@ -252,19 +255,25 @@ traffic_state step_state(const step_lane *l) {
     return state;
 }
 
-int step_wrong(const step_lane *l, const char *name) {
+int step_faulty(const traffic_faults *f, const char *name, uint32_t rank, uint32_t lane) {
     /* Writer: a kernel, which writes `what` last. */
-    uint32_t what = __atomic_load_n(&l->faults->what, __ATOMIC_ACQUIRE);
-    const traffic_faults *f = l->faults;
+    uint32_t what = __atomic_load_n(&f->what, __ATOMIC_ACQUIRE);
+    static const char *const layouts[] = {[EPW_EXPERT_MAJOR] = "expert-major",
+                                          [EPW_RANK_MAJOR] = "rank-major",
+                                          [EPW_PACKED] = "packed",
+                                          [EPW_DENSE] = "dense"};
     if (what == 0) return 0;
     printf("%s: wrong %s on rank %u lane %u: iteration=%llu layout=%s source=%u token=%u row=%u expert=%d "
            "channel=%u expected=%016llx found=%016llx\n",
-           name, what < TRAFFIC_FAULTS ? fault_names[what] : "fault", l->shape.rank, l->lane,
-           (unsigned long long)f->iteration, f->layout == EPW_RANK_MAJOR ? "rank-major" : "expert-major",
-           f->source, f->token, f->row, f->expert, f->channel, (unsigned long long)f->expected,
-           (unsigned long long)f->found);
+           name, what < TRAFFIC_FAULTS ? fault_names[what] : "fault", rank, lane,
+           (unsigned long long)f->iteration, layouts[f->layout % 4], f->source, f->token, f->row, f->expert,
+           f->channel, (unsigned long long)f->expected, (unsigned long long)f->found);
     fflush(stdout);
     return 1;
+}
+
+int step_wrong(const step_lane *l, const char *name) {
+    return step_faulty(l->faults, name, l->shape.rank, l->lane);
 }
 
 void step_untroubled(const step_lane *l) {

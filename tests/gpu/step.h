@@ -67,6 +67,7 @@ traffic_state step_state(const step_lane *l);
 
 /* Returns 1 if a check has failed, and prints the first failure as "NAME: wrong ...". */
 int step_wrong(const step_lane *l, const char *name);
+int step_faulty(const traffic_faults *f, const char *name, uint32_t rank, uint32_t lane);
 
 /* Requires that no peer was given up. */
 void step_untroubled(const step_lane *l);

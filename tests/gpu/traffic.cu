@@ -201,7 +201,8 @@ __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t source
     if (lane == 0) list.count = count;
 }
 
-// Checks a row as it arrived, then writes the answer over it or elsewhere. Called by one warp.
+// Checks a row as it arrived, then writes the answer over it or elsewhere: that of local expert w.expert, or
+// the weighted sum of those of all of the token's experts here, if that is -1. Called by one warp.
 __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const traffic_places &p, Where w,
                           const Token &token, uint32_t list, uint32_t row) {
     uint32_t lane = threadIdx.x % 32, local = s.experts / s.ranks, lists = list * s.ranks * s.max_tokens;
@@ -226,8 +227,8 @@ __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const
     auto *to = reinterpret_cast<uint4 *>(p.expert_out + uint64_t(lists + row) * p.out_stride);
     for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
         float sums[kChunk] = {};
-        if (p.layout == EPW_EXPERT_MAJOR) {
-            add_answer(sums, token, int32_t(s.rank * local + list), chunk, 1.0f);
+        if (w.expert >= 0) {
+            add_answer(sums, token, int32_t(s.rank * local) + w.expert, chunk, 1.0f);
         } else {
             for (uint32_t j = 0; j < s.topk; j++) {
                 int32_t e = expert_of(s, token, j);
@@ -316,6 +317,111 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
     }
 }
 
+// ---- rows as prefill places them
+
+// Which of a token's top-k `expert` is, counted over all ranks.
+__device__ uint32_t position_of(const traffic_shape &s, const Token &token, int32_t expert) {
+    uint32_t j = 0;
+    while (j < s.topk && expert_of(s, token, j) != expert) j++;
+    return j;
+}
+
+// The places of [begin, end) are nobody's. Called by a block.
+__device__ void check_empty(const traffic_memory &m, Where w, uint32_t begin, uint32_t end) {
+    for (w.row = begin + threadIdx.x; w.row < end; w.row += kThreads) {
+        w.what = TRAFFIC_ROW_SOURCE;
+        expect(m, w, ~0u, uint32_t(m.row_source[w.row]));
+        w.what = TRAFFIC_SOURCE_TOKEN;
+        expect(m, w, ~0u, uint32_t(m.row_token[w.row]));
+    }
+}
+
+// Checks whose the row at place w.row is. Called by one thread.
+__device__ void check_owner(const traffic_memory &m, Where w) {
+    w.what = TRAFFIC_ROW_SOURCE;
+    expect(m, w, w.source, uint32_t(m.row_source[w.row]));
+    w.what = TRAFFIC_SOURCE_TOKEN;
+    expect(m, w, w.token, uint32_t(m.row_token[w.row]));
+}
+
+// The rows of local expert x, from its offset on, and the places up to the next expert's offset, or the last.
+__device__ void check_packed(const traffic_shape &s, const traffic_memory &m, const traffic_places &p,
+                             const List &list, const Entry *entries, uint32_t x) {
+    uint32_t local = s.experts / s.ranks, begin = m.offsets[x], count = list.count;
+    uint32_t next = begin + (count + p.alignment - 1) / p.alignment * p.alignment;
+    int32_t expert = int32_t(s.rank * local + x);
+    Where w = {TRAFFIC_OFFSET, p.layout, 0, 0, 0, 0, int32_t(x)};
+    bool first_block = blockIdx.y == 0;
+    if (first_block && threadIdx.x == 0) {
+        if (x == 0) expect(m, w, 0, begin);
+        if (x + 1 < local) expect(m, w, next, m.offsets[x + 1]);
+    }
+    if (begin > p.places || next > p.places) return; // told by the expert before
+    if (first_block) check_empty(m, w, begin + count, x + 1 < local ? next : p.places);
+    for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < count; i += gridDim.y * kWarps) {
+        w.source = entries[i].source;
+        w.token = entries[i].token;
+        w.row = begin + i;
+        Token token = token_of(s, traffic_key(&s, w.source, m.state->iteration), w.token);
+        if (threadIdx.x % 32 == 0) {
+            uint32_t j = position_of(s, token, expert);
+            check_owner(m, w);
+            w.what = TRAFFIC_ROW_EXPERT;
+            expect(m, w, x, uint32_t(m.row_expert[w.row]));
+            w.what = TRAFFIC_ROW_POSITION;
+            expect(m, w, j, uint32_t(m.row_position[w.row]));
+            w.what = TRAFFIC_ROW_WEIGHT;
+            expect(m, w, __float_as_uint(weight_of(token, j)), __float_as_uint(m.row_weight[w.row]));
+        }
+        check_row(s, m, p, w, token, 0, w.row);
+    }
+}
+
+// The rows of source x, behind those of the sources before; of the last one also the places behind them.
+__device__ void check_dense(const traffic_shape &s, const traffic_memory &m, const traffic_places &p,
+                            const List &list, const Entry *entries, uint32_t x) {
+    uint32_t begin = 0;
+    for (uint32_t source = 0; source < x; source++) begin += list.rank_rows[source];
+    Where w = {TRAFFIC_OFFSET, p.layout, x, 0, 0, 0, -1};
+    bool first_block = blockIdx.y == 0;
+    if (first_block && threadIdx.x == 0) expect(m, w, begin, m.source_offsets[x]);
+    if (first_block && x + 1 == s.ranks) check_empty(m, w, begin + list.count, p.places);
+    for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < list.count; i += gridDim.y * kWarps) {
+        w.token = entries[i].token;
+        w.row = begin + i;
+        Token token = token_of(s, traffic_key(&s, x, m.state->iteration), w.token);
+        if (threadIdx.x % 32 == 0) check_owner(m, w);
+        check_entries(s, m, w, token);
+        check_row(s, m, p, w, token, 0, w.row);
+    }
+}
+
+// Blocks of index x check local expert x's count and, of a packed dispatch, its rows; of a dense one those of
+// source x.
+__global__ void placed_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
+    extern __shared__ Entry entries[];
+    __shared__ List list;
+    uint64_t iteration = m.state->iteration, sources = m.state->sources;
+    uint32_t local = s.experts / s.ranks, x = blockIdx.x;
+    bool packed = p.layout == EPW_PACKED, tells = blockIdx.y == 0 && threadIdx.x == 0;
+    if (x < local) {
+        if (threadIdx.x < 32) walk(s, iteration, sources, int32_t(s.rank * local + x), 0, list, entries);
+        __syncthreads();
+        if (tells) expect(m, {TRAFFIC_COUNT, p.layout, 0, 0, 0, 0, int32_t(x)}, list.count, m.counts[x]);
+        if (tells && packed) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+        if (packed) check_packed(s, m, p, list, entries, x);
+        __syncthreads();
+    }
+    if (x >= s.ranks || packed) return;
+    if (threadIdx.x < 32) walk(s, iteration, sources, -1, x, list, entries);
+    __syncthreads();
+    if (tells) {
+        expect(m, {TRAFFIC_SOURCE_COUNT, p.layout, x, 0, 0, 0, -1}, list.count, m.source_counts[x]);
+        atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+    }
+    check_dense(s, m, p, list, entries, x);
+}
+
 // One warp per token.
 __global__ void check_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
     uint64_t iteration = m.state->iteration, key = traffic_key(&s, s.rank, iteration),
@@ -360,9 +466,9 @@ uint32_t blocks_for(uint32_t tokens) {
 extern "C" int traffic_prepare(void) {
     cudaFuncAttributes ignored;
     const void *kernels[] = {
-        reinterpret_cast<const void *>(next_kernel), reinterpret_cast<const void *>(make_kernel),
-        reinterpret_cast<const void *>(answer_kernel), reinterpret_cast<const void *>(check_kernel),
-        reinterpret_cast<const void *>(stamp_kernel)};
+        reinterpret_cast<const void *>(next_kernel),   reinterpret_cast<const void *>(make_kernel),
+        reinterpret_cast<const void *>(answer_kernel), reinterpret_cast<const void *>(placed_kernel),
+        reinterpret_cast<const void *>(check_kernel),  reinterpret_cast<const void *>(stamp_kernel)};
     for (const void *kernel : kernels) {
         cudaError_t error = cudaFuncGetAttributes(&ignored, kernel);
         if (error != cudaSuccess) return error;
@@ -377,13 +483,28 @@ extern "C" int traffic_make(const traffic_shape *shape, const traffic_memory *m,
     return cudaGetLastError();
 }
 
-extern "C" int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
-                              void *stream) {
+namespace {
+
+// A block of index x for each local expert and each source, several that share one's rows if there may be
+// many.
+int answer(void (*kernel)(traffic_shape, traffic_memory, traffic_places), const traffic_shape *shape,
+           const traffic_memory *m, const traffic_places *p, void *stream) {
     uint32_t local = shape->experts / shape->ranks, rows = shape->ranks * shape->max_tokens;
     dim3 grid(local > shape->ranks ? local : shape->ranks, (rows + 511) / 512);
-    answer_kernel<<<grid, kThreads, rows * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m,
-                                                                                               *p);
+    kernel<<<grid, kThreads, rows * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
     return cudaGetLastError();
+}
+
+} // namespace
+
+extern "C" int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                              void *stream) {
+    return answer(answer_kernel, shape, m, p, stream);
+}
+
+extern "C" int traffic_answer_placed(const traffic_shape *shape, const traffic_memory *m,
+                                     const traffic_places *p, void *stream) {
+    return answer(placed_kernel, shape, m, p, stream);
 }
 
 extern "C" int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,

@@ -61,6 +61,9 @@ enum {
     TRAFFIC_ROW_EXPERT,
     TRAFFIC_ROW_WEIGHT,
     TRAFFIC_EXPERT_ROW,
+    TRAFFIC_OFFSET,
+    TRAFFIC_ROW_SOURCE,
+    TRAFFIC_ROW_POSITION,
     TRAFFIC_PAYLOAD,
     TRAFFIC_SCALE,
     TRAFFIC_CONTRIBUTIONS,
@@ -93,13 +96,19 @@ typedef struct traffic_memory {
     uint16_t *expert_out; /* [E, M, hidden] or [M, hidden] bf16 */
     uint16_t *out;        /* [max_tokens, hidden] bf16 */
     uint16_t *contributions;
+    /* Of prefill, whose rows, scales, row_experts, row_weights and expert_out are those of its places. */
+    uint32_t *offsets, *source_offsets;
+    int32_t *row_expert, *row_source, *row_token, *row_position; /* [places] */
+    float *row_weight;
 } traffic_memory;
 
 /* Where received rows lie and where answers go. Strides are in bytes. */
 typedef struct traffic_places {
-    uint32_t layout;  /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR */
-    uint32_t payload; /* EPW_PAYLOAD_SAME or EPW_PAYLOAD_FP8_F32 */
-    uint32_t tokens;  /* rows of `out` */
+    uint32_t layout;    /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR; of prefill EPW_PACKED or EPW_DENSE */
+    uint32_t payload;   /* EPW_PAYLOAD_SAME or EPW_PAYLOAD_FP8_F32 */
+    uint32_t tokens;    /* rows of `out` */
+    uint32_t places;    /* of prefill: more than there can be rows */
+    uint32_t alignment; /* packed */
     const unsigned char *rows;
     const float *scales;
     unsigned char *expert_out; /* may be `rows`: then each row is read before it is overwritten */
@@ -122,6 +131,10 @@ int traffic_make(const traffic_shape *shape, const traffic_memory *m, void *stre
 /* Checks everything that a dispatch has delivered, and computes the experts' answers. */
 int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
                    void *stream);
+
+/* The same for a dispatch of prefill. */
+int traffic_answer_placed(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                          void *stream);
 
 /* Checks combined tokens. */
 int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream);

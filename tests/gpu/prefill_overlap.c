@@ -1,0 +1,250 @@
+/* Prefill on a few SMs beside matrix products on the others: how long both take together, for how long the
+ * longer one takes alone. Pairs of dispatch and combine, about as long as the products, in a graph; the
+ * products are enqueued before them, or behind them. Exit code 77, with the reason, if there is no GPU or no
+ * cuBLAS. */
+#include "cublas.h"
+#include "hog.h"
+#include "ranks.h"
+#include "step.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { REPEATS = 11, PRODUCTS = 2 };
+
+static struct {
+    uint32_t ranks, processes, sms, n, tokens, hidden, experts, topk, seconds;
+    const char *library;
+} options = {.sms = 24,
+             .n = 8192,
+             .tokens = 4096,
+             .hidden = 7168,
+             .experts = 256,
+             .topk = 8,
+             .seconds = 300,
+             .library = "libcublasLt.so.13"};
+
+static const ranks_option named[] = {
+    {"--ranks", .number = &options.ranks},
+    {"--processes", .number = &options.processes, .preset = 1},
+    {"--sms", .number = &options.sms},
+    {"--n", .number = &options.n},
+    {"--tokens", .number = &options.tokens},
+    {"--hidden", .number = &options.hidden},
+    {"--experts", .number = &options.experts},
+    {"--topk", .number = &options.topk},
+    {"--seconds", .number = &options.seconds},
+    {"--cublas", .text = &options.library},
+    {0},
+};
+
+static const char usage[] =
+    "prefill_overlap [--ranks N] [--processes] [--sms N (of prefill)] [--n N (of a product)] [--tokens N]\n"
+    "       [--hidden N] [--experts N] [--topk N] [--seconds N (limit)] [--cublas PATH]";
+
+/* ---- pairs of dispatch and combine ---- */
+
+typedef struct pairs {
+    epw_prefill *prefill;
+    epw_routing *routing;
+    epw_dispatch_input in;
+    epw_prefill_output out;
+    epw_prefill_combine_input made;
+    epw_prefill_combine_output sums;
+    cudaStream_t stream;
+} pairs;
+
+static void *zeros(size_t bytes) {
+    void *at = NULL;
+    REQUIRE_CUDA(cudaMalloc(&at, bytes));
+    REQUIRE_CUDA(cudaMemset(at, 0, bytes));
+    return at;
+}
+
+/* Each token chooses `topk` different experts, all equally likely. */
+static int32_t *choose_experts(uint32_t rank) {
+    size_t count = (size_t)options.tokens * options.topk;
+    int32_t *ids = malloc(count * sizeof *ids), *at = zeros(count * sizeof *ids);
+    uint64_t random = rank + 1;
+    REQUIRE(ids != NULL, "no memory");
+    for (size_t i = 0; i < count;) {
+        random = traffic_mix(random + UINT64_C(0x9e3779b97f4a7c15));
+        ids[i] = (int32_t)(random % options.experts);
+        size_t k = i / options.topk * options.topk;
+        while (k < i && ids[k] != ids[i]) k++;
+        i += k == i;
+    }
+    REQUIRE_CUDA(cudaMemcpy(at, ids, count * sizeof *ids, cudaMemcpyHostToDevice));
+    free(ids);
+    return at;
+}
+
+static void open_pairs(pairs *p, const rank_links *links, uint32_t payload, uint32_t layout) {
+    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    config.ep.rank = links->rank;
+    config.ep.ranks = links->ranks;
+    config.ep.max_tokens = options.tokens;
+    config.ep.hidden = options.hidden;
+    config.ep.experts = options.experts;
+    config.ep.topk = options.topk;
+    config.ep.lanes = 1;
+    config.ep.device = ranks_gpu(links);
+    config.ep.sms = options.sms;
+    config.ep.deadline_ns = 60 * 1000 * MS;
+    *p = (pairs){.in = EPW_DISPATCH_INPUT_INIT,
+                 .out = EPW_PREFILL_OUTPUT_INIT,
+                 .made = EPW_PREFILL_COMBINE_INPUT_INIT,
+                 .sums = EPW_PREFILL_COMBINE_OUTPUT_INIT};
+    REQUIRE_OK(epw_prefill_create(&config, &p->prefill));
+    ranks_connect_prefill(links, p->prefill);
+    REQUIRE_OK(epw_routing_create(p->prefill, &p->routing));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking));
+    size_t row = (size_t)options.hidden * 2, rows = (size_t)links->ranks * options.tokens;
+    if (layout == EPW_PACKED) rows = rows * options.topk + options.experts;
+    p->in.tokens = options.tokens;
+    p->in.topk = options.topk;
+    p->in.payload = payload;
+    p->in.x = zeros(options.tokens * row);
+    p->in.topk_idx = choose_experts(links->rank);
+    p->in.topk_weights = zeros((size_t)options.tokens * options.topk * 4);
+    p->out.layout = layout;
+    p->out.alignment = layout == EPW_PACKED;
+    p->out.capacity = rows;
+    p->out.rows = zeros(rows * row);
+    p->out.scales =
+        payload == EPW_PAYLOAD_SAME ? NULL : zeros((rows + 4) * options.hidden / EPW_FP8_BLOCK * 4);
+    p->made.expert_out = zeros(rows * row);
+    p->sums.out = zeros(options.tokens * row);
+    p->in.stream = p->out.stream = p->made.stream = p->sums.stream = p->stream;
+}
+
+static void close_pairs(const rank_links *links, pairs *p) {
+    const void *const memory[] = {p->in.x,       p->in.topk_idx,     p->in.topk_weights, p->out.rows,
+                                  p->out.scales, p->made.expert_out, p->sums.out};
+    ranks_meet(links);
+    epw_routing_free(p->routing);
+    epw_prefill_destroy(p->prefill);
+    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++) REQUIRE_CUDA(cudaFree((void *)memory[i]));
+    REQUIRE_CUDA(cudaStreamDestroy(p->stream));
+}
+
+static cudaGraphExec_t graph_of(pairs *p, uint32_t count) {
+    step_capture(p->stream);
+    for (uint32_t i = 0; i < count; i++) {
+        REQUIRE_OK(epw_prefill_dispatch(p->prefill, p->routing, &p->in, EPW_ROUTE_NEW, 0, &p->out, NULL));
+        REQUIRE_OK(epw_prefill_combine(p->prefill, p->routing, &p->made, &p->sums, NULL));
+    }
+    return step_captured(p->stream);
+}
+
+/* ---- times ---- */
+
+typedef struct clocks {
+    cudaStream_t first, products;
+    cudaEvent_t began, ended, of_pairs, of_products;
+} clocks;
+
+typedef enum what { PAIRS, PRODUCTS_ALONE, PRODUCTS_FIRST, PAIRS_FIRST, WHATS } what;
+
+static void enqueue_products(const clocks *c, const cublas *gemm) {
+    for (int i = 0; i < PRODUCTS; i++) cublas_multiply(gemm, c->products);
+}
+
+/* Microseconds from the moment at which all of it may begin until all of it has ended. */
+static double once(const rank_links *links, const clocks *c, pairs *p, cudaGraphExec_t graph,
+                   const cublas *gemm, what what) {
+    float ms = 0;
+    ranks_meet(links);
+    REQUIRE_CUDA(hog_sms(1, 400 * 1000, 0, c->first)); /* until all is enqueued */
+    REQUIRE_CUDA(cudaEventRecord(c->began, c->first));
+    REQUIRE_CUDA(cudaStreamWaitEvent(p->stream, c->began, 0));
+    REQUIRE_CUDA(cudaStreamWaitEvent(c->products, c->began, 0));
+    if (what == PRODUCTS_ALONE || what == PRODUCTS_FIRST) enqueue_products(c, gemm);
+    if (what != PRODUCTS_ALONE) REQUIRE_CUDA(cudaGraphLaunch(graph, p->stream));
+    if (what == PAIRS_FIRST) enqueue_products(c, gemm);
+    REQUIRE_CUDA(cudaEventRecord(c->of_pairs, p->stream));
+    REQUIRE_CUDA(cudaEventRecord(c->of_products, c->products));
+    REQUIRE_CUDA(cudaStreamWaitEvent(c->first, c->of_pairs, 0));
+    REQUIRE_CUDA(cudaStreamWaitEvent(c->first, c->of_products, 0));
+    REQUIRE_CUDA(cudaEventRecord(c->ended, c->first));
+    await_event(c->ended, 60 * 1000 * MS, "pairs and products");
+    REQUIRE_CUDA(cudaEventElapsedTime(&ms, c->began, c->ended));
+    return (double)ms * 1000;
+}
+
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median, on the rank where it is the largest. */
+static double measure(const rank_links *links, const clocks *c, pairs *p, cudaGraphExec_t graph,
+                      const cublas *gemm, what what) {
+    double us[REPEATS], slowest = 0;
+    for (int i = -1; i < REPEATS; i++) {
+        double some = once(links, c, p, graph, gemm, what);
+        if (i >= 0) us[i] = some;
+    }
+    qsort(us, REPEATS, sizeof us[0], ascending);
+    for (uint32_t r = 0; r < links->ranks; r++) {
+        double of_r =
+            (double)ranks_sum(links, r == links->rank ? (uint64_t)(us[REPEATS / 2] * 100) : 0) / 100;
+        if (of_r > slowest) slowest = of_r;
+    }
+    return slowest;
+}
+
+/* Returns whether there are products to measure beside. */
+static int run_case(const rank_links *links, const clocks *c, int fp8, uint32_t layout) {
+    int sms = 0;
+    pairs p;
+    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, ranks_gpu(links)));
+    cublas *gemm = cublas_open(options.library, options.n, fp8, (uint32_t)sms - options.sms);
+    if (gemm == NULL) return 0;
+    open_pairs(&p, links, fp8 ? EPW_PAYLOAD_FP8_F32 : EPW_PAYLOAD_SAME, layout);
+    cudaGraphExec_t graph = graph_of(&p, 1);
+    double products = measure(links, c, &p, graph, gemm, PRODUCTS_ALONE);
+    uint32_t count = (uint32_t)(products / measure(links, c, &p, graph, gemm, PAIRS) + 0.5);
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    if (count == 0) count = 1;
+    graph = graph_of(&p, count);
+    double pairs_us = measure(links, c, &p, graph, gemm, PAIRS),
+           longer = pairs_us > products ? pairs_us : products;
+    double before = measure(links, c, &p, graph, gemm, PRODUCTS_FIRST);
+    double behind = measure(links, c, &p, graph, gemm, PAIRS_FIRST);
+    if (links->rank == 0)
+        printf("prefill_overlap: %s, %s rows, %u pairs on %u SMs: alone_us=%.0f products_us=%.0f "
+               "products_first_us=%.0f ratio=%.2f pairs_first_us=%.0f ratio=%.2f\n",
+               fp8 ? "FP8" : "BF16", layout == EPW_PACKED ? "packed" : "dense", count, options.sms, pairs_us,
+               products, before, before / longer, behind, behind / longer);
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    cublas_close(gemm);
+    close_pairs(links, &p);
+    return 1;
+}
+
+static int rank_main(const rank_links *links) {
+    clocks c;
+    int measured = 1;
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    REQUIRE_CUDA(hog_prepare());
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&c.first, cudaStreamNonBlocking));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&c.products, cudaStreamNonBlocking));
+    cudaEvent_t *const events[] = {&c.began, &c.ended, &c.of_pairs, &c.of_products};
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) REQUIRE_CUDA(cudaEventCreate(events[i]));
+    for (int i = 0; measured && i < 4; i++)
+        measured = run_case(links, &c, i % 2, i < 2 ? EPW_DENSE : EPW_PACKED);
+    if (links->rank == 0 && measured) printf("prefill_overlap: OK ranks=%u\n", links->ranks);
+    if (links->rank == 0 && !measured) printf("prefill_overlap: skipped, no library %s\n", options.library);
+    for (size_t i = 0; i < sizeof events / sizeof events[0]; i++) REQUIRE_CUDA(cudaEventDestroy(*events[i]));
+    REQUIRE_CUDA(cudaStreamDestroy(c.first));
+    REQUIRE_CUDA(cudaStreamDestroy(c.products));
+    return measured ? 0 : EXIT_SKIPPED;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
+    if (ranks_options(argc, argv, named, usage) != 0) return 2;
+    ranks_limit("prefill_overlap", options.seconds);
+    return ranks_main(rank_main, options.ranks, options.processes, argv);
+}
