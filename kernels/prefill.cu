@@ -14,27 +14,19 @@ struct BlockMemory {
     static __host__ __device__ uint32_t attending(const epw_prefill_layout &l) { return (l.ranks + 31) / 32; } // warps
 
     static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 18 * 1024; // less what the kernels declare statically
-    TileShape tile;
-    uint32_t lines, movers, tiles, count, bytes; // `tiles` in bytes, `count` of them
+    uint32_t head, tile, lines, movers, count, tiles, bytes;
 
     static __host__ __device__ uint32_t movers_of(uint32_t blocks, uint32_t most) {
         const uint32_t wanted = kEnoughMovers / blocks;
         return wanted > most ? most : wanted < kLeastMovers ? kLeastMovers : wanted;
     }
 
-    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks, TileShape tile)
-        : tile(tile), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
-          movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))), tiles((kMost - movers * lines) / 128 * 128),
-          count(tiles / tile.bytes() < movers ? tiles / tile.bytes() : movers), bytes(tiles + movers * lines) {}
+    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)
+        : head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes), tile(Tiles::bytes_of(head, kind)),
+          lines(2 * l.ranks * uint32_t(sizeof(uint32_t))), movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))),
+          count((kMost - movers * lines) / tile < movers ? (kMost - movers * lines) / tile : movers), tiles(count * tile),
+          bytes(tiles + movers * lines) {}
 };
-
-static __host__ __device__ BlockMemory memory_of(const epw_prefill_dispatch_args &a, uint32_t blocks) {
-    const epw_prefill_layout &l = a.call.lane.layout;
-    return {l, 0, blocks, TileShape::of_rows(uint32_t(l.header_bytes), a.format.payload_bytes, quantises(a.in.payload))};
-}
-static __host__ __device__ BlockMemory memory_of(const epw_prefill_combine_args &a, uint32_t blocks) {
-    return {a.call.lane.layout, 1, blocks, TileShape::of_answers(kAddendBytes)};
-}
 
 // What is common to both kernels: one warp of a block does one thing.
 struct Roles {
@@ -60,7 +52,7 @@ struct Roles {
     __device__ __forceinline__ uint32_t teller() const { return m.movers; }
     __device__ __forceinline__ uint32_t registrar() const { return m.movers + 1; }
     __device__ __forceinline__ uint32_t attended_peer() const { return threadIdx.x - (m.movers + 2) * 32; }
-    __device__ __forceinline__ Tile tile() const { return {{memory, free, m.tile}, loaded + warp() * kFeeds}; }
+    __device__ __forceinline__ Tile tile() const { return {{memory, free, m.tile, m.head}, loaded + warp() * kFeeds}; }
     __device__ __forceinline__ uint32_t all_tiles() const { return m.count < 32 ? (1u << m.count) - 1 : ~0u; }
     __device__ __forceinline__ uint32_t *kept() const {
         return reinterpret_cast<uint32_t *>(memory + m.tiles + warp() * m.lines);
@@ -81,7 +73,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     __shared__ uint64_t loaded[kRowMovers * kFeeds];
     __shared__ Post posts[kRowMovers];
     __shared__ uint32_t free;
-    const Roles roles = {memory, loaded, &free, memory_of(a, gridDim.x)};
+    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 0, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
     init_barriers(loaded, kRowMovers * kFeeds);
     if (threadIdx.x == 0) free = roles.all_tiles();
@@ -133,7 +125,7 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     __shared__ uint64_t loaded[kAnswerMovers * kFeeds];
     __shared__ Post posts[kAnswerMovers];
     __shared__ uint32_t free;
-    const Roles roles = {memory, loaded, &free, memory_of(a, gridDim.x)};
+    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 1, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
     init_barriers(loaded, kAnswerMovers * kFeeds);
     if (threadIdx.x == 0) free = roles.all_tiles();
@@ -192,7 +184,7 @@ extern "C" int epw_prefill_gpu_prepare(void) {
 
 extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw_prefill_layout &l = args->call.lane.layout;
-    const epw::BlockMemory m = epw::memory_of(*args, blocks);
+    const epw::BlockMemory m(l, 0, blocks);
     const auto kernel =
         args->call.dtype == EPW_F16 ? epw::prefill_dispatch_kernel<epw::F16> : epw::prefill_dispatch_kernel<epw::Bf16>;
     return epw::launch_in_stream(kernel, blocks, epw::threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
@@ -200,7 +192,7 @@ extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *arg
 
 extern "C" int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
     const epw_prefill_layout &l = args->call.lane.layout;
-    const epw::BlockMemory m = epw::memory_of(*args, blocks);
+    const epw::BlockMemory m(l, 1, blocks);
     const auto kernel =
         args->call.dtype == EPW_F16 ? epw::prefill_combine_kernel<epw::F16> : epw::prefill_combine_kernel<epw::Bf16>;
     return epw::launch_in_stream(kernel, blocks, epw::threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);

@@ -82,7 +82,8 @@ template <typename T> struct RowMover {
 
     // Bytes of the payload, at most, and from byte `at` on.
     __device__ __forceinline__ uint32_t piece() const {
-        return quantises(a.in.payload) ? tile.pool.shape.piece / 2 : tile.pool.shape.piece;
+        if (!quantises(a.in.payload)) return kRowPiece;
+        return a.format.payload_bytes <= kRowPiece / 2 ? kRowPiece / 2 : kQuantisedPiece;
     }
     __device__ __forceinline__ uint32_t piece_at(uint32_t at) const { return min(piece(), a.format.payload_bytes - at); }
     __device__ __forceinline__ uint32_t scales_in(uint32_t bytes) const {
@@ -91,22 +92,16 @@ template <typename T> struct RowMover {
 
     // Begins to fill the tile with a piece of a token.
     __device__ __forceinline__ void load(uint32_t t, uint32_t at) const {
-        const auto *x = static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride;
+        const uint32_t wide = quantises(a.in.payload) ? 2 : 1;
         if (at > 0) tile.reuse();
-        if (quantises(a.in.payload)) {
-            tile.load(x + uint64_t(at) * 2, piece_at(at) * 2, kQuantisedPart);
-        } else {
-            tile.load(x + at, piece_at(at));
-        }
+        tile.load(static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride + uint64_t(at) * wide, piece_at(at) * wide);
     }
     // The piece is in the tile afterwards as it travels.
     __device__ __forceinline__ void finish(uint32_t at) {
         const uint32_t bytes = piece_at(at);
-        if (!quantises(a.in.payload)) {
-            tile.await();
-            return;
-        }
-        tile.parities = quantise<T>(tile.piece, tile.scales, bytes, a.in.payload, tile.loaded, tile.parities);
+        tile.await();
+        if (!quantises(a.in.payload)) return;
+        quantise<T>(tile.piece, tile.scales, bytes, a.in.payload);
         // So that a peer does not see what was there before.
         const uint32_t made = scales_in(bytes) * a.format.scale_bytes;
         if (made + laneid < whole_units(made)) tile.scales[made + laneid] = 0;
@@ -379,10 +374,9 @@ template <typename T> struct RowMover {
     // Moves a payload through the tile to the places of row k.
     __device__ __forceinline__ void take_payload(const Places &places, uint32_t k, const unsigned char *payload) {
         tile.get();
-        const uint32_t most = tile.pool.shape.piece;
 #pragma unroll 1
-        for (uint32_t at = 0; at < a.format.payload_bytes; at += most) {
-            const uint32_t bytes = min(most, a.format.payload_bytes - at);
+        for (uint32_t at = 0; at < a.format.payload_bytes; at += kRowPiece) {
+            const uint32_t bytes = min(kRowPiece, a.format.payload_bytes - at);
             if (at > 0) tile.reuse();
             tile.load(payload + at, bytes);
             tile.await();

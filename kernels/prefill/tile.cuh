@@ -14,35 +14,23 @@ __host__ __device__ __forceinline__ uint32_t whole_units(uint32_t bytes) { retur
 __host__ __device__ __forceinline__ uint32_t whole_lines(uint64_t bytes) { return uint32_t((bytes + 127) & ~uint64_t(127)); }
 
 // [head][piece][scales of the piece]. The head is that of a dispatched row; in a combine, the list of rows that are summed.
-constexpr uint32_t kRowPiece = 14336;      // bytes of a payload, at most
-constexpr uint32_t kQuantisedPiece = 8192; // of the channels that are quantised to half as many, at most
-constexpr uint32_t kQuantisedUnit =
-    2 * 16 * EPW_FP8_BLOCK;              // of these, those whose scales, of a byte or more, are whole 16-byte units
+constexpr uint32_t kRowPiece = 14336; // bytes of a payload, or of the channels that are quantised to half as many
+constexpr uint32_t kRowScales = kRowPiece / 2 / EPW_FP8_BLOCK * 4; // whole 16-byte units
+// Of a row that is quantised in several pieces, so that the scales of each, of a byte or more, are whole units.
+constexpr uint32_t kQuantisedPiece = kRowPiece / 2 / (16 * EPW_FP8_BLOCK) * (16 * EPW_FP8_BLOCK);
 constexpr uint32_t kAnswerPiece = 10240; // of a combine
-static_assert(kQuantisedPiece % kQuantisedUnit == 0);
 
-constexpr uint32_t kFeeds = 5; // parts of a piece that are loaded apart from each other, at most
-
-// What is in a tile of a block, in bytes. Pieces are no larger than rows: then there are more of them.
-struct TileShape {
-    uint32_t head, piece, scales;
-
-    static __host__ __device__ __forceinline__ TileShape of_rows(uint32_t header, uint32_t payload_bytes, bool quantised) {
-        const uint32_t whole = whole_lines(quantised ? 2 * payload_bytes : payload_bytes);
-        const uint32_t most = quantised ? kQuantisedPiece : kRowPiece, piece = whole < most ? whole : most;
-        return {whole_lines(header), piece, quantised ? whole_lines(piece / 2 / EPW_FP8_BLOCK * 4) : 0};
-    }
-    static __host__ __device__ __forceinline__ TileShape of_answers(uint32_t addends) {
-        return {whole_lines(addends), kAnswerPiece, 0};
-    }
-    __host__ __device__ __forceinline__ uint32_t bytes() const { return head + piece + scales; }
-};
+constexpr uint32_t kFeeds = 5; // parts of a tile that are loaded apart from each other, see combine.cuh
 
 // The tiles of a block, in its shared memory.
 struct Tiles {
     unsigned char *memory;
     uint32_t *free; // bit i: tile i. Writers: movers, which take and give back
-    TileShape shape;
+    uint32_t bytes, head;
+
+    static __host__ __device__ __forceinline__ uint32_t bytes_of(uint32_t head, uint32_t kind) {
+        return whole_lines(head) + (kind == 0 ? kRowPiece + whole_lines(kRowScales) : kAnswerPiece);
+    }
 };
 
 // A mover's access to the pool. All functions are called by the whole warp.
@@ -65,9 +53,9 @@ struct Tile {
         }
         number = __ffs(__shfl_sync(0xffffffffu, bit, 0)) - 1;
         __syncwarp(); // the other lanes come after the acquire
-        head = pool.memory + number * pool.shape.bytes();
-        piece = head + pool.shape.head;
-        scales = piece + pool.shape.piece;
+        head = pool.memory + number * pool.bytes;
+        piece = head + whole_lines(pool.head);
+        scales = piece + kRowPiece;
     }
     // Its stores read it before, and what lanes have done in it comes before the bulk copies of its next user.
     __device__ __forceinline__ void give_back() {
@@ -86,41 +74,29 @@ struct Tile {
         ptx::fence_shared_before_bulk();
         __syncwarp();
     }
-    // Loads a piece in parts of that many bytes, kFeeds of them at most; each is waited for.
-    __device__ __forceinline__ void load(const unsigned char *from, uint32_t bytes, uint32_t part) const {
-        const uint32_t number = threadIdx.x % 32, at = number * part;
-        if (at >= bytes) return;
-        ptx::barrier_expect(&loaded[number], min(part, bytes - at));
-        ptx::bulk_load(piece + at, from + at, min(part, bytes - at), &loaded[number]);
+    // Loads a piece, which is waited for.
+    __device__ __forceinline__ void load(const unsigned char *from, uint32_t bytes) const {
+        if (threadIdx.x % 32 != 0) return;
+        ptx::barrier_expect(loaded, bytes);
+        ptx::bulk_load(piece, from, bytes, loaded);
     }
-    __device__ __forceinline__ void load(const unsigned char *from, uint32_t bytes) const { load(from, bytes, bytes); }
-    __device__ __forceinline__ void await() { await(loaded, parities, 0); }
-    static __device__ __forceinline__ void await(uint64_t *loaded, uint32_t &parities, uint32_t part) {
-        while (!ptx::barrier_try_wait(&loaded[part], parities >> part & 1)) {
+    __device__ __forceinline__ void await() {
+        while (!ptx::barrier_try_wait(loaded, parities & 1)) {
         }
-        parities ^= 1u << part;
+        parities ^= 1;
     }
 };
 
-// What a warp quantises in one turn, in bytes, and what is loaded together.
-constexpr uint32_t kQuantisedTurn = 2048, kQuantisedPart = 2 * kQuantisedTurn;
-static_assert(kQuantisedPiece <= kFeeds * kQuantisedPart);
-
-// Quantises the piece of `channels`, whole blocks, of type T, where it lies, part by part as it is loaded. Returns the parities
-// of the barriers. Called by the whole warp.
+// Quantises the piece of `channels`, whole blocks, of type T, where it lies. Called by the whole warp.
 //
 // Four lanes share a block and its scale: a lane holds 32 channels, in chunks of eight, and takes up its chunks in such an order
 // that the lanes of one access use all banks. What is written in a turn lies before what later turns read.
 template <typename T>
-__device__ __noinline__ uint32_t quantise(unsigned char *piece, unsigned char *scales, uint32_t channels, uint32_t payload,
-                                          uint64_t *loaded, uint32_t parities) {
-    constexpr uint32_t kChunks = kQuantisedTurn / (16 * 32),
-                       kShare = EPW_FP8_BLOCK / (8 * kChunks); // of a lane; lanes of a block
+__device__ __noinline__ void quantise(unsigned char *piece, unsigned char *scales, uint32_t channels, uint32_t payload) {
+    constexpr uint32_t kChunks = 4, kShare = EPW_FP8_BLOCK / (8 * kChunks); // of a lane; lanes of a block
     const uint32_t laneid = threadIdx.x % 32, chunks = channels / 8, turn = laneid / 2 + laneid / 8;
 #pragma unroll 1
     for (uint32_t first = laneid * kChunks; first - laneid * kChunks < chunks; first += 32 * kChunks) {
-        const uint32_t turns = first / (32 * kChunks), of_part = kQuantisedPart / kQuantisedTurn;
-        if (turns % of_part == 0) Tile::await(loaded, parities, turns / of_part);
         const bool has = first < chunks;
         uint4 x[kChunks];
         uint32_t largest = 0;
@@ -149,7 +125,6 @@ __device__ __noinline__ uint32_t quantise(unsigned char *piece, unsigned char *s
             reinterpret_cast<float *>(scales)[block] = s.scale;
         }
     }
-    return parities;
 }
 
 } // namespace epw
