@@ -215,7 +215,7 @@ template <typename T> struct RowMover {
 #pragma unroll 1
         for (uint32_t first = 0; first < rows; first += handful()) {
             const uint32_t some = min(handful(), rows - first);
-            const uint32_t token = of < some ? tokens[first + of] : 0;
+            const uint32_t token = tokens[first + min(of, some - 1)];
             const Leaving e = leaving(token, of < some && j < l.topk);
             Places own = {EPW_PREFILL_ELSEWHERE, -1, 0.0f};
             if (sends_own) own = claim_own(peer, token, e);
@@ -226,7 +226,7 @@ template <typename T> struct RowMover {
                 send_row(t, k, e, own, slot_there(o, peer, number + first + k));
                 tile.give_back();
             }
-            if (!quantises(a.in.payload)) put_scales(own, given_scales(token));
+            if (!quantises(a.in.payload)) put_all_scales(own, some, given_scales(token));
         }
         ptx::bulk_wait_all();
         __syncwarp();
@@ -311,10 +311,12 @@ template <typename T> struct RowMover {
     __device__ __forceinline__ void put_scales(const Places &places, uint32_t k, ScalesAt from, uint32_t first, uint32_t count) {
         put_scales(places, __ballot_sync(0xffffffffu, places.goes() && of == k), 5, from, first, count);
     }
-    // All scales of the rows of a handful, each by its own lanes; `from`: of the lane's row.
-    __device__ __forceinline__ void put_scales(const Places &places, ScalesAt from) {
-        const uint32_t goes = __ballot_sync(0xffffffffu, places.goes()) & row_lanes();
-        put_scales(places, goes, shift, from, 0, a.format.scale_count);
+    // All scales of the `some` rows of a handful, each by its own lanes, or of its only row by all; `from`: of the lane's row,
+    // and of the last one in lanes that have none.
+    __device__ __forceinline__ void put_all_scales(const Places &places, uint32_t some, ScalesAt from) {
+        const uint32_t goes = __ballot_sync(0xffffffffu, places.goes());
+        const bool only = some == 1;
+        put_scales(places, only ? goes : goes & row_lanes(), only ? 5 : shift, from, 0, a.format.scale_count);
     }
 
     // What is said of the rows of a handful beside their payloads. `band`: of the lane's row.
@@ -440,7 +442,7 @@ template <typename T> struct RowMover {
                 const unsigned char *payload = slot_here(o, source, number + first + k) + l.header_bytes;
                 if (a.out.rows != nullptr) take_payload(places, k, payload);
             }
-            put_scales(places, {slot + l.header_bytes + a.format.payload_bytes, a.format.scale_bytes});
+            put_all_scales(places, some, {slot + l.header_bytes + a.format.payload_bytes, a.format.scale_bytes});
         }
         __syncwarp(); // all lanes have read the slots
         post_read(o, posts, laneid < rows, source, number + laneid);
@@ -468,7 +470,9 @@ template <typename T> struct RowMover {
                 if (!__shfl_sync(0xffffffffu, has, first_lane(k))) continue;
                 take_own_row(__shfl_sync(0xffffffffu, token, first_lane(k)), places, k);
             }
-            if (!quantises(a.in.payload)) put_scales(places, given_scales(token));
+            if (!quantises(a.in.payload)) {
+                put_all_scales(places, some, given_scales(__shfl_sync(0xffffffffu, token, first_lane(min(of, some - 1)))));
+            }
         }
     }
     __device__ __forceinline__ void take_own_row(uint32_t t, const Places &places, uint32_t k) {
