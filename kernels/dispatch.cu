@@ -33,7 +33,6 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
         return;
     }
     if (receives) {
-        if (threadIdx.x == 0 && a.out.expert_totals) atomicOr(&o.troubled, 1u); // the closing block must add to the caller's sums
         receive_rows<Spreads>(a, o, receiving, memory, table);
         return;
     }

@@ -36,6 +36,8 @@ typedef struct epw_gpu_report {
 typedef struct epw_gpu_arrays {
     /* For each source rank and local expert: where the source's rows begin in the expert's list. [ranks][local_experts] */
     uint32_t *first_row;
+    /* What the last block of a dispatch has added to the caller's expert_totals. [local_experts] */
+    uint32_t *added;
     /* For this rank's tokens, [max_tokens][config.topk]: valid expert ids (else -1), weights, and row numbers at the experts'
      * ranks. */
     int32_t *ids;
@@ -82,6 +84,8 @@ typedef struct epw_gpu_lane_state {
     /* The value that out_blocks reaches at the end of the last kernel with a block in trouble: the block that raises it first is
      * the closing block. */
     uint64_t closed;
+    /* The value that out_blocks reaches at the end of the last kernel for which arrays.added holds. */
+    uint64_t added_at;
 
     /* State of one kernel, changed by atomics of its blocks; zero between kernels. */
     uint32_t troubled;      /* blocks in trouble so far */

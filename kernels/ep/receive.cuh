@@ -468,17 +468,24 @@ __device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row,
     for (uint32_t i = laneid; a.out.sideband && i < a.in.sideband_bytes; i += 32) sideband[i] = 0;
 }
 
-// Adds the number of rows of each local expert to the caller's sums, which lanes and buffers may share. Called by the closing
-// block; `table` is that of take_counts.
-__device__ inline void add_totals(const Dispatch &a, const uint32_t *table) {
+// Adds the number of rows of each local expert to the caller's sums, which lanes and buffers may share. `table` is that of
+// take_counts. The last block does so at its end. If another block is in trouble, which the last one does not know, the closing
+// block puts right what the last one has added: `closes`.
+__device__ inline void add_totals(const Dispatch &a, const Operation &o, const uint32_t *table, bool closes) {
     const epw_layout &l = a.lane.layout;
+    // Writer: the last block. Reader: the closing block, which has acquired it through out_blocks.
+    uint32_t *added = a.lane.arrays.added;
+    const bool corrects = closes && o.state->added_at == o.out_before;
 #pragma unroll 1
-    for (uint32_t e = threadIdx.x; a.out.expert_totals && e < l.local_experts; e += kThreads) {
+    for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
         uint32_t n = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) n += table[source * l.local_experts + e];
-        ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n);
+        const uint64_t before = corrects ? added[e] : 0;
+        if (!closes) added[e] = n;
+        ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n - before);
     }
+    if (!closes && threadIdx.x == 0) o.state->added_at = o.out_before + gridDim.x;
 }
 
 // Writes rows of zeros, of no expert, to all places of the lists that belong to `sources`: the rows meant for these places were
@@ -586,7 +593,12 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if (alone) {
             __syncthreads(); // makes what every thread has refused visible
         } else {
-            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND)) return;
+            const auto at_last = [&] {
+                const bool adds = a.out.expert_totals && share.block == share.blocks - 1;
+                if (adds) add_totals(a, o, table, false);
+                return adds;
+            };
+            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND, at_last)) return;
             if (o.again && o.unordered) keep_who_sent(a, o, s);
         }
         // Every source that is not left out has sent, as this block has seen, and its row count is within bounds.
@@ -598,7 +610,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     }
     decide_sources(o);
     if (any(o.malformed)) clear_places(a, s, table, o.malformed, memory);
-    add_totals(a, table);
+    if (a.out.expert_totals) add_totals(a, o, table, true);
     add_waits(o, a.out.wait_ns);
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED);
 }

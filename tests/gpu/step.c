@@ -150,7 +150,7 @@ epw_handle step_dispatch(step_lane *l, step_kind kind, uint32_t tokens) {
     out.row_experts = rank_major ? m->row_experts : NULL;
     out.row_weights = rank_major ? m->row_weights : NULL;
     out.expert_rows = rank_major ? m->expert_rows : NULL;
-    /* A kernel that has something to add up ends on another path than one that has not. */
+    /* The last block of a kernel that has something to add up ends differently. */
     out.expert_totals = l->lane == 0 ? m->expert_totals : NULL;
     out.wait_ns = l->wait_ns;
     out.stream = l->stream;

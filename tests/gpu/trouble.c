@@ -61,18 +61,17 @@ static cudaStream_t hog_stream(const echo_rank *r) {
     return stream;
 }
 
-/* The receiving half of a dispatch has one SM, and a sum to add to, for which one block waits for the others.
- * In the first round that wait ends while they are still absent; in the second they come just after it has
- * ended. */
+/* The receiving half of a dispatch has one SM, and a peer whose rows come late, but within the deadline: a
+ * block that has waited long waits for the others at its end. In the first round that wait ends while they
+ * are still absent; in the second they come just after it has ended. */
 static void late_receive(uint32_t gpus) {
     static echo e;
-    const uint32_t bound_ms = 2 * EPW_WAIT_DEADLINES_MAX * LATE_DEADLINE_MS,
-                   held_ms[] = {6 * bound_ms, bound_ms + 4};
-    (void)gpus;
-    epw_config config = config_of(1, LATE_DEADLINE_MS * MS);
-    echo_open(&e, &config, 1);
-    echo_rank *r = &e.rank[0];
-    r->expert_totals = echo_take(config.experts * 8, 0);
+    const uint32_t deadline_ms = 5, bound_ms = 2 * EPW_WAIT_DEADLINES_MAX * deadline_ms,
+                   held_ms[] = {6 * bound_ms, bound_ms + 6};
+    epw_config config = config_of(2, deadline_ms * MS);
+    echo_open(&e, &config, gpus);
+    echo_rank *r = &e.rank[0], *peer = &e.rank[1];
+    for (uint32_t i = 0; i < 2; i++) e.rank[i].expert_totals = echo_take(config.experts * 8, 0);
     cudaStream_t hogs = hog_stream(r);
     echo_fill(&e, 1);
     whole_step(&e, r, "before");
@@ -80,20 +79,22 @@ static void late_receive(uint32_t gpus) {
         echo_fill(&e, 2 + i);
         echo_dispatch(r, ECHO_SEND);
         echo_settle(&e, "sending");
-        uint64_t began = now_ns();
         hold_sms(r, held_ms[i], hogs);
+        uint64_t began = now_ns();
         echo_dispatch(r, ECHO_RECEIVE);
+        sleep_ms(1);
+        echo_dispatch(peer, ECHO_BOTH);
         echo_settle(&e, "receiving");
         uint64_t took = now_ns() - began;
         REQUIRE(took > bound_ms * MS, "no block was late: receiving took %llu us",
                 (unsigned long long)(took / 1000));
-        echo_missing(r, 0, "late blocks");
+        for (uint32_t k = 0; k < 2; k++) echo_missing(&e.rank[k], 0, "late blocks");
         REQUIRE_CUDA(cudaStreamSynchronize(hogs)); /* a combine with both halves needs the SMs */
-        echo_combine(r, ECHO_BOTH);
+        for (uint32_t k = 0; k < 2; k++) echo_combine(&e.rank[k], ECHO_BOTH);
         echo_settle(&e, "combine");
-        REQUIRE(echo_wrong(&e, r, 1) == 0, "%u tokens are wrong without late blocks", echo_wrong(&e, r, 1));
-        REQUIRE(echo_miscounted(&e, r, 1) == 0, "%u counts are wrong without late blocks",
-                echo_miscounted(&e, r, 1));
+        REQUIRE(echo_wrong(&e, r, 3) == 0, "%u tokens are wrong without late blocks", echo_wrong(&e, r, 3));
+        REQUIRE(echo_miscounted(&e, r, 3) == 0, "%u counts are wrong without late blocks",
+                echo_miscounted(&e, r, 3));
         for (uint32_t step = 0; step < 3; step++) {
             echo_fill(&e, 10 + step);
             took = whole_step(&e, r, "after late blocks");
@@ -101,11 +102,14 @@ static void late_receive(uint32_t gpus) {
                     (unsigned long long)(took / 1000));
         }
     }
-    uint64_t totals[64], sum = 0;
-    REQUIRE_CUDA(cudaMemcpy(totals, r->expert_totals, config.experts * 8, cudaMemcpyDeviceToHost));
-    for (uint32_t x = 0; x < config.experts; x++) sum += totals[x];
-    REQUIRE(sum == UINT64_C(9) * config.max_tokens * config.topk, "expert_totals add up to %llu of 9 steps",
-            (unsigned long long)sum);
+    uint64_t totals[64], sum = 0, expected = UINT64_C(9) * 2 * config.max_tokens * config.topk;
+    for (uint32_t i = 0; i < 2; i++) {
+        REQUIRE_CUDA(
+            cudaMemcpy(totals, e.rank[i].expert_totals, config.experts / 2 * 8, cudaMemcpyDeviceToHost));
+        for (uint32_t x = 0; x < config.experts / 2; x++) sum += totals[x];
+    }
+    REQUIRE(sum == expected, "expert_totals add up to %llu instead of %llu in 9 steps",
+            (unsigned long long)sum, (unsigned long long)expected);
     echo_close(&e);
 }
 
@@ -251,8 +255,8 @@ static void late_answers(uint32_t gpus) {
     send_late(gpus, echo_combine);
 }
 
-/* A block waits three deadlines for other blocks of its receiving half; its peer hears of it, and waits as
- * long. */
+/* A block, to which the peer's rows come late, waits three deadlines for other blocks of its receiving half;
+ * the peer hears of it, and waits as long. */
 static void late_beacons(uint32_t gpus) {
     static echo e;
     const uint32_t deadline_ms = 50;
@@ -260,16 +264,16 @@ static void late_beacons(uint32_t gpus) {
     echo_open(&e, &config, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
     cudaStream_t hogs = hog_stream(r);
-    r->expert_totals = echo_take(config.experts * 8, 0);
     echo_fill(&e, 1);
     whole_step(&e, r, "before");
     echo_fill(&e, 2);
-    for (uint32_t i = 0; i < 2; i++) echo_dispatch(&e.rank[i], ECHO_SEND);
+    echo_dispatch(r, ECHO_SEND);
     echo_settle(&e, "sending");
     hold_sms(r, 3 * deadline_ms, hogs);
     echo_dispatch(r, ECHO_RECEIVE);
     echo_combine(r, ECHO_BOTH);
-    echo_dispatch(peer, ECHO_RECEIVE);
+    sleep_ms(2);
+    echo_dispatch(peer, ECHO_BOTH);
     echo_combine(peer, ECHO_BOTH);
     echo_settle(&e, "a step");
     for (uint32_t i = 0; i < 2; i++) {
@@ -463,6 +467,22 @@ typedef struct ends {
     uint32_t whole, lost, kept;
 } ends;
 
+/* The rows of all local experts, by the last dispatch and by all of them. */
+static uint64_t rows_counted(const echo_rank *r) {
+    uint32_t counts[64], local = r->config.experts / r->config.ranks;
+    uint64_t sum = 0;
+    REQUIRE_CUDA(cudaMemcpy(counts, r->counts, local * sizeof *counts, cudaMemcpyDeviceToHost));
+    for (uint32_t x = 0; x < local; x++) sum += counts[x];
+    return sum;
+}
+static uint64_t rows_added(const echo_rank *r) {
+    uint64_t totals[64], sum = 0;
+    uint32_t local = r->config.experts / r->config.ranks;
+    REQUIRE_CUDA(cudaMemcpy(totals, r->expert_totals, local * sizeof *totals, cudaMemcpyDeviceToHost));
+    for (uint32_t x = 0; x < local; x++) sum += totals[x];
+    return sum;
+}
+
 static uint32_t take_records(const echo_rank *r) {
     epw_error_record records[64];
     uint32_t count = 0;
@@ -486,7 +506,8 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
     cudaStream_t hogs = hog_stream(r);
     REQUIRE_CUDA(cudaSetDevice(peer->config.device));
     REQUIRE_CUDA(hog_prepare());
-    uint64_t delay = deadline;
+    r->expert_totals = echo_take(config.experts * 8, 0);
+    uint64_t delay = deadline, rows = 0;
     ends count = {0};
     for (uint32_t round = 0; round < ROUNDS; round++) {
         echo_fill(&e, round);
@@ -513,6 +534,9 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
         uint64_t missing = own || (given_up && !combines) ? 2 : 0;
         REQUIRE(outcome.missing.bits[0] == missing, "round %u: missing %llx instead of %llx", round,
                 (unsigned long long)outcome.missing.bits[0], (unsigned long long)missing);
+        rows += rows_counted(r);
+        REQUIRE(rows_added(r) == rows, "round %u: expert_totals add up to %llu instead of %llu", round,
+                (unsigned long long)rows_added(r), (unsigned long long)rows);
         count.whole += !given_up;
         count.lost += own != 0;
         count.kept += given_up && whole;
@@ -887,7 +911,7 @@ static void verdicts(uint32_t gpus) {
 }
 
 static const gpu_case cases[] = {
-    {"late_receive", late_receive, 1, 60},
+    {"late_receive", late_receive, 2, 60},
     {"late_combine", late_combine, 2, 60},
     {"late_dispatch", late_dispatch, 1, 60},
     {"late_send", late_send, 1, 60},

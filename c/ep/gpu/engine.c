@@ -45,6 +45,7 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
         lanes[i].peers = take(&a, sizeof *lanes[i].peers);
         lanes[i].state = take(&a, sizeof *lanes[i].state);
         arrays->first_row = take(&a, c->experts * sizeof *arrays->first_row);
+        arrays->added = take(&a, c->experts / c->ranks * sizeof *arrays->added);
         arrays->ids = take(&a, entries * sizeof *arrays->ids);
         arrays->weights = take(&a, entries * sizeof *arrays->weights);
         arrays->sent_row = take(&a, entries * sizeof *arrays->sent_row);
