@@ -71,7 +71,10 @@ static void late_receive(uint32_t gpus) {
     epw_config config = config_of(2, deadline_ms * MS);
     echo_open(&e, &config, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
-    for (uint32_t i = 0; i < 2; i++) e.rank[i].expert_totals = echo_take(config.experts * 8, 0);
+    for (uint32_t i = 0; i < 2; i++) {
+        REQUIRE_CUDA(cudaSetDevice(e.rank[i].config.device));
+        e.rank[i].expert_totals = echo_take(config.experts * 8, 0);
+    }
     cudaStream_t hogs = hog_stream(r);
     echo_fill(&e, 1);
     whole_step(&e, r, "before");
@@ -504,9 +507,9 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
     echo_open(&e, &config, gpus);
     echo_rank *r = &e.rank[0], *peer = &e.rank[1];
     cudaStream_t hogs = hog_stream(r);
+    r->expert_totals = echo_take(config.experts * 8, 0);
     REQUIRE_CUDA(cudaSetDevice(peer->config.device));
     REQUIRE_CUDA(hog_prepare());
-    r->expert_totals = echo_take(config.experts * 8, 0);
     uint64_t delay = deadline, rows = 0;
     ends count = {0};
     for (uint32_t round = 0; round < ROUNDS; round++) {
