@@ -269,7 +269,7 @@ template <typename T> struct RowMover {
             put_scales_by_bytes(places, goes, width, from, first, count);
             return;
         }
-        constexpr uint32_t kWords = 4; // of a lane at a time
+        constexpr uint32_t kWords = 2; // of a lane at a time
         const uint32_t bytes = count * own, words = (bytes + 3) / 4;
 #pragma unroll 1
         for (uint32_t base = lane_of_row; base - lane_of_row < words; base += kWords << width) {

@@ -37,27 +37,19 @@ __device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint32_t
 struct Entry {
     uint32_t t, j;
     int64_t raw;
-    bool inside;   // the lane has an entry
-    bool bad;      // its id is out of range, or repeats an earlier one
-    uint32_t id;   // kNone: none
-    uint32_t rank; // that owns it and takes part; kNone: none
-    uint32_t kin;  // the token's lanes with the same rank; 0 without one
-
-    __device__ __forceinline__ uint32_t before() const { return __popc(kin & ((1u << threadIdx.x % 32) - 1)); }
-    __device__ __forceinline__ bool leads() const { return kin != 0 && before() == 0; } // the token's first for that rank
-    __device__ __forceinline__ bool ends() const { return kin != 0 && kin >> threadIdx.x % 32 == 1; } // the last one
+    bool inside;      // the lane has an entry
+    bool bad;         // its id is out of range, or repeats an earlier one
+    uint32_t id;      // kNone: none
+    uint32_t rank;    // that owns it and takes part; kNone: none
+    bool leads;       // the token's first for that rank
+    uint32_t segment; // the lanes of the token
 };
 
-// The token's lanes with the same value as this one. A shuffle for each: far cheaper than a match over the whole warp.
-__device__ __forceinline__ uint32_t same_in_token(uint32_t shift, uint32_t value) {
-    const uint32_t first = threadIdx.x % 32 & ~((1u << shift) - 1);
-    uint32_t same = 0;
-#pragma unroll 1
-    for (uint32_t k = 0; k < 1u << shift; k++) {
-        if (__shfl_sync(0xffffffffu, value, first + k) == value) same |= 1u << (first + k);
-    }
-    return same;
+// The lanes with the same value as this one; a lane without one is alone.
+__device__ __forceinline__ uint32_t same_as(bool has, uint32_t value) {
+    return __match_any_sync(0xffffffffu, has ? value : 0x80000000u | threadIdx.x % 32);
 }
+__device__ __forceinline__ uint32_t lanes_before() { return (1u << threadIdx.x % 32) - 1; }
 
 struct Numbering {
     const epw_prefill_dispatch_args &a;
@@ -96,14 +88,15 @@ struct Numbering {
         e.j = laneid & (each - 1);
         e.inside = e.t < to && e.j < o.layout().topk;
         e.raw = raw;
+        e.segment = lanes_of_token(shift);
         const bool in_range = e.raw >= 0 && e.raw < int64_t(a.call.lane.experts);
-        const bool repeats = same_in_token(shift, in_range ? uint32_t(e.raw) : kNone) & ((1u << laneid) - 1);
+        const bool repeats = same_as(in_range, uint32_t(e.raw)) & e.segment & lanes_before();
         e.bad = e.raw < -1 || (e.raw >= 0 && !in_range) || (in_range && repeats);
         e.id = in_range && !repeats ? uint32_t(e.raw) : kNone;
         e.rank = e.id == kNone ? kNone : e.id / local;
         if (e.rank != kNone && !has(o.present, e.rank)) e.rank = kNone;
-        const uint32_t kin = same_in_token(shift, e.rank);
-        e.kin = e.rank == kNone ? 0 : kin;
+        e.leads = e.rank != kNone;
+        if (same_as(e.leads, e.rank) & e.segment & lanes_before()) e.leads = false;
         return e;
     }
 
@@ -121,10 +114,8 @@ struct Numbering {
             }
             if (e.rank == kNone) continue;
             atomicAdd(&own[e.id], 1u);
-            if (e.leads()) {
-                atomicAdd(&own[tally.rows_of(e.rank)], 1u);
-                atomicAdd(&own[tally.entries_of(e.rank)], uint32_t(__popc(e.kin)));
-            }
+            if (e.leads) atomicAdd(&own[tally.rows_of(e.rank)], 1u);
+            atomicAdd(&own[tally.entries_of(e.rank)], 1u);
         }
     }
 
@@ -180,31 +171,31 @@ struct Numbering {
             const int64_t now = next;
             next = raw(at + step());
             const Entry e = entry(at, now);
-            const uint32_t j = min(e.j, a.in.topk - 1), t = min(e.t, to - 1); // is loaded meanwhile
-            const float weight = a.in.topk_weights ? a.in.topk_weights[size_t(t) * a.in.topk + j] : 0.0f;
-            const uint32_t leader = e.kin ? __ffs(e.kin) - 1 : threadIdx.x % 32;
+            const bool goes = e.rank != kNone;
+            const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
+            const uint32_t leaders = same_as(e.leads, e.rank);
             uint32_t index = 0, number = 0, row = kNone;
-            // Token by token: its entries have different experts, and move the counters on for the next token's.
-#pragma unroll 1
-            for (uint32_t k = 0; k < step(); k++) {
-                if (e.t - at == k && e.kin != 0) {
-                    index = own[e.id]++;
-                    number = own[tally.entries_of(e.rank)] + e.before();
-                    if (e.leads()) row = own[tally.rows_of(e.rank)]++;
-                }
-                __syncwarp(); // the counters of ranks have been read
-                if (e.t - at == k && e.ends()) own[tally.entries_of(e.rank)] = number + 1;
-                __syncwarp();
+            if (goes) {
+                index = own[e.id] + __popc(of_expert & lanes_before());
+                number = own[tally.entries_of(e.rank)] + __popc(of_rank & lanes_before());
+                if (e.leads) row = own[tally.rows_of(e.rank)] + __popc(leaders & lanes_before());
             }
+            const uint32_t leader = goes ? __ffs(of_rank & e.segment) - 1 : threadIdx.x % 32;
             row = __shfl_sync(0xffffffffu, row, leader);
+            __syncwarp(); // the counters have been read
+            // The last lane of each group moves its counter on.
+            if (goes && of_expert >> threadIdx.x % 32 == 1) own[e.id] += __popc(of_expert);
+            if (goes && of_rank >> threadIdx.x % 32 == 1) own[tally.entries_of(e.rank)] += __popc(of_rank);
+            if (e.leads && leaders >> threadIdx.x % 32 == 1) own[tally.rows_of(e.rank)] += __popc(leaders);
+            __syncwarp();
             if (!e.inside) continue;
             const size_t entry = size_t(e.t) * width + e.j;
             r.ids[entry] = int32_t(e.id);
-            r.weights[entry] = e.j < a.in.topk ? weight : 0.0f;
+            r.weights[entry] = a.in.topk_weights && e.j < a.in.topk ? a.in.topk_weights[size_t(e.t) * a.in.topk + e.j] : 0.0f;
             r.sent_row[entry] = row;
             r.sent_entry[entry] = number;
             r.sent_index[entry] = index;
-            if (e.leads()) r.sent_tokens[first[e.rank] + row] = e.t;
+            if (e.leads) r.sent_tokens[first[e.rank] + row] = e.t;
         }
     }
 

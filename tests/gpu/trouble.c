@@ -104,14 +104,28 @@ static void late_receive(uint32_t gpus) {
             REQUIRE(took < bound_ms * MS / 2, "a step after late blocks takes %llu us",
                     (unsigned long long)(took / 1000));
         }
+        /* One in which a block waits for the others again. */
+        echo_fill(&e, 20);
+        echo_dispatch(r, ECHO_SEND);
+        echo_settle(&e, "sending");
+        began = now_ns();
+        echo_dispatch(r, ECHO_RECEIVE);
+        sleep_ms(1);
+        echo_dispatch(peer, ECHO_BOTH);
+        for (uint32_t k = 0; k < 2; k++) echo_combine(&e.rank[k], ECHO_BOTH);
+        echo_settle(&e, "a step with late rows");
+        took = now_ns() - began;
+        echo_missing(r, 0, "late rows");
+        REQUIRE(took < bound_ms * MS / 2, "a step with late rows takes %llu us",
+                (unsigned long long)(took / 1000));
     }
-    uint64_t totals[64], sum = 0, expected = UINT64_C(9) * 2 * config.max_tokens * config.topk;
+    uint64_t totals[64], sum = 0, expected = UINT64_C(11) * 2 * config.max_tokens * config.topk;
     for (uint32_t i = 0; i < 2; i++) {
         REQUIRE_CUDA(
             cudaMemcpy(totals, e.rank[i].expert_totals, config.experts / 2 * 8, cudaMemcpyDeviceToHost));
         for (uint32_t x = 0; x < config.experts / 2; x++) sum += totals[x];
     }
-    REQUIRE(sum == expected, "expert_totals add up to %llu instead of %llu in 9 steps",
+    REQUIRE(sum == expected, "expert_totals add up to %llu instead of %llu in 11 steps",
             (unsigned long long)sum, (unsigned long long)expected);
     echo_close(&e);
 }
