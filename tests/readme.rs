@@ -223,7 +223,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" failure \
-         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble limits wide wire comms prefill; do build/test_$t || [ $? = 77 ] || exit 1 done)",
+         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble limits wide wire comms prefill prefill_stress \
+         prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
         "needs GPUs; step cuda_kernels builds all of these programs",
     ),
     (
@@ -233,6 +234,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "compute-sanitizer --error-exitcode 1 --tool initcheck build/test_stress --small --ranks 2 --ipc",
+        "needs a GPU",
+    ),
+    (
+        "compute-sanitizer --tool memcheck build/test_prefill_stress --ranks 2 --operations 72 --tokens 32",
         "needs a GPU",
     ),
     (
