@@ -376,11 +376,17 @@ void epw_nic_poll(epw_nic *nic) {
     poll_as(nic, true, 0);
 }
 
+/* Asks for each connection by itself: an epoll_wait that does not wait may miss what the thread's own call is
+ * collecting at this moment. */
 void epw_nic_look(epw_nic *nic) {
-    struct epoll_event events[EVENTS];
     epw_nic_lock(nic);
-    for (uint32_t seen = 0; seen <= nic->open_links; seen += EVENTS) /* the system tells in turns */
-        take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
+    for (uint32_t i = 0; i < nic->link_count; i++) {
+        if (nic->links[i] == NULL) continue;
+        struct pollfd at = {.fd = nic->links[i]->fd, .events = POLLIN | POLLRDHUP};
+        if (poll(&at, 1, 0) != 1) continue;
+        uint32_t events = (at.revents & POLLIN ? EPOLLIN : 0u) | (at.revents & ~POLLIN ? EPOLLHUP : 0u);
+        take_in(nic, &(struct epoll_event){.events = events, .data.u64 = nic->links[i]->id}, 1, false);
+    }
     epw_carry_take(nic);
     epw_nic_unlock(nic);
 }
