@@ -200,6 +200,7 @@ template <typename T> struct RowMover {
         }
         if (!quantises(a.in.payload) && a.format.scale_count > 0) {
             send_given_scales(t, payload + a.format.payload_bytes);
+            put_scales(own, k, given_scales(t), 0, a.format.scale_count);
         }
     }
     // The finished piece, to places of this rank.
@@ -215,7 +216,7 @@ template <typename T> struct RowMover {
 #pragma unroll 1
         for (uint32_t first = 0; first < rows; first += handful()) {
             const uint32_t some = min(handful(), rows - first);
-            const uint32_t token = tokens[first + min(of, some - 1)];
+            const uint32_t token = of < some ? tokens[first + of] : 0;
             const Leaving e = leaving(token, of < some && j < l.topk);
             Places own = {EPW_PREFILL_ELSEWHERE, -1, 0.0f};
             if (sends_own) own = claim_own(peer, token, e);
@@ -226,7 +227,6 @@ template <typename T> struct RowMover {
                 send_row(t, k, e, own, slot_there(o, peer, number + first + k));
                 tile.give_back();
             }
-            if (!quantises(a.in.payload)) put_all_scales(own, some, given_scales(token));
         }
         ptx::bulk_wait_all();
         __syncwarp();
@@ -236,87 +236,48 @@ template <typename T> struct RowMover {
 
     // ---- to their places ----
 
-    // Where the scales of a place are: element i, of that many bytes, at `at + i * next`.
-    struct ScalesTo {
-        unsigned char *at;
-        uint64_t next;
-    };
-    // With UE8M0 an element holds the exponents of four blocks.
-    __device__ __forceinline__ uint32_t element_bytes() const {
-        return a.in.payload == EPW_PAYLOAD_FP8_UE8M0 ? 4 : a.format.scale_bytes;
-    }
-    __device__ __forceinline__ ScalesTo scales_to(uint32_t place) const {
-        const uint32_t each = element_bytes(), elements = (a.format.scale_count * a.format.scale_bytes + each - 1) / each;
+    // Copies scales [first, first + count) of row k of the handful to its places.
+    __device__ __forceinline__ void put_scales(const Places &places, uint32_t k, ScalesAt from, uint32_t first, uint32_t count) {
+        const uint32_t goes = __ballot_sync(0xffffffffu, places.goes() && of == k);
+        if (a.out.scales == nullptr || count == 0 || goes == 0) return;
+        const bool packed = a.in.payload == EPW_PAYLOAD_FP8_UE8M0, by_row = a.out.scale_order == 1;
+        const uint32_t own = a.format.scale_bytes, each = packed ? 4 : own, bytes = count * own;
+        const uint32_t elements = packed ? (a.format.scale_count + 3) / 4 : a.format.scale_count;
         const uint64_t column = (a.out.capacity * each + 15) & ~uint64_t(15), whole = uint64_t(elements) * each;
-        auto *at = static_cast<unsigned char *>(a.out.scales);
-        if (a.out.layout == EPW_EXPERT_MAJOR) {
-            const uint32_t list = place / uint32_t(a.out.capacity);
-            place -= list * uint32_t(a.out.capacity);
-            at += list * (a.out.scale_order == 1 ? a.out.capacity * whole : elements * column);
-        }
-        if (a.out.scale_order == 1) return {at + place * whole, each};
-        return {at + uint64_t(place) * each, column};
-    }
-
-    // Copies scales [first, first + count) of rows to the rows' places. 2^width lanes share a row, each of which gives its scales
-    // and, in `goes`, the lanes that have a place for it. Rows that follow each other have places that do, where each source has
-    // its own: their stores of one scale then make up one.
-    __device__ __forceinline__ void put_scales(const Places &places, uint32_t goes, uint32_t width, ScalesAt from, uint32_t first,
-                                               uint32_t count) {
-        if (a.out.scales == nullptr || count == 0 || __all_sync(0xffffffffu, goes == 0)) return;
-        const uint32_t own = a.format.scale_bytes, each = element_bytes(), lane_of_row = laneid & ((1u << width) - 1);
-        if (each != 4 || from.stride != own) {
-            put_scales_by_bytes(places, goes, width, from, first, count);
-            return;
-        }
-        constexpr uint32_t kWords = 2; // of a lane at a time
-        const uint32_t bytes = count * own, words = (bytes + 3) / 4;
-#pragma unroll 1
-        for (uint32_t base = lane_of_row; base - lane_of_row < words; base += kWords << width) {
-            uint32_t value[kWords];
-#pragma unroll
-            for (uint32_t n = 0; n < kWords; n++) {
-                const uint32_t word = base + (n << width);
-                value[n] = goes != 0 && word < words ? *reinterpret_cast<const uint32_t *>(from.at + 4 * word) : 0;
-                if (4 * word + 4 > bytes) value[n] &= (1u << 8 * (bytes % 4)) - 1; // zeros behind the last exponent
+        const auto at = [&](uint32_t place, uint32_t i) { // of byte i of the row's scales
+            uint32_t list = 0, row = place;
+            if (a.out.layout == EPW_EXPERT_MAJOR) {
+                list = place / uint32_t(a.out.capacity);
+                row = place - list * uint32_t(a.out.capacity);
             }
+            auto *lists = static_cast<unsigned char *>(a.out.scales);
+            if (by_row) return lists + (list * a.out.capacity + row) * whole + i;
+            return lists + (uint64_t(list) * elements + i / each) * column + uint64_t(row) * each + i % each;
+        };
+        // Elements of whole words that lie one behind the other are copied by words, and zeros behind them.
+        const bool words = each % 4 == 0 && from.stride == own;
+        const uint32_t step = words ? 4 : 1, end = (bytes + each - 1) / each * each;
 #pragma unroll 1
-            for (uint32_t left = goes; __any_sync(0xffffffffu, left != 0); left &= left - 1) {
-                const ScalesTo to = scales_to(__shfl_sync(0xffffffffu, places.place, left ? __ffs(left) - 1 : 0));
-                if (left == 0) continue;
-                unsigned char *at = to.at + (first * own / 4 + base) * to.next;
-#pragma unroll
-                for (uint32_t n = 0; n < kWords; n++) {
-                    if (base + (n << width) < words) *reinterpret_cast<uint32_t *>(at) = value[n];
-                    at += to.next << width;
+        for (uint32_t base = 0; base < end; base += 32 * step) {
+            const uint32_t n = base + laneid * step;
+            uint32_t value = 0;
+            if (words && n < end) {
+                value = *reinterpret_cast<const uint32_t *>(from.at + n);
+                if (bytes - n < 4) value &= (1u << 8 * (bytes - n)) - 1;
+            } else if (n < bytes) {
+                value = from.at[n / own * from.stride + n % own];
+            }
+            for (uint32_t left = goes; left != 0; left &= left - 1) {
+                const uint32_t place = __shfl_sync(0xffffffffu, places.place, __ffs(left) - 1);
+                if (n >= end) continue;
+                unsigned char *to = at(place, first * own + n);
+                if (words) {
+                    *reinterpret_cast<uint32_t *>(to) = value;
+                } else {
+                    *to = uint8_t(value);
                 }
             }
         }
-    }
-    __device__ __forceinline__ void put_scales_by_bytes(const Places &places, uint32_t goes, uint32_t width, ScalesAt from,
-                                                        uint32_t first, uint32_t count) {
-        const uint32_t own = a.format.scale_bytes, each = element_bytes(), bytes = count * own;
-        const uint32_t end = (bytes + each - 1) / each * each, lane_of_row = laneid & ((1u << width) - 1);
-#pragma unroll 1
-        for (uint32_t left = goes; __any_sync(0xffffffffu, left != 0); left &= left - 1) {
-            const ScalesTo to = scales_to(__shfl_sync(0xffffffffu, places.place, left ? __ffs(left) - 1 : 0));
-#pragma unroll 1
-            for (uint32_t n = lane_of_row; left != 0 && n < end; n += 1u << width) {
-                const uint32_t at = first * own + n;
-                to.at[at / each * to.next + at % each] = n < bytes ? from.at[n / own * from.stride + n % own] : 0;
-            }
-        }
-    }
-    // Of row k of the handful, by all lanes.
-    __device__ __forceinline__ void put_scales(const Places &places, uint32_t k, ScalesAt from, uint32_t first, uint32_t count) {
-        put_scales(places, __ballot_sync(0xffffffffu, places.goes() && of == k), 5, from, first, count);
-    }
-    // All scales of the `some` rows of a handful, each by its own lanes, or of its only row by all; `from`: of the lane's row,
-    // and of the last one in lanes that have none.
-    __device__ __forceinline__ void put_all_scales(const Places &places, uint32_t some, ScalesAt from) {
-        const uint32_t goes = __ballot_sync(0xffffffffu, places.goes());
-        const bool only = some == 1;
-        put_scales(places, only ? goes : goes & row_lanes(), only ? 5 : shift, from, 0, a.format.scale_count);
     }
 
     // What is said of the rows of a handful beside their payloads. `band`: of the lane's row.
@@ -441,8 +402,9 @@ template <typename T> struct RowMover {
                 if (!__shfl_sync(0xffffffffu, e.good, first_lane(k))) continue;
                 const unsigned char *payload = slot_here(o, source, number + first + k) + l.header_bytes;
                 if (a.out.rows != nullptr) take_payload(places, k, payload);
+                const ScalesAt scales = {payload + a.format.payload_bytes, a.format.scale_bytes};
+                put_scales(places, k, scales, 0, a.format.scale_count);
             }
-            put_all_scales(places, some, {slot + l.header_bytes + a.format.payload_bytes, a.format.scale_bytes});
         }
         __syncwarp(); // all lanes have read the slots
         post_read(o, posts, laneid < rows, source, number + laneid);
@@ -470,9 +432,6 @@ template <typename T> struct RowMover {
                 if (!__shfl_sync(0xffffffffu, has, first_lane(k))) continue;
                 take_own_row(__shfl_sync(0xffffffffu, token, first_lane(k)), places, k);
             }
-            if (!quantises(a.in.payload)) {
-                put_all_scales(places, some, given_scales(__shfl_sync(0xffffffffu, token, first_lane(min(of, some - 1)))));
-            }
         }
     }
     __device__ __forceinline__ void take_own_row(uint32_t t, const Places &places, uint32_t k) {
@@ -484,6 +443,7 @@ template <typename T> struct RowMover {
             put_own(places, k, at);
         }
         tile.give_back();
+        if (!quantises(a.in.payload)) put_scales(places, k, given_scales(t), 0, a.format.scale_count);
     }
 
     // ---- all of it ----
