@@ -140,7 +140,7 @@ impl Server {
         let log = self.log();
         for rank in ranks {
             let ended = format!("rank {rank}, process ");
-            let last = log.lines().filter(|line| line.contains(&ended)).next_back();
+            let last = log.lines().rfind(|line| line.contains(&ended));
             assert!(last.is_some_and(|line| line.ends_with("exit status: 0")), "rank {rank}:\n{log}");
         }
     }
