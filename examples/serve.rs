@@ -4,7 +4,8 @@
 //!
 //! A request is a line with a number from 0 to 50, which is a token. Its two experts multiply it, on two ranks, and the
 //! answer is their sum. Each expert is there twice, so that while one rank is replaced every answer is whole; one that
-//! cannot be says so. `health` is answered with how the group is. SIGTERM ends all ranks, once all is answered.
+//! cannot be says so. `health` is answered with how the group is. SIGTERM ends all ranks, once all is answered that has
+//! been asked; a later request gets `ends`, and a later connection is refused.
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
@@ -25,6 +26,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 #[path = "common/print.rs"]
@@ -38,6 +40,9 @@ const TOPK: usize = 2;
 const DEADLINE: Duration = Duration::from_secs(1);
 /// How long a step waits for a request; several times in a deadline, so that nobody takes an idle rank for lost.
 const PAUSE: Duration = Duration::from_millis(50);
+/// From SIGTERM to SIGKILL: longer than the lease of 5 s after which the others leave without a rank that is stopped,
+/// and a deadline.
+const GRACE: Duration = Duration::from_secs(15);
 /// Steps in which a request may miss an expert before it is answered that it does.
 const TRIES: u32 = 3;
 
@@ -68,7 +73,8 @@ fn launch(runtime: &tokio::runtime::Runtime, listen: SocketAddr) -> Result<(), B
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
     let ranks = Ranks::new(RANKS).server(&server).run_id("serve").token(token);
     let ranks = ranks.args(["--listen", &listen.to_string()]);
-    let running = ranks.restarts(10).restarts_within(Duration::from_secs(600)).spawn()?;
+    let ranks = ranks.restarts(10).restarts_within(Duration::from_secs(600)).grace(GRACE);
+    let running = ranks.spawn()?;
     print::print(&format!("serving at {listen}"))?;
     let (stopper, mut signals) = (running.stopper(), runtime.block_on(async { Signals::new() })?);
     let ended = std::thread::scope(|scope| {
@@ -76,7 +82,7 @@ fn launch(runtime: &tokio::runtime::Runtime, listen: SocketAddr) -> Result<(), B
         runtime.block_on(async {
             while !waiting.is_finished() {
                 if timeout(PAUSE, signals.received()).await.is_ok() {
-                    stopper.stop(); // SIGTERM to every rank, and SIGKILL to those that still run 5 s later
+                    stopper.stop(); // SIGTERM to every rank, and SIGKILL to those that still run after GRACE
                 }
             }
         });
@@ -125,16 +131,26 @@ async fn rank(launch: &Launch, listen: SocketAddr) -> Result<(), Box<dyn StdErro
     loop {
         match rank.group.step().await {
             Ok(_) if rank.step().await? => {}
-            Ok(_) => {
-                rank.group.barrier("stop").await?; // who leaves first would be missing for the others
-                return Ok(rank.group.leave().await?);
-            }
+            Ok(_) => return Ok(end(&rank.group).await?),
             Err(error) => match rank.group.recover(error).await? {
                 Recovery::StepAgain => {}
                 Recovery::Leave => return Ok(rank.group.leave().await?),
             },
         }
     }
+}
+
+/// Waits for the other ranks and leaves: who leaves first would be missing for the others.
+async fn end(group: &Group) -> Result<(), Error> {
+    while !matches!(timeout(DEADLINE, group.barrier("stop")).await, Ok(Ok(()))) {
+        sleep(PAUSE).await; // a rank is lost, or on its way; the next step may go on without it
+        if let Err(error) = group.step().await
+            && group.recover(error).await? == Recovery::Leave
+        {
+            break;
+        }
+    }
+    Ok(group.leave().await?)
 }
 
 struct Rank {
@@ -166,10 +182,9 @@ impl Rank {
     }
 
     /// What rank 0 has said that this step is for.
-    async fn agree(&self, own: Work) -> Result<Work, Error> {
+    async fn agree(&mut self, own: Work) -> Result<Work, Error> {
         if !self.group.active().mask.contains(0) {
-            sleep(PAUSE).await; // until it has been replaced
-            return Ok(Work::Idle);
+            return Ok(self.desk.without_rank_0(PAUSE).await);
         }
         let said = match own {
             Work::Idle => [0, 0],
@@ -180,8 +195,7 @@ impl Rank {
         let outcome = outcome?;
         self.revoke(&outcome)?;
         if outcome.missing.contains(0) {
-            sleep(PAUSE / 5).await; // it is given up, and still a member
-            return Ok(Work::Idle);
+            return Ok(self.desk.without_rank_0(PAUSE / 5).await); // it is given up, and still a member
         }
         Ok(match heard {
             [1, tokens] => Work::Forward(tokens),
@@ -268,29 +282,41 @@ struct Request {
 
 /// What rank 0 has been asked and not answered; empty on the others.
 struct Desk {
+    /// Takes connections, on rank 0 until it has been told to end.
+    accepting: Option<JoinHandle<()>>,
     requests: mpsc::Receiver<Request>,
     waiting: VecDeque<Request>,
     signals: Signals,
+    /// Whether the launcher has told this rank to end, as it tells all.
     ending: bool,
 }
 
 impl Desk {
     async fn open(group: &Group, listen: SocketAddr, signals: Signals) -> std::io::Result<Self> {
         let (sender, requests) = mpsc::channel(1024);
-        if group.rank() == 0 {
-            tokio::spawn(accept(TcpListener::bind(listen).await?, sender, group.clone()));
-        }
-        Ok(Self { requests, waiting: VecDeque::new(), signals, ending: false })
+        let accepting = if group.rank() == 0 {
+            Some(tokio::spawn(accept(TcpListener::bind(listen).await?, sender, group.clone())))
+        } else {
+            None
+        };
+        Ok(Self { accepting, requests, waiting: VecDeque::new(), signals, ending: false })
     }
 
     /// What the next step is for. Waits a little if there is nothing to do.
     async fn next(&mut self) -> Work {
-        if self.waiting.is_empty() && !self.ending {
-            tokio::select! {
-                Some(request) = self.requests.recv() => self.waiting.push_back(request),
-                () = self.signals.received() => self.ending = true,
-                () = sleep(PAUSE) => {}
-            }
+        let idle = self.waiting.is_empty() && !self.ending;
+        tokio::select! {
+            biased;
+            () = self.signals.received() => self.ending = true,
+            Some(request) = self.requests.recv() => self.waiting.push_back(request),
+            () = sleep(if idle { PAUSE } else { Duration::ZERO }) => {}
+        }
+        if self.ending
+            && let Some(accepting) = self.accepting.take()
+        {
+            accepting.abort();
+            let _ = accepting.await; // its socket is closed: who comes now is refused
+            self.requests.close(); // what has been asked is still received
         }
         while let Ok(request) = self.requests.try_recv() {
             self.waiting.push_back(request);
@@ -300,6 +326,13 @@ impl Desk {
             0 => Work::Idle,
             tokens => Work::Forward(tokens as u32),
         }
+    }
+
+    /// What a step is for while rank 0 is away: nothing until it has been replaced, which it is not any more once the
+    /// launcher ends all ranks.
+    async fn without_rank_0(&mut self, pause: Duration) -> Work {
+        self.ending |= timeout(pause, self.signals.received()).await.is_ok();
+        if self.ending { Work::Stop } else { Work::Idle }
     }
 
     /// The requests of this step, and where each goes. Those that cannot go anywhere are answered.

@@ -26,7 +26,9 @@ pub struct Outcome {
     pub suspects: Mask,
     /// Those of `suspects` that the program is told of for the first time: no earlier outcome of this buffer or
     /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. So a
-    /// server that logs these logs each loss once.
+    /// server that logs these logs each loss once. Each outcome takes what it names: look at that of every operation,
+    /// also of dispatch ([`Dispatched::outcome`](crate::Dispatched::outcome)), as what it names is not in that
+    /// of combine again.
     #[cfg_attr(feature = "serde", serde(default))]
     pub news: Mask,
 }

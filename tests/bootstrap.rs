@@ -367,6 +367,15 @@ fn nobody_at_the_address_is_named_within_the_join_deadline() {
 }
 
 #[test]
+fn a_rank_that_cannot_host_the_run_says_how_to_join_one_that_is_under_way() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let error = Group::join_blocking(options(0, 2, address).host_server(true)).unwrap_err().to_string();
+    assert!(error.contains("Address already in use") && error.contains("EPWIRE_HOSTED=1"), "{error}");
+    assert!(!error.contains("  "), "{error}");
+}
+
+#[test]
 fn a_server_that_starts_after_its_clients_is_found() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let early = std::thread::spawn(move || Group::join_blocking(options(1, 2, address)));

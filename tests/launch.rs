@@ -181,6 +181,21 @@ fn a_restart_counts_no_longer_than_the_program_says() {
 }
 
 #[test]
+fn a_rank_that_fails_again_and_again_waits_before_it_is_started_and_no_longer_than_a_stopper_says() {
+    let scratch = Scratch::new("back-off");
+    let began = std::time::Instant::now();
+    let running = shell(1, r#"echo >> "$1/0"; exit 3"#, &scratch.0).restarts(9).spawn().unwrap();
+    let stopper = running.stopper();
+    let waiting = std::thread::spawn(move || running.wait(LIMIT).unwrap());
+    // Restarts after 0, 0.1, 0.2, 0.4 and 0.8 s; the next one would be 1.6 s later.
+    wait_until("the sixth start", || scratch.0.join("0").exists() && scratch.read("0").len() == 6);
+    assert!(began.elapsed() >= Duration::from_millis(1500), "{:?}", began.elapsed());
+    stopper.stop();
+    assert_eq!(waiting.join().unwrap().exit_code(), 3);
+    assert_eq!(scratch.read("0").len(), 6);
+}
+
+#[test]
 fn a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended() {
     if let Some(of) = std::env::var_os("LOG_OF").map(PathBuf::from) {
         // The launcher, whose log is asked for: this test in a process of its own.
@@ -276,12 +291,12 @@ fn a_wrong_variable_is_refused_before_any_rank_starts() {
         ("EPWIRE_DOORBELL_BATCH", "0", "no number from 1"),
         ("EPWIRE_DOORBELLS", "chime", "give auto, gpu or host"),
         ("EPWIRE_RINGS", "cpu", "give host, gpu or auto"),
-        ("EPWIRE_HCA", "mlx5_0:x", "no filter of adapters"),
+        ("EPWIRE_HCA", "mlx5_0:x", "not a filter of adapters"),
         ("EPWIRE_ADAPTERS", "3", "no number from 1 to 2"),
         ("EPWIRE_SL", "16", "no number from 0 to 15"),
         ("EPWIRE_TC", "-1", "no number from 0 to 255"),
         ("EPWIRE_HOP_LIMIT", "0", "no number from 1 to 255"),
-        ("EPWIRE_PORTS", "9-8", "no range of ports"),
+        ("EPWIRE_PORTS", "9-8", "not a range of ports"),
         ("EPWIRE_IFNAME", "^", "no list of interface names"),
         ("EPWIRE_TOKEN_FILE", "/no file", "No such file"),
     ] {

@@ -22,9 +22,10 @@ struct Server {
 }
 
 impl Server {
-    fn start() -> Self {
-        let log =
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("serve-{}.log", std::process::id()));
+    /// `name` is that of its log.
+    fn start(name: &str) -> Self {
+        let name = format!("serve-{name}-{}.log", std::process::id());
+        let log = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = std::fs::remove_file(&log);
         let mut command = Command::new(example::build("serve"));
         command.args(["--listen", "127.0.0.1:0"]).env("EPWIRE_LOG", "info").env("EPWIRE_LOG_FILE", &log);
@@ -52,14 +53,14 @@ impl Server {
         None
     }
 
-    /// Asks once, and says whether the answer was whole. It is right, or lacks an expert, or does not come because rank
-    /// 0 is gone, which takes requests.
+    /// Asks once, and says whether the answer was whole. It is right, or lacks an expert, or does not come because the
+    /// server ends, or because rank 0 is gone, which takes requests.
     fn ask(&mut self) -> bool {
         let value = self.asked % 51;
         self.asked += 1;
         let expected = value * (value % 3 + 1 + (value + 1) % 3 + 1);
         match self.try_ask(&value.to_string()).as_deref() {
-            Some("lacks an expert") => false,
+            Some("lacks an expert" | "ends") => false,
             Some(answer) => {
                 assert_eq!(answer, expected.to_string(), "the answer to {value}");
                 true
@@ -122,6 +123,27 @@ impl Server {
         // SAFETY: a plain system call.
         assert_eq!(unsafe { libc::kill(process, signal) }, 0, "process {process}");
     }
+
+    /// Sends SIGTERM to the launcher, and asks on until it has ended.
+    fn end(&mut self) {
+        // SAFETY: a plain system call on a child that has not been reaped.
+        unsafe { libc::kill(self.child.id() as libc::pid_t, libc::SIGTERM) };
+        let began = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            self.ask();
+            assert!(began.elapsed() < PATIENT, "it does not end:\n{}", self.log());
+        }
+    }
+
+    /// The process that ran this rank last has left by itself.
+    fn assert_left(&self, ranks: &[u32]) {
+        let log = self.log();
+        for rank in ranks {
+            let ended = format!("rank {rank}, process ");
+            let last = log.lines().rfind(|line| line.contains(&ended));
+            assert!(last.is_some_and(|line| line.ends_with("exit status: 0")), "rank {rank}:\n{log}");
+        }
+    }
 }
 
 impl Drop for Server {
@@ -133,7 +155,7 @@ impl Drop for Server {
 
 #[test]
 fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced() {
-    let mut server = Server::start();
+    let mut server = Server::start("all");
     let epoch = server.until_all_serve(0);
     assert_eq!(server.try_ask("51").as_deref(), Some("expected a number from 0 to 50, or health"));
 
@@ -153,15 +175,24 @@ fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced
     server.until_told(&["started rank 0 as process ", ", restart 2 of 10"]);
     server.until_all_serve(epoch);
 
-    let before = server.log().len();
-    // SAFETY: a plain system call on a child that has not been reaped.
-    unsafe { libc::kill(server.child.id() as libc::pid_t, libc::SIGTERM) };
-    assert!(server.child.wait().unwrap().success(), "{}", server.log());
-    let log = server.log();
-    let end = &log[before..];
-    for rank in 0..3 {
-        let ended =
-            |line: &str| line.contains(&format!("rank {rank}, process ")) && line.ends_with("exit status: 0");
-        assert!(end.lines().any(ended), "rank {rank}:\n{end}");
-    }
+    server.end();
+    server.assert_left(&[0, 1, 2]);
+}
+
+#[test]
+fn it_ends_while_rank_0_is_lost() {
+    let mut server = Server::start("lost");
+    server.until_all_serve(0);
+    server.signal(0, libc::SIGKILL);
+    server.end();
+    server.assert_left(&[1, 2]);
+}
+
+#[test]
+fn it_ends_while_a_rank_is_stopped() {
+    let mut server = Server::start("stopped");
+    server.until_all_serve(0);
+    server.signal(2, libc::SIGSTOP);
+    server.end();
+    server.assert_left(&[0, 1]);
 }

@@ -67,7 +67,8 @@ impl Group {
         if options.host_server {
             let bind = options.bind.as_deref().unwrap_or(&options.address);
             let advertised = options.bind.as_ref().map(|_| options.address.clone());
-            let hosted = Server::found(bind, options.server(), seat(advertised)).await?;
+            let founded = Server::found(bind, options.server(), seat(advertised)).await;
+            let hosted = founded.map_err(hosted_already)?;
             if options.bind.is_none() {
                 address = hosted.local_addr().to_string();
             }
@@ -402,6 +403,21 @@ impl Group {
     async fn call(&self, op: &str, request: Request) -> Result<Reply, BootstrapError> {
         let result = self.inner.client.call(op, request, self.deadline).await;
         heard_by_all(self.inner.server.as_ref(), result).await
+    }
+}
+
+/// An address that cannot be bound is most often that of a run which this rank 0 should join as a replacement.
+fn hosted_already(error: BootstrapError) -> BootstrapError {
+    match error {
+        BootstrapError::System { op, detail } => BootstrapError::System {
+            op,
+            detail: format!(
+                "{detail}; if this rank is a replacement in a run that is under way, set {}=1, or \
+                 GroupOptions::host_server(false)",
+                env::HOSTED
+            ),
+        },
+        error => error,
     }
 }
 

@@ -137,7 +137,9 @@ impl Ranks {
 
     /// How many times failed ranks are started again, for all ranks together and as long as they run, or in the time of
     /// [`Ranks::restarts_within`]. The others continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
-    /// ends with status 0 is not started again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
+    /// ends with status 0 is not started again. The first restart of a rank is at once; if the new process fails within
+    /// 5 s, the next one comes 0.1 s after that, and so on, each time after twice the delay, at most 5 s. Once a process
+    /// has run for longer than 5 s, its rank begins anew, without a delay. The failure after the last restart ends all ranks, as does any failure with the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
         self
@@ -345,7 +347,7 @@ pub struct Stopper {
 
 impl Stopper {
     /// Sends SIGTERM to all ranks, and SIGKILL to those that still run after the grace period. From now on none is
-    /// started again. Does not wait, and does nothing once all have ended.
+    /// started again; one that waits for its restart counts as failed. Does not wait, and does nothing once all have ended.
     pub fn stop(&self) {
         let _ = self.stop.send(());
     }

@@ -97,9 +97,48 @@ impl fmt::Display for Restarts {
     }
 }
 
+/// How soon a rank that fails is started again: at once, and ever later if it fails again soon.
+#[derive(Debug)]
+struct Pace {
+    /// When its last process was started.
+    started: Instant,
+    /// The delay before the next one.
+    next: Duration,
+}
+
+/// The delay before the second restart of a rank in a row; the first has none.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+/// The longest delay. A rank that has run for longer begins anew.
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+impl Pace {
+    /// The delay before the restart of a rank that has failed now.
+    fn delay(&mut self, now: Instant) -> Duration {
+        if now.saturating_duration_since(self.started) > LONGEST_DELAY {
+            self.next = Duration::ZERO;
+        }
+        let delay = self.next;
+        self.next = (2 * delay).clamp(FIRST_DELAY, LONGEST_DELAY);
+        delay
+    }
+}
+
+/// A rank that has failed and will be started again.
+#[derive(Debug)]
+struct Due {
+    rank: u32,
+    /// How its last process ended.
+    status: ExitStatus,
+    at: Instant,
+    /// For the log: which restart it is.
+    which: String,
+}
+
 /// The children, owned by the supervising thread. Dropping kills and reaps those still there.
 pub(super) struct Supervised {
     children: Vec<(u32, Child)>,
+    paces: BTreeMap<u32, Pace>,
+    due: Vec<Due>,
     processes: Processes,
     /// Where to report deaths, if the ranks meet at a server of this process.
     deaths: Option<Deaths>,
@@ -114,15 +153,18 @@ const POLL: Duration = Duration::from_millis(50);
 impl Supervised {
     /// `processes` are kept up to date.
     pub(super) fn new(deaths: Option<Deaths>, processes: Processes) -> Self {
-        Self { children: Vec::new(), processes, deaths, ending: false }
+        let (children, paces, due) = (Vec::new(), BTreeMap::new(), Vec::new());
+        Self { children, paces, due, processes, deaths, ending: false }
     }
 
-    /// A rank has been started, for the first time or again.
-    pub(super) fn add(&mut self, rank: u32, child: Child, again: Option<&Restarts>) {
+    /// A rank has been started, for the first time or again: `which` restart that is.
+    pub(super) fn add(&mut self, rank: u32, child: Child, which: Option<&str>) {
         let id = child.id();
         self.processes.lock().insert(rank, id);
         self.children.push((rank, child));
-        let which = again.map_or(String::new(), |restarts| format!(", {restarts}"));
+        let started = Instant::now();
+        self.paces.entry(rank).or_insert(Pace { started, next: Duration::ZERO }).started = started;
+        let which = which.map_or(String::new(), |which| format!(", {which}"));
         say(Level::Info, || format!("started rank {rank} as process {id}{which}"));
     }
 
@@ -147,16 +189,22 @@ impl Supervised {
         let (mut told, mut killed) = (false, false);
         let mut pause = Duration::from_millis(1);
         loop {
+            let mut failed = Vec::new();
+            if self.ending {
+                // Nobody is started any more: those that were to be have failed for good.
+                failed.extend(self.due.drain(..).map(|due| (due.rank, due.status)));
+            }
             for (rank, status) in self.reap()? {
                 if !self.ending && restarts.take(Instant::now()) {
-                    match again(rank) {
-                        Ok(child) => {
-                            self.add(rank, child, Some(&restarts));
-                            continue;
-                        }
-                        Err(error) => say(Level::Warn, || format!("cannot start rank {rank} again: {error}")),
-                    }
+                    self.restart_later(rank, status, restarts.to_string());
+                } else {
+                    failed.push((rank, status));
                 }
+            }
+            if !self.ending {
+                failed.extend(self.restart_due(&mut again));
+            }
+            for (rank, status) in failed {
                 if ended == Ended::Success {
                     ended = Ended::Failed { rank, status };
                     terminate_at = terminate_at.or(Instant::now().checked_add(grace));
@@ -170,7 +218,7 @@ impl Supervised {
                     });
                 }
             }
-            if self.children.is_empty() {
+            if self.children.is_empty() && self.due.is_empty() {
                 return Ok(ended);
             }
             let now = Instant::now();
@@ -197,6 +245,34 @@ impl Supervised {
                 }
             }
         }
+    }
+
+    fn restart_later(&mut self, rank: u32, status: ExitStatus, which: String) {
+        let now = Instant::now();
+        let delay = self.paces.get_mut(&rank).map_or(Duration::ZERO, |pace| pace.delay(now));
+        if !delay.is_zero() {
+            say(Level::Info, || format!("rank {rank} is started again in {delay:?}"));
+        }
+        self.due.push(Due { rank, status, at: now + delay, which });
+    }
+
+    /// Starts the ranks that are due. Returns those that cannot be started.
+    fn restart_due(&mut self, again: &mut impl FnMut(u32) -> io::Result<Child>) -> Vec<(u32, ExitStatus)> {
+        let now = Instant::now();
+        let (due, later): (Vec<Due>, Vec<Due>) =
+            std::mem::take(&mut self.due).into_iter().partition(|due| due.at <= now);
+        self.due = later;
+        let mut failed = Vec::new();
+        for Due { rank, status, which, .. } in due {
+            match again(rank) {
+                Ok(child) => self.add(rank, child, Some(&which)),
+                Err(error) => {
+                    say(Level::Warn, || format!("cannot start rank {rank} again: {error}"));
+                    failed.push((rank, status));
+                }
+            }
+        }
+        failed
     }
 
     /// Removes the children that have ended, and returns those that failed. A killed one comes before those that exited
@@ -299,5 +375,25 @@ mod tests {
         assert_eq!(at, [true, true, false]);
         assert_eq!(taken.to_string(), "restart 2 of 2");
         assert!(!Restarts::new(0, Some(second)).take(began), "none at all");
+    }
+
+    #[test]
+    fn a_rank_that_fails_soon_is_started_again_later_and_later() {
+        let mut now = Instant::now();
+        let mut pace = Pace { started: now, next: Duration::ZERO };
+        let mut delays = |ran: [u64; 9]| {
+            ran.map(|ran| {
+                now += Duration::from_millis(ran);
+                let delay = pace.delay(now);
+                now += delay;
+                pace.started = now;
+                delay.as_millis()
+            })
+        };
+        assert_eq!(delays([9; 9]), [0, 100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        assert_eq!(
+            delays([5000, 5001, 0, 0, 60_000, 0, 0, 0, 0]),
+            [5000, 0, 100, 200, 0, 100, 200, 400, 800]
+        );
     }
 }
