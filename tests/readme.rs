@@ -192,7 +192,7 @@ fn the_table_of_limits_is_what_the_library_takes() {
 /// Commands that CI does not run literally, and the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
     (
-        "bench --device cuda --ranks 2 --layout packed,dense --tokens 4096 --experts 256 --payload fp8 --sms 16,24,64,all",
+        "bench --device cuda --ranks 2 --layout packed,dense --tokens 4096 --experts 256 --sms 16,24,64,all",
         "needs two GPUs",
     ),
     ("cargo add epwire half", "changes the reader's own program"),
