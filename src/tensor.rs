@@ -8,9 +8,10 @@ use std::ptr::NonNull;
 use half::{bf16, f16};
 
 use crate::error::{Error, Failure, Result};
+use crate::names::names;
 
 /// Element types that cross the interface.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum DType {
     /// 16-bit brain floating point.
@@ -36,6 +37,11 @@ pub enum DType {
     /// IEEE double precision. Not an [`Element`], so that a float literal in a slice is an `f32` without annotation.
     F64,
 }
+
+names!(DType, "an element type: bf16, f16, f32, f64, i8, u8, u16, i32, u32, i64 or u64" {
+    Bf16 = "bf16", F16 = "f16", F32 = "f32", U16 = "u16", U8 = "u8", I32 = "i32", U32 = "u32", I64 = "i64", U64 = "u64",
+    I8 = "i8", F64 = "f64",
+});
 
 impl DType {
     /// Bytes of one element.

@@ -196,6 +196,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs two GPUs",
     ),
     ("cargo add epwire half", "changes the reader's own program"),
+    ("cargo add tokio --features rt-multi-thread,time,macros,signal", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
     (".ci/beside_mpi --collectives", "takes many minutes; step example_bench runs collectives alone"),

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test panics where it fails")]
 
 use epwire::launch::Launch;
+use epwire::prefill::{PrefillConfig, PrefillPlan};
 use epwire::{CommConfig, Device, EpConfig, Float16, Mask, Outcome, Payload, Plan};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{from_str, from_value, json, to_string, to_value};
@@ -28,6 +29,12 @@ fn a_configuration_is_read_with_defaults_for_what_it_leaves_out() {
     assert!(Plan::new(&empty, 1).unwrap_err().to_string().contains("max_tokens"));
     let comm = CommConfig::default().heap_bytes(4096);
     assert_eq!(again(&comm), comm);
+    let prefill = PrefillConfig::new(EpConfig::new(64, 128, 4, 2)).ring_tokens(32);
+    assert_eq!(again(&prefill), prefill);
+    let default: PrefillConfig = from_value(json!({ "ep": to_value(&prefill.ep).unwrap() })).unwrap();
+    assert_eq!(default, PrefillConfig::new(prefill.ep.clone()));
+    let plan = PrefillPlan::new(&prefill, 2).unwrap();
+    assert_eq!(again(&plan), plan);
 }
 
 #[test]

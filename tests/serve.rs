@@ -165,7 +165,7 @@ fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced
 
     // Within a lease the others go on without it, and when it wakes up it comes back.
     server.signal(2, libc::SIGSTOP);
-    server.until_told(&["rank 0: ", "no more 2"]);
+    server.until_told(&["rank 0: ", "without 2"]);
     server.until_whole(); // its experts have other places
     server.signal(2, libc::SIGCONT);
     let epoch = server.until_all_serve(epoch);

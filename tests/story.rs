@@ -116,7 +116,7 @@ fn a_run_that_loses_a_rank_tells_its_story() {
             "what is agreed, {rank}:\n{story}"
         );
         assert_eq!(
-            count(&[&who, "epoch 2 ", "members 0-1,3; no more 2"]),
+            count(&[&who, "epoch 2 ", "members 0-1,3; without 2"]),
             1,
             "who goes on, {rank}:\n{story}"
         );

@@ -73,7 +73,7 @@ void epw_tell_membership(const epw_begun *begun) {
     bool none = epw_mask_empty(&gone);
     epw_log(EPW_LOG_MEMBER, EPW_LOG_INFO, (epw_where){"", (int)begun->rank, -1},
             "epoch %u from step %llu: members %s%s%s%s (%s)", begun->epoch, (unsigned long long)begun->step,
-            ranks_text(begun->active, begun->ranks, members), none ? "" : "; no more ",
+            ranks_text(begun->active, begun->ranks, members), none ? "" : "; without ",
             none ? "" : ranks_text(&gone, begun->ranks, left), paths, begun->what);
 }
 

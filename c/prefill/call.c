@@ -105,7 +105,7 @@ static epw_status check_ids(epw_where where, const epw_config *config, const epw
 /* The routing must have been filled by a dispatch of the current membership. */
 static epw_status check_made(epw_where where, const epw_routing *r) {
     REQUIRE(r->made && !r->busy, EPW_ERR_STATE, "the routing has %s",
-            r->busy ? "an operation under way" : "no dispatch behind it");
+            r->busy ? "an operation under way" : "not been filled by a dispatch");
     REQUIRE(r->epoch == r->of->peers.epoch, EPW_ERR_STATE,
             "the routing is of epoch %u, the membership now is epoch %u: dispatch again", r->epoch,
             r->of->peers.epoch);
@@ -305,7 +305,8 @@ epw_status epw_prefill_received(epw_prefill *p, epw_routing *r, uint32_t layout,
             memcpy(source_counts, r->announced, p->layout.ranks * sizeof source_counts[0]);
     }
     epw_prefill_unlock(p, lane);
-    if (status == EPW_ERR_STATE) return epw_fail(status, where, "the routing has no dispatch behind it");
+    if (status == EPW_ERR_STATE)
+        return epw_fail(status, where, "the routing has not been filled by a dispatch");
     return status;
 }
 

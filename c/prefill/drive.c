@@ -531,7 +531,7 @@ epw_status epw_prefill_end(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *
     }
     lane->routing = NULL;
     if (status == EPW_ERR_NO_MEMORY)
-        return epw_fail(status, epw_prefill_where(p, "dispatch"), "no memory for the rows that come");
+        return epw_fail(status, epw_prefill_where(p, "dispatch"), "no memory for incoming rows");
     return EPW_OK;
 }
 

@@ -294,7 +294,7 @@ impl Shape {
     /// For a prefill buffer, whose ordered combine needs no reservation.
     pub fn prefill(&self, args: &Args, device: epwire::Device) -> PrefillConfig {
         let ep = self.config(args, device).ordered(false);
-        PrefillConfig { ring_tokens: args.ring, ..PrefillConfig::new(ep) }
+        PrefillConfig::new(ep).ring_tokens(args.ring)
     }
 
     /// Type of tokens, expert outputs and combined rows.

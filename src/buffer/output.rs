@@ -4,6 +4,7 @@
 use super::memory::{Host, List, Memory, Need, Place, Tensor, place};
 use crate::config::{EpConfig, Layout, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
+use crate::names::names;
 use crate::{ffi, sys};
 
 use super::input::Request;
@@ -15,7 +16,7 @@ pub type DispatchOutput<'a> = GenericDispatchOutput<'a, Host>;
 pub type CombineOutput<'a> = GenericCombineOutput<'a, Host>;
 
 /// The order of scales in an output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum ScaleOrder {
     /// `[local_experts, scales, rows]`, as grouped GEMMs take them; UE8M0 packed four to an i32,
     /// `[local_experts, ceil(scales / 4), rows]`, zero-padded.
@@ -24,6 +25,8 @@ pub enum ScaleOrder {
     /// `[local_experts, rows, scales]`, as they are sent.
     RowMajor,
 }
+
+names!(ScaleOrder, "an order of scales: column-major or row-major" { ColumnMajor = "column-major", RowMajor = "row-major" });
 
 /// The outputs of a dispatch: in host memory ([`DispatchOutput`]) slices, in a GPU's
 /// ([`cuda::DispatchOutput`](crate::cuda::DispatchOutput)) views of dense elements, for which signed integers are

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use crate::names::names;
 use crate::sys;
 use crate::tensor::DType;
 
@@ -74,6 +75,10 @@ pub enum Reduction {
     /// zero.
     Average,
 }
+
+names!(Reduction, "a reduction: sum, product, min, max or average" {
+    Sum = "sum", Product = "product", Min = "min", Max = "max", Average = "average",
+});
 
 impl Reduction {
     pub(super) fn to_c(self) -> u32 {

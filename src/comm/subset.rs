@@ -46,7 +46,7 @@ impl Comm {
     pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if !mask.fits(ranks) {
-            let text = format!("mask has ranks past the {ranks} of the communicator");
+            let text = format!("mask contains ranks outside the communicator's {ranks}");
             return Err(Error::Invalid(Failure::new(OP, rank, text)));
         }
         if self.config().device != Device::Host {

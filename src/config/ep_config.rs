@@ -116,7 +116,7 @@ impl EpConfig {
     }
 
     #[cfg(feature = "serde")]
-    fn empty() -> Self {
+    pub(crate) fn empty() -> Self {
         Self::new(0, 0, 0, 0)
     }
 

@@ -84,7 +84,7 @@ impl Inner {
         match self.config.device {
             Device::Cuda(ordinal) => Ok(ordinal),
             Device::Host => {
-                let text = "the buffer is on the host: take the call without `enqueue`, or create it with Device::Cuda";
+                let text = "the buffer is on the host: use the method without the `enqueue_` prefix, or create it with Device::Cuda";
                 Err(Error::State(Failure::new(operation, self.rank, text)))
             }
         }

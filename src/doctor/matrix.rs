@@ -412,10 +412,10 @@ mod tests {
     }
 
     /// A matrix of three ranks, with this cell from the second to the third.
-    fn three(odd: Cell) -> Matrix {
+    fn three(other: Cell) -> Matrix {
         let others = [(0, 1), (0, 2), (1, 0), (2, 0), (2, 1)];
         let mut cells: Vec<Cell> = others.iter().map(|(from, to)| measured(*from, *to, 0.5, 10.0)).collect();
-        cells.insert(3, odd);
+        cells.insert(3, other);
         Matrix::new(vec!["a".into(), "a".into(), "b".into()], cells)
     }
 

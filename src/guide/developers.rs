@@ -110,7 +110,7 @@
 //! # The way of bytes in a collective
 //!
 //! 1. `c/coll/call.c`: `epw_group` checks calls and makes operations of them.
-//! 2. `c/coll/drive.c`: `epw_comm_step` looks at words of peers, has bytes moved, gives up who is silent.
+//! 2. `c/coll/drive.c`: `epw_comm_step` looks at words of peers, has bytes moved, gives up silent peers.
 //! 3. `c/coll/program.c`: `epw_program_begin` makes flows of an operation: it alone knows algorithms.
 //! 4. `c/coll/flow.c`: `write_message` puts bytes, or where they lie, in a slot of the peer's ring.
 //! 5. `c/coll/flow.c`: `epw_rings_post` tells the peer, and gives slots back.
@@ -125,7 +125,7 @@
 //!
 //! 1. `c/prefill/call.c`: `epw_prefill_dispatch` checks the call and makes an operation of the lane.
 //! 2. `c/prefill/routing.c`: `epw_routing_number` numbers the rows for each rank and expert.
-//! 3. `c/prefill/drive.c`: `epw_prefill_step` looks at words, has messages moved, gives up who is silent.
+//! 3. `c/prefill/drive.c`: `epw_prefill_step` looks at words, has messages moved, gives up silent peers.
 //! 4. `c/prefill/rules.h`: `epw_streams_turn` says what may be written for each peer now, and what may be taken.
 //! 5. `c/prefill/send.c`: `epw_prefill_send` writes rows to the rings of peers.
 //! 6. `c/prefill/receive.c`: `epw_prefill_take` checks rows that have come and copies them to their places.

@@ -2,6 +2,7 @@
 
 use crate::config::EpConfig;
 use crate::error::Result;
+use crate::names::setters;
 use crate::{ffi, sys};
 
 /// The configuration of a prefill buffer: an [`EpConfig`], whose `max_tokens` applies to one operation, and the size of
@@ -17,7 +18,13 @@ use crate::{ffi, sys};
 /// println!("{plan}");
 /// # Ok::<(), epwire::Error>(())
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Serialize, serde::Deserialize),
+    serde(default = "PrefillConfig::empty", deny_unknown_fields)
+)]
+#[non_exhaustive]
 pub struct PrefillConfig {
     /// As for a decode buffer, equal on all ranks. `ordered` and `zero_copy` must be off: ordered combine needs no
     /// extra memory here.
@@ -31,6 +38,12 @@ impl PrefillConfig {
     /// A configuration with rings of a size that the library chooses.
     pub fn new(ep: EpConfig) -> Self {
         Self { ep, ring_tokens: 0 }
+    }
+
+    /// What `serde` takes for fields that a text leaves out.
+    #[cfg(feature = "serde")]
+    fn empty() -> Self {
+        Self::new(EpConfig::empty())
     }
 
     pub(super) fn to_c(&self, rank: u32, ranks: u32) -> sys::epw_prefill_config {
@@ -49,8 +62,11 @@ impl PrefillConfig {
     }
 }
 
+setters!(PrefillConfig { ep: EpConfig, ring_tokens: u32 });
+
 /// Sizes that follow from a [`PrefillConfig`], computed without allocating anything.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PrefillPlan {
     /// Ranks.

@@ -15,7 +15,7 @@ pub type PrefillOutput<'a> = GenericPrefillOutput<'a, Host>;
 pub type PrefillCombineOutput<'a> = GenericPrefillCombineOutput<'a, Host>;
 
 /// How received rows are laid out. Rows of an expert or source are ordered by source rank, then by token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PrefillLayout {
     /// Rows of each local expert together, in the order of experts, each expert's first row at a multiple of
     /// `alignment` rows, as contiguous grouped GEMMs need them. A token has one row for each of its experts here.

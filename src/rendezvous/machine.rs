@@ -195,7 +195,7 @@ impl Machine {
         let former_session =
             former.and_then(|member| member.session).filter(|session| *session != call.session);
         let superseded = former.and_then(|member| member.joining);
-        // An evicted member was out of reach: its connections may stay silent for as long again as that lasted, so they
+        // An evicted member was out of reach: its connections may stay silent for the same time again, so they
         // are made anew.
         let keeps = same && former.is_some_and(|member| member.role != Role::Evicted);
         let former_met = former.map(|member| member.met).unwrap_or_default();

@@ -365,14 +365,14 @@ static void dequantises_every_code(const epw_numerics *isa, uint32_t dtype) {
         const uint8_t bytes[] = {(uint8_t)exponent, (uint8_t)exponent};
         const float one = exponent == 255 ? NAN : ldexpf(1, (int)exponent - 127);
         const float ones[] = {one, one};
-        const float odd[] = {one * 1.2345f, one * -1.9f};
+        const float inexact[] = {one * 1.2345f, one * -1.9f};
         const struct {
             uint32_t payload;
             const void *given;
             const float *meant;
         } cases[] = {{EPW_PAYLOAD_FP8_UE8M0, bytes, ones},
                      {EPW_PAYLOAD_FP8_POW2, ones, ones},
-                     {EPW_PAYLOAD_FP8_F32, odd, odd}};
+                     {EPW_PAYLOAD_FP8_F32, inexact, inexact}};
         for (int i = 0; i < 3; i++) {
             uint16_t got[256];
             isa->dequantize(cases[i].payload, dtype, q, cases[i].given, 256, got);

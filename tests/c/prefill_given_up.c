@@ -335,9 +335,9 @@ static void a_routing_whose_weights_were_to_be_renewed_is_empty(void) {
     give_up_using_again(&g);
     for (uint32_t r = 0; r < 2; r++) {
         epw_status status = combine(&ends[r], EPW_COMBINE_RANK_REDUCED, false);
-        REFUSED(status, EPW_ERR_STATE, "combine", (int)r, -1, "no dispatch behind it");
+        REFUSED(status, EPW_ERR_STATE, "combine", (int)r, -1, "has not been filled by a dispatch");
         status = dispatch(&ends[r], ends[r].routing, EPW_ROUTE_AGAIN, false);
-        REFUSED(status, EPW_ERR_STATE, "dispatch", (int)r, -1, "no dispatch behind it");
+        REFUSED(status, EPW_ERR_STATE, "dispatch", (int)r, -1, "has not been filled by a dispatch");
     }
     both_dispatch();
     close_two(&g);

@@ -48,13 +48,13 @@ static void what_is_free_is_given_and_no_more(void) {
 }
 
 static void lanes_have_as_many_each(void) {
-    epw_sm_share *odd = take(request_of(0, 31, 31));
+    epw_sm_share *large = take(request_of(0, 31, 31));
     epw_sm_request lanes = request_of(1, 2, SMS);
     lanes.multiple = 2;
     epw_sm_share *even = take(lanes);
     CHECK(epw_sm_share_of(even) == 100); /* of 101 */
     epw_sm_ledger_give(even);
-    epw_sm_ledger_give(odd);
+    epw_sm_ledger_give(large);
 }
 
 static void the_error_names_who_holds_them(void) {

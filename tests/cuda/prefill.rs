@@ -57,7 +57,7 @@ const CASES: &[Case] = {
 pub(crate) fn config(ranks: u32, ring_tokens: u32) -> PrefillConfig {
     let experts = LOCAL_EXPERTS as u32 * ranks;
     let ep = EpConfig::new(MAX_TOKENS as u32, HIDDEN as u32, experts, TOPK as u32).sideband_bytes(8);
-    PrefillConfig { ring_tokens, ..PrefillConfig::new(ep) }
+    PrefillConfig::new(ep).ring_tokens(ring_tokens)
 }
 
 pub(crate) fn prefill_gives_what_the_host_gives(gpus: u32) {

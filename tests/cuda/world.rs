@@ -42,7 +42,7 @@ pub(crate) fn prefill_ranks<T: Send>(
     body: impl Fn(&PrefillBuffer) -> T + Sync,
 ) -> Vec<T> {
     let make = |group: &_, device| {
-        let config = PrefillConfig { ep: config.ep.clone().device(device), ..config.clone() };
+        let config = config.clone().ep(config.ep.clone().device(device));
         PrefillBuffer::create_blocking(group, config).unwrap()
     };
     on_ranks(ranks, on_gpus, make, body)

@@ -1,7 +1,7 @@
 //! The ways to call an operation: at once, counted first, in halves, by futures, on two lanes at a time, and again by
 //! its routing.
 
-use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout};
+use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout};
 use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
 use half::bf16;
 
@@ -82,7 +82,7 @@ fn two_threads_have_a_lane_each() {
 
 #[test]
 fn halves_leave_time_between_them_where_the_rings_hold_all() {
-    let config = PrefillConfig { ring_tokens: TOKENS as u32 * LOCAL as u32 + 1, ..config() };
+    let config = config().ring_tokens(TOKENS as u32 * LOCAL as u32 + 1);
     ranks(&config, |buffer| {
         let rank = buffer.rank() as usize;
         let (sent, mut memory) = (Sent::new(0, rank), memory(buffer));

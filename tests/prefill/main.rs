@@ -23,7 +23,7 @@ fn config() -> PrefillConfig {
     let ep = EpConfig::new(TOKENS as u32, HIDDEN as u32, EXPERTS as u32, TOPK as u32)
         .threads(1)
         .deadline(Duration::from_secs(20));
-    PrefillConfig { ring_tokens: RING, ..PrefillConfig::new(ep) }
+    PrefillConfig::new(ep).ring_tokens(RING)
 }
 
 /// Runs this on a thread for each rank of a buffer.

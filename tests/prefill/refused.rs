@@ -13,7 +13,7 @@ use half::{bf16, f16};
 
 /// A group of one rank.
 fn alone() -> PrefillBuffer {
-    let config = PrefillConfig { ring_tokens: 4, ..PrefillConfig::new(EpConfig::new(16, 64, 4, 2)) };
+    let config = PrefillConfig::new(EpConfig::new(16, 64, 4, 2)).ring_tokens(4);
     let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
     buffer.set_active(&Mask::all(1), 1, 0).unwrap();
     buffer
@@ -28,7 +28,7 @@ fn refused<T: std::fmt::Debug>(ended: Result<T, Error>, text: &str) {
 
 #[test]
 fn configurations_that_cannot_be_are_named() {
-    let config = |ep: EpConfig, ring_tokens| PrefillConfig { ring_tokens, ..PrefillConfig::new(ep) };
+    let config = |ep: EpConfig, ring_tokens| PrefillConfig::new(ep).ring_tokens(ring_tokens);
     let ep = || EpConfig::new(16, 64, 4, 2);
     refused(PrefillPlan::new(&config(ep().ordered(true), 0), 2), "ordered");
     refused(PrefillPlan::new(&config(ep().zero_copy(true), 0), 2), "zero_copy");

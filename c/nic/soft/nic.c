@@ -376,7 +376,7 @@ void epw_nic_poll(epw_nic *nic) {
     poll_as(nic, true, 0);
 }
 
-/* Asks for each connection by itself: an epoll_wait that does not wait may miss what the thread's own call is
+/* Polls each connection separately: an epoll_wait that does not wait may miss what the thread's own call is
  * collecting at this moment. */
 void epw_nic_look(epw_nic *nic) {
     epw_nic_lock(nic);

@@ -300,7 +300,7 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
                                     uint64_t *rows, uint32_t *counts, uint32_t *source_counts) {
     epw_where where = epw_prefill_where(p, "received");
     const struct epw_prefill_gpu_memory *m = r->gpu;
-    if (!r->made) return epw_fail(EPW_ERR_STATE, where, "the routing has no dispatch behind it");
+    if (!r->made) return epw_fail(EPW_ERR_STATE, where, "the routing has not been filled by a dispatch");
     if (!m->counted)
         return epw_fail(
             EPW_ERR_STATE, where,

@@ -80,8 +80,7 @@ pub(super) fn site(inner: &Inner, operation: &str, stream: &StreamRef<'_>) -> Re
     match inner.config.ep.device {
         Device::Cuda(ordinal) => Site::new(operation, inner.rank, ordinal, stream),
         Device::Host => {
-            let text =
-                "the buffer is on the host: take the call without `enqueue`, or create it with Device::Cuda";
+            let text = "the buffer is on the host: use the method without the `enqueue_` prefix, or create it with Device::Cuda";
             Err(Error::State(Failure::new(operation, inner.rank, text)))
         }
     }

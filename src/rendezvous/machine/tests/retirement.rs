@@ -114,8 +114,12 @@ fn what_is_decided_is_called_off_no_more() {
         "abort change 1 of the membership: it has already been decided or aborted"
     );
     for number in [0, 2, u64::MAX] {
-        let odd = run.ask(1, Request::Abort { change: number });
-        assert!(run.error(odd).to_string().ends_with("there is no such change"), "{}", run.error(odd));
+        let unknown = run.ask(1, Request::Abort { change: number });
+        assert!(
+            run.error(unknown).to_string().ends_with("there is no such change"),
+            "{}",
+            run.error(unknown)
+        );
     }
     assert_eq!(run.decided(), ("0-1".to_owned(), 2, 21));
 }
