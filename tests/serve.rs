@@ -72,7 +72,7 @@ impl Server {
         }
     }
 
-    /// Asks until all ranks serve in a later epoch than this, and then some more. Returns their epoch.
+    /// Asks until all ranks serve in a later epoch than this, then asks a few times more. Returns their epoch.
     fn until_all_serve(&mut self, after: u32) -> u32 {
         let began = Instant::now();
         loop {

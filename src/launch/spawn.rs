@@ -139,7 +139,7 @@ impl Ranks {
     /// [`Ranks::restarts_within`]. The others continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
     /// ends with status 0 is not started again. The first restart of a rank is at once; if the new process fails within
     /// 5 s, the next one comes 0.1 s after that, and so on, each time after twice the delay, at most 5 s. Once a process
-    /// has run for longer than 5 s, its rank begins anew, without a delay. The failure after the last restart ends all ranks, as does any failure with the default of 0.
+    /// has run for longer than 5 s, the next restart of its rank is at once again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
         self

@@ -108,7 +108,7 @@ struct Pace {
 
 /// The delay before the second restart of a rank in a row; the first has none.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// The longest delay. A rank that has run for longer begins anew.
+/// The longest delay, and how long a rank must run for its delays to start from none again.
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
 
 impl Pace {

@@ -3,6 +3,7 @@
  * products are enqueued before them, or behind them. Exit code 77, with the reason, if there is no GPU or no
  * cuBLAS. */
 #include "cublas.h"
+#include "echo.h"
 #include "hog.h"
 #include "ranks.h"
 #include "step.h"
@@ -54,17 +55,10 @@ typedef struct pairs {
     cudaStream_t stream;
 } pairs;
 
-static void *zeros(size_t bytes) {
-    void *at = NULL;
-    REQUIRE_CUDA(cudaMalloc(&at, bytes));
-    REQUIRE_CUDA(cudaMemset(at, 0, bytes));
-    return at;
-}
-
 /* Each token chooses `topk` different experts, all equally likely. */
 static int32_t *choose_experts(uint32_t rank) {
     size_t count = (size_t)options.tokens * options.topk;
-    int32_t *ids = malloc(count * sizeof *ids), *at = zeros(count * sizeof *ids);
+    int32_t *ids = malloc(count * sizeof *ids), *at = echo_take(count * sizeof *ids, 0);
     uint64_t random = rank + 1;
     REQUIRE(ids != NULL, "no memory");
     for (size_t i = 0; i < count;) {
@@ -104,17 +98,17 @@ static void open_pairs(pairs *p, const rank_links *links, uint32_t payload, uint
     p->in.tokens = options.tokens;
     p->in.topk = options.topk;
     p->in.payload = payload;
-    p->in.x = zeros(options.tokens * row);
+    p->in.x = echo_take(options.tokens * row, 0);
     p->in.topk_idx = choose_experts(links->rank);
-    p->in.topk_weights = zeros((size_t)options.tokens * options.topk * 4);
+    p->in.topk_weights = echo_take((size_t)options.tokens * options.topk * 4, 0);
     p->out.layout = layout;
     p->out.alignment = layout == EPW_PACKED;
     p->out.capacity = rows;
-    p->out.rows = zeros(rows * row);
+    p->out.rows = echo_take(rows * row, 0);
     p->out.scales =
-        payload == EPW_PAYLOAD_SAME ? NULL : zeros((rows + 4) * options.hidden / EPW_FP8_BLOCK * 4);
-    p->made.expert_out = zeros(rows * row);
-    p->sums.out = zeros(options.tokens * row);
+        payload == EPW_PAYLOAD_SAME ? NULL : echo_take((rows + 4) * options.hidden / EPW_FP8_BLOCK * 4, 0);
+    p->made.expert_out = echo_take(rows * row, 0);
+    p->sums.out = echo_take(options.tokens * row, 0);
     p->in.stream = p->out.stream = p->made.stream = p->sums.stream = p->stream;
 }
 

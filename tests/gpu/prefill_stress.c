@@ -2,6 +2,7 @@
  * every operation. Buffers of random shapes, one after the other; in each, both lanes at the same time, as
  * calls or as replays of graphs. Ranks differ in what each may choose: layout, SMs, pauses. The host looks
  * at nothing before a buffer ends. Exit code 77, with the reason, if there is no GPU. */
+#include "echo.h"
 #include "ranks.h"
 #include "step.h"
 
@@ -79,38 +80,31 @@ typedef struct lane {
     cudaEvent_t done[AHEAD];
 } lane;
 
-static void *take(size_t bytes) {
-    void *at = NULL;
-    REQUIRE_CUDA(cudaMalloc(&at, bytes));
-    REQUIRE_CUDA(cudaMemset(at, 0, bytes));
-    return at;
-}
-
 static void take_memory(lane *l) {
     traffic_memory *m = &l->memory;
     const traffic_shape *s = &l->shape;
     size_t tokens = s->max_tokens, local = s->experts / s->ranks, places = l->places;
     void *host = NULL;
-    m->state = take(sizeof *m->state);
-    m->x = take(tokens * s->hidden * 2);
-    m->ids = take(tokens * s->topk * 4);
-    m->weights = take(tokens * s->topk * 4);
-    m->rows = take(places * s->hidden * 2);
-    m->scales = take((places + 4) * (s->hidden / EPW_FP8_BLOCK) * 4);
-    m->counts = take(local * 4);
-    m->offsets = take(local * 4);
-    m->source_counts = take(s->ranks * 4);
-    m->source_offsets = take(s->ranks * 4);
-    m->row_expert = take(places * 4);
-    m->row_source = take(places * 4);
-    m->row_token = take(places * 4);
-    m->row_position = take(places * 4);
-    m->row_weight = take(places * 4);
-    m->row_experts = take(places * s->topk * 4);
-    m->row_weights = take(places * s->topk * 4);
-    m->expert_out = take(places * s->hidden * 2);
-    m->out = take(tokens * s->hidden * 2);
-    m->contributions = take(tokens * 4);
+    m->state = echo_take(sizeof *m->state, 0);
+    m->x = echo_take(tokens * s->hidden * 2, 0);
+    m->ids = echo_take(tokens * s->topk * 4, 0);
+    m->weights = echo_take(tokens * s->topk * 4, 0);
+    m->rows = echo_take(places * s->hidden * 2, 0);
+    m->scales = echo_take((places + 4) * (s->hidden / EPW_FP8_BLOCK) * 4, 0);
+    m->counts = echo_take(local * 4, 0);
+    m->offsets = echo_take(local * 4, 0);
+    m->source_counts = echo_take(s->ranks * 4, 0);
+    m->source_offsets = echo_take(s->ranks * 4, 0);
+    m->row_expert = echo_take(places * 4, 0);
+    m->row_source = echo_take(places * 4, 0);
+    m->row_token = echo_take(places * 4, 0);
+    m->row_position = echo_take(places * 4, 0);
+    m->row_weight = echo_take(places * 4, 0);
+    m->row_experts = echo_take(places * s->topk * 4, 0);
+    m->row_weights = echo_take(places * s->topk * 4, 0);
+    m->expert_out = echo_take(places * s->hidden * 2, 0);
+    m->out = echo_take(tokens * s->hidden * 2, 0);
+    m->contributions = echo_take(tokens * 4, 0);
     REQUIRE_CUDA(cudaHostAlloc(&host, sizeof *l->faults, cudaHostAllocMapped));
     memset(host, 0, sizeof *l->faults);
     l->faults = host;

@@ -1,6 +1,8 @@
 /* See step.h. */
 #include "step.h"
 
+#include "echo.h"
+
 #include <string.h>
 
 static const char *const fault_names[TRAFFIC_FAULTS] = {
@@ -40,13 +42,6 @@ traffic_shape step_shape(const epw_config *config, uint64_t seed) {
                            .topk = config->topk};
 }
 
-static void *take(size_t bytes) {
-    void *at = NULL;
-    REQUIRE_CUDA(cudaMalloc(&at, bytes));
-    REQUIRE_CUDA(cudaMemset(at, 0, bytes));
-    return at;
-}
-
 void step_open(step_lane *l, epw_buffer *buffer, const epw_config *config, uint64_t seed, uint32_t lane,
                uint32_t payload, uint64_t iteration, uint64_t stride, uint64_t pause_ns) {
     *l = (step_lane){.shape = step_shape(config, seed), .buffer = buffer, .lane = lane, .payload = payload};
@@ -59,23 +54,23 @@ void step_open(step_lane *l, epw_buffer *buffer, const epw_config *config, uint6
     REQUIRE_OK(epw_row_shape_make(config, &in, &l->row));
     size_t experts = plan.local_experts, rows = plan.rows, tokens = config->max_tokens;
     traffic_memory *m = &l->memory;
-    m->x = take(tokens * config->hidden * 2);
-    m->ids = take(tokens * config->topk * 4);
-    m->weights = take(tokens * config->topk * 4);
-    m->rows = take(l->row.expert_rows_bytes);
-    m->scales = take(l->row.expert_scales_bytes + 16);
-    m->counts = take(experts * 4);
-    m->source_counts = take(config->ranks * 4);
-    m->ranges = take(experts * config->ranks * 8);
-    m->source_token = take(experts * rows * 4);
-    m->row_experts = take(rows * config->topk * 4);
-    m->row_weights = take(rows * config->topk * 4);
-    m->expert_rows = take(experts * rows * 4);
-    m->expert_totals = take(experts * 8);
-    m->expert_out = take(experts * rows * config->hidden * 2);
-    m->out = take(tokens * config->hidden * 2);
-    m->contributions = take(tokens * 4);
-    m->state = take(sizeof *m->state);
+    m->x = echo_take(tokens * config->hidden * 2, 0);
+    m->ids = echo_take(tokens * config->topk * 4, 0);
+    m->weights = echo_take(tokens * config->topk * 4, 0);
+    m->rows = echo_take(l->row.expert_rows_bytes, 0);
+    m->scales = echo_take(l->row.expert_scales_bytes + 16, 0);
+    m->counts = echo_take(experts * 4, 0);
+    m->source_counts = echo_take(config->ranks * 4, 0);
+    m->ranges = echo_take(experts * config->ranks * 8, 0);
+    m->source_token = echo_take(experts * rows * 4, 0);
+    m->row_experts = echo_take(rows * config->topk * 4, 0);
+    m->row_weights = echo_take(rows * config->topk * 4, 0);
+    m->expert_rows = echo_take(experts * rows * 4, 0);
+    m->expert_totals = echo_take(experts * 8, 0);
+    m->expert_out = echo_take(experts * rows * config->hidden * 2, 0);
+    m->out = echo_take(tokens * config->hidden * 2, 0);
+    m->contributions = echo_take(tokens * 4, 0);
+    m->state = echo_take(sizeof *m->state, 0);
     uint64_t all = (UINT64_C(1) << config->ranks) - 1;
     traffic_state state = {iteration - stride, stride, pause_ns, all, all, 0, 0, 0};
     REQUIRE_CUDA(cudaMemcpy(m->state, &state, sizeof state, cudaMemcpyHostToDevice));
