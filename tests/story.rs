@@ -1,6 +1,6 @@
 //! `EPWIRE_LOG=info` of four ranks that lose one: which ranks there are, how they reach each other, which rank is lost
-//! and why, and what the others agree on, in fewer than 40 lines; and what their launcher says of their processes. With the feature `tracing` the core reports the same
-//! as events.
+//! and why, what the others agree on, and what the launcher says of their processes, in fewer than 40 lines. With the
+//! feature `tracing` the core reports the same as events.
 //!
 //! Ranks are processes of this program, so it has a main of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
@@ -86,9 +86,7 @@ fn a_run_that_loses_a_rank_tells_its_story() {
     let story = std::fs::read_to_string(&file).unwrap();
     let count =
         |parts: &[&str]| story.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count();
-    let ranks =
-        story.lines().count() - count(&["started rank "]) - count(&["SIGTERM"]) - count(&[", has ended: "]);
-    assert!(ranks < 40, "{ranks} lines of ranks:\n{story}");
+    assert!(story.lines().count() < 40, "{} lines:\n{story}", story.lines().count());
     assert_eq!(count(&["info member: started rank "]), 4, "the launcher:\n{story}");
     assert_eq!(count(&["info member: rank ", ", has ended: exit status: 0"]), 3, "the launcher:\n{story}");
     assert_eq!(
@@ -109,12 +107,9 @@ fn a_run_that_loses_a_rank_tells_its_story() {
         if rank == LOST {
             continue;
         }
-        assert_eq!(count(&[&who, "peer 2: given up: "]), 1, "why lost, rank {rank}:\n{story}");
-        assert_eq!(
-            count(&[&who, "all agreed on change", "ranks 0-1,3"]),
-            1,
-            "what is agreed, {rank}:\n{story}"
-        );
+        let lost = count(&[&who, "rank 2 has ended"]) + count(&[&who, "peer 2: given up: "]);
+        assert!(lost >= 1, "why lost, rank {rank}:\n{story}");
+        assert_eq!(count(&[&who, "all agreed: ", "ranks 0-1,3"]), 1, "what is agreed, {rank}:\n{story}");
         assert_eq!(
             count(&[&who, "epoch 2 ", "members 0-1,3; without 2"]),
             1,

@@ -147,8 +147,8 @@ void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool si
         tell_record(EPW_LOG_WARN, "given up", record);
     } else if (silent) {
         epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s (%s)", cause_text(EPW_CAUSE_TIMEOUT), what);
-    } else if (revoked) {
-        epw_log(EPW_LOG_WAIT, EPW_LOG_INFO, where, "given up: the group or this program has revoked it (%s)",
+    } else if (revoked) { /* by the caller, who knows why: a group has told it */
+        epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "given up: revoked by the group or this program (%s)",
                 what);
     } else { /* also of each peer when this rank's buffer ends */
         epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "no more operations with it");

@@ -99,7 +99,7 @@ impl Sight {
         }
     }
 
-    /// The server sees another rank in a new state.
+    /// The server sees a rank in a new state.
     fn say_state(&self, rank: usize, before: RankState, state: RankState) {
         let (level, what) = match state {
             // No warning: it was asked to leave.
@@ -114,7 +114,14 @@ impl Sight {
             RankState::Alive {} => (Level::Info, "is a member and can be reached"),
             RankState::Absent {} => return,
         };
-        line(level, self.rank, || format!("rank {rank} {what}"));
+        // A rank that was taken for lost hears of itself when it runs again.
+        match (rank == self.rank as usize, state) {
+            (false, _) => line(level, self.rank, || format!("rank {rank} {what}")),
+            (true, RankState::Suspect {}) => line(level, self.rank, || {
+                "this rank was silent, or could not be reached by the server".to_owned()
+            }),
+            (true, _) => line(level, self.rank, || format!("this rank {what}")),
+        }
     }
 
     /// The ranks that the buffers have given up in this epoch.
@@ -133,7 +140,7 @@ impl Sight {
     /// A change is decided.
     pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64, waiting: &Standby) {
         line(Level::Info, self.rank, || {
-            format!("all agreed on change {change}: from step {step} on, epoch {epoch} of ranks {members}")
+            format!("all agreed: from step {step} on, epoch {epoch} of ranks {members}")
         });
         #[cfg(feature = "tracing")]
         {
@@ -146,8 +153,8 @@ impl Sight {
     pub(crate) fn aborted(&self, change: u64, error: &BootstrapError) {
         // That a member has ended or left is told by itself, and the next change takes account of it.
         let expected = matches!(error, BootstrapError::PeerLost { .. });
-        let level = if expected { Level::Info } else { Level::Warn };
-        line(level, self.rank, || format!("change {change} failed: {error}"));
+        let level = if expected { Level::Trace } else { Level::Warn };
+        line(level, self.rank, || format!("change {change} of the membership failed: {error}"));
         #[cfg(feature = "tracing")]
         match expected {
             true => tracing::info!(rank = self.rank, change, %error, "change aborted"),
