@@ -169,6 +169,7 @@ struct Row {
     ours: Vec<String>,
     rdma_core: Vec<String>,
     ucx: Vec<String>,
+    dpdk: Vec<String>,
 }
 
 /// The rows of `tests/nic/witness/findings.txt`, without fields that are not ours. Commands for both kinds of port are
@@ -199,6 +200,7 @@ fn rows(findings: &str) -> Vec<Row> {
         match who {
             "rdma-core" if verdict == "agrees" => add(|row| &mut row.rdma_core),
             "ucx" if verdict == "agrees" => add(|row| &mut row.ucx),
+            "dpdk" if verdict == "agrees" => add(|row| &mut row.dpdk),
             _ => {}
         }
     }
@@ -206,35 +208,38 @@ fn rows(findings: &str) -> Vec<Row> {
 }
 
 impl Row {
-    /// The last three columns of the page's table.
+    /// The last four columns of the page's table.
     fn columns(&self) -> String {
         let count = |fields: &[String]| match fields.len() {
             0 => "none".to_owned(),
             count => format!("{count} of {}", self.ours.len()),
         };
-        let neither: Vec<String> = self
+        let witnesses = [&self.rdma_core, &self.ucx, &self.dpdk];
+        let nobody: Vec<String> = self
             .ours
             .iter()
-            .filter(|field| !self.rdma_core.contains(field) && !self.ucx.contains(field))
+            .filter(|field| !witnesses.iter().any(|fields| fields.contains(field)))
             .map(|field| format!("`{field}`"))
             .collect();
-        let neither = if neither.is_empty() { "none".to_owned() } else { neither.join(", ") };
-        format!("| {} | {} | {neither} |", count(&self.rdma_core), count(&self.ucx))
+        let nobody = if nobody.is_empty() { "none".to_owned() } else { nobody.join(", ") };
+        format!("| {} | {nobody} |", witnesses.map(|fields| count(fields)).join(" | "))
     }
 }
 
 #[test]
 fn findings_are_counted_by_field() {
     let findings = "a CREATE_QP x.y theirs alone: 1  # why\nucx CREATE_QP q.a agrees\nrdma-core CREATE_QP q.a ours alone  # why\n\
-        nobody CREATE_CQ c.b ours alone\nucx INIT2RTR/RoCE q.c agrees\nucx INIT2RTR/InfiniBand q.c agrees\n\
+        nobody RTS2RTS c.b ours alone\nucx INIT2RTR/RoCE q.c agrees\nucx INIT2RTR/InfiniBand q.c agrees\n\
+        dpdk CREATE_CQ c.b agrees\ndpdk CREATE_CQ effect.number agrees\n\
         ucx INIT2RTR/RoCE fake takes\nrdma-core WRITE effect.bytes agrees\nrdma-core INIT2RTR q.d differs: 1, ours 2  # why";
     let columns: Vec<_> = rows(findings).iter().map(|row| row.what.clone() + " " + &row.columns()).collect();
     assert_eq!(
         columns,
         [
-            "CREATE_QP | none | 1 of 1 | none |",
-            "CREATE_CQ | none | none | `c.b` |",
-            "INIT2RTR | none | 1 of 2 | `q.d` |"
+            "CREATE_QP | none | 1 of 1 | none | none |",
+            "RTS2RTS | none | none | none | `c.b` |",
+            "INIT2RTR | none | 1 of 2 | none | `q.d` |",
+            "CREATE_CQ | none | none | 1 of 1 | none |"
         ]
     );
 }
@@ -257,7 +262,7 @@ fn who_confirms_what_is_as_the_witnesses_say() {
             row.columns()
         );
     }
-    let tables = page.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 5);
+    let tables = page.lines().filter(|line| line.starts_with("| ") && line.matches(" | ").count() == 6);
     let listed = tables.map(|line| line.split('|').nth(1).unwrap().trim());
     let unknown: Vec<_> = listed
         .filter(|what| *what != "what" && *what != "NOP" && rows.iter().all(|row| row.what != *what))
