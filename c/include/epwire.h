@@ -736,13 +736,16 @@ typedef struct epw_dispatch_output {
     uint32_t *source_counts; /* rows per source rank [ranks] */
     uint32_t *ranges; /* [E, ranks, 2]: where each source rank's rows begin in the expert's list, and how
                          many there are; rank-major, that list is the expert's in expert_rows */
+    uint64_t *packed_ranges; /* [E, ranks]: the same, packed as in DeepEP: the count in the lower 32 bits, the
+                                beginning in the upper */
     uint32_t *source_token;  /* expert-major [E, M], rank-major [M]: the row's token index at its source */
     int32_t *row_experts;    /* rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere */
     float *row_weights;      /* rank-major [M, topk]: routing weights, 0 where the expert id is -1 */
     uint32_t *expert_rows;   /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
     uint64_t *expert_totals; /* [E]: adds the tokens of each local physical expert */
-    uint64_t *wait_ns;       /* [ranks]: adds the time spent waiting for each source */
-    void *stream;            /* for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on */
+    int32_t *expert_totals_i32; /* [E]: adds the same, modulo 2^32 */
+    uint64_t *wait_ns;          /* [ranks]: adds the time spent waiting for each source */
+    void *stream;               /* for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on */
 } epw_dispatch_output;
 
 #define EPW_DISPATCH_OUTPUT_INIT                                                                             \

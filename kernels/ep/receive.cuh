@@ -141,7 +141,8 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
         uint32_t fill = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) {
-            if (!a.out.ranges && s.rows[source] == 0) continue; // its first_row is never read
+            const bool told = a.out.ranges || a.out.packed_ranges;
+            if (!told && s.rows[source] == 0) continue; // its first_row is never read
             uint32_t count = table[source * l.local_experts + e];
             a.lane.arrays.first_row[source * l.local_experts + e] = fill;
             if (a.out.ranges) {
@@ -149,6 +150,7 @@ __device__ inline void write_counts(const Dispatch &a, const ReceiveShared &s, c
                 range[0] = fill;
                 range[1] = count;
             }
+            if (a.out.packed_ranges) a.out.packed_ranges[size_t(e) * l.ranks + source] = uint64_t(fill) << 32 | count;
             fill += count;
         }
         if (a.out.counts) a.out.counts[e] = fill;
@@ -468,6 +470,8 @@ __device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row,
     for (uint32_t i = laneid; a.out.sideband && i < a.in.sideband_bytes; i += 32) sideband[i] = 0;
 }
 
+__device__ __forceinline__ bool wants_totals(const Dispatch &a) { return a.out.expert_totals || a.out.expert_totals_i32; }
+
 // Adds the number of rows of each local expert to the caller's sums, which lanes and buffers may share. `table` is that of
 // take_counts. The last block does so at its end. If another block is in trouble, which the last one does not know, the closing
 // block puts right what the last one has added: `closes`.
@@ -483,7 +487,8 @@ __device__ inline void add_totals(const Dispatch &a, const Operation &o, const u
         for (uint32_t source = 0; source < l.ranks; source++) n += table[source * l.local_experts + e];
         const uint64_t before = corrects ? added[e] : 0;
         if (!closes) added[e] = n;
-        ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n - before);
+        if (a.out.expert_totals) ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n - before);
+        if (a.out.expert_totals_i32) atomicAdd(reinterpret_cast<uint32_t *>(&a.out.expert_totals_i32[e]), uint32_t(n - before));
     }
     if (!closes && threadIdx.x == 0) o.state->added_at = o.out_before + gridDim.x;
 }
@@ -594,7 +599,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
             __syncthreads(); // makes what every thread has refused visible
         } else {
             const auto at_last = [&] {
-                const bool adds = a.out.expert_totals && share.block == share.blocks - 1;
+                const bool adds = wants_totals(a) && share.block == share.blocks - 1;
                 if (adds) add_totals(a, o, table, false);
                 return adds;
             };
@@ -610,7 +615,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     }
     decide_sources(o);
     if (any(o.malformed)) clear_places(a, s, table, o.malformed, memory);
-    if (a.out.expert_totals) add_totals(a, o, table, true);
+    if (wants_totals(a)) add_totals(a, o, table, true);
     add_waits(o, a.out.wait_ns);
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED);
 }

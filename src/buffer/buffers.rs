@@ -143,11 +143,13 @@ impl DispatchBuffers {
             counts: Some(&mut self.counts),
             source_counts: Some(&mut self.source_counts),
             ranges: Some(&mut self.ranges),
+            packed_ranges: None,
             source_token: Some(&mut self.source_token),
             row_experts: (!expert_major).then_some(&mut self.row_experts),
             row_weights: (!expert_major).then_some(&mut self.row_weights),
             expert_rows: (!expert_major).then_some(&mut self.expert_rows),
             expert_totals: None,
+            expert_totals_i32: None,
             wait_ns: None,
         }
     }

@@ -53,6 +53,8 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     /// `[E, ranks]` pairs: where each source rank's rows begin in the expert's list, and how many there are. In
     /// rank-major that list is the expert's in `expert_rows`.
     pub ranges: Option<List<'a, M, [u32; 2]>>,
+    /// `[E, ranks]`: the same, packed as in DeepEP: the count in the lower 32 bits, the beginning in the upper.
+    pub packed_ranges: Option<List<'a, M, u64>>,
     /// `[E, M]`, or rank-major `[M]`: the row's token index at its source.
     pub source_token: Option<List<'a, M, u32>>,
     /// Rank-major `[M, topk]` (the plan's top-k): local expert id, -1 if the expert is on another rank.
@@ -63,6 +65,8 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     pub expert_rows: Option<List<'a, M, u32>>,
     /// `[E]`: adds the tokens of each local physical expert, for expert load balancing.
     pub expert_totals: Option<List<'a, M, u64>>,
+    /// `[E]`: adds the same, modulo 2^32.
+    pub expert_totals_i32: Option<List<'a, M, i32>>,
     /// `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one. On a GPU, waits of less
     /// than about 15 us are not counted.
     pub wait_ns: Option<List<'a, M, u64>>,
@@ -114,11 +118,13 @@ impl<M: Memory> GenericDispatchOutput<'_, M> {
             counts: Need::of::<u32>(experts),
             source_counts: Need::of::<u32>(ranks),
             ranges: Need::of::<u32>(experts * ranks * 2),
+            packed_ranges: Need::of::<u64>(experts * ranks),
             source_token: Need::of::<u32>(needs.source_token),
             row_experts: Need::of::<i32>(entries).only("rank-major", needs.by_rank),
             row_weights: Need::of::<f32>(entries).only("rank-major", needs.by_rank),
             expert_rows: Need::of::<u32>(needs.expert_rows).only("rank-major", needs.by_rank),
             expert_totals: Need::of::<u64>(experts),
+            expert_totals_i32: Need::of::<i32>(experts),
             wait_ns: Need::of::<u64>(ranks),
         }
         Ok(output)

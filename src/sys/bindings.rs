@@ -1397,6 +1397,9 @@ in byte b%4 of word b/4, zero-padded*/
     /** [E, ranks, 2]: where each source rank's rows begin in the expert's list, and how
 many there are; rank-major, that list is the expert's in expert_rows*/
     pub ranges: *mut u32,
+    /** [E, ranks]: the same, packed as in DeepEP: the count in the lower 32 bits, the
+beginning in the upper*/
+    pub packed_ranges: *mut u64,
     /// expert-major [E, M], rank-major [M]: the row's token index at its source
     pub source_token: *mut u32,
     /// rank-major [M, topk]: local expert id, -1 where the entry lives elsewhere
@@ -1407,6 +1410,8 @@ many there are; rank-major, that list is the expert's in expert_rows*/
     pub expert_rows: *mut u32,
     /// [E]: adds the tokens of each local physical expert
     pub expert_totals: *mut u64,
+    /// [E]: adds the same, modulo 2^32
+    pub expert_totals_i32: *mut i32,
     /// [ranks]: adds the time spent waiting for each source
     pub wait_ns: *mut u64,
     /// for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on
@@ -1416,7 +1421,7 @@ many there are; rank-major, that list is the expert's in expert_rows*/
 const _: () = {
     [
         "Size of epw_dispatch_output",
-    ][::core::mem::size_of::<epw_dispatch_output>() - 120usize];
+    ][::core::mem::size_of::<epw_dispatch_output>() - 136usize];
     [
         "Alignment of epw_dispatch_output",
     ][::core::mem::align_of::<epw_dispatch_output>() - 8usize];
@@ -1451,26 +1456,32 @@ const _: () = {
         "Offset of field: epw_dispatch_output::ranges",
     ][::core::mem::offset_of!(epw_dispatch_output, ranges) - 56usize];
     [
+        "Offset of field: epw_dispatch_output::packed_ranges",
+    ][::core::mem::offset_of!(epw_dispatch_output, packed_ranges) - 64usize];
+    [
         "Offset of field: epw_dispatch_output::source_token",
-    ][::core::mem::offset_of!(epw_dispatch_output, source_token) - 64usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, source_token) - 72usize];
     [
         "Offset of field: epw_dispatch_output::row_experts",
-    ][::core::mem::offset_of!(epw_dispatch_output, row_experts) - 72usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, row_experts) - 80usize];
     [
         "Offset of field: epw_dispatch_output::row_weights",
-    ][::core::mem::offset_of!(epw_dispatch_output, row_weights) - 80usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, row_weights) - 88usize];
     [
         "Offset of field: epw_dispatch_output::expert_rows",
-    ][::core::mem::offset_of!(epw_dispatch_output, expert_rows) - 88usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_rows) - 96usize];
     [
         "Offset of field: epw_dispatch_output::expert_totals",
-    ][::core::mem::offset_of!(epw_dispatch_output, expert_totals) - 96usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_totals) - 104usize];
+    [
+        "Offset of field: epw_dispatch_output::expert_totals_i32",
+    ][::core::mem::offset_of!(epw_dispatch_output, expert_totals_i32) - 112usize];
     [
         "Offset of field: epw_dispatch_output::wait_ns",
-    ][::core::mem::offset_of!(epw_dispatch_output, wait_ns) - 104usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, wait_ns) - 120usize];
     [
         "Offset of field: epw_dispatch_output::stream",
-    ][::core::mem::offset_of!(epw_dispatch_output, stream) - 112usize];
+    ][::core::mem::offset_of!(epw_dispatch_output, stream) - 128usize];
 };
 impl Default for epw_dispatch_output {
     fn default() -> Self {

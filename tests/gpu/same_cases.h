@@ -158,6 +158,8 @@ enum {
     ROW_WEIGHTS,
     EXPERT_ROWS,
     EXPERT_TOTALS,
+    PACKED_RANGES,
+    EXPERT_TOTALS_I32,
     OUT,
     CONTRIBUTIONS, /* written */
     ARRAYS
@@ -181,6 +183,8 @@ static const char *const array_names[ARRAYS] = {"x",
                                                 "row_weights",
                                                 "expert_rows",
                                                 "expert_totals",
+                                                "packed_ranges",
+                                                "expert_totals_i32",
                                                 "out",
                                                 "contributions"};
 
@@ -282,9 +286,11 @@ static epw_dispatch_output output_of(const test_case *c, const memory *m) {
     out.source_counts = (uint32_t *)m->at[SOURCE_COUNTS];
     out.source_token = (uint32_t *)m->at[SOURCE_TOKEN];
     out.expert_totals = (uint64_t *)m->at[EXPERT_TOTALS];
+    out.expert_totals_i32 = (int32_t *)m->at[EXPERT_TOTALS_I32];
     if (c->waits) out.wait_ns = (uint64_t *)m->at[WAITS];
     if (c->layout == EPW_EXPERT_MAJOR) {
         out.ranges = (uint32_t *)m->at[RANGES];
+        out.packed_ranges = (uint64_t *)m->at[PACKED_RANGES];
     } else {
         out.row_experts = (int32_t *)m->at[ROW_EXPERTS];
         out.row_weights = (float *)m->at[ROW_WEIGHTS];
@@ -324,6 +330,8 @@ static memory make_inputs(const epw_config *config, uint32_t index) {
         [ROW_WEIGHTS] = rows * topk * 4,
         [EXPERT_ROWS] = experts * rows * 4,
         [EXPERT_TOTALS] = experts * 8,
+        [PACKED_RANGES] = experts * config->ranks * 8,
+        [EXPERT_TOTALS_I32] = experts * 4,
         [OUT] = tokens * row_bytes,
         [CONTRIBUTIONS] = tokens * 4,
     };

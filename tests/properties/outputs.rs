@@ -7,6 +7,7 @@ use crate::case::{Case, Op, Part, SOURCE_COUNTS};
 
 const PATTERN: u8 = 0xa5;
 const PATTERN_32: u32 = 0xa5a5_a5a5;
+const PATTERN_64: u64 = 0xa5a5_a5a5_a5a5_a5a5;
 
 /// `None`: not requested.
 #[derive(Debug)]
@@ -18,11 +19,13 @@ pub(crate) struct Outputs {
     pub(crate) counts: Option<Vec<u32>>,
     pub(crate) source_counts: Option<Vec<u32>>,
     pub(crate) ranges: Option<Vec<[u32; 2]>>,
+    pub(crate) packed_ranges: Option<Vec<u64>>,
     pub(crate) source_token: Option<Vec<u32>>,
     pub(crate) row_experts: Option<Vec<i32>>,
     pub(crate) row_weights: Option<Vec<f32>>,
     pub(crate) expert_rows: Option<Vec<u32>>,
     pub(crate) expert_totals: Option<Vec<u64>>,
+    pub(crate) expert_totals_i32: Option<Vec<i32>>,
     pub(crate) wait_ns: Option<Vec<u64>>,
 }
 
@@ -54,11 +57,14 @@ impl Outputs {
             counts: words(expert_major || wanted(11), experts),
             source_counts: words(part.outputs & SOURCE_COUNTS != 0, ranks),
             ranges: wanted(13).then(|| vec![[PATTERN_32; 2]; experts * ranks + slack]),
+            packed_ranges: wanted(20).then(|| vec![PATTERN_64; experts * ranks + slack]),
             source_token: words(wanted(14), lists * rows),
             row_experts: (!expert_major && wanted(15)).then(|| vec![-7; entries + slack]),
             row_weights: (!expert_major && wanted(16)).then(|| vec![-7.0; entries + slack]),
             expert_rows: words(!expert_major && wanted(17), experts * rows),
             expert_totals: wanted(18).then(|| vec![1 << 40; experts + slack]),
+            // Some additions go beyond the end of the type.
+            expert_totals_i32: wanted(21).then(|| vec![i32::MAX - 1; experts + slack]),
             wait_ns: wanted(19).then(|| vec![1 << 40; ranks + slack]),
         }
     }
@@ -72,11 +78,13 @@ impl Outputs {
             counts: self.counts.as_deref_mut(),
             source_counts: self.source_counts.as_deref_mut(),
             ranges: self.ranges.as_deref_mut(),
+            packed_ranges: self.packed_ranges.as_deref_mut(),
             source_token: self.source_token.as_deref_mut(),
             row_experts: self.row_experts.as_deref_mut(),
             row_weights: self.row_weights.as_deref_mut(),
             expert_rows: self.expert_rows.as_deref_mut(),
             expert_totals: self.expert_totals.as_deref_mut(),
+            expert_totals_i32: self.expert_totals_i32.as_deref_mut(),
             wait_ns: self.wait_ns.as_deref_mut(),
         }
     }
@@ -89,6 +97,7 @@ impl Outputs {
         same("counts", self.counts.as_deref(), expected.counts.as_deref());
         same("source_counts", self.source_counts.as_deref(), expected.source_counts.as_deref());
         same("ranges", self.ranges.as_deref(), expected.ranges.as_deref());
+        same("packed_ranges", self.packed_ranges.as_deref(), expected.packed_ranges.as_deref());
         same("source_token", self.source_token.as_deref(), expected.source_token.as_deref());
         same("row_experts", self.row_experts.as_deref(), expected.row_experts.as_deref());
         let bits = |weights: &Option<Vec<f32>>| -> Option<Vec<u32>> {
@@ -98,6 +107,7 @@ impl Outputs {
         same("row_weights", have.as_deref(), want.as_deref());
         same("expert_rows", self.expert_rows.as_deref(), expected.expert_rows.as_deref());
         same("expert_totals", self.expert_totals.as_deref(), expected.expert_totals.as_deref());
+        same("expert_totals_i32", self.expert_totals_i32.as_deref(), expected.expert_totals_i32.as_deref());
         // Times cannot be predicted, but they must be added to the former values.
         let waited = |w: &Vec<u64>| w.iter().all(|ns| (1 << 40..1 << 41).contains(ns));
         assert!(self.wait_ns.as_ref().is_none_or(waited), "wait_ns: {:?}", self.wait_ns);

@@ -114,11 +114,18 @@ pub(crate) fn deliver(case: &Case, op: &Op, layout: Layout, rows: &[Row<'_>], ou
         if let Some(totals) = &mut out.expert_totals {
             totals[e] += list.len() as u64;
         }
-        let Some(ranges) = &mut out.ranges else { continue };
+        if let Some(totals) = &mut out.expert_totals_i32 {
+            totals[e] = totals[e].wrapping_add(list.len() as i32);
+        }
         for source in 0..case.ranks {
             let before = list.iter().filter(|row| row.source < source).count();
             let here = list.iter().filter(|row| row.source == source).count();
-            ranges[e * case.ranks + source] = [before as u32, here as u32];
+            if let Some(ranges) = &mut out.ranges {
+                ranges[e * case.ranks + source] = [before as u32, here as u32];
+            }
+            if let Some(ranges) = &mut out.packed_ranges {
+                ranges[e * case.ranks + source] = (before as u64) << 32 | here as u64;
+            }
         }
     }
     if let Some(counts) = &mut out.source_counts {

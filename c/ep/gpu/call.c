@@ -119,11 +119,13 @@ static epw_status check_output(const epw_buffer *b, const char *op, const epw_ro
         {"output.counts", out->counts, 4},
         {"output.source_counts", out->source_counts, 4},
         {"output.ranges", out->ranges, 4},
+        {"output.packed_ranges", out->packed_ranges, 8},
         {"output.source_token", out->source_token, 4},
         {"output.row_experts", out->row_experts, 4},
         {"output.row_weights", out->row_weights, 4},
         {"output.expert_rows", out->expert_rows, 4},
         {"output.expert_totals", out->expert_totals, 8},
+        {"output.expert_totals_i32", out->expert_totals_i32, 4},
         {"output.wait_ns", out->wait_ns, 8},
     };
     return EPW_CHECK_ALIGNED(epw_buffer_where(b, op), pointers);

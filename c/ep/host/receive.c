@@ -168,8 +168,10 @@ static void tell_totals(const epw_buffer *b, const epw_lane *lane) {
     const epw_dispatch_output *out = &lane->host->dispatch_output;
     const uint32_t *fill = lane->host->expert_fill;
     if (out->counts != NULL) memcpy(out->counts, fill, b->layout.local_experts * sizeof fill[0]);
-    for (uint32_t e = 0; out->expert_totals != NULL && e < b->layout.local_experts; e++)
-        epw_add_total(&out->expert_totals[e], fill[e]);
+    for (uint32_t e = 0; e < b->layout.local_experts; e++) {
+        if (out->expert_totals != NULL) epw_add_total(&out->expert_totals[e], fill[e]);
+        if (out->expert_totals_i32 != NULL) epw_add_total_i32(&out->expert_totals_i32[e], fill[e]);
+    }
     for (uint32_t peer = 0; out->wait_ns != NULL && peer < b->config.ranks; peer++)
         epw_add_total(&out->wait_ns[peer], lane->machine.peers[peer].waited_ns);
 }
@@ -190,10 +192,11 @@ bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
         rows = 0;
     }
     lane->received[source] = rows;
-    for (uint32_t e = 0; out->ranges != NULL && e < local; e++) {
-        uint32_t *range = out->ranges + ((size_t)e * b->config.ranks + source) * 2;
-        range[0] = host->first_row[e];
-        range[1] = host->expert_fill[e] - host->first_row[e];
+    for (uint32_t e = 0; e < local; e++) {
+        size_t pair = (size_t)e * b->config.ranks + source;
+        uint32_t first = host->first_row[e], count = host->expert_fill[e] - first;
+        if (out->ranges != NULL) memcpy(out->ranges + 2 * pair, (uint32_t[]){first, count}, 8);
+        if (out->packed_ranges != NULL) out->packed_ranges[pair] = (uint64_t)first << 32 | count;
     }
     if (out->source_counts != NULL) out->source_counts[source] = rows;
     receive_job job = {b, lane, source, rows};
