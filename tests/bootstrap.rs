@@ -130,13 +130,7 @@ impl Raw {
     }
 
     fn join(&mut self, rank: u32, world: u32) {
-        let identity = Identity {
-            rank,
-            member: 77,
-            host: "rawhost".to_owned(),
-            pid: 4242,
-            process_space: String::new(),
-        };
+        let identity = Identity::new(rank, 77, "rawhost", 4242);
         let (version, run_id) = (PROTOCOL_VERSION, "run".to_owned());
         let join = Join {
             version,
