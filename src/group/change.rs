@@ -147,11 +147,12 @@ mod tests {
             "step 90, the first of epoch 3 of ranks 0-2; left: 3"
         );
         assert_eq!(Step { number: 91, change: None }.to_string(), "step 91");
-        let lost = Experts { lost: vec![12..16], regained: vec![], unheld: vec![12..16] };
+        let ids = [12..16, 20..21].to_vec();
+        let lost = Experts { lost: ids.clone(), regained: vec![], unheld: ids };
         let progress = Progress::InEffect { change, experts: vec![Experts::default(), lost] };
         assert_eq!(
             progress.to_string(),
-            "in effect: epoch 3 of ranks 0-2; left: 3; buffer 1: lost: 12-15; held by nobody: 12-15"
+            "in effect: epoch 3 of ranks 0-2; left: 3; buffer 1: lost: 12-15,20; held by nobody: 12-15,20"
         );
         let mut waiting = Standby::default();
         waiting.ready.insert(5);
