@@ -132,10 +132,11 @@ async fn rank(launch: &Launch, listen: SocketAddr) -> Result<(), Box<dyn StdErro
         match rank.group.step().await {
             Ok(_) if rank.step().await? => {}
             Ok(_) => return Ok(end(&rank.group).await?),
-            Err(error) => match rank.group.recover(error).await? {
-                Recovery::StepAgain => {}
-                Recovery::Leave => return Ok(rank.group.leave().await?),
-            },
+            Err(error) => {
+                if rank.group.recover(error).await? == Recovery::Leave {
+                    return Ok(rank.group.leave().await?);
+                }
+            }
         }
     }
 }

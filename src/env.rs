@@ -14,7 +14,8 @@ pub(crate) use numbers::number;
 use numbers::power_of_two;
 
 /// One environment variable that epwire reads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Variable {
     /// Name, beginning with `EPWIRE_`.
     pub name: &'static str,
@@ -22,6 +23,14 @@ pub struct Variable {
     pub default: &'static str,
     /// Meaning, with units and grammar.
     pub doc: &'static str,
+}
+
+/// `EPWIRE_WORLD (from the launcher): Number of ranks, 1 to 1024.`, with the default between the brackets.
+impl fmt::Display for Variable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, default, doc } = self;
+        write!(f, "{name} ({default}): {doc}")
+    }
 }
 
 /// Rank of this process.

@@ -72,9 +72,10 @@
 //! GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of cudarc's
 //! slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how cudarc
 //! links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's
-//! tensors in host memory. `candle-cuda`: of those on GPUs too; turns on `candle`, `cuda`, `cudarc` and candle's own
-//! `cuda`, which links CUDA's libraries. `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can
-//! be serialised and deserialised. `bindgen`: checks the C bindings against the header.
+//! tensors in host memory; needs Rust 1.94, as candle-core does. `candle-cuda`: of those on GPUs too; turns on
+//! `candle`, `cuda`, `cudarc` and candle's own `cuda`, which links CUDA's libraries. `serde`: configurations, plans,
+//! [`Launch`](launch::Launch) and [`Outcome`] can be serialised and deserialised. `bindgen`: checks the C bindings
+//! against the header.
 //!
 //! An *operation* is one call, and each half of a split call is one as well: `dispatch`, `dispatch_send`,
 //! `dispatch_receive`, `combine`, `combine_send`, `combine_receive`; for a [`Comm`] each by its name, such as

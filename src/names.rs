@@ -30,12 +30,12 @@ impl fmt::Debug for ParseNameError {
 
 impl std::error::Error for ParseNameError {}
 
-/// `Display` and `FromStr` of an enum from one list of names.
+/// `Display` and `FromStr` of an enum from one list of names. Further names after `|` are read as well.
 macro_rules! names {
-    ($type:ident, $expected:literal { $($variant:ident = $name:literal),+ $(,)? }) => {
+    ($type:ident, $expected:literal { $($variant:ident = $name:literal $(| $also:literal)*),+ $(,)? }) => {
         impl std::fmt::Display for $type {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.pad(match self { $(Self::$variant => $name),+ })
+                f.pad(match self { $(Self::$variant {} => $name),+ })
             }
         }
 
@@ -44,7 +44,7 @@ macro_rules! names {
 
             fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
                 match text {
-                    $($name => Ok(Self::$variant),)+
+                    $($name $(| $also)* => Ok(Self::$variant {}),)+
                     _ => Err($crate::names::ParseNameError::new(text, $expected)),
                 }
             }

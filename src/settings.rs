@@ -17,16 +17,18 @@ pub(crate) fn check() -> Result<(), String> {
     Queues::read()?.check_filter()
 }
 
-/// Whether thread, shm, vmm, ipc and queue are among the names of `EPWIRE_PATHS`, in this order.
+/// The names in `EPWIRE_PATHS`.
+pub(crate) const PATHS: [&str; 5] = ["thread", "shm", "vmm", "ipc", "queue"];
+
+/// Whether each of [`PATHS`] is among the names of `EPWIRE_PATHS`.
 pub(crate) fn paths(names: &str) -> Result<[bool; 5], ParseNameError> {
-    const NAMES: [&str; 5] = ["thread", "shm", "vmm", "ipc", "queue"];
     const EXPECTED: &str = "a path: give some of thread, shm, vmm, ipc, queue, with commas between them";
     let mut paths = [false; 5];
     if names == "none" {
         return Ok(paths);
     }
     for name in names.split(',').map(str::trim) {
-        let at = NAMES.iter().position(|known| *known == name);
+        let at = PATHS.iter().position(|known| *known == name);
         paths[at.ok_or_else(|| ParseNameError::new(name, EXPECTED))?] = true;
     }
     Ok(paths)

@@ -130,13 +130,7 @@ impl Raw {
     }
 
     fn join(&mut self, rank: u32, world: u32) {
-        let identity = Identity {
-            rank,
-            member: 77,
-            host: "rawhost".to_owned(),
-            pid: 4242,
-            process_space: String::new(),
-        };
+        let identity = Identity::new(rank, 77, "rawhost", 4242);
         let (version, run_id) = (PROTOCOL_VERSION, "run".to_owned());
         let join = Join {
             version,
@@ -315,7 +309,7 @@ fn told_first<T>(
     mut slow: Raw,
 ) -> (BootstrapError, BootstrapError) {
     std::thread::sleep(SECOND / 2);
-    assert!(!host.is_finished(), "the host has learnt of it, and may end, before the other has");
+    assert!(!host.is_finished(), "the host returned before the slow rank was told");
     let told = std::iter::repeat_with(|| slow.receive()).find_map(|frame| match frame {
         Frame::Answer { result: Err(error), .. } => Some(error),
         _ => None,
@@ -512,7 +506,7 @@ fn a_barrier_that_somebody_misses_names_that_rank_within_the_deadline() {
 fn changed(groups: &[Group]) -> (String, u32) {
     let began = Instant::now();
     let change = |group: &Group| loop {
-        assert!(began.elapsed() < 5 * SECOND, "rank {} goes on as before", group.rank());
+        assert!(began.elapsed() < 5 * SECOND, "rank {} sees no change of the membership", group.rank());
         match group.step_blocking() {
             Ok(Step { change: Some(change), number, .. }) => return Ok((change, number)),
             Ok(_) => std::thread::sleep(SECOND / 1000),
@@ -547,7 +541,7 @@ fn survivors_agree_and_a_replacement_is_admitted() {
     let both = changed(&groups);
     assert_eq!(both, ("0-2".to_owned(), 3));
     let (first, seen, newcomer) = entered.join().unwrap();
-    assert_eq!(seen, RankState::Alive {}, "as soon as it begins a step");
+    assert_eq!(seen, RankState::Alive {}, "a newcomer is alive as soon as it begins a step");
     assert_eq!(first.unwrap().change.map(|change| change.members), Some(Mask::all(3)));
     assert!(!newcomer.is_standby());
     groups.push(newcomer);
@@ -615,10 +609,10 @@ fn of_two_members_none_is_outvoted_until_somebody_reports_its_death() {
     let Progress::Aborted { error: BootstrapError::NoQuorum { missing, .. }, .. } =
         changes.blocking_recv().unwrap()
     else {
-        panic!("something else came to nothing")
+        panic!("the change was not aborted for want of a quorum")
     };
     assert_eq!(missing.to_string(), "1");
-    assert_eq!(group.step_blocking().unwrap().number, 1, "steps go on");
+    assert_eq!(group.step_blocking().unwrap().number, 1, "steps continue after an aborted change");
     let of = group.roster().iter().find(|identity| identity.rank == 1).unwrap().member;
     group.report_death_blocking(1, of).unwrap();
     assert_eq!(changed(std::slice::from_ref(&group)), ("0".to_owned(), 2));
@@ -676,7 +670,11 @@ fn any_member_can_name_the_present_member_of_a_rank() {
     }
     assert_eq!(named(&next, 1), groups[1].member_id());
     groups[0].report_death_blocking(2, former.member_id()).unwrap();
-    assert_eq!(next.membership().states[2], RankState::Standby {}, "it was another one's death");
+    assert_eq!(
+        next.membership().states[2],
+        RankState::Standby {},
+        "the report named the former process, not this one"
+    );
     let refused = groups[0].report_death_blocking(3, next.member_id()).unwrap_err();
     assert!(matches!(refused, BootstrapError::Invalid { .. }), "{refused}");
     groups[0].report_death_blocking(2, named(&groups[0], 2)).unwrap();
@@ -716,7 +714,7 @@ fn a_newcomer_learns_that_its_admission_is_aborted() {
     mute.send(&Frame::Notice { notice: Notice::Introduced { ticket, result: Ok(Vec::new()) } });
     let Progress::Proposed { change } = changes.blocking_recv().unwrap() else { panic!("no proposal") };
     groups[0].abort_change_blocking(change).unwrap();
-    let Err(Error::Bootstrap(error)) = waiting.join().unwrap() else { panic!("it was admitted") };
+    let Err(Error::Bootstrap(error)) = waiting.join().unwrap() else { panic!("the newcomer was admitted") };
     assert!(matches!(*error, BootstrapError::Aborted { rank: 0, .. }), "{error}");
     let began = Instant::now();
     while groups[0].membership().standby.preparing.to_string() != "2" {

@@ -282,7 +282,7 @@ fn ranks_started_by_a_launcher_meet_at_rank_0() {
     let ranks = [0, 1].map(|rank| text.start(SMALL, &environment(rank, 2, port)));
     let [first, second] = ranks.map(|rank| rank.end(LIMIT));
     assert!(first.code == Some(0) && first.stdout.contains("moe_layer: OK ranks=2 "), "{first:?}");
-    assert!(first.stderr.contains("by EPWIRE_*"), "says which launcher won: {first:?}");
+    assert!(first.stderr.contains("by EPWIRE_*"), "it does not say which launcher it took: {first:?}");
     assert_eq!((second.code, second.stdout.as_str(), second.stderr.as_str()), (Some(0), "", ""));
 }
 
@@ -336,7 +336,7 @@ fn a_text_that_ranks_cannot_share_or_that_is_empty_is_refused() {
             .unwrap();
         let ended = Run(Some(child)).end(LIMIT);
         if ranks.is_empty() {
-            assert_eq!(ended.code, Some(0), "alone, a redirected file is a file: {ended:?}");
+            assert_eq!(ended.code, Some(0), "a single rank reads a redirected file: {ended:?}");
         } else {
             ended.assert_failed(&["/dev/stdin is not a regular file"]); // as ranks see it, whose standard input is empty
         }

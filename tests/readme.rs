@@ -72,7 +72,7 @@ fn run_c(name: &str, code: &str) -> String {
 
     let compiler = std::env::var("CC").unwrap_or("cc".into());
     let mut words = compiler.split_whitespace();
-    let mut compile = Command::new(words.next().expect("CC is blank"));
+    let mut compile = Command::new(words.next().expect("CC is not blank"));
     compile.args(words).args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
     compile.arg(concat!("-I", env!("CARGO_MANIFEST_DIR"), "/c/include")).arg(&source);
     compile.arg(concat!(env!("OUT_DIR"), "/libepwire_core.a")).arg("-o").arg(&program);
@@ -128,7 +128,7 @@ fn the_table_of_memory_is_what_plan_says() {
     let table: String = rows
         .map(|(ranks, option, config)| {
             let plan = Plan::new(&config, ranks).unwrap();
-            assert!(plan.private_bytes < 3 << 20, "the guide says that it is less than 3 MiB");
+            assert!(plan.private_bytes < 3 << 20, "the guide says less than 3 MiB");
             let optional = plan.ordered_bytes + plan.zero_copy_bytes;
             let mebibytes = [plan.window_bytes, plan.dispatch_bytes, plan.combine_bytes, optional]
                 .map(|bytes| format!("{:.1}", bytes as f64 / f64::from(1 << 20)))
@@ -184,8 +184,8 @@ fn the_table_of_limits_is_what_the_library_takes() {
     for (what, bound, number, takes) in taken {
         let row = page!("steps").lines().find(|line| line.starts_with(&format!("| {what} | ")));
         assert!(row.is_some_and(|row| row.contains(bound)), "the row of {what} lacks {bound:?}: {row:?}");
-        assert!(takes(number), "{what}: {number} is refused");
-        assert!(!takes(number + 1), "{what}: {} is taken", number + 1);
+        assert!(takes(number), "{what}: {number} is refused, although within the limit");
+        assert!(!takes(number + 1), "{what}: {} is accepted, although beyond the limit", number + 1);
     }
 }
 
@@ -296,7 +296,7 @@ fn ci_runs_every_command() {
         let elsewhere = ELSEWHERE.iter().any(|(listed, _)| words(listed) == *command);
         assert!(
             elsewhere != run.contains(command),
-            "a step of .ci/run must run this as it stands, or ELSEWHERE say why not, but not both: {command}"
+            "either a step of .ci/run runs this very command or ELSEWHERE says why not: {command}"
         );
     }
     for (listed, _) in ELSEWHERE {
@@ -381,7 +381,8 @@ fn simple_commands(script: &str) -> Vec<String> {
 fn block<'a>(page: &'a str, language: &str) -> &'a str {
     let opening = format!("\n```{language}\n");
     let mut blocks = page.split(&opening).skip(1);
-    let (code, _) = blocks.next().expect("no such block").split_once("\n```").expect("an open block");
+    let (code, _) =
+        blocks.next().expect("a block of this language").split_once("\n```").expect("a closed block");
     assert!(blocks.next().is_none(), "more than one block of {language}");
     code
 }

@@ -47,7 +47,11 @@ impl Server {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
         out.read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("serving at ").expect("where it serves").to_owned();
+        let address = line
+            .trim()
+            .strip_prefix("serving at ")
+            .expect("the server's first line has its address")
+            .to_owned();
         Self { child, out, address }
     }
 
@@ -141,7 +145,7 @@ fn a_run_that_begins_with_fewer_ranks_than_its_world_grows_by_it() {
     let mut server = Server::launch(start("127.0.0.1:0", 1));
     let address = server.address.clone();
     let first = Group::join_blocking(options(0, 3, &address).initial(1)).unwrap();
-    assert_eq!(first.step_blocking().unwrap().number, 1, "it waits for nobody");
+    assert_eq!(first.step_blocking().unwrap().number, 1, "the first rank waits for nobody");
     let refused = Group::join_blocking(options(1, 3, &address)).unwrap_err();
     assert!(
         matches!(&refused, BootstrapError::Mismatch { field, .. } if field == "initial ranks"),

@@ -32,7 +32,11 @@ impl Server {
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn().unwrap();
         let mut said = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        let address = said.trim().strip_prefix("serving at ").expect("where it serves").to_owned();
+        let address = said
+            .trim()
+            .strip_prefix("serving at ")
+            .expect("the server's first line has its address")
+            .to_owned();
         Self { child, address, log, client: None, asked: 0 }
     }
 
@@ -93,7 +97,7 @@ impl Server {
         let (began, mut whole) = (Instant::now(), 0);
         while whole < 51 {
             whole += u32::from(self.ask());
-            assert!(began.elapsed() < PATIENT, "only {whole} answers are whole:\n{}", self.log());
+            assert!(began.elapsed() < PATIENT, "only {whole} complete answers:\n{}", self.log());
         }
     }
 
@@ -131,7 +135,7 @@ impl Server {
         let began = Instant::now();
         while self.child.try_wait().unwrap().is_none() {
             self.ask();
-            assert!(began.elapsed() < PATIENT, "it does not end:\n{}", self.log());
+            assert!(began.elapsed() < PATIENT, "the server does not end:\n{}", self.log());
         }
     }
 

@@ -100,23 +100,32 @@ fn a_run_that_loses_a_rank_tells_its_story() {
         assert_eq!(
             count(&[&who, "buffer of 4 ranks on the host", "window"]),
             1,
-            "who, rank {rank}:\n{story}"
+            "the buffer of rank {rank}:\n{story}"
         );
         let paths = format!("members 0-3; shared memory to {others}");
-        assert_eq!(count(&[&who, "epoch 1 from step 1", &paths]), 1, "which path, rank {rank}:\n{story}");
+        assert_eq!(count(&[&who, "epoch 1 from step 1", &paths]), 1, "the paths of rank {rank}:\n{story}");
         if rank == LOST {
             continue;
         }
         let lost = count(&[&who, "rank 2 has ended"]) + count(&[&who, "peer 2: given up: "]);
-        assert!(lost >= 1, "why lost, rank {rank}:\n{story}");
-        assert_eq!(count(&[&who, "all agreed: ", "ranks 0-1,3"]), 1, "what is agreed, {rank}:\n{story}");
+        assert!(
+            lost >= 1,
+            "why rank {rank} gave up its peer:
+{story}"
+        );
+        assert_eq!(
+            count(&[&who, "all agreed: ", "ranks 0-1,3"]),
+            1,
+            "what rank {rank} agreed to:
+{story}"
+        );
         assert_eq!(
             count(&[&who, "epoch 2 ", "members 0-1,3; without 2"]),
             1,
-            "who goes on, {rank}:\n{story}"
+            "the membership of rank {rank} after the loss:\n{story}"
         );
     }
-    assert!(count(&["rank 2 has ended"]) >= 3, "who is lost:\n{story}");
+    assert!(count(&["rank 2 has ended"]) >= 3, "the end of the lost rank:\n{story}");
     assert_eq!(count(&[" warn ", "experts of buffer 0 out of reach: 2"]), 3, "its experts:\n{story}");
     let end = story.find("has left the group").unwrap();
     let warned =

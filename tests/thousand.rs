@@ -95,7 +95,7 @@ async fn a_thousand_members_join_and_lose_one() {
     assert_eq!((change.epoch, change.members), (2, Mask::all(MEMBERS).without(lost)));
     assert!(
         changes.iter().all(|other| (other.0, other.1) == (step, change)),
-        "all change with the same step"
+        "members change at different steps"
     );
     println!(
         "{MEMBERS} members joined in {joined:.2?}, with {to_join} each; \

@@ -72,7 +72,11 @@ fn rank(launch: &Launch, args: &Args) -> Result<ExitCode, Error> {
     };
     let matrix = Matrix::measure_blocking(&group, device)?;
     let ended = match matrix {
-        Some(matrix) => show(&Report { matrix: Some(matrix), ..doctor::examine() }, args),
+        Some(matrix) => {
+            let mut report = doctor::examine();
+            report.matrix = Some(matrix);
+            show(&report, args)
+        }
         None => Ok(ExitCode::SUCCESS),
     };
     group.leave_blocking()?;

@@ -98,7 +98,7 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> CudaExchange<T> {
                     bytes => Some(stream.alloc_zeros(bytes)?),
                 },
             },
-            Layout::RankMajor => Received::RankMajor {
+            _ => Received::RankMajor {
                 row_experts: stream.alloc_zeros(rows * shape.topk)?,
                 row_weights: stream.alloc_zeros(rows * shape.topk)?,
                 expert_rows: stream.alloc_zeros(experts * rows)?,
@@ -254,7 +254,7 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> CudaExchange<T> {
                 let hidden = self.settings.config.hidden as usize;
                 Combine::new(TensorRef::from_slice(&self.outputs, hidden, stream))
             }
-            Layout::RankMajor => Combine::in_place(),
+            _ => Combine::in_place(),
         }
         .mode(self.settings.mode);
         let output = CombineOutput::new(TensorMut::from_slice(&mut self.combined, stream));

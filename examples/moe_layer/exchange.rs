@@ -120,8 +120,8 @@ impl Settings {
             .sum();
         let received: u32 = source_counts.iter().sum();
         let answered = match self.mode {
-            CombineMode::RankReduced => received,
             CombineMode::Ordered => counts.iter().sum(),
+            _ => received,
         };
         report.rows_sent += sent as u64;
         report.rows_received += u64::from(received);
@@ -151,7 +151,7 @@ impl<T: Half> EpExchange<T> {
         let plan = buffer.plan();
         let outputs = match settings.layout {
             Layout::ExpertMajor => plan.local_experts as usize * plan.rows * shape.hidden,
-            Layout::RankMajor => 0,
+            _ => 0,
         };
         Ok(Self {
             outputs: HostBuffer::zeroed(outputs),
@@ -188,7 +188,7 @@ impl<T: Half> EpExchange<T> {
     fn combine(&mut self, dispatched: Dispatched) -> epwire::Result<Outcome> {
         let input = match self.settings.layout {
             Layout::ExpertMajor => Combine::new(TensorRef::new(&self.outputs, self.hidden())),
-            Layout::RankMajor => Combine::in_place(),
+            _ => Combine::in_place(),
         }
         .mode(self.settings.mode);
         let output = CombineOutput::new(TensorMut::new(&mut self.combined));
@@ -281,7 +281,7 @@ impl<T: Half> Exchange for EpExchange<T> {
         let arrived = Instant::now();
         match self.settings.layout {
             Layout::ExpertMajor => self.expert_major(own)?,
-            Layout::RankMajor => self.rank_major(&mut dispatched, own)?,
+            _ => self.rank_major(&mut dispatched, own)?,
         }
         let computed = Instant::now();
         complete(&self.combine(dispatched)?)?;

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
+use crate::names::names;
 use crate::sys;
 
 /// Whether all members have completed the operations that ended in a step, see [`Checkpoint::verdict`].
@@ -18,6 +19,10 @@ pub enum Verdict {
     /// Some have not: an outcome was degraded somewhere, or an operation was given up.
     Faulted,
 }
+
+names!(Verdict, "a verdict: pending, clean or faulted" {
+    Pending = "pending", Clean = "clean", Faulted = "faulted",
+});
 
 /// The end of a step for one buffer: what a server asks before it uses the results of the step. A complete outcome on
 /// this rank does not say that the others have all their rows.

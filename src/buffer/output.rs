@@ -17,6 +17,7 @@ pub type CombineOutput<'a> = GenericCombineOutput<'a, Host>;
 
 /// The order of scales in an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum ScaleOrder {
     /// `[local_experts, scales, rows]`, as grouped GEMMs take them; UE8M0 packed four to an i32,
     /// `[local_experts, ceil(scales / 4), rows]`, zero-padded.

@@ -14,7 +14,7 @@ use crate::error::{Error, Failure, Result};
 /// // A matrix of 16 rows, whose 12 columns are 4 of each of 3 ranks.
 /// let columns = Blocks::new([4; 3]).rows(16);
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Blocks {
     counts: Vec<usize>,
     offsets: Option<Vec<usize>>,

@@ -72,6 +72,20 @@ setters!(CommConfig {
     deadline: Duration
 });
 
+/// One line: `on host, paths thread,shm,vmm,ipc, deadline 10s`, and the sizes that are given.
+impl fmt::Display for CommConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { device, sms, slots, slot_bytes, heap_bytes, paths, deadline } = self;
+        write!(f, "on {device}, paths {paths}, deadline {deadline:?}")?;
+        for (count, what) in [(*sms, "SMs"), (*slots, "slots to a ring"), (*slot_bytes, "bytes to a slot")] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        if *heap_bytes > 0 { write!(f, ", a heap of {heap_bytes} bytes") } else { Ok(()) }
+    }
+}
+
 impl CommConfig {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
     pub fn plan(&self, ranks: u32) -> Result<CommPlan> {

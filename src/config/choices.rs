@@ -40,6 +40,7 @@ impl Float16 {
 /// How FP8 scales are stored, one for each 128 channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
 pub enum Fp8Scale {
     /// f32, `amax / 448`.
     F32,
@@ -81,7 +82,7 @@ pub enum Payload {
 impl fmt::Display for Payload {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::SameAsInput => f.pad("the input's type"),
+            Self::SameAsInput => f.pad(Self::SAME_AS_INPUT),
             Self::Fp8 { scale } => write!(f, "fp8 with {scale} scales"),
             Self::Opaque { row_bytes, scale_count: 0, .. } => write!(f, "{row_bytes} opaque bytes"),
             Self::Opaque { row_bytes, scale_count, scale_bytes } => {
@@ -92,7 +93,46 @@ impl fmt::Display for Payload {
     }
 }
 
+/// Reads what is printed. Opaque rows without scales have a `scale_bytes` of 1, which has no effect.
+impl FromStr for Payload {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, ParseNameError> {
+        Self::read(text).ok_or_else(|| {
+            ParseNameError::new(
+                text,
+                "a payload: the input's type, fp8 with f32 scales (or power-of-two, ue8m0), N opaque bytes, \
+                 or N opaque bytes with N scales of N bytes",
+            )
+        })
+    }
+}
+
 impl Payload {
+    const SAME_AS_INPUT: &str = "the input's type";
+
+    fn read(text: &str) -> Option<Self> {
+        if text == Self::SAME_AS_INPUT {
+            return Some(Self::SameAsInput);
+        }
+        if let Some(scales) = text.strip_prefix("fp8 with ") {
+            return Some(Self::Fp8 { scale: scales.strip_suffix(" scales")?.parse().ok()? });
+        }
+        let (row_bytes, scales) = text.split_once(" opaque bytes")?;
+        let (scale_count, scale_bytes) = match scales.strip_prefix(" with ") {
+            Some(scales) => {
+                let (count, bytes) = scales.split_once(" scales of ")?;
+                (
+                    count.parse().ok()?,
+                    bytes.strip_suffix(" bytes").or(bytes.strip_suffix(" byte"))?.parse().ok()?,
+                )
+            }
+            None if scales.is_empty() => (0, 1),
+            None => return None,
+        };
+        Some(Self::Opaque { row_bytes: row_bytes.parse().ok()?, scale_count, scale_bytes })
+    }
+
     pub(crate) fn to_c(self) -> u32 {
         match self {
             Self::SameAsInput => sys::EPW_PAYLOAD_SAME,
@@ -116,6 +156,7 @@ impl Payload {
 /// How received rows are laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
 pub enum Layout {
     /// `[local_experts, rows, ...]` with a count per local expert, for masked grouped GEMMs.
     #[default]
@@ -130,6 +171,7 @@ names!(Layout, "a layout: expert-major or rank-major" { ExpertMajor = "expert-ma
 /// What answers contain. The guide's page [`steps`](crate::guide::steps) defines, to the bit, how rows are summed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
 pub enum CombineMode {
     /// One row per (token, rank): the weighted sum over that rank's experts, in top-k order; these rows are then added
     /// at the token's rank in ascending order of ranks. Needs the weights at dispatch. With [`Layout::RankMajor`] the

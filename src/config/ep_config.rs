@@ -1,5 +1,6 @@
 //! What a buffer must be able to do.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::choices::{Device, Float16};
@@ -178,5 +179,46 @@ impl EpConfig {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into()
+    }
+}
+
+/// One line: `128 tokens of hidden 7168, top-8 of 256 experts, bf16, 2 lanes, on host, ...`. Of the other fields only those
+/// that are not as [`EpConfig::new`] sets them.
+impl fmt::Display for EpConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            max_tokens,
+            hidden,
+            experts,
+            topk,
+            lanes,
+            dtype,
+            combine_dtype,
+            device,
+            paths,
+            deadline,
+            ..
+        } = self;
+        write!(f, "{max_tokens} tokens of hidden {hidden}, top-{topk} of {experts} experts, {dtype}")?;
+        if combine_dtype != dtype {
+            write!(f, ", combined in {combine_dtype}")?;
+        }
+        write!(f, ", {lanes} lane{}", if *lanes == 1 { "" } else { "s" })?;
+        for (bytes, what) in [(self.opaque_bytes, "opaque rows"), (self.sideband_bytes, "sidebands")] {
+            if bytes > 0 {
+                write!(f, ", {what} of up to {bytes} bytes")?;
+            }
+        }
+        for (on, what) in [(self.ordered, "ordered"), (self.zero_copy, "zero-copy")] {
+            if on {
+                write!(f, ", {what}")?;
+            }
+        }
+        for (count, what) in [(self.threads, "threads"), (self.sms, "SMs")] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        write!(f, ", on {device}, paths {paths}, deadline {deadline:?}")
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::{ParseNameError, setters};
+use crate::names::{ParseNameError, names, setters};
 use crate::{settings, sys};
 
 /// The path by which a peer's window is reached.
@@ -40,18 +40,23 @@ pub enum Wire {
     Verbs,
 }
 
-impl fmt::Display for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Local => "local socket",
-            Self::Tcp => "TCP",
-            Self::Adapter => "RDMA adapters",
-            Self::Verbs => "verbs",
-        })
-    }
-}
+// The short names are those of `EPWIRE_WIRES`.
+names!(Wire, "a wire: local socket (or local), TCP (or tcp), RDMA adapters or verbs" {
+    Local = "local socket" | "local", Tcp = "TCP" | "tcp", Adapter = "RDMA adapters", Verbs = "verbs",
+});
 
 impl Path {
+    /// Those that need no wire, as they are printed and by their names in `EPWIRE_PATHS`.
+    const NAMES: [(Self, &'static str, &'static str); 6] = [
+        (Self::None, "none", "none"),
+        (Self::SelfRank, "self", "self"),
+        (Self::Thread, "thread", "thread"),
+        (Self::SharedMemory, "shared memory", "shm"),
+        (Self::Vmm, "VMM", "vmm"),
+        (Self::Ipc, "CUDA IPC", "ipc"),
+    ];
+    const QUEUE_OVER: &str = "queue over ";
+
     /// From `EPW_PATH_*` and, for queues, `EPW_WIRE_*`.
     pub(crate) fn from_c(path: u32, wire: u32) -> Self {
         match path {
@@ -73,16 +78,28 @@ impl Path {
 impl fmt::Display for Path {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Self::Queue(wire) = self {
-            return write!(f, "queue over {wire}");
+            return f.pad(&format!("{}{wire}", Self::QUEUE_OVER));
         }
-        f.write_str(match self {
-            Self::None => "none",
-            Self::SelfRank => "self",
-            Self::Thread => "thread",
-            Self::SharedMemory => "shared memory",
-            Self::Vmm => "VMM",
-            Self::Ipc => "CUDA IPC",
-            Self::Queue(_) => "queue",
+        let named = Self::NAMES.iter().find(|(path, ..)| path == self);
+        named.map_or(Ok(()), |(_, name, _)| f.pad(name))
+    }
+}
+
+/// Reads what is printed, and the names of `EPWIRE_PATHS` but `queue`, which does not say the wire.
+impl FromStr for Path {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> Result<Self, ParseNameError> {
+        if let Some(wire) = text.strip_prefix(Self::QUEUE_OVER) {
+            return wire.parse().map(Self::Queue);
+        }
+        let named = Self::NAMES.iter().find(|(_, name, short)| [*name, *short].contains(&text));
+        named.map(|(path, ..)| *path).ok_or_else(|| {
+            ParseNameError::new(
+                text,
+                "a path: none, self, thread, shared memory (or shm), VMM (or vmm), CUDA IPC (or ipc), \
+                 or queue over and a wire",
+            )
         })
     }
 }
@@ -115,12 +132,6 @@ impl Paths {
     /// No path: only the rank itself is reached.
     pub const NONE: Self = Self { thread: false, shared_memory: false, vmm: false, ipc: false, queue: false };
 
-    /// By their names in `EPWIRE_PATHS`.
-    fn named(self) -> [(&'static str, bool); 5] {
-        let Self { thread, shared_memory, vmm, ipc, queue } = self;
-        [("thread", thread), ("shm", shared_memory), ("vmm", vmm), ("ipc", ipc), ("queue", queue)]
-    }
-
     pub(crate) fn to_c(self) -> u32 {
         let Paths { thread, shared_memory, vmm, ipc, queue } = self;
         let switches = [
@@ -138,7 +149,9 @@ impl Paths {
 /// As in `EPWIRE_PATHS`: `thread,shm`, or `none`.
 impl fmt::Display for Paths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<_> = self.named().into_iter().filter(|(_, on)| *on).map(|(name, _)| name).collect();
+        let Self { thread, shared_memory, vmm, ipc, queue } = *self;
+        let permitted = settings::PATHS.into_iter().zip([thread, shared_memory, vmm, ipc, queue]);
+        let names: Vec<_> = permitted.filter(|(_, on)| *on).map(|(name, _)| name).collect();
         f.pad(if names.is_empty() { "none".to_owned() } else { names.join(",") }.as_str())
     }
 }

@@ -160,3 +160,22 @@ impl RowShape {
         })
     }
 }
+
+/// One line: `7168 bytes and 56 scales of 4 bytes; 58720256 bytes expert-major, 7340032 rank-major`, where the totals
+/// include the scales.
+impl std::fmt::Display for RowShape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { payload_bytes, scale_count, scale_bytes, .. } = self;
+        write!(f, "{payload_bytes} bytes")?;
+        if *scale_count > 0 {
+            write!(
+                f,
+                " and {scale_count} scales of {scale_bytes} byte{}",
+                if *scale_bytes == 1 { "" } else { "s" }
+            )?;
+        }
+        let expert_major = self.expert_rows_bytes + self.expert_scales_bytes;
+        let rank_major = self.rank_rows_bytes + self.rank_scales_bytes;
+        write!(f, "; {expert_major} bytes expert-major, {rank_major} rank-major")
+    }
+}

@@ -114,8 +114,70 @@ fn what_is_printed_is_read_again() {
     assert_eq!("cuda".parse(), Ok(Device::Cuda(0)));
     let error = "cuda:x".parse::<Device>().unwrap_err();
     assert_eq!(error.to_string(), "\"cuda:x\" is not a device: host, cuda, or cuda: and an ordinal");
-    let opaque = Payload::Opaque { row_bytes: 3584, scale_count: 448, scale_bytes: 1 };
-    assert_eq!(opaque.to_string(), "3584 opaque bytes with 448 scales of 1 byte");
+}
+
+#[test]
+fn a_payload_is_read_as_it_is_printed() {
+    let opaque = |scale_count, scale_bytes| Payload::Opaque { row_bytes: 3584, scale_count, scale_bytes };
+    for (payload, text) in [
+        (Payload::SameAsInput, "the input's type"),
+        (Payload::Fp8 { scale: Fp8Scale::PowerOfTwo }, "fp8 with power-of-two scales"),
+        (opaque(0, 1), "3584 opaque bytes"),
+        (opaque(448, 1), "3584 opaque bytes with 448 scales of 1 byte"),
+        (opaque(56, 4), "3584 opaque bytes with 56 scales of 4 bytes"),
+    ] {
+        assert_eq!(payload.to_string(), text);
+        assert_eq!(text.parse(), Ok(payload));
+    }
+    for wrong in
+        ["", "fp8", "fp8 with f64 scales", "16 opaque bytes with 2 scales", "16 opaque bytes and more"]
+    {
+        let error = wrong.parse::<Payload>().unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{wrong:?} is not a payload: the input's type, fp8")), "{error}");
+    }
+}
+
+#[test]
+fn paths_and_wires_are_read_by_both_of_their_names() {
+    let wires = [Wire::Local, Wire::Tcp, Wire::Adapter, Wire::Verbs];
+    let mapped = [Path::None, Path::SelfRank, Path::Thread, Path::SharedMemory, Path::Vmm, Path::Ipc];
+    for path in mapped.into_iter().chain(wires.map(Path::Queue)) {
+        assert_eq!(path.to_string().parse(), Ok(path));
+    }
+    for wire in wires {
+        assert_eq!(wire.to_string().parse(), Ok(wire));
+    }
+    let short = ["thread", "shm", "vmm", "ipc"].map(|name| name.parse::<Path>().unwrap());
+    assert_eq!(short[..], mapped[2..]);
+    assert_eq!(
+        ["local", "tcp", "verbs"].map(|name| name.parse::<Wire>().unwrap()),
+        [Wire::Local, Wire::Tcp, Wire::Verbs]
+    );
+    let error = "queue".parse::<Path>().unwrap_err().to_string();
+    assert!(error.ends_with("CUDA IPC (or ipc), or queue over and a wire"), "{error}");
+    let error = "queue over UDP".parse::<Path>().unwrap_err().to_string();
+    assert!(error.starts_with("\"UDP\" is not a wire: local socket (or local), TCP"), "{error}");
+}
+
+#[test]
+fn a_configuration_is_printed_in_a_line() {
+    let config = EpConfig::new(128, 7168, 256, 8);
+    assert_eq!(
+        config.to_string(),
+        "128 tokens of hidden 7168, top-8 of 256 experts, bf16, 2 lanes, on host, paths thread,shm,vmm,ipc, deadline 10s"
+    );
+    let special = config.lanes(1).combine_dtype(Float16::F16).ordered(true).device(Device::Cuda(0)).sms(32);
+    assert_eq!(
+        special.to_string(),
+        "128 tokens of hidden 7168, top-8 of 256 experts, bf16, combined in f16, 1 lane, ordered, 32 SMs, \
+         on cuda:0, paths thread,shm,vmm,ipc, deadline 10s"
+    );
+    let shape =
+        RowShape::new(&EpConfig::new(8, 256, 8, 2), 2, Payload::Fp8 { scale: Fp8Scale::F32 }).unwrap();
+    assert_eq!(
+        shape.to_string(),
+        "256 bytes and 2 scales of 4 bytes; 16896 bytes expert-major, 4224 rank-major"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Whether and how enqueued work has ended, seen from the host.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -80,13 +81,30 @@ impl Completion {
 }
 
 /// What kernels have recorded since the last [`EpBuffer::take_errors`].
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 #[must_use = "they are given out once"]
 pub struct Errors {
     /// Oldest first.
     pub records: Vec<ErrorRecord>,
     /// How many were lost: records overwritten before anybody took them, and bad ids of one operation beyond 64.
     pub lost: u64,
+}
+
+/// `none`, or the records in their order, with a semicolon between them, and how many were lost.
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut between = "";
+        for record in &self.records {
+            write!(f, "{between}{record}")?;
+            between = "; ";
+        }
+        match self.lost {
+            0 if self.records.is_empty() => f.pad("none"),
+            0 => Ok(()),
+            lost => write!(f, "{between}{lost} lost"),
+        }
+    }
 }
 
 impl EpBuffer {

@@ -298,7 +298,7 @@ impl Combining {
 
 /// Rows in the window, as device addresses (`CUdeviceptr`) for kernels; the rows of source `s` begin at row `s *
 /// max_tokens`. Valid for work enqueued while the handle is live: combine and release give the rows back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct WindowRows {
     /// The first row's payload.

@@ -4,9 +4,10 @@ use std::fmt;
 
 use super::matrix::Matrix;
 use crate::json::{array, quoted};
+use crate::names::names;
 
 /// The result of a check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Verdict {
     /// As it should be.
@@ -19,19 +20,13 @@ pub enum Verdict {
     Missing,
 }
 
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Ok => "ok",
-            Self::Unknown => "unknown",
-            Self::Warning => "warning",
-            Self::Missing => "missing",
-        })
-    }
-}
+names!(Verdict, "a verdict: ok, unknown, warning or missing" {
+    Ok = "ok", Unknown = "unknown", Warning = "warning", Missing = "missing",
+});
 
 /// One prerequisite.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Check {
     /// What was examined, for example `locked memory`, or `mlx5_0 port 1`.
     pub name: String,
@@ -75,6 +70,15 @@ impl Check {
     }
 }
 
+/// One line: `locked memory: warning, 64 KiB; raise it`, the remedy last if there is one.
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, verdict, reason, remedy } = self;
+        write!(f, "{name}: {verdict}, {reason}")?;
+        if remedy.is_empty() { Ok(()) } else { write!(f, "; {remedy}") }
+    }
+}
+
 /// Text from files is shown as one line, without anything that would affect a terminal.
 fn line(text: String) -> String {
     const LONGEST: usize = 500;
@@ -82,7 +86,8 @@ fn line(text: String) -> String {
 }
 
 /// The prerequisites of one kind of path.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Section {
     /// The paths, by their names in `EPWIRE_PATHS`, and what they lead to.
     pub path: String,
@@ -103,8 +108,16 @@ impl Section {
     }
 }
 
+/// The path and its verdict: `thread, shm: ranks of one host: ok`.
+impl fmt::Display for Section {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.path, self.verdict())
+    }
+}
+
 /// All that was found. [`Display`](fmt::Display) prints a table for people.
 #[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
 pub struct Report {
     /// By path.
     pub sections: Vec<Section>,
@@ -129,7 +142,7 @@ impl fmt::Display for Report {
         let width = names.max().unwrap_or(0);
         for (at, section) in self.sections.iter().enumerate() {
             let between = if at > 0 { "\n" } else { "" };
-            writeln!(f, "{between}{}: {}", section.path, section.verdict())?;
+            writeln!(f, "{between}{section}")?;
             for Check { name, verdict, reason, remedy } in &section.checks {
                 writeln!(f, "  {verdict:7}  {name:width$}  {reason}")?;
                 if !remedy.is_empty() {

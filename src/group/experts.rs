@@ -6,7 +6,7 @@ use std::ops::Range;
 use crate::mask::Mask;
 
 /// What a change of membership means for the experts of one buffer of the group: ranges of ids, ascending.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Experts {
     /// Experts that no active rank holds any more, because their rank has left.
@@ -15,6 +15,28 @@ pub struct Experts {
     pub regained: Vec<Range<u32>>,
     /// All experts that no active rank holds from now on.
     pub unheld: Vec<Range<u32>>,
+}
+
+impl Experts {
+    /// Whether the change has lost or regained any.
+    pub(super) fn is_changed(&self) -> bool {
+        !(self.lost.is_empty() && self.regained.is_empty())
+    }
+}
+
+/// `lost: 4-7; regained: 12; held by nobody: 4-7`, or `all held`.
+impl fmt::Display for Experts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { lost, regained, unheld } = self;
+        let mut between = "";
+        for (ids, what) in [(lost, "lost"), (regained, "regained"), (unheld, "held by nobody")] {
+            if !ids.is_empty() {
+                write!(f, "{between}{what}: {}", Listed(ids))?;
+                between = "; ";
+            }
+        }
+        if between.is_empty() { f.pad("all held") } else { Ok(()) }
+    }
 }
 
 /// The experts of these ranks, if `experts` are spread evenly over `world` ranks.

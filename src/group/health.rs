@@ -10,13 +10,14 @@ use super::member::Group;
 use super::membership::{Membership, Role};
 use crate::json::quoted;
 use crate::mask::Mask;
+use crate::names::names;
 use crate::rendezvous::RankState;
 use crate::rendezvous::wire::Standby;
 
 /// The health of a member, from [`Group::health`], for a load balancer or an operator.
 ///
 /// `Display` gives a line of text, [`Health::to_json`] the same for programs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Health {
     /// The health in one word.
@@ -41,7 +42,7 @@ pub struct Health {
 }
 
 /// A member's health in one word.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Status {
     /// All is well.
@@ -53,8 +54,12 @@ pub enum Status {
     Out,
 }
 
+names!(Status, "a status: serving, degraded or out" {
+    Serving = "serving", Degraded = "degraded", Out = "out",
+});
+
 /// Why a member's health is not what it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
     /// Out: it has left.
@@ -202,16 +207,6 @@ impl Reason {
             Self::Experts { experts, .. } => !experts.is_empty(),
             _ => true,
         }
-    }
-}
-
-impl fmt::Display for Status {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Serving => "serving",
-            Self::Degraded => "degraded",
-            Self::Out => "out",
-        })
     }
 }
 

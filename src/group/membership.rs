@@ -1,7 +1,10 @@
 //! The state of the group's membership, for programs and their operators.
 
+use std::fmt;
+
 use super::member::Group;
 use crate::mask::Mask;
+use crate::rendezvous::display::others;
 use crate::rendezvous::driver::Outage;
 use crate::rendezvous::wire::Standby;
 use crate::rendezvous::{Decision, RankState};
@@ -12,7 +15,7 @@ use crate::rendezvous::{Decision, RankState};
 /// This is the membership of the group. What has become of it in the operations of one buffer, in particular the peers
 /// which that buffer has given up, is [`EpBuffer::membership`](crate::EpBuffer::membership), which works without a
 /// group as well.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Membership {
     /// Whether this member takes part.
@@ -40,7 +43,7 @@ pub struct Membership {
 }
 
 /// Whether a member takes part in the steps of its group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Role {
     /// It takes part.
@@ -59,6 +62,38 @@ pub enum Role {
     },
     /// It has called [`Group::leave`].
     Left,
+}
+
+/// `active`, `on standby`, `retired with epoch 3`, `evicted with epoch 3`, or `left`.
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Active => f.pad("active"),
+            Self::Standby => f.pad("on standby"),
+            Self::Retired { epoch } => write!(f, "retired with epoch {epoch}"),
+            Self::Evicted { epoch } => write!(f, "evicted with epoch {epoch}"),
+            Self::Left => f.pad("left"),
+        }
+    }
+}
+
+/// One line: `active; epoch 2 of ranks 0-2 from step 90, at step 117; dead: 3; room for 4-7; rank 0 leads`.
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { role, current, begun, due, states, capacity, leader, outage, .. } = self;
+        write!(f, "{role}; {current}, at step {begun}")?;
+        if let Some(due) = due {
+            write!(f, "; next: {due}")?;
+        }
+        others(states, f)?;
+        if !capacity.is_empty() {
+            write!(f, "; room for {capacity}")?;
+        }
+        if let Some(leader) = leader {
+            write!(f, "; rank {leader} leads")?;
+        }
+        outage.as_ref().map_or(Ok(()), |outage| write!(f, "; {outage}"))
+    }
 }
 
 impl Group {
@@ -98,6 +133,7 @@ mod tests {
         let [group] = <[Group; 1]>::try_from(Group::threads(1).unwrap()).unwrap();
         let begun = group.step_blocking().unwrap().number;
         let now = group.membership();
+        assert_eq!(now.to_string(), format!("active; epoch 1 of ranks 0 from step {begun}, at step {begun}"));
         assert_eq!((now.role, now.begun, now.due, now.leader), (Role::Active, begun, None, None));
         assert_eq!((now.current.mask, now.states), (Mask::all(1), vec![RankState::Alive {}]));
         assert_eq!(now.outage, None);

@@ -10,6 +10,7 @@ use super::follower::Follower;
 use super::member::Group;
 use crate::error::{Error, Failure};
 use crate::mask::Mask;
+use crate::names::names;
 use crate::rendezvous::BootstrapError;
 use crate::rendezvous::driver::block_on;
 use crate::rendezvous::pace::Next;
@@ -17,13 +18,16 @@ use crate::rendezvous::wire::{Decision, Notice, Request};
 use crate::spawn_blocking::spawn_blocking;
 
 /// What a serving loop should do after an error of [`Group::step`], from [`Group::recover`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Recovery {
     /// Call [`Group::step`] again.
     StepAgain,
     /// This rank has been retired, and has run its last step: call [`Group::leave`].
     Leave,
 }
+
+names!(Recovery, "a recovery: step again or leave" { StepAgain = "step again", Leave = "leave" });
 
 /// Pause between two attempts to take a place that another process has.
 const PAUSE: Duration = Duration::from_millis(100);

@@ -7,7 +7,7 @@ use crate::env;
 
 /// A choice of interfaces in the grammar of `EPWIRE_IFNAME`: a comma-separated list of name prefixes (`eth,ib`), of
 /// exact names after `=` (`=eth0,eth1`), or after `^` of either kind to exclude (`^docker` or `^=eth0`).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct InterfaceChoice {
     names: Vec<String>,
     exact: bool,

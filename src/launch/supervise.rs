@@ -16,6 +16,7 @@ use crate::rendezvous::driver::Deaths;
 
 /// How the ranks ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Ended {
     /// All with status 0.
     Success,

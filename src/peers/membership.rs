@@ -1,12 +1,14 @@
 //! A membership as the C core knows it.
 
+use std::fmt;
+
 use crate::error::Result;
 use crate::ffi::Floor;
 use crate::mask::Mask;
 
 /// The membership of one buffer or communicator, and which members have been given up since it began. For that of the
 /// group see [`group::Membership`](crate::group::Membership).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Membership {
     /// The ranks that take part.
@@ -33,5 +35,17 @@ impl Membership {
             epoch: now.epoch,
             step: now.step,
         })
+    }
+}
+
+/// `epoch 2 of ranks 0-3 from step 90`, then `; suspects: 1,3, silent: 3` if there are any.
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { active, suspects, silent, epoch, step } = self;
+        if *epoch == 0 {
+            return f.pad("no membership yet");
+        }
+        write!(f, "epoch {epoch} of ranks {active} from step {step}")?;
+        if suspects.is_empty() { Ok(()) } else { write!(f, "; suspects: {suspects}, silent: {silent}") }
     }
 }

@@ -1,5 +1,7 @@
 //! The configuration of a prefill buffer, and the sizes that follow from it.
 
+use std::fmt;
+
 use crate::config::EpConfig;
 use crate::error::Result;
 use crate::names::setters;
@@ -63,6 +65,15 @@ impl PrefillConfig {
 }
 
 setters!(PrefillConfig { ep: EpConfig, ring_tokens: u32 });
+
+/// The line of its [`EpConfig`], then `, rings of 512 tokens` if their size is given.
+impl fmt::Display for PrefillConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ep, ring_tokens } = self;
+        write!(f, "{ep}")?;
+        if *ring_tokens > 0 { write!(f, ", rings of {ring_tokens} tokens") } else { Ok(()) }
+    }
+}
 
 /// Sizes that follow from a [`PrefillConfig`], computed without allocating anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -130,8 +141,8 @@ impl PrefillPlan {
 }
 
 /// The window of a rank, line by line, in MiB.
-impl std::fmt::Display for PrefillPlan {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for PrefillPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "window {:.1} MiB: rings of {} tokens", mib(self.window_bytes), self.ring_tokens)?;
         for (what, bytes) in [

@@ -1,9 +1,13 @@
 //! The outputs of a prefill dispatch and combine: memory of the caller, of the host or of a GPU, checked before a
 //! pointer leaves Rust.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::buffer::{Host, List, Memory, Need, Place, ScaleOrder, Tensor, place};
 use crate::config::{Payload, RowShape};
 use crate::error::{Error, Failure, Result};
+use crate::names::ParseNameError;
 use crate::{ffi, sys};
 
 use super::buffer::Inner;
@@ -16,6 +20,7 @@ pub type PrefillCombineOutput<'a> = GenericPrefillCombineOutput<'a, Host>;
 
 /// How received rows are laid out. Rows of an expert or source are ordered by source rank, then by token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PrefillLayout {
     /// Rows of each local expert together, in the order of experts, each expert's first row at a multiple of
     /// `alignment` rows, as contiguous grouped GEMMs need them. A token has one row for each of its experts here.
@@ -34,6 +39,40 @@ pub enum PrefillLayout {
 impl Default for PrefillLayout {
     fn default() -> Self {
         Self::Packed { alignment: 1 }
+    }
+}
+
+/// `packed:128` with the alignment, `dense`, `expert-major` or `rank-major`.
+impl fmt::Display for PrefillLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Packed { alignment } => return f.pad(&format!("packed:{alignment}")),
+            Self::Dense => "dense",
+            Self::ExpertMajor => "expert-major",
+            Self::RankMajor => "rank-major",
+        })
+    }
+}
+
+/// Reads what is printed; `packed` alone is `packed:1`.
+impl FromStr for PrefillLayout {
+    type Err = ParseNameError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, ParseNameError> {
+        let unknown = || {
+            let expected = "a layout: packed, packed: and an alignment, dense, expert-major or rank-major";
+            ParseNameError::new(text, expected)
+        };
+        Ok(match text {
+            "packed" => Self::default(),
+            "dense" => Self::Dense,
+            "expert-major" => Self::ExpertMajor,
+            "rank-major" => Self::RankMajor,
+            _ => {
+                let alignment = text.strip_prefix("packed:").and_then(|alignment| alignment.parse().ok());
+                Self::Packed { alignment: alignment.filter(|rows| *rows > 0).ok_or_else(unknown)? }
+            }
+        })
     }
 }
 
@@ -269,5 +308,26 @@ impl<M: Memory> GenericPrefillCombineOutput<'_, M> {
             wait_ns: Need::of::<u64>(ranks),
         }
         Ok(output)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_is_read_as_it_is_printed() {
+        let packed = |alignment| PrefillLayout::Packed { alignment };
+        let others = [PrefillLayout::Dense, PrefillLayout::ExpertMajor, PrefillLayout::RankMajor];
+        for layout in [packed(1), packed(128)].into_iter().chain(others) {
+            assert_eq!(layout.to_string().parse(), Ok(layout));
+        }
+        assert_eq!("packed".parse(), Ok(packed(1)));
+        for wrong in ["packed:0", "packed:", "packed:-1", "Dense"] {
+            let error = wrong.parse::<PrefillLayout>().unwrap_err().to_string();
+            assert!(error.ends_with(
+                "is not a layout: packed, packed: and an alignment, dense, expert-major or rank-major"
+            ));
+        }
     }
 }

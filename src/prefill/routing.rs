@@ -3,6 +3,7 @@
 //! C touches the memory of an operation only inside calls on its routing, which has exactly one owner. So leaking a
 //! half (`mem::forget`) does not endanger memory: its lane just stays occupied until the routing is dropped.
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use super::buffer::{Inner, PrefillBuffer};
@@ -30,7 +31,7 @@ pub struct Routing {
 }
 
 /// How many rows will be received.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Received {
     /// The capacity that holds all of them in the layout asked for.
@@ -39,6 +40,14 @@ pub struct Received {
     pub counts: Vec<u32>,
     /// `[ranks]` rows from each source; each token counts once.
     pub source_counts: Vec<u32>,
+}
+
+/// `a capacity of 512; rows by expert [12, 0], by source [4, 8]`.
+impl fmt::Display for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { capacity, counts, source_counts } = self;
+        write!(f, "a capacity of {capacity}; rows by expert {counts:?}, by source {source_counts:?}")
+    }
 }
 
 /// A dispatch whose receiving half is still to be called. Dropping it gives the dispatch up: peers report this rank as

@@ -12,13 +12,14 @@
 // * `record`: events and their times, as bytes from which they can be replayed;
 // * `log`: records in one order on several servers, kept as long as most of them live; `journal`: those of one
 //   server, in a file;
-// * `wire`: the frames, with a decoder that accepts arbitrary bytes;
+// * `wire`: the frames, with a decoder that accepts arbitrary bytes; `display`: how logs show parts of them;
 // * `auth`: the shared token, proven by HMAC challenge in both directions;
 // * `driver`: sockets and timers around all this, on tokio.
 
 pub(crate) mod auth;
 mod call;
 pub(crate) mod codec;
+pub(crate) mod display;
 pub mod driver;
 mod error;
 mod journal;

@@ -32,7 +32,8 @@ pub const MAX_FIELDS: usize = 256;
 pub type Fields = Vec<(String, String)>;
 
 /// One incarnation of a rank: a process, or a thread that acts as a rank.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Identity {
     /// Its rank in `0..world`.
     pub rank: u32,
@@ -47,6 +48,14 @@ pub struct Identity {
     pub process_space: String,
 }
 wire!(struct Identity { rank, member, host, pid, process_space });
+
+impl Identity {
+    /// A process in an unknown space. Members make their own; this is for tests.
+    #[doc(hidden)]
+    pub fn new(rank: u32, member: u128, host: &str, pid: u32) -> Self {
+        Self { rank, member, host: host.to_owned(), pid, process_space: String::new() }
+    }
+}
 
 /// The server of a member, which serves the run if it leads, and refers to the leader otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -208,7 +217,7 @@ wire!(enum Request {
 });
 
 /// The state of a rank, as the rendezvous server sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RankState {
     /// Nobody has joined as this rank yet.
@@ -235,8 +244,16 @@ wire!(enum RankState {
     6 => Retired {}, 7 => Ready {}, 8 => Left {},
 });
 
+impl RankState {
+    /// The ranks in this state, of the states of all ranks.
+    pub(crate) fn ranks(self, states: &[Self]) -> Mask {
+        (0..).zip(states).filter(|(_, state)| **state == self).map(|(rank, _)| rank).collect()
+    }
+}
+
 /// The membership at a moment.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct View {
     /// Current epoch; 0 until the run has come together.
     pub epoch: u32,
@@ -269,7 +286,8 @@ pub struct Joined {
 wire!(struct Joined { roster, view });
 
 /// The members from a step on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Decision {
     /// The members.
     pub mask: Mask,
@@ -281,7 +299,8 @@ pub struct Decision {
 wire!(struct Decision { mask, epoch, step });
 
 /// Ranks that have joined and do not take part yet.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Standby {
     /// Those that have reported that they are ready, and wait in [`Group::step`](crate::Group::step) to be admitted.
     pub ready: Mask,
@@ -293,10 +312,7 @@ wire!(struct Standby { ready, preparing });
 impl Standby {
     /// Derived from the states of ranks.
     pub(crate) fn among(states: &[RankState]) -> Self {
-        let of = |which: RankState| {
-            (0..).zip(states).filter(|(_, state)| **state == which).map(|(rank, _)| rank).collect()
-        };
-        Self { ready: of(RankState::Ready {}), preparing: of(RankState::Standby {}) }
+        Self { ready: RankState::Ready {}.ranks(states), preparing: RankState::Standby {}.ranks(states) }
     }
 }
 

@@ -8,7 +8,7 @@ mod large;
 mod operations;
 mod processes;
 #[path = "../random/mod.rs"]
-#[expect(dead_code, reason = "other tests draw more")]
+#[expect(dead_code, reason = "other tests use more of it")]
 mod random;
 mod refused;
 mod subsets;

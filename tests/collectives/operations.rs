@@ -169,7 +169,10 @@ fn uneven_blocks_go_where_they_are_said_to() {
         complete(comm.gather_blocks_blocking(&own, &mut recv, spread, 2));
         if me == 2 {
             assert_eq!((&recv[400..405], &recv[10..310], recv[500]), (&all[..5], &all[5..305], all[305]));
-            assert!(recv[..10].iter().chain(&recv[310..400]).all(|x| *x == 9), "gaps are left alone");
+            assert!(
+                recv[..10].iter().chain(&recv[310..400]).all(|x| *x == 9),
+                "the gaps between blocks were written"
+            );
         }
         let mut recv = vec![9; counts[me]];
         complete(comm.scatter_blocks_blocking(&all, &mut recv, Blocks::new(counts), 0));
@@ -301,8 +304,9 @@ fn work_is_waited_for_as_long_as_is_said() {
             return;
         }
         let work = comm.barrier().try_wait().expect_err("rank 1 is late");
-        let work = work.wait_for(std::time::Duration::from_millis(10)).expect_err("rank 1 is late still");
-        let (outcome, ()) = work.wait_for(std::time::Duration::from_secs(10)).expect("it has come");
+        let work = work.wait_for(std::time::Duration::from_millis(10)).expect_err("rank 1 is still late");
+        let (outcome, ()) =
+            work.wait_for(std::time::Duration::from_secs(10)).expect("rank 1 has come by now");
         assert!(outcome.unwrap().is_complete());
     });
 }

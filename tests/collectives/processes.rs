@@ -143,7 +143,7 @@ fn mortal_rank() {
     let began = Instant::now();
     let (mut changed, mut after, mut degraded) = (None, 0, 0);
     while after < 5 {
-        assert!(began.elapsed() < Duration::from_secs(30), "no change of membership comes");
+        assert!(began.elapsed() < Duration::from_secs(30), "the membership does not change");
         let step = group.step_blocking().unwrap();
         if let Some(change) = step.change.filter(|change| !change.left.is_empty()) {
             assert_eq!(change.left, [MORTAL].into_iter().collect());
@@ -185,7 +185,9 @@ fn mortal_rank() {
             let outcome = subset.all_reduce_in_place_blocking(&mut sum, Reduction::Sum).unwrap();
             match outcome.is_complete() {
                 true => assert_eq!(sum[0], if changed.is_some() { 4 } else { 6 }),
-                false => assert_eq!(outcome.missing, [1].into_iter().collect(), "as the subset numbers it"),
+                false => {
+                    assert_eq!(outcome.missing, [1].into_iter().collect(), "the rank's number in the subset")
+                }
             }
         }
         if changed.is_some() {

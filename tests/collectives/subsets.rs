@@ -20,7 +20,7 @@ fn a_subset_has_ranks_of_its_own_and_subsets_again() {
     ranks(5, &CommConfig::default(), |comm| {
         let me = comm.rank();
         let half = if me % 2 == 0 { mask(&[0, 2, 4]) } else { mask(&[1, 3]) };
-        let own = comm.subset_blocking(&half).unwrap().expect("its mask has it");
+        let own = comm.subset_blocking(&half).unwrap().expect("this rank is in the mask");
         assert_eq!((own.rank(), own.ranks()), (me / 2, half.len() as u32));
         assert_eq!(sum(&own, me), if me % 2 == 0 { 6 } else { 4 });
         // A mask without this rank gives no communicator.

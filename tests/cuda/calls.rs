@@ -54,7 +54,7 @@ pub(crate) fn a_bad_routing_id_is_recorded_and_not_followed(gpus: u32) {
         let record = &errors.records[0];
         assert_eq!((record.cause, record.routing()), (Cause::Routing, Some((1, 2, beyond))));
         assert!(record.to_string().contains("token 1, column 2"), "{record}");
-        assert!(buffer.take_errors().unwrap().records.is_empty(), "they are given out once");
+        assert!(buffer.take_errors().unwrap().records.is_empty(), "the errors were returned twice");
     });
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn a_stream_waits_for_a_completion(gpus: u32) {
         step.0.wait_on((&other).into()).unwrap();
         step.0.wait_on(StreamRef::per_thread()).unwrap();
         other.synchronize().unwrap();
-        assert!(step.0.is_done().unwrap(), "the other stream has waited");
+        assert!(step.0.is_done().unwrap(), "the other stream did not wait for the step");
         assert_exact(&gpu, &step, &tokens);
     });
 }

@@ -220,7 +220,7 @@ pub(crate) fn a_work_on_a_gpu_is_a_future_and_may_be_dropped(gpus: u32) {
             drop(r.gpu.begin_on(call, r.stream()).unwrap());
             let other = r.context.new_stream().unwrap();
             let work = r.gpu.begin_on(Call::barrier(), (&other).into()).unwrap();
-            let ended = work.wait_for(PATIENT).unwrap_or_else(|_| panic!("it has not ended"));
+            let ended = work.wait_for(PATIENT).unwrap_or_else(|_| panic!("the barrier has not ended"));
             complete(&ended.0.unwrap());
         }
         assert!(!r.gpu.take_fault().unwrap(), "nobody was missing");

@@ -18,7 +18,7 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
         refuse_a_deadline(&mut step, &gpu, buffer);
         let captured = step.enqueue(&gpu, buffer, Some(0));
         let graph = gpu.end_capture();
-        assert!(matches!(captured.is_done(), Err(Error::State(_))), "it belongs to no replay");
+        assert!(matches!(captured.is_done(), Err(Error::State(_))), "a captured call has no completion");
 
         for round in 1..4 {
             // Other tokens with the same routes: the result differs from the capture's.

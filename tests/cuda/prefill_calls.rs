@@ -83,7 +83,7 @@ pub(crate) fn a_captured_prefill_replays_with_new_tokens(gpus: u32) {
         let mut routing = step.dispatch(gpu, buffer);
         let captured = step.combine(gpu, &mut routing);
         let graph = gpu.end_capture();
-        assert!(matches!(captured.outcome(), Err(Error::State(_))), "it belongs to no replay");
+        assert!(matches!(captured.outcome(), Err(Error::State(_))), "a captured call has no outcome");
 
         let mut x = tokens.x.clone();
         for round in 1..4 {
@@ -200,7 +200,7 @@ pub(crate) fn completions_of_prefill_are_futures(gpus: u32) {
         let mut routing = step.dispatch(gpu, buffer);
         let dispatched = routing.completion();
         if buffer.rank() == 0 && gpus > 1 {
-            assert!(!dispatched.is_done().unwrap(), "the last rank is late");
+            assert!(!dispatched.is_done().unwrap(), "the dispatch ended before the last rank began");
             let error = dispatched.wait_blocking(Duration::from_millis(20)).unwrap_err();
             assert!(matches!(error, Error::Timeout(_)), "{error}");
         }

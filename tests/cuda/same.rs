@@ -73,9 +73,10 @@ impl Sizes {
         let plan = buffer.plan();
         let shape = RowShape::new(buffer.config(), plan.ranks, case.payload).unwrap();
         let expert_major = case.layout == Layout::ExpertMajor;
-        let (rows, scales) = match case.layout {
-            Layout::ExpertMajor => (shape.expert_rows_bytes, shape.expert_scales_bytes),
-            Layout::RankMajor => (shape.rank_rows_bytes, shape.rank_scales_bytes),
+        let (rows, scales) = if expert_major {
+            (shape.expert_rows_bytes, shape.expert_scales_bytes)
+        } else {
+            (shape.rank_rows_bytes, shape.rank_scales_bytes)
         };
         let lists = if expert_major { LOCAL_EXPERTS } else { 1 };
         Self { rows, scales, lists, entries: plan.rows * TOPK, ranks: plan.ranks as usize, each: plan.rows }

@@ -308,7 +308,7 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
         REQUIRE_OK(epw_group(r->gpu.comm, ops, count, &call, NULL));
         if (number == 0) ranks_end_alone(r->links);
         REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
-        REQUIRE(outcome.degraded == 0, "case %llu: rank %u lacks %llx by cause %u",
+        REQUIRE(outcome.degraded == 0, "case %llu: rank %u: missing %llx, cause %u",
                 (unsigned long long)number, rank, (unsigned long long)outcome.missing.bits[0],
                 outcome.record.cause);
     } else {
@@ -320,7 +320,8 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
         epw_coll c = coll_of(&shapes[i], rank, &r->host);
         epw_outcome outcome = EPW_OUTCOME_INIT;
         REQUIRE_OK(epw_group(r->host.comm, &c, 1, NULL, &outcome));
-        REQUIRE(outcome.degraded == 0, "the host lacks %llx", (unsigned long long)outcome.missing.bits[0]);
+        REQUIRE(outcome.degraded == 0, "on the host: missing %llx",
+                (unsigned long long)outcome.missing.bits[0]);
     }
     for (uint32_t i = 0; i < count; i++) {
         const shape *s = &shapes[i];
@@ -406,7 +407,7 @@ static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, ui
     REQUIRE_OK(epw_group(r->gpu.comm, &c[0], 1, &call, NULL));
     await_all(r, "blocks");
     REQUIRE_OK(epw_group(r->host.comm, &c[1], 1, NULL, &outcome));
-    REQUIRE(outcome.degraded == 0, "the host lacks %llx", (unsigned long long)outcome.missing.bits[0]);
+    REQUIRE(outcome.degraded == 0, "on the host: missing %llx", (unsigned long long)outcome.missing.bits[0]);
     compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
 }
 
@@ -462,7 +463,7 @@ static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uin
                                        half ? EPW_TYPE_F16 : EPW_TYPE_BF16, &norm, i == 0 ? &call : NULL,
                                        i == 0 ? NULL : &outcome));
         if (i == 0) REQUIRE_OK(epw_work_wait(sides[i]->comm, work, 60000 * MS, &outcome));
-        REQUIRE(outcome.degraded == 0, "norm %llu lacks %llx %s", (unsigned long long)number,
+        REQUIRE(outcome.degraded == 0, "norm %llu: missing %llx %s", (unsigned long long)number,
                 (unsigned long long)outcome.missing.bits[0], i == 0 ? "on the GPU" : "on the host");
     }
     REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, 2 * count, cudaMemcpyDeviceToHost, r->stream));
@@ -512,7 +513,7 @@ static void miscount(rank_state *r) {
     REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
     epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
     if (rank == 0 || rank == n - 1)
-        REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d, lacks %llx: %s", rank, status,
+        REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d, missing %llx: %s", rank, status,
                 (unsigned long long)outcome.missing.bits[0], epw_last_error());
     ranks_meet(r->links);
     activate(r, all_of(r->links));
@@ -592,7 +593,7 @@ static void cross(const rank_state *r, uint64_t bytes) {
     call.work = &work;
     REQUIRE_OK(epw_group(r->gpu.comm, ops, sizeof ops / sizeof ops[0], &call, NULL));
     REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
-    REQUIRE(outcome.degraded == 0, "rank %u lacks %llx by cause %u", rank,
+    REQUIRE(outcome.degraded == 0, "rank %u: missing %llx, cause %u", rank,
             (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
     require_message(r, before, 0, 0, bytes);
     require_message(r, after, 1, stride, bytes);
@@ -653,7 +654,7 @@ static void run_points(rank_state *r) {
         cross(r, 70000);
     }
     ranks_meet(r->links);
-    if (r->links->rank == 0) printf("messages come as they were sent\n");
+    if (r->links->rank == 0) printf("all messages are as they were sent\n");
 }
 
 /* ---- trouble ---- */
@@ -728,7 +729,7 @@ static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
         REQUIRE(now.suspects.bits[0] == last, "suspects %llx", (unsigned long long)now.suspects.bits[0]);
         uint32_t faulted = 0;
         REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
-        REQUIRE(faulted == 1, "no fault is told");
+        REQUIRE(faulted == 1, "the fault is not reported");
         began = now_ns();
         REQUIRE_OK(sum_of_ones(r, count, &outcome)); /* the lost rank is not waited for again */
         took = now_ns() - began;

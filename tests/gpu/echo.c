@@ -225,9 +225,9 @@ void echo_missing(const echo_rank *r, uint64_t missing, const char *what) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
     REQUIRE(outcome.degraded == (missing != 0) && outcome.missing.bits[0] == missing,
-            "%s: rank %u misses %llx instead of %llx, by cause %u of rank %u in phase %u", what,
-            r->config.rank, (unsigned long long)outcome.missing.bits[0], (unsigned long long)missing,
-            outcome.record.cause, outcome.record.peer, outcome.record.phase);
+            "%s: rank %u: missing %llx, not %llx; cause %u of rank %u in phase %u", what, r->config.rank,
+            (unsigned long long)outcome.missing.bits[0], (unsigned long long)missing, outcome.record.cause,
+            outcome.record.peer, outcome.record.phase);
 }
 
 uint32_t echo_wrong(const echo *e, const echo_rank *r, uint64_t answers) {

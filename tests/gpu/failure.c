@@ -182,7 +182,7 @@ static void other_lane(member *m, uint32_t peer) {
     REQUIRE_OK(epw_outcome_read(m->buffer, handle, &outcome));
     REQUIRE(outcome.degraded && outcome.missing.bits[0] == bit(peer) &&
                 outcome.record.cause == EPW_CAUSE_SUSPECTED,
-            "the other lane misses %llx by cause %u", (unsigned long long)outcome.missing.bits[0],
+            "the other lane: missing %llx, cause %u", (unsigned long long)outcome.missing.bits[0],
             outcome.record.cause);
     REQUIRE(elapsed_ns(m) < deadline() / 2, "a step of the other lane took %llu us",
             (unsigned long long)(elapsed_ns(m) / 1000));

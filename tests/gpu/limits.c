@@ -196,7 +196,8 @@ static epw_handle self_dispatch(self *s) {
     REQUIRE_OK(epw_dispatch(s->buffer, &s->in, &out, &handle, NULL));
     await_stream(NULL, 20000 * MS, "a dispatch");
     REQUIRE_OK(epw_dispatched_rows(s->buffer, handle, &view));
-    REQUIRE(view.stride == s->slot_bytes, "rows are %llu bytes apart", (unsigned long long)view.stride);
+    REQUIRE(view.stride == s->slot_bytes, "the stride of rows is %llu bytes",
+            (unsigned long long)view.stride);
     s->slots = (unsigned char *)view.rows - s->header_bytes;
     return handle;
 }
@@ -325,10 +326,10 @@ static void garbage(uint32_t gpus) {
         epw_outcome outcome = EPW_OUTCOME_INIT;
         REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
         refused += outcome.degraded && outcome.record.cause == EPW_CAUSE_FORMAT;
-        REQUIRE(what != 0 || !outcome.degraded, "a whole dispatch misses %llx",
+        REQUIRE(what != 0 || !outcome.degraded, "a complete dispatch: missing %llx",
                 (unsigned long long)outcome.missing.bits[0]);
         REQUIRE(what != 1 || kind != ONE || outcome.missing.bits[0] & 2,
-                "rows beyond their source's count are taken");
+                "rows beyond their source's count are accepted");
         echo_missing(peer, 0, "a peer whose own window is whole");
         REQUIRE(echo_miscounted(&e, peer, 3) == 0, "%u counts of the peer are wrong",
                 echo_miscounted(&e, peer, 3));
@@ -402,7 +403,7 @@ static uint64_t rows_word(const echo_rank *r) {
 static void await_rows(const echo_rank *r, uint64_t before) {
     uint64_t began = now_ns();
     while (epw_is_in_inbox(&r->buffer->peers, 1) && rows_word(r) == before)
-        REQUIRE(now_ns() - began < 1000 * MS, "rank 1's rows do not come");
+        REQUIRE(now_ns() - began < 1000 * MS, "the rows of rank 1 do not arrive");
 }
 
 /* One row of a peer names a token that no rank has. Nothing is moved for it: all counts stay, and so do the
@@ -435,7 +436,7 @@ static void malformed(uint32_t gpus) {
         REQUIRE_OK(epw_outcome_read(r->buffer, r->handle, &outcome));
         REQUIRE(outcome.missing.bits[0] == (sent ? 2 : 0) &&
                     outcome.record.cause == (sent ? EPW_CAUSE_FORMAT : EPW_CAUSE_NONE),
-                "round %u: missing %llx by cause %u", round, (unsigned long long)outcome.missing.bits[0],
+                "round %u: missing %llx, cause %u", round, (unsigned long long)outcome.missing.bits[0],
                 outcome.record.cause);
         REQUIRE(echo_miscounted(&e, r, 3) == 0, "%u counts are wrong", echo_miscounted(&e, r, 3));
         uint32_t zeros = zeros_of_peer(&e, r);

@@ -267,7 +267,7 @@ void ranks_say(int fd, const void *bytes, size_t length) {
 
 size_t ranks_hear(int fd, void *bytes, size_t capacity) {
     struct pollfd one = {.fd = fd, .events = POLLIN};
-    REQUIRE(poll(&one, 1, 120000) == 1, "a rank says nothing for two minutes");
+    REQUIRE(poll(&one, 1, 120000) == 1, "a rank was silent for two minutes");
     ssize_t got = recv(fd, bytes, capacity, 0);
     REQUIRE(got > 0, "a rank is gone");
     return (size_t)got;

@@ -245,7 +245,7 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
         REQUIRE_OK(epw_outcome_read(peer->buffer, peer->handle, &received));
         const uint64_t lost = sent.missing.bits[0] & ~absent;
         REQUIRE(lost == (received.missing.bits[0] & ~absent),
-                "round %u: rank 0 has lost %llx while sending, its peer %llx while receiving", round,
+                "round %u: rank 0 lost %llx while sending, its peer %llx while receiving", round,
                 (unsigned long long)sent.missing.bits[0], (unsigned long long)received.missing.bits[0]);
         /* In the dispatch case the answers must not be late, not even through queues. */
         for (uint32_t i = 0; !combines && i < 2; i++) {
@@ -256,12 +256,12 @@ static void send_late(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
         echo_settle(&e, "combine");
         if (lost == 0) {
             uint32_t wrong = echo_wrong(&e, r, 3) + echo_wrong(&e, peer, 3);
-            REQUIRE(wrong == 0, "round %u: %u tokens are wrong though the word was there", round, wrong);
+            REQUIRE(wrong == 0, "round %u: %u tokens are wrong although the word had arrived", round, wrong);
         }
         whole += lost == 0;
         held += lost ? -apart : apart;
     }
-    REQUIRE(whole > 0 && whole < ROUNDS, "%u of %u rounds were whole", whole, ROUNDS);
+    REQUIRE(whole > 0 && whole < ROUNDS, "%u of %u rounds were complete", whole, ROUNDS);
     printf("of %u rounds: %u whole; held for %llu us\n", ROUNDS, whole, (unsigned long long)(held / 1000));
     echo_close(&e);
 }
@@ -395,7 +395,7 @@ static void shared_waits(uint32_t gpus) {
     REQUIRE_CUDA(cudaMemcpy(sums, waits, sizeof sums, cudaMemcpyDeviceToHost));
     REQUIRE(sums[1] >= least, "wait_ns adds up to %llu us instead of %llu us or more",
             (unsigned long long)(sums[1] / 1000), (unsigned long long)(least / 1000));
-    printf("waits of %llu us, at least %llu us of them awaited\n", (unsigned long long)(sums[1] / 1000),
+    printf("waits of %llu us, expected at least %llu us\n", (unsigned long long)(sums[1] / 1000),
            (unsigned long long)(least / 1000));
     echo_close(&e);
 }
@@ -416,13 +416,13 @@ static void require_one_loss(const echo_rank *r, const char *what) {
     uint32_t count = 0;
     uint64_t lost = 0;
     REQUIRE_OK(epw_take_errors(r->buffer, records, sizeof(epw_error_record), 4, &count, &lost));
-    REQUIRE(count == 1 && lost == 0, "%s: %u records, and %llu lost, instead of one", what, count,
+    REQUIRE(count == 1 && lost == 0, "%s: %u records and %llu lost ones instead of one record", what, count,
             (unsigned long long)lost);
     const epw_error_record *of = &records[0];
     REQUIRE(of->phase == EPW_PHASE_DISPATCH_RECEIVE && of->cause == EPW_CAUSE_TIMEOUT && of->rank == 0 &&
                 of->peer == 1 && of->lane == 1 && of->epoch == 1 && of->op == 1,
-            "%s: rank %u lane %u epoch %u op %u has lost rank %u in phase %u by cause %u", what, of->rank,
-            of->lane, of->epoch, of->op, of->peer, of->phase, of->cause);
+            "%s: rank %u lane %u epoch %u op %u lost rank %u in phase %u, cause %u", what, of->rank, of->lane,
+            of->epoch, of->op, of->peer, of->phase, of->cause);
 }
 
 /* What the graphs of lane 0 do for a peer that lane 1 gives up in between, and whose window is then unmapped:
@@ -544,7 +544,7 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
         int given_up = take_records(r) > 0;
         int whole = combines ? echo_wrong(&e, r, 3) == 0 : echo_miscounted(&e, r, 3) == 0;
         int own = combines ? echo_wrong(&e, r, 1) == 0 : echo_miscounted(&e, r, 1) == 0;
-        REQUIRE(whole != own, "round %u: a part of what rank 1 has sent is there", round);
+        REQUIRE(whole != own, "round %u: only a part of what rank 1 sent arrived", round);
         REQUIRE(given_up || whole, "round %u: rank 1 is missing and was never given up", round);
         /* A peer that is given up and sends after all may not have been sent to, so it is missing; but a peer
          * that answers has answered. */
@@ -562,7 +562,7 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
         for (uint32_t i = 0; !combines && i < 2; i++) echo_combine(&e.rank[i], ECHO_BOTH);
         echo_settle(&e, "combine");
         uint64_t answers = missing ? 1 : 3;
-        REQUIRE(echo_wrong(&e, r, answers) == 0, "round %u: %u tokens are wrong where %llx answer", round,
+        REQUIRE(echo_wrong(&e, r, answers) == 0, "round %u: %u tokens are wrong; %llx have answered", round,
                 echo_wrong(&e, r, answers), (unsigned long long)answers);
         for (uint32_t i = 0; i < 2; i++)
             REQUIRE_OK(epw_buffer_set_active(e.rank[i].buffer, &(epw_mask){{3}}, 2 + round, 0));
@@ -570,7 +570,7 @@ static ends receive_at_deadline(uint32_t gpus, void (*half)(echo_rank *, uint32_
     REQUIRE_CUDA(cudaSetDevice(r->config.device));
     REQUIRE_CUDA(cudaStreamDestroy(hogs));
     echo_close(&e);
-    printf("of %u rounds: %u whole, %u lost, %u given up with all that is there; delay %llu us\n", ROUNDS,
+    printf("of %u rounds: %u whole, %u lost, %u given up although all had arrived; delay %llu us\n", ROUNDS,
            count.whole, count.lost, count.kept, (unsigned long long)(delay / 1000));
     return count;
 }
@@ -592,7 +592,7 @@ static void answers_at_the_deadline(uint32_t gpus) {
  * says. */
 static void one_waits(uint32_t gpus, void (*half)(echo_rank *, uint32_t)) {
     ends count = receive_at_deadline(gpus, half, 3 + 3 * LATE_DEADLINE_MS);
-    REQUIRE(count.kept > 0, "no late block has found a word that was given up: %u rounds whole, %u lost",
+    REQUIRE(count.kept > 0, "no late block found a word that was given up: %u rounds complete, %u lost",
             count.whole, count.lost);
 }
 static void rows_after_all(uint32_t gpus) {
@@ -630,11 +630,11 @@ static void lengthened(uint32_t gpus) {
     uint64_t began = now_ns();
     echo_dispatch(&e.rank[0], ECHO_BOTH);
     sleep_ms(1000);
-    REQUIRE(cudaStreamQuery(e.rank[0].stream) == cudaErrorNotReady,
-            "rank 0 has given rank 1 up after %llu ms", (unsigned long long)((now_ns() - began) / MS));
+    REQUIRE(cudaStreamQuery(e.rank[0].stream) == cudaErrorNotReady, "rank 0 gave up rank 1 after %llu ms",
+            (unsigned long long)((now_ns() - began) / MS));
     echo_combine(&e.rank[2], ECHO_BOTH);
     for (uint32_t r = 1; r < 3; r++) echo_dispatch(&e.rank[r], ECHO_BOTH);
-    echo_settle(&e, "the late ones");
+    echo_settle(&e, "the late ranks");
     echo_missing(&e.rank[0], 0, "a peer with a longer deadline");
     echo_missing(&e.rank[1], 0, "a longer deadline");
     echo_close(&e);
@@ -703,7 +703,7 @@ static void left_out(uint32_t gpus) {
             (unsigned long long)((now_ns() - began) / MS));
     REQUIRE_OK(epw_outcome_read(e.rank[2].buffer, e.rank[2].handle, &outcome));
     REQUIRE(outcome.missing.bits[0] == 3 && outcome.record.cause == EPW_CAUSE_SUPERSEDED,
-            "missing %llx by cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
+            "missing %llx, cause %u", (unsigned long long)outcome.missing.bits[0], outcome.record.cause);
     REQUIRE_SUSPECTS(e.rank[2].buffer, 3, 0); /* from both of which it has heard */
     echo_close(&e);
 }
@@ -736,7 +736,7 @@ static void another_step(uint32_t gpus) {
             REQUIRE_SUSPECTS(of->buffer, outcome.missing.bits[0], 0);
             epw_mask others;
             REQUIRE_OK(epw_buffer_diverged(of->buffer, 2 + i, steps[i][0], &others));
-            REQUIRE(others.bits[0] == (alike ? 0 : 2), "rank %u takes %llx for diverged from rank 0", r,
+            REQUIRE(others.bits[0] == (alike ? 0 : 2), "rank %u considers %llx diverged from rank 0", r,
                     (unsigned long long)others.bits[0]);
             uint64_t sources = alike ? 3 : UINT64_C(1) << r;
             REQUIRE(echo_miscounted(&e, of, sources) == 0, "rank %u has rows of a rank at another step", r);
@@ -787,7 +787,7 @@ static void revoked(uint32_t gpus) {
     echo_dispatch(&e.rank[2], ECHO_BOTH);
     echo_settle(&e, "a dispatch of a revoked rank");
     REQUIRE(now_ns() - began < deadline / 2, "a revoked rank is not told");
-    echo_missing(&e.rank[2], 3, "a rank that others go on without");
+    echo_missing(&e.rank[2], 3, "a rank that the others have dropped");
     echo_close(&e);
 }
 
@@ -823,16 +823,16 @@ static void comes(uint32_t gpus) {
     REQUIRE(took < 1000 * MS, "it took %llu ms", (unsigned long long)(took / MS));
     echo_dispatch(&e.rank[1], ECHO_BOTH);
     for (uint32_t r = 0; r < 2; r++) echo_combine(&e.rank[r], ECHO_BOTH);
-    echo_settle(&e, "a step beside which a rank has come");
+    echo_settle(&e, "a step during which a rank connected");
     for (uint32_t r = 0; r < 2; r++) {
-        echo_missing(&e.rank[r], 0, "a step beside which a rank has come");
+        echo_missing(&e.rank[r], 0, "a step during which a rank connected");
         REQUIRE(echo_wrong(&e, &e.rank[r], 3) == 0, "%u tokens are wrong", echo_wrong(&e, &e.rank[r], 3));
     }
     for (uint32_t r = 0; r < 3; r++)
         REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{7}}, 3, 0));
     echo_fill(&e, 2);
-    whole_step(&e, &e.rank[0], "with the rank that has come");
-    printf("a rank comes and goes three times beside a waiting kernel: %llu us\n",
+    whole_step(&e, &e.rank[0], "a step with the new rank");
+    printf("a rank connects and disconnects three times beside a waiting kernel: %llu us\n",
            (unsigned long long)(took / 1000));
     echo_close(&e);
 }

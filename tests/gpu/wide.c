@@ -233,8 +233,8 @@ static void check_missing(group *g, uint32_t rank, const epw_mask *missing, cons
     for (uint32_t i = 0; !right && i < PLACES / 64; i++)
         fprintf(stderr, "ranks from %u: %llx instead of %llx\n", i * 64,
                 (unsigned long long)m->outcome.missing.bits[i], (unsigned long long)missing->bits[i]);
-    REQUIRE(right, "%s: rank %u misses others, by cause %u of rank %u", what, rank, m->outcome.record.cause,
-            m->outcome.record.peer);
+    REQUIRE(right, "%s: rank %u: other ranks are missing than expected; cause %u of rank %u", what, rank,
+            m->outcome.record.cause, m->outcome.record.peer);
 }
 
 static void dispatch(group *g, const epw_mask *who) {
@@ -341,7 +341,7 @@ static void step(group *g, const epw_mask *dispatching, const epw_mask *combinin
     EACH(rank, dispatching) check_missing(g, rank, &absent, "dispatch");
     EACH(rank, combining) note_received(g, rank);
     combine(g, combining);
-    REQUIRE(!g->together || now_ns() - began < DEADLINE_NS * 3 / 2, "a step has taken %llu ms",
+    REQUIRE(!g->together || now_ns() - began < DEADLINE_NS * 3 / 2, "a step took %llu ms",
             (unsigned long long)((now_ns() - began) / MS));
     EACH(rank, combining) {
         check_missing(g, rank, &unanswered, "combine");
@@ -358,7 +358,8 @@ static void check_suspects(group *g, const epw_mask *who, const epw_mask *suspec
     EACH(rank, who) {
         epw_membership now = EPW_MEMBERSHIP_INIT;
         REQUIRE_OK(epw_buffer_membership(g->of[rank].buffer, &now));
-        REQUIRE(same(&now.suspects, suspects) && same(&now.silent, silent), "rank %u: other suspects", rank);
+        REQUIRE(same(&now.suspects, suspects) && same(&now.silent, silent),
+                "rank %u: other suspects than expected", rank);
     }
 }
 

@@ -43,7 +43,7 @@ static poster_result *result(void) {
 static double seconds(const poster_result *of, const char *what) {
     poster_result said;
     REQUIRE_CUDA(cudaMemcpy(&said, of, sizeof said, cudaMemcpyDeviceToHost));
-    REQUIRE(said.late == 0, "%s: %u gave up", what, said.late);
+    REQUIRE(said.late == 0, "%s: %u kernels or blocks gave up", what, said.late);
     return (double)(said.ended_ns - said.began_ns) * 1e-9;
 }
 
@@ -146,7 +146,7 @@ static void *answer(void *argument) {
     uint64_t until = now_ns() + LIMIT_NS;
     for (uint64_t n = 1; n <= ROUNDS; n++) {
         while (__atomic_load_n(b->from, __ATOMIC_ACQUIRE) < n)
-            REQUIRE(now_ns() < until, "a kernel says nothing");
+            REQUIRE(now_ns() < until, "a kernel does not answer");
         __atomic_store_n(b->to, n, __ATOMIC_RELEASE);
     }
     return NULL;
@@ -180,7 +180,7 @@ static double there_and_copied_back(const end *e) {
     uint64_t until = now_ns() + LIMIT_NS;
     for (uint64_t n = 1; n <= ROUNDS; n++) {
         while (__atomic_load_n(from, __ATOMIC_ACQUIRE) < n)
-            REQUIRE(now_ns() < until, "a kernel says nothing");
+            REQUIRE(now_ns() < until, "a kernel does not answer");
         REQUIRE_CUDA(cudaMemcpyAsync(to, &word[n - 1], sizeof *to, cudaMemcpyHostToDevice, copies));
     }
     await_stream(e->stream, 2 * LIMIT_NS, "copies");

@@ -270,7 +270,7 @@ fn creating_a_buffer_describes_every_metric() {
     let [a, _b] = metrics::with_local_recorder(&seen, || pair(PATIENT));
     drop(a);
     let mut described = seen.with(|state| std::mem::take(&mut state.described));
-    assert_eq!(described.len(), 2 * 11, "each of both buffers: {described:?}");
+    assert_eq!(described.len(), 2 * 11, "each buffer describes its metrics: {described:?}");
     described.sort();
     described.dedup();
     let beginnings = [
@@ -366,7 +366,7 @@ fn a_future_dropped_in_flight_ends_its_span() {
         runtime.block_on(async {
             let mut flight = pin!(a.dispatch(TOKEN.input(), received.output()));
             let waits = poll_fn(|cx| Poll::Ready(flight.as_mut().poll(cx).is_pending())).await;
-            assert!(waits, "the peer has sent nothing");
+            assert!(waits, "the dispatch did not wait for its peer");
         });
     });
     assert_eq!(lines, ["event DEBUG message=abandoned", "span DEBUG epwire operation=\"dispatch\" rank=0"]);

@@ -84,6 +84,7 @@ fn scale_at(
     let at = match order {
         ScaleOrder::RowMajor => (place * count + k) * 4,
         ScaleOrder::ColumnMajor => k * stride + place * 4,
+        other => panic!("no case has scales in {other} order"),
     };
     &scales[at..][..4]
 }

@@ -295,7 +295,7 @@ impl Call {
                 self.pending(comm, Op::scatter(send.clone(), blank(n), at), both, vec![send, expected])
             }
             Kind::Ring => {
-                let place = members.iter().position(|rank| *rank == me).expect("a member calls");
+                let place = members.iter().position(|rank| *rank == me).expect("only members call");
                 let away = |by: usize| members[(place + by) % members.len()];
                 let (next, last, tag) = (away(1), away(members.len() - 1), self.seed as u32 % 5);
                 let send = Op::send(given(me, n), next as u32, tag);

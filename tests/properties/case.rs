@@ -263,7 +263,7 @@ fn draw_op(r: &mut Random, config: &EpConfig, ranks: usize, active: Mask, lane: 
     let mode = if config.ordered && r.chance(70) { CombineMode::Ordered } else { CombineMode::RankReduced };
     let layouts: &[Layout] = match mode {
         CombineMode::Ordered => &[Layout::ExpertMajor],
-        CombineMode::RankReduced => r.pick(&[
+        _ => r.pick(&[
             &[Layout::ExpertMajor][..],
             &[Layout::RankMajor],
             &[Layout::ExpertMajor, Layout::RankMajor],

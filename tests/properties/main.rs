@@ -115,7 +115,7 @@ fn a_third_dispatch_is_refused_until_a_lane_is_free() {
         || buffer.dispatch_send_blocking(Dispatch::new(TensorRef::new(&x, 8), TensorRef::new(&ids, 1)));
     let first = send().expect("lane 0");
     let second = send().expect("lane 1");
-    let error = send().expect_err("no lane is left");
+    let error = send().expect_err("both lanes are taken");
     assert!(matches!(&error, Error::State(why) if why.text.starts_with("lane 0 is held")), "{error}");
     drop(first);
     let third = send().expect("lane 0 again");

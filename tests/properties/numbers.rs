@@ -55,7 +55,7 @@ fn block_scale(kind: Fp8Scale, amax: f32) -> (f32, f32) {
         return (amax / 448.0, 448.0 / amax);
     }
     let wanted = amax.min(f32::MAX) / 448.0;
-    let exponent = (-126..=127).find(|e| 2f32.powi(*e) >= wanted).expect("448 is more than 2");
+    let exponent = (-126..=127).find(|e| 2f32.powi(*e) >= wanted).expect("f32::MAX / 448 is below 2^127");
     (2f32.powi(exponent), 2f32.powi(-exponent))
 }
 

@@ -237,7 +237,7 @@ pub(crate) fn combined(case: &Case, op: &Op, answering: &[bool], rank: usize) ->
                 let routed = (0..op.k).filter(|j| arrives(ids[*j]));
                 routed.map(|j| (Some(weights[token * op.k + j]), output(j))).collect()
             }
-            CombineMode::RankReduced => {
+            _ => {
                 let there = |peer: usize| -> Vec<(Option<f32>, Vec<u16>)> {
                     let routed = (0..op.k).filter(|j| arrives(ids[*j]) && home(case, ids[*j]) == peer);
                     routed.map(|j| (weight_there(op, part.weights[token * op.k + j]), output(j))).collect()

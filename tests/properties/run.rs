@@ -147,13 +147,19 @@ fn run_rank(case: &Case, own: &Own, barrier: &Barrier) -> Vec<&'static str> {
         let Membership { active: mask, suspects, epoch: current, .. } =
             buffer.membership().expect("membership");
         assert_eq!((mask, current), (active, epoch), "at the end");
-        assert!(suspects.iter().all(|peer| gone_on.contains(peer)), "at the end {suspects:?} are suspects");
+        assert!(
+            suspects.iter().all(|peer| gone_on.contains(peer)),
+            "at the end only ranks that have moved on may be suspects, not {suspects:?}"
+        );
         let reachable: Vec<bool> =
             (0..).zip(expected).map(|(e, expected)| expected && !suspects.contains(home(&e))).collect();
         assert_eq!(buffer.reachable_experts().expect("reachable experts"), reachable);
     }
     for comm in comms {
-        assert!(!comm.take_fault().expect("take_fault"), "every call was complete");
+        assert!(
+            !comm.take_fault().expect("take_fault"),
+            "a fault is reported although every call was complete"
+        );
     }
     refused
 }
@@ -180,7 +186,7 @@ async fn exchange(
                     begun[*i] = Some(calls[*i].begin(&own.comms[calls[*i].comm], ops[0].active))
                 }
                 Turn::Await(i) => {
-                    let call = begun[*i].take().expect("it begins before");
+                    let call = begun[*i].take().expect("a call begins before it is awaited");
                     call.end(calls[*i].is_awaited(rank)).await;
                 }
             }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use epwire::{CombineMode, Fp8Scale, Layout, Mask, Payload};
+use epwire::{Fp8Scale, Layout, Mask, Payload};
 
 use crate::calls;
 use crate::case::{Case, GiveUp, Op, Step};
@@ -101,10 +101,7 @@ impl Tally {
             Payload::Opaque { .. } => "payload: opaque",
             other => unreachable!("no case has {other}"),
         });
-        self.is(match op.mode {
-            CombineMode::RankReduced => "combine: rank-reduced",
-            CombineMode::Ordered => "combine: ordered",
-        });
+        self.is(format!("combine: {}", op.mode));
         self.is(format!("routing: {:?}", op.routing));
         let mixed = op.parts.iter().any(|part| part.layout != op.parts[0].layout);
         self.when(mixed, "layout: mixed");

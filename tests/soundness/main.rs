@@ -91,7 +91,7 @@ fn combine(dispatched: Dispatched, token: &mut Token) -> Outcome {
 /// Polls once; the future must wait for a peer.
 async fn start<F: Future>(mut future: std::pin::Pin<&mut F>) {
     let waits = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await;
-    assert!(waits, "nobody has answered yet");
+    assert!(waits, "the future did not wait for its peer");
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -215,7 +215,7 @@ fn dropping_a_future_gives_its_lane_back() {
         let outcome = combine(dispatched, &mut token);
         assert_eq!(outcome.missing, [0].into_iter().collect());
         assert_eq!(outcome.record.unwrap().cause, Cause::Partial);
-        assert_eq!(token.out[0], bf16::from_f32(0.5), "its own expert's half");
+        assert_eq!(token.out[0], bf16::from_f32(0.5), "the token has more than its own expert's half");
     }
     exchange(&b, 0, 2.0);
     exchange(&b, 1, 3.0);
@@ -330,13 +330,13 @@ fn an_event_outlives_its_handle() {
     let (input, _) = token.dispatch(0);
     let dispatching = a.dispatch_send_blocking(input).unwrap();
     let event = dispatching.event();
-    assert!(!event.is_ready(), "the peer has sent nothing");
+    assert!(!event.is_ready(), "the future did not wait for its peer");
     let waiting = thread::spawn({
         let event = event.clone();
         move || event.wait_blocking()
     });
     drop(dispatching);
-    assert!(event.is_ready(), "nothing is left to wait for");
+    assert!(event.is_ready(), "the event of a dropped half must be ready");
     waiting.join().unwrap();
     runtime().block_on(event);
     drop(b);
@@ -412,7 +412,7 @@ fn without_a_thread_to_spare_nothing_is_begun() {
         return;
     }
     fn refused<T>(ended: Result<T, Error>) {
-        let Err(error) = ended else { panic!("it went on without a thread") };
+        let Err(error) = ended else { panic!("the call succeeded without a thread") };
         assert!(matches!(error, Error::System(_)) && error.to_string().contains("thread"), "{error}");
     }
     let [a, b] = pair(PATIENT);

@@ -113,7 +113,7 @@ fn a_waker_that_panics_when_it_is_cloned() {
     let dispatching = a.dispatch_send_blocking(input).unwrap();
     let mut event = dispatching.event();
     let polled = catch_unwind(AssertUnwindSafe(|| poll(Pin::new(&mut event), at_clone())));
-    assert!(polled.is_err(), "it is the polling task's own panic");
+    assert!(polled.is_err(), "the waker's panic must reach the task that polls");
     let peer = thread::spawn(move || exchange(&b, 0, 1.0));
     runtime().block_on(async { tokio::time::timeout(PATIENT / 4, event).await }).expect("woken");
     let dispatched = dispatching.receive_blocking(token.received.output()).unwrap();

@@ -119,7 +119,7 @@ impl Rank {
             let rank = self.rank;
             let is_serving = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
             assert!(is_serving, "rank {rank} ended before {what}: {:?}", self.ran().last());
-            assert!(began.elapsed() < PATIENT, "rank {rank} never came to {what}: {:?}", self.ran().last());
+            assert!(began.elapsed() < PATIENT, "rank {rank} did not reach {what}: {:?}", self.ran().last());
             thread::sleep(Duration::from_millis(1));
         }
     }
@@ -166,7 +166,7 @@ fn exchange(buffer: &EpBuffer, memory: &mut DispatchBuffers, step: u64) -> Resul
     let took_part = f32::from(contributions[0][0]);
     assert!(
         out.iter().all(|sum| sum.to_f32() == value * took_part),
-        "{} for {took_part} times {value}",
+        "the sum is {}, not {took_part} times {value}",
         out[0]
     );
     assert_eq!(
@@ -185,7 +185,7 @@ fn assert_same(ran: &[Vec<Ran>]) {
     for (a, b) in ran.iter().flat_map(|a| ran.iter().map(move |b| (a, b))) {
         for ran in a {
             if let Some(other) = b.iter().find(|other| other.step == ran.step) {
-                assert_eq!(ran.epoch, other.epoch, "{ran:?} and {other:?}");
+                assert_eq!(ran.epoch, other.epoch, "members differ: {ran:?} and {other:?}");
             }
         }
     }
@@ -346,7 +346,11 @@ fn a_retired_rank_takes_part_until_the_others_go_on_without_it_and_no_row_is_mis
         assert_eq!(changes[rank], Some(first), "rank {rank}");
     }
     assert!(ran[2].2 && changes[2].is_none());
-    assert_eq!(ran[2].1.last().unwrap().number, first.number - 1, "it has run all steps before");
+    assert_eq!(
+        ran[2].1.last().unwrap().number,
+        first.number - 1,
+        "the retired rank runs every step before the change"
+    );
 }
 
 #[test]
@@ -396,7 +400,7 @@ fn a_step_whose_future_is_dropped_again_and_again_begins_with_its_change_told() 
             Poll::Pending => dropped += 1,
         }
     };
-    assert!(dropped > 0, "the change has come into effect without a wait");
+    assert!(dropped > 0, "the change took effect without a wait");
     assert_eq!((change.epoch, change.members.to_string().as_str()), (2, "0"));
     assert_eq!(buffers[0].membership().unwrap().epoch, 2);
 }
@@ -486,7 +490,11 @@ fn a_loss_is_news_in_the_outcome_that_names_it_first_and_in_no_other() {
             };
             assert_eq!([named(&comm), named(&comm)], [lost, Mask::EMPTY]);
             group.revoke(&lost).unwrap();
-            assert_eq!([named(&other), named(&comm)], [Mask::EMPTY, Mask::EMPTY], "the program has said it");
+            assert_eq!(
+                [named(&other), named(&comm)],
+                [Mask::EMPTY, Mask::EMPTY],
+                "an outcome names ranks that the program has revoked"
+            );
         }
         group.barrier_blocking("seen").unwrap();
     };

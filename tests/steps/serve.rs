@@ -26,10 +26,11 @@ pub async fn serve(
             Ok(_) => return Ok(group.leave().await?),
             // Nothing is decided yet; or the others have continued without this rank while it was stopped, and it is admitted
             // again; or a member has called `retire` for it.
-            Err(error) => match group.recover(error).await? {
-                Recovery::StepAgain => {}
-                Recovery::Leave => return Ok(group.leave().await?),
-            },
+            Err(error) => {
+                if group.recover(error).await? == Recovery::Leave {
+                    return Ok(group.leave().await?);
+                }
+            }
         }
     }
 }

@@ -391,7 +391,7 @@ static void query_qp(command *c) {
 static const struct {
     uint32_t opcode;
     size_t in_bytes;
-    epw_fake_call call; /* the only call by which it may come */
+    epw_fake_call call; /* the only call that accepts it */
     void (*carry)(command *c);
 } commands[] = {
     {EPW_MLX5_QUERY_HCA_CAP, EPW_MLX5_SHORT_BYTES, EPW_FAKE_CALL_GENERAL, query_cap},

@@ -1,4 +1,4 @@
-/* The thread that does on the host what kernels, which post to queues, cannot do:
+/* The thread that does on the host what the kernels that post to queues cannot do themselves:
  *
  *   - It rings for queues whose registers no GPU can write: their doorbell is a word in memory, which it
  *     copies to the register.
@@ -44,7 +44,7 @@ static bool look(epw_mlx5_attendant *t) {
     return rang;
 }
 
-/* A mutex goes to a thread that is awake, and this one always is: it lets the threads that wait go first. */
+/* A mutex tends to go to a thread that is awake, as this one always is: it lets waiting threads go first. */
 static void lock_last(epw_mlx5_attendant *t) {
     while (atomic_load_explicit(&t->waiting, memory_order_relaxed) > 0) sched_yield();
     pthread_mutex_lock(&t->lock);

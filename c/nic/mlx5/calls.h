@@ -50,7 +50,7 @@ typedef struct epw_mlx5_uar {
     uint32_t page;
 } epw_mlx5_uar;
 
-/* Memory that the adapter reads and writes, known to it by number. */
+/* Memory that the adapter reads and writes, and that commands name by its number. */
 typedef struct epw_mlx5_umem {
     void *handle;
     uint32_t id;

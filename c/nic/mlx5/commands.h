@@ -48,7 +48,7 @@ enum {
 /* A completion queue with one entry, which each completion overwrites, for any number of entries of the send
  * queue. */
 typedef struct epw_mlx5_cq {
-    uint32_t umem, record_umem; /* the queue's entry begins the first, its doorbell record the second */
+    uint32_t umem, record_umem; /* the first begins with the entry, the second with the doorbell record */
     uint32_t uar, eq;
     uint32_t log_entries; /* the size that the adapter is told */
 } epw_mlx5_cq;

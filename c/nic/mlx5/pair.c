@@ -192,8 +192,8 @@ bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t r
     return found;
 }
 
-/* Called once this rank has connected. Either whoever reports an end has seen `remote`, or the number that it
- * has kept is seen here. */
+/* Called once this rank has connected. Either the thread that reports an end has seen `remote`, or this
+ * function sees the number that the thread has kept. */
 static void heed_early_end(epw_mlx5_pair *pair) {
     pthread_mutex_lock(&pair->adapter->pairs_lock);
     if (pair->early_ended != 0 && pair->early_ended == epw_mlx5_pair_remote(pair)) end_by_peer(pair);

@@ -25,7 +25,7 @@ typedef struct epw_probe_finding {
  * plus the time of the kernel's calls. Returns the number of findings. Callable from any thread. */
 uint32_t epw_mlx5_probe(const char *name, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]);
 
-/* The same for the first device of a fake adapter with these lacks, see epw_fake_options. */
+/* The same for the first device of a fake adapter without the features in `lacks`, see epw_fake_options. */
 uint32_t epw_mlx5_probe_fake(uint64_t lacks, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]);
 
 #endif

@@ -102,7 +102,7 @@ void epw_mlx5_end_watch(epw_mlx5 *adapter) {
 
 /* ---- regions ---- */
 
-/* From the first byte of all stretches to the last. */
+/* The smallest stretch that contains all of the region's. */
 static epw_stretch span_of(const epw_region *region) {
     uint64_t first = UINT64_MAX, end = 0;
     for (uint32_t i = 0; i < region->count; i++) {

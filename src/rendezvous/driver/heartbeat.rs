@@ -1,5 +1,6 @@
 //! Signs of life, and how long a side waits for one.
 
+use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -7,7 +8,7 @@ use tokio::time::Instant;
 use crate::names::setters;
 
 /// How often the two sides of a connection send signs of life, and how long they wait for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Heartbeat {
     /// Time between two signs of life.
@@ -25,6 +26,14 @@ impl Default for Heartbeat {
     fn default() -> Self {
         let interval = Duration::from_secs(1);
         Self { interval, lease: Duration::from_secs(5), handshake: Duration::from_secs(5) }
+    }
+}
+
+/// `every 1s, lease 5s, handshake 5s`.
+impl fmt::Display for Heartbeat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { interval, lease, handshake } = self;
+        write!(f, "every {interval:?}, lease {lease:?}, handshake {handshake:?}")
     }
 }
 

@@ -403,7 +403,7 @@ impl Desk {
         }
     }
 
-    /// Sends the newest view before what is said next, if it was still held back until there is nothing else to say.
+    /// Sends the newest view, if it is still held back, before the next frame that is sent.
     fn show_before(&self, session: SessionId) {
         let Some(client) = self.clients.get(&session) else { return };
         if let Some(view) = client.outlet.view.send_replace(None) {

@@ -65,13 +65,7 @@ pub fn formed() -> Machine {
         machine.handle(second, Event::Request { call, request: Box::new(request) });
     };
     for rank in 0..3 {
-        let identity = Identity {
-            rank,
-            member: u128::from(rank),
-            host: "host".to_owned(),
-            pid: rank,
-            process_space: String::new(),
-        };
+        let identity = Identity::new(rank, u128::from(rank), "host", rank);
         let (version, run_id, config) = (PROTOCOL_VERSION, "run".to_owned(), Vec::new());
         ask(
             rank,
