@@ -319,6 +319,12 @@ epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership)
     return EPW_OK;
 }
 
+epw_status epw_comm_traffic(const epw_comm *comm, epw_traffic *traffic, epw_peer_traffic *peers) {
+    epw_status status = check(comm, "traffic");
+    if (status != EPW_OK) return status;
+    return epw_peers_traffic(&comm->peers, epw_comm_where(comm, "traffic"), traffic, peers);
+}
+
 epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {
     epw_status status = check_given(comm, "take_fault", "faulted", faulted);
     if (status != EPW_OK) return status;

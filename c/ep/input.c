@@ -105,7 +105,7 @@ const unsigned char *epw_input_payload(const epw_numerics *numerics, const epw_c
                                        const epw_dispatch_input *in, const epw_row_format *format, uint32_t t,
                                        unsigned char *scratch, size_t *bytes) {
     const unsigned char *x = (const unsigned char *)in->x + t * epw_input_stride(config, in, format);
-    uint64_t row_bytes = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
+    uint64_t row_bytes = epw_format_bytes(format);
     *bytes = epw_align(row_bytes, 16);
     if (in->payload == EPW_PAYLOAD_SAME) return x;
     unsigned char *scales = scratch + format->payload_bytes;
