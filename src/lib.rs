@@ -28,8 +28,13 @@
 //!                 .weights(TensorRef::new(&topk_weights, 2));
 //!             let dispatched = buffer.dispatch_blocking(input, received.output())?;
 //!
-//!             // Experts would run here, on the received rows; these return their input.
-//!             let expert_out = received.rows_as::<bf16>().to_vec();
+//!             // An expert would run on the rows that have come for it; these return their rows.
+//!             let rows = received.rows_as::<bf16>();
+//!             let mut expert_out = vec![bf16::ZERO; rows.len()];
+//!             for expert in 0..received.counts.len() {
+//!                 let at = received.places(expert, 128); // [counts[expert], 128]
+//!                 expert_out[at.clone()].copy_from_slice(&rows[at]);
+//!             }
 //!             let mut out = epwire::HostBuffer::<bf16>::zeroed(4 * 128);
 //!             let outcome = dispatched.combine_blocking(
 //!                 Combine::new(TensorRef::new(&expert_out, 128)),

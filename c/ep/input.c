@@ -33,7 +33,7 @@ epw_status epw_input_check(epw_where where, const epw_config *config, const epw_
         return epw_fail(EPW_ERR_INVALID, where, "layout is %u, must be EPW_EXPERT_MAJOR or EPW_RANK_MAJOR",
                         in->layout);
     if (in->lane < -1 || in->lane >= (int32_t)config->lanes)
-        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane, config->lanes);
+        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, the buffer has %u", in->lane, config->lanes);
     status = epw_input_check_deadline(where, config, in->deadline_ns);
     if (status != EPW_OK || in->tokens == 0) return status;
     const char *absent = in->x == NULL                                    ? "x"
