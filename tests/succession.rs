@@ -67,14 +67,17 @@ fn steps_until(groups: &[Group], members: &str) {
     });
 }
 
-/// Waits until at least three servers share the log, all of them servers of living members, and all members know them.
+/// Waits until at least three servers share the log, all of them servers of living members, and all members know them and
+/// who leads them.
 fn settle(groups: &[Group]) {
     let began = Instant::now();
     let living: Vec<String> =
         groups.iter().filter_map(|group| Some(group.server()?.local_addr().to_string())).collect();
     let settled = |group: &Group| {
         let servers = group.servers();
-        servers.len() >= 3 && servers.iter().all(|server| living.contains(server))
+        servers.len() >= 3
+            && servers.iter().all(|server| living.contains(server))
+            && group.membership().leader.is_some()
     };
     while !groups.iter().all(settled) {
         assert!(began.elapsed() < PATIENT, "{living:?}: {:?}", groups[0].servers());
