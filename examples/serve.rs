@@ -247,7 +247,8 @@ impl Rank {
         if outcome.news.is_empty() {
             return Ok(());
         }
-        eprintln!("rank {}: lost {}: {outcome}", self.group.rank(), outcome.news);
+        let line = format!("rank {}: lost {}: {outcome}\n", self.group.rank(), outcome.news);
+        eprint!("{line}"); // in one write, since other ranks write to the same stderr
         self.group.revoke(&outcome.suspects)
     }
 }

@@ -18,7 +18,6 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
-use crate::traffic::Traffic;
 
 pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layout as comm_layout};
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
@@ -113,7 +112,7 @@ impl Drop for Buffer {
 
 floor!(Buffer: epw_buffer_export, epw_buffer_connect_within, epw_buffer_disconnect, epw_buffer_probe, epw_buffer_path,
     epw_buffer_wire, epw_buffer_set_active, epw_buffer_revoke, epw_buffer_membership, epw_buffer_newest_epoch,
-    epw_buffer_diverged);
+    epw_buffer_diverged, epw_buffer_traffic);
 
 impl Buffer {
     pub(crate) fn create(config: &sys::epw_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
@@ -287,16 +286,6 @@ impl Buffer {
         // SAFETY: by this function's contract; epoch is a valid place to write to.
         check(unsafe { sys::epw_checkpoint(self.0.as_ptr(), step, stream, &mut epoch) })?;
         Ok(epoch)
-    }
-
-    /// `ranks` is the number of ranks that the buffer was made for.
-    pub(crate) fn traffic(&self, ranks: u32) -> Result<Traffic> {
-        // SAFETY: it is one of the header's init functions.
-        let mut traffic = unsafe { initialised(sys::epw_traffic_init) };
-        let mut wait_ns = vec![0; ranks as usize];
-        // SAFETY: the buffer is alive; traffic carries its size, and there is a place for each rank.
-        check(unsafe { sys::epw_buffer_traffic(self.0.as_ptr(), &mut traffic, wait_ns.as_mut_ptr()) })?;
-        Ok(Traffic::from_c(&traffic, &wait_ns))
     }
 
     pub(crate) fn checkpoint_fault(&self) -> Result<()> {

@@ -28,8 +28,13 @@
 //!                 .weights(TensorRef::new(&topk_weights, 2));
 //!             let dispatched = buffer.dispatch_blocking(input, received.output())?;
 //!
-//!             // Experts would run here, on the received rows; these return their input.
-//!             let expert_out = received.rows_as::<bf16>().to_vec();
+//!             // An expert would run on the rows that have come for it; these return their rows.
+//!             let rows = received.rows_as::<bf16>();
+//!             let mut expert_out = vec![bf16::ZERO; rows.len()];
+//!             for expert in 0..received.counts.len() {
+//!                 let at = received.places(expert, 128); // [counts[expert], 128]
+//!                 expert_out[at.clone()].copy_from_slice(&rows[at]);
+//!             }
 //!             let mut out = epwire::HostBuffer::<bf16>::zeroed(4 * 128);
 //!             let outcome = dispatched.combine_blocking(
 //!                 Combine::new(TensorRef::new(&expert_out, 128)),
@@ -104,16 +109,26 @@
 //! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
 //! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
 //!
-//! Metrics of what buffers on the host have moved, [`Traffic`], with the label `rank`:
+//! Metrics of what has been moved, [`Traffic`], with the labels `rank` and `kind`: `buffer` of an [`EpBuffer`],
+//! `prefill` of a [`PrefillBuffer`](prefill::PrefillBuffer), `comm` of a [`Comm`].
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
 //! | `epwire_rows_sent_total` | counter | rows | by dispatch, one for each token and rank that it goes to |
 //! | `epwire_rows_received_total` | counter | rows | by dispatch |
 //! | `epwire_rows_answered_total` | counter | rows | by combine |
-//! | `epwire_bytes_sent_total` | counter | bytes | of rows with their scales, and of answers |
-//! | `epwire_bytes_received_total` | counter | bytes | of received rows with their scales |
+//! | `epwire_bytes_sent_total` | counter | bytes | of rows with their scales, of answers, and of the messages of collectives, sends and receives; by the label `path`: `self`, `thread`, `shm`, `vmm`, `ipc` or `queue` |
+//! | `epwire_bytes_received_total` | counter | bytes | the same |
 //! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | waited for the rank in the label `peer` |
+//!
+//! Not all of them exist for everything, as kernels on GPUs do not count:
+//!
+//! | | rows | bytes | waits |
+//! |---|---|---|---|
+//! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on the host | yes | yes | yes |
+//! | [`Comm`] on the host | | yes | yes |
+//! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | no | no | no: request `source_counts` and `wait_ns` of their outputs |
+//! | [`Comm`] on a GPU | | of calls that are not captured, when they are enqueued | no |
 //!
 //! ## Of the core
 //! With `tracing` the C core's log arrives as events too, with target `epwire::core`, the fields `rank`, `peer` and
@@ -230,7 +245,7 @@ pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
 pub use rendezvous::BootstrapError;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};
-pub use traffic::Traffic;
+pub use traffic::{PeerTraffic, Traffic};
 
 #[cfg(feature = "candle")]
 pub use candle_core;

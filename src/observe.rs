@@ -2,16 +2,16 @@
 //! `metrics`, as listed in the crate's documentation. Without these features every function here is empty.
 
 mod membership;
+mod traffic;
 
 #[cfg(feature = "metrics")]
 use std::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::outcome::Outcome;
-#[cfg(feature = "metrics")]
-use crate::traffic::Traffic;
 
 pub(crate) use membership::Sight;
+pub(crate) use traffic::Told;
 
 #[cfg(feature = "metrics")]
 mod name {
@@ -20,12 +20,6 @@ mod name {
     pub(super) const DEGRADED: &str = "epwire_degraded_total";
     pub(super) const ERRORS: &str = "epwire_errors_total";
     pub(super) const ABANDONED: &str = "epwire_abandoned_total";
-    pub(super) const ROWS_SENT: &str = "epwire_rows_sent_total";
-    pub(super) const ROWS_RECEIVED: &str = "epwire_rows_received_total";
-    pub(super) const ROWS_ANSWERED: &str = "epwire_rows_answered_total";
-    pub(super) const BYTES_SENT: &str = "epwire_bytes_sent_total";
-    pub(super) const BYTES_RECEIVED: &str = "epwire_bytes_received_total";
-    pub(super) const WAITED: &str = "epwire_waited_nanoseconds_total";
 }
 
 /// Describes each metric to the recorder. Called at the creation of every buffer, because a recorder may have been
@@ -45,36 +39,7 @@ pub(crate) fn describe() {
             Unit::Count,
             "Operations whose future was dropped before they had ended"
         );
-        describe_counter!(name::ROWS_SENT, Unit::Count, "Rows that dispatch has sent");
-        describe_counter!(name::ROWS_RECEIVED, Unit::Count, "Rows that dispatch has received");
-        describe_counter!(name::ROWS_ANSWERED, Unit::Count, "Rows that combine has answered");
-        describe_counter!(name::BYTES_SENT, Unit::Bytes, "Bytes of rows sent and of answers");
-        describe_counter!(name::BYTES_RECEIVED, Unit::Bytes, "Bytes of rows received");
-        describe_counter!(name::WAITED, Unit::Nanoseconds, "Time waited for a peer");
-    }
-}
-
-/// Counts what a buffer has moved between these two readings.
-#[cfg(feature = "metrics")]
-pub(crate) fn moved(rank: u32, before: &Traffic, now: &Traffic) {
-    let rank = rank.to_string();
-    for (name, before, now) in [
-        (name::ROWS_SENT, before.rows_sent, now.rows_sent),
-        (name::ROWS_RECEIVED, before.rows_received, now.rows_received),
-        (name::ROWS_ANSWERED, before.rows_answered, now.rows_answered),
-        (name::BYTES_SENT, before.bytes_sent, now.bytes_sent),
-        (name::BYTES_RECEIVED, before.bytes_received, now.bytes_received),
-    ] {
-        if now > before {
-            metrics::counter!(name, "rank" => rank.clone()).increment(now - before);
-        }
-    }
-    for (peer, now) in now.waited.iter().enumerate() {
-        let more = now.saturating_sub(before.waited.get(peer).copied().unwrap_or_default());
-        if !more.is_zero() {
-            let labels = [("rank", rank.clone()), ("peer", peer.to_string())];
-            metrics::counter!(name::WAITED, &labels).increment(more.as_nanos() as u64);
-        }
+        traffic::describe();
     }
 }
 

@@ -89,7 +89,7 @@ impl Cause {
                 "its rows are of another kind than this rank's; give all ranks the same payload, sideband, weights and combine mode"
             }
             Self::Partial => "it gave the operation up",
-            Self::Superseded => "it has been revoked by the group or this program, or is in a newer epoch",
+            Self::Superseded => "the group or this program has revoked it, or it is in a newer epoch",
             Self::Step => "it begins the epoch at another step",
             Self::Link => "the connection of its queue is gone, or the queue stayed full",
             Self::Routing => "a routing id was out of range or repeated",
@@ -295,11 +295,11 @@ impl std::fmt::Display for ErrorRecord {
         if self.elapsed.is_zero() && self.expected == 0 {
             return Ok(());
         }
-        write!(
-            f,
-            "; after {:?} of {:?} awaited {:#018x}, saw {:#018x}, {} peers still awaited",
-            self.elapsed, self.deadline, self.expected, self.seen, self.waiting
-        )
+        write!(f, "; after {:?} of {:?}", self.elapsed, self.deadline)?;
+        if self.cause == Cause::Timeout {
+            write!(f, ", awaited word {:#x}, saw {:#x}", self.expected, self.seen)?;
+        }
+        write!(f, "; peers still awaited: {}", self.waiting)
     }
 }
 
@@ -325,8 +325,8 @@ mod tests {
         };
         assert_eq!(
             timed_out.to_string(),
-            "rank 0 gave up on peer 2 (CombineReceive, Timeout) in lane 1, epoch 3, op 7: it was silent for a deadline; after 3s of 3s \
-             awaited 0x0000000000000020, saw 0x0000000000000010, 1 peers still awaited"
+            "rank 0 gave up on peer 2 (CombineReceive, Timeout) in lane 1, epoch 3, op 7: it was silent for a deadline; after 3s of 3s, \
+             awaited word 0x20, saw 0x10; peers still awaited: 1"
         );
         let [elapsed, nothing] = [Duration::ZERO, Duration::ZERO];
         let suspected =

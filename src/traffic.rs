@@ -1,15 +1,21 @@
-//! What a buffer has moved, in rows and bytes, and how long it has waited for each rank.
+//! What a buffer or communicator has moved, in rows and bytes, and how long it has waited for each rank.
 
 use std::time::Duration;
 
 use crate::sys;
 
-/// What a buffer on the host has moved since it was created; see [`EpBuffer::traffic`](crate::EpBuffer::traffic). Rows
-/// to and from this rank itself count too. The feature `metrics` exports all of it as counters.
+/// What a buffer or communicator has moved since it was created, to and from this rank itself too:
+/// [`EpBuffer::traffic`](crate::EpBuffer::traffic), [`PrefillBuffer::traffic`](crate::prefill::PrefillBuffer::traffic),
+/// [`Comm::traffic`](crate::Comm::traffic). Bytes are those of rows with their scales, of answers, and of the messages
+/// of collectives, sends and receives; without headers, counts and signal words. The feature `metrics` exports all of
+/// it as counters, see the [crate's documentation](crate#features).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Traffic {
+    /// Operations that have ended, complete or degraded: dispatches and combines, each whole; of a communicator,
+    /// collectives, sends and receives.
+    pub operations: u64,
     /// Rows of dispatch: one for each token and rank that the token goes to.
     pub rows_sent: u64,
     /// Rows of dispatch received.
@@ -17,19 +23,44 @@ pub struct Traffic {
     /// Rows that combine has sent as answers: one for each received row, or with ordered combine one for each of its
     /// experts here.
     pub rows_answered: u64,
-    /// Bytes of rows with their scales, and of answers; without headers, counts and signal words.
+    /// Bytes to all ranks.
     pub bytes_sent: u64,
-    /// Bytes of received rows with their scales.
+    /// Bytes from all ranks.
     pub bytes_received: u64,
-    /// How long operations have waited for each rank, indexed by rank.
-    pub waited: Vec<Duration>,
+    /// The part of each rank, indexed by rank.
+    pub peers: Vec<PeerTraffic>,
+}
+
+/// The part of one rank in a [`Traffic`]. The way to it is [`EpBuffer::path`](crate::EpBuffer::path) and its like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PeerTraffic {
+    /// Bytes to it.
+    pub bytes_sent: u64,
+    /// Bytes from it.
+    pub bytes_received: u64,
+    /// How long operations could not go on without it.
+    pub waited: Duration,
 }
 
 impl Traffic {
-    pub(crate) fn from_c(traffic: &sys::epw_traffic, wait_ns: &[u64]) -> Self {
-        let &sys::epw_traffic { rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, .. } =
-            traffic;
-        let waited = wait_ns.iter().map(|ns| Duration::from_nanos(*ns)).collect();
-        Self { rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, waited }
+    pub(crate) fn from_c(traffic: &sys::epw_traffic, peers: &[sys::epw_peer_traffic]) -> Self {
+        let &sys::epw_traffic {
+            operations,
+            rows_sent,
+            rows_received,
+            rows_answered,
+            bytes_sent,
+            bytes_received,
+            ..
+        } = traffic;
+        let peers = peers.iter().map(|peer| PeerTraffic {
+            bytes_sent: peer.bytes_sent,
+            bytes_received: peer.bytes_received,
+            waited: Duration::from_nanos(peer.wait_ns),
+        });
+        let peers = peers.collect();
+        Self { operations, rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, peers }
     }
 }

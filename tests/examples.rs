@@ -12,7 +12,7 @@ fn command(name: &str) -> Command {
     let options = match name {
         "bench" => "--ranks 2 --tokens 2 --hidden 128 --warmup 1 --iterations 2 --cases pair",
         "doctor" => "--ranks 2",
-        "failover" => "--ranks 3 --within kill=400,leader=2000,stop=600,stopped-leader=2500",
+        "failover" => "--ranks 3 --within kill=9000,leader=9000,stop=9000,stopped-leader=9000",
         "tensor_parallel" => "--ranks 2 --tokens 4 --hidden 8 --intermediate 8",
         _ => "--ranks 2 --hidden 64 --intermediate 8 --layers 1 LICENSE-MIT",
     };

@@ -19,7 +19,7 @@ use epwire::{
     },
 };
 
-const LIMIT: Option<Duration> = Some(Duration::from_secs(30));
+const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
 
 fn meeting() -> Address {
     "127.0.0.1:29700".parse().unwrap()
@@ -61,7 +61,7 @@ fn exists(pid: u32) -> bool {
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "not within 10 s: {what}");
+        assert!(begin.elapsed() < Duration::from_secs(30), "not within 30 s: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -110,7 +110,7 @@ fn the_first_failure_is_reported_and_ends_the_others() {
     let ended = shell(4, script, &scratch.0).spawn().unwrap().wait(LIMIT).unwrap();
     assert!(matches!(ended, Ended::Failed { rank: 2, .. }), "{ended}");
     assert_eq!(ended.exit_code(), 7);
-    assert!(begin.elapsed() < Duration::from_secs(10), "the others were ended after {:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(30), "the others were ended after {:?}", begin.elapsed());
 }
 
 #[test]
@@ -152,7 +152,8 @@ fn a_rank_that_ignores_sigterm_is_killed() {
         while [ ! -e "$1/1" ]; do sleep 0.01; done
         [ "$EPWIRE_RANK" = 0 ] && kill -KILL $$
         while :; do sleep 0.01; done"#;
-    let ended = shell(2, script, &scratch.0).spawn().unwrap().wait(LIMIT).unwrap();
+    let ended =
+        shell(2, script, &scratch.0).grace(Duration::from_secs(1)).spawn().unwrap().wait(LIMIT).unwrap();
     assert!(matches!(ended, Ended::Failed { rank: 0, .. }), "{ended}");
     assert_eq!(ended.exit_code(), 128 + 9, "rank 0 was killed by a signal");
     assert_eq!(scratch.read("asked"), "asked\n", "SIGTERM comes before SIGKILL");

@@ -367,7 +367,7 @@ fn a_killed_rank_ends_the_run_that_started_it() {
         victim.is_some()
     });
     kill(victim.unwrap());
-    run.end(Duration::from_secs(20)).assert_failed(&["rank 1 failed first: signal: 9"]);
+    run.end(LIMIT).assert_failed(&["rank 1 failed first: signal: 9"]);
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn a_killed_rank_is_named_by_those_who_waited_for_it() {
     kill(second.id());
     // Nobody ends these: they find out by themselves, from a wait that ends or, if they had not begun, while meeting.
     // The one that finds out first leaves, and the other may name it instead.
-    let survivors = [first, third].map(|rank| rank.end(Duration::from_secs(20)));
+    let survivors = [first, third].map(|rank| rank.end(LIMIT));
     survivors.iter().for_each(|survivor| survivor.assert_failed(&[]));
     let named = |s: &Ended| s.stderr.contains("gave up on peer 1") || s.stderr.contains("rank 1 (");
     assert!(survivors.iter().any(named), "{survivors:?}");

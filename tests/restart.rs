@@ -13,6 +13,8 @@ use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::Heartbeat;
 
 const SECOND: Duration = Duration::from_secs(1);
+/// On a machine that is busy with other programs.
+const PATIENT: Duration = Duration::from_secs(20);
 
 /// A folder of this test's own.
 struct Folder(PathBuf);
@@ -110,23 +112,26 @@ fn members_step_on_while_the_server_is_killed_and_change_once_it_is_back() {
     server.kill();
     let steps = all(&groups, |group| {
         let began = Instant::now();
-        while began.elapsed() < SECOND / 5 {
-            group.step_blocking().unwrap();
+        loop {
+            let number = group.step_blocking().unwrap().number;
+            if number > 20 && began.elapsed() > SECOND / 5 {
+                return number;
+            }
+            assert!(began.elapsed() < PATIENT, "step {number}");
             std::thread::sleep(SECOND / 500);
         }
-        group.step_blocking().unwrap().number
     });
     assert!(steps.iter().all(|steps| *steps > 20), "{steps:?}");
 
     let server = Server::start(&program, &state, 3, &address);
     assert_eq!(server.address, address);
     all(&groups, |group| group.barrier_blocking("back").unwrap());
-    assert_eq!(groups[1].store().get_blocking("key", SECOND).unwrap(), b"value");
+    assert_eq!(groups[1].store().get_blocking("key", PATIENT).unwrap(), b"value");
     drop(groups.pop());
     let began = Instant::now();
     all(&groups, |group| {
         while group.active().mask.to_string() != "0-1" {
-            assert!(began.elapsed() < 2 * SECOND, "{:?}", group.active());
+            assert!(began.elapsed() < PATIENT, "{:?}", group.active());
             group.step_blocking().unwrap();
             std::thread::sleep(SECOND / 500);
         }
@@ -163,7 +168,7 @@ fn a_run_that_begins_with_fewer_ranks_than_its_world_grows_by_it() {
     all(&[first, second], |group| {
         group.step_blocking().unwrap();
         while group.active().mask.to_string() != "0-1" {
-            assert!(began.elapsed() < 5 * SECOND, "{:?}", group.active());
+            assert!(began.elapsed() < PATIENT, "{:?}", group.active());
             group.step_blocking().unwrap();
             std::thread::sleep(SECOND / 500);
         }

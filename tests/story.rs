@@ -108,17 +108,8 @@ fn a_run_that_loses_a_rank_tells_its_story() {
             continue;
         }
         let lost = count(&[&who, "rank 2 has ended"]) + count(&[&who, "peer 2: given up: "]);
-        assert!(
-            lost >= 1,
-            "why rank {rank} gave up its peer:
-{story}"
-        );
-        assert_eq!(
-            count(&[&who, "all agreed: ", "ranks 0-1,3"]),
-            1,
-            "what rank {rank} agreed to:
-{story}"
-        );
+        assert!(lost >= 1, "why rank {rank} gave up its peer:\n{story}");
+        assert_eq!(count(&[&who, "all agreed: ", "ranks 0-1,3"]), 1, "what rank {rank} agreed to:\n{story}");
         assert_eq!(
             count(&[&who, "epoch 2 ", "members 0-1,3; without 2"]),
             1,
@@ -128,7 +119,8 @@ fn a_run_that_loses_a_rank_tells_its_story() {
     assert!(count(&["rank 2 has ended"]) >= 3, "the end of the lost rank:\n{story}");
     assert_eq!(count(&[" warn ", "experts of buffer 0 out of reach: 2"]), 3, "its experts:\n{story}");
     let end = story.find("has left the group").unwrap();
+    // What the launcher says of the lost rank may come late.
     let warned =
-        story[end..].lines().find(|line| line.contains(" warn ") && !line.contains("rank 2, process"));
+        story[end..].lines().find(|line| line.contains(" warn ") && !line.contains("member: rank 2"));
     assert_eq!(warned, None, "an orderly end:\n{story}");
 }

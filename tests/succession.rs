@@ -12,6 +12,8 @@ use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
 use epwire::rendezvous::{BootstrapError, Mask, RankState};
 
 const SECOND: Duration = Duration::from_secs(1);
+/// On a machine that is busy with other programs.
+const PATIENT: Duration = Duration::from_secs(20);
 
 fn quick() -> Heartbeat {
     Heartbeat::default().interval(SECOND / 10).lease(SECOND).handshake(SECOND)
@@ -46,12 +48,12 @@ fn all<T: Send>(groups: &[Group], operation: impl Fn(&Group) -> T + Sync) -> Vec
 }
 
 /// All begin steps until the membership is this one.
-fn steps_until(groups: &[Group], members: &str, limit: Duration) {
+fn steps_until(groups: &[Group], members: &str) {
     let began = Instant::now();
     all(groups, |group| {
         while group.active().mask.to_string() != members {
             assert!(
-                began.elapsed() < limit,
+                began.elapsed() < PATIENT,
                 "rank {}: {:?} led by {:?}, servers {:?}, {:?}",
                 group.rank(),
                 group.active(),
@@ -65,17 +67,20 @@ fn steps_until(groups: &[Group], members: &str, limit: Duration) {
     });
 }
 
-/// Waits until at least three servers share the log, all of them servers of living members, and all members know them.
+/// Waits until at least three servers share the log, all of them servers of living members, and all members know them and
+/// who leads them.
 fn settle(groups: &[Group]) {
     let began = Instant::now();
     let living: Vec<String> =
         groups.iter().filter_map(|group| Some(group.server()?.local_addr().to_string())).collect();
     let settled = |group: &Group| {
         let servers = group.servers();
-        servers.len() >= 3 && servers.iter().all(|server| living.contains(server))
+        servers.len() >= 3
+            && servers.iter().all(|server| living.contains(server))
+            && group.membership().leader.is_some()
     };
     while !groups.iter().all(settled) {
-        assert!(began.elapsed() < 2 * SECOND, "{living:?}: {:?}", groups[0].servers());
+        assert!(began.elapsed() < PATIENT, "{living:?}: {:?}", groups[0].servers());
         std::thread::sleep(SECOND / 100);
     }
 }
@@ -87,9 +92,9 @@ fn a_run_goes_on_without_the_member_that_served_it() {
     groups[1].store().set_blocking("key", b"value").unwrap();
     settle(&groups);
     drop(groups.remove(0));
-    steps_until(&groups, "1-3", 2 * SECOND);
+    steps_until(&groups, "1-3");
     all(&groups, |group| group.barrier_blocking("again").unwrap());
-    assert_eq!(groups[2].store().get_blocking("key", SECOND).unwrap(), b"value");
+    assert_eq!(groups[2].store().get_blocking("key", PATIENT).unwrap(), b"value");
     let sum = |group: &Group| group.store().add_blocking("n", 1).unwrap();
     let mut sums = all(&groups, sum);
     sums.sort();
@@ -134,17 +139,17 @@ fn a_death_that_is_reported_while_nobody_serves_the_run_is_known_once_somebody_d
     let (of, reporter) = (groups[3].member_id(), groups[1].clone());
     let began = Instant::now();
     drop(groups.remove(0));
-    while reporter.membership().outage.is_none() {
-        assert!(began.elapsed() < SECOND, "rank 1 does not notice that rank 0 has gone");
+    while reporter.membership().outage.is_none() && reporter.membership().leader == Some(0) {
+        assert!(began.elapsed() < PATIENT, "rank 1 does not notice that rank 0 has gone");
         std::thread::yield_now();
     }
     reporter.report_death_blocking(3, of).unwrap();
     while reporter.membership().states[3] != (RankState::Dead {}) {
-        assert!(began.elapsed() < 3 * SECOND, "{:?}", reporter.membership());
+        assert!(began.elapsed() < PATIENT, "{:?}", reporter.membership());
         std::thread::sleep(SECOND / 200);
     }
     drop(groups.pop());
-    steps_until(&groups, "1-2", 2 * SECOND);
+    steps_until(&groups, "1-2");
 }
 
 /// One member after the other is replaced, until none of the first members is left.
@@ -158,11 +163,11 @@ fn a_run_outlives_all_who_began_it() {
         drop(groups.remove(at));
         let rest: Vec<u32> = (0..4).filter(|rank| *rank != gone).collect();
         let members = rest.iter().copied().collect::<Mask>().to_string();
-        steps_until(&groups, &members, 2 * SECOND);
+        steps_until(&groups, &members);
         let servers = groups[0].servers().join(",");
         groups.push(Group::join_blocking(options(gone, 4, servers)).unwrap());
         assert!(groups.last().unwrap().is_standby());
-        steps_until(&groups, "0-3", 3 * SECOND);
+        steps_until(&groups, "0-3");
     }
     eprintln!("{:?}", began.elapsed());
     all(&groups, |group| group.barrier_blocking("still here").unwrap());
@@ -176,7 +181,7 @@ fn all_may_leave_at_once() {
     for left in all(&groups, |group| group.leave_blocking()) {
         left.unwrap();
     }
-    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    assert!(began.elapsed() < 5 * SECOND, "{:?}", began.elapsed());
 }
 
 #[test]
@@ -187,7 +192,7 @@ fn the_member_that_serves_may_leave_and_another_one_serves() {
     let leaver = std::thread::spawn(move || {
         first.leave_blocking().unwrap();
     });
-    steps_until(&groups, "1-2", 4 * SECOND);
+    steps_until(&groups, "1-2");
     leaver.join().unwrap();
     all(&groups, |group| group.barrier_blocking("without it").unwrap());
 }
@@ -195,6 +200,13 @@ fn the_member_that_serves_may_leave_and_another_one_serves() {
 /// A leaving server hands over: nobody waits for its silence, nor for the end of its process, three times in a row.
 #[test]
 fn a_leader_that_leaves_is_succeeded_at_once() {
+    // Noticing silence takes at least 0.4 s. An election may take several rounds, and a busy machine long, but not each
+    // time.
+    let mut runs = (0..3).flat_map(|_| times_without_a_leader());
+    assert!(runs.any(|alone| alone < 2 * SECOND / 5));
+}
+
+fn times_without_a_leader() -> Vec<Duration> {
     let (_, mut groups) = formed(6);
     let mut alone = Vec::new();
     for gone in 1..4 {
@@ -208,12 +220,11 @@ fn a_leader_that_leaves_is_succeeded_at_once() {
         alone.push(left.elapsed());
         drop(leaver); // its process continues as long as it likes
         let members: Mask = groups.iter().map(Group::rank).collect();
-        steps_until(&groups, &members.to_string(), 2 * SECOND);
+        steps_until(&groups, &members.to_string());
         assert_eq!(groups.len(), 6 - gone);
     }
     eprintln!("without a leader for {alone:?}");
-    // Noticing silence takes at least 0.4 s. An election may take several rounds, but not each time.
-    assert!(alone.iter().min() < Some(&(SECOND / 4)), "{alone:?}");
+    alone
 }
 
 /// A run of two has one server that votes, and a run of three loses two at once: no server can be elected.
@@ -245,7 +256,7 @@ fn without_a_majority_of_its_servers_a_run_serves_on_under_the_last_membership()
             let BootstrapError::NoQuorum { missing, .. } = &error else { panic!("{error}") };
             assert_eq!(**missing, Mask::all(lost as u32), "{error}");
         }
-        assert!(began.elapsed() < 3 * SECOND, "{:?}", began.elapsed());
+        assert!(began.elapsed() < 8 * SECOND, "{:?}", began.elapsed()); // those without a deadline of their own have 10 s
         let now = last.membership();
         assert_eq!((last.active(), now.leader), (before, None));
         // The only voting server says that it ends; two lost ones may come back.
@@ -273,10 +284,10 @@ fn a_server_that_is_started_again_goes_on_from_its_file() {
     all(&groups, |group| group.step_blocking().unwrap());
     let server = serve(&address.to_string());
     all(&groups, |group| group.barrier_blocking("again").unwrap());
-    assert_eq!(groups[1].store().get_blocking("key", SECOND).unwrap(), b"value");
+    assert_eq!(groups[1].store().get_blocking("key", PATIENT).unwrap(), b"value");
     assert_eq!(groups[2].watch().borrow().states, [RankState::Alive {}; 3]);
     drop(groups.pop());
-    steps_until(&groups, "0-1", 2 * SECOND);
+    steps_until(&groups, "0-1");
     let other = ServerOptions::new("run", 3).state(Some(file.clone()));
     let refused = Server::bind_blocking("127.0.0.1:0", other).unwrap_err();
     assert!(matches!(refused, BootstrapError::System { .. }), "{refused}");

@@ -21,8 +21,8 @@ use tokio::task::JoinSet;
 const MEMBERS: u32 = 1024;
 /// For each member: both ends of its connection, and what its thread waits with, plus some to spare.
 const FILES: u64 = 8 * MEMBERS as u64;
-const JOIN: Duration = Duration::from_secs(10);
-const CHANGE: Duration = Duration::from_secs(10);
+const JOIN: Duration = Duration::from_secs(20);
+const CHANGE: Duration = Duration::from_secs(20);
 /// Between two steps of a member, because all of them share the cores.
 const PAUSE: Duration = Duration::from_millis(100);
 

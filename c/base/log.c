@@ -189,6 +189,15 @@ void epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const
     errno = saved;
 }
 
+const char *epw_log_size(uint64_t bytes, char text[EPW_LOG_SIZE]) {
+    if (bytes < UINT64_C(1) << 20) {
+        snprintf(text, EPW_LOG_SIZE, "%llu KiB", (unsigned long long)((bytes + 1023) / 1024));
+    } else {
+        snprintf(text, EPW_LOG_SIZE, "%.1f MiB", (double)bytes / (1 << 20));
+    }
+    return text;
+}
+
 bool epw_log_listens(uint32_t subsystem, uint32_t level) {
     epw_log_open((epw_where){"log", -1, -1}); /* the creation of the next buffer reports what is wrong with
                                                * it */

@@ -37,6 +37,10 @@ __attribute__((format(printf, 4, 5)))
 void
 epw_log(epw_log_subsystem subsystem, uint32_t level, epw_where where, const char *fmt, ...);
 
+/* A size for a line of the log, such as "57 KiB" or "56.3 MiB"; returns `text`. */
+enum { EPW_LOG_SIZE = 32 };
+const char *epw_log_size(uint64_t bytes, char text[EPW_LOG_SIZE]);
+
 /* Reads EPWIRE_LOG and EPWIRE_LOG_FILE, on the first call. EPW_ERR_INVALID: a variable has an invalid value;
  * EPW_ERR_SYSTEM: the file cannot be opened. */
 epw_status epw_log_open(epw_where where);

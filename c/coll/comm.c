@@ -162,14 +162,14 @@ static bool leave_gpu(epw_comm *comm, bool inherited) {
 
 static void tell_plan(const epw_comm *comm) {
     const epw_comm_config *c = &comm->config;
-    char device[32] = "on the host";
+    char device[32] = "on the host", heap[EPW_LOG_SIZE], window[EPW_LOG_SIZE];
     if (!epw_log_on(EPW_LOG_PLAN, EPW_LOG_INFO)) return;
     if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
     epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, (epw_where){"create", (int)c->rank, -1},
-            "communicator of %u ranks %s: rings of %u slots of %u bytes, heap %.1f MiB, deadline %.1f ms; "
-            "window %.1f MiB",
-            c->ranks, device, comm->layout.slots, comm->layout.slot_bytes, (double)c->heap_bytes / (1 << 20),
-            (double)c->deadline_ns / 1e6, (double)comm->layout.window_bytes / (1 << 20));
+            "communicator of %u ranks %s: rings of %u slots of %u bytes, heap %s, deadline %.10g ms; "
+            "window %s",
+            c->ranks, device, comm->layout.slots, comm->layout.slot_bytes, epw_log_size(c->heap_bytes, heap),
+            (double)c->deadline_ns / 1e6, epw_log_size(comm->layout.window_bytes, window));
 }
 
 epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
@@ -317,6 +317,12 @@ epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership)
                         membership->size, sizeof *membership);
     epw_peers_membership(&((epw_comm *)(uintptr_t)comm)->peers, membership);
     return EPW_OK;
+}
+
+epw_status epw_comm_traffic(const epw_comm *comm, epw_traffic *traffic, epw_peer_traffic *peers) {
+    epw_status status = check(comm, "traffic");
+    if (status != EPW_OK) return status;
+    return epw_peers_traffic(&comm->peers, epw_comm_where(comm, "traffic"), traffic, peers);
 }
 
 epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {

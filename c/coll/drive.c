@@ -292,6 +292,19 @@ void epw_comm_take_back(epw_comm *comm, uint64_t now) {
     }
 }
 
+/* What the current collective has moved; its flows tell. */
+static void count_moved(epw_comm *comm, const epw_op *op, bool ended) {
+    epw_lane_traffic *traffic = comm->peers.traffic;
+    EPW_COMM_PEERS(p, comm) {
+        epw_exchanged *with = &traffic->with[epw_coll_rank(comm, p)];
+        epw_count(&with->bytes_sent, p->out.legs[0].done + p->out.legs[1].done);
+        epw_count(&with->bytes_received, p->in.legs[0].done + p->in.legs[1].done);
+    }
+    epw_count(&traffic->with[comm->config.rank].bytes_sent, op->local_done);
+    epw_count(&traffic->with[comm->config.rank].bytes_received, op->local_done);
+    if (ended) epw_count(&traffic->operations, 1);
+}
+
 /* The current collective has ended, or cannot go on. */
 static void end_collective(epw_comm *comm, epw_status status) {
     epw_op *op = comm->queue;
@@ -302,6 +315,7 @@ static void end_collective(epw_comm *comm, epw_status status) {
         job->outcome.degraded = !epw_mask_empty(&job->outcome.missing);
         if (job->outcome.record.cause == EPW_CAUSE_NONE) job->outcome.record = comm->record;
     }
+    count_moved(comm, op, job != NULL && status == EPW_OK);
     EPW_COMM_PEERS(p, comm) p->out = p->in = (epw_flow){0};
     comm->running = false;
     comm->queue = op->next;
@@ -456,6 +470,15 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 
 /* ---- steps ---- */
 
+/* Adds the time in which nothing moved to each peer that had to act meanwhile, from when it was awaited. */
+static void count_waits(epw_comm *comm, uint64_t since, uint64_t now) {
+    FOR_OTHERS(p, comm) {
+        uint64_t from = p->moved > since ? p->moved : since;
+        if (is_owing(comm, p) && now > from)
+            epw_count(&comm->peers.traffic->with[epw_coll_rank(comm, p)].wait_ns, now - from);
+    }
+}
+
 static bool is_under_way(const epw_comm *comm) {
     const epw_job *job = comm->jobs;
     while (job != NULL && job->left == 0) job = job->next; /* these have ended, and wait for their callers */
@@ -481,6 +504,7 @@ static void end_all(epw_comm *comm, uint64_t now) {
 bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     bool moved = false, more = true;
     uint64_t began = epw_now_ns(), now = began;
+    if (comm->rested != 0) count_waits(comm, comm->rested, now);
     hear(comm, now);
     while (more && now - began < TURN_NS && !epw_comm_heed_mismatch(comm)) {
         more = comm->held = false;
@@ -506,6 +530,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     if (comm->mismatched) end_all(comm, now);
     *until = least(tell_and_rest(comm, now), epw_points_expiry(comm));
     if (more && !comm->mismatched) *until = now;
+    comm->rested = comm->waiting && !more ? now : 0;
     comm->look_again = *until;
     return moved;
 }
@@ -670,6 +695,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
     comm->suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_relaxed);
     comm->own_word = epoch_word;
     comm->look_again = UINT64_MAX;
+    comm->rested = 0;
     comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
     comm->calls = comm->members = 0;
     comm->before = comm->now = (epw_descriptor){0};

@@ -133,6 +133,7 @@ struct epw_comm {
     uint32_t beacon;
     bool beaconed;
     bool waiting;
+    uint64_t rested;     /* since when nothing could be done although peers are awaited; 0: something can */
     bool held;           /* a word has arrived that may not be used before what was posted has been sent */
     uint64_t look_again; /* when the next step is due even if nobody rings */
     bool mismatched;     /* ranks have called different operations: this epoch is over */

@@ -11,7 +11,7 @@ typedef struct transfer {
     epw_coll call;
     epw_job *job;   /* NULL: it was dropped */
     uint64_t bytes; /* of the message; for a receive that is not matched yet, the room */
-    uint64_t done;
+    uint64_t done;  /* of these, sent or received so far */
     uint32_t offer; /* number of the offer, 0: none */
     uint32_t carry; /* for a message in the peer's memory: PULL or HEAP; `address` is where */
     uint64_t address;
@@ -87,7 +87,16 @@ static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
 
 /* ---- ends ---- */
 
+/* What a transfer that has ended has moved. */
+static void count(epw_comm *comm, const transfer *t, bool ended) {
+    epw_lane_traffic *traffic = comm->peers.traffic;
+    epw_exchanged *with = &traffic->with[t->call.peer];
+    epw_count(t->call.kind == EPW_SEND ? &with->bytes_sent : &with->bytes_received, t->done);
+    if (ended) epw_count(&traffic->operations, 1);
+}
+
 static void end(transfer *t, epw_comm *comm, epw_status status) {
+    count(comm, t, t->job != NULL && status == EPW_OK);
     comm->faulted |= t->job == NULL || status != EPW_OK || t->job->outcome.degraded;
     if (t->job != NULL) {
         if (t->job->status == EPW_OK) t->job->status = status;
@@ -293,7 +302,7 @@ static bool write_asked(epw_comm *comm, epw_coll_peer *p) {
                         .bytes = dropped ? 0 : bytes,
                         .address = t->done};
     write(comm, p, &said, dropped ? NULL : bytes_to_send(t));
-    t->done += bytes;
+    t->done += said.bytes;
     if (dropped || t->done == t->bytes) end(take_first(&p->point->asked), comm, EPW_OK);
     return true;
 }
@@ -320,6 +329,7 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
     take_first(&point->sends);
     if (eager) {
         point->unmatched_bytes += t->bytes;
+        t->done = t->bytes;
         end(t, comm, EPW_OK);
     } else {
         append(&point->offered, t);
@@ -355,6 +365,7 @@ static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival
     if (eager) {
         if (too_long(comm, t, a->bytes)) return;
         if (a->bytes > 0) memcpy(t->call.recv, bytes, a->bytes);
+        t->done = a->bytes;
         end(t, comm, EPW_OK);
         return;
     }
@@ -393,7 +404,7 @@ static bool read_lent(epw_comm *comm, epw_coll_peer *p) {
     bool wanted = t->job != NULL;
     bool given = !wanted || epw_read_borrowed(comm, p, t->carry, (unsigned char *)t->call.recv + t->done,
                                               t->address + t->done, bytes);
-    t->done += bytes;
+    if (wanted && given) t->done += bytes;
     if (wanted && given && t->done < t->bytes) return true;
     take_first(&p->point->reading);
     if (!add_reply(p->point, EPW_CARRY_DONE, t->offer)) p->gone = EPW_CAUSE_FORMAT;
@@ -469,6 +480,7 @@ static bool read_there(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
     transfer *t = with_offer(&p->point->offered, m->address);
     if (t == NULL) return false;
     unlink_from(&p->point->offered, t);
+    t->done = t->bytes;
     end(t, comm, EPW_OK);
     return true;
 }
@@ -559,6 +571,7 @@ static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
             end_partial(r, comm, p);
         } else {
             if (t->bytes > 0) memmove(r->call.recv, t->call.send, t->bytes);
+            r->done = t->done = t->bytes;
             end(r, comm, EPW_OK);
         }
         end(t, comm, EPW_OK);

@@ -114,16 +114,15 @@ static epw_status check_queues(const epw_config *config, epw_where where) {
 
 static void tell_plan(const epw_buffer *b, const epw_plan *plan) {
     const epw_config *c = &b->config;
-    char device[32] = "on the host";
+    char device[32] = "on the host", window[EPW_LOG_SIZE], private[EPW_LOG_SIZE];
     if (!epw_log_on(EPW_LOG_PLAN, EPW_LOG_INFO)) return;
     if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
     epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, epw_buffer_where(b, ""),
             "buffer of %u ranks %s: up to %u tokens of hidden %u, top-%u of %u experts, %u lanes, deadline "
-            "%.1f ms; "
-            "window %.1f MiB, private memory %.1f MiB",
+            "%.10g ms; window %s, private memory %s",
             c->ranks, device, c->max_tokens, c->hidden, c->topk, c->experts, c->lanes,
-            (double)c->deadline_ns / 1e6, (double)plan->window_bytes / (1 << 20),
-            (double)plan->private_bytes / (1 << 20));
+            (double)c->deadline_ns / 1e6, epw_log_size(plan->window_bytes, window),
+            epw_log_size(plan->private_bytes, private));
 }
 
 epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {

@@ -33,7 +33,7 @@ epw_status epw_input_check(epw_where where, const epw_config *config, const epw_
         return epw_fail(EPW_ERR_INVALID, where, "layout is %u, must be EPW_EXPERT_MAJOR or EPW_RANK_MAJOR",
                         in->layout);
     if (in->lane < -1 || in->lane >= (int32_t)config->lanes)
-        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, must be -1 or below %u", in->lane, config->lanes);
+        return epw_fail(EPW_ERR_LIMIT, where, "lane is %d, the buffer has %u", in->lane, config->lanes);
     status = epw_input_check_deadline(where, config, in->deadline_ns);
     if (status != EPW_OK || in->tokens == 0) return status;
     const char *absent = in->x == NULL                                    ? "x"
@@ -105,7 +105,7 @@ const unsigned char *epw_input_payload(const epw_numerics *numerics, const epw_c
                                        const epw_dispatch_input *in, const epw_row_format *format, uint32_t t,
                                        unsigned char *scratch, size_t *bytes) {
     const unsigned char *x = (const unsigned char *)in->x + t * epw_input_stride(config, in, format);
-    uint64_t row_bytes = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
+    uint64_t row_bytes = epw_format_bytes(format);
     *bytes = epw_align(row_bytes, 16);
     if (in->payload == EPW_PAYLOAD_SAME) return x;
     unsigned char *scales = scratch + format->payload_bytes;

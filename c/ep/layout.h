@@ -72,6 +72,11 @@ typedef struct epw_row_format {
     uint32_t hash;        /* both ends must agree on it */
 } epw_row_format;
 
+/* A row with its scales. */
+EPW_INLINE uint64_t epw_format_bytes(const epw_row_format *format) {
+    return format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
+}
+
 /* Everything that determines where a byte lies. */
 typedef struct epw_layout {
     uint32_t ranks, max_tokens, topk, local_experts, answers;

@@ -253,7 +253,7 @@ epw_status epw_row_format_make(const char *op, const epw_config *config, const e
         REQUIRE(input->scale_count == 0 || s == 1 || s == 2 || s == 4 || s == 8, EPW_ERR_INVALID,
                 "scale_bytes is %u, must be 1, 2, 4 or 8", s);
         REQUIRE(bytes <= config->opaque_bytes, EPW_ERR_LIMIT,
-                "an opaque row of %llu bytes with its scales passes the plan's opaque_bytes %u",
+                "an opaque row of %llu bytes with its scales exceeds the plan's opaque_bytes %u",
                 (unsigned long long)bytes, config->opaque_bytes);
         format->payload_bytes = input->opaque_row_bytes;
         format->scale_count = input->scale_count;

@@ -582,28 +582,40 @@ EPW_API epw_status epw_checkpoint_fault(epw_buffer *buffer);
 EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, uint64_t step,
                                           uint32_t *verdict);
 
-/* What a buffer on the host has moved since it was created. Rows to and from this rank itself count too. */
+/* What a buffer or communicator has moved since it was created, with this rank itself too. Bytes are those of
+ * rows with their scales, of answers, and of the messages of collectives, sends and receives; without
+ * headers, counts and signal words. */
 typedef struct epw_traffic {
     uint32_t size;
-    uint32_t reserved;
+    uint32_t peer_size;      /* of epw_peer_traffic */
+    uint64_t operations;     /* that have ended, complete or degraded: dispatches and combines; of a
+                                communicator, collectives, sends and receives */
     uint64_t rows_sent;      /* by dispatch: one for each token and each rank that it goes to */
     uint64_t rows_received;  /* by dispatch, and valid */
     uint64_t rows_answered;  /* by combine: one for each received row; ordered: one for each of the row's
-                                experts  on this rank */
-    uint64_t bytes_sent;     /* of rows with their scales, and of answers; without headers, counts and signal
-                                words */
-    uint64_t bytes_received; /* of rows with their scales */
+                                experts on this rank */
+    uint64_t bytes_sent;     /* to all ranks */
+    uint64_t bytes_received; /* from all ranks */
 } epw_traffic;
 
+/* Its part with one rank; the way to that rank is epw_buffer_path, epw_prefill_path or epw_comm_path. */
+typedef struct epw_peer_traffic {
+    uint64_t bytes_sent;
+    uint64_t bytes_received;
+    uint64_t wait_ns; /* how long operations could not go on without the peer, in nanoseconds. The output
+                         wait_ns of a dispatch or combine is the same for that operation */
+} epw_peer_traffic;
+
 #define EPW_TRAFFIC_INIT                                                                                     \
-    { .size = sizeof(epw_traffic) }
+    { .size = sizeof(epw_traffic), .peer_size = sizeof(epw_peer_traffic) }
 EPW_API void epw_traffic_init(epw_traffic *traffic);
 
-/* traffic [in: size, out]. wait_ns [out, may be NULL]: [ranks], how long operations have waited for each peer
- * in all; the output wait_ns of an operation is the same for that operation. Any thread, also while
- * operations run. EPW_ERR_STATE on a GPU, where kernels count nothing: use the outputs source_counts and
- * wait_ns there. */
-EPW_API epw_status epw_buffer_traffic(const epw_buffer *buffer, epw_traffic *traffic, uint64_t *wait_ns);
+/* traffic [in: sizes, out]. peers [out, may be NULL]: [ranks]. Any thread, also while operations run, whose
+ * bytes count at their end at the latest. What an operation had moved before it was given up may be missing.
+ * EPW_ERR_STATE on a GPU, whose kernels count nothing: use the outputs source_counts and wait_ns there. The
+ * same for the others: epw_prefill_traffic, epw_comm_traffic. */
+EPW_API epw_status epw_buffer_traffic(const epw_buffer *buffer, epw_traffic *traffic,
+                                      epw_peer_traffic *peers);
 
 /* Which experts can be reached now: reachable[e] = 1 if expert e's rank is active and not suspected, else 0.
  * reachable [out, experts bytes]. */
@@ -1050,6 +1062,11 @@ EPW_API void epw_comm_free(epw_comm *comm, void *memory);
  * this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any thread. */
 EPW_API epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted);
 
+/* As epw_buffer_traffic. All bytes are counted that go from rank to rank: an all-reduce of n bytes moves more
+ * than n. Rows are 0. CUDA: calls that are not captured count when they are enqueued, as if no rank were
+ * missing, and receives as what they have room for; wait_ns is 0. */
+EPW_API epw_status epw_comm_traffic(const epw_comm *comm, epw_traffic *traffic, epw_peer_traffic *peers);
+
 /* What an operation is. */
 enum {
     EPW_BARRIER = 0,
@@ -1296,6 +1313,11 @@ EPW_API epw_status epw_prefill_diverged(epw_prefill *prefill, uint32_t epoch, ui
 
 /* Whether an operation that has ended since the last such call was incomplete, as epw_comm_take_fault. */
 EPW_API epw_status epw_prefill_take_fault(epw_prefill *prefill, uint32_t *faulted);
+
+/* As epw_buffer_traffic; of a split operation all of it counts when its second half ends. An answer counts as
+ * a whole row, of the width that combine was given. */
+EPW_API epw_status epw_prefill_traffic(const epw_prefill *prefill, epw_traffic *traffic,
+                                       epw_peer_traffic *peers);
 
 /* Creates an empty routing. It allocates memory when a dispatch needs it, and keeps it for later ones. */
 EPW_API epw_status epw_routing_create(epw_prefill *prefill, epw_routing **out);

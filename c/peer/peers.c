@@ -27,7 +27,8 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
     peers->routes = calloc(ranks, sizeof peers->routes[0]);
     peers->remotes = calloc(ranks, sizeof peers->remotes[0]);
     peers->offered = calloc(ranks, sizeof peers->offered[0]);
-    if (peers->imports == NULL || peers->routes == NULL || peers->remotes == NULL || peers->offered == NULL) {
+    if (peers->imports == NULL || peers->routes == NULL || peers->remotes == NULL || peers->offered == NULL ||
+        !epw_traffic_make(peers->traffic, peers->lanes, ranks)) {
         return epw_fail(EPW_ERR_NO_MEMORY, (epw_where){"create", (int)rank, -1},
                         "no memory for the peer table of %u ranks", ranks);
     }
@@ -49,6 +50,7 @@ void epw_peers_destroy(epw_peers *peers) {
     epw_window_destroy(peers->window);
     free(peers->imports);
     free(peers->routes);
+    epw_traffic_free(peers->traffic, peers->lanes);
     free(peers->gpu); /* in a forked child, which cannot use CUDA's part of it */
     free(peers->inbox_memory);
     if (inherited) return; /* its locks may be held by threads that exist only in the parent */

@@ -12,6 +12,7 @@
 #include "nic/region.h"
 #include "peer/sizes.h"
 #include "peer/table.h"
+#include "peer/traffic.h"
 #include "peer/wait.h"
 #include "window/window.h"
 
@@ -111,6 +112,8 @@ typedef struct epw_peers {
     struct epw_inbox *inbox_memory;
     _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */
 
+    epw_lane_traffic traffic[EPW_MAX_LANES];
+
     epw_peers_gpu *gpu; /* see peer/gpu.h; NULL where windows are host memory */
 } epw_peers;
 
@@ -206,6 +209,11 @@ epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
 const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text); /* see epw_buffer_trouble */
+
+static inline epw_status epw_peers_traffic(const epw_peers *peers, epw_where where, epw_traffic *traffic,
+                                           epw_peer_traffic *of) {
+    return epw_traffic_read(peers->traffic, peers->lanes, peers->ranks, where, traffic, of);
+}
 
 /* ---- membership ---- */
 

@@ -86,7 +86,7 @@ static const char *cause_text(uint32_t cause) {
     case EPW_CAUSE_DROPPED:
         return "it has left, or has given up this rank";
     case EPW_CAUSE_SUPERSEDED:
-        return "it has been revoked by the group or this program, or is in a newer epoch";
+        return "the group or this program has revoked it, or it is in a newer epoch";
     case EPW_CAUSE_STEP:
         return "it begins the epoch at another step";
     case EPW_CAUSE_LINK:
@@ -126,8 +126,8 @@ static const char *phase_text(uint32_t phase) {
 static void tell_record(uint32_t level, const char *event, const epw_error_record *r) {
     double ms = (double)r->elapsed_ns / 1e6, of = (double)r->deadline_ns / 1e6;
     epw_log(EPW_LOG_WAIT, level, (epw_where){"", (int)r->rank, (int)r->peer},
-            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.1f ms; expected word "
-            "%#llx, seen %#llx; %u peers awaited",
+            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; expected word "
+            "%#llx, seen %#llx; peers awaited: %u",
             event, cause_text(r->cause), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
             (unsigned long long)r->expected, (unsigned long long)r->seen, r->waiting);
 }

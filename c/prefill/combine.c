@@ -5,14 +5,6 @@
 
 #include "base/clock.h"
 
-static uint32_t width_of(const epw_prefill *p, const epw_prefill_lane *lane) {
-    return lane->combine.width != 0 ? lane->combine.width : p->config.ep.hidden;
-}
-
-static uint64_t row_bytes_of(const epw_prefill *p, const epw_prefill_lane *lane) {
-    return (uint64_t)width_of(p, lane) * 2;
-}
-
 static bool is_ordered(const epw_prefill_lane *lane) {
     return lane->combine.mode == EPW_COMBINE_ORDERED;
 }
@@ -21,7 +13,7 @@ static bool is_ordered(const epw_prefill_lane *lane) {
 
 /* Row `place` of the experts' output. */
 static const unsigned char *made_at(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t place) {
-    return (const unsigned char *)lane->combine.expert_out + place * row_bytes_of(p, lane);
+    return (const unsigned char *)lane->combine.expert_out + place * epw_prefill_answer_bytes(p, lane);
 }
 
 static float weight_of(const epw_prefill_lane *lane, const epw_row_place *entry, uint32_t place) {
@@ -68,16 +60,16 @@ static void find_answer(const epw_prefill *p, const epw_prefill_lane *lane, uint
 /* Copies an unchanged row into a slot. */
 static void copy_row(const epw_prefill *p, const epw_prefill_lane *lane, void *to, const void *row) {
     if (lane->streams_rows) {
-        p->numerics->copy_stream(to, row, row_bytes_of(p, lane));
+        p->numerics->copy_stream(to, row, epw_prefill_answer_bytes(p, lane));
     } else {
-        memcpy(to, row, row_bytes_of(p, lane));
+        memcpy(to, row, epw_prefill_answer_bytes(p, lane));
     }
 }
 
 /* Reduces the answer to one row, in a slot, or in memory that is read again at once. */
 static void reduce_answer(const epw_prefill *p, const epw_prefill_lane *lane, const answer *a, void *to,
                           bool streams) {
-    uint32_t dtype = p->config.ep.combine_dtype, width = width_of(p, lane);
+    uint32_t dtype = p->config.ep.combine_dtype, width = epw_prefill_width(p, lane);
     p->numerics->reduce(dtype, a->rows, a->weights, a->count, width, to, streams);
 }
 
@@ -347,14 +339,14 @@ static void sum_token(const sum_job *job, uint32_t t, uint32_t thread) {
             add_answer(p, lane, t, entry, j, rank, &s, values);
         }
     }
-    uint64_t row = row_bytes_of(p, lane);
+    uint64_t row = epw_prefill_answer_bytes(p, lane);
     for (uint32_t i = 0; i < 2; i++) {
         if (lane->combine.bias[i] == NULL) continue;
         s.weights[s.count] = 1.0f;
         s.rows[s.count++] = (const unsigned char *)lane->combine.bias[i] + t * row;
     }
     p->numerics->reduce(p->config.ep.combine_dtype, s.rows, is_ordered(lane) ? s.weights : NULL, s.count,
-                        width_of(p, lane), (unsigned char *)out->out + t * row, lane->streams_rows);
+                        epw_prefill_width(p, lane), (unsigned char *)out->out + t * row, lane->streams_rows);
     if (out->contributions == NULL) return;
     out->contributions[2 * (size_t)t] = (uint16_t)s.arrived;
     out->contributions[2 * (size_t)t + 1] = (uint16_t)s.expected;

@@ -221,10 +221,8 @@ static uint32_t ranges_of(const epw_prefill *p, const epw_prefill_lane *lane, ui
     const epw_row_ring *ring = &lane->streams[lane->kind][peer].ring;
     uint32_t rank = p->config.ep.rank, count = 0;
     bool rows = lane->kind == EPW_KIND_DISPATCH;
-    uint64_t data =
-        lane->format.payload_bytes + (uint64_t)lane->format.scale_count * lane->format.scale_bytes;
-    uint32_t width = lane->combine.width != 0 ? lane->combine.width : p->config.ep.hidden;
-    uint64_t row = rows ? l->header_bytes + epw_align(data, 16) : l->answer_head + (uint64_t)width * 2;
+    uint64_t row = rows ? l->header_bytes + epw_align(epw_format_bytes(&lane->format), 16)
+                        : l->answer_head + epw_prefill_answer_bytes(p, lane);
     uint64_t opening = rows ? sizeof(epw_row_head) + sizeof(epw_opening) + l->local_experts * sizeof(uint32_t)
                             : sizeof(epw_row_head);
     uint64_t at = ring->announced;
@@ -358,6 +356,7 @@ void epw_prefill_begin(epw_prefill *p, epw_prefill_lane *lane) {
     lane->status = EPW_OK;
     lane->ops[lane->kind]++;
     lane->next_token = 0;
+    lane->rested = 0;
     lane->record = (epw_error_record){0};
     epw_prefill_begin_wait(p, lane);
     for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {
@@ -524,6 +523,7 @@ epw_status epw_prefill_end(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *
         for (uint32_t peer = 0; peer < p->layout.ranks && lane->kind == EPW_KIND_COMBINE; peer++)
             if (lane->sums.wait_ns != NULL)
                 epw_add_total(&lane->sums.wait_ns[peer], lane->peers[peer].waited_ns);
+        epw_prefill_count_moved(p, lane);
     }
     if (lane->routing != NULL) {
         lane->routing->busy = false;

@@ -10,6 +10,7 @@
  *     receive.c   openings and rows from peers, to their places
  *     combine.c   answers to peers, and the sums of answers that arrive
  *     drive.c     steps a lane: reads words, moves messages, gives up peers
+ *     traffic.c   counts what an operation has moved
  *     gpu/        the same parts on a GPU, where kernels move the rows
  *
  * A lane's lock guards its state. It is held for a step at a time, and never while sleeping. */
@@ -171,6 +172,14 @@ static inline epw_where epw_prefill_where(const epw_prefill *p, const char *op) 
     return (epw_where){op, (int)p->config.ep.rank, -1};
 }
 
+/* The channels of the lane's combine, and the bytes of one answer. */
+static inline uint32_t epw_prefill_width(const epw_prefill *p, const epw_prefill_lane *lane) {
+    return lane->combine.width != 0 ? lane->combine.width : p->config.ep.hidden;
+}
+static inline uint64_t epw_prefill_answer_bytes(const epw_prefill *p, const epw_prefill_lane *lane) {
+    return (uint64_t)epw_prefill_width(p, lane) * 2;
+}
+
 static inline bool epw_prefill_present(const epw_prefill_peer *peer) {
     return peer->member && !peer->suspected;
 }
@@ -250,6 +259,11 @@ unsigned char *epw_prefill_slot_there(epw_prefill *p, const epw_prefill_lane *la
                                       uint64_t number);
 unsigned char *epw_prefill_slot_here(epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer,
                                      uint64_t number);
+
+/* ---- traffic.c ---- */
+
+/* The operation has ended, and has not been given up. Its peers may have been. */
+void epw_prefill_count_moved(epw_prefill *p, const epw_prefill_lane *lane);
 
 /* ---- drive.c ---- */
 

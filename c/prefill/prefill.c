@@ -161,13 +161,13 @@ enum { TERMS = EPW_TERM_COUNT + 2 };
 
 static void tell_plan(const epw_prefill *p) {
     const epw_config *c = &p->config.ep;
-    char device[32] = "on the host";
+    char device[32] = "on the host", window[EPW_LOG_SIZE];
     if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
     epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, (epw_where){"create", (int)c->rank, -1},
             "prefill buffer of %u ranks %s: %u tokens of hidden %u, top-%u of %u experts, %u lanes, "
-            "rings of %u slots, deadline %.1f ms; window %.1f MiB",
+            "rings of %u slots, deadline %.10g ms; window %s",
             c->ranks, device, c->max_tokens, c->hidden, c->topk, c->experts, c->lanes, p->layout.slots,
-            (double)c->deadline_ns / 1e6, (double)p->layout.window_bytes / (1 << 20));
+            (double)c->deadline_ns / 1e6, epw_log_size(p->layout.window_bytes, window));
 }
 
 epw_status epw_prefill_create(const epw_prefill_config *config, epw_prefill **out) {

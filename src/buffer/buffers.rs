@@ -17,19 +17,19 @@ pub struct DispatchBuffers {
     pub scales: HostBuffer<u8>,
     /// `[E, M, sideband_bytes]`, rank-major `[M, sideband_bytes]`.
     pub sideband: Vec<u8>,
-    /// `[E]`
+    /// Rows that have come for each local expert, `[E]`.
     pub counts: Vec<u32>,
-    /// `[ranks]`
+    /// Rows that have come from each rank, `[ranks]`.
     pub source_counts: Vec<u32>,
-    /// `[E, ranks]`
+    /// Where the rows of each rank begin in each expert's list, and how many there are, `[E, ranks]`.
     pub ranges: Vec<[u32; 2]>,
-    /// `[E, M]`, rank-major `[M]`.
+    /// The number of each row's token at its source, `[E, M]`, rank-major `[M]`.
     pub source_token: Vec<u32>,
-    /// `[M, topk]`, rank-major only.
+    /// The local experts of each row, -1 where the expert is on another rank, `[M, topk]`, rank-major only.
     pub row_experts: Vec<i32>,
-    /// `[M, topk]`, rank-major only.
+    /// The weights that belong to them, `[M, topk]`, rank-major only.
     pub row_weights: Vec<f32>,
-    /// `[E, M]`, rank-major only.
+    /// The rows of each local expert, `[E, M]`, rank-major only.
     pub expert_rows: Vec<u32>,
 }
 
@@ -103,7 +103,7 @@ impl DispatchBuffers {
 
     /// Where the rows that have come for a local expert lie in `[E, M, width]`: among the
     /// [elements](DispatchBuffers::rows_as) received, and among the outputs that [`Combine::new`](crate::Combine::new)
-    /// takes. Expert-major only; `None` for a number that is no local expert.
+    /// takes. Expert-major only; empty for a number that is no local expert.
     ///
     /// ```
     /// # use epwire::{DispatchBuffers, EpConfig, Layout, Payload};

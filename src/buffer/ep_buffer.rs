@@ -51,8 +51,7 @@ impl EpBuffer {
             rank,
             config,
             plan,
-            #[cfg(feature = "metrics")]
-            told: std::sync::Mutex::default(),
+            told: observe::Told::of("buffer"),
         };
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -87,9 +86,7 @@ pub(crate) struct Inner {
     pub(crate) rank: u32,
     pub(crate) config: EpConfig,
     pub(crate) plan: Plan,
-    /// The state of the metrics.
-    #[cfg(feature = "metrics")]
-    pub(super) told: std::sync::Mutex<crate::traffic::Traffic>,
+    pub(super) told: observe::Told,
 }
 
 impl Inner {

@@ -66,7 +66,7 @@ impl Need {
         match self {
             Self::Absent(only) => Err(format!("{name} is given, which only {only} fills: leave it out")),
             Self::Bytes(need) => match have.saturating_mul(dtype.bytes()) {
-                bytes if bytes < need => Err(format!("{name} has {bytes} bytes, the plan needs {need}")),
+                bytes if bytes < need => Err(format!("{name} has {bytes} bytes, this call needs {need}")),
                 _ => Ok(()),
             },
             Self::Elements(want, need) if dtype != want || have < need => {

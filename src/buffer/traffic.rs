@@ -2,6 +2,7 @@
 
 use super::ep_buffer::{EpBuffer, Inner};
 use crate::error::Result;
+use crate::ffi::Floor;
 use crate::outcome::Outcome;
 use crate::sys;
 use crate::traffic::Traffic;
@@ -22,12 +23,7 @@ impl EpBuffer {
 impl Inner {
     /// The outcome of an operation that has ended; its traffic is added to the metrics.
     pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
-        #[cfg(feature = "metrics")]
-        if let Ok(now) = self.ffi.traffic(self.plan.ranks) {
-            let mut told = self.told.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            crate::observe::moved(self.rank, &told, &now);
-            *told = now;
-        }
+        self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
         Outcome::of(&*self.ffi, outcome)
     }
 }

@@ -10,10 +10,11 @@ use super::memory::CommBuffer;
 use super::number::Number;
 use super::work::Work;
 use crate::error::Result;
-use crate::ffi;
+use crate::ffi::{self, Floor};
 use crate::observe::Observed;
 use crate::outcome::Outcome;
 use crate::peers::Setting;
+use crate::traffic::Traffic;
 
 /// One rank's side of a communicator: collectives, sends and receives among the ranks of a group. Cheap to clone;
 /// clones share it. `Send` and `Sync`: any thread may call. See the [module](super).
@@ -88,6 +89,15 @@ impl Comm {
         self.inner.ffi.take_fault()
     }
 
+    /// What this rank has sent and received, and how long it has waited for each peer: all bytes that go from rank to
+    /// rank, which for an all-reduce are more than its own. Communicates with nobody and waits for nobody.
+    ///
+    /// On a GPU it counts calls that are not captured, when they are enqueued and as if no rank were missing, and no
+    /// waits.
+    pub fn traffic(&self) -> Result<Traffic> {
+        self.inner.ffi.traffic(self.ranks())
+    }
+
     /// Begins a call, or several that progress together, with buffers that it owns until it has ended. Never waits. An
     /// invalid call does nothing; the [`Work`] returns the error when it is awaited.
     pub fn begin<C: Calls + Send + 'static>(&self, calls: C) -> Work<C::Buffers> {
@@ -106,7 +116,7 @@ impl Comm {
             let mut outcome = ffi::empty_outcome();
             // SAFETY: `lower` has checked all sizes; the memory is that of `calls`, which stays where it is until this returns.
             unsafe { self.inner.ffi.run(&lowered.ops, self.deadline, &mut outcome) }?;
-            Outcome::of(&*self.inner.ffi, &outcome)
+            self.inner.ended(&outcome)
         });
         observed.end(ended, |outcome| outcome)
     }

@@ -43,7 +43,9 @@ impl Comm {
         // SAFETY: sizes were checked. That the memory stays until the work has run, and that the stream exists, is
         // promised by whoever made the views and the stream, or ensured by the guards in `calls`, which are dropped
         // after this.
-        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, None) }
+        unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, None) }?;
+        self.inner.tell_traffic();
+        Ok(())
     }
 
     /// [`Comm::enqueue`] with a handle to wait for the end on the host, and to get the outcome. It costs an event on
@@ -58,6 +60,7 @@ impl Comm {
         let mut work = 0;
         // SAFETY: as in `enqueue`.
         unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, Some(&mut work)) }?;
+        self.inner.tell_traffic();
         Ok(Work::enqueued(&self.inner, work))
     }
 }

@@ -12,8 +12,9 @@ use crate::config::Device;
 use crate::cuda::{Gpu, Site, StreamRef};
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
+use crate::outcome::Outcome;
 use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
-use crate::{ffi, observe};
+use crate::{ffi, observe, sys};
 
 /// The state that the clones share.
 #[derive(Debug)]
@@ -25,6 +26,7 @@ pub(crate) struct Inner {
     pub(super) config: CommConfig,
     pub(super) plan: CommPlan,
     pub(super) setting: Setting,
+    told: observe::Told,
     /// The subsets of this communicator.
     subsets: Mutex<Subsets>,
     /// The parent of a subset.
@@ -43,7 +45,19 @@ impl Inner {
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let (watcher, subsets) = (Watcher::default(), Mutex::new(Subsets::default()));
-        Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, subsets, parent: None }))
+        let told = observe::Told::of("comm");
+        Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, told, subsets, parent: None }))
+    }
+
+    /// Adds what has been moved to the metrics.
+    pub(super) fn tell_traffic(&self) {
+        self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
+    }
+
+    /// The outcome of calls that have ended.
+    pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
+        self.tell_traffic();
+        Outcome::of(&*self.ffi, outcome)
     }
 
     /// For host memory.

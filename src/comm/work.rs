@@ -107,7 +107,7 @@ impl<B> Work<B> {
                 let mut outcome = ffi::empty_outcome();
                 match self.inner.ffi.wait(*work, timeout, &mut outcome) {
                     Ok(Progress::Pending) => return None,
-                    Ok(Progress::Done) => Outcome::of(&*self.inner.ffi, &outcome),
+                    Ok(Progress::Done) => self.inner.ended(&outcome),
                     Err(error) => Err(error),
                 }
             }

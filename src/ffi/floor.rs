@@ -8,6 +8,7 @@ use super::known::Known;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
+use crate::traffic::Traffic;
 
 /// One rank's view of its peers: their windows, and the membership.
 pub(crate) trait Floor: Send + Sync + Debug {
@@ -32,13 +33,15 @@ pub(crate) trait Floor: Send + Sync + Debug {
     fn newest_epoch(&self) -> Result<u32>;
     /// The peers that have begun the epoch at another step.
     fn diverged(&self, epoch: u32, step: u64) -> Result<Mask>;
+    /// `ranks` is the number of ranks that it was made for.
+    fn traffic(&self, ranks: u32) -> Result<Traffic>;
 }
 
 /// Implements [`Floor`] for an owner of a C object, its field 0, with the functions named for that object;
 /// field 2 is what the program knows.
 macro_rules! floor {
     ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $set_active:ident,
-     $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident) => {
+     $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident, $traffic:ident) => {
         impl $crate::ffi::floor::Floor for $owner {
             fn known(&self) -> &$crate::ffi::known::Known {
                 &self.2
@@ -114,6 +117,15 @@ macro_rules! floor {
                 // SAFETY: the C object is alive, ranks is a valid place to write to.
                 check(unsafe { sys::$diverged(self.0.as_ptr(), epoch, step, &mut ranks) })?;
                 Ok(Mask::from_words(ranks.bits))
+            }
+
+            fn traffic(&self, ranks: u32) -> Result<$crate::traffic::Traffic> {
+                // SAFETY: it is one of the header's init functions.
+                let mut traffic = unsafe { initialised(sys::epw_traffic_init) };
+                let mut peers = vec![sys::epw_peer_traffic::default(); ranks as usize];
+                // SAFETY: the C object is alive; traffic carries the sizes, and there is a place for each rank.
+                check(unsafe { sys::$traffic(self.0.as_ptr(), &mut traffic, peers.as_mut_ptr()) })?;
+                Ok($crate::traffic::Traffic::from_c(&traffic, &peers))
             }
         }
     };

@@ -8,7 +8,8 @@ use crate::rendezvous::BootstrapError;
 use crate::rendezvous::machine::MAX_EPOCH;
 use crate::rendezvous::wire::Standby;
 
-/// A step of the group, for the caller to run now.
+/// A step of the group, for the caller to run now. Its members and their epoch are those of
+/// [`Group::active`](crate::Group::active).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Step {

@@ -134,7 +134,7 @@ mod tests {
     fn a_later_question_is_answered_though_one_before_it_still_waits() {
         let survey = Survey::default();
         let followers: [Arc<dyn Follower>; 1] = [Arc::new(Path::default())];
-        let patience = Duration::from_millis(200);
+        let patience = Duration::from_secs(1);
         let look = |change, peers: &[u32]| survey.look(ME, &question(change, peers), &followers, patience);
         std::thread::scope(|scope| {
             let former = scope.spawn(|| look(1, &[1, 9, 10]));

@@ -26,8 +26,8 @@
 //! What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths are chosen,
 //! memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its decisions to the
 //! same log through `src/ffi/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
-//! log of a run that loses a rank. The data that a buffer moves is counted once for each operation and peer,
-//! `c/ep/host/traffic.h`.
+//! log of a run that loses a rank. What buffers and communicators move is counted once for each operation and
+//! peer, `c/peer/traffic.h`.
 //!
 //! `tests/faults/run` changes one line at a time, in the product as listed in `tests/faults/core.txt` and in the
 //! explorer's model of windows and leases as listed in `tests/faults/model.txt`, and checks that the test named there

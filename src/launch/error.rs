@@ -8,10 +8,7 @@ use crate::names::readable;
 #[non_exhaustive]
 pub enum LaunchError {
     /// A launcher's set of variables is incomplete.
-    #[error(
-        "launch: {claim} is set, as by {by}, but {missing} is not; start all ranks with the same launcher, or set \
-         {missing}, or set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR, which override it"
-    )]
+    #[error("launch: {claim} is set, but {missing} is not{}", remedy(*by, claim))]
     Missing {
         /// The launcher recognised.
         by: Source,
@@ -61,3 +58,16 @@ pub enum LaunchError {
 }
 
 readable!(LaunchError { Missing, Invalid, NoAddress, NoInterface, Interfaces });
+
+/// What to do about an incomplete set of variables.
+fn remedy(by: Source, claim: &str) -> String {
+    match by {
+        Source::Epwire => {
+            format!(": set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR on every rank, or unset {claim}")
+        }
+        launcher => format!(
+            ", although {launcher} sets both; start all ranks with the same launcher, or set EPWIRE_RANK, EPWIRE_WORLD \
+             and EPWIRE_ADDR, which override it"
+        ),
+    }
+}

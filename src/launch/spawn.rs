@@ -81,7 +81,7 @@ impl Ranks {
             deaths: None,
             run_id: None,
             token: None,
-            grace: Duration::from_secs(5),
+            grace: Duration::from_secs(15),
             restarts: 0,
             restarts_within: None,
             program: None,
@@ -129,7 +129,8 @@ impl Ranks {
     }
 
     /// How long the others may continue after a rank has failed, before SIGTERM; and after SIGTERM, before SIGKILL.
-    /// Default 5 s.
+    /// Default 15 s. At an orderly end the ranks wait for one that is stopped until it has been removed, for a lease and
+    /// a deadline: the period must be longer than both together.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self

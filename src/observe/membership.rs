@@ -107,7 +107,7 @@ impl Sight {
             RankState::Left {} => (Level::Info, "has left"),
             RankState::Suspect {} => (Level::Warn, "is silent, or cannot be reached by the server"),
             RankState::Dead {} => (Level::Warn, "has ended"),
-            RankState::Evicted {} => (Level::Info, "runs, but the others went on without it"),
+            RankState::Evicted {} => (Level::Info, "is no longer a member, but has not ended"),
             RankState::Standby {} => (Level::Info, "has joined and prepares to be admitted"),
             RankState::Ready {} => (Level::Info, "is ready to be admitted"),
             RankState::Retired {} => (Level::Info, "has left the group as it was asked to"),
@@ -120,6 +120,9 @@ impl Sight {
             (true, RankState::Suspect {}) => line(level, self.rank, || {
                 "this rank was silent, or could not be reached by the server".to_owned()
             }),
+            (true, RankState::Evicted {}) => {
+                line(level, self.rank, || "the others went on without this rank".to_owned());
+            }
             (true, _) => line(level, self.rank, || format!("this rank {what}")),
         }
     }

@@ -10,9 +10,11 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Floor};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
+use crate::outcome::Outcome;
 use crate::peers::{self, End, LONGEST_LOOK, Membership, Setting, Watched, Watcher, present};
 use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
+use crate::traffic::Traffic;
 use crate::{observe, sys};
 
 /// One rank's side of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
@@ -34,6 +36,7 @@ pub(crate) struct Inner {
     pub(crate) rank: u32,
     pub(crate) config: PrefillConfig,
     pub(crate) plan: PrefillPlan,
+    told: observe::Told,
 }
 
 impl Inner {
@@ -43,7 +46,14 @@ impl Inner {
         let fabric = setting.fabric(rank, config.ep.paths, config.ep.device)?;
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan }))
+        let told = observe::Told::of("prefill");
+        Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan, told }))
+    }
+
+    /// The outcome of an operation that has ended; its traffic is added to the metrics.
+    pub(super) fn ended(&self, outcome: &sys::epw_outcome) -> Result<Outcome> {
+        self.told.tell(&*self.ffi, self.rank, self.plan.ranks);
+        Outcome::of(&*self.ffi, outcome)
     }
 
     /// Refuses a call that has another form for buffers on GPUs.
@@ -186,6 +196,13 @@ impl PrefillBuffer {
     /// [`EpBuffer::fault`](crate::EpBuffer::fault): as [`Comm::take_fault`](crate::Comm::take_fault).
     pub fn take_fault(&self) -> Result<bool> {
         self.inner.ffi.take_fault()
+    }
+
+    /// What this rank has sent and received through this buffer, and how long it has waited for each peer: as
+    /// [`EpBuffer::traffic`](crate::EpBuffer::traffic), with the same error on a GPU. A split operation counts when its
+    /// second half has ended.
+    pub fn traffic(&self) -> Result<Traffic> {
+        self.inner.ffi.traffic(self.ranks())
     }
 }
 

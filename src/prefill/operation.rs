@@ -19,7 +19,7 @@ pub(super) fn run(
 ) -> Result<Outcome> {
     let observed = Observed::begin(name, inner.rank);
     let mut outcome = ffi::empty_outcome();
-    let ended = call(&mut outcome).and_then(|_| Outcome::of(&*inner.ffi, &outcome));
+    let ended = call(&mut outcome).and_then(|_| inner.ended(&outcome));
     observed.end(ended, |outcome| outcome)
 }
 
@@ -74,7 +74,7 @@ pub(super) async unsafe fn finish(
                 progress = unsafe { under_way.routing.poll(&mut outcome) }?;
             }
             if progress == Progress::Done {
-                return Poll::Ready(Outcome::of(&*inner.ffi, &outcome));
+                return Poll::Ready(inner.ended(&outcome));
             }
             let lane = under_way.routing.lane();
             inner.watchers[lane as usize].wake_later(lane.into(), cx.waker());

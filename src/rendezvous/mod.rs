@@ -39,6 +39,7 @@ pub(crate) mod wire;
 
 pub use crate::mask::{MAX_WORLD, Mask};
 pub use codec::Blob;
+#[doc(inline)]
 pub use driver::{Heartbeat, Server, ServerOptions};
 pub use error::BootstrapError;
 pub use wire::{Decision, Fields, Identity, RankState, View};

@@ -1004,63 +1004,97 @@ unsafe extern "C" {
         verdict: *mut u32,
     ) -> epw_status;
 }
-/// What a buffer on the host has moved since it was created. Rows to and from this rank itself count too.
+/** What a buffer or communicator has moved since it was created, with this rank itself too. Bytes are those of
+ rows with their scales, of answers, and of the messages of collectives, sends and receives; without
+ headers, counts and signal words.*/
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_traffic {
     pub size: u32,
-    pub reserved: u32,
+    /// of epw_peer_traffic
+    pub peer_size: u32,
+    /** that have ended, complete or degraded: dispatches and combines; of a
+communicator, collectives, sends and receives*/
+    pub operations: u64,
     /// by dispatch: one for each token and each rank that it goes to
     pub rows_sent: u64,
     /// by dispatch, and valid
     pub rows_received: u64,
     /** by combine: one for each received row; ordered: one for each of the row's
-experts  on this rank*/
+experts on this rank*/
     pub rows_answered: u64,
-    /** of rows with their scales, and of answers; without headers, counts and signal
-words*/
+    /// to all ranks
     pub bytes_sent: u64,
-    /// of rows with their scales
+    /// from all ranks
     pub bytes_received: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_traffic"][::core::mem::size_of::<epw_traffic>() - 48usize];
+    ["Size of epw_traffic"][::core::mem::size_of::<epw_traffic>() - 56usize];
     ["Alignment of epw_traffic"][::core::mem::align_of::<epw_traffic>() - 8usize];
     [
         "Offset of field: epw_traffic::size",
     ][::core::mem::offset_of!(epw_traffic, size) - 0usize];
     [
-        "Offset of field: epw_traffic::reserved",
-    ][::core::mem::offset_of!(epw_traffic, reserved) - 4usize];
+        "Offset of field: epw_traffic::peer_size",
+    ][::core::mem::offset_of!(epw_traffic, peer_size) - 4usize];
+    [
+        "Offset of field: epw_traffic::operations",
+    ][::core::mem::offset_of!(epw_traffic, operations) - 8usize];
     [
         "Offset of field: epw_traffic::rows_sent",
-    ][::core::mem::offset_of!(epw_traffic, rows_sent) - 8usize];
+    ][::core::mem::offset_of!(epw_traffic, rows_sent) - 16usize];
     [
         "Offset of field: epw_traffic::rows_received",
-    ][::core::mem::offset_of!(epw_traffic, rows_received) - 16usize];
+    ][::core::mem::offset_of!(epw_traffic, rows_received) - 24usize];
     [
         "Offset of field: epw_traffic::rows_answered",
-    ][::core::mem::offset_of!(epw_traffic, rows_answered) - 24usize];
+    ][::core::mem::offset_of!(epw_traffic, rows_answered) - 32usize];
     [
         "Offset of field: epw_traffic::bytes_sent",
-    ][::core::mem::offset_of!(epw_traffic, bytes_sent) - 32usize];
+    ][::core::mem::offset_of!(epw_traffic, bytes_sent) - 40usize];
     [
         "Offset of field: epw_traffic::bytes_received",
-    ][::core::mem::offset_of!(epw_traffic, bytes_received) - 40usize];
+    ][::core::mem::offset_of!(epw_traffic, bytes_received) - 48usize];
+};
+/// Its part with one rank; the way to that rank is epw_buffer_path, epw_prefill_path or epw_comm_path.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_peer_traffic {
+    pub bytes_sent: u64,
+    pub bytes_received: u64,
+    /** how long operations could not go on without the peer, in nanoseconds. The output
+wait_ns of a dispatch or combine is the same for that operation*/
+    pub wait_ns: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_peer_traffic"][::core::mem::size_of::<epw_peer_traffic>() - 24usize];
+    [
+        "Alignment of epw_peer_traffic",
+    ][::core::mem::align_of::<epw_peer_traffic>() - 8usize];
+    [
+        "Offset of field: epw_peer_traffic::bytes_sent",
+    ][::core::mem::offset_of!(epw_peer_traffic, bytes_sent) - 0usize];
+    [
+        "Offset of field: epw_peer_traffic::bytes_received",
+    ][::core::mem::offset_of!(epw_peer_traffic, bytes_received) - 8usize];
+    [
+        "Offset of field: epw_peer_traffic::wait_ns",
+    ][::core::mem::offset_of!(epw_peer_traffic, wait_ns) - 16usize];
 };
 unsafe extern "C" {
     pub fn epw_traffic_init(traffic: *mut epw_traffic);
 }
 unsafe extern "C" {
-    /** traffic [in: size, out]. wait_ns [out, may be NULL]: [ranks], how long operations have waited for each peer
- in all; the output wait_ns of an operation is the same for that operation. Any thread, also while
- operations run. EPW_ERR_STATE on a GPU, where kernels count nothing: use the outputs source_counts and
- wait_ns there.*/
+    /** traffic [in: sizes, out]. peers [out, may be NULL]: [ranks]. Any thread, also while operations run, whose
+ bytes count at their end at the latest. What an operation had moved before it was given up may be missing.
+ EPW_ERR_STATE on a GPU, whose kernels count nothing: use the outputs source_counts and wait_ns there. The
+ same for the others: epw_prefill_traffic, epw_comm_traffic.*/
     pub fn epw_buffer_traffic(
         buffer: *const epw_buffer,
         traffic: *mut epw_traffic,
-        wait_ns: *mut u64,
+        peers: *mut epw_peer_traffic,
     ) -> epw_status;
 }
 unsafe extern "C" {
@@ -2052,6 +2086,16 @@ unsafe extern "C" {
  this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any thread.*/
     pub fn epw_comm_take_fault(comm: *mut epw_comm, faulted: *mut u32) -> epw_status;
 }
+unsafe extern "C" {
+    /** As epw_buffer_traffic. All bytes are counted that go from rank to rank: an all-reduce of n bytes moves more
+ than n. Rows are 0. CUDA: calls that are not captured count when they are enqueued, as if no rank were
+ missing, and receives as what they have room for; wait_ns is 0.*/
+    pub fn epw_comm_traffic(
+        comm: *const epw_comm,
+        traffic: *mut epw_traffic,
+        peers: *mut epw_peer_traffic,
+    ) -> epw_status;
+}
 pub const EPW_BARRIER: u32 = 0;
 /// root's send to everyone's recv; root's own recv may be send, or NULL
 pub const EPW_BROADCAST: u32 = 1;
@@ -2769,6 +2813,15 @@ unsafe extern "C" {
     pub fn epw_prefill_take_fault(
         prefill: *mut epw_prefill,
         faulted: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** As epw_buffer_traffic; of a split operation all of it counts when its second half ends. An answer counts as
+ a whole row, of the width that combine was given.*/
+    pub fn epw_prefill_traffic(
+        prefill: *const epw_prefill,
+        traffic: *mut epw_traffic,
+        peers: *mut epw_peer_traffic,
     ) -> epw_status;
 }
 unsafe extern "C" {

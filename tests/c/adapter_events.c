@@ -101,7 +101,7 @@ static void a_peer_that_has_sent_nothing_hears_of_it(void) {
     pair_of_ranks p = meet_two();
     char texts[RANKS_HERE][EPW_TROUBLE_TEXT] = {"", ""};
     epw_fake_raise(epw_fabric_fake(p.fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 1});
-    for (int ms = 0; ms < 1000 && !(*texts[0] != '\0' && *texts[1] != '\0'); ms++) {
+    for (int ms = 0; ms < 10000 && !(*texts[0] != '\0' && *texts[1] != '\0'); ms++) {
         for (uint32_t r = 0; r < RANKS_HERE; r++) epw_buffer_trouble(p.buffers[r], 1 - r, texts[r]);
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }

@@ -15,7 +15,7 @@ static void every_term_that_differs_is_named(void) {
             of.terms[i] ^= 1ull << bit;
             end a = open_end(of);
             export_to(&a, 1);
-            CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+            CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_MISMATCH);
             char wanted[128];
             snprintf(wanted, sizeof wanted, "connect: rank 1: peer 0: %s is %llu here and %llu at peer 0;",
                      term_names[i], (unsigned long long)spec_of(1).terms[i], (unsigned long long)of.terms[i]);
@@ -28,14 +28,14 @@ static void every_term_that_differs_is_named(void) {
     of.terms[1]++, of.terms[2]++;
     end a = open_end(of);
     export_to(&a, 1);
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("width is 7168 here and 7169 at peer 0; give all ranks the same configuration"));
     epw_window_destroy(a.window);
     of = spec_of(0);
     of.paths = EPW_PATH_THREAD;
     a = open_end(of);
     export_to(&a, 1);
-    CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import));
+    CHECK_OK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import));
     epw_import_close(import);
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
@@ -47,14 +47,14 @@ static void ranks_and_sizes_that_differ_are_named(void) {
     end a = open_end(of), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_import *import = NULL;
-    CHECK(epw_window_import(b.window, 3, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+    CHECK(epw_window_import(b.window, 3, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("ranks is 80 here and 81 at peer 3"));
     epw_window_destroy(a.window);
     of = spec_of(3);
     of.bytes = 2 * WINDOW_BYTES;
     a = open_end(of);
     export_to(&a, 1);
-    CHECK(epw_window_import(b.window, 3, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+    CHECK(epw_window_import(b.window, 3, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("the window has 1048576 bytes here and 2097152 at peer 3"));
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
@@ -81,7 +81,7 @@ static void other_names_are_a_mismatch_of_versions(void) {
         epw_import *import = NULL;
         CHECK_OK(epw_window_create(&options, &a.window));
         export_to(&a, 1);
-        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_MISMATCH);
         CHECK(error_has("peer 0 has other fields in its configuration"));
         epw_window_destroy(a.window);
     }
@@ -143,7 +143,7 @@ static void host_and_gpu_do_not_mix(void) {
     CHECK(epw_blob_parse(a.blob, a.length, here, &blob) == EPW_OK);
     blob.origin.path = EPW_PATH_VMM;
     epw_blob_write(&blob, a.blob);
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_MISMATCH);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_MISMATCH);
     CHECK(error_has("device is the host here and a GPU at peer 0; put all ranks on the host or all on GPUs"));
 
     /* With the roles exchanged; and GPUs may have different ordinals. */
@@ -163,12 +163,12 @@ static void a_blob_is_for_one_pair_of_ranks(void) {
     end a = open_end(spec_of(0)), b = open_end(spec_of(1)), c = open_end(spec_of(2));
     export_to(&a, 1);
     epw_import *import = NULL;
-    CHECK(epw_window_import(c.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_INVALID);
+    CHECK(epw_window_import(c.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_INVALID);
     CHECK(error_has("exported for rank 1"));
-    CHECK(epw_window_import(b.window, 2, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_INVALID);
+    CHECK(epw_window_import(b.window, 2, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_INVALID);
     CHECK(error_has("exported by rank 0"));
-    CHECK(epw_window_import(b.window, 1, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_INVALID);
-    CHECK(epw_window_import(b.window, RANKS, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_INVALID);
+    CHECK(epw_window_import(b.window, 1, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_INVALID);
+    CHECK(epw_window_import(b.window, RANKS, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_INVALID);
     CHECK(!import);
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
@@ -189,7 +189,7 @@ static epw_status import_copy(epw_window *own, const unsigned char *blob, size_t
     unsigned char *copy = malloc(length ? length : 1);
     memcpy(copy, blob, length);
     epw_import *import = NULL;
-    epw_status status = epw_window_import(own, 0, copy, length, 1000 * MS, &import);
+    epw_status status = epw_window_import(own, 0, copy, length, 10000 * MS, &import);
     epw_import_close(import);
     free(copy);
     return status;

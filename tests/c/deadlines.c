@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { GROUP_MS = 200 };
+#define GROUP_MS (longer * 200)
 
 static void sleep_ms(uint64_t ms) {
     struct timespec time = {(time_t)(ms / 1000), (long)(ms % 1000 * MS)};
@@ -269,13 +269,13 @@ static void a_rank_probes_its_own_device(void) {
 }
 
 int main(void) {
-    a_long_deadline_of_a_released_operation_holds_up_nothing();
-    a_debt_keeps_the_long_deadline_of_its_operation();
-    who_waits_longer_than_others_is_not_given_up();
-    a_half_may_begin_almost_a_deadline_later();
-    awaiting_an_event_beside_a_dead_rank_accuses_nobody_else();
-    a_rank_left_out_is_told_at_once();
-    a_peer_that_is_given_up_is_told_on_every_lane();
+    KEEP_TIME(a_long_deadline_of_a_released_operation_holds_up_nothing());
+    KEEP_TIME(a_debt_keeps_the_long_deadline_of_its_operation());
+    KEEP_TIME(who_waits_longer_than_others_is_not_given_up());
+    KEEP_TIME(a_half_may_begin_almost_a_deadline_later());
+    KEEP_TIME(awaiting_an_event_beside_a_dead_rank_accuses_nobody_else());
+    KEEP_TIME(a_rank_left_out_is_told_at_once());
+    KEEP_TIME(a_peer_that_is_given_up_is_told_on_every_lane());
     a_handle_of_another_buffer_is_refused();
     operations_go_on_over_the_wrap_of_their_number();
     a_probe_is_answered_while_no_call_is_made();

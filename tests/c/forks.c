@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LOCAL = EXPERTS / 2, ROWS = 2 * TOKENS, CHILD_SECONDS = 20 };
+enum { LOCAL = EXPERTS / 2, ROWS = 2 * TOKENS, CHILD_SECONDS = 60 };
 
 /* The exit code of a child that runs `body`; a hang counts as a failure. */
 static int in_child(int (*body)(void *), void *context) {

@@ -20,7 +20,7 @@ static void a_place_is_granted_again_once_its_holder_is_dead(void) {
     /* A rank of this process is no exception. */
     end b = open_end(spec_of(1));
     epw_import *import = NULL;
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_FENCED);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_FENCED);
     kill(first.pid, SIGCONT);
     ask_write(&first, 1, 1);
     CHECK(epw_window_base(a.window)[1] == 1);
@@ -36,7 +36,7 @@ static void a_place_is_granted_again_once_its_holder_is_dead(void) {
 
     /* Now a thread holds the lease, and processes must wait for it. */
     export_to(&a, 1);
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_OK);
     other fourth = start_other();
     CHECK(fenced_by(ask_import(&fourth, 1, 0, &a), getpid()));
     epw_import_close(import);
@@ -211,7 +211,7 @@ static void a_place_is_free_as_soon_as_its_holder_has_closed(void) {
         CHECK(request_raw(second, &blob, 2) == EPW_FD_GRANTED);
         close(second);
         epw_import *import = NULL;
-        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+        CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_OK);
         epw_import_close(import);
     }
     epw_window_destroy(a.window);
@@ -320,7 +320,7 @@ static void a_gpu_lease_outlives_a_connection_closed_without_a_goodbye(void) {
     double seconds = (double)(to.tv_sec - from.tv_sec) + 1e-9 * (double)(to.tv_nsec - from.tv_nsec);
     CHECK_MSG(seconds < 0.2, "the server waits by spinning: %f s", seconds);
     epw_import *import = NULL;
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_FENCED);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_FENCED);
     ask_write(&first, 1, 1);
     CHECK(epw_window_base(a.window)[1] == 1);
 

@@ -298,7 +298,7 @@ static void a_refused_dispatch_is_as_never_made(void) {
     WRONG(EPW_ERR_LIMIT, "tokens is 17, the plan's max_tokens is 16", in.tokens = 17);
     WRONG(EPW_ERR_LIMIT, "topk is 5, must be in [1, 4]", in.topk = 5);
     WRONG(EPW_ERR_LIMIT, "sideband_bytes is 9, the plan has room for 8", in.sideband_bytes = 9);
-    WRONG(EPW_ERR_LIMIT, "lane is 2, must be -1 or below 2", in.lane = 2);
+    WRONG(EPW_ERR_LIMIT, "lane is 2, the buffer has 2", in.lane = 2);
     WRONG(EPW_ERR_LIMIT, "may only lengthen", in.deadline_ns = 1);
     WRONG(EPW_ERR_INVALID, "idx_type is 3", in.idx_type = 3);
     WRONG(EPW_ERR_INVALID, "layout is 2", in.layout = 2);

@@ -212,7 +212,7 @@ int main(void) {
         m->expected_scales = memory(MOST / 32);
     }
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
-    config.deadline_ns = 2000000000u;
+    config.deadline_ns = UINT64_C(20000000000);
     t.c = open_comms(RANKS, config);
     activate_comms(&t.c, 1);
     t.rows = ROWS;

@@ -17,6 +17,8 @@ typedef struct end {
 } end;
 
 static end ends[2];
+static uint64_t
+    patience_ns; /* the deadline of a dispatch; 0: that of the buffer, in which a faulty peer is lost */
 
 static epw_status dispatch(end *e, bool half, epw_outcome *outcome) {
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
@@ -26,6 +28,7 @@ static epw_status dispatch(end *e, bool half, epw_outcome *outcome) {
     in.topk_idx = e->ids;
     in.topk_weights = e->weights;
     in.topk = K;
+    in.deadline_ns = patience_ns;
     out.capacity = CAPACITY;
     out.rows = e->rows;
     out.row_source = e->row_source;
@@ -125,8 +128,10 @@ int main(void) {
         for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_routing_create(g.of[r], &ends[r].routing));
         if (round % 100 == 99) { /* nothing is left behind */
             epw_outcome outcome = EPW_OUTCOME_INIT;
+            patience_ns = 10000 * MS;
             CHECK_OK(dispatch(&ends[1], true, &outcome));
             CHECK_OK(dispatch(&ends[0], false, &outcome));
+            patience_ns = 0;
             CHECK(!outcome.degraded);
             CHECK_OK(receive(&ends[1], &outcome));
             CHECK(!outcome.degraded);

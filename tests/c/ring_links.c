@@ -166,9 +166,9 @@ static void garbage_ends_the_connection(void) {
 static void what_changes_under_the_reader_touches_nothing_else(void) {
     victim v;
     open_victim(&v);
-    uint64_t until = epw_now_ns() + 200 * MS;
+    const uint64_t began = epw_now_ns();
     uint32_t x = 1, index = 0;
-    while (epw_now_ns() < until && epw_nic_link_alive(v.nic, v.link)) {
+    while (epw_now_ns() - began < (index > 2000 ? 200 : 5000) * MS && epw_nic_link_alive(v.nic, v.link)) {
         if (epw_ring_filled(&v.rings.in) >= EPW_FRAME_BYTES)
             epw_ring_advance(&v.rings.in, v.fd, EPW_FRAME_BYTES);
         if (epw_ring_has_room(&v.rings.out)) {
@@ -312,7 +312,7 @@ int main(void) {
     cursors_that_cannot_be_end_the_connection();
     garbage_ends_the_connection();
     what_changes_under_the_reader_touches_nothing_else();
-    a_part_of_a_header_is_waited_for();
+    KEEP_TIME(a_part_of_a_header_is_waited_for());
     a_nap_ends_with_what_a_ring_brings();
     memory_that_is_no_rings_ends_the_connection();
     a_peer_that_has_closed_is_told_as_gone();

@@ -238,7 +238,7 @@ static void storms_delay_nobody(void) {
         uint64_t begin = epw_now_ns();
         CHECK(ask_import(&o, 1, 0, &a).status == EPW_OK);
         ask(&o, (command){.verb = 'c'});
-        CHECK(epw_now_ns() - begin < 1000 * MS);
+        CHECK(epw_now_ns() - begin < 4000 * MS);
     }
     for (int i = 0; i < STORMS; i++) {
         atomic_store(&storms[i].over, true);

@@ -183,7 +183,7 @@ static void words_are_behind_rows_where_writes_pass_each_other(void) {
 /* The adapter tells the other end of a queue pair nothing; the connection beside it does. */
 static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
     char said[EPW_TROUBLE_TEXT] = "";
-    for (int ms = 0; ms < 1000 && *epw_buffer_trouble(g->of[rank], 1 - rank, said) == '\0'; ms++)
+    for (int ms = 0; ms < 10000 && *epw_buffer_trouble(g->of[rank], 1 - rank, said) == '\0'; ms++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     CHECK_MSG(
         strcmp(said,
@@ -290,7 +290,7 @@ static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
         char text[EPW_TROUBLE_TEXT];
         CHECK(two_ranks(&g) && step(&g));
         lan_raise(RANK_0, types[i], 0);
-        for (int ms = 0; ms < 1000 && *epw_buffer_trouble(g.of[0], 1, text) == '\0'; ms++)
+        for (int ms = 0; ms < 10000 && *epw_buffer_trouble(g.of[0], 1, text) == '\0'; ms++)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
         CHECK_MSG(strstr(text, "the peer has given up its queue pair (syndrome 0x22, vendor 0xe0)") != NULL,
                   "%s", text);
@@ -311,7 +311,7 @@ static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
     lan.holds_pairs = true;
     pthread_mutex_unlock(&lan.lock);
     lan_raise(RANK_0, EPW_ABI_QP_FATAL, 0);
-    for (int ms = 0; ms < 1000 && !membership_of(g.of[0]).suspects.bits[0]; ms++)
+    for (int ms = 0; ms < 10000 && !membership_of(g.of[0]).suspects.bits[0]; ms++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     for (int i = 0; i < 2; i++)
         REFUSED(

@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -38,9 +39,9 @@ static void ended(epw_buffer *b, epw_handle handle) {
     CHECK_OK(status);
 }
 
-/* Rank 2 of 3 sends its rows 50 ms after rank 0 began to wait, and its answers likewise. */
+/* Rank 2 of 3 sends its rows half a second after rank 0 began to wait, and its answers likewise. */
 static void a_late_peer_shows_and_the_others_do_not(void) {
-    enum { LATE_MS = 50, AT_LEAST_MS = 45 };
+    enum { LATE_MS = 500, AT_LEAST_MS = 450 };
     group g = make_group(3, 10000 * MS);
     activate(&g, 1);
     static batch made[3];
@@ -121,37 +122,46 @@ static uint64_t cpu_ns(void) {
     return (uint64_t)used.tv_sec * 1000 * MS + (uint64_t)used.tv_nsec;
 }
 
-/* A rank that waits for seconds leaves its core to others: after the first 10 ms it uses less than 1 percent
- * of it. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { COSTLIER = 5 }; /* each waking of a thread under a sanitizer */
+#else
+enum { COSTLIER = 1 };
+#endif
+
+/* A rank that waits long leaves its core to others: after the first 10 ms it uses less than 1 percent of it.
+ * A busy machine adds to that CPU time what it does for itself meanwhile, so one wait of several within the
+ * bound will do. A wait that never sleeps uses all of its 600 ms, each time. */
 static void a_long_wait_takes_next_to_nothing_of_a_core(void) {
-    enum { LATE_MS = 2000, FIRST_MS = 10 };
-    group g = make_group(2, 1000 * MS);
-    activate(&g, 1);
+    enum { LATE_MS = 600, FIRST_MS = 10, ATTEMPTS = 8 };
+    group g = make_group(2, 10000 * MS);
     static batch mine, others;
-    epw_dispatch_input in = make_batch(&others, 1);
-    in.layout = EPW_RANK_MAJOR;
-    sender s = {.buffer = g.of[1], .input = &in, .after_ns = LATE_MS * MS};
-    epw_handle handle;
-    epw_dispatch_input own = make_batch(&mine, 0);
-    own.layout = EPW_RANK_MAJOR;
-    own.deadline_ns = 10000 * MS;
-    CHECK_OK(epw_dispatch(g.of[0], &own, NULL, &handle, NULL));
-    pthread_t thread;
-    pthread_create(&thread, NULL, send_later, &s);
-    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
-    epw_outcome outcome = EPW_OUTCOME_INIT;
-    uint64_t began = now_ns(), used = cpu_ns();
-    CHECK_OK(epw_dispatch_receive(g.of[0], handle, &nothing, &outcome));
-    used = cpu_ns() - used;
-    uint64_t took = now_ns() - began;
-    pthread_join(thread, NULL);
-    CHECK(!outcome.degraded && took > LATE_MS * MS * 9 / 10);
-    CHECK_MSG(used < FIRST_MS * MS + took / 100, "%llu us of %llu ms", (unsigned long long)(used / 1000),
+    epw_dispatch_input own = make_batch(&mine, 0), in = make_batch(&others, 1);
+    own.layout = in.layout = EPW_RANK_MAJOR;
+    uint64_t used = 0, took = 0;
+    bool within = false;
+    for (uint32_t attempt = 0; !within && attempt < ATTEMPTS; attempt++) {
+        activate(&g, attempt + 1);
+        sender s = {.buffer = g.of[1], .input = &in, .after_ns = LATE_MS * MS};
+        epw_handle handle;
+        CHECK_OK(epw_dispatch(g.of[0], &own, NULL, &handle, NULL));
+        epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        uint64_t began = now_ns(), before = cpu_ns();
+        pthread_t thread;
+        pthread_create(&thread, NULL, send_later, &s);
+        CHECK_OK(epw_dispatch_receive(g.of[0], handle, &nothing, &outcome));
+        used = cpu_ns() - before;
+        took = now_ns() - began;
+        pthread_join(thread, NULL);
+        CHECK(!outcome.degraded && took >= LATE_MS * MS);
+        within = used < COSTLIER * (FIRST_MS * MS + took / 100);
+        printf("a wait of %llu ms took %llu us of a core\n", (unsigned long long)(took / MS),
+               (unsigned long long)(used / 1000));
+        CHECK_OK(epw_release(g.of[0], handle));
+        CHECK_OK(epw_release(g.of[1], s.handle));
+    }
+    CHECK_MSG(within, "%llu us of %llu ms", (unsigned long long)(used / 1000),
               (unsigned long long)(took / MS));
-    printf("a wait of %llu ms took %llu us of a core\n", (unsigned long long)(took / MS),
-           (unsigned long long)(used / 1000));
-    CHECK_OK(epw_release(g.of[0], handle));
-    CHECK_OK(epw_release(g.of[1], s.handle));
     destroy(&g);
 }
 

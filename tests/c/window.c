@@ -41,7 +41,7 @@ static void threads_use_the_very_same_memory(void) {
     end a = open_end(spec_of(0)), b = open_end(spec_of(1));
     export_to(&a, 1);
     epw_import *import = NULL;
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_OK);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_OK);
     CHECK(epw_import_path(import) == EPW_PATH_THREAD);
     CHECK(epw_import_base(import) == epw_window_base(a.window));
     /* The exporter may be destroyed first. */
@@ -49,7 +49,7 @@ static void threads_use_the_very_same_memory(void) {
     epw_import_base(import)[WINDOW_BYTES - 1] = 7;
     CHECK(epw_import_base(import)[WINDOW_BYTES - 1] == 7);
     epw_import *again = NULL;
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &again) == EPW_ERR_PEER);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &again) == EPW_ERR_PEER);
     epw_import_close(import);
     epw_import_close(NULL);
     epw_window_destroy(b.window);
@@ -85,11 +85,11 @@ static void other_hosts_are_told_apart(void) {
     blob.host.process.bytes[0] ^= 1;
     blob.host.network_namespace++;
     epw_blob_write(&blob, a.blob);
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_NO_PATH);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_NO_PATH);
     CHECK(error_has("another network namespace"));
     blob.host.boot_id.bytes[5] ^= 1;
     epw_blob_write(&blob, a.blob);
-    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 1000 * MS, &import) == EPW_ERR_NO_PATH);
+    CHECK(epw_window_import(b.window, 0, a.blob, a.length, 10000 * MS, &import) == EPW_ERR_NO_PATH);
     CHECK(error_has("shm: another host; queue: this rank has no fabric"));
     epw_window_destroy(a.window);
     epw_window_destroy(b.window);
@@ -121,7 +121,7 @@ static void *exchange_as_rank(void *argument) {
     for (uint32_t p = 0; p < MEMBERS; p++) {
         if (p == m->rank) continue;
         const unsigned char *blob = x->blobs[p][m->rank];
-        CHECK(epw_window_import(own.window, p, blob, length, 1000 * MS, &imports[p]) == EPW_OK);
+        CHECK(epw_window_import(own.window, p, blob, length, 10000 * MS, &imports[p]) == EPW_OK);
         epw_import_base(imports[p])[m->rank] = (unsigned char)(m->rank + 1);
     }
     pthread_barrier_wait(&x->barrier);

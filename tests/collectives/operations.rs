@@ -237,7 +237,7 @@ fn futures_give_their_buffers_back_and_never_block_the_executor() {
             let me = comm.rank();
             if me == 0 {
                 // The others wait for it without blocking their executors.
-                tokio::time::sleep(std::time::Duration::from_millis(60)).await;
+                tokio::time::sleep(std::time::Duration::from_millis(600)).await;
             }
             let began = std::time::Instant::now();
             let (mut ticks, mut last, mut gap) = (0, began, std::time::Duration::ZERO);
@@ -299,14 +299,14 @@ fn work_is_waited_for_as_long_as_is_said() {
     ranks(2, &CommConfig::default(), |comm| {
         let me = comm.rank();
         if me == 1 {
-            std::thread::sleep(std::time::Duration::from_millis(80));
+            std::thread::sleep(std::time::Duration::from_secs(1));
             complete(comm.barrier_blocking());
             return;
         }
         let work = comm.barrier().try_wait().expect_err("rank 1 is late");
         let work = work.wait_for(std::time::Duration::from_millis(10)).expect_err("rank 1 is still late");
         let (outcome, ()) =
-            work.wait_for(std::time::Duration::from_secs(10)).expect("rank 1 has come by now");
+            work.wait_for(std::time::Duration::from_secs(60)).expect("rank 1 has come by now");
         assert!(outcome.unwrap().is_complete());
     });
 }

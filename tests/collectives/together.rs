@@ -52,7 +52,7 @@ fn works_of_two_communicators_are_joined_in_opposite_orders() {
 
 #[test]
 fn a_rank_that_is_silent_ends_the_works_of_both_communicators() {
-    let config = CommConfig::default().deadline(Duration::from_millis(300));
+    let config = CommConfig::default().deadline(Duration::from_secs(1));
     pairs(3, &config, |group, first, second| {
         let me = group.rank();
         if me == 2 {
@@ -67,7 +67,7 @@ fn a_rank_that_is_silent_ends_the_works_of_both_communicators() {
             assert_eq!(outcome.record.map(|record| (record.cause, record.peer)), Some((Cause::Timeout, 2)));
         }
         // At the same time, not one deadline after the other.
-        assert!(began.elapsed() < Duration::from_millis(1500), "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_millis(1900), "{:?}", began.elapsed());
         group.barrier_blocking("silent so far").unwrap();
     });
 }

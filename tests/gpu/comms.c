@@ -282,6 +282,59 @@ static void capture(const rank_state *r, const epw_coll *ops, size_t count, uint
     REQUIRE_CUDA(cudaGraphDestroy(graph));
 }
 
+/* What both communicators have counted. */
+typedef struct counted {
+    epw_traffic gpu, host;
+    epw_peer_traffic gpu_peers[RANKS_LIMIT], host_peers[RANKS_LIMIT];
+} counted;
+
+static counted count_both(const rank_state *r) {
+    counted c = {.gpu = EPW_TRAFFIC_INIT, .host = EPW_TRAFFIC_INIT};
+    REQUIRE_OK(epw_comm_traffic(r->gpu.comm, &c.gpu, c.gpu_peers));
+    REQUIRE_OK(epw_comm_traffic(r->host.comm, &c.host, c.host_peers));
+    return c;
+}
+
+/* What is enqueued counts as much as what the host has moved; but all-reduces share their work differently,
+ * and of replays nobody knows. */
+static void compare_traffic(const rank_state *r, const counted *was, const shape *shapes, uint32_t count,
+                            int captured) {
+    counted now = count_both(r);
+    int all_reduces = 0;
+    for (uint32_t i = 0; i < count; i++) all_reduces |= shapes[i].kind == EPW_ALL_REDUCE;
+    uint64_t gpu = now.gpu.operations - was->gpu.operations;
+    REQUIRE(now.host.operations - was->host.operations == count && gpu == (captured ? 0 : count),
+            "%llu operations of %u counted", (unsigned long long)gpu, count);
+    for (uint32_t p = 0; p < r->links->ranks; p++) {
+        uint64_t sent = now.gpu_peers[p].bytes_sent - was->gpu_peers[p].bytes_sent;
+        uint64_t received = now.gpu_peers[p].bytes_received - was->gpu_peers[p].bytes_received;
+        uint64_t host_sent = now.host_peers[p].bytes_sent - was->host_peers[p].bytes_sent;
+        uint64_t host_received = now.host_peers[p].bytes_received - was->host_peers[p].bytes_received;
+        if (captured) host_sent = host_received = 0;
+        REQUIRE((all_reduces && !captured) || (sent == host_sent && received == host_received),
+                "rank %u: %llu bytes to %u, of %llu, and %llu from it, of %llu; kind %u", r->links->rank,
+                (unsigned long long)sent, p, (unsigned long long)host_sent, (unsigned long long)received,
+                (unsigned long long)host_received, shapes[0].kind);
+    }
+}
+
+/* The bytes of a large all-reduce: this rank's part comes to it and its result goes out, and so with each
+ * peer's. */
+static void count_all_reduce(const rank_state *r, uint64_t bytes, const counted *was) {
+    uint64_t ranks_ = r->links->ranks, each = ((bytes + ranks_ - 1) / ranks_ + 15) / 16 * 16;
+    counted now = count_both(r);
+    for (uint32_t p = 0; p < ranks_; p++) {
+        uint64_t sent = now.gpu_peers[p].bytes_sent - was->gpu_peers[p].bytes_sent, parts = 0;
+        const uint32_t of[2] = {p, r->links->rank};
+        for (int i = 0; i < 2 && p != r->links->rank; i++) {
+            uint64_t from = of[i] * each;
+            parts += from >= bytes ? 0 : bytes - from < each ? bytes - from : each;
+        }
+        REQUIRE(sent == parts, "rank %u: %llu bytes to %u, of %llu", r->links->rank, (unsigned long long)sent,
+                p, (unsigned long long)parts);
+    }
+}
+
 /* Some operations in a row: one call each, one call for all, or from a graph. */
 static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32_t count, uint64_t *state) {
     uint32_t rank = r->links->rank;
@@ -297,9 +350,11 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
     }
     await_all(r, "copies");
     uint64_t how = below(state, 3);
+    int captured = how == 0 && number != 0;
+    counted was = count_both(r);
     epw_call call = on_stream(r);
     if (number == 0) ranks_begin_alone(r->links);
-    if (how == 0 && number != 0) {
+    if (captured) {
         capture(r, ops, count, repeats ? REPLAYS : 1);
     } else if (how == 1) {
         epw_work work = 0;
@@ -323,6 +378,7 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
         REQUIRE(outcome.degraded == 0, "on the host: missing %llx",
                 (unsigned long long)outcome.missing.bits[0]);
     }
+    compare_traffic(r, &was, shapes, count, captured);
     for (uint32_t i = 0; i < count; i++) {
         const shape *s = &shapes[i];
         uint64_t recv_bytes = s->recv_bytes > s->send_bytes ? s->recv_bytes : s->send_bytes;
@@ -362,8 +418,10 @@ static void run_cases(const rank_state *r) {
         run_case(r, number++, s, count, &state);
     }
     shape largest = {.kind = EPW_ALL_REDUCE, .type = EPW_TYPE_BF16, .count = LARGEST / 2};
-    uint64_t state = 5;
+    uint64_t state = 5; /* which is not captured */
+    counted was = count_both(r);
     run_case(r, number++, &largest, 1, &state);
+    count_all_reduce(r, LARGEST, &was);
     ranks_meet(r->links);
     if (r->links->rank == 0)
         printf("%llu cases of %u ranks: same bits as the host\n", (unsigned long long)number,

@@ -14,9 +14,13 @@ use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
+use epwire::comm::CommConfig;
+use epwire::prefill::{
+    PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput,
+};
 use epwire::{
-    Combine, CombineOutput, Dispatch, DispatchBuffers, EpBuffer, EpConfig, HostBuffer, Layout, Mask, Payload,
-    TensorMut, TensorRef,
+    Combine, CombineOutput, Comm, Dispatch, DispatchBuffers, EpBuffer, EpConfig, HostBuffer, Layout, Mask,
+    Payload, TensorMut, TensorRef, Traffic,
 };
 use half::bf16;
 use metrics::{
@@ -292,6 +296,22 @@ fn creating_a_buffer_describes_every_metric() {
     }
 }
 
+/// The metrics of traffic are what [`Traffic`] says. Rank 1's bytes go to itself and to a thread.
+fn same_traffic(metrics: &BTreeMap<String, u64>, kind: &str, traffic: &Traffic) {
+    let of = |name: &str, label: &str| {
+        metrics.get(&format!("epwire_{name}_total rank=1 kind={kind}{label}")).copied().unwrap_or_default()
+    };
+    assert_eq!(of("rows_sent", ""), traffic.rows_sent, "{metrics:?}");
+    assert_eq!(of("rows_received", ""), traffic.rows_received, "{metrics:?}");
+    assert_eq!(of("rows_answered", ""), traffic.rows_answered, "{metrics:?}");
+    for (peer, path) in [(1, " path=self"), (0, " path=thread")] {
+        assert_eq!(of("bytes_sent", path), traffic.peers[peer].bytes_sent, "{metrics:?}");
+        assert_eq!(of("bytes_received", path), traffic.peers[peer].bytes_received, "{metrics:?}");
+    }
+    let waited = of("waited_nanoseconds", " peer=0");
+    assert_eq!(u128::from(waited), traffic.peers[0].waited.as_nanos());
+}
+
 /// A token goes to both ranks, which answer it.
 #[test]
 fn what_is_moved_is_counted() {
@@ -301,13 +321,72 @@ fn what_is_moved_is_counted() {
     peer.join().unwrap();
     let row = 2 * HIDDEN as u64;
     let traffic = b.traffic().unwrap();
+    assert_eq!(traffic.operations, 2);
     assert_eq!((traffic.rows_sent, traffic.rows_received, traffic.rows_answered), (2, 2, 2), "{traffic:?}");
-    assert_eq!((traffic.bytes_sent, traffic.bytes_received), (4 * row, 2 * row), "{traffic:?}");
-    for (name, value) in [("rows_sent", 2), ("rows_received", 2), ("bytes_sent", 4 * row)] {
-        assert_eq!(metrics.get(&format!("epwire_{name}_total rank=1")), Some(&value), "{metrics:?}");
+    assert_eq!((traffic.bytes_sent, traffic.bytes_received), (4 * row, 4 * row), "{traffic:?}");
+    same_traffic(&metrics, "buffer", &traffic);
+}
+
+/// The same by prefill.
+fn exchange_many(buffer: &PrefillBuffer) {
+    let mut rows = HostBuffer::<bf16>::zeroed(4 * HIDDEN);
+    let output = PrefillOutput {
+        layout: PrefillLayout::Packed { alignment: 1 },
+        capacity: 4,
+        rows: Some(TensorMut::new(&mut rows)),
+        ..PrefillOutput::default()
+    };
+    let (mut routing, outcome) = buffer.dispatch_blocking(TOKEN.input(), output).unwrap();
+    assert!(outcome.is_complete());
+    let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);
+    let (input, to) = (
+        PrefillCombine::new(TensorRef::new(&rows, HIDDEN)),
+        PrefillCombineOutput::new(TensorMut::new(&mut out)),
+    );
+    assert!(buffer.combine_blocking(&mut routing, input, to).unwrap().is_complete());
+}
+
+#[test]
+fn what_prefill_moves_is_counted() {
+    let config = EpConfig::new(1, HIDDEN as u32, 2, 2).deadline(PATIENT).threads(1);
+    let [a, b] =
+        [0, 1].map(|rank| PrefillBuffer::unconnected(rank, 2, PrefillConfig::new(config.clone())).unwrap());
+    a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
+    b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
+    [&a, &b].iter().for_each(|buffer| buffer.set_active(&Mask::all(2), 1, 0).unwrap());
+    let peer = thread::spawn(move || exchange_many(&a));
+    let (_, metrics, _) = Seen::during_all(|| exchange_many(&b));
+    peer.join().unwrap();
+    let row = 2 * HIDDEN as u64;
+    let traffic = b.traffic().unwrap();
+    assert_eq!(traffic.operations, 2);
+    assert_eq!((traffic.rows_sent, traffic.rows_received, traffic.rows_answered), (2, 2, 2), "{traffic:?}");
+    assert_eq!((traffic.bytes_sent, traffic.bytes_received), (4 * row, 4 * row), "{traffic:?}");
+    same_traffic(&metrics, "prefill", &traffic);
+}
+
+#[test]
+fn what_a_communicator_moves_is_counted() {
+    let config = CommConfig::default().deadline(PATIENT);
+    let [a, b] = [0, 1].map(|rank| Comm::unconnected(rank, 2, config.clone()).unwrap());
+    a.connect_blocking(1, &b.export(0).unwrap()).unwrap();
+    b.connect_blocking(0, &a.export(1).unwrap()).unwrap();
+    [&a, &b].iter().for_each(|comm| comm.set_active(&Mask::all(2), 1, 0).unwrap());
+    let calls = |comm: &Comm| {
+        let (own, mut all) = ([comm.rank(); 5], [9; 10]);
+        assert!(comm.all_gather_blocking(&own, &mut all).unwrap().is_complete());
+        let (outcome, _) = comm.all_gather(vec![1u8; 3], vec![0u8; 6]).wait();
+        assert!(outcome.unwrap().is_complete());
+    };
+    let peer = thread::spawn(move || calls(&a));
+    let (_, metrics, _) = Seen::during_all(|| calls(&b));
+    peer.join().unwrap();
+    let traffic = b.traffic().unwrap();
+    assert_eq!(traffic.operations, 2);
+    for peer in &traffic.peers {
+        assert_eq!((peer.bytes_sent, peer.bytes_received), (23, 23), "{traffic:?}");
     }
-    let waited = metrics.get("epwire_waited_nanoseconds_total rank=1 peer=0").copied().unwrap_or_default();
-    assert_eq!(u128::from(waited), traffic.waited[0].as_nanos());
+    same_traffic(&metrics, "comm", &traffic);
 }
 
 #[test]
@@ -325,7 +404,7 @@ fn a_degraded_operation_says_who_is_missing() {
             && line.ends_with(" rank=0 peer=1 subsystem=\"wait\"")),
         "{core:?}"
     );
-    let waited = metrics.remove("epwire_waited_nanoseconds_total rank=0 peer=1").unwrap();
+    let waited = metrics.remove("epwire_waited_nanoseconds_total rank=0 kind=buffer peer=1").unwrap();
     assert!(waited >= 50_000_000, "{waited} ns");
     metrics.retain(|name, _| !TRAFFIC.iter().any(|traffic| name.starts_with(traffic)));
     let [event, span] = lines.try_into().unwrap();

@@ -47,7 +47,7 @@ impl Told {
         let began = Instant::now();
         while self.metric(gauge, " rank=1") != Some(value) {
             let metrics = self.with(|state| state.metrics.clone());
-            assert!(began.elapsed() < 5 * SECOND, "{gauge} is not {value}: {metrics:?}");
+            assert!(began.elapsed() < 20 * SECOND, "{gauge} is not {value}: {metrics:?}");
             thread::sleep(SECOND / 500);
         }
     }
@@ -172,7 +172,7 @@ impl Rank {
         let began = Instant::now();
         while self.group.active().mask.to_string() != members {
             assert!(
-                began.elapsed() < 5 * SECOND,
+                began.elapsed() < 20 * SECOND,
                 "rank {}: {:?}",
                 self.group.rank(),
                 self.group.membership()
@@ -298,7 +298,7 @@ fn a_member_tells_who_comes_and_goes_and_who_serves_the_run() {
     // The member that serves the run ends, and another one takes over.
     let began = Instant::now();
     while ranks.iter().any(|rank| rank.group.servers().len() < 3) {
-        assert!(began.elapsed() < 5 * SECOND);
+        assert!(began.elapsed() < 20 * SECOND);
         thread::sleep(SECOND / 100);
     }
     drop(ranks.remove(0));

@@ -273,8 +273,9 @@ fn every_kind_of_future_may_be_dropped_in_flight() {
 
 #[test]
 fn waiting_for_a_late_peer_does_not_block_the_executor() {
-    const LATE: Duration = Duration::from_millis(300);
+    const LATE: Duration = Duration::from_secs(1);
     let [a, b] = pair(PATIENT);
+    let began = Instant::now();
     let peer = thread::spawn(move || {
         thread::sleep(LATE);
         exchange(&b, 0, 1.0);
@@ -288,7 +289,6 @@ fn waiting_for_a_late_peer_does_not_block_the_executor() {
             }
         };
         let mut token = Token::new(&a, 1.0);
-        let began = Instant::now();
         let flight = async {
             let (input, output) = token.dispatch(0);
             a.dispatch(input, output).await.unwrap()
@@ -297,8 +297,8 @@ fn waiting_for_a_late_peer_does_not_block_the_executor() {
             dispatched = flight => dispatched,
             () = clock => unreachable!("a clock never ends"),
         };
-        assert!(began.elapsed() >= LATE - Duration::from_millis(50), "the peer was late");
-        // 150 on an idle machine; one if the thread were blocked.
+        assert!(began.elapsed() >= LATE, "the peer was late");
+        // 500 on an idle machine; one if the thread were blocked.
         assert!(ticks >= 15, "{ticks} ticks");
         assert!(combine(dispatched, &mut token).is_complete());
     });
@@ -365,7 +365,7 @@ fn clones_of_an_event_wake_every_task() {
 #[test]
 fn an_event_waits_as_long_as_its_operation_may() {
     const SHORT: Duration = Duration::from_millis(50);
-    const LATE: Duration = Duration::from_millis(300);
+    const LATE: Duration = Duration::from_secs(1);
     let [a, b] = pair(SHORT);
     let peer = thread::spawn(move || {
         let mut token = Token::new(&b, 1.0);

@@ -288,6 +288,14 @@ static epw_status not_there(const epw_comm *comm, const char *op) {
 
 /* ---- the call ---- */
 
+/* Of replays the host sees nothing. */
+static void count_all(const enqueuing *e, const epw_coll *ops, size_t count) {
+    for (size_t i = 0; i < count && !e->on.captured; i++) {
+        bool by_rings = message_bytes(&ops[i]) > e->comm->gpu->window.packet_bytes;
+        epw_coll_gpu_count(e->comm, &ops[i], ops[i].kind == EPW_ALL_REDUCE && by_rings);
+    }
+}
+
 /* With the lock held. */
 static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const epw_call *call) {
     struct epw_coll_gpu *g = e->comm->gpu;
@@ -310,6 +318,7 @@ static epw_status enqueue(enqueuing *e, const epw_coll *ops, size_t count, const
     }
     if (g->tickets != before)
         epw_stream_mark(&e->on, epw_lane_order(&e->comm->peers, 0)); /* even if a later launch failed */
+    if (status == EPW_OK) count_all(e, ops, count);
     if (status == EPW_OK && work != NULL) {
         cudaError_t error = cudaEventRecord(work->event, e->on.stream);
         if (error != cudaSuccess) status = epw_fail_cuda(error, e->where, "cudaEventRecord");

@@ -1,6 +1,6 @@
 /* Communicators on GPUs: engine.c makes the state that a communicator has beside its window when kernels move
  * the bytes, and changes peers and membership; call.c enqueues operations, and reports their outcome;
- * blocks.c lays out uneven blocks. */
+ * blocks.c lays out uneven blocks; traffic.c counts what calls move. */
 #ifndef EPW_COLL_GPU_GPU_H
 #define EPW_COLL_GPU_GPU_H
 
@@ -65,6 +65,10 @@ bool epw_coll_gpu_take_fault(epw_comm *comm);
 
 /* Fills in where the blocks of a call lie, for the kernel. */
 void epw_coll_gpu_lay_out(const epw_comm *comm, const epw_coll *call, epw_coll_blocks_args *args);
+
+/* Counts what a call that is enqueued moves. `shares`: an all-reduce by rings, whose parts the members fold.
+ * With the lock held. */
+void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares);
 
 /* EPW_ERR_MISMATCH, naming the calls, if kernels have found that ranks called different operations. */
 epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where);

@@ -140,11 +140,31 @@ static void sum_chunk(void *context, uint32_t item, uint32_t thread) {
     }
 }
 
+/* The answers that rank `peer` owes for the rows that were sent there. */
+static uint64_t answers_of(const epw_buffer *b, const epw_lane *lane, uint32_t peer) {
+    if (lane->machine.mode != EPW_COMBINE_ORDERED) return lane->machine.peers[peer].sent;
+    uint64_t answers = 0, local = b->layout.local_experts;
+    for (uint32_t e = 0; e < local; e++) answers += lane->host->sent_counts[peer * local + e];
+    return answers;
+}
+
+/* All answers of the combine are here. */
+static void count_collected(epw_buffer *b, const epw_lane *lane) {
+    epw_lane_traffic *traffic = &b->peers.traffic[epw_lane_index(b, lane)];
+    for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
+        epw_exchanged *with = &traffic->with[peer];
+        epw_count(&with->wait_ns, lane->machine.peers[peer].waited_ns);
+        if (epw_lane_has(&lane->machine, peer, EPW_PART_ANSWERED))
+            epw_count(&with->bytes_received, answers_of(b, lane, peer) * b->layout.row_bytes);
+    }
+    epw_count(&traffic->operations, 1);
+}
+
 void epw_host_sum(epw_buffer *b, epw_lane *lane) {
     uint64_t *wait_ns = lane->host->combine_output.wait_ns;
     for (uint32_t peer = 0; wait_ns != NULL && peer < b->config.ranks; peer++)
         epw_add_total(&wait_ns[peer], lane->machine.peers[peer].waited_ns);
-    epw_traffic_waited(&b->host->traffic, lane, b->config.ranks);
+    count_collected(b, lane);
     sum_job job = {b, lane};
     epw_pool_run(b->host->pool, sum_chunk, &job, (lane->tokens + EPW_CHUNK - 1) / EPW_CHUNK);
 }

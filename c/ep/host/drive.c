@@ -7,13 +7,29 @@
 
 /* ---- one step ---- */
 
+/* Rows, or answers, have been written for the peer, which the word announces. */
+static void count_sent(epw_buffer *b, const epw_lane *lane, const epw_decision *d) {
+    epw_lane_traffic *traffic = &b->peers.traffic[epw_lane_index(b, lane)];
+    bool none = epw_word_value(d->value) == 0; /* the word of a released operation has no rows either */
+    if (d->word == EPW_WORD_DISPATCH && !none) {
+        uint64_t rows = lane->machine.peers[d->peer].sent;
+        epw_count(&traffic->rows_sent, rows);
+        epw_count(&traffic->with[d->peer].bytes_sent, rows * epw_format_bytes(&lane->format));
+    } else if (d->word == EPW_WORD_COMBINE && !none) {
+        bool ordered = lane->machine.mode == EPW_COMBINE_ORDERED;
+        uint64_t answers = ordered ? lane->host->entries[d->peer] : lane->received[d->peer];
+        epw_count(&traffic->rows_answered, answers);
+        epw_count(&traffic->with[d->peer].bytes_sent, answers * b->layout.row_bytes);
+    }
+}
+
 static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
     /* The machine means the peer that was connected when its epoch began. */
     if (epw_incarnation_of(&b->peers, d->peer) != d->incarnation) return;
     epw_range ranges[EPW_RANGES_MAX];
     uint32_t count = 0;
     if (d->word == EPW_WORD_DROPPED) epw_peers_suspect(&b->peers, d->peer, d->silent, &lane->machine.record);
-    epw_traffic_sent(&b->host->traffic, lane, d->word, epw_word_value(d->value), b->layout.row_bytes);
+    count_sent(b, lane, d);
     if (d->word == EPW_WORD_DISPATCH && epw_word_value(d->value) > 0)
         count = epw_host_announce(b, lane, d->peer, ranges);
     if (d->word == EPW_WORD_COMBINE && epw_word_value(d->value) > 0)

@@ -40,6 +40,7 @@ static uint64_t carve(const epw_config *c, epw_lane *lane, epw_host_lane *host, 
     host->sent_tokens = take(arena, &used, rows * sizeof(uint32_t));
     host->first_row = take(arena, &used, local * sizeof(uint32_t));
     host->expert_fill = take(arena, &used, local * sizeof(uint32_t));
+    host->entries = take(arena, &used, c->ranks * sizeof(uint32_t));
     host->row_token = take(arena, &used, rows * sizeof(uint32_t));
     host->places = take(arena, &used, rows * c->topk * sizeof(epw_place));
     return used;
@@ -86,8 +87,7 @@ static epw_status host_open(epw_buffer *b) {
     epw_peers_choose_waits(&b->peers, threads);
     host->scratch_bytes = scratch_bytes(&b->layout);
     host->scratch = aligned_alloc(64, threads * host->scratch_bytes);
-    host->traffic.wait_ns = calloc(b->config.ranks, sizeof host->traffic.wait_ns[0]);
-    bool ok = host->scratch != NULL && host->traffic.wait_ns != NULL;
+    bool ok = host->scratch != NULL;
     for (uint32_t i = 0; ok && i < b->config.lanes; i++) ok = make_lane(b, i);
     if (!ok) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory beside the window");
     epw_status status = epw_numerics_choose(where, &host->numerics);
@@ -113,7 +113,6 @@ static void free_host(epw_buffer *b) {
     epw_host *host = b->host;
     for (uint32_t i = 0; i < EPW_MAX_LANES; i++) free(host->lanes[i].arena);
     free(host->scratch);
-    free(host->traffic.wait_ns);
     free(host);
     b->host = NULL;
 }
@@ -132,21 +131,12 @@ static void host_abandon(epw_buffer *b) {
     free_host(b);
 }
 
-epw_status epw_buffer_traffic(const epw_buffer *b, epw_traffic *traffic, uint64_t *wait_ns) {
+epw_status epw_buffer_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers) {
     epw_status status = epw_buffer_check(b, "traffic");
     if (status != EPW_OK) return status;
     epw_where where = epw_buffer_where(b, "traffic");
-    if (traffic == NULL) return epw_fail(EPW_ERR_INVALID, where, "traffic is NULL");
-    if (traffic->size != sizeof *traffic)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "traffic.size is %u, this library's is %zu: use EPW_TRAFFIC_INIT", traffic->size,
-                        sizeof *traffic);
-    if (b->host == NULL)
-        return epw_fail(
-            EPW_ERR_STATE, where,
-            "the buffer is on a GPU, whose kernels do not count: ask for source_counts and wait_ns");
-    epw_traffic_read(&b->host->traffic, traffic, wait_ns, b->config.ranks);
-    return EPW_OK;
+    if (b->peers.gpu != NULL) return epw_fail(EPW_ERR_STATE, where, EPW_UNCOUNTED);
+    return epw_peers_traffic(&b->peers, where, traffic, peers);
 }
 
 /* ---- peers and membership ---- */

@@ -6,7 +6,6 @@
 #include "base/pool.h"
 #include "base/total.h"
 #include "ep/buffer.h"
-#include "ep/host/traffic.h"
 #include "numerics/numerics.h"
 
 #include <string.h>
@@ -54,6 +53,7 @@ struct epw_host_lane {
     epw_lent_rows lent_rows;
 
     uint32_t *expert_fill; /* [local_experts] rows so far */
+    uint32_t *entries;     /* [ranks] of each source's rows: their experts on this rank */
     uint32_t *first_row;   /* [local_experts] how many of them come before the newest source's */
 
     /* Received rows, as announced and checked. A source can write to its slots at any time, so these values
@@ -63,7 +63,6 @@ struct epw_host_lane {
 };
 
 struct epw_host {
-    epw_host_traffic traffic;
     const epw_numerics *numerics;
     epw_pool *pool;
     unsigned char *scratch; /* [threads][scratch_bytes] a quantised row with its scales */

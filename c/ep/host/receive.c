@@ -176,6 +176,20 @@ static void tell_totals(const epw_buffer *b, const epw_lane *lane) {
         epw_add_total(&out->wait_ns[peer], lane->machine.peers[peer].waited_ns);
 }
 
+/* All rows of the dispatch are here. */
+static void count_received(epw_buffer *b, const epw_lane *lane) {
+    epw_lane_traffic *traffic = &b->peers.traffic[epw_lane_index(b, lane)];
+    uint64_t rows = 0;
+    for (uint32_t source = 0; source < b->config.ranks; source++) {
+        epw_exchanged *with = &traffic->with[source];
+        rows += lane->received[source];
+        epw_count(&with->bytes_received, lane->received[source] * epw_format_bytes(&lane->format));
+        epw_count(&with->wait_ns, lane->machine.peers[source].waited_ns);
+    }
+    epw_count(&traffic->rows_received, rows);
+    epw_count(&traffic->operations, 1);
+}
+
 /* Lays out what `source` has sent (nothing if it is missing). Sources come in ascending order, so that the
  * rows of an expert's list are ordered by source rank. */
 bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
@@ -192,9 +206,11 @@ bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
         rows = 0;
     }
     lane->received[source] = rows;
+    host->entries[source] = 0;
     for (uint32_t e = 0; e < local; e++) {
         size_t pair = (size_t)e * b->config.ranks + source;
         uint32_t first = host->first_row[e], count = host->expert_fill[e] - first;
+        host->entries[source] += count;
         if (out->ranges != NULL) memcpy(out->ranges + 2 * pair, (uint32_t[]){first, count}, 8);
         if (out->packed_ranges != NULL) out->packed_ranges[pair] = (uint64_t)first << 32 | count;
     }
@@ -203,8 +219,7 @@ bool epw_host_lay_out(epw_buffer *b, epw_lane *lane, uint32_t source) {
     epw_pool_run(b->host->pool, receive_chunk, &job, (rows + EPW_CHUNK - 1) / EPW_CHUNK);
     if (source + 1 == b->config.ranks) {
         tell_totals(b, lane);
-        epw_traffic_received(&b->host->traffic, lane, b->config.ranks);
-        epw_traffic_waited(&b->host->traffic, lane, b->config.ranks);
+        count_received(b, lane);
     }
     return good;
 }

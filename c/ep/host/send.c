@@ -125,12 +125,11 @@ void epw_host_send(epw_buffer *b, epw_lane *lane) {
 uint32_t epw_host_announce(epw_buffer *b, const epw_lane *lane, uint32_t peer, epw_range *ranges) {
     uint32_t index = epw_lane_index(b, lane), local = b->layout.local_experts;
     const epw_row_format *format = &lane->format;
-    uint64_t data = format->payload_bytes + (uint64_t)format->scale_count * format->scale_bytes;
     ranges[0] = (epw_range){.offset = epw_expert_counts_offset(&b->layout, index, b->config.rank),
                             .bytes = local * sizeof(uint32_t),
                             .count = 1};
     ranges[1] = (epw_range){.offset = epw_slot_offset(&b->layout, index, b->config.rank, 0),
-                            .bytes = b->layout.header_bytes + epw_align(data, 16),
+                            .bytes = b->layout.header_bytes + epw_align(epw_format_bytes(format), 16),
                             .stride = b->layout.slot_bytes,
                             .count = lane->machine.peers[peer].sent};
     epw_lent_rows *lent = &lane->host->lent_rows;

@@ -1,5 +1,5 @@
-//! A server at which the ranks of a run meet, and its clients: the state machine that decides (`machine.rs`), with
-//! sockets and timers around it.
+//! The [`Server`] at which the ranks of a run meet, and its [`Client`]s. [`Group`](crate::Group) holds both for programs;
+//! launchers and tools use them here.
 //!
 //! Both run on threads of their own, each with a small tokio runtime, so that they do not depend on a runtime of the
 //! program, and dropping a handle never waits.

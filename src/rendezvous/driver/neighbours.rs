@@ -129,7 +129,7 @@ mod tests {
             address: address.to_owned(),
             run_id: run_id.clone(),
             token: None,
-            deadline: SECOND,
+            deadline: 10 * SECOND,
             heartbeat,
         };
         let client = block_on("connect", Client::connect(options)).unwrap();
@@ -146,11 +146,11 @@ mod tests {
             world: 2,
             initial: 2,
             identity,
-            deadline: 5 * SECOND,
+            deadline: 20 * SECOND,
             config: Fields::new(),
             listener: None,
         };
-        block_on("join", client.call("join", Request::Join { join }, 5 * SECOND)).unwrap();
+        block_on("join", client.call("join", Request::Join { join }, 20 * SECOND)).unwrap();
         client
     }
 
@@ -166,7 +166,7 @@ mod tests {
     }
 
     /// Its connection stays open and keeps beating, like one that a child has inherited.
-    fn dies_beside(space: &str) -> bool {
+    fn dies_beside(space: &str, limit: Duration) -> bool {
         let server = Server::bind_blocking("127.0.0.1:0", ServerOptions::new("run", 2)).unwrap();
         let address = server.local_addr().to_string();
         let mut child = Program::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
@@ -180,19 +180,19 @@ mod tests {
         assert!(!is_dead_within(&group, SECOND / 2));
         child.kill().unwrap();
         child.wait().unwrap();
-        let is_dead = is_dead_within(&group, SECOND);
+        let is_dead = is_dead_within(&group, limit);
         drop(client);
         is_dead
     }
 
     #[test]
     fn a_process_that_ends_is_told_of_though_its_connection_stays() {
-        assert!(dies_beside(process_space()));
+        assert!(dies_beside(process_space(), 20 * SECOND));
     }
 
     /// A process id of another kernel means nothing here.
     #[test]
     fn a_process_of_another_kernel_is_not_watched() {
-        assert!(!dies_beside("elsewhere"));
+        assert!(!dies_beside("elsewhere", SECOND));
     }
 }
