@@ -110,13 +110,13 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: ADDR,
         default: "from the launcher",
-        doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`. For a newcomer \
-              several between commas, at most 16: those that serve the run or can (`Group::servers`). Then no rank hosts.",
+        doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`. A newcomer may get \
+              up to 16 addresses, separated by commas: those of `Group::servers`. Then no rank listens.",
     },
     Variable {
         name: HOSTED,
         default: "0",
-        doc: "1: the rendezvous server at the meeting point runs already, rank 0 does not host it. `--ranks N` sets it.",
+        doc: "1: the rendezvous server already runs at `EPWIRE_ADDR`, so rank 0 does not host it. `launch::spawn::Ranks` sets it.",
     },
     Variable {
         name: RUN_ID,
@@ -132,7 +132,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: TOKEN,
         default: "none; required off loopback",
-        doc: "Shared secret of the run that every rank proves to know before it is let in: 16 to 4096 bytes off the \
+        doc: "Shared secret of the run. Every rank must prove that it knows the secret before it is let in. 16 to 4096 bytes off the \
               loopback interface, 1 to 4096 on it.",
     },
     Variable {
@@ -144,81 +144,81 @@ pub const VARIABLES: &[Variable] = &[
         name: PATHS,
         default: "as the program says",
         doc: "Paths by which the peers of all buffers may be reached, instead of those that the program permits: some of \
-              `thread`, `shm`, `vmm`, `ipc`, `queue`, with commas between them. `queue` alone forces all through queues.",
+              `thread`, `shm`, `vmm`, `ipc`, `queue`, separated by commas. `queue` alone sends everything through queues.",
     },
     Variable {
         name: NIC,
         default: "`soft`",
-        doc: "What drains queues: `soft`, a NIC in software, with a thread of this process and sockets; `strict`, the same for \
-              tests, which breaks a queue whose entries or bytes change behind the doorbell, and is slow; `fake`, for tests too, an \
-              mlx5 adapter in software, which takes a real one's commands; `mlx5`, an adapter, by libibverbs and libmlx5: unproven, no adapter has been tried yet.",
+        doc: "What drains queues. `soft`: a NIC in software, which uses a thread of this process and sockets. `strict`, for tests: the same, but slow, \
+              and it breaks a queue whose entries or bytes change after the doorbell. `fake`, for tests: an mlx5 adapter in software, \
+              which takes the commands of a real one. `mlx5`: an adapter, through libibverbs and libmlx5; unproven, no adapter has been tried yet.",
     },
     Variable {
         name: WIRES,
         default: "`local`, and `tcp` where the run has a token",
-        doc: "What may carry the bytes of queues: some of `local`, shared memory of this host, `tcp`, and `verbs`, the first \
-              usable RDMA adapter, with commas between them. Two ranks of one host that both have it take `local`, others `verbs` before `tcp`.",
+        doc: "What may carry the bytes of queues: some of `local` (shared memory of this host), `tcp` and `verbs` (the first \
+              usable RDMA adapter), separated by commas. Two ranks of one host use `local` if both permit it; others prefer `verbs` to `tcp`.",
     },
     Variable {
         name: RING_BYTES,
         default: "4194304",
-        doc: "`local`: bytes of the ring in shared memory by which this rank sends to a peer of its host, a power of two from 4096 to \
-              1073741824. Each peer takes one, with 68 KiB beside it, for all buffers; pages are taken as they are used.",
+        doc: "For the wire `local`: bytes of the shared-memory ring through which this rank sends to a peer of its host, a power of two from 4096 to \
+              1073741824. There is one ring per peer, used by all buffers, plus 68 KiB. Pages are allocated when they are first used.",
     },
     Variable {
         name: QUEUE_DEPTH,
         default: "what operations need",
-        doc: "Entries of 64 bytes in each queue, of a lane to a peer, at least: a power of two from 16 to 32768. Where operations may \
-              post more at a time, as many as they need. A peer that takes nothing is given up once its queue is full.",
+        doc: "Least number of 64-byte entries in each queue (one per lane and peer), a power of two from 16 to 32768. A queue gets more if \
+              operations may post more at a time. A peer that takes nothing is given up once its queue is full.",
     },
     Variable {
         name: DOORBELL_BATCH,
         default: "all",
-        doc: "After how many entries of an operation's rows for a peer the host rings, 1 to 32768, so that sending begins before all \
-              are posted; behind the last it always does. Kernels ring once for all.",
+        doc: "The host rings the doorbell each time it has posted this many entries of an operation's rows for a peer, 1 to 32768, and after \
+              the last, so that sending begins before all are posted. Kernels ring once, after all entries.",
     },
     Variable {
         name: DOORBELLS,
         default: "`auto`",
-        doc: "How kernels ring for the queues of an adapter: `gpu`, they write its registers, which the GPU's driver has to map; \
-              `host`, a thread of this process does it for them; `auto`, the first of these that can be had, which \
-              `EpBuffer::nic` tells.",
+        doc: "How kernels ring the doorbells of an adapter. `gpu`: they write its registers, which the GPU's driver must map. \
+              `host`: a thread of this process rings for them. `auto`: the first of these that works; `EpBuffer::nic` tells \
+              which.",
     },
     Variable {
         name: RINGS,
         default: "`host`",
-        doc: "Where the queues of an adapter are that kernels post to, and the rows that they send: `host`, pinned host memory; `gpu`, the GPU's \
-              memory, which the adapter has to reach by dma-buf or nvidia_peermem; `auto`, there if it does, which `EpBuffer::nic` tells.",
+        doc: "Which memory holds the queues that kernels post to, and the rows that they send. `host`: pinned host memory. `gpu`: the GPU's \
+              memory, which the adapter must reach by dma-buf or nvidia_peermem. `auto`: `gpu` if it works, else `host`; `EpBuffer::nic` tells which.",
     },
     Variable {
         name: HCA,
         default: "any",
         doc: "Which adapters may drain queues, in the grammar of `NCCL_IB_HCA`: a comma-separated list of name prefixes, each with \
               `:port` if only this port is meant; a leading `=` asks for exact names, a leading `^` excludes (`^=` exact names). \
-              Of those the one nearest to the rank's GPU is taken; ranks take turns at equally near ones.",
+              A rank uses the adapter nearest to its GPU; equally near ones are divided among the ranks.",
     },
     Variable {
         name: ADAPTERS,
         default: "1",
-        doc: "How many adapters a rank uses, 1 or 2: lanes take turns at them.",
+        doc: "How many adapters a rank uses, 1 or 2. Lanes are divided between them.",
     },
     Variable {
         name: SERVICE_LEVEL,
         default: "0",
-        doc: "Of what an adapter sends: InfiniBand's service level, 0 to 15; on Ethernet the priority, 0 to 7.",
+        doc: "Service level of packets sent by an adapter, 0 to 15; on Ethernet their priority, 0 to 7.",
     },
     Variable {
         name: TRAFFIC_CLASS,
         default: "0",
-        doc: "Of what an adapter sends on Ethernet, 0 to 255: four times the DSCP. What the kernel has set for the port \
+        doc: "Traffic class of packets sent by an adapter on Ethernet, 0 to 255: four times the DSCP. The kernel's setting for the port \
               (`/sys/class/infiniband/*/tc`) does not apply to these queues.",
     },
-    Variable { name: HOP_LIMIT, default: "255", doc: "Of what an adapter sends on Ethernet, 1 to 255." },
+    Variable { name: HOP_LIMIT, default: "255", doc: "Hop limit of packets sent by an adapter on Ethernet, 1 to 255." },
     Variable {
         name: PORTS,
         default: "any",
-        doc: "Ports on which ranks listen for those of other hosts, `first-last`: one is taken for each rank and address by its \
-              queues, and with feature `succession` one for each rank but 0 by its server.",
+        doc: "Ports on which ranks listen for ranks of other hosts, `first-last`. The queues of each rank take one per address; \
+              with feature `succession` the server of each rank except 0 takes one more.",
     },
     Variable {
         name: ISA,
@@ -229,14 +229,14 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: LOG,
         default: "`off`",
-        doc: "What is said on stderr while ranks run: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
+        doc: "What is logged to stderr: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
               paths, what the group agreed on, and which process a launcher started for which rank), `trace` (also why each path was taken or refused), or a level for each of \
               `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
     },
     Variable {
         name: LOG_FILE,
         default: "stderr",
-        doc: "File to which that is appended; `%p` in its name is the process.",
+        doc: "File to which the log is appended instead; `%p` in its name stands for the process id.",
     },
 ];
 
