@@ -44,7 +44,8 @@
 //! * The others begin the operation at once and return a [`Work`], a handle and future that owns the buffers
 //!   ([`Input`], [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome, whatever
 //!   that is. So a refused call loses nothing, and memory stays safe if a future is dropped or forgotten. Awaiting it
-//!   never blocks the executor; the work of moving and adding is done in `poll`.
+//!   never blocks the executor; the work of moving and adding is done in `poll`. The process's progress thread wakes
+//!   the task, so its waker must not block.
 //! * Several calls at once, as `ncclGroupStart` and `ncclGroupEnd`: a tuple or `Vec` of [`Call`]s, to [`Comm::begin`]
 //!   or [`Comm::run_blocking`].
 //!

@@ -10,10 +10,10 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Floor};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
-use crate::peers::{self, End, LONGEST_LOOK, Membership, Setting, Watched, Watcher, present};
+use crate::observe;
+use crate::peers::{self, End, Membership, Setting, Waits, present};
 use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
-use crate::{observe, sys};
 
 /// One rank's side of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
 /// different threads may use different lanes at the same time, each with one operation. See the [module](super).
@@ -29,7 +29,7 @@ pub struct PrefillBuffer {
 #[derive(Debug)]
 pub(crate) struct Inner {
     /// Declared before `ffi`: the threads must end before the last owner of the C buffer is dropped.
-    pub(crate) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    pub(crate) waits: Waits,
     pub(crate) ffi: Arc<ffi::Prefill>,
     pub(crate) rank: u32,
     pub(crate) config: PrefillConfig,
@@ -43,7 +43,7 @@ impl Inner {
         let fabric = setting.fabric(rank, config.ep.paths, config.ep.device)?;
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan }))
+        Ok(Arc::new(Self { waits: Waits::default(), ffi, rank, config, plan }))
     }
 
     /// Refuses a call that has another form for buffers on GPUs.
@@ -55,15 +55,9 @@ impl Inner {
         Err(Error::State(Failure::new(operation, self.rank, text)))
     }
 
-    /// Starts the threads that wait for the lanes, before an operation needs them.
-    pub(crate) fn watch_lanes(&self) -> Result<()> {
-        let longest = (self.config.ep.deadline / 4).min(LONGEST_LOOK);
-        let mut watchers = self.watchers.iter().take(self.config.ep.lanes as usize);
-        watchers.try_for_each(|watcher| watcher.start(&self.ffi, longest)).map_err(|error| {
-            let text =
-                format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
-            Error::System(Failure::new("prefill", self.rank, text))
-        })
+    /// Before an operation that is awaited, see [`Waits::start`].
+    pub(crate) fn start_waits(&self) -> Result<()> {
+        self.waits.start("prefill", self.rank, &self.ffi, self.config.ep.deadline)
     }
 }
 
@@ -238,17 +232,5 @@ impl Follower for Inner {
 
     fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
         self.ffi.connect(peer, blob, timeout)
-    }
-}
-
-/// Handles are lanes: the watcher touches no routing, because a routing may be dropped at any time.
-impl Watched for ffi::Prefill {
-    fn sleep(&self, lanes: &[u64], longest: Duration) {
-        // An error means that the operation has ended: its task must look as well.
-        let _ = lanes.last().map(|lane| ffi::Prefill::sleep(self, *lane as u32, longest));
-    }
-
-    fn is_over(&self, _: u64) -> bool {
-        true // operations here are never tended
     }
 }
