@@ -8,6 +8,7 @@
 #include "base/barrier.h"
 #include "base/clock.h"
 #include "base/float_state.h"
+#include "base/log.h"
 #include "numerics/norm.h"
 #include "peer/remote.h"
 #include "peer/sleep.h"
@@ -192,9 +193,15 @@ static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
                   memcmp(found, said.secret, sizeof found) == 0;
     /* Writer: this rank, after it has read the secret. Reader: the peer, which may then announce bytes in its
      * own memory. */
-    if (p->readable)
+    if (p->readable) {
         post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MAY_PULL, epw_epoch_word(epoch_of(comm), 1), NULL,
              now);
+    } else {
+        epw_log(
+            EPW_LOG_PATH, EPW_LOG_INFO, (epw_where){"", (int)comm->config.rank, (int)peer},
+            "process_vm_readv cannot read the peer's memory: its large pieces pass through the ring, unless "
+            "they lie in memory that epw_comm_alloc gave");
+    }
 }
 
 static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
