@@ -51,7 +51,7 @@ static struct timespec timespec_of(uint64_t ns) {
 void epw_interrupt_raise(epw_interrupt *interrupt) {
     atomic_fetch_add_explicit(&interrupt->count, 1, memory_order_seq_cst);
     if (atomic_load_explicit(&interrupt->sleepers, memory_order_seq_cst) > 0)
-        syscall(SYS_futex, (uint32_t *)&interrupt->count, FUTEX_WAKE, 1, NULL, NULL, 0);
+        syscall(SYS_futex, (uint32_t *)&interrupt->count, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
 /* ---- looks ---- */
@@ -82,8 +82,8 @@ static bool look_at(epw_awaited *a, bool sleeps, uint64_t now) {
     return a->ready;
 }
 
-/* Not FUTEX_PRIVATE: words lie in memory that several processes map. Returns when one of them differs from
- * its value, at the latest after `ns`. */
+/* Returns when one of them differs from its value, at the latest after `ns`. Only the interrupt is private:
+ * words lie in memory that several processes map. */
 static void sleep_on(const futex_of_many *words, uint32_t n, uint64_t ns) {
     static atomic_bool lacking;
     if (n > 1 && !atomic_load_explicit(&lacking, memory_order_relaxed)) {
@@ -94,8 +94,9 @@ static void sleep_on(const futex_of_many *words, uint32_t n, uint64_t ns) {
     }
     struct timespec time = timespec_of(n > 1 ? least(ns, UNHEARD_NS) : ns);
     if (n > 0) {
-        syscall(SYS_futex, (uint32_t *)(uintptr_t)words->address, FUTEX_WAIT, (uint32_t)words->value, &time,
-                NULL, 0);
+        int wait = FUTEX_WAIT | (int)(words->flags & FUTEX_PRIVATE_FLAG);
+        syscall(SYS_futex, (uint32_t *)(uintptr_t)words->address, wait, (uint32_t)words->value, &time, NULL,
+                0);
     } else {
         nanosleep(&time, NULL);
     }
@@ -106,7 +107,8 @@ static void sleep_on_all(epw_awaited *const *all, uint32_t n, epw_interrupt *int
     uint32_t used = 0;
     uint64_t ns = LONGEST_NS;
     if (interrupt != NULL) {
-        words[used++] = (futex_of_many){count, (uint64_t)(uintptr_t)&interrupt->count, FUTEX_OF_32_BITS, 0};
+        words[used++] = (futex_of_many){count, (uint64_t)(uintptr_t)&interrupt->count,
+                                        FUTEX_OF_32_BITS | FUTEX_PRIVATE_FLAG, 0};
         atomic_fetch_add_explicit(&interrupt->sleepers, 1, memory_order_seq_cst);
     }
     for (uint32_t i = 0; i < n; i++) {
