@@ -1,5 +1,6 @@
 //! The module that calls C. It owns every raw pointer to C objects and turns statuses into errors.
 
+mod awaited;
 mod comm;
 mod fabric;
 mod floor;
@@ -19,6 +20,7 @@ use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
 
+pub(crate) use awaited::{Awaited, Interrupt, Watched, await_any};
 pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layout as comm_layout};
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;
@@ -102,6 +104,22 @@ pub(crate) struct Buffer(
 unsafe impl Send for Buffer {}
 // SAFETY: as above.
 unsafe impl Sync for Buffer {}
+
+// SAFETY: the look is that of buffers, and this one lives as long as `self`.
+unsafe impl Watched for Buffer {
+    fn look(&self) -> sys::epw_look {
+        sys::epw_buffer_look
+    }
+
+    fn owner(&self) -> *mut c_void {
+        self.0.as_ptr().cast()
+    }
+
+    fn tend(&self, handle: sys::epw_handle) -> bool {
+        // SAFETY: as for `wait`.
+        unsafe { sys::epw_buffer_tend(self.0.as_ptr(), handle) != sys::EPW_PENDING }
+    }
+}
 
 impl Drop for Buffer {
     fn drop(&mut self) {

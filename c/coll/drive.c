@@ -8,8 +8,10 @@
 #include "base/barrier.h"
 #include "base/clock.h"
 #include "base/float_state.h"
+#include "base/log.h"
 #include "numerics/norm.h"
 #include "peer/remote.h"
+#include "peer/sleep.h"
 
 #include <sched.h>
 #include <stdlib.h>
@@ -191,9 +193,15 @@ static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
                   memcmp(found, said.secret, sizeof found) == 0;
     /* Writer: this rank, after it has read the secret. Reader: the peer, which may then announce bytes in its
      * own memory. */
-    if (p->readable)
+    if (p->readable) {
         post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_MAY_PULL, epw_epoch_word(epoch_of(comm), 1), NULL,
              now);
+    } else {
+        epw_log(
+            EPW_LOG_PATH, EPW_LOG_INFO, (epw_where){"", (int)comm->config.rank, (int)peer},
+            "process_vm_readv cannot read the peer's memory: its large pieces pass through the ring, unless "
+            "they lie in memory that epw_comm_alloc gave");
+    }
 }
 
 static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
@@ -528,6 +536,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
     }
     if (comm->mismatched) end_all(comm, now);
+    if (moved) comm->moved = now;
     *until = least(tell_and_rest(comm, now), epw_points_expiry(comm));
     if (more && !comm->mismatched) *until = now;
     comm->rested = comm->waiting && !more ? now : 0;
@@ -640,27 +649,34 @@ static bool has_news(epw_comm *comm) {
     return comm->suspicions != atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
 }
 
+void epw_comm_look(epw_awaited *self, bool sleeps, uint64_t now) {
+    epw_comm *comm = self->owner;
+    if (comm->gpu != NULL) {
+        epw_awaited_by_time(self, epw_coll_gpu_work_await(comm, self->of, 0) != EPW_PENDING, now);
+        return;
+    }
+    epw_bell_look(&comm->peers, sleeps, self);
+    if (pthread_mutex_trylock(&comm->lock) != 0) {
+        epw_awaited_busy(self); /* whoever steps it rings the bell when a work ends */
+        return;
+    }
+    const epw_job *job = epw_comm_find(comm, self->of);
+    self->young = epw_wait_is_young(&comm->peers, comm->moved, now);
+    /* A word that may not be used yet is a reason to look again soon, but not again and again. */
+    uint64_t age = now - self->since, held_ns = comm->held && !self->young ? HELD_SLICE_NS : 0;
+    self->ready = job == NULL || job->left == 0 || (age >= held_ns && has_news(comm));
+    self->ns = least(SLICE_NS, comm->look_again - least(now, comm->look_again));
+    if (age < held_ns) self->ns = least(self->ns, held_ns - age);
+    pthread_mutex_unlock(&comm->lock);
+}
+
 epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"work_await", -1, -1}, "comm is NULL");
     if (comm->gpu != NULL) return epw_coll_gpu_work_await(comm, work, timeout_ns);
-    uint64_t began = epw_now_ns(), now = began;
-    for (;;) { /* ends after timeout_ns */
-        uint32_t heard = epw_bell_listen(&comm->peers);
-        pthread_mutex_lock(&comm->lock);
-        epw_job *job = epw_comm_find(comm, work);
-        bool ready = job == NULL || job->left == 0 || has_news(comm);
-        pthread_mutex_unlock(&comm->lock);
-        uint64_t left = timeout_ns - least(timeout_ns, now - began);
-        bool young = now - began < comm->peers.spin_ns + comm->peers.yield_ns;
-        if (!ready && left > 0 && !young) epw_bell_sleep(&comm->peers, heard, least(SLICE_NS, left));
-        epw_bell_leave(&comm->peers);
-        if (ready || left == 0) return EPW_OK;
-        if (young) {
-            epw_remotes_drive(&comm->peers, now);
-            sched_yield();
-        }
-        now = epw_now_ns();
-    }
+    epw_awaited one = {.look = epw_comm_look, .owner = comm, .of = work, .limit_ns = timeout_ns};
+    epw_awaited *all[] = {&one};
+    epw_await_any(all, 1, NULL, 0);
+    return EPW_OK;
 }
 
 /* ---- membership ---- */

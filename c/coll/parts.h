@@ -24,6 +24,7 @@
 #include "coll/rules.h"
 #include "numerics/numerics.h"
 #include "numerics/sums.h"
+#include "peer/await.h"
 #include "peer/peers.h"
 
 #include <pthread.h>
@@ -136,6 +137,7 @@ struct epw_comm {
     uint64_t rested;     /* since when nothing could be done although peers are awaited; 0: something can */
     bool held;           /* a word has arrived that may not be used before what was posted has been sent */
     uint64_t look_again; /* when the next step is due even if nobody rings */
+    uint64_t moved;      /* when a step last moved something */
     bool mismatched;     /* ranks have called different operations: this epoch is over */
     epw_mismatch mismatch;
 
@@ -267,6 +269,9 @@ void epw_comm_take_back(epw_comm *comm, uint64_t now);
 void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now);
 
 epw_job *epw_comm_find(epw_comm *comm, epw_work work);
+
+/* The look of epw_awaited at a work of a communicator. */
+void epw_comm_look(epw_awaited *self, bool sleeps, uint64_t now);
 
 /* Gives up a member. */
 void epw_comm_lose(epw_comm *comm, epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,

@@ -70,8 +70,18 @@ void epw_lane_take(epw_buffer *b, epw_lane *lane, const epw_dispatch_input *in, 
 /* Finds and locks the lane of a live handle in a stage (or EPW_STAGE_ANY). */
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out);
 
+/* The same in any stage if no other thread has the lane locked, else EPW_PENDING. Sets no last error. */
+epw_status epw_lane_try(epw_buffer *b, epw_handle handle, epw_lane **out);
+
 /* Unlocks a lane that epw_lane_find or a call has locked. The only way to unlock a lane. */
 void epw_lane_unlock(epw_buffer *b, epw_lane *lane);
+
+/* The look of epw_awaited at a handle of a buffer. */
+void epw_buffer_look(epw_awaited *self, bool sleeps, uint64_t now);
+
+/* epw_ready for a thread that may not wait for a lock: EPW_PENDING also if another thread has the lane
+ * locked. Sets no last error. */
+epw_status epw_buffer_tend(epw_buffer *b, epw_handle handle);
 
 /* Begins the epoch, and hands on what is needed to judge steps of earlier memberships: checkpoint.c. */
 epw_status epw_checkpoints_begin_epoch(epw_buffer *b, const epw_mask *active, uint64_t epoch_word,

@@ -6,6 +6,7 @@
 #include "ep/layout.h"
 #include "ep/verdict.h"
 #include "epwire.h"
+#include "peer/await.h"
 #include "peer/peers.h"
 
 #include <stdbool.h>
@@ -80,6 +81,10 @@ typedef struct epw_engine {
     epw_status (*poll)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
     epw_status (*ready)(epw_buffer *b, epw_handle handle);
     epw_status (*await)(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+    /* epw_buffer_tend. NULL: this engine has no `ready`. */
+    epw_status (*tend)(epw_buffer *b, epw_handle handle);
+    /* epw_buffer_look. NULL: `await` is asked again and again. */
+    void (*look)(epw_awaited *self, bool sleeps, uint64_t now);
     epw_status (*stream_wait)(epw_buffer *b, epw_handle handle, void *stream);
     epw_status (*outcome_read)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
     epw_status (*take_errors)(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,

@@ -47,6 +47,11 @@ const char *epw_stage_text(epw_stage stage) {
     }
 }
 
+/* Whether the lane, which is locked, is not that of the handle any more. */
+static bool is_gone(const epw_lane *lane, epw_handle handle) {
+    return lane->machine.stage == EPW_STAGE_FREE || lane->generation != handle >> 1;
+}
+
 epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_stage stage, epw_lane **out) {
     epw_status status = epw_buffer_check(b, op);
     if (status != EPW_OK) return status;
@@ -56,7 +61,7 @@ epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_s
         return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "not a handle of this buffer");
     pthread_mutex_lock(&lane->lock);
     epw_stage now = lane->machine.stage;
-    if (now == EPW_STAGE_FREE || lane->generation != handle >> 1) {
+    if (is_gone(lane, handle)) {
         status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
                           "the handle has been consumed, or is not one of this buffer");
     } else if (stage != EPW_STAGE_ANY && now != stage) {
@@ -66,6 +71,19 @@ epw_status epw_lane_find(epw_buffer *b, const char *op, epw_handle handle, epw_s
     if (status != EPW_OK) {
         epw_lane_unlock(b, lane);
         return status;
+    }
+    *out = lane;
+    return EPW_OK;
+}
+
+epw_status epw_lane_try(epw_buffer *b, epw_handle handle, epw_lane **out) {
+    uint32_t index = (uint32_t)(handle & 1);
+    if (index >= b->config.lanes) return EPW_ERR_INVALID;
+    epw_lane *lane = &b->lanes[index];
+    if (pthread_mutex_trylock(&lane->lock) != 0) return EPW_PENDING;
+    if (is_gone(lane, handle)) {
+        epw_lane_unlock(b, lane);
+        return EPW_ERR_STATE;
     }
     *out = lane;
     return EPW_OK;
@@ -104,6 +122,19 @@ epw_status epw_ready(epw_buffer *b, epw_handle handle) {
 epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
     epw_status status = epw_buffer_check(b, "await");
     return status == EPW_OK ? b->engine->await(b, handle, timeout_ns) : status;
+}
+
+void epw_buffer_look(epw_awaited *self, bool sleeps, uint64_t now) {
+    epw_buffer *b = self->owner;
+    if (b->engine->look != NULL) {
+        b->engine->look(self, sleeps, now);
+    } else {
+        epw_awaited_by_time(self, b->engine->await(b, self->of, 0) != EPW_PENDING, now);
+    }
+}
+
+epw_status epw_buffer_tend(epw_buffer *b, epw_handle handle) {
+    return b->engine->tend != NULL ? b->engine->tend(b, handle) : EPW_ERR_STATE;
 }
 
 epw_status epw_release(epw_buffer *b, epw_handle handle) {

@@ -91,6 +91,15 @@ void epw_bell_leave(const epw_peers *peers) {
     atomic_fetch_sub_explicit(listeners_in(own), 1, memory_order_relaxed);
 }
 
+void epw_bell_look(const epw_peers *peers, bool sleeps, epw_awaited *out) {
+    out->peers = peers;
+    if (!sleeps) return;
+    uint64_t own = (uint64_t)(uintptr_t)epw_peers_own(peers);
+    out->seen = epw_bell_listen(peers);
+    out->word = bell_in(own);
+    out->sleepers = listeners_in(own);
+}
+
 void epw_watch_clear(epw_watch *watch) {
     atomic_store_explicit(&watch->peer, UINT32_MAX, memory_order_relaxed);
 }
@@ -147,7 +156,8 @@ static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began,
  * come between the look and the sleep, and the epoch words of two epochs may have the same low half: in these
  * cases the sleep ends with its slice.
  *
- * The second look, after the increment of `sleepers`, is the sleeper's side of the ordering in epw_signal. */
+ * The second look, after the increment of `sleepers`, is the sleeper's side of the ordering in epw_signal; so
+ * is the only one in epw_watch_look. */
 static void sleep_on(const epw_peers *peers, const sight *s, uint64_t ns) {
     epw_remotes_rest(peers);
     _Atomic uint32_t *sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));
@@ -163,27 +173,57 @@ void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch) {
     epw_futex_wake((_Atomic uint64_t *)(epw_peers_own(peers) + epw_word_offset(peer, lane, word)));
 }
 
-void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns) {
+/* Reads the watch. False: there is nothing to wait for. */
+static bool read_watch(const epw_peers *peers, uint32_t lane, const epw_watch *watch, sight *s,
+                       uint64_t *since, uint64_t *until) {
     uint32_t peer = atomic_load_explicit(&watch->peer, memory_order_acquire);
-    if (peer >= peers->ranks) return;
+    if (peer >= peers->ranks) return false;
     unsigned char *words = epw_peers_own(peers) + epw_word_offset(peer, lane, 0);
     uint32_t word = atomic_load_explicit(&watch->word, memory_order_relaxed);
-    sight s = {.dropped = (_Atomic uint64_t *)words + EPW_WORD_DROPPED,
-               .epoch = (_Atomic uint64_t *)words + EPW_WORD_EPOCH,
-               .word = (_Atomic uint64_t *)words + word,
-               .dropped_seen = atomic_load_explicit(&watch->dropped, memory_order_relaxed),
-               .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
-               .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed),
-               .held = atomic_load_explicit(&watch->held, memory_order_relaxed)};
-    uint64_t until = atomic_load_explicit(&watch->until, memory_order_relaxed);
-    uint64_t since = atomic_load_explicit(&watch->since, memory_order_relaxed);
-    uint64_t now = epw_now_ns();
+    *s = (sight){.dropped = (_Atomic uint64_t *)words + EPW_WORD_DROPPED,
+                 .epoch = (_Atomic uint64_t *)words + EPW_WORD_EPOCH,
+                 .word = (_Atomic uint64_t *)words + word,
+                 .dropped_seen = atomic_load_explicit(&watch->dropped, memory_order_relaxed),
+                 .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
+                 .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed),
+                 .held = atomic_load_explicit(&watch->held, memory_order_relaxed)};
+    *until = atomic_load_explicit(&watch->until, memory_order_relaxed);
+    *since = atomic_load_explicit(&watch->since, memory_order_relaxed);
+    return true;
+}
+
+static uint64_t slice_of(const sight *s, uint64_t since, uint64_t now) {
+    uint64_t slice = (now - least(since, now)) / 8, least_ns = s->held ? HELD_SLICE_MIN_NS : SLICE_MIN_NS;
+    return slice < least_ns ? least_ns : least(slice, SLICE_MAX_NS);
+}
+
+void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, uint64_t timeout_ns) {
+    sight s;
+    uint64_t since, until, now = epw_now_ns();
+    if (!read_watch(peers, lane, watch, &s, &since, &until)) return;
     if (timeout_ns < until - least(now, until)) until = now + timeout_ns;
-    bool young = now - least(since, now) < peers->spin_ns + peers->yield_ns;
-    if (young && changed_soon(peers, &s, now, until)) return;
+    if (epw_wait_is_young(peers, since, now) && changed_soon(peers, &s, now, until)) return;
     now = epw_now_ns();
     if (until <= now) return;
-    uint64_t slice = (now - least(since, now)) / 8, least_ns = s.held ? HELD_SLICE_MIN_NS : SLICE_MIN_NS;
-    slice = slice < least_ns ? least_ns : least(slice, SLICE_MAX_NS);
-    sleep_on(peers, &s, least(slice, until - now));
+    sleep_on(peers, &s, least(slice_of(&s, since, now), until - now));
+}
+
+void epw_watch_look(const epw_peers *peers, uint32_t lane, const epw_watch *watch, bool sleeps, uint64_t now,
+                    epw_awaited *out) {
+    sight s;
+    uint64_t since, until;
+    out->ready = !read_watch(peers, lane, watch, &s, &since, &until);
+    if (out->ready) return;
+    out->peers = peers;
+    out->young = epw_wait_is_young(peers, since, now);
+    if (sleeps) {
+        out->word = (_Atomic uint32_t *)s.word;
+        out->seen = (uint32_t)s.word_seen;
+        out->sleepers = epw_sleepers_in((uint64_t)(uintptr_t)epw_peers_own(peers));
+        atomic_fetch_add_explicit(out->sleepers, 1, memory_order_seq_cst);
+    }
+    uint64_t slice = slice_of(&s, since, now), age = now - out->since;
+    out->ready = changed(&s, memory_order_seq_cst) || now >= until || age >= slice ||
+                 (s.held && out->young); /* what delays it may have ended */
+    out->ns = out->ready ? 0 : least(slice - age, until - now);
 }

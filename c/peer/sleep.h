@@ -2,6 +2,7 @@
 #ifndef EPW_PEER_SLEEP_H
 #define EPW_PEER_SLEEP_H
 
+#include "peer/await.h"
 #include "peer/peers.h"
 
 /* Threads of a window's owner that sleep on a word in it. */
@@ -11,6 +12,17 @@ static inline _Atomic uint32_t *epw_sleepers_in(uint64_t window) {
 
 /* Rings a window's bell, if anybody listens. The posted word must have been stored before, see epw_signal. */
 void epw_bell_ring(uint64_t window);
+
+/* Parts of looks: on what to sleep, the window's bell or the word of the watch, which `sleeps` makes them
+ * count the thread for before anything is looked at. */
+void epw_bell_look(const epw_peers *peers, bool sleeps, epw_awaited *out);
+void epw_watch_look(const epw_peers *peers, uint32_t lane, const epw_watch *watch, bool sleeps, uint64_t now,
+                    epw_awaited *out);
+
+/* Whether a wait that began at `since` is one that yields before it sleeps. */
+static inline bool epw_wait_is_young(const epw_peers *peers, uint64_t since, uint64_t now) {
+    return now < since || now - since < peers->spin_ns + peers->yield_ns;
+}
 
 /* Wakes all who sleep on the word. */
 void epw_futex_wake(_Atomic uint64_t *word);

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "peer/remote.h"
+#include "peer/sleep.h"
 #include "prefill/gpu/gpu.h"
 
 #include <stdlib.h>
@@ -441,6 +442,29 @@ epw_status epw_prefill_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome
     return status;
 }
 
+static bool is_running(const epw_prefill_lane *lane) {
+    return lane->running && lane->goal != EPW_GOAL_NONE;
+}
+
+void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now) {
+    epw_prefill *p = self->owner;
+    uint32_t index = (uint32_t)self->of;
+    if (p->gpu != NULL) {
+        epw_awaited_by_time(self, epw_prefill_gpu_await(p, index, 0) != EPW_PENDING, now);
+        return;
+    }
+    epw_prefill_lane *lane = &p->lanes[index];
+    epw_bell_look(&p->peers, sleeps, self);
+    if (pthread_mutex_trylock(&lane->lock) != 0) {
+        epw_awaited_busy(self);
+        return;
+    }
+    self->ns = is_running(lane) ? epw_prefill_rest_ns(p, lane, now) : 0;
+    self->ready = self->ns == 0;
+    self->young = epw_wait_is_young(&p->peers, lane->rested, now);
+    epw_prefill_unlock(p, lane);
+}
+
 epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
     epw_where where = {"await", -1, -1};
     REQUIRE(p != NULL, EPW_ERR_INVALID, "prefill is NULL");
@@ -449,15 +473,14 @@ epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns
             p->config.ep.lanes);
     if (p->gpu != NULL) return epw_prefill_gpu_await(p, index, timeout_ns);
     epw_prefill_lane *lane = &p->lanes[index];
-    uint32_t heard = epw_bell_listen(&p->peers);
     pthread_mutex_lock(&lane->lock);
-    bool runs = lane->running && lane->goal != EPW_GOAL_NONE;
-    uint64_t ns = runs ? epw_prefill_rest_ns(p, lane, epw_now_ns()) : 0;
+    bool running = is_running(lane);
     epw_prefill_unlock(p, lane);
-    if (ns > timeout_ns) ns = timeout_ns;
-    if (ns > 0) epw_bell_sleep(&p->peers, heard, ns);
-    epw_bell_leave(&p->peers);
-    return runs ? EPW_OK : epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
+    REQUIRE(running, EPW_ERR_STATE, "no operation runs on lane %u", index);
+    epw_awaited one = {.look = epw_prefill_look, .owner = p, .of = index, .limit_ns = timeout_ns};
+    epw_awaited *all[] = {&one};
+    epw_await_any(all, 1, NULL, 0);
+    return EPW_OK;
 }
 
 epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {

@@ -22,6 +22,7 @@
 #include "base/total.h"
 #include "ep/input.h"
 #include "numerics/numerics.h"
+#include "peer/await.h"
 #include "peer/peers.h"
 #include "prefill/layout.h"
 #include "prefill/rules.h"
@@ -276,6 +277,9 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane);
 
 /* How long a thread that has found nothing new may sleep; 0: there is something new. */
 uint64_t epw_prefill_rest_ns(epw_prefill *p, epw_prefill_lane *lane, uint64_t now);
+
+/* The look of epw_awaited at a lane of a prefill buffer: call.c. */
+void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now);
 
 /* Runs the lane's call to its end, or for one step if non-blocking. Called locked, returns unlocked. */
 epw_status epw_prefill_run(epw_prefill *p, epw_prefill_lane *lane, epw_outcome *outcome);

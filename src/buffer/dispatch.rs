@@ -62,7 +62,7 @@ impl EpBuffer {
     ) -> Result<(OpenHandle, Outcome)> {
         let observed = Observed::begin(name, self.rank());
         let ended = async {
-            self.inner.watch_lanes(name)?;
+            self.inner.start_waits(name)?;
             let (open, progress, outcome) = self.start(input, output, true)?;
             // SAFETY: `input` and `output` are borrowed by this future, to its end.
             let outcome = unsafe { open.finish(progress, outcome) }.await?;

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use crate::config::{Device, EpConfig, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::ffi::Progress;
-use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
-use crate::{ffi, observe, sys};
+use crate::peers::{Setting, Waits, longest_look};
+use crate::{ffi, observe};
 
 /// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
 ///
@@ -16,7 +15,7 @@ use crate::{ffi, observe, sys};
 ///
 /// Waits are bounded by [`EpConfig::deadline`]: an operation whose peers fall silent ends with a degraded
 /// [`Outcome`](crate::Outcome). Async forms never block the polling thread; the work of moving bytes is done in `poll`,
-/// like any computation.
+/// like any computation. The process's progress thread wakes their tasks, so wakers must not block.
 ///
 /// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda). Each kind of buffer
 /// refuses the calls of the other with [`Error::State`].
@@ -46,7 +45,7 @@ impl EpBuffer {
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let inner = Inner {
-            watchers: Default::default(),
+            waits: Waits::default(),
             ffi,
             rank,
             config,
@@ -80,8 +79,8 @@ impl EpBuffer {
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: their threads end before the last owner drops the C buffer.
-    watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    /// Before `ffi`: the progress thread leaves the buffer before its last owner drops it.
+    pub(crate) waits: Waits,
     pub(crate) ffi: Arc<ffi::Buffer>,
     pub(crate) rank: u32,
     pub(crate) config: EpConfig,
@@ -115,35 +114,13 @@ impl Inner {
         RowShape::new(&self.config, self.plan.ranks, payload).map_or(0, |s| s.scale_count * s.scale_bytes)
     }
 
-    /// Starts the watchers before an operation begins, so that a process that cannot start a thread is refused an
-    /// operation that it could not complete.
-    pub(crate) fn watch_lanes(&self, operation: &str) -> Result<()> {
-        let mut lanes = self.watchers.iter().take(self.config.lanes as usize);
-        lanes.try_for_each(|watcher| watcher.start(&self.ffi, self.slice())).map_err(|error| {
-            let text =
-                format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
-            Error::System(Failure::new(operation, self.rank, text))
-        })
+    /// Before an operation that is awaited, see [`Waits::start`].
+    pub(crate) fn start_waits(&self, operation: &str) -> Result<()> {
+        self.waits.start(operation, self.rank, &self.ffi, self.config.deadline)
     }
 
-    /// The longest time between two looks at an operation: peers expect a beacon in every half of a deadline.
+    /// The longest time between two looks at an operation.
     pub(super) fn slice(&self) -> Duration {
-        (self.config.deadline / 4).min(LONGEST_LOOK)
-    }
-
-    pub(crate) fn watcher(&self, handle: sys::epw_handle) -> &Watcher {
-        &self.watchers[(handle & 1) as usize]
-    }
-}
-
-impl Watched for ffi::Buffer {
-    fn sleep(&self, handles: &[u64], longest: Duration) {
-        // Each lane has at most one live handle. For another handle the wait fails, because it is gone; then its task
-        // must be woken as well.
-        let _ = handles.last().map(|handle| self.wait(*handle, longest));
-    }
-
-    fn is_over(&self, handle: u64) -> bool {
-        !matches!(self.ready(handle), Ok(Progress::Pending))
+        longest_look(self.config.deadline)
     }
 }

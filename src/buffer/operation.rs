@@ -2,8 +2,8 @@
 //!
 //! An operation accesses its caller's memory only inside a poll (or a blocking call), on the polling thread, while the
 //! borrow is alive. So a future may be dropped or forgotten at any point: all that continues without it are the words
-//! that a release owes the peers. In the meantime a watcher thread for each lane waits, which reads only signal words
-//! in the window.
+//! that a release owes the peers. In the meantime the process's progress thread waits, which reads only signal words
+//! in windows.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl OpenHandle {
     ) -> Result<Outcome> {
         let observed = Observed::begin(name, self.inner.rank);
         let ended = async {
-            self.inner.watch_lanes(name)?;
+            self.inner.start_waits(name)?;
             let mut outcome = ffi::empty_outcome();
             let progress = start(true, &mut outcome)?;
             // SAFETY: by this function's contract.
@@ -74,7 +74,7 @@ impl OpenHandle {
         observed.end(ended.await, |outcome| outcome)
     }
 
-    /// Polls the current operation to its end. Its lane is watched: see [`Inner::watch_lanes`].
+    /// Polls the current operation to its end. The progress thread runs: see [`Inner::start_waits`].
     ///
     /// # Safety
     /// The memory passed to it stays valid until this future has ended or been dropped.
@@ -91,7 +91,7 @@ impl OpenHandle {
             match first {
                 Progress::Done => Poll::Ready(self.inner.ended(&outcome)),
                 Progress::Pending => {
-                    self.inner.watcher(self.handle).wake_later(self.handle, cx.waker());
+                    self.inner.waits.wake_later(self.handle, cx.waker());
                     Poll::Pending
                 }
             }
@@ -156,15 +156,10 @@ impl Future for Event {
         if self.is_ready() {
             return Poll::Ready(());
         }
-        match self.inner.watch_lanes("wait") {
-            Ok(()) => {
-                let watcher = self.inner.watcher(self.handle);
-                watcher.tend(self.handle, self.until);
-                watcher.wake_later(self.handle, cx.waker());
-            }
-            // Without a watcher thread: stay alive by asking to be polled again.
-            Err(_) => cx.waker().wake_by_ref(),
-        }
+        // Without a thread it stays alive by being polled again at once.
+        let _ = self.inner.start_waits("wait");
+        self.inner.waits.tend(self.handle, self.until);
+        self.inner.waits.wake_later(self.handle, cx.waker());
         Poll::Pending
     }
 }

@@ -73,10 +73,11 @@ impl Comm {
     }
 
     /// Memory of the window for `len` elements, zeroed, from [`CommConfig::heap_bytes`]: peers on this host read it
-    /// without an intermediate copy.
+    /// without an intermediate copy and without a system call, see [Memory](super#memory).
     ///
     /// # Errors
     /// [`Error::Limit`](crate::Error::Limit) if there is not enough left.
+    #[doc(alias = "register")]
     pub fn alloc<T: Number>(&self, len: usize) -> Result<CommBuffer<T>> {
         CommBuffer::zeroed(&self.inner.ffi, self.rank(), len)
     }

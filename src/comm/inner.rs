@@ -4,7 +4,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
-use std::time::Duration;
 
 use super::call::{Calls, Lowered, Place};
 use super::config::{CommConfig, CommPlan};
@@ -13,14 +12,14 @@ use crate::cuda::{Gpu, Site, StreamRef};
 use crate::error::{Error, Failure, Result};
 use crate::mask::Mask;
 use crate::outcome::Outcome;
-use crate::peers::{LONGEST_LOOK, Setting, Watched, Watcher};
+use crate::peers::{Setting, Waits};
 use crate::{ffi, observe, sys};
 
 /// The state that the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Before `ffi`: its thread ends before the last owner drops the C communicator.
-    watcher: Watcher,
+    /// Before `ffi`: the progress thread leaves the communicator before its last owner drops it.
+    waits: Waits,
     pub(super) ffi: Arc<ffi::Comm>,
     pub(super) rank: u32,
     pub(super) config: CommConfig,
@@ -44,9 +43,9 @@ impl Inner {
         };
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        let (watcher, subsets) = (Watcher::default(), Mutex::new(Subsets::default()));
+        let (waits, subsets) = (Waits::default(), Mutex::new(Subsets::default()));
         let told = observe::Told::of("comm");
-        Ok(Arc::new(Self { watcher, ffi, rank, config, plan, setting, told, subsets, parent: None }))
+        Ok(Arc::new(Self { waits, ffi, rank, config, plan, setting, told, subsets, parent: None }))
     }
 
     /// Adds what has been moved to the metrics.
@@ -95,23 +94,9 @@ impl Inner {
 
     /// Wakes the task when the work may continue.
     pub(super) fn wake_later(&self, work: u64, waker: &Waker) {
-        let longest = (self.config.deadline / 4).min(LONGEST_LOOK);
-        match self.watcher.start(&self.ffi, longest) {
-            Ok(()) => self.watcher.wake_later(work, waker),
-            // Without a watcher thread: stay alive by asking to be polled again.
-            Err(_) => waker.wake_by_ref(),
-        }
-    }
-}
-
-impl Watched for ffi::Comm {
-    fn sleep(&self, handles: &[u64], longest: Duration) {
-        // Collectives end in the order of their calls.
-        let _ = handles.iter().min().map(|work| ffi::Comm::sleep(self, *work, longest));
-    }
-
-    fn is_over(&self, _: u64) -> bool {
-        true // works are not tended
+        // Without a thread it stays alive by being polled again at once.
+        let _ = self.waits.start("wait", self.rank, &self.ffi, self.config.deadline);
+        self.waits.wake_later(work, waker);
     }
 }
 

@@ -47,12 +47,12 @@ impl Completion {
         }
     }
 
-    /// [`Completion::wait_blocking`] without blocking the executor: a thread of the buffer looks. Dropping the future gives up
+    /// [`Completion::wait_blocking`] without blocking the executor: the progress thread looks. Dropping the future gives up
     /// waiting, nothing else.
     pub async fn wait(&self, timeout: Duration) -> Result<()> {
-        self.inner.watch_lanes("wait")?;
+        self.inner.start_waits("wait")?;
         let look = || Ok(self.is_done()?.then_some(()));
-        let wake_later = |waker: &_| self.inner.watcher(self.handle).wake_later(self.handle, waker);
+        let wake_later = |waker: &_| self.inner.waits.wake_later(self.handle, waker);
         until(self.inner.rank, timeout, look, wake_later).await
     }
 

@@ -5,6 +5,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::awaited::Watched;
 use super::fabric::Fabric;
 use super::floor::floor;
 use super::known::Known;
@@ -175,15 +176,20 @@ impl Comm {
         check(unsafe { sys::epw_work_wait(self.0.as_ptr(), work, timeout, outcome) })
     }
 
-    /// Sleeps until a look may find something new. Touches no caller memory.
-    pub(crate) fn sleep(&self, work: sys::epw_work, timeout: Duration) {
-        // SAFETY: the communicator is alive; one that was consumed is recognised.
-        unsafe { sys::epw_work_await(self.0.as_ptr(), work, nanos(timeout)) };
-    }
-
     /// The C core touches none of the operation's memory afterwards.
     pub(crate) fn drop_work(&self, work: sys::epw_work) {
         // SAFETY: the communicator is alive. One that was consumed is refused, which is what is wanted.
         unsafe { sys::epw_work_drop(self.0.as_ptr(), work) };
+    }
+}
+
+// SAFETY: the look is that of communicators, and this one lives as long as `self`.
+unsafe impl Watched for Comm {
+    fn look(&self) -> sys::epw_look {
+        sys::epw_comm_look
+    }
+
+    fn owner(&self) -> *mut c_void {
+        self.0.as_ptr().cast()
     }
 }

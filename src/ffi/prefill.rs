@@ -1,9 +1,11 @@
 //! An `epw_prefill` and an `epw_routing` as owned values.
 
+use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::awaited::Watched;
 use super::fabric::Fabric;
 use super::floor::floor;
 use super::known::Known;
@@ -332,5 +334,17 @@ impl Routing {
     pub(crate) fn cancel(&mut self) -> bool {
         // SAFETY: both are alive.
         unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) == sys::EPW_OK }
+    }
+}
+
+/// Operations are lanes: whoever waits touches no routing, because a routing may be dropped at any time.
+// SAFETY: the look is that of prefill buffers, and this one lives as long as `self`; the lanes are those of its routings.
+unsafe impl Watched for Prefill {
+    fn look(&self) -> sys::epw_look {
+        sys::epw_prefill_look
+    }
+
+    fn owner(&self) -> *mut c_void {
+        self.0.as_ptr().cast()
     }
 }

@@ -11,9 +11,13 @@
 //! code through every state of small groups. Kernels share its rules and words, but not the state machine.
 //!
 //! What buffers and communicators have in common above C is `src/peers` (paths, connecting, following the group, the
-//! thread that waits in place of a task), and in `src/ffi/floor.rs` one trait for the functions that C has for both.
+//! thread that waits in place of tasks), and in `src/ffi/floor.rs` one trait for the functions that C has for both.
 //! `src/comm/call.rs` checks every size of a collective against its memory; `src/comm/work.rs` explains why works own
 //! their buffers.
+//!
+//! Tasks are woken by one thread of the process, `src/peers/progress.rs`. In a round it looks at all that is awaited by
+//! `c/peer/await.c`, which knows neither buffers nor communicators: each kind has a function that looks and says on
+//! which word to sleep, `epw_buffer_look`, `epw_comm_look` or `epw_prefill_look`.
 //!
 //! The membership is a pure state machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
 //! `src/rendezvous/pace.rs`. Connections reach it through `driver/door.rs` and `driver/hub.rs`. What arrives becomes

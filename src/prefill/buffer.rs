@@ -11,7 +11,7 @@ use crate::ffi::{self, Floor};
 use crate::group::{Follower, GivenUp, Group, held_by};
 use crate::mask::Mask;
 use crate::outcome::Outcome;
-use crate::peers::{self, End, LONGEST_LOOK, Membership, Setting, Watched, Watcher, present};
+use crate::peers::{self, End, Membership, Setting, Waits, present};
 use crate::rendezvous::Decision;
 use crate::spawn_blocking::spawn_blocking;
 use crate::traffic::Traffic;
@@ -31,7 +31,7 @@ pub struct PrefillBuffer {
 #[derive(Debug)]
 pub(crate) struct Inner {
     /// Declared before `ffi`: the threads must end before the last owner of the C buffer is dropped.
-    pub(crate) watchers: [Watcher; sys::EPW_MAX_LANES as usize],
+    pub(crate) waits: Waits,
     pub(crate) ffi: Arc<ffi::Prefill>,
     pub(crate) rank: u32,
     pub(crate) config: PrefillConfig,
@@ -47,7 +47,7 @@ impl Inner {
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let told = observe::Told::of("prefill");
-        Ok(Arc::new(Self { watchers: Default::default(), ffi, rank, config, plan, told }))
+        Ok(Arc::new(Self { waits: Waits::default(), ffi, rank, config, plan, told }))
     }
 
     /// The outcome of an operation that has ended; its traffic is added to the metrics.
@@ -65,15 +65,9 @@ impl Inner {
         Err(Error::State(Failure::new(operation, self.rank, text)))
     }
 
-    /// Starts the threads that wait for the lanes, before an operation needs them.
-    pub(crate) fn watch_lanes(&self) -> Result<()> {
-        let longest = (self.config.ep.deadline / 4).min(LONGEST_LOOK);
-        let mut watchers = self.watchers.iter().take(self.config.ep.lanes as usize);
-        watchers.try_for_each(|watcher| watcher.start(&self.ffi, longest)).map_err(|error| {
-            let text =
-                format!("cannot start the thread that watches a lane: {error}; check the limit on threads");
-            Error::System(Failure::new("prefill", self.rank, text))
-        })
+    /// Before an operation that is awaited, see [`Waits::start`].
+    pub(crate) fn start_waits(&self) -> Result<()> {
+        self.waits.start("prefill", self.rank, &self.ffi, self.config.ep.deadline)
     }
 }
 
@@ -255,17 +249,5 @@ impl Follower for Inner {
 
     fn connect(&self, peer: u32, blob: &[u8], timeout: Duration) -> Result<()> {
         self.ffi.connect(peer, blob, timeout)
-    }
-}
-
-/// Handles are lanes: the watcher touches no routing, because a routing may be dropped at any time.
-impl Watched for ffi::Prefill {
-    fn sleep(&self, lanes: &[u64], longest: Duration) {
-        // An error means that the operation has ended: its task must look as well.
-        let _ = lanes.last().map(|lane| ffi::Prefill::sleep(self, *lane as u32, longest));
-    }
-
-    fn is_over(&self, _: u64) -> bool {
-        true // operations here are never tended
     }
 }

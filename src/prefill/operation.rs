@@ -1,5 +1,5 @@
-//! Running an operation of a routing, either on this thread, or in the polls of a future while a watcher thread waits
-//! for it.
+//! Running an operation of a routing, either on this thread, or in the polls of a future while the progress thread
+//! waits for it.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -48,7 +48,7 @@ pub(super) fn begin(
     inner: &Inner,
     call: impl FnOnce(&mut sys::epw_outcome) -> Result<Progress>,
 ) -> Result<Begun> {
-    inner.watch_lanes()?;
+    inner.start_waits()?;
     let mut outcome = ffi::empty_outcome();
     Ok(Begun { progress: call(&mut outcome)?, outcome })
 }
@@ -77,7 +77,7 @@ pub(super) async unsafe fn finish(
                 return Poll::Ready(inner.ended(&outcome));
             }
             let lane = under_way.routing.lane();
-            inner.watchers[lane as usize].wake_later(lane.into(), cx.waker());
+            inner.waits.wake_later(lane.into(), cx.waker());
             Poll::Pending
         })
         .await;

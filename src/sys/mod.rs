@@ -136,6 +136,45 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 
+/// From `c/peer/await.h`, as its functions.
+pub type epw_look = unsafe extern "C" fn(awaited: *mut epw_awaited, sleeps: bool, now: u64);
+
+#[repr(C)]
+#[derive(Debug)]
+pub struct epw_awaited {
+    pub look: epw_look,
+    pub owner: *mut ::core::ffi::c_void,
+    pub of: u64,
+    pub since: u64,
+    pub limit_ns: u64,
+    pub ready: bool,
+    pub young: bool,
+    pub seen: u32,
+    pub word: *mut u32,
+    pub sleepers: *mut u32,
+    pub ns: u64,
+    pub peers: *const ::core::ffi::c_void,
+}
+
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct epw_interrupt {
+    pub count: ::core::sync::atomic::AtomicU32,
+    pub sleepers: ::core::sync::atomic::AtomicU32,
+}
+
+unsafe extern "C" {
+    pub fn epw_interrupt_raise(interrupt: *const epw_interrupt);
+    pub fn epw_await_any(all: *const *mut epw_awaited, n: u32, interrupt: *const epw_interrupt, count: u32);
+    /// From `c/ep/buffer.h`.
+    pub fn epw_buffer_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
+    pub fn epw_buffer_tend(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
+    /// From `c/coll/parts.h`.
+    pub fn epw_comm_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
+    /// From `c/prefill/parts.h`.
+    pub fn epw_prefill_look(awaited: *mut epw_awaited, sleeps: bool, now: u64);
+}
+
 /// From `c/nic/bus.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]

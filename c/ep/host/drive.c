@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "peer/remote.h"
+#include "peer/sleep.h"
 
 /* ---- one step ---- */
 
@@ -219,15 +220,19 @@ epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome)
     return status;
 }
 
+/* Whether the sending half is over and the receiving half comes next. */
+static bool is_due(const epw_lane *lane) {
+    return lane->machine.stage == EPW_STAGE_SENT || lane->machine.stage == EPW_STAGE_ANSWERED;
+}
+
 epw_status epw_host_ready(epw_buffer *b, epw_handle handle) {
     take_in(b);
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "ready", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
-    epw_stage stage = lane->machine.stage;
-    if (stage != EPW_STAGE_SENT && stage != EPW_STAGE_ANSWERED) {
+    if (!is_due(lane)) {
         status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "ready"), "no receiving half is due: %s",
-                          epw_stage_text(stage));
+                          epw_stage_text(lane->machine.stage));
     } else {
         epw_lane_begin_wait(&lane->machine, epw_now_ns());
         status = epw_host_step(b, lane);
@@ -243,4 +248,32 @@ epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns)
     epw_lane_unlock(b, lane);
     epw_watch_sleep(&b->peers, epw_lane_index(b, lane), &lane->host->watch, timeout_ns);
     return EPW_OK;
+}
+
+epw_status epw_host_tend(epw_buffer *b, epw_handle handle) {
+    take_in(b);
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_try(b, handle, &lane);
+    if (status != EPW_OK) return status;
+    status = EPW_ERR_STATE;
+    if (is_due(lane)) {
+        epw_lane_begin_wait(&lane->machine, epw_now_ns());
+        status = epw_host_step(b, lane);
+    }
+    epw_lane_unlock(b, lane);
+    return status;
+}
+
+void epw_host_look(epw_awaited *self, bool sleeps, uint64_t now) {
+    epw_buffer *b = self->owner;
+    epw_lane *lane = NULL;
+    epw_status status = epw_lane_try(b, self->of, &lane);
+    if (status == EPW_PENDING) {
+        epw_awaited_busy(self);
+    } else if (status != EPW_OK) {
+        self->ready = true;
+    } else {
+        epw_watch_look(&b->peers, epw_lane_index(b, lane), &lane->host->watch, sleeps, now, self);
+        epw_lane_unlock(b, lane);
+    }
 }

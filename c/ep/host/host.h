@@ -100,6 +100,8 @@ void epw_host_post_all(epw_buffer *b, epw_lane *lane);
 epw_status epw_host_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_host_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+epw_status epw_host_tend(epw_buffer *b, epw_handle handle);
+void epw_host_look(epw_awaited *self, bool sleeps, uint64_t now);
 
 /* ---- send.c, receive.c, combine.c: the calls, and the work of a decision ---- */
 

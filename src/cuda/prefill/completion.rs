@@ -44,7 +44,7 @@ impl PrefillCompletion {
         self.shared.wait_blocking(timeout, |state| self.look(state))
     }
 
-    /// [`PrefillCompletion::wait_blocking`] without blocking the executor: a thread of the buffer looks. Dropping the future
+    /// [`PrefillCompletion::wait_blocking`] without blocking the executor: the progress thread looks. Dropping the future
     /// gives up waiting, nothing else.
     pub async fn wait(&self, timeout: Duration) -> Result<Outcome> {
         self.shared.wait(timeout, |state| self.look(state)).await

@@ -9,7 +9,7 @@ use crate::cuda::view::Site;
 use crate::cuda::waiting::{until, until_blocking};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
-use crate::peers::LONGEST_LOOK;
+use crate::peers::longest_look;
 use crate::prefill::Inner;
 
 /// What a routing shares with the completions of its calls. The memory of the routing is free when the last of them is
@@ -54,23 +54,21 @@ impl Shared {
     ) -> Result<T> {
         let inner = &self.inner;
         let lane = || self.lock().routing.lane();
-        let sleep = |left: Duration| inner.ffi.sleep(lane(), left.min(LONGEST_LOOK));
+        let sleep =
+            |left: Duration| inner.ffi.sleep(lane(), left.min(longest_look(inner.config.ep.deadline)));
         until_blocking(inner.rank, timeout, || look(&self.lock()), sleep)
     }
 
-    /// The same, while a thread of the buffer waits.
+    /// The same, while the progress thread waits.
     pub(super) async fn wait<T>(
         &self,
         timeout: Duration,
         look: impl Fn(&State) -> Result<Option<T>>,
     ) -> Result<T> {
         let inner = &self.inner;
-        inner.watch_lanes()?;
+        inner.start_waits()?;
         let lane = || self.lock().routing.lane();
-        let wake_later = |waker: &_| {
-            let lane = lane();
-            inner.watchers[lane as usize].wake_later(lane.into(), waker);
-        };
+        let wake_later = |waker: &_| inner.waits.wake_later(lane().into(), waker);
         until(inner.rank, timeout, || look(&self.lock()), wake_later).await
     }
 }
