@@ -213,7 +213,11 @@ pub const VARIABLES: &[Variable] = &[
         doc: "Traffic class of packets sent by an adapter on Ethernet, 0 to 255: four times the DSCP. The kernel's setting for the port \
               (`/sys/class/infiniband/*/tc`) does not apply to these queues.",
     },
-    Variable { name: HOP_LIMIT, default: "255", doc: "Hop limit of packets sent by an adapter on Ethernet, 1 to 255." },
+    Variable {
+        name: HOP_LIMIT,
+        default: "255",
+        doc: "Hop limit of packets sent by an adapter on Ethernet, 1 to 255.",
+    },
     Variable {
         name: PORTS,
         default: "any",

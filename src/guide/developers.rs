@@ -177,7 +177,7 @@
 //! | host stores into pinned memory; the waiting kernel polls the word there and fetches rows itself | 8 us a row by bulk copies (12 by loads), 8 rows 20 (52) | the same | the same | the same, never blocked: no call of the driver |
 //!
 //! * From a pinned word to a kernel and back to a pinned word takes 4.2 us. From a GPU to pinned memory, where a CPU
-//!   thread sees the data and copies it to the other GPU with its word, takes 10 to 12 us one way for 7 and 14 KiB, and
+//!   thread sees the data and copies it into GPU memory with its word, takes 10 to 12 us one way for 7 and 14 KiB, and
 //!   6 us for a word alone.
 //! * The 1,023rd launch finds the launch queue full. It waits in the driver, and does not delay the NIC's calls.
 //! * Without cudaThreadExchangeStreamCaptureMode(relaxed), calls of cudaEventQuery and cudaStreamQuery by the NIC's
