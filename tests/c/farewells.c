@@ -122,7 +122,7 @@ static void a_word_wakes_a_sleeper(uint32_t word) {
     }
     CHECK_MSG(shortest < 12 * MS, "word %u: the shortest of 20 sleeps took %llu us", word,
               (unsigned long long)(shortest / 1000));
-    CHECK_MSG(uncut >= 5 && briefest < 12 * MS, "a sleep of 3 ms took %llu us at least, %u of 20 as long",
+    CHECK_MSG(uncut >= 2 && briefest < 12 * MS, "a sleep of 3 ms took %llu us at least, %u of 20 as long",
               (unsigned long long)(briefest / 1000), uncut);
     destroy(&g);
 }
@@ -134,8 +134,8 @@ int main(void) {
     ends_a_wait(a_rank_that_parts_with_its_peer);
     a_released_operation_is_paid_in_the_background();
     a_membership_begins_without_suspects();
-    a_word_wakes_a_sleeper(EPW_WORD_DISPATCH);
-    a_word_wakes_a_sleeper(EPW_WORD_DROPPED);
-    a_word_wakes_a_sleeper(EPW_WORD_EPOCH);
+    KEEP_TIME(a_word_wakes_a_sleeper(EPW_WORD_DISPATCH));
+    KEEP_TIME(a_word_wakes_a_sleeper(EPW_WORD_DROPPED));
+    KEEP_TIME(a_word_wakes_a_sleeper(EPW_WORD_EPOCH));
     return check_result("farewells");
 }

@@ -23,8 +23,11 @@ const WEIGHTS: [f32; 6] = [0.125; 6];
 /// The result of a rank: the ranks missing from dispatch and combine, and how long its dispatch took.
 type Went = (Mask, Mask, Duration);
 
+/// How an event is awaited, and for how long.
+type Awaits = (fn(Event, Duration), Duration);
+
 /// A step of a rank that is late by this time; with `awaits` in halves, with an event between them.
-fn step(buffer: &EpBuffer, late: Duration, awaits: Option<(fn(Event, Duration), Duration)>) -> Went {
+fn step(buffer: &EpBuffer, late: Duration, awaits: Option<Awaits>) -> Went {
     thread::sleep(late);
     let x = vec![bf16::ONE; HIDDEN];
     let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();
