@@ -73,107 +73,113 @@
 //! calls.
 //!
 //! # Features
-//! `succession`, the only default one: the run outlives the member that serves it, see [`group`]. `cuda`: buffers on
-//! GPUs, see [`mod@cuda`]; needs a CUDA toolkit to build, and a driver only to use a GPU. `cudarc`: views of cudarc's
-//! slices and streams, and that crate as `epwire::cudarc`; needs no toolkit, and leaves it to the program how cudarc
-//! links CUDA. `tracing`: spans and events. `metrics`: counters, gauges and histograms. `candle`: views of candle's
-//! tensors in host memory; needs Rust 1.94, as candle-core does. `candle-cuda`: of those on GPUs too; turns on
-//! `candle`, `cuda`, `cudarc` and candle's own `cuda`, which links CUDA's libraries. `serde`: configurations, plans,
-//! [`Launch`](launch::Launch) and [`Outcome`] can be serialised and deserialised. `bindgen`: checks the C bindings
-//! against the header.
+//! - `succession`, the only default one: the run survives the loss of the member that hosts the rendezvous, see
+//!   [`group`]. A program whose ranks meet at [`Ranks::server`](launch::spawn::Ranks::server) can turn it off.
+//! - `cuda`: buffers on GPUs, see [`mod@cuda`]. Needs a CUDA toolkit to build, and a driver only to use a GPU.
+//! - `cudarc`: views of cudarc's slices and streams, and that crate as `epwire::cudarc`. Needs no toolkit, and leaves it
+//!   to the program how cudarc links CUDA.
+//! - `tracing`: spans and events. `metrics`: counters, gauges and histograms.
+//! - `candle`: views of candle's tensors in host memory. Needs Rust 1.94, as candle-core does.
+//! - `candle-cuda`: views of candle's tensors on GPUs too. Turns on `candle`, `cuda`, `cudarc` and candle's own `cuda`,
+//!   which links CUDA's libraries.
+//! - `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can be serialised and deserialised.
+//! - `bindgen`: checks the C bindings against the header.
 //!
-//! An *operation* is one call, and each half of a split call is one as well: `dispatch`, `dispatch_send`,
-//! `dispatch_receive`, `combine`, `combine_send`, `combine_receive`; for a [`Comm`] each by its name, such as
-//! `all_reduce`, and `group` for several at once. The blocking forms have the same names.
+//! # Spans and metrics
+//! An *operation* is one call; each half of a split call is also one. The operations of a buffer are `dispatch`,
+//! `dispatch_send`, `dispatch_receive`, `combine`, `combine_send` and `combine_receive`. Those of a [`Comm`] have the
+//! names of its calls, such as `all_reduce`, and `group` stands for several at once. The blocking forms have the same
+//! names.
 //!
 //! Operations of GPU buffers have not ended when their call returns, so neither spans nor metrics contain them: see
 //! [`cuda::Completion`].
 //!
-//! `tracing` gives each a span `epwire` at level `DEBUG`, closed when the operation ends or its future is dropped, with
-//! the fields `operation`, `rank` and, if it is degraded, `missing` (the ranks). Events in it:
+//! `tracing` gives each operation a span `epwire` at level `DEBUG`, which is closed when the operation ends or its
+//! future is dropped. Its fields are `operation`, `rank` and, if the operation is degraded, `missing` (the ranks).
+//! Events in the span:
 //!
-//! | message | level | fields | |
+//! | message | level | fields | meaning |
 //! |---|---|---|---|
-//! | `degraded` | `WARN` | `record`: the first wait given up | it ended without the part of some peer |
-//! | `refused` | `WARN` | `error` | it ended with an error |
-//! | `abandoned` | `DEBUG` | | its future was dropped before it had ended |
+//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without the part of some peer |
+//! | `refused` | `WARN` | `error` | the operation ended with an error |
+//! | `abandoned` | `DEBUG` | | the operation's future was dropped before it had ended |
 //!
-//! `metrics` go to the recorder that the program installs, and are described to it, with units, whenever a buffer is
-//! created: install it before. Each of these has the labels `operation` and `rank`:
+//! `metrics` go to the recorder that the program installs. They are described to it, with units, whenever a buffer is
+//! created, so install the recorder before. Each of these has the labels `operation` and `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
-//! | `epwire_operations_total` | counter | operations | ended with an [`Outcome`], complete or degraded |
-//! | `epwire_operation_seconds` | histogram | seconds | of those, from call to end |
-//! | `epwire_degraded_total` | counter | operations | those that ended without the part of some peer |
-//! | `epwire_errors_total` | counter | operations | ended with an [`Error`] |
-//! | `epwire_abandoned_total` | counter | operations | futures dropped before they had ended |
+//! | `epwire_operations_total` | counter | operations | operations that ended with an [`Outcome`], complete or degraded |
+//! | `epwire_operation_seconds` | histogram | seconds | time from call to end of operations that ended with an [`Outcome`] |
+//! | `epwire_degraded_total` | counter | operations | operations that ended without the part of some peer |
+//! | `epwire_errors_total` | counter | operations | operations that ended with an [`Error`] |
+//! | `epwire_abandoned_total` | counter | operations | operations whose futures were dropped before they had ended |
 //!
-//! Metrics of what has been moved, [`Traffic`], with the labels `rank` and `kind`: `buffer` of an [`EpBuffer`],
-//! `prefill` of a [`PrefillBuffer`](prefill::PrefillBuffer), `comm` of a [`Comm`].
+//! The next metrics count what has been moved ([`Traffic`]). They have the labels `rank` and `kind`: `buffer` for an
+//! [`EpBuffer`], `prefill` for a [`PrefillBuffer`](prefill::PrefillBuffer), `comm` for a [`Comm`].
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
-//! | `epwire_rows_sent_total` | counter | rows | by dispatch, one for each token and rank that it goes to |
-//! | `epwire_rows_received_total` | counter | rows | by dispatch |
-//! | `epwire_rows_answered_total` | counter | rows | by combine |
-//! | `epwire_bytes_sent_total` | counter | bytes | of rows with their scales, of answers, and of the messages of collectives, sends and receives; by the label `path`: `self`, `thread`, `shm`, `vmm`, `ipc` or `queue` |
-//! | `epwire_bytes_received_total` | counter | bytes | the same |
-//! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | waited for the rank in the label `peer` |
+//! | `epwire_rows_sent_total` | counter | rows | rows that dispatch sent: one for each token and rank that the token goes to |
+//! | `epwire_rows_received_total` | counter | rows | rows that dispatch received |
+//! | `epwire_rows_answered_total` | counter | rows | rows that combine answered |
+//! | `epwire_bytes_sent_total` | counter | bytes | bytes of rows with their scales, of answers, and of the messages of collectives, sends and receives; by the label `path`: `self`, `thread`, `shm`, `vmm`, `ipc` or `queue` |
+//! | `epwire_bytes_received_total` | counter | bytes | the same, for bytes received |
+//! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | time waited for the rank in the label `peer` |
 //!
-//! Not all of them exist for everything, as kernels on GPUs do not count:
+//! Kernels on GPUs do not count, so some of these metrics do not exist everywhere:
 //!
 //! | | rows | bytes | waits |
 //! |---|---|---|---|
 //! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on the host | yes | yes | yes |
 //! | [`Comm`] on the host | | yes | yes |
 //! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | no | no | no: request `source_counts` and `wait_ns` of their outputs |
-//! | [`Comm`] on a GPU | | of calls that are not captured, when they are enqueued | no |
+//! | [`Comm`] on a GPU | | for calls that are not captured, counted when they are enqueued | no |
 //!
 //! ## Of the core
-//! With `tracing` the C core's log arrives as events too, with target `epwire::core`, the fields `rank`, `peer` and
-//! `subsystem` and a text: `WARN` for peers that are given up and paths that are refused, `INFO` for sizes, paths in
-//! use and memberships, `TRACE` for why each path was chosen. The subscriber's level at the creation of a buffer, a
-//! communicator or a group decides which of them are sent. Without any feature `EPWIRE_LOG` prints the same, see
-//! [`mod@env`].
+//! With `tracing` the C core's log arrives as events too. They have the target `epwire::core`, the fields `rank`, `peer`
+//! and `subsystem`, and a text. `WARN` is for peers that are given up and paths that are refused, `INFO` for sizes,
+//! paths in use and memberships, `TRACE` for why each path was chosen. The subscriber's level at the creation of a
+//! buffer, a communicator or a group decides which events are sent. Without any feature `EPWIRE_LOG` prints the same,
+//! see [`mod@env`].
 //!
 //! ## Of the membership
 //! A member of a [`Group`] reports its state whenever that changes; [`Group::membership`] and [`Group::health`] return
-//! the same when called. Events of `tracing`, all with this member's rank in the field `rank`:
+//! the same when called. The events of `tracing` have this member's rank in the field `rank`:
 //!
-//! | message | level | other fields | |
+//! | message | level | other fields | meaning |
 //! |---|---|---|---|
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
-//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | it is decided, and leaves these newcomers waiting |
-//! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put it into effect |
-//! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | with each change from then on: `left` more are possible, start the run again before the last |
-//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; `INFO` if because another member has ended or left |
-//! | `experts out of reach` | `WARN` | `buffer`, `experts` | with that change no member holds them any more; buffers count from 0 in the order of their creation |
-//! | `experts in reach again` | `INFO` | `buffer`, `experts` | a member holds them again |
-//! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; if final, for good |
-//! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | after this long |
-//! | `another server serves the run` | `INFO` | `leader`, `address` | than before |
-//! | `the leader has ended: standing for election` | `INFO` | `leader`, its address | of this member's own server, without `rank` |
-//! | `this member's server leads the run` | `INFO` | `address` | it was elected |
-//! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | another one does, if it is known; `led`: it did before |
-//! | `left the group` | `INFO` | | with [`Group::leave`] |
+//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | the change is decided; the newcomers in `ready` and `preparing` still wait |
+//! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put the change into effect |
+//! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | sent with each change from then on; `left`: how many epochs remain. Start the run again before the last |
+//! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; level `INFO` if the reason is that another member has ended or left |
+//! | `experts out of reach` | `WARN` | `buffer`, `experts` | since that change no member holds these experts; buffers count from 0 in the order of their creation |
+//! | `experts in reach again` | `INFO` | `buffer`, `experts` | a member holds these experts again |
+//! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; with `is_final` it will not come back |
+//! | `reached the rendezvous server again` | `INFO` | `leader`, `address`, `seconds` | the connection is back after `seconds` |
+//! | `another server serves the run` | `INFO` | `leader`, `address` | this server has replaced the former one |
+//! | `the leader has ended: standing for election` | `INFO` | `leader`, its address | from this member's own server, without `rank` |
+//! | `this member's server leads the run` | `INFO` | `address` | the server was elected |
+//! | `this member's server does not lead the run` | `INFO` | `leader`, `led` | `leader`: the server that leads, if it is known; `led`: whether this server led before |
+//! | `left the group` | `INFO` | | this member has called [`Group::leave`] |
 //!
-//! [`launch::spawn`] reports the processes that it starts, how each ended, restarts, and the signals that it sends, by
-//! events of the same texts as its lines with `EPWIRE_LOG`: failures at level `WARN`, the others at `INFO`.
+//! [`launch::spawn`] reports the processes that it starts, how each ended, restarts, and the signals that it sends. Its
+//! events have the same texts as its lines with `EPWIRE_LOG`: failures at level `WARN`, the others at `INFO`.
 //!
 //! The `metrics` of members have the label `rank`, and are described whenever a group is joined:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
 //! | `epwire_epoch` | gauge | | epoch in effect at this member; on standby that of the others |
-//! | `epwire_active_ranks` | gauge | ranks | members in it |
-//! | `epwire_standby_ranks` | gauge | ranks | wait to be admitted, as the server has last shown |
-//! | `epwire_suspect_ranks` | gauge | ranks | are silent, as the server has last shown |
-//! | `epwire_given_up_ranks` | gauge | ranks | members that this rank's buffers have given up in this epoch, seen at the last [`Group::step`] |
-//! | `epwire_leader` | gauge | rank | whose server serves the run; -1 where a server by itself does or none can be reached |
-//! | `epwire_server_reachable` | gauge | | 1 or 0: without it no change can be agreed |
-//! | `epwire_changes_total` | counter | changes | by the label `kind`: ranks `entered`, `left`, or both (`replaced`), all stay and nobody is given up any more (`unchanged`), or it was `aborted` |
-//! | `epwire_change_seconds` | histogram | seconds | of those but the last, from their proposal until they are in effect at this member; with the label `kind` |
+//! | `epwire_active_ranks` | gauge | ranks | members in the epoch in effect |
+//! | `epwire_standby_ranks` | gauge | ranks | ranks that wait to be admitted, as the server has last reported |
+//! | `epwire_suspect_ranks` | gauge | ranks | members that are silent, as the server has last reported |
+//! | `epwire_given_up_ranks` | gauge | ranks | members that this rank's buffers have given up in this epoch, as of the last [`Group::step`] |
+//! | `epwire_leader` | gauge | rank | rank whose server serves the run; -1 if a separate server does or none can be reached |
+//! | `epwire_server_reachable` | gauge | | 1 if the server can be reached, else 0; without the server no change can be agreed |
+//! | `epwire_changes_total` | counter | changes | changes of the membership by the label `kind`: ranks `entered`, `left`, or both (`replaced`); all stay and nobody is given up any more (`unchanged`); or the change was `aborted` |
+//! | `epwire_change_seconds` | histogram | seconds | time of a change that was not aborted, from its proposal until it is in effect at this member; with the label `kind` |
 
 #![cfg_attr(docsrs, feature(doc_cfg))] // labels what needs a feature
 

@@ -8,7 +8,7 @@ use crate::sys;
 /// [`EpBuffer::traffic`](crate::EpBuffer::traffic), [`PrefillBuffer::traffic`](crate::prefill::PrefillBuffer::traffic),
 /// [`Comm::traffic`](crate::Comm::traffic). Bytes are those of rows with their scales, of answers, and of the messages
 /// of collectives, sends and receives; without headers, counts and signal words. The feature `metrics` exports all of
-/// it as counters, see the [crate's documentation](crate#features).
+/// it as counters, see the [crate's documentation](crate#spans-and-metrics).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -1,4 +1,4 @@
-//! For those who work on epwire itself: how the code is organised, and the way of a token through it.
+//! For those who work on epwire itself: how the code is organised, and how a token passes through it.
 //!
 //! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders
 //! are, from the bottom up: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the layer that knows neither
@@ -30,15 +30,15 @@
 //! What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths are chosen,
 //! memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its decisions to the
 //! same log through `src/ffi/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
-//! log of a run that loses a rank. What buffers and communicators move is counted once for each operation and
-//! peer, `c/peer/traffic.h`.
+//! log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and communicators move, once for each
+//! operation and peer.
 //!
 //! `tests/faults/run` changes one line at a time, in the product as listed in `tests/faults/core.txt` and in the
 //! explorer's model of windows and leases as listed in `tests/faults/model.txt`, and checks that the test named there
 //! detects it. `tests/faults/run --rust` does the same for the group: its state machine, its members' part and its log,
-//! from `tests/faults/rust.txt`. `.ci/run faults` is both. `tests/faults/run --cuda` does the same with
-//! `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` and `--run-built` are its
-//! two halves.
+//! from `tests/faults/rust.txt`. `.ci/run faults` runs both. `tests/faults/run --cuda` does the same with
+//! `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` builds elsewhere and
+//! `--run-built` runs there.
 //! `tests/emulator` runs the kernels, and these tests of them, on no GPU at all.
 //!
 //! The lists below name the files that check, decide, move or wait, in the order in which a token first reaches them.
@@ -47,19 +47,20 @@
 //! # The way of a token on the host
 //!
 //! 1. `src/buffer/dispatch.rs`: `dispatch_blocking` takes the call.
-//! 2. `src/buffer/input.rs`: `to_c` checks shapes and makes it C's.
-//! 3. `src/ffi.rs`: `dispatch` is where Rust ends.
+//! 2. `src/buffer/input.rs`: `to_c` checks shapes and converts the input to C.
+//! 3. `src/ffi.rs`: `dispatch` calls C.
 //! 4. `c/ep/dispatch.c`: `epw_dispatch` checks the rest and finds the lane.
 //! 5. `c/ep/host/send.c`: `epw_host_dispatch` checks the routing, numbers the rows, and writes them to the peers' slots.
-//! 6. `c/ep/host/drive.c`: `epw_host_run` looks at words, asks the machine, does what it says.
+//! 6. `c/ep/host/drive.c`: `epw_host_run` reads words, asks the state machine, and does what it says.
 //! 7. `c/ep/lane.c`: `epw_lane_decide` says whose rows go out now, who is waited for, who is given up.
 //! 8. `c/peer/rules.h`: `epw_rule_may_send` judges one peer's words.
-//! 9. `c/numerics/body.inc`: `quantize`, by way of `c/ep/input.c`, and copies past the caches, for each instruction set.
+//! 9. `c/numerics/body.inc`: `quantize`, called through `c/ep/input.c`, and copies that bypass the caches, for each
+//!    instruction set.
 //! 10. `c/peer/signal.c`: `epw_signal` posts the word that announces the rows.
 //! 11. `c/peer/sleep.c`: `epw_watch_sleep` is where a rank waits.
 //! 12. `c/ep/host/receive.c`: `epw_host_lay_out` checks what a source says of its rows and lays them out for the experts.
-//! 13. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
-//! 14. `c/ep/host/combine.c`: `epw_host_answer` sends the answers home, where they are summed.
+//! 13. `c/ep/combine.c`: `epw_combine` takes the experts' outputs.
+//! 14. `c/ep/host/combine.c`: `epw_host_answer` sends the answers to the tokens' ranks, which sum them.
 //!
 //! A peer behind a queue is reached through other files from step 10 on: `c/peer/remote_post.c`, `epw_remote_signal`,
 //! builds entries with `c/nic/entry.h` in the ring of `c/nic/queue.h`; `c/nic/soft/pair.c`, `epw_pair_next`, fetches
@@ -114,11 +115,11 @@
 //! # The way of bytes in a collective
 //!
 //! 1. `c/coll/call.c`: `epw_group` checks calls and makes operations of them.
-//! 2. `c/coll/drive.c`: `epw_comm_step` looks at words of peers, has bytes moved, gives up silent peers.
-//! 3. `c/coll/program.c`: `epw_program_begin` makes flows of an operation: it alone knows algorithms.
-//! 4. `c/coll/flow.c`: `write_message` puts bytes, or where they lie, in a slot of the peer's ring.
-//! 5. `c/coll/flow.c`: `epw_rings_post` tells the peer, and gives slots back.
-//! 6. `c/coll/flow.c`: `read_some` takes bytes to where they belong, and `fold_some` those that are reduced.
+//! 2. `c/coll/drive.c`: `epw_comm_step` reads the peers' words, has bytes moved, gives up silent peers.
+//! 3. `c/coll/program.c`: `epw_program_begin` divides an operation into flows: only this file knows algorithms.
+//! 4. `c/coll/flow.c`: `write_message` puts bytes, or their address, into a slot of the peer's ring.
+//! 5. `c/coll/flow.c`: `epw_rings_post` tells the peer, and releases slots.
+//! 6. `c/coll/flow.c`: `read_some` copies bytes to their place, and `fold_some` adds those that are reduced.
 //! 7. `c/numerics/sums.c`: folds rows in ascending rank order.
 //!
 //! Which slot may be written or read, and what the words of a ring mean, is defined by the pure functions of
@@ -129,34 +130,34 @@
 //!
 //! 1. `c/prefill/call.c`: `epw_prefill_dispatch` checks the call and makes an operation of the lane.
 //! 2. `c/prefill/routing.c`: `epw_routing_number` numbers the rows for each rank and expert.
-//! 3. `c/prefill/drive.c`: `epw_prefill_step` looks at words, has messages moved, gives up silent peers.
+//! 3. `c/prefill/drive.c`: `epw_prefill_step` reads words, has messages moved, gives up silent peers.
 //! 4. `c/prefill/rules.h`: `epw_streams_turn` says what may be written for each peer now, and what may be taken.
 //! 5. `c/prefill/send.c`: `epw_prefill_send` writes rows to the rings of peers.
 //! 6. `c/prefill/receive.c`: `epw_prefill_take` checks rows that have come and copies them to their places.
-//! 7. `c/prefill/combine.c`: `epw_prefill_answer` sends answers home, `epw_prefill_sum` adds them there.
+//! 7. `c/prefill/combine.c`: `epw_prefill_answer` sends answers to the tokens' ranks, `epw_prefill_sum` adds them there.
 //!
 //! `tests/c/prefill_model.c` explores the rules, `tests/c/prefill_cases.c` compares all of it with a plain reference.
 //!
 //! # The way of a token on a GPU
 //!
 //! 1. `src/cuda/operation.rs`: `enqueue_dispatch` takes the call, with a stream.
-//! 2. `src/buffer/input.rs`: `to_c` checks shapes and makes it C's.
-//! 3. `src/ffi.rs`: `dispatch` is where Rust ends.
+//! 2. `src/buffer/input.rs`: `to_c` checks shapes and converts the input to C.
+//! 3. `src/ffi.rs`: `dispatch` calls C.
 //! 4. `c/ep/dispatch.c`: `epw_dispatch` checks the rest and finds the lane.
 //! 5. `c/ep/gpu/call.c`: `epw_gpu_call_dispatch` enqueues a kernel.
 //! 6. `kernels/dispatch.cu`: `epw_gpu_dispatch` launches it, and `dispatch_kernel` is its body.
 //! 7. `kernels/ep/lane.cuh`: `Opening` reads what the lane's former kernel left behind.
-//! 8. `kernels/ep/send.cuh`: `Sender` takes a token at a time through shared memory to its slots.
-//! 9. `kernels/ep/route.cuh`: `Token` says where to, and numbers its rows.
-//! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` makes FP8 of it on the way.
+//! 8. `kernels/ep/send.cuh`: `Sender` moves one token at a time through shared memory to its slots.
+//! 9. `kernels/ep/route.cuh`: `Token` says where its rows go, and numbers them.
+//! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` converts the token to FP8 on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
 //! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
 //! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
-//! 14. `c/peer/rules.h`: `epw_rule_may_send` and the rules beside it judge its words, as on the host.
-//! 15. `kernels/ep/receive.cuh`: `receive_rows` brings rows to the experts' lists.
-//! 16. `c/ep/combine.c`: `epw_combine` brings the experts' outputs back in.
+//! 14. `c/peer/rules.h`: `epw_rule_may_send` and the other rules judge the peer's words, as on the host.
+//! 15. `kernels/ep/receive.cuh`: `receive_rows` copies rows to the experts' lists.
+//! 16. `c/ep/combine.c`: `epw_combine` takes the experts' outputs.
 //! 17. `kernels/combine.cu`: `epw_gpu_combine` launches the kernel that answers and collects.
-//! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers home.
+//! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers to the tokens' ranks.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
 //! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up.
 //!
@@ -165,34 +166,35 @@
 //! window, where the caller and combine look for the rows of all sources. Either both ends of a pair use queues, or
 //! neither: `c/window/window.c`, `choose_path`.
 //!
-//! # What a software NIC may count on beside kernels that fill a GPU
+//! # How a software NIC can deliver while kernels fill a GPU
 //!
-//! Measured on 2 x H100 with driver 580, November 2026. A kernel spins on all 132 SMs for a word; a host thread puts
-//! {row of 14 KiB, then a word} into device memory every 1 ms while another thread of the process does something else.
-//! In a second context, where each put waits for the previous one, 205 of 500 arrive within the half second measured;
-//! with the other methods 490 to 500, unless the table says blocked. No row was wrong.
+//! Measured on 2 x H100 with driver 580, November 2026. A kernel on all 132 SMs spins on a word. Every 1 ms a host
+//! thread puts {row of 14 KiB, then a word} into device memory, while another thread of the process does something
+//! else. In a second context each put waits for the previous one, so that 205 of 500 arrive within the half second
+//! measured. With the other methods 490 to 500 arrive, unless the table says blocked. No row was wrong.
 //!
-//! | the NIC's way | undisturbed | beside 4,000 launches, cudaDeviceSynchronize, capture, events | cudaMalloc, cudaHostAlloc, cudaHostRegister | cudaFree, first launch or load of a lazy kernel |
+//! | the NIC's method | undisturbed | during 4,000 launches, cudaDeviceSynchronize, capture, events | during cudaMalloc, cudaHostAlloc, cudaHostRegister | during cudaFree, first launch or load of a lazy kernel |
 //! |---|---|---|---|---|
 //! | its own streams in the process's context | 13 us (copy + word in stream order; word alone 6) | 13 to 17 us | as long as that call: 0.6, 66, 6 ms | **blocked until the kernel ends**, in the call that copies |
 //! | a context of its own in the same process, memory by VMM | 2.4 ms: the GPU gives contexts slices in turn | the same | the same | the same, never blocked |
 //! | a process of its own, memory by VMM | 2.4 ms | the same | the same | the same, never blocked |
 //! | host stores into pinned memory; the waiting kernel polls the word there and fetches rows itself | 8 us a row by bulk copies (12 by loads), 8 rows 20 (52) | the same | the same | the same, never blocked: no call of the driver |
 //!
-//! * Pinned word to kernel to pinned word: 4.2 us round trip. GPU to pinned memory, seen by a CPU thread and copied in
-//!   again with its word: 10 to 12 us one way for 7 and 14 KiB, 6 us for a word alone.
-//! * The launch that finds its queue full is the 1,023rd; it waits in the driver, and does not delay the NIC's calls.
-//! * Without cudaThreadExchangeStreamCaptureMode(relaxed), cudaEventQuery and cudaStreamQuery of the NIC's thread break
-//!   a global capture of another thread; with it none of its calls did.
-//! * So: words and rows that must arrive whatever the program does are fetched by the kernel from pinned memory,
+//! * From a pinned word to a kernel and back to a pinned word takes 4.2 us. From a GPU to pinned memory, where a CPU
+//!   thread sees the data and copies it into GPU memory with its word, takes 10 to 12 us one way for 7 and 14 KiB, and
+//!   6 us for a word alone.
+//! * The 1,023rd launch finds the launch queue full. It waits in the driver, and does not delay the NIC's calls.
+//! * Without cudaThreadExchangeStreamCaptureMode(relaxed), calls of cudaEventQuery and cudaStreamQuery by the NIC's
+//!   thread break a global capture of another thread; with it no call did.
+//! * Conclusion: if words and rows must arrive whatever the program does, the kernel fetches them from pinned memory,
 //!   `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees memory or loads a
-//!   kernel during the wait; a second context never stops, but is 200 times slower.
+//!   kernel during the wait. A second context never stops, but is 200 times slower.
 //!
-//! # What a host's queues cost by TCP
+//! # What queues over TCP cost on a host
 //!
 //! Measured on 2 cores of a shared virtual machine with other work running (a load of 6 to 12), November 2026, with
-//! `perf record -e cpu-clock`, `strace -c -f` and getrusage; 100 puts of 16 ranges of 1 MiB, alternating with as many
-//! bytes over a plain stream between the same processes:
+//! `perf record -e cpu-clock`, `strace -c -f` and getrusage. 100 puts of 16 ranges of 1 MiB alternate with the same
+//! number of bytes over a plain stream between the same processes:
 //!
 //! | 16 MiB, rank 0 to rank 1 | ranges | plain stream |
 //! |---|---|---|
@@ -204,24 +206,25 @@
 //!
 //! * **Ranges** are copied twice, like a stream: from the image into the socket, and from there to their place. The
 //!   library's own code has less than 6 % of the samples. A connection within a host holds 256 KiB
-//!   (`c/nic/handshake.c`), so that what is sent is in the reader's cache. For that the two ends take turns; on
-//!   otherwise idle cores, which sleep in between, a stream that holds megabytes is ahead (README: 0.68 to 0.89 of it).
-//!   With other work running, ranges reached 1.05 to 2.1 times the stream's rate. Holding half a megabyte costs the same; a
-//!   megabyte and more, or the system's default, 2.8 to 3.5 ms at the sender, and 0.6 to 1.0 of the stream's rate.
-//!   Continuing to drive the NIC while bytes arrive, instead of leaving it to its thread after 0.35 ms, made no
-//!   difference beyond the noise.
-//! * **Expert-major dispatch** copies each row to the list of every local expert of its token: 8 rows per token, 235 MB
-//!   that 4 ranks write for 512 tokens each of hidden 7168. That takes the cores that also copy to and from sockets 9
-//!   to 12 ms, the bench's floor, in addition to the 18 to 21 ms of rank-major: 27 to 29 ms, 1.26 to 1.65 of the
-//!   stream. In the profile the copy into lists has 15 % and the socket's 19 %. Rows cannot go straight from the socket
-//!   to the lists, because the places there depend on the counts of all earlier ranks. Programs that do not need the
-//!   lists use rank-major, whose rows are read in place.
+//!   (`c/nic/handshake.c`), so that the data is still in the cache when the reader reads it. Therefore the two ends take
+//!   turns. On otherwise idle cores, which sleep in between, a stream that holds megabytes is faster: ranges reach 0.68
+//!   to 0.89 of its rate ([`benchmarking`](super::benchmarking)). With other work running, ranges reached 1.05 to 2.1
+//!   times the stream's rate. If a connection holds half a megabyte, the cost is the same. With a megabyte and more, or
+//!   the system's default, the sender needs 2.8 to 3.5 ms, and ranges reach 0.6 to 1.0 of the stream's rate. Continuing
+//!   to drive the NIC while bytes arrive, instead of leaving it to its thread after 0.35 ms, made no difference beyond
+//!   the noise.
+//! * **Expert-major dispatch** copies each row to the list of every local expert of its token. That is 8 rows per token,
+//!   or 235 MB that 4 ranks write for 512 tokens each of hidden 7168. The copies take 9 to 12 ms (the bench's floor) on
+//!   the cores that also copy to and from sockets. Added to the 18 to 21 ms of rank-major, that makes 27 to 29 ms, 1.26
+//!   to 1.65 times the stream's time. In the profile the copies into lists have 15 % of the samples, and the socket's
+//!   copies 19 %. Rows cannot go directly from the socket to the lists, because their places there depend on the counts
+//!   of all earlier ranks. Programs that do not need the lists use rank-major, whose rows are read in place.
 //!
-//! # What a rank uses of the cores
+//! # How much of the cores a rank uses
 //!
-//! As printed by `bench`, on the same machine with other work running: the mean over all ranks, and in parentheses the
-//! share of the threads that drain queues (identified by their names, `epw-nic`, `epw-attend`, `epw-watch`), during
-//! pairs of operations with 512 tokens per rank, rank-major, and for connected ranks that do nothing. Each of 4 ranks
+//! `bench` printed these figures on the same machine with other work running. Each is the mean over all ranks. In
+//! parentheses is the share of the threads that drain queues (named `epw-nic`, `epw-attend`, `epw-watch`). Ranks run
+//! pairs of operations with 512 tokens per rank, rank-major; idle ranks are connected and do nothing. With 4 ranks, each
 //! has half a core at most.
 //!
 //! | peers | 2 ranks | 4 ranks | idle |
@@ -232,5 +235,5 @@
 //! | behind queues, fake adapters, whose words a thread looks at every 0.5 ms when none comes | 0.66 (0.23) | 0.33 (0.16) | 3.7 % (3.7), 1.7 % (1.7) |
 //!
 //! For ranks on GPUs `bench --device cuda --graph` prints the same for graph replay and for idle ranks. Nobody has
-//! recorded these figures yet: the NIC's thread polls for 10 ms after the last doorbell, then every 50 us, and ten
+//! recorded these figures yet. There the NIC's thread polls for 10 ms after the last doorbell, then every 50 us, and ten
 //! times less often after a second.

@@ -1,4 +1,4 @@
-//! `--ranks N`: the ranks of one host without a launcher.
+//! The ranks of one host without a launcher. [`Ranks`] sets their number; the examples take it from `--ranks N`.
 //!
 //! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and with
 //! `EPWIRE_RANK` and related variables set, so that [`super::Launch::from_env`] in the children finds their place, and
