@@ -22,12 +22,11 @@ const WEIGHTS: [f32; 6] = [0.125; 6];
 
 /// The result of a rank: the ranks missing from dispatch and combine, and how long its dispatch took.
 type Went = (Mask, Mask, Duration);
-
-/// How an event is awaited, and for how long.
-type Awaits = (fn(Event, Duration), Duration);
+/// How a rank awaits an event, told the deadline.
+type Awaits = fn(Event, Duration);
 
 /// A step of a rank that is late by this time; with `awaits` in halves, with an event between them.
-fn step(buffer: &EpBuffer, late: Duration, awaits: Option<Awaits>) -> Went {
+fn step(buffer: &EpBuffer, late: Duration, awaits: Option<(Awaits, Duration)>) -> Went {
     thread::sleep(late);
     let x = vec![bf16::ONE; HIDDEN];
     let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();
@@ -51,13 +50,13 @@ fn step(buffer: &EpBuffer, late: Duration, awaits: Option<Awaits>) -> Went {
 }
 
 /// Ranks 0 and 1 beside rank 2, which does nothing. Rank 0 waits in a dispatch, rank 1 is late and awaits an event.
-fn beside_a_dead_rank(late: f64, awaits: fn(Event, Duration)) {
+fn beside_a_dead_rank(late: f64, awaits: Awaits) {
     let failed: Vec<String> =
         DEADLINES.iter().map_while(|deadline| one_deadline(*deadline, late, awaits).err()).collect();
     assert!(failed.len() < DEADLINES.len(), "{failed:#?}");
 }
 
-fn one_deadline(deadline: Duration, late: f64, awaits: fn(Event, Duration)) -> Result<(), String> {
+fn one_deadline(deadline: Duration, late: f64, awaits: Awaits) -> Result<(), String> {
     let config = EpConfig::new(4, HIDDEN as u32, 6, 6).deadline(deadline).threads(1).lanes(1);
     let created = Arc::new(Barrier::new(3));
     let ended = Arc::new(Barrier::new(3));
