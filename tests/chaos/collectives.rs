@@ -8,6 +8,8 @@ use crate::verdict;
 use crate::wire::{Command, Place, Point, Run, Trap};
 
 const STEPS: u32 = 6;
+/// Where a time decides when the rank is lost: so many that the run outlasts a pause that the machine draws out.
+const MANY_STEPS: u32 = 60;
 
 /// When in a collective something happens to a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +35,7 @@ struct Case {
     cluster: Cluster,
     victim: u32,
     survivors: Vec<u32>,
+    steps: u32,
     /// It waits until it is told to continue.
     held: bool,
 }
@@ -47,7 +50,8 @@ impl Case {
         let survivors = all_but(victim);
         // The address of the first message of an epoch is known.
         let step = if phase == Phase::Message { 1 } else { 1 + choices.below(3) as u32 };
-        let run = Run::new(1, 1, STEPS);
+        let steps = if phase == Phase::Moving { MANY_STEPS } else { STEPS };
+        let run = Run::new(1, 1, steps);
         cluster.tell_run(&survivors, &run);
         let mut held = false;
         match phase {
@@ -73,7 +77,7 @@ impl Case {
                 if stop { worker.stopped() } else { worker.died() }
             }
         }
-        Self { choices, cluster, victim, survivors, held }
+        Self { choices, cluster, victim, survivors, steps, held }
     }
 
     fn let_go(&mut self) {
@@ -109,12 +113,12 @@ pub(crate) fn stopped_in_a_collective(seed: u64) {
 
 /// A stop that the machine has prolonged to a deadline, according to its noise, does not count as short.
 fn forgiven(case: Case, stopped: Duration) {
-    let Case { mut cluster, victim, survivors, .. } = case;
+    let Case { mut cluster, victim, survivors, steps, .. } = case;
     let others = cluster.hear_ran(&survivors);
     let ran = cluster.worker(victim).ran();
     if stopped + 3 * verdict::noise(&others) < deadline() {
-        verdict::complete(&others, STEPS);
-        verdict::complete(&[(victim, ran)], STEPS);
+        verdict::complete(&others, steps);
+        verdict::complete(&[(victim, ran)], steps);
         cluster.go_on(&everyone(), 2);
     } else {
         eprintln!("chaos: the machine drew a stop out to {stopped:?}");
