@@ -69,6 +69,10 @@ static void sum(uint32_t rank, void *context) {
 }
 
 int main(void) {
+    if (path_of_test() == EPW_PATH_QUEUE) {
+        printf("NOT CHECKED: unreadable, because ranks behind queues do not read each other's memory\n");
+        return 77;
+    }
     if (!forbid_reading()) {
         printf("NOT CHECKED: unreadable, because this process cannot install a filter\n");
         return 77;
@@ -81,8 +85,7 @@ int main(void) {
     activate_comms(&c, 1);
     on_all(RANKS, sum, &(sums){&c, false});
     on_all(RANKS, sum, &(sums){&c, true});
-    int expected = path_of_test() == EPW_PATH_QUEUE ? 0 : 1; /* behind queues nobody tries */
-    CHECK_MSG(h.of[0][1] == expected && h.of[1][0] == expected, "%d and %d lines", h.of[0][1], h.of[1][0]);
+    CHECK_MSG(h.of[0][1] == 1 && h.of[1][0] == 1, "%d and %d lines", h.of[0][1], h.of[1][0]);
     CHECK_OK(epw_log_set(NULL, NULL, NULL));
     close_comms(&c);
     return check_result("unreadable");
