@@ -70,7 +70,7 @@ impl Awaited {
         self.raw.ready
     }
 
-    /// See [`Watched::tend`]. If it is not over, it is awaited anew.
+    /// See [`Watched::tend`]. If it is not over, it is awaited again.
     pub(crate) fn tend(&mut self) -> bool {
         self.raw.since = 0;
         self.owner.tend(self.raw.of)

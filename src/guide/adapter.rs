@@ -26,7 +26,7 @@
 //!
 //! A column counts how many of the fields that epwire sets have the same value at the same place in that witness, for
 //! the same request. The last column lists the fields that no witness confirms. A field that is 0 in both is not
-//! counted. `tests/guide.rs` compares the rows with the findings, which CI computes anew.
+//! counted. `tests/guide.rs` compares the rows with the findings, which CI computes again.
 //!
 //! | what | `mlx5dv.h` | in software | rdma-core | UCX | DPDK | by none |
 //! |---|---|---|---|---|---|---|

@@ -30,7 +30,7 @@ pub struct PrefillBuffer {
 /// What the clones share.
 #[derive(Debug)]
 pub(crate) struct Inner {
-    /// Declared before `ffi`: the threads must end before the last owner of the C buffer is dropped.
+    /// Before `ffi`: the progress thread leaves the buffer before its last owner drops it.
     pub(crate) waits: Waits,
     pub(crate) ffi: Arc<ffi::Prefill>,
     pub(crate) rank: u32,
