@@ -1,7 +1,7 @@
 // Operations by rings on memory that is aligned to 16 bytes. They use the same rings, pieces and counts as large.cuh, so a peer
-// may run that instead. Here bytes pass through shared memory in bulk copies. One thread issues the copies of a team, several
-// chunks at a time, so that neither the link nor this GPU's memory idles between rounds. For a reduction one thread loads the
-// chunks of all sources, eight warps fold them, and the same thread stores the result to its destinations.
+// may run that instead. Here bytes that are only moved pass through shared memory in bulk copies. One thread issues the copies of
+// a team, several chunks at a time, so that neither the link nor this GPU's memory idles between rounds. All other warps fold:
+// they load the pieces of all ranks and store the result to its destinations themselves.
 //
 // A piece is due once its chunks are through, and a separate warp then tells the peers: a thread that releases what it has
 // written waits until all its writes in flight have landed, and the threads that keep bytes moving must not wait for that. Before
@@ -15,16 +15,14 @@
 namespace epw {
 
 constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
-constexpr uint32_t kSender = 0, kTaker = 32, kBringer = 64, kFirstTeller = 96; // one warp each, of which a single thread works,
-                                                                               // except the tellers' warp
-constexpr uint32_t kFolders = 256, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
-constexpr uint32_t kChunkBytes = 8192;                  // chunks that are only moved
-constexpr uint32_t kStages = 8, kLoadsAhead = 3;        // chunks in shared memory; loads issued before the first chunk is stored
-constexpr uint32_t kStoresAhead = 4;                    // stores in flight before the oldest is awaited
-constexpr uint32_t kFoldStages = 5, kFoldBytes = 16384; // bytes of one stage, for all sources
-constexpr uint32_t kFoldLoadsAhead = 3, kFoldStoresAhead = 1;
+constexpr uint32_t kSender = 0, kTaker = 32, kKeeper = 64, kFirstTeller = 96; // one warp each, of which a single thread works,
+                                                                              // except the tellers' warp
+constexpr uint32_t kFolders = 384, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
+constexpr uint32_t kMovers = 3;
+constexpr uint32_t kChunkBytes = 8192;           // of the chunks that are moved
+constexpr uint32_t kStages = 8, kLoadsAhead = 3; // chunks in shared memory; loads issued before the first chunk is stored
+constexpr uint32_t kStoresAhead = 4;             // stores in flight before the oldest is awaited
 static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
-static_assert(kFoldLoadsAhead + kFoldStoresAhead < kFoldStages, "the same");
 
 // What a peer is told: how many pieces of a ring are written for it, and how many of its pieces are taken.
 enum Due : uint32_t { kWritten = 0, kTaken = kRings, kDues = 2 * kRings };
@@ -40,29 +38,29 @@ struct Chunk {
 constexpr uint32_t kNobody = ~0u;
 
 struct BulkMemory {
-    unsigned char moved[2][kStages][kChunkBytes];
-    unsigned char folded[kFoldStages][kFoldBytes];
+    unsigned char moved[kMovers][kStages][kChunkBytes];
+};
+
+// Where each rank's bytes of a piece are that is folded, and where its copy of the result goes. Written by the thread that waits
+// for that rank, read by the team of the fold, between two of its barriers.
+struct FoldPlaces {
+    const unsigned char *from[kBulkRanks]; // nullptr: not part of the result
+    unsigned char *to[kBulkRanks];         // nullptr: gets no copy
 };
 
 // Shared memory besides BulkMemory, with which threads signal each other.
 struct BulkTeams {
-    uint64_t moved[3][kStages];                       // barriers: a chunk is loaded
-    uint64_t brought[kFoldStages], done[kFoldStages]; // barriers of a stage of the fold: the chunks of all sources are loaded;
-                                                      // the stage is folded
-    Chunk chunks[3][kStages];
-    uint32_t bytes[kFoldStages], sources[kFoldStages]; // of a stage of the fold; 0 bytes: the previous stage was the last
+    uint64_t moved[kMovers][kStages]; // barriers: a chunk is loaded
+    Chunk chunks[kMovers][kStages];
+    FoldPlaces places;
     uint64_t due[kDues][kBulkRanks];
-    uint32_t movers; // threads that may still make something due
+    uint32_t movers; // threads and teams that may still make something due
 };
 
 __device__ __forceinline__ void init_bulk(BulkTeams &t) {
     if (threadIdx.x != 0) return;
-    t.movers = 3;
-    for (uint32_t i = 0; i < 3 * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
-    for (uint32_t i = 0; i < kFoldStages; i++) {
-        ptx::barrier_init(&t.brought[i], 1);
-        ptx::barrier_init(&t.done[i], kFolders / 32);
-    }
+    t.movers = 3; // the sender, the taker, and the keeper or the team of the fold
+    for (uint32_t i = 0; i < kMovers * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
     ptx::fence_barrier_init();
 }
 
@@ -115,7 +113,7 @@ __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
     }
 }
 
-// Bounded: the loads have been issued, or the folding threads have their data.
+// Bounded: the loads have been issued.
 __device__ __forceinline__ void await_barrier(uint64_t *barrier, uint32_t parity) {
     while (!ptx::barrier_try_wait(barrier, parity)) {
     }
@@ -138,46 +136,15 @@ template <typename Come> __device__ __forceinline__ bool comes_soon(const Come &
     return false;
 }
 
-// The order of a pipe's chunks: they are begun, stored and ended one after the other. Of `Of`, store_next() issues the stores of
-// the next chunk, and end_until(count) ends chunks whose stores are through, until `count` have ended.
-template <typename Of, uint32_t kLoads, uint32_t kStores> struct PipeOrder {
-    uint32_t begun = 0, stored = 0, ended = 0; // chunks
-
-    __device__ __forceinline__ Of &of() { return static_cast<Of &>(*this); }
-    // Stores the next chunk. At most kStores stores are in flight then, which leaves stages for kLoads loads.
-    __device__ __forceinline__ void pass_next() {
-        of().store_next();
-        if (stored - ended <= kStores) return;
-        ptx::bulk_wait<kStores>();
-        of().end_until(stored - kStores);
-    }
-    // Issues the stores of all chunks begun. Chunks that only needed to be read are then finished.
-    __device__ __forceinline__ void flush() {
-        while (stored < begun) pass_next();
-    }
-    // Completes all chunks begun.
-    __device__ __forceinline__ void drain() {
-        flush();
-        ptx::bulk_wait_all();
-        of().end_until(stored);
-    }
-    // Returns the number of a chunk, which the caller loads. What was in its stage before has been stored.
-    __device__ __forceinline__ uint32_t begin() {
-        while (begun - stored >= kLoads) pass_next();
-        return begun++;
-    }
-};
-
-// Moves chunks in order. `Tell` makes the count of a chunk due: when the chunk is stored or, with kWhenRead, when it has been
-// read from this rank's window.
-template <bool kWhenRead, typename Tell> struct Pipe : PipeOrder<Pipe<kWhenRead, Tell>, kLoadsAhead, kStoresAhead> {
-    using Order = PipeOrder<Pipe<kWhenRead, Tell>, kLoadsAhead, kStoresAhead>;
-    using Order::stored, Order::ended, Order::begin;
+// Moves chunks in order: they are begun, stored and ended one after the other. `Tell` makes the count of a chunk due: when the
+// chunk is stored or, with kWhenRead, when it has been read from this rank's window.
+template <bool kWhenRead, typename Tell> struct Pipe {
     unsigned char (*memory)[kChunkBytes];
     uint64_t *loaded;
     Chunk *chunks;
     const Tell &tell;
-    uint32_t parities = 0; // of the stages' barriers, one bit each
+    uint32_t begun = 0, stored = 0, ended = 0; // chunks
+    uint32_t parities = 0;                     // of the stages' barriers, one bit each
 
     __device__ __forceinline__ Pipe(unsigned char (*memory)[kChunkBytes], BulkTeams &t, uint32_t team, const Tell &tell)
         : memory(memory), loaded(t.moved[team]), chunks(t.chunks[team]), tell(tell) {}
@@ -185,6 +152,7 @@ template <bool kWhenRead, typename Tell> struct Pipe : PipeOrder<Pipe<kWhenRead,
     __device__ __forceinline__ void say(const Chunk &chunk) const {
         if (chunk.peer != kNobody) tell(chunk.peer, chunk.count);
     }
+    // Issues the store of the next chunk.
     __device__ __forceinline__ void store_next() {
         const uint32_t s = stored++ % kStages;
         const Chunk &chunk = chunks[s];
@@ -196,15 +164,34 @@ template <bool kWhenRead, typename Tell> struct Pipe : PipeOrder<Pipe<kWhenRead,
         ptx::bulk_commit();
         if (kWhenRead) say(chunk);
     }
+    // Ends chunks, whose stores are through, until `count` have ended.
     __device__ __forceinline__ void end_until(uint32_t count) {
         for (; ended < count; ended++) {
             if (!kWhenRead) say(chunks[ended % kStages]);
         }
     }
-    // Adds a chunk of up to kChunkBytes.
+    // Stores the next chunk. At most kStoresAhead stores are in flight then, which leaves stages for kLoadsAhead loads.
+    __device__ __forceinline__ void pass_next() {
+        store_next();
+        if (stored - ended <= kStoresAhead) return;
+        ptx::bulk_wait<kStoresAhead>();
+        end_until(stored - kStoresAhead);
+    }
+    // Issues the stores of all chunks begun. Chunks that only needed to be read are then finished.
+    __device__ __forceinline__ void flush() {
+        while (stored < begun) pass_next();
+    }
+    // Completes all chunks begun.
+    __device__ __forceinline__ void drain() {
+        flush();
+        ptx::bulk_wait_all();
+        end_until(stored);
+    }
+    // Adds a chunk of up to kChunkBytes. What was in its stage before has been stored.
     __device__ __forceinline__ void add(unsigned char *to, const unsigned char *from, uint32_t bytes, uint32_t peer,
                                         uint64_t count) {
-        const uint32_t s = begin() % kStages, whole = bytes / 16 * 16;
+        while (begun - stored >= kLoadsAhead) pass_next();
+        const uint32_t s = begun++ % kStages, whole = bytes / 16 * 16;
         chunks[s] = {to, count, whole, peer};
         if (whole != 0) {
             ptx::barrier_expect(&loaded[s], whole);
@@ -272,13 +259,11 @@ __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory
     pipe.drain();
 }
 
-// Copies what this rank gives itself, for operations that only move bytes. Nothing is folded then, so the memory of the fold is
-// free.
+// Copies what this rank gives itself, for operations that only move bytes.
 __device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMemory &m, BulkTeams &t) {
-    static_assert(sizeof m.folded >= kStages * kChunkBytes, "the stages of a pipe");
     const Folding own = given_to_itself(c);
     auto tell = [](uint32_t, uint64_t) {};
-    Pipe<true, decltype(tell)> pipe(reinterpret_cast<unsigned char(*)[kChunkBytes]>(m.folded), t, 2, tell);
+    Pipe<true, decltype(tell)> pipe(m.moved[2], t, 2, tell);
 #pragma unroll 1
     for (uint64_t j = blockIdx.x;; j += gridDim.x) {
         const uint32_t bytes = piece_bytes(c, own.bytes, j);
@@ -290,185 +275,134 @@ __device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMem
 
 // ---- folding ----
 
-// A chunk of all sources in the pipeline of the fold.
-struct FoldChunk {
-    uint64_t offset; // offset in the data folded here
-    uint32_t piece;  // its piece's number among those that this block folds in this operation
-    uint32_t within; // offset within the piece
-    uint32_t last;   // 1: the last chunk of the piece
-};
-
-// Loads chunks for the folding warps, and stores their results. Run by one thread. The ring counters advance when the last chunk
-// of a piece is loaded; what is due is counted by pieces, because chunks of several pieces are in flight.
-struct FoldPipe : PipeOrder<FoldPipe, kFoldLoadsAhead, kFoldStoresAhead> {
-    Collective &c;
-    Rings &r;
-    BulkMemory &m;
-    BulkTeams &t;
-    const Folding f;
-    const bool spreads;
-    const uint32_t chunk; // bytes, of each source
-    uint32_t pieces = 0;  // pieces whose chunks have all been loaded
-    FoldChunk chunks[kFoldStages];
-
-    __device__ __forceinline__ unsigned char *at_stage(uint32_t s, uint32_t source) { return m.folded[s] + source * chunk; }
-    // The number of a chunk's piece in a ring, whose counter was `now` after the last piece was loaded.
-    __device__ __forceinline__ uint64_t number_of(const FoldChunk &chunk, uint64_t now) const {
-        return now - (pieces - chunk.piece);
-    }
-
-    // Stores the oldest chunk's result to its destinations, including the tail that is no multiple of 16 bytes.
-    __device__ __forceinline__ void store_next() {
-        const uint32_t s = stored % kFoldStages, bytes = t.bytes[s], whole = bytes / 16 * 16;
-        await_barrier(&t.done[s], stored / kFoldStages & 1);
-        stored++;
-        const FoldChunk &now = chunks[s];
-        const unsigned char *result = at_stage(s, c.rank);
-        unsigned char *out = f.out + now.offset;
-        if (whole != 0) ptx::bulk_store(out, result, whole);
-        copy_tail(out + whole, result + whole, bytes - whole);
-#pragma unroll 1
-        for (uint32_t d = 1; d < c.ranks; d++) {
-            const uint32_t peer = peer_after(c, d);
-            if (!takes_part(c, peer)) continue;
-            // All chunks of the piece have been read, since they were folded.
-            if (now.last) make_due(t, kTaken + kRaw, peer, number_of(now, r.read[kRaw][peer]) + 1);
-            if (!spreads) continue;
-            const uint64_t number = number_of(now, r.written[kWhole][peer]);
-            unsigned char *to = epw::at(c, peer, slot_of(c, kWhole, c.rank, number) + now.within);
-            if (whole != 0) ptx::bulk_store(to, result, whole);
-            copy_tail(to + whole, result + whole, bytes - whole);
-            if (now.last) put_note(c, peer, number);
-        }
-        ptx::bulk_commit();
-    }
-    // Makes stored results due.
-    __device__ __forceinline__ void end_until(uint32_t count) {
-        for (; ended < count; ended++) {
-            const FoldChunk &now = chunks[ended % kFoldStages];
-            if (!now.last || !spreads) continue;
-#pragma unroll 1
-            for (uint32_t d = 1; d < c.ranks; d++) {
-                const uint32_t peer = peer_after(c, d);
-                if (takes_part(c, peer)) make_due(t, kWritten + kWhole, peer, number_of(now, r.written[kWhole][peer]) + 1);
-            }
-        }
-    }
-    __device__ __forceinline__ void await_all() {
-#pragma unroll 1
-        for (uint32_t peer = 0; peer < c.ranks && !c.stopped; peer++) {
-            if (peer == c.rank || !takes_part(c, peer)) continue;
-            if (!has_piece(c, r, kRaw, peer)) {
-                flush();
-                if (!comes_soon([&] { return has_piece(c, r, kRaw, peer); })) drain();
-                await_piece(c, r, kRaw, peer);
-            }
-            if (!spreads || !takes_part(c, peer) || c.stopped || has_room(c, r, kWhole, peer)) continue;
-            flush();
-            if (!comes_soon([&] { return has_room(c, r, kWhole, peer); })) drain();
-            await_room(c, r, kWhole, peer);
-        }
-    }
-    // Loads a chunk of the piece at `offset`, of all sources, from byte `within` on.
-    __device__ __forceinline__ void bring(uint64_t offset, uint32_t within, uint32_t bytes, bool last) {
-        const uint32_t s = begin() % kFoldStages, whole = bytes / 16 * 16;
-        chunks[s] = {offset + within, pieces, within, last};
-        uint32_t sources = 0;
-#pragma unroll 1
-        for (uint32_t source = 0; source < c.ranks; source++) {
-            if (takes_part(c, source)) sources |= 1u << source;
-        }
-        t.bytes[s] = bytes;
-        t.sources[s] = sources;
-        auto from = [&](uint32_t source) {
-            return source == c.rank ? f.own + offset + within : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + within;
-        };
-        // Reader: the folding warps, which wait for the barrier at which this thread arrives below.
-#pragma unroll 1
-        for (uint32_t source = 0; source < c.ranks; source++) {
-            if (sources >> source & 1) copy_tail(at_stage(s, source) + whole, from(source) + whole, bytes - whole);
-        }
-        ptx::barrier_expect(&t.brought[s], __popc(sources) * whole);
-        ptx::fence_global_before_bulk();
-#pragma unroll 1
-        for (uint32_t source = 0; source < c.ranks; source++) {
-            if (whole != 0 && sources >> source & 1) ptx::bulk_load(at_stage(s, source), from(source), whole, &t.brought[s]);
-        }
-        if (!last) return;
-        pieces++;
-#pragma unroll 1
-        for (uint32_t peer = 0; peer < c.ranks; peer++) {
-            if (peer == c.rank || !takes_part(c, peer)) continue;
-            r.read[kRaw][peer]++;
-            if (spreads) r.written[kWhole][peer]++;
-        }
-    }
-    __device__ __forceinline__ void end() {
-        drain();
-        const uint32_t s = begun % kFoldStages;
-        t.bytes[s] = 0;
-        ptx::barrier_expect(&t.brought[s], 0);
-    }
-};
-
-// Bytes of one source's share of a stage: whole cells.
-__device__ __forceinline__ uint32_t fold_chunk(const Collective &c) {
-    uint32_t shares = 2;
-    while (shares < c.ranks) shares *= 2;
-    return kFoldBytes / shares;
+// Finds the places of the next piece, once it has arrived from this thread's rank and has room there.
+__device__ __forceinline__ void find_places(Collective &c, const Rings &r, FoldPlaces &p, const unsigned char *own, uint32_t rank,
+                                            bool spreads) {
+    p.from[rank] = rank == c.rank ? own : nullptr;
+    p.to[rank] = nullptr;
+    if (rank == c.rank || !takes_part(c, rank)) return;
+    await_piece(c, r, kRaw, rank);
+    if (spreads && takes_part(c, rank)) await_room(c, r, kWhole, rank);
+    if (!takes_part(c, rank)) return;
+    p.from[rank] = c.own + slot_of(c, kRaw, rank, r.read[kRaw][rank]);
+    if (spreads) p.to[rank] = at(c, rank, slot_of(c, kWhole, c.rank, r.written[kWhole][rank]));
 }
 
-__device__ __forceinline__ void bring_to_fold(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
-    FoldPipe pipe = {{}, c, r, m, t, folded_here(c), is_shared_out(c), fold_chunk(c)};
+// Folds up to kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. The cells of a rank are loaded while those of
+// the rank before are folded.
+template <typename T, uint32_t kCells>
+__device__ __forceinline__ void fold_placed(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t step, uint32_t ranks,
+                                            uint32_t op, uint32_t members) {
+    auto next_of = [&](uint32_t rank) {
+        while (rank < ranks && p.from[rank] == nullptr) rank++;
+        return rank;
+    };
+    auto load = [&](uint4(&v)[kCells], uint32_t rank) {
+        const unsigned char *from = p.from[rank] + first;
+#pragma unroll
+        for (uint32_t k = 0; k < kCells; k++) v[k] = ptx::load_relaxed_gpu_once(from + k * step);
+    };
+    Word<T> low[kCells], high[kCells];
+    uint4 now[kCells], next[kCells];
+    auto each = [&](auto &&change) {
+#pragma unroll
+        for (uint32_t k = 0; k < kCells; k++) {
+            change(low[k], uint64_t(now[k].y) << 32 | now[k].x);
+            change(high[k], uint64_t(now[k].w) << 32 | now[k].z);
+        }
+    };
+    uint32_t rank = next_of(0), following = next_of(rank + 1);
+    load(now, rank);
+    if (following < ranks) load(next, following);
+    each([](Word<T> &sum, uint64_t word) { sum.begin(word); });
+#pragma unroll 1
+    for (rank = following; rank < ranks; rank = following) {
+#pragma unroll
+        for (uint32_t k = 0; k < kCells; k++) now[k] = next[k];
+        following = next_of(rank + 1);
+        if (following < ranks) load(next, following);
+        each([&](Word<T> &sum, uint64_t word) { sum.fold(word, op); });
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < kCells; k++) {
+        const uint64_t l = low[k].end(op, members), h = high[k].end(op, members);
+        now[k] = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
+        ptx::store(out + first + k * step, now[k]);
+    }
+#pragma unroll 1
+    for (rank = 0; rank < ranks; rank++) {
+        unsigned char *to = p.to[rank];
+        if (to == nullptr) continue;
+#pragma unroll
+        for (uint32_t k = 0; k < kCells; k++) ptx::store(to + first + k * step, now[k]);
+    }
+}
+
+// Folds the last bytes of a message, fewer than 16. Called by one thread.
+template <typename T>
+__device__ __noinline__ void fold_tail(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t bytes, uint32_t ranks,
+                                       uint32_t op, uint32_t members) {
+    Word<T> low, high;
+    bool begun = false;
+#pragma unroll 1
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        if (p.from[rank] == nullptr) continue;
+        const uint4 v = read_slowly<uint4>(p.from[rank] + first, bytes);
+        const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
+        if (begun) {
+            low.fold(l, op);
+            high.fold(h, op);
+        } else {
+            low.begin(l);
+            high.begin(h);
+        }
+        begun = true;
+    }
+    const uint64_t l = low.end(op, members), h = high.end(op, members);
+    const uint4 sum = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
+    write_slowly<uint4>(out + first, sum, bytes);
+#pragma unroll 1
+    for (uint32_t rank = 0; rank < ranks; rank++) {
+        if (p.to[rank] != nullptr) write_slowly<uint4>(p.to[rank] + first, sum, bytes);
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ void fold_placed_piece(const Collective &c, const FoldPlaces &p, unsigned char *out, uint32_t bytes,
+                                                  Team team) {
+    constexpr uint32_t kCells = AtOnce<T>::kCells;
+    const uint32_t ranks = c.ranks, op = c.args->op, members = c.members, whole = bytes / 16 * 16, step = 16 * team.threads;
+    uint32_t at = 16 * team.thread();
+#pragma unroll 1
+    for (; at + (kCells - 1) * step < whole; at += kCells * step) fold_placed<T, kCells>(p, out, at, step, ranks, op, members);
+#pragma unroll 1
+    for (; at < whole; at += step) fold_placed<T, 1>(p, out, at, step, ranks, op, members);
+    if (whole < bytes && team.thread() == 0) fold_tail<T>(p, out, whole, bytes - whole, ranks, op, members);
+}
+
+// Folds the pieces that arrive from all members, with the threads of the team.
+template <typename T>
+__device__ __forceinline__ void fold_by_team(Collective &c, Rings &r, BulkTeams &t, Team team, bool spreads) {
+    const Folding f = folded_here(c);
+    const uint32_t rank = team.thread();
 #pragma unroll 1
     for (uint64_t j = blockIdx.x;; j += gridDim.x) {
-        const uint32_t bytes = piece_bytes(c, pipe.f.bytes, j);
-        if (bytes == 0) break;
-        pipe.await_all();
-        if (c.stopped) break;
-#pragma unroll 1
-        for (uint32_t at = 0; at < bytes; at += pipe.chunk) {
-            const uint32_t part = min(pipe.chunk, bytes - at);
-            pipe.bring(j * c.args->pieces, at, part, at + part == bytes);
-        }
-    }
-    pipe.end();
-}
-
-template <typename T> __device__ __forceinline__ void fold_brought(const Collective &c, BulkMemory &m, BulkTeams &t) {
-    const uint32_t chunk = fold_chunk(c);
-#pragma unroll 1
-    for (uint32_t n = 0;; n++) {
-        const uint32_t s = n % kFoldStages;
-        await_barrier(&t.brought[s], n / kFoldStages & 1);
-        const uint32_t bytes = t.bytes[s], sources = t.sources[s];
+        const uint64_t offset = j * c.args->pieces;
+        const uint32_t bytes = piece_bytes(c, f.bytes, j);
         if (bytes == 0) return;
-#pragma unroll 1
-        for (uint32_t at = 16 * (threadIdx.x - kFirstFolder); at < bytes && c.members > 1; at += 16 * kFolders) {
-            Word<T> low, high;
-            bool begun = false;
-#pragma unroll 1
-            for (uint32_t left = sources; left != 0; left &= left - 1) {
-                const uint32_t source = __ffs(left) - 1;
-                const uint4 v = *reinterpret_cast<const uint4 *>(m.folded[s] + source * chunk + at);
-                const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
-                if (begun) {
-                    low.fold(l, c.args->op);
-                    high.fold(h, c.args->op);
-                } else {
-                    low.begin(l);
-                    high.begin(h);
-                }
-                begun = true;
-            }
-            const uint64_t l = low.end(c.args->op, c.members), h = high.end(c.args->op, c.members);
-            *reinterpret_cast<uint4 *>(m.folded[s] + c.rank * chunk + at) = {uint32_t(l), uint32_t(l >> 32), uint32_t(h),
-                                                                             uint32_t(h >> 32)};
+        if (rank < c.ranks) find_places(c, r, t.places, f.own + offset, rank, spreads);
+        if (team.meet_any(c.stopped)) return;
+        if (c.members > 1) {
+            fold_placed_piece<T>(c, t.places, f.out + offset, bytes, team);
+        } else if (f.out != f.own) {
+            copy(f.out + offset, f.own + offset, bytes, team.thread(), team.threads);
         }
-        // Reader: the thread that waits for the barrier, and its bulk stores.
-        ptx::fence_shared_before_bulk();
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&t.done[s]);
+        team.meet();
+        if (rank >= c.ranks || rank == c.rank || !takes_part(c, rank)) continue;
+        make_due(t, kTaken + kRaw, rank, ++r.read[kRaw][rank]);
+        if (!spreads) continue;
+        put_note(c, rank, r.written[kWhole][rank]);
+        make_due(t, kWritten + kWhole, rank, ++r.written[kWhole][rank]);
     }
 }
 
@@ -489,17 +423,16 @@ template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Ri
     } else if (threadIdx.x == kTaker) {
         if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
         end_mover(t);
-    } else if (threadIdx.x == kBringer) {
-        if (kFolds) {
-            bring_to_fold(c, r, m, t);
-        } else {
-            give_itself_by_bulk(c, m, t);
-        }
+    } else if (!kFolds && threadIdx.x == kKeeper) {
+        give_itself_by_bulk(c, m, t);
         end_mover(t);
     } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kFirstFolder) {
         tell_what_is_due(c, t);
     } else if (kFolds && threadIdx.x >= kFirstFolder) {
-        if constexpr (kFolds) fold_brought<T>(c, m, t);
+        const Team team = {1, kFirstFolder, kFolders};
+        if constexpr (kFolds) fold_by_team<T>(c, r, t, team, spreads);
+        team.meet();
+        if (team.thread() == 0) end_mover(t);
     }
     store_progress(c, r);
     await_calls(c);

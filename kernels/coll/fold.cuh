@@ -43,6 +43,12 @@ template <> __device__ __forceinline__ Bf16Bits narrow<Bf16Bits>(float x) {
     return {x != x ? uint16_t(0x7fc0) : uint16_t(ptx::round_to_bf16(x, 0.0f))};
 }
 
+// Two numbers, not NaN, rounded to 16 bits each.
+template <typename T> constexpr bool is_16_bit_float = std::is_same_v<T, F16Bits> || std::is_same_v<T, Bf16Bits>;
+template <typename T> __device__ __forceinline__ uint32_t round_pair(float low, float high) {
+    return std::is_same_v<T, F16Bits> ? ptx::round_to_f16(low, high) : ptx::round_to_bf16(low, high);
+}
+
 template <typename A> __device__ __forceinline__ A add(A a, A b) {
     return a + b; // integers are wide enough
 }
@@ -114,13 +120,21 @@ template <typename T> struct Word {
         }
     }
 
-    __device__ __forceinline__ uint64_t end(uint32_t op, uint32_t members) const {
+    __device__ __forceinline__ uint64_t end(uint32_t op, uint32_t members) {
+        if (op == EPW_AVERAGE) {
+#pragma unroll
+            for (uint32_t i = 0; i < kCount; i++) a[i] = a[i] / A(members);
+        }
+        if constexpr (is_16_bit_float<T>) {
+            bool is_number = true;
+#pragma unroll
+            for (uint32_t i = 0; i < kCount; i++) is_number = is_number && a[i] == a[i];
+            if (is_number) return uint64_t(round_pair<T>(a[2], a[3])) << 32 | round_pair<T>(a[0], a[1]);
+        }
         uint64_t word = 0;
 #pragma unroll
         for (uint32_t i = 0; i < kCount; i++) {
-            A x = a[i];
-            if (op == EPW_AVERAGE) x = x / A(members);
-            const T t = narrow<T>(x);
+            const T t = narrow<T>(a[i]);
             uint64_t bits = 0;
             __builtin_memcpy(&bits, &t, sizeof t);
             word |= bits << (8 * sizeof(T) * i);

@@ -92,12 +92,14 @@ static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
  * number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     uint64_t bytes = args->bytes;
-    if (bytes <= w->packet_bytes) {
+    uint64_t most = getenv("T_PACKETS") ? strtoull(getenv("T_PACKETS"), NULL, 0) : w->packet_bytes;
+    if (bytes <= most) {
         uint64_t blocks = parts(bytes, 8 * THREADS);
         return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
     }
     uint64_t flow = args->kind == EPW_ALL_REDUCE ? parts(bytes, w->ranks) : bytes;
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
+    if (getenv("T_SPLIT")) piece = epw_align(parts(flow, w->blocks * strtoull(getenv("T_SPLIT"), NULL, 0)), 16);
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
