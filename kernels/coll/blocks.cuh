@@ -30,7 +30,7 @@ __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blo
             continue;
         if (given.data == takes && taken.data == gives) continue;
         const bool differs = given.data != takes;
-        const uint64_t its[2] = {c.args->call[0], differs ? given.data : taken.data};
+        const uint64_t its[2] = {c.args.call[0], differs ? given.data : taken.data};
         const uint64_t own[2] = {its[0], differs ? takes : gives};
         stop_for(c, peer, its, own);
     }
@@ -124,14 +124,14 @@ template <typename T> __device__ __forceinline__ void fold_word(Collective &c, c
             word = packet.data;
         }
         if (begun) {
-            sum.fold(word, c.args->op);
+            sum.fold(word, c.args.op);
         } else {
             sum.begin(word);
         }
         begun = true;
     }
     if (!begun) return;
-    write_rows(rows_from(b, c.rank), 8 * i, c.members == 1 ? word : sum.end(c.args->op, c.members));
+    write_rows(rows_from(b, c.rank), 8 * i, c.members == 1 ? word : sum.end(c.args.op, c.members));
 }
 
 template <typename T> __device__ __forceinline__ void run_small_blocks(Collective &c, const epw_coll_blocks_args &b) {
@@ -177,7 +177,7 @@ __device__ __forceinline__ uint32_t piece_from(const Collective &c, const epw_co
 }
 
 __device__ __forceinline__ void send_blocks(Collective &c, Rings &r, const epw_coll_blocks_args &b, Team team, Ring ring) {
-    const uint64_t size = c.args->pieces;
+    const uint64_t size = c.args.pieces;
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j * size < b.give_bytes; j += gridDim.x) {
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
@@ -202,7 +202,7 @@ __device__ __forceinline__ void send_blocks(Collective &c, Rings &r, const epw_c
 }
 
 __device__ __forceinline__ void take_blocks(Collective &c, Rings &r, const epw_coll_blocks_args &b, Team team) {
-    const uint64_t size = c.args->pieces;
+    const uint64_t size = c.args.pieces;
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j * size < b.take_bytes; j += gridDim.x) {
         for (uint32_t source = team.thread(); source < c.ranks; source += team.threads) {
@@ -241,8 +241,8 @@ __device__ __forceinline__ void fold_cell(const Collective &c, const Rings &r, c
                 : *reinterpret_cast<const uint4 *>(c.own + slot_of(c, kRaw, source, r.read[kRaw][source]) + in_piece);
         const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
         if (begun) {
-            low.fold(l, c.args->op);
-            high.fold(h, c.args->op);
+            low.fold(l, c.args.op);
+            high.fold(h, c.args.op);
         } else {
             low.begin(l);
             high.begin(h);
@@ -251,7 +251,7 @@ __device__ __forceinline__ void fold_cell(const Collective &c, const Rings &r, c
     }
     if (!begun) return;
     if (c.members > 1) {
-        const uint64_t l = low.end(c.args->op, c.members), h = high.end(c.args->op, c.members);
+        const uint64_t l = low.end(c.args.op, c.members), h = high.end(c.args.op, c.members);
         v = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
     }
     write_rows(out, offset, v);
@@ -260,7 +260,7 @@ __device__ __forceinline__ void fold_cell(const Collective &c, const Rings &r, c
 template <typename T>
 __device__ __forceinline__ void fold_blocks(Collective &c, Rings &r, const epw_coll_blocks_args &b, Team team) {
     const Rows own = rows_to(b, c.rank), out = rows_from(b, c.rank);
-    const uint64_t size = c.args->pieces;
+    const uint64_t size = c.args.pieces;
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j * size < out.bytes; j += gridDim.x) {
         const uint32_t bytes = piece_of_rows(c, out, j);
@@ -279,7 +279,7 @@ __device__ __forceinline__ void fold_blocks(Collective &c, Rings &r, const epw_c
 template <typename T> __device__ __forceinline__ void run_blocks(Collective &c, Rings &r, const epw_coll_blocks_args &b) {
     constexpr uint32_t kHalf = kCollThreads / 2;
     tell_call(c);
-    if (c.args->pieces == 0) {
+    if (c.args.pieces == 0) {
         run_small_blocks<T>(c, b);
         await_calls(c);
         return;

@@ -15,18 +15,19 @@
 namespace epw {
 
 constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
-constexpr uint32_t kSender = 0, kTaker = 32, kKeeper = 64, kFirstTeller = 96; // one warp each, of which a single thread works,
-                                                                              // except the tellers' warp
-constexpr uint32_t kFolders = 384, kFirstFolder = 128, kBulkThreads = kFirstFolder + kFolders;
+// The warps of a block: one thread of the first sends, and one of the second takes; two warps tell. The others fold, or, where
+// nothing is folded, one of their threads copies what this rank gives itself.
+constexpr uint32_t kSender = 0, kTaker = 32, kFirstTeller = 64, kFirstFolder = 128, kKeeper = kFirstFolder;
+constexpr uint32_t kFolders = 512, kBulkThreads = kFirstFolder + kFolders;
 constexpr uint32_t kMovers = 3;
 constexpr uint32_t kChunkBytes = 8192;           // of the chunks that are moved
 constexpr uint32_t kStages = 8, kLoadsAhead = 3; // chunks in shared memory; loads issued before the first chunk is stored
 constexpr uint32_t kStoresAhead = 4;             // stores in flight before the oldest is awaited
 static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
 
-// What a peer is told: how many pieces of a ring are written for it, and how many of its pieces are taken.
+// What a peer is told: how many pieces of a ring are written for it, and how many of its pieces are taken. A warp tells each.
 enum Due : uint32_t { kWritten = 0, kTaken = kRings, kDues = 2 * kRings };
-static_assert(kDues * kBulkRanks == 32, "one for each lane of a warp");
+static_assert(kRings * kBulkRanks <= 32, "one for each lane of a warp");
 
 // A chunk in flight, and what to do when it is through.
 struct Chunk {
@@ -44,8 +45,9 @@ struct BulkMemory {
 // Where each rank's bytes of a piece are that is folded, and where its copy of the result goes. Written by the thread that waits
 // for that rank, read by the team of the fold, between two of its barriers.
 struct FoldPlaces {
-    const unsigned char *from[kBulkRanks]; // nullptr: not part of the result
-    unsigned char *to[kBulkRanks];         // nullptr: gets no copy
+    const unsigned char *from[kBulkRanks]; // in ascending order of ranks, `sources` of them
+    unsigned char *to[kBulkRanks];         // `copies` of them
+    uint32_t sources, copies;
 };
 
 // Shared memory besides BulkMemory, with which threads signal each other.
@@ -86,29 +88,32 @@ __device__ __forceinline__ void begin_telling(const Collective &c, const Rings &
     __syncthreads();
 }
 
-// Tells peers what is due, until nothing can become due any more. Called by one warp; each lane handles one count of one peer.
+// Tells peers what is due, until nothing can become due any more. Each lane handles one count of one peer.
 __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
-    const uint32_t lane = threadIdx.x % 32, due = lane / kBulkRanks, peer = lane % kBulkRanks;
-    const auto *own = static_cast<const volatile uint64_t *>(&t.due[due][peer]);
+    const uint32_t lane = threadIdx.x % 32, peer = lane % kBulkRanks;
+    const bool tells = lane < kRings * kBulkRanks;
+    const Ring ring = Ring(tells ? lane / kBulkRanks : 0);
+    const Due first = threadIdx.x - kFirstTeller < 32 ? kWritten : kTaken;
+    const auto *own = static_cast<const volatile uint64_t *>(&t.due[first + ring][peer]);
     uint64_t told = *own;
+    uint64_t *to = nullptr;
+    if (tells && peer < c.ranks) {
+        const auto which = first == kWritten ? EPW_COLL_WRITTEN : EPW_COLL_TAKEN;
+        to = reinterpret_cast<uint64_t *>(at(c, peer, epw_coll_count(&c.args.at, ring, c.rank, blockIdx.x, which)));
+    }
 #pragma unroll 1
     for (;;) {
         const bool last = *static_cast<volatile uint32_t *>(&t.movers) == 0;
         __threadfence_block(); // orders the load of the count after that of `movers`
         const uint64_t count = *own;
-        const bool news = count != told;
+        const bool news = tells && count != told;
         if (!__any_sync(0xffffffffu, news)) {
             if (__all_sync(0xffffffffu, last)) return;
             continue;
         }
-        if (news && takes_part(c, peer)) {
-            const Ring ring = Ring(due % kRings);
-            if (due < kTaken) {
-                tell_written(c, ring, peer, count);
-            } else {
-                tell_taken(c, ring, peer, count);
-            }
-        }
+        // Writer: the threads that have made the counts due. Readers: the peers' await_room and await_piece.
+        fence_before_counts();
+        if (news && takes_part(c, peer)) put_count(to, count_word(c, count));
         told = count;
     }
 }
@@ -228,7 +233,7 @@ __device__ __forceinline__ void send_by_bulk(Collective &c, Rings &r, BulkMemory
                 if (!takes_part(c, peer)) continue;
             }
             unsigned char *to = at(c, peer, slot_of(c, ring, c.rank, r.written[ring][peer]));
-            pipe.add_piece(to, given_to(c, peer).at + j * c.args->pieces, bytes, peer, ++r.written[ring][peer]);
+            pipe.add_piece(to, given_to(c, peer).at + j * c.args.pieces, bytes, peer, ++r.written[ring][peer]);
         }
     }
     pipe.drain();
@@ -253,7 +258,7 @@ __device__ __forceinline__ void take_by_bulk(Collective &c, Rings &r, BulkMemory
             if (noted) heed_note(c, r, source);
             ptx::fence_global_before_bulk();
             const unsigned char *from = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]);
-            pipe.add_piece(taken_from(c, source).at + j * c.args->pieces, from, bytes, source, ++r.read[kWhole][source]);
+            pipe.add_piece(taken_from(c, source).at + j * c.args.pieces, from, bytes, source, ++r.read[kWhole][source]);
         }
     }
     pipe.drain();
@@ -268,116 +273,134 @@ __device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMem
     for (uint64_t j = blockIdx.x;; j += gridDim.x) {
         const uint32_t bytes = piece_bytes(c, own.bytes, j);
         if (bytes == 0) break;
-        pipe.add_piece(own.out + j * c.args->pieces, own.own + j * c.args->pieces, bytes, kNobody, 0);
+        pipe.add_piece(own.out + j * c.args.pieces, own.own + j * c.args.pieces, bytes, kNobody, 0);
     }
     pipe.drain();
 }
 
 // ---- folding ----
 
-// Finds the places of the next piece, once it has arrived from this thread's rank and has room there.
-__device__ __forceinline__ void find_places(Collective &c, const Rings &r, FoldPlaces &p, const unsigned char *own, uint32_t rank,
+// Finds the places of the next piece, once it has arrived from all members and has room there. Called by the first warp of the
+// team; lane i does this for rank i.
+__device__ __forceinline__ void find_places(Collective &c, const Rings &r, FoldPlaces &p, const unsigned char *own, uint32_t lane,
                                             bool spreads) {
-    p.from[rank] = rank == c.rank ? own : nullptr;
-    p.to[rank] = nullptr;
-    if (rank == c.rank || !takes_part(c, rank)) return;
-    await_piece(c, r, kRaw, rank);
-    if (spreads && takes_part(c, rank)) await_room(c, r, kWhole, rank);
-    if (!takes_part(c, rank)) return;
-    p.from[rank] = c.own + slot_of(c, kRaw, rank, r.read[kRaw][rank]);
-    if (spreads) p.to[rank] = at(c, rank, slot_of(c, kWhole, c.rank, r.written[kWhole][rank]));
+    const uint32_t below = (1u << lane) - 1;
+    const unsigned char *from = nullptr;
+    if (lane == c.rank) {
+        from = own;
+    } else if (lane < c.ranks && takes_part(c, lane)) {
+        await_piece(c, r, kRaw, lane);
+        if (spreads && takes_part(c, lane)) await_room(c, r, kWhole, lane);
+        if (takes_part(c, lane)) from = c.own + slot_of(c, kRaw, lane, r.read[kRaw][lane]);
+    }
+    __syncwarp();
+    const uint32_t sources = __ballot_sync(0xffffffffu, from != nullptr);
+    const uint32_t copies = spreads ? sources & ~(1u << c.rank) : 0;
+    if (from != nullptr) p.from[__popc(sources & below)] = from;
+    if (copies >> lane & 1) {
+        p.to[__popc(copies & below)] = at(c, lane, slot_of(c, kWhole, c.rank, r.written[kWhole][lane]));
+    }
+    if (lane == 0) {
+        p.sources = __popc(sources);
+        p.copies = __popc(copies);
+    }
 }
 
-// Folds up to kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. The cells of a rank are loaded while those of
-// the rank before are folded.
-template <typename T, uint32_t kCells>
-__device__ __forceinline__ void fold_placed(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t step, uint32_t ranks,
-                                            uint32_t op, uint32_t members) {
-    auto next_of = [&](uint32_t rank) {
-        while (rank < ranks && p.from[rank] == nullptr) rank++;
-        return rank;
-    };
-    auto load = [&](uint4(&v)[kCells], uint32_t rank) {
-        const unsigned char *from = p.from[rank] + first;
+// The cells of one source: kCells, `step` bytes apart.
+template <uint32_t kCells> struct Cells {
+    uint4 v[kCells];
+
+    __device__ __forceinline__ void load(const unsigned char *from, uint32_t step) {
 #pragma unroll
         for (uint32_t k = 0; k < kCells; k++) v[k] = ptx::load_relaxed_gpu_once(from + k * step);
-    };
+    }
+    __device__ __forceinline__ void store(unsigned char *to, uint32_t step) const {
+#pragma unroll
+        for (uint32_t k = 0; k < kCells; k++) ptx::store(to + k * step, v[k]);
+    }
+    __device__ __forceinline__ uint64_t low(uint32_t k) const { return uint64_t(v[k].y) << 32 | v[k].x; }
+    __device__ __forceinline__ uint64_t high(uint32_t k) const { return uint64_t(v[k].w) << 32 | v[k].z; }
+};
+
+// Folds kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. Cells of two sources are loaded together.
+template <typename T, bool kSums, uint32_t kCells>
+__device__ __forceinline__ void fold_cells(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t step, uint32_t op,
+                                           uint32_t members) {
     Word<T> low[kCells], high[kCells];
-    uint4 now[kCells], next[kCells];
-    auto each = [&](auto &&change) {
+    Cells<kCells> one, other;
+    auto fold = [&](const Cells<kCells> &cells) {
 #pragma unroll
         for (uint32_t k = 0; k < kCells; k++) {
-            change(low[k], uint64_t(now[k].y) << 32 | now[k].x);
-            change(high[k], uint64_t(now[k].w) << 32 | now[k].z);
+            low[k].template fold<kSums>(cells.low(k), op);
+            high[k].template fold<kSums>(cells.high(k), op);
         }
     };
-    uint32_t rank = next_of(0), following = next_of(rank + 1);
-    load(now, rank);
-    if (following < ranks) load(next, following);
-    each([](Word<T> &sum, uint64_t word) { sum.begin(word); });
-#pragma unroll 1
-    for (rank = following; rank < ranks; rank = following) {
+    const uint32_t sources = p.sources;
+    one.load(p.from[0] + first, step);
+    if (sources > 1) other.load(p.from[1] + first, step);
 #pragma unroll
-        for (uint32_t k = 0; k < kCells; k++) now[k] = next[k];
-        following = next_of(rank + 1);
-        if (following < ranks) load(next, following);
-        each([&](Word<T> &sum, uint64_t word) { sum.fold(word, op); });
+    for (uint32_t k = 0; k < kCells; k++) {
+        low[k].begin(one.low(k));
+        high[k].begin(one.high(k));
+    }
+    if (sources > 1) fold(other);
+#pragma unroll 1
+    for (uint32_t i = 2; i < sources; i += 2) {
+        one.load(p.from[i] + first, step);
+        if (i + 1 < sources) other.load(p.from[i + 1] + first, step);
+        fold(one);
+        if (i + 1 < sources) fold(other);
     }
 #pragma unroll
     for (uint32_t k = 0; k < kCells; k++) {
-        const uint64_t l = low[k].end(op, members), h = high[k].end(op, members);
-        now[k] = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
-        ptx::store(out + first + k * step, now[k]);
+        const uint64_t l = low[k].template end<kSums>(op, members), h = high[k].template end<kSums>(op, members);
+        one.v[k] = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
     }
+    one.store(out + first, step);
 #pragma unroll 1
-    for (rank = 0; rank < ranks; rank++) {
-        unsigned char *to = p.to[rank];
-        if (to == nullptr) continue;
-#pragma unroll
-        for (uint32_t k = 0; k < kCells; k++) ptx::store(to + first + k * step, now[k]);
-    }
+    for (uint32_t i = 0; i < p.copies; i++) one.store(p.to[i] + first, step);
 }
 
 // Folds the last bytes of a message, fewer than 16. Called by one thread.
 template <typename T>
-__device__ __noinline__ void fold_tail(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t bytes, uint32_t ranks,
-                                       uint32_t op, uint32_t members) {
+__device__ __noinline__ void fold_tail(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t bytes, uint32_t op,
+                                       uint32_t members) {
     Word<T> low, high;
-    bool begun = false;
 #pragma unroll 1
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        if (p.from[rank] == nullptr) continue;
-        const uint4 v = read_slowly<uint4>(p.from[rank] + first, bytes);
+    for (uint32_t i = 0; i < p.sources; i++) {
+        const uint4 v = read_slowly<uint4>(p.from[i] + first, bytes);
         const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
-        if (begun) {
-            low.fold(l, op);
-            high.fold(h, op);
-        } else {
+        if (i == 0) {
             low.begin(l);
             high.begin(h);
+        } else {
+            low.fold(l, op);
+            high.fold(h, op);
         }
-        begun = true;
     }
     const uint64_t l = low.end(op, members), h = high.end(op, members);
-    const uint4 sum = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
-    write_slowly<uint4>(out + first, sum, bytes);
+    const uint4 result = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
+    write_slowly<uint4>(out + first, result, bytes);
 #pragma unroll 1
-    for (uint32_t rank = 0; rank < ranks; rank++) {
-        if (p.to[rank] != nullptr) write_slowly<uint4>(p.to[rank] + first, sum, bytes);
-    }
+    for (uint32_t i = 0; i < p.copies; i++) write_slowly<uint4>(p.to[i] + first, result, bytes);
 }
 
 template <typename T>
-__device__ __forceinline__ void fold_placed_piece(const Collective &c, const FoldPlaces &p, unsigned char *out, uint32_t bytes,
-                                                  Team team) {
+__device__ __forceinline__ void fold_placed(const Collective &c, const FoldPlaces &p, unsigned char *out, uint32_t bytes,
+                                            Team team) {
     constexpr uint32_t kCells = AtOnce<T>::kCells;
-    const uint32_t ranks = c.ranks, op = c.args->op, members = c.members, whole = bytes / 16 * 16, step = 16 * team.threads;
+    const uint32_t op = c.args.op, members = c.members, whole = bytes / 16 * 16, step = 16 * team.threads;
     uint32_t at = 16 * team.thread();
+    if (op == EPW_SUM) {
 #pragma unroll 1
-    for (; at + (kCells - 1) * step < whole; at += kCells * step) fold_placed<T, kCells>(p, out, at, step, ranks, op, members);
+        for (; at + (kCells - 1) * step < whole; at += kCells * step) fold_cells<T, true, kCells>(p, out, at, step, op, members);
 #pragma unroll 1
-    for (; at < whole; at += step) fold_placed<T, 1>(p, out, at, step, ranks, op, members);
-    if (whole < bytes && team.thread() == 0) fold_tail<T>(p, out, whole, bytes - whole, ranks, op, members);
+        for (; at < whole; at += step) fold_cells<T, true, 1>(p, out, at, step, op, members);
+    } else {
+#pragma unroll 1
+        for (; at < whole; at += step) fold_cells<T, false, 1>(p, out, at, step, op, members);
+    }
+    if (whole < bytes && team.thread() == 0) fold_tail<T>(p, out, whole, bytes - whole, op, members);
 }
 
 // Folds the pieces that arrive from all members, with the threads of the team.
@@ -387,13 +410,13 @@ __device__ __forceinline__ void fold_by_team(Collective &c, Rings &r, BulkTeams 
     const uint32_t rank = team.thread();
 #pragma unroll 1
     for (uint64_t j = blockIdx.x;; j += gridDim.x) {
-        const uint64_t offset = j * c.args->pieces;
+        const uint64_t offset = j * c.args.pieces;
         const uint32_t bytes = piece_bytes(c, f.bytes, j);
         if (bytes == 0) return;
-        if (rank < c.ranks) find_places(c, r, t.places, f.own + offset, rank, spreads);
+        if (rank < 32) find_places(c, r, t.places, f.own + offset, rank, spreads);
         if (team.meet_any(c.stopped)) return;
         if (c.members > 1) {
-            fold_placed_piece<T>(c, t.places, f.out + offset, bytes, team);
+            fold_placed<T>(c, t.places, f.out + offset, bytes, team);
         } else if (f.out != f.own) {
             copy(f.out + offset, f.own + offset, bytes, team.thread(), team.threads);
         }
@@ -415,8 +438,8 @@ template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Ri
     load_progress(c, r);
     begin_telling(c, r, t);
     const bool spreads = is_shared_out(c);
-    const uint64_t flow = spreads ? longest_piece(c) : c.args->bytes;
-    const uint64_t rounds_end = (flow + c.args->pieces - 1) / c.args->pieces;
+    const uint64_t flow = spreads ? c.part : c.args.bytes;
+    const uint64_t rounds_end = (flow + c.args.pieces - 1) / c.args.pieces;
     if (threadIdx.x == kSender) {
         send_by_bulk(c, r, m, t, kFolds ? kRaw : kWhole, rounds_end);
         end_mover(t);

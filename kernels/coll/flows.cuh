@@ -21,26 +21,21 @@ struct Folding {
 
 // An all-reduce in pieces is shared out: every member folds one part for all.
 __device__ __forceinline__ bool is_shared_out(const Collective &c) {
-    return c.args->kind == EPW_ALL_REDUCE && c.args->pieces != 0;
-}
-
-// The length of a member's part, except of the last ones: whole cells of 16 bytes.
-__device__ __forceinline__ uint64_t longest_piece(const Collective &c) {
-    return ((c.args->bytes + c.members - 1) / c.members + 15) / 16 * 16;
+    return c.args.kind == EPW_ALL_REDUCE && c.args.pieces != 0;
 }
 
 // Where a member's part begins, and its size, which is smaller for the last ones.
 __device__ __forceinline__ Stretch piece_of(const Collective &c, unsigned char *base, uint32_t member) {
-    const uint64_t all = c.args->bytes, each = longest_piece(c);
+    const uint64_t all = c.args.bytes, each = c.part;
     const uint64_t from = min(all, c.place[member] * each);
     return {base + from, min(each, all - from)};
 }
 
-__device__ __forceinline__ unsigned char *sent(const Collective &c) { return const_cast<unsigned char *>(c.args->send); }
+__device__ __forceinline__ unsigned char *sent(const Collective &c) { return const_cast<unsigned char *>(c.args.send); }
 
 // What this rank gives the peer, not folded.
 __device__ __forceinline__ Stretch given_to(const Collective &c, uint32_t peer) {
-    const epw_coll_args &a = *c.args;
+    const epw_coll_args &a = c.args;
     const bool root = a.root == c.rank, to_root = a.root == peer;
     switch (a.kind) {
     case EPW_BROADCAST:
@@ -64,7 +59,7 @@ __device__ __forceinline__ Stretch given_to(const Collective &c, uint32_t peer) 
 
 // Where the peer's bytes go unchanged: not those that are folded here.
 __device__ __forceinline__ Stretch taken_from(const Collective &c, uint32_t peer) {
-    const epw_coll_args &a = *c.args;
+    const epw_coll_args &a = c.args;
     const bool root = a.root == c.rank, from_root = a.root == peer;
     switch (a.kind) {
     case EPW_BROADCAST:
@@ -83,7 +78,7 @@ __device__ __forceinline__ Stretch taken_from(const Collective &c, uint32_t peer
 }
 
 __device__ __forceinline__ Folding folded_here(const Collective &c) {
-    const epw_coll_args &a = *c.args;
+    const epw_coll_args &a = c.args;
     switch (a.kind) {
     case EPW_ALL_REDUCE: {
         if (!is_shared_out(c)) return {a.send, a.recv, a.bytes};
@@ -101,7 +96,7 @@ __device__ __forceinline__ Folding folded_here(const Collective &c) {
 
 // What this rank gives itself, for operations that only move bytes: from `own` to `out`; 0 bytes if it is already in place.
 __device__ __forceinline__ Folding given_to_itself(const Collective &c) {
-    const epw_coll_args &a = *c.args;
+    const epw_coll_args &a = c.args;
     const bool root = a.root == c.rank;
     Folding f = {a.send, a.recv, 0};
     switch (a.kind) {

@@ -43,10 +43,15 @@ template <> __device__ __forceinline__ Bf16Bits narrow<Bf16Bits>(float x) {
     return {x != x ? uint16_t(0x7fc0) : uint16_t(ptx::round_to_bf16(x, 0.0f))};
 }
 
-// Two numbers, not NaN, rounded to 16 bits each.
+// Two elements in one word.
 template <typename T> constexpr bool is_16_bit_float = std::is_same_v<T, F16Bits> || std::is_same_v<T, Bf16Bits>;
-template <typename T> __device__ __forceinline__ uint32_t round_pair(float low, float high) {
-    return std::is_same_v<T, F16Bits> ? ptx::round_to_f16(low, high) : ptx::round_to_bf16(low, high);
+template <typename T> __device__ __forceinline__ uint32_t narrow_pair(float low, float high) {
+    constexpr bool kIsF16 = std::is_same_v<T, F16Bits>;
+    constexpr uint32_t kNan = kIsF16 ? 0x7e00 : 0x7fc0;
+    uint32_t pair = kIsF16 ? ptx::round_to_f16(low, high) : ptx::round_to_bf16(low, high);
+    if (low != low) pair = (pair & 0xffff0000u) | kNan;
+    if (high != high) pair = (pair & 0xffffu) | kNan << 16;
+    return pair;
 }
 
 template <typename A> __device__ __forceinline__ A add(A a, A b) {
@@ -100,7 +105,9 @@ template <typename T> struct Word {
         for (uint32_t i = 0; i < kCount; i++) a[i] = widen(element(word, i));
     }
 
-    __device__ __forceinline__ void fold(uint64_t word, uint32_t op) {
+    // kSums: `op` is EPW_SUM. The code of all operations together does not fit into an SM's instruction cache.
+    template <bool kSums = false> __device__ __forceinline__ void fold(uint64_t word, uint32_t op) {
+        if (kSums) op = EPW_SUM;
         switch (op) { // uniform over all threads
         case EPW_PRODUCT:
 #pragma unroll
@@ -120,17 +127,12 @@ template <typename T> struct Word {
         }
     }
 
-    __device__ __forceinline__ uint64_t end(uint32_t op, uint32_t members) {
-        if (op == EPW_AVERAGE) {
+    template <bool kSums = false> __device__ __forceinline__ uint64_t end(uint32_t op, uint32_t members) {
+        if (!kSums && op == EPW_AVERAGE) {
 #pragma unroll
             for (uint32_t i = 0; i < kCount; i++) a[i] = a[i] / A(members);
         }
-        if constexpr (is_16_bit_float<T>) {
-            bool is_number = true;
-#pragma unroll
-            for (uint32_t i = 0; i < kCount; i++) is_number = is_number && a[i] == a[i];
-            if (is_number) return uint64_t(round_pair<T>(a[2], a[3])) << 32 | round_pair<T>(a[0], a[1]);
-        }
+        if constexpr (is_16_bit_float<T>) return uint64_t(narrow_pair<T>(a[2], a[3])) << 32 | narrow_pair<T>(a[0], a[1]);
         uint64_t word = 0;
 #pragma unroll
         for (uint32_t i = 0; i < kCount; i++) {

@@ -35,16 +35,16 @@ struct Rings {
 };
 
 __device__ __forceinline__ epw_coll_progress *progress_of(const Collective &c, uint32_t ring, uint32_t peer) {
-    return &c.args->progress[(ring * EPW_COLL_BLOCKS + blockIdx.x) * c.ranks + peer];
+    return &c.args.progress[(ring * EPW_COLL_BLOCKS + blockIdx.x) * c.ranks + peer];
 }
 
 __device__ __forceinline__ uint64_t slot_of(const Collective &c, Ring ring, uint32_t source, uint64_t number) {
-    return epw_coll_slot(&c.args->at, ring, source, blockIdx.x, number);
+    return epw_coll_slot(&c.args.at, ring, source, blockIdx.x, number);
 }
 
 // A piece has the full size, except the last one of a flow.
 __device__ __forceinline__ uint32_t piece_bytes(const Collective &c, uint64_t flow, uint64_t j) {
-    const uint64_t size = c.args->pieces, from = j * size;
+    const uint64_t size = c.args.pieces, from = j * size;
     return from < flow ? uint32_t(min(size, flow - from)) : 0;
 }
 
@@ -52,14 +52,14 @@ __device__ __forceinline__ uint32_t piece_bytes(const Collective &c, uint64_t fl
 
 // Whether the peer has taken so many pieces that one more may be written for it, and the wait for that.
 __device__ __forceinline__ bool has_taken(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
-    return has_count(c, count_at(c, epw_coll_count(&c.args->at, ring, peer, blockIdx.x, EPW_COLL_TAKEN)), count);
+    return has_count(c, count_at(c, epw_coll_count(&c.args.at, ring, peer, blockIdx.x, EPW_COLL_TAKEN)), count);
 }
 __device__ __forceinline__ bool has_room(const Collective &c, const Rings &r, Ring ring, uint32_t peer) {
-    const uint64_t slots = c.args->at.slots, written = r.written[ring][peer];
+    const uint64_t slots = c.args.at.slots, written = r.written[ring][peer];
     return written < slots || has_taken(c, ring, peer, written + 1 - slots);
 }
 __device__ __forceinline__ void await_room(Collective &c, const Rings &r, Ring ring, uint32_t peer) {
-    const uint64_t slots = c.args->at.slots, written = r.written[ring][peer];
+    const uint64_t slots = c.args.at.slots, written = r.written[ring][peer];
     if (written < slots) return;
     const uint64_t taken = written + 1 - slots;
     await_peer(c, peer, count_word(c, taken), [&] { return has_taken(c, ring, peer, taken); });
@@ -67,7 +67,7 @@ __device__ __forceinline__ void await_room(Collective &c, const Rings &r, Ring r
 
 // Whether the source's next piece has arrived, and the wait for that.
 __device__ __forceinline__ bool has_piece(const Collective &c, const Rings &r, Ring ring, uint32_t source) {
-    const uint64_t at = epw_coll_count(&c.args->at, ring, source, blockIdx.x, EPW_COLL_WRITTEN);
+    const uint64_t at = epw_coll_count(&c.args.at, ring, source, blockIdx.x, EPW_COLL_WRITTEN);
     return has_count(c, count_at(c, at), r.read[ring][source] + 1);
 }
 __device__ __forceinline__ void await_piece(Collective &c, const Rings &r, Ring ring, uint32_t source) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void await_piece(Collective &c, const Rings &r, Ring 
 
 // Writer: the team, through its barrier, or this thread. Reader: the peer's await_piece.
 __device__ __forceinline__ void tell_written(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
-    post_count(c, peer, epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_WRITTEN), count_word(c, count));
+    post_count(c, peer, epw_coll_count(&c.args.at, ring, c.rank, blockIdx.x, EPW_COLL_WRITTEN), count_word(c, count));
 }
 __device__ __forceinline__ void post_piece(const Collective &c, Rings &r, Ring ring, uint32_t peer) {
     tell_written(c, ring, peer, ++r.written[ring][peer]);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void post_piece(const Collective &c, Rings &r, Ring r
 
 // Writer: the team, through its barrier, or this thread, which has finished reading. Reader: the source's await_room.
 __device__ __forceinline__ void tell_taken(const Collective &c, Ring ring, uint32_t source, uint64_t count) {
-    post_count(c, source, epw_coll_count(&c.args->at, ring, c.rank, blockIdx.x, EPW_COLL_TAKEN), count_word(c, count));
+    post_count(c, source, epw_coll_count(&c.args.at, ring, c.rank, blockIdx.x, EPW_COLL_TAKEN), count_word(c, count));
 }
 __device__ __forceinline__ void post_taken(const Collective &c, Rings &r, Ring ring, uint32_t source) {
     tell_taken(c, ring, source, ++r.read[ring][source]);
@@ -108,7 +108,7 @@ __device__ __forceinline__ void send_pieces(Collective &c, Rings &r, Team team, 
             const uint32_t peer = peer_after(c, d), bytes = given_piece(c, peer, j);
             if (bytes == 0) continue;
             unsigned char *to = at(c, peer, slot_of(c, ring, c.rank, r.written[ring][peer]));
-            copy(to, given_to(c, peer).at + j * c.args->pieces, bytes, team.thread(), team.threads);
+            copy(to, given_to(c, peer).at + j * c.args.pieces, bytes, team.thread(), team.threads);
         }
         team.meet();
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
@@ -149,8 +149,8 @@ __device__ __forceinline__ void fold_cells(const Collective &c, const Rings &r, 
         for (uint32_t k = 0; k < kCells; k++) {
             const uint64_t l = uint64_t(v[k].y) << 32 | v[k].x, h = uint64_t(v[k].w) << 32 | v[k].z;
             if (begun) {
-                low[k].fold(l, c.args->op);
-                high[k].fold(h, c.args->op);
+                low[k].fold(l, c.args.op);
+                high[k].fold(h, c.args.op);
             } else {
                 low[k].begin(l);
                 high[k].begin(h);
@@ -162,7 +162,7 @@ __device__ __forceinline__ void fold_cells(const Collective &c, const Rings &r, 
 #pragma unroll
     for (uint32_t k = 0; k < kCells; k++) {
         const uint32_t at = 16 * (cell + k * threads);
-        const uint64_t l = low[k].end(c.args->op, c.members), h = high[k].end(c.args->op, c.members);
+        const uint64_t l = low[k].end(c.args.op, c.members), h = high[k].end(c.args.op, c.members);
         const uint4 sum = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
         write<uint4>(f.out + offset + at, sum, bytes - at);
         if (!spreads) continue;
@@ -196,11 +196,11 @@ __device__ __forceinline__ void fold_piece(const Collective &c, const Rings &r, 
 // there is none.
 __device__ __forceinline__ void put_note(const Collective &c, uint32_t peer, uint64_t number) {
     const epw_rank_set lacks = c.active - c.reachable;
-    auto *note = at(c, peer, slot_of(c, kWhole, c.rank, number) + c.args->at.slot_bytes);
+    auto *note = at(c, peer, slot_of(c, kWhole, c.rank, number) + c.args.at.slot_bytes);
     *reinterpret_cast<uint32_t *>(note) = any(lacks) ? first_of(lacks) + 1 : 0;
 }
 __device__ __forceinline__ void heed_note(Collective &c, const Rings &r, uint32_t source) {
-    const auto *note = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]) + c.args->at.slot_bytes;
+    const auto *note = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]) + c.args.at.slot_bytes;
     const uint32_t lacks = *reinterpret_cast<const volatile uint32_t *>(note);
     if (lacks == 0 || lacks > c.ranks) return;
     insert(c.lacking, lacks - 1);
@@ -219,7 +219,7 @@ template <typename T> __device__ __forceinline__ void fold_pieces(Collective &c,
             if (spreads && takes_part(c, peer)) await_room(c, r, kWhole, peer);
         }
         if (team.meet_any(c.stopped)) return;
-        fold_piece<T>(c, r, f, j * c.args->pieces, bytes, team, spreads);
+        fold_piece<T>(c, r, f, j * c.args.pieces, bytes, team, spreads);
         team.meet();
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
@@ -238,7 +238,7 @@ __device__ __forceinline__ uint32_t taken_piece(const Collective &c, uint32_t so
 }
 
 __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, uint64_t rounds_end) {
-    const bool exchanges = c.args->kind == EPW_ALL_TO_ALL && c.args->send == c.args->recv, noted = is_shared_out(c);
+    const bool exchanges = c.args.kind == EPW_ALL_TO_ALL && c.args.send == c.args.recv, noted = is_shared_out(c);
     const Folding own = given_to_itself(c);
     uint32_t round = 0;
 #pragma unroll 1
@@ -256,14 +256,14 @@ __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, 
         if (team.meet_any(c.stopped)) return;
         const uint32_t mine = piece_bytes(c, own.bytes, j);
         if (mine > 0) {
-            copy(own.out + j * c.args->pieces, own.own + j * c.args->pieces, mine, team.thread(), team.threads);
+            copy(own.out + j * c.args.pieces, own.own + j * c.args.pieces, mine, team.thread(), team.threads);
         }
 #pragma unroll 1
         for (uint32_t d = 1; d < c.ranks; d++) {
             const uint32_t source = peer_after(c, d), bytes = taken_piece(c, source, j);
             if (bytes == 0) continue;
             const unsigned char *from = c.own + slot_of(c, kWhole, source, r.read[kWhole][source]);
-            copy(taken_from(c, source).at + j * c.args->pieces, from, bytes, team.thread(), team.threads);
+            copy(taken_from(c, source).at + j * c.args.pieces, from, bytes, team.thread(), team.threads);
         }
         team.meet();
         for (uint32_t source = team.thread(); source < c.ranks; source += team.threads) {
@@ -295,8 +295,8 @@ template <typename T> __device__ __forceinline__ void run_large(Collective &c, R
     tell_call(c);
     load_progress(c, r);
     const bool spreads = is_shared_out(c);
-    const uint64_t flow = spreads ? longest_piece(c) : c.args->bytes;
-    const uint64_t rounds_end = (flow + c.args->pieces - 1) / c.args->pieces;
+    const uint64_t flow = spreads ? c.part : c.args.bytes;
+    const uint64_t rounds_end = (flow + c.args.pieces - 1) / c.args.pieces;
     const Team first = {1, 0, spreads ? kQuarter : 2 * kQuarter};
     const Team second = {2, first.threads, 2 * kQuarter}, third = {3, 3 * kQuarter, kQuarter};
     if (first.has_this()) {

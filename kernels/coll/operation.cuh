@@ -12,8 +12,9 @@ namespace epw {
 
 constexpr uint32_t kCollThreads = 512;
 
+// In shared memory, the arguments too: from there they come fast, also after an acquire, which empties the L1 cache.
 struct Collective : Peers {
-    const epw_coll_args *args;
+    epw_coll_args args;
     uint64_t number;      // of the operation within the epoch, from 1
     uint64_t tag;         // of its packets
     uint64_t out;         // out_blocks when the kernel began
@@ -21,6 +22,7 @@ struct Collective : Peers {
     uint32_t stopped;     // calls differ: this block does nothing more
     epw_rank_set lacking; // ranks that this block lacks besides those that it has given up
     uint32_t members;
+    uint64_t part;                 // all-reduce by rings: bytes that each member folds, the last ones less; whole cells
     uint16_t place[EPW_GPU_PEERS]; // index of each member among the members
 };
 
@@ -35,16 +37,16 @@ __device__ __forceinline__ uint32_t peer_after(const Collective &c, uint32_t dis
 // ---- calls that differ ----
 
 __device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source) {
-    return epw_coll_packets(&c.args->at, c.number, source);
+    return epw_coll_packets(&c.args.at, c.number, source);
 }
 
 // Stops because the peer's call differs from this rank's. Called by one thread.
 __device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
     c.stopped = 1;
     atomicOr(&c.troubled, 1u);
-    auto *halted = reinterpret_cast<unsigned long long *>(&c.args->state->halted);
+    auto *halted = reinterpret_cast<unsigned long long *>(&c.args.state->halted);
     if (atomicCAS(halted, 0ull, epw_coll_halt(c.number)) != 0) return;
-    epw_coll_differing *d = c.args->differing;
+    epw_coll_differing *d = c.args.differing;
     d->peer = peer;
     d->its[0] = its[0];
     d->its[1] = its[1];
@@ -59,9 +61,9 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
     const uint64_t at = call_of(c, peer);
     const Packet low = packet_at(c, at), high = packet_at(c, at + EPW_COLL_PACKET);
     if (low.tag != c.tag || high.tag != c.tag) return Come::kNotYet;
-    if (low.data == c.args->call[0] && high.data == c.args->call[1]) return Come::kYes;
+    if (low.data == c.args.call[0] && high.data == c.args.call[1]) return Come::kYes;
     const uint64_t its[2] = {low.data, high.data};
-    stop_for(c, peer, its, c.args->call);
+    stop_for(c, peer, its, c.args.call);
     return Come::kStop;
 }
 
@@ -79,7 +81,7 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
     return await_long(c, c.phase, peer, expected, [&] {
         if (come()) return Come::kYes;
         if (*static_cast<volatile uint32_t *>(&c.stopped)) return Come::kStop;
-        if (ptx::load_relaxed_gpu(&c.args->state->halted)) {
+        if (ptx::load_relaxed_gpu(&c.args.state->halted)) {
             c.stopped = 1;
             return Come::kStop;
         }
@@ -94,7 +96,7 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
 // found in this operation before it began: without the call the peers could not find the difference, and would take this rank for
 // lost.
 __device__ __forceinline__ bool is_halted(const Collective &c) {
-    const uint64_t halted = ptx::load_relaxed_gpu(&c.args->state->halted);
+    const uint64_t halted = ptx::load_relaxed_gpu(&c.args.state->halted);
     return halted != 0 && !(blockIdx.x == 0 && halted == epw_coll_halt(c.number));
 }
 
@@ -104,6 +106,10 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
     epw_gpu_peers *peers = a.peers;
     const epw_coll_turn turn = a.state->turns[blockIdx.x];
     for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, EPW_AREA_ROWS, i);
+    static_assert(sizeof c.args % 8 == 0 && alignof(epw_coll_args) == 8, "the arguments are copied by words");
+    for (uint32_t i = threadIdx.x; i < sizeof c.args / 8; i += blockDim.x) {
+        reinterpret_cast<uint64_t *>(&c.args)[i] = reinterpret_cast<const uint64_t *>(&a)[i];
+    }
     if (threadIdx.x < EPW_RANK_WORDS) {
         const uint32_t word = threadIdx.x, active = peers->active.words[word];
         const uint32_t suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
@@ -113,7 +119,6 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         c.queued.words[word] = c.lacking.words[word] = 0;
     }
     if (threadIdx.x == 0) {
-        c.args = &a;
         c.peers = peers;
         c.own = a.window;
         c.inbox = nullptr;
@@ -138,6 +143,7 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         uint32_t members = 0;
         for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) members += __popc(c.active.words[i]);
         c.members = members;
+        c.part = a.kind == EPW_ALL_REDUCE && a.pieces != 0 ? ((a.bytes + members - 1) / members + 15) / 16 * 16 : 0;
         if (c.stopped || any(c.active - c.present)) c.troubled = 1;
     }
     for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) {
@@ -163,8 +169,8 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !takes_part(c, peer)) continue;
         const uint64_t at = call_of(c, c.rank);
-        put_packet(c, peer, at, c.args->call[0], c.tag);
-        put_packet(c, peer, at + EPW_COLL_PACKET, c.args->call[1], c.tag);
+        put_packet(c, peer, at, c.args.call[0], c.tag);
+        put_packet(c, peer, at + EPW_COLL_PACKET, c.args.call[1], c.tag);
     }
 }
 
@@ -182,16 +188,16 @@ __device__ __forceinline__ void await_calls(Collective &c) {
 // Waits for the other blocks, for as long as those that have begun may wait for peers.
 __device__ __noinline__ inline void await_others_out(const Collective &c, uint64_t out) {
     const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * c.deadline;
-    while (ptx::load_acquire_gpu(&c.args->state->out_blocks) < out && ptx::global_timer_ns() - began < most) {
+    while (ptx::load_acquire_gpu(&c.args.state->out_blocks) < out && ptx::global_timer_ns() - began < most) {
     }
 }
 
 // Called by one thread of one block, when all other blocks are out.
 __device__ __noinline__ inline void tell_end(const Collective &c) {
-    epw_coll_state *s = c.args->state;
+    epw_coll_state *s = c.args.state;
     const epw_rank_set missing = load_now(s->missing);
     s->missing = {};
-    epw_coll_report &report = s->reports[c.args->ticket % EPW_COLL_REPORTS];
+    epw_coll_report &report = s->reports[c.args.ticket % EPW_COLL_REPORTS];
     if (any(missing) || c.stopped) {
         report.missing = missing;
         report.record = {};
@@ -207,8 +213,8 @@ __device__ __noinline__ inline void tell_end(const Collective &c) {
             r.op = c.op;
             r.deadline_ns = c.deadline;
         }
-        report.ticket = c.args->ticket;
-        tell_host(c.args->faulted);
+        report.ticket = c.args.ticket;
+        tell_host(c.args.faulted);
     }
     end_waits(c);
     epw_rank_set told;
@@ -216,7 +222,7 @@ __device__ __noinline__ inline void tell_end(const Collective &c) {
 }
 
 __device__ __noinline__ inline void close_troubled(Collective &c) {
-    epw_coll_state *s = c.args->state;
+    epw_coll_state *s = c.args.state;
     const uint64_t out = c.out + gridDim.x;
 #pragma unroll 1
     for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) {
@@ -232,7 +238,7 @@ __device__ __noinline__ inline void close_troubled(Collective &c) {
 
 // Called by the whole block.
 __device__ __forceinline__ void close(Collective &c) {
-    epw_coll_state *s = c.args->state;
+    epw_coll_state *s = c.args.state;
     __syncthreads();
     ptx::let_next_begin();
     // Reader: the next kernel of the stream.

@@ -23,15 +23,15 @@ struct PointTeam {
 };
 
 __device__ __forceinline__ uint64_t point_slot(const Collective &c, const PointTeam &t, uint32_t source) {
-    return epw_coll_slot(&c.args->at, EPW_COLL_POINT_RING, source, t.channel, t.number);
+    return epw_coll_slot(&c.args.at, EPW_COLL_POINT_RING, source, t.channel, t.number);
 }
 __device__ __forceinline__ uint64_t point_count(const Collective &c, const PointTeam &t, uint32_t source, uint32_t which) {
-    return epw_coll_count(&c.args->at, EPW_COLL_POINT_RING, source, t.channel, which);
+    return epw_coll_count(&c.args.at, EPW_COLL_POINT_RING, source, t.channel, which);
 }
 
 // Waits until one more piece may be written for the peer: the first pieces of an epoch may once the peer has begun the epoch.
 __device__ __forceinline__ void await_point_room(Collective &c, const PointTeam &t) {
-    const uint64_t slots = c.args->at.slots;
+    const uint64_t slots = c.args.at.slots;
     if (!takes_part(c, t.peer)) return;
     if (t.number == 0) {
         if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_POINT, t.peer, false).arrived) leave_out(c, t.peer);
@@ -49,15 +49,15 @@ __device__ __forceinline__ void await_point(Collective &c, const PointTeam &t) {
 
 // Bytes of piece j; pieces are as large as slots.
 __device__ __forceinline__ uint64_t point_bytes(const Collective &c, uint64_t all, uint64_t j) {
-    const uint64_t size = c.args->at.slot_bytes, from = j * size;
+    const uint64_t size = c.args.at.slot_bytes, from = j * size;
     return from < all ? min(size, all - from) : 0;
 }
 
 // Returns whether the team continues with its lane.
 __device__ __forceinline__ bool send_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
-    const uint64_t size = c.args->at.slot_bytes;
+    const uint64_t size = c.args.at.slot_bytes;
 #pragma unroll 1
-    for (uint64_t j = t.channel; j == t.channel || j * size < m.bytes; j += c.args->at.channels) {
+    for (uint64_t j = t.channel; j == t.channel || j * size < m.bytes; j += c.args.at.channels) {
         if (t.thread() == 0) await_point_room(c, t);
         if (!t.goes_on(c)) return false;
         unsigned char *slot = at(c, t.peer, point_slot(c, t, c.rank));
@@ -80,10 +80,10 @@ __device__ __forceinline__ bool is_asked_for(const epw_coll_note &note, const ep
 }
 
 __device__ __forceinline__ bool receive_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
-    const uint64_t size = c.args->at.slot_bytes;
+    const uint64_t size = c.args.at.slot_bytes;
     uint64_t bytes = 0;
 #pragma unroll 1
-    for (uint64_t j = t.channel; j == t.channel || j * size < bytes; j += c.args->at.channels) {
+    for (uint64_t j = t.channel; j == t.channel || j * size < bytes; j += c.args.at.channels) {
         if (t.thread() == 0) await_point(c, t);
         if (!t.goes_on(c)) return false;
         const unsigned char *slot = c.own + point_slot(c, t, t.peer);

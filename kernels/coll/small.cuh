@@ -107,7 +107,7 @@ template <typename T, uint32_t kWords>
 __device__ __forceinline__ bool fold_words(Collective &c, const Folding &f, WordsAt words, uint64_t (&result)[kWords]) {
     constexpr uint32_t kSources = kAtOnce / kWords;
     const uint64_t tag = c.tag;
-    const uint32_t own = c.rank, op = c.args->op;
+    const uint32_t own = c.rank, op = c.args.op;
     Word<T> sum[kWords];
     bool begun = false;
 #pragma unroll
@@ -187,7 +187,7 @@ __device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, ui
 template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
     tell_call(c);
     const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
-    const uint64_t words = words_of(c.args->bytes);
+    const uint64_t words = words_of(c.args.bytes);
     if (words <= step) { // one word of each source per thread
         exchange_words<T, 1>(c, begin, step, words);
     } else if (words <= 2 * step) {

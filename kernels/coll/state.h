@@ -4,6 +4,7 @@
 #ifndef EPW_KERNELS_COLL_STATE_H
 #define EPW_KERNELS_COLL_STATE_H
 
+#include "base/remainder.h"
 #include "kernels/peer/context.h"
 
 #define EPW_COLL_BLOCKS     64  /* the most blocks of a kernel */
@@ -35,6 +36,7 @@ typedef struct epw_coll_window {
     uint32_t ranks, blocks, slots, slot_bytes;
     uint32_t channels;     /* channels that carry the messages to one peer */
     uint32_t packet_bytes; /* the most bytes of a message that packets carry */
+    uint64_t slot_inverse; /* of `slots`, see base/remainder.h */
     uint64_t packets_offset, packets_stride, counts_offset, rings_offset;
     uint64_t bytes;
 } epw_coll_window;
@@ -61,8 +63,9 @@ EPW_INLINE uint64_t epw_coll_count(const epw_coll_window *w, uint32_t ring, uint
 }
 #define EPW_COLL_NOTE_BYTES 128u
 EPW_INLINE uint64_t epw_coll_slot(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block, uint64_t number) {
-    return w->rings_offset + (epw_coll_channel(w, ring, source, block) * w->slots + number % w->slots) *
-                                 ((uint64_t)w->slot_bytes + EPW_COLL_NOTE_BYTES);
+    return w->rings_offset +
+           (epw_coll_channel(w, ring, source, block) * w->slots + epw_remainder(number, w->slots, w->slot_inverse)) *
+               ((uint64_t)w->slot_bytes + EPW_COLL_NOTE_BYTES);
 }
 
 /* The state of a communicator between two kernels, as one of their blocks sees it. Each block reads its turn and writes it for

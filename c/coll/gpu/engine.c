@@ -40,6 +40,7 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     epw_coll_window w = {
         .ranks = c->ranks, .blocks = blocks_of(c), .slots = c->slots, .slot_bytes = c->slot_bytes};
     if (w.slots == 0) w.slots = SLOTS_DEFAULT;
+    w.slot_inverse = epw_inverse(w.slots);
     w.channels = channels_of(&w);
     uint64_t slots = epw_coll_channels(&w) * w.slots;
     if (w.slot_bytes == 0) {
