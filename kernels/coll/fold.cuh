@@ -105,6 +105,12 @@ template <typename T> struct Word {
         for (uint32_t i = 0; i < kCount; i++) a[i] = widen(element(word, i));
     }
 
+    // The sum of nothing: -0, to which adding any number gives that number.
+    __device__ __forceinline__ void begin_sum() {
+#pragma unroll
+        for (uint32_t i = 0; i < kCount; i++) a[i] = std::is_floating_point_v<A> ? A(-0.0) : A(0);
+    }
+
     // kSums: `op` is EPW_SUM. The code of all operations together does not fit into an SM's instruction cache.
     template <bool kSums = false> __device__ __forceinline__ void fold(uint64_t word, uint32_t op) {
         if (kSums) op = EPW_SUM;

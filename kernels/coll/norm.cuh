@@ -9,6 +9,7 @@
 namespace epw {
 
 constexpr uint32_t kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads; // the most words of a row that a thread has
+constexpr uint32_t kAtOnce = 4;                                            // words that are awaited together
 constexpr uint32_t kNormWarps = kCollThreads / 32;
 constexpr uint32_t kWordsOfScale = EPW_FP8_BLOCK / 4;
 static_assert(kCollThreads == 512 && kWordsOfScale == 32, "the order of partial sums; a scale is a warp's");
@@ -144,8 +145,10 @@ __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args
 #pragma unroll
         for (uint32_t k = 0; k < kNormWords; k += kAtOnce) {
             const WordsAt at = {begin + k * kCollThreads, kCollThreads, end};
-            uint64_t sum[kAtOnce] = {};
-            if (!at.has(0) || !fold_words<T, kAtOnce>(c, f, at, sum)) continue;
+            if (!at.has(0)) continue;
+            uint64_t sum[kAtOnce];
+            load_words<kAtOnce>(f.own, f.bytes, at, sum);
+            if (!fold_words<T, kAtOnce, true>(c, at, sum)) continue;
 #pragma unroll
             for (uint32_t w = 0; w < kAtOnce; w++) {
                 if (!at.has(w)) continue;

@@ -17,20 +17,64 @@ __device__ __forceinline__ uint64_t packet_of(const Collective &c, uint32_t sour
     return call_of(c, source) + (EPW_COLL_CALL_PACKETS + i) * EPW_COLL_PACKET;
 }
 
-// The words i, i + step and so on of a message, kWords of them, less those from `end` on.
+// The words i, i + step and so on of a message, less those from `end` on.
 struct WordsAt {
     uint64_t i, step, end;
 
     __device__ __forceinline__ uint64_t at(uint32_t w) const { return i + w * step; }
     __device__ __forceinline__ bool has(uint32_t w) const { return at(w) < end; }
-    __device__ __forceinline__ uint64_t packet(uint32_t w) const {
-        return w * step * EPW_COLL_PACKET;
-    } // offset from the first
-      // word's packet
+    // Offset of a word's packet from that of the first word.
+    __device__ __forceinline__ uint64_t packet(uint32_t w) const { return w * step * EPW_COLL_PACKET; }
+    // Whether the first kWords words are all in a message of so many bytes, aligned and whole.
+    template <uint32_t kWords> __device__ __forceinline__ bool are_whole(const unsigned char *message, uint64_t bytes) const {
+        return is_aligned<uint64_t>(message) && 8 * at(kWords - 1) + 8 <= bytes;
+    }
 };
 
-// Sends words; all of them are read before the first is sent. A thread copies what it needs of shared memory to registers first,
-// because for all the compiler knows each packet could change it.
+// ---- the caller's memory ----
+
+// Words that the message does not have are zero.
+template <uint32_t kWords>
+__device__ __forceinline__ void load_words(const unsigned char *from, uint64_t bytes, WordsAt words, uint64_t (&data)[kWords]) {
+    if (words.are_whole<kWords>(from, bytes)) {
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) data[w] = *reinterpret_cast<const uint64_t *>(from + 8 * words.at(w));
+        return;
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) {
+        const uint64_t at = 8 * words.at(w);
+        data[w] = at < bytes ? read<uint64_t>(from + at, bytes - at) : 0;
+    }
+}
+
+template <uint32_t kWords>
+__device__ __forceinline__ void store_words(unsigned char *to, uint64_t bytes, WordsAt words, const uint64_t (&data)[kWords]) {
+    if (words.are_whole<kWords>(to, bytes)) {
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) *reinterpret_cast<uint64_t *>(to + 8 * words.at(w)) = data[w];
+        return;
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) {
+        const uint64_t at = 8 * words.at(w);
+        if (at < bytes) write<uint64_t>(to + at, data[w], bytes - at);
+    }
+}
+
+// ---- packets ----
+
+// A thread copies what it needs of shared memory to registers first, because for all the compiler knows each packet could change
+// it.
+template <uint32_t kWords>
+__device__ __forceinline__ void put_words(unsigned char *to, WordsAt words, const uint64_t (&data)[kWords], uint64_t tag) {
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) {
+        if (words.has(w)) put_packet(to + words.packet(w), data[w], tag);
+    }
+}
+
+// Sends words of what this rank gives each peer.
 template <uint32_t kWords> __device__ __forceinline__ void send_words(const Collective &c, WordsAt words) {
     const uint64_t tag = c.tag, offset = packet_of(c, c.rank, words.i);
 #pragma unroll 1
@@ -39,130 +83,143 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
         const Stretch s = given_to(c, peer);
         if (!takes_part(c, peer) || s.bytes == 0) continue;
         unsigned char *to = at(c, peer, offset);
-        uint64_t data[kWords] = {};
-#pragma unroll
-        for (uint32_t w = 0; w < kWords; w++) {
-            if (words.has(w)) data[w] = read<uint64_t>(s.at + 8 * words.at(w), s.bytes - 8 * words.at(w));
-        }
-#pragma unroll
-        for (uint32_t w = 0; w < kWords; w++) {
-            if (words.has(w)) put_packet(to + words.packet(w), data[w], tag);
-        }
+        uint64_t data[kWords];
+        load_words<kWords>(s.at, s.bytes, words, data);
+        put_words<kWords>(to, words, data, tag);
     }
 }
 
 // Waits for a packet. Returns false if it does not come.
+__device__ __noinline__ inline bool await_packet(Collective &c, uint32_t source, uint64_t offset) {
+    return await_peer(c, source, c.tag, [&] { return packet_at(c, offset).tag == c.tag; });
+}
 __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uint64_t offset, Packet &packet) {
+    packet = packet_at(c, offset);
     if (packet.tag == c.tag) return true;
-    Packet late = {}; // in memory, so that the caller's may stay in registers
-    const bool came = await_peer(c, source, c.tag, [&] {
-        late = packet_at(c, offset);
-        return late.tag == c.tag;
-    });
-    packet = late;
+    const bool came = await_packet(c, source, offset);
+    packet = packet_at(c, offset);
     return came;
 }
 
-// Packets in flight per thread: those of one word from several sources, or of several words from one source.
-constexpr uint32_t kAtOnce = 4;
+// Words of several ranks' messages: those of source(s), for s below kSources.
+template <uint32_t kSources, uint32_t kWords> struct Arriving {
+    uint64_t data[kSources][kWords];
+    uint32_t wanted; // bit s: words of this source are awaited and, in the end, are here
 
-// Loads a source's packets as they are now.
-template <uint32_t kWords>
-__device__ __forceinline__ void look_at_words(const unsigned char *from, WordsAt words, Packet (&packets)[kWords]) {
+    // Loads the packets as they are now. Returns whether all words have come.
+    template <typename Source> __device__ __forceinline__ bool look(const Collective &c, WordsAt words, const Source &source) {
+        const uint64_t tag = c.tag;
+        bool all = true;
 #pragma unroll
-    for (uint32_t w = 0; w < kWords; w++) {
-        if (words.has(w)) packets[w] = packet_at(from + words.packet(w));
-    }
-}
-
-template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, WordsAt words) {
-    constexpr uint32_t kSources = kAtOnce / kWords;
-    const uint64_t tag = c.tag;
-#pragma unroll 1
-    for (uint32_t first = 1; first < c.ranks; first += kSources) {
-        Packet packets[kSources][kWords] = {};
+        for (uint32_t s = 0; s < kSources; s++) {
+            if (!(wanted >> s & 1)) continue;
+            const unsigned char *from = c.own + packet_of(c, source(s), words.i);
+            Packet packets[kWords];
 #pragma unroll
-        for (uint32_t k = 0; k < kSources; k++) {
-            if (first + k < c.ranks) look_at_words(c.own + packet_of(c, peer_after(c, first + k), words.i), words, packets[k]);
-        }
-#pragma unroll
-        for (uint32_t k = 0; k < kSources; k++) {
-            if (first + k >= c.ranks) continue;
-            const uint32_t source = peer_after(c, first + k);
-            const Stretch s = taken_from(c, source);
-            if (s.bytes == 0 || !takes_part(c, source)) continue;
+            for (uint32_t w = 0; w < kWords; w++) packets[w] = words.has(w) ? packet_at(from + words.packet(w)) : Packet{0, tag};
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) {
-                if (!words.has(w) || c.stopped) continue;
-                Packet &packet = packets[k][w];
-                if (packet.tag != tag && !await_packet(c, source, packet_of(c, source, words.at(w)), packet)) continue;
-                write<uint64_t>(s.at + 8 * words.at(w), packet.data, s.bytes - 8 * words.at(w));
+                data[s][w] = packets[w].data;
+                all = all && packets[w].tag == tag;
             }
+        }
+        return all;
+    }
+    // Waits for the wanted words, or gives their sources up.
+    template <typename Source> __device__ __forceinline__ void await(Collective &c, WordsAt words, const Source &source) {
+        constexpr uint32_t kLooks = 256;
+#pragma unroll 1
+        for (uint32_t i = 0; i < kLooks; i++) {
+            if (look(c, words, source)) return;
+        }
+#pragma unroll 1
+        for (uint32_t s = 0; s < kSources; s++) {
+            if (!(wanted >> s & 1)) continue;
+            bool came = true;
+#pragma unroll 1
+            for (uint32_t w = 0; w < kWords && words.has(w) && came; w++) {
+                came = !c.stopped && await_packet(c, source(s), packet_of(c, source(s), words.at(w)));
+            }
+            if (!came) wanted &= ~(1u << s);
+        }
+        look(c, words, source);
+    }
+};
+
+// The sources whose words a thread awaits together, if it awaits so many words of each.
+template <uint32_t kWords> constexpr uint32_t kSourcesAtOnce = kWords == 1 ? 8 : kWords <= 4 ? 4 : 2;
+
+template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, WordsAt words) {
+    constexpr uint32_t kSources = kSourcesAtOnce<kWords>;
+#pragma unroll 1
+    for (uint32_t first = 1; first < c.ranks && !c.stopped; first += kSources) {
+        auto source = [&](uint32_t s) { return peer_after(c, first + s); };
+        Arriving<kSources, kWords> here = {};
+#pragma unroll
+        for (uint32_t s = 0; s < kSources; s++) {
+            if (first + s >= c.ranks) continue;
+            const bool gives = 8 * words.i < taken_from(c, source(s)).bytes && takes_part(c, source(s));
+            here.wanted |= uint32_t(gives) << s;
+        }
+        if (here.wanted != 0) here.await(c, words, source);
+#pragma unroll
+        for (uint32_t s = 0; s < kSources; s++) {
+            if (!(here.wanted >> s & 1)) continue;
+            const Stretch taken = taken_from(c, source(s));
+            store_words<kWords>(taken.at, taken.bytes, words, here.data[s]);
         }
     }
 }
 
-// Folds words of all members; words without a result stay unchanged. Returns whether there is a result.
-template <typename T, uint32_t kWords>
-__device__ __forceinline__ bool fold_words(Collective &c, const Folding &f, WordsAt words, uint64_t (&result)[kWords]) {
-    constexpr uint32_t kSources = kAtOnce / kWords;
-    const uint64_t tag = c.tag;
+// Folds words of all members, `result` being this rank's. Returns whether there is a result; if not, `result` is unchanged.
+// kSums: the operation is a sum.
+template <typename T, uint32_t kWords, bool kSums>
+__device__ __forceinline__ bool fold_words(Collective &c, WordsAt words, uint64_t (&result)[kWords]) {
+    constexpr uint32_t kSources = kSourcesAtOnce<kWords>;
     const uint32_t own = c.rank, op = c.args.op;
+    if (c.members == 1) return true;
     Word<T> sum[kWords];
     bool begun = false;
+    if (kSums) {
 #pragma unroll
-    for (uint32_t w = 0; w < kWords; w++) {
-        if (words.has(w)) result[w] = read<uint64_t>(f.own + 8 * words.at(w), f.bytes - 8 * words.at(w));
+        for (uint32_t w = 0; w < kWords; w++) sum[w].begin_sum();
     }
 #pragma unroll 1
     for (uint32_t first = 0; first < c.ranks; first += kSources) {
-        Packet packets[kSources][kWords] = {};
+        auto source = [&](uint32_t s) { return first + s; };
+        Arriving<kSources, kWords> here = {};
 #pragma unroll
-        for (uint32_t k = 0; k < kSources; k++) {
-            const uint32_t source = first + k;
-            if (source < c.ranks && source != own) look_at_words(c.own + packet_of(c, source, words.i), words, packets[k]);
+        for (uint32_t s = 0; s < kSources; s++) {
+            here.wanted |= uint32_t(first + s < c.ranks && first + s != own && takes_part(c, first + s)) << s;
         }
+        if (here.wanted != 0) here.await(c, words, source);
 #pragma unroll
-        for (uint32_t k = 0; k < kSources; k++) {
-            const uint32_t source = first + k;
-            if (source >= c.ranks || !takes_part(c, source) || c.stopped) continue;
-            bool all = true;
-#pragma unroll
-            for (uint32_t w = 0; w < kWords; w++) {
-                Packet &packet = packets[k][w];
-                if (source == own) {
-                    packet.data = result[w];
-                } else if (words.has(w) && packet.tag != tag) {
-                    all = all && await_packet(c, source, packet_of(c, source, words.at(w)), packet);
-                }
-            }
-            if (!all) continue;
+        for (uint32_t s = 0; s < kSources; s++) {
+            const bool is_own = first + s == own;
+            if (!is_own && !(here.wanted >> s & 1)) continue;
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) {
-                if (begun) {
-                    sum[w].fold(packets[k][w].data, op);
+                const uint64_t word = is_own ? result[w] : here.data[s][w];
+                if (kSums || begun) {
+                    sum[w].template fold<kSums>(word, op);
                 } else {
-                    sum[w].begin(packets[k][w].data);
+                    sum[w].begin(word);
                 }
             }
             begun = true;
         }
     }
-    if (begun && c.members != 1) {
+    if (c.stopped) return false;
 #pragma unroll
-        for (uint32_t w = 0; w < kWords; w++) result[w] = sum[w].end(op, c.members);
-    }
-    return begun;
+    for (uint32_t w = 0; w < kWords; w++) result[w] = sum[w].template end<kSums>(op, c.members);
+    return true;
 }
 
-template <typename T, uint32_t kWords>
+template <typename T, uint32_t kWords, bool kSums>
 __device__ __forceinline__ void fold_and_write_words(Collective &c, const Folding &f, WordsAt words) {
-    uint64_t result[kWords] = {};
-    if (!fold_words<T, kWords>(c, f, words, result)) return;
-#pragma unroll
-    for (uint32_t w = 0; w < kWords; w++) {
-        if (words.has(w)) write<uint64_t>(f.out + 8 * words.at(w), result[w], f.bytes - 8 * words.at(w));
-    }
+    uint64_t result[kWords];
+    load_words<kWords>(f.own, f.bytes, words, result);
+    if (fold_words<T, kWords, kSums>(c, words, result)) store_words<kWords>(f.out, f.bytes, words, result);
 }
 
 template <typename T, uint32_t kWords>
@@ -171,16 +228,26 @@ __device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, ui
     for (uint64_t i = begin; i < words; i += kWords * step) send_words<kWords>(c, {i, step, words});
     if constexpr (std::is_void_v<T>) {
         const Folding f = given_to_itself(c);
-        for (uint64_t i = begin; 8 * i < f.bytes; i += step) {
-            write<uint64_t>(f.out + 8 * i, read<uint64_t>(f.own + 8 * i, f.bytes - 8 * i), f.bytes - 8 * i);
+#pragma unroll 1
+        for (uint64_t i = begin; 8 * i < f.bytes; i += kWords * step) {
+            uint64_t data[kWords];
+            load_words<kWords>(f.own, f.bytes, {i, step, words}, data);
+            store_words<kWords>(f.out, f.bytes, {i, step, words}, data);
         }
 #pragma unroll 1
         for (uint64_t i = begin; i < words; i += kWords * step) take_words<kWords>(c, {i, step, words});
     } else {
         const Folding f = folded_here(c);
         const uint64_t folded = words_of(f.bytes);
+        if (c.args.op == EPW_SUM) {
 #pragma unroll 1
-        for (uint64_t i = begin; i < folded; i += kWords * step) fold_and_write_words<T, kWords>(c, f, {i, step, folded});
+            for (uint64_t i = begin; i < folded; i += kWords * step) {
+                fold_and_write_words<T, kWords, true>(c, f, {i, step, folded});
+            }
+        } else {
+#pragma unroll 1
+            for (uint64_t i = begin; i < folded; i += step) fold_and_write_words<T, 1, false>(c, f, {i, step, folded});
+        }
     }
 }
 
@@ -192,8 +259,10 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
         exchange_words<T, 1>(c, begin, step, words);
     } else if (words <= 2 * step) {
         exchange_words<T, 2>(c, begin, step, words);
+    } else if (words <= 4 * step) {
+        exchange_words<T, 4>(c, begin, step, words);
     } else {
-        exchange_words<T, kAtOnce>(c, begin, step, words);
+        exchange_words<T, 8>(c, begin, step, words);
     }
     await_calls(c);
 }
