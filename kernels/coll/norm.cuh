@@ -8,8 +8,6 @@
 
 namespace epw {
 
-constexpr uint32_t kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads; // the most words of a row that a thread has
-constexpr uint32_t kAtOnce = 4;                                            // words that are awaited together
 constexpr uint32_t kNormWarps = kCollThreads / 32;
 constexpr uint32_t kWordsOfScale = EPW_FP8_BLOCK / 4;
 static_assert(kCollThreads == 512 && kWordsOfScale == 32, "the order of partial sums; a scale is a warp's");
@@ -59,19 +57,23 @@ __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uin
     }
 }
 
+// kWords: the most words of a row that a thread has.
+constexpr uint32_t kFewNormWords = 4, kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads;
+
 // What a row needs besides its sum, loaded while the sum arrives: the words of a thread.
-struct NormRow {
-    uint64_t sum[kNormWords], residual[kNormWords], weight[kNormWords];
+template <uint32_t kWords> struct NormRow {
+    uint64_t sum[kWords], residual[kWords], weight[kWords];
 };
 
 __device__ __forceinline__ uint32_t norm_word(uint32_t k) { return threadIdx.x + k * kCollThreads; }
 
-__device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r) {
+template <uint32_t kWords>
+__device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t row, NormRow<kWords> &r) {
     const uint32_t words = a.hidden / 4;
     const auto *residuals = reinterpret_cast<const uint64_t *>(a.residual) + row * words;
     const auto *weights = reinterpret_cast<const uint64_t *>(a.weight);
 #pragma unroll
-    for (uint32_t k = 0; k < kNormWords; k++) {
+    for (uint32_t k = 0; k < kWords; k++) {
         const bool inside = norm_word(k) < words;
         r.weight[k] = inside ? weights[norm_word(k)] : 0;
         r.residual[k] = inside && a.residual != nullptr ? residuals[norm_word(k)] : 0;
@@ -80,12 +82,13 @@ __device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t 
 }
 
 // Called by the whole block.
-template <typename T, typename Pair>
-__device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t row, NormRow &r, float (&of_warps)[kNormWarps]) {
+template <typename T, typename Pair, uint32_t kWords>
+__device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t row, NormRow<kWords> &r,
+                                        float (&of_warps)[kNormWarps]) {
     const uint32_t words = a.hidden / 4;
     float part = 0;
 #pragma unroll
-    for (uint32_t k = 0; k < kNormWords; k++) {
+    for (uint32_t k = 0; k < kWords; k++) {
         float x[4];
         widen_word<T>(r.sum[k], x);
         if (a.residual != nullptr) {
@@ -102,14 +105,14 @@ __device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t ro
     if (a.residual != nullptr) {
         auto *residuals = reinterpret_cast<uint64_t *>(a.residual) + row * words;
 #pragma unroll
-        for (uint32_t k = 0; k < kNormWords; k++) {
+        for (uint32_t k = 0; k < kWords; k++) {
             if (norm_word(k) < words) residuals[norm_word(k)] = r.sum[k];
         }
     }
     const float mean = __fdiv_rn(sum_of_parts(part, of_warps), float(a.hidden));
     const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.epsilon)));
 #pragma unroll
-    for (uint32_t k = 0; k < kNormWords; k++) {
+    for (uint32_t k = 0; k < kWords; k++) {
         if (norm_word(k) >= words) continue; // uniform over a warp for FP8
         float y[4], weight[4];
         widen_word<T>(r.sum[k], y);
@@ -125,25 +128,28 @@ __device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t ro
     }
 }
 
-template <typename T, typename Pair>
+template <typename T, typename Pair, uint32_t kWords>
 __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
     const uint64_t words = a.hidden / 4;
+    constexpr uint32_t kAtOnce = 2; // words that are awaited together
     tell_call(c);
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
 #pragma unroll 1
-        for (uint64_t i = begin; i < end; i += kAtOnce * kCollThreads) send_words<kAtOnce>(c, {i, kCollThreads, end});
+        for (uint64_t i = begin; i < end; i += kFewNormWords * kCollThreads) {
+            send_words<kFewNormWords>(c, {i, kCollThreads, end});
+        }
     }
     const Folding f = folded_here(c);
     auto *sums = reinterpret_cast<uint64_t *>(f.out);
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
-        NormRow r;
+        NormRow<kWords> r;
         begin_row(a, row, r);
 #pragma unroll
-        for (uint32_t k = 0; k < kNormWords; k += kAtOnce) {
+        for (uint32_t k = 0; k < kWords; k += kAtOnce) {
             const WordsAt at = {begin + k * kCollThreads, kCollThreads, end};
             if (!at.has(0)) continue;
             uint64_t sum[kAtOnce];
@@ -164,7 +170,7 @@ __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args
 }
 
 // Normalises after a sum by rings.
-template <typename T, typename Pair>
+template <typename T, typename Pair, uint32_t kWords>
 __device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
     const epw_coll_args &common = a.common;
     const uint32_t words = a.hidden / 4;
@@ -172,10 +178,10 @@ __device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, floa
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const auto *sums = reinterpret_cast<const uint64_t *>(common.recv) + row * words;
-        NormRow r;
+        NormRow<kWords> r;
         begin_row(a, row, r);
 #pragma unroll
-        for (uint32_t k = 0; k < kNormWords; k++) {
+        for (uint32_t k = 0; k < kWords; k++) {
             if (norm_word(k) < words) r.sum[k] = sums[norm_word(k)];
         }
         end_row<T, Pair>(a, row, r, of_warps);

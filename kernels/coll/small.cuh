@@ -101,19 +101,46 @@ __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uin
     return came;
 }
 
-// Words of several ranks' messages: those of source(s), for s below kSources.
+// Some ranks, by the order in which they are handled: rank first + s, or the rank that is first + s after this one.
+template <bool kAfterOwn> struct Ranks {
+    uint32_t first;
+
+    __device__ __forceinline__ uint32_t operator()(const Collective &c, uint32_t s) const {
+        return kAfterOwn ? peer_after(c, first + s) : first + s;
+    }
+};
+
+// Waits for the first `count` words of each wanted rank; bit s of `wanted` stands for rank s of `ranks`. Returns those whose words
+// have come.
+template <bool kAfterOwn>
+__device__ __noinline__ uint32_t await_words(Collective &c, Ranks<kAfterOwn> ranks, WordsAt words, uint32_t count, uint32_t wanted) {
+#pragma unroll 1
+    for (uint32_t left = wanted; left != 0; left &= left - 1) {
+        const uint32_t s = __ffs(left) - 1, source = ranks(c, s);
+        bool came = true;
+#pragma unroll 1
+        for (uint32_t w = 0; w < count && words.has(w) && came; w++) {
+            came = !c.stopped && await_packet(c, source, packet_of(c, source, words.at(w)));
+        }
+        if (!came) wanted &= ~(1u << s);
+    }
+    return wanted;
+}
+
+// Words of several ranks' messages.
 template <uint32_t kSources, uint32_t kWords> struct Arriving {
     uint64_t data[kSources][kWords];
-    uint32_t wanted; // bit s: words of this source are awaited and, in the end, are here
+    uint32_t wanted; // bit s: the words of rank s are awaited and, in the end, are here
 
     // Loads the packets as they are now. Returns whether all words have come.
-    template <typename Source> __device__ __forceinline__ bool look(const Collective &c, WordsAt words, const Source &source) {
+    template <bool kAfterOwn>
+    __device__ __forceinline__ bool look(const Collective &c, Ranks<kAfterOwn> ranks, WordsAt words) {
         const uint64_t tag = c.tag;
         bool all = true;
 #pragma unroll
         for (uint32_t s = 0; s < kSources; s++) {
             if (!(wanted >> s & 1)) continue;
-            const unsigned char *from = c.own + packet_of(c, source(s), words.i);
+            const unsigned char *from = c.own + packet_of(c, ranks(c, s), words.i);
             Packet packets[kWords];
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) packets[w] = words.has(w) ? packet_at(from + words.packet(w)) : Packet{0, tag};
@@ -126,46 +153,32 @@ template <uint32_t kSources, uint32_t kWords> struct Arriving {
         return all;
     }
     // Waits for the wanted words, or gives their sources up.
-    template <typename Source> __device__ __forceinline__ void await(Collective &c, WordsAt words, const Source &source) {
+    template <bool kAfterOwn> __device__ __forceinline__ void await(Collective &c, Ranks<kAfterOwn> ranks, WordsAt words) {
         constexpr uint32_t kLooks = 256;
 #pragma unroll 1
-        for (uint32_t i = 0; i < kLooks; i++) {
-            if (look(c, words, source)) return;
+        for (uint32_t i = 0; wanted != 0 && !look(c, ranks, words) && i <= kLooks; i++) {
+            if (i == kLooks) wanted = await_words(c, ranks, words, kWords, wanted);
         }
-#pragma unroll 1
-        for (uint32_t s = 0; s < kSources; s++) {
-            if (!(wanted >> s & 1)) continue;
-            bool came = true;
-#pragma unroll 1
-            for (uint32_t w = 0; w < kWords && words.has(w) && came; w++) {
-                came = !c.stopped && await_packet(c, source(s), packet_of(c, source(s), words.at(w)));
-            }
-            if (!came) wanted &= ~(1u << s);
-        }
-        look(c, words, source);
     }
 };
 
-// The sources whose words a thread awaits together, if it awaits so many words of each.
-template <uint32_t kWords> constexpr uint32_t kSourcesAtOnce = kWords == 1 ? 8 : kWords <= 4 ? 4 : 2;
-
 template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective &c, WordsAt words) {
-    constexpr uint32_t kSources = kSourcesAtOnce<kWords>;
+    constexpr uint32_t kSources = kWords <= 2 ? 4 / kWords : 1;
 #pragma unroll 1
     for (uint32_t first = 1; first < c.ranks && !c.stopped; first += kSources) {
-        auto source = [&](uint32_t s) { return peer_after(c, first + s); };
+        const Ranks<true> ranks = {first};
         Arriving<kSources, kWords> here = {};
 #pragma unroll
         for (uint32_t s = 0; s < kSources; s++) {
             if (first + s >= c.ranks) continue;
-            const bool gives = 8 * words.i < taken_from(c, source(s)).bytes && takes_part(c, source(s));
-            here.wanted |= uint32_t(gives) << s;
+            const uint32_t source = ranks(c, s);
+            here.wanted |= uint32_t(8 * words.i < taken_from(c, source).bytes && takes_part(c, source)) << s;
         }
-        if (here.wanted != 0) here.await(c, words, source);
+        here.await(c, ranks, words);
 #pragma unroll
         for (uint32_t s = 0; s < kSources; s++) {
             if (!(here.wanted >> s & 1)) continue;
-            const Stretch taken = taken_from(c, source(s));
+            const Stretch taken = taken_from(c, ranks(c, s));
             store_words<kWords>(taken.at, taken.bytes, words, here.data[s]);
         }
     }
@@ -175,7 +188,7 @@ template <uint32_t kWords> __device__ __forceinline__ void take_words(Collective
 // kSums: the operation is a sum.
 template <typename T, uint32_t kWords, bool kSums>
 __device__ __forceinline__ bool fold_words(Collective &c, WordsAt words, uint64_t (&result)[kWords]) {
-    constexpr uint32_t kSources = kSourcesAtOnce<kWords>;
+    constexpr uint32_t kSources = kWords == 1 ? 4 : 2;
     const uint32_t own = c.rank, op = c.args.op;
     if (c.members == 1) return true;
     Word<T> sum[kWords];
@@ -186,13 +199,12 @@ __device__ __forceinline__ bool fold_words(Collective &c, WordsAt words, uint64_
     }
 #pragma unroll 1
     for (uint32_t first = 0; first < c.ranks; first += kSources) {
-        auto source = [&](uint32_t s) { return first + s; };
         Arriving<kSources, kWords> here = {};
 #pragma unroll
         for (uint32_t s = 0; s < kSources; s++) {
             here.wanted |= uint32_t(first + s < c.ranks && first + s != own && takes_part(c, first + s)) << s;
         }
-        if (here.wanted != 0) here.await(c, words, source);
+        here.await(c, Ranks<false>{first}, words);
 #pragma unroll
         for (uint32_t s = 0; s < kSources; s++) {
             const bool is_own = first + s == own;
@@ -222,27 +234,28 @@ __device__ __forceinline__ void fold_and_write_words(Collective &c, const Foldin
     if (fold_words<T, kWords, kSums>(c, words, result)) store_words<kWords>(f.out, f.bytes, words, result);
 }
 
-template <typename T, uint32_t kWords>
+// Each thread moves kMoved words at a time and folds kFolded.
+template <typename T, uint32_t kMoved, uint32_t kFolded>
 __device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, uint64_t step, uint64_t words) {
 #pragma unroll 1
-    for (uint64_t i = begin; i < words; i += kWords * step) send_words<kWords>(c, {i, step, words});
+    for (uint64_t i = begin; i < words; i += kMoved * step) send_words<kMoved>(c, {i, step, words});
     if constexpr (std::is_void_v<T>) {
         const Folding f = given_to_itself(c);
 #pragma unroll 1
-        for (uint64_t i = begin; 8 * i < f.bytes; i += kWords * step) {
-            uint64_t data[kWords];
-            load_words<kWords>(f.own, f.bytes, {i, step, words}, data);
-            store_words<kWords>(f.out, f.bytes, {i, step, words}, data);
+        for (uint64_t i = begin; 8 * i < f.bytes; i += kMoved * step) {
+            uint64_t data[kMoved];
+            load_words<kMoved>(f.own, f.bytes, {i, step, words}, data);
+            store_words<kMoved>(f.out, f.bytes, {i, step, words}, data);
         }
 #pragma unroll 1
-        for (uint64_t i = begin; i < words; i += kWords * step) take_words<kWords>(c, {i, step, words});
+        for (uint64_t i = begin; i < words; i += kMoved * step) take_words<kMoved>(c, {i, step, words});
     } else {
         const Folding f = folded_here(c);
         const uint64_t folded = words_of(f.bytes);
         if (c.args.op == EPW_SUM) {
 #pragma unroll 1
-            for (uint64_t i = begin; i < folded; i += kWords * step) {
-                fold_and_write_words<T, kWords, true>(c, f, {i, step, folded});
+            for (uint64_t i = begin; i < folded; i += kFolded * step) {
+                fold_and_write_words<T, kFolded, true>(c, f, {i, step, folded});
             }
         } else {
 #pragma unroll 1
@@ -256,13 +269,9 @@ template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
     const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
     const uint64_t words = words_of(c.args.bytes);
     if (words <= step) { // one word of each source per thread
-        exchange_words<T, 1>(c, begin, step, words);
-    } else if (words <= 2 * step) {
-        exchange_words<T, 2>(c, begin, step, words);
-    } else if (words <= 4 * step) {
-        exchange_words<T, 4>(c, begin, step, words);
+        exchange_words<T, 1, 1>(c, begin, step, words);
     } else {
-        exchange_words<T, 8>(c, begin, step, words);
+        exchange_words<T, 4, 2>(c, begin, step, words);
     }
     await_calls(c);
 }
