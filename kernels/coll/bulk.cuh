@@ -15,19 +15,20 @@
 namespace epw {
 
 constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
-// The warps of a block: one thread of the first sends, and one of the second takes; two warps tell. The others fold, or, where
-// nothing is folded, one of their threads copies what this rank gives itself.
-constexpr uint32_t kSender = 0, kTaker = 32, kFirstTeller = 64, kFirstFolder = 128, kKeeper = kFirstFolder;
+// The warps of a block: one thread of the first sends, and one of the second takes. The third tells. The fourth is the foreman of
+// the others, which fold; where nothing is folded, one of its threads copies what this rank gives itself.
+constexpr uint32_t kSender = 0, kTaker = 32, kFirstTeller = 64, kForeman = 96, kFirstFolder = 128;
 constexpr uint32_t kFolders = 512, kBulkThreads = kFirstFolder + kFolders;
+constexpr uint32_t kFoldsAhead = 4; // pieces that are being folded, or are waiting for that
 constexpr uint32_t kMovers = 3;
 constexpr uint32_t kChunkBytes = 8192;           // of the chunks that are moved
 constexpr uint32_t kStages = 8, kLoadsAhead = 3; // chunks in shared memory; loads issued before the first chunk is stored
 constexpr uint32_t kStoresAhead = 4;             // stores in flight before the oldest is awaited
 static_assert(kLoadsAhead + kStoresAhead < kStages, "a stage that is loaded has been stored");
 
-// What a peer is told: how many pieces of a ring are written for it, and how many of its pieces are taken. A warp tells each.
+// What a peer is told: how many pieces of a ring are written for it, and how many of its pieces are taken.
 enum Due : uint32_t { kWritten = 0, kTaken = kRings, kDues = 2 * kRings };
-static_assert(kRings * kBulkRanks <= 32, "one for each lane of a warp");
+static_assert(kDues * kBulkRanks == 32, "one for each lane of a warp");
 
 // A chunk in flight, and what to do when it is through.
 struct Chunk {
@@ -42,27 +43,33 @@ struct BulkMemory {
     unsigned char moved[kMovers][kStages][kChunkBytes];
 };
 
-// Where each rank's bytes of a piece are that is folded, and where its copy of the result goes. Written by the thread that waits
-// for that rank, read by the team of the fold, between two of its barriers.
-struct FoldPlaces {
+// A piece to fold: where the bytes of each rank are, and where copies of the result go. Writer: the foreman. Readers: the folding
+// warps, through the barrier `ready`.
+struct FoldPiece {
     const unsigned char *from[kBulkRanks]; // in ascending order of ranks, `sources` of them
     unsigned char *to[kBulkRanks];         // `copies` of them
-    uint32_t sources, copies;
+    unsigned char *out;
+    uint32_t sources, copies, bytes; // 0 bytes: there are no more pieces
 };
 
 // Shared memory besides BulkMemory, with which threads signal each other.
 struct BulkTeams {
     uint64_t moved[kMovers][kStages]; // barriers: a chunk is loaded
     Chunk chunks[kMovers][kStages];
-    FoldPlaces places;
+    FoldPiece pieces[kFoldsAhead];
+    uint64_t ready[kFoldsAhead], folded[kFoldsAhead]; // barriers: a piece can be folded; it is
     uint64_t due[kDues][kBulkRanks];
     uint32_t movers; // threads and teams that may still make something due
 };
 
 __device__ __forceinline__ void init_bulk(BulkTeams &t) {
     if (threadIdx.x != 0) return;
-    t.movers = 3; // the sender, the taker, and the keeper or the team of the fold
+    t.movers = 3; // the sender, the taker, the foreman
     for (uint32_t i = 0; i < kMovers * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
+    for (uint32_t i = 0; i < kFoldsAhead; i++) {
+        ptx::barrier_init(&t.ready[i], 1);
+        ptx::barrier_init(&t.folded[i], kFolders / 32);
+    }
     ptx::fence_barrier_init();
 }
 
@@ -88,25 +95,21 @@ __device__ __forceinline__ void begin_telling(const Collective &c, const Rings &
     __syncthreads();
 }
 
-// Tells peers what is due, until nothing can become due any more. Each lane handles one count of one peer.
+// Tells peers what is due, until nothing can become due any more. Called by one warp; each lane handles one count of one peer.
 __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
-    const uint32_t lane = threadIdx.x % 32, peer = lane % kBulkRanks;
-    const bool tells = lane < kRings * kBulkRanks;
-    const Ring ring = Ring(tells ? lane / kBulkRanks : 0);
-    const Due first = threadIdx.x - kFirstTeller < 32 ? kWritten : kTaken;
-    const auto *own = static_cast<const volatile uint64_t *>(&t.due[first + ring][peer]);
-    uint64_t told = *own;
-    uint64_t *to = nullptr;
-    if (tells && peer < c.ranks) {
-        const auto which = first == kWritten ? EPW_COLL_WRITTEN : EPW_COLL_TAKEN;
-        to = reinterpret_cast<uint64_t *>(at(c, peer, epw_coll_count(&c.args.at, ring, c.rank, blockIdx.x, which)));
+    const uint32_t lane = threadIdx.x % 32, due = lane / kBulkRanks, peer = lane % kBulkRanks;
+    const auto *own = static_cast<const volatile uint64_t *>(&t.due[due][peer]);
+    uint64_t told = *own, *to = nullptr;
+    if (peer < c.ranks) {
+        const auto which = due < kTaken ? EPW_COLL_WRITTEN : EPW_COLL_TAKEN;
+        to = reinterpret_cast<uint64_t *>(at(c, peer, epw_coll_count(&c.args.at, due % kRings, c.rank, blockIdx.x, which)));
     }
 #pragma unroll 1
     for (;;) {
         const bool last = *static_cast<volatile uint32_t *>(&t.movers) == 0;
         __threadfence_block(); // orders the load of the count after that of `movers`
         const uint64_t count = *own;
-        const bool news = tells && count != told;
+        const bool news = count != told;
         if (!__any_sync(0xffffffffu, news)) {
             if (__all_sync(0xffffffffu, last)) return;
             continue;
@@ -118,7 +121,7 @@ __device__ __forceinline__ void tell_what_is_due(Collective &c, BulkTeams &t) {
     }
 }
 
-// Bounded: the loads have been issued.
+// Bounded: the loads have been issued, the pieces are being folded, or the foreman, whose waits are bounded, will say so.
 __device__ __forceinline__ void await_barrier(uint64_t *barrier, uint32_t parity) {
     while (!ptx::barrier_try_wait(barrier, parity)) {
     }
@@ -280,32 +283,6 @@ __device__ __forceinline__ void give_itself_by_bulk(const Collective &c, BulkMem
 
 // ---- folding ----
 
-// Finds the places of the next piece, once it has arrived from all members and has room there. Called by the first warp of the
-// team; lane i does this for rank i.
-__device__ __forceinline__ void find_places(Collective &c, const Rings &r, FoldPlaces &p, const unsigned char *own, uint32_t lane,
-                                            bool spreads) {
-    const uint32_t below = (1u << lane) - 1;
-    const unsigned char *from = nullptr;
-    if (lane == c.rank) {
-        from = own;
-    } else if (lane < c.ranks && takes_part(c, lane)) {
-        await_piece(c, r, kRaw, lane);
-        if (spreads && takes_part(c, lane)) await_room(c, r, kWhole, lane);
-        if (takes_part(c, lane)) from = c.own + slot_of(c, kRaw, lane, r.read[kRaw][lane]);
-    }
-    __syncwarp();
-    const uint32_t sources = __ballot_sync(0xffffffffu, from != nullptr);
-    const uint32_t copies = spreads ? sources & ~(1u << c.rank) : 0;
-    if (from != nullptr) p.from[__popc(sources & below)] = from;
-    if (copies >> lane & 1) {
-        p.to[__popc(copies & below)] = at(c, lane, slot_of(c, kWhole, c.rank, r.written[kWhole][lane]));
-    }
-    if (lane == 0) {
-        p.sources = __popc(sources);
-        p.copies = __popc(copies);
-    }
-}
-
 // The cells of one source: kCells, `step` bytes apart.
 template <uint32_t kCells> struct Cells {
     uint4 v[kCells];
@@ -324,7 +301,7 @@ template <uint32_t kCells> struct Cells {
 
 // Folds kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. Cells of two sources are loaded together.
 template <typename T, bool kSums, uint32_t kCells>
-__device__ __forceinline__ void fold_cells(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t step, uint32_t op,
+__device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, uint32_t step, uint32_t op,
                                            uint32_t members) {
     Word<T> low[kCells], high[kCells];
     Cells<kCells> one, other;
@@ -356,14 +333,14 @@ __device__ __forceinline__ void fold_cells(const FoldPlaces &p, unsigned char *o
         const uint64_t l = low[k].template end<kSums>(op, members), h = high[k].template end<kSums>(op, members);
         one.v[k] = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
     }
-    one.store(out + first, step);
+    one.store(p.out + first, step);
 #pragma unroll 1
     for (uint32_t i = 0; i < p.copies; i++) one.store(p.to[i] + first, step);
 }
 
 // Folds the last bytes of a message, fewer than 16. Called by one thread.
 template <typename T>
-__device__ __noinline__ void fold_tail(const FoldPlaces &p, unsigned char *out, uint32_t first, uint32_t bytes, uint32_t op,
+__device__ __noinline__ void fold_tail(const FoldPiece &p, uint32_t first, uint32_t bytes, uint32_t op,
                                        uint32_t members) {
     Word<T> low, high;
 #pragma unroll 1
@@ -380,54 +357,124 @@ __device__ __noinline__ void fold_tail(const FoldPlaces &p, unsigned char *out, 
     }
     const uint64_t l = low.end(op, members), h = high.end(op, members);
     const uint4 result = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
-    write_slowly<uint4>(out + first, result, bytes);
+    write_slowly<uint4>(p.out + first, result, bytes);
 #pragma unroll 1
     for (uint32_t i = 0; i < p.copies; i++) write_slowly<uint4>(p.to[i] + first, result, bytes);
 }
 
-template <typename T>
-__device__ __forceinline__ void fold_placed(const Collective &c, const FoldPlaces &p, unsigned char *out, uint32_t bytes,
-                                            Team team) {
-    constexpr uint32_t kCells = AtOnce<T>::kCells;
-    const uint32_t op = c.args.op, members = c.members, whole = bytes / 16 * 16, step = 16 * team.threads;
-    uint32_t at = 16 * team.thread();
+template <typename T> __device__ __forceinline__ void fold_piece(const Collective &c, const FoldPiece &p, uint32_t thread) {
+    constexpr uint32_t kCells = AtOnce<T>::kCells, kStep = 16 * kFolders;
+    const uint32_t op = c.args.op, members = c.members, whole = p.bytes / 16 * 16;
+    uint32_t at = 16 * thread;
     if (op == EPW_SUM) {
 #pragma unroll 1
-        for (; at + (kCells - 1) * step < whole; at += kCells * step) fold_cells<T, true, kCells>(p, out, at, step, op, members);
+        for (; at + (kCells - 1) * kStep < whole; at += kCells * kStep) fold_cells<T, true, kCells>(p, at, kStep, op, members);
 #pragma unroll 1
-        for (; at < whole; at += step) fold_cells<T, true, 1>(p, out, at, step, op, members);
+        for (; at < whole; at += kStep) fold_cells<T, true, 1>(p, at, kStep, op, members);
     } else {
 #pragma unroll 1
-        for (; at < whole; at += step) fold_cells<T, false, 1>(p, out, at, step, op, members);
+        for (; at < whole; at += kStep) fold_cells<T, false, 1>(p, at, kStep, op, members);
     }
-    if (whole < bytes && team.thread() == 0) fold_tail<T>(p, out, whole, bytes - whole, op, members);
+    if (whole < p.bytes && thread == 0) fold_tail<T>(p, whole, p.bytes - whole, op, members);
 }
 
-// Folds the pieces that arrive from all members, with the threads of the team.
-template <typename T>
-__device__ __forceinline__ void fold_by_team(Collective &c, Rings &r, BulkTeams &t, Team team, bool spreads) {
-    const Folding f = folded_here(c);
-    const uint32_t rank = team.thread();
+// Folds the pieces that the foreman brings. Called by each folding warp; no warp waits for another.
+template <typename T> __device__ __forceinline__ void fold_pieces_brought(const Collective &c, BulkTeams &t) {
+    const uint32_t thread = threadIdx.x - kFirstFolder;
 #pragma unroll 1
-    for (uint64_t j = blockIdx.x;; j += gridDim.x) {
-        const uint64_t offset = j * c.args.pieces;
-        const uint32_t bytes = piece_bytes(c, f.bytes, j);
-        if (bytes == 0) return;
-        if (rank < 32) find_places(c, r, t.places, f.own + offset, rank, spreads);
-        if (team.meet_any(c.stopped)) return;
+    for (uint32_t n = 0;; n++) {
+        const uint32_t s = n % kFoldsAhead;
+        await_barrier(&t.ready[s], n / kFoldsAhead & 1);
+        const FoldPiece &p = t.pieces[s];
+        if (p.bytes == 0) return;
         if (c.members > 1) {
-            fold_placed<T>(c, t.places, f.out + offset, bytes, team);
-        } else if (f.out != f.own) {
-            copy(f.out + offset, f.own + offset, bytes, team.thread(), team.threads);
+            fold_piece<T>(c, p, thread);
+        } else if (p.out != p.from[0]) {
+            copy(p.out, p.from[0], p.bytes, thread, kFolders);
         }
-        team.meet();
-        if (rank >= c.ranks || rank == c.rank || !takes_part(c, rank)) continue;
-        make_due(t, kTaken + kRaw, rank, ++r.read[kRaw][rank]);
-        if (!spreads) continue;
-        put_note(c, rank, r.written[kWhole][rank]);
-        make_due(t, kWritten + kWhole, rank, ++r.written[kWhole][rank]);
+        __syncwarp();
+        if (thread % 32 == 0) ptx::barrier_arrive(&t.folded[s]);
     }
 }
+
+// Brings pieces to the folding warps as they arrive, and makes due what has been folded. Run by one warp; lane i looks after
+// rank i.
+struct Foreman {
+    Collective &c;
+    Rings &r; // counts pieces that are folded
+    BulkTeams &t;
+    const bool spreads;
+    uint32_t lane, brought = 0, folded = 0; // pieces
+
+    __device__ __forceinline__ bool has_rank() const { return lane < c.ranks && lane != c.rank && takes_part(c, lane); }
+    // Whether the rank's part of the next piece has arrived, and there is room for its copy of the result.
+    __device__ __forceinline__ uint64_t arrived() const { return r.read[kRaw][lane] + (brought - folded); }
+    __device__ __forceinline__ uint64_t copied() const { return r.written[kWhole][lane] + (brought - folded); }
+    __device__ __forceinline__ bool has_next() const {
+        return has_written(c, kRaw, lane, arrived() + 1) && (!spreads || has_place(c, kWhole, lane, copied()));
+    }
+    __device__ __forceinline__ void await_next() const {
+        await_written(c, kRaw, lane, arrived() + 1);
+        if (spreads && takes_part(c, lane)) await_place(c, kWhole, lane, copied());
+    }
+    // Waits until the oldest piece is folded. What then has become due is told by the telling warp.
+    __device__ __forceinline__ void end_oldest() {
+        await_barrier(&t.folded[folded % kFoldsAhead], folded / kFoldsAhead & 1);
+        folded++;
+        if (!has_rank()) return;
+        make_due(t, kTaken + kRaw, lane, ++r.read[kRaw][lane]);
+        if (!spreads) return;
+        put_note(c, lane, r.written[kWhole][lane]);
+        make_due(t, kWritten + kWhole, lane, ++r.written[kWhole][lane]);
+    }
+    // Waits for the next piece of all ranks. While the warp has to wait, pieces that are folded must become due first, so that no
+    // rank waits for data that another waiting rank holds back. Returns false if the operation stops.
+    __device__ __forceinline__ bool await_all() {
+#pragma unroll 1
+        while (!__all_sync(0xffffffffu, !has_rank() || has_next())) {
+            if (folded < brought) {
+                end_oldest();
+            } else {
+                if (has_rank()) await_next();
+                __syncwarp();
+                break;
+            }
+        }
+        return !__any_sync(0xffffffffu, c.stopped);
+    }
+    __device__ __forceinline__ void bring(const unsigned char *own, unsigned char *out, uint32_t bytes) {
+        FoldPiece &p = t.pieces[brought % kFoldsAhead];
+        const uint32_t below = (1u << lane) - 1, others = __ballot_sync(0xffffffffu, has_rank());
+        const uint32_t sources = others | 1u << c.rank, copies = spreads ? others : 0;
+        if (sources >> lane & 1) {
+            p.from[__popc(sources & below)] = lane == c.rank ? own : c.own + slot_of(c, kRaw, lane, arrived());
+        }
+        if (copies >> lane & 1) p.to[__popc(copies & below)] = at(c, lane, slot_of(c, kWhole, c.rank, copied()));
+        if (lane == 0) {
+            p.out = out;
+            p.sources = __popc(sources);
+            p.copies = __popc(copies);
+            p.bytes = bytes;
+        }
+        __syncwarp();
+        if (lane == 0) ptx::barrier_arrive(&t.ready[brought % kFoldsAhead]);
+        brought++;
+    }
+    __device__ __forceinline__ void run() {
+        const Folding f = folded_here(c);
+#pragma unroll 1
+        for (uint64_t j = blockIdx.x;; j += gridDim.x) {
+            const uint64_t offset = j * c.args.pieces;
+            const uint32_t bytes = piece_bytes(c, f.bytes, j);
+            if (bytes == 0 || !await_all()) break;
+            if (brought - folded == kFoldsAhead) end_oldest();
+            bring(f.own + offset, f.out + offset, bytes);
+        }
+#pragma unroll 1
+        while (folded < brought) end_oldest();
+        bring(nullptr, nullptr, 0);
+    }
+};
 
 // ---- all of it ----
 
@@ -446,16 +493,18 @@ template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Ri
     } else if (threadIdx.x == kTaker) {
         if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
         end_mover(t);
-    } else if (!kFolds && threadIdx.x == kKeeper) {
-        give_itself_by_bulk(c, m, t);
-        end_mover(t);
-    } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kFirstFolder) {
+    } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kForeman) {
         tell_what_is_due(c, t);
-    } else if (kFolds && threadIdx.x >= kFirstFolder) {
-        const Team team = {1, kFirstFolder, kFolders};
-        if constexpr (kFolds) fold_by_team<T>(c, r, t, team, spreads);
-        team.meet();
-        if (team.thread() == 0) end_mover(t);
+    } else if (threadIdx.x >= kForeman && threadIdx.x < kFirstFolder) {
+        if (kFolds) {
+            Foreman{c, r, t, spreads, threadIdx.x % 32}.run();
+            __syncwarp();
+        } else if (threadIdx.x == kForeman) {
+            give_itself_by_bulk(c, m, t);
+        }
+        if (threadIdx.x == kForeman) end_mover(t);
+    } else if (threadIdx.x >= kFirstFolder) {
+        if constexpr (kFolds) fold_pieces_brought<T>(c, t);
     }
     store_progress(c, r);
     await_calls(c);

@@ -50,28 +50,36 @@ __device__ __forceinline__ uint32_t piece_bytes(const Collective &c, uint64_t fl
 
 // ---- by one thread ----
 
-// Whether the peer has taken so many pieces that one more may be written for it, and the wait for that.
-__device__ __forceinline__ bool has_taken(const Collective &c, Ring ring, uint32_t peer, uint64_t count) {
-    return has_count(c, count_at(c, epw_coll_count(&c.args.at, ring, peer, blockIdx.x, EPW_COLL_TAKEN)), count);
+// Whether the peer has taken so many pieces that piece `number` may be written for it, and the wait for that.
+__device__ __forceinline__ bool has_place(const Collective &c, Ring ring, uint32_t peer, uint64_t number) {
+    const uint64_t slots = c.args.at.slots;
+    if (number < slots) return true;
+    return has_count(c, count_at(c, epw_coll_count(&c.args.at, ring, peer, blockIdx.x, EPW_COLL_TAKEN)), number + 1 - slots);
+}
+__device__ __forceinline__ void await_place(Collective &c, Ring ring, uint32_t peer, uint64_t number) {
+    if (number < c.args.at.slots) return;
+    const uint64_t taken = number + 1 - c.args.at.slots;
+    await_peer(c, peer, count_word(c, taken), [&] { return has_place(c, ring, peer, number); });
 }
 __device__ __forceinline__ bool has_room(const Collective &c, const Rings &r, Ring ring, uint32_t peer) {
-    const uint64_t slots = c.args.at.slots, written = r.written[ring][peer];
-    return written < slots || has_taken(c, ring, peer, written + 1 - slots);
+    return has_place(c, ring, peer, r.written[ring][peer]);
 }
 __device__ __forceinline__ void await_room(Collective &c, const Rings &r, Ring ring, uint32_t peer) {
-    const uint64_t slots = c.args.at.slots, written = r.written[ring][peer];
-    if (written < slots) return;
-    const uint64_t taken = written + 1 - slots;
-    await_peer(c, peer, count_word(c, taken), [&] { return has_taken(c, ring, peer, taken); });
+    await_place(c, ring, peer, r.written[ring][peer]);
 }
 
-// Whether the source's next piece has arrived, and the wait for that.
+// Whether the source has written `count` pieces, and the wait for that.
+__device__ __forceinline__ bool has_written(const Collective &c, Ring ring, uint32_t source, uint64_t count) {
+    return has_count(c, count_at(c, epw_coll_count(&c.args.at, ring, source, blockIdx.x, EPW_COLL_WRITTEN)), count);
+}
+__device__ __forceinline__ void await_written(Collective &c, Ring ring, uint32_t source, uint64_t count) {
+    await_peer(c, source, count_word(c, count), [&] { return has_written(c, ring, source, count); });
+}
 __device__ __forceinline__ bool has_piece(const Collective &c, const Rings &r, Ring ring, uint32_t source) {
-    const uint64_t at = epw_coll_count(&c.args.at, ring, source, blockIdx.x, EPW_COLL_WRITTEN);
-    return has_count(c, count_at(c, at), r.read[ring][source] + 1);
+    return has_written(c, ring, source, r.read[ring][source] + 1);
 }
 __device__ __forceinline__ void await_piece(Collective &c, const Rings &r, Ring ring, uint32_t source) {
-    await_peer(c, source, count_word(c, r.read[ring][source] + 1), [&] { return has_piece(c, r, ring, source); });
+    await_written(c, ring, source, r.read[ring][source] + 1);
 }
 
 // Writer: the team, through its barrier, or this thread. Reader: the peer's await_piece.
