@@ -18,6 +18,14 @@ __global__ void __launch_bounds__(kCollThreads, 1) small_collective_kernel(const
 }
 
 template <typename T>
+__global__ void __launch_bounds__(kCollThreads, 1) small_parts_kernel(const __grid_constant__ epw_coll_args a) {
+    __shared__ Collective c;
+    ptx::wait_for_stream();
+    if (open(c, a)) run_small_parts<T>(c);
+    close(c);
+}
+
+template <typename T>
 __global__ void __launch_bounds__(kCollThreads, 1) large_collective_kernel(const __grid_constant__ epw_coll_args a) {
     __shared__ Collective c;
     __shared__ Rings rings;
@@ -55,11 +63,13 @@ __global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_con
 
 using Kernel = void (*)(epw_coll_args);
 struct Kernels {
-    Kernel small, large, bulk;
+    Kernel small, parts, large, bulk; // parts: nullptr where nothing is folded
     void (*blocks)(epw_coll_blocks_args);
 };
 template <typename T> constexpr Kernels of_type() {
-    return {small_collective_kernel<T>, large_collective_kernel<T>, bulk_collective_kernel<T>, blocks_collective_kernel<T>};
+    Kernel parts = nullptr;
+    if constexpr (!std::is_void_v<T>) parts = small_parts_kernel<T>;
+    return {small_collective_kernel<T>, parts, large_collective_kernel<T>, bulk_collective_kernel<T>, blocks_collective_kernel<T>};
 }
 
 // By EPW_TYPE_*; the last entry is for bytes that are only moved.
@@ -77,6 +87,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
     cudaError_t error = cudaSuccess;
     for (const epw::Kernels &k : epw::kernels) {
         if (error == cudaSuccess) error = epw::prepare(k.small, epw::kCollThreads, 0);
+        if (error == cudaSuccess && k.parts != nullptr) error = epw::prepare(k.parts, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.bulk, epw::kBulkThreads, sizeof(epw::BulkMemory));
         if (error == cudaSuccess) error = epw::prepare(k.blocks, epw::kCollThreads, 0);
@@ -95,7 +106,7 @@ static const epw::Kernels &kernels_of(const epw_coll_args &args) {
 extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream) {
     const epw::Kernels &k = kernels_of(*args);
     const auto in = static_cast<cudaStream_t>(stream);
-    if (args->pieces == 0) return epw::launch_in_stream(k.small, blocks, epw::kCollThreads, 0, in, *args);
+    if (args->pieces == 0) return epw::launch_in_stream(args->shared_out ? k.parts : k.small, blocks, epw::kCollThreads, 0, in, *args);
     if (!args->bulk) return epw::launch_in_stream(k.large, blocks, epw::kCollThreads, 0, in, *args);
     return epw::launch_in_stream(k.bulk, blocks, epw::kBulkThreads, sizeof(epw::BulkMemory), in, *args);
 }

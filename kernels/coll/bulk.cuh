@@ -16,7 +16,7 @@ namespace epw {
 
 constexpr uint32_t kBulkRanks = EPW_COLL_BULK_RANKS;
 // The warps of a block: one thread of the first sends, and one of the second takes. The third tells. The fourth is the foreman of
-// the others, which fold; where nothing is folded, one of its threads copies what this rank gives itself.
+// the others, which fold; one of its threads also copies what this rank gives itself.
 constexpr uint32_t kSender = 0, kTaker = 32, kFirstTeller = 64, kForeman = 96, kFirstFolder = 128;
 constexpr uint32_t kFolders = 512, kBulkThreads = kFirstFolder + kFolders;
 constexpr uint32_t kFoldsAhead = 4; // pieces that are being folded, or are waiting for that
@@ -299,12 +299,12 @@ template <uint32_t kCells> struct Cells {
     __device__ __forceinline__ uint64_t high(uint32_t k) const { return uint64_t(v[k].w) << 32 | v[k].z; }
 };
 
-// Folds kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. Cells of two sources are loaded together.
+// Folds the cells of all other sources, two at a time, into those of the first.
 template <typename T, bool kSums, uint32_t kCells>
-__device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, uint32_t step, uint32_t op,
-                                           uint32_t members) {
+__device__ __forceinline__ void fold_others(const FoldPiece &p, Cells<kCells> &one, uint32_t first, uint32_t step, uint32_t op,
+                                            uint32_t members) {
     Word<T> low[kCells], high[kCells];
-    Cells<kCells> one, other;
+    Cells<kCells> other;
     auto fold = [&](const Cells<kCells> &cells) {
 #pragma unroll
         for (uint32_t k = 0; k < kCells; k++) {
@@ -313,14 +313,13 @@ __device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, u
         }
     };
     const uint32_t sources = p.sources;
-    one.load(p.from[0] + first, step);
-    if (sources > 1) other.load(p.from[1] + first, step);
+    other.load(p.from[1] + first, step);
 #pragma unroll
     for (uint32_t k = 0; k < kCells; k++) {
         low[k].begin(one.low(k));
         high[k].begin(one.high(k));
     }
-    if (sources > 1) fold(other);
+    fold(other);
 #pragma unroll 1
     for (uint32_t i = 2; i < sources; i += 2) {
         one.load(p.from[i] + first, step);
@@ -333,6 +332,17 @@ __device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, u
         const uint64_t l = low[k].template end<kSums>(op, members), h = high[k].template end<kSums>(op, members);
         one.v[k] = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
     }
+}
+
+// Folds kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. What one rank alone gives is passed on as it is.
+template <typename T, bool kSums, uint32_t kCells>
+__device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, uint32_t step, uint32_t op,
+                                           uint32_t members) {
+    Cells<kCells> one;
+    one.load(p.from[0] + first, step);
+    if constexpr (!std::is_void_v<T>) {
+        if (p.sources > 1) fold_others<T, kSums, kCells>(p, one, first, step, op, members);
+    }
     one.store(p.out + first, step);
 #pragma unroll 1
     for (uint32_t i = 0; i < p.copies; i++) one.store(p.to[i] + first, step);
@@ -342,31 +352,32 @@ __device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, u
 template <typename T>
 __device__ __noinline__ void fold_tail(const FoldPiece &p, uint32_t first, uint32_t bytes, uint32_t op,
                                        uint32_t members) {
-    Word<T> low, high;
+    uint4 result = read_slowly<uint4>(p.from[0] + first, bytes);
+    if constexpr (!std::is_void_v<T>) {
+        if (p.sources > 1) {
+            Word<T> low, high;
+            low.begin(uint64_t(result.y) << 32 | result.x);
+            high.begin(uint64_t(result.w) << 32 | result.z);
 #pragma unroll 1
-    for (uint32_t i = 0; i < p.sources; i++) {
-        const uint4 v = read_slowly<uint4>(p.from[i] + first, bytes);
-        const uint64_t l = uint64_t(v.y) << 32 | v.x, h = uint64_t(v.w) << 32 | v.z;
-        if (i == 0) {
-            low.begin(l);
-            high.begin(h);
-        } else {
-            low.fold(l, op);
-            high.fold(h, op);
+            for (uint32_t i = 1; i < p.sources; i++) {
+                const uint4 v = read_slowly<uint4>(p.from[i] + first, bytes);
+                low.fold(uint64_t(v.y) << 32 | v.x, op);
+                high.fold(uint64_t(v.w) << 32 | v.z, op);
+            }
+            const uint64_t l = low.end(op, members), h = high.end(op, members);
+            result = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
         }
     }
-    const uint64_t l = low.end(op, members), h = high.end(op, members);
-    const uint4 result = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
     write_slowly<uint4>(p.out + first, result, bytes);
 #pragma unroll 1
     for (uint32_t i = 0; i < p.copies; i++) write_slowly<uint4>(p.to[i] + first, result, bytes);
 }
 
-template <typename T> __device__ __forceinline__ void fold_piece(const Collective &c, const FoldPiece &p, uint32_t thread) {
+template <typename T> __device__ __forceinline__ void fold_piece_brought(const Collective &c, const FoldPiece &p, uint32_t thread) {
     constexpr uint32_t kCells = AtOnce<T>::kCells, kStep = 16 * kFolders;
     const uint32_t op = c.args.op, members = c.members, whole = p.bytes / 16 * 16;
     uint32_t at = 16 * thread;
-    if (op == EPW_SUM) {
+    if (std::is_void_v<T> || op == EPW_SUM) {
 #pragma unroll 1
         for (; at + (kCells - 1) * kStep < whole; at += kCells * kStep) fold_cells<T, true, kCells>(p, at, kStep, op, members);
 #pragma unroll 1
@@ -387,11 +398,7 @@ template <typename T> __device__ __forceinline__ void fold_pieces_brought(const 
         await_barrier(&t.ready[s], n / kFoldsAhead & 1);
         const FoldPiece &p = t.pieces[s];
         if (p.bytes == 0) return;
-        if (c.members > 1) {
-            fold_piece<T>(c, p, thread);
-        } else if (p.out != p.from[0]) {
-            copy(p.out, p.from[0], p.bytes, thread, kFolders);
-        }
+        if (p.sources > 0) fold_piece_brought<T>(c, p, thread);
         __syncwarp();
         if (thread % 32 == 0) ptx::barrier_arrive(&t.folded[s]);
     }
@@ -403,27 +410,26 @@ struct Foreman {
     Collective &c;
     Rings &r; // counts pieces that are folded
     BulkTeams &t;
-    const bool spreads;
     uint32_t lane, brought = 0, folded = 0; // pieces
 
-    __device__ __forceinline__ bool has_rank() const { return lane < c.ranks && lane != c.rank && takes_part(c, lane); }
-    // Whether the rank's part of the next piece has arrived, and there is room for its copy of the result.
+    __device__ __forceinline__ bool gives() const { return lane < c.ranks && lane != c.rank && contributes(c, lane); }
+    __device__ __forceinline__ bool gets() const { return lane < c.ranks && lane != c.rank && needs_copies(c, lane); }
+    // Whether what the rank gives to the next piece has arrived, and there is room for its copy of the result.
     __device__ __forceinline__ uint64_t arrived() const { return r.read[kRaw][lane] + (brought - folded); }
     __device__ __forceinline__ uint64_t copied() const { return r.written[kWhole][lane] + (brought - folded); }
     __device__ __forceinline__ bool has_next() const {
-        return has_written(c, kRaw, lane, arrived() + 1) && (!spreads || has_place(c, kWhole, lane, copied()));
+        return (!gives() || has_written(c, kRaw, lane, arrived() + 1)) && (!gets() || has_place(c, kWhole, lane, copied()));
     }
     __device__ __forceinline__ void await_next() const {
-        await_written(c, kRaw, lane, arrived() + 1);
-        if (spreads && takes_part(c, lane)) await_place(c, kWhole, lane, copied());
+        if (gives()) await_written(c, kRaw, lane, arrived() + 1);
+        if (gets()) await_place(c, kWhole, lane, copied());
     }
     // Waits until the oldest piece is folded. What then has become due is told by the telling warp.
     __device__ __forceinline__ void end_oldest() {
         await_barrier(&t.folded[folded % kFoldsAhead], folded / kFoldsAhead & 1);
         folded++;
-        if (!has_rank()) return;
-        make_due(t, kTaken + kRaw, lane, ++r.read[kRaw][lane]);
-        if (!spreads) return;
+        if (gives()) make_due(t, kTaken + kRaw, lane, ++r.read[kRaw][lane]);
+        if (!gets()) return;
         put_note(c, lane, r.written[kWhole][lane]);
         make_due(t, kWritten + kWhole, lane, ++r.written[kWhole][lane]);
     }
@@ -431,11 +437,11 @@ struct Foreman {
     // rank waits for data that another waiting rank holds back. Returns false if the operation stops.
     __device__ __forceinline__ bool await_all() {
 #pragma unroll 1
-        while (!__all_sync(0xffffffffu, !has_rank() || has_next())) {
+        while (!__all_sync(0xffffffffu, has_next())) {
             if (folded < brought) {
                 end_oldest();
             } else {
-                if (has_rank()) await_next();
+                await_next();
                 __syncwarp();
                 break;
             }
@@ -444,8 +450,8 @@ struct Foreman {
     }
     __device__ __forceinline__ void bring(const unsigned char *own, unsigned char *out, uint32_t bytes) {
         FoldPiece &p = t.pieces[brought % kFoldsAhead];
-        const uint32_t below = (1u << lane) - 1, others = __ballot_sync(0xffffffffu, has_rank());
-        const uint32_t sources = others | 1u << c.rank, copies = spreads ? others : 0;
+        const uint32_t below = (1u << lane) - 1, copies = __ballot_sync(0xffffffffu, gets());
+        const uint32_t sources = __ballot_sync(0xffffffffu, gives() || (lane == c.rank && contributes(c, lane)));
         if (sources >> lane & 1) {
             p.from[__popc(sources & below)] = lane == c.rank ? own : c.own + slot_of(c, kRaw, lane, arrived());
         }
@@ -479,32 +485,30 @@ struct Foreman {
 // ---- all of it ----
 
 template <typename T> __device__ __forceinline__ void run_bulk(Collective &c, Rings &r, BulkMemory &m, BulkTeams &t) {
-    constexpr bool kFolds = !std::is_void_v<T>;
     tell_call(c);
     init_bulk(t);
     load_progress(c, r);
     begin_telling(c, r, t);
-    const bool spreads = is_shared_out(c);
+    const bool spreads = is_shared_out(c), folds = !std::is_void_v<T> || spreads;
     const uint64_t flow = spreads ? c.part : c.args.bytes;
     const uint64_t rounds_end = (flow + c.args.pieces - 1) / c.args.pieces;
     if (threadIdx.x == kSender) {
-        send_by_bulk(c, r, m, t, kFolds ? kRaw : kWhole, rounds_end);
+        send_by_bulk(c, r, m, t, folds ? kRaw : kWhole, rounds_end);
         end_mover(t);
     } else if (threadIdx.x == kTaker) {
-        if (!kFolds || spreads) take_by_bulk(c, r, m, t, rounds_end);
+        if (!folds || spreads) take_by_bulk(c, r, m, t, rounds_end);
         end_mover(t);
     } else if (threadIdx.x >= kFirstTeller && threadIdx.x < kForeman) {
         tell_what_is_due(c, t);
     } else if (threadIdx.x >= kForeman && threadIdx.x < kFirstFolder) {
-        if (kFolds) {
-            Foreman{c, r, t, spreads, threadIdx.x % 32}.run();
-            __syncwarp();
-        } else if (threadIdx.x == kForeman) {
+        if (folds) Foreman{c, r, t, threadIdx.x % 32}.run();
+        __syncwarp();
+        if (threadIdx.x == kForeman) {
             give_itself_by_bulk(c, m, t);
+            end_mover(t);
         }
-        if (threadIdx.x == kForeman) end_mover(t);
-    } else if (threadIdx.x >= kFirstFolder) {
-        if constexpr (kFolds) fold_pieces_brought<T>(c, t);
+    } else if (folds && threadIdx.x >= kFirstFolder) {
+        fold_pieces_brought<T>(c, t);
     }
     store_progress(c, r);
     await_calls(c);

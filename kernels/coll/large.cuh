@@ -135,6 +135,7 @@ __device__ __forceinline__ void send_pieces(Collective &c, Rings &r, Team team, 
 template <typename T> struct AtOnce {
     static constexpr uint32_t kCells = sizeof(typename FoldedIn<T>::Type) == 16 || sizeof(T) == 1 ? 1 : 4;
 };
+template <> struct AtOnce<void> { static constexpr uint32_t kCells = 4; };
 
 // Folds kCells cells of a piece, `threads` apart: whole cells, or the bytes that there are.
 template <typename T, uint32_t kCells>
@@ -144,7 +145,7 @@ __device__ __forceinline__ void fold_cells(const Collective &c, const Rings &r, 
     bool begun = false;
 #pragma unroll 1
     for (uint32_t source = 0; source < c.ranks; source++) {
-        if (!takes_part(c, source)) continue;
+        if (!contributes(c, source)) continue;
         const bool own = source == c.rank;
         const unsigned char *from = own ? f.own + offset : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]);
         uint4 v[kCells];
@@ -177,27 +178,50 @@ __device__ __forceinline__ void fold_cells(const Collective &c, const Rings &r, 
 #pragma unroll 1
         for (uint32_t d = 1; d < c.ranks; d++) {
             const uint32_t peer = peer_after(c, d);
-            if (!takes_part(c, peer)) continue;
+            if (!needs_copies(c, peer)) continue;
             ptx::store(epw::at(c, peer, slot_of(c, kWhole, c.rank, r.written[kWhole][peer]) + at), sum);
         }
+    }
+}
+
+// What one rank gives is passed on as it is.
+__device__ __forceinline__ void pass_piece_on(const Collective &c, const Rings &r, const Folding &f, uint64_t offset, uint32_t bytes,
+                                              Team team, uint32_t source) {
+    const unsigned char *from = source == c.rank ? f.own + offset : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]);
+    if (f.out + offset != from) copy(f.out + offset, from, bytes, team.thread(), team.threads);
+#pragma unroll 1
+    for (uint32_t d = 1; d < c.ranks; d++) {
+        const uint32_t peer = peer_after(c, d);
+        if (!needs_copies(c, peer)) continue;
+        copy(at(c, peer, slot_of(c, kWhole, c.rank, r.written[kWhole][peer])), from, bytes, team.thread(), team.threads);
     }
 }
 
 template <typename T>
 __device__ __forceinline__ void fold_piece(const Collective &c, const Rings &r, const Folding &f, uint64_t offset, uint32_t bytes,
                                            Team team, bool spreads) {
-    if (c.members == 1) {
-        if (f.out != f.own) copy(f.out + offset, f.own + offset, bytes, team.thread(), team.threads);
+    uint32_t contributors = 0, source = 0;
+    for (uint32_t rank = 0; rank < c.ranks; rank++) {
+        if (!contributes(c, rank)) continue;
+        contributors++;
+        source = rank;
+    }
+    if (contributors <= 1) {
+        if (contributors == 1) pass_piece_on(c, r, f, offset, bytes, team, source);
         return;
     }
-    constexpr uint32_t kCells = AtOnce<T>::kCells;
-    uint32_t cell = team.thread();
+    if constexpr (!std::is_void_v<T>) {
+        constexpr uint32_t kCells = AtOnce<T>::kCells;
+        uint32_t cell = team.thread();
 #pragma unroll 1
-    for (; 16 * (cell + (kCells - 1) * team.threads) + 16 <= bytes; cell += kCells * team.threads) {
-        fold_cells<T, kCells>(c, r, f, offset, bytes, cell, team.threads, spreads);
+        for (; 16 * (cell + (kCells - 1) * team.threads) + 16 <= bytes; cell += kCells * team.threads) {
+            fold_cells<T, kCells>(c, r, f, offset, bytes, cell, team.threads, spreads);
+        }
+#pragma unroll 1
+        for (; 16 * cell < bytes; cell += team.threads) {
+            fold_cells<T, 1>(c, r, f, offset, bytes, cell, team.threads, spreads);
+        }
     }
-#pragma unroll 1
-    for (; 16 * cell < bytes; cell += team.threads) fold_cells<T, 1>(c, r, f, offset, bytes, cell, team.threads, spreads);
 }
 
 // The note behind a piece of a result: 0, or 1 plus a rank that the result lacks. A rank that waits for the result so learns that
@@ -223,16 +247,16 @@ template <typename T> __device__ __forceinline__ void fold_pieces(Collective &c,
         if (bytes == 0) return;
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
             if (peer == c.rank) continue;
-            if (takes_part(c, peer)) await_piece(c, r, kRaw, peer);
-            if (spreads && takes_part(c, peer)) await_room(c, r, kWhole, peer);
+            if (contributes(c, peer)) await_piece(c, r, kRaw, peer);
+            if (needs_copies(c, peer)) await_room(c, r, kWhole, peer);
         }
         if (team.meet_any(c.stopped)) return;
         fold_piece<T>(c, r, f, j * c.args.pieces, bytes, team, spreads);
         team.meet();
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
-            if (peer == c.rank || !takes_part(c, peer)) continue;
-            post_taken(c, r, kRaw, peer);
-            if (!spreads) continue;
+            if (peer == c.rank) continue;
+            if (contributes(c, peer)) post_taken(c, r, kRaw, peer);
+            if (!needs_copies(c, peer)) continue;
             put_note(c, peer, r.written[kWhole][peer]);
             post_piece(c, r, kWhole, peer);
         }
@@ -302,18 +326,18 @@ template <typename T> __device__ __forceinline__ void run_large(Collective &c, R
     constexpr uint32_t kQuarter = kCollThreads / 4;
     tell_call(c);
     load_progress(c, r);
-    const bool spreads = is_shared_out(c);
+    const bool spreads = is_shared_out(c), folds = !std::is_void_v<T> || spreads;
     const uint64_t flow = spreads ? c.part : c.args.bytes;
     const uint64_t rounds_end = (flow + c.args.pieces - 1) / c.args.pieces;
     const Team first = {1, 0, spreads ? kQuarter : 2 * kQuarter};
     const Team second = {2, first.threads, 2 * kQuarter}, third = {3, 3 * kQuarter, kQuarter};
     if (first.has_this()) {
-        send_pieces(c, r, first, std::is_void_v<T> ? kWhole : kRaw, rounds_end);
+        send_pieces(c, r, first, folds ? kRaw : kWhole, rounds_end);
     } else if (second.has_this()) {
-        if constexpr (std::is_void_v<T>) {
-            take_pieces(c, r, second, rounds_end);
-        } else {
+        if (folds) {
             fold_pieces<T>(c, r, second, spreads);
+        } else {
+            take_pieces(c, r, second, rounds_end);
         }
     } else if (spreads) {
         take_pieces(c, r, third, rounds_end);

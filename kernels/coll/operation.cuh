@@ -22,7 +22,7 @@ struct Collective : Peers {
     uint32_t stopped;     // calls differ: this block does nothing more
     epw_rank_set lacking; // ranks that this block lacks besides those that it has given up
     uint32_t members;
-    uint64_t part;                 // all-reduce by rings: bytes that each member folds, the last ones less; whole cells
+    uint64_t part;                 // if shared out: bytes of a member's part, less of the last ones; whole cells
     uint16_t place[EPW_GPU_PEERS]; // index of each member among the members
 };
 
@@ -143,7 +143,8 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         uint32_t members = 0;
         for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) members += __popc(c.active.words[i]);
         c.members = members;
-        c.part = a.kind == EPW_ALL_REDUCE && a.pieces != 0 ? ((a.bytes + members - 1) / members + 15) / 16 * 16 : 0;
+        const uint32_t sharers = a.kind == EPW_BROADCAST && members > 1 ? members - 1 : members;
+        c.part = a.shared_out ? ((a.bytes + sharers - 1) / sharers + 15) / 16 * 16 : 0;
         if (c.stopped || any(c.active - c.present)) c.troubled = 1;
     }
     for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) {

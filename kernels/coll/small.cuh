@@ -12,14 +12,15 @@ namespace epw {
 
 __device__ __forceinline__ uint64_t words_of(uint64_t bytes) { return (bytes + 7) / 8; }
 
-// Where word i of the source's message lies in its reader's window.
+// Where packet i of the source's message lies in its reader's window.
 __device__ __forceinline__ uint64_t packet_of(const Collective &c, uint32_t source, uint64_t i) {
     return call_of(c, source) + (EPW_COLL_CALL_PACKETS + i) * EPW_COLL_PACKET;
 }
 
-// The words i, i + step and so on of a message, less those from `end` on.
+// The words i, i + step and so on of a message, less those from `end` on. In a window, the message's packets come after `before`
+// others.
 struct WordsAt {
-    uint64_t i, step, end;
+    uint64_t i, step, end, before = 0;
 
     __device__ __forceinline__ uint64_t at(uint32_t w) const { return i + w * step; }
     __device__ __forceinline__ bool has(uint32_t w) const { return at(w) < end; }
@@ -76,7 +77,7 @@ __device__ __forceinline__ void put_words(unsigned char *to, WordsAt words, cons
 
 // Sends words of what this rank gives each peer.
 template <uint32_t kWords> __device__ __forceinline__ void send_words(const Collective &c, WordsAt words) {
-    const uint64_t tag = c.tag, offset = packet_of(c, c.rank, words.i);
+    const uint64_t tag = c.tag, offset = packet_of(c, c.rank, words.before + words.i);
 #pragma unroll 1
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t peer = peer_after(c, d);
@@ -89,9 +90,22 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
     }
 }
 
-// Waits for a packet. Returns false if it does not come.
+// In the place of a word of a result that lacks a rank: a packet with this tag, which no operation of its time has, and that rank.
+__device__ __forceinline__ uint64_t lacking_tag(const Collective &c) { return ~c.tag; }
+
+// Waits for a packet. Returns false if it does not come, or says that the result lacks a rank.
 __device__ __noinline__ inline bool await_packet(Collective &c, uint32_t source, uint64_t offset) {
-    return await_peer(c, source, c.tag, [&] { return packet_at(c, offset).tag == c.tag; });
+    Packet packet = {};
+    const bool came = await_peer(c, source, c.tag, [&] {
+        packet = packet_at(c, offset);
+        return packet.tag == c.tag || packet.tag == lacking_tag(c);
+    });
+    if (!came || packet.tag == c.tag) return came;
+    if (packet.data < c.ranks) {
+        insert(c.lacking, uint32_t(packet.data));
+        atomicOr(&c.troubled, 1u);
+    }
+    return false;
 }
 __device__ __forceinline__ bool await_packet(Collective &c, uint32_t source, uint64_t offset, Packet &packet) {
     packet = packet_at(c, offset);
@@ -120,7 +134,7 @@ __device__ __noinline__ uint32_t await_words(Collective &c, Ranks<kAfterOwn> ran
         bool came = true;
 #pragma unroll 1
         for (uint32_t w = 0; w < count && words.has(w) && came; w++) {
-            came = !c.stopped && await_packet(c, source, packet_of(c, source, words.at(w)));
+            came = !c.stopped && await_packet(c, source, packet_of(c, source, words.before + words.at(w)));
         }
         if (!came) wanted &= ~(1u << s);
     }
@@ -140,7 +154,7 @@ template <uint32_t kSources, uint32_t kWords> struct Arriving {
 #pragma unroll
         for (uint32_t s = 0; s < kSources; s++) {
             if (!(wanted >> s & 1)) continue;
-            const unsigned char *from = c.own + packet_of(c, ranks(c, s), words.i);
+            const unsigned char *from = c.own + packet_of(c, ranks(c, s), words.before + words.i);
             Packet packets[kWords];
 #pragma unroll
             for (uint32_t w = 0; w < kWords; w++) packets[w] = words.has(w) ? packet_at(from + words.packet(w)) : Packet{0, tag};
@@ -262,6 +276,54 @@ __device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, ui
             for (uint64_t i = begin; i < folded; i += step) fold_and_write_words<T, 1, false>(c, f, {i, step, folded});
         }
     }
+}
+
+// Sends words of this rank's part of the result to all who need them, or that there is no result.
+template <uint32_t kWords>
+__device__ __forceinline__ void send_result(const Collective &c, WordsAt words, const uint64_t (&result)[kWords]) {
+    const epw_rank_set lacks = c.active - c.reachable;
+    const bool whole = !any(lacks);
+    const uint64_t tag = whole ? c.tag : lacking_tag(c), offset = packet_of(c, c.rank, words.before + words.i);
+    uint64_t data[kWords];
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) data[w] = whole ? result[w] : first_of(lacks);
+#pragma unroll 1
+    for (uint32_t d = 1; d < c.ranks; d++) {
+        const uint32_t peer = peer_after(c, d);
+        if (takes_part(c, peer)) put_words<kWords>(at(c, peer, offset), words, data, tag);
+    }
+}
+
+// An all-reduce that is shared out. The packets of a rank's result come after those of the words that it gives.
+template <typename T, uint32_t kMoved, uint32_t kFolded, bool kSums>
+__device__ __forceinline__ void exchange_parts(Collective &c, uint64_t begin, uint64_t step, uint64_t words) {
+#pragma unroll 1
+    for (uint64_t i = begin; i < words; i += kMoved * step) send_words<kMoved>(c, {i, step, words});
+    const Folding f = folded_here(c);
+    const uint64_t folded = f.bytes != 0 ? words : 0; // as many words as the longest part has: peers await no fewer
+#pragma unroll 1
+    for (uint64_t i = begin; i < folded; i += kFolded * step) {
+        uint64_t result[kFolded];
+        load_words<kFolded>(f.own, f.bytes, {i, step, words}, result);
+        if (!fold_words<T, kFolded, kSums>(c, {i, step, words}, result)) continue;
+        send_result<kFolded>(c, {i, step, words, words}, result);
+        store_words<kFolded>(f.out, f.bytes, {i, step, words}, result);
+    }
+#pragma unroll 1
+    for (uint64_t i = begin; i < words; i += kMoved * step) take_words<kMoved>(c, {i, step, words, words});
+}
+
+template <typename T> __device__ __forceinline__ void run_small_parts(Collective &c) {
+    tell_call(c);
+    const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x, words = words_of(c.part);
+    if (c.args.op != EPW_SUM) {
+        exchange_parts<T, 1, 1, false>(c, begin, step, words);
+    } else if (words <= step) {
+        exchange_parts<T, 1, 1, true>(c, begin, step, words);
+    } else {
+        exchange_parts<T, 4, 2, true>(c, begin, step, words);
+    }
+    await_calls(c);
 }
 
 template <typename T> __device__ __forceinline__ void run_small(Collective &c) {

@@ -970,8 +970,10 @@ static int rank_main(const rank_links *links) {
         run_points(&r);
         if (links->ranks > 1) {
             differ(&r, 5000);
+            differ(&r, 60000);
             differ(&r, 3000000);
             lose(&r, 5000, deadline());
+            lose(&r, 60000, deadline());
             lose(&r, 3000000, deadline());
             if (links->rank == 0)
                 printf("calls that differ are named; a rank that does not come is given up\n");

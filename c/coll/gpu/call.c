@@ -13,8 +13,9 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,     /* per block, as in kernels/coll/operation.cuh */
-    PIECE_LEAST = 4096 /* smaller pieces cost more waiting than copying */
+    THREADS = 512,         /* per block, as in kernels/coll/operation.cuh */
+    PIECE_LEAST = 4096,    /* smaller pieces cost more waiting than copying */
+    SHARED_LEAST = 1 << 19 /* bytes that sharing out an all-reduce by packets must save to be worth its second step */
 };
 
 /* ---- what kernels have found ---- */
@@ -91,15 +92,16 @@ static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
 /* Chooses packets for what fits into them, otherwise pieces so large that each block has some. Returns the
  * number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
-    uint64_t bytes = args->bytes;
-    uint64_t most = getenv("T_PACKETS") ? strtoull(getenv("T_PACKETS"), NULL, 0) : w->packet_bytes;
-    if (bytes <= most) {
-        uint64_t blocks = parts(bytes, 8 * THREADS);
+    uint64_t bytes = args->bytes, ranks = w->ranks;
+    bool reduces = args->kind == EPW_ALL_REDUCE, spreads = args->kind == EPW_BROADCAST && ranks > 2;
+    if (bytes <= (spreads ? w->packet_bytes * 2 / ranks : w->packet_bytes)) {
+        args->shared_out = reduces && bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
+        uint64_t blocks = parts(args->shared_out ? parts(bytes, ranks) : bytes, 8 * THREADS);
         return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
     }
-    uint64_t flow = args->kind == EPW_ALL_REDUCE ? parts(bytes, w->ranks) : bytes;
+    args->shared_out = reduces || spreads;
+    uint64_t flow = reduces ? parts(bytes, ranks) : spreads ? parts(bytes, ranks - 1) : bytes;
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
-    if (getenv("T_SPLIT")) piece = epw_align(parts(flow, w->blocks * strtoull(getenv("T_SPLIT"), NULL, 0)), 16);
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
@@ -179,6 +181,7 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .scales = n->scales};
     uint32_t blocks = choose(&args.common.at, &args.common);
     if (args.common.pieces == 0) {
+        args.common.shared_out = 0;
         blocks = args.common.at.blocks;
         if (n->rows < blocks) blocks = n->rows > 1 ? (uint32_t)n->rows : 1;
     }

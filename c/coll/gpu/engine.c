@@ -20,7 +20,7 @@ enum {
     SLOT_LEAST_CHOSEN = 1 << 10,
     SLOT_MOST_CHOSEN = 1 << 15,
     RINGS_CHOSEN = 1 << 26,   /* for all rings together */
-    PACKETS_CHOSEN = 1 << 21, /* for the packets of all ranks together */
+    PACKETS_CHOSEN = 1 << 22, /* for the packets of all ranks together */
     PACKETS_LEAST = 1 << 10,
     PACKETS_MOST = 1 << 20
 };
