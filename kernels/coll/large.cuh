@@ -271,10 +271,11 @@ __device__ __forceinline__ uint32_t taken_piece(const Collective &c, uint32_t so
 
 __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, uint64_t rounds_end) {
     const bool exchanges = c.args.kind == EPW_ALL_TO_ALL && c.args.send == c.args.recv, noted = is_shared_out(c);
-    const Folding own = given_to_itself(c);
+    const Folding own = given_to_itself(c); // of a broadcast that is shared out: more than the parts that are taken
+    const uint64_t own_end = (own.bytes + c.args.pieces - 1) / c.args.pieces;
     uint32_t round = 0;
 #pragma unroll 1
-    for (uint64_t j = blockIdx.x; j < rounds_end; j += gridDim.x) {
+    for (uint64_t j = blockIdx.x; j < max(rounds_end, own_end); j += gridDim.x) {
         round++;
         for (uint32_t source = team.thread(); source < c.ranks; source += team.threads) {
             if (taken_piece(c, source, j) == 0) continue;

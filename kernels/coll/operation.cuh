@@ -95,9 +95,9 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
 // Whether calls have been found to differ. The first block, which tells this rank's call, does not heed what other blocks have
 // found in this operation before it began: without the call the peers could not find the difference, and would take this rank for
 // lost.
-__device__ __forceinline__ bool is_halted(const Collective &c) {
-    const uint64_t halted = ptx::load_relaxed_gpu(&c.args.state->halted);
-    return halted != 0 && !(blockIdx.x == 0 && halted == epw_coll_halt(c.number));
+__device__ __forceinline__ bool is_halted(const epw_coll_state *state, uint64_t number) {
+    const uint64_t halted = ptx::load_relaxed_gpu(&state->halted);
+    return halted != 0 && !(blockIdx.x == 0 && halted == epw_coll_halt(number));
 }
 
 // Called by the whole block, which waits here. Returns false if there is nothing to do. Sends and receives do not count as
@@ -136,7 +136,7 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         c.spoke = 0;
         c.gave_up = c.troubled = 0;
         c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
-        c.stopped = is_halted(c);
+        c.stopped = is_halted(a.state, c.number);
     }
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -168,7 +168,7 @@ template <uint32_t kSources, uint32_t kWords> struct Arriving {
     }
     // Waits for the wanted words, or gives their sources up.
     template <bool kAfterOwn> __device__ __forceinline__ void await(Collective &c, Ranks<kAfterOwn> ranks, WordsAt words) {
-        constexpr uint32_t kLooks = 256;
+        constexpr uint32_t kLooks = 32;
 #pragma unroll 1
         for (uint32_t i = 0; wanted != 0 && !look(c, ranks, words) && i <= kLooks; i++) {
             if (i == kLooks) wanted = await_words(c, ranks, words, kWords, wanted);
