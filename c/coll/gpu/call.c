@@ -89,18 +89,31 @@ static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
     return ends % 16 == 0 && !exchanges && w->ranks <= EPW_COLL_BULK_RANKS;
 }
 
+/* What the root of a broadcast sends to each of many ranks by packets would take longer than by rings. */
+static bool goes_by_packets(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
+    uint64_t most = w->packet_bytes;
+    if (kind == EPW_BROADCAST && w->ranks > 2) most = most * 2 / w->ranks;
+    return bytes <= most;
+}
+
+/* Whether the operation is shared out, see kernels/coll/flows.cuh. */
+static bool shares_out(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
+    uint64_t ranks = w->ranks;
+    if (kind == EPW_BROADCAST) return ranks > 2 && !goes_by_packets(w, kind, bytes);
+    if (kind != EPW_ALL_REDUCE) return false;
+    return !goes_by_packets(w, kind, bytes) || bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
+}
+
 /* Chooses packets for what fits into them, otherwise pieces so large that each block has some. Returns the
  * number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
-    uint64_t bytes = args->bytes, ranks = w->ranks;
-    bool reduces = args->kind == EPW_ALL_REDUCE, spreads = args->kind == EPW_BROADCAST && ranks > 2;
-    if (bytes <= (spreads ? w->packet_bytes * 2 / ranks : w->packet_bytes)) {
-        args->shared_out = reduces && bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
-        uint64_t blocks = parts(args->shared_out ? parts(bytes, ranks) : bytes, 8 * THREADS);
+    args->shared_out = shares_out(w, args->kind, args->bytes);
+    uint64_t sharers = !args->shared_out ? 1 : args->kind == EPW_BROADCAST ? w->ranks - 1 : w->ranks;
+    uint64_t flow = parts(args->bytes, sharers);
+    if (goes_by_packets(w, args->kind, args->bytes)) {
+        uint64_t blocks = parts(flow, 8 * THREADS);
         return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
     }
-    args->shared_out = reduces || spreads;
-    uint64_t flow = reduces ? parts(bytes, ranks) : spreads ? parts(bytes, ranks - 1) : bytes;
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
     if (piece < PIECE_LEAST) piece = PIECE_LEAST;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
@@ -181,7 +194,7 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .scales = n->scales};
     uint32_t blocks = choose(&args.common.at, &args.common);
     if (args.common.pieces == 0) {
-        args.common.shared_out = 0;
+        args.common.shared_out = false; /* each block needs whole rows */
         blocks = args.common.at.blocks;
         if (n->rows < blocks) blocks = n->rows > 1 ? (uint32_t)n->rows : 1;
     }
@@ -296,8 +309,10 @@ static epw_status not_there(const epw_comm *comm, const char *op) {
 /* Of replays the host sees nothing. */
 static void count_all(const enqueuing *e, const epw_coll *ops, size_t count) {
     for (size_t i = 0; i < count && !e->on.captured; i++) {
-        bool by_rings = message_bytes(&ops[i]) > e->comm->gpu->window.packet_bytes;
-        epw_coll_gpu_count(e->comm, &ops[i], ops[i].kind == EPW_ALL_REDUCE && by_rings);
+        const epw_coll_window *w = &e->comm->gpu->window;
+        uint64_t bytes = message_bytes(&ops[i]);
+        bool is_norm = ops[i].norm != NULL && goes_by_packets(w, ops[i].kind, bytes);
+        epw_coll_gpu_count(e->comm, &ops[i], !is_norm && shares_out(w, ops[i].kind, bytes));
     }
 }
 

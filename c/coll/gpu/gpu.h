@@ -66,7 +66,7 @@ bool epw_coll_gpu_take_fault(epw_comm *comm);
 /* Fills in where the blocks of a call lie, for the kernel. */
 void epw_coll_gpu_lay_out(const epw_comm *comm, const epw_coll *call, epw_coll_blocks_args *args);
 
-/* Counts what a call that is enqueued moves. `shares`: an all-reduce by rings, whose parts the members fold.
+/* Counts what a call that is enqueued moves. `shares`: it is shared out, see kernels/coll/flows.cuh.
  * With the lock held. */
 void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares);
 

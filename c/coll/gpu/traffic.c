@@ -11,8 +11,8 @@ typedef struct counted {
     uint32_t me;
     blocks from, to;
     uint64_t whole; /* bytes of a message that is one block */
-    bool shares;    /* an all-reduce whose parts are folded by one member each, and passed on to the others */
-    uint64_t part;  /* of such an all-reduce: of every member but the last ones */
+    bool shares;    /* shared out: each member makes a part of the result, and passes it on to the others */
+    uint64_t part;  /* if so: of every member but the last ones */
     uint64_t own_part;
 } counted;
 
@@ -20,7 +20,7 @@ typedef struct given {
     uint64_t out, in; /* to a peer, and from it; of the rank itself both are what it copies */
 } given;
 
-/* As piece_of in kernels/coll/flows.cuh. */
+/* As in kernels/coll/flows.cuh. */
 static uint64_t part_of(const counted *c, uint32_t number) {
     uint64_t from = number * c->part;
     return from >= c->whole ? 0 : c->whole - from < c->part ? c->whole - from : c->part;
@@ -55,11 +55,18 @@ static given own_copy(const counted *c) {
     return (given){bytes, bytes};
 }
 
-/* With the peer that is member `number`. */
+/* In a broadcast that is shared out, the root gives parts, and all others pass theirs on. */
+static given broadcast_parts(const counted *c, bool root, bool named, uint32_t number) {
+    if (root) return (given){part_of(c, number), 0};
+    return named ? (given){0, c->own_part} : (given){c->own_part, part_of(c, number)};
+}
+
+/* With the peer that makes part `number`, if the call is shared out. */
 static given exchanged(const counted *c, uint32_t peer, uint32_t number) {
     bool root = c->call->peer == c->me, named = c->call->peer == peer;
     switch (c->call->kind) {
     case EPW_BROADCAST:
+        if (c->shares) return broadcast_parts(c, root, named, number);
         return (given){root ? c->whole : 0, named ? c->whole : 0};
     case EPW_ALL_REDUCE: {
         uint64_t bytes = c->shares ? part_of(c, number) + c->own_part : c->whole;
@@ -89,19 +96,21 @@ static given exchanged(const counted *c, uint32_t peer, uint32_t number) {
 void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares) {
     epw_lane_traffic *traffic = comm->peers.traffic;
     const epw_mask *active = &comm->peers.active;
-    uint32_t ranks = comm->layout.ranks, members = 0, own_number = 0, number = 0;
+    uint32_t ranks = comm->layout.ranks, sharers = 0, own_number = 0, number = 0;
     counted c = {.call = call,
                  .me = comm->config.rank,
                  .from = blocks_in(comm, call, false),
                  .to = blocks_in(comm, call, true),
                  .whole = call->count * epw_type_bytes(call->type),
                  .shares = shares};
+    bool broadcast = call->kind == EPW_BROADCAST;
     EPW_MASK_FOR(r, active, ranks) {
+        if (broadcast && r == call->peer) continue; /* the root has no part */
         own_number += r < c.me;
-        members++;
+        sharers++;
     }
-    if (shares && members > 0) {
-        c.part = epw_align((c.whole + members - 1) / members, 16);
+    if (shares && sharers > 0) {
+        c.part = epw_align((c.whole + sharers - 1) / sharers, 16);
         c.own_part = part_of(&c, own_number);
     }
     bool point = call->kind == EPW_SEND || call->kind == EPW_RECV;
@@ -109,7 +118,7 @@ void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares) {
         given g = peer == c.me && !point ? own_copy(&c) : exchanged(&c, peer, number);
         epw_count(&traffic->with[peer].bytes_sent, g.out);
         epw_count(&traffic->with[peer].bytes_received, g.in);
-        number++;
+        number += !(broadcast && peer == call->peer);
     }
     epw_count(&traffic->operations, 1);
 }
