@@ -134,7 +134,7 @@
 //! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on the host | yes | yes | yes |
 //! | [`Comm`] on the host | | yes | yes |
 //! | [`EpBuffer`] on a GPU | yes | yes | no: request `wait_ns` of its outputs |
-//! | [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | no | no | no: request `source_counts` and `wait_ns` of its outputs |
+//! | [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | yes | yes | yes |
 //! | [`Comm`] on a GPU | | for calls that are not captured, counted when they are enqueued | no |
 //!
 //! ## Of the core

@@ -1315,9 +1315,9 @@ EPW_API epw_status epw_prefill_diverged(epw_prefill *prefill, uint32_t epoch, ui
 /* Whether an operation that has ended since the last such call was incomplete, as epw_comm_take_fault. */
 EPW_API epw_status epw_prefill_take_fault(epw_prefill *prefill, uint32_t *faulted);
 
-/* As epw_buffer_traffic, but EPW_ERR_STATE on a GPU, whose kernels do not count: use the outputs
- * source_counts and wait_ns there. Of a split operation all of it counts when its second half ends. An answer
- * counts as a whole row, of the width that combine was given. */
+/* As epw_buffer_traffic, but with wait_ns on GPUs too. Of a split operation all of it counts when its second
+ * half ends; on a GPU what each half has moved counts when that half ends. An answer counts as a whole row,
+ * of the width that combine was given. */
 EPW_API epw_status epw_prefill_traffic(const epw_prefill *prefill, epw_traffic *traffic,
                                        epw_peer_traffic *peers);
 

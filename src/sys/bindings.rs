@@ -2817,9 +2817,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** As epw_buffer_traffic, but EPW_ERR_STATE on a GPU, whose kernels do not count: use the outputs
- source_counts and wait_ns there. Of a split operation all of it counts when its second half ends. An answer
- counts as a whole row, of the width that combine was given.*/
+    /** As epw_buffer_traffic, but with wait_ns on GPUs too. Of a split operation all of it counts when its second
+ half ends; on a GPU what each half has moved counts when that half ends. An answer counts as a whole row,
+ of the width that combine was given.*/
     pub fn epw_prefill_traffic(
         prefill: *const epw_prefill,
         traffic: *mut epw_traffic,

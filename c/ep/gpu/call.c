@@ -465,24 +465,6 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     return status;
 }
 
-/* Copies what kernels have counted to the host. Writer: kernels of the lanes, also now. */
-static epw_status fetch_traffic(const epw_buffer *b, epw_where where) {
-    epw_gpu *g = b->gpu;
-    epw_status status = epw_cuda_enter(b->config.device, where);
-    if (status != EPW_OK) return status;
-    cudaError_t error = cudaSuccess;
-    for (uint32_t i = 0; error == cudaSuccess && i < b->config.lanes; i++)
-        error = cudaMemcpyAsync(&g->pinned->traffic[i], &g->lanes[i].state->traffic, sizeof(epw_gpu_traffic),
-                                cudaMemcpyDeviceToHost, b->peers.gpu->stream);
-    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the traffic");
-    epw_cuda_leave();
-    if (status == EPW_OK) status = epw_peers_settle(&b->peers, b->config.deadline_ns, where);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(EPW_ERR_TIMEOUT, where,
-                    "the GPU has not copied the traffic within the deadline of %llu ms",
-                    (unsigned long long)(b->config.deadline_ns / 1000000u));
-}
-
 static void add_traffic(const epw_buffer *b, const epw_gpu_traffic *lane, epw_traffic *traffic,
                         epw_peer_traffic *peers) {
     traffic->operations += lane->dispatches.sum + lane->combines.sum;
@@ -506,8 +488,10 @@ epw_status epw_gpu_call_traffic(const epw_buffer *b, epw_traffic *traffic, epw_p
     epw_gpu *g = b->gpu;
     epw_status status = epw_peers_traffic(&b->peers, where, traffic, peers);
     if (status != EPW_OK) return status;
+    const void *from[EPW_MAX_LANES];
+    for (uint32_t i = 0; i < b->config.lanes; i++) from[i] = &g->lanes[i].state->traffic;
     pthread_mutex_lock(&g->traffic_lock);
-    status = fetch_traffic(b, where);
+    status = epw_peers_copy_counts(&b->peers, from, g->pinned->traffic, sizeof g->pinned->traffic[0], where);
     for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++)
         add_traffic(b, &g->pinned->traffic[i], traffic, peers);
     pthread_mutex_unlock(&g->traffic_lock);
