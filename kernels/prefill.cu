@@ -65,6 +65,45 @@ __device__ __forceinline__ void init_barriers(uint64_t *loaded, uint32_t count) 
     if (threadIdx.x < (count + 31) / 32 * 32) ptx::fence_barrier_init();
 }
 
+// Counts what the kernel has moved. This rank itself has a line of rows only where it takes them. Called by the first block at
+// the end.
+__device__ __noinline__ void count_rows(const epw_prefill_dispatch_args &a, const Prefill &o) {
+    const epw_prefill_gpu_routing &r = a.call.routing;
+    if (a.call.gives_up) return;
+    for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
+        const bool own = peer == o.rank;
+        const uint32_t all = r.sent_first[peer + 1] - r.sent_first[peer];
+        const uint64_t sent = own ? (o.does(EPW_PREFILL_SENDS) ? all : 0) : rows_through(o.state->peers[peer].send);
+        const uint64_t received = o.does(EPW_PREFILL_RECEIVES) ? r.received[peer] : 0;
+        count_traffic(o, peer, sent, received, epw_format_bytes(&a.format));
+    }
+}
+
+__device__ __forceinline__ uint32_t answers_to(const epw_prefill_combine_args &a, uint32_t peer) {
+    const epw_prefill_gpu_routing &r = a.call.routing;
+    const uint32_t local = a.call.lane.layout.local_experts, rows = r.received[peer];
+    if (a.in.mode != EPW_COMBINE_ORDERED || rows == 0) return rows;
+    uint32_t entries = 0;
+    for (uint32_t e = 0; e < local; e++) entries += r.counts[size_t(peer) * local + e];
+    return entries;
+}
+
+__device__ __noinline__ void count_answers(const epw_prefill_combine_args &a, const Prefill &o) {
+    if (a.call.gives_up) return;
+    for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
+        uint64_t sent, received;
+        if (peer == o.rank) { // its answers are made where the sums are
+            sent = received = o.does(EPW_PREFILL_RECEIVES) ? answers_to(a, peer) : 0;
+        } else {
+            const epw_prefill_gpu_peer &p = o.state->peers[peer];
+            const uint32_t opened = ptx::load_relaxed_gpu(&p.take.opened);
+            sent = rows_through(p.send);
+            received = opened == 0 ? 0 : opened - 1;
+        }
+        count_traffic(o, peer, sent, received, uint64_t(a.width) * 2);
+    }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(most_threads(0), 1)
     prefill_dispatch_kernel(const __grid_constant__ epw_prefill_dispatch_args a) {
@@ -115,6 +154,8 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     clear_claims(o, a.call.lane.max_tokens);
     if (o.does(EPW_PREFILL_RECEIVES) && !a.call.gives_up) tell_received(a, o);
     __syncthreads();
+    count_rows(a, o);
+    __syncthreads();
     if (threadIdx.x == 0) close(o);
 }
 
@@ -143,16 +184,10 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     } else if (roles.tells() && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
-        const uint32_t peer = roles.attended_peer(), local = a.call.lane.layout.local_experts;
+        const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
-            uint32_t answers = r.received[peer], asked = r.sent_first[peer + 1] - r.sent_first[peer];
-            if (ordered) {
-                asked = r.sent_entries[peer];
-                uint32_t entries = 0;
-                for (uint32_t e = 0; e < local && answers > 0; e++) entries += r.counts[size_t(peer) * local + e];
-                answers = entries;
-            }
-            Attendant(o, peer, answers, asked, 0).run(a.out.wait_ns);
+            const uint32_t asked = ordered ? r.sent_entries[peer] : r.sent_first[peer + 1] - r.sent_first[peer];
+            Attendant(o, peer, answers_to(a, peer), asked, 0).run(a.out.wait_ns);
         }
     }
     if (blockIdx.x != 0) {
@@ -160,6 +195,8 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
         return;
     }
     await_others_out(o);
+    count_answers(a, o);
+    __syncthreads();
     if (threadIdx.x != 0) return;
     gather_refused(o);
     close(o);

@@ -127,13 +127,14 @@
 //! | `epwire_bytes_received_total` | counter | bytes | the same, for bytes received |
 //! | `epwire_waited_nanoseconds_total` | counter | nanoseconds | time waited for the rank in the label `peer` |
 //!
-//! Kernels on GPUs do not count, so some of these metrics do not exist everywhere:
+//! Not all of these metrics exist on GPUs:
 //!
 //! | | rows | bytes | waits |
 //! |---|---|---|---|
 //! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on the host | yes | yes | yes |
 //! | [`Comm`] on the host | | yes | yes |
-//! | [`EpBuffer`], [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | no | no | no: request `source_counts` and `wait_ns` of their outputs |
+//! | [`EpBuffer`] on a GPU | yes | yes | no: request `wait_ns` of its outputs |
+//! | [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | yes | yes | yes |
 //! | [`Comm`] on a GPU | | for calls that are not captured, counted when they are enqueued | no |
 //!
 //! ## Of the core

@@ -294,6 +294,11 @@ epw_status epw_buffer_reachable_experts(const epw_buffer *b, uint8_t *reachable)
     return EPW_OK;
 }
 
+epw_status epw_buffer_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers) {
+    epw_status status = epw_buffer_check(b, "traffic");
+    return status == EPW_OK ? b->engine->traffic(b, traffic, peers) : status;
+}
+
 const char *epw_path_name(uint32_t path) {
     switch (path) {
     case EPW_PATH_NONE:

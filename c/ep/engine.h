@@ -87,6 +87,7 @@ typedef struct epw_engine {
     void (*look)(epw_awaited *self, bool sleeps, uint64_t now);
     epw_status (*stream_wait)(epw_buffer *b, epw_handle handle, void *stream);
     epw_status (*outcome_read)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+    epw_status (*traffic)(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers);
     epw_status (*take_errors)(epw_buffer *b, epw_error_record *records, uint32_t capacity, uint32_t *count,
                               uint64_t *lost);
 } epw_engine;

@@ -612,8 +612,9 @@ EPW_API void epw_traffic_init(epw_traffic *traffic);
 
 /* traffic [in: sizes, out]. peers [out, may be NULL]: [ranks]. Any thread, also while operations run, whose
  * bytes count at their end at the latest. What an operation had moved before it was given up may be missing.
- * EPW_ERR_STATE on a GPU, whose kernels count nothing: use the outputs source_counts and wait_ns there. The
- * same for the others: epw_prefill_traffic, epw_comm_traffic. */
+ * CUDA: kernels count, in replays of graphs too; copies their counts, on no stream of the caller.
+ * EPW_ERR_TIMEOUT if the copy takes longer than the group's deadline. wait_ns is 0: use the output wait_ns.
+ * The same for the others: epw_prefill_traffic, epw_comm_traffic. */
 EPW_API epw_status epw_buffer_traffic(const epw_buffer *buffer, epw_traffic *traffic,
                                       epw_peer_traffic *peers);
 
@@ -1314,8 +1315,9 @@ EPW_API epw_status epw_prefill_diverged(epw_prefill *prefill, uint32_t epoch, ui
 /* Whether an operation that has ended since the last such call was incomplete, as epw_comm_take_fault. */
 EPW_API epw_status epw_prefill_take_fault(epw_prefill *prefill, uint32_t *faulted);
 
-/* As epw_buffer_traffic; of a split operation all of it counts when its second half ends. An answer counts as
- * a whole row, of the width that combine was given. */
+/* As epw_buffer_traffic, but with wait_ns on GPUs too. Of a split operation all of it counts when its second
+ * half ends; on a GPU what each half has moved counts when that half ends. An answer counts as a whole row,
+ * of the width that combine was given. */
 EPW_API epw_status epw_prefill_traffic(const epw_prefill *prefill, epw_traffic *traffic,
                                        epw_peer_traffic *peers);
 

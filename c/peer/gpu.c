@@ -68,6 +68,24 @@ epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_whe
     return settle(peers, peers->gpu->event, timeout_ns, where);
 }
 
+epw_status epw_peers_copy_counts(const epw_peers *peers, const void *const *from, void *to, uint64_t bytes,
+                                 epw_where where) {
+    const epw_peers_gpu *g = peers->gpu;
+    epw_status status = epw_cuda_enter(g->device, where);
+    if (status != EPW_OK) return status;
+    cudaError_t error = cudaSuccess;
+    for (uint32_t i = 0; error == cudaSuccess && i < peers->lanes; i++)
+        error = cudaMemcpyAsync((unsigned char *)to + i * bytes, from[i], bytes, cudaMemcpyDeviceToHost,
+                                g->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the traffic");
+    epw_cuda_leave();
+    if (status == EPW_OK) status = epw_peers_settle(peers, g->deadline_ns, where);
+    if (status != EPW_PENDING) return status;
+    return epw_fail(EPW_ERR_TIMEOUT, where,
+                    "the GPU has not copied the traffic within the deadline of %llu ms",
+                    (unsigned long long)(g->deadline_ns / 1000000u));
+}
+
 epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where) {
     uint64_t deadline_ns = peers->gpu->deadline_ns;
     epw_status status = epw_peers_settle(peers, deadline_ns, where);

@@ -78,6 +78,11 @@ static inline uint64_t epw_copied_word(const epw_peers *peers, uint32_t copy, ui
 /* Waits in the same way for what has been enqueued on the stream. */
 epw_status epw_peers_settle(const epw_peers *peers, uint64_t timeout_ns, epw_where where);
 
+/* Copies what kernels of each lane have counted, from[lane] in device memory, to pinned memory: to + lane *
+ * bytes. Within the group's deadline: EPW_ERR_TIMEOUT after that. One at a time. */
+epw_status epw_peers_copy_counts(const epw_peers *peers, const void *const *from, void *to, uint64_t bytes,
+                                 epw_where where);
+
 /* Waits in the same way for a change of the peer tables, within the group's deadline: EPW_ERR_TIMEOUT after
  * that. */
 epw_status epw_peers_settle_change(const epw_peers *peers, epw_where where);

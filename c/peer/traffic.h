@@ -20,8 +20,6 @@ typedef struct epw_lane_traffic {
     epw_exchanged *with; /* [ranks] */
 } epw_lane_traffic;
 
-#define EPW_UNCOUNTED "the buffer is on a GPU, whose kernels do not count: ask for source_counts and wait_ns"
-
 static inline void epw_count(_Atomic uint64_t *count, uint64_t more) {
     uint64_t before = atomic_load_explicit(count, memory_order_relaxed); /* this thread is the only writer */
     atomic_store_explicit(count, before + more, memory_order_relaxed);

@@ -1,5 +1,5 @@
 /* Counts what an operation has moved, when it ends: rows and answers, to and from this rank itself too. */
-#include "prefill/parts.h"
+#include "prefill/gpu/gpu.h"
 
 static bool is_me(const epw_prefill *p, uint32_t peer) {
     return peer == p->config.ep.rank;
@@ -54,6 +54,7 @@ void epw_prefill_count_moved(epw_prefill *p, const epw_prefill_lane *lane) {
 epw_status epw_prefill_traffic(const epw_prefill *p, epw_traffic *traffic, epw_peer_traffic *peers) {
     if (p == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"traffic", -1, -1}, "prefill is NULL");
     epw_where where = epw_prefill_where(p, "traffic");
-    if (p->gpu != NULL) return epw_fail(EPW_ERR_STATE, where, EPW_UNCOUNTED);
-    return epw_peers_traffic(&p->peers, where, traffic, peers);
+    epw_status status =
+        epw_peers_traffic(&p->peers, where, traffic, peers); /* nothing on a GPU: kernels count */
+    return status == EPW_OK && p->gpu != NULL ? epw_prefill_gpu_count(p, traffic, peers) : status;
 }

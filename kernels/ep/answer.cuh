@@ -273,6 +273,14 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
     }
 }
 
+// Counts the answers to the thread's peer, after it was told. Called by the last block to send.
+__device__ __noinline__ inline void count_answers(const Combine &a, const Operation &o, const AnswerShared &s) {
+    const uint32_t peer = threadIdx.x;
+    if (peer >= o.ranks || !has(o.present, peer) || has(o.suspects, peer) || has(o.missing, peer)) return;
+    const uint32_t answers = a.in.mode == EPW_COMBINE_ORDERED ? o.state->owed[peer] : s.received[peer];
+    ptx::reduce_relaxed_gpu(&o.state->traffic.answers_sent[peer], answers);
+}
+
 // Answers every row; the kernel's last block then posts the words. `first_row`: the table of first rows.
 template <typename T, Answers With>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
@@ -289,10 +297,12 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
     // This half gives up no peers besides suspects; the receiving half does.
     const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
     const uint32_t received = s.received[peer];
-    if (!tells) return;
-    uint32_t rows = missing ? 0 : received; // no rows for a peer that has sent what it must not
-    uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
-    signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
+    if (tells) {
+        uint32_t rows = missing ? 0 : received; // no rows for a peer that has sent what it must not
+        uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
+        signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
+    }
+    count_answers(a, o, s);
 }
 
 } // namespace epw

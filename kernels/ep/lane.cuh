@@ -194,6 +194,14 @@ __device__ __noinline__ inline void spoil_peer(Operation &o, uint32_t peer) {
     atomicOr(&o.troubled, 1u);
 }
 
+// Adds value * unit to the sum. If a block has done so in this operation before, what it added is replaced: so a closing block
+// may count again. Whether it sees the other block's store or not, it stores the same sum (see "Redelivery" above).
+__device__ __forceinline__ void add_once(const Operation &o, epw_gpu_sum &sum, uint32_t value, uint64_t unit) {
+    epw_gpu_sum s = sum;
+    if (epw_word_matches(s.last, o.epoch, o.op)) s.sum -= epw_word_value(s.last) * unit;
+    sum = {s.sum + value * unit, epw_word(o.epoch, o.op, value)};
+}
+
 // Waits until all blocks are out, for at most as long as the two waits of a kernel may take: for permission, and for rows or
 // answers. Beacons tell the peers meanwhile that this rank is alive and waits for itself. Returns whether all blocks are out.
 // Called by one thread.

@@ -58,6 +58,21 @@ typedef struct epw_gpu_turn {
     epw_rank_set present; /* peers that take part in the handle: sent to and, once DISPATCHED, received from */
 } epw_gpu_turn;
 
+/* A sum to which an operation adds once, whichever of its blocks does so, and however often: see add_once in lane.cuh. */
+typedef struct epw_gpu_sum {
+    alignas(16) uint64_t sum;
+    uint64_t last; /* what the last operation has added: its number, as a word, with a value by which the sum's unit was
+                    * multiplied */
+} epw_gpu_sum;
+
+/* What a lane has moved since creation, by peer. Writer: kernels of the lane, one at a time. Reader: copies to the host, at any
+ * time. */
+typedef struct epw_gpu_traffic {
+    epw_gpu_sum dispatches, combines; /* that have ended */
+    epw_gpu_sum rows_received[EPW_GPU_PEERS], bytes_received[EPW_GPU_PEERS], answers_received[EPW_GPU_PEERS];
+    uint64_t rows_sent[EPW_GPU_PEERS], bytes_sent[EPW_GPU_PEERS], answers_sent[EPW_GPU_PEERS];
+} epw_gpu_traffic;
+
 typedef struct epw_gpu_lane_state {
     epw_gpu_turn turns[EPW_GPU_BLOCKS];
 
@@ -71,6 +86,8 @@ typedef struct epw_gpu_lane_state {
     uint32_t received[EPW_GPU_PEERS];
     uint32_t ends[EPW_GPU_PEERS]; /* prefix sums of rows received, in the order of sources, see source_at */
     uint64_t sent[EPW_GPU_PEERS]; /* the dispatch words posted */
+    /* With config.ordered: how many answers the rows received from each source get in order, and those sent to each peer. */
+    uint32_t owed[EPW_GPU_PEERS], due[EPW_GPU_PEERS];
 
     /* For peers behind queues: the operation whose counts are in this rank's window, or being copied there; see land_head. */
     uint64_t landed[EPW_GPU_PEERS];
@@ -95,6 +112,8 @@ typedef struct epw_gpu_lane_state {
     /* Writer: kernels that leave something incomplete. Reader: the next checkpoint, which clears it. */
     uint32_t faulted;
     uint64_t report; /* lane 0: the last report posted, see ep/report.h */
+
+    epw_gpu_traffic traffic;
 } epw_gpu_lane_state;
 
 #endif

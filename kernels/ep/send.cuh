@@ -281,7 +281,22 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (threadIdx.x < l.ranks) {
         uint64_t word = epw_word(o.epoch, o.op, census.ranks[threadIdx.x]);
         ptx::store_relaxed_gpu(&o.state->sent[threadIdx.x], word);
+        if (l.answers > 1) {
+            uint32_t due = 0;
+#pragma unroll 1
+            for (uint32_t e = 0; e < l.local_experts; e++) due += census.experts[threadIdx.x * l.local_experts + e];
+            o.state->due[threadIdx.x] = due;
+        }
     }
+}
+
+// Counts what the thread's peer has been sent, after it was told. Called by the last block to send.
+__device__ __noinline__ inline void count_sent(const Dispatch &a, const Operation &o) {
+    const uint32_t peer = threadIdx.x;
+    if (peer >= o.ranks || !has(o.present, peer) || has(o.lost, peer)) return;
+    const uint32_t rows = epw_word_value(ptx::load_relaxed_gpu(&o.state->sent[peer]));
+    ptx::reduce_relaxed_gpu(&o.state->traffic.rows_sent[peer], rows);
+    ptx::reduce_relaxed_gpu(&o.state->traffic.bytes_sent[peer], rows * epw_format_bytes(&a.format));
 }
 
 // Posts rows and words to peers behind queues, one warp per peer at a time. Called by the whole block.
@@ -357,9 +372,11 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (!last_to_send(o)) return;
     const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
     if (o.posts) post_rows(a, o);
-    if (!tells) return;
-    if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
-    signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    if (tells) {
+        if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
+        signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    }
+    count_sent(a, o);
 }
 
 } // namespace epw

@@ -288,7 +288,9 @@ struct Attendant {
         if (!allowed) open_line(p.send, 0);
         if (!taking) open_line(p.take, 0);
         leave_rings();
-        if (wait_ns != nullptr && waited > 0) ptx::reduce_relaxed_gpu(&wait_ns[peer], waited);
+        if (waited == 0) return;
+        ptx::reduce_relaxed_gpu(&o.state->traffic.wait_ns[peer], waited);
+        if (wait_ns != nullptr) ptx::reduce_relaxed_gpu(&wait_ns[peer], waited);
     }
 };
 

@@ -430,6 +430,27 @@ __device__ __noinline__ inline void fill_record(const Prefill &o, epw_error_reco
     r.deadline_ns = o.deadline;
 }
 
+// Rows of a line that are through; of the lost peer's, those that had come.
+__device__ __forceinline__ uint64_t rows_through(const epw_prefill_line &line) {
+    const uint32_t opened = ptx::load_relaxed_gpu(&line.opened);
+    return opened == 0 ? 0 : min(ptx::load_relaxed_gpu(&line.moved), opened - 1);
+}
+
+// Adds what the kernel has moved to and from the peer to the lane's sums. `bytes`: of a row, or an answer. Called by one thread
+// for each rank, of the first block, when all other blocks are out. The last kernel of the operation counts it.
+__device__ __forceinline__ void count_traffic(const Prefill &o, uint32_t peer, uint64_t sent, uint64_t received, uint64_t bytes) {
+    epw_prefill_gpu_traffic &t = o.state->traffic;
+    if (o.call->kind == 0) {
+        ptx::reduce_relaxed_gpu(&t.rows_sent[peer], sent);
+        ptx::reduce_relaxed_gpu(&t.rows_received[peer], received);
+    } else {
+        ptx::reduce_relaxed_gpu(&t.answers_sent[peer], sent);
+    }
+    ptx::reduce_relaxed_gpu(&t.bytes_sent[peer], sent * bytes);
+    ptx::reduce_relaxed_gpu(&t.bytes_received[peer], received * bytes);
+    if (peer == o.rank && o.does(EPW_PREFILL_RECEIVES)) ptx::reduce_relaxed_gpu(&t.operations, 1);
+}
+
 // Tells the host how the operation ended, unless it was complete. Called by one thread.
 __device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
     epw_prefill_gpu_report *to = o.call->report;

@@ -43,6 +43,14 @@ typedef struct epw_prefill_gpu_peer {
     uint32_t in_rows; /* rows behind its opening */
 } epw_prefill_gpu_peer;
 
+/* What a lane has moved since creation, by peer. Writer: kernels of the lane, one at a time. Reader: copies to the host, at any
+ * time. */
+typedef struct epw_prefill_gpu_traffic {
+    uint64_t operations; /* that have ended */
+    uint64_t rows_sent[EPW_GPU_PEERS], rows_received[EPW_GPU_PEERS], answers_sent[EPW_GPU_PEERS];
+    uint64_t bytes_sent[EPW_GPU_PEERS], bytes_received[EPW_GPU_PEERS], wait_ns[EPW_GPU_PEERS];
+} epw_prefill_gpu_traffic;
+
 /* A lane between two kernels. What belongs to one kernel is zero outside it. */
 typedef struct epw_prefill_gpu_state {
     uint32_t gate;   /* see enter() in operation.cuh */
@@ -61,6 +69,8 @@ typedef struct epw_prefill_gpu_state {
     uint64_t rows, overflow; /* received, and without a place */
 
     epw_prefill_gpu_peer peers[EPW_GPU_PEERS];
+
+    epw_prefill_gpu_traffic traffic;
 } epw_prefill_gpu_state;
 
 /* How an operation ended that was not complete. In mapped host memory; nothing is written for complete ones. */

@@ -9,12 +9,14 @@ use crate::traffic::Traffic;
 
 impl EpBuffer {
     /// What this rank has sent and received through this buffer, and how long it has waited for each peer. Communicates
-    /// with nobody and waits for nobody.
+    /// with nobody.
+    ///
+    /// On a GPU kernels count, in replays of graphs too. The counts are copied to the host, on no stream of the caller,
+    /// so this may be called while a stream is captured. Times waited are 0 there: request
+    /// [`wait_ns`](crate::GenericDispatchOutput::wait_ns).
     ///
     /// # Errors
-    /// [`Error::State`](crate::Error::State) on a GPU, whose kernels do not count: there request
-    /// [`source_counts`](crate::GenericDispatchOutput::source_counts) and
-    /// [`wait_ns`](crate::GenericDispatchOutput::wait_ns).
+    /// [`Error::Timeout`](crate::Error::Timeout) if the GPU has not copied the counts within the group's deadline.
     pub fn traffic(&self) -> Result<Traffic> {
         self.inner.ffi.traffic(self.inner.plan.ranks)
     }

@@ -193,8 +193,8 @@ impl PrefillBuffer {
     }
 
     /// What this rank has sent and received through this buffer, and how long it has waited for each peer: as
-    /// [`EpBuffer::traffic`](crate::EpBuffer::traffic), with the same error on a GPU. A split operation counts when its
-    /// second half has ended.
+    /// [`EpBuffer::traffic`](crate::EpBuffer::traffic), but with times waited on GPUs too. A split operation counts
+    /// when its second half has ended; on a GPU what each half has moved counts when that half has ended.
     pub fn traffic(&self) -> Result<Traffic> {
         self.inner.ffi.traffic(self.ranks())
     }

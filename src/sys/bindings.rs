@@ -1089,8 +1089,9 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** traffic [in: sizes, out]. peers [out, may be NULL]: [ranks]. Any thread, also while operations run, whose
  bytes count at their end at the latest. What an operation had moved before it was given up may be missing.
- EPW_ERR_STATE on a GPU, whose kernels count nothing: use the outputs source_counts and wait_ns there. The
- same for the others: epw_prefill_traffic, epw_comm_traffic.*/
+ CUDA: kernels count, in replays of graphs too; copies their counts, on no stream of the caller.
+ EPW_ERR_TIMEOUT if the copy takes longer than the group's deadline. wait_ns is 0: use the output wait_ns.
+ The same for the others: epw_prefill_traffic, epw_comm_traffic.*/
     pub fn epw_buffer_traffic(
         buffer: *const epw_buffer,
         traffic: *mut epw_traffic,
@@ -2816,8 +2817,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** As epw_buffer_traffic; of a split operation all of it counts when its second half ends. An answer counts as
- a whole row, of the width that combine was given.*/
+    /** As epw_buffer_traffic, but with wait_ns on GPUs too. Of a split operation all of it counts when its second
+ half ends; on a GPU what each half has moved counts when that half ends. An answer counts as a whole row,
+ of the width that combine was given.*/
     pub fn epw_prefill_traffic(
         prefill: *const epw_prefill,
         traffic: *mut epw_traffic,

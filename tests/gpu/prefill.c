@@ -639,12 +639,48 @@ static void run_combine(rank *me, const sides *s, uint32_t round) {
     compare(me, round > 0 ? "combined again" : "combined", SUMS, ARRAYS);
 }
 
+/* What a buffer has moved since it was created. */
+typedef struct moved {
+    epw_traffic all;
+    epw_peer_traffic with[RANKS_MOST];
+} moved;
+
+static moved moved_by(const epw_prefill *prefill) {
+    moved now = {.all = EPW_TRAFFIC_INIT};
+    REQUIRE_OK(epw_prefill_traffic(prefill, &now.all, now.with));
+    return now;
+}
+
+/* The GPU has run each operation `times` as often as the host. Waits differ. */
+static void compare_moved(const rank *me, const moved *host, const moved *gpu, uint64_t times) {
+    const uint64_t of_host[] = {host->all.operations,    host->all.rows_sent,  host->all.rows_received,
+                                host->all.rows_answered, host->all.bytes_sent, host->all.bytes_received};
+    const uint64_t of_gpu[] = {gpu->all.operations,    gpu->all.rows_sent,  gpu->all.rows_received,
+                               gpu->all.rows_answered, gpu->all.bytes_sent, gpu->all.bytes_received};
+    static const char *const names[] = {"operations", "rows sent",  "rows received",
+                                        "answers",    "bytes sent", "bytes received"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        CHECK_MSG(of_gpu[i] == times * of_host[i], "case %llu, rank %u: %llu %s, the host %llu, %llu times",
+                  (unsigned long long)me->p->seed, me->rank, (unsigned long long)of_gpu[i], names[i],
+                  (unsigned long long)of_host[i], (unsigned long long)times);
+    for (uint32_t p = 0; p < me->links->ranks; p++)
+        CHECK(gpu->with[p].bytes_sent == times * host->with[p].bytes_sent &&
+              gpu->with[p].bytes_received == times * host->with[p].bytes_received);
+}
+
+/* Graphs repeat the first round, twice. */
 static void run_rounds(rank *me, const sides *s) {
     for (uint32_t round = 0; round < me->p->rounds; round++) {
         if (round > 0) clear_host(me);
         run_dispatch(me, s, round);
         run_combine(me, s, round);
-        if (me->p->how == GRAPH && round == 0) run_graph(me, s->gpu, s->on_gpu, s->stream);
+        if (round > 0 || me->p->trouble != NO_TROUBLE) continue;
+        const moved host = moved_by(s->host), gpu = moved_by(s->gpu);
+        compare_moved(me, &host, &gpu, 1);
+        if (me->p->how != GRAPH) continue;
+        run_graph(me, s->gpu, s->on_gpu, s->stream);
+        const moved replayed = moved_by(s->gpu);
+        compare_moved(me, &host, &replayed, 3);
     }
 }
 

@@ -19,11 +19,51 @@ static struct { uint32_t ranks, processes, sms, seconds; } options = {.seconds =
 
 /* ---- a world: where a rank's memory is, and how its calls run ---- */
 
+/* What a step has moved, without waits. */
+typedef struct moved {
+    epw_traffic all;
+    epw_peer_traffic with[RANKS_LIMIT];
+} moved;
+
 typedef struct world {
     int32_t gpu; /* -1: the host */
     cudaStream_t streams[2];
     const rank_links *links;
+    moved *host; /* [CASES], by the host */
 } world;
+
+static moved moved_since(const epw_buffer *b, const moved *before) {
+    moved now = {.all = EPW_TRAFFIC_INIT};
+    CHECK_OK(epw_buffer_traffic(b, &now.all, now.with));
+    if (before == NULL) return now;
+    now.all.operations -= before->all.operations;
+    now.all.rows_sent -= before->all.rows_sent;
+    now.all.rows_received -= before->all.rows_received;
+    now.all.rows_answered -= before->all.rows_answered;
+    now.all.bytes_sent -= before->all.bytes_sent;
+    now.all.bytes_received -= before->all.bytes_received;
+    for (uint32_t p = 0; p < RANKS_LIMIT; p++) {
+        now.with[p].bytes_sent -= before->with[p].bytes_sent;
+        now.with[p].bytes_received -= before->with[p].bytes_received;
+        now.with[p].wait_ns = 0;
+    }
+    return now;
+}
+
+static void compare_moved(const world *w, const epw_buffer *b, uint32_t index, const char *how,
+                          const moved *before) {
+    const moved gpu = moved_since(b, before), *host = &w->host[index];
+    CHECK_MSG(memcmp(&gpu, host, sizeof gpu) == 0,
+              "%s, %s, rank %u: moved %llu rows out, %llu in, %llu answers, %llu bytes out, %llu in by %llu "
+              "operations, the host %llu, %llu, %llu, %llu, %llu, %llu",
+              cases[index].name, how, w->links->rank, (unsigned long long)gpu.all.rows_sent,
+              (unsigned long long)gpu.all.rows_received, (unsigned long long)gpu.all.rows_answered,
+              (unsigned long long)gpu.all.bytes_sent, (unsigned long long)gpu.all.bytes_received,
+              (unsigned long long)gpu.all.operations, (unsigned long long)host->all.rows_sent,
+              (unsigned long long)host->all.rows_received, (unsigned long long)host->all.rows_answered,
+              (unsigned long long)host->all.bytes_sent, (unsigned long long)host->all.bytes_received,
+              (unsigned long long)host->all.operations);
+}
 
 static memory place(const world *w, const memory *inputs) {
     memory m = *inputs;
@@ -200,6 +240,7 @@ static void drain_errors(epw_buffer *b, const test_case *c) {
 static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t index, const memory *m,
                       const memory *host) {
     clear_outputs(w, m);
+    const moved before = moved_since(b, NULL);
     meet(w);
     ranks_begin_alone(w->links);
     epw_handle handle = step(w, b, index, m, w->streams[0], w->streams[index % 3 == 0]);
@@ -208,6 +249,7 @@ static void run_eager(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
     check_outcome(b, handle, &cases[index], w->links);
     finish(w);
     compare("eager", rank, index, m, host);
+    compare_moved(w, b, index, "eager", &before);
     drain_errors(b, &cases[index]);
 }
 
@@ -221,10 +263,12 @@ static void run_graph(const world *w, epw_buffer *b, uint32_t rank, uint32_t ind
     cudaGraphExec_t exec = step_captured(stream);
     for (int replay = 0; replay < 3; replay++) {
         clear_outputs(w, m);
+        const moved before = moved_since(b, NULL);
         meet(w);
         CUDA_OK(cudaGraphLaunch(exec, stream));
         finish(w);
         compare("replayed", rank, index, m, host);
+        compare_moved(w, b, index, "replayed", &before);
         drain_errors(b, &cases[index]);
     }
     CUDA_OK(cudaGraphExecDestroy(exec));
@@ -369,7 +413,9 @@ static void run_case(const world *w, epw_buffer *b, const epw_config *config, ui
     memory m = place(w, &inputs);
     if (w->gpu < 0) {
         clear_outputs(w, &m);
+        const moved before = moved_since(b, NULL);
         step(w, b, index, &m, NULL, NULL);
+        w->host[index] = moved_since(b, &before);
         for (uint32_t source = 0; cases[index].stranger && source < config->ranks; source++) {
             int refused = (source == 1) != (config->rank == 1);
             CHECK((((uint32_t *)m.at[SOURCE_COUNTS])[source] == 0) == refused);
@@ -423,7 +469,8 @@ static int report(uint32_t ranks, uint64_t made, uint64_t failed) {
 /* Runs each case on the host, then on the GPU. */
 static int rank_main(const rank_links *links) {
     memory host[CASES];
-    world w = {.gpu = -1, .links = links};
+    moved moved[CASES];
+    world w = {.gpu = -1, .links = links, .host = moved};
     run_shapes(&w, host);
     w.gpu = ranks_gpu(links);
     CUDA_OK(cudaSetDevice(w.gpu));

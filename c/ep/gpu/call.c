@@ -465,6 +465,39 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     return status;
 }
 
+static void add_traffic(const epw_buffer *b, const epw_gpu_traffic *lane, epw_traffic *traffic,
+                        epw_peer_traffic *peers) {
+    traffic->operations += lane->dispatches.sum + lane->combines.sum;
+    for (uint32_t p = 0; p < b->config.ranks; p++) {
+        uint64_t sent = lane->bytes_sent[p] + lane->answers_sent[p] * b->layout.row_bytes;
+        uint64_t received = lane->bytes_received[p].sum + lane->answers_received[p].sum * b->layout.row_bytes;
+        traffic->rows_sent += lane->rows_sent[p];
+        traffic->rows_received += lane->rows_received[p].sum;
+        traffic->rows_answered += lane->answers_sent[p];
+        traffic->bytes_sent += sent;
+        traffic->bytes_received += received;
+        if (peers == NULL) continue;
+        peers[p].bytes_sent += sent;
+        peers[p].bytes_received += received;
+    }
+}
+
+/* epw_peers_traffic has checked the sizes, and found nothing: what kernels count is only on the GPU. */
+epw_status epw_gpu_call_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers) {
+    epw_where where = epw_buffer_where(b, "traffic");
+    epw_gpu *g = b->gpu;
+    epw_status status = epw_peers_traffic(&b->peers, where, traffic, peers);
+    if (status != EPW_OK) return status;
+    const void *from[EPW_MAX_LANES];
+    for (uint32_t i = 0; i < b->config.lanes; i++) from[i] = &g->lanes[i].state->traffic;
+    pthread_mutex_lock(&g->traffic_lock);
+    status = epw_peers_copy_counts(&b->peers, from, g->pinned->traffic, sizeof g->pinned->traffic[0], where);
+    for (uint32_t i = 0; status == EPW_OK && i < b->config.lanes; i++)
+        add_traffic(b, &g->pinned->traffic[i], traffic, peers);
+    pthread_mutex_unlock(&g->traffic_lock);
+    return status;
+}
+
 /* Reads record number n, if its slot holds it. Writer: a kernel, at any time. The sequence number is read
  * before and after the record: if both are equal, the record is whole. Returns the first: n + 1 and *whole if
  * the record is there; less if it has not been written completely yet; more if a later one has taken its

@@ -124,6 +124,7 @@ static epw_status gpu_open(epw_buffer *b) {
     epw_gpu *g = calloc(1, sizeof *g);
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     b->gpu = g;
+    pthread_mutex_init(&g->traffic_lock, NULL);
     pthread_mutex_init(&g->errors_lock, NULL);
     epw_status status = epw_cuda_open(b->config.device, where);
     if (status == EPW_OK) status = load_kernels(b, where);
@@ -146,6 +147,7 @@ static void gpu_close(epw_buffer *b) {
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
     epw_sm_ledger_give(g->share); /* none of its kernels runs any more */
     pthread_mutex_destroy(&g->errors_lock);
+    pthread_mutex_destroy(&g->traffic_lock);
     free(g);
     b->gpu = NULL;
 }
@@ -261,6 +263,7 @@ const epw_engine epw_engine_gpu = {
     .await = epw_gpu_call_await,
     .stream_wait = epw_gpu_call_stream_wait,
     .outcome_read = epw_gpu_call_outcome_read,
+    .traffic = epw_gpu_call_traffic,
     .take_errors = epw_gpu_call_take_errors,
 };
 #else

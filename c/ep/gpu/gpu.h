@@ -11,7 +11,8 @@
 
 /* Pinned host memory that kernels write, or copies of what they have written. */
 typedef struct epw_gpu_pinned {
-    epw_gpu_report reports[EPW_MAX_LANES]; /* copies of the lanes' */
+    epw_gpu_report reports[EPW_MAX_LANES];  /* copies of the lanes' */
+    epw_gpu_traffic traffic[EPW_MAX_LANES]; /* the same */
     epw_gpu_ring ring;
 } epw_gpu_pinned;
 
@@ -32,6 +33,7 @@ struct epw_gpu {
     epw_gpu_pinned *pinned;
     epw_gpu_lane lanes[EPW_MAX_LANES];
 
+    pthread_mutex_t traffic_lock; /* for what is copied of it */
     pthread_mutex_t errors_lock;
     uint64_t errors_taken;    /* number of the next record that epw_take_errors gives out */
     uint64_t unrecorded_told; /* bad ids without a record that it has already reported as lost */
@@ -56,6 +58,7 @@ epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
 epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream);
 epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
+epw_status epw_gpu_call_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers);
 epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
                                     uint32_t *count, uint64_t *lost);
 

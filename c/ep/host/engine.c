@@ -131,12 +131,8 @@ static void host_abandon(epw_buffer *b) {
     free_host(b);
 }
 
-epw_status epw_buffer_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers) {
-    epw_status status = epw_buffer_check(b, "traffic");
-    if (status != EPW_OK) return status;
-    epw_where where = epw_buffer_where(b, "traffic");
-    if (b->peers.gpu != NULL) return epw_fail(EPW_ERR_STATE, where, EPW_UNCOUNTED);
-    return epw_peers_traffic(&b->peers, where, traffic, peers);
+static epw_status host_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers) {
+    return epw_peers_traffic(&b->peers, epw_buffer_where(b, "traffic"), traffic, peers);
 }
 
 /* ---- peers and membership ---- */
@@ -281,5 +277,6 @@ const epw_engine epw_engine_host = {
     .look = epw_host_look,
     .stream_wait = host_stream_wait,
     .outcome_read = host_outcome_read,
+    .traffic = host_traffic,
     .take_errors = host_take_errors,
 };

@@ -159,6 +159,7 @@ epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where) {
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     p->gpu = g;
     pthread_mutex_init(&g->lock, NULL);
+    pthread_mutex_init(&g->traffic_lock, NULL);
     epw_status status = epw_cuda_open(p->config.ep.device, where);
     if (status == EPW_OK) status = take_sms(p, where);
     if (status == EPW_OK) status = load_kernels(p, where);
@@ -180,6 +181,7 @@ void epw_prefill_gpu_close(epw_prefill *p) {
     if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
     epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
+    pthread_mutex_destroy(&g->traffic_lock);
     pthread_mutex_destroy(&g->lock);
     free(g);
     p->gpu = NULL;
@@ -191,6 +193,36 @@ void epw_prefill_gpu_abandon(epw_prefill *p) {
 }
 
 /* Writer of 1: a kernel, of 0: this. */
+static void add_traffic(const epw_prefill *p, const epw_prefill_gpu_traffic *lane, epw_traffic *traffic,
+                        epw_peer_traffic *peers) {
+    traffic->operations += lane->operations;
+    for (uint32_t peer = 0; peer < p->layout.ranks; peer++) {
+        traffic->rows_sent += lane->rows_sent[peer];
+        traffic->rows_received += lane->rows_received[peer];
+        traffic->rows_answered += lane->answers_sent[peer];
+        traffic->bytes_sent += lane->bytes_sent[peer];
+        traffic->bytes_received += lane->bytes_received[peer];
+        if (peers == NULL) continue;
+        peers[peer].bytes_sent += lane->bytes_sent[peer];
+        peers[peer].bytes_received += lane->bytes_received[peer];
+        peers[peer].wait_ns += lane->wait_ns[peer];
+    }
+}
+
+epw_status epw_prefill_gpu_count(const epw_prefill *p, epw_traffic *traffic, epw_peer_traffic *peers) {
+    epw_where where = epw_prefill_where(p, "traffic");
+    struct epw_prefill_gpu *g = p->gpu;
+    const void *from[EPW_MAX_LANES];
+    for (uint32_t i = 0; i < p->config.ep.lanes; i++) from[i] = &g->lanes[i].args.state->traffic;
+    pthread_mutex_lock(&g->traffic_lock);
+    epw_status status =
+        epw_peers_copy_counts(&p->peers, from, g->pinned->traffic, sizeof g->pinned->traffic[0], where);
+    for (uint32_t i = 0; status == EPW_OK && i < p->config.ep.lanes; i++)
+        add_traffic(p, &g->pinned->traffic[i], traffic, peers);
+    pthread_mutex_unlock(&g->traffic_lock);
+    return status;
+}
+
 bool epw_prefill_gpu_take_fault(epw_prefill *p) {
     return p->gpu != NULL && __atomic_exchange_n(&p->gpu->pinned->faulted, 0, __ATOMIC_ACQ_REL) != 0;
 }
@@ -413,6 +445,11 @@ void epw_prefill_gpu_close(epw_prefill *p) {
 
 void epw_prefill_gpu_abandon(epw_prefill *p) {
     (void)p;
+}
+
+epw_status epw_prefill_gpu_count(const epw_prefill *p, epw_traffic *traffic, epw_peer_traffic *peers) {
+    (void)traffic, (void)peers;
+    return epw_fail(EPW_ERR_NO_PATH, epw_prefill_where(p, "traffic"), EPW_NO_CUDA);
 }
 
 bool epw_prefill_gpu_take_fault(epw_prefill *p) {

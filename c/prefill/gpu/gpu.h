@@ -55,6 +55,9 @@ void epw_prefill_gpu_close(epw_prefill *p);
 /* What is CUDA's is left to CUDA, which does not work in a process that has forked. */
 void epw_prefill_gpu_abandon(epw_prefill *p);
 
+/* See epw_prefill_traffic. */
+epw_status epw_prefill_gpu_count(const epw_prefill *p, epw_traffic *traffic, epw_peer_traffic *peers);
+
 /* Whether an operation was incomplete since the last such call. */
 bool epw_prefill_gpu_take_fault(epw_prefill *p);
 
@@ -65,8 +68,9 @@ bool epw_prefill_gpu_take_fault(epw_prefill *p);
 
 #include <cuda_runtime_api.h>
 
-/* Pinned host memory that kernels write. */
+/* Pinned host memory that kernels write, and a copy of what they have counted. */
 typedef struct epw_prefill_pinned {
+    epw_prefill_gpu_traffic traffic[EPW_MAX_LANES];
     uint32_t faulted;
 } epw_prefill_pinned;
 
@@ -89,6 +93,7 @@ struct epw_prefill_gpu {
     uint64_t tickets;                         /* given to calls so far */
     struct epw_prefill_gpu_memory *abandoned; /* of routings that are gone, and that kernels may still use */
     pthread_mutex_t lock;                     /* of the last two */
+    pthread_mutex_t traffic_lock;             /* of pinned->traffic */
 };
 
 /* A routing. */
