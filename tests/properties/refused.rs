@@ -77,7 +77,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
         }
         6 => {
             let shorter = inputs.case.config.deadline - Duration::from_nanos(1);
-            refused("shorter deadline", try_input(good.deadline(shorter)), Limit, "deadline_ns is")
+            refused("shorter deadline", try_input(good.deadline(shorter)), Limit, "deadline is")
         }
         7 => {
             let most = inputs.case.config.sideband_bytes + 1;
@@ -251,7 +251,7 @@ pub(crate) fn combines(
         "combine: shorter deadline",
         good.clone().deadline(shorter),
         Limit,
-        "deadline_ns is",
+        "deadline is",
     );
     let wrong = vec![0f32; config.hidden as usize];
     let input = Combine::new(TensorRef::new(&wrong, config.hidden as usize));
