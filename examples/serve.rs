@@ -229,10 +229,7 @@ impl Rank {
 
         let mut out = HostBuffer::<bf16>::zeroed(tokens * HIDDEN);
         let mut contributions = vec![[0; 2]; tokens];
-        let output = CombineOutput {
-            contributions: Some(&mut contributions),
-            ..CombineOutput::new(TensorMut::new(&mut out))
-        };
+        let output = CombineOutput::new(TensorMut::new(&mut out)).contributions(&mut contributions);
         let outcome = dispatched.combine(Combine::new(TensorRef::new(&expert_out, HIDDEN)), output).await?;
         self.revoke(&outcome)?;
         for (at, (request, _)) in batch.into_iter().enumerate() {

@@ -53,15 +53,18 @@ macro_rules! names {
 }
 
 /// A setter for each of these public fields, with the field's name, so that a non-exhaustive struct can be built by
-/// chaining.
+/// chaining. The setter of an `Option<T>` takes a `T`, if it is listed so. Parameters of a generic struct stand in brackets.
 macro_rules! setters {
     ($type:ident { $($field:ident: $of:ty),+ $(,)? }) => {
-        impl $type {
+        setters!(impl[] $type[] { $($field: $of),+ });
+    };
+    (impl[$($parameter:tt)*] $type:ident[$($argument:tt)*] { $($field:ident: $of:ty),+ $(,)? }) => {
+        impl<$($parameter)*> $type<$($argument)*> {
             $(
                 #[doc = concat!("Sets [`", stringify!($field), "`](field@", stringify!($type), "::", stringify!($field), ").")]
                 #[must_use]
                 pub fn $field(mut self, $field: $of) -> Self {
-                    self.$field = $field;
+                    self.$field = $field.into();
                     self
                 }
             )+

@@ -253,7 +253,7 @@ static epw_status check_call(const epw_comm *comm, const epw_call *call, const e
     uint64_t deadline = call != NULL ? call->deadline_ns : 0;
     if (deadline != 0 && (deadline < comm->config.deadline_ns || deadline > EPW_MAX_DEADLINE_NS))
         return epw_fail(EPW_ERR_LIMIT, where,
-                        "deadline_ns is %llu, a call may only lengthen the communicator's %llu, to a day at "
+                        "deadline is %llu ns, a call may only lengthen the communicator's %llu, to a day at "
                         "most",
                         (unsigned long long)deadline, (unsigned long long)comm->config.deadline_ns);
     return EPW_OK;

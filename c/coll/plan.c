@@ -51,7 +51,7 @@ static epw_status check(const epw_comm_config *c, epw_where where) {
                         (unsigned long long)c->heap_bytes, (unsigned long long)HEAP_MAX);
     if (c->deadline_ns < UINT64_C(1000000) || c->deadline_ns > UINT64_C(86400000000000))
         return epw_fail(EPW_ERR_LIMIT, where,
-                        "config.deadline_ns is %llu, must be in [1000000, "
+                        "config.deadline is %llu ns, must be in [1000000, "
                         "86400000000000]: 1 ms to 1 day",
                         (unsigned long long)c->deadline_ns);
     return EPW_OK;

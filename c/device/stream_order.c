@@ -24,7 +24,7 @@ epw_status epw_stream_check_deadline(const epw_stream_call *call, uint64_t deadl
                                      epw_where where) {
     if (!call->captured || deadline_ns == 0) return EPW_OK;
     return epw_fail(EPW_ERR_INVALID, where,
-                    "deadline_ns is %llu, must be 0 under capture: replays take the %s",
+                    "deadline is %llu ns, must be 0 under capture: replays take the %s",
                     (unsigned long long)deadline_ns, whose);
 }
 

@@ -11,7 +11,7 @@ epw_status epw_input_check_deadline(epw_where where, const epw_config *config, u
     if (deadline_ns == 0) return EPW_OK;
     if (deadline_ns >= config->deadline_ns && deadline_ns <= EPW_MAX_DEADLINE_NS) return EPW_OK;
     return epw_fail(EPW_ERR_LIMIT, where,
-                    "deadline_ns is %llu, a call may only lengthen the buffer's %llu, to a day at most",
+                    "deadline is %llu ns, a call may only lengthen the buffer's %llu, to a day at most",
                     (unsigned long long)deadline_ns, (unsigned long long)config->deadline_ns);
 }
 

@@ -82,7 +82,7 @@ epw_status epw_config_check(epw_where where, const epw_config *c) {
             EPW_ERR_INVALID, "queue_depth is %u, must be 0 or a power of two from %u to %u", depth,
             EPW_QUEUE_DEPTH_MIN, EPW_QUEUE_DEPTH_MAX);
     REQUIRE(c->deadline_ns >= MIN_DEADLINE_NS && c->deadline_ns <= EPW_MAX_DEADLINE_NS, EPW_ERR_LIMIT,
-            "deadline_ns is %llu, must be in [%llu, %llu] (1 ms to 1 day)",
+            "deadline is %llu ns, must be in [%llu, %llu] (1 ms to 1 day)",
             (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,
             (unsigned long long)EPW_MAX_DEADLINE_NS);
     return EPW_OK;

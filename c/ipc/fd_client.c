@@ -24,7 +24,7 @@ typedef struct fetch {
 static epw_status timed_out(const fetch *f, const char *what) {
     return epw_fail(
         EPW_ERR_TIMEOUT, f->where,
-        "process %u did not %s within %llu ms: it is stopped or overloaded; resume it, or raise deadline_ns",
+        "process %u did not %s within %llu ms: it is stopped or overloaded; resume it, or raise the deadline",
         (unsigned)f->exporter_pid, what, (unsigned long long)(f->deadline_ns / 1000000u));
 }
 

@@ -208,7 +208,7 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(peers, "connect", peer);
     if (blob == NULL) return epw_fail(EPW_ERR_INVALID, where, "blob is NULL");
-    if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline_ns is 0, must be at least 1");
+    if (deadline_ns == 0) return epw_fail(EPW_ERR_INVALID, where, "deadline is 0 ns, must be at least 1");
     epw_blob read;
     bool is_blob = epw_blob_parse(blob, length, where, &read) == EPW_OK; /* otherwise the import has set it */
     if (is_blob && is_connected_to(peers, peer, &read)) return EPW_OK;

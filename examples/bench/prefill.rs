@@ -123,33 +123,24 @@ impl<'a> Prefill<'a> {
         .weights(TensorRef::new(&routing.weights, routing.topk))
         .payload(shape.payload())
         .lane(0);
-        let fp8 = shape.payload == Payload::Fp8;
-        let lists = if shape.layout == Layout::Dense {
-            PrefillOutput {
-                layout: PrefillLayout::Dense,
-                scale_order: ScaleOrder::RowMajor,
-                source_counts: Some(&mut self.counts),
-                row_experts: Some(&mut self.row_experts),
-                row_weights: Some(&mut self.row_weights),
-                ..PrefillOutput::default()
-            }
+        let capacity = self.expected.places();
+        let output = if shape.layout == Layout::Dense {
+            PrefillOutput::new(PrefillLayout::Dense, capacity)
+                .scale_order(ScaleOrder::RowMajor)
+                .source_counts(&mut self.counts)
+                .row_experts(&mut self.row_experts)
+                .row_weights(&mut self.row_weights)
         } else {
-            PrefillOutput {
-                layout: PrefillLayout::Packed { alignment: ALIGNMENT },
-                counts: Some(&mut self.counts),
-                row_expert: Some(&mut self.row_experts),
-                ..PrefillOutput::default()
-            }
+            PrefillOutput::new(PrefillLayout::Packed { alignment: ALIGNMENT }, capacity)
+                .counts(&mut self.counts)
+                .row_expert(&mut self.row_experts)
         };
-        let (made, outcome) = self.buffer.dispatch_blocking(
-            input,
-            PrefillOutput {
-                capacity: self.expected.places(),
-                rows: Some(TensorMut::new(&mut self.rows)),
-                scales: fp8.then(|| TensorMut::new(&mut self.scales)),
-                ..lists
-            },
-        )?;
+        let output = output.rows(TensorMut::new(&mut self.rows));
+        let output = match shape.payload {
+            Payload::Fp8 => output.scales(TensorMut::new(&mut self.scales)),
+            _ => output,
+        };
+        let (made, outcome) = self.buffer.dispatch_blocking(input, output)?;
         complete(&outcome)?;
         Ok(made)
     }

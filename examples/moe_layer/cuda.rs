@@ -146,24 +146,22 @@ impl<T: Half + DeviceRepr + ValidAsZeroBits> CudaExchange<T> {
         .payload(self.settings.payload)
         .layout(self.settings.layout);
 
-        let output = DispatchOutput {
-            scale_order: ScaleOrder::RowMajor,
-            counts: Some(TensorMut::from_slice(&mut self.counts, stream)),
-            source_counts: Some(TensorMut::from_slice(&mut self.source_counts, stream)),
-            ..DispatchOutput::default()
-        };
+        let output = DispatchOutput::default()
+            .scale_order(ScaleOrder::RowMajor)
+            .counts(TensorMut::from_slice(&mut self.counts, stream))
+            .source_counts(TensorMut::from_slice(&mut self.source_counts, stream));
         let output = match &mut self.received {
-            Received::ExpertMajor { rows, scales } => DispatchOutput {
-                rows: Some(TensorMut::from_slice(rows, stream)),
-                scales: scales.as_mut().map(|scales| TensorMut::from_slice(scales, stream)),
-                ..output
-            },
-            Received::RankMajor { row_experts, row_weights, expert_rows } => DispatchOutput {
-                row_experts: Some(TensorMut::from_slice(row_experts, stream)),
-                row_weights: Some(TensorMut::from_slice(row_weights, stream)),
-                expert_rows: Some(TensorMut::from_slice(expert_rows, stream)),
-                ..output
-            },
+            Received::ExpertMajor { rows, scales } => {
+                let output = output.rows(TensorMut::from_slice(rows, stream));
+                match scales {
+                    Some(scales) => output.scales(TensorMut::from_slice(scales, stream)),
+                    None => output,
+                }
+            }
+            Received::RankMajor { row_experts, row_weights, expert_rows } => output
+                .row_experts(TensorMut::from_slice(row_experts, stream))
+                .row_weights(TensorMut::from_slice(row_weights, stream))
+                .expert_rows(TensorMut::from_slice(expert_rows, stream)),
         };
         if !self.settings.split {
             return Ok(self.buffer.enqueue_dispatch(input, output, stream.into())?);

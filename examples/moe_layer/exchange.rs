@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use epwire::{
-    Combine, CombineMode, CombineOutput, Device, Dispatch, DispatchBuffers, DispatchOutput, Dispatched,
-    Element, EpBuffer, EpConfig, Fp8Scale, Group, HostBuffer, Layout, Outcome, Payload, RowShape, ScaleOrder,
-    TensorMut, TensorRef, dequantize_fp8, quantize_fp8,
+    Combine, CombineMode, CombineOutput, Device, Dispatch, DispatchBuffers, Dispatched, Element, EpBuffer,
+    EpConfig, Fp8Scale, Group, HostBuffer, Layout, Outcome, Payload, RowShape, ScaleOrder, TensorMut,
+    TensorRef, dequantize_fp8, quantize_fp8,
 };
 use half::{
     bf16, f16,
@@ -174,7 +174,7 @@ impl<T: Half> EpExchange<T> {
         .weights(TensorRef::new(&routing.topk_weights, routing.topk))
         .payload(self.settings.payload)
         .layout(self.settings.layout);
-        let output = DispatchOutput { scale_order: ScaleOrder::RowMajor, ..self.received.output() };
+        let output = self.received.output().scale_order(ScaleOrder::RowMajor);
         if !self.settings.split {
             return self.buffer.dispatch_blocking(input, output);
         }

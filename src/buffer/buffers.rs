@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::output::{DispatchOutput, ScaleOrder};
+use super::output::DispatchOutput;
 use crate::config::{EpConfig, Layout, Payload, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::tensor::{Element, HostBuffer, TensorMut};
@@ -134,23 +134,19 @@ impl DispatchBuffers {
 
     /// All of it as an output.
     pub fn output(&mut self) -> DispatchOutput<'_> {
-        let expert_major = self.layout == Layout::ExpertMajor;
-        DispatchOutput {
-            rows: expert_major.then(|| TensorMut::new(&mut self.rows)),
-            scales: Some(TensorMut::new(&mut self.scales)),
-            scale_order: ScaleOrder::ColumnMajor,
-            sideband: Some(&mut self.sideband),
-            counts: Some(&mut self.counts),
-            source_counts: Some(&mut self.source_counts),
-            ranges: Some(&mut self.ranges),
-            packed_ranges: None,
-            source_token: Some(&mut self.source_token),
-            row_experts: (!expert_major).then_some(&mut self.row_experts),
-            row_weights: (!expert_major).then_some(&mut self.row_weights),
-            expert_rows: (!expert_major).then_some(&mut self.expert_rows),
-            expert_totals: None,
-            expert_totals_i32: None,
-            wait_ns: None,
+        let output = DispatchOutput::default()
+            .scales(TensorMut::new(&mut self.scales))
+            .sideband(&mut self.sideband)
+            .counts(&mut self.counts)
+            .source_counts(&mut self.source_counts)
+            .ranges(&mut self.ranges)
+            .source_token(&mut self.source_token);
+        match self.layout {
+            Layout::ExpertMajor => output.rows(TensorMut::new(&mut self.rows)),
+            Layout::RankMajor => output
+                .row_experts(&mut self.row_experts)
+                .row_weights(&mut self.row_weights)
+                .expert_rows(&mut self.expert_rows),
         }
     }
 }

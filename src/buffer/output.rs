@@ -4,7 +4,7 @@
 use super::memory::{Host, List, Memory, Need, Place, Tensor, place};
 use crate::config::{EpConfig, Layout, Plan, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::names::names;
+use crate::names::{names, setters};
 use crate::{ffi, sys};
 
 use super::input::Request;
@@ -38,6 +38,7 @@ names!(ScaleOrder, "an order of scales: column-major or row-major" { ColumnMajor
 /// anything. Every output may be larger. Expert-major needs `rows` and `counts`, and refuses outputs that it would not
 /// fill: `row_experts`, `row_weights` and `expert_rows`.
 #[derive(Debug, Default)]
+#[non_exhaustive]
 pub struct GenericDispatchOutput<'a, M: Memory> {
     /// `[E, M, payload]`, or rank-major `[M, payload]` (if left out, read the rows in place), of any type.
     pub rows: Option<Tensor<'a, M>>,
@@ -73,9 +74,36 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     pub wait_ns: Option<List<'a, M, u64>>,
 }
 
+setters!(impl['a, M: Memory] GenericDispatchOutput['a, M] {
+    rows: Tensor<'a, M>,
+    scales: Tensor<'a, M>,
+    scale_order: ScaleOrder,
+    sideband: List<'a, M, u8>,
+    counts: List<'a, M, u32>,
+    source_counts: List<'a, M, u32>,
+    ranges: List<'a, M, [u32; 2]>,
+    packed_ranges: List<'a, M, u64>,
+    source_token: List<'a, M, u32>,
+    row_experts: List<'a, M, i32>,
+    row_weights: List<'a, M, f32>,
+    expert_rows: List<'a, M, u32>,
+    expert_totals: List<'a, M, u64>,
+    expert_totals_i32: List<'a, M, i32>,
+    wait_ns: List<'a, M, u64>,
+});
+
+impl<'a, M: Memory> GenericDispatchOutput<'a, M> {
+    /// The two outputs that the expert-major layout needs; rank-major needs none, so that its outputs begin with
+    /// `default()`.
+    pub fn new(rows: Tensor<'a, M>, counts: List<'a, M, u32>) -> Self {
+        Self::default().rows(rows).counts(counts)
+    }
+}
+
 /// The outputs of a combine: in host memory ([`CombineOutput`]) or in a GPU's
 /// ([`cuda::CombineOutput`](crate::cuda::CombineOutput)).
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct GenericCombineOutput<'a, M: Memory> {
     /// `[n, hidden]` of the combine type, aligned to 16 bytes. Tokens that are not routed become zeros.
     pub out: Tensor<'a, M>,
@@ -85,6 +113,12 @@ pub struct GenericCombineOutput<'a, M: Memory> {
     /// `[ranks]`: adds the nanoseconds spent waiting for each peer, as in [`GenericDispatchOutput`].
     pub wait_ns: Option<List<'a, M, u64>>,
 }
+
+setters!(impl['a, M: Memory] GenericCombineOutput['a, M] {
+    out: Tensor<'a, M>,
+    contributions: List<'a, M, [u16; 2]>,
+    wait_ns: List<'a, M, u64>,
+});
 
 impl<'a, M: Memory> GenericCombineOutput<'a, M> {
     /// Only the tokens.

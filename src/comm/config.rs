@@ -183,8 +183,8 @@ mod tests {
             ("config.slot_bytes", 4, CommConfig { slot_bytes: 100, ..good() }),
             ("config.slot_bytes", 4, CommConfig { slot_bytes: (1 << 24) + 64, ..good() }),
             ("config.heap_bytes", 4, CommConfig { heap_bytes: (1 << 44) + 1, ..good() }),
-            ("config.deadline_ns", 4, CommConfig { deadline: Duration::from_micros(1), ..good() }),
-            ("config.deadline_ns", 4, CommConfig { deadline: Duration::MAX, ..good() }),
+            ("config.deadline", 4, CommConfig { deadline: Duration::from_micros(1), ..good() }),
+            ("config.deadline", 4, CommConfig { deadline: Duration::MAX, ..good() }),
         ];
         for (field, ranks, config) in cases {
             let error = config.plan(ranks).unwrap_err();

@@ -33,7 +33,7 @@ fn every_limit_is_an_error_that_names_its_field() {
         ("lanes", 4, EpConfig { lanes: 3, ..good.clone() }),
         ("opaque_bytes", 4, EpConfig { opaque_bytes: (1 << 30) + 1, ..good.clone() }),
         ("sideband_bytes", 4, EpConfig { sideband_bytes: 65, ..good.clone() }),
-        ("deadline_ns", 4, EpConfig { deadline: Duration::from_micros(1), ..good.clone() }),
+        ("deadline", 4, EpConfig { deadline: Duration::from_micros(1), ..good.clone() }),
     ];
     for (field, ranks, config) in cases {
         let error = Plan::new(&config, ranks).unwrap_err();

@@ -11,13 +11,6 @@ pub type DispatchOutput<'a> = GenericDispatchOutput<'a, Gpu>;
 /// Where combined tokens go in GPU memory; see [`GenericCombineOutput`].
 pub type CombineOutput<'a> = GenericCombineOutput<'a, Gpu>;
 
-impl<'a> DispatchOutput<'a> {
-    /// The two views that the expert-major layout needs.
-    pub fn new(rows: TensorMut<'a>, counts: TensorMut<'a>) -> Self {
-        Self { rows: Some(rows), counts: Some(counts), ..Self::default() }
-    }
-}
-
 impl<'a> Dispatch<'a, TensorRef<'a>> {
     /// Opaque bytes of each token, `[n, bytes_per_token]` of U8, dense, that travel with its row.
     #[must_use]

@@ -379,27 +379,17 @@ mod tests {
         let site = Site::new("dispatch", 0, 0, &StreamRef::legacy()).unwrap();
         let none = || DispatchOutput::default();
         let cases = [
-            ("output.rows has 2047 bytes", DispatchOutput { rows: Some(memory(DType::U8, 2047)), ..none() }),
-            ("output.counts has 2 of F32", DispatchOutput { counts: Some(memory(DType::F32, 2)), ..none() }),
-            ("output.ranges has 7 of U32", DispatchOutput { ranges: Some(memory(DType::U32, 7)), ..none() }),
-            (
-                "output.wait_ns has 1 of U64",
-                DispatchOutput { wait_ns: Some(memory(DType::U64, 1)), ..none() },
-            ),
-            (
-                "output.expert_totals has 2 of U32",
-                DispatchOutput { expert_totals: Some(memory(DType::U32, 2)), ..none() },
-            ),
+            ("output.rows has 2047 bytes", none().rows(memory(DType::U8, 2047))),
+            ("output.counts has 2 of F32", none().counts(memory(DType::F32, 2))),
+            ("output.ranges has 7 of U32", none().ranges(memory(DType::U32, 7))),
+            ("output.wait_ns has 1 of U64", none().wait_ns(memory(DType::U64, 1))),
+            ("output.expert_totals has 2 of U32", none().expert_totals(memory(DType::U32, 2))),
         ];
         for (text, mut output) in cases {
             let error = output.as_c(0, &config, &plan, &input().request(), &site).unwrap_err();
             assert!(matches!(&error, Error::Invalid(f) if f.text.starts_with(text)), "{text}: {error}");
         }
-        let mut fits = DispatchOutput {
-            rows: Some(memory(DType::Bf16, 2 * 8 * 64)),
-            counts: Some(memory(DType::I32, 2)),
-            ..none()
-        };
+        let mut fits = none().rows(memory(DType::Bf16, 2 * 8 * 64)).counts(memory(DType::I32, 2));
         let c = fits.as_c(0, &config, &plan, &input().request(), &site).unwrap();
         assert_eq!((c.rows.addr(), c.counts.addr(), c.ranges.is_null()), (4096, 4096, true));
         let mut output = CombineOutput::new(memory(DType::F32, 128));

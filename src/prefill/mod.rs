@@ -27,13 +27,9 @@
 //!             let capacity = counted.received(layout)?.capacity;
 //!             let mut rows = HostBuffer::<bf16>::zeroed(capacity * 128);
 //!             let mut row_expert = vec![0; capacity]; // -1 in the padding
-//!             let (mut routing, outcome) = counted.receive_blocking(PrefillOutput {
-//!                 layout,
-//!                 capacity,
-//!                 rows: Some(TensorMut::new(&mut rows)),
-//!                 row_expert: Some(&mut row_expert),
-//!                 ..PrefillOutput::default()
-//!             })?;
+//!             let output =
+//!                 PrefillOutput::new(layout, capacity).rows(TensorMut::new(&mut rows)).row_expert(&mut row_expert);
+//!             let (mut routing, outcome) = counted.receive_blocking(output)?;
 //!             assert!(outcome.is_complete());
 //!
 //!             // Experts would run here; these return their input.

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use crate::buffer::{Host, List, Memory, Need, Place, ScaleOrder, Tensor, place};
 use crate::config::{Payload, RowShape};
 use crate::error::{Error, Failure, Result};
-use crate::names::ParseNameError;
+use crate::names::{ParseNameError, setters};
 use crate::{ffi, sys};
 
 use super::buffer::Inner;
@@ -123,7 +123,8 @@ impl Shape {
 ///
 /// If the capacity is too small, the last rows in order have no place and are left out: the outcome then has
 /// [`Cause::Overflow`](crate::Cause::Overflow), and combine adds nothing for them.
-#[derive(Debug, Default)]
+#[derive(Debug)]
+#[non_exhaustive]
 pub struct GenericPrefillOutput<'a, M: Memory> {
     /// How rows are laid out; each rank chooses its own.
     pub layout: PrefillLayout,
@@ -175,9 +176,67 @@ pub struct GenericPrefillOutput<'a, M: Memory> {
     pub wait_ns: Option<List<'a, M, u64>>,
 }
 
+setters!(impl['a, M: Memory] GenericPrefillOutput['a, M] {
+    layout: PrefillLayout,
+    capacity: usize,
+    rows: Tensor<'a, M>,
+    scales: Tensor<'a, M>,
+    scale_order: ScaleOrder,
+    sideband: List<'a, M, u8>,
+    zero_padding: bool,
+    counts: List<'a, M, u32>,
+    offsets: List<'a, M, u32>,
+    overflow: List<'a, M, u32>,
+    source_counts: List<'a, M, u32>,
+    source_offsets: List<'a, M, u32>,
+    row_expert: List<'a, M, i32>,
+    row_source: List<'a, M, i32>,
+    row_token: List<'a, M, i32>,
+    row_position: List<'a, M, i32>,
+    row_weight: List<'a, M, f32>,
+    row_experts: List<'a, M, i32>,
+    row_weights: List<'a, M, f32>,
+    ranges: List<'a, M, u64>,
+    expert_totals: List<'a, M, u64>,
+    expert_totals_i32: List<'a, M, i32>,
+    wait_ns: List<'a, M, u64>,
+});
+
+impl<M: Memory> GenericPrefillOutput<'_, M> {
+    /// Places for rows in this layout, and no output yet.
+    pub fn new(layout: PrefillLayout, capacity: usize) -> Self {
+        Self {
+            layout,
+            capacity,
+            rows: None,
+            scales: None,
+            scale_order: ScaleOrder::default(),
+            sideband: None,
+            zero_padding: false,
+            counts: None,
+            offsets: None,
+            overflow: None,
+            source_counts: None,
+            source_offsets: None,
+            row_expert: None,
+            row_source: None,
+            row_token: None,
+            row_position: None,
+            row_weight: None,
+            row_experts: None,
+            row_weights: None,
+            ranges: None,
+            expert_totals: None,
+            expert_totals_i32: None,
+            wait_ns: None,
+        }
+    }
+}
+
 /// Where combined tokens go: in host memory ([`PrefillCombineOutput`]) or in a GPU's
 /// ([`cuda::PrefillCombineOutput`](crate::cuda::PrefillCombineOutput)).
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct GenericPrefillCombineOutput<'a, M: Memory> {
     /// `[n, width]` of the combine type, aligned to 16 bytes. Tokens routed nowhere become zeros, plus bias.
     pub out: Tensor<'a, M>,
@@ -191,6 +250,14 @@ pub struct GenericPrefillCombineOutput<'a, M: Memory> {
     /// `[ranks]`: the nanoseconds spent waiting for each peer are added to this.
     pub wait_ns: Option<List<'a, M, u64>>,
 }
+
+setters!(impl['a, M: Memory] GenericPrefillCombineOutput['a, M] {
+    out: Tensor<'a, M>,
+    contributions: List<'a, M, [u16; 2]>,
+    lacks: List<'a, M, u32>,
+    values: List<'a, M, f32>,
+    wait_ns: List<'a, M, u64>,
+});
 
 impl<'a, M: Memory> GenericPrefillCombineOutput<'a, M> {
     /// Only the tokens.

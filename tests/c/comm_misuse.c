@@ -36,7 +36,7 @@ static void configurations_are_refused_by_field(void) {
     REFUSED_CONFIG(slots, 512, EPW_ERR_LIMIT, "config.slots is 512");
     REFUSED_CONFIG(slot_bytes, 65, EPW_ERR_LIMIT, "config.slot_bytes is 65");
     REFUSED_CONFIG(heap_bytes, UINT64_MAX, EPW_ERR_LIMIT, "config.heap_bytes is ");
-    REFUSED_CONFIG(deadline_ns, 1, EPW_ERR_LIMIT, "config.deadline_ns is 1");
+    REFUSED_CONFIG(deadline_ns, 1, EPW_ERR_LIMIT, "config.deadline is 1 ns");
 #undef REFUSED_CONFIG
 }
 
@@ -77,7 +77,7 @@ static void operations_are_refused_by_field(epw_comm *comm) {
     epw_call call = EPW_CALL_INIT;
     call.deadline_ns = 1;
     c = coll_of(EPW_BARRIER);
-    REFUSED(epw_group(comm, &c, 1, &call, NULL), EPW_ERR_LIMIT, "group", 0, -1, "deadline_ns is 1");
+    REFUSED(epw_group(comm, &c, 1, &call, NULL), EPW_ERR_LIMIT, "group", 0, -1, "deadline is 1 ns");
     REFUSED(epw_group(comm, NULL, 1, NULL, NULL), EPW_ERR_INVALID, "group", 0, -1, "ops is NULL");
     REFUSED(epw_group(comm, &c, 65537, NULL, NULL), EPW_ERR_LIMIT, "group", 0, -1, "at most 65536");
     /* One wrong operation makes the whole group fail. */

@@ -49,7 +49,7 @@ static void plan_names_field_and_limit(void) {
     epw_config config = config_of(0, 2);
     epw_plan plan = EPW_PLAN_INIT;
     config.deadline_ns = MS - 1;
-    REFUSED(epw_plan_make(&config, &plan), EPW_ERR_LIMIT, "plan", 0, -1, "deadline_ns is 999999");
+    REFUSED(epw_plan_make(&config, &plan), EPW_ERR_LIMIT, "plan", 0, -1, "deadline is 999999 ns");
 }
 
 /* ---- Calls ---- */
@@ -170,7 +170,7 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     REFUSED(epw_buffer_connect(b, 1, blob, length - 1), EPW_ERR_INVALID, "connect", 0, 1, "bytes");
     REFUSED(epw_buffer_connect(b, 1, "", 0), EPW_ERR_INVALID, "connect", 0, 1, "not a blob");
     REFUSED(epw_buffer_connect_within(b, 1, blob, length, 0), EPW_ERR_INVALID, "connect", 0, 1,
-            "deadline_ns is 0");
+            "deadline is 0 ns");
     REFUSED(epw_buffer_connect(g.of[1], 0, blob, length), EPW_ERR_INVALID, "connect", 1, 0,
             "exported by rank 1");
 

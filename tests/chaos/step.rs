@@ -139,11 +139,9 @@ impl Bench {
         self.combined.fill(bf16::NAN);
         waited.fill(0);
         let mut arrived = vec![[u16::MAX; 2]; self.traffic.tokens(own) as usize];
-        let output = CombineOutput {
-            out: TensorMut::new(&mut self.combined),
-            contributions: Some(&mut arrived),
-            wait_ns: Some(&mut waited),
-        };
+        let output = CombineOutput::new(TensorMut::new(&mut self.combined))
+            .contributions(&mut arrived)
+            .wait_ns(&mut waited);
         let input = Combine::new(TensorRef::new(&self.expert_out, hidden));
         let began = Begun::now();
         let outcome = if halves {

@@ -118,11 +118,10 @@ macro_rules! lists {
 
             fn output(&mut self, $sizes: &Sizes) -> PrefillOutput<'_> {
                 let (layout, capacity) = ($sizes.layout, $sizes.capacity);
-                let zero_padding = matches!(layout, PrefillLayout::Packed { .. });
-                PrefillOutput {
-                    $($name: $filled.then_some(&mut self.$name[..]),)*
-                    layout, capacity, zero_padding, ..Default::default()
-                }
+                let mut output = PrefillOutput::new(layout, capacity);
+                output.zero_padding = matches!(layout, PrefillLayout::Packed { .. });
+                $(output.$name = $filled.then_some(&mut self.$name[..]);)*
+                output
             }
 
             fn written(&self) -> Written {
@@ -141,11 +140,10 @@ macro_rules! lists {
 
             fn output<'a>(&'a mut self, $sizes: &Sizes, gpu: &'a Gpu) -> cuda::PrefillOutput<'a> {
                 let (layout, capacity) = ($sizes.layout, $sizes.capacity);
-                let zero_padding = matches!(layout, PrefillLayout::Packed { .. });
-                cuda::PrefillOutput {
-                    $($name: $filled.then(|| gpu.view_mut(&mut self.$name)),)*
-                    layout, capacity, zero_padding, ..Default::default()
-                }
+                let mut output = cuda::PrefillOutput::new(layout, capacity);
+                output.zero_padding = matches!(layout, PrefillLayout::Packed { .. });
+                $(output.$name = $filled.then(|| gpu.view_mut(&mut self.$name));)*
+                output
             }
 
             fn written(&self, gpu: &Gpu) -> Written {
@@ -241,7 +239,7 @@ impl Run {
             rows: &'a mut [u8],
             scales: &'a mut [u8],
         ) -> PrefillOutput<'a> {
-            PrefillOutput { rows: Some(TensorMut::new(rows)), scales: Some(TensorMut::new(scales)), ..lists }
+            lists.rows(TensorMut::new(rows)).scales(TensorMut::new(scales))
         }
         let to = output(lists.output(&sizes), &mut rows, &mut scales);
         let (mut routing, outcome) = match first {
@@ -268,12 +266,10 @@ impl Run {
                 .mode(case.mode)
                 .values(&values)
                 .bias(TensorRef::new(&self.bias, HIDDEN));
-            let to = PrefillCombineOutput {
-                contributions: Some(&mut contributions),
-                lacks: Some(&mut lacks),
-                values: Some(&mut home),
-                ..PrefillCombineOutput::new(TensorMut::new(&mut out))
-            };
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out))
+                .contributions(&mut contributions)
+                .lacks(&mut lacks)
+                .values(&mut home);
             let outcome = match case.way {
                 Way::Halves => {
                     buffer.combine_send_blocking(&mut routing, input).unwrap().receive_blocking(to).unwrap()
@@ -317,8 +313,7 @@ impl Run {
             gpu: &'a Gpu,
             [rows, scales]: [&'a mut CudaSlice<u8>; 2],
         ) -> cuda::PrefillOutput<'a> {
-            let (rows, scales) = (Some(gpu.view_mut(rows)), Some(gpu.view_mut(scales)));
-            cuda::PrefillOutput { rows, scales, ..lists }
+            lists.rows(gpu.view_mut(rows)).scales(gpu.view_mut(scales))
         }
         let bytes = |slice: &CudaSlice<u8>, len: usize| gpu.get(slice)[..len].to_vec();
         let to = output(lists.output(&sizes, gpu), gpu, [&mut rows, &mut scales]);
@@ -353,12 +348,10 @@ impl Run {
                 .mode(case.mode)
                 .values(gpu.view(&values, 1))
                 .bias(gpu.view(&bias, HIDDEN));
-            let to = cuda::PrefillCombineOutput {
-                contributions: Some(gpu.view_mut(&mut contributions)),
-                lacks: Some(gpu.view_mut(&mut lacks)),
-                values: Some(gpu.view_mut(&mut home)),
-                ..cuda::PrefillCombineOutput::new(gpu.view_mut(&mut out))
-            };
+            let to = cuda::PrefillCombineOutput::new(gpu.view_mut(&mut out))
+                .contributions(gpu.view_mut(&mut contributions))
+                .lacks(gpu.view_mut(&mut lacks))
+                .values(gpu.view_mut(&mut home));
             let completion = match case.way {
                 Way::Halves => {
                     let sent = routing.enqueue_combine_send(input, gpu.stream()).unwrap();

@@ -38,8 +38,7 @@ impl Step {
     }
 
     fn output<'a>(capacity: usize, rows: &'a mut CudaSlice<bf16>, gpu: &'a Gpu) -> PrefillOutput<'a> {
-        let rows = Some(gpu.view_mut(rows));
-        PrefillOutput { layout: LAYOUT, capacity, rows, ..PrefillOutput::default() }
+        PrefillOutput::new(LAYOUT, capacity).rows(gpu.view_mut(rows))
     }
 
     fn dispatch(&mut self, gpu: &Gpu, buffer: &PrefillBuffer) -> Routing {
@@ -164,8 +163,7 @@ pub(crate) fn refused_calls_of_prefill_name_the_reason(gpus: u32) {
         let small = Step::output(step.capacity() + 1, &mut step.rows, gpu);
         refused(buffer.enqueue_dispatch(step.sent.dispatch(gpu), small, gpu.stream()), "output.rows has");
         let mut counts = gpu.zeros::<u32>(LOCAL_EXPERTS);
-        let by_source =
-            PrefillOutput { source_offsets: Some(gpu.view_mut(&mut counts)), ..PrefillOutput::default() };
+        let by_source = PrefillOutput::new(LAYOUT, 0).source_offsets(gpu.view_mut(&mut counts));
         refused(buffer.enqueue_dispatch(step.sent.dispatch(gpu), by_source, gpu.stream()), "source_offsets");
 
         // The guards could not record when inputs are read on another stream.

@@ -113,25 +113,19 @@ fn on_host(buffer: &EpBuffer, case: &Case, seed: u64) -> Written {
         .sideband(&tokens.sideband, 8)
         .payload(case.payload)
         .layout(case.layout);
-    let output = DispatchOutput {
-        rows: Some(TensorMut::new(&mut rows)),
-        scales: (sizes.scales > 0).then(|| TensorMut::new(&mut scales)),
-        sideband: Some(&mut sideband),
-        counts: Some(&mut counts),
-        source_counts: Some(&mut source_counts),
-        ranges: Some(&mut ranges),
-        source_token: Some(&mut source_token),
-        row_experts: rank_major.then_some(&mut row_experts),
-        row_weights: rank_major.then_some(&mut row_weights),
-        expert_rows: rank_major.then_some(&mut expert_rows),
-        ..Default::default()
-    };
+    let mut output = DispatchOutput::new(TensorMut::new(&mut rows), &mut counts)
+        .sideband(&mut sideband)
+        .source_counts(&mut source_counts)
+        .ranges(&mut ranges)
+        .source_token(&mut source_token);
+    output.scales = (sizes.scales > 0).then(|| TensorMut::new(&mut scales));
+    if rank_major {
+        output =
+            output.row_experts(&mut row_experts).row_weights(&mut row_weights).expert_rows(&mut expert_rows);
+    }
     let dispatched = buffer.dispatch_blocking(input, output).unwrap();
     let expert_out = sizes.expert_out(buffer.rank());
-    let output = CombineOutput {
-        contributions: Some(&mut contributions),
-        ..CombineOutput::new(TensorMut::new(&mut out))
-    };
+    let output = CombineOutput::new(TensorMut::new(&mut out)).contributions(&mut contributions);
     let input = Combine::new(TensorRef::new(&expert_out, HIDDEN)).mode(case.mode);
     assert!(dispatched.combine_blocking(input, output).unwrap().is_complete());
     vec![
@@ -168,19 +162,18 @@ fn on_gpu(buffer: &EpBuffer, case: &Case, seed: u64) -> Written {
     let (sent, tags) = (OnGpu::new(&gpu, &tokens), gpu.put(&tokens.sideband));
 
     let input = sent.dispatch(&gpu).sideband(gpu.view(&tags, 8)).payload(case.payload).layout(case.layout);
-    let output = cuda::DispatchOutput {
-        rows: Some(gpu.view_mut(&mut rows)),
-        scales: (sizes.scales > 0).then(|| gpu.view_mut(&mut scales)),
-        sideband: Some(gpu.view_mut(&mut sideband)),
-        counts: Some(gpu.view_mut(&mut counts)),
-        source_counts: Some(gpu.view_mut(&mut source_counts)),
-        ranges: Some(gpu.view_mut(&mut ranges)),
-        source_token: Some(gpu.view_mut(&mut source_token)),
-        row_experts: rank_major.then(|| gpu.view_mut(&mut row_experts)),
-        row_weights: rank_major.then(|| gpu.view_mut(&mut row_weights)),
-        expert_rows: rank_major.then(|| gpu.view_mut(&mut expert_rows)),
-        ..Default::default()
-    };
+    let mut output = cuda::DispatchOutput::new(gpu.view_mut(&mut rows), gpu.view_mut(&mut counts))
+        .sideband(gpu.view_mut(&mut sideband))
+        .source_counts(gpu.view_mut(&mut source_counts))
+        .ranges(gpu.view_mut(&mut ranges))
+        .source_token(gpu.view_mut(&mut source_token));
+    output.scales = (sizes.scales > 0).then(|| gpu.view_mut(&mut scales));
+    if rank_major {
+        output = output
+            .row_experts(gpu.view_mut(&mut row_experts))
+            .row_weights(gpu.view_mut(&mut row_weights))
+            .expert_rows(gpu.view_mut(&mut expert_rows));
+    }
     let dispatched = match case.split {
         false => buffer.enqueue_dispatch(input, output, gpu.stream()).unwrap(),
         true => {
@@ -190,10 +183,8 @@ fn on_gpu(buffer: &EpBuffer, case: &Case, seed: u64) -> Written {
     };
     let expert_out = gpu.put(&sizes.expert_out(buffer.rank()));
     let input = Combine::new(gpu.view(&expert_out, HIDDEN)).mode(case.mode);
-    let output = cuda::CombineOutput {
-        contributions: Some(gpu.view_mut(&mut contributions)),
-        ..cuda::CombineOutput::new(gpu.view_mut(&mut out))
-    };
+    let output =
+        cuda::CombineOutput::new(gpu.view_mut(&mut out)).contributions(gpu.view_mut(&mut contributions));
     let completion = match case.split {
         false => dispatched.enqueue_combine(input, output, gpu.stream()).unwrap(),
         true => {

@@ -330,12 +330,8 @@ fn what_is_moved_is_counted() {
 /// The same by prefill.
 fn exchange_many(buffer: &PrefillBuffer) {
     let mut rows = HostBuffer::<bf16>::zeroed(4 * HIDDEN);
-    let output = PrefillOutput {
-        layout: PrefillLayout::Packed { alignment: 1 },
-        capacity: 4,
-        rows: Some(TensorMut::new(&mut rows)),
-        ..PrefillOutput::default()
-    };
+    let output =
+        PrefillOutput::new(PrefillLayout::Packed { alignment: 1 }, 4).rows(TensorMut::new(&mut rows));
     let (mut routing, outcome) = buffer.dispatch_blocking(TOKEN.input(), output).unwrap();
     assert!(outcome.is_complete());
     let mut out = HostBuffer::<bf16>::zeroed(HIDDEN);

@@ -144,10 +144,7 @@ fn a_routing_dispatches_other_rows_and_combines_other_widths_and_carries_values_
                 .combine_blocking(
                     &mut routing,
                     PrefillCombine::new(TensorRef::new(&outputs, width)).values(&gradients),
-                    PrefillCombineOutput {
-                        values: Some(&mut values),
-                        ..PrefillCombineOutput::new(TensorMut::new(&mut out))
-                    },
+                    PrefillCombineOutput::new(TensorMut::new(&mut out)).values(&mut values),
                 )
                 .unwrap();
             complete(&outcome);

@@ -36,10 +36,7 @@ fn sums_say_which_rank_they_lack() {
             .combine_blocking(
                 &mut routing,
                 PrefillCombine::new(TensorRef::new(&outputs, HIDDEN)),
-                PrefillCombineOutput {
-                    lacks: Some(&mut lacks),
-                    ..PrefillCombineOutput::new(TensorMut::new(&mut out))
-                },
+                PrefillCombineOutput::new(TensorMut::new(&mut out)).lacks(&mut lacks),
             )
             .unwrap();
         assert_eq!(outcome.missing, [LOST as u32].into_iter().collect::<Mask>(), "{outcome}");

@@ -1,6 +1,6 @@
 //! The places of rows, their contents, and that their sums return to their source.
 
-use epwire::prefill::{PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput};
+use epwire::prefill::{PrefillCombine, PrefillCombineOutput, PrefillLayout};
 use epwire::{
     CombineMode, Dispatch, Fp8Scale, HostBuffer, Payload, ScaleOrder, TensorMut, TensorRef, quantize_fp8,
 };
@@ -32,7 +32,7 @@ fn rows_lie_as_each_layout_says_and_their_sums_come_home() {
             let spare = if layout == PrefillLayout::ExpertMajor { 0 } else { 3 };
             let mut memory = Memory::new(layout, capacity + spare);
             let mut band = std::mem::take(&mut memory.band);
-            let output = PrefillOutput { sideband: Some(&mut band), ..memory.output() };
+            let output = memory.output().sideband(&mut band);
             let input = sent.input().sideband(&sent.band, 4);
             let (mut routing, outcome) = buffer.dispatch_blocking(input, output).unwrap();
             complete(&outcome);
@@ -53,11 +53,9 @@ fn rows_lie_as_each_layout_says_and_their_sums_come_home() {
                 .combine_blocking(
                     &mut routing,
                     PrefillCombine::new(TensorRef::new(&outputs, HIDDEN)),
-                    PrefillCombineOutput {
-                        lacks: Some(&mut lacks),
-                        contributions: Some(&mut contributions),
-                        ..PrefillCombineOutput::new(TensorMut::new(&mut out))
-                    },
+                    PrefillCombineOutput::new(TensorMut::new(&mut out))
+                        .lacks(&mut lacks)
+                        .contributions(&mut contributions),
                 )
                 .unwrap();
             complete(&outcome);
@@ -106,12 +104,8 @@ fn fp8_rows_come_with_every_kind_and_order_of_scales() {
             let count = if scale == Fp8Scale::Ue8m0 { (HIDDEN / 128).div_ceil(4) } else { HIDDEN / 128 };
             let mut memory = Memory::new(layout, capacity);
             let mut scales = HostBuffer::<i32>::zeroed(count * capacity.next_multiple_of(4));
-            let output = PrefillOutput {
-                scales: Some(TensorMut::new(&mut scales)),
-                scale_order: order,
-                zero_padding: true,
-                ..memory.output()
-            };
+            let output =
+                memory.output().scales(TensorMut::new(&mut scales)).scale_order(order).zero_padding(true);
             let (_, outcome) = buffer.dispatch_blocking(sent.input().payload(payload), output).unwrap();
             complete(&outcome);
             memory.check_lists(rank, 0);
@@ -164,11 +158,7 @@ fn opaque_rows_keep_their_bytes_and_scales() {
             let (rows, capacity) = reference::rows(rank, PrefillLayout::Dense);
             let mut memory = Memory::new(PrefillLayout::Dense, capacity);
             let mut scales = HostBuffer::<f32>::zeroed(5 * capacity.next_multiple_of(4));
-            let output = PrefillOutput {
-                scales: Some(TensorMut::new(&mut scales)),
-                scale_order: order,
-                ..memory.output()
-            };
+            let output = memory.output().scales(TensorMut::new(&mut scales)).scale_order(order);
             complete(&buffer.dispatch_blocking(input, output).unwrap().1);
             let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
             for row in rows {

@@ -172,30 +172,30 @@ impl Memory {
 
     /// All outputs that the layout fills.
     pub(crate) fn output(&mut self) -> PrefillOutput<'_> {
-        let expert = by_expert(self.layout);
         self.expert_totals.fill(0);
         self.expert_totals_i32.fill(0);
-        PrefillOutput {
-            layout: self.layout,
-            capacity: self.capacity,
-            rows: Some(TensorMut::new(&mut self.rows)),
-            counts: Some(&mut self.counts),
-            offsets: expert.then_some(&mut self.offsets),
-            overflow: expert.then_some(&mut self.overflow),
-            source_counts: Some(&mut self.source_counts),
-            source_offsets: (!expert).then_some(&mut self.source_offsets),
-            row_expert: expert.then_some(&mut self.row_expert),
-            row_source: Some(&mut self.row_source),
-            row_token: Some(&mut self.row_token),
-            row_position: expert.then_some(&mut self.row_position),
-            row_weight: expert.then_some(&mut self.row_weight),
-            row_experts: (!expert).then_some(&mut self.row_experts),
-            row_weights: (!expert).then_some(&mut self.row_weights),
-            ranges: expert.then_some(&mut self.ranges),
-            expert_totals: Some(&mut self.expert_totals),
-            expert_totals_i32: Some(&mut self.expert_totals_i32),
-            wait_ns: Some(&mut self.wait_ns),
-            ..PrefillOutput::default()
+        let output = PrefillOutput::new(self.layout, self.capacity)
+            .rows(TensorMut::new(&mut self.rows))
+            .counts(&mut self.counts)
+            .source_counts(&mut self.source_counts)
+            .row_source(&mut self.row_source)
+            .row_token(&mut self.row_token)
+            .expert_totals(&mut self.expert_totals)
+            .expert_totals_i32(&mut self.expert_totals_i32)
+            .wait_ns(&mut self.wait_ns);
+        if by_expert(self.layout) {
+            output
+                .offsets(&mut self.offsets)
+                .overflow(&mut self.overflow)
+                .row_expert(&mut self.row_expert)
+                .row_position(&mut self.row_position)
+                .row_weight(&mut self.row_weight)
+                .ranges(&mut self.ranges)
+        } else {
+            output
+                .source_offsets(&mut self.source_offsets)
+                .row_experts(&mut self.row_experts)
+                .row_weights(&mut self.row_weights)
         }
     }
 

@@ -11,6 +11,8 @@ use epwire::{
 };
 use half::{bf16, f16};
 
+const PACKED: PrefillLayout = PrefillLayout::Packed { alignment: 1 };
+
 /// A group of one rank.
 fn alone() -> PrefillBuffer {
     let config = PrefillConfig::new(EpConfig::new(16, 64, 4, 2)).ring_tokens(4);
@@ -50,8 +52,7 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     let input = || Dispatch::new(x, ids).weights(weights);
     let mut rows = HostBuffer::<bf16>::zeroed(4 * 64);
     let mut dispatch = |input: Dispatch<'_>| {
-        let rows = Some(TensorMut::new(&mut rows));
-        buffer.dispatch_blocking(input, PrefillOutput { capacity: 4, rows, ..PrefillOutput::default() })
+        buffer.dispatch_blocking(input, PrefillOutput::new(PACKED, 4).rows(TensorMut::new(&mut rows)))
     };
     let halves = vec![f16::ONE; 2 * 64];
     refused(dispatch(Dispatch::new(TensorRef::new(&halves, 64), ids)), "x is [2, 64] of F16");
@@ -84,41 +85,40 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     let mut floats = [0.0f32; 3];
     let mut longs = [0u64; 3];
     let mut few = HostBuffer::<bf16>::zeroed(3 * 64);
-    let of = |output: PrefillOutput<'_>| {
-        buffer.dispatch_blocking(input(), PrefillOutput { capacity: 4, ..output })
-    };
-    let none = PrefillOutput::default;
-    let by_source = || PrefillOutput { layout: PrefillLayout::Dense, ..none() };
-    refused(of(PrefillOutput { rows: Some(TensorMut::new(&mut few)), ..none() }), "output.rows");
-    refused(of(PrefillOutput { counts: Some(&mut short), ..none() }), "output.counts");
-    refused(of(PrefillOutput { offsets: Some(&mut short), ..none() }), "output.offsets");
-    refused(of(PrefillOutput { overflow: Some(&mut short), ..none() }), "output.overflow");
-    refused(of(PrefillOutput { source_counts: Some(&mut []), ..none() }), "output.source_counts");
-    refused(of(PrefillOutput { row_expert: Some(&mut ints), ..none() }), "output.row_expert");
-    refused(of(PrefillOutput { row_source: Some(&mut ints), ..none() }), "output.row_source");
-    refused(of(PrefillOutput { row_token: Some(&mut ints), ..none() }), "output.row_token");
-    refused(of(PrefillOutput { row_position: Some(&mut ints), ..none() }), "output.row_position");
-    refused(of(PrefillOutput { row_weight: Some(&mut floats), ..none() }), "output.row_weight");
-    refused(of(PrefillOutput { row_experts: Some(&mut ints), ..by_source() }), "output.row_experts");
-    refused(of(PrefillOutput { row_weights: Some(&mut floats), ..by_source() }), "output.row_weights");
-    refused(of(PrefillOutput { source_offsets: Some(&mut []), ..by_source() }), "output.source_offsets");
-    refused(of(PrefillOutput { expert_totals: Some(&mut longs), ..none() }), "output.expert_totals");
-    refused(of(PrefillOutput { expert_totals_i32: Some(&mut ints), ..none() }), "output.expert_totals_i32");
-    refused(of(PrefillOutput { ranges: Some(&mut longs), ..none() }), "output.ranges");
-    refused(of(PrefillOutput { wait_ns: Some(&mut []), ..none() }), "output.wait_ns");
+    let of = |output: PrefillOutput<'_>| buffer.dispatch_blocking(input(), output);
+    fn none<'a>() -> PrefillOutput<'a> {
+        PrefillOutput::new(PACKED, 4)
+    }
+    fn by_source<'a>() -> PrefillOutput<'a> {
+        PrefillOutput::new(PrefillLayout::Dense, 4)
+    }
+    refused(of(none().rows(TensorMut::new(&mut few))), "output.rows");
+    refused(of(none().counts(&mut short)), "output.counts");
+    refused(of(none().offsets(&mut short)), "output.offsets");
+    refused(of(none().overflow(&mut short)), "output.overflow");
+    refused(of(none().source_counts(&mut [])), "output.source_counts");
+    refused(of(none().row_expert(&mut ints)), "output.row_expert");
+    refused(of(none().row_source(&mut ints)), "output.row_source");
+    refused(of(none().row_token(&mut ints)), "output.row_token");
+    refused(of(none().row_position(&mut ints)), "output.row_position");
+    refused(of(none().row_weight(&mut floats)), "output.row_weight");
+    refused(of(by_source().row_experts(&mut ints)), "output.row_experts");
+    refused(of(by_source().row_weights(&mut floats)), "output.row_weights");
+    refused(of(by_source().source_offsets(&mut [])), "output.source_offsets");
+    refused(of(none().expert_totals(&mut longs)), "output.expert_totals");
+    refused(of(none().expert_totals_i32(&mut ints)), "output.expert_totals_i32");
+    refused(of(none().ranges(&mut longs)), "output.ranges");
+    refused(of(none().wait_ns(&mut [])), "output.wait_ns");
     let mut enough = [0; 8];
-    refused(of(PrefillOutput { row_experts: Some(&mut enough), ..none() }), "output.row_experts is given");
+    refused(of(none().row_experts(&mut enough)), "output.row_experts is given");
     // Whatever its size, it has no place there.
-    refused(of(PrefillOutput { row_experts: Some(&mut ints), ..none() }), "only dense or rank-major fills");
-    refused(
-        of(PrefillOutput { row_weight: Some(&mut floats), ..by_source() }),
-        "only packed or expert-major fills",
-    );
-    refused(of(PrefillOutput { row_expert: Some(&mut enough), ..by_source() }), "output.row_expert is given");
-    refused(of(PrefillOutput { zero_padding: true, ..by_source() }), "only EPW_PACKED takes");
-    refused(of(PrefillOutput { layout: PrefillLayout::Packed { alignment: 0 }, ..none() }), "alignment is 0");
-    refused(of(PrefillOutput { layout: PrefillLayout::RankMajor, ..none() }), "rank-major needs 16");
-    let large = PrefillOutput { capacity: usize::MAX >> 8, ..none() };
+    refused(of(none().row_experts(&mut ints)), "only dense or rank-major fills");
+    refused(of(by_source().row_weight(&mut floats)), "only packed or expert-major fills");
+    refused(of(by_source().row_expert(&mut enough)), "output.row_expert is given");
+    refused(of(by_source().zero_padding(true)), "only EPW_PACKED takes");
+    refused(of(none().layout(PrefillLayout::Packed { alignment: 0 })), "alignment is 0");
+    refused(of(none().layout(PrefillLayout::RankMajor)), "rank-major needs 16");
+    let large = none().capacity(usize::MAX >> 8);
     refused(buffer.dispatch_blocking(input(), large), "must be below 4294967295");
     refused(buffer.count(TensorRef::new(&[0.0f32; 4], 2)), "topk_idx is F32");
     refused(buffer.count(TensorRef::new(&[0i32, 9], 2)), "topk_idx[0][1] is 9");
@@ -139,12 +139,10 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     let mut dispatch = |weighted: bool, layout: PrefillLayout| {
         let input = Dispatch::new(x, ids);
         let input = if weighted { input.weights(TensorRef::new(&weights, 2)) } else { input };
-        let rows = Some(TensorMut::new(&mut rows));
-        let output = PrefillOutput { layout, capacity: 4, rows, ..PrefillOutput::default() };
+        let output = PrefillOutput::new(layout, 4).rows(TensorMut::new(&mut rows));
         buffer.dispatch_blocking(input, output).unwrap().0
     };
-    let packed = PrefillLayout::Packed { alignment: 1 };
-    let mut routing = dispatch(true, packed);
+    let mut routing = dispatch(true, PACKED);
     let made = vec![bf16::ONE; 4 * 64];
     let whole = || PrefillCombine::new(TensorRef::new(&made, 64));
     let mut combine = |input: PrefillCombine<'_>| {
@@ -173,27 +171,25 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     let to = PrefillCombineOutput::new(TensorMut::new(&mut few));
     refused(buffer.combine_blocking(&mut routing, whole(), to), "output.out");
     let mut with = |output: PrefillCombineOutput<'_>, text: &str| {
-        let mut out = HostBuffer::<bf16>::zeroed(2 * 64);
-        let output = PrefillCombineOutput { out: TensorMut::new(&mut out), ..output };
         refused(buffer.combine_blocking(&mut routing, whole(), output), text);
     };
-    let none = || PrefillCombineOutput::new(TensorMut::new::<bf16>(&mut []));
+    fn summed(out: &mut [bf16]) -> PrefillCombineOutput<'_> {
+        PrefillCombineOutput::new(TensorMut::new(out))
+    }
+    let mut sums = HostBuffer::<bf16>::zeroed(2 * 64);
     let (mut pairs, mut words, mut floats) = ([[0; 2]; 1], [0; 1], [0.0; 3]);
-    with(
-        PrefillCombineOutput { contributions: Some(&mut pairs), ..none() },
-        "output.contributions has 1 pairs of U16, must have 2",
-    );
-    with(PrefillCombineOutput { lacks: Some(&mut words), ..none() }, "output.lacks");
-    with(PrefillCombineOutput { values: Some(&mut floats), ..none() }, "output.values");
-    with(PrefillCombineOutput { wait_ns: Some(&mut []), ..none() }, "output.wait_ns");
+    let short = summed(&mut sums).contributions(&mut pairs);
+    with(short, "output.contributions has 1 pairs of U16, must have 2");
+    with(summed(&mut sums).lacks(&mut words), "output.lacks");
+    with(summed(&mut sums).values(&mut floats), "output.values");
+    with(summed(&mut sums).wait_ns(&mut []), "output.wait_ns");
 
     // A routing belongs to one buffer, and keeps its places and number of tokens.
-    let mut sums = HostBuffer::<bf16>::zeroed(2 * 64);
     let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
     refused(other.combine_blocking(&mut routing, whole(), to), "another prefill buffer");
-    refused(routing.received(&other, packed), "another prefill buffer");
+    refused(routing.received(&other, PACKED), "another prefill buffer");
     let again = |routing: &mut _, x: TensorRef<'_>, ids: TensorRef<'_>, capacity: usize, text: &str| {
-        let output = PrefillOutput { capacity, ..PrefillOutput::default() };
+        let output = PrefillOutput::new(PACKED, capacity);
         refused(buffer.dispatch_again_blocking(routing, Dispatch::new(x, ids), output), text);
     };
     again(&mut routing, x, ids, 5, "are not those of the routing");
@@ -205,7 +201,7 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
     let ordered = whole().mode(CombineMode::Ordered);
     refused(buffer.combine_blocking(&mut dense, ordered, to), "reduced over experts already");
-    let mut unweighted = dispatch(false, packed);
+    let mut unweighted = dispatch(false, PACKED);
     let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
     refused(
         buffer.combine_blocking(&mut unweighted, whole(), to),
@@ -223,7 +219,7 @@ fn a_buffer_without_a_membership_or_with_a_busy_lane_refuses_operations() {
     let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
     let (x, ids) = (vec![bf16::ONE; 2 * 64], [0i32, 1, 2, 3]);
     let input = || Dispatch::new(TensorRef::new(&x, 64), TensorRef::new(&ids, 2)).lane(0);
-    let none = || PrefillOutput { capacity: 4, ..PrefillOutput::default() };
+    let none = || PrefillOutput::new(PACKED, 4);
     refused(buffer.dispatch_blocking(input(), none()), "no membership yet");
     buffer.set_active(&Mask::all(1), 1, 0).unwrap();
     let counted = buffer.dispatch_count_blocking(input()).unwrap();

@@ -70,23 +70,24 @@ impl Outputs {
     }
 
     pub(crate) fn as_output(&mut self) -> DispatchOutput<'_> {
-        DispatchOutput {
-            rows: self.rows.as_deref_mut().map(TensorMut::new),
-            scales: self.scales.as_deref_mut().map(TensorMut::new),
-            scale_order: if self.row_major_scales { ScaleOrder::RowMajor } else { ScaleOrder::ColumnMajor },
-            sideband: self.sideband.as_deref_mut(),
-            counts: self.counts.as_deref_mut(),
-            source_counts: self.source_counts.as_deref_mut(),
-            ranges: self.ranges.as_deref_mut(),
-            packed_ranges: self.packed_ranges.as_deref_mut(),
-            source_token: self.source_token.as_deref_mut(),
-            row_experts: self.row_experts.as_deref_mut(),
-            row_weights: self.row_weights.as_deref_mut(),
-            expert_rows: self.expert_rows.as_deref_mut(),
-            expert_totals: self.expert_totals.as_deref_mut(),
-            expert_totals_i32: self.expert_totals_i32.as_deref_mut(),
-            wait_ns: self.wait_ns.as_deref_mut(),
-        }
+        let mut output = DispatchOutput::default();
+        output.rows = self.rows.as_deref_mut().map(TensorMut::new);
+        output.scales = self.scales.as_deref_mut().map(TensorMut::new);
+        output.scale_order =
+            if self.row_major_scales { ScaleOrder::RowMajor } else { ScaleOrder::ColumnMajor };
+        output.sideband = self.sideband.as_deref_mut();
+        output.counts = self.counts.as_deref_mut();
+        output.source_counts = self.source_counts.as_deref_mut();
+        output.ranges = self.ranges.as_deref_mut();
+        output.packed_ranges = self.packed_ranges.as_deref_mut();
+        output.source_token = self.source_token.as_deref_mut();
+        output.row_experts = self.row_experts.as_deref_mut();
+        output.row_weights = self.row_weights.as_deref_mut();
+        output.expert_rows = self.expert_rows.as_deref_mut();
+        output.expert_totals = self.expert_totals.as_deref_mut();
+        output.expert_totals_i32 = self.expert_totals_i32.as_deref_mut();
+        output.wait_ns = self.wait_ns.as_deref_mut();
+        output
     }
 
     /// Fails with the name of the output and the first position at which it differs from `expected`.

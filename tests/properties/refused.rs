@@ -77,7 +77,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
         }
         6 => {
             let shorter = inputs.case.config.deadline - Duration::from_nanos(1);
-            refused("shorter deadline", try_input(good.deadline(shorter)), Limit, "deadline_ns is")
+            refused("shorter deadline", try_input(good.deadline(shorter)), Limit, "deadline is")
         }
         7 => {
             let most = inputs.case.config.sideband_bytes + 1;
@@ -91,7 +91,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
         9 => {
             let mut counts = vec![0; inputs.case.local_experts() - 1];
             let mut outputs = Outputs::blank(inputs.case, inputs.op, inputs.part);
-            let output = DispatchOutput { counts: Some(&mut counts), ..outputs.as_output() };
+            let output = outputs.as_output().counts(&mut counts);
             refused(
                 "short output",
                 buffer.dispatch_blocking(good, output).err(),
@@ -109,7 +109,7 @@ fn dispatch(inputs: &Inputs<'_>, buffer: &EpBuffer, r: &mut Random) -> Option<&'
             if inputs.part.layout != Layout::ExpertMajor {
                 return None;
             }
-            let output = DispatchOutput { row_experts: Some(&mut ids), ..outputs.as_output() };
+            let output = outputs.as_output().row_experts(&mut ids);
             let error = buffer.dispatch_blocking(good, output).err();
             refused("expert-major with row_experts", error, Invalid, "output.row_experts is given")
         }
@@ -251,7 +251,7 @@ pub(crate) fn combines(
         "combine: shorter deadline",
         good.clone().deadline(shorter),
         Limit,
-        "deadline_ns is",
+        "deadline is",
     );
     let wrong = vec![0f32; config.hidden as usize];
     let input = Combine::new(TensorRef::new(&wrong, config.hidden as usize));

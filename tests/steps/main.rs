@@ -158,10 +158,7 @@ fn exchange(buffer: &EpBuffer, memory: &mut DispatchBuffers, step: u64) -> Resul
     let dispatched = buffer.dispatch_blocking(input, memory.output())?;
     let mut out: HostBuffer<bf16> = HostBuffer::zeroed(HIDDEN);
     let mut contributions = [[0u16; 2]];
-    let output = CombineOutput {
-        contributions: Some(&mut contributions),
-        ..CombineOutput::new(TensorMut::new(&mut out))
-    };
+    let output = CombineOutput::new(TensorMut::new(&mut out)).contributions(&mut contributions);
     let outcome = dispatched.combine_blocking(Combine::in_place(), output)?;
     let took_part = f32::from(contributions[0][0]);
     assert!(

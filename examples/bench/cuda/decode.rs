@@ -136,26 +136,23 @@ impl<'g> Decode<'g> {
 
     fn output(&self) -> DispatchOutput<'_> {
         let device = &self.device;
-        let whole = |memory: &CudaSlice<u8>, dtype: DType| Some(self.whole(memory, dtype));
-        let mut output = DispatchOutput {
-            counts: whole(&device.counts, DType::U32),
-            source_counts: whole(&device.source_counts, DType::U32),
-            ranges: whole(&device.ranges, DType::U32),
-            source_token: whole(&device.source_token, DType::U32),
-            ..DispatchOutput::default()
-        };
+        let output = DispatchOutput::default()
+            .counts(self.whole(&device.counts, DType::U32))
+            .source_counts(self.whole(&device.source_counts, DType::U32))
+            .ranges(self.whole(&device.ranges, DType::U32))
+            .source_token(self.whole(&device.source_token, DType::U32));
         if self.rank_major() {
             // Rows and scales are read in place.
-            output.row_experts = whole(&device.row_experts, DType::I32);
-            output.row_weights = whole(&device.row_weights, DType::F32);
-            output.expert_rows = whole(&device.expert_rows, DType::U32);
-        } else {
-            output.rows = whole(&device.rows, DType::U8);
-            if self.expected.shape.payload() != Payload::SameAsInput {
-                output.scales = whole(&device.scales, DType::U8);
-            }
+            return output
+                .row_experts(self.whole(&device.row_experts, DType::I32))
+                .row_weights(self.whole(&device.row_weights, DType::F32))
+                .expert_rows(self.whole(&device.expert_rows, DType::U32));
         }
-        output
+        let output = output.rows(self.whole(&device.rows, DType::U8));
+        match self.expected.shape.payload() {
+            Payload::SameAsInput => output,
+            _ => output.scales(self.whole(&device.scales, DType::U8)),
+        }
     }
 
     fn combine_input(&self, in_place: bool) -> Combine<'_, TensorRef<'_>> {

@@ -125,29 +125,22 @@ impl<'g> Prefill<'g> {
 
     fn output(&self) -> PrefillOutput<'_> {
         let (shape, device) = (&self.expected.shape, &self.device);
-        let whole = |memory: &CudaSlice<u8>, dtype: DType| Some(self.whole(memory, dtype));
-        let fp8 = shape.payload() != Payload::SameAsInput;
-        let output = PrefillOutput {
-            capacity: self.expected.places(),
-            rows: whole(&device.rows, DType::U8),
-            scales: if fp8 { whole(&device.scales, DType::U8) } else { None },
-            ..PrefillOutput::default()
+        let capacity = self.expected.places();
+        let output = if shape.layout == Layout::Dense {
+            PrefillOutput::new(PrefillLayout::Dense, capacity)
+                .scale_order(ScaleOrder::RowMajor)
+                .source_counts(self.whole(&device.counts, DType::U32))
+                .row_experts(self.whole(&device.row_experts, DType::I32))
+                .row_weights(self.whole(&device.row_weights, DType::F32))
+        } else {
+            PrefillOutput::new(PrefillLayout::Packed { alignment: ALIGNMENT }, capacity)
+                .counts(self.whole(&device.counts, DType::U32))
+                .row_expert(self.whole(&device.row_experts, DType::I32))
         };
-        if shape.layout == Layout::Dense {
-            return PrefillOutput {
-                layout: PrefillLayout::Dense,
-                scale_order: ScaleOrder::RowMajor,
-                source_counts: whole(&device.counts, DType::U32),
-                row_experts: whole(&device.row_experts, DType::I32),
-                row_weights: whole(&device.row_weights, DType::F32),
-                ..output
-            };
-        }
-        PrefillOutput {
-            layout: PrefillLayout::Packed { alignment: ALIGNMENT },
-            counts: whole(&device.counts, DType::U32),
-            row_expert: whole(&device.row_experts, DType::I32),
-            ..output
+        let output = output.rows(self.whole(&device.rows, DType::U8));
+        match shape.payload() {
+            Payload::SameAsInput => output,
+            _ => output.scales(self.whole(&device.scales, DType::U8)),
         }
     }
 

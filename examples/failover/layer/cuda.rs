@@ -76,10 +76,8 @@ impl CudaLayer {
             .layout(Layout::RankMajor);
         let dispatched = self.buffer.enqueue_dispatch(input, DispatchOutput::default(), stream.into())?;
         // The experts of a server run here, on the rows in the window, and write their sums over them.
-        let output = CombineOutput {
-            contributions: Some(TensorMut::from_slice(&mut self.contributions, stream)),
-            ..CombineOutput::new(TensorMut::from_slice(&mut self.out, stream))
-        };
+        let output = CombineOutput::new(TensorMut::from_slice(&mut self.out, stream))
+            .contributions(TensorMut::from_slice(&mut self.contributions, stream));
         let combined = dispatched.enqueue_combine(Combine::in_place(), output, stream.into());
         combined.map_err(epwire::Error::from)?;
         Ok(())

@@ -45,10 +45,7 @@ impl Layer for HostLayer {
             .weights(TensorRef::new(&self.weights, ranks))
             .layout(Layout::RankMajor);
         let dispatched = self.buffer.dispatch_blocking(input, self.received.output())?;
-        let output = CombineOutput {
-            contributions: Some(&mut self.contributions),
-            ..CombineOutput::new(TensorMut::new(&mut self.out))
-        };
+        let output = CombineOutput::new(TensorMut::new(&mut self.out)).contributions(&mut self.contributions);
         let outcome = dispatched.combine_blocking(Combine::in_place(), output)?;
         let from = self.buffer.membership()?.active.minus(&outcome.missing);
         let arrived = || self.contributions.iter().map(|[arrived, _]| usize::from(*arrived));

@@ -49,7 +49,7 @@ impl PrefillBuffer {
     ///         )
     ///     };
     ///     let layout = PrefillLayout::Packed { alignment: 128 };
-    ///     let output = PrefillOutput { layout, capacity, rows: Some(rows), ..PrefillOutput::default() };
+    ///     let output = PrefillOutput::new(layout, capacity).rows(rows);
     ///     buffer.enqueue_dispatch(Dispatch::new(x, ids).weights(weights), output, stream)
     /// }
     /// ```
@@ -102,8 +102,7 @@ impl PrefillBuffer {
     ///     let counted = buffer.enqueue_dispatch_count(input, stream)?;
     ///     let layout = PrefillLayout::Packed { alignment: 128 };
     ///     let capacity = counted.received(layout, buffer.config().ep.deadline * 4).await?.capacity;
-    ///     let rows = Some(allocate(capacity));
-    ///     let output = PrefillOutput { layout, capacity, rows, ..PrefillOutput::default() };
+    ///     let output = PrefillOutput::new(layout, capacity).rows(allocate(capacity));
     ///     Ok(counted.enqueue_receive(output, stream)?)
     /// }
     /// ```
@@ -221,7 +220,7 @@ mod tests {
         let config = PrefillConfig::new(EpConfig::new(4, 64, 4, 2));
         let buffer = PrefillBuffer::unconnected(0, 1, config).unwrap();
         buffer.set_active(&Mask::all(1), 1, 0).unwrap();
-        let (output, stream) = (PrefillOutput::default(), StreamRef::legacy());
+        let (output, stream) = (PrefillOutput::new(PrefillLayout::default(), 0), StreamRef::legacy());
         let errors = [
             buffer.enqueue_dispatch(input(), output, stream).map(drop).unwrap_err(),
             buffer.enqueue_dispatch_send(input(), stream).map(drop).unwrap_err(),
