@@ -69,7 +69,8 @@ struct Kernels {
 template <typename T> constexpr Kernels of_type() {
     Kernel parts = nullptr;
     if constexpr (!std::is_void_v<T>) parts = small_parts_kernel<T>;
-    return {small_collective_kernel<T>, parts, large_collective_kernel<T>, bulk_collective_kernel<T>, blocks_collective_kernel<T>};
+    return {small_collective_kernel<T>, parts, large_collective_kernel<T>, bulk_collective_kernel<T>,
+            blocks_collective_kernel<T>};
 }
 
 // By EPW_TYPE_*; the last entry is for bytes that are only moved.
@@ -106,7 +107,8 @@ static const epw::Kernels &kernels_of(const epw_coll_args &args) {
 extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream) {
     const epw::Kernels &k = kernels_of(*args);
     const auto in = static_cast<cudaStream_t>(stream);
-    if (args->pieces == 0) return epw::launch_in_stream(args->shared_out ? k.parts : k.small, blocks, epw::kCollThreads, 0, in, *args);
+    if (args->pieces == 0)
+        return epw::launch_in_stream(args->shared_out ? k.parts : k.small, blocks, epw::kCollThreads, 0, in, *args);
     if (!args->bulk) return epw::launch_in_stream(k.large, blocks, epw::kCollThreads, 0, in, *args);
     return epw::launch_in_stream(k.bulk, blocks, epw::kBulkThreads, sizeof(epw::BulkMemory), in, *args);
 }

@@ -336,8 +336,7 @@ __device__ __forceinline__ void fold_others(const FoldPiece &p, Cells<kCells> &o
 
 // Folds kCells cells of 16 bytes, `step` bytes apart, from byte `first` on. What one rank alone gives is passed on as it is.
 template <typename T, bool kSums, uint32_t kCells>
-__device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, uint32_t step, uint32_t op,
-                                           uint32_t members) {
+__device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, uint32_t step, uint32_t op, uint32_t members) {
     Cells<kCells> one;
     one.load(p.from[0] + first, step);
     if constexpr (!std::is_void_v<T>) {
@@ -350,8 +349,7 @@ __device__ __forceinline__ void fold_cells(const FoldPiece &p, uint32_t first, u
 
 // Folds the last bytes of a message, fewer than 16. Called by one thread.
 template <typename T>
-__device__ __noinline__ void fold_tail(const FoldPiece &p, uint32_t first, uint32_t bytes, uint32_t op,
-                                       uint32_t members) {
+__device__ __noinline__ void fold_tail(const FoldPiece &p, uint32_t first, uint32_t bytes, uint32_t op, uint32_t members) {
     uint4 result = read_slowly<uint4>(p.from[0] + first, bytes);
     if constexpr (!std::is_void_v<T>) {
         if (p.sources > 1) {
@@ -373,7 +371,8 @@ __device__ __noinline__ void fold_tail(const FoldPiece &p, uint32_t first, uint3
     for (uint32_t i = 0; i < p.copies; i++) write_slowly<uint4>(p.to[i] + first, result, bytes);
 }
 
-template <typename T> __device__ __forceinline__ void fold_piece_brought(const Collective &c, const FoldPiece &p, uint32_t thread) {
+template <typename T>
+__device__ __forceinline__ void fold_piece_brought(const Collective &c, const FoldPiece &p, uint32_t thread) {
     constexpr uint32_t kCells = AtOnce<T>::kCells, kStep = 16 * kFolders;
     const uint32_t op = c.args.op, members = c.members, whole = p.bytes / 16 * 16;
     uint32_t at = 16 * thread;

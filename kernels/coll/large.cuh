@@ -185,8 +185,8 @@ __device__ __forceinline__ void fold_cells(const Collective &c, const Rings &r, 
 }
 
 // What one rank gives is passed on as it is.
-__device__ __forceinline__ void pass_piece_on(const Collective &c, const Rings &r, const Folding &f, uint64_t offset, uint32_t bytes,
-                                              Team team, uint32_t source) {
+__device__ __forceinline__ void pass_piece_on(const Collective &c, const Rings &r, const Folding &f, uint64_t offset,
+                                              uint32_t bytes, Team team, uint32_t source) {
     const unsigned char *from = source == c.rank ? f.own + offset : c.own + slot_of(c, kRaw, source, r.read[kRaw][source]);
     if (f.out + offset != from) copy(f.out + offset, from, bytes, team.thread(), team.threads);
 #pragma unroll 1

@@ -61,9 +61,7 @@ __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uin
 constexpr uint32_t kFewNormWords = 4, kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads;
 
 // What a row needs besides its sum, loaded while the sum arrives: the words of a thread.
-template <uint32_t kWords> struct NormRow {
-    uint64_t sum[kWords], residual[kWords], weight[kWords];
-};
+template <uint32_t kWords> struct NormRow { uint64_t sum[kWords], residual[kWords], weight[kWords]; };
 
 __device__ __forceinline__ uint32_t norm_word(uint32_t k) { return threadIdx.x + k * kCollThreads; }
 

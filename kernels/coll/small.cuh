@@ -90,7 +90,8 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
     }
 }
 
-// In the place of a word of a result that lacks a rank: a packet with this tag, which no operation of its time has, and that rank.
+// In the place of a word of a result that lacks a rank: a packet with this tag, which no operation of its time has, and that
+// rank.
 __device__ __forceinline__ uint64_t lacking_tag(const Collective &c) { return ~c.tag; }
 
 // Waits for a packet. Returns false if it does not come, or says that the result lacks a rank.
@@ -124,10 +125,11 @@ template <bool kAfterOwn> struct Ranks {
     }
 };
 
-// Waits for the first `count` words of each wanted rank; bit s of `wanted` stands for rank s of `ranks`. Returns those whose words
-// have come.
+// Waits for the first `count` words of each wanted rank; bit s of `wanted` stands for rank s of `ranks`. Returns those whose
+// words have come.
 template <bool kAfterOwn>
-__device__ __noinline__ uint32_t await_words(Collective &c, Ranks<kAfterOwn> ranks, WordsAt words, uint32_t count, uint32_t wanted) {
+__device__ __noinline__ uint32_t await_words(Collective &c, Ranks<kAfterOwn> ranks, WordsAt words, uint32_t count,
+                                             uint32_t wanted) {
 #pragma unroll 1
     for (uint32_t left = wanted; left != 0; left &= left - 1) {
         const uint32_t s = __ffs(left) - 1, source = ranks(c, s);
@@ -147,8 +149,7 @@ template <uint32_t kSources, uint32_t kWords> struct Arriving {
     uint32_t wanted; // bit s: the words of rank s are awaited and, in the end, are here
 
     // Loads the packets as they are now. Returns whether all words have come.
-    template <bool kAfterOwn>
-    __device__ __forceinline__ bool look(const Collective &c, Ranks<kAfterOwn> ranks, WordsAt words) {
+    template <bool kAfterOwn> __device__ __forceinline__ bool look(const Collective &c, Ranks<kAfterOwn> ranks, WordsAt words) {
         const uint64_t tag = c.tag;
         bool all = true;
 #pragma unroll

@@ -17,8 +17,8 @@
 #include <string.h>
 
 enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
-#define POOL_BYTES (UINT64_C(80) << 20)
-#define LARGEST    (UINT64_C(64) << 20)
+#define POOL_BYTES    (UINT64_C(80) << 20)
+#define LARGEST       (UINT64_C(64) << 20)
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
 static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, deadline_ms;
@@ -297,14 +297,15 @@ static counted count_both(const rank_state *r) {
     return c;
 }
 
-/* What is enqueued counts as much as what the host has moved; but what is shared out goes by other ways than on the host,
- * and of replays nobody knows. */
+/* What is enqueued counts as much as what the host has moved; but what is shared out goes by other ways than
+ * on the host, and of replays nobody knows. */
 static void compare_traffic(const rank_state *r, const counted *was, const shape *shapes, uint32_t count,
                             int captured) {
     counted now = count_both(r);
     int shared = 0;
     for (uint32_t i = 0; i < count; i++) {
-        shared |= shapes[i].kind == EPW_ALL_REDUCE || (shapes[i].kind == EPW_BROADCAST && r->links->ranks > 2);
+        shared |=
+            shapes[i].kind == EPW_ALL_REDUCE || (shapes[i].kind == EPW_BROADCAST && r->links->ranks > 2);
     }
     uint64_t gpu = now.gpu.operations - was->gpu.operations;
     REQUIRE(now.host.operations - was->host.operations == count && gpu == (captured ? 0 : count),
@@ -324,8 +325,8 @@ static void compare_traffic(const rank_state *r, const counted *was, const shape
 
 /* The bytes of a large all-reduce: this rank's part comes to it and its result goes out, and so with each
  * peer's. */
-/* What was sent in an operation that is shared out: to each rank the part of the result that it makes, and the part that this rank
- * makes. The root of a broadcast, rank 0 here, makes no part and gets none. */
+/* What was sent in an operation that is shared out: to each rank the part of the result that it makes, and
+ * the part that this rank makes. The root of a broadcast, rank 0 here, makes no part and gets none. */
 static void check_shared_out(const rank_state *r, uint32_t kind, uint64_t bytes, const counted *was) {
     uint32_t me = r->links->rank, root = kind == EPW_BROADCAST;
     uint64_t sharers = r->links->ranks - root, each = ((bytes + sharers - 1) / sharers + 15) / 16 * 16;
