@@ -44,9 +44,8 @@ impl EpBuffer {
         let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        let inner =
-            Inner { waits: Waits::default(), ffi, rank, config, plan, told: observe::Told::of("buffer") };
-        Ok(Self { inner: Arc::new(inner) })
+        let told = observe::Told::of("buffer", config.device != Device::Host);
+        Ok(Self { inner: Arc::new(Inner { waits: Waits::default(), ffi, rank, config, plan, told }) })
     }
 
     /// This rank.

@@ -44,7 +44,7 @@ impl Inner {
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let (waits, subsets) = (Waits::default(), Mutex::new(Subsets::default()));
-        let told = observe::Told::of("comm");
+        let told = observe::Told::of("comm", false);
         Ok(Arc::new(Self { waits, ffi, rank, config, plan, setting, told, subsets, parent: None }))
     }
 

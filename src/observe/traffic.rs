@@ -11,18 +11,33 @@ pub(crate) struct Told {
     #[cfg(feature = "metrics")]
     kind: &'static str,
     #[cfg(feature = "metrics")]
-    so_far: std::sync::Mutex<crate::traffic::Traffic>,
+    so_far: std::sync::Mutex<SoFar>,
+    #[cfg(feature = "metrics")]
+    is_copied: bool,
 }
 
+#[cfg(feature = "metrics")]
+#[derive(Debug, Default)]
+struct SoFar {
+    traffic: crate::traffic::Traffic,
+    at: Option<std::time::Instant>,
+}
+
+/// How often counts are told that have to be copied from a GPU.
+#[cfg(feature = "metrics")]
+const COPIED_EVERY: std::time::Duration = std::time::Duration::from_millis(100);
+
 impl Told {
-    /// `kind` is the value of the label of that name.
+    /// `kind` is the value of the label of that name. `is_copied`: what is moved is counted on a GPU.
     #[allow(unused_variables)]
-    pub(crate) fn of(kind: &'static str) -> Self {
+    pub(crate) fn of(kind: &'static str, is_copied: bool) -> Self {
         Self {
             #[cfg(feature = "metrics")]
             kind,
             #[cfg(feature = "metrics")]
             so_far: std::sync::Mutex::default(),
+            #[cfg(feature = "metrics")]
+            is_copied,
         }
     }
 
@@ -32,10 +47,16 @@ impl Told {
         #[cfg(feature = "metrics")]
         {
             let mut before = self.so_far.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if self.is_copied {
+                if before.at.is_some_and(|at| at.elapsed() < COPIED_EVERY) {
+                    return;
+                }
+                before.at = Some(std::time::Instant::now());
+            }
             // Read with the lock held, so that no reading is older than what has been told.
             if let Ok(now) = of.traffic(ranks) {
-                counting::count(self.kind, rank, of, &before, &now);
-                *before = now;
+                counting::count(self.kind, rank, of, &before.traffic, &now);
+                before.traffic = now;
             }
         }
     }

@@ -46,7 +46,7 @@ impl Inner {
         let fabric = setting.fabric(rank, config.ep.paths, config.ep.device)?;
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
-        let told = observe::Told::of("prefill");
+        let told = observe::Told::of("prefill", config.ep.device != Device::Host);
         Ok(Arc::new(Self { waits: Waits::default(), ffi, rank, config, plan, told }))
     }
 
