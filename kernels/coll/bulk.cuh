@@ -67,8 +67,8 @@ __device__ __forceinline__ void init_bulk(BulkTeams &t) {
     t.movers = 3; // the sender, the taker, the foreman
     for (uint32_t i = 0; i < kMovers * kStages; i++) ptx::barrier_init(&t.moved[0][0] + i, 1);
     for (uint32_t i = 0; i < kFoldsAhead; i++) {
-        ptx::barrier_init(&t.ready[i], 1);
-        ptx::barrier_init(&t.folded[i], kFolders / 32);
+        ptx::barrier_init(&t.ready[i], 32);
+        ptx::barrier_init(&t.folded[i], kFolders);
     }
     ptx::fence_barrier_init();
 }
@@ -398,8 +398,7 @@ template <typename T> __device__ __forceinline__ void fold_pieces_brought(const 
         const FoldPiece &p = t.pieces[s];
         if (p.bytes == 0) return;
         if (p.sources > 0) fold_piece_brought<T>(c, p, thread);
-        __syncwarp();
-        if (thread % 32 == 0) ptx::barrier_arrive(&t.folded[s]);
+        ptx::barrier_arrive(&t.folded[s]);
     }
 }
 
@@ -461,8 +460,7 @@ struct Foreman {
             p.copies = __popc(copies);
             p.bytes = bytes;
         }
-        __syncwarp();
-        if (lane == 0) ptx::barrier_arrive(&t.ready[brought % kFoldsAhead]);
+        ptx::barrier_arrive(&t.ready[brought % kFoldsAhead]);
         brought++;
     }
     __device__ __forceinline__ void run() {

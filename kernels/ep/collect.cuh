@@ -194,13 +194,13 @@ __device__ __noinline__ inline void keep_who_answered(const Combine &a, Operatio
 
 // Counts the answers of peer `peer` and every `stride`-th after it, as far as they are in `answered`.
 __device__ __noinline__ inline void count_collected(const Combine &a, const Operation &o, const Expected &expected,
-                                                    const epw_rank_set &answered, uint32_t peer, uint32_t stride) {
+                                                    const epw_rank_set &answered, uint32_t peer, uint32_t stride, bool again) {
     epw_gpu_traffic &traffic = o.state->traffic;
-    if (peer == 0) add_once(o, traffic.combines, 1, 1);
+    if (peer == 0) add_once(o, traffic.combines, 1, 1, again);
 #pragma unroll 1
     for (; peer < o.ranks; peer += stride) {
         const uint32_t answers = a.in.mode == EPW_COMBINE_ORDERED ? o.state->due[peer] : expected.rows[peer];
-        add_once(o, traffic.answers_received[peer], has(answered, peer), answers);
+        add_once(o, traffic.answers_received[peer], has(answered, peer), answers, again);
     }
 }
 
@@ -217,7 +217,7 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
         uint32_t rows = find_more_tokens(a, o, o.kept, batch, t, 1);
         accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
     }
-    count_collected(a, o, expected, o.kept, threadIdx.x, blockDim.x);
+    count_collected(a, o, expected, o.kept, threadIdx.x, blockDim.x, true);
     add_waits(o, a.out.wait_ns);
     if (threadIdx.x == 0 && any(o.refused)) {
         uint32_t peer = first_of(o.refused);
@@ -239,7 +239,8 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) {
         await_answers(a, o, expected);
-        if (blockIdx.x == 0) count_collected(a, o, expected, o.present, threadIdx.x - kThreads, 32); // others sum meanwhile
+        if (blockIdx.x == 0)
+            count_collected(a, o, expected, o.present, threadIdx.x - kThreads, 32, false); // others sum meanwhile
     }
     for (uint32_t t = blockIdx.x; t < a.tokens;) {
         accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);

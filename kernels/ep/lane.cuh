@@ -194,12 +194,17 @@ __device__ __noinline__ inline void spoil_peer(Operation &o, uint32_t peer) {
     atomicOr(&o.troubled, 1u);
 }
 
-// Adds value * unit to the sum. If a block has done so in this operation before, what it added is replaced: so a closing block
-// may count again. Whether it sees the other block's store or not, it stores the same sum (see "Redelivery" above).
-__device__ __forceinline__ void add_once(const Operation &o, epw_gpu_sum &sum, uint32_t value, uint64_t unit) {
-    epw_gpu_sum s = sum;
-    if (epw_word_matches(s.last, o.epoch, o.op)) s.sum -= epw_word_value(s.last) * unit;
-    sum = {s.sum + value * unit, epw_word(o.epoch, o.op, value)};
+// Adds value * unit to the sum, without a load that the kernel's end would wait for. `again`: a block may have done so in this
+// operation before; what it added is then replaced. If that block left without trouble (see "Redelivery" above) this may not be
+// seen, and the operation counts twice.
+__device__ __forceinline__ void add_once(const Operation &o, epw_gpu_sum &sum, uint32_t value, uint64_t unit, bool again) {
+    uint64_t added = value * unit;
+    if (again) {
+        const uint64_t last = ptx::load_relaxed_gpu(&sum.last);
+        if (epw_word_matches(last, o.epoch, o.op)) added -= epw_word_value(last) * unit;
+    }
+    ptx::reduce_relaxed_gpu(&sum.sum, added);
+    ptx::store_relaxed_gpu(&sum.last, epw_word(o.epoch, o.op, value));
 }
 
 // Waits until all blocks are out, for at most as long as the two waits of a kernel may take: for permission, and for rows or

@@ -58,7 +58,7 @@ typedef struct epw_gpu_turn {
     epw_rank_set present; /* peers that take part in the handle: sent to and, once DISPATCHED, received from */
 } epw_gpu_turn;
 
-/* A sum to which an operation adds once, whichever of its blocks does so, and however often: see add_once in lane.cuh. */
+/* A sum to which an operation adds once, though several of its blocks may do so: see add_once in lane.cuh. */
 typedef struct epw_gpu_sum {
     alignas(16) uint64_t sum;
     uint64_t last; /* what the last operation has added: its number, as a word, with a value by which the sum's unit was

@@ -135,13 +135,13 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
 
 // Counts what has come from the thread's source.
 __device__ __noinline__ inline void count_received(const Dispatch &a, const Operation &o, const ReceiveShared &s,
-                                                   const uint32_t *table) {
+                                                   const uint32_t *table, bool again) {
     const epw_layout &l = a.lane.layout;
     const uint32_t source = threadIdx.x, rows = s.rows[source];
     epw_gpu_traffic &traffic = a.lane.state->traffic;
-    add_once(o, traffic.rows_received[source], rows, 1);
-    add_once(o, traffic.bytes_received[source], rows, epw_format_bytes(&a.format));
-    if (source == 0) add_once(o, traffic.dispatches, 1, 1);
+    add_once(o, traffic.rows_received[source], rows, 1, again);
+    add_once(o, traffic.bytes_received[source], rows, epw_format_bytes(&a.format), again);
+    if (source == 0) add_once(o, traffic.dispatches, 1, 1, again);
     if (l.answers == 1) return;
     uint32_t owed = 0;
 #pragma unroll 1
@@ -150,7 +150,8 @@ __device__ __noinline__ inline void count_received(const Dispatch &a, const Oper
 }
 
 // Writes the totals of all rows for the caller and for combine. Called by one block.
-__device__ inline void write_counts(const Dispatch &a, const Operation &o, const ReceiveShared &s, const uint32_t *table) {
+__device__ inline void write_counts(const Dispatch &a, const Operation &o, const ReceiveShared &s, const uint32_t *table,
+                                    bool again) {
     const epw_layout &l = a.lane.layout;
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
@@ -178,7 +179,7 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
         a.lane.state->ends[threadIdx.x] = end;
         a.lane.state->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.out.source_counts) a.out.source_counts[threadIdx.x] = s.rows[threadIdx.x];
-        count_received(a, o, s, table);
+        count_received(a, o, s, table, again);
     }
 }
 
@@ -603,8 +604,9 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
         if constexpr (Spreads) spread.start(a, o, s, memory, share);
         take_counts(a, o, s, count, format, table);
-        format = a.format.hash;                                            // the formats of other sources have been checked
-        if (share.block == share.blocks - 1) write_counts(a, o, s, table); // the block with the fewest rows
+        format = a.format.hash; // the formats of other sources have been checked
+        // By the block with the fewest rows. A single block may be the closing one, which does it again.
+        if (share.block == share.blocks - 1) write_counts(a, o, s, table, share.blocks == 1);
         while (in_place) {
             if (mine) list_entry(a, o, table, entry, e);
             if (!e.go_on(a, share)) break;

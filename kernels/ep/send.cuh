@@ -290,11 +290,10 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     }
 }
 
-// Counts what the thread's peer has been sent, after it was told. Called by the last block to send.
-__device__ __noinline__ inline void count_sent(const Dispatch &a, const Operation &o) {
-    const uint32_t peer = threadIdx.x;
+// Counts what the thread's peer has been sent, after it was told `word`. Called by the last block to send.
+__device__ __noinline__ inline void count_sent(const Dispatch &a, const Operation &o, uint64_t word) {
+    const uint32_t peer = threadIdx.x, rows = epw_word_value(word);
     if (peer >= o.ranks || !has(o.present, peer) || has(o.lost, peer)) return;
-    const uint32_t rows = epw_word_value(ptx::load_relaxed_gpu(&o.state->sent[peer]));
     ptx::reduce_relaxed_gpu(&o.state->traffic.rows_sent[peer], rows);
     ptx::reduce_relaxed_gpu(&o.state->traffic.bytes_sent[peer], rows * epw_format_bytes(&a.format));
 }
@@ -372,11 +371,11 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (!last_to_send(o)) return;
     const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
     if (o.posts) post_rows(a, o);
-    if (tells) {
-        if (!epw_word_matches(word, o.epoch, o.op)) word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
-        signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    if (threadIdx.x < o.ranks && !epw_word_matches(word, o.epoch, o.op)) {
+        word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
     }
-    count_sent(a, o);
+    if (tells) signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    count_sent(a, o, word);
 }
 
 } // namespace epw

@@ -101,6 +101,7 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_await            tested_await
 #define epw_gpu_call_stream_wait      tested_stream_wait
 #define epw_gpu_call_outcome_read     tested_outcome_read
+#define epw_gpu_call_traffic          tested_traffic
 #define epw_gpu_call_take_errors      tested_take_errors
 extern const epw_engine tested_engine;
 uint64_t tested_private_bytes(const epw_config *config);
