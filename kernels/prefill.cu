@@ -69,7 +69,7 @@ __device__ __forceinline__ void init_barriers(uint64_t *loaded, uint32_t count) 
 // the end.
 __device__ __noinline__ void count_rows(const epw_prefill_dispatch_args &a, const Prefill &o) {
     const epw_prefill_gpu_routing &r = a.call.routing;
-    if (a.call.gives_up) return;
+    if (!a.call.counts || a.call.gives_up) return;
     for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
         const bool own = peer == o.rank;
         const uint32_t all = r.sent_first[peer + 1] - r.sent_first[peer];
@@ -89,7 +89,7 @@ __device__ __forceinline__ uint32_t answers_to(const epw_prefill_combine_args &a
 }
 
 __device__ __noinline__ void count_answers(const epw_prefill_combine_args &a, const Prefill &o) {
-    if (a.call.gives_up) return;
+    if (!a.call.counts || a.call.gives_up) return;
     for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
         uint64_t sent, received;
         if (peer == o.rank) { // its answers are made where the sums are

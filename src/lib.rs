@@ -137,9 +137,9 @@
 //! | [`PrefillBuffer`](prefill::PrefillBuffer) on a GPU | yes | yes | yes |
 //! | [`Comm`] on a GPU | | for calls that are not captured, counted when they are enqueued | no |
 //!
-//! What the kernels of an [`EpBuffer`] or a [`PrefillBuffer`](prefill::PrefillBuffer) count is copied from the GPU for the
-//! metrics after operations whose outcome is read, at most every 100 ms. What a captured graph has moved since then is in
-//! `traffic()` at once, and in the metrics after the next such operation.
+//! The kernels of an [`EpBuffer`] or a [`PrefillBuffer`](prefill::PrefillBuffer) count from the first call of `traffic()` on;
+//! call it before graphs are captured. For the metrics their counts are copied from the GPU after operations whose outcome is
+//! read, at most every 100 ms.
 //!
 //! ## Of the core
 //! With `tracing` the C core's log arrives as events too. They have the target `epwire::core`, the fields `rank`, `peer`

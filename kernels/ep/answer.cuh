@@ -302,7 +302,7 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
         uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
         signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
     }
-    count_answers(a, o, s);
+    if (a.lane.counts) count_answers(a, o, s);
 }
 
 } // namespace epw

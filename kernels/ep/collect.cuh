@@ -217,7 +217,7 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
         uint32_t rows = find_more_tokens(a, o, o.kept, batch, t, 1);
         accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
     }
-    count_collected(a, o, expected, o.kept, threadIdx.x, blockDim.x, true);
+    if (a.lane.counts) count_collected(a, o, expected, o.kept, threadIdx.x, blockDim.x, true);
     add_waits(o, a.out.wait_ns);
     if (threadIdx.x == 0 && any(o.refused)) {
         uint32_t peer = first_of(o.refused);
@@ -239,7 +239,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) {
         await_answers(a, o, expected);
-        if (blockIdx.x == 0)
+        if (a.lane.counts && blockIdx.x == 0)
             count_collected(a, o, expected, o.present, threadIdx.x - kThreads, 32, false); // others sum meanwhile
     }
     for (uint32_t t = blockIdx.x; t < a.tokens;) {

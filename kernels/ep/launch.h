@@ -21,6 +21,7 @@ typedef struct epw_lane_args {
     uint32_t rank;
     uint32_t index;  /* number of the lane */
     uint32_t blocks; /* of its kernels, at most: an operation may have fewer */
+    uint32_t counts; /* 1: what the operation moves is counted in state->traffic */
 } epw_lane_args;
 
 /* The structs of a call are passed as the caller filled them in, with the defaults of pointers and strides resolved. Kernels

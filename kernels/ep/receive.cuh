@@ -179,7 +179,7 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
         a.lane.state->ends[threadIdx.x] = end;
         a.lane.state->received[threadIdx.x] = s.rows[threadIdx.x];
         if (a.out.source_counts) a.out.source_counts[threadIdx.x] = s.rows[threadIdx.x];
-        count_received(a, o, s, table, again);
+        if (a.lane.counts) count_received(a, o, s, table, again);
     }
 }
 

@@ -281,7 +281,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
     if (threadIdx.x < l.ranks) {
         uint64_t word = epw_word(o.epoch, o.op, census.ranks[threadIdx.x]);
         ptx::store_relaxed_gpu(&o.state->sent[threadIdx.x], word);
-        if (l.answers > 1) {
+        if (a.lane.counts && l.answers > 1) {
             uint32_t due = 0;
 #pragma unroll 1
             for (uint32_t e = 0; e < l.local_experts; e++) due += census.experts[threadIdx.x * l.local_experts + e];
@@ -375,7 +375,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
         word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
     }
     if (tells) signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
-    count_sent(a, o, word);
+    if (a.lane.counts) count_sent(a, o, word);
 }
 
 } // namespace epw

@@ -289,7 +289,7 @@ struct Attendant {
         if (!taking) open_line(p.take, 0);
         leave_rings();
         if (waited == 0) return;
-        ptx::reduce_relaxed_gpu(&o.state->traffic.wait_ns[peer], waited);
+        if (o.call->counts) ptx::reduce_relaxed_gpu(&o.state->traffic.wait_ns[peer], waited);
         if (wait_ns != nullptr) ptx::reduce_relaxed_gpu(&wait_ns[peer], waited);
     }
 };

@@ -126,6 +126,7 @@ typedef struct epw_prefill_gpu_call {
     uint64_t ticket; /* running number of the call */
     uint64_t deadline_ns;
     uint32_t kind, parts, hash, dtype;
+    uint32_t counts;   /* 1: what the operation moves is counted in the lane's state */
     uint32_t gives_up; /* 1: the rest of the operation is nobody's: peers are told, and what they send is discarded */
 } epw_prefill_gpu_call;
 

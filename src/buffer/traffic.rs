@@ -11,8 +11,10 @@ impl EpBuffer {
     /// What this rank has sent and received through this buffer, and how long it has waited for each peer. Communicates
     /// with nobody.
     ///
-    /// On a GPU kernels count, in replays of graphs too. The counts are copied to the host, on no stream of the caller,
-    /// so this may be called while a stream is captured. Times waited are 0 there: request
+    /// On a GPU kernels count, in replays of graphs too, from the first call of this on: operations enqueued and graphs
+    /// captured before that are not counted. Counting makes a dispatch and combine of few tokens 1 to 2.6 us longer
+    /// (2 H100s, FP8, 1 token: 14.5 to 15.7 us rank-major, 17.2 to 19.8 expert-major). The counts are copied to the host,
+    /// on no stream of the caller, so this may be called while a stream is captured. Times waited are 0 there: request
     /// [`wait_ns`](crate::GenericDispatchOutput::wait_ns).
     ///
     /// # Errors

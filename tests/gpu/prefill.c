@@ -491,6 +491,8 @@ static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
     if (gpu >= 0) config.ep.sms = sms_of(p, links);
     REQUIRE_OK(epw_prefill_create(&config, &prefill));
     ranks_connect_prefill(links, prefill);
+    epw_traffic traffic = EPW_TRAFFIC_INIT;
+    REQUIRE_OK(epw_prefill_traffic(prefill, &traffic, NULL)); /* kernels count from now on */
     return prefill;
 }
 

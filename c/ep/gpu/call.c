@@ -76,7 +76,8 @@ static epw_lane_args lane_args(const enqueuing *e) {
                            .layout = b->layout,
                            .rank = b->config.rank,
                            .index = (uint32_t)(e->lane - b->gpu->lanes),
-                           .blocks = b->gpu->blocks};
+                           .blocks = b->gpu->blocks,
+                           .counts = __atomic_load_n(&b->gpu->counts, __ATOMIC_RELAXED)};
 }
 
 /* ---- checks that the host engine does not need ---- */
@@ -488,6 +489,7 @@ epw_status epw_gpu_call_traffic(const epw_buffer *b, epw_traffic *traffic, epw_p
     epw_gpu *g = b->gpu;
     epw_status status = epw_peers_traffic(&b->peers, where, traffic, peers);
     if (status != EPW_OK) return status;
+    __atomic_store_n(&g->counts, true, __ATOMIC_RELAXED);
     const void *from[EPW_MAX_LANES];
     for (uint32_t i = 0; i < b->config.lanes; i++) from[i] = &g->lanes[i].state->traffic;
     pthread_mutex_lock(&g->traffic_lock);

@@ -34,6 +34,7 @@ struct epw_gpu {
     epw_gpu_lane lanes[EPW_MAX_LANES];
 
     pthread_mutex_t traffic_lock; /* for what is copied of it */
+    bool counts;                  /* kernels count, since somebody has asked for the counts; atomic */
     pthread_mutex_t errors_lock;
     uint64_t errors_taken;    /* number of the next record that epw_take_errors gives out */
     uint64_t unrecorded_told; /* bad ids without a record that it has already reported as lost */

@@ -112,6 +112,7 @@ static epw_prefill_gpu_call call_of(const enqueuing *e, uint32_t kind, uint32_t 
                                   .deadline_ns = deadline_ns,
                                   .kind = kind,
                                   .parts = parts,
+                                  .counts = __atomic_load_n(&e->p->gpu->counts, __ATOMIC_RELAXED),
                                   .hash = e->routing->hash,
                                   .dtype = kind == EPW_KIND_DISPATCH ? c->dtype : c->combine_dtype};
 }

@@ -212,6 +212,7 @@ static void add_traffic(const epw_prefill *p, const epw_prefill_gpu_traffic *lan
 epw_status epw_prefill_gpu_count(const epw_prefill *p, epw_traffic *traffic, epw_peer_traffic *peers) {
     epw_where where = epw_prefill_where(p, "traffic");
     struct epw_prefill_gpu *g = p->gpu;
+    __atomic_store_n(&g->counts, true, __ATOMIC_RELAXED);
     const void *from[EPW_MAX_LANES];
     for (uint32_t i = 0; i < p->config.ep.lanes; i++) from[i] = &g->lanes[i].args.state->traffic;
     pthread_mutex_lock(&g->traffic_lock);

@@ -94,6 +94,7 @@ struct epw_prefill_gpu {
     struct epw_prefill_gpu_memory *abandoned; /* of routings that are gone, and that kernels may still use */
     pthread_mutex_t lock;                     /* of the last two */
     pthread_mutex_t traffic_lock;             /* of pinned->traffic */
+    bool counts; /* kernels count, since somebody has asked for the counts; atomic */
 };
 
 /* A routing. */
