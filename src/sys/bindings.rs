@@ -1089,7 +1089,8 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** traffic [in: sizes, out]. peers [out, may be NULL]: [ranks]. Any thread, also while operations run, whose
  bytes count at their end at the latest. What an operation had moved before it was given up may be missing.
- CUDA: kernels count, in replays of graphs too; copies their counts, on no stream of the caller.
+ CUDA: kernels count, in replays of graphs too, from the first such call on: those of operations and graphs
+ that were enqueued or captured before do not. Copies their counts, on no stream of the caller.
  EPW_ERR_TIMEOUT if the copy takes longer than the group's deadline. wait_ns is 0: use the output wait_ns.
  The same for the others: epw_prefill_traffic, epw_comm_traffic.*/
     pub fn epw_buffer_traffic(
