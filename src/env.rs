@@ -111,7 +111,7 @@ pub const VARIABLES: &[Variable] = &[
         name: ADDR,
         default: "from the launcher",
         doc: "`host:port` where the ranks meet, the same on all; rank 0 listens there. IPv6 as `[::1]:29700`. A newcomer may get \
-              up to 16 addresses, separated by commas: those of `Group::servers`. Then no rank listens.",
+              up to 16 addresses, separated by commas: those of `Group::servers`. In that case rank 0 does not listen: the run exists already.",
     },
     Variable {
         name: HOSTED,

@@ -28,7 +28,7 @@
 //!                 .weights(TensorRef::new(&topk_weights, 2));
 //!             let dispatched = buffer.dispatch_blocking(input, received.output())?;
 //!
-//!             // An expert would run on the rows that have come for it; these return their rows.
+//!             // A real expert would run on its rows here; this one returns them unchanged.
 //!             let rows = received.rows_as::<bf16>();
 //!             let mut expert_out = vec![bf16::ZERO; rows.len()];
 //!             for expert in 0..received.counts.len() {
@@ -67,7 +67,7 @@
 //! names the missing ranks: no call hangs or fails because of it. The group agrees on which members continue, and from
 //! which step, and [`Group::step`] puts that into effect; a replacement may join ([`group`]).
 //!
-//! A rank shows that it is alive by taking part. While peers wait for it, it must call its next operation, or the other
+//! A rank stays alive to its peers by taking part. While peers wait for it, it must call its next operation, or the other
 //! half of the one it has begun, within one [deadline](EpConfig::deadline) of its last call; awaiting an [`Event`]
 //! counts as well. A rank that computes for longer is given up, so set the deadline above the longest time between two
 //! calls.
@@ -145,8 +145,8 @@
 //! With `tracing` the C core's log arrives as events too. They have the target `epwire::core`, the fields `rank`, `peer`
 //! and `subsystem`, and a text. `WARN` is for peers that are given up and paths that are refused, `INFO` for sizes,
 //! paths in use and memberships, `TRACE` for why each path was chosen. The subscriber's level at the creation of a
-//! buffer, a communicator or a group decides which events are sent. Without any feature `EPWIRE_LOG` prints the same,
-//! see [`mod@env`].
+//! buffer, a communicator or a group decides which events are sent. `EPWIRE_LOG` prints the same lines itself, with
+//! or without these features, see [`mod@env`]: beside a subscriber that prints them too, each appears twice.
 //!
 //! ## Of the membership
 //! A member of a [`Group`] reports its state whenever that changes; [`Group::membership`] and [`Group::health`] return

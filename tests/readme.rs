@@ -144,7 +144,7 @@ fn the_table_of_memory_is_what_plan_says() {
 
 #[test]
 fn the_table_of_memory_for_prefill_is_what_plan_says() {
-    let header = "| ranks | `max_tokens` | slots of a ring | window | a routing | and for each 1,000 rows that come |\n\
+    let header = "| ranks | `max_tokens` | slots of a ring | window | a routing | and for each 1,000 rows that arrive |\n\
                   |---|---|---|---|---|---|\n";
     let mebibytes = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
     let rows = [(4, 4096), (8, 8192), (8, 65536), (64, 8192)];
