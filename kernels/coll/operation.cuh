@@ -160,8 +160,9 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
             if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) leave_out(c, peer);
         }
     }
+    const bool stopped = c.stopped; // before the barrier: behind it, faster threads may find calls that differ
     __syncthreads();
-    return !c.stopped;
+    return !stopped;
 }
 
 // Sends this rank's call to all other ranks. Called by the whole grid; the first block does it.

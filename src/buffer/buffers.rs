@@ -13,7 +13,7 @@ pub struct DispatchBuffers {
     layout: Layout,
     /// Expert-major `[E, M, payload]`; rank-major empty: rows are read in place.
     pub rows: HostBuffer<u8>,
-    /// In column-major order; see [`ScaleOrder`].
+    /// In column-major order; see [`ScaleOrder`](crate::ScaleOrder).
     pub scales: HostBuffer<u8>,
     /// `[E, M, sideband_bytes]`, rank-major `[M, sideband_bytes]`.
     pub sideband: Vec<u8>,
