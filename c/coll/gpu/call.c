@@ -13,10 +13,9 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,      /* per block, as in kernels/coll/operation.cuh */
-    PIECE_LEAST = 4096, /* smaller pieces cost more waiting than copying */
-    SHARED_LEAST =
-        1 << 19 /* bytes that sharing out an all-reduce by packets must save to be worth its second step */
+    THREADS = 512,         /* per block, as in kernels/coll/operation.cuh */
+    PIECE_LEAST = 4096,    /* smaller pieces cost more waiting than copying */
+    SHARED_LEAST = 1 << 19 /* bytes that sharing out an all-reduce by packets must save, or it is slower */
 };
 
 /* ---- what kernels have found ---- */
