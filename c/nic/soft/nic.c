@@ -377,16 +377,22 @@ void epw_nic_poll(epw_nic *nic) {
 }
 
 /* Polls each connection separately: an epoll_wait that does not wait may miss what the thread's own call is
- * collecting at this moment. */
+ * collecting at this moment. One that the peer has closed is read to its end, which comes after the last
+ * bytes. */
+static void look_at(epw_nic *nic, uint32_t slot) {
+    bool ends = true;
+    while (ends && nic->links[slot] != NULL && !nic->links[slot]->frozen) {
+        struct pollfd at = {.fd = nic->links[slot]->fd, .events = POLLIN | POLLRDHUP};
+        if (poll(&at, 1, 0) != 1) return;
+        ends = (at.revents & ~POLLIN) != 0;
+        uint32_t events = (at.revents & POLLIN ? EPOLLIN : 0u) | (ends ? EPOLLHUP : 0u);
+        take_in(nic, &(struct epoll_event){.events = events, .data.u64 = nic->links[slot]->id}, 1, false);
+    }
+}
+
 void epw_nic_look(epw_nic *nic) {
     epw_nic_lock(nic);
-    for (uint32_t i = 0; i < nic->link_count; i++) {
-        if (nic->links[i] == NULL) continue;
-        struct pollfd at = {.fd = nic->links[i]->fd, .events = POLLIN | POLLRDHUP};
-        if (poll(&at, 1, 0) != 1) continue;
-        uint32_t events = (at.revents & POLLIN ? EPOLLIN : 0u) | (at.revents & ~POLLIN ? EPOLLHUP : 0u);
-        take_in(nic, &(struct epoll_event){.events = events, .data.u64 = nic->links[i]->id}, 1, false);
-    }
+    for (uint32_t i = 0; i < nic->link_count; i++) look_at(nic, i);
     epw_carry_take(nic);
     epw_nic_unlock(nic);
 }
