@@ -1,6 +1,7 @@
 // Collectives: one kernel for each way to move bytes and each type that is reduced.
 #include "kernels/coll/blocks.cuh"
 #include "kernels/coll/bulk.cuh"
+#include "kernels/coll/direct.cuh"
 #include "kernels/coll/membership.cuh"
 #include "kernels/coll/point.cuh"
 #include "kernels/coll/small.cuh"
@@ -46,6 +47,16 @@ __global__ void __launch_bounds__(kBulkThreads, 1) bulk_collective_kernel(const 
 }
 
 template <typename T>
+__global__ void __launch_bounds__(kDirectThreads, 1) direct_collective_kernel(const __grid_constant__ epw_coll_args a) {
+    __shared__ Collective c;
+    __shared__ Rings rings;
+    __shared__ Lent lent;
+    ptx::wait_for_stream();
+    if (open(c, a)) run_direct<T>(c, rings, lent);
+    close(c);
+}
+
+template <typename T>
 __global__ void __launch_bounds__(kCollThreads, 1) blocks_collective_kernel(const __grid_constant__ epw_coll_blocks_args a) {
     __shared__ Collective c;
     __shared__ Rings rings;
@@ -63,13 +74,13 @@ __global__ void __launch_bounds__(kCollThreads, 1) point_kernel(const __grid_con
 
 using Kernel = void (*)(epw_coll_args);
 struct Kernels {
-    Kernel small, parts, large, bulk; // parts: nullptr where nothing is folded
+    Kernel small, parts, large, bulk, direct; // parts: nullptr where nothing is folded
     void (*blocks)(epw_coll_blocks_args);
 };
 template <typename T> constexpr Kernels of_type() {
     Kernel parts = nullptr;
     if constexpr (!std::is_void_v<T>) parts = small_parts_kernel<T>;
-    return {small_collective_kernel<T>, parts, large_collective_kernel<T>, bulk_collective_kernel<T>,
+    return {small_collective_kernel<T>, parts, large_collective_kernel<T>, bulk_collective_kernel<T>, direct_collective_kernel<T>,
             blocks_collective_kernel<T>};
 }
 
@@ -91,6 +102,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
         if (error == cudaSuccess && k.parts != nullptr) error = epw::prepare(k.parts, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.bulk, epw::kBulkThreads, sizeof(epw::BulkMemory));
+        if (error == cudaSuccess) error = epw::prepare(k.direct, epw::kDirectThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.blocks, epw::kCollThreads, 0);
     }
     if (error == cudaSuccess) error = cudaError_t(epw_coll_gpu_prepare_norm());
@@ -109,6 +121,7 @@ extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void
     const auto in = static_cast<cudaStream_t>(stream);
     if (args->pieces == 0)
         return epw::launch_in_stream(args->shared_out ? k.parts : k.small, blocks, epw::kCollThreads, 0, in, *args);
+    if (args->lent) return epw::launch_in_stream(k.direct, blocks, epw::kDirectThreads, 0, in, *args);
     if (!args->bulk) return epw::launch_in_stream(k.large, blocks, epw::kCollThreads, 0, in, *args);
     return epw::launch_in_stream(k.bulk, blocks, epw::kBulkThreads, sizeof(epw::BulkMemory), in, *args);
 }

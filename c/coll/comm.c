@@ -100,7 +100,7 @@ static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_ter
 static epw_status make_host_parts(epw_comm *comm, epw_where where) {
     comm->of = calloc(comm->layout.ranks, sizeof *comm->of);
     comm->rows = calloc(comm->layout.ranks, sizeof *comm->rows);
-    if (comm->of == NULL || comm->rows == NULL || !epw_points_make(comm) || !epw_heap_make(comm))
+    if (comm->of == NULL || comm->rows == NULL || !epw_points_make(comm))
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a communicator of %u ranks",
                         comm->layout.ranks);
     epw_nonce nonce;
@@ -121,6 +121,7 @@ static const epw_peers_user *choose_user(const epw_comm *comm) {
 }
 
 static epw_status make_parts(epw_comm *comm, epw_where where) {
+    if (!epw_heap_make(comm)) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the heap's list");
     return on_gpu(comm) ? epw_coll_gpu_open(comm, where) : make_host_parts(comm, where);
 }
 

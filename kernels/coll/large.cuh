@@ -323,9 +323,8 @@ __device__ __forceinline__ void store_progress(const Collective &c, const Rings 
     }
 }
 
-template <typename T> __device__ __forceinline__ void run_large(Collective &c, Rings &r) {
+template <typename T> __device__ __forceinline__ void run_rings(Collective &c, Rings &r) {
     constexpr uint32_t kQuarter = kCollThreads / 4;
-    tell_call(c);
     load_progress(c, r);
     const bool spreads = is_shared_out(c), folds = !std::is_void_v<T> || spreads;
     const uint64_t flow = spreads ? c.part : c.args.bytes;
@@ -345,6 +344,11 @@ template <typename T> __device__ __forceinline__ void run_large(Collective &c, R
     }
     store_progress(c, r);
     await_calls(c);
+}
+
+template <typename T> __device__ __forceinline__ void run_large(Collective &c, Rings &r) {
+    tell_call(c);
+    run_rings<T>(c, r);
 }
 
 } // namespace epw

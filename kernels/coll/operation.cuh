@@ -165,14 +165,17 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
     return !stopped;
 }
 
-// Sends this rank's call to all other ranks. Called by the whole grid; the first block does it.
+// Sends this rank's call to all other ranks, and behind it what it lends them. Called by the whole grid; the first block does it.
 __device__ __forceinline__ void tell_call(const Collective &c) {
     if (blockIdx.x != 0) return;
+    // Writer: this stream, of what is lent. Reader: the peers' learn_what_is_lent().
+    if (c.args.lent) ptx::fence_sys();
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !takes_part(c, peer)) continue;
         const uint64_t at = call_of(c, c.rank);
         put_packet(c, peer, at, c.args.call[0], c.tag);
         put_packet(c, peer, at + EPW_COLL_PACKET, c.args.call[1], c.tag);
+        if (c.args.tells_lent) put_packet(c, peer, at + EPW_COLL_CALL_PACKETS * EPW_COLL_PACKET, c.args.lent, c.tag);
     }
 }
 

@@ -21,6 +21,7 @@
  *   counts    [ring][source][block] two words of 64 bytes each: pieces that the source has written here, and pieces of this
  *             rank's that the source has finished reading
  *   rings     [ring][source][block][slot] a piece, followed by a line for its note
+ *   heap      memory of epw_comm_alloc, written only by the owner, read by peers
  *
  * In the last ring, [channel] takes the place of [block]; there may be fewer channels than blocks.
  *
@@ -38,6 +39,7 @@ typedef struct epw_coll_window {
     uint32_t packet_bytes; /* the most bytes of a message that packets carry */
     uint64_t slot_inverse; /* of `slots`, see base/remainder.h */
     uint64_t packets_offset, packets_stride, counts_offset, rings_offset;
+    uint64_t heap_offset, heap_bytes;
     uint64_t bytes;
 } epw_coll_window;
 
@@ -67,6 +69,15 @@ EPW_INLINE uint64_t epw_coll_slot(const epw_coll_window *w, uint32_t ring, uint3
            (epw_coll_channel(w, ring, source, block) * w->slots + epw_remainder(number, w->slots, w->slot_inverse)) *
                ((uint64_t)w->slot_bytes + EPW_COLL_NOTE_BYTES);
 }
+
+/* What a rank lends its peers in an operation, in one word: that they may read its memory directly, and where send and recv begin
+ * in its heap, at multiples of 16 bytes below 32 GiB. */
+#define EPW_COLL_LENT      (UINT64_C(1) << 63)
+#define EPW_COLL_LENT_MOST (UINT64_C(1) << 35)
+EPW_INLINE uint64_t epw_coll_lent(uint64_t send, uint64_t recv) { return EPW_COLL_LENT | recv / 16 << 31 | send / 16; }
+EPW_INLINE int epw_coll_is_lent(uint64_t lent) { return (lent & EPW_COLL_LENT) != 0; }
+EPW_INLINE uint64_t epw_coll_lent_send(uint64_t lent) { return (lent & 0x7fffffff) * 16; }
+EPW_INLINE uint64_t epw_coll_lent_recv(uint64_t lent) { return (lent >> 31 & 0x7fffffff) * 16; }
 
 /* The state of a communicator between two kernels, as one of their blocks sees it. Each block reads its turn and writes it for
  * the next kernel; all turns hold the same. */
@@ -122,9 +133,11 @@ typedef struct epw_coll_args {
     uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells; 0: by packets */
     uint32_t bulk;                 /* 1: by rings and bulk copies */
     uint32_t shared_out;           /* 1: in two steps, see flows.cuh; the same on all ranks */
+    uint32_t tells_lent;           /* 1: ranks tell each other what they lend; the same on all ranks */
     uint64_t ticket;               /* running number of eager calls; 0: captured */
     uint64_t deadline_ns;          /* 0: the group's */
     uint64_t call[2];
+    uint64_t lent; /* see epw_coll_lent; 0: nothing */
     const unsigned char *send;
     unsigned char *recv;
     uint64_t bytes; /* of the whole message, or of each block */

@@ -3,11 +3,11 @@
  * 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
  * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others go on.
  *
- *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--deadline-ms N] [--seconds N]
- *     test_comms --time [--ranks N] [--nccl PATH]
+ *     test_comms [--ranks N] [--processes] [--heap] [--cases N] [--seed N] [--deadline-ms N] [--seconds N]
+ *     test_comms --time [--ranks N] [--heap] [--nccl PATH]
  *
- * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
- * is at PATH. */
+ * --heap: the buffers on GPUs are memory of epw_comm_alloc. --time prints microseconds of each operation,
+ * from a CUDA graph of 20, beside those of NCCL, whose library is at PATH. */
 #include "nccl.h"
 #include "ranks.h"
 
@@ -21,7 +21,7 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define LARGEST       (UINT64_C(64) << 20)
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
-static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, deadline_ms;
+static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, deadline_ms, heap;
 static const char *nccl_path;
 
 static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
@@ -72,6 +72,22 @@ static uint64_t deadline(void) {
     return (deadline_ms > 0 ? deadline_ms : processes ? 10000 : 2000) * MS;
 }
 
+static void take_pool(const rank_state *r, unsigned char **pool, uint64_t bytes) {
+    if (heap) {
+        REQUIRE_OK(epw_comm_alloc(r->gpu.comm, bytes, (void **)pool));
+    } else {
+        REQUIRE_CUDA(cudaMalloc((void **)pool, bytes));
+    }
+}
+
+static void return_pool(const rank_state *r, unsigned char *pool) {
+    if (heap) {
+        epw_comm_free(r->gpu.comm, pool);
+    } else {
+        REQUIRE_CUDA(cudaFree(pool));
+    }
+}
+
 static void open_rank(rank_state *r, const rank_links *links) {
     *r = (rank_state){.links = links};
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
@@ -82,6 +98,8 @@ static void open_rank(rank_state *r, const rank_links *links) {
     REQUIRE_OK(epw_comm_create(&config, &r->host.comm));
     config.device = ranks_gpu(links);
     config.sms = ranks_sms(links, 1, 32);
+    uint64_t bytes = timed ? LARGEST_TIMED : POOL_BYTES;
+    if (heap) config.heap_bytes = 2 * bytes;
     REQUIRE_OK(epw_comm_create(&config, &r->gpu.comm));
     connect_comm(links, r->host.comm);
     connect_comm(links, r->gpu.comm);
@@ -89,9 +107,8 @@ static void open_rank(rank_state *r, const rank_links *links) {
     r->host.recv = malloc(POOL_BYTES);
     r->copy = malloc(POOL_BYTES);
     REQUIRE(r->host.send != NULL && r->host.recv != NULL && r->copy != NULL, "no memory");
-    uint64_t bytes = timed ? LARGEST_TIMED : POOL_BYTES;
-    REQUIRE_CUDA(cudaMalloc((void **)&r->gpu.send, bytes));
-    REQUIRE_CUDA(cudaMalloc((void **)&r->gpu.recv, bytes));
+    take_pool(r, &r->gpu.send, bytes);
+    take_pool(r, &r->gpu.recv, bytes);
     REQUIRE_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
     activate(r, all_of(links));
     ranks_meet(links);
@@ -99,11 +116,12 @@ static void open_rank(rank_state *r, const rank_links *links) {
 
 static void close_rank(rank_state *r) {
     ranks_meet(r->links);
+    REQUIRE_CUDA(cudaStreamSynchronize(r->stream));
+    return_pool(r, r->gpu.send);
+    return_pool(r, r->gpu.recv);
     epw_comm_destroy(r->gpu.comm);
     epw_comm_destroy(r->host.comm);
     REQUIRE_CUDA(cudaStreamDestroy(r->stream));
-    REQUIRE_CUDA(cudaFree(r->gpu.send));
-    REQUIRE_CUDA(cudaFree(r->gpu.recv));
     free(r->host.send);
     free(r->host.recv);
     free(r->copy);
@@ -159,13 +177,16 @@ static shape make_shape(uint64_t *state, uint32_t count_of_ranks, uint64_t most)
     uint64_t bytes = some_bytes(state, most);
     int blocks = has_blocks_of_send(s.kind) || has_blocks_of_recv(s.kind);
     s.count = bytes / sizes[s.type] / (blocks ? count_of_ranks : 1);
+    if (heap && s.count > 16 && below(state, 4) > 0) s.count -= s.count % 16;
     s.in_place = below(state, 3) == 0;
     return s;
 }
 
-/* The next free place of a pool, with random alignment. */
+/* The next free place of a pool, with random alignment. Memory that peers shall read must be aligned on all
+ * ranks. */
 static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes) {
-    uint64_t at = *used + GUARD + (below(state, 2) ? below(state, 64) : 0);
+    uint64_t odd = below(state, heap ? 16 : 2) > 0 ? 0 : below(state, 64);
+    uint64_t at = *used + GUARD + odd;
     *used = (at + bytes + GUARD + 255) / 256 * 256;
     return at;
 }
@@ -402,7 +423,7 @@ static void run_cases(const rank_state *r) {
     uint64_t number = 0;
     /* Each kind once, small and large; each type and reduction. */
     for (uint32_t kind = 0; kind <= EPW_SCATTER; kind++) {
-        static const uint64_t counts[] = {0, 1, 1021, 40003, 1 << 20};
+        static const uint64_t counts[] = {0, 1, 1021, 400008, 1 << 20};
         uint64_t state = kind + 1;
         for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
             shape s = {
@@ -417,7 +438,7 @@ static void run_cases(const rank_state *r) {
         for (uint32_t large = 0; large < 2; large++) {
             for (uint32_t op = 0; op < 5; op++)
                 s[op] =
-                    (shape){.kind = EPW_ALL_REDUCE, .type = type, .op = op, .count = large ? 300007 : 777};
+                    (shape){.kind = EPW_ALL_REDUCE, .type = type, .op = op, .count = large ? 1200007 : 777};
             run_case(r, number++, s, 5, &state);
         }
     }
@@ -1003,13 +1024,14 @@ int main(int argc, char **argv) {
                                     {.name = "--cases", .number = &cases},
                                     {.name = "--seed", .number = &seed},
                                     {.name = "--seconds", .number = &seconds},
+                                    {.name = "--heap", .number = &heap, .preset = 1},
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
                                     {.name = "--deadline-ms", .number = &deadline_ms},
                                     {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     int bad = ranks_options(argc, argv, options,
-                            "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] "
+                            "usage: test_comms [--ranks N] [--processes] [--heap] [--cases N] [--seed N] "
                             "[--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);

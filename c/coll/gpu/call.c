@@ -104,6 +104,46 @@ static bool shares_out(const epw_coll_window *w, uint32_t kind, uint64_t bytes) 
     return !goes_by_packets(w, kind, bytes) || bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
 }
 
+/* ---- what peers may read ---- */
+
+/* Whether peers read the buffer: see kernels/coll/direct.cuh. */
+static bool lends_send(const epw_coll_args *args) {
+    bool root = args->root == args->rank;
+    switch (args->kind) {
+    case EPW_REDUCE:
+    case EPW_GATHER:
+        return !root;
+    case EPW_BROADCAST:
+    case EPW_SCATTER:
+        return root;
+    default:
+        return true;
+    }
+}
+static bool lends_recv(const epw_coll_args *args) {
+    return args->shared_out && (args->kind != EPW_BROADCAST || args->root != args->rank);
+}
+
+/* Whether the heap holds all of the buffer, and where. */
+static bool is_in_heap(const epw_coll_args *args, const unsigned char *buffer, uint64_t bytes, uint64_t *at) {
+    uint64_t heap = (uint64_t)(uintptr_t)args->window + args->at.heap_offset;
+    uint64_t size = args->at.heap_bytes < EPW_COLL_LENT_MOST ? args->at.heap_bytes : EPW_COLL_LENT_MOST;
+    *at = (uint64_t)(uintptr_t)buffer - heap;
+    return (uint64_t)(uintptr_t)buffer >= heap && bytes <= size && *at <= size - bytes;
+}
+
+/* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so. */
+static uint64_t lent_of(const epw_coll_args *args) {
+    uint64_t send = 0, recv = 0, bytes = args->bytes;
+    bool blocks =
+        args->kind == EPW_REDUCE_SCATTER || args->kind == EPW_ALL_TO_ALL || args->kind == EPW_SCATTER;
+    if (!args->bulk || args->ranks == 1) return 0;
+    if (lends_send(args) && !is_in_heap(args, args->send, blocks ? args->ranks * bytes : bytes, &send))
+        return 0;
+    if (lends_recv(args) && !is_in_heap(args, args->recv, bytes, &recv)) return 0;
+    return epw_coll_lent(send, recv);
+}
+
 /* Chooses packets for what fits into them, otherwise pieces so large that each block has some. Returns the
  * number of blocks. */
 static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
@@ -119,6 +159,7 @@ static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
     args->bulk = goes_by_bulk(w, args);
+    args->tells_lent = w->heap_bytes > 0;
     uint64_t blocks = parts(flow, piece);
     return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
 }
@@ -193,6 +234,7 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .out = n->out,
                                .scales = n->scales};
     uint32_t blocks = choose(&args.common.at, &args.common);
+    if (args.common.tells_lent) args.common.lent = lent_of(&args.common);
     if (args.common.pieces == 0) {
         args.common.shared_out = false; /* each block needs whole rows */
         blocks = args.common.at.blocks;
@@ -206,6 +248,7 @@ static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     if (c->norm != NULL) return launch_norm(e, c, call);
     epw_coll_args args = coll_args(e, c, call);
     uint32_t blocks = choose(&args.at, &args);
+    if (args.tells_lent) args.lent = lent_of(&args);
     return epw_coll_gpu_run(&args, blocks, e->on.stream);
 }
 

@@ -14,6 +14,7 @@
 /* ---- the plan ---- */
 
 enum {
+    LINE = 64,
     BLOCKS_DEFAULT = 32,
     SLOTS_DEFAULT = 8,
     CHANNELS_MOST = 8, /* for sends from one rank to another */
@@ -54,7 +55,9 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     w.packets_stride = epw_align((EPW_COLL_CALL_PACKETS + w.packet_bytes / 8) * EPW_COLL_PACKET, 128);
     w.counts_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
     w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
-    w.bytes = w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES);
+    w.heap_offset = epw_align(w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES), 4096);
+    w.heap_bytes = epw_align(c->heap_bytes, LINE);
+    w.bytes = w.heap_offset + w.heap_bytes;
     return w;
 }
 
@@ -66,10 +69,6 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
     if (c->ranks > EPW_GPU_PEERS)
         return epw_fail(EPW_ERR_LIMIT, where, "config.ranks is %u, must be at most %d on GPUs", c->ranks,
                         EPW_GPU_PEERS);
-    if (c->heap_bytes != 0)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "config.heap_bytes is %llu, must be 0 on a GPU in this version",
-                        (unsigned long long)c->heap_bytes);
     if (c->fabric != NULL)
         return epw_fail(
             EPW_ERR_INVALID, where,
@@ -82,6 +81,9 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
                              .slots = w.slots,
                              .slot_bytes = w.slot_bytes,
                              .blocks = w.blocks,
+                             .rings_offset = w.rings_offset,
+                             .heap_offset = w.heap_offset,
+                             .heap_bytes = w.heap_bytes,
                              .window_bytes = w.bytes};
     return EPW_OK;
 }
