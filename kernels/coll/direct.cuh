@@ -17,6 +17,8 @@ namespace epw {
 constexpr uint32_t kDirectThreads = kFolders;
 constexpr uint64_t kRoundBytes = 4 << 20; // of a block's chunk; peers that wait for a round time it by the deadline
 
+__device__ constexpr Team kAll = {0, 0, kDirectThreads};
+
 // In shared memory: what each rank lends, and the piece that is being folded.
 struct Lent {
     unsigned char *send[kBulkRanks], *recv[kBulkRanks]; // only read
@@ -107,24 +109,25 @@ __device__ __forceinline__ const unsigned char *lent_to_this(const Collective &c
     }
 }
 
-// Copies from a peer's memory, with the whole block.
-__device__ __forceinline__ void pull(unsigned char *to, const unsigned char *from, uint64_t bytes) {
-    constexpr uint32_t kCells = 8, kStep = 16 * kDirectThreads;
+// Copies from a peer's memory.
+__device__ __forceinline__ void pull(unsigned char *to, const unsigned char *from, uint64_t bytes, Team team) {
+    constexpr uint32_t kCells = 8;
+    const uint32_t step = 16 * team.threads;
     const uint64_t whole = bytes / 16 * 16;
-    uint64_t at = 16 * threadIdx.x;
+    uint64_t at = 16 * team.thread();
 #pragma unroll 1
-    for (; at + (kCells - 1) * kStep < whole; at += kCells * kStep) {
+    for (; at + (kCells - 1) * step < whole; at += kCells * step) {
         Cells<kCells> v;
-        v.load(from + at, kStep);
-        v.store(to + at, kStep);
+        v.load(from + at, step);
+        v.store(to + at, step);
     }
 #pragma unroll 1
-    for (; at < whole; at += kStep) {
+    for (; at < whole; at += step) {
         Cells<1> v;
-        v.load(from + at, kStep);
-        v.store(to + at, kStep);
+        v.load(from + at, step);
+        v.store(to + at, step);
     }
-    if (whole < bytes && threadIdx.x == 0) {
+    if (whole < bytes && team.thread() == 0) {
         const uint32_t rest = uint32_t(bytes - whole);
         write_slowly<uint4>(to + whole, read_slowly<uint4>(from + whole, rest), rest);
     }
@@ -149,13 +152,26 @@ template <typename T> __device__ __forceinline__ void fold_lent(const Collective
     if (l.piece.sources > 0) fold_piece_brought<T>(c, l.piece, threadIdx.x);
 }
 
+__device__ __forceinline__ void give_itself(const Collective &c, uint64_t from, uint64_t end, Team team) {
+    const Folding own = given_to_itself(c);
+    end = min(end, own.bytes);
+    if (from < end) copy(own.out + from, own.own + from, end - from, team.thread(), team.threads);
+}
+
+// Takes what all ranks give, also what this rank gives itself.
 __device__ __forceinline__ void take_lent(const Collective &c, const Lent &l, uint64_t from, uint64_t end) {
+    constexpr uint32_t kPullers = kDirectThreads / 4 * 3;
+    const Team pullers = {1, 0, kPullers}, others = {2, kPullers, kDirectThreads - kPullers};
+    if (others.has_this()) {
+        give_itself(c, from, end, others);
+        return;
+    }
 #pragma unroll 1
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t source = peer_after(c, d);
         if (!reads(c, c.rank, source)) continue;
         const Stretch to = taken_from(c, source);
-        if (from < to.bytes) pull(to.at + from, lent_to_this(c, l, source) + from, min(end, to.bytes) - from);
+        if (from < to.bytes) pull(to.at + from, lent_to_this(c, l, source) + from, min(end, to.bytes) - from, pullers);
     }
 }
 
@@ -166,14 +182,8 @@ __device__ __forceinline__ void take_parts(const Collective &c, const Lent &l, u
         const uint32_t maker = peer_after(c, d);
         if (!takes_part(c, maker)) continue;
         const Stretch to = taken_from(c, maker);
-        if (from < to.bytes) pull(to.at + from, part_of(c, l.recv[maker], maker).at + from, min(end, to.bytes) - from);
+        if (from < to.bytes) pull(to.at + from, part_of(c, l.recv[maker], maker).at + from, min(end, to.bytes) - from, kAll);
     }
-}
-
-__device__ __forceinline__ void give_itself(const Collective &c) {
-    const Folding own = given_to_itself(c);
-    const uint64_t each = (own.bytes + gridDim.x - 1) / gridDim.x, from = min(own.bytes, blockIdx.x * each);
-    copy(own.out + from, own.own + from, min(each, own.bytes - from), threadIdx.x, blockDim.x);
 }
 
 // ---- all of it ----
@@ -260,7 +270,8 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
         return;
     }
     load_progress(c, r);
-    const uint64_t flow = is_shared_out(c) ? c.part : c.args.bytes;
+    const bool shared = is_shared_out(c);
+    const uint64_t flow = shared ? c.part : c.args.bytes;
     const uint64_t each = ((flow + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
     const uint64_t from = min(flow, blockIdx.x * each), end = min(flow, from + each);
     bool goes_on = true;
@@ -268,7 +279,10 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
     for (uint64_t at = 0; at < each && goes_on; at += kRoundBytes) {
         goes_on = run_round<T>(c, r, l, min(end, from + at), min(end, from + at + kRoundBytes));
     }
-    give_itself(c);
+    if (shared) { // what a root gives itself is more than a part
+        const uint64_t all = given_to_itself(c).bytes, share = ((all + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+        give_itself(c, min(all, blockIdx.x * share), min(all, (blockIdx.x + 1) * share), kAll);
+    }
     if (goes_on) await_readers(c, r);
     store_progress(c, r);
     withdraw(c);
