@@ -1017,7 +1017,7 @@ typedef struct epw_comm_config {
                             ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB */
     uint32_t paths;      /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU whose memory is sent and received */
-    uint64_t heap_bytes;  /* for epw_comm_alloc; CUDA: 0 */
+    uint64_t heap_bytes;  /* for epw_comm_alloc, the same on all ranks */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
     epw_fabric *fabric;   /* as in epw_config; CUDA: NULL */
     uint32_t sms; /* CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32. As in
@@ -1052,7 +1052,10 @@ EPW_API epw_status epw_comm_newest_epoch(epw_comm *comm, uint32_t *epoch);
 EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t step, epw_mask *ranks);
 
 /* Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
- * created. Peers that map the window read this memory directly, without a copy in between. EPW_ERR_LIMIT:
+ * created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
+ * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of 16
+ * bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce, and of a
+ * broadcast to more than two ranks, also those that receive. An in-place all-to-all copies. EPW_ERR_LIMIT:
  * heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses it;
  * epw_comm_destroy frees all of it. */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::call::Calls;
 use super::config::{CommConfig, CommPlan};
 use super::inner::Inner;
-use super::memory::CommBuffer;
+use super::memory::{CommBuffer, GpuBuffer};
 use super::number::Number;
 use super::work::Work;
 use crate::error::Result;
@@ -76,10 +76,24 @@ impl Comm {
     /// without an intermediate copy and without a system call, see [Memory](super#memory).
     ///
     /// # Errors
-    /// [`Error::Limit`](crate::Error::Limit) if there is not enough left.
+    /// [`Error::Limit`](crate::Error::Limit) if there is not enough left; [`Error::State`](crate::Error::State) on a
+    /// GPU.
     #[doc(alias = "register")]
     pub fn alloc<T: Number>(&self, len: usize) -> Result<CommBuffer<T>> {
+        self.inner.require_heap_of_host()?;
         CommBuffer::zeroed(&self.inner.ffi, self.rank(), len)
+    }
+
+    /// The same on a GPU: memory that peers read without an intermediate copy, see [Memory](super#memory). All of it is
+    /// zero when the communicator is created; what was freed keeps its contents.
+    ///
+    /// # Errors
+    /// [`Error::Limit`](crate::Error::Limit) if [`CommConfig::heap_bytes`] does not suffice;
+    /// [`Error::State`](crate::Error::State) on the host.
+    #[doc(alias = "register")]
+    pub fn alloc_gpu(&self, bytes: usize) -> Result<GpuBuffer> {
+        self.inner.require_heap_of_gpu()?;
+        GpuBuffer::of(&self.inner.ffi, bytes)
     }
 
     /// Whether something that has ended since the last call of this was incomplete: an outcome was degraded, work was

@@ -39,7 +39,8 @@ pub struct CommConfig {
     /// Bytes that a slot holds, a multiple of 64 in 64 to 16,777,216; 0, the default: as many as make the rings of all
     /// ranks take 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.
     pub slot_bytes: u32,
-    /// Bytes for [`Comm::alloc`](super::Comm::alloc), up to 16 TiB. 0 by default.
+    /// Bytes for [`Comm::alloc`](super::Comm::alloc) or, on a GPU, [`Comm::alloc_gpu`](super::Comm::alloc_gpu), up to
+    /// 16 TiB, the same on all ranks. 0 by default.
     pub heap_bytes: u64,
     /// How peers may be reached.
     pub paths: Paths,

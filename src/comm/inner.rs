@@ -84,6 +84,18 @@ impl Inner {
         Ok(lowered)
     }
 
+    pub(super) fn require_heap_of_host(&self) -> Result<()> {
+        self.require_heap(self.config.device == Device::Host, "the communicator is on a GPU: use Comm::alloc_gpu")
+    }
+
+    pub(super) fn require_heap_of_gpu(&self) -> Result<()> {
+        self.require_heap(self.config.device != Device::Host, "the communicator is on the host: use Comm::alloc")
+    }
+
+    fn require_heap(&self, is_there: bool, otherwise: &str) -> Result<()> {
+        if is_there { Ok(()) } else { Err(Error::State(Failure::new("alloc", self.rank, otherwise))) }
+    }
+
     /// Makes this a subset, before anybody else knows it.
     pub(super) fn below(self: Arc<Self>, parent: &Arc<Self>) -> Arc<Self> {
         match Arc::try_unwrap(self) {

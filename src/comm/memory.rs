@@ -232,3 +232,47 @@ impl<T: Number> std::fmt::Debug for CommBuffer<T> {
         write!(f, "CommBuffer<{}>[{}]", std::any::type_name::<T>(), self.len)
     }
 }
+
+/// Memory of a communicator on a GPU, from [`Comm::alloc_gpu`](super::Comm::alloc_gpu), aligned to 64 bytes: peers read
+/// it without an intermediate copy. Operations take views of its address, as of any GPU memory. Freed when it is
+/// dropped; it keeps the window alive, but not the membership.
+pub struct GpuBuffer {
+    ffi: Arc<ffi::Comm>,
+    memory: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: owns memory of a GPU, of which it gives away only the address.
+unsafe impl Send for GpuBuffer {}
+// SAFETY: as above.
+unsafe impl Sync for GpuBuffer {}
+
+impl GpuBuffer {
+    pub(super) fn of(ffi: &Arc<ffi::Comm>, bytes: usize) -> Result<Self> {
+        Ok(Self { ffi: ffi.clone(), memory: ffi.alloc(bytes as u64)?, bytes })
+    }
+
+    /// The device address (`CUdeviceptr`), for [`TensorRef::from_raw`](crate::cuda::TensorRef::from_raw) and
+    /// [`TensorMut::from_raw`](crate::cuda::TensorMut::from_raw): a view of it must not be in use when this is dropped.
+    pub fn address(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for GpuBuffer {
+    fn drop(&mut self) {
+        // SAFETY: from `alloc`, freed once; whoever made a view has promised that it is not in use any more.
+        unsafe { self.ffi.free(self.memory) }
+    }
+}
+
+impl std::fmt::Debug for GpuBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "GpuBuffer[{} bytes at {:#x}]", self.bytes, self.address())
+    }
+}

@@ -102,6 +102,12 @@
 //! them with each other. A sandbox, Yama's `ptrace_scope` or another user's process may forbid the call; then
 //! `EPWIRE_LOG=path=info` says so for each peer. Results are the same.
 //!
+//! On GPUs large operations on memory from [`Comm::alloc_gpu`] have no rings either: each rank reads what it needs from
+//! its peers' memory. They take this way if on every rank the buffers that peers read lie in such memory and begin at
+//! multiples of 16 bytes: what is sent, and for an all-reduce or a broadcast to more than two ranks also what is
+//! received. The blocks of a reduce-scatter, an all-gather or an all-to-all must be multiples of 16 bytes, and an
+//! all-to-all must not be in place. In any other case all ranks use rings, with the same result.
+//!
 //! There is nothing like `ncclCommRegister`, because it could speed up nothing here: messages carry the addresses of
 //! their bytes, so that peers read any memory without an agreement in advance, and private memory of a process cannot
 //! be mapped by others later on. Tensors that are worth it are allocated by [`Comm::alloc`]. [`CommConfig::plan`] says
@@ -126,7 +132,7 @@ pub use blocks::Blocks;
 pub use call::{Call, Calls};
 pub use communicator::Comm;
 pub use config::{CommConfig, CommPlan};
-pub use memory::{CommBuffer, Input, Output, Source, Target};
+pub use memory::{CommBuffer, GpuBuffer, Input, Output, Source, Target};
 pub use norm::{AllReduceNorm, MaybeTarget, NormBuffers};
 pub use number::{Number, Reduction};
 pub use work::Work;

@@ -5,7 +5,7 @@ use std::thread;
 
 use epwire::comm::{Blocks, Call, CommConfig};
 use epwire::cuda::{StreamRef, TensorMut, TensorRef};
-use epwire::cudarc::driver::{CudaContext, CudaSlice, CudaStream};
+use epwire::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
 use epwire::{Comm, DType, Device, Element, Error, Group, Outcome, Reduction};
 use half::bf16;
 
@@ -252,6 +252,58 @@ pub(crate) fn what_a_communicator_on_a_gpu_cannot_take_is_named(gpus: u32) {
         // The outcome covers nothing of what was enqueued.
         let (outcome, ()) = r.gpu.begin_on(Call::barrier(), r.stream()).unwrap().wait();
         complete(&outcome.unwrap());
+    });
+}
+
+/// In memory of the communicator, which peers read; of a rank that uses other memory; and what is refused.
+pub(crate) fn memory_that_peers_read_gives_the_same_sums(gpus: u32) {
+    const LEN: usize = 1_000_000;
+    const BYTES: usize = 2 * LEN;
+    let groups = Group::threads(gpus).unwrap();
+    thread::scope(|scope| {
+        for group in &groups {
+            scope.spawn(move || {
+                let context = CudaContext::new(group.rank() as usize).unwrap();
+                let stream = context.new_stream().unwrap();
+                let config =
+                    CommConfig::default().device(Device::Cuda(group.rank())).heap_bytes(2 * BYTES as u64);
+                let gpu = Comm::create_blocking(group, config).unwrap();
+                let host = Comm::create_blocking(group, CommConfig::default()).unwrap();
+                let refused = gpu.alloc::<f32>(1).unwrap_err().to_string();
+                assert!(refused.contains("use Comm::alloc_gpu"), "{refused}");
+                let refused = host.alloc_gpu(1).unwrap_err().to_string();
+                assert!(refused.contains("use Comm::alloc"), "{refused}");
+                let refused = gpu.alloc_gpu(2 * BYTES + 1).unwrap_err();
+                assert!(matches!(refused, Error::Limit(_)), "{refused}");
+                let (send, recv) = (gpu.alloc_gpu(BYTES).unwrap(), gpu.alloc_gpu(BYTES).unwrap());
+                let other = stream.alloc_zeros::<bf16>(LEN).unwrap();
+                for case in 0..3 {
+                    let mut random = Random(case << 8 | u64::from(group.rank()) | 1 << 40);
+                    let values: Vec<_> = (0..LEN).map(|_| random.bf16()).collect();
+                    let mut want = vec![bf16::ZERO; LEN];
+                    complete(&host.all_reduce_blocking(&values, &mut want, Reduction::Sum).unwrap());
+                    let elsewhere = case == 2 && group.rank() == 0;
+                    let from = if elsewhere { other.device_ptr(&stream).0 } else { send.address() };
+                    // SAFETY: as many bytes are at both addresses, and the stream is awaited before they are freed.
+                    let sums = unsafe {
+                        result::memcpy_htod_sync(from, &values).unwrap();
+                        let view = TensorRef::from_raw(from, DType::Bf16, 1, LEN, BYTES);
+                        let out = TensorMut::from_raw(recv.address(), DType::Bf16, LEN);
+                        gpu.enqueue(Call::all_reduce(view, out, Reduction::Sum), (&stream).into()).unwrap();
+                        stream.synchronize().unwrap();
+                        let mut sums = vec![bf16::ZERO; LEN];
+                        result::memcpy_dtoh_sync(&mut sums, recv.address()).unwrap();
+                        sums
+                    };
+                    assert!(sums == want, "case {case}, rank {}", group.rank());
+                    group.barrier_blocking("case").unwrap();
+                }
+                assert_eq!(format!("{send:?}"), format!("GpuBuffer[{BYTES} bytes at {:#x}]", send.address()));
+                drop(send);
+                gpu.alloc_gpu(BYTES).unwrap();
+                group.barrier_blocking("end").unwrap();
+            });
+        }
     });
 }
 

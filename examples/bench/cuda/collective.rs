@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use epwire::comm::{Call, CommConfig, Reduction};
+use epwire::comm::{Call, CommConfig, GpuBuffer, Reduction};
 use epwire::cuda::{StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaSlice;
 use epwire::{Comm, Device, Group};
@@ -21,18 +21,24 @@ const CALLS: usize = 20;
 
 /// One rank's part, and on rank 0 the report of all.
 pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, Error> {
-    if args.heap {
-        return Err("--heap needs --device host".into());
-    }
     if args.sms.len() > 1 {
         return Err("--collective takes one value of --sms".into());
     }
     let gpu = Gpu::of_rank(local_rank)?;
     let machine = gpus::describe(&gpu, group)?;
-    let config = CommConfig::default().device(Device::Cuda(gpu.ordinal)).sms(args.chosen_sms());
-    let comm = Comm::create_blocking(group, config)?;
     let most = args.bytes.0.iter().copied().max().unwrap_or(0) as usize;
-    let (send, recv) = (gpu.zeroed(most)?, gpu.zeroed(most)?);
+    let heap_bytes = if args.heap { 2 * (most as u64 + 64) } else { 0 };
+    let config =
+        CommConfig::default().device(Device::Cuda(gpu.ordinal)).sms(args.chosen_sms()).heap_bytes(heap_bytes);
+    let comm = Comm::create_blocking(group, config)?;
+    let memory = || {
+        Ok::<_, Error>(if args.heap {
+            Buffer::Peers(comm.alloc_gpu(most)?)
+        } else {
+            Buffer::Own(gpu.zeroed(most)?)
+        })
+    };
+    let (send, recv) = (memory()?, memory()?);
     let subject = Subject { args, group, gpu: &gpu, comm: &comm, send, recv };
     let mut rows = Vec::new();
     for &bytes in &args.bytes.0 {
@@ -47,17 +53,31 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     report(args, group, &rows, &machine)
 }
 
+enum Buffer {
+    /// Freed when the stream has run all its uses.
+    Own(CudaSlice<u8>),
+    /// Memory that peers read.
+    Peers(GpuBuffer),
+}
+
 struct Subject<'a> {
     args: &'a Args,
     group: &'a Group,
     gpu: &'a Gpu,
     comm: &'a Comm,
-    /// As many bytes as the largest size; freed when the stream has run all their uses.
-    send: CudaSlice<u8>,
-    recv: CudaSlice<u8>,
+    /// As many bytes as the largest size.
+    send: Buffer,
+    recv: Buffer,
 }
 
 impl Subject<'_> {
+    fn addresses(&self) -> [u64; 2] {
+        [&self.send, &self.recv].map(|buffer| match buffer {
+            Buffer::Own(memory) => self.gpu.address(memory),
+            Buffer::Peers(memory) => memory.address(),
+        })
+    }
+
     fn row(&self, collective: Collective, r#type: Type, bytes: u64) -> Result<Row, Error> {
         let run = match r#type {
             Type::I8 => Self::run::<i8>,
@@ -75,7 +95,7 @@ impl Subject<'_> {
             ranks: ranks::count(self.group),
             device: self.args.device,
             bytes,
-            heap: false,
+            heap: self.args.heap,
             out_of_place: run(false)?,
             in_place: collective.has_in_place().then(|| run(true)).transpose()?,
         })
@@ -104,7 +124,7 @@ impl Subject<'_> {
     fn check<T: Small>(&self, case: &Case) -> Result<u64, Error> {
         let (sends, receives) = case.lengths();
         let (mut send, mut recv) = (vec![T::small(0); sends], vec![T::small(0); receives]);
-        let [send_at, recv_at] = [&self.send, &self.recv].map(|memory| self.gpu.address(memory));
+        let [send_at, recv_at] = self.addresses();
         case.fill(&mut send, &mut recv);
         // SAFETY: both have at least the case's bytes, and elements are plain numbers.
         unsafe {
@@ -145,7 +165,7 @@ impl Subject<'_> {
 
     fn call<T: Small>(&self, case: &Case) -> Result<(), Error> {
         let (sends, receives) = case.lengths();
-        let [send_at, recv_at] = [&self.send, &self.recv].map(|memory| self.gpu.address(memory));
+        let [send_at, recv_at] = self.addresses();
         // SAFETY: both have at least the case's bytes, are used by calls on one stream only, and outlive graphs.
         let send = || unsafe { TensorRef::from_raw(send_at, T::DTYPE, 1, sends, sends * size_of::<T>()) };
         // SAFETY: as above.
