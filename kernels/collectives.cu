@@ -48,11 +48,12 @@ __global__ void __launch_bounds__(kBulkThreads, 1) bulk_collective_kernel(const 
 
 template <typename T>
 __global__ void __launch_bounds__(kDirectThreads, 1) direct_collective_kernel(const __grid_constant__ epw_coll_args a) {
+    extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Collective c;
     __shared__ Rings rings;
     __shared__ Lent lent;
     ptx::wait_for_stream();
-    if (open(c, a)) run_direct<T>(c, rings, lent);
+    if (open(c, a)) run_direct<T>(c, rings, *reinterpret_cast<DirectMemory *>(memory), lent);
     close(c);
 }
 
@@ -102,7 +103,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
         if (error == cudaSuccess && k.parts != nullptr) error = epw::prepare(k.parts, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.large, epw::kCollThreads, 0);
         if (error == cudaSuccess) error = epw::prepare(k.bulk, epw::kBulkThreads, sizeof(epw::BulkMemory));
-        if (error == cudaSuccess) error = epw::prepare(k.direct, epw::kDirectThreads, 0);
+        if (error == cudaSuccess) error = epw::prepare(k.direct, epw::kDirectThreads, sizeof(epw::DirectMemory));
         if (error == cudaSuccess) error = epw::prepare(k.blocks, epw::kCollThreads, 0);
     }
     if (error == cudaSuccess) error = cudaError_t(epw_coll_gpu_prepare_norm());
@@ -121,7 +122,7 @@ extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void
     const auto in = static_cast<cudaStream_t>(stream);
     if (args->pieces == 0)
         return epw::launch_in_stream(args->shared_out ? k.parts : k.small, blocks, epw::kCollThreads, 0, in, *args);
-    if (args->lent) return epw::launch_in_stream(k.direct, blocks, epw::kDirectThreads, 0, in, *args);
+    if (args->lent) return epw::launch_in_stream(k.direct, blocks, epw::kDirectThreads, sizeof(epw::DirectMemory), in, *args);
     if (!args->bulk) return epw::launch_in_stream(k.large, blocks, epw::kCollThreads, 0, in, *args);
     return epw::launch_in_stream(k.bulk, blocks, epw::kBulkThreads, sizeof(epw::BulkMemory), in, *args);
 }

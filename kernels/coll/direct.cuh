@@ -4,6 +4,11 @@
 // With its call each rank tells where its buffers lie. If one of them is elsewhere, all ranks use rings (large.cuh). Each block
 // handles a chunk of every flow and waits only for the blocks of the same index on other ranks.
 //
+// One thread of a block brings: it loads items, several ahead, into shared memory by bulk copies. Sixteen warps fold what has
+// come, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have landed.
+// An operation that is shared out goes in rounds, so that the parts that others make in one round are taken while the next is
+// made.
+//
 // No rank ends the operation before its peers have finished reading, unless it gives them up. Then it withdraws what it has told
 // them, before the caller can write to that memory. A reader looks again after its last load, so it never uses bytes that were no
 // longer lent.
@@ -14,17 +19,47 @@
 
 namespace epw {
 
-constexpr uint32_t kDirectThreads = kFolders;
-constexpr uint64_t kRoundBytes = 4 << 20; // of a block's chunk; peers that wait for a round time it by the deadline
+constexpr uint32_t kBringer = kFolders, kTeller = kFolders + 32, kDirectThreads = kFolders + 64;
+constexpr uint32_t kItemStages = 6, kItemBytes = 32 << 10;       // of an item: the bytes of all its sources together
+constexpr uint64_t kRoundLeast = 32 << 10, kRoundMost = 1 << 20; // bytes of a block's chunk; peers time a round by the deadline
+constexpr uint32_t kRoundsWanted = 4, kStepsAhead = 4;           // steps that are folded before the oldest is told
 
-__device__ constexpr Team kAll = {0, 0, kDirectThreads};
+// What is loaded at a time.
+struct Item {
+    FoldPiece piece; // 0 bytes: a step ends
+    uint32_t stride; // from one source's bytes to the next one's, in shared memory
+    uint32_t last;   // 1: the last step ends
+};
 
-// In shared memory: what each rank lends, and the piece that is being folded.
+struct DirectMemory {
+    unsigned char items[kItemStages][kItemBytes];
+};
+
+// In shared memory: what each rank lends, and the items on their way.
 struct Lent {
     unsigned char *send[kBulkRanks], *recv[kBulkRanks]; // only read
     uint32_t by_all;
-    FoldPiece piece;
+    uint32_t ended; // steps end before the last one, because calls differ
+    Item items[kItemStages];
+    // Barriers: an item is loaded; it is folded, so its stage is free; all items of a step are folded; peers are told of it.
+    uint64_t loaded[kItemStages], folded[kItemStages], made[kStepsAhead], told[kStepsAhead];
 };
+
+__device__ __forceinline__ void init_direct(Lent &l) {
+    if (threadIdx.x != 0) return;
+    l.by_all = 1;
+    l.ended = 0;
+    for (uint32_t i = 0; i < kItemStages; i++) {
+        ptx::barrier_init(&l.loaded[i], 1);
+        ptx::barrier_init(&l.folded[i], kFolders / 32);
+        l.items[i].piece.copies = 0;
+    }
+    for (uint32_t i = 0; i < kStepsAhead; i++) {
+        ptx::barrier_init(&l.made[i], kFolders / 32);
+        ptx::barrier_init(&l.told[i], 1);
+    }
+    ptx::fence_barrier_init();
+}
 
 // ---- what is lent ----
 
@@ -32,7 +67,6 @@ __device__ __forceinline__ uint64_t lent_at(const Collective &c, uint32_t source
 
 // Waits for the calls of all ranks, and learns what they lend. Called by the whole block.
 __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
-    if (threadIdx.x == 0) l.by_all = 1;
     __syncthreads();
     for (uint32_t rank = threadIdx.x; rank < c.ranks; rank += blockDim.x) {
         const bool own = rank == c.rank;
@@ -48,9 +82,9 @@ __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
         unsigned char *heap = own ? c.args.window + c.args.at.heap_offset : at(c, rank, c.args.at.heap_offset);
         l.send[rank] = heap + epw_coll_lent_send(lent.data);
         l.recv[rank] = heap + epw_coll_lent_recv(lent.data);
+        // Writer: the peer's tell_call(), after what its stream has written before. Reader: this block's loads of that.
+        ptx::fence_sys();
     }
-    // Writer: the peers' tell_call(), after what the stream has written before. Reader: this block, which loads that.
-    ptx::fence_sys();
     __syncthreads();
 }
 
@@ -109,160 +143,310 @@ __device__ __forceinline__ const unsigned char *lent_to_this(const Collective &c
     }
 }
 
-// Copies from a peer's memory.
-__device__ __forceinline__ void pull(unsigned char *to, const unsigned char *from, uint64_t bytes, Team team) {
-    constexpr uint32_t kCells = 8;
-    const uint32_t step = 16 * team.threads;
-    const uint64_t whole = bytes / 16 * 16;
-    uint64_t at = 16 * team.thread();
-#pragma unroll 1
-    for (; at + (kCells - 1) * step < whole; at += kCells * step) {
-        Cells<kCells> v;
-        v.load(from + at, step);
-        v.store(to + at, step);
+// ---- the steps of a block ----
+
+// This block's share of each flow: from `from` to `end`, in rounds. The same on all ranks.
+struct Share {
+    uint64_t from, end, round;
+    uint32_t rounds;
+
+    __device__ __forceinline__ Share(uint64_t flow) {
+        const uint64_t each = ((flow + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
+        from = min(flow, blockIdx.x * each);
+        end = min(flow, from + each);
+        round = max(kRoundLeast, min(kRoundMost, (each / kRoundsWanted + 15) / 16 * 16));
+        rounds = uint32_t((each + round - 1) / round);
     }
+    __device__ __forceinline__ uint64_t begin_of(uint32_t i) const { return min(end, from + i * round); }
+};
+
+// Calls make(i) and, of an operation that is shared out, take(i) for each round, in the order of the steps, until one of them
+// returns false.
+template <typename Make, typename Take>
+__device__ __forceinline__ void for_each_step(const Share &share, bool takes, const Make &make, const Take &take) {
 #pragma unroll 1
-    for (; at < whole; at += step) {
-        Cells<1> v;
-        v.load(from + at, step);
-        v.store(to + at, step);
-    }
-    if (whole < bytes && team.thread() == 0) {
-        const uint32_t rest = uint32_t(bytes - whole);
-        write_slowly<uint4>(to + whole, read_slowly<uint4>(from + whole, rest), rest);
+    for (uint32_t i = 0; i <= share.rounds; i++) {
+        if (i < share.rounds && !make(i)) return;
+        if (takes && i > 0 && !take(i - 1)) return;
     }
 }
 
-// Folds a part of what this rank makes of all ranks' bytes.
-template <typename T> __device__ __forceinline__ void fold_lent(const Collective &c, Lent &l, uint64_t from, uint64_t end) {
-    const Folding f = folded_here(c);
-    end = min(end, f.bytes);
-    if (from >= end) return;
-    if (threadIdx.x == 0) {
-        FoldPiece &p = l.piece;
-        p.sources = p.copies = 0;
-        for (uint32_t source = 0; source < c.ranks; source++) {
-            if (!contributes(c, source)) continue;
-            p.from[p.sources++] = (source == c.rank ? f.own : lent_to_this(c, l, source)) + from;
+// ---- bringing, by one thread ----
+
+struct Bringer {
+    Collective &c;
+    const Rings &r;
+    Lent &l;
+    DirectMemory &m;
+    uint32_t begun = 0, ended = 0; // items; steps
+
+    // Waits until the next stage is free. Bounded: the folding warps wait for nobody else.
+    __device__ __forceinline__ Item &next(uint32_t &s) {
+        s = begun % kItemStages;
+        if (begun >= kItemStages) await_barrier(&l.folded[s], (begun / kItemStages - 1) & 1);
+        begun++;
+        return l.items[s];
+    }
+    // Loads what the item's piece has of each source.
+    __device__ __forceinline__ void load(Item &item, uint32_t s) {
+        const FoldPiece &p = item.piece;
+        const uint32_t whole = p.bytes / 16 * 16;
+        ptx::barrier_expect(&l.loaded[s], whole * p.sources);
+        if (whole == 0) return;
+#pragma unroll 1
+        for (uint32_t i = 0; i < p.sources; i++) ptx::bulk_load(m.items[s] + i * item.stride, p.from[i], whole, &l.loaded[s]);
+    }
+    __device__ __forceinline__ void end_step(bool last) {
+        uint32_t s;
+        if (ended >= kStepsAhead) await_barrier(&l.told[ended % kStepsAhead], (ended / kStepsAhead - 1) & 1);
+        ended++;
+        Item &item = next(s);
+        item.piece.bytes = 0;
+        item.last = last;
+        ptx::barrier_arrive(&l.loaded[s]);
+    }
+    // Brings a stretch of one source.
+    __device__ __forceinline__ void move(unsigned char *to, const unsigned char *from, uint32_t bytes) {
+        uint32_t s;
+        Item &item = next(s);
+        FoldPiece &p = item.piece;
+        p.from[0] = from;
+        p.out = to;
+        p.sources = 1;
+        p.bytes = bytes;
+        load(item, s);
+    }
+    __device__ __forceinline__ void fold(uint64_t from, uint64_t end) {
+        const Folding f = folded_here(c);
+        uint32_t sources = 0;
+        for (uint32_t source = 0; source < c.ranks; source++) sources += contributes(c, source);
+        uint32_t stride = kItemBytes;
+        while (stride * sources > kItemBytes) stride /= 2;
+        end = min(end, f.bytes);
+#pragma unroll 1
+        for (uint64_t at = from; at < end && sources > 0; at += stride) {
+            uint32_t s;
+            Item &item = next(s);
+            FoldPiece &p = item.piece;
+            p.sources = 0;
+            for (uint32_t source = 0; source < c.ranks; source++) {
+                if (!contributes(c, source)) continue;
+                p.from[p.sources++] = (source == c.rank ? f.own : lent_to_this(c, l, source)) + at;
+            }
+            p.out = f.out + at;
+            p.bytes = uint32_t(min(uint64_t(stride), end - at));
+            item.stride = stride;
+            load(item, s);
         }
-        p.out = f.out + from;
-        p.bytes = uint32_t(end - from);
     }
-    __syncthreads();
-    if (l.piece.sources > 0) fold_piece_brought<T>(c, l.piece, threadIdx.x);
-}
-
-__device__ __forceinline__ void give_itself(const Collective &c, uint64_t from, uint64_t end, Team team) {
-    const Folding own = given_to_itself(c);
-    end = min(end, own.bytes);
-    if (from < end) copy(own.out + from, own.own + from, end - from, team.thread(), team.threads);
-}
-
-// Takes what all ranks give, also what this rank gives itself.
-__device__ __forceinline__ void take_lent(const Collective &c, const Lent &l, uint64_t from, uint64_t end) {
-    constexpr uint32_t kPullers = kDirectThreads / 4 * 3;
-    const Team pullers = {1, 0, kPullers}, others = {2, kPullers, kDirectThreads - kPullers};
-    if (others.has_this()) {
-        give_itself(c, from, end, others);
-        return;
-    }
+    // What ranks give, in turns, also what this rank gives itself.
+    __device__ __forceinline__ void take_what_is_given(uint64_t from, uint64_t end) {
+        const Folding own = given_to_itself(c);
 #pragma unroll 1
-    for (uint32_t d = 1; d < c.ranks; d++) {
-        const uint32_t source = peer_after(c, d);
-        if (!reads(c, c.rank, source)) continue;
-        const Stretch to = taken_from(c, source);
-        if (from < to.bytes) pull(to.at + from, lent_to_this(c, l, source) + from, min(end, to.bytes) - from, pullers);
-    }
-}
-
-// Takes the parts that other ranks have made from their results.
-__device__ __forceinline__ void take_parts(const Collective &c, const Lent &l, uint64_t from, uint64_t end) {
+        for (uint64_t at = from; at < end; at += kItemBytes) {
+            if (at < own.bytes) move(own.out + at, own.own + at, uint32_t(min(uint64_t(kItemBytes), min(end, own.bytes) - at)));
 #pragma unroll 1
-    for (uint32_t d = 1; d < c.ranks; d++) {
-        const uint32_t maker = peer_after(c, d);
-        if (!takes_part(c, maker)) continue;
-        const Stretch to = taken_from(c, maker);
-        if (from < to.bytes) pull(to.at + from, part_of(c, l.recv[maker], maker).at + from, min(end, to.bytes) - from, kAll);
+            for (uint32_t d = 1; d < c.ranks; d++) {
+                const uint32_t source = peer_after(c, d);
+                const Stretch to = taken_from(c, source);
+                if (at >= to.bytes || !reads(c, c.rank, source)) continue;
+                const uint32_t bytes = uint32_t(min(uint64_t(kItemBytes), min(end, to.bytes) - at));
+                move(to.at + at, lent_to_this(c, l, source) + at, bytes);
+            }
+        }
+    }
+    // The parts that other ranks have made, from their results.
+    __device__ __forceinline__ void take_parts(uint64_t from, uint64_t end) {
+#pragma unroll 1
+        for (uint64_t at = from; at < end; at += kItemBytes) {
+#pragma unroll 1
+            for (uint32_t d = 1; d < c.ranks; d++) {
+                const uint32_t maker = peer_after(c, d);
+                const Stretch to = taken_from(c, maker);
+                if (at >= to.bytes || !needs_copies(c, maker)) continue;
+                const uint32_t bytes = uint32_t(min(uint64_t(kItemBytes), min(end, to.bytes) - at));
+                move(to.at + at, part_of(c, l.recv[maker], maker).at + at, bytes);
+            }
+        }
+    }
+    __device__ __forceinline__ bool await_parts(uint32_t round) {
+#pragma unroll 1
+        for (uint32_t maker = 0; maker < c.ranks; maker++) {
+            if (maker != c.rank && needs_copies(c, maker)) await_written(c, kWhole, maker, r.read[kWhole][maker] + round + 1);
+        }
+        ptx::fence_global_before_bulk();
+        return !c.stopped;
+    }
+
+    __device__ __forceinline__ void run(const Share &share, bool folds) {
+        const bool takes = needs_copies(c, c.rank);
+        ptx::fence_global_before_bulk();
+        for_each_step(
+            share, takes,
+            [&](uint32_t i) {
+                if (folds) {
+                    fold(share.begin_of(i), share.begin_of(i + 1));
+                } else {
+                    take_what_is_given(share.begin_of(i), share.begin_of(i + 1));
+                }
+                end_step(!takes && i + 1 == share.rounds);
+                return true;
+            },
+            [&](uint32_t i) {
+                const bool goes_on = await_parts(i);
+                if (goes_on) {
+                    take_parts(share.begin_of(i), share.begin_of(i + 1));
+                } else {
+                    *static_cast<volatile uint32_t *>(&l.ended) = 1;
+                }
+                end_step(!goes_on || i + 1 == share.rounds);
+                return goes_on;
+            });
+    }
+};
+
+// ---- folding ----
+
+template <typename T, bool kSums>
+__device__ __forceinline__ uint4 fold_sources(const unsigned char *from, uint32_t stride, uint32_t sources, uint32_t op,
+                                              uint32_t members) {
+    uint4 v = *reinterpret_cast<const uint4 *>(from);
+    if constexpr (!std::is_void_v<T>) {
+        if (sources == 1) return v;
+        Word<T> low, high;
+        low.begin(uint64_t(v.y) << 32 | v.x);
+        high.begin(uint64_t(v.w) << 32 | v.z);
+#pragma unroll 1
+        for (uint32_t i = 1; i < sources; i++) {
+            v = *reinterpret_cast<const uint4 *>(from + i * stride);
+            low.template fold<kSums>(uint64_t(v.y) << 32 | v.x, op);
+            high.template fold<kSums>(uint64_t(v.w) << 32 | v.z, op);
+        }
+        const uint64_t l = low.template end<kSums>(op, members), h = high.template end<kSums>(op, members);
+        v = {uint32_t(l), uint32_t(l >> 32), uint32_t(h), uint32_t(h >> 32)};
+    }
+    return v;
+}
+
+template <typename T, bool kSums>
+__device__ __forceinline__ void fold_item(const Item &item, const unsigned char *memory, uint32_t op, uint32_t members) {
+    const uint32_t whole = item.piece.bytes / 16 * 16, sources = item.piece.sources, stride = item.stride;
+    unsigned char *out = item.piece.out;
+#pragma unroll 2
+    for (uint32_t at = 16 * threadIdx.x; at < whole; at += 16 * kFolders) {
+        ptx::store(out + at, fold_sources<T, kSums>(memory + at, stride, sources, op, members));
     }
 }
 
-// ---- all of it ----
-
-__device__ __forceinline__ uint64_t *count_of(const Collective &c, uint32_t peer, Ring ring, uint32_t which) {
-    return reinterpret_cast<uint64_t *>(at(c, peer, epw_coll_count(&c.args.at, ring, c.rank, blockIdx.x, which)));
+// Called by the folding warps. Returns when the last step has ended.
+template <typename T> __device__ __forceinline__ void fold_items(const Collective &c, Lent &l, DirectMemory &m) {
+    const uint32_t op = c.args.op, members = c.members;
+    uint32_t steps = 0;
+    bool last = false;
+#pragma unroll 1
+    for (uint32_t n = 0; !last; n++) {
+        const uint32_t s = n % kItemStages;
+        const Item &item = l.items[s];
+        await_barrier(&l.loaded[s], n / kItemStages & 1);
+        const uint32_t bytes = item.piece.bytes;
+        if (std::is_void_v<T> || op == EPW_SUM) {
+            fold_item<T, true>(item, m.items[s], op, members);
+        } else {
+            fold_item<T, false>(item, m.items[s], op, members);
+        }
+        if (bytes % 16 != 0 && threadIdx.x == 0) fold_tail<T>(item.piece, bytes / 16 * 16, bytes % 16, op, members);
+        last = bytes == 0 && item.last;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            if (bytes == 0) ptx::barrier_arrive(&l.made[steps % kStepsAhead]);
+            ptx::barrier_arrive(&l.folded[s]);
+        }
+        steps += bytes == 0;
+    }
 }
 
-// This block has made its chunk of the part, and reads no more of what was given for it.
-__device__ __forceinline__ void tell_made(Collective &c, Rings &r, uint32_t peer) {
-    fence_before_counts();
-    const bool read = reads(c, c.rank, peer);
-    if (read) heed(c, peer);
-    if (read) put_count(count_of(c, peer, kRaw, EPW_COLL_TAKEN), count_word(c, ++r.read[kRaw][peer]));
-}
-__device__ __forceinline__ void tell_part(Collective &c, Rings &r, uint32_t peer) {
-    const epw_rank_set missing = c.active - c.reachable;
-    if (any(missing)) {
-        put_packet(c, peer, lent_at(c, c.rank), lacks(first_of(missing)), c.tag);
+// ---- telling, by one warp, each lane its peer ----
+
+struct Teller {
+    Collective &c;
+    Rings &r;
+    Lent &l;
+    uint32_t peer, steps = 0;
+    uint64_t taken = 0; // the peer's parts, since the epoch began
+
+    __device__ __forceinline__ void put(Ring ring, uint32_t which, uint64_t count) const {
+        const uint64_t offset = epw_coll_count(&c.args.at, ring, c.rank, blockIdx.x, which);
+        put_count(reinterpret_cast<uint64_t *>(at(c, peer, offset)), count_word(c, count));
+    }
+    // Writer: this block's folding warps, through the barrier, and this thread's fence. Readers: the peers' await_written() and
+    // await_taken().
+    __device__ __forceinline__ void await_step() {
+        await_barrier(&l.made[steps % kStepsAhead], steps / kStepsAhead & 1);
+        __syncwarp();
         fence_before_counts();
     }
-    put_count(count_of(c, peer, kWhole, EPW_COLL_WRITTEN), count_word(c, ++r.written[kWhole][peer]));
-}
+    __device__ __forceinline__ bool end_step() {
+        __syncwarp();
+        if (peer == 0) ptx::barrier_arrive(&l.told[steps % kStepsAhead]);
+        steps++;
+        return !__any_sync(0xffffffffu, *static_cast<volatile uint32_t *>(&l.ended));
+    }
+    __device__ __forceinline__ bool is_peer() const { return peer < c.ranks && peer != c.rank && takes_part(c, peer); }
+
+    __device__ __forceinline__ bool tell_made() {
+        await_step();
+        if (is_peer() && reads(c, c.rank, peer)) {
+            heed(c, peer);
+            put(kRaw, EPW_COLL_TAKEN, ++r.read[kRaw][peer]);
+        }
+        __syncwarp(); // who is missing is known
+        if (is_peer() && needs_copies(c, c.rank) && needs_copies(c, peer)) {
+            const epw_rank_set missing = c.active - c.reachable;
+            if (any(missing)) {
+                put_packet(c, peer, lent_at(c, c.rank), lacks(first_of(missing)), c.tag);
+                fence_before_counts();
+            }
+            put(kWhole, EPW_COLL_WRITTEN, ++r.written[kWhole][peer]);
+        }
+        return end_step();
+    }
+    __device__ __forceinline__ bool tell_taken() {
+        await_step();
+        if (is_peer() && needs_copies(c, peer)) {
+            heed(c, peer);
+            put(kWhole, EPW_COLL_TAKEN, ++taken);
+        }
+        return end_step();
+    }
+
+    __device__ __forceinline__ void run(const Share &share) {
+        if (peer < c.ranks) taken = r.read[kWhole][peer];
+        for_each_step(
+            share, needs_copies(c, c.rank), [&](uint32_t) { return tell_made(); }, [&](uint32_t) { return tell_taken(); });
+    }
+};
+
+// ---- all of it ----
 
 __device__ __forceinline__ void await_taken(Collective &c, Ring ring, uint32_t peer, uint64_t count) {
     const uint64_t offset = epw_coll_count(&c.args.at, ring, peer, blockIdx.x, EPW_COLL_TAKEN);
     await_peer(c, peer, count_word(c, count), [&] { return has_count(c, count_at(c, offset), count); });
 }
 
-// Returns false if the operation has been stopped.
-template <typename T> __device__ __forceinline__ bool run_round(Collective &c, Rings &r, Lent &l, uint64_t from, uint64_t end) {
-    const bool shared = is_shared_out(c);
-    if (!std::is_void_v<T> || shared) {
-        fold_lent<T>(c, l, from, end);
-    } else {
-        take_lent(c, l, from, end);
-    }
-    __syncthreads();
+// Waits until the peers have finished reading, or are given up, and notes what they and this rank have read.
+__device__ __forceinline__ void await_readers(Collective &c, Rings &r, uint32_t rounds) {
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
-        if (peer != c.rank && takes_part(c, peer)) tell_made(c, r, peer);
-    }
-    if (needs_copies(c, c.rank)) {
-        __syncthreads(); // who is missing is known
-        for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
-            if (peer != c.rank && needs_copies(c, peer)) tell_part(c, r, peer);
-        }
-        for (uint32_t maker = threadIdx.x; maker < c.ranks; maker += blockDim.x) {
-            if (maker != c.rank && needs_copies(c, maker)) await_piece(c, r, kWhole, maker);
-        }
-        __syncthreads();
-        if (c.stopped) return false;
-        take_parts(c, l, from, end);
-        __syncthreads();
-        for (uint32_t maker = threadIdx.x; maker < c.ranks; maker += blockDim.x) {
-            if (maker == c.rank || !needs_copies(c, maker)) continue;
-            fence_before_counts();
-            heed(c, maker);
-            put_count(count_of(c, maker, kWhole, EPW_COLL_TAKEN), count_word(c, ++r.read[kWhole][maker]));
-        }
-    }
-    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
-        if (reads(c, peer, c.rank)) r.written[kRaw][peer]++;
-    }
-    __syncthreads();
-    return true;
-}
-
-// The peers have finished reading, or are given up.
-__device__ __forceinline__ void await_readers(Collective &c, const Rings &r) {
-    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
-        if (reads(c, peer, c.rank)) await_taken(c, kRaw, peer, r.written[kRaw][peer]);
-        if (peer != c.rank && needs_copies(c, c.rank) && needs_copies(c, peer)) {
-            await_taken(c, kWhole, peer, r.written[kWhole][peer]);
-        }
+        if (peer == c.rank) continue;
+        if (reads(c, peer, c.rank)) await_taken(c, kRaw, peer, r.written[kRaw][peer] += rounds);
+        if (!needs_copies(c, c.rank) || !needs_copies(c, peer)) continue;
+        r.read[kWhole][peer] += rounds;
+        await_taken(c, kWhole, peer, r.written[kWhole][peer]);
     }
 }
 
-template <typename T> __device__ __forceinline__ void run_direct(Collective &c, Rings &r, Lent &l) {
+template <typename T> __device__ __forceinline__ void run_direct(Collective &c, Rings &r, DirectMemory &m, Lent &l) {
     tell_call(c);
+    init_direct(l);
     learn_what_is_lent(c, l);
     if (c.stopped) return;
     if (!l.by_all) {
@@ -271,19 +455,21 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
     }
     load_progress(c, r);
     const bool shared = is_shared_out(c);
-    const uint64_t flow = shared ? c.part : c.args.bytes;
-    const uint64_t each = ((flow + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
-    const uint64_t from = min(flow, blockIdx.x * each), end = min(flow, from + each);
-    bool goes_on = true;
-#pragma unroll 1
-    for (uint64_t at = 0; at < each && goes_on; at += kRoundBytes) {
-        goes_on = run_round<T>(c, r, l, min(end, from + at), min(end, from + at + kRoundBytes));
+    const Share share(shared ? c.part : c.args.bytes);
+    if (threadIdx.x == kBringer) {
+        Bringer{c, r, l, m}.run(share, !std::is_void_v<T> || shared);
+    } else if (threadIdx.x >= kTeller) {
+        Teller{c, r, l, threadIdx.x - kTeller}.run(share);
+    } else if (threadIdx.x < kFolders) {
+        fold_items<T>(c, l, m);
     }
+    __syncthreads();
     if (shared) { // what a root gives itself is more than a part
-        const uint64_t all = given_to_itself(c).bytes, share = ((all + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
-        give_itself(c, min(all, blockIdx.x * share), min(all, (blockIdx.x + 1) * share), kAll);
+        const Folding own = given_to_itself(c);
+        const Share whole(own.bytes);
+        copy(own.out + whole.from, own.own + whole.from, whole.end - whole.from, threadIdx.x, blockDim.x);
     }
-    if (goes_on) await_readers(c, r);
+    if (!l.ended) await_readers(c, r, share.rounds);
     store_progress(c, r);
     withdraw(c);
 }
