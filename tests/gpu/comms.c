@@ -844,6 +844,37 @@ static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
     ranks_meet(links);
 }
 
+/* Rank 0 gives up the others, which come late, and overwrites what it has lent them. They must not take its
+ * bytes for those of the operation. */
+static void read_too_late(rank_state *r) {
+    const rank_links *links = r->links;
+    enum { COUNT = 1 << 19 };
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_work work = 0;
+    epw_call call = on_stream(r);
+    call.work = &work;
+    if (links->rank > 0) ranks_meet(links);
+    REQUIRE_OK(epw_scatter(r->gpu.comm, r->gpu.send, r->gpu.recv, COUNT, EPW_TYPE_F32, 0, &call, NULL));
+    REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
+    if (links->rank == 0) {
+        REQUIRE(outcome.missing.bits[0] == (all_of(links) & ~UINT64_C(1)), "missing %llx",
+                (unsigned long long)outcome.missing.bits[0]);
+        REQUIRE_CUDA(cudaMemsetAsync(r->gpu.send, 2, links->ranks * (uint64_t)COUNT * 4, r->stream));
+        await_all(r, "overwriting what was lent");
+        ranks_meet(links);
+    } else {
+        REQUIRE(outcome.missing.bits[0] & 1, "rank %u has taken bytes that were not lent any more",
+                links->rank);
+    }
+    ranks_meet(links);
+    activate(r, all_of(links));
+    outcome = (epw_outcome)EPW_OUTCOME_INIT;
+    REQUIRE_OK(sum_of_ones(r, COUNT, &outcome));
+    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    require_sum(r, COUNT, links->ranks);
+    ranks_meet(links);
+}
+
 /* ---- times ---- */
 
 enum { GRAPH = 20, ROUNDS = 7 };
@@ -1010,6 +1041,7 @@ static int rank_main(const rank_links *links) {
             lose(&r, 5000, deadline());
             if (links->ranks > 2) lose(&r, 200000, deadline());
             lose(&r, 3000000, deadline());
+            if (heap) read_too_late(&r);
             if (links->rank == 0)
                 printf("calls that differ are named; a rank that does not come is given up\n");
         }
