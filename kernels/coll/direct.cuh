@@ -6,8 +6,8 @@
 //
 // One thread of a block brings: it loads items, several ahead, into shared memory by bulk copies. Sixteen warps fold what has
 // come, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have landed.
-// An operation that is shared out goes in rounds, so that the parts that others make in one round are taken while the next is
-// made.
+// Large operations go in rounds, because peers that wait for a round time it by the deadline. Smaller ones do not: a fence waits
+// for all loads in flight, so telling peers of a round while the next one is being loaded takes until it is.
 //
 // No rank ends the operation before its peers have finished reading, unless it gives them up. Then it withdraws what it has told
 // them, before the caller can write to that memory. A reader looks again after its last load, so it never uses bytes that were no
@@ -20,9 +20,9 @@
 namespace epw {
 
 constexpr uint32_t kBringer = kFolders, kTeller = kFolders + 32, kDirectThreads = kFolders + 64;
-constexpr uint32_t kItemStages = 6, kItemBytes = 32 << 10;       // of an item: the bytes of all its sources together
-constexpr uint64_t kRoundLeast = 32 << 10, kRoundMost = 1 << 20; // bytes of a block's chunk; peers time a round by the deadline
-constexpr uint32_t kRoundsWanted = 4, kStepsAhead = 4;           // steps that are folded before the oldest is told
+constexpr uint32_t kItemStages = 6, kItemBytes = 32 << 10; // of an item: the bytes of all its sources together
+constexpr uint64_t kRoundBytes = 2 << 20;                  // of a block's chunk
+constexpr uint32_t kStepsAhead = 4;                        // steps that are folded before the oldest is told
 
 // What is loaded at a time.
 struct Item {
@@ -147,17 +147,16 @@ __device__ __forceinline__ const unsigned char *lent_to_this(const Collective &c
 
 // This block's share of each flow: from `from` to `end`, in rounds. The same on all ranks.
 struct Share {
-    uint64_t from, end, round;
+    uint64_t from, end;
     uint32_t rounds;
 
     __device__ __forceinline__ Share(uint64_t flow) {
         const uint64_t each = ((flow + gridDim.x - 1) / gridDim.x + 15) / 16 * 16;
         from = min(flow, blockIdx.x * each);
         end = min(flow, from + each);
-        round = max(kRoundLeast, min(kRoundMost, (each / kRoundsWanted + 15) / 16 * 16));
-        rounds = uint32_t((each + round - 1) / round);
+        rounds = uint32_t((each + kRoundBytes - 1) / kRoundBytes);
     }
-    __device__ __forceinline__ uint64_t begin_of(uint32_t i) const { return min(end, from + i * round); }
+    __device__ __forceinline__ uint64_t begin_of(uint32_t i) const { return min(end, from + i * kRoundBytes); }
 };
 
 // Calls make(i) and, of an operation that is shared out, take(i) for each round, in the order of the steps, until one of them
