@@ -154,6 +154,8 @@
 //!
 //! | message | level | other fields | meaning |
 //! |---|---|---|---|
+//! | `waiting for the rendezvous server` | `INFO` | `address`, `seconds`, `deadline` | [`Group::join`] has found no server for `seconds`; it gives up after `deadline` seconds |
+//! | `waiting for ranks to join` | `INFO` | `missing`, `of`, `seconds`, `deadline` | the run begins when all `of` ranks have joined; both messages appear after 2 s, then every 10 s |
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
 //! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | the change is decided; the newcomers in `ready` and `preparing` still wait |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put the change into effect |

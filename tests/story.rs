@@ -1,14 +1,16 @@
 //! `EPWIRE_LOG=info` of four ranks that lose one: which ranks there are, how they reach each other, which rank is lost
 //! and why, what the others agree on, and what the launcher says of their processes, in fewer than 40 lines. With the
-//! feature `tracing` the core reports the same as events.
+//! feature `tracing` the core reports the same as events. A rank that waits in `Group::join` says for whom.
 //!
 //! Ranks are processes of this program, so it has a main of its own.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
+use std::net::TcpListener;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
-use epwire::env::{LOG, LOG_FILE, Token};
+use epwire::env::{ADDR, LOG, LOG_FILE, RANK, Token, WORLD};
 use epwire::group::GroupOptions;
 use epwire::launch::{Launch, spawn::Ranks};
 use epwire::rendezvous::driver::{Server, ServerOptions};
@@ -27,16 +29,30 @@ const LAST_OF_LOST: u64 = 20;
 
 fn main() {
     match Launch::from_env().unwrap() {
+        Some(launch) if std::env::args().any(|arg| arg == ONLY_JOIN) => only_join(&launch),
         Some(launch) => serve(&launch),
         None => {
-            let run = || -> Result<(), libtest_mimic::Failed> {
-                a_run_that_loses_a_rank_tells_its_story();
-                Ok(())
+            let trial = |name: &str, run: fn()| {
+                Trial::test(name, move || {
+                    run();
+                    Ok(())
+                })
             };
-            let trials = vec![Trial::test("a_run_that_loses_a_rank_tells_its_story", run)];
+            let trials = vec![
+                trial("a_run_that_loses_a_rank_tells_its_story", a_run_that_loses_a_rank_tells_its_story),
+                trial("a_rank_that_waits_to_join_says_for_whom", a_rank_that_waits_to_join_says_for_whom),
+            ];
             libtest_mimic::run(&Arguments::from_args(), trials).exit()
         }
     }
+}
+
+/// The argument of a rank that joins, and leaves once all have joined.
+const ONLY_JOIN: &str = "only-join";
+
+fn only_join(launch: &Launch) {
+    let group = Group::join_blocking(GroupOptions::from_launch(launch)).unwrap();
+    group.leave_blocking().unwrap();
 }
 
 /// A rank runs steps until it kills itself, or the others have continued without it for a while.
@@ -71,7 +87,7 @@ fn serve(launch: &Launch) {
 fn a_run_that_loses_a_rank_tells_its_story() {
     let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("story.log");
     let _ = std::fs::remove_file(&file);
-    // SAFETY: no other thread of this process runs yet that reads the environment; the ranks inherit it.
+    // SAFETY: no other thread of this process reads the environment by `getenv`; the ranks inherit it.
     unsafe {
         std::env::set_var(LOG, "info");
         std::env::set_var(LOG_FILE, &file);
@@ -123,4 +139,52 @@ fn a_run_that_loses_a_rank_tells_its_story() {
     let warned =
         story[end..].lines().find(|line| line.contains(" warn ") && !line.contains("member: rank 2"));
     assert_eq!(warned, None, "an orderly end:\n{story}");
+}
+
+/// Rank 1 finds no server until it has said so; then rank 0 serves, and both wait for rank 2.
+fn a_rank_that_waits_to_join_says_for_whom() {
+    let file = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("joining.log");
+    let _ = std::fs::remove_file(&file);
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |rank: u32| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg(ONLY_JOIN).env(RANK, rank.to_string()).env(WORLD, "3").env(ADDR, &address);
+        Started(command.env(LOG, "info").env(LOG_FILE, &file).spawn().unwrap())
+    };
+    let story = || std::fs::read_to_string(&file).unwrap_or_default();
+    let told = |text: &str| {
+        let until = Instant::now() + Duration::from_secs(60);
+        while !story().contains(text) {
+            assert!(Instant::now() < until, "{text} is missing:\n{}", story());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let first = start(1);
+    told(&format!("rank 1: waiting for the server at {address} ("));
+    let second = start(0);
+    told("rank 0: waiting for rank 2 of 3 to join (");
+    told("rank 1: waiting for rank 2 of 3 to join (");
+    assert!(story().contains(" s; gives up after 120 s)"), "{}", story());
+    for rank in [first, second, start(2)] {
+        rank.succeeds();
+    }
+    let lines = |rank: u32| story().lines().filter(|line| line.contains(&format!("rank {rank}: "))).count();
+    assert!(lines(2) <= 2, "a rank that need not wait says nothing of it:\n{}", story());
+}
+
+/// A rank, which does not outlive a test that fails.
+struct Started(Child);
+
+impl Started {
+    fn succeeds(mut self) {
+        let status = self.0.wait().unwrap();
+        assert!(status.success(), "{status}");
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -119,6 +119,11 @@ impl Course {
         })
     }
 
+    /// This member asks to join, and gives up after `deadline`; the run begins with `initial` ranks.
+    pub(super) fn joins(&self, initial: u32, deadline: Duration) {
+        self.sight.joins(initial, deadline);
+    }
+
     pub(super) fn follow(&self, follower: Weak<dyn Follower>) {
         let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
         followers.retain(|follower| follower.strong_count() > 0);
@@ -328,7 +333,12 @@ impl Course {
 }
 
 impl Attendant for Course {
+    fn unanswered(&self, address: &str) {
+        self.sight.waits_for_server(address);
+    }
+
     fn joined(&self, joined: &Joined) {
+        self.sight.has_joined();
         let mut state = self.state();
         state.roster.clear();
         state.seat(&joined.roster);

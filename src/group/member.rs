@@ -61,6 +61,7 @@ impl Group {
             None => u128::from_le_bytes(random("choose a member id")?),
         };
         let course = Course::new(options.rank, options.lead, options.heartbeat);
+        course.joins(options.initial, options.join_deadline);
         let seat = |address| Seat { rank: options.rank, member, address };
         let mut address = options.address.clone();
         let mut server = None;

@@ -1,9 +1,9 @@
 //! What a member reports about its group to the outside: events with the feature `tracing`, gauges, a counter and a
 //! histogram with `metrics`, as listed in the crate's documentation; and lines of the log that `EPWIRE_LOG` asks for.
 
-use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::fmt::{self, Display, Formatter};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::log::{Level, line};
 use crate::mask::Mask;
@@ -55,12 +55,37 @@ fn describe() {
     }
 }
 
+impl Joining {
+    /// For how long it has asked, and for how long it will.
+    fn seconds(&self) -> (f64, f64) {
+        (self.began.elapsed().as_secs_f64(), self.deadline.as_secs_f64())
+    }
+}
+
+/// `12 s; gives up after 120 s`.
+impl Display for Joining {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (waited, deadline) = self.seconds();
+        write!(f, "{waited:.0} s; gives up after {deadline} s")
+    }
+}
+
 /// What one member reports of its group.
 #[derive(Debug)]
 pub(crate) struct Sight {
     rank: u32,
     /// The states of the ranks at the last report.
     shown: Mutex<Vec<RankState>>,
+    joining: Mutex<Option<Joining>>,
+}
+
+/// A member that asks to join.
+#[derive(Debug, Clone, Copy)]
+struct Joining {
+    began: Instant,
+    deadline: Duration,
+    /// The ranks with which the run begins.
+    initial: u32,
 }
 
 #[cfg_attr(
@@ -70,7 +95,47 @@ pub(crate) struct Sight {
 impl Sight {
     pub(crate) fn new(rank: u32) -> Self {
         describe();
-        Self { rank, shown: Mutex::default() }
+        Self { rank, shown: Mutex::default(), joining: Mutex::default() }
+    }
+
+    /// This member asks to join.
+    pub(crate) fn joins(&self, initial: u32, deadline: Duration) {
+        *self.joining() = Some(Joining { began: Instant::now(), deadline, initial });
+    }
+
+    /// It has been admitted.
+    pub(crate) fn has_joined(&self) {
+        *self.joining() = None;
+    }
+
+    fn joining(&self) -> MutexGuard<'_, Option<Joining>> {
+        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No server has answered yet.
+    pub(crate) fn waits_for_server(&self, address: &str) {
+        let Some(joining) = *self.joining() else { return };
+        line(Level::Info, self.rank, || format!("waiting for the server at {address} ({joining})"));
+        #[cfg(feature = "tracing")]
+        {
+            let (seconds, deadline) = joining.seconds();
+            tracing::info!(rank = self.rank, address, seconds, deadline, "waiting for the rendezvous server");
+        }
+    }
+
+    /// The server answers, and others have not joined yet.
+    fn waits_for_others(&self, states: &[RankState]) {
+        let Some(joining) = *self.joining() else { return };
+        let Joining { initial: of, .. } = joining;
+        let missing = RankState::Absent {}.ranks(states) & Mask::all(of);
+        line(Level::Info, self.rank, || {
+            format!("waiting for {} of {of} to join ({joining})", missing.named())
+        });
+        #[cfg(feature = "tracing")]
+        {
+            let (seconds, deadline) = joining.seconds();
+            tracing::info!(rank = self.rank, %missing, of, seconds, deadline, "waiting for ranks to join");
+        }
     }
 
     /// The membership that this member works with; for one on standby that of the others.
@@ -84,6 +149,9 @@ impl Sight {
 
     /// How the server sees the ranks.
     pub(crate) fn is_shown(&self, view: &View) {
+        if view.epoch == 0 {
+            return self.waits_for_others(&view.states);
+        }
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for (rank, state) in view.states.iter().enumerate() {
             if let Some(before) = shown.get(rank).filter(|before| *before != state) {
