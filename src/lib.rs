@@ -157,7 +157,7 @@
 //! | `waiting for the rendezvous server` | `INFO` | `address`, `seconds`, `deadline` | [`Group::join`] has found no server for `seconds`; it gives up after `deadline` seconds |
 //! | `waiting for ranks to join` | `INFO` | `missing`, `of`, `seconds`, `deadline` | the run begins when all `of` ranks have joined; both messages appear after 2 s, then every 10 s |
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
-//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | the change is decided; the newcomers in `ready` and `preparing` still wait |
+//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing`, `again` | the change is decided; the newcomers in `ready` and `preparing` still wait; `again`, if the members are the same: those that this member had given up and that answer again |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put the change into effect |
 //! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | sent with each change from then on; `left`: how many epochs remain. Start the run again before the last |
 //! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; level `INFO` if the reason is that another member has ended or left |

@@ -53,7 +53,8 @@ const MAX_PROGRESS: usize = 64;
 enum News {
     /// A member on standby has learned of another membership.
     Elsewhere(Decision),
-    Progress(Progress),
+    /// With a decision after which the members are the same: those of them that this member had given up.
+    Progress(Progress, Option<Mask>),
     /// The change of this decision is in effect, with the time since its proposal.
     InEffect(Decision, Duration, Change, Vec<Experts>),
 }
@@ -186,9 +187,9 @@ impl Course {
     /// Reports to logs, metrics and receivers of the changes. The caller holds no lock.
     fn tell(&self) {
         self.news.empty(|news| {
-            let progress = match news {
+            let (progress, again) = match news {
                 News::Elsewhere(current) => return self.sight.works_with(&current),
-                News::Progress(progress) => progress,
+                News::Progress(progress, again) => (progress, again),
                 News::InEffect(decision, took, change, experts) => {
                     self.sight.in_effect(&decision, &change.entered, &change.left, took);
                     for (buffer, Experts { lost, regained, .. }) in experts.iter().enumerate() {
@@ -202,13 +203,14 @@ impl Course {
                     if let Some(left) = few_epochs_left(decision.epoch) {
                         self.sight.runs_out(decision.epoch, left);
                     }
-                    Progress::InEffect { change, experts }
+                    (Progress::InEffect { change, experts }, None)
                 }
             };
             match &progress {
                 Progress::Proposed { change } => self.sight.proposed(*change),
                 Progress::Due { change, epoch, members, step, waiting } => {
-                    self.sight.due(*change, *epoch, members, *step, waiting);
+                    let decision = Decision { mask: *members, epoch: *epoch, step: *step };
+                    self.sight.due(*change, &decision, waiting, again);
                 }
                 Progress::Aborted { change, error } => self.sight.aborted(*change, error),
                 Progress::InEffect { .. } => {}
@@ -390,7 +392,7 @@ impl Attendant for Course {
             Ask::Promise { change, lossy } => {
                 let mut state = self.state();
                 if state.account.propose(change) {
-                    self.news.put(News::Progress(Progress::Proposed { change }));
+                    self.news.put(News::Progress(Progress::Proposed { change }, None));
                 }
                 state.news += 1;
                 let idle = state.asked.is_none_or(|asked| asked.elapsed() > self.heartbeat.interval);
@@ -418,7 +420,9 @@ impl Attendant for Course {
                 state.called_off = Some((state.news, error.clone()));
             }
             let removed = state.pace.settle(change, decided, retired);
-            let is_new = state.pace.newest() > newest;
+            let is_new = state.pace.newest().epoch > newest.epoch;
+            let is_same = is_new && state.pace.newest().mask == newest.mask;
+            let again = is_same.then(|| state.given_up.or(&state.doubted).and(&newest.mask));
             let progress = state.account.settle(change, outcome, is_new, waiting);
             // For a member on standby, what the others decide is in effect at once.
             let current = state.pace.current();
@@ -426,7 +430,7 @@ impl Attendant for Course {
                 state.account.begin(current.epoch);
                 self.news.put(News::Elsewhere(current));
             }
-            progress.into_iter().for_each(|progress| self.news.put(News::Progress(progress)));
+            progress.into_iter().for_each(|progress| self.news.put(News::Progress(progress, again)));
             removed
         };
         self.tell();

@@ -208,15 +208,25 @@ impl Sight {
         tracing::debug!(rank = self.rank, change, "change proposed");
     }
 
-    /// A change is decided.
-    pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64, waiting: &Standby) {
+    /// A change is decided. `again`: the members are the same, because these answer again; or, if this member had
+    /// given up none, others.
+    pub(crate) fn due(&self, change: u64, decision: &Decision, waiting: &Standby, again: Option<Mask>) {
+        let Decision { mask: members, epoch, step } = decision;
         line(Level::Info, self.rank, || {
-            format!("all agreed: from step {step} on, epoch {epoch} of ranks {members}")
+            let reason = match again {
+                None => String::new(),
+                Some(Mask::EMPTY) => "; a member that others had given up answers again".to_owned(),
+                Some(one) if one.len() == 1 => format!("; rank {one} answers again"),
+                Some(ranks) => format!("; ranks {ranks} answer again"),
+            };
+            format!("all agreed: from step {step} on, epoch {epoch} of {}{reason}", members.named())
         });
         #[cfg(feature = "tracing")]
         {
-            let Standby { ready, preparing } = waiting;
-            tracing::info!(rank = self.rank, change, epoch, step, %members, %ready, %preparing, "change due");
+            let (Standby { ready, preparing }, again) = (waiting, again.map(tracing::field::display));
+            tracing::info!(
+                rank = self.rank, change, epoch, step, %members, %ready, %preparing, again, "change due"
+            );
         }
     }
 
