@@ -193,6 +193,7 @@
 mod buffer;
 #[cfg(feature = "candle")]
 pub mod candle;
+mod cause;
 pub mod comm;
 mod config;
 pub mod cuda;
@@ -245,6 +246,7 @@ pub use buffer::{
     DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,
     Host, Memory, Refused, RowsView, ScaleOrder, Verdict,
 };
+pub use cause::Cause;
 pub use comm::{Comm, CommConfig, Reduction};
 pub use config::{
     CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape, Wire,
@@ -254,7 +256,7 @@ pub use group::Group;
 pub use mask::{Iter as MaskIter, Mask};
 pub use names::ParseNameError;
 pub use numerics::{dequantize_fp8, quantize_fp8};
-pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
+pub use outcome::{ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
 pub use rendezvous::BootstrapError;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};

@@ -16,6 +16,7 @@ use super::follower::Follower;
 use super::meetings::Meetings;
 use super::outbox::Outbox;
 use super::survey::{Question, Survey};
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::observe::Sight;
@@ -257,14 +258,19 @@ impl Course {
         Ok(())
     }
 
-    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. On
+    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. `why`: for
+    /// those that have not ended. On
     /// standby it is not: this member may have joined again since it was left out, and what it follows is still in the
     /// former membership, which must be revoked before its peers can be connected anew.
-    fn revoke(&self, peers: &Mask, epoch: u32) {
+    fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.waits() || self.current().epoch < epoch {
-            // A follower that cannot be told ends its waits by itself, at their deadline.
-            self.followers().iter().for_each(|follower| drop(follower.revoke(peers)));
+            let ended = self.sight.ended() & *peers;
+            for follower in self.followers() {
+                // A follower that cannot be told ends its waits by itself, at their deadline.
+                drop(follower.revoke(&ended, Cause::Ended));
+                drop(follower.revoke(&(*peers - ended), why));
+            }
         }
     }
 
@@ -434,13 +440,16 @@ impl Attendant for Course {
             removed
         };
         self.tell();
-        let revoked = if removed.contains(self.rank) { self.current().mask } else { removed };
+        let (revoked, why) = match removed.contains(self.rank) {
+            true => (self.current().mask, Cause::Evicted),
+            false => (removed, Cause::LeftOut),
+        };
         let revoked = revoked.without(self.rank);
         if let (Some(decision), false) = (decided, revoked.is_empty()) {
             let course = self.me.clone();
             in_background(move || {
                 if let Some(course) = course.upgrade() {
-                    course.revoke(&revoked, decision.epoch);
+                    course.revoke(&revoked, decision.epoch, why);
                 }
             });
         }

@@ -8,6 +8,7 @@ use tokio::sync::broadcast;
 use super::change::{Progress, Step};
 use super::follower::Follower;
 use super::member::Group;
+use crate::cause::Cause;
 use crate::error::{Error, Failure};
 use crate::mask::Mask;
 use crate::names::names;
@@ -211,7 +212,8 @@ impl Group {
             let text = "ranks contain this rank; leave by Group::leave or Group::retire";
             return Err(Error::Invalid(Failure::new("revoke", self.rank(), text)));
         }
-        let told = self.inner.course.followers().into_iter().map(|follower| follower.revoke_known(ranks));
+        let told =
+            self.inner.course.followers().into_iter().map(|follower| follower.revoke(ranks, Cause::Revoked));
         told.fold(Ok(()), Result::and) // all are told, whatever the first says
     }
 

@@ -167,6 +167,11 @@ impl Sight {
         }
     }
 
+    /// The ranks whose processes have ended.
+    pub(crate) fn ended(&self) -> Mask {
+        RankState::Dead {}.ranks(&self.shown.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// The server sees a rank in a new state.
     fn say_state(&self, rank: usize, before: RankState, state: RankState) {
         let (level, what) = match state {

@@ -37,7 +37,7 @@ pub(crate) fn lost(reports: &Reports, lost: u32, epoch: u32) {
 
 /// The same in a group, which notices the end of the process: nobody need wait for a deadline.
 pub(crate) fn lost_in_group(reports: &Reports, lost: u32, epoch: u32) {
-    lost_somehow(reports, lost, epoch, |_, record| record.cause == "Superseded");
+    lost_somehow(reports, lost, epoch, |_, record| record.cause == "Ended");
 }
 
 /// The same for collectives: a survivor may also have told a rank that it lacks the lost one.
@@ -130,12 +130,12 @@ pub(crate) fn swift(reports: &Reports, steps: u32, lost: u32) {
 /// A rank that the others have continued without: in the end all of them are missing, and it lost each because it was
 /// told so, not because its own clock ran while it was stopped.
 pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
-    evicted_by(rank, ran, others, &["Superseded", "Dropped", "Suspected"]);
+    evicted_by(rank, ran, others, &["Superseded", "Evicted", "Dropped", "Suspected"]);
 }
 
 /// The same for collectives: a peer may also have ended the loan of memory that the rank was to read.
 pub(crate) fn evicted_from_collectives(rank: u32, ran: &Ran, others: &[u32]) {
-    evicted_by(rank, ran, others, &["Superseded", "Dropped", "Suspected", "Partial"]);
+    evicted_by(rank, ran, others, &["Superseded", "Evicted", "Dropped", "Suspected", "Partial"]);
 }
 
 fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {

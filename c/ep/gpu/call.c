@@ -460,7 +460,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
         outcome->missing = epw_ranks_mask(&report->missing);
         outcome->degraded = !epw_mask_empty(&outcome->missing);
         outcome->record = report->record;
-        epw_tell_outcome(outcome);
+        epw_tell_outcome(outcome, epw_ranks_have(&b->peers.gpu->pinned->revoked, report->record.peer));
     }
     epw_lane_unlock(b, lane);
     return status;
