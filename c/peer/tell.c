@@ -73,9 +73,9 @@ void epw_tell_membership(const epw_begun *begun) {
     paths_text(begun, paths, sizeof paths);
     bool none = epw_mask_empty(&gone);
     epw_log(EPW_LOG_MEMBER, EPW_LOG_INFO, (epw_where){"", (int)begun->rank, -1},
-            "epoch %u from step %llu: members %s%s%s%s (%s)", begun->epoch, (unsigned long long)begun->step,
-            ranks_text(begun->active, begun->ranks, members), none ? "" : "; without ",
-            none ? "" : ranks_text(&gone, begun->ranks, left), paths, begun->what);
+            "%s: epoch %u from step %llu: members %s%s%s%s", begun->what, begun->epoch,
+            (unsigned long long)begun->step, ranks_text(begun->active, begun->ranks, members),
+            none ? "" : "; without ", none ? "" : ranks_text(&gone, begun->ranks, left), paths);
 }
 
 /* ---- peers that are given up ---- */
@@ -127,11 +127,14 @@ static const char *phase_text(uint32_t phase) {
 
 static void tell_record(uint32_t level, const char *event, const epw_error_record *r, bool revoked) {
     double ms = (double)r->elapsed_ns / 1e6, of = (double)r->deadline_ns / 1e6;
+    char words[64] = ""; /* for those who know the protocol */
+    if (epw_log_on(EPW_LOG_WAIT, EPW_LOG_TRACE))
+        snprintf(words, sizeof words, "expected word %#llx, seen %#llx; ", (unsigned long long)r->expected,
+                 (unsigned long long)r->seen);
     epw_log(EPW_LOG_WAIT, level, (epw_where){"", (int)r->rank, (int)r->peer},
-            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; expected word "
-            "%#llx, seen %#llx; peers awaited: %u",
+            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; %speers awaited: %u",
             event, cause_text(r->cause, revoked), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
-            (unsigned long long)r->expected, (unsigned long long)r->seen, r->waiting);
+            words, r->waiting);
 }
 
 /* Whether the record describes the wait that gave the peer up, and not an older operation that lacked the
@@ -148,11 +151,11 @@ void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool si
     if (tells_of(record, (uint32_t)where.peer, epoch)) {
         tell_record(EPW_LOG_WARN, "given up", record, revoked);
     } else if (silent) {
-        epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s (%s)", cause_text(EPW_CAUSE_TIMEOUT, false),
-                what);
+        epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s, in a wait of the %s",
+                cause_text(EPW_CAUSE_TIMEOUT, false), what);
     } else if (revoked) { /* by the caller, who knows why: a group has told it */
-        epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "given up: this program or its group has revoked it (%s)",
-                what);
+        epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where,
+                "given up: this program or its group has revoked it in the %s", what);
     } else { /* also of each peer when this rank's buffer ends */
         epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "no more operations with it");
     }

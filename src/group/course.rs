@@ -195,10 +195,10 @@ impl Course {
                     self.sight.in_effect(&decision, &change.entered, &change.left, took);
                     for (buffer, Experts { lost, regained, .. }) in experts.iter().enumerate() {
                         if !lost.is_empty() {
-                            self.sight.out_of_reach(buffer, &Listed(lost));
+                            self.sight.out_of_reach(buffer, experts.len(), &Listed(lost));
                         }
                         if !regained.is_empty() {
-                            self.sight.in_reach_again(buffer, &Listed(regained));
+                            self.sight.in_reach_again(buffer, experts.len(), &Listed(regained));
                         }
                     }
                     if let Some(left) = few_epochs_left(decision.epoch) {

@@ -241,7 +241,8 @@ impl fmt::Display for Reason {
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { status, reasons, rank, world, epoch, members, capacity, standby, step } = self;
-        write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of ranks {members}, step {step}")?;
+        let members = members.named();
+        write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of {members}, step {step}")?;
         if !capacity.is_empty() {
             write!(f, ", room for {capacity}")?;
         }

@@ -1,13 +1,13 @@
 //! Where am I: rank, world and meeting point of this process, from whichever launcher started it.
 //!
 //! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
-//! LeaderWorkerSets and `EPWIRE_*` set by hand, and reports which of them it used. Without a launcher, [`spawn`] starts
+//! LeaderWorkerSets and epwire's own variables, `EPWIRE_RANK` and others, and reports which of them it used. Without a launcher, [`spawn`] starts
 //! the ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
 //! `EPWIRE_LOCAL_RANK` and `EPWIRE_LOCAL_WORLD` override single values of every launcher.
 //!
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
 //! |---|---|---|
-//! | `EPWIRE_*` | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
+//! | epwire | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
 //! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, one port above `MASTER_PORT` |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | the same; without it loopback, if all ranks are on one host |
 //! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | as Open MPI |

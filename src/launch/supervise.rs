@@ -212,9 +212,10 @@ impl Supervised {
                 }
                 if !std::mem::replace(&mut self.ending, true) && !self.children.is_empty() {
                     say(Level::Warn, || {
+                        let others = self.ranks();
                         format!(
-                            "rank {rank} is not started again: SIGTERM to ranks {} in {grace:?}",
-                            self.ranks()
+                            "rank {rank} is not started again: SIGTERM to {} in {grace:?}",
+                            others.named()
                         )
                     });
                 }
@@ -224,14 +225,14 @@ impl Supervised {
             }
             let now = Instant::now();
             if !told && terminate_at.is_some_and(|at| now >= at) {
-                say(Level::Info, || format!("SIGTERM to ranks {}", self.ranks()));
+                say(Level::Info, || format!("SIGTERM to {}", self.ranks().named()));
                 self.signal(libc::SIGTERM);
                 told = true;
                 kill_at = now.checked_add(grace);
             }
             if kill_at.is_some_and(|at| now >= at) {
                 if !std::mem::replace(&mut killed, true) {
-                    say(Level::Warn, || format!("SIGKILL to ranks {}", self.ranks()));
+                    say(Level::Warn, || format!("SIGKILL to {}", self.ranks().named()));
                 }
                 self.signal(libc::SIGKILL);
             }

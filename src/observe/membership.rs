@@ -257,7 +257,8 @@ impl Sight {
         line(Level::Trace, self.rank, || {
             let Decision { mask: members, epoch, step } = decision;
             format!(
-                "epoch {epoch} is in effect from step {step} on: ranks {members}; entered: {entered}; left: {left}; after {took:?}"
+                "epoch {epoch} is in effect from step {step} on: {}; entered: {entered}; left: {left}; after {took:?}",
+                members.named()
             )
         });
         #[cfg(feature = "tracing")]
@@ -280,16 +281,18 @@ impl Sight {
         }
     }
 
-    /// No member holds these experts of a buffer any more.
-    pub(crate) fn out_of_reach(&self, buffer: usize, experts: &dyn Display) {
-        line(Level::Warn, self.rank, || format!("experts of buffer {buffer} out of reach: {experts}"));
+    /// No member holds these experts of a buffer, of `of` buffers, any more.
+    pub(crate) fn out_of_reach(&self, buffer: usize, of: usize, experts: &dyn Display) {
+        line(Level::Warn, self.rank, || format!("experts{} out of reach: {experts}", of_buffer(buffer, of)));
         #[cfg(feature = "tracing")]
         tracing::warn!(rank = self.rank, buffer, %experts, "experts out of reach");
     }
 
     /// A member holds these experts of a buffer again.
-    pub(crate) fn in_reach_again(&self, buffer: usize, experts: &dyn Display) {
-        line(Level::Info, self.rank, || format!("experts of buffer {buffer} in reach again: {experts}"));
+    pub(crate) fn in_reach_again(&self, buffer: usize, of: usize, experts: &dyn Display) {
+        line(Level::Info, self.rank, || {
+            format!("experts{} in reach again: {experts}", of_buffer(buffer, of))
+        });
         #[cfg(feature = "tracing")]
         tracing::info!(rank = self.rank, buffer, %experts, "experts in reach again");
     }
@@ -362,4 +365,9 @@ impl Sight {
     fn count(&self, kind: &'static str) {
         metrics::counter!(name::CHANGES, "kind" => kind, "rank" => self.rank.to_string()).increment(1);
     }
+}
+
+/// Where the group has several buffers, which of them.
+fn of_buffer(buffer: usize, of: usize) -> String {
+    if of > 1 { format!(" of buffer {buffer} (the first is 0)") } else { String::new() }
 }
