@@ -35,6 +35,7 @@
 //!                 let at = received.places(expert, 128); // [counts[expert], 128]
 //!                 expert_out[at.clone()].copy_from_slice(&rows[at]);
 //!             }
+//!             // A Vec would do as well; outputs are written faster where they are aligned to 64 bytes.
 //!             let mut out = epwire::HostBuffer::<bf16>::zeroed(4 * 128);
 //!             let outcome = dispatched.combine_blocking(
 //!                 Combine::new(TensorRef::new(&expert_out, 128)),
@@ -104,8 +105,16 @@
 //! | `refused` | `WARN` | `error` | the operation ended with an error |
 //! | `abandoned` | `DEBUG` | | the operation's future was dropped before it had ended |
 //!
-//! `metrics` go to the recorder that the program installs. They are described to it, with units, whenever a buffer is
-//! created, so install the recorder before. Each of these has the labels `operation` and `rank`:
+//! `metrics` go, through version 0.24 of the crate `metrics`, to the recorder that the program installs. A recorder for
+//! another version of that crate gets nothing, without an error. For Prometheus, run `cargo add
+//! metrics-exporter-prometheus@0.18`, and at the start of the program call
+//!
+//! ```ignore
+//! metrics_exporter_prometheus::PrometheusBuilder::new().install()?; // serves http://HOST:9000/metrics
+//! ```
+//!
+//! The metrics are described to the recorder, with units, whenever a buffer is created, so install it before. Each of these
+//! has the labels `operation` and `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|

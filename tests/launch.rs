@@ -386,7 +386,7 @@ fn the_server_learns_of_a_rank_that_has_ended() {
     let options = ServerOptions::new(NAME, 2).heartbeat(heartbeat);
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
     let args = ["--exact", NAME, "--nocapture"];
-    let running = Ranks::new(2).server(&server).run_id(NAME).args(args).spawn().unwrap();
+    let running = Ranks::new(2).server(&server).args(args).spawn().unwrap();
     assert_eq!(running.wait(LIMIT).unwrap(), Ended::Success);
 }
 

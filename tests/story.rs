@@ -134,10 +134,9 @@ fn a_run_that_loses_a_rank_tells_its_story() {
         std::env::set_var(LOG, "info");
         std::env::set_var(LOG_FILE, &file);
     }
-    let token = Token::random().unwrap();
-    let options = ServerOptions::new("story", RANKS).token(Some(token.clone()));
+    let options = ServerOptions::new("story", RANKS).token(Some(Token::random().unwrap()));
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
-    let ranks = Ranks::new(RANKS).server(&server).run_id("story").token(token).grace(Duration::from_secs(60));
+    let ranks = Ranks::new(RANKS).server(&server).grace(Duration::from_secs(60));
     let ended = ranks.spawn().unwrap().wait(Some(Duration::from_secs(120))).unwrap();
     assert_eq!(ended.exit_code(), 128 + libc::SIGKILL, "{ended}");
 
