@@ -8,13 +8,16 @@
  * combine (at its end: CUDA), 7 numerics, 8 collectives, 9 prefill.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
- * Structs that cross this interface begin with `size` so that they can grow, and are filled with their
- * defaults before use: `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for
- * each. Two structs have no `size`: epw_mask, which never grows, and epw_error_record, whose size is part of
- * epw_outcome.size and an argument of epw_take_errors. The macros are for C; C++ before 20 and other
- * languages use the functions. The caller fills in what is marked [in], the library what is marked [out]. No
- * function aborts. Functions that can fail return a status; after an error, epw_last_error() says in words
- * what went wrong on this thread. A call that is refused has no effect.
+ * Structs that cross this interface begin with `size`, and are filled with their defaults before use:
+ * `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for each. A caller that was
+ * built with the header of another version may have another size: then the call is refused with
+ * EPW_ERR_INVALID, and the caller must be built again with the header of the library that it loads. Three
+ * structs have no `size`: epw_mask, which never grows; epw_error_record, whose size is part of
+ * epw_outcome.size and an argument of epw_take_errors; and epw_peer_traffic, whose size is
+ * epw_traffic.peer_size. The macros are for C; C++ before 20 and other languages use the functions. The
+ * caller fills in what is marked [in], the library what is marked [out]. No function aborts. Functions that
+ * can fail return a status; after an error, epw_last_error() says in words what went wrong on this thread. A
+ * call that is refused has no effect.
  *
  * Every wait is bounded. A peer that is silent for a deadline is given up: the operation ends without it. A
  * rank that is itself waiting tells its peers so, and they wait for it longer. No wait takes more than

@@ -34,6 +34,7 @@ pub use sources::Source;
 
 use crate::env;
 pub use crate::mask::MAX_WORLD;
+use crate::names::setters;
 use sources::{FirstOf, Local, Meeting, Row, RunId, SOURCES};
 
 /// The place of this process in its run.
@@ -61,7 +62,31 @@ pub struct Launch {
     pub source: Source,
 }
 
+setters!(Launch {
+    local_rank: u32,
+    local_world: u32,
+    hosted: bool,
+    run_id: Option<String>,
+    source: Source,
+});
+
 impl Launch {
+    /// For a program that learns its place in some other way: rank `rank` of `world` ranks of one host, which meet at one of
+    /// `addresses`, at a server of rank 0; the run has no name. The setters change the rest.
+    ///
+    /// ```
+    /// use epwire::launch::Launch;
+    ///
+    /// let launch = Launch::new(5, 8, vec!["10.0.0.1:29400".parse()?]).local_rank(1).local_world(4);
+    /// assert_eq!(launch.to_string(), "rank 5 of 8 (local 1 of 4), by epwire, meeting at 10.0.0.1:29400");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(rank: u32, world: u32, addresses: Vec<Address>) -> Self {
+        let source = Source::Epwire;
+        let (local_rank, local_world) = (rank, world);
+        Self { rank, world, local_rank, local_world, addresses, hosted: false, run_id: None, source }
+    }
+
     /// Reads the environment of this process, and warns once of unknown `EPWIRE_*` variables. `None` if no launcher is
     /// recognised: then this process is alone, or starts the ranks itself with [`spawn`].
     ///
