@@ -142,7 +142,7 @@ async fn rank(launch: &Launch, listen: SocketAddr) -> Result<(), Box<dyn StdErro
 /// Waits for the other ranks and leaves: who leaves first would be missing for the others.
 async fn end(group: &Group) -> Result<(), Error> {
     while !matches!(timeout(DEADLINE, group.barrier("stop")).await, Ok(Ok(()))) {
-        sleep(PAUSE).await; // a rank is lost, or on its way; the next step may go on without it
+        sleep(PAUSE).await; // a rank is lost, or on its way; the next step may continue without it
         if let Err(error) = group.step().await
             && group.recover(error).await? == Recovery::Leave
         {

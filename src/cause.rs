@@ -9,7 +9,7 @@ use crate::names::names;
 pub enum Cause {
     /// It was silent for a whole deadline.
     Timeout,
-    /// It told this rank that it goes on without it, or that it leaves.
+    /// It told this rank that it continues without it, or that it leaves.
     Dropped,
     /// An earlier operation of this epoch gave it up.
     Suspected,

@@ -17,7 +17,7 @@ use crate::sys;
 pub struct Outcome {
     /// Active peers whose part of the operation is absent. Empty: complete. A peer that was given up is among them in
     /// every operation until the next membership, even if no token was for its experts.
-    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions) tells what a token's sum lacks.
+    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions) reports what a token's sum lacks.
     pub missing: Mask,
     /// The first peer given up, with all details of that wait.
     pub record: Option<ErrorRecord>,
@@ -26,10 +26,9 @@ pub struct Outcome {
     /// next operation again.
     pub suspects: Mask,
     /// Those of `suspects` that the program is told of for the first time: no earlier outcome of this buffer or
-    /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. So a
-    /// server that logs these logs each loss once. Each outcome takes what it names: look at that of every operation,
-    /// also of dispatch ([`Dispatched::outcome`](crate::Dispatched::outcome)), as what it names is not in that
-    /// of combine again.
+    /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. A
+    /// server that logs these ranks logs each loss once. Later outcomes do not repeat what one has named: look at the
+    /// outcome of every operation, also of dispatch ([`Dispatched::outcome`](crate::Dispatched::outcome)).
     #[cfg_attr(feature = "serde", serde(default))]
     pub news: Mask,
 }
@@ -51,7 +50,7 @@ impl Outcome {
     /// The outcome of an operation that has ended on this buffer or communicator.
     pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome) -> Result<Self> {
         let missing = Mask::from_words(outcome.missing.bits);
-        let record = ErrorRecord::from_c(&outcome.record).map(|record| record.explained(floor.known()));
+        let record = ErrorRecord::from_c(&outcome.record, floor.known());
         let (mut suspects, mut news) = (Mask::EMPTY, Mask::EMPTY);
         if !missing.is_empty() {
             let now = floor.membership()?;
@@ -150,15 +149,8 @@ impl ErrorRecord {
         (self.cause == Cause::Overflow).then_some((self.expected, self.seen))
     }
 
-    /// The C core does not know why a peer was revoked.
-    fn explained(mut self, known: &Known) -> Self {
-        if self.cause == Cause::Superseded {
-            self.cause = known.why(self.epoch, self.peer).unwrap_or(self.cause);
-        }
-        self
-    }
-
-    pub(crate) fn from_c(r: &sys::epw_error_record) -> Option<Self> {
+    /// `known`: the C core does not know why a peer was revoked.
+    pub(crate) fn from_c(r: &sys::epw_error_record, known: &Known) -> Option<Self> {
         let cause = match r.cause {
             sys::EPW_CAUSE_TIMEOUT => Cause::Timeout,
             sys::EPW_CAUSE_DROPPED => Cause::Dropped,
@@ -167,7 +159,7 @@ impl ErrorRecord {
             sys::EPW_CAUSE_PARTIAL => Cause::Partial,
             sys::EPW_CAUSE_ROUTING => Cause::Routing,
             sys::EPW_CAUSE_HELD => Cause::Held,
-            sys::EPW_CAUSE_SUPERSEDED => Cause::Superseded,
+            sys::EPW_CAUSE_SUPERSEDED => known.why(r.epoch, r.peer).unwrap_or(Cause::Superseded),
             sys::EPW_CAUSE_STEP => Cause::Step,
             sys::EPW_CAUSE_LINK => Cause::Link,
             sys::EPW_CAUSE_OVERFLOW => Cause::Overflow,

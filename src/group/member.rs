@@ -227,7 +227,7 @@ impl Group {
 
     /// The last known member of each rank, by rank: who was there when this one joined, updated whenever another
     /// process takes a place, such as a replacement. A member that has ended stays listed until its place is taken;
-    /// [`Group::membership`] tells the state of each rank.
+    /// [`Group::membership`] reports the state of each rank.
     pub fn roster(&self) -> Arc<[Identity]> {
         self.inner.course.roster().into()
     }

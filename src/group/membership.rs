@@ -55,7 +55,7 @@ pub enum Role {
         /// The first epoch without it.
         epoch: u32,
     },
-    /// The others go on without it.
+    /// The others continue without it.
     Evicted {
         /// The first epoch without it.
         epoch: u32,

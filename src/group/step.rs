@@ -204,7 +204,7 @@ impl Group {
     /// Ends waits for these ranks, as [`EpBuffer::revoke`](crate::EpBuffer::revoke) does, in all buffers and
     /// communicators that were created with this group: what one of them has found out
     /// ([`Outcome::suspects`](crate::Outcome::suspects)) costs the others no deadline. The group has to be told nothing:
-    /// it finds out by itself who goes on. Callable from any thread, and waits for nothing.
+    /// it finds out by itself who continues. Callable from any thread, and waits for nothing.
     ///
     /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them; then nothing is revoked.
     pub fn revoke(&self, ranks: &Mask) -> Result<(), Error> {

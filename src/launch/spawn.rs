@@ -295,7 +295,7 @@ impl Running {
     }
 
     /// The process that runs this rank of the world now, also after a [restart](Ranks::restarts). `None` while there is
-    /// none. [`Stopper::id`] tells the same to another thread.
+    /// none. [`Stopper::id`] gives the same to another thread.
     pub fn id(&self, rank: u32) -> Option<u32> {
         self.processes.id(rank)
     }

@@ -70,7 +70,7 @@ pub(super) struct Restarts {
     most: u32,
     /// How long a restart counts; `None`: as long as the ranks run.
     period: Option<Duration>,
-    /// When those that count were, the oldest first.
+    /// The times of the restarts that still count, the oldest first.
     counted: VecDeque<Instant>,
 }
 
@@ -349,7 +349,7 @@ fn has_ended(child: &Child) -> io::Result<bool> {
     Ok(unsafe { info.si_pid() } != 0)
 }
 
-/// What the launcher tells: a line of the log, and with the feature `tracing` an event.
+/// What the launcher reports: a line of the log, and with the feature `tracing` an event.
 fn say(level: Level, text: impl Fn() -> String) {
     log::line(level, None, &text);
     #[cfg(feature = "tracing")]

@@ -194,7 +194,7 @@ impl Sight {
                 "this rank was silent, or could not be reached by the server".to_owned()
             }),
             (true, RankState::Evicted {}) => {
-                line(level, self.rank, || "the others went on without this rank".to_owned());
+                line(level, self.rank, || "the others continue without this rank".to_owned());
             }
             (true, _) => line(level, self.rank, || format!("this rank {what}")),
         }

@@ -140,7 +140,7 @@ pub(crate) fn evicted_from_collectives(rank: u32, ran: &Ran, others: &[u32]) {
 
 fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {
     let last = ran.ops.last().expect("it ran steps");
-    assert_eq!(last.missing, others, "rank {rank} still works with those who went on: {last:?}");
+    assert_eq!(last.missing, others, "rank {rank} still works with those who continued: {last:?}");
     for record in ran.ops.iter().filter_map(|op| op.record.as_ref()) {
         assert!(others.contains(&record.peer), "rank {rank}: {record:?}");
         assert!(causes.contains(&record.cause.as_str()), "rank {rank}: {record:?}");
@@ -150,7 +150,7 @@ fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {
     let after = ran.ops.iter().filter(|op| !op.missing.is_empty()).skip(1);
     let bound = deadline() + noise::worst() * after.clone().count() as u32;
     let waits: Duration = after.map(|op| micros(op.elapsed_us)).sum();
-    assert!(waits < bound, "rank {rank} waited for {waits:?} for those who went on, more than {bound:?}");
+    assert!(waits < bound, "rank {rank} waited for {waits:?} for those who continued, more than {bound:?}");
 }
 
 /// Rank `lost` may have been silent for somewhat more than a deadline: a rank that gave it up gave up nobody else, and

@@ -384,7 +384,7 @@ static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, ep
     if (lane->generation != handle >> 1) {
         status =
             epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
-                     "the lane has gone on to another dispatch, or the handle is not one of this buffer");
+                     "the lane has moved on to another dispatch, or the handle is not one of this buffer");
     } else if (b->gpu->lanes[index].captured) {
         status =
             epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
