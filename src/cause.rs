@@ -19,7 +19,7 @@ pub enum Cause {
     /// evidence of a failure, and no reason for a change of membership.
     Partial,
     /// GPU buffers, not a peer's fault: a routing id was out of range or repeated within its token, and counted as "not
-    /// routed". [`ErrorRecord::routing`] says which.
+    /// routed". [`ErrorRecord::routing`](crate::ErrorRecord::routing) says which.
     Routing,
     /// GPU buffers, not a peer's fault: the lane was not in the state that a replayed operation needs (held, or not
     /// held). That operation has done nothing.
@@ -39,7 +39,8 @@ pub enum Cause {
     /// A peer behind a queue ([`Path::Queue`](crate::Path::Queue)): the connection to it is lost, or it has consumed
     /// nothing for so long that the queue had no room for the next message.
     Link,
-    /// Prefill, not a peer's fault: more rows arrived than the output has places for, see [`ErrorRecord::overflow`].
+    /// Prefill, not a peer's fault: more rows arrived than the output has places for, see
+    /// [`ErrorRecord::overflow`](crate::ErrorRecord::overflow).
     Overflow,
 }
 
