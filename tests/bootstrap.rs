@@ -570,8 +570,12 @@ fn a_newcomer_with_other_buffers_than_the_members_have_is_not_admitted() {
     // Without the buffer, it fits.
     drop(buffer);
     let entered = std::thread::spawn(move || (newcomer.step_blocking(), newcomer));
-    assert_eq!(changed(std::slice::from_ref(&zero)), ("0".to_owned(), 2));
-    assert_eq!(changed(&[zero]), ("0-1".to_owned(), 3));
+    // On a busy machine both changes may be seen at one step.
+    let mut seen = changed(std::slice::from_ref(&zero));
+    if seen == ("0".to_owned(), 2) {
+        seen = changed(&[zero]);
+    }
+    assert_eq!(seen, ("0-1".to_owned(), 3));
     assert!(entered.join().unwrap().0.unwrap().change.is_some());
 }
 

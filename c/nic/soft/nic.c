@@ -91,7 +91,7 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
 }
 
 /* The connection has failed, and with it the pairs that send over it. What its peer had sent before is placed
- * first, also what has come over other connections: the words of a process that has ended may still lie in
+ * first, also what has arrived over other connections: the words of a process that has ended may still lie in
  * one connection when the end of another is noticed. No more is read than sockets hold. */
 static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
@@ -328,7 +328,7 @@ static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     epw_carry_take(nic);
 }
 
-/* Whether the event that wakes the thread is among those that have come. */
+/* Whether the event that wakes the thread is among those that have arrived. */
 static bool is_called(const struct epoll_event *events, int count) {
     bool called = false;
     for (int i = 0; i < count; i++) called |= events[i].data.u64 == WAKE_ID;
