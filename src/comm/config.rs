@@ -89,7 +89,7 @@ impl fmt::Display for CommConfig {
 impl CommConfig {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
     pub fn plan(&self, ranks: u32) -> Result<CommPlan> {
-        let layout = ffi::comm_layout(&self.to_c(0, ranks))?;
+        let layout = ffi::comm_layout(&self.to_c(0, ranks), self.paths.queue)?;
         Ok(CommPlan {
             ranks,
             slots: layout.slots,
@@ -118,9 +118,12 @@ impl CommConfig {
 
     /// The fields that must be equal on all ranks, by name: the ranks compare them before they connect.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
-        let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths: _ } = self;
+        let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths } = self;
+        // On GPUs all ranks move bytes in the same way, which depends on this.
+        let queues = paths.queue && *device != Device::Host;
         [
             ("device", device.kind().to_owned()),
+            ("paths.queue", queues.to_string()),
             ("sms", sms.to_string()),
             ("slots", slots.to_string()),
             ("slot_bytes", slot_bytes.to_string()),

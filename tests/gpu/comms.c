@@ -2,6 +2,7 @@
  * both execute each operation on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes to
  * 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
  * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others go on.
+ * EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
  *
  *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--nccl PATH]
@@ -36,6 +37,7 @@ typedef struct side {
 typedef struct rank_state {
     const rank_links *links;
     side host, gpu;
+    epw_fabric *fabric;  /* of the communicator on the GPU; NULL: it has none */
     unsigned char *copy; /* copy of the GPU's result */
     cudaStream_t stream;
     uint32_t epoch;
@@ -82,9 +84,17 @@ static void open_rank(rank_state *r, const rank_links *links) {
     REQUIRE_OK(epw_comm_create(&config, &r->host.comm));
     config.device = ranks_gpu(links);
     config.sms = ranks_sms(links, 1, 32);
+    epw_config path = EPW_CONFIG_INIT;
+    path.rank = links->rank;
+    path.ranks = links->ranks;
+    path.device = config.device;
+    ranks_path(&path);
+    config.fabric = r->fabric = path.fabric;
+    config.paths = path.paths;
     REQUIRE_OK(epw_comm_create(&config, &r->gpu.comm));
     connect_comm(links, r->host.comm);
     connect_comm(links, r->gpu.comm);
+    for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_comm_path(r->gpu.comm, p));
     r->host.send = malloc(POOL_BYTES);
     r->host.recv = malloc(POOL_BYTES);
     r->copy = malloc(POOL_BYTES);
@@ -101,6 +111,7 @@ static void close_rank(rank_state *r) {
     ranks_meet(r->links);
     epw_comm_destroy(r->gpu.comm);
     epw_comm_destroy(r->host.comm);
+    epw_fabric_destroy(r->fabric);
     REQUIRE_CUDA(cudaStreamDestroy(r->stream));
     REQUIRE_CUDA(cudaFree(r->gpu.send));
     REQUIRE_CUDA(cudaFree(r->gpu.recv));
