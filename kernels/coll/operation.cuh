@@ -101,6 +101,9 @@ __device__ __forceinline__ bool has_counted(const C &c, uint32_t source, uint64_
     return has_count(c, count_at(reinterpret_cast<const uint64_t *>(base_of(c, source) + offset)), count);
 }
 
+// The peer has begun the epoch: waits until nothing of an earlier one is on its way there. By windows nothing is.
+__device__ __forceinline__ void await_earlier(Collective &, uint32_t) {}
+
 // ---- beginning ----
 
 // Whether calls have been found to differ. The first block, which tells this rank's call, does not heed what other blocks have
@@ -175,7 +178,11 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
     if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.stopped) {
         for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
-            if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) leave_out(c, peer);
+            if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) {
+                leave_out(c, peer);
+            } else {
+                await_earlier(c, peer);
+            }
         }
     }
     const bool stopped = c.stopped; // before the barrier: behind it, faster threads may find calls that differ

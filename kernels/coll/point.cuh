@@ -35,15 +35,22 @@ __device__ __forceinline__ void tell_point(const Collective &c, const PointTeam 
     if (t.thread() == 0) post_count(c, t.peer, point_count(c, t, c.rank, which), count_word(c, t.number + 1));
 }
 
+// Whether the slot of the next piece, which the peer has read, may be overwritten.
+__device__ __forceinline__ bool is_free(const Collective &, const PointTeam &) { return true; }
+
 // Waits until one more piece may be written for the peer: the first pieces of an epoch may once the peer has begun the epoch.
 template <typename C> __device__ __forceinline__ void await_point_room(C &c, const PointTeam &t) {
     const uint64_t slots = c.args.at.slots;
     if (!takes_part(c, t.peer)) return;
     if (t.number == 0) {
-        if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_POINT, t.peer, false).arrived) leave_out(c, t.peer);
+        if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_POINT, t.peer, false).arrived) {
+            leave_out(c, t.peer);
+        } else {
+            await_earlier(c, t.peer);
+        }
     } else if (t.number >= slots) {
         const uint64_t at = point_count(c, t, t.peer, EPW_COLL_TAKEN), done = t.number + 1 - slots;
-        await_peer(c, t.peer, count_word(c, done), [&] { return has_counted(c, t.peer, at, done); });
+        await_peer(c, t.peer, count_word(c, done), [&] { return has_counted(c, t.peer, at, done) && is_free(c, t); });
     }
 }
 

@@ -15,12 +15,16 @@ constexpr uint32_t kWholeWarp = 0xffffffffu;
 struct QueuedCollective : Collective {
     static constexpr bool kPosts = true;
     epw_coll_areas areas;
+    uint64_t *sent;
 };
 
 // Called by the whole block, as `open` is.
 __device__ __forceinline__ bool open_queued(QueuedCollective &c, const epw_coll_reach &reach, const epw_coll_args &a,
                                             uint32_t phase = EPW_PHASE_COLLECTIVE) {
-    if (threadIdx.x == 0) c.areas = reach.areas;
+    if (threadIdx.x == 0) {
+        c.areas = reach.areas;
+        c.sent = reach.sent;
+    }
     return open(c, a, phase, reach.inbox);
 }
 
@@ -38,9 +42,31 @@ __device__ __noinline__ inline void tell(const QueuedCollective &c, uint32_t pee
     }
 }
 
-// Waits until the source's count there is at least `count`, or gives the source up. Called by one thread.
-__device__ __noinline__ inline void await_count(QueuedCollective &c, uint32_t source, uint64_t offset, uint64_t count) {
-    await_peer(c, source, count_word(c, count), [&] { return has_counted(c, source, offset, count); });
+// ---- what is on its way ----
+
+__device__ __forceinline__ epw_queue *queue_to(const QueuedCollective &c, uint32_t peer) {
+    return &way_to(c.peers, c.lane, peer)->queue;
+}
+// `ring`: among all of a rank's, see epw_coll_ring_of. `number`: of the piece.
+__device__ __forceinline__ uint64_t *sent_of(const QueuedCollective &c, uint32_t peer, uint32_t ring, uint64_t number) {
+    const epw_coll_window &w = c.args.at;
+    const uint64_t all = uint64_t(peer) * epw_coll_rings_of(&w) + ring;
+    return &c.sent[all * w.slots + epw_remainder(number, w.slots, w.slot_inverse)];
+}
+// The piece has been posted, and so has perhaps more by other blocks. By one thread. Reader: is_sent(), in this team.
+__device__ __forceinline__ void note_posted(const QueuedCollective &c, uint32_t peer, uint32_t ring, uint64_t number) {
+    if (has(c.queued, peer)) *sent_of(c, peer, ring, number) = epw_load_relaxed_64(&queue_to(c, peer)->reserved);
+}
+// Whether the last piece that was posted from the slot of piece `number` is sent.
+__device__ __forceinline__ bool is_sent(const QueuedCollective &c, uint32_t peer, uint32_t ring, uint64_t number) {
+    return !has(c.queued, peer) || epw_queue_is_done(queue_to(c, peer), *sent_of(c, peer, ring, number));
+}
+
+__device__ __noinline__ inline void await_earlier(QueuedCollective &c, uint32_t peer) {
+    if (!has(c.queued, peer)) return;
+    epw_queue *q = queue_to(c, peer);
+    const uint64_t posted = epw_load_relaxed_64(&q->reserved);
+    await_peer(c, peer, own_epoch_word(c), [&] { return epw_queue_is_done(q, posted); });
 }
 
 // ---- calls ----
@@ -178,12 +204,16 @@ __device__ __forceinline__ unsigned char *piece_there(const QueuedCollective &c,
 }
 
 // By one thread.
-__device__ __forceinline__ void await_room_at(QueuedCollective &c, const Rings &r, Ring ring, uint32_t peer) {
+__device__ __noinline__ inline void await_room_at(QueuedCollective &c, const Rings &r, Ring ring, uint32_t peer) {
     const uint64_t number = r.written[ring][peer], slots = c.args.at.slots;
-    if (number >= slots) await_count(c, peer, count_in(c, ring, peer, EPW_COLL_TAKEN), number + 1 - slots);
+    if (number < slots) return;
+    const uint64_t at = count_in(c, ring, peer, EPW_COLL_TAKEN), taken = number + 1 - slots;
+    const uint32_t own = epw_coll_ring_of(&c.args.at, ring, blockIdx.x);
+    await_peer(c, peer, count_word(c, taken), [&] { return has_counted(c, peer, at, taken) && is_sent(c, peer, own, number); });
 }
-__device__ __forceinline__ void await_piece_from(QueuedCollective &c, const Rings &r, Ring ring, uint32_t source) {
-    await_count(c, source, count_in(c, ring, source, EPW_COLL_WRITTEN), r.read[ring][source] + 1);
+__device__ __noinline__ inline void await_piece_from(QueuedCollective &c, const Rings &r, Ring ring, uint32_t source) {
+    const uint64_t at = count_in(c, ring, source, EPW_COLL_WRITTEN), count = r.read[ring][source] + 1;
+    await_peer(c, source, count_word(c, count), [&] { return has_counted(c, source, at, count); });
 }
 
 // By a whole warp. Writer: the team, through its barrier. Reader: the peer's await_piece_from. A piece with a note travels with
@@ -193,7 +223,9 @@ __device__ __forceinline__ void tell_piece(const QueuedCollective &c, Rings &r, 
     const uint64_t number = r.written[ring][peer], to = slot_in(c, ring, c.rank, number), note = to + c.args.at.slot_bytes;
     const Range ranges[] = {{to, at(c, peer, to), bytes, 0, 1}, {note, at(c, peer, note), sizeof(uint4), 0, 1}};
     tell(c, peer, count_in(c, ring, c.rank, EPW_COLL_WRITTEN), count_word(c, number + 1), ranges, noted ? 2 : 1);
-    if (threadIdx.x % 32 == 0) r.written[ring][peer] = number + 1;
+    if (threadIdx.x % 32 != 0) return;
+    r.written[ring][peer] = number + 1;
+    note_posted(c, peer, epw_coll_ring_of(&c.args.at, ring, blockIdx.x), number);
 }
 // Reader: the source's await_room_at.
 __device__ __forceinline__ void tell_read(const QueuedCollective &c, Rings &r, Ring ring, uint32_t source) {
@@ -407,6 +439,10 @@ template <typename T, typename Flows> __device__ __forceinline__ void run_queued
 
 // ---- sends and receives ----
 
+__device__ __forceinline__ uint32_t point_ring(const QueuedCollective &c, const PointTeam &t) {
+    return epw_coll_ring_of(&c.args.at, EPW_COLL_POINT_RING, t.channel);
+}
+
 __device__ __forceinline__ uint64_t point_slot(const QueuedCollective &c, const PointTeam &t, uint32_t source) {
     return epw_coll_slot_at(&c.areas, &c.args.at, EPW_COLL_POINT_RING, source, t.channel, t.number);
 }
@@ -417,7 +453,12 @@ __device__ __forceinline__ void tell_point(const QueuedCollective &c, const Poin
     if (t.thread() >= 32) return;
     const uint64_t slot = point_slot(c, t, c.rank), note = slot + c.args.at.slot_bytes;
     const Range ranges[] = {{slot, at(c, t.peer, slot), bytes, 0, 1}, {note, at(c, t.peer, note), sizeof(epw_coll_note), 0, 1}};
-    tell(c, t.peer, point_count(c, t, c.rank, which), count_word(c, t.number + 1), ranges, which == EPW_COLL_WRITTEN ? 2 : 0);
+    const bool written = which == EPW_COLL_WRITTEN;
+    tell(c, t.peer, point_count(c, t, c.rank, which), count_word(c, t.number + 1), ranges, written ? 2 : 0);
+    if (written && t.thread() == 0) note_posted(c, t.peer, point_ring(c, t), t.number);
+}
+__device__ __forceinline__ bool is_free(const QueuedCollective &c, const PointTeam &t) {
+    return is_sent(c, t.peer, point_ring(c, t), t.number);
 }
 
 } // namespace epw

@@ -16,9 +16,8 @@
  *   points    [source][channel][slot] the same of sends
  *
  * Calls and counts are single words, posted by value. Pieces are written to the image of a peer behind a queue, and posted with
- * the count that announces them. The image's slot is free again once the peer has taken the piece: what it has received was sent.
- * What is still to be sent of an earlier epoch cannot do harm, because a queue keeps order: it arrives before all that is posted
- * later, in slots that the peer does not read before that. */
+ * the count that announces them. A slot of the image is free again once the peer has taken the piece and the NIC has reported
+ * that it is sent; those of an earlier epoch, once the peer has begun this one and all that was posted before is sent. */
 typedef struct epw_coll_areas {
     uint64_t control_offset, control_stride, pieces_offset, pieces_stride, points_offset, points_stride;
     uint64_t bytes; /* of the window */
@@ -63,7 +62,13 @@ EPW_INLINE uint64_t epw_coll_slot_at(const epw_coll_areas *a, const epw_coll_win
 typedef struct epw_coll_reach {
     epw_coll_areas areas;
     const unsigned char *inbox; /* where peers behind queues write */
+    uint64_t *sent;             /* [rank][ring of it][slot] the queue's index behind the last piece posted from there */
 } epw_coll_reach;
+
+/* The bytes of `sent`. */
+EPW_INLINE uint64_t epw_coll_sent_bytes(const epw_coll_window *w) {
+    return (uint64_t)w->ranks * epw_coll_rings_of(w) * w->slots * sizeof(uint64_t);
+}
 
 /* One operation. `pieces` of the common arguments is never 0. */
 typedef struct epw_coll_queue_args {

@@ -150,7 +150,9 @@ static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
 
 /* For kernels that reach peers by queues. */
 static epw_coll_reach reach_of(const enqueuing *e) {
-    return (epw_coll_reach){.areas = e->comm->gpu->areas, .inbox = epw_peers_inbox(&e->comm->peers)};
+    const struct epw_coll_gpu *g = e->comm->gpu;
+    return (epw_coll_reach){
+        .areas = g->areas, .inbox = epw_peers_inbox(&e->comm->peers), .sent = g->sent};
 }
 
 static void tell_call(uint64_t call[2], const epw_coll *c) {

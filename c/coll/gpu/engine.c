@@ -117,7 +117,8 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_coll_lay
 /* ---- life ---- */
 
 /* Divides the device memory that is not in the window. */
-static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *memory) {
+static uint64_t carve(struct epw_coll_gpu *g, unsigned char *memory) {
+    uint32_t ranks = g->window.ranks;
     uint64_t at = 0;
     g->shared = (epw_gpu_shared *)(void *)(memory + at);
     at += epw_align(sizeof *g->shared, 256);
@@ -126,7 +127,9 @@ static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *mem
     g->state = (epw_coll_state *)(void *)(memory + at);
     at += epw_align(sizeof *g->state, 256);
     g->progress = (epw_coll_progress *)(void *)(memory + at);
-    return at + (uint64_t)EPW_COLL_RINGS * EPW_COLL_BLOCKS * ranks * sizeof *g->progress;
+    at += (uint64_t)EPW_COLL_RINGS * EPW_COLL_BLOCKS * ranks * sizeof *g->progress;
+    g->sent = (uint64_t *)(void *)(memory + at);
+    return at + (g->queues ? epw_coll_sent_bytes(&g->window) : 0);
 }
 
 /* The GPU's address of a field of the pinned memory. */
@@ -141,9 +144,9 @@ static epw_status make_memory(epw_comm *comm, epw_where where) {
     g->pinned = host;
     g->differing = SEEN_BY_GPU(device, differing);
     g->faulted = SEEN_BY_GPU(device, faulted);
-    status = epw_cuda_alloc(ordinal, carve(g, comm->layout.ranks, NULL), where, &g->memory);
+    status = epw_cuda_alloc(ordinal, carve(g, NULL), where, &g->memory);
     if (status != EPW_OK) return status;
-    carve(g, comm->layout.ranks, g->memory);
+    carve(g, g->memory);
     epw_peers_gpu_options floor = {.device = ordinal,
                                    .deadline_ns = comm->config.deadline_ns,
                                    .shared = g->shared,

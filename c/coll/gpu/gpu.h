@@ -38,11 +38,12 @@ struct epw_coll_gpu {
     bool queues; /* peers may be reached by queues: the window and the kernels are those of
                     kernels/coll/queues.h */
     epw_coll_areas areas;
-    void *memory; /* device memory that holds the next four */
+    void *memory; /* device memory that holds the next five */
     epw_gpu_shared *shared;
     epw_gpu_peers *peers;
     epw_coll_state *state;
     epw_coll_progress *progress;
+    uint64_t *sent; /* of epw_coll_reach; nothing without queues */
     epw_coll_pinned *pinned;
     epw_coll_differing *differing; /* the GPU's address of the pinned one; so is the next */
     uint32_t *faulted;
