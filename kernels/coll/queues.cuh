@@ -62,11 +62,14 @@ __device__ __forceinline__ bool is_sent(const QueuedCollective &c, uint32_t peer
     return !has(c.queued, peer) || epw_queue_is_done(queue_to(c, peer), *sent_of(c, peer, ring, number));
 }
 
+// Does not look at the peer's call: every thread of the block must begin the operation before one finds that calls differ.
 __device__ __noinline__ inline void await_earlier(QueuedCollective &c, uint32_t peer) {
     if (!has(c.queued, peer)) return;
     epw_queue *q = queue_to(c, peer);
     const uint64_t posted = epw_load_relaxed_64(&q->reserved);
-    await_peer(c, peer, own_epoch_word(c), [&] { return epw_queue_is_done(q, posted); });
+    if (epw_queue_is_done(q, posted)) return;
+    await_long<true>(c, c.phase, peer, own_epoch_word(c),
+                     [&] { return epw_queue_is_done(q, posted) ? Come::kYes : Come::kNotYet; });
 }
 
 // ---- calls ----

@@ -35,7 +35,7 @@ pub(crate) struct Inner {
 
 impl Inner {
     pub(super) fn made(rank: u32, ranks: u32, mut config: CommConfig, setting: Setting) -> Result<Arc<Self>> {
-        config.paths = setting.paths(rank, config.paths)?;
+        config.paths = setting.comm_paths(rank, config.paths, config.device)?;
         let plan = config.plan(ranks)?;
         let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);

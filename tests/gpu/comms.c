@@ -4,10 +4,10 @@
  * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others go on.
  * EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
  *
- *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--deadline-ms N] [--seconds N]
+ *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--small] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--nccl PATH]
  *
- * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
+ * --small is shorter: up to 4 MiB, and fewer sizes. --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
  * is at PATH. */
 #include "nccl.h"
 #include "ranks.h"
@@ -19,11 +19,15 @@
 
 enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define POOL_BYTES    (UINT64_C(80) << 20)
-#define LARGEST       (UINT64_C(64) << 20)
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
-static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, deadline_ms;
+static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms;
 static const char *nccl_path;
+
+/* Of a buffer. */
+static uint64_t largest_bytes(void) {
+    return UINT64_C(1) << (small ? 22 : 26);
+}
 
 static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
 
@@ -415,7 +419,7 @@ static void run_cases(const rank_state *r) {
     for (uint32_t kind = 0; kind <= EPW_SCATTER; kind++) {
         static const uint64_t counts[] = {0, 1, 1021, 40003, 1 << 20};
         uint64_t state = kind + 1;
-        for (uint32_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
+        for (uint32_t i = 0; i < sizeof counts / sizeof counts[0] - small; i++) {
             shape s = {
                 .kind = kind, .type = i == 4 ? EPW_TYPE_BF16 : EPW_TYPE_F32, .root = kind % r->links->ranks};
             s.count = counts[i];
@@ -436,16 +440,16 @@ static void run_cases(const rank_state *r) {
         uint64_t state = (seed + i) * 2654435761u;
         shape s[OPS];
         uint32_t count = 1 + (uint32_t)below(&state, OPS);
-        for (uint32_t k = 0; k < count; k++) s[k] = make_shape(&state, r->links->ranks, LARGEST / count);
+        for (uint32_t k = 0; k < count; k++) s[k] = make_shape(&state, r->links->ranks, largest_bytes() / count);
         run_case(r, number++, s, count, &state);
     }
     static const uint32_t shared[] = {EPW_ALL_REDUCE, EPW_BROADCAST};
     for (uint32_t k = 0; k < 2; k++) {
-        shape largest = {.kind = shared[k], .type = EPW_TYPE_BF16, .count = LARGEST / 2};
+        shape largest = {.kind = shared[k], .type = EPW_TYPE_BF16, .count = largest_bytes() / 2};
         uint64_t state = 5; /* which is not captured */
         counted was = count_both(r);
         run_case(r, number++, &largest, 1, &state);
-        check_shared_out(r, shared[k], LARGEST, &was);
+        check_shared_out(r, shared[k], largest_bytes(), &was);
     }
     ranks_meet(r->links);
     if (r->links->rank == 0)
@@ -567,7 +571,7 @@ static void run_norms(const rank_state *r) {
     static const uint64_t rows[] = {1, 3, 65, 200};
     uint64_t number = 0;
     for (uint32_t w = 0; w < 3; w++)
-        for (uint32_t i = 0; i < 4; i++)
+        for (uint32_t i = small; i < 4 - small; i++)
             for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++)
                 run_norm(r, payload, widths[w], rows[i], number % 5 != 4, number), number++;
     run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
@@ -729,7 +733,7 @@ static void mistag(rank_state *r) {
 
 static void run_points(rank_state *r) {
     static const uint64_t sizes_[] = {0, 1, 1000, 100003, 2000000, 9000011};
-    for (uint32_t i = 0; i < sizeof sizes_ / sizeof sizes_[0]; i++) cross(r, sizes_[i]);
+    for (uint32_t i = 0; i < sizeof sizes_ / sizeof sizes_[0] - small; i++) cross(r, sizes_[i]);
     ranks_meet(r->links);
     if (r->links->ranks > 1) {
         in_order(r);
@@ -1015,12 +1019,13 @@ int main(int argc, char **argv) {
                                     {.name = "--seed", .number = &seed},
                                     {.name = "--seconds", .number = &seconds},
                                     {.name = "--time", .number = &timed, .preset = 1},
+                                    {.name = "--small", .number = &small, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
                                     {.name = "--deadline-ms", .number = &deadline_ms},
                                     {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     int bad = ranks_options(argc, argv, options,
-                            "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] "
+                            "usage: test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--small] "
                             "[--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
