@@ -40,9 +40,9 @@ template <typename T> constexpr QueuedKernels queued_of_type() { return {queued_
 // By EPW_TYPE_*; the last entry is for bytes that are only moved.
 constexpr uint32_t kQueuedTypes = EPW_TYPE_F64 + 1;
 static const QueuedKernels queued_kernels[kQueuedTypes + 1] = {
-    queued_of_type<int8_t>(),   queued_of_type<uint8_t>(), queued_of_type<int32_t>(), queued_of_type<uint32_t>(),
-    queued_of_type<int64_t>(),  queued_of_type<uint64_t>(), queued_of_type<F16Bits>(), queued_of_type<Bf16Bits>(),
-    queued_of_type<float>(),    queued_of_type<double>(),   queued_of_type<void>(),
+    queued_of_type<int8_t>(),  queued_of_type<uint8_t>(),  queued_of_type<int32_t>(), queued_of_type<uint32_t>(),
+    queued_of_type<int64_t>(), queued_of_type<uint64_t>(), queued_of_type<F16Bits>(), queued_of_type<Bf16Bits>(),
+    queued_of_type<float>(),   queued_of_type<double>(),   queued_of_type<void>(),
 };
 
 static const QueuedKernels &queued_kernels_of(const epw_coll_args &args) {
@@ -72,5 +72,6 @@ extern "C" int epw_coll_gpu_run_queue_blocks(const epw_coll_queue_blocks_args *a
 }
 
 extern "C" int epw_coll_gpu_run_queue_points(const epw_coll_queue_point_args *args, uint32_t blocks, void *stream) {
-    return epw::launch_in_stream(epw::queued_point_kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream), *args);
+    return epw::launch_in_stream(epw::queued_point_kernel, blocks, epw::kCollThreads, 0, static_cast<cudaStream_t>(stream),
+                                 *args);
 }

@@ -96,8 +96,7 @@ template <typename C> __device__ __forceinline__ const unsigned char *base_of(co
     return C::kPosts ? written_by(c, source) : c.own;
 }
 // Whether the count that `source` has written at `offset` is at least `count`.
-template <typename C>
-__device__ __forceinline__ bool has_counted(const C &c, uint32_t source, uint64_t offset, uint64_t count) {
+template <typename C> __device__ __forceinline__ bool has_counted(const C &c, uint32_t source, uint64_t offset, uint64_t count) {
     return has_count(c, count_at(reinterpret_cast<const uint64_t *>(base_of(c, source) + offset)), count);
 }
 

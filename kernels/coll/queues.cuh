@@ -79,7 +79,8 @@ __device__ __forceinline__ const uint64_t *call_from(const QueuedCollective &c, 
 }
 
 // Waits for nothing. Reader: the peer's look_at_call(), or agree_on_sizes(), which acquire the tag.
-__device__ __forceinline__ void tell_tagged(const QueuedCollective &c, uint32_t peer, uint32_t first, uint64_t low, uint64_t high) {
+__device__ __forceinline__ void tell_tagged(const QueuedCollective &c, uint32_t peer, uint32_t first, uint64_t low,
+                                            uint64_t high) {
     tell(c, peer, epw_coll_call_at(&c.areas, c.number, c.rank, first), low, nullptr, 0);
     tell(c, peer, epw_coll_call_at(&c.areas, c.number, c.rank, first + 1), high, nullptr, 0);
     tell(c, peer, epw_coll_call_at(&c.areas, c.number, c.rank, first + 2), c.tag, nullptr, 0);
@@ -130,9 +131,7 @@ template <typename T> struct DenseFlows {
     }
     // The bytes of the longest flow to a peer, and of the longest that is taken, including what this rank gives itself.
     __device__ __forceinline__ uint64_t sent(const QueuedCollective &c) const { return is_shared_out(c) ? c.part : c.args.bytes; }
-    __device__ __forceinline__ uint64_t taken(const QueuedCollective &c) const {
-        return max(sent(c), given_to_itself(c).bytes);
-    }
+    __device__ __forceinline__ uint64_t taken(const QueuedCollective &c) const { return max(sent(c), given_to_itself(c).bytes); }
     __device__ __forceinline__ void give_itself_piece(const QueuedCollective &c, uint64_t offset, Team team) const {
         const Folding f = given_to_itself(c);
         if (offset >= f.bytes) return;
@@ -199,7 +198,8 @@ __device__ __forceinline__ uint64_t count_in(const QueuedCollective &c, Ring rin
     return epw_coll_count_at(&c.areas, &c.args.at, ring, source, blockIdx.x, which);
 }
 // The piece that is to be read next, and where the next one is to be written.
-__device__ __forceinline__ const unsigned char *piece_here(const QueuedCollective &c, const Rings &r, Ring ring, uint32_t source) {
+__device__ __forceinline__ const unsigned char *piece_here(const QueuedCollective &c, const Rings &r, Ring ring,
+                                                           uint32_t source) {
     return base_of(c, source) + slot_in(c, ring, source, r.read[ring][source]);
 }
 __device__ __forceinline__ unsigned char *piece_there(const QueuedCollective &c, const Rings &r, Ring ring, uint32_t peer) {
@@ -383,8 +383,7 @@ __device__ __forceinline__ void fold_all(QueuedCollective &c, Rings &r, const Fl
     }
 }
 
-template <typename Flows>
-__device__ __forceinline__ void take_all(QueuedCollective &c, Rings &r, const Flows &f, Team team) {
+template <typename Flows> __device__ __forceinline__ void take_all(QueuedCollective &c, Rings &r, const Flows &f, Team team) {
     const uint64_t size = c.args.pieces;
     const bool exchanges = c.args.kind == EPW_ALL_TO_ALL && c.args.send == c.args.recv, noted = is_shared_out(c);
     uint32_t round = 0;

@@ -1,5 +1,5 @@
-/* A communicator on GPUs whose ranks may reach each other by queues, shared by host C and CUDA: the byte map of its window, and the
- * arguments of its kernels. Everything else is as in state.h.
+/* A communicator on GPUs whose ranks may reach each other by queues, shared by host C and CUDA: the byte map of its window, and
+ * the arguments of its kernels. Everything else is as in state.h.
  *
  * All operations go in pieces through rings, whatever their size, and all pairs of ranks follow the same rules, also those that
  * map each other: so nothing needs to be agreed on but whether queues are permitted, which is one of the terms of the window. */
@@ -52,7 +52,8 @@ EPW_INLINE uint64_t epw_coll_count_at(const epw_coll_areas *a, const epw_coll_wi
 EPW_INLINE uint64_t epw_coll_slot_at(const epw_coll_areas *a, const epw_coll_window *w, uint32_t ring, uint32_t source,
                                      uint32_t block, uint64_t number) {
     const bool point = ring == EPW_COLL_POINT_RING;
-    const uint64_t of_source = point ? a->points_offset + source * a->points_stride : a->pieces_offset + source * a->pieces_stride;
+    const uint64_t of_source =
+        point ? a->points_offset + source * a->points_stride : a->pieces_offset + source * a->pieces_stride;
     const uint64_t before = point ? block : epw_coll_ring_of(w, ring, block);
     return of_source + (before * w->slots + epw_remainder(number, w->slots, w->slot_inverse)) *
                            ((uint64_t)w->slot_bytes + EPW_COLL_NOTE_BYTES);

@@ -239,5 +239,9 @@ pub struct epw_coll_layout {
 }
 
 unsafe extern "C" {
-    pub fn epw_coll_plan(config: *const epw_comm_config, queues: bool, out: *mut epw_coll_layout) -> epw_status;
+    pub fn epw_coll_plan(
+        config: *const epw_comm_config,
+        queues: bool,
+        out: *mut epw_coll_layout,
+    ) -> epw_status;
 }

@@ -7,7 +7,9 @@
  *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--small] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--nccl PATH]
  *
- * --small is shorter: up to 4 MiB, and fewer of all. --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
+ * --small is shorter: up to 4 MiB, and fewer of all.
+ *
+ * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
  * is at PATH. */
 #include "nccl.h"
 #include "ranks.h"
@@ -431,8 +433,7 @@ static void run_cases(const rank_state *r) {
         shape s[OPS];
         for (uint32_t large = 0; large < 2; large++) {
             for (uint32_t op = 0; op < 5; op++)
-                s[op] =
-                    (shape){.kind = EPW_ALL_REDUCE, .type = type, .op = op, .count = large ? most : 777};
+                s[op] = (shape){.kind = EPW_ALL_REDUCE, .type = type, .op = op, .count = large ? most : 777};
             run_case(r, number++, s, 5, &state);
         }
     }
@@ -440,7 +441,8 @@ static void run_cases(const rank_state *r) {
         uint64_t state = (seed + i) * 2654435761u;
         shape s[OPS];
         uint32_t count = 1 + (uint32_t)below(&state, OPS);
-        for (uint32_t k = 0; k < count; k++) s[k] = make_shape(&state, r->links->ranks, largest_bytes() / count);
+        for (uint32_t k = 0; k < count; k++)
+            s[k] = make_shape(&state, r->links->ranks, largest_bytes() / count);
         run_case(r, number++, s, count, &state);
     }
     static const uint32_t shared[] = {EPW_ALL_REDUCE, EPW_BROADCAST};

@@ -13,9 +13,9 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,         /* per block, as in kernels/coll/operation.cuh */
-    PIECE_LEAST = 4096,    /* smaller pieces cost more waiting than copying */
-    QUEUE_PIECE_LEAST = 16384,   /* the same by queues, where each piece is two entries or three */
+    THREADS = 512,                /* per block, as in kernels/coll/operation.cuh */
+    PIECE_LEAST = 4096,           /* smaller pieces cost more waiting than copying */
+    QUEUE_PIECE_LEAST = 16384,    /* the same by queues, where each piece is two entries or three */
     QUEUE_SHARED_LEAST = 1 << 15, /* bytes from which on two steps are faster than one by queues */
     SHARED_LEAST = 1 << 19 /* bytes that sharing out an all-reduce by packets must save, or it is slower */
 };
@@ -103,7 +103,8 @@ static bool shares_out(const struct epw_coll_gpu *g, uint32_t kind, uint64_t byt
     const epw_coll_window *w = &g->window;
     uint64_t ranks = w->ranks;
     if (g->queues)
-        return bytes >= QUEUE_SHARED_LEAST && (kind == EPW_ALL_REDUCE || (kind == EPW_BROADCAST && ranks > 2));
+        return bytes >= QUEUE_SHARED_LEAST &&
+               (kind == EPW_ALL_REDUCE || (kind == EPW_BROADCAST && ranks > 2));
     if (kind == EPW_BROADCAST) return ranks > 2 && !goes_by_packets(w, kind, bytes);
     if (kind != EPW_ALL_REDUCE) return false;
     return !goes_by_packets(w, kind, bytes) || bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
@@ -151,8 +152,7 @@ static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
 /* For kernels that reach peers by queues. */
 static epw_coll_reach reach_of(const enqueuing *e) {
     const struct epw_coll_gpu *g = e->comm->gpu;
-    return (epw_coll_reach){
-        .areas = g->areas, .inbox = epw_peers_inbox(&e->comm->peers), .sent = g->sent};
+    return (epw_coll_reach){.areas = g->areas, .inbox = epw_peers_inbox(&e->comm->peers), .sent = g->sent};
 }
 
 static void tell_call(uint64_t call[2], const epw_coll *c) {
