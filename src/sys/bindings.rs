@@ -1901,10 +1901,11 @@ pub struct epw_comm {
      queues. Either all ranks permit that or none does. If they do, all operations of any size, with mapped
      peers too, go in pieces through rings, without what makes operations by windows alone fast: so leave
      EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
-     takes pinned host memory: for each peer behind a queue about twice the rings of one rank, and the queue.
+     takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
+     queues.
      Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always take the
      way of large operations, once each pair of ranks has exchanged its counts and found them equal.
-     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 4 slots, and so many bytes that all
+     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and so many bytes that all
      rings take 64 MiB, but at least 1 KiB and at most 32 KiB.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
