@@ -103,8 +103,8 @@ __device__ __forceinline__ void tell_call(const QueuedCollective &c) {
 
 __device__ __forceinline__ Come look_at_call(QueuedCollective &c, uint32_t peer) {
     const uint64_t *line = call_from(c, peer);
-    if (ptx::load_acquire_sys(&line[EPW_COLL_CALL_TAG]) != c.tag) return Come::kNotYet;
-    const uint64_t its[2] = {ptx::load_relaxed_sys(&line[EPW_COLL_CALL_LOW]), ptx::load_relaxed_sys(&line[EPW_COLL_CALL_HIGH])};
+    if (count_at(&line[EPW_COLL_CALL_TAG]) != c.tag) return Come::kNotYet;
+    const uint64_t its[2] = {glimpse_count(&line[EPW_COLL_CALL_LOW]), glimpse_count(&line[EPW_COLL_CALL_HIGH])};
     if (its[0] == c.args.call[0] && its[1] == c.args.call[1]) return Come::kYes;
     stop_for(c, peer, its, c.args.call);
     return Come::kStop;
@@ -176,9 +176,8 @@ template <typename T> __device__ __forceinline__ bool BlockFlows<T>::agree(Queue
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !takes_part(c, peer)) continue;
         const uint64_t *line = call_from(c, peer);
-        if (!await_peer(c, peer, c.tag, [&] { return ptx::load_acquire_sys(&line[EPW_COLL_CALL_SIZES_TAG]) == c.tag; })) continue;
-        const uint64_t given = ptx::load_relaxed_sys(&line[EPW_COLL_CALL_GIVES]),
-                       taken = ptx::load_relaxed_sys(&line[EPW_COLL_CALL_TAKES]);
+        if (!await_peer(c, peer, c.tag, [&] { return count_at(&line[EPW_COLL_CALL_SIZES_TAG]) == c.tag; })) continue;
+        const uint64_t given = glimpse_count(&line[EPW_COLL_CALL_GIVES]), taken = glimpse_count(&line[EPW_COLL_CALL_TAKES]);
         if (given == takes(peer) && taken == gives(peer)) continue;
         const bool differs = given != takes(peer);
         const uint64_t its[2] = {c.args.call[0], differs ? given : taken};
