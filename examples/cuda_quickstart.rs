@@ -38,11 +38,9 @@ fn start() -> Result<(), Box<dyn Error>> {
 }
 
 fn spawn(ranks: u32) -> Result<(), Box<dyn Error>> {
-    let token = Token::random()?;
-    let options = ServerOptions::new("quickstart", ranks).token(Some(token.clone()));
+    let options = ServerOptions::new("quickstart", ranks).token(Some(Token::random()?));
     let server = Server::bind_blocking("127.0.0.1:0", options)?; // the ranks meet there
-    let ranks = Ranks::new(ranks).server(&server).run_id("quickstart");
-    match ranks.token(token).spawn()?.wait(None)? {
+    match Ranks::new(ranks).server(&server).spawn()?.wait(None)? {
         Ended::Success => Ok(()),
         failed => Err(failed.to_string().into()),
     }

@@ -68,11 +68,9 @@ fn main() -> Result<(), Box<dyn StdError>> {
 
 fn launch(runtime: &tokio::runtime::Runtime, listen: SocketAddr) -> Result<(), Box<dyn StdError>> {
     let listen = Probe::bind(listen).and_then(|probe| probe.local_addr())?; // the same for each rank 0 to come
-    let token = Token::random()?;
-    let options = ServerOptions::new("serve", RANKS).token(Some(token.clone()));
+    let options = ServerOptions::new("serve", RANKS).token(Some(Token::random()?));
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let ranks = Ranks::new(RANKS).server(&server).run_id("serve").token(token);
-    let ranks = ranks.args(["--listen", &listen.to_string()]);
+    let ranks = Ranks::new(RANKS).server(&server).args(["--listen", &listen.to_string()]);
     let ranks = ranks.restarts(10).restarts_within(Duration::from_secs(600)).grace(GRACE);
     let running = ranks.spawn()?;
     print::print(&format!("serving at {listen}"))?;
@@ -144,7 +142,7 @@ async fn rank(launch: &Launch, listen: SocketAddr) -> Result<(), Box<dyn StdErro
 /// Waits for the other ranks and leaves: who leaves first would be missing for the others.
 async fn end(group: &Group) -> Result<(), Error> {
     while !matches!(timeout(DEADLINE, group.barrier("stop")).await, Ok(Ok(()))) {
-        sleep(PAUSE).await; // a rank is lost, or on its way; the next step may go on without it
+        sleep(PAUSE).await; // a rank is lost, or on its way; the next step may continue without it
         if let Err(error) = group.step().await
             && group.recover(error).await? == Recovery::Leave
         {

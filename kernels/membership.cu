@@ -7,7 +7,7 @@ namespace epw {
 // The bound claims more blocks per SM than there are: the compiler then uses 40 registers a thread, and spills none.
 constexpr uint32_t kReleaseBound = 5;
 
-// Answers no rows: each peer that takes part is signalled so once its own rows have come.
+// Answers no rows: each peer that takes part is signalled so once its own rows have arrived.
 __global__ void __launch_bounds__(kOpeningThreads, kReleaseBound) release_kernel(const __grid_constant__ epw_release_args a) {
     __shared__ Operation o;
     ptx::wait_for_stream();

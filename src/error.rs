@@ -1,8 +1,8 @@
 //! Errors, each with the operation, the rank, the peer concerned and what to do about it.
 //!
 //! The text of an error of this crate contains all of that in one line, including what the system reported, because
-//! programs often show no more than the text. `{:?}` is the same behind the variant's name. So errors that only wrap others are transparent, and none has a `source`
-//! that its text already contains.
+//! programs often show no more than the text. `{:?}` is the same behind the variant's name. So errors that only wrap
+//! others are transparent, and none has a `source` that its text already contains.
 
 use std::fmt;
 

@@ -25,7 +25,7 @@ pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layou
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;
 use floor::floor;
-use known::Known;
+pub(crate) use known::Known;
 pub(crate) use prefill::{
     Prefill, Routing, count as prefill_count, empty_combine as empty_prefill_combine,
     empty_combine_output as empty_prefill_combine_output, empty_config as empty_prefill_config,

@@ -35,6 +35,7 @@
 //!                 let at = received.places(expert, 128); // [counts[expert], 128]
 //!                 expert_out[at.clone()].copy_from_slice(&rows[at]);
 //!             }
+//!             // A Vec would do as well; outputs are written faster where they are aligned to 64 bytes.
 //!             let mut out = epwire::HostBuffer::<bf16>::zeroed(4 * 128);
 //!             let outcome = dispatched.combine_blocking(
 //!                 Combine::new(TensorRef::new(&expert_out, 128)),
@@ -104,8 +105,16 @@
 //! | `refused` | `WARN` | `error` | the operation ended with an error |
 //! | `abandoned` | `DEBUG` | | the operation's future was dropped before it had ended |
 //!
-//! `metrics` go to the recorder that the program installs. They are described to it, with units, whenever a buffer is
-//! created, so install the recorder before. Each of these has the labels `operation` and `rank`:
+//! `metrics` go, through version 0.24 of the crate `metrics`, to the recorder that the program installs. A recorder for
+//! another version of that crate gets nothing, without an error. For Prometheus, run `cargo add
+//! metrics-exporter-prometheus@0.18`, and at the start of the program call
+//!
+//! ```ignore
+//! metrics_exporter_prometheus::PrometheusBuilder::new().install()?; // serves http://HOST:9000/metrics
+//! ```
+//!
+//! The metrics are described to the recorder, with units, whenever a buffer is created, so install it before. Each of these
+//! has the labels `operation` and `rank`:
 //!
 //! | metric | kind | unit | meaning |
 //! |---|---|---|---|
@@ -154,8 +163,10 @@
 //!
 //! | message | level | other fields | meaning |
 //! |---|---|---|---|
+//! | `waiting for the rendezvous server` | `INFO` | `address`, `seconds`, `deadline` | [`Group::join`] has found no server for `seconds`; it gives up after `deadline` seconds |
+//! | `waiting for ranks to join` | `INFO` | `missing`, `of`, `seconds`, `deadline` | the run begins when all `of` ranks have joined; both messages appear after 2 s, then every 10 s |
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
-//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing` | the change is decided; the newcomers in `ready` and `preparing` still wait |
+//! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing`, `again` | the change is decided; the newcomers in `ready` and `preparing` still wait; `again`, if the members are the same: those that this member had given up and that answer again |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put the change into effect |
 //! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | sent with each change from then on; `left`: how many epochs remain. Start the run again before the last |
 //! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; level `INFO` if the reason is that another member has ended or left |
@@ -191,6 +202,7 @@
 mod buffer;
 #[cfg(feature = "candle")]
 pub mod candle;
+mod cause;
 pub mod comm;
 mod config;
 pub mod cuda;
@@ -243,6 +255,7 @@ pub use buffer::{
     DispatchOutput, Dispatched, Dispatching, EpBuffer, Event, GenericCombineOutput, GenericDispatchOutput,
     Host, Memory, Refused, RowsView, ScaleOrder, Verdict,
 };
+pub use cause::Cause;
 pub use comm::{Comm, CommConfig, Reduction};
 pub use config::{
     CombineMode, Device, EpConfig, Float16, Fp8Scale, Layout, Path, Paths, Payload, Plan, RowShape, Wire,
@@ -252,7 +265,7 @@ pub use group::Group;
 pub use mask::{Iter as MaskIter, Mask};
 pub use names::ParseNameError;
 pub use numerics::{dequantize_fp8, quantize_fp8};
-pub use outcome::{Cause, ErrorRecord, Outcome, Phase};
+pub use outcome::{ErrorRecord, Outcome, Phase};
 pub use peers::Membership;
 pub use rendezvous::BootstrapError;
 pub use tensor::{DType, Element, HostBuffer, TensorMut, TensorRef, View};

@@ -18,8 +18,8 @@ pub(crate) enum Level {
     Trace = 3,
 }
 
-/// Adds a line to what `EPWIRE_LOG` asks for; the text is only made if somebody listens. Without a rank it is of nobody:
-/// a launcher's.
+/// Adds a line to the log that `EPWIRE_LOG` turns on; makes the text only if that wants the line. A launcher's lines
+/// have no rank.
 pub(crate) fn line(level: Level, rank: impl Into<Option<u32>>, text: impl FnOnce() -> String) {
     // SAFETY: any thread may call it, with any numbers.
     if !unsafe { sys::epw_log_listens(MEMBER, level as u32) } {

@@ -105,6 +105,16 @@ impl Mask {
         Self { words: std::array::from_fn(|i| self.words[i] & !other.words[i]) }
     }
 
+    /// For messages: `rank 2`, `ranks 0-1,3`, or `no rank`.
+    pub(crate) fn named(&self) -> impl fmt::Display {
+        let words = match self.len() {
+            0 => return "no rank".to_owned(),
+            1 => "rank",
+            _ => "ranks",
+        };
+        format!("{words} {self}")
+    }
+
     /// Whether every member is a rank of a world of `world` ranks.
     pub fn fits(&self, world: u32) -> bool {
         self.minus(&Self::all(world)).is_empty()

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use crate::cause::Cause;
 use crate::error::Result;
-use crate::ffi::Floor;
+use crate::ffi::{Floor, Known};
 use crate::mask::Mask;
 use crate::names::names;
 use crate::sys;
@@ -16,7 +17,7 @@ use crate::sys;
 pub struct Outcome {
     /// Active peers whose part of the operation is absent. Empty: complete. A peer that was given up is among them in
     /// every operation until the next membership, even if no token was for its experts.
-    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions) tells what a token's sum lacks.
+    /// [`CombineOutput::contributions`](crate::GenericCombineOutput::contributions) reports what a token's sum lacks.
     pub missing: Mask,
     /// The first peer given up, with all details of that wait.
     pub record: Option<ErrorRecord>,
@@ -25,10 +26,9 @@ pub struct Outcome {
     /// next operation again.
     pub suspects: Mask,
     /// Those of `suspects` that the program is told of for the first time: no earlier outcome of this buffer or
-    /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. So a
-    /// server that logs these logs each loss once. Each outcome takes what it names: look at that of every operation,
-    /// also of dispatch ([`Dispatched::outcome`](crate::Dispatched::outcome)), as what it names is not in that
-    /// of combine again.
+    /// communicator has named them in this epoch, and the program has not [revoked](crate::Group::revoke) them. A
+    /// server that logs these ranks logs each loss once. Later outcomes do not repeat what one has named: look at the
+    /// outcome of every operation, also of dispatch ([`Dispatched::outcome`](crate::Dispatched::outcome)).
     #[cfg_attr(feature = "serde", serde(default))]
     pub news: Mask,
 }
@@ -50,7 +50,7 @@ impl Outcome {
     /// The outcome of an operation that has ended on this buffer or communicator.
     pub(crate) fn of(floor: &impl Floor, outcome: &sys::epw_outcome) -> Result<Self> {
         let missing = Mask::from_words(outcome.missing.bits);
-        let record = ErrorRecord::from_c(&outcome.record);
+        let record = ErrorRecord::from_c(&outcome.record, floor.known());
         let (mut suspects, mut news) = (Mask::EMPTY, Mask::EMPTY);
         if !missing.is_empty() {
             let now = floor.membership()?;
@@ -73,29 +73,8 @@ impl std::fmt::Display for Outcome {
         if self.missing.is_empty() {
             return self.record.as_ref().map_or(Ok(()), |record| record.fmt(f));
         }
-        write!(f, "without ranks {}; suspects: {}", self.missing, self.suspects)?;
+        write!(f, "without {}; suspects: {}", self.missing.named(), self.suspects)?;
         self.record.as_ref().map_or(Ok(()), |record| write!(f, "; {record}"))
-    }
-}
-
-impl Cause {
-    /// In words that follow the peer's name.
-    fn text(self) -> &'static str {
-        match self {
-            Self::Timeout => "it was silent for a deadline",
-            Self::Dropped => "it has left, or has given up this rank",
-            Self::Suspected => "an earlier operation gave it up",
-            Self::Format => {
-                "its rows are of another kind than this rank's; give all ranks the same payload, sideband, weights and combine mode"
-            }
-            Self::Partial => "it gave the operation up",
-            Self::Superseded => "the group or this program has revoked it, or it is in a newer epoch",
-            Self::Step => "it begins the epoch at another step",
-            Self::Link => "the connection of its queue is gone, or the queue stayed full",
-            Self::Routing => "a routing id was out of range or repeated",
-            Self::Held => "the lane was not in the state that the replay needs",
-            Self::Overflow => "more rows came than the output has places for",
-        }
     }
 }
 
@@ -125,53 +104,6 @@ names!(Phase, "a phase of an operation" {
     CombineReceive = "combine-receive",
     Collective = "collective",
     Point = "send-or-receive",
-});
-
-/// Why a peer is missing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
-#[non_exhaustive]
-pub enum Cause {
-    /// It was silent for a whole deadline.
-    Timeout,
-    /// It told this rank that it goes on without it, or that it leaves.
-    Dropped,
-    /// An earlier operation of this epoch gave it up.
-    Suspected,
-    /// Its rows or answers are of another kind (payload, sideband, weights, combine mode) than this rank's.
-    Format,
-    /// It answered fewer rows than it was sent: it abandoned the operation, and takes part in the next one. Not
-    /// evidence of a failure, and no reason for a change of membership.
-    Partial,
-    /// GPU buffers, not a peer's fault: a routing id was out of range or repeated within its token, and counted as "not
-    /// routed". [`ErrorRecord::routing`] says which.
-    Routing,
-    /// GPU buffers, not a peer's fault: the lane was not in the state that a replayed operation needs (held, or not
-    /// held). That operation has done nothing.
-    Held,
-    /// It moved on to a newer epoch, or the group continues without it: [`EpBuffer::revoke`](crate::EpBuffer::revoke).
-    Superseded,
-    /// It has begun this epoch at another step.
-    Step,
-    /// A peer behind a queue ([`Path::Queue`](crate::Path::Queue)): the connection to it is lost, or it has consumed
-    /// nothing for so long that the queue had no room for the next message.
-    Link,
-    /// Prefill, not a peer's fault: more rows arrived than the output has places for, see [`ErrorRecord::overflow`].
-    Overflow,
-}
-
-names!(Cause, "a cause of a missing peer" {
-    Timeout = "timeout",
-    Dropped = "dropped",
-    Suspected = "suspected",
-    Format = "format",
-    Partial = "partial",
-    Routing = "routing",
-    Held = "held",
-    Superseded = "superseded",
-    Step = "step",
-    Link = "link",
-    Overflow = "overflow",
 });
 
 /// The first peer that an operation gave up, or what a kernel found wrong.
@@ -217,7 +149,8 @@ impl ErrorRecord {
         (self.cause == Cause::Overflow).then_some((self.expected, self.seen))
     }
 
-    pub(crate) fn from_c(r: &sys::epw_error_record) -> Option<Self> {
+    /// `known`: the C core does not know why a peer was revoked.
+    pub(crate) fn from_c(r: &sys::epw_error_record, known: &Known) -> Option<Self> {
         let cause = match r.cause {
             sys::EPW_CAUSE_TIMEOUT => Cause::Timeout,
             sys::EPW_CAUSE_DROPPED => Cause::Dropped,
@@ -226,7 +159,7 @@ impl ErrorRecord {
             sys::EPW_CAUSE_PARTIAL => Cause::Partial,
             sys::EPW_CAUSE_ROUTING => Cause::Routing,
             sys::EPW_CAUSE_HELD => Cause::Held,
-            sys::EPW_CAUSE_SUPERSEDED => Cause::Superseded,
+            sys::EPW_CAUSE_SUPERSEDED => known.why(r.epoch, r.peer).unwrap_or(Cause::Superseded),
             sys::EPW_CAUSE_STEP => Cause::Step,
             sys::EPW_CAUSE_LINK => Cause::Link,
             sys::EPW_CAUSE_OVERFLOW => Cause::Overflow,

@@ -40,7 +40,7 @@ pub struct PeerTraffic {
     pub bytes_sent: u64,
     /// Bytes from it.
     pub bytes_received: u64,
-    /// How long operations could not go on without it; 0 where that is not counted: see the
+    /// How long operations could not continue without it; 0 where that is not counted: see the
     /// [crate's documentation](crate#spans-and-metrics).
     pub waited: Duration,
 }

@@ -87,7 +87,7 @@ fn this_program_runs_again_as_every_rank() {
         assert_eq!(
             scratch.read(&rank.to_string()),
             format!(
-                "rank {rank} of 3 (local {rank} of 3), by EPWIRE_*, meeting at 127.0.0.1:29700, run r1 token hush"
+                "rank {rank} of 3 (local {rank} of 3), by epwire, meeting at 127.0.0.1:29700, run r1 token hush"
             )
         );
     }
@@ -236,8 +236,8 @@ fn a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended() 
         ", has ended: signal: 9 (SIGKILL)",
         &format!("started rank 1 as process {third}, restart 2 of 2"),
         &format!("rank 1, process {third}, has ended: exit status: 7"),
-        "rank 1 is not started again: SIGTERM to ranks 0 in 200ms",
-        "SIGTERM to ranks 0",
+        "rank 1 is not started again: SIGTERM to rank 0 in 200ms",
+        "SIGTERM to rank 0",
         "epwire info member: rank 0, process ",
         ", has ended: signal: 15 (SIGTERM)",
     ] {
@@ -386,7 +386,7 @@ fn the_server_learns_of_a_rank_that_has_ended() {
     let options = ServerOptions::new(NAME, 2).heartbeat(heartbeat);
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
     let args = ["--exact", NAME, "--nocapture"];
-    let running = Ranks::new(2).server(&server).run_id(NAME).args(args).spawn().unwrap();
+    let running = Ranks::new(2).server(&server).args(args).spawn().unwrap();
     assert_eq!(running.wait(LIMIT).unwrap(), Ended::Success);
 }
 

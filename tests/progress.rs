@@ -239,7 +239,7 @@ fn what_is_dropped_while_it_is_awaited_is_not_looked_at_any_more() {
         assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
         drop(other);
     }
-    // The thread goes on for the one that stays.
+    // The thread continues for the one that stays.
     assert_eq!(progress_threads(), 1);
     let peer = thread::spawn(move || complete(&peer.barrier_blocking().unwrap()));
     complete(&finish(staying, &counted).0.unwrap());

@@ -167,7 +167,7 @@ fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced
     server.until_told(&["started rank 1 as process ", ", restart 1 of 10"]);
     let epoch = server.until_all_serve(epoch);
 
-    // Within a lease the others go on without it, and when it wakes up it comes back.
+    // Within a lease the others continue without it, and when it wakes up it comes back.
     server.signal(2, libc::SIGSTOP);
     server.until_told(&["rank 0: ", "without 2"]);
     server.until_whole(); // its experts have other places

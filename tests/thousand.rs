@@ -99,7 +99,7 @@ async fn a_thousand_members_join_and_lose_one() {
     );
     println!(
         "{MEMBERS} members joined in {joined:.2?}, with {to_join} each; \
-         all went on without one after {changed:.2?}, with {to_change} each"
+         all continued without one after {changed:.2?}, with {to_change} each"
     );
 }
 

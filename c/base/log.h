@@ -45,8 +45,9 @@ const char *epw_log_size(uint64_t bytes, char text[EPW_LOG_SIZE]);
  * EPW_ERR_SYSTEM: the file cannot be opened. */
 epw_status epw_log_open(epw_where where);
 
-/* For the crate, whose group and launcher write to the same log, but only lines, as they have events of their
- * own; of rank UINT32_MAX are those of nobody. Opens the log. Returns whether a receiver listens: */
+/* For the crate: its group and launcher write lines to the same log. The callback does not get them, because
+ * the crate reports the same as events. UINT32_MAX: the line has no rank. The first opens the log, and
+ * returns whether EPWIRE_LOG selects such lines: */
 bool epw_log_listens(uint32_t subsystem, uint32_t level);
 void epw_log_line(uint32_t subsystem, uint32_t level, uint32_t rank, const char *text);
 

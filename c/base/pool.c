@@ -90,7 +90,7 @@ static void *worker_main(void *argument) {
         uint32_t seen = atomic_load_explicit(&pool->jobs, memory_order_acquire);
         if (atomic_load_explicit(&pool->ending, memory_order_relaxed)) return NULL;
         take_items(pool, self->index);
-        futex_wait(&pool->jobs, seen); /* returns at once if a job has come since */
+        futex_wait(&pool->jobs, seen); /* returns at once if a job has arrived since */
     }
 }
 

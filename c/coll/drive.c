@@ -313,7 +313,7 @@ static void count_moved(epw_comm *comm, const epw_op *op, bool ended) {
     if (ended) epw_count(&traffic->operations, 1);
 }
 
-/* The current collective has ended, or cannot go on. */
+/* The current collective has ended, or cannot continue. */
 static void end_collective(epw_comm *comm, epw_status status) {
     epw_op *op = comm->queue;
     epw_job *job = op->job;
@@ -333,7 +333,7 @@ static void end_collective(epw_comm *comm, epw_status status) {
     free_op(op);
 }
 
-/* This rank has no memory for the current collective: its job fails, and the operation goes on as one that
+/* This rank has no memory for the current collective: its job fails, and the operation continues as one that
  * was dropped, so that peers are told that this rank is missing. */
 static void fail_collective(epw_comm *comm, epw_status status) {
     epw_op *op = comm->queue;

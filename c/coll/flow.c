@@ -1,5 +1,5 @@
 /* Moves the bytes of the current collective: writes messages for peers, reads messages of peers, and folds
- * what they give. Nothing here waits: what cannot go on is left for the next step. */
+ * what they give. Nothing here waits: what cannot continue is left for the next step. */
 #include "coll/parts.h"
 
 #include "base/barrier.h"

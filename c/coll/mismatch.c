@@ -80,10 +80,10 @@ epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
     if (m->number[0] == m->number[1])
         return epw_fail(EPW_ERR_MISMATCH, where,
                         "ranks have called different operations: collective %u of this epoch is %s on rank "
-                        "%u and %s on rank %u; go on in a new membership",
+                        "%u and %s on rank %u; continue in a new membership",
                         m->number[0], first, m->rank[0], second, m->rank[1]);
     return epw_fail(EPW_ERR_MISMATCH, where,
                     "ranks have called different operations: rank %u is in collective %u of this epoch, %s, "
-                    "and has received from rank %u a part of collective %u, %s; go on in a new membership",
+                    "and has received from rank %u a part of collective %u, %s; continue in a new membership",
                     m->rank[0], m->number[0], first, m->rank[1], m->number[1], second);
 }

@@ -108,8 +108,8 @@ static inline epw_heard epw_ring_hear(uint64_t *count, uint64_t most, uint64_t w
     return EPW_HEARD_MORE;
 }
 
-/* `seen.word` is POSTED: no more messages can have come than there are slots. A farewell is loaded before the
- * word, so after a farewell the word is final. */
+/* `seen.word` is POSTED: no more messages can have arrived than there are slots. A farewell is loaded before
+ * the word, so after a farewell the word is final. */
 static inline epw_heard epw_ring_hear_posted(epw_ring *ring, epw_sight seen, uint64_t own_word,
                                              uint32_t slots) {
     ring->all_seen |= epw_rule_gone(seen, own_word) != EPW_CAUSE_NONE;

@@ -133,7 +133,7 @@ static uint64_t expiry(const epw_machine *m, const epw_lane_peer *p) {
 static void record(epw_machine *m, const epw_lane_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now) {
     if (m->record.cause != EPW_CAUSE_NONE) return;
-    /* Which of the two waits this is: the one of what is owed if its time is over, else the call's. */
+    /* The wait that has ended: that for what is owed, if its time is over, else that of the call. */
     bool of_debt = m->paying && epw_clock_expiry(&p->debt_clock, &m->debt_wait, m->group_ns) <= now;
     const epw_wait *wait = of_debt ? &m->debt_wait : &m->wait;
     uint32_t waiting = 0;
@@ -384,7 +384,7 @@ static void pay(epw_machine *m, epw_lane_peer *p) {
     add_post(m, p, rows ? EPW_POST_DEBT_DISPATCH : EPW_POST_DEBT_COMBINE);
 }
 
-/* What was awaited from the peer has come. */
+/* What was awaited from the peer has arrived. */
 static void arrived(epw_machine *m, epw_lane_peer *p, uint64_t word, uint64_t now) {
     uint32_t value = epw_word_value(word);
     if (m->paying) {

@@ -45,7 +45,7 @@ typedef struct epw_lane_peer {
     uint8_t part;         /* in the operation: bits EPW_PART_* */
     uint8_t owed;         /* for operations given up: bits EPW_OWED_* */
     bool suspected;       /* given up in this epoch, by any lane */
-    bool revoked;         /* the group goes on without it */
+    bool revoked;         /* the group continues without it */
     bool silent;          /* given up by this lane because it was silent for a deadline */
     bool told;            /* this lane has posted DROPPED to it, or will */
 } epw_lane_peer;
@@ -53,13 +53,13 @@ typedef struct epw_lane_peer {
 enum {
     EPW_PART_AWAITED = 1,  /* the current wait is not over for it */
     EPW_PART_READY = 2,    /* SENDING: rows may be written for it */
-    EPW_PART_PRESENT = 4,  /* its rows have come: it is answered, and answers */
-    EPW_PART_ANSWERED = 8, /* its answers have come and count */
+    EPW_PART_PRESENT = 4,  /* its rows have arrived: it is answered, and answers */
+    EPW_PART_ANSWERED = 8, /* its answers have arrived and count */
     EPW_PART_MISSING = 16  /* it was given up, or what it sent was refused */
 };
 enum {
     EPW_OWED_ROWS = 1,  /* a dispatch word with no rows */
-    EPW_OWED_ANSWER = 2 /* a combine word with no rows, once its dispatch word has come */
+    EPW_OWED_ANSWER = 2 /* a combine word with no rows, once its dispatch word has arrived */
 };
 enum {
     EPW_POST_EPOCH = 1,
@@ -147,7 +147,7 @@ void epw_lane_init(epw_machine *m);
 void epw_lane_begin_epoch(epw_machine *m, uint64_t epoch_word, const uint64_t *incarnations,
                           const epw_mask *members, uint64_t now);
 
-/* Another lane has given the peer up, or the group goes on without it. */
+/* Another lane has given the peer up, or the group continues without it. */
 void epw_lane_hear_suspect(epw_machine *m, uint32_t peer, bool revoked);
 
 /* This rank is done with the peer for the rest of the epoch: the peer is told so, and is owed nothing any

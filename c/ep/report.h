@@ -3,7 +3,7 @@
  *
  * A report is a word, {epoch 23 | step 24 | last 1 | history 16}. Bit i of the history says that something
  * that ended in step - i was incomplete. `last` says that it is the writer's last report of the epoch: the
- * writer goes on without some member, so no later step can be complete. Earlier steps stay visible, however
+ * writer continues without some member, so no later step can be complete. Earlier steps stay visible, however
  * many follow before the next membership. */
 #ifndef EPW_EP_REPORT_H
 #define EPW_EP_REPORT_H
@@ -40,7 +40,7 @@ EPW_INLINE uint32_t epw_report_history(uint64_t report) {
 
 /* The report at the end of `step`, which is later than the step of `before`; `before` itself, if that was the
  * last. `faulted`: something that ended since was incomplete; it counts for every step since then. `is_last`:
- * the writer goes on without some member. */
+ * the writer continues without some member. */
 EPW_INLINE uint64_t epw_report_next(uint64_t before, uint64_t step, bool faulted, bool is_last) {
     if (epw_word_value(before) & EPW_REPORT_LAST) return before;
     int32_t passed = -epw_report_ahead(before, step);

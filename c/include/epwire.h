@@ -8,13 +8,16 @@
  * combine (at its end: CUDA), 7 numerics, 8 collectives, 9 prefill.
  *
  * Conventions. Sizes are bytes unless a name says otherwise, times are nanoseconds, matrices are row-major.
- * Structs that cross this interface begin with `size` so that they can grow, and are filled with their
- * defaults before use: `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for
- * each. Two structs have no `size`: epw_mask, which never grows, and epw_error_record, whose size is part of
- * epw_outcome.size and an argument of epw_take_errors. The macros are for C; C++ before 20 and other
- * languages use the functions. The caller fills in what is marked [in], the library what is marked [out]. No
- * function aborts. Functions that can fail return a status; after an error, epw_last_error() says in words
- * what went wrong on this thread. A call that is refused has no effect.
+ * Structs that cross this interface begin with `size`, and are filled with their defaults before use:
+ * `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for each. A caller that was
+ * built with the header of another version may have another size: then the call is refused with
+ * EPW_ERR_INVALID, and the caller must be built again with the header of the library that it loads. Three
+ * structs have no `size`: epw_mask, which never grows; epw_error_record, whose size is part of
+ * epw_outcome.size and an argument of epw_take_errors; and epw_peer_traffic, whose size is
+ * epw_traffic.peer_size. The macros are for C; C++ before 20 and other languages use the functions. The
+ * caller fills in what is marked [in], the library what is marked [out]. No function aborts. Functions that
+ * can fail return a status; after an error, epw_last_error() says in words what went wrong on this thread. A
+ * call that is refused has no effect.
  *
  * Every wait is bounded. A peer that is silent for a deadline is given up: the operation ends without it. A
  * rank that is itself waiting tells its peers so, and they wait for it longer. No wait takes more than
@@ -114,9 +117,9 @@ typedef struct epw_log_record {
 typedef void (*epw_log_fn)(void *context, const epw_log_record *record);
 
 /* From now on calls `fn` with `context` for each message that `levels` selects; `levels` has the form of
- * EPWIRE_LOG, which goes on printing by itself. `fn` replaces the function set before; NULL only removes that
- * one. Another thread that is logging at this moment may still call the former function, with either context.
- * EPW_ERR_INVALID: `levels` has another form. */
+ * EPWIRE_LOG, which continues to print by itself. `fn` replaces the function set before; NULL only removes
+ * that one. Another thread that is logging at this moment may still call the former function, with either
+ * context. EPW_ERR_INVALID: `levels` has another form. */
 EPW_API epw_status epw_log_set(const char *levels, epw_log_fn fn, void *context);
 
 /* ---- 2. Configuration ---------------------------------------------------------------------------------- */
@@ -267,7 +270,7 @@ typedef struct epw_plan {
     uint64_t zero_copy_bytes; /* what `zero_copy` adds */
     uint64_t window_bytes;    /* sum of the above, rounded up to pages; a GPU takes 2 MiB at a time */
     uint64_t private_bytes;   /* this rank's memory outside the window; with `threads` 0, for the threads that
-                                 the library would choose now. On a GPU it is device memory; some 50 KB of
+                                 the library would choose now. On a GPU it is device memory; about 50 KB of
                                  pinned host memory, through which kernels report, are not counted */
     /* Host memory (pinned if `device` is a GPU) for peers behind queues, computed as if all other ranks were
      * such peers; 0 if `paths` excludes queues. Some is allocated for all ranks when the first such peer is
@@ -502,7 +505,7 @@ EPW_API const char *epw_path_name(uint32_t path);
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch,
                                          uint64_t step);
 
-/* Says that the group goes on without these peers: they become suspects of this membership, and present and
+/* Says that the group continues without these peers: they become suspects of this membership, and present and
  * future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that know it from elsewhere, and need
  * not wait for a deadline to find out. It does not say that the peers have failed, so none of them becomes
  * `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread,
@@ -533,7 +536,7 @@ EPW_API void epw_membership_init(epw_membership *membership);
 EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_membership *membership);
 
 /* The newest epoch that this rank or one of its active peers has begun. If it is larger than this rank's own,
- * others have gone on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
+ * others have moved on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
  * peer; EPW_ERR_TIMEOUT if the GPU does not finish that within 10 ms. */
 EPW_API epw_status epw_buffer_newest_epoch(epw_buffer *buffer, uint32_t *epoch);
 
@@ -602,7 +605,7 @@ typedef struct epw_traffic {
 typedef struct epw_peer_traffic {
     uint64_t bytes_sent;
     uint64_t bytes_received;
-    uint64_t wait_ns; /* how long operations could not go on without the peer, in nanoseconds. The output
+    uint64_t wait_ns; /* how long operations could not continue without the peer, in nanoseconds. The output
                          wait_ns of a dispatch or combine is the same for that operation */
 } epw_peer_traffic;
 
@@ -639,7 +642,7 @@ enum {
 enum {
     EPW_CAUSE_NONE = 0,
     EPW_CAUSE_TIMEOUT = 1,    /* it was silent for a whole deadline */
-    EPW_CAUSE_DROPPED = 2,    /* it has told this rank that it goes on without it, or that it leaves */
+    EPW_CAUSE_DROPPED = 2,    /* it has told this rank that it continues without it, or that it leaves */
     EPW_CAUSE_SUSPECTED = 3,  /* it was given up by an earlier operation of this epoch */
     EPW_CAUSE_FORMAT = 4,     /* its rows have another payload or sideband than this rank's, or weights where
                                  this rank's have none, or it answers in another EPW_COMBINE_* mode */
@@ -649,7 +652,7 @@ enum {
     EPW_CAUSE_ROUTING = 6,    /* CUDA: not a peer's fault: a routing id was out of range or repeated */
     EPW_CAUSE_HELD = 7,       /* CUDA: not a peer's fault: the replayed operation did nothing, because the
                                  lane was not in the state that it needs (held, or not held) */
-    EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch, or the group goes on without it: see
+    EPW_CAUSE_SUPERSEDED = 8, /* it moved on to a newer epoch, or the group continues without it: see
                                  epw_buffer_revoke */
     EPW_CAUSE_STEP = 9,       /* it has begun this epoch at another step */
     EPW_CAUSE_LINK = 10,      /* a peer behind a queue: the connection to it is gone, or it has taken nothing
@@ -860,7 +863,7 @@ EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *
 EPW_API epw_status epw_await(epw_buffer *buffer, epw_handle handle, uint64_t timeout_ns);
 
 /* After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
- * else EPW_PENDING. The first such call begins the wait that the receiving half goes on with: from then on
+ * else EPW_PENDING. The first such call begins the wait that the receiving half continues with: from then on
  * peers are told that this rank waits, and who is silent for a deadline is given up. Between calls of
  * epw_ready, epw_await sleeps as it does between polls; call epw_ready again whenever it returns. */
 EPW_API epw_status epw_ready(epw_buffer *buffer, epw_handle handle);
@@ -926,7 +929,7 @@ EPW_API epw_status epw_release_on(epw_buffer *buffer, epw_handle handle, void *s
  * handle's lane: what is enqueued on `stream` later runs after that. Enqueues nothing if `stream` is that of
  * the lane's last call, since this then holds already. Also takes a consumed handle, until the lane's next
  * dispatch. The host waits for nothing. Any thread, also while another uses the handle.
- * EPW_ERR_STATE: the lane has gone on to another dispatch, or the handle is another buffer's; the handle's
+ * EPW_ERR_STATE: the lane has moved on to another dispatch, or the handle is another buffer's; the handle's
  * last call was captured, or `stream` is under capture (order such streams by events of the program, captured
  * with the calls, or around the graph's launch); the buffer is on the host. */
 EPW_API epw_status epw_stream_wait(epw_buffer *buffer, epw_handle handle, void *stream);
@@ -1417,8 +1420,8 @@ EPW_API epw_status epw_prefill_dispatch(epw_prefill *prefill, epw_routing *routi
                                         const epw_prefill_output *output, epw_outcome *outcome);
 
 /* How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
- * counts have come. *rows [out]: the capacity that holds all rows in this layout and alignment (expert-major:
- * the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL. */
+ * counts have arrived. *rows [out]: the capacity that holds all rows in this layout and alignment
+ * (expert-major: the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL. */
 EPW_API epw_status epw_prefill_received(epw_prefill *prefill, epw_routing *routing, uint32_t layout,
                                         uint32_t alignment, uint64_t *rows, uint32_t *counts,
                                         uint32_t *source_counts);

@@ -39,7 +39,7 @@ bool epw_connection_silent(const epw_connection *c);
 /* Whether the other end belongs to this process's user. */
 bool epw_connection_same_user(int fd);
 
-/* Reads and answers the request, if it has come; `all` are the connections whose leases may have ended. */
+/* Reads and answers the request, if it has arrived; `all` are the connections whose leases may have ended. */
 void epw_connection_serve(epw_connection *c, epw_connection *all, size_t count);
 
 /* Tells a client that no descriptor is left to serve it. */

@@ -2,7 +2,7 @@
  * word, {entries rung for 60 | given up | flush | again | held}, changed only by compare-and-swap.
  *
  * A thread that finds the bell held leaves its request in the word and returns. The holder releases the bell
- * by swapping the word that it last stored: if a request has come meanwhile the swap fails, and the holder
+ * by swapping the word that it last stored: if a request has arrived meanwhile the swap fails, and the holder
  * continues.
  *
  * Once the queue is given up nobody takes the bell any more, and its holder does not ring for anything posted

@@ -108,7 +108,7 @@ EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint3
     epw_bell bell;
     bool rang = false;
     if (!epw_bell_take(&q->bell, flush, &bell)) return false;
-    for (;;) { /* ends: each iteration serves a request that has come meanwhile */
+    for (;;) { /* ends: each iteration serves a request that has arrived meanwhile */
         uint64_t before = bell.rung, next = before;
         bool others = false;
         for (;;) {

@@ -84,7 +84,7 @@ void epw_peers_membership(epw_peers *peers, epw_membership *membership) {
 epw_status epw_peers_revoke(epw_peers *peers, const epw_mask *mask) {
     if (epw_mask_has(mask, peers->rank)) {
         return epw_fail(EPW_ERR_INVALID, (epw_where){"revoke", (int)peers->rank, -1},
-                        "the mask names this rank itself: it can only go on without others");
+                        "the mask names this rank itself: it can only continue without others");
     }
     pthread_mutex_lock(&peers->lock);
     epw_mask members = *mask;

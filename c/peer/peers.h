@@ -45,7 +45,7 @@ typedef struct epw_peers_user {
     /* Which areas the peer's word permits this rank to write, 1 << EPW_AREA_*: for a peer behind a queue, the
      * word counts only once what was posted from these areas has reached the peer. NULL: all of them. */
     uint32_t (*permits)(uint32_t word);
-    /* The group goes on without these members: waits for them end. Called without the lock; waits for
+    /* The group continues without these members: waits for them end. Called without the lock; waits for
      * nothing. */
     void (*revoke)(void *user, const epw_mask *members);
 } epw_peers_user;
@@ -86,7 +86,7 @@ typedef struct epw_peers {
     epw_mask active;
 
     /* Host: peers given up in this epoch by any lane; those of them that were silent for a deadline; those
-     * that the group goes on without; and how often the first or the last set has changed. */
+     * that the group continues without; and how often the first or the last set has changed. */
     _Atomic uint64_t suspects[EPW_MASK_WORDS], silent[EPW_MASK_WORDS], revoked[EPW_MASK_WORDS];
     _Atomic uint64_t suspicions;
 
@@ -311,8 +311,8 @@ void epw_watch_sleep(const epw_peers *peers, uint32_t lane, epw_watch *watch, ui
 void epw_watch_wake(const epw_peers *peers, uint32_t lane, epw_watch *watch);
 
 /* For a waiter that can continue with a word of any peer: it starts listening to the bell, looks at all words
- * again, sleeps until a word has come since then, at most `ns`, and stops listening. Without the second look
- * a word could be missed. */
+ * again, sleeps until a word has arrived since then, at most `ns`, and stops listening. Without the second
+ * look a word could be missed. */
 uint32_t epw_bell_listen(const epw_peers *peers);
 void epw_bell_sleep(const epw_peers *peers, uint32_t heard, uint64_t ns);
 void epw_bell_leave(const epw_peers *peers);
@@ -328,7 +328,7 @@ void epw_bell_toll(const epw_peers *peers);
  * connected, or another thread asks meanwhile. Any thread. */
 epw_status epw_peers_probe(epw_peers *peers, uint32_t peer, uint64_t timeout_ns);
 
-/* A question has come by a queue: the thread that received it answers it. */
+/* A question has arrived by a queue: the thread that received it answers it. */
 void epw_peers_probe_asked(epw_peers *peers, uint32_t source);
 
 /* This rank answers probes from the first call until the second has returned. Make the second call also after

@@ -45,7 +45,7 @@ static void broken(void *context) {
 
 /* ---- what may be written ---- */
 
-/* A word has come from the peer. Writer: the NIC, after everything that was posted before it. Reader: the
+/* A word has arrived from the peer. Writer: the NIC, after everything that was posted before it. Reader: the
  * same as for a word that a mapped peer has stored. */
 static void arrived(void *context, uint64_t offset, uint64_t value) {
     const epw_remote *remote = context;

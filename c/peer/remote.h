@@ -79,7 +79,7 @@ void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out);
 /* Whether any peer is behind a queue. */
 bool epw_remotes_any(const epw_peers *peers);
 
-/* Takes in what has come, on this thread. Does nothing without a fabric. */
+/* Takes in what has arrived, on this thread. Does nothing without a fabric. */
 void epw_remotes_poll(const epw_peers *peers);
 
 /* The same for a waiter, see epw_nic_drive. Does nothing if no peer is behind a queue. */

@@ -2,6 +2,7 @@
 #include "peer/tell.h"
 
 #include <stdio.h>
+#include <string.h>
 
 /* Long enough for most sets; what does not fit ends in "...". */
 #define RANKS_TEXT 192
@@ -72,21 +73,22 @@ void epw_tell_membership(const epw_begun *begun) {
     paths_text(begun, paths, sizeof paths);
     bool none = epw_mask_empty(&gone);
     epw_log(EPW_LOG_MEMBER, EPW_LOG_INFO, (epw_where){"", (int)begun->rank, -1},
-            "epoch %u from step %llu: members %s%s%s%s (%s)", begun->epoch, (unsigned long long)begun->step,
-            ranks_text(begun->active, begun->ranks, members), none ? "" : "; without ",
-            none ? "" : ranks_text(&gone, begun->ranks, left), paths, begun->what);
+            "%s: epoch %u from step %llu: members %s%s%s%s", begun->what, begun->epoch,
+            (unsigned long long)begun->step, ranks_text(begun->active, begun->ranks, members),
+            none ? "" : "; without ", none ? "" : ranks_text(&gone, begun->ranks, left), paths);
 }
 
 /* ---- peers that are given up ---- */
 
-static const char *cause_text(uint32_t cause) {
+/* `revoked`: by this program, which may act for a group. */
+static const char *cause_text(uint32_t cause, bool revoked) {
     switch (cause) {
     case EPW_CAUSE_TIMEOUT:
         return "it was silent for a deadline";
     case EPW_CAUSE_DROPPED:
         return "it has left, or has given up this rank";
     case EPW_CAUSE_SUPERSEDED:
-        return "the group or this program has revoked it, or it is in a newer epoch";
+        return revoked ? "this program or its group has revoked it" : "it is in a newer epoch";
     case EPW_CAUSE_STEP:
         return "it begins the epoch at another step";
     case EPW_CAUSE_LINK:
@@ -123,13 +125,16 @@ static const char *phase_text(uint32_t phase) {
     }
 }
 
-static void tell_record(uint32_t level, const char *event, const epw_error_record *r) {
+static void tell_record(uint32_t level, const char *event, const epw_error_record *r, bool revoked) {
     double ms = (double)r->elapsed_ns / 1e6, of = (double)r->deadline_ns / 1e6;
+    char words[64] = ""; /* for those who know the protocol */
+    if (epw_log_on(EPW_LOG_WAIT, EPW_LOG_TRACE))
+        snprintf(words, sizeof words, "expected word %#llx, seen %#llx; ", (unsigned long long)r->expected,
+                 (unsigned long long)r->seen);
     epw_log(EPW_LOG_WAIT, level, (epw_where){"", (int)r->rank, (int)r->peer},
-            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; expected word "
-            "%#llx, seen %#llx; peers awaited: %u",
-            event, cause_text(r->cause), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
-            (unsigned long long)r->expected, (unsigned long long)r->seen, r->waiting);
+            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; %speers awaited: %u",
+            event, cause_text(r->cause, revoked), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
+            words, r->waiting);
 }
 
 /* Whether the record describes the wait that gave the peer up, and not an older operation that lacked the
@@ -144,25 +149,26 @@ void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool si
                       const epw_error_record *record) {
     if (!epw_log_on(EPW_LOG_WAIT, EPW_LOG_WARN)) return;
     if (tells_of(record, (uint32_t)where.peer, epoch)) {
-        tell_record(EPW_LOG_WARN, "given up", record);
+        tell_record(EPW_LOG_WARN, "given up", record, revoked);
     } else if (silent) {
-        epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s (%s)", cause_text(EPW_CAUSE_TIMEOUT), what);
+        epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s, in a wait of the %s",
+                cause_text(EPW_CAUSE_TIMEOUT, false), what);
     } else if (revoked) { /* by the caller, who knows why: a group has told it */
-        epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "given up: revoked by the group or this program (%s)",
-                what);
+        epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where,
+                "given up: this program or its group has revoked it in the %s", what);
     } else { /* also of each peer when this rank's buffer ends */
         epw_log(EPW_LOG_WAIT, EPW_LOG_TRACE, where, "no more operations with it");
     }
 }
 
-void epw_tell_outcome(const epw_outcome *outcome) {
+void epw_tell_outcome(const epw_outcome *outcome, bool revoked) {
     const epw_error_record *r = &outcome->record;
     if (r->cause == EPW_CAUSE_NONE) return;
     /* Operations after the one that gave a peer up have nothing new to say. */
     uint32_t level = r->cause == EPW_CAUSE_SUSPECTED ? EPW_LOG_TRACE : EPW_LOG_WARN;
     if (!epw_log_on(EPW_LOG_WAIT, level)) return;
     char missing[RANKS_TEXT], what[RANKS_TEXT + 32];
-    snprintf(what, sizeof what, "ended without ranks %s",
-             ranks_text(&outcome->missing, EPW_MAX_RANKS, missing));
-    tell_record(level, what, r);
+    bool one = strpbrk(ranks_text(&outcome->missing, EPW_MAX_RANKS, missing), ",-") == NULL;
+    snprintf(what, sizeof what, "ended without %s %s", one ? "rank" : "ranks", missing);
+    tell_record(level, what, r, revoked);
 }

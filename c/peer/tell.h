@@ -23,7 +23,8 @@ void epw_tell_membership(const epw_begun *begun);
 void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
                       const epw_error_record *record);
 
-/* On a GPU, where kernels give peers up: an operation has ended without some peers. */
-void epw_tell_outcome(const epw_outcome *outcome);
+/* On a GPU, where kernels give peers up: an operation has ended without some peers. `revoked`: the group or
+ * the program has revoked the peer that the record names. */
+void epw_tell_outcome(const epw_outcome *outcome, bool revoked);
 
 #endif

@@ -424,7 +424,7 @@ epw_status epw_prefill_collect(epw_prefill *p, epw_routing *r, const epw_prefill
     return epw_prefill_run(p, lane, outcome);
 }
 
-/* ---- going on, waiting ---- */
+/* ---- continuing, waiting ---- */
 
 epw_status epw_prefill_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome) {
     epw_where where = {"poll", -1, -1};

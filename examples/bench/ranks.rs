@@ -50,11 +50,10 @@ pub fn count(group: &Group) -> u32 {
 
 /// Executes this program once per rank and hosts their rendezvous on the loopback interface.
 fn spawn(ranks: u32, args: &Args) -> Result<ExitCode, Error> {
-    let token = Token::random()?;
     let world = places(ranks, args)?;
-    let options = ServerOptions::new("bench", world).token(Some(token.clone())).initial(ranks);
+    let options = ServerOptions::new("bench", world).token(Some(Token::random()?)).initial(ranks);
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let ended = Ranks::new(ranks).server(&server).run_id("bench").token(token).spawn()?.wait(None)?;
+    let ended = Ranks::new(ranks).server(&server).spawn()?.wait(None)?;
     match ended.exit_code() {
         0 => Ok(ExitCode::SUCCESS),
         _ => Err(ended.to_string().into()),

@@ -91,7 +91,7 @@ static uint16_t reference(uint16_t x, const int32_t *ids, const float *weights) 
 /* ---- One rank ---- */
 
 /* Peers that fail do not make a call fail: its outcome tells whose rows are missing and why. A server would
- * go on without them; this program expects nobody to. */
+ * continue without them; this program expects nobody to. */
 static void expect_complete(const char *operation, const epw_outcome *outcome) {
     if (!outcome->degraded) return;
     fprintf(stderr, "two_processes: %s: peer %u missing in phase %u, cause %u, after %.3f s\n", operation,

@@ -41,10 +41,9 @@ pub fn start(
 /// Runs this program again as every rank. They meet at a server of this process, on loopback, where the token keeps other
 /// users of the host out.
 fn as_parent(run_id: &str, ranks: u32) -> Result<ExitCode> {
-    let token = Token::random()?;
-    let options = ServerOptions::new(run_id, ranks).token(Some(token.clone()));
+    let options = ServerOptions::new(run_id, ranks).token(Some(Token::random()?));
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let running = Ranks::new(ranks).server(&server).run_id(run_id).token(token).grace(GRACE).spawn()?;
+    let running = Ranks::new(ranks).server(&server).grace(GRACE).spawn()?;
     let ended = running.wait(None)?;
     match ended.exit_code() {
         0 => Ok(ExitCode::SUCCESS),

@@ -27,6 +27,6 @@ pub(crate) fn serve(address: &str, options: ServerOptions) -> Result<(), Box<dyn
         // From now on members try to reconnect. Everything that they have been told is in the file.
         drop(server);
         tokio::time::sleep(Duration::from_millis(50)).await;
-        Ok(print(&format!("ended; the run goes on where a server is started with {file}"))?)
+        Ok(print(&format!("ended; the run continues where a server is started with {file}"))?)
     })
 }

@@ -94,10 +94,9 @@ fn show(report: &Report, args: &Args) -> Result<ExitCode, Error> {
 
 /// Executes this program once per rank and hosts their rendezvous on the loopback interface.
 fn spawn(ranks: u32) -> Result<ExitCode, Error> {
-    let token = Token::random()?;
-    let options = ServerOptions::new("doctor", ranks).token(Some(token.clone()));
+    let options = ServerOptions::new("doctor", ranks).token(Some(Token::random()?));
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-    let ended = Ranks::new(ranks).server(&server).run_id("doctor").token(token).spawn()?.wait(None)?;
+    let ended = Ranks::new(ranks).server(&server).spawn()?.wait(None)?;
     match ended.exit_code() {
         0 => Ok(ExitCode::SUCCESS),
         _ => Err(ended.to_string().into()),

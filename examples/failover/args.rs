@@ -38,7 +38,7 @@ pub struct Story {
     #[arg(long, value_name = "TIMES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub slower: u32,
     /// What the run must keep, any of NAME=NUMBER between commas. Milliseconds from a kill until the others have agreed: kill, and
-    /// leader for the rank that serves the run; milliseconds beyond its lease until they go on without a stopped rank: stop, and
+    /// leader for the rank that serves the run; milliseconds beyond its lease until they continue without a stopped rank: stop, and
     /// stopped-leader. MiB that the memory of one process, and on GPUs that in use on its GPU, may grow during the later half of the kills:
     /// memory, gpu-memory.
     #[arg(long, value_name = "LIMITS", default_value_t = Limits::default())]

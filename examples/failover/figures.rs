@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// From a kill: when a step first lacked the rank, the others had agreed to go on without it, and all of them did.
+/// From a kill: when a step first lacked the rank, the others had agreed to continue without it, and all of them did.
 #[derive(Debug, Clone, Copy)]
 pub struct Gone {
     pub detected: Option<Duration>,
@@ -17,7 +17,7 @@ pub struct Back {
     pub exact: Duration,
 }
 
-/// A stop, and how long the others took to go on without the rank.
+/// A stop, and how long the others took to continue without the rank.
 #[derive(Debug, Clone, Copy)]
 pub struct Stop {
     /// Whether the run was served by the rank that was stopped.

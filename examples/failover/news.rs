@@ -20,7 +20,7 @@ pub enum News {
     Served { epoch: u32, members: Vec<u32>, missing: Vec<u32> },
     /// The rank whose server serves the run as far as it knows, and the addresses that newcomers may use.
     Known { leader: Option<u32>, servers: Vec<String> },
-    /// The others have gone on without it, and it asks to be let in again.
+    /// The others have continued without it, and it asks to be let in again.
     Evicted,
     /// It was asked for the free bytes of its GPU.
     Memory { free: u64 },

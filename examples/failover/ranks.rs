@@ -141,7 +141,7 @@ impl Ranks {
         Ok(writeln!(input, "{}", serde_json::to_string(&order)?)?)
     }
 
-    /// Stops all threads of a rank; the others may go on without it.
+    /// Stops all threads of a rank; the others may continue without it.
     pub fn stop(&mut self, rank: u32) {
         self.signal(rank, libc::SIGSTOP);
     }

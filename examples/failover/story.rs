@@ -209,7 +209,7 @@ impl Tale {
         self.with(rank).map(drop)
     }
 
-    /// A member retires another one: no step may lack that one before the others go on without it.
+    /// A member retires another one: no step may lack that one before the others continue without it.
     fn retire(&mut self, rank: u32, by: u32) -> Result<()> {
         print(&format!("rank {by} retires rank {rank}{}", self.role(rank)))?;
         let gone = self.without(rank, |ranks| ranks.retire(by, rank))?;
@@ -248,7 +248,7 @@ impl Tale {
             print(&format!("{:>9} ms  a step lacks it", ms(detected)))?;
         }
         let agreed = agreed.unwrap_or(skipping);
-        print(&format!("{:>9} ms  agreed to go on without it", ms(agreed)))?;
+        print(&format!("{:>9} ms  agreed to continue without it", ms(agreed)))?;
         print(&format!("{:>9} ms  all others serve exactly without it", ms(skipping)))?;
         Ok(Gone { detected, agreed, skipping })
     }
@@ -294,7 +294,7 @@ fn restart(server: &mut Server) -> Result<()> {
     print(&"the server is killed")?;
     server.kill();
     std::thread::sleep(Duration::from_millis(500));
-    print(&"another process goes on with its file")?;
+    print(&"another process continues with its file")?;
     server.start_again()?;
     // Until all have come back.
     std::thread::sleep(Duration::from_secs(1));

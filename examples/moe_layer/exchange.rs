@@ -310,7 +310,7 @@ fn values<T: Half>(payload: Payload, rows: &[u8], scales: &[u8], hidden: usize) 
     Ok(values.iter().map(|&bytes| T::MODEL.value(u16::from_ne_bytes(bytes))).collect())
 }
 
-/// A degraded operation lacks rows, and this example has a use for all of them. A server would go on: with the tokens
+/// A degraded operation lacks rows, and this example has a use for all of them. A server would continue: with the tokens
 /// that are whole, and after [`Group::step`](epwire::Group::step) has changed the membership without the ranks that are missing.
 pub fn complete(outcome: &Outcome) -> Result<()> {
     if outcome.is_complete() {

@@ -57,7 +57,7 @@ __device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const
     tell_host(&d->found);
 }
 
-// Whether the peer's call of this operation has come. If it differs, this block stops.
+// Whether the peer's call of this operation has arrived. If it differs, this block stops.
 __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
     const uint64_t at = call_of(c, peer);
     const Packet low = packet_at(c, at), high = packet_at(c, at + EPW_COLL_PACKET);

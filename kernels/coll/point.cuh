@@ -18,7 +18,7 @@ struct PointTeam {
     __device__ __forceinline__ bool meet_any(bool says) const {
         return ptx::team_barrier_any(1 + threadIdx.x / kThreads, kThreads, says);
     }
-    // Whether the team can go on. The barrier also makes what its first thread has found known to the whole team.
+    // Whether the team can continue. The barrier also makes what its first thread has found known to the whole team.
     __device__ __forceinline__ bool goes_on(const Collective &c) const { return !meet_any(!takes_part(c, peer) || c.stopped); }
 };
 

@@ -126,7 +126,7 @@ template <bool kAfterOwn> struct Ranks {
 };
 
 // Waits for the first `count` words of each wanted rank; bit s of `wanted` stands for rank s of `ranks`. Returns those whose
-// words have come.
+// words have arrived.
 template <bool kAfterOwn>
 __device__ __noinline__ uint32_t await_words(Collective &c, Ranks<kAfterOwn> ranks, WordsAt words, uint32_t count,
                                              uint32_t wanted) {
@@ -148,7 +148,7 @@ template <uint32_t kSources, uint32_t kWords> struct Arriving {
     uint64_t data[kSources][kWords];
     uint32_t wanted; // bit s: the words of rank s are awaited and, in the end, are here
 
-    // Loads the packets as they are now. Returns whether all words have come.
+    // Loads the packets as they are now. Returns whether all words have arrived.
     template <bool kAfterOwn> __device__ __forceinline__ bool look(const Collective &c, Ranks<kAfterOwn> ranks, WordsAt words) {
         const uint64_t tag = c.tag;
         bool all = true;

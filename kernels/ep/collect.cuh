@@ -11,7 +11,7 @@ namespace epw {
 struct Expected {
     uint32_t rows[EPW_GPU_MAX_RANKS]; // rows that were sent to each peer
     uint32_t marked;                  // combine words carry the mode
-    epw_rank_set settled;             // peers whose answers have come, or never will
+    epw_rank_set settled;             // peers whose answers have arrived, or never will
 };
 
 // Checks that the answer is complete, and of the mode that this rank expects. Same as the host device's answer_cause.

@@ -315,7 +315,7 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
 }
 
 // Handles peers that some blocks have given up and others may have counted: a peer that has sent what was awaited is kept. Every
-// word that has come is passed to `take(peer, value)`, because this block may not have seen it. Called by the closing block.
+// word that has arrived is passed to `take(peer, value)`, because this block may not have seen it. Called by the closing block.
 template <typename Take> __device__ __forceinline__ void keep_arrived(Operation &o, Awaited what, Take take) {
     const uint32_t peer = threadIdx.x;
     if (peer < o.ranks && has(o.present, peer)) {

@@ -133,7 +133,7 @@ __device__ __forceinline__ void take_counts(const Dispatch &a, Operation &o, Rec
     __syncthreads();
 }
 
-// Counts what has come from the thread's source.
+// Counts what has arrived from the thread's source.
 __device__ __noinline__ inline void count_received(const Dispatch &a, const Operation &o, const ReceiveShared &s,
                                                    const uint32_t *table, bool again) {
     const epw_layout &l = a.lane.layout;

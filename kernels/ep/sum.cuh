@@ -100,7 +100,7 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
                 const Part &part = batch.parts[added];
                 bool last = part.last;
                 add_part<T, Weighted>(total, h, part.weight);
-                fetch(h); // arrives while the sum goes on
+                fetch(h); // arrives while the sum continues
                 unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
                 added = part_after(added, last);
                 if (!last) continue;

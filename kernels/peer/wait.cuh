@@ -69,7 +69,7 @@ __device__ __noinline__ inline void post_beacon(const Peers &p, uint32_t named) 
 }
 
 // Whether this rank has been silent so long that its peers, which time it from its last word, need a beacon before its caller
-// goes on.
+// continues.
 __device__ __forceinline__ bool was_silent(const Peers &p, uint64_t spoke) {
     return epw_rule_silent(ptx::global_timer_ns() - spoke, p.group_deadline);
 }
@@ -179,7 +179,7 @@ __device__ __forceinline__ bool is_broken(const Peers &p, uint32_t peer) {
 constexpr uint64_t kAskEveryNs = 1000000;
 
 // Between looks at the words: reads and posts beacons, and checks the deadline. Returns why the wait ends, or EPW_CAUSE_NONE if
-// it goes on.
+// it continues.
 __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
     epw_gpu_peers *shared = p.peers;
     const uint32_t peer = w.peer();

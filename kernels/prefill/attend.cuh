@@ -123,7 +123,7 @@ struct Attendant {
     }
     __device__ __forceinline__ bool has_sent() const { return !opens && !ends && (!sends || sent == rows); }
 
-    // Whether movers have gone on.
+    // Whether movers have moved on.
     static __device__ __forceinline__ bool follow(const epw_prefill_line &line, uint32_t &seen) {
         const uint32_t before = seen;
         seen = ptx::load_relaxed_gpu(&line.moved);
@@ -253,12 +253,12 @@ struct Attendant {
         return comes;
     }
 
-    // Movers go on with no row of the peer but those whose flags are set.
+    // Movers continue with no row of the peer but those whose flags are set.
     __device__ __noinline__ void lose() {
         insert(o.lacking, peer);
         if (o.does(EPW_PREFILL_COUNTS) && !heard) settle();
         allowed = false;
-        if (taking) open_line(p.take, come - (in_first + 1)); // no row beyond it has come, unless just now
+        if (taking) open_line(p.take, come - (in_first + 1)); // no row beyond it has arrived, unless just now
     }
 
     __device__ __forceinline__ void leave_rings() {

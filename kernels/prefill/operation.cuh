@@ -8,8 +8,8 @@
 //
 // Attendants tell movers which rows there are. A mover takes the next few rows of a line as a ticket, by an atomic addition, and
 // looks at the flags of their slots until the first of them may be moved: until the peer has given the slot back, or has written
-// the row. It keeps the ticket meanwhile and goes on with other lines: so a peer that gives no slot back holds up neither rows to
-// others nor those that come. When rows are through, the mover sets the flags of their slots at the peer.
+// the row. It keeps the ticket meanwhile and continues with other lines: so a peer that gives no slot back holds up neither rows
+// to others nor those that come. When rows are through, the mover sets the flags of their slots at the peer.
 //
 // Every wait is bounded. Attendants wait for peers as all kernels do (peer/wait.cuh), and give a peer up that is silent. Movers
 // and the registrar wait for attendants, and blocks for one another, only once all blocks are known to run, see enter().
@@ -223,7 +223,7 @@ struct Flag {
     // Not an acquire.
     __device__ __forceinline__ bool seems_set(const Prefill &o) const { return !at || has_count(o, glimpse_count(at), count); }
 };
-// Message `number` of the peer has come.
+// Message `number` of the peer has arrived.
 __device__ __forceinline__ Flag arrival_of(const Prefill &o, uint32_t peer, uint64_t number) {
     return {flag_here(o, EPW_FLAGS_WRITTEN, peer, number), number + 1};
 }
@@ -430,7 +430,7 @@ __device__ __noinline__ inline void fill_record(const Prefill &o, epw_error_reco
     r.deadline_ns = o.deadline;
 }
 
-// Rows of a line that are through; of the lost peer's, those that had come.
+// Rows of a line that are through; of the lost peer's, those that had arrived.
 __device__ __forceinline__ uint64_t rows_through(const epw_prefill_line &line) {
     const uint32_t opened = ptx::load_relaxed_gpu(&line.opened);
     return opened == 0 ? 0 : min(ptx::load_relaxed_gpu(&line.moved), opened - 1);
@@ -476,8 +476,8 @@ __device__ __noinline__ inline void close_shut(Prefill &o) {
     report(o, true);
 }
 
-// Peers whose rows movers have found to be none, or to be no more, are lacking too. Called by one thread of the first block, when
-// all other blocks are out.
+// A peer also lacks if movers have found one of its rows to be invalid, or its rows to have ended early. Called by one thread of
+// the first block, when all other blocks are out.
 __device__ __forceinline__ void gather_refused(Prefill &o) {
     for (uint32_t peer = 0; peer < o.ranks; peer++) {
         const epw_prefill_gpu_peer &p = o.state->peers[peer];

@@ -92,7 +92,7 @@ typedef struct epw_prefill_gpu_routing {
     uint32_t *sent_first;                         /* [ranks + 1] */
     uint32_t *sent_entries;                       /* [ranks] */
     uint32_t *sent_counts;                        /* [experts] */
-    uint32_t *announced, *received;               /* [ranks] rows of each source: as it said; that have come, 0 if it was lost */
+    uint32_t *announced, *received;  /* [ranks] rows of each source: as it said; that have arrived, 0 if it was lost */
     uint32_t *counts, *base;         /* [ranks, E] of the announced ones, by expert; number of the first among those of the
                                       * expert */
     uint32_t *row_first;             /* [ranks] number of a source's first row among all */
@@ -127,7 +127,7 @@ typedef struct epw_prefill_gpu_call {
     uint64_t deadline_ns;
     uint32_t kind, parts, hash, dtype;
     uint32_t counts;   /* 1: what the operation moves is counted in the lane's state */
-    uint32_t gives_up; /* 1: the rest of the operation is nobody's: peers are told, and what they send is discarded */
+    uint32_t gives_up; /* 1: the rest of the operation is given up: peers are told, and what they send is discarded */
 } epw_prefill_gpu_call;
 
 typedef struct epw_prefill_dispatch_args {

@@ -17,9 +17,9 @@ pub struct DispatchBuffers {
     pub scales: HostBuffer<u8>,
     /// `[E, M, sideband_bytes]`, rank-major `[M, sideband_bytes]`.
     pub sideband: Vec<u8>,
-    /// Rows that have come for each local expert, `[E]`.
+    /// Rows that have arrived for each local expert, `[E]`.
     pub counts: Vec<u32>,
-    /// Rows that have come from each rank, `[ranks]`.
+    /// Rows that have arrived from each rank, `[ranks]`.
     pub source_counts: Vec<u32>,
     /// Where the rows of each rank begin in each expert's list, and how many there are, `[E, ranks]`.
     pub ranges: Vec<[u32; 2]>,
@@ -101,7 +101,7 @@ impl DispatchBuffers {
         unsafe { std::slice::from_raw_parts(self.rows.as_ptr().cast(), len) }
     }
 
-    /// Where the rows that have come for a local expert lie in `[E, M, width]`: among the
+    /// Where the rows that have arrived for a local expert lie in `[E, M, width]`: among the
     /// [elements](DispatchBuffers::rows_as) received, and among the outputs that [`Combine::new`](crate::Combine::new)
     /// takes. Expert-major only; empty for a number that is no local expert.
     ///

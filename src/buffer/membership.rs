@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::ep_buffer::{EpBuffer, Inner};
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::ffi::Floor;
 use crate::group::{Follower, GivenUp, held_by};
@@ -26,14 +27,14 @@ impl EpBuffer {
     }
 
     /// Tells the buffer that the group continues without these ranks: they become suspects of this membership, and all
-    /// waits for them, current and future ones, end at once with [`Cause::Superseded`](crate::Cause::Superseded). It
+    /// waits for them, current and future ones, end at once with [`Cause::Revoked`](crate::Cause::Revoked). It
     /// does not say that they have failed, so none of them becomes [`silent`](Membership::silent). Ranks that are not
     /// members are ignored. Callable from any thread while operations run, and waits for none of them; on GPUs, kernels
     /// look for it after waiting for some tens of microseconds.
     ///
     /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them.
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        self.inner.ffi.revoke_known(ranks)
+        self.inner.ffi.revoke(ranks, Cause::Revoked)
     }
 
     /// The current membership, and its suspects.
@@ -52,12 +53,8 @@ impl Follower for Inner {
         peers::begin(&*self.ffi, decision)
     }
 
-    fn revoke(&self, peers: &Mask) -> Result<()> {
-        self.ffi.revoke(peers)
-    }
-
-    fn revoke_known(&self, peers: &Mask) -> Result<()> {
-        self.ffi.revoke_known(peers)
+    fn revoke(&self, peers: &Mask, why: Cause) -> Result<()> {
+        self.ffi.revoke(peers, why)
     }
 
     fn given_up(&self) -> Result<GivenUp> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::communicator::Comm;
 use super::inner::Inner;
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::ffi::Floor;
 use crate::group::{Follower, GivenUp};
@@ -23,7 +24,7 @@ impl Comm {
     /// Tells the communicator and its subsets that the group continues without these ranks: as
     /// [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        self.inner.revoke_known(ranks)
+        self.inner.revoke(ranks, Cause::Revoked)
     }
 
     /// The current membership, and its suspects.
@@ -49,14 +50,9 @@ impl Follower for Inner {
         })
     }
 
-    fn revoke(&self, peers: &Mask) -> Result<()> {
-        self.ffi.revoke(peers)?;
-        self.subsets().iter().try_for_each(|subset| subset.inner.revoke(&subset.mask_of(peers)))
-    }
-
-    fn revoke_known(&self, peers: &Mask) -> Result<()> {
-        self.ffi.revoke_known(peers)?;
-        self.subsets().iter().try_for_each(|subset| subset.inner.revoke_known(&subset.mask_of(peers)))
+    fn revoke(&self, peers: &Mask, why: Cause) -> Result<()> {
+        self.ffi.revoke(peers, why)?;
+        self.subsets().iter().try_for_each(|subset| subset.inner.revoke(&subset.mask_of(peers), why))
     }
 
     fn given_up(&self) -> Result<GivenUp> {

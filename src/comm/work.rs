@@ -86,7 +86,7 @@ impl<B> Work<B> {
     ///
     /// # Errors
     /// The work, which continues.
-    #[allow(clippy::result_large_err, reason = "the work goes back to whoever goes on with it")]
+    #[allow(clippy::result_large_err, reason = "the work goes back to whoever continues with it")]
     pub fn wait_for(mut self, timeout: Duration) -> Result<(Result<Outcome>, B), Self> {
         self.look(timeout).ok_or(self)
     }
@@ -95,7 +95,7 @@ impl<B> Work<B> {
     ///
     /// # Errors
     /// The work, which continues.
-    #[allow(clippy::result_large_err, reason = "the work goes back to whoever goes on with it")]
+    #[allow(clippy::result_large_err, reason = "the work goes back to whoever continues with it")]
     pub fn try_wait(self) -> Result<(Result<Outcome>, B), Self> {
         self.wait_for(Duration::ZERO)
     }

@@ -7,7 +7,7 @@ use crate::names::{ParseNameError, names};
 use crate::sys;
 use crate::tensor::DType;
 
-/// 16-bit types of tokens and expert outputs.
+/// 16-bit types of tokens and expert outputs. There are no others, so a `match` needs no arm for `_`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Float16 {

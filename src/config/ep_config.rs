@@ -39,7 +39,7 @@ pub struct EpConfig {
     pub experts: u32,
     /// The most experts per token, up to 32.
     pub topk: u32,
-    /// Operations in flight, 1 or 2.
+    /// Steps in flight, 1 or 2: each has a lane from its dispatch to the end of its combine.
     pub lanes: u32,
     /// Type of tokens.
     pub dtype: Float16,

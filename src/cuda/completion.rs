@@ -9,7 +9,7 @@ use super::view::Site;
 use super::waiting::{late, until};
 use crate::buffer::{EpBuffer, Inner};
 use crate::error::Result;
-use crate::ffi::Progress;
+use crate::ffi::{Floor, Progress};
 use crate::outcome::{ErrorRecord, Outcome};
 use crate::sys;
 
@@ -115,6 +115,8 @@ impl EpBuffer {
         /// More than the kernels' ring holds.
         const CAPACITY: u32 = 512;
         let (records, lost) = self.inner.ffi.take_errors(CAPACITY)?;
-        Ok(Errors { records: records.iter().filter_map(ErrorRecord::from_c).collect(), lost })
+        let known = self.inner.ffi.known();
+        let record = |record| ErrorRecord::from_c(record, known);
+        Ok(Errors { records: records.iter().filter_map(record).collect(), lost })
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use super::known::Known;
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::sys;
@@ -22,11 +23,11 @@ pub(crate) trait Floor: Send + Sync + Debug {
     /// `EPW_WIRE_*`
     fn wire(&self, peer: u32) -> u32;
     fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()>;
-    fn revoke(&self, peers: &Mask) -> Result<()>;
-    /// The program itself revokes them: they are no news to it.
-    fn revoke_known(&self, peers: &Mask) -> Result<()> {
-        self.known().add(self.membership()?.epoch, peers);
-        self.revoke(peers)
+    /// As [`Floor::revoke`], for the C object alone.
+    fn give_up(&self, peers: &Mask) -> Result<()>;
+    fn revoke(&self, peers: &Mask, why: Cause) -> Result<()> {
+        self.known().revoke(self.membership()?.epoch, peers, why);
+        self.give_up(peers)
     }
     fn known(&self) -> &Known;
     fn membership(&self) -> Result<sys::epw_membership>;
@@ -91,7 +92,7 @@ macro_rules! floor {
                 Ok(())
             }
 
-            fn revoke(&self, peers: &Mask) -> Result<()> {
+            fn give_up(&self, peers: &Mask) -> Result<()> {
                 // SAFETY: the C object is alive, the mask is read during the call only.
                 check(unsafe { sys::$revoke(self.0.as_ptr(), &c_mask(peers)) })?;
                 Ok(())

@@ -1,23 +1,62 @@
-//! Which suspects a program knows of, so that it is told of each loss once.
+//! What is known about suspects besides what the C core knows: whether the program has been told of the loss, and why a
+//! peer was revoked.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use crate::cause::Cause;
 use crate::mask::Mask;
 
-/// The suspects of an epoch that an outcome has named, or that the program has revoked.
+/// What is known of the suspects of an epoch.
 #[derive(Debug, Default)]
-pub(crate) struct Known(Mutex<(u32, Mask)>);
+pub(crate) struct Known(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    epoch: u32,
+    /// Those that an outcome has named, or that the program has revoked.
+    told: Mask,
+    /// Why peers were revoked.
+    revoked: BTreeMap<u32, Cause>,
+}
 
 impl Known {
-    /// Adds these suspects of an epoch, and returns those that were not among them.
+    /// Adds these suspects of an epoch, and returns those that the program had not been told of.
     pub(crate) fn add(&self, epoch: u32, ranks: &Mask) -> Mask {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.0 != epoch {
-            *known = (epoch, Mask::EMPTY);
+        self.of(epoch, |state| {
+            let news = *ranks - state.told;
+            state.told |= *ranks;
+            news
+        })
+    }
+
+    /// These peers are revoked in this epoch. [`Cause::Revoked`], by the program, is no news to it, and counts less than
+    /// what the group says.
+    pub(crate) fn revoke(&self, epoch: u32, ranks: &Mask, why: Cause) {
+        self.of(epoch, |state| {
+            for rank in ranks {
+                match why {
+                    Cause::Revoked => _ = state.revoked.entry(rank).or_insert(why),
+                    _ => _ = state.revoked.insert(rank, why),
+                }
+            }
+            if why == Cause::Revoked {
+                state.told |= *ranks;
+            }
+        });
+    }
+
+    /// Why the peer was revoked in this epoch, if it was.
+    pub(crate) fn why(&self, epoch: u32, peer: u32) -> Option<Cause> {
+        self.of(epoch, |state| state.revoked.get(&peer).copied())
+    }
+
+    fn of<T>(&self, epoch: u32, f: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.epoch != epoch {
+            *state = State { epoch, ..State::default() };
         }
-        let news = ranks.minus(&known.1);
-        known.1 = known.1.or(ranks);
-        news
+        f(&mut state)
     }
 }
 
@@ -32,5 +71,19 @@ mod tests {
         assert_eq!(known.add(1, &two), two.minus(&one));
         assert_eq!(known.add(1, &two), Mask::EMPTY);
         assert_eq!(known.add(2, &one), one);
+    }
+
+    #[test]
+    fn what_the_group_knows_of_a_revoked_peer_counts_more_than_the_program_until_the_next_epoch() {
+        let (known, one) = (Known::default(), Mask::all(1));
+        assert_eq!(known.why(1, 0), None);
+        for why in [Cause::Revoked, Cause::LeftOut, Cause::Ended] {
+            known.revoke(1, &one, why);
+            assert_eq!((known.why(1, 0), known.why(1, 1)), (Some(why), None));
+        }
+        known.revoke(1, &one, Cause::Revoked);
+        assert_eq!(known.why(1, 0), Some(Cause::Ended));
+        assert_eq!(known.add(1, &one), Mask::EMPTY);
+        assert_eq!(known.why(2, 0), None);
     }
 }

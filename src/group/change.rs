@@ -48,7 +48,7 @@ impl fmt::Display for Step {
 impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { epoch, members, entered, left, waiting } = self;
-        write!(f, "epoch {epoch} of ranks {members}")?;
+        write!(f, "epoch {epoch} of {}", members.named())?;
         for (ranks, have) in [(entered, "entered"), (left, "left")] {
             if !ranks.is_empty() {
                 write!(f, "; {have}: {ranks}")?;
@@ -112,7 +112,8 @@ impl fmt::Display for Progress {
         match self {
             Self::Proposed { change } => write!(f, "change {change} is proposed"),
             Self::Due { change, epoch, members, step, waiting } => {
-                write!(f, "change {change} is due: epoch {epoch} of ranks {members} from step {step}")?;
+                let ranks = members.named();
+                write!(f, "change {change} is due: epoch {epoch} of {ranks} from step {step}")?;
                 still_on_standby(waiting, f)
             }
             Self::InEffect { change, experts } => {

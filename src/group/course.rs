@@ -16,6 +16,7 @@ use super::follower::Follower;
 use super::meetings::Meetings;
 use super::outbox::Outbox;
 use super::survey::{Question, Survey};
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::mask::{MAX_WORLD, Mask};
 use crate::observe::Sight;
@@ -53,7 +54,8 @@ const MAX_PROGRESS: usize = 64;
 enum News {
     /// A member on standby has learned of another membership.
     Elsewhere(Decision),
-    Progress(Progress),
+    /// With a decision after which the members are the same: those of them that this member had given up.
+    Progress(Progress, Option<Mask>),
     /// The change of this decision is in effect, with the time since its proposal.
     InEffect(Decision, Duration, Change, Vec<Experts>),
 }
@@ -119,6 +121,11 @@ impl Course {
         })
     }
 
+    /// This member asks to join, and gives up after `deadline`; the run begins with `initial` ranks.
+    pub(super) fn joins(&self, initial: u32, deadline: Duration) {
+        self.sight.joins(initial, deadline);
+    }
+
     pub(super) fn follow(&self, follower: Weak<dyn Follower>) {
         let mut followers = self.followers.lock().unwrap_or_else(PoisonError::into_inner);
         followers.retain(|follower| follower.strong_count() > 0);
@@ -181,29 +188,30 @@ impl Course {
     /// Reports to logs, metrics and receivers of the changes. The caller holds no lock.
     fn tell(&self) {
         self.news.empty(|news| {
-            let progress = match news {
+            let (progress, again) = match news {
                 News::Elsewhere(current) => return self.sight.works_with(&current),
-                News::Progress(progress) => progress,
+                News::Progress(progress, again) => (progress, again),
                 News::InEffect(decision, took, change, experts) => {
                     self.sight.in_effect(&decision, &change.entered, &change.left, took);
                     for (buffer, Experts { lost, regained, .. }) in experts.iter().enumerate() {
                         if !lost.is_empty() {
-                            self.sight.out_of_reach(buffer, &Listed(lost));
+                            self.sight.out_of_reach(buffer, experts.len(), &Listed(lost));
                         }
                         if !regained.is_empty() {
-                            self.sight.in_reach_again(buffer, &Listed(regained));
+                            self.sight.in_reach_again(buffer, experts.len(), &Listed(regained));
                         }
                     }
                     if let Some(left) = few_epochs_left(decision.epoch) {
                         self.sight.runs_out(decision.epoch, left);
                     }
-                    Progress::InEffect { change, experts }
+                    (Progress::InEffect { change, experts }, None)
                 }
             };
             match &progress {
                 Progress::Proposed { change } => self.sight.proposed(*change),
                 Progress::Due { change, epoch, members, step, waiting } => {
-                    self.sight.due(*change, *epoch, members, *step, waiting);
+                    let decision = Decision { mask: *members, epoch: *epoch, step: *step };
+                    self.sight.due(*change, &decision, waiting, again);
                 }
                 Progress::Aborted { change, error } => self.sight.aborted(*change, error),
                 Progress::InEffect { .. } => {}
@@ -250,14 +258,19 @@ impl Course {
         Ok(())
     }
 
-    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. On
+    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. `why`: for
+    /// those that have not ended. On
     /// standby it is not: this member may have joined again since it was left out, and what it follows is still in the
     /// former membership, which must be revoked before its peers can be connected anew.
-    fn revoke(&self, peers: &Mask, epoch: u32) {
+    fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.waits() || self.current().epoch < epoch {
-            // A follower that cannot be told ends its waits by itself, at their deadline.
-            self.followers().iter().for_each(|follower| drop(follower.revoke(peers)));
+            let ended = self.sight.ended() & *peers;
+            for follower in self.followers() {
+                // A follower that cannot be told ends its waits by itself, at their deadline.
+                drop(follower.revoke(&ended, Cause::Ended));
+                drop(follower.revoke(&(*peers - ended), why));
+            }
         }
     }
 
@@ -328,7 +341,12 @@ impl Course {
 }
 
 impl Attendant for Course {
+    fn unanswered(&self, address: &str) {
+        self.sight.waits_for_server(address);
+    }
+
     fn joined(&self, joined: &Joined) {
+        self.sight.has_joined();
         let mut state = self.state();
         state.roster.clear();
         state.seat(&joined.roster);
@@ -380,7 +398,7 @@ impl Attendant for Course {
             Ask::Promise { change, lossy } => {
                 let mut state = self.state();
                 if state.account.propose(change) {
-                    self.news.put(News::Progress(Progress::Proposed { change }));
+                    self.news.put(News::Progress(Progress::Proposed { change }, None));
                 }
                 state.news += 1;
                 let idle = state.asked.is_none_or(|asked| asked.elapsed() > self.heartbeat.interval);
@@ -408,7 +426,9 @@ impl Attendant for Course {
                 state.called_off = Some((state.news, error.clone()));
             }
             let removed = state.pace.settle(change, decided, retired);
-            let is_new = state.pace.newest() > newest;
+            let is_new = state.pace.newest().epoch > newest.epoch;
+            let is_same = is_new && state.pace.newest().mask == newest.mask;
+            let again = is_same.then(|| state.given_up.or(&state.doubted).and(&newest.mask));
             let progress = state.account.settle(change, outcome, is_new, waiting);
             // For a member on standby, what the others decide is in effect at once.
             let current = state.pace.current();
@@ -416,17 +436,20 @@ impl Attendant for Course {
                 state.account.begin(current.epoch);
                 self.news.put(News::Elsewhere(current));
             }
-            progress.into_iter().for_each(|progress| self.news.put(News::Progress(progress)));
+            progress.into_iter().for_each(|progress| self.news.put(News::Progress(progress, again)));
             removed
         };
         self.tell();
-        let revoked = if removed.contains(self.rank) { self.current().mask } else { removed };
+        let (revoked, why) = match removed.contains(self.rank) {
+            true => (self.current().mask, Cause::Evicted),
+            false => (removed, Cause::LeftOut),
+        };
         let revoked = revoked.without(self.rank);
         if let (Some(decision), false) = (decided, revoked.is_empty()) {
             let course = self.me.clone();
             in_background(move || {
                 if let Some(course) = course.upgrade() {
-                    course.revoke(&revoked, decision.epoch);
+                    course.revoke(&revoked, decision.epoch, why);
                 }
             });
         }

@@ -4,6 +4,7 @@ use std::fmt::Debug;
 use std::ops::Range;
 use std::time::Duration;
 
+use crate::cause::Cause;
 use crate::error::Result;
 use crate::mask::Mask;
 use crate::rendezvous::wire::Decision;
@@ -14,9 +15,7 @@ pub(crate) trait Follower: Send + Sync + Debug {
     /// May wait for work that was enqueued before, within its deadline.
     fn begin(&self, decision: &Decision) -> Result<()>;
     /// Ends waits for these peers, which are not in the next membership. Does not wait.
-    fn revoke(&self, peers: &Mask) -> Result<()>;
-    /// The same, because the program says so.
-    fn revoke_known(&self, peers: &Mask) -> Result<()>;
+    fn revoke(&self, peers: &Mask, why: Cause) -> Result<()>;
     /// The peers given up in the current epoch.
     fn given_up(&self) -> Result<GivenUp>;
     /// The experts that these ranks hold, as ascending ids; none for a follower without experts.

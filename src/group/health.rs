@@ -64,7 +64,7 @@ names!(Status, "a status: serving, degraded or out" {
 pub enum Reason {
     /// Out: it has left.
     Left,
-    /// Out: the others go on without it. It may [rejoin](Group::rejoin).
+    /// Out: the others continue without it. It may [rejoin](Group::rejoin).
     Evicted {
         /// Since this epoch.
         epoch: u32,
@@ -96,7 +96,7 @@ pub enum Reason {
         /// Their ids, ascending.
         experts: Vec<Range<u32>>,
     },
-    /// Degraded: the server cannot be reached. Operations go on, but no change of the membership can be agreed.
+    /// Degraded: the server cannot be reached. Operations continue, but no change of the membership can be agreed.
     Unreachable {
         /// For how long.
         lasts: Duration,
@@ -214,7 +214,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Left => f.write_str("has left"),
-            Self::Evicted { epoch } => write!(f, "evicted: the others went on in epoch {epoch}"),
+            Self::Evicted { epoch } => {
+                write!(f, "evicted: the others have continued without it since epoch {epoch}")
+            }
             Self::Retired { epoch } => write!(f, "retired with epoch {epoch}"),
             Self::Standby => f.write_str("waits to be admitted"),
             Self::Missing { ranks } => write!(f, "ranks missing: {ranks}"),
@@ -241,7 +243,8 @@ impl fmt::Display for Reason {
 impl fmt::Display for Health {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { status, reasons, rank, world, epoch, members, capacity, standby, step } = self;
-        write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of ranks {members}, step {step}")?;
+        let members = members.named();
+        write!(f, "{status}: rank {rank} of {world}, epoch {epoch} of {members}, step {step}")?;
         if !capacity.is_empty() {
             write!(f, ", room for {capacity}")?;
         }

@@ -1,4 +1,4 @@
-//! How a member and a newcomer connect their buffers, while operations and everything else go on.
+//! How a member and a newcomer connect their buffers, while operations and everything else continue.
 //!
 //! A newcomer introduces itself to each member through the server, with what it exports for that member; the member
 //! connects, and answers with what it exports itself. Each side retries for a lease: a peer may still be connected with

@@ -61,6 +61,7 @@ impl Group {
             None => u128::from_le_bytes(random("choose a member id")?),
         };
         let course = Course::new(options.rank, options.lead, options.heartbeat);
+        course.joins(options.initial, options.join_deadline);
         let seat = |address| Seat { rank: options.rank, member, address };
         let mut address = options.address.clone();
         let mut server = None;
@@ -226,7 +227,7 @@ impl Group {
 
     /// The last known member of each rank, by rank: who was there when this one joined, updated whenever another
     /// process takes a place, such as a replacement. A member that has ended stays listed until its place is taken;
-    /// [`Group::membership`] tells the state of each rank.
+    /// [`Group::membership`] reports the state of each rank.
     pub fn roster(&self) -> Arc<[Identity]> {
         self.inner.course.roster().into()
     }
@@ -270,8 +271,8 @@ impl Group {
         self.inner.server.as_ref()
     }
 
-    /// Gives `blobs[r]` to each rank r of the mask, and gets what they gave this rank, indexed by rank. Those of ranks
-    /// outside the mask are not sent, and come back empty.
+    /// Gives `blobs[r]` to each rank r of the current members, [`Group::active`], and gets what they gave this rank,
+    /// indexed by rank. Blobs for other ranks are not sent, and theirs come back empty.
     ///
     /// Errors: [`BootstrapError::Limit`] for a blob past 64 KiB or 4 MiB together, [`BootstrapError::PeerLost`] when a
     /// participant dies. If one fails it fails for all, with the same error.
@@ -298,7 +299,7 @@ impl Group {
         }
     }
 
-    /// Returns when all ranks of the mask have called it with this tag.
+    /// Returns when all current members have called it with this tag.
     ///
     /// Errors: as [`Group::exchange`].
     pub async fn barrier(&self, tag: &str) -> Result<(), BootstrapError> {
@@ -310,7 +311,7 @@ impl Group {
         self.round("barrier", ranks, tag, RoundKind::Barrier {}).await.map(|_| ())
     }
 
-    /// Makes sure that all ranks of the mask have the same fields.
+    /// Makes sure that all current members have the same fields.
     ///
     /// Errors: [`BootstrapError::ConfigMismatch`] on every rank, with the first field that differs, two of its values
     /// and the ranks that have them; else as [`Group::exchange`].

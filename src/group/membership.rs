@@ -55,7 +55,7 @@ pub enum Role {
         /// The first epoch without it.
         epoch: u32,
     },
-    /// The others go on without it.
+    /// The others continue without it.
     Evicted {
         /// The first epoch without it.
         epoch: u32,
@@ -133,7 +133,7 @@ mod tests {
         let [group] = <[Group; 1]>::try_from(Group::threads(1).unwrap()).unwrap();
         let begun = group.step_blocking().unwrap().number;
         let now = group.membership();
-        assert_eq!(now.to_string(), format!("active; epoch 1 of ranks 0 from step {begun}, at step {begun}"));
+        assert_eq!(now.to_string(), format!("active; epoch 1 of rank 0 from step {begun}, at step {begun}"));
         assert_eq!((now.role, now.begun, now.due, now.leader), (Role::Active, begun, None, None));
         assert_eq!((now.current.mask, now.states), (Mask::all(1), vec![RankState::Alive {}]));
         assert_eq!(now.outage, None);

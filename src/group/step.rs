@@ -8,6 +8,7 @@ use tokio::sync::broadcast;
 use super::change::{Progress, Step};
 use super::follower::Follower;
 use super::member::Group;
+use crate::cause::Cause;
 use crate::error::{Error, Failure};
 use crate::mask::Mask;
 use crate::names::names;
@@ -203,7 +204,7 @@ impl Group {
     /// Ends waits for these ranks, as [`EpBuffer::revoke`](crate::EpBuffer::revoke) does, in all buffers and
     /// communicators that were created with this group: what one of them has found out
     /// ([`Outcome::suspects`](crate::Outcome::suspects)) costs the others no deadline. The group has to be told nothing:
-    /// it finds out by itself who goes on. Callable from any thread, and waits for nothing.
+    /// it finds out by itself who continues. Callable from any thread, and waits for nothing.
     ///
     /// Errors: [`Error::Invalid`](crate::Error::Invalid) if this rank is among them; then nothing is revoked.
     pub fn revoke(&self, ranks: &Mask) -> Result<(), Error> {
@@ -211,7 +212,8 @@ impl Group {
             let text = "ranks contain this rank; leave by Group::leave or Group::retire";
             return Err(Error::Invalid(Failure::new("revoke", self.rank(), text)));
         }
-        let told = self.inner.course.followers().into_iter().map(|follower| follower.revoke_known(ranks));
+        let told =
+            self.inner.course.followers().into_iter().map(|follower| follower.revoke(ranks, Cause::Revoked));
         told.fold(Ok(()), Result::and) // all are told, whatever the first says
     }
 

@@ -76,6 +76,7 @@ mod tests {
 
     use super::super::follower::GivenUp;
     use super::*;
+    use crate::cause::Cause;
     use crate::error::Result;
     use crate::rendezvous::wire::Decision;
 
@@ -89,10 +90,7 @@ mod tests {
         fn begin(&self, _: &Decision) -> Result<()> {
             Ok(())
         }
-        fn revoke(&self, _: &Mask) -> Result<()> {
-            Ok(())
-        }
-        fn revoke_known(&self, _: &Mask) -> Result<()> {
+        fn revoke(&self, _: &Mask, _: Cause) -> Result<()> {
             Ok(())
         }
         fn given_up(&self) -> Result<GivenUp> {

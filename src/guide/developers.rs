@@ -133,7 +133,7 @@
 //! 3. `c/prefill/drive.c`: `epw_prefill_step` reads words, has messages moved, gives up silent peers.
 //! 4. `c/prefill/rules.h`: `epw_streams_turn` says what may be written for each peer now, and what may be taken.
 //! 5. `c/prefill/send.c`: `epw_prefill_send` writes rows to the rings of peers.
-//! 6. `c/prefill/receive.c`: `epw_prefill_take` checks rows that have come and copies them to their places.
+//! 6. `c/prefill/receive.c`: `epw_prefill_take` checks rows that have arrived and copies them to their places.
 //! 7. `c/prefill/combine.c`: `epw_prefill_answer` sends answers to the tokens' ranks, `epw_prefill_sum` adds them there.
 //!
 //! `tests/c/prefill_model.c` explores the rules, `tests/c/prefill_cases.c` compares all of it with a plain reference.

@@ -1,13 +1,13 @@
 //! Where am I: rank, world and meeting point of this process, from whichever launcher started it.
 //!
 //! [`Launch::from_env`] knows torchrun, Open MPI, Hydra (MPICH, Intel MPI), Slurm, other PMI launchers, Kubernetes
-//! LeaderWorkerSets and `EPWIRE_*` set by hand, and reports which of them it used. Without a launcher, [`spawn`] starts
+//! LeaderWorkerSets and epwire's own variables, `EPWIRE_RANK` and others, and reports which of them it used. Without a launcher, [`spawn`] starts
 //! the ranks of one host by executing the program again. `EPWIRE_ADDR`, `EPWIRE_HOSTED`, `EPWIRE_RUN_ID`,
 //! `EPWIRE_LOCAL_RANK` and `EPWIRE_LOCAL_WORLD` override single values of every launcher.
 //!
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
 //! |---|---|---|
-//! | `EPWIRE_*` | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
+//! | epwire | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
 //! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, one port above `MASTER_PORT` |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | the same; without it loopback, if all ranks are on one host |
 //! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | as Open MPI |
@@ -34,6 +34,7 @@ pub use sources::Source;
 
 use crate::env;
 pub use crate::mask::MAX_WORLD;
+use crate::names::setters;
 use sources::{FirstOf, Local, Meeting, Row, RunId, SOURCES};
 
 /// The place of this process in its run.
@@ -61,7 +62,31 @@ pub struct Launch {
     pub source: Source,
 }
 
+setters!(Launch {
+    local_rank: u32,
+    local_world: u32,
+    hosted: bool,
+    run_id: Option<String>,
+    source: Source,
+});
+
 impl Launch {
+    /// For a program that learns its place in some other way: rank `rank` of `world` ranks of one host, which meet at one of
+    /// `addresses`, at a server of rank 0; the run has no name. The setters change the rest.
+    ///
+    /// ```
+    /// use epwire::launch::Launch;
+    ///
+    /// let launch = Launch::new(5, 8, vec!["10.0.0.1:29400".parse()?]).local_rank(1).local_world(4);
+    /// assert_eq!(launch.to_string(), "rank 5 of 8 (local 1 of 4), by epwire, meeting at 10.0.0.1:29400");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn new(rank: u32, world: u32, addresses: Vec<Address>) -> Self {
+        let source = Source::Epwire;
+        let (local_rank, local_world) = (rank, world);
+        Self { rank, world, local_rank, local_world, addresses, hosted: false, run_id: None, source }
+    }
+
     /// Reads the environment of this process, and warns once of unknown `EPWIRE_*` variables. `None` if no launcher is
     /// recognised: then this process is alone, or starts the ranks itself with [`spawn`].
     ///

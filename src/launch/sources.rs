@@ -8,7 +8,7 @@ use crate::names::names;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 #[non_exhaustive]
 pub enum Source {
-    /// `EPWIRE_RANK` and related variables: set by hand, or by [`super::spawn`].
+    /// `EPWIRE_RANK` and related variables, which epwire's own launcher sets ([`super::spawn`]), or somebody by hand.
     Epwire,
     /// torchrun, or anything else that sets PyTorch's `env://` variables.
     Torchrun,
@@ -25,7 +25,7 @@ pub enum Source {
 }
 
 names!(Source, "a launcher" {
-    Epwire = "EPWIRE_*",
+    Epwire = "epwire",
     Torchrun = "torchrun",
     OpenMpi = "Open MPI",
     Hydra = "Hydra",

@@ -12,10 +12,9 @@
 //!     if let Some(launch) = Launch::from_env()? {
 //!         return run(&launch); // a rank: started below, or by torchrun, srun, mpirun
 //!     }
-//!     let token = Token::random()?;
-//!     let options = ServerOptions::new("my run", 4).token(Some(token.clone()));
+//!     let options = ServerOptions::new("my run", 4).token(Some(Token::random()?));
 //!     let server = Server::bind_blocking("127.0.0.1:0", options)?;
-//!     let running = Ranks::new(4).server(&server).run_id("my run").token(token).spawn()?;
+//!     let running = Ranks::new(4).server(&server).spawn()?;
 //!     let ended = running.wait(Some(Duration::from_secs(600)))?;
 //!     std::process::exit(ended.exit_code());
 //! }
@@ -95,11 +94,15 @@ impl Ranks {
         self
     }
 
-    /// The ranks meet at this server and are told not to host one. The server is told of each process that has ended,
+    /// The ranks meet at this server and are told not to host one; they get its run id and token, unless others are
+    /// given. The server is told of each process that has ended,
     /// for whatever reason, so that the run continues without it and its rank may be taken. For a world of more than
     /// one rank either this or [`Ranks::address`] is required.
     pub fn server(mut self, server: &Server) -> Self {
         self.deaths = Some(server.deaths());
+        let (run_id, token) = server.credentials();
+        self.run_id.get_or_insert_with(|| run_id.to_owned());
+        self.token = self.token.or_else(|| token.cloned());
         let bound = server.local_addr();
         let host = match bound.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -115,14 +118,14 @@ impl Ranks {
         self
     }
 
-    /// Name of the run. Default: the one in this process's environment, if any.
+    /// Name of the run. Default: that of [`Ranks::server`], else the one in this process's environment, if any.
     pub fn run_id(mut self, run_id: impl Into<String>) -> Self {
         self.run_id = Some(run_id.into());
         self
     }
 
-    /// The shared secret to pass on, in `EPWIRE_TOKEN`; it must be UTF-8. Default: the one in this process's
-    /// environment, if any. On Linux only the same user and root can read another process's environment.
+    /// The shared secret to pass on, in `EPWIRE_TOKEN`; it must be UTF-8. Default: that of [`Ranks::server`], else the
+    /// one in this process's environment, if any. On Linux only the same user and root can read another process's environment.
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
@@ -292,7 +295,7 @@ impl Running {
     }
 
     /// The process that runs this rank of the world now, also after a [restart](Ranks::restarts). `None` while there is
-    /// none. [`Stopper::id`] tells the same to another thread.
+    /// none. [`Stopper::id`] gives the same to another thread.
     pub fn id(&self, rank: u32) -> Option<u32> {
         self.processes.id(rank)
     }

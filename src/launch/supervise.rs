@@ -70,7 +70,7 @@ pub(super) struct Restarts {
     most: u32,
     /// How long a restart counts; `None`: as long as the ranks run.
     period: Option<Duration>,
-    /// When those that count were, the oldest first.
+    /// The times of the restarts that still count, the oldest first.
     counted: VecDeque<Instant>,
 }
 
@@ -212,9 +212,10 @@ impl Supervised {
                 }
                 if !std::mem::replace(&mut self.ending, true) && !self.children.is_empty() {
                     say(Level::Warn, || {
+                        let others = self.ranks();
                         format!(
-                            "rank {rank} is not started again: SIGTERM to ranks {} in {grace:?}",
-                            self.ranks()
+                            "rank {rank} is not started again: SIGTERM to {} in {grace:?}",
+                            others.named()
                         )
                     });
                 }
@@ -224,14 +225,14 @@ impl Supervised {
             }
             let now = Instant::now();
             if !told && terminate_at.is_some_and(|at| now >= at) {
-                say(Level::Info, || format!("SIGTERM to ranks {}", self.ranks()));
+                say(Level::Info, || format!("SIGTERM to {}", self.ranks().named()));
                 self.signal(libc::SIGTERM);
                 told = true;
                 kill_at = now.checked_add(grace);
             }
             if kill_at.is_some_and(|at| now >= at) {
                 if !std::mem::replace(&mut killed, true) {
-                    say(Level::Warn, || format!("SIGKILL to ranks {}", self.ranks()));
+                    say(Level::Warn, || format!("SIGKILL to {}", self.ranks().named()));
                 }
                 self.signal(libc::SIGKILL);
             }
@@ -348,7 +349,7 @@ fn has_ended(child: &Child) -> io::Result<bool> {
     Ok(unsafe { info.si_pid() } != 0)
 }
 
-/// What the launcher tells: a line of the log, and with the feature `tracing` an event.
+/// What the launcher reports: a line of the log, and with the feature `tracing` an event.
 fn say(level: Level, text: impl Fn() -> String) {
     log::line(level, None, &text);
     #[cfg(feature = "tracing")]

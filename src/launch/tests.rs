@@ -78,7 +78,7 @@ fn no_variable_is_no_launch() {
 fn own_variables_mean_one_host_unless_they_say_otherwise() {
     let found = launch(OWN);
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (3, 4, 3, 4));
-    assert_eq!(found.to_string(), "rank 3 of 4 (local 3 of 4), by EPWIRE_*, meeting at 10.0.0.1:2900, run r");
+    assert_eq!(found.to_string(), "rank 3 of 4 (local 3 of 4), by epwire, meeting at 10.0.0.1:2900, run r");
     let found = launch(&with(OWN, &[("EPWIRE_LOCAL_RANK", "1"), ("EPWIRE_LOCAL_WORLD", "2")]));
     assert_eq!((found.local_rank, found.local_world), (1, 2));
 }

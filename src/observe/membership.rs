@@ -1,9 +1,9 @@
 //! What a member reports about its group to the outside: events with the feature `tracing`, gauges, a counter and a
 //! histogram with `metrics`, as listed in the crate's documentation; and lines of the log that `EPWIRE_LOG` asks for.
 
-use std::fmt::Display;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::fmt::{self, Display, Formatter};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::log::{Level, line};
 use crate::mask::Mask;
@@ -55,12 +55,37 @@ fn describe() {
     }
 }
 
+impl Joining {
+    /// For how long it has asked, and for how long it will.
+    fn seconds(&self) -> (f64, f64) {
+        (self.began.elapsed().as_secs_f64(), self.deadline.as_secs_f64())
+    }
+}
+
+/// `12 s; gives up after 120 s`.
+impl Display for Joining {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let (waited, deadline) = self.seconds();
+        write!(f, "{waited:.0} s; gives up after {deadline} s")
+    }
+}
+
 /// What one member reports of its group.
 #[derive(Debug)]
 pub(crate) struct Sight {
     rank: u32,
     /// The states of the ranks at the last report.
     shown: Mutex<Vec<RankState>>,
+    joining: Mutex<Option<Joining>>,
+}
+
+/// A member that asks to join.
+#[derive(Debug, Clone, Copy)]
+struct Joining {
+    began: Instant,
+    deadline: Duration,
+    /// The ranks with which the run begins.
+    initial: u32,
 }
 
 #[cfg_attr(
@@ -70,7 +95,47 @@ pub(crate) struct Sight {
 impl Sight {
     pub(crate) fn new(rank: u32) -> Self {
         describe();
-        Self { rank, shown: Mutex::default() }
+        Self { rank, shown: Mutex::default(), joining: Mutex::default() }
+    }
+
+    /// This member asks to join.
+    pub(crate) fn joins(&self, initial: u32, deadline: Duration) {
+        *self.joining() = Some(Joining { began: Instant::now(), deadline, initial });
+    }
+
+    /// It has been admitted.
+    pub(crate) fn has_joined(&self) {
+        *self.joining() = None;
+    }
+
+    fn joining(&self) -> MutexGuard<'_, Option<Joining>> {
+        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// No server has answered yet.
+    pub(crate) fn waits_for_server(&self, address: &str) {
+        let Some(joining) = *self.joining() else { return };
+        line(Level::Info, self.rank, || format!("waiting for the server at {address} ({joining})"));
+        #[cfg(feature = "tracing")]
+        {
+            let (seconds, deadline) = joining.seconds();
+            tracing::info!(rank = self.rank, address, seconds, deadline, "waiting for the rendezvous server");
+        }
+    }
+
+    /// The server answers, and others have not joined yet.
+    fn waits_for_others(&self, states: &[RankState]) {
+        let Some(joining) = *self.joining() else { return };
+        let Joining { initial: of, .. } = joining;
+        let missing = RankState::Absent {}.ranks(states) & Mask::all(of);
+        line(Level::Info, self.rank, || {
+            format!("waiting for {} of {of} to join ({joining})", missing.named())
+        });
+        #[cfg(feature = "tracing")]
+        {
+            let (seconds, deadline) = joining.seconds();
+            tracing::info!(rank = self.rank, %missing, of, seconds, deadline, "waiting for ranks to join");
+        }
     }
 
     /// The membership that this member works with; for one on standby that of the others.
@@ -84,6 +149,9 @@ impl Sight {
 
     /// How the server sees the ranks.
     pub(crate) fn is_shown(&self, view: &View) {
+        if view.epoch == 0 {
+            return self.waits_for_others(&view.states);
+        }
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for (rank, state) in view.states.iter().enumerate() {
             if let Some(before) = shown.get(rank).filter(|before| *before != state) {
@@ -97,6 +165,11 @@ impl Sight {
             self.set(name::STANDBY, count(RankState::Standby {}) + count(RankState::Ready {}));
             self.set(name::SUSPECTS, count(RankState::Suspect {}));
         }
+    }
+
+    /// The ranks whose processes have ended.
+    pub(crate) fn ended(&self) -> Mask {
+        RankState::Dead {}.ranks(&self.shown.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The server sees a rank in a new state.
@@ -121,7 +194,7 @@ impl Sight {
                 "this rank was silent, or could not be reached by the server".to_owned()
             }),
             (true, RankState::Evicted {}) => {
-                line(level, self.rank, || "the others went on without this rank".to_owned());
+                line(level, self.rank, || "the others continue without this rank".to_owned());
             }
             (true, _) => line(level, self.rank, || format!("this rank {what}")),
         }
@@ -140,15 +213,25 @@ impl Sight {
         tracing::debug!(rank = self.rank, change, "change proposed");
     }
 
-    /// A change is decided.
-    pub(crate) fn due(&self, change: u64, epoch: u32, members: &Mask, step: u64, waiting: &Standby) {
+    /// A change is decided. `again`: the members are the same, because these answer again; or, if this member had
+    /// given up none, others.
+    pub(crate) fn due(&self, change: u64, decision: &Decision, waiting: &Standby, again: Option<Mask>) {
+        let Decision { mask: members, epoch, step } = decision;
         line(Level::Info, self.rank, || {
-            format!("all agreed: from step {step} on, epoch {epoch} of ranks {members}")
+            let reason = match again {
+                None => String::new(),
+                Some(Mask::EMPTY) => "; a member that others had given up answers again".to_owned(),
+                Some(one) if one.len() == 1 => format!("; rank {one} answers again"),
+                Some(ranks) => format!("; ranks {ranks} answer again"),
+            };
+            format!("all agreed: from step {step} on, epoch {epoch} of {}{reason}", members.named())
         });
         #[cfg(feature = "tracing")]
         {
-            let Standby { ready, preparing } = waiting;
-            tracing::info!(rank = self.rank, change, epoch, step, %members, %ready, %preparing, "change due");
+            let (Standby { ready, preparing }, again) = (waiting, again.map(tracing::field::display));
+            tracing::info!(
+                rank = self.rank, change, epoch, step, %members, %ready, %preparing, again, "change due"
+            );
         }
     }
 
@@ -174,7 +257,8 @@ impl Sight {
         line(Level::Trace, self.rank, || {
             let Decision { mask: members, epoch, step } = decision;
             format!(
-                "epoch {epoch} is in effect from step {step} on: ranks {members}; entered: {entered}; left: {left}; after {took:?}"
+                "epoch {epoch} is in effect from step {step} on: {}; entered: {entered}; left: {left}; after {took:?}",
+                members.named()
             )
         });
         #[cfg(feature = "tracing")]
@@ -197,16 +281,18 @@ impl Sight {
         }
     }
 
-    /// No member holds these experts of a buffer any more.
-    pub(crate) fn out_of_reach(&self, buffer: usize, experts: &dyn Display) {
-        line(Level::Warn, self.rank, || format!("experts of buffer {buffer} out of reach: {experts}"));
+    /// No member holds these experts of a buffer, of `of` buffers, any more.
+    pub(crate) fn out_of_reach(&self, buffer: usize, of: usize, experts: &dyn Display) {
+        line(Level::Warn, self.rank, || format!("experts{} out of reach: {experts}", of_buffer(buffer, of)));
         #[cfg(feature = "tracing")]
         tracing::warn!(rank = self.rank, buffer, %experts, "experts out of reach");
     }
 
     /// A member holds these experts of a buffer again.
-    pub(crate) fn in_reach_again(&self, buffer: usize, experts: &dyn Display) {
-        line(Level::Info, self.rank, || format!("experts of buffer {buffer} in reach again: {experts}"));
+    pub(crate) fn in_reach_again(&self, buffer: usize, of: usize, experts: &dyn Display) {
+        line(Level::Info, self.rank, || {
+            format!("experts{} in reach again: {experts}", of_buffer(buffer, of))
+        });
         #[cfg(feature = "tracing")]
         tracing::info!(rank = self.rank, buffer, %experts, "experts in reach again");
     }
@@ -279,4 +365,9 @@ impl Sight {
     fn count(&self, kind: &'static str) {
         metrics::counter!(name::CHANGES, "kind" => kind, "rank" => self.rank.to_string()).increment(1);
     }
+}
+
+/// Where the group has several buffers, which of them.
+fn of_buffer(buffer: usize, of: usize) -> String {
+    if of > 1 { format!(" of buffer {buffer} (the first is 0)") } else { String::new() }
 }

@@ -45,7 +45,7 @@ impl fmt::Display for Membership {
         if *epoch == 0 {
             return f.pad("no membership yet");
         }
-        write!(f, "epoch {epoch} of ranks {active} from step {step}")?;
+        write!(f, "epoch {epoch} of {} from step {step}", active.named())?;
         if suspects.is_empty() { Ok(()) } else { write!(f, "; suspects: {suspects}, silent: {silent}") }
     }
 }

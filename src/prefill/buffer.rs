@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use super::config::{PrefillConfig, PrefillPlan};
+use crate::cause::Cause;
 use crate::config::{Device, Path};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Floor};
@@ -170,7 +171,7 @@ impl PrefillBuffer {
 
     /// Tells the buffer that the group continues without these ranks: as [`EpBuffer::revoke`](crate::EpBuffer::revoke).
     pub fn revoke(&self, ranks: &Mask) -> Result<()> {
-        self.inner.ffi.revoke_known(ranks)
+        self.inner.ffi.revoke(ranks, Cause::Revoked)
     }
 
     /// The current membership, and what has become of it.
@@ -215,12 +216,8 @@ impl Follower for Inner {
         peers::begin(&*self.ffi, decision)
     }
 
-    fn revoke(&self, peers: &Mask) -> Result<()> {
-        self.ffi.revoke(peers)
-    }
-
-    fn revoke_known(&self, peers: &Mask) -> Result<()> {
-        self.ffi.revoke_known(peers)
+    fn revoke(&self, peers: &Mask, why: Cause) -> Result<()> {
+        self.ffi.revoke(peers, why)
     }
 
     fn given_up(&self) -> Result<GivenUp> {

@@ -79,7 +79,7 @@
 //! # When a rank fails
 //! As everywhere, waits are bounded and the [`Outcome`](crate::Outcome) names the missing ranks. A source that is lost
 //! while its rows arrive keeps its places, all of which are marked -1; its count is 0.
-//! [`PrefillCombineOutput::lacks`] tells for each token which ranks its sum lacks. A routing is valid for one
+//! [`PrefillCombineOutput::lacks`] says for each token which ranks its sum lacks. A routing is valid for one
 //! membership.
 //!
 //! # On GPUs

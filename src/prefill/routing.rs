@@ -187,7 +187,7 @@ impl PrefillBuffer {
         self.begin_half(input, sys::EPW_HALF_SENDS)
     }
 
-    /// Sends the counts of a dispatch and waits for those of all peers: [`PrefillDispatching::received`] then tells how
+    /// Sends the counts of a dispatch and waits for those of all peers: [`PrefillDispatching::received`] then reports how
     /// much to allocate. The receiving half sends and receives the rows. For any number of tokens.
     ///
     /// # Errors
@@ -335,14 +335,14 @@ impl Routing {
     pub fn received(&self, buffer: &PrefillBuffer, layout: PrefillLayout) -> Result<Received> {
         buffer.check_own(self)?;
         Received::of(&self.ffi, &buffer.inner, layout)?.ok_or_else(|| {
-            let text = "not all counts have come: use dispatch_count_blocking to wait for them";
+            let text = "not all counts have arrived: use dispatch_count_blocking to wait for them";
             Error::State(Failure::new("received", buffer.inner.rank, text))
         })
     }
 }
 
 impl Received {
-    /// `None`: not all counts have come.
+    /// `None`: not all counts have arrived.
     pub(crate) fn of(routing: &ffi::Routing, inner: &Inner, layout: PrefillLayout) -> Result<Option<Self>> {
         let mut counts = vec![0; inner.plan.local_experts as usize];
         let mut source_counts = vec![0; inner.plan.ranks as usize];

@@ -22,7 +22,7 @@ impl fmt::Display for Identity {
 impl fmt::Display for Decision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { mask, epoch, step } = self;
-        write!(f, "epoch {epoch} of ranks {mask} from step {step}")
+        write!(f, "epoch {epoch} of {} from step {step}", mask.named())
     }
 }
 
@@ -86,7 +86,7 @@ mod tests {
             RankState::Dead {},
         ];
         let view = View { epoch: 2, mask: Mask::all(1), step: 90, taken: Mask::all(2), states };
-        assert_eq!(view.to_string(), "epoch 2 of ranks 0 from step 90; suspect: 3; dead: 1,4");
+        assert_eq!(view.to_string(), "epoch 2 of rank 0 from step 90; suspect: 3; dead: 1,4");
         assert_eq!(View::before().to_string(), "no epoch yet");
         for state in [RankState::Alive {}, RankState::Left {}] {
             assert_eq!(state.to_string().parse(), Ok(state));

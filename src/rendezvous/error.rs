@@ -163,7 +163,7 @@ pub enum BootstrapError {
     },
     /// A participant died, left or was evicted while the others waited for it.
     #[error(
-        "{op}: rank {rank} (process {pid} on {host}) is gone; repeat once Group::step has told who goes on"
+        "{op}: rank {rank} (process {pid} on {host}) is gone; repeat it once Group::step has begun the next membership"
     )]
     PeerLost {
         /// What was being done, with its tag.
@@ -203,7 +203,7 @@ pub enum BootstrapError {
     },
     /// The other members continue without this one.
     #[error(
-        "{op}: the others went on without rank {rank} in epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted"
+        "{op}: the others have continued without rank {rank} since epoch {epoch}; stop using its buffers, rejoin, and wait to be admitted"
     )]
     Evicted {
         /// What was being done.

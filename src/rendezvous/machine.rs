@@ -36,7 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use self::answers::Asked;
-use self::state::{Life, Member, Role};
+use self::state::{Gathering, Life, Member, Role};
 use super::error::BootstrapError;
 use super::rounds::{check_fields, compare};
 use super::wire::{
@@ -88,7 +88,7 @@ impl Machine {
 
     /// When the next [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Duration> {
-        let gathering = self.gathering.map(|(_, deadline)| deadline);
+        let gathering = self.gathering.map(|of| of.deadline.min(of.show));
         let (changes, introductions) = (self.changes.next_deadline(), self.introductions.next_deadline());
         let (rounds, store) = (self.rounds.next_deadline(), self.store.next_deadline());
         [gathering, changes, introductions, rounds, store].into_iter().flatten().min()
@@ -236,8 +236,9 @@ impl Machine {
         if self.decision.epoch > 0 {
             self.welcome();
         } else {
-            let (began, earliest) = self.gathering.unwrap_or((now, deadline));
-            self.gathering = Some((began, earliest.min(deadline)));
+            let show = now.saturating_add(FIRST_REPORT);
+            let gathering = self.gathering.get_or_insert(Gathering { began: now, deadline, show });
+            gathering.deadline = gathering.deadline.min(deadline);
             if self.seats.iter().take(self.settings.initial as usize).all(Option::is_some) {
                 self.form();
             }
@@ -352,7 +353,11 @@ impl Machine {
     }
 
     fn expire(&mut self, now: Duration) {
-        if let Some((began, _)) = self.gathering.filter(|(_, deadline)| *deadline <= now) {
+        if let Some(gathering) = self.gathering.as_mut().filter(|of| of.show <= now) {
+            gathering.show = now.saturating_add(NEXT_REPORT);
+            self.view_changed = true;
+        }
+        if let Some(Gathering { began, .. }) = self.gathering.filter(|of| of.deadline <= now) {
             let present: Mask = self.members().map(|member| member.identity.rank).collect();
             self.fail_to_form(BootstrapError::MissingRanks {
                 op: op_join(),
@@ -368,7 +373,7 @@ impl Machine {
         self.answer_all(outcomes);
     }
 
-    /// Shows the membership to all connected members if it changed.
+    /// Shows the membership to all connected members if it changed, or if they have waited for it long enough.
     fn show(&mut self) {
         if !std::mem::take(&mut self.view_changed) {
             return;
@@ -379,6 +384,10 @@ impl Machine {
         self.actions.extend(shows);
     }
 }
+
+/// Those who wait for the run to come together are told who is missing: after this time, and then every [`NEXT_REPORT`].
+pub(crate) const FIRST_REPORT: Duration = Duration::from_secs(2);
+pub(crate) const NEXT_REPORT: Duration = Duration::from_secs(10);
 
 fn op_join() -> String {
     "join".to_owned()

@@ -104,9 +104,9 @@ impl Pace {
         self.due.front().map(|due| due.decision)
     }
 
-    /// The newest known epoch.
-    pub(crate) fn newest(&self) -> u32 {
-        self.due.back().map_or(self.current, |due| due.decision).epoch
+    /// The newest known membership.
+    pub(crate) fn newest(&self) -> Decision {
+        self.due.back().map_or(self.current, |due| due.decision)
     }
 
     /// The first epoch without this member, if it was evicted.
@@ -176,7 +176,7 @@ impl Pace {
         if self.promised.is_some_and(|promised| promised.change <= change) {
             self.promised = None;
         }
-        let newest = self.newest();
+        let newest = self.newest().epoch;
         let Some(decision) = outcome.filter(|decision| decision.epoch > newest) else { return Mask::EMPTY };
         if self.is_standby() && self.due.is_empty() {
             if !decision.mask.contains(self.rank) {

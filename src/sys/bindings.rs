@@ -192,9 +192,9 @@ pub type epw_log_fn = ::core::option::Option<
 >;
 unsafe extern "C" {
     /** From now on calls `fn` with `context` for each message that `levels` selects; `levels` has the form of
- EPWIRE_LOG, which goes on printing by itself. `fn` replaces the function set before; NULL only removes that
- one. Another thread that is logging at this moment may still call the former function, with either context.
- EPW_ERR_INVALID: `levels` has another form.*/
+ EPWIRE_LOG, which continues to print by itself. `fn` replaces the function set before; NULL only removes
+ that one. Another thread that is logging at this moment may still call the former function, with either
+ context. EPW_ERR_INVALID: `levels` has another form.*/
     pub fn epw_log_set(
         levels: *const ::core::ffi::c_char,
         fn_: epw_log_fn,
@@ -442,7 +442,7 @@ pub struct epw_plan {
     /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
     /** this rank's memory outside the window; with `threads` 0, for the threads that
-the library would choose now. On a GPU it is device memory; some 50 KB of
+the library would choose now. On a GPU it is device memory; about 50 KB of
 pinned host memory, through which kernels report, are not counted*/
     pub private_bytes: u64,
     /** what this rank writes for them, and the NIC reads; allocated for all ranks at
@@ -874,7 +874,7 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Says that the group goes on without these peers: they become suspects of this membership, and present and
+    /** Says that the group continues without these peers: they become suspects of this membership, and present and
  future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that know it from elsewhere, and need
  not wait for a deadline to find out. It does not say that the peers have failed, so none of them becomes
  `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread,
@@ -940,7 +940,7 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** The newest epoch that this rank or one of its active peers has begun. If it is larger than this rank's own,
- others have gone on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
+ others have moved on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
  peer; EPW_ERR_TIMEOUT if the GPU does not finish that within 10 ms.*/
     pub fn epw_buffer_newest_epoch(
         buffer: *mut epw_buffer,
@@ -1063,7 +1063,7 @@ const _: () = {
 pub struct epw_peer_traffic {
     pub bytes_sent: u64,
     pub bytes_received: u64,
-    /** how long operations could not go on without the peer, in nanoseconds. The output
+    /** how long operations could not continue without the peer, in nanoseconds. The output
 wait_ns of a dispatch or combine is the same for that operation*/
     pub wait_ns: u64,
 }
@@ -1122,7 +1122,7 @@ pub const EPW_PHASE_POINT: u32 = 6;
 pub const EPW_CAUSE_NONE: u32 = 0;
 /// it was silent for a whole deadline
 pub const EPW_CAUSE_TIMEOUT: u32 = 1;
-/// it has told this rank that it goes on without it, or that it leaves
+/// it has told this rank that it continues without it, or that it leaves
 pub const EPW_CAUSE_DROPPED: u32 = 2;
 /// it was given up by an earlier operation of this epoch
 pub const EPW_CAUSE_SUSPECTED: u32 = 3;
@@ -1138,7 +1138,7 @@ pub const EPW_CAUSE_ROUTING: u32 = 6;
 /** CUDA: not a peer's fault: the replayed operation did nothing, because the
 lane was not in the state that it needs (held, or not held)*/
 pub const EPW_CAUSE_HELD: u32 = 7;
-/** it moved on to a newer epoch, or the group goes on without it: see
+/** it moved on to a newer epoch, or the group continues without it: see
 epw_buffer_revoke*/
 pub const EPW_CAUSE_SUPERSEDED: u32 = 8;
 /// it has begun this epoch at another step
@@ -1795,7 +1795,7 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
- else EPW_PENDING. The first such call begins the wait that the receiving half goes on with: from then on
+ else EPW_PENDING. The first such call begins the wait that the receiving half continues with: from then on
  peers are told that this rank waits, and who is silent for a deadline is given up. Between calls of
  epw_ready, epw_await sleeps as it does between polls; call epw_ready again whenever it returns.*/
     pub fn epw_ready(buffer: *mut epw_buffer, handle: epw_handle) -> epw_status;
@@ -1819,7 +1819,7 @@ unsafe extern "C" {
  handle's lane: what is enqueued on `stream` later runs after that. Enqueues nothing if `stream` is that of
  the lane's last call, since this then holds already. Also takes a consumed handle, until the lane's next
  dispatch. The host waits for nothing. Any thread, also while another uses the handle.
- EPW_ERR_STATE: the lane has gone on to another dispatch, or the handle is another buffer's; the handle's
+ EPW_ERR_STATE: the lane has moved on to another dispatch, or the handle is another buffer's; the handle's
  last call was captured, or `stream` is under capture (order such streams by events of the program, captured
  with the calls, or around the graph's launch); the buffer is on the host.*/
     pub fn epw_stream_wait(
@@ -3055,8 +3055,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
- counts have come. *rows [out]: the capacity that holds all rows in this layout and alignment (expert-major:
- the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
+ counts have arrived. *rows [out]: the capacity that holds all rows in this layout and alignment
+ (expert-major: the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
     pub fn epw_prefill_received(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,

@@ -352,7 +352,7 @@ static void streams_wait_for_no_other_calls(void) {
     epw_handle old = dispatch_on(b, FIRST_STREAM, 0);
     CHECK_OK(epw_release(b, old));
     epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
-    REFUSED(epw_stream_wait(b, old, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "gone on");
+    REFUSED(epw_stream_wait(b, old, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "moved on");
     fake.captured = 1;
     REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "under capture");
     CHECK_OK(epw_release(b, handle));
@@ -555,7 +555,7 @@ static void outcomes_are_read_when_the_event_is_done(void) {
     CHECK_OK(epw_outcome_read(b, handle, &outcome));
     CHECK(outcome.degraded && outcome.missing.bits[0] == 2 && outcome.record.cause == EPW_CAUSE_TIMEOUT);
     CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
-    REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", 0, -1, "gone on");
+    REFUSED(epw_outcome_read(b, handle, &outcome), EPW_ERR_STATE, "outcome_read", 0, -1, "moved on");
     destroy(&g);
 }
 

@@ -207,8 +207,8 @@ static void lose(const plan *p, state *s, prediction *out, told *t, uint32_t ran
 }
 
 /* The rank waits for the word of an operation from each peer that is not missing. The last argument says
- * whether a farewell or a broken queue counts although the word has come. What is known at once comes before
- * what takes a deadline. */
+ * whether a farewell or a broken queue counts although the word has arrived. What is known at once comes
+ * before what takes a deadline. */
 static void await(const plan *p, state *s, prediction *out, told *t, uint32_t rank, uint32_t op,
                   uint32_t word, bool to_send) {
     uint32_t lane = lane_of(p, op), wanted = number_of(p, op) - (to_send ? 1 : 0), late = 0;

@@ -1,7 +1,7 @@
-/* What a prefill operation leaves behind that a rank has given up, on that rank and on its peer: the counts
- * of a routing that is used again, the contents of the places of a lost source, which half fits, who learns
- * why an operation failed, what a call in another thread returns, and the state of a routing that was to be
- * used again. */
+/* A rank has given up a prefill operation. What is left of it on that rank and on its peer: the counts of a
+ * routing that is used again, the contents of the places of a lost source, which half may follow, which call
+ * reports why the operation failed, what a call in another thread returns, and the state of a routing that
+ * was to be used again. */
 #include "prefills.h"
 
 #include "prefill/parts.h"

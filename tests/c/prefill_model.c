@@ -236,7 +236,7 @@ static bool token_is_here(const rank *me, unsigned r, const epw_turn *turns) {
 static void take_row(state *s, unsigned r, unsigned p) {
     rank *me = &s->ranks[r];
     (void)take_one(s, r, p);
-    BREAKS(kind_of(me) == DISPATCH && !all_opened(me), "rows are taken before all openings have come");
+    BREAKS(kind_of(me) == DISPATCH && !all_opened(me), "rows are taken before all openings have arrived");
     me->of[p].taken++;
     epw_stream_took(&me->of[p].streams[kind_of(me)], 1);
 }

@@ -452,7 +452,7 @@ static void looks_are_joined_by_their_maximum(void) {
     /* It was loaded before the previous one, and is used after it. */
     CHECK(epw_completions_follow(&c, 0, last_word(4, 0)) == 10 && c.done == 10);
     CHECK(epw_completions_follow(&c, 10, last_word(9, 0)) == 10);
-    CHECK(epw_completions_follow(&c, 10, 0xf0) == 10 && c.done == 10); /* none has come yet */
+    CHECK(epw_completions_follow(&c, 10, 0xf0) == 10 && c.done == 10); /* none has arrived yet */
     for (uint64_t index = 9; index < 400000; index += 32768) {
         uint64_t bound = c.done;
         CHECK(epw_completions_follow(&c, bound, last_word(index, 0)) == index + 1 && c.done == index + 1);

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { ROUNDS = 5 };
+enum { ROUNDS = 15 };
 
 /* Keeps a NIC's thread, and all others, from running for a while. */
 typedef struct keeper {

@@ -37,7 +37,7 @@ pub(crate) fn lost(reports: &Reports, lost: u32, epoch: u32) {
 
 /// The same in a group, which notices the end of the process: nobody need wait for a deadline.
 pub(crate) fn lost_in_group(reports: &Reports, lost: u32, epoch: u32) {
-    lost_somehow(reports, lost, epoch, |_, record| record.cause == "Superseded");
+    lost_somehow(reports, lost, epoch, |_, record| record.cause == "Ended");
 }
 
 /// The same for collectives: a survivor may also have told a rank that it lacks the lost one.
@@ -130,17 +130,17 @@ pub(crate) fn swift(reports: &Reports, steps: u32, lost: u32) {
 /// A rank that the others have continued without: in the end all of them are missing, and it lost each because it was
 /// told so, not because its own clock ran while it was stopped.
 pub(crate) fn evicted(rank: u32, ran: &Ran, others: &[u32]) {
-    evicted_by(rank, ran, others, &["Superseded", "Dropped", "Suspected"]);
+    evicted_by(rank, ran, others, &["Superseded", "Evicted", "Dropped", "Suspected"]);
 }
 
 /// The same for collectives: a peer may also have ended the loan of memory that the rank was to read.
 pub(crate) fn evicted_from_collectives(rank: u32, ran: &Ran, others: &[u32]) {
-    evicted_by(rank, ran, others, &["Superseded", "Dropped", "Suspected", "Partial"]);
+    evicted_by(rank, ran, others, &["Superseded", "Evicted", "Dropped", "Suspected", "Partial"]);
 }
 
 fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {
     let last = ran.ops.last().expect("it ran steps");
-    assert_eq!(last.missing, others, "rank {rank} still works with those who went on: {last:?}");
+    assert_eq!(last.missing, others, "rank {rank} still works with those who continued: {last:?}");
     for record in ran.ops.iter().filter_map(|op| op.record.as_ref()) {
         assert!(others.contains(&record.peer), "rank {rank}: {record:?}");
         assert!(causes.contains(&record.cause.as_str()), "rank {rank}: {record:?}");
@@ -150,7 +150,7 @@ fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {
     let after = ran.ops.iter().filter(|op| !op.missing.is_empty()).skip(1);
     let bound = deadline() + noise::worst() * after.clone().count() as u32;
     let waits: Duration = after.map(|op| micros(op.elapsed_us)).sum();
-    assert!(waits < bound, "rank {rank} waited for {waits:?} for those who went on, more than {bound:?}");
+    assert!(waits < bound, "rank {rank} waited for {waits:?} for those who continued, more than {bound:?}");
 }
 
 /// Rank `lost` may have been silent for somewhat more than a deadline: a rank that gave it up gave up nobody else, and

@@ -183,7 +183,7 @@ impl Worker {
                     epoch: change.epoch,
                 }));
             }
-            Command::Go => return Err(Stop::Wrong("told to go on without a hold".to_owned())),
+            Command::Go => return Err(Stop::Wrong("told to continue without a hold".to_owned())),
         }
         Ok(None)
     }

@@ -306,7 +306,7 @@ fn work_is_waited_for_as_long_as_is_said() {
         let work = comm.barrier().try_wait().expect_err("rank 1 is late");
         let work = work.wait_for(std::time::Duration::from_millis(10)).expect_err("rank 1 is still late");
         let (outcome, ()) =
-            work.wait_for(std::time::Duration::from_secs(60)).expect("rank 1 has come by now");
+            work.wait_for(std::time::Duration::from_secs(60)).expect("rank 1 has arrived by now");
         assert!(outcome.unwrap().is_complete());
     });
 }

@@ -95,6 +95,39 @@ fn ranks_that_call_different_operations_are_all_told_both() {
     });
 }
 
+/// As in a server whose rank 0 ends while the others disagree on what to do: the loss brings another membership.
+#[test]
+fn after_a_mismatch_the_next_membership_of_the_group_makes_a_communicator_usable() {
+    let groups = epwire::Group::threads(3).unwrap();
+    let run = |group: epwire::Group| {
+        std::thread::spawn(move || {
+            let config = CommConfig::default().deadline(Duration::from_secs(2));
+            let comm = Comm::create_blocking(&group, config).unwrap();
+            group.step_blocking().unwrap();
+            let error = match group.rank() {
+                1 => comm.broadcast_blocking(&mut [0u32; 2], 0).unwrap_err(),
+                _ => comm.barrier_blocking().unwrap_err(),
+            };
+            assert!(matches!(error, Error::Mismatch(_)), "{error}");
+            group.step_blocking().unwrap();
+            let error = comm.barrier_blocking().unwrap_err();
+            assert!(matches!(error, Error::Mismatch(_)), "the membership is the same: {error}");
+            group.barrier_blocking("all have seen it").unwrap();
+            if group.rank() == 0 {
+                return group.leave_blocking().unwrap();
+            }
+            while group.active().mask.contains(0) {
+                group.step_blocking().unwrap();
+            }
+            complete(comm.barrier_blocking());
+            group.barrier_among_blocking([1, 2].into_iter().collect(), "end").unwrap();
+        })
+    };
+    for rank in groups.into_iter().map(run).collect::<Vec<_>>() {
+        rank.join().unwrap();
+    }
+}
+
 #[test]
 fn a_configuration_that_differs_is_named() {
     let groups = epwire::Group::threads(2).unwrap();

@@ -26,7 +26,7 @@ namespace {
 
 // ---- Fibers
 
-// Saves the registers that a call preserves on this stack and its pointer in *from, and goes on with the stack `to`.
+// Saves the registers that a call preserves on this stack and its pointer in *from, and continues with the stack `to`.
 extern "C" void emulated_change(void **from, void *to);
 asm(".text\n.globl emulated_change\n.hidden emulated_change\n.type emulated_change, @function\n"
     "emulated_change:\n"
@@ -43,7 +43,7 @@ constexpr uint32_t kMostShared = 232448, kSmShared = 233472, kOfBlock = 1024;
 constexpr uint32_t kSmThreads = 2048, kMostSms = 256;
 
 struct Fiber {
-    void *stack; // where it goes on
+    void *stack; // where it continues
     Index index;
     bool ended, polled;
     // It waits as long as *watched == seen; null: it can run.
@@ -168,7 +168,7 @@ void begin_fiber() {
     worker->grid->body->run();
     worker->current->ended = true;
     leave();
-    fail("a thread goes on after its end");
+    fail("a thread continues after its end");
 }
 
 // ---- Bulk copies

@@ -1,8 +1,8 @@
 /* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of each kind, and
  * both execute each operation on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes to
  * 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
- * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others go on.
- * EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
+ * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others
+ * continue. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
  *
  *     test_comms [--ranks N] [--processes] [--cases N] [--seed N] [--small] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--nccl PATH]
@@ -712,7 +712,8 @@ static void in_order(const rank_state *r) {
     ranks_meet(r->links);
 }
 
-/* The first rank sends with another tag than the last rank asks for, which learns of it; then all go on. */
+/* The first rank sends with another tag than the last rank asks for, which learns of it; then all continue.
+ */
 static void mistag(rank_state *r) {
     uint32_t last = r->links->ranks - 1;
     epw_call call = on_stream(r);
@@ -771,7 +772,8 @@ static void require_sum(const rank_state *r, uint64_t count, uint32_t members) {
                 (unsigned long long)i, (double)sum[i], members);
 }
 
-/* The last rank calls a different operation: all ranks learn its name, and go on in the next membership. */
+/* The last rank calls a different operation: all ranks learn its name, and continue in the next membership.
+ */
 static void differ(rank_state *r, uint64_t count) {
     const rank_links *links = r->links;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -800,7 +802,7 @@ static void differ(rank_state *r, uint64_t count) {
     ranks_meet(links);
 }
 
-/* The last rank does not come: the others wait for a bounded time, name it, and go on without it. */
+/* The last rank does not come: the others wait for a bounded time, name it, and continue without it. */
 static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
     const rank_links *links = r->links;
     uint64_t last = UINT64_C(1) << (links->ranks - 1);

@@ -3,9 +3,9 @@
  * survivors must see: a wait for the lost rank alone ends with the deadline, or at once if its connection is
  * gone, with the error record filled and the context usable; the other lane and 100 operations more, in a
  * graph, pay no second deadline; what they receive afterwards is exact, without the lost rank, beside it
- * while it is evicted and goes on, and with its replacement, whose peers replay the graphs that they captured
- * before. Exit code 77, with the reason, if there is no GPU, or only one and --ranks does not ask for
- * more. */
+ * while it is evicted and continues, and with its replacement, whose peers replay the graphs that they
+ * captured before. Exit code 77, with the reason, if there is no GPU, or only one and --ranks does not ask
+ * for more. */
 #include "ranks.h"
 #include "step.h"
 
@@ -464,7 +464,7 @@ static void strike(world *w, const scenario *s) {
     }
 }
 
-/* It goes on as if nothing had happened, beside steps of the others. */
+/* It continues as if nothing had happened, beside steps of the others. */
 static void resume(world *w, const scenario *s, uint64_t survivors) {
     REQUIRE(kill(w->process[w->victim], SIGCONT) == 0, "kill: %s", strerror(errno));
     tell(w, w->victim, (message){.what = s->waiting ? REST : EVICTED});

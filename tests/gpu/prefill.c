@@ -741,7 +741,7 @@ static void run_trouble(rank *me, const sides *s) {
     }
     ranks_meet(me->links); /* no rank that still waits is left behind */
     if (bad && lost) {
-        for (int i = 0; i < 3; i++) ranks_meet(me->links); /* and as they go on */
+        for (int i = 0; i < 3; i++) ranks_meet(me->links); /* and as they continue */
         return;
     }
     if (lost) go_on_without(me, s);
@@ -815,7 +815,7 @@ static exchange make_exchange(epw_prefill *prefill, int32_t lane) {
     return x;
 }
 
-/* All rows have come. */
+/* All rows have arrived. */
 static void end_exchange(exchange *x, const rank_links *links) {
     int32_t sources[HELD_ROWS];
     await_stream(x->stream, 120000 * MS, "a dispatch");

@@ -49,7 +49,7 @@ void ranks_limit(const char *name, uint32_t seconds);
 
 /* Then, in a process that was started to be a rank, runs body. In the program that was started by hand,
  * counts the GPUs and completes *ranks (0: one per GPU, RANKS_LIMIT at most), of which at least `least` are
- * needed. Returns the exit code, or -1 if main shall go on and start the ranks. */
+ * needed. Returns the exit code, or -1 if main shall continue and start the ranks. */
 int ranks_begin(rank_body *body, uint32_t least, uint32_t *ranks, uint32_t *gpus, char **argv);
 
 /* Runs body once per rank, as threads or as processes that begin with argv, until all have ended. Returns the

@@ -1,5 +1,5 @@
-/* Conditions that must hold for a GPU test to go on. If one fails, the program prints it and ends: peers, and
- * the process that started the test, then give this rank up. */
+/* Conditions that must hold for a GPU test to continue. If one fails, the program prints it and ends: peers,
+ * and the process that started the test, then give this rank up. */
 #ifndef EPW_TESTS_REQUIRE_H
 #define EPW_TESTS_REQUIRE_H
 

@@ -165,7 +165,7 @@ static void late_combine(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* A dispatch with both halves has one SM: this rank's own word comes too late for itself, and it goes on
+/* A dispatch with both halves has one SM: this rank's own word comes too late for itself, and it continues
  * without its experts, at its usual speed, until the next epoch. */
 static void late_dispatch(uint32_t gpus) {
     static echo e;
@@ -747,8 +747,8 @@ static void another_step(uint32_t gpus) {
     echo_close(&e);
 }
 
-/* Rank 0 waits for rank 2, which never comes, until it is told that the group goes on without it; rank 1's
- * rows count. Later operations of both lanes go on without rank 2, and it is told. */
+/* Rank 0 waits for rank 2, which never comes, until it is told that the group continues without it; rank 1's
+ * rows count. Later operations of both lanes continue without rank 2, and it is told. */
 static void revoked(uint32_t gpus) {
     static echo e;
     const uint64_t deadline = 10000 * MS;
@@ -914,7 +914,7 @@ static void verdicts(uint32_t gpus) {
     step_is(&e, 1, 5, EPW_VERDICT_CLEAN, "replays after that");
     echo_close(&e);
 
-    /* Of two ranks the second does nothing: the first goes on without it, and knows so by itself. */
+    /* Of two ranks the second does nothing: the first continues without it, and knows so by itself. */
     config = config_of(2, 100 * MS);
     echo_open(&e, &config, gpus);
     echo_fill(&e, 2);

@@ -330,8 +330,8 @@ static void check_verdict(group *g, uint32_t verdict) {
     }
 }
 
-/* A step of `dispatching`, of which `combining` go on to the end; the others release their handle afterwards.
- * The other active members have fallen silent, or are known to be lost. */
+/* A step of `dispatching`, of which `combining` continue to the end; the others release their handle
+ * afterwards. The other active members have fallen silent, or are known to be lost. */
 static void step(group *g, const epw_mask *dispatching, const epw_mask *combining) {
     epw_mask absent = without(g->active, dispatching), unanswered = without(g->active, combining);
     epw_mask given_up = without(*dispatching, combining);
@@ -365,7 +365,7 @@ static void check_suspects(group *g, const epw_mask *who, const epw_mask *suspec
 
 /* ---- cases ---- */
 
-/* `silent` fall silent together; the group goes on without `revoked`. */
+/* `silent` fall silent together; the group continues without `revoked`. */
 static void run(group *g, const epw_mask *silent, const epw_mask *revoked) {
     const epw_mask all = g->members, none = {{0}}, rest = without(all, silent),
                    others = without(all, revoked);

@@ -384,7 +384,7 @@ static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, ep
     if (lane->generation != handle >> 1) {
         status =
             epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
-                     "the lane has gone on to another dispatch, or the handle is not one of this buffer");
+                     "the lane has moved on to another dispatch, or the handle is not one of this buffer");
     } else if (b->gpu->lanes[index].captured) {
         status =
             epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
@@ -460,7 +460,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
         outcome->missing = epw_ranks_mask(&report->missing);
         outcome->degraded = !epw_mask_empty(&outcome->missing);
         outcome->record = report->record;
-        epw_tell_outcome(outcome);
+        epw_tell_outcome(outcome, epw_ranks_have(&b->peers.gpu->pinned->revoked, report->record.peer));
     }
     epw_lane_unlock(b, lane);
     return status;

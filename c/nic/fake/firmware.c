@@ -176,7 +176,7 @@ static void create_cq(command *c) {
     };
     require(c, CQC(c_eqn) == EPW_FAKE_EQ, SYNDROME_EQ);
     require(c, CQC(cc) && CQC(oi), SYNDROME_KIND);
-    /* The entry must not look like a completion before the first one has come. */
+    /* The entry must not look like a completion before the first one has arrived. */
     for (uint32_t i = 0; c->status == OK && i < 64; i++)
         require(c, uses[0]->address[i] == CQ_FILL, SYNDROME_FILL);
     if (c->status != OK) return;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 
-/* Works that have been posted and are not known to be done. */
+/* Work that has been posted, and is not known to be done. */
 typedef struct work {
     uint32_t index; /* of the entry */
     bool done;

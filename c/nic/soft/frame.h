@@ -5,9 +5,9 @@
  * entries of the same size follow the first. If asked for, the responder answers by an ACK of the last one's
  * index once their bytes are placed; it acknowledges all earlier entries too. A READ asks for bytes, and a
  * FETCH_ADD carries what is to be added to an 8-byte word: each is answered by an ANSWER with the bytes, or
- * with the word's previous value, and nothing of the queue pair is sent before that has come. A NAK names the
- * first entry that was refused, and ends the queue pair. An ENDED says that the sender's end of a queue pair
- * has ended whose entries an adapter carries, because an adapter does not tell the other end. */
+ * with the word's previous value, and nothing of the queue pair is sent before that has arrived. A NAK names
+ * the first entry that was refused, and ends the queue pair. An ENDED says that the sender's end of a queue
+ * pair has ended whose entries an adapter carries, because an adapter does not tell the other end. */
 #ifndef EPW_NIC_SOFT_FRAME_H
 #define EPW_NIC_SOFT_FRAME_H
 

@@ -91,7 +91,7 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
 }
 
 /* The connection has failed, and with it the pairs that send over it. What its peer had sent before is placed
- * first, also what has come over other connections: the words of a process that has ended may still lie in
+ * first, also what has arrived over other connections: the words of a process that has ended may still lie in
  * one connection when the end of another is noticed. No more is read than sockets hold. */
 static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
@@ -328,7 +328,7 @@ static void take_in_all(epw_nic *nic, struct epoll_event *events) {
     epw_carry_take(nic);
 }
 
-/* Whether the event that wakes the thread is among those that have come. */
+/* Whether the event that wakes the thread is among those that have arrived. */
 static bool is_called(const struct epoll_event *events, int count) {
     bool called = false;
     for (int i = 0; i < count; i++) called |= events[i].data.u64 == WAKE_ID;
@@ -377,16 +377,22 @@ void epw_nic_poll(epw_nic *nic) {
 }
 
 /* Polls each connection separately: an epoll_wait that does not wait may miss what the thread's own call is
- * collecting at this moment. */
+ * collecting at this moment. One that the peer has closed is read to its end, which comes after the last
+ * bytes. */
+static void look_at(epw_nic *nic, uint32_t slot) {
+    bool ends = true;
+    while (ends && nic->links[slot] != NULL && !nic->links[slot]->frozen) {
+        struct pollfd at = {.fd = nic->links[slot]->fd, .events = POLLIN | POLLRDHUP};
+        if (poll(&at, 1, 0) != 1) return;
+        ends = (at.revents & ~POLLIN) != 0;
+        uint32_t events = (at.revents & POLLIN ? EPOLLIN : 0u) | (ends ? EPOLLHUP : 0u);
+        take_in(nic, &(struct epoll_event){.events = events, .data.u64 = nic->links[slot]->id}, 1, false);
+    }
+}
+
 void epw_nic_look(epw_nic *nic) {
     epw_nic_lock(nic);
-    for (uint32_t i = 0; i < nic->link_count; i++) {
-        if (nic->links[i] == NULL) continue;
-        struct pollfd at = {.fd = nic->links[i]->fd, .events = POLLIN | POLLRDHUP};
-        if (poll(&at, 1, 0) != 1) continue;
-        uint32_t events = (at.revents & POLLIN ? EPOLLIN : 0u) | (at.revents & ~POLLIN ? EPOLLHUP : 0u);
-        take_in(nic, &(struct epoll_event){.events = events, .data.u64 = nic->links[i]->id}, 1, false);
-    }
+    for (uint32_t i = 0; i < nic->link_count; i++) look_at(nic, i);
     epw_carry_take(nic);
     epw_nic_unlock(nic);
 }

@@ -353,7 +353,7 @@ static epw_status check_idle(void *user, epw_where where) {
     return EPW_OK; /* what runs is waited for */
 }
 
-/* Without the lock: other threads may go on calling, and begin_epoch waits again. */
+/* Without the lock: other threads may continue calling, and begin_epoch waits again. */
 static epw_status quiesce(void *user, epw_where where) {
     return epw_peers_require_idle(&((const epw_prefill *)user)->peers, EPW_NOT_HELD, where);
 }

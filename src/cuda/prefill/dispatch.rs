@@ -81,7 +81,7 @@ impl PrefillBuffer {
     }
 
     /// Enqueues the counts of a dispatch: sends this rank's, receives those of the others.
-    /// [`PrefillDispatching::received`] then waits for them on the host, and tells how much to allocate. The receiving half
+    /// [`PrefillDispatching::received`] then waits for them on the host, and reports how much to allocate. The receiving half
     /// sends and receives the rows. For any number of tokens.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ pub(super) type Answer<T> = oneshot::Sender<Result<T, BootstrapError>>;
 /// Handles what the server says unasked, for the member that the connection belongs to. Called on the thread that
 /// carries the connection: it must not wait.
 pub(crate) trait Attendant: Send + Sync + std::fmt::Debug {
+    /// The member still waits for a server to answer at this address.
+    fn unanswered(&self, address: &str);
     /// The member was admitted to the run.
     fn joined(&self, joined: &Joined);
     /// Members have taken these places, each replacing any earlier member there.

@@ -448,7 +448,7 @@ impl Link {
 
 /// The error when `missing`, half or more of the members that serve the run, cannot be reached.
 fn no_quorum(op: &str, missing: Mask) -> BootstrapError {
-    let reason = "they hold half or more of the servers that keep the run's log; operations go on under the last membership, changes once enough of them answer again";
+    let reason = "they hold half or more of the servers that keep the run's log; operations continue under the last membership, and it can change once enough of them answer again";
     BootstrapError::NoQuorum { op: op.to_owned(), missing: Box::new(missing), reason: reason.to_owned() }
 }
 

@@ -101,6 +101,7 @@ impl Client {
             let stream = tokio::select! {
                 stream = dial(&addresses, &credentials, deadline, &silent) => stream,
                 () = connected.closed() => return,
+                never = told.unanswered(&server) => match never {},
             };
             match stream {
                 Err(error) => drop(connected.send(Err(error))),

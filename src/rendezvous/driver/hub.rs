@@ -614,7 +614,7 @@ mod tests {
         };
         let seen = tokio::select! {
             seen = timeout(MINUTE, admitted) => seen,
-            () = serve => unreachable!("it goes on"),
+            () = serve => unreachable!("it continues"),
         };
         assert_eq!(seen, Ok(Some(RankState::Alive {})));
     }

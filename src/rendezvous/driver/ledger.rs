@@ -39,7 +39,7 @@ impl Ledger {
             ("initial ranks", found.initial.to_string(), settings.initial.to_string()),
         ] {
             if found != wanted {
-                let op = format!("go on with the run in {}", path.display());
+                let op = format!("continue with the run in {}", path.display());
                 let (field, reason) = (field.to_owned(), format!("the file has {found}"));
                 return Err(BootstrapError::Invalid { op, field, value: wanted, reason });
             }

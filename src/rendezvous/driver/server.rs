@@ -43,6 +43,8 @@ pub struct Server {
     orders: mpsc::Sender<Order>,
     /// How other members know it, if it belongs to a member.
     listener: Option<Listener>,
+    run_id: String,
+    token: Option<Token>,
 }
 
 /// What the owner of a server asks of it.
@@ -160,6 +162,7 @@ impl Server {
         let (bound, listening) = oneshot::channel();
         let (orders, inbox) = mpsc::channel(16);
         let address = address.to_owned();
+        let (run_id, token) = (options.run_id.clone(), options.token.clone());
         spawn("epwire-server", move || async move {
             let began = async {
                 let (listener, local) = listen(&op, &address, ports, options.token.as_ref()).await?;
@@ -180,7 +183,7 @@ impl Server {
             detail: "its thread ended at once".to_owned(),
         };
         let (address, listener) = shielded(listening).await.map_err(ended)??;
-        Ok(Self { address, orders, listener })
+        Ok(Self { address, orders, listener, run_id, token })
     }
 
     /// [`Server::bind`] for a plain thread.
@@ -213,6 +216,11 @@ impl Server {
     /// nothing may be answered.
     pub async fn ended(&self) {
         shielded(self.orders.closed()).await;
+    }
+
+    /// What a member needs to be accepted.
+    pub(crate) fn credentials(&self) -> (&str, Option<&Token>) {
+        (&self.run_id, self.token.as_ref())
     }
 
     /// For a caller that sees processes end.

@@ -1,12 +1,15 @@
 //! Who is informed about a client's connection with the server of its run, and about what the server says unasked.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
 use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::attendant::{Attendant, Later};
 use super::contact::{Contact, Outage};
+use crate::rendezvous::machine::{FIRST_REPORT, NEXT_REPORT};
 use crate::rendezvous::wire::{Host, View};
 use crate::waking::contain;
 
@@ -20,6 +23,17 @@ pub(super) struct Told {
 }
 
 impl Told {
+    /// Reports again and again that no server has answered at `address` yet.
+    pub(super) async fn unanswered(&self, address: &str) -> Infallible {
+        sleep(FIRST_REPORT).await;
+        loop {
+            if let Some(attendant) = &self.attendant {
+                attendant.unanswered(address);
+            }
+            sleep(NEXT_REPORT).await;
+        }
+    }
+
     /// A new view of the membership; wakes the tasks that follow it.
     pub(super) fn show(&self, shown: View) {
         if let Some(attendant) = &self.attendant {

@@ -47,7 +47,7 @@ pub enum Event {
         /// Which session.
         session: SessionId,
         /// Whether the peer's kernel closed it, as it does when a process ends. Otherwise this side or the network
-        /// broke it, and no other connection has come for a lease.
+        /// broke it, and there has been no other connection for a lease.
         by_peer: bool,
     },
     /// Somebody who can see the processes, as a launcher sees its children, reports that this one has ended.

@@ -8,7 +8,7 @@ use super::state::{Life, Machine, Member, Settings};
 use crate::rendezvous::codec::{Reader, Wire, WireError};
 
 /// Increases whenever anything that is written changes, including every type in it.
-const VERSION: u16 = 7;
+const VERSION: u16 = 8;
 
 impl Machine {
     /// All that this machine knows, for [`Machine::restore`].
@@ -93,7 +93,7 @@ impl Machine {
             .sessions
             .iter()
             .all(|(session, rank)| self.seat(*rank).is_some_and(|m| m.session == Some(*session)));
-        let gathering = self.gathering.is_none_or(|(began, deadline)| began <= deadline);
+        let gathering = self.gathering.is_none_or(|of| of.began <= of.deadline && of.began <= of.show);
         let decision = self.decision.mask.minus(&self.taken).is_empty()
             && self.taken.fits(world)
             && self.decision.epoch <= MAX_EPOCH;

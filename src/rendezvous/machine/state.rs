@@ -43,8 +43,7 @@ pub struct Machine {
     /// The rank of each session whose client has joined.
     pub(super) sessions: BTreeMap<SessionId, u32>,
     pub(super) answers: Answers,
-    /// Beginning and end of the gathering, which starts with the first join.
-    pub(super) gathering: Option<(Duration, Duration)>,
+    pub(super) gathering: Option<Gathering>,
     /// Epoch 0 until the run has come together.
     pub(super) decision: Decision,
     /// Ranks that are members or have been.
@@ -152,6 +151,16 @@ impl Machine {
         outcomes.into_iter().for_each(|(call, result)| self.answer(call, result));
     }
 }
+
+/// The time until the run has come together; it begins with the first join.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Gathering {
+    pub(super) began: Duration,
+    pub(super) deadline: Duration,
+    /// When those who wait are shown the next time who is there.
+    pub(super) show: Duration,
+}
+wire!(struct Gathering { began, deadline, show });
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {

@@ -272,7 +272,7 @@ static void decide(walker *w, const state *s, unsigned r, unsigned l, uint64_t n
     for (;;) {
         epw_decision d = epw_lane_decide(&at->m, now);
         if (d.act == EPW_ACT_SLEEP || d.act == EPW_ACT_DONE) {
-            lane_moved(w, &next, "goes on", r, l, r);
+            lane_moved(w, &next, "continues", r, l, r);
             return;
         }
         if (!carry_out(w, &next, r, l, &d)) continue;

@@ -76,7 +76,7 @@ static void revocation_moves(walker *w, const state *s) {
             next.ranks[r].suspects |= bit(p);
             next.ranks[r].revoked |= bit(p);
             w->fault = true;
-            emit(w, &next, "is told to go on without", r, 0, p);
+            emit(w, &next, "is told to continue without", r, 0, p);
         }
     }
     w->fault = false;
@@ -203,7 +203,7 @@ static void check_farewells(walker *w, const state *s, unsigned r, unsigned l) {
             word_of(s, p, r, l, EPW_WORD_EPOCH) >> 41 > at->m.epoch)
             breaks(w, "a lane waits for a rank that is gone and has said so");
         if (is_revoked(&s->ranks[r], p))
-            breaks(w, "a lane waits for a rank that it was told to go on without");
+            breaks(w, "a lane waits for a rank that it was told to continue without");
     }
 }
 

@@ -34,8 +34,8 @@ pub(crate) fn a_server_by_itself_goes_on_without_most_ranks(seed: u64) {
     let (floor, began) = (crew.furthest(), Instant::now());
     let until = began + lease + 10 * deadline() + 20 * noise::worst();
     let go_on = crew.listen_until(until, |crew| crew.is_whole_without_stopped(floor));
-    assert!(go_on, "without {lost:?} the others do not go on: {}", crew.state());
-    crew.remark(format!("they go on after {:?}", began.elapsed()));
+    assert!(go_on, "without {lost:?} the others do not continue: {}", crew.state());
+    crew.remark(format!("they continue after {:?}", began.elapsed()));
     lost.iter().for_each(|rank| crew.cont(*rank));
     super::settled(&mut crew);
     crew.nobody_went_without_reason();

@@ -271,7 +271,7 @@ impl Crew {
     }
 
     pub(crate) fn cont(&mut self, rank: u32) {
-        self.story.tell(format!("rank {rank} goes on"));
+        self.story.tell(format!("rank {rank} continues"));
         let member = self.members[rank as usize].as_mut().expect("it is there");
         member.stopped = false;
         member.signal(libc::SIGCONT);

@@ -68,11 +68,11 @@ pub(crate) fn a_cut_of_30_s_costs_one_its_place(seed: u64) {
     crew.cut(rank);
     let without = |crew: &Crew| crew.is_whole_without(rank, floor);
     let went_on = crew.listen_until(began + Duration::from_secs(29), without);
-    assert!(went_on, "the others do not go on without rank {rank}: {}", crew.state());
-    crew.remark(format!("the others go on without rank {rank} after {:?}", began.elapsed()));
+    assert!(went_on, "the others do not continue without rank {rank}: {}", crew.state());
+    crew.remark(format!("the others continue without rank {rank} after {:?}", began.elapsed()));
     crew.order(rank, Order::Ask);
     crew.listen(began + Duration::from_secs(30));
-    assert!(crew.is_whole_without(rank, floor), "they did not go on: {}", crew.state());
+    assert!(crew.is_whole_without(rank, floor), "they did not continue: {}", crew.state());
     assert!(crew.had_no_quorum(rank), "rank {rank} was not told that it has no quorum: {}", crew.state());
     crew.heal(rank);
     together(&mut crew, "after the cut");

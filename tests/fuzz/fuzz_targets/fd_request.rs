@@ -42,7 +42,7 @@ fuzz_target!(|packets: [Packet; 4]| {
                     assert_eq!(reply[1] == GRANTED, entitled, "{reply:?} to {packet:?}");
                     assert!(
                         reply[1] != FENCED && reply[1] != FENCED_WITHIN,
-                        "{reply:?}: an earlier lease goes on"
+                        "{reply:?}: an earlier lease continues"
                     );
                     answered = true;
                 }

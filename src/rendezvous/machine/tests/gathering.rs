@@ -76,7 +76,7 @@ fn a_second_process_for_a_rank_is_a_duplicate_until_the_first_dies() {
 fn missing_ranks_are_listed_to_everyone_at_the_deadline_and_a_new_try_is_possible() {
     let mut run = Run::new(4);
     let calls = [run.join(0, 0, 0), run.join(1, 3, 3)];
-    assert_eq!(run.machine.next_deadline(), Some(20 * SECOND), "no leases before the run has come together");
+    assert_eq!(run.machine.next_deadline(), Some(2 * SECOND), "no leases before the run has come together");
     run.pass(19 * SECOND, &[0, 1]);
     assert!(calls.iter().all(|call| run.answer(*call).is_none()));
     run.pass(SECOND, &[]);

@@ -141,7 +141,7 @@ fn a_silent_member_goes_after_its_lease_if_the_others_do_not_reach_it() {
     assert_eq!(
         run.settled[&2].as_ref().ok().map(|decision| decision.epoch),
         Some(2),
-        "it learns that once it goes on"
+        "it learns that once it continues"
     );
 }
 
@@ -247,7 +247,7 @@ fn who_does_not_promise_holds_the_others_for_a_lease_and_no_longer() {
     assert_eq!(missing.to_string(), "1");
     run.asks.clear();
     run.pass(4 * SECOND, &[0, 1]);
-    assert_eq!(run.asks, [], "steps go on for a while");
+    assert_eq!(run.asks, [], "steps continue for a while");
     run.pass(SECOND, &[0, 1]);
     run.reply(&[0, 1], &[]);
     assert_eq!(run.decided().0, "0-1");

@@ -265,7 +265,10 @@ fn what_can_not_be_is_not_restored() {
     assert_eq!(refused(|m| assert!(m.sessions.remove(&1).is_some())), "a seat");
     assert_eq!(refused(|m| assert!(m.sessions.insert(9, 1).is_none())), "a session");
     assert_eq!(refused(|m| assert!(m.sessions.insert(9, 7).is_none())), "a session");
-    assert_eq!(refused(|m| m.gathering = Some((SECOND, SECOND))), "the gathering");
+    assert_eq!(
+        refused(|m| m.gathering = Some(Gathering { began: SECOND, deadline: SECOND, show: SECOND })),
+        "the gathering"
+    );
     assert_eq!(refused(|m| m.decision.mask.insert(3)), "the membership");
     assert_eq!(refused(|m| m.taken.insert(3)), "the membership");
     assert_eq!(refused(|m| m.taken = Mask::all(2)), "the membership");
