@@ -46,11 +46,17 @@ extern "C" int epw_coll_gpu_prepare_norm(void) {
     return error;
 }
 
+static const epw::NormKernels &norm_kernels_of(const epw_coll_norm_args &args) {
+    const bool few = args.hidden <= 4 * epw::kCollThreads * epw::kFewNormWords;
+    return epw::norm_kernels[args.common.type == EPW_TYPE_BF16 ? 0 : 1][few ? 0 : 1];
+}
+
 extern "C" int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t blocks, void *stream) {
-    const bool few = args->hidden <= 4 * epw::kCollThreads * epw::kFewNormWords;
-    const epw::NormKernels &k = epw::norm_kernels[args->common.type == EPW_TYPE_BF16 ? 0 : 1][few ? 0 : 1];
     const auto in = static_cast<cudaStream_t>(stream);
-    if (args->common.pieces == 0) return epw::launch_in_stream(k.fused, blocks, epw::kCollThreads, 0, in, *args);
-    const int error = epw_coll_gpu_run(&args->common, blocks, stream);
-    return error != cudaSuccess ? error : epw::launch_in_stream(k.alone, blocks, epw::kCollThreads, 0, in, *args);
+    return epw::launch_in_stream(norm_kernels_of(*args).fused, blocks, epw::kCollThreads, 0, in, *args);
+}
+
+extern "C" int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks, void *stream) {
+    const auto in = static_cast<cudaStream_t>(stream);
+    return epw::launch_in_stream(norm_kernels_of(*args).alone, blocks, epw::kCollThreads, 0, in, *args);
 }

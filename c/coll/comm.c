@@ -84,11 +84,12 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
-enum { TERMS = 7 };
+enum { TERMS = 8 };
 
 static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_term terms[TERMS]) {
     const epw_term all[TERMS] = {{"communicator version", c->version},
                                  {"ranks", c->ranks},
+                                 {"permission of queues, from fabric and paths,", l->entries > 0},
                                  {"slots", l->slots},
                                  {"slot_bytes", l->slot_bytes},
                                  {"heap_bytes", l->heap_bytes},
@@ -176,7 +177,8 @@ static void tell_plan(const epw_comm *comm) {
 epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
     epw_coll_layout layout;
-    epw_status status = epw_coll_plan(config, &layout);
+    bool queues = config != NULL && config->fabric != NULL && (config->paths & EPW_PATH_QUEUE);
+    epw_status status = epw_coll_plan(config, queues, &layout);
     if (status != EPW_OK) return status;
     epw_where where = {"create", (int)config->rank, -1};
     epw_comm *comm = calloc(1, sizeof *comm);
@@ -188,7 +190,8 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     pthread_mutex_init(&comm->heap_lock, NULL);
     epw_term terms[TERMS];
     terms_of(config, &layout, terms);
-    uint32_t depth = epw_queue_depth(layout.slots + 1, epw_fabric_queue_depth(config->fabric));
+    uint32_t entries = layout.entries > 0 ? layout.entries : layout.slots + 1;
+    uint32_t depth = epw_queue_depth(entries, epw_fabric_queue_depth(config->fabric));
     epw_peers_options options = {.window = {.rank = config->rank,
                                             .ranks = config->ranks,
                                             .device = config->device,

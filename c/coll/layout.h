@@ -98,12 +98,15 @@ typedef struct epw_coll_layout {
     uint64_t stride; /* bytes from slot to slot */
     uint64_t control_offset, rings_offset, heap_offset, heap_bytes;
     uint64_t window_bytes;
-    uint32_t blocks; /* on GPUs: blocks of a kernel; the windows there follow kernels/coll/state.h */
+    uint32_t blocks; /* on GPUs: blocks of a kernel; the windows there follow kernels/coll/state.h, */
+    uint32_t
+        entries; /* or, if this is not 0, kernels/coll/queues.h: entries that operations post to a queue */
 } epw_coll_layout;
 static_assert(sizeof(epw_coll_layout) == 72, "src/sys/mod.rs has the same");
 
-/* EPW_ERR_INVALID and EPW_ERR_LIMIT name the field of the configuration and its limit. */
-epw_status epw_coll_plan(const epw_comm_config *config, epw_coll_layout *out);
+/* `queues`: peers may be reached by queues. EPW_ERR_INVALID and EPW_ERR_LIMIT name the field of the
+ * configuration and its limit. */
+epw_status epw_coll_plan(const epw_comm_config *config, bool queues, epw_coll_layout *out);
 
 static inline uint64_t epw_greeting_offset(const epw_coll_layout *l, uint32_t source) {
     return l->control_offset + (uint64_t)source * (sizeof(epw_greeting) + sizeof(epw_mismatch));

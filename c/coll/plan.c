@@ -57,11 +57,11 @@ static epw_status check(const epw_comm_config *c, epw_where where) {
     return EPW_OK;
 }
 
-epw_status epw_coll_plan(const epw_comm_config *c, epw_coll_layout *l) {
+epw_status epw_coll_plan(const epw_comm_config *c, bool queues, epw_coll_layout *l) {
     if (c == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "config is NULL");
     epw_status status = check(c, (epw_where){"create", (int)c->rank, -1});
     if (status != EPW_OK) return status;
-    if (c->device != EPW_DEVICE_HOST) return epw_coll_gpu_plan(c, l);
+    if (c->device != EPW_DEVICE_HOST) return epw_coll_gpu_plan(c, queues, l);
     uint32_t slots = c->slots != 0 ? c->slots : SLOTS_DEFAULT;
     uint32_t slot_bytes = c->slot_bytes != 0 ? c->slot_bytes : choose_slot_bytes(c->ranks, slots);
     *l = (epw_coll_layout){.ranks = c->ranks,

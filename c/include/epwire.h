@@ -1004,11 +1004,16 @@ typedef struct epw_comm epw_comm;
  *     Sends and receives of one epw_group progress together, before its collectives; those of different calls
  *     run in stream order, so that a large send holds up what comes after it until it is received. Each pair
  *     of ranks matches sends with receives in the order of the calls: if the two ends differ in type or tag,
- *     or the receiver has too little room, that is a mismatch. In this version all peers must map each
- *     other's windows.
+ *     or the receiver has too little room, that is a mismatch.
+ *     With `fabric`, and EPW_PATH_QUEUE in `paths`, peers whose windows cannot be mapped are reached by
+ *     queues. Either all ranks permit that or none does. If they do, all operations of any size, with mapped
+ *     peers too, go in pieces through rings, without what makes operations by windows alone fast: so leave
+ *     EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
+ *     takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
+ *     queues.
  *     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always take the
  *     way of large operations, once each pair of ranks has exchanged its counts and found them equal.
- *     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 4 slots, and so many bytes that all
+ *     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and so many bytes that all
  *     rings take 64 MiB, but at least 1 KiB and at most 32 KiB. */
 typedef struct epw_comm_config {
     uint32_t size;       /* sizeof(epw_comm_config) */
@@ -1022,10 +1027,10 @@ typedef struct epw_comm_config {
     int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal of the GPU whose memory is sent and received */
     uint64_t heap_bytes;  /* for epw_comm_alloc, the same on all ranks */
     uint64_t deadline_ns; /* a peer silent for so long is given up: 1 ms to 1 day */
-    epw_fabric *fabric;   /* as in epw_config; CUDA: NULL */
-    uint32_t sms; /* CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32. As in
-                     epw_config the SMs belong to this communicator: create it before a buffer that takes all
-                     that are free */
+    epw_fabric *fabric;   /* as in epw_config; CUDA: see above */
+    uint32_t sms; /* CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32, or 8
+                     where queues are permitted. As in epw_config the SMs belong to this communicator: create
+                     it before a buffer that takes all that are free */
     uint32_t reserved;
 } epw_comm_config;
 

@@ -14,6 +14,7 @@ constexpr uint32_t kCollThreads = 512;
 
 // In shared memory, the arguments too: from there they come fast, also after an acquire, which empties the L1 cache.
 struct Collective : Peers {
+    static constexpr bool kPosts = false; // whether peers may be behind queues: see queues.cuh
     epw_coll_args args;
     uint64_t number;      // of the operation within the epoch, from 1
     uint64_t tag;         // of its packets
@@ -71,14 +72,14 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
 
 // Waits until `come()`, or gives the peer up. A long wait also looks at the peer's call, because after a different call the
 // awaited data may never come.
-template <typename Look>
-__device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_t expected, const Look &come) {
+template <typename C, typename Look>
+__device__ __forceinline__ bool await_peer(C &c, uint32_t peer, uint64_t expected, const Look &come) {
     constexpr uint32_t kLooks = 256;
 #pragma unroll 1
     for (uint32_t i = 0; i < kLooks; i++) {
         if (come()) return true;
     }
-    return await_long(c, c.phase, peer, expected, [&] {
+    return await_long<C::kPosts>(c, c.phase, peer, expected, [&] {
         if (come()) return Come::kYes;
         if (*static_cast<volatile uint32_t *>(&c.stopped)) return Come::kStop;
         if (ptx::load_relaxed_gpu(&c.args.state->halted)) {
@@ -89,6 +90,18 @@ __device__ __forceinline__ bool await_peer(Collective &c, uint32_t peer, uint64_
         return look_at_call(c, peer) == Come::kStop ? Come::kStop : Come::kNotYet;
     });
 }
+
+// The base of what `source` writes here, indexed by window offset.
+template <typename C> __device__ __forceinline__ const unsigned char *base_of(const C &c, uint32_t source) {
+    return C::kPosts ? written_by(c, source) : c.own;
+}
+// Whether the count that `source` has written at `offset` is at least `count`.
+template <typename C> __device__ __forceinline__ bool has_counted(const C &c, uint32_t source, uint64_t offset, uint64_t count) {
+    return has_count(c, count_at(reinterpret_cast<const uint64_t *>(base_of(c, source) + offset)), count);
+}
+
+// The peer has begun the epoch: waits until nothing of an earlier one is on its way there. By windows nothing is.
+__device__ __forceinline__ void await_earlier(Collective &, uint32_t) {}
 
 // ---- beginning ----
 
@@ -101,11 +114,14 @@ __device__ __forceinline__ bool is_halted(const epw_coll_state *state, uint64_t 
 }
 
 // Called by the whole block, which waits here. Returns false if there is nothing to do. Sends and receives do not count as
-// operations of the epoch.
-__device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE) {
+// operations of the epoch. `inbox`: where peers behind queues write.
+template <typename C>
+__device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phase = EPW_PHASE_COLLECTIVE,
+                                     const unsigned char *inbox = nullptr) {
     epw_gpu_peers *peers = a.peers;
+    const epw_area area = C::kPosts && phase == EPW_PHASE_POINT ? EPW_AREA_ANSWERS : EPW_AREA_ROWS;
     const epw_coll_turn turn = a.state->turns[blockIdx.x];
-    for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, EPW_AREA_ROWS, i);
+    for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, area, i);
     static_assert(sizeof c.args % 8 == 0 && alignof(epw_coll_args) == 8, "the arguments are copied by words");
     for (uint32_t i = threadIdx.x; i < sizeof c.args / 8; i += blockDim.x) {
         reinterpret_cast<uint64_t *>(&c.args)[i] = reinterpret_cast<const uint64_t *>(&a)[i];
@@ -115,13 +131,16 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         const uint32_t suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
         c.active.words[word] = active;
         c.suspects.words[word] = suspects;
-        c.present.words[word] = c.reachable.words[word] = c.mapped.words[word] = active & ~suspects;
-        c.queued.words[word] = c.lacking.words[word] = 0;
+        const uint32_t queued = C::kPosts ? peers->queued.words[word] : 0;
+        c.present.words[word] = c.reachable.words[word] = active & ~suspects;
+        c.mapped.words[word] = active & ~suspects & ~queued;
+        c.queued.words[word] = queued;
+        c.lacking.words[word] = 0;
     }
     if (threadIdx.x == 0) {
         c.peers = peers;
         c.own = a.window;
-        c.inbox = nullptr;
+        c.inbox = inbox;
         c.rank = a.rank;
         c.ranks = a.ranks;
         c.lane = 0;
@@ -130,7 +149,8 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
         c.phase = phase;
         c.op = uint32_t(c.number);
         c.out = turn.out;
-        c.resumes = c.posts = false;
+        c.resumes = false;
+        c.posts = C::kPosts;
         c.group_deadline = peers->deadline_ns;
         c.deadline = a.deadline_ns ? a.deadline_ns : peers->deadline_ns;
         c.spoke = 0;
@@ -157,7 +177,11 @@ __device__ __forceinline__ bool open(Collective &c, const epw_coll_args &a, uint
     if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.stopped) {
         for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
-            if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) leave_out(c, peer);
+            if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) {
+                leave_out(c, peer);
+            } else {
+                await_earlier(c, peer);
+            }
         }
     }
     const bool stopped = c.stopped; // before the barrier: behind it, faster threads may find calls that differ
@@ -180,7 +204,7 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
 }
 
 // Waits for the calls of all other ranks: see state.h. The first block does it.
-__device__ __forceinline__ void await_calls(Collective &c) {
+template <typename C> __device__ __forceinline__ void await_calls(C &c) {
     if (blockIdx.x != 0) return;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !takes_part(c, peer) || c.stopped) continue;

@@ -29,22 +29,35 @@ __device__ __forceinline__ uint64_t point_count(const Collective &c, const Point
     return epw_coll_count(&c.args.at, EPW_COLL_POINT_RING, source, t.channel, which);
 }
 
+// Tells the peer that a piece of `bytes` bytes is written for it, or that a piece of its is read. Writer: the team, through its
+// barrier. Reader: the peer's await_point or await_point_room.
+__device__ __forceinline__ void tell_point(const Collective &c, const PointTeam &t, uint32_t which, uint32_t) {
+    if (t.thread() == 0) post_count(c, t.peer, point_count(c, t, c.rank, which), count_word(c, t.number + 1));
+}
+
+// Whether the slot of the next piece, which the peer has read, may be overwritten.
+__device__ __forceinline__ bool is_free(const Collective &, const PointTeam &) { return true; }
+
 // Waits until one more piece may be written for the peer: the first pieces of an epoch may once the peer has begun the epoch.
-__device__ __forceinline__ void await_point_room(Collective &c, const PointTeam &t) {
+template <typename C> __device__ __forceinline__ void await_point_room(C &c, const PointTeam &t) {
     const uint64_t slots = c.args.at.slots;
     if (!takes_part(c, t.peer)) return;
     if (t.number == 0) {
-        if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_POINT, t.peer, false).arrived) leave_out(c, t.peer);
+        if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_POINT, t.peer, false).arrived) {
+            leave_out(c, t.peer);
+        } else {
+            await_earlier(c, t.peer);
+        }
     } else if (t.number >= slots) {
         const uint64_t at = point_count(c, t, t.peer, EPW_COLL_TAKEN), done = t.number + 1 - slots;
-        await_peer(c, t.peer, count_word(c, done), [&] { return has_count(c, count_at(c, at), done); });
+        await_peer(c, t.peer, count_word(c, done), [&] { return has_counted(c, t.peer, at, done) && is_free(c, t); });
     }
 }
 
-__device__ __forceinline__ void await_point(Collective &c, const PointTeam &t) {
+template <typename C> __device__ __forceinline__ void await_point(C &c, const PointTeam &t) {
     if (!takes_part(c, t.peer)) return;
     const uint64_t at = point_count(c, t, t.peer, EPW_COLL_WRITTEN), wanted = t.number + 1;
-    await_peer(c, t.peer, count_word(c, wanted), [&] { return has_count(c, count_at(c, at), wanted); });
+    await_peer(c, t.peer, count_word(c, wanted), [&] { return has_counted(c, t.peer, at, wanted); });
 }
 
 // Bytes of piece j; pieces are as large as slots.
@@ -54,21 +67,19 @@ __device__ __forceinline__ uint64_t point_bytes(const Collective &c, uint64_t al
 }
 
 // Returns whether the team continues with its lane.
-__device__ __forceinline__ bool send_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
+template <typename C> __device__ __forceinline__ bool send_message(C &c, PointTeam &t, const epw_coll_point &m) {
     const uint64_t size = c.args.at.slot_bytes;
 #pragma unroll 1
     for (uint64_t j = t.channel; j == t.channel || j * size < m.bytes; j += c.args.at.channels) {
         if (t.thread() == 0) await_point_room(c, t);
         if (!t.goes_on(c)) return false;
         unsigned char *slot = at(c, t.peer, point_slot(c, t, c.rank));
-        copy(slot, m.at + j * size, point_bytes(c, m.bytes, j), t.thread(), t.kThreads);
+        const uint64_t bytes = point_bytes(c, m.bytes, j);
+        copy(slot, m.at + j * size, bytes, t.thread(), t.kThreads);
         if (t.thread() == 0) *reinterpret_cast<epw_coll_note *>(slot + size) = {{m.call[0], m.call[1]}, m.bytes};
         t.meet_any(false);
+        tell_point(c, t, EPW_COLL_WRITTEN, uint32_t(bytes));
         t.number++;
-        // Writer: the team, through its barrier. Reader: the peer's await_point.
-        if (t.thread() == 0) {
-            post_count(c, t.peer, point_count(c, t, c.rank, EPW_COLL_WRITTEN), count_word(c, t.number));
-        }
     }
     return true;
 }
@@ -79,14 +90,14 @@ __device__ __forceinline__ bool is_asked_for(const epw_coll_note &note, const ep
     return note.call[0] == m.call[0] && note.bytes <= m.bytes;
 }
 
-__device__ __forceinline__ bool receive_message(Collective &c, PointTeam &t, const epw_coll_point &m) {
+template <typename C> __device__ __forceinline__ bool receive_message(C &c, PointTeam &t, const epw_coll_point &m) {
     const uint64_t size = c.args.at.slot_bytes;
     uint64_t bytes = 0;
 #pragma unroll 1
     for (uint64_t j = t.channel; j == t.channel || j * size < bytes; j += c.args.at.channels) {
         if (t.thread() == 0) await_point(c, t);
         if (!t.goes_on(c)) return false;
-        const unsigned char *slot = c.own + point_slot(c, t, t.peer);
+        const unsigned char *slot = base_of(c, t.peer) + point_slot(c, t, t.peer);
         const epw_coll_note note = *reinterpret_cast<const epw_coll_note *>(slot + size);
         if (!is_asked_for(note, m)) {
             if (t.thread() == 0) stop_for(c, t.peer, note.call, m.call);
@@ -95,16 +106,13 @@ __device__ __forceinline__ bool receive_message(Collective &c, PointTeam &t, con
         bytes = note.bytes;
         copy(m.at + j * size, slot, point_bytes(c, bytes, j), t.thread(), t.kThreads);
         t.meet_any(false);
+        tell_point(c, t, EPW_COLL_TAKEN, 0);
         t.number++;
-        // Writer: the team, through its barrier, which has finished reading. Reader: the source's await_point_room.
-        if (t.thread() == 0) {
-            post_count(c, t.peer, point_count(c, t, c.rank, EPW_COLL_TAKEN), count_word(c, t.number));
-        }
     }
     return true;
 }
 
-__device__ __forceinline__ void run_points(Collective &c, const epw_coll_point_args &a) {
+template <typename C> __device__ __forceinline__ void run_points(C &c, const epw_coll_point_args &a) {
     const uint32_t channels = a.common.at.channels, team = blockIdx.x * EPW_COLL_TEAMS + threadIdx.x / PointTeam::kThreads;
     const uint32_t lane = team / channels;
     if (lane >= a.lanes) return;

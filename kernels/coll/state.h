@@ -220,8 +220,9 @@ int epw_coll_gpu_prepare_norm(void);
 
 int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
-/* `blocks`: of the kernel that sums; by rings a second kernel follows it. */
+/* By packets, in one kernel; and what follows a sum by rings. */
 int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
+int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */

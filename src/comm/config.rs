@@ -8,7 +8,8 @@ use crate::error::Result;
 use crate::names::setters;
 use crate::{ffi, sys};
 
-/// What a communicator is made with. All fields but `paths` and the ordinal in `device` are equal on all ranks.
+/// What a communicator is made with. All fields but `paths` and the ordinal in `device` are equal on all ranks, and on GPUs
+/// so is `paths.queue`.
 ///
 /// ```
 /// use epwire::comm::CommConfig;
@@ -30,9 +31,9 @@ pub struct CommConfig {
     /// Whose memory is sent and received, and what moves the bytes. The host by default; with a GPU the calls are those
     /// of [`Comm::enqueue`](super::Comm::enqueue).
     pub device: Device,
-    /// On a GPU: the most thread blocks of a kernel, 1 to 64, the same on all ranks; 0, the default: 32. This
-    /// communicator reserves that many SMs until it is dropped, as with [`EpConfig::sms`](crate::EpConfig::sms): create
-    /// it before a buffer that takes all free SMs.
+    /// On a GPU: the most thread blocks of a kernel, 1 to 64, the same on all ranks; 0, the default: 32, or 8 where
+    /// queues are permitted. This communicator reserves that many SMs until it is dropped, as with
+    /// [`EpConfig::sms`](crate::EpConfig::sms): create it before a buffer that takes all free SMs.
     pub sms: u32,
     /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
@@ -42,7 +43,9 @@ pub struct CommConfig {
     /// Bytes for [`Comm::alloc`](super::Comm::alloc) or, on a GPU, [`Comm::alloc_gpu`](super::Comm::alloc_gpu), up to
     /// 16 TiB, the same on all ranks. 0 by default.
     pub heap_bytes: u64,
-    /// How peers may be reached.
+    /// How peers may be reached. On GPUs `paths.queue` is the same on all ranks: where it is set all operations, with
+    /// mapped peers too, take the slower way through rings. By default it is set if members are on several hosts; for
+    /// a [subset](super::Comm::subset_with) on GPUs, if its own members are.
     pub paths: Paths,
     /// A peer that is silent for this long is given up: 1 ms to 1 day. 10 s by default.
     pub deadline: Duration,
@@ -90,7 +93,7 @@ impl fmt::Display for CommConfig {
 impl CommConfig {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
     pub fn plan(&self, ranks: u32) -> Result<CommPlan> {
-        let layout = ffi::comm_layout(&self.to_c(0, ranks))?;
+        let layout = ffi::comm_layout(&self.to_c(0, ranks), self.paths.queue)?;
         Ok(CommPlan {
             ranks,
             slots: layout.slots,
@@ -119,9 +122,12 @@ impl CommConfig {
 
     /// The fields that must be equal on all ranks, by name: the ranks compare them before they connect.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
-        let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths: _ } = self;
+        let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths } = self;
+        // On GPUs all ranks move bytes in the same way, which depends on this.
+        let queues = paths.queue && *device != Device::Host;
         [
             ("device", device.kind().to_owned()),
+            ("paths.queue", queues.to_string()),
             ("sms", sms.to_string()),
             ("slots", slots.to_string()),
             ("slot_bytes", slot_bytes.to_string()),

@@ -15,8 +15,8 @@ use crate::spawn_blocking::spawn_blocking;
 
 impl Comm {
     /// Creates the communicator of every member of `group` and connects them: all members call this with equal
-    /// configurations (`paths` may differ), equally often and in the same order, also relative to their buffers. A
-    /// field that differs is named. A member on standby creates its communicators by itself, in the same order: the
+    /// configurations (`paths` may differ, on GPUs except for `paths.queue`), equally often and in the same order, also
+    /// relative to their buffers. A field that differs is named. A member on standby creates its communicators by itself, in the same order: the
     /// [`Group::step`] that admits it begins its membership. From then on the communicator follows the group, at the
     /// same step as its buffers.
     ///

@@ -35,12 +35,9 @@ pub(crate) struct Inner {
 
 impl Inner {
     pub(super) fn made(rank: u32, ranks: u32, mut config: CommConfig, setting: Setting) -> Result<Arc<Self>> {
-        config.paths = setting.paths(rank, config.paths)?;
+        config.paths = setting.comm_paths(rank, config.paths, config.device)?;
         let plan = config.plan(ranks)?;
-        let fabric = match config.device {
-            Device::Host => setting.fabric(rank, config.paths, Device::Host)?,
-            Device::Cuda(_) => None, // so far all peers map each other
-        };
+        let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
         observe::describe();
         let (waits, subsets) = (Waits::default(), Mutex::new(Subsets::default()));

@@ -59,8 +59,9 @@ impl Comm {
         let made = match index {
             None => Ok(None),
             Some(index) => {
-                let (parent, size) = (self.inner.clone(), mask.len() as u32);
-                let make = move || Inner::made(index, size, config, parent.setting);
+                let size = mask.len() as u32;
+                let setting = self.inner.setting.of_subset(|ranks| renumbered(mask, ranks));
+                let make = move || Inner::made(index, size, config, setting);
                 spawn_blocking(OP, rank, make).await.map(|inner| Some(inner.below(&self.inner)))
             }
         };

@@ -237,9 +237,10 @@ impl Group {
         self.inner.wire_key
     }
 
-    /// Whether members are on different hosts, as far as this member knows.
-    pub(crate) fn spans_hosts(&self) -> bool {
-        self.roster().iter().any(|member| member.host != self.inner.join.identity.host)
+    /// The members on other hosts than this one, as far as it knows.
+    pub(crate) fn elsewhere(&self) -> Mask {
+        let host = &self.inner.join.identity.host;
+        self.roster().iter().filter(|member| member.host != *host).map(|member| member.rank).collect()
     }
 
     /// The membership as the server last reported it. For information only: [`Group::step`] alone changes the ranks

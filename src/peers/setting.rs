@@ -8,12 +8,15 @@ use crate::env;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::Fabric;
 use crate::group::Group;
+use crate::mask::Mask;
 
 /// What a group knows about where its buffers are used.
 #[derive(Clone, Copy)]
 pub(crate) struct Setting {
     key: WireKey,
     several_hosts: bool,
+    /// The ranks on other hosts than this one, as far as they are known.
+    elsewhere: Mask,
 }
 
 /// Leaves out the key.
@@ -25,17 +28,33 @@ impl std::fmt::Debug for Setting {
 
 impl Setting {
     pub(crate) fn of(group: &Group) -> Self {
-        Self { key: group.wire_key(), several_hosts: group.spans_hosts() }
+        let elsewhere = group.elsewhere();
+        Self { key: group.wire_key(), several_hosts: !elsewhere.is_empty(), elsewhere }
+    }
+
+    /// That of a subset, whose ranks on other hosts are these.
+    pub(crate) fn of_subset(self, renumbered: impl FnOnce(&Mask) -> Mask) -> Self {
+        Self { elsewhere: renumbered(&self.elsewhere), ..self }
     }
 
     /// The setting of a program without a group.
     pub(crate) fn alone(rank: u32) -> Result<Self> {
-        Ok(Self { key: fabric::key_without_group(rank)?, several_hosts: false })
+        Ok(Self { key: fabric::key_without_group(rank)?, several_hosts: false, elsewhere: Mask::EMPTY })
     }
 
     /// The fabric for its queues, if these paths permit any.
     pub(crate) fn fabric(&self, rank: u32, paths: Paths, device: Device) -> Result<Option<Arc<Fabric>>> {
         paths.queue.then(|| fabric::of(rank, self.key, device)).transpose()
+    }
+
+    /// [`Setting::paths`] of a communicator. On a GPU, where queues change how it reaches all peers, a subset of ranks
+    /// of one host does without.
+    pub(crate) fn comm_paths(&self, rank: u32, permitted: Paths, device: Device) -> Result<Paths> {
+        let several_hosts = match device {
+            Device::Host => self.several_hosts,
+            Device::Cuda(_) => !self.elsewhere.is_empty(),
+        };
+        Self { several_hosts, ..*self }.paths(rank, permitted)
     }
 
     /// The paths by which peers may be reached, if the program permits these.

@@ -1896,11 +1896,16 @@ pub struct epw_comm {
      Sends and receives of one epw_group progress together, before its collectives; those of different calls
      run in stream order, so that a large send holds up what comes after it until it is received. Each pair
      of ranks matches sends with receives in the order of the calls: if the two ends differ in type or tag,
-     or the receiver has too little room, that is a mismatch. In this version all peers must map each
-     other's windows.
+     or the receiver has too little room, that is a mismatch.
+     With `fabric`, and EPW_PATH_QUEUE in `paths`, peers whose windows cannot be mapped are reached by
+     queues. Either all ranks permit that or none does. If they do, all operations of any size, with mapped
+     peers too, go in pieces through rings, without what makes operations by windows alone fast: so leave
+     EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
+     takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
+     queues.
      Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always take the
      way of large operations, once each pair of ranks has exchanged its counts and found them equal.
-     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 4 slots, and so many bytes that all
+     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and so many bytes that all
      rings take 64 MiB, but at least 1 KiB and at most 32 KiB.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1926,11 +1931,11 @@ ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
     pub heap_bytes: u64,
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
-    /// as in epw_config; CUDA: NULL
+    /// as in epw_config; CUDA: see above
     pub fabric: *mut epw_fabric,
-    /** CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32. As in
-epw_config the SMs belong to this communicator: create it before a buffer that takes all
-that are free*/
+    /** CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32, or 8
+where queues are permitted. As in epw_config the SMs belong to this communicator: create
+it before a buffer that takes all that are free*/
     pub sms: u32,
     pub reserved: u32,
 }

@@ -235,8 +235,13 @@ pub struct epw_coll_layout {
     pub heap_bytes: u64,
     pub window_bytes: u64,
     pub blocks: u32,
+    pub entries: u32,
 }
 
 unsafe extern "C" {
-    pub fn epw_coll_plan(config: *const epw_comm_config, out: *mut epw_coll_layout) -> epw_status;
+    pub fn epw_coll_plan(
+        config: *const epw_comm_config,
+        queues: bool,
+        out: *mut epw_coll_layout,
+    ) -> epw_status;
 }

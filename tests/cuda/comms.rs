@@ -6,7 +6,7 @@ use std::thread;
 use epwire::comm::{Blocks, Call, CommConfig};
 use epwire::cuda::{StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, result};
-use epwire::{Comm, DType, Device, Element, Error, Group, Outcome, Reduction};
+use epwire::{Comm, DType, Device, Element, Error, Group, Outcome, Path, Paths, Reduction};
 use half::bf16;
 
 use crate::world::{PATIENT, Random};
@@ -70,12 +70,16 @@ fn complete(outcome: &Outcome) {
 }
 
 fn on_ranks(count: u32, body: impl Fn(&Rank) + Sync) {
+    on_ranks_by(&Paths::default(), count, body);
+}
+
+fn on_ranks_by(paths: &Paths, count: u32, body: impl Fn(&Rank) + Sync) {
     let groups = Group::threads(count).unwrap();
     thread::scope(|scope| {
         let body = &body;
         for group in &groups {
             scope.spawn(move || {
-                let config = CommConfig::default().device(Device::Cuda(group.rank()));
+                let config = CommConfig::default().device(Device::Cuda(group.rank())).paths(*paths);
                 let context = CudaContext::new(group.rank() as usize).unwrap();
                 let rank = Rank {
                     gpu: Comm::create_blocking(group, config).unwrap(),
@@ -91,69 +95,78 @@ fn on_ranks(count: u32, body: impl Fn(&Rank) + Sync) {
 }
 
 pub(crate) fn every_collective_gives_what_the_host_gives(gpus: u32) {
-    on_ranks(gpus, |r| {
-        let (gpu, host, ranks, sum) = (&r.gpu, &r.host, r.ranks(), Reduction::Sum);
-        for n in COUNTS {
-            let root = (n % ranks) as u32;
-            let at_root = |len| if r.gpu.rank() == root { len } else { 0 };
-            r.compare(
-                [n, n],
-                |send, recv| gpu.enqueue(Call::all_reduce(send, recv, sum), r.stream()),
-                |send, recv| host.all_reduce_blocking(send, recv, sum),
-            );
-            r.compare(
-                [0, n],
-                |_, recv| gpu.enqueue(Call::all_reduce_in_place(recv, Reduction::Max), r.stream()),
-                |_, recv| host.all_reduce_in_place_blocking(recv, Reduction::Max),
-            );
-            r.compare(
-                [n, at_root(n)],
-                |send, recv| gpu.enqueue(Call::reduce(send, recv, Reduction::Average, root), r.stream()),
-                |send, recv| host.reduce_blocking(send, recv, Reduction::Average, root),
-            );
-            r.compare(
-                [n * ranks, n],
-                |send, recv| gpu.enqueue(Call::reduce_scatter(send, recv, sum), r.stream()),
-                |send, recv| host.reduce_scatter_blocking(send, recv, sum),
-            );
-            r.compare(
-                [n, n * ranks],
-                |send, recv| gpu.enqueue(Call::all_gather(send, recv), r.stream()),
-                |send, recv| host.all_gather_blocking(send, recv),
-            );
-            r.compare(
-                [0, n * ranks],
-                |_, recv| gpu.enqueue(Call::all_gather_in_place(recv), r.stream()),
-                |_, recv| host.all_gather_in_place_blocking(recv),
-            );
-            r.compare(
-                [n * ranks, n * ranks],
-                |send, recv| gpu.enqueue(Call::all_to_all(send, recv), r.stream()),
-                |send, recv| host.all_to_all_blocking(send, recv),
-            );
-            r.compare(
-                [0, n * ranks],
-                |_, recv| gpu.enqueue(Call::all_to_all_in_place(recv), r.stream()),
-                |_, recv| host.all_to_all_in_place_blocking(recv),
-            );
-            r.compare(
-                [0, n],
-                |_, recv| gpu.enqueue(Call::broadcast(recv, root), r.stream()),
-                |_, recv| host.broadcast_blocking(recv, root),
-            );
-            r.compare(
-                [n, at_root(n * ranks)],
-                |send, recv| gpu.enqueue(Call::gather(send, recv, root), r.stream()),
-                |send, recv| host.gather_blocking(send, recv, root),
-            );
-            r.compare(
-                [at_root(n * ranks), n],
-                |send, recv| gpu.enqueue(Call::scatter(send, recv, root), r.stream()),
-                |send, recv| host.scatter_blocking(send, recv, root),
-            );
+    on_ranks(gpus, every_collective);
+    let queues = "queue".parse().unwrap();
+    on_ranks_by(&queues, gpus, |r| {
+        for peer in (0..gpus).filter(|peer| *peer != r.gpu.rank()) {
+            assert!(matches!(r.gpu.path(peer), Path::Queue(_)), "{:?}", r.gpu.path(peer));
         }
-        assert!(!gpu.take_fault().unwrap());
+        every_collective(r);
     });
+}
+
+fn every_collective(r: &Rank) {
+    let (gpu, host, ranks, sum) = (&r.gpu, &r.host, r.ranks(), Reduction::Sum);
+    for n in COUNTS {
+        let root = (n % ranks) as u32;
+        let at_root = |len| if r.gpu.rank() == root { len } else { 0 };
+        r.compare(
+            [n, n],
+            |send, recv| gpu.enqueue(Call::all_reduce(send, recv, sum), r.stream()),
+            |send, recv| host.all_reduce_blocking(send, recv, sum),
+        );
+        r.compare(
+            [0, n],
+            |_, recv| gpu.enqueue(Call::all_reduce_in_place(recv, Reduction::Max), r.stream()),
+            |_, recv| host.all_reduce_in_place_blocking(recv, Reduction::Max),
+        );
+        r.compare(
+            [n, at_root(n)],
+            |send, recv| gpu.enqueue(Call::reduce(send, recv, Reduction::Average, root), r.stream()),
+            |send, recv| host.reduce_blocking(send, recv, Reduction::Average, root),
+        );
+        r.compare(
+            [n * ranks, n],
+            |send, recv| gpu.enqueue(Call::reduce_scatter(send, recv, sum), r.stream()),
+            |send, recv| host.reduce_scatter_blocking(send, recv, sum),
+        );
+        r.compare(
+            [n, n * ranks],
+            |send, recv| gpu.enqueue(Call::all_gather(send, recv), r.stream()),
+            |send, recv| host.all_gather_blocking(send, recv),
+        );
+        r.compare(
+            [0, n * ranks],
+            |_, recv| gpu.enqueue(Call::all_gather_in_place(recv), r.stream()),
+            |_, recv| host.all_gather_in_place_blocking(recv),
+        );
+        r.compare(
+            [n * ranks, n * ranks],
+            |send, recv| gpu.enqueue(Call::all_to_all(send, recv), r.stream()),
+            |send, recv| host.all_to_all_blocking(send, recv),
+        );
+        r.compare(
+            [0, n * ranks],
+            |_, recv| gpu.enqueue(Call::all_to_all_in_place(recv), r.stream()),
+            |_, recv| host.all_to_all_in_place_blocking(recv),
+        );
+        r.compare(
+            [0, n],
+            |_, recv| gpu.enqueue(Call::broadcast(recv, root), r.stream()),
+            |_, recv| host.broadcast_blocking(recv, root),
+        );
+        r.compare(
+            [n, at_root(n * ranks)],
+            |send, recv| gpu.enqueue(Call::gather(send, recv, root), r.stream()),
+            |send, recv| host.gather_blocking(send, recv, root),
+        );
+        r.compare(
+            [at_root(n * ranks), n],
+            |send, recv| gpu.enqueue(Call::scatter(send, recv, root), r.stream()),
+            |send, recv| host.scatter_blocking(send, recv, root),
+        );
+    }
+    assert!(!gpu.take_fault().unwrap());
 }
 
 pub(crate) fn sends_that_cross_in_a_group_do_not_wait_for_each_other(gpus: u32) {

@@ -323,6 +323,12 @@ void ranks_fabric(epw_config *config) {
     if (is_set_to("EPW_TEST_NIC", "fake") || is_set_to("EPW_TEST_NIC", "fakes")) options.nic = EPW_NIC_FAKE;
     if (is_set_to("EPW_TEST_NIC", "fakes")) options.adapter_count = 2;
     options.device = config->device;
+    if (is_set_to("EPW_TEST_WIRE", "tcp")) {
+        static const unsigned char key[32] = "known to all ranks of the tests";
+        options.wires = EPW_WIRE_TCP;
+        options.interfaces = "lo";
+        options.key = key;
+    }
     if (is_set_to("EPW_TEST_DOORBELLS", "gpu")) options.doorbells = EPW_DOORBELLS_GPU;
     if (is_set_to("EPW_TEST_DOORBELLS", "host")) options.doorbells = EPW_DOORBELLS_HOST;
     if (is_set_to("EPW_TEST_RINGS", "gpu")) options.rings = EPW_RINGS_GPU;
@@ -337,15 +343,17 @@ void ranks_path(epw_config *config) {
     if (is_path("mixed")) config->paths |= path_of_half(half_of(config->rank, config->ranks));
 }
 
+void ranks_require_path(const rank_links *links, uint32_t peer, uint32_t path) {
+    uint32_t half = half_of(links->rank, links->ranks), wanted = EPW_PATH_QUEUE;
+    if (!is_path("queue") && !is_path("mixed")) return;
+    if (is_path("mixed") && half_of(peer, links->ranks) == half) wanted = path_of_half(half);
+    if (peer == links->rank) wanted = EPW_PATH_SELF;
+    REQUIRE(path == wanted, "rank %u reaches rank %u by path %s, not %s", links->rank, peer,
+            epw_path_name(path), epw_path_name(wanted));
+}
+
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer) {
-    if (!is_path("mixed")) return;
-    uint32_t half = half_of(links->rank, links->ranks);
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        uint32_t path = epw_buffer_path(buffer, p), wanted = EPW_PATH_QUEUE;
-        if (half_of(p, links->ranks) == half) wanted = p == links->rank ? EPW_PATH_SELF : path_of_half(half);
-        REQUIRE(path == wanted, "rank %u reaches rank %u by path %s, not %s", links->rank, p,
-                epw_path_name(path), epw_path_name(wanted));
-    }
+    for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_buffer_path(buffer, p));
 }
 
 void ranks_connect(const rank_links *links, epw_buffer *buffer) {

@@ -66,12 +66,15 @@ pid_t ranks_start(const rank_links *links, char **argv);
 /* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and permits no path except queues, so that
  * no GPU maps another one's window. EPW_TEST_PATH=mixed: as if the group were on two hosts, its first half on
  * one. The ranks of each half permit queues, and a way to map each other that those of the other half
- * exclude. ranks_by_queue tells whether EPW_TEST_PATH is queue. */
+ * exclude. With EPW_TEST_WIRE=tcp queues use TCP, though all ranks are on this host. ranks_by_queue tells
+ * whether EPW_TEST_PATH is queue. */
 void ranks_path(epw_config *config);
 int ranks_by_queue(void);
 
-/* For a connected buffer with such a config: ends the program unless its peers are reached that way. */
+/* For a connected buffer with such a config: ends the program unless its peers, or this one, are reached that
+ * way. */
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer);
+void ranks_require_path(const rank_links *links, uint32_t peer, uint32_t path);
 
 /* Gives the config, with its rank, a fabric, which must be destroyed after the buffer or left to the end of
  * the process. ranks_path does so too. */

@@ -13,8 +13,10 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,         /* per block, as in kernels/coll/operation.cuh */
-    PIECE_LEAST = 4096,    /* smaller pieces cost more waiting than copying */
+    THREADS = 512,                /* per block, as in kernels/coll/operation.cuh */
+    PIECE_LEAST = 4096,           /* smaller pieces cost more waiting than copying */
+    QUEUE_PIECE_LEAST = 16384,    /* the same by queues, where each piece is two entries or three */
+    QUEUE_SHARED_LEAST = 1 << 15, /* bytes from which on two steps are faster than one by queues */
     SHARED_LEAST = 1 << 19 /* bytes that sharing out an all-reduce by packets must save, or it is slower */
 };
 
@@ -54,7 +56,7 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
 
 /* ---- enqueuing ---- */
 
-static_assert(sizeof(epw_coll_blocks_args) <= 4096, "what CUDA 12.0 takes as parameters of a kernel");
+static_assert(sizeof(epw_coll_queue_blocks_args) <= 4096, "what CUDA 12.0 takes as parameters of a kernel");
 
 typedef struct enqueuing {
     epw_comm *comm;
@@ -97,8 +99,12 @@ static bool goes_by_packets(const epw_coll_window *w, uint32_t kind, uint64_t by
 }
 
 /* Whether the operation is shared out, see kernels/coll/flows.cuh. */
-static bool shares_out(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
+static bool shares_out(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {
+    const epw_coll_window *w = &g->window;
     uint64_t ranks = w->ranks;
+    if (g->queues)
+        return bytes >= QUEUE_SHARED_LEAST &&
+               (kind == EPW_ALL_REDUCE || (kind == EPW_BROADCAST && ranks > 2));
     if (kind == EPW_BROADCAST) return ranks > 2 && !goes_by_packets(w, kind, bytes);
     if (kind != EPW_ALL_REDUCE) return false;
     return !goes_by_packets(w, kind, bytes) || bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
@@ -144,24 +150,26 @@ static uint64_t lent_of(const epw_coll_args *args) {
     return epw_coll_lent(send, recv);
 }
 
-/* Chooses packets for what fits into them, otherwise pieces so large that each block has some. Returns the
- * number of blocks. */
-static uint32_t choose(const epw_coll_window *w, epw_coll_args *args) {
-    args->shared_out = shares_out(w, args->kind, args->bytes);
+static uint32_t blocks_for(const epw_coll_window *w, uint64_t blocks) {
+    return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
+}
+
+/* Chooses packets for what fits into them, unless peers may be behind queues; otherwise pieces so large that
+ * each block has some. Returns the number of blocks. */
+static uint32_t choose(const struct epw_coll_gpu *g, epw_coll_args *args) {
+    const epw_coll_window *w = &g->window;
+    args->shared_out = shares_out(g, args->kind, args->bytes);
     uint64_t sharers = !args->shared_out ? 1 : args->kind == EPW_BROADCAST ? w->ranks - 1 : w->ranks;
-    uint64_t flow = parts(args->bytes, sharers);
-    if (goes_by_packets(w, args->kind, args->bytes)) {
-        uint64_t blocks = parts(flow, 8 * THREADS);
-        return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
-    }
+    uint64_t flow = parts(args->bytes, sharers), least = g->queues ? QUEUE_PIECE_LEAST : PIECE_LEAST;
+    if (!g->queues && goes_by_packets(w, args->kind, args->bytes))
+        return blocks_for(w, parts(flow, 8 * THREADS));
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
-    if (piece < PIECE_LEAST) piece = PIECE_LEAST;
+    if (piece < least) piece = least;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
-    args->bulk = goes_by_bulk(w, args);
-    args->tells_lent = w->heap_bytes > 0;
-    uint64_t blocks = parts(flow, piece);
-    return blocks < w->blocks ? (uint32_t)blocks : w->blocks;
+    args->bulk = !g->queues && goes_by_bulk(w, args);
+    args->tells_lent = !g->queues && w->heap_bytes > 0;
+    return blocks_for(w, parts(flow, piece));
 }
 
 /* The arguments that every kernel has. */
@@ -180,6 +188,12 @@ static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
                            .ranks = comm->layout.ranks,
                            .ticket = e->on.captured ? 0 : ++g->tickets,
                            .deadline_ns = call != NULL ? call->deadline_ns : 0};
+}
+
+/* For kernels that reach peers by queues. */
+static epw_coll_reach reach_of(const enqueuing *e) {
+    const struct epw_coll_gpu *g = e->comm->gpu;
+    return (epw_coll_reach){.areas = g->areas, .inbox = epw_peers_inbox(&e->comm->peers), .sent = g->sent};
 }
 
 static void tell_call(uint64_t call[2], const epw_coll *c) {
@@ -210,18 +224,29 @@ static epw_coll_args coll_args(const enqueuing *e, const epw_coll *c, const epw_
  * slots, since not all ranks know how long the longest block is. */
 static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     epw_coll_blocks_args args = {.common = coll_args(e, c, call), .uneven = is_uneven(c)};
-    const epw_coll_window *w = &args.common.at;
+    const struct epw_coll_gpu *g = e->comm->gpu;
     epw_coll_gpu_lay_out(e->comm, c, &args);
-    uint32_t blocks = w->blocks;
+    uint32_t blocks = g->window.blocks;
     if (args.uneven) {
-        args.common.pieces = w->slot_bytes;
+        args.common.pieces = g->window.slot_bytes;
     } else {
-        blocks = choose(w, &args.common);
+        blocks = choose(g, &args.common);
     }
-    return epw_coll_gpu_run_blocks(&args, blocks, e->on.stream);
+    if (!g->queues) return epw_coll_gpu_run_blocks(&args, blocks, e->on.stream);
+    epw_coll_queue_blocks_args by_queues = {reach_of(e), args};
+    return epw_coll_gpu_run_queue_blocks(&by_queues, blocks, e->on.stream);
 }
 
-/* Of a sum by packets, each row belongs to one block. */
+static int launch_dense(const enqueuing *e, epw_coll_args *args) {
+    const struct epw_coll_gpu *g = e->comm->gpu;
+    uint32_t blocks = choose(g, args);
+    if (args->tells_lent) args->lent = lent_of(args);
+    if (!g->queues) return epw_coll_gpu_run(args, blocks, e->on.stream);
+    epw_coll_queue_args by_queues = {reach_of(e), *args};
+    return epw_coll_gpu_run_queue(&by_queues, blocks, e->on.stream);
+}
+
+/* Of a sum by packets, each row belongs to one block. Otherwise a second kernel follows that of the sum. */
 static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     const epw_norm *n = c->norm;
     epw_coll_norm_args args = {.common = coll_args(e, c, call),
@@ -233,23 +258,19 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .residual = n->residual,
                                .out = n->out,
                                .scales = n->scales};
-    uint32_t blocks = choose(&args.common.at, &args.common);
-    if (args.common.tells_lent) args.common.lent = lent_of(&args.common);
-    if (args.common.pieces == 0) {
-        args.common.shared_out = false; /* each block needs whole rows */
-        blocks = args.common.at.blocks;
-        if (n->rows < blocks) blocks = n->rows > 1 ? (uint32_t)n->rows : 1;
-    }
-    return epw_coll_gpu_run_norm(&args, blocks, e->on.stream);
+    const struct epw_coll_gpu *g = e->comm->gpu;
+    uint32_t blocks = blocks_for(&g->window, n->rows);
+    if (!g->queues && goes_by_packets(&g->window, args.common.kind, args.common.bytes))
+        return epw_coll_gpu_run_norm(&args, blocks, e->on.stream);
+    int error = launch_dense(e, &args.common);
+    return error != cudaSuccess ? error : epw_coll_gpu_run_norm_alone(&args, blocks, e->on.stream);
 }
 
 static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     if (has_blocks(c)) return launch_blocks(e, c, call);
     if (c->norm != NULL) return launch_norm(e, c, call);
     epw_coll_args args = coll_args(e, c, call);
-    uint32_t blocks = choose(&args.at, &args);
-    if (args.tells_lent) args.lent = lent_of(&args);
-    return epw_coll_gpu_run(&args, blocks, e->on.stream);
+    return launch_dense(e, &args);
 }
 
 /* ---- sends and receives ---- */
@@ -300,7 +321,10 @@ static epw_status launch_points(const enqueuing *e, const epw_coll *ops, size_t 
             "a group sends to and receives from %u peers: config.sms is %u, must be at least %llu",
             args.lanes, w->blocks, (unsigned long long)blocks);
     args.common = common_args(e, call);
-    int error = epw_coll_gpu_run_points(&args, (uint32_t)blocks, e->on.stream);
+    epw_coll_queue_point_args by_queues = {reach_of(e), args};
+    int error = e->comm->gpu->queues
+                    ? epw_coll_gpu_run_queue_points(&by_queues, (uint32_t)blocks, e->on.stream)
+                    : epw_coll_gpu_run_points(&args, (uint32_t)blocks, e->on.stream);
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "launch of the kernel of sends");
 }
 
@@ -352,10 +376,10 @@ static epw_status not_there(const epw_comm *comm, const char *op) {
 /* Of replays the host sees nothing. */
 static void count_all(const enqueuing *e, const epw_coll *ops, size_t count) {
     for (size_t i = 0; i < count && !e->on.captured; i++) {
-        const epw_coll_window *w = &e->comm->gpu->window;
+        const struct epw_coll_gpu *g = e->comm->gpu;
         uint64_t bytes = message_bytes(&ops[i]);
-        bool is_norm = ops[i].norm != NULL && goes_by_packets(w, ops[i].kind, bytes);
-        epw_coll_gpu_count(e->comm, &ops[i], !is_norm && shares_out(w, ops[i].kind, bytes));
+        bool fused = ops[i].norm != NULL && !g->queues && goes_by_packets(&g->window, ops[i].kind, bytes);
+        epw_coll_gpu_count(e->comm, &ops[i], !fused && shares_out(g, ops[i].kind, bytes));
     }
 }
 

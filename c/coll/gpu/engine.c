@@ -16,6 +16,7 @@
 enum {
     LINE = 64,
     BLOCKS_DEFAULT = 32,
+    QUEUE_BLOCKS_DEFAULT = 8, /* more do not make a NIC faster */
     SLOTS_DEFAULT = 8,
     CHANNELS_MOST = 8, /* for sends from one rank to another */
     SLOT_LEAST_CHOSEN = 1 << 10,
@@ -26,8 +27,8 @@ enum {
     PACKETS_MOST = 1 << 20
 };
 
-static uint32_t blocks_of(const epw_comm_config *c) {
-    return c->sms != 0 ? c->sms : BLOCKS_DEFAULT;
+static uint32_t blocks_of(const epw_comm_config *c, bool queues) {
+    return c->sms != 0 ? c->sms : queues ? QUEUE_BLOCKS_DEFAULT : BLOCKS_DEFAULT;
 }
 
 /* So many that this rank can send to all ranks and receive from all at the same time, with one team for
@@ -37,9 +38,13 @@ static uint32_t channels_of(const epw_coll_window *w) {
     return most < 1 ? 1 : most < CHANNELS_MOST ? most : CHANNELS_MOST;
 }
 
-static epw_coll_window window_of(const epw_comm_config *c) {
-    epw_coll_window w = {
-        .ranks = c->ranks, .blocks = blocks_of(c), .slots = c->slots, .slot_bytes = c->slot_bytes};
+/* Without the offsets of what lies in it. */
+static epw_coll_window shape_of(const epw_comm_config *c, bool queues) {
+    epw_coll_window w = {.ranks = c->ranks,
+                         .blocks = blocks_of(c, queues),
+                         .slots = c->slots,
+                         .slot_bytes = c->slot_bytes,
+                         .heap_bytes = epw_align(c->heap_bytes, LINE)};
     if (w.slots == 0) w.slots = SLOTS_DEFAULT;
     w.slot_inverse = epw_inverse(w.slots);
     w.channels = channels_of(&w);
@@ -48,6 +53,12 @@ static epw_coll_window window_of(const epw_comm_config *c) {
         w.slot_bytes = SLOT_MOST_CHOSEN;
         while (w.slot_bytes > SLOT_LEAST_CHOSEN && slots * w.slot_bytes > RINGS_CHOSEN) w.slot_bytes /= 2;
     }
+    return w;
+}
+
+static epw_coll_window window_of(const epw_comm_config *c) {
+    epw_coll_window w = shape_of(c, false);
+    uint64_t slots = epw_coll_channels(&w) * w.slots;
     w.packet_bytes = PACKETS_MOST;
     while (w.packet_bytes > PACKETS_LEAST && (uint64_t)w.packet_bytes * w.ranks > PACKETS_CHOSEN)
         w.packet_bytes /= 2;
@@ -56,12 +67,32 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     w.counts_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
     w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
     w.heap_offset = epw_align(w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES), 4096);
-    w.heap_bytes = epw_align(c->heap_bytes, LINE);
     w.bytes = w.heap_offset + w.heap_bytes;
     return w;
 }
 
-epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
+/* With queues. */
+static epw_coll_areas areas_of(const epw_coll_window *w) {
+    uint64_t slot = w->slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES;
+    uint64_t counts = epw_coll_rings_of(w) * UINT64_C(2) * EPW_COLL_COUNT_STRIDE;
+    epw_coll_areas a = {.control_offset = epw_align(epw_floor_bytes(w->ranks), 4096),
+                        .control_stride = 2 * EPW_COLL_CALL_STRIDE + counts,
+                        .pieces_stride =
+                            (uint64_t)epw_coll_ring_of(w, EPW_COLL_POINT_RING, 0) * w->slots * slot,
+                        .points_stride = (uint64_t)w->channels * w->slots * slot};
+    a.pieces_offset = epw_align(a.control_offset + w->ranks * a.control_stride, 4096);
+    a.points_offset = a.pieces_offset + w->ranks * a.pieces_stride;
+    a.bytes = a.points_offset + w->ranks * a.points_stride;
+    return a;
+}
+
+/* What operations have in flight to one peer, at most: in each slot a piece, its note and its count, and the
+ * counts that answer the peer's; and the call. */
+static uint64_t queue_entries(const epw_coll_window *w) {
+    return (uint64_t)epw_coll_rings_of(w) * w->slots * 4 + EPW_COLL_CALL_WORDS;
+}
+
+epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_coll_layout *out) {
     epw_where where = {"create", (int)c->rank, -1};
     if (c->device < 0)
         return epw_fail(EPW_ERR_INVALID, where,
@@ -69,29 +100,34 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
     if (c->ranks > EPW_GPU_PEERS)
         return epw_fail(EPW_ERR_LIMIT, where, "config.ranks is %u, must be at most %d on GPUs", c->ranks,
                         EPW_GPU_PEERS);
-    if (c->fabric != NULL)
-        return epw_fail(
-            EPW_ERR_INVALID, where,
-            "config.fabric must be NULL on a GPU: peers behind queues are not reached in this version");
     if (c->sms > EPW_COLL_BLOCKS)
         return epw_fail(EPW_ERR_LIMIT, where, "config.sms is %u, must be in [1, %d], or 0", c->sms,
                         EPW_COLL_BLOCKS);
-    epw_coll_window w = window_of(c);
+    epw_coll_window w = queues ? shape_of(c, true) : window_of(c);
+    uint64_t entries = queues ? queue_entries(&w) : 0, rings = w.rings_offset, heap = w.heap_offset;
+    if (queues) {
+        epw_coll_areas areas = areas_of(&w);
+        rings = areas.pieces_offset;
+        heap = epw_align(areas.bytes, 4096);
+    }
     *out = (epw_coll_layout){.ranks = c->ranks,
                              .slots = w.slots,
                              .slot_bytes = w.slot_bytes,
                              .blocks = w.blocks,
-                             .rings_offset = w.rings_offset,
-                             .heap_offset = w.heap_offset,
+                             .rings_offset = rings,
+                             .heap_offset = heap,
                              .heap_bytes = w.heap_bytes,
-                             .window_bytes = w.bytes};
+                             .entries = entries < EPW_REMOTE_ENTRIES_MAX ? (uint32_t)entries
+                                                                         : EPW_REMOTE_ENTRIES_MAX,
+                             .window_bytes = heap + w.heap_bytes};
     return EPW_OK;
 }
 
 /* ---- life ---- */
 
 /* Divides the device memory that is not in the window. */
-static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *memory) {
+static uint64_t carve(struct epw_coll_gpu *g, unsigned char *memory) {
+    uint32_t ranks = g->window.ranks;
     uint64_t at = 0;
     g->shared = (epw_gpu_shared *)(void *)(memory + at);
     at += epw_align(sizeof *g->shared, 256);
@@ -100,7 +136,9 @@ static uint64_t carve(struct epw_coll_gpu *g, uint32_t ranks, unsigned char *mem
     g->state = (epw_coll_state *)(void *)(memory + at);
     at += epw_align(sizeof *g->state, 256);
     g->progress = (epw_coll_progress *)(void *)(memory + at);
-    return at + (uint64_t)EPW_COLL_RINGS * EPW_COLL_BLOCKS * ranks * sizeof *g->progress;
+    at += (uint64_t)EPW_COLL_RINGS * EPW_COLL_BLOCKS * ranks * sizeof *g->progress;
+    g->sent = (uint64_t *)(void *)(memory + at);
+    return at + (g->queues ? epw_coll_sent_bytes(&g->window) : 0);
 }
 
 /* The GPU's address of a field of the pinned memory. */
@@ -115,9 +153,9 @@ static epw_status make_memory(epw_comm *comm, epw_where where) {
     g->pinned = host;
     g->differing = SEEN_BY_GPU(device, differing);
     g->faulted = SEEN_BY_GPU(device, faulted);
-    status = epw_cuda_alloc(ordinal, carve(g, comm->layout.ranks, NULL), where, &g->memory);
+    status = epw_cuda_alloc(ordinal, carve(g, NULL), where, &g->memory);
     if (status != EPW_OK) return status;
-    carve(g, comm->layout.ranks, g->memory);
+    carve(g, g->memory);
     epw_peers_gpu_options floor = {.device = ordinal,
                                    .deadline_ns = comm->config.deadline_ns,
                                    .shared = g->shared,
@@ -130,7 +168,7 @@ static epw_status load_kernels(epw_comm *comm, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(comm->config.device, where, &scope);
     if (status != EPW_OK) return status;
-    int error = epw_coll_gpu_prepare();
+    int error = comm->gpu->queues ? epw_coll_gpu_prepare_queues() : epw_coll_gpu_prepare();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of collectives");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -157,7 +195,9 @@ epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     struct epw_coll_gpu *g = calloc(1, sizeof *g);
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     comm->gpu = g;
-    g->window = window_of(&comm->config);
+    g->queues = comm->layout.entries > 0;
+    g->window = g->queues ? shape_of(&comm->config, true) : window_of(&comm->config);
+    if (g->queues) g->areas = areas_of(&g->window);
     epw_status status = epw_cuda_open(comm->config.device, where);
     if (status == EPW_OK) status = take_sms(comm, where);
     if (status == EPW_OK) status = load_kernels(comm, where);
@@ -266,6 +306,20 @@ static epw_mask suspects(void *user, epw_mask *silent) {
     return epw_peers_gpu_suspects(&((const epw_comm *)user)->peers, silent);
 }
 
+/* Without queues nothing asks. */
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    const epw_coll_areas *a = &((const epw_comm *)user)->gpu->areas;
+    (void)lane; /* there is one */
+    switch (area) {
+    case EPW_AREA_CONTROL:
+        return (epw_stretch){a->control_offset + source * a->control_stride, a->control_stride};
+    case EPW_AREA_ROWS:
+        return (epw_stretch){a->pieces_offset + source * a->pieces_stride, a->pieces_stride};
+    default:
+        return (epw_stretch){a->points_offset + source * a->points_stride, a->points_stride};
+    }
+}
+
 static void revoke(void *user, const epw_mask *members) {
     epw_peers_gpu_revoke(&((const epw_comm *)user)->peers, members);
 }
@@ -277,13 +331,13 @@ const epw_peers_user epw_coll_gpu_user = {
     .quiesce = quiesce,
     .part = part,
     .begin_epoch = begin_epoch,
-    .footprint = epw_peers_no_footprint,
+    .footprint = footprint,
     .suspects = suspects,
     .revoke = revoke,
 };
 #else
-epw_status epw_coll_gpu_plan(const epw_comm_config *c, epw_coll_layout *out) {
-    (void)out;
+epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_coll_layout *out) {
+    (void)queues, (void)out;
     return epw_fail(EPW_ERR_NO_PATH, (epw_where){"create", (int)c->rank, -1}, EPW_NO_CUDA);
 }
 #endif

@@ -7,12 +7,12 @@
 #include "coll/parts.h"
 
 /* Plans a window in GPU memory; EPW_ERR_NO_PATH in a build without CUDA. All fields of the configuration that
- * do not concern the GPU have been checked. */
-epw_status epw_coll_gpu_plan(const epw_comm_config *config, epw_coll_layout *out);
+ * do not concern the GPU have been checked. `queues`: peers may be reached by queues. */
+epw_status epw_coll_gpu_plan(const epw_comm_config *config, bool queues, epw_coll_layout *out);
 
 #ifdef EPW_CUDA
 
-#include "kernels/coll/state.h"
+#include "kernels/coll/queues.h"
 #include "peer/gpu_engine.h"
 
 #include <cuda_runtime_api.h>
@@ -35,11 +35,15 @@ typedef struct epw_coll_work {
 struct epw_coll_gpu {
     struct epw_sm_share *share;
     epw_coll_window window;
-    void *memory; /* device memory that holds the next four */
+    bool queues; /* peers may be reached by queues: the window and the kernels are those of
+                    kernels/coll/queues.h */
+    epw_coll_areas areas;
+    void *memory; /* device memory that holds the next five */
     epw_gpu_shared *shared;
     epw_gpu_peers *peers;
     epw_coll_state *state;
     epw_coll_progress *progress;
+    uint64_t *sent; /* of epw_coll_reach; nothing without queues */
     epw_coll_pinned *pinned;
     epw_coll_differing *differing; /* the GPU's address of the pinned one; so is the next */
     uint32_t *faulted;
