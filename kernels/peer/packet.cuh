@@ -81,6 +81,8 @@ __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer,
         uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
         if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
         if (cause == EPW_CAUSE_NONE) continue;
+        // What came by a queue before its connection was lost counts.
+        if (has(p.queued, peer) && (how = come()) != Come::kNotYet) return how == Come::kYes;
         record_loss(p, phase, cause, peer, expected, 0, ptx::global_timer_ns() - w.began, 1);
         suspect(p, peer, cause);
         break;

@@ -337,15 +337,20 @@ void ranks_path(epw_config *config) {
     if (is_path("mixed")) config->paths |= path_of_half(half_of(config->rank, config->ranks));
 }
 
+static void require_path(const rank_links *links, uint32_t peer, uint32_t path) {
+    uint32_t half = half_of(links->rank, links->ranks), wanted = EPW_PATH_QUEUE;
+    if (!is_path("queue") && !is_path("mixed")) return;
+    if (is_path("mixed") && half_of(peer, links->ranks) == half) wanted = path_of_half(half);
+    if (peer == links->rank) wanted = EPW_PATH_SELF;
+    REQUIRE(path == wanted, "rank %u reaches rank %u by path %s, not %s", links->rank, peer,
+            epw_path_name(path), epw_path_name(wanted));
+}
+
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer) {
-    if (!is_path("mixed")) return;
-    uint32_t half = half_of(links->rank, links->ranks);
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        uint32_t path = epw_buffer_path(buffer, p), wanted = EPW_PATH_QUEUE;
-        if (half_of(p, links->ranks) == half) wanted = p == links->rank ? EPW_PATH_SELF : path_of_half(half);
-        REQUIRE(path == wanted, "rank %u reaches rank %u by path %s, not %s", links->rank, p,
-                epw_path_name(path), epw_path_name(wanted));
-    }
+    for (uint32_t p = 0; p < links->ranks; p++) require_path(links, p, epw_buffer_path(buffer, p));
+}
+void ranks_require_prefill_paths(const rank_links *links, const epw_prefill *prefill) {
+    for (uint32_t p = 0; p < links->ranks; p++) require_path(links, p, epw_prefill_path(prefill, p));
 }
 
 void ranks_connect(const rank_links *links, epw_buffer *buffer) {

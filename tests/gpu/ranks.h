@@ -72,6 +72,7 @@ int ranks_by_queue(void);
 
 /* For a connected buffer with such a config: ends the program unless its peers are reached that way. */
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer);
+void ranks_require_prefill_paths(const rank_links *links, const epw_prefill *prefill);
 
 /* Gives the config, with its rank, a fabric, which must be destroyed after the buffer or left to the end of
  * the process. ranks_path does so too. */

@@ -14,7 +14,7 @@
 epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *config);
 
 /* What differs in the sizes. */
-void epw_prefill_gpu_plan(const epw_config *config, const epw_prefill_layout *layout,
+void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_layout *layout,
                           epw_prefill_sizes *sizes);
 
 typedef struct epw_prefill_gpu_dispatch_call {
