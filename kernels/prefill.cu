@@ -247,8 +247,8 @@ extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *arg
     const epw_prefill_layout &l = args->call.lane.layout;
     const BlockMemory m(l, 0, blocks);
     const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
-    const auto kernel = half ? queues ? prefill_dispatch_kernel<F16, true> : prefill_dispatch_kernel<F16, false>
-                        : queues ? prefill_dispatch_kernel<Bf16, true>
+    const auto kernel = half     ? queues ? prefill_dispatch_kernel<F16, true> : prefill_dispatch_kernel<F16, false>
+                            : queues ? prefill_dispatch_kernel<Bf16, true>
                                  : prefill_dispatch_kernel<Bf16, false>;
     return launch_in_stream(kernel, blocks, threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
 }
@@ -258,8 +258,8 @@ extern "C" int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args,
     const epw_prefill_layout &l = args->call.lane.layout;
     const BlockMemory m(l, 1, blocks);
     const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
-    const auto kernel = half ? queues ? prefill_combine_kernel<F16, true> : prefill_combine_kernel<F16, false>
-                        : queues ? prefill_combine_kernel<Bf16, true>
+    const auto kernel = half     ? queues ? prefill_combine_kernel<F16, true> : prefill_combine_kernel<F16, false>
+                            : queues ? prefill_combine_kernel<Bf16, true>
                                  : prefill_combine_kernel<Bf16, false>;
     return launch_in_stream(kernel, blocks, threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
 }

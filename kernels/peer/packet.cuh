@@ -55,8 +55,9 @@ enum class Come { kNotYet, kYes, kStop };
 
 // Waits until `come` says that the awaited data of the peer is there, bounded like the wait for a word. Returns false if `come`
 // says kStop, or if the peer is given up. The clock starts here, not with the operation's first wait, because the duration of an
-// operation with many such waits grows with its size.
-template <typename Look>
+// operation with many such waits grows with its size. `Queues`: the peer may be behind a queue, and then what came before its
+// connection was lost counts.
+template <bool Queues = false, typename Look>
 __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer, uint64_t expected, const Look &come) {
     LongWait w;
     w.what = {EPW_WORD_USER, 0, false};
@@ -81,8 +82,7 @@ __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer,
         uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
         if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
         if (cause == EPW_CAUSE_NONE) continue;
-        // What came by a queue before its connection was lost counts.
-        if (has(p.queued, peer) && (how = come()) != Come::kNotYet) return how == Come::kYes;
+        if (Queues && has(p.queued, peer) && (how = come()) != Come::kNotYet) return how == Come::kYes;
         record_loss(p, phase, cause, peer, expected, 0, ptx::global_timer_ns() - w.began, 1);
         suspect(p, peer, cause);
         break;

@@ -6,8 +6,13 @@
 
 namespace epw {
 
-// `Queues`: the peer may be behind a queue, and then has a relay.
-template <bool Queues> struct Attendant {
+// The relay of a peer behind a queue; nullptr: the peer is mapped.
+template <bool Queues> struct WithRelay { Relay *relay = nullptr; };
+template <> struct WithRelay<false> { static constexpr Relay *relay = nullptr; };
+
+// `Queues`: the peer may be behind a queue.
+template <bool Queues> struct Attendant : WithRelay<Queues> {
+    using WithRelay<Queues>::relay;
     Prefill &o;
     const uint32_t peer;
     const epw_prefill_gpu_call &call;
@@ -31,12 +36,10 @@ template <bool Queues> struct Attendant {
     bool passed;                  // and its slot given back
     bool taking;                  // movers have been told of its rows
     bool discards;                // its messages are read by nobody
-    Relay *relay;                 // nullptr: the peer is mapped
 
     __device__ __forceinline__ Attendant(Prefill &o, uint32_t peer, uint32_t rows, uint32_t expected, uint32_t again)
         : o(o), peer(peer), call(*o.call), p(o.state->peers[peer]), rows(rows), expected(expected), again(again), in_rows(0),
-          sent(0), taken(0), allowed(false), heard(false), passed(false), taking(false), discards(false),
-          relay(nullptr) {
+          sent(0), taken(0), allowed(false), heard(false), passed(false), taking(false), discards(false) {
         const epw_prefill_rings rings = p.rings[call.kind];
         opens = o.does(EPW_PREFILL_OPENS);
         begun = !opens;
@@ -64,7 +67,7 @@ template <bool Queues> struct Attendant {
         takes = o.does(EPW_PREFILL_COUNTS) || (o.does(EPW_PREFILL_RECEIVES) && in_rows > 0);
     }
 
-    __device__ __forceinline__ bool is_queued() const { return Queues && relay != nullptr; }
+    __device__ __forceinline__ bool is_queued() const { return relay != nullptr; }
     __device__ __forceinline__ uint64_t slots() const { return o.layout().slots; }
     __device__ __forceinline__ bool writes() const { return opens || ends || sends; }
     // Messages whose slots must be given back before all that are to be written have one.
@@ -270,7 +273,7 @@ template <bool Queues> struct Attendant {
         const uint64_t began = ptx::global_timer_ns();
         const uint64_t word = count_word(o, has_sent() ? come + 1 : free + 1);
         uint32_t looks = 0;
-        const bool comes = await_long(o, phase(), peer, word, [&] {
+        const bool comes = await_long<Queues>(o, phase(), peer, word, [&] {
             if (is_queued() && looks++ % kLooksAtWords == 0) bring_words(o, peer, EPW_WORD_EPOCH, false);
             if (talks_nonsense()) return Come::kYes;
             return attend() || !is_owing() ? Come::kYes : Come::kNotYet;

@@ -65,7 +65,8 @@ struct Numbering {
     __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes,
                                          uint32_t warps, uint32_t peer)
         : a(a), o(o), tally{a.call.lane.experts, o.ranks}, counters(counters_in(bytes, a.call.lane.experts, o.ranks, warps)),
-          blocks(min(gridDim.x, kCountingBlocks)), peer(blockIdx.x == 0 && is_prefill_peer(o, peer) && !has(o.queued, peer) ? peer : kNone),
+          blocks(min(gridDim.x, kCountingBlocks)),
+          peer(blockIdx.x == 0 && is_prefill_peer(o, peer) && !has(o.queued, peer) ? peer : kNone),
           tallies(reinterpret_cast<uint32_t *>(memory)), first(tallies + counters * tally.size()),
           shift(shift_of(o.layout().topk)) {
         const uint64_t stretch = uint64_t(blockIdx.x) * counters + threadIdx.x / 32, stretches = uint64_t(blocks) * counters;

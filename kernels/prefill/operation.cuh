@@ -290,7 +290,8 @@ __device__ __forceinline__ uint32_t *counts_there(const Prefill &o, uint32_t pee
     return reinterpret_cast<uint32_t *>(slot + sizeof(epw_row_head) + sizeof(epw_opening));
 }
 // Writer: this thread, of what it, or its block before a barrier, has written. Reader: the peer's attendant.
-template <bool Queues> __device__ __forceinline__ void tell_opening(const Prefill &o, uint32_t peer, uint32_t rows, bool counted) {
+template <bool Queues>
+__device__ __forceinline__ void tell_opening(const Prefill &o, uint32_t peer, uint32_t rows, bool counted) {
     const uint64_t number = o.state->peers[peer].rings[o.call->kind].written;
     unsigned char *slot = slot_there(o, peer, number);
     *reinterpret_cast<uint4 *>(slot) = {rows, o.call->hash, EPW_MESSAGE_OPENING, o.op};

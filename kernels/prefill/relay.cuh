@@ -36,11 +36,12 @@ struct Relay {
 
     // ---- from the peer ----
 
-    // A count of the peer, an acquire of what it has written before. Both kinds of rings have two words.
-    __device__ __forceinline__ uint64_t count_from(uint32_t word) const {
-        const uint64_t offset = epw_word_offset(peer, o.lane, word + o.call->kind * (EPW_WORD_ANSWERED - EPW_WORD_POSTED));
-        return ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(o.inbox + offset));
+    // Of this kind of ring; `word`: EPW_WORD_POSTED or EPW_WORD_TAKEN.
+    __device__ __forceinline__ uint32_t word_of(uint32_t word) const {
+        return word + o.call->kind * (EPW_WORD_ANSWERED - EPW_WORD_POSTED);
     }
+    // A count of the peer, an acquire of what it has written before.
+    __device__ __forceinline__ uint64_t count_from(uint32_t word) const { return word_from_inbox(o, peer, word_of(word)); }
     // Sets the flags of messages [from, end). Writer: this thread, with what it has acquired by the peer's count. Readers: movers
     // and attendants.
     __device__ __forceinline__ void show(uint32_t area, uint64_t from, uint64_t end) const {
@@ -88,36 +89,15 @@ struct Relay {
         return from;
     }
 
-    __device__ __forceinline__ void put_message(uint64_t index, uint64_t number) const {
-        const uint64_t from = reinterpret_cast<uint64_t>(slot_there(o, peer, number)) - way.image;
-        epw_entry_block e;
-        epw_entry_write(&e, way.queue.pair, index, {o.rings.slot(o.rank, number), way.its}, {from, way.own},
-                        number == opening ? opens_with : bytes, EPW_SIGNAL_ERRORS);
-        put_entry(&way.queue, index, e);
-    }
-
-    // Posts messages [from, end), then a count of the peer's word. Returns false if there is no room, as long as others may post
-    // words. Writers: those who have set the messages' flags, and have written or read the slots before. Reader: the NIC, which
-    // acquires the doorbell.
-    __device__ __noinline__ bool post(uint64_t from, uint64_t end, uint32_t word, uint64_t count) {
-        epw_queue *q = &way.queue;
-        const uint32_t entries = uint32_t(end - from) + 1;
-        const uint64_t needed = epw_load_relaxed_64(&q->reserved) + entries, room = o.call->lane.queue_room;
-        uint64_t index;
-        if (needed > room && !epw_queue_is_done(q, needed - room)) return false;
-        if (!epw_queue_try_reserve(q, entries, &index)) return false;
-#pragma unroll 1
-        for (uint32_t i = 0; i + 1 < entries; i++) put_message(index + i, from + i);
-        const uint32_t number = word + o.call->kind * (EPW_WORD_ANSWERED - EPW_WORD_POSTED);
-        const uint64_t last = index + entries - 1;
-        put_entry(q, last, word_entry(&way, last, epw_word_offset(o.rank, o.lane, number), count_word(o, count)));
-        // Acquires the flags, and releases the entries to whoever rings.
-        ptx::fence_sys();
-#pragma unroll 1
-        for (uint32_t i = 0; i < entries; i++)
-            ptx::store_relaxed_sys(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
-        epw_queue_ring_for(q, true, index, entries);
-        return true;
+    // Posts messages [from, end), then a count of this rank's. Returns false if there is no room now. Writers: those who have set
+    // the messages' flags, and have written or read the slots before.
+    __device__ __forceinline__ bool post(uint64_t from, uint64_t end, uint32_t word, uint64_t count) {
+        const auto message = [&](uint32_t i) -> Range {
+            const uint64_t number = from + i;
+            const uint32_t all = number == opening ? opens_with : bytes;
+            return {o.rings.slot(o.rank, number), slot_there(o, peer, number), all, all, 1};
+        };
+        return try_post(o, peer, uint32_t(end - from), message, word_of(word), count_word(o, count), o.call->lane.queue_room);
     }
 
     // Messages up to `end` are to be sent. Returns whether something has moved. Posts what has gathered: a quarter of the ring,

@@ -41,9 +41,9 @@ typedef struct epw_prefill_gpu_peer {
     epw_prefill_rings rings[2];   /* [kind] */
     uint64_t out_first, in_first; /* numbers of the operation's openings, to the peer and from it */
     epw_prefill_line send, take;
-    uint32_t refused; /* a mover has found a row that is none */
-    uint32_t ended;   /* > 0: a mover has found that row `ended - 1` is the word that none follows */
-    uint32_t in_rows; /* rows behind its opening */
+    uint32_t refused;      /* a mover has found a row that is none */
+    uint32_t ended;        /* > 0: a mover has found that row `ended - 1` is the word that none follows */
+    uint32_t in_rows;      /* rows behind its opening */
     epw_row_ring queue[2]; /* [kind] of a peer behind a queue: what its relay has carried in this epoch, see relay.cuh */
 } epw_prefill_gpu_peer;
 

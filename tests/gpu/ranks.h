@@ -66,7 +66,7 @@ pid_t ranks_start(const rank_links *links, char **argv);
 /* EPW_TEST_PATH=queue: gives the config, with its rank, a fabric, and permits no path except queues, so that
  * no GPU maps another one's window. EPW_TEST_PATH=mixed: as if the group were on two hosts, its first half on
  * one. The ranks of each half permit queues, and a way to map each other that those of the other half
- * exclude. ranks_by_queue tells whether EPW_TEST_PATH is queue. */
+ * exclude. EPW_TEST_WIRE=tcp: queues use TCP. ranks_by_queue tells whether EPW_TEST_PATH is queue. */
 void ranks_path(epw_config *config);
 int ranks_by_queue(void);
 
