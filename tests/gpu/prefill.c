@@ -1007,7 +1007,7 @@ int main(int argc, char **argv) {
                   argv);
     if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
     if (options.ranks == 0) ranks_run(run_given_up, HELD_RANKS, gpus, 0, argv);
-    if (options.ranks == 0) ranks_run(run_late, 1, gpus, 0, argv);
+    if (options.ranks == 0 && !ranks_by_queue()) ranks_run(run_late, 1, gpus, 0, argv);
     uint64_t failed = atomic_load(&checks_failed);
     printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,
            (unsigned long long)atomic_load(&checks_made), (unsigned long long)failed);

@@ -3,8 +3,8 @@
  * of them.
  *
  * The window, its messages and the use of its slots are those of the host engine, but each message has flags
- * of its own in place of counts (prefill/layout.h). Calls enqueue, and never wait. What comes is known on the
- * device alone: of the routing's numbers the host has those that its calls say. */
+ * of its own in place of counts, except over queues (prefill/layout.h). Calls enqueue, and never wait. What
+ * comes is known on the device alone: of the routing's numbers the host has those that its calls say. */
 #ifndef EPW_PREFILL_GPU_GPU_H
 #define EPW_PREFILL_GPU_GPU_H
 
