@@ -104,7 +104,17 @@ __device__ __noinline__ void count_answers(const epw_prefill_combine_args &a, co
     }
 }
 
-template <typename T>
+// What lies in a slot of a dispatch.
+__device__ __forceinline__ uint32_t opening_bytes(const epw_prefill_dispatch_args &a) {
+    return uint32_t(sizeof(epw_row_head) + sizeof(epw_opening) + a.call.lane.layout.local_experts * sizeof(uint32_t));
+}
+__device__ __forceinline__ uint32_t row_bytes(const epw_prefill_dispatch_args &a) {
+    const uint32_t scales = whole_units(a.format.scale_count * a.format.scale_bytes);
+    return uint32_t(a.call.lane.layout.header_bytes) + a.format.payload_bytes + scales;
+}
+
+// `Queues`: some peers may be behind queues.
+template <typename T, bool Queues>
 __global__ void __launch_bounds__(most_threads(0), 1)
     prefill_dispatch_kernel(const __grid_constant__ epw_prefill_dispatch_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
@@ -118,7 +128,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     if (threadIdx.x == 0) free = roles.all_tiles();
     if (threadIdx.x < kRowMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
-    if (!open(o, a.call)) {
+    if (!open<Queues>(o, a.call)) {
         close_shut(o);
         return;
     }
@@ -132,16 +142,17 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     }
     if (roles.moves() && !a.call.gives_up) {
         Tile tile = roles.tile();
-        RowMover<T>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
+        RowMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
     } else if (roles.tells() && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() == roles.registrar()) {
-        if (!a.call.gives_up) Registrar(a, o).run();
+        if (!a.call.gives_up) Registrar<Queues>(a, o).run();
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
         const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
             const uint32_t rows = r.sent_first[peer + 1] - r.sent_first[peer];
-            Attendant(o, peer, rows, a.again ? r.received[peer] : kNone, a.again).run(a.out.wait_ns);
+            const uint32_t expected = a.again ? r.received[peer] : kNone;
+            Attendant<Queues>(o, peer, rows, expected, a.again).run(a.out.wait_ns, opening_bytes(a), row_bytes(a));
         }
     }
     if (blockIdx.x != 0) {
@@ -159,7 +170,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     if (threadIdx.x == 0) close(o);
 }
 
-template <typename T>
+template <typename T, bool Queues>
 __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(const __grid_constant__ epw_prefill_combine_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
@@ -172,7 +183,7 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     if (threadIdx.x == 0) free = roles.all_tiles();
     if (threadIdx.x < kAnswerMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
-    if (!open(o, a.call)) {
+    if (!open<Queues>(o, a.call)) {
         close_shut(o);
         return;
     }
@@ -180,14 +191,15 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     if (ordered && o.does(EPW_PREFILL_SENDS) && !a.call.gives_up) number_entries(a, o);
     if (roles.moves() && !a.call.gives_up) {
         Tile tile = roles.tile();
-        AnswerMover<T>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
+        AnswerMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
     } else if (roles.tells() && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
         const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
             const uint32_t asked = ordered ? r.sent_entries[peer] : r.sent_first[peer + 1] - r.sent_first[peer];
-            Attendant(o, peer, answers_to(a, peer), asked, 0).run(a.out.wait_ns);
+            const uint32_t bytes = uint32_t(a.call.lane.layout.answer_head) + 2 * a.width;
+            Attendant<Queues>(o, peer, answers_to(a, peer), asked, 0).run(a.out.wait_ns, sizeof(epw_row_head), bytes);
         }
     }
     if (blockIdx.x != 0) {
@@ -208,31 +220,48 @@ static uint32_t threads_of(const epw_prefill_layout &l, const BlockMemory &m) {
 
 } // namespace epw
 
-extern "C" int epw_prefill_gpu_prepare(void) {
+namespace {
+
+template <typename T, bool Queues> cudaError_t prepare_operations() {
     constexpr size_t kShared = epw::BlockMemory::kMost;
-    cudaError_t error = epw::prepare(epw::prefill_dispatch_kernel<epw::Bf16>, epw::most_threads(0), kShared);
-    if (error == cudaSuccess) error = epw::prepare(epw::prefill_dispatch_kernel<epw::F16>, epw::most_threads(0), kShared);
-    if (error == cudaSuccess) error = epw::prepare(epw::prefill_combine_kernel<epw::Bf16>, epw::most_threads(1), kShared);
-    if (error == cudaSuccess) error = epw::prepare(epw::prefill_combine_kernel<epw::F16>, epw::most_threads(1), kShared);
+    const cudaError_t error = epw::prepare(epw::prefill_dispatch_kernel<T, Queues>, epw::most_threads(0), kShared);
+    if (error != cudaSuccess) return error;
+    return epw::prepare(epw::prefill_combine_kernel<T, Queues>, epw::most_threads(1), kShared);
+}
+template <bool Queues> cudaError_t prepare_operations() {
+    const cudaError_t error = prepare_operations<epw::Bf16, Queues>();
+    return error == cudaSuccess ? prepare_operations<epw::F16, Queues>() : error;
+}
+
+} // namespace
+
+extern "C" int epw_prefill_gpu_prepare(bool queues) {
+    cudaError_t error = queues ? prepare_operations<true>() : prepare_operations<false>();
     if (error == cudaSuccess) error = epw::prepare(epw::prefill_epoch_kernel, EPW_GPU_PEERS, 0);
     if (error == cudaSuccess) error = epw::prepare(epw::prefill_part_kernel, EPW_GPU_PEERS, 0);
     return error;
 }
 
 extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
+    using namespace epw;
     const epw_prefill_layout &l = args->call.lane.layout;
-    const epw::BlockMemory m(l, 0, blocks);
-    const auto kernel =
-        args->call.dtype == EPW_F16 ? epw::prefill_dispatch_kernel<epw::F16> : epw::prefill_dispatch_kernel<epw::Bf16>;
-    return epw::launch_in_stream(kernel, blocks, epw::threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
+    const BlockMemory m(l, 0, blocks);
+    const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
+    const auto kernel = half     ? queues ? prefill_dispatch_kernel<F16, true> : prefill_dispatch_kernel<F16, false>
+                            : queues ? prefill_dispatch_kernel<Bf16, true>
+                                 : prefill_dispatch_kernel<Bf16, false>;
+    return launch_in_stream(kernel, blocks, threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
+    using namespace epw;
     const epw_prefill_layout &l = args->call.lane.layout;
-    const epw::BlockMemory m(l, 1, blocks);
-    const auto kernel =
-        args->call.dtype == EPW_F16 ? epw::prefill_combine_kernel<epw::F16> : epw::prefill_combine_kernel<epw::Bf16>;
-    return epw::launch_in_stream(kernel, blocks, epw::threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
+    const BlockMemory m(l, 1, blocks);
+    const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
+    const auto kernel = half     ? queues ? prefill_combine_kernel<F16, true> : prefill_combine_kernel<F16, false>
+                            : queues ? prefill_combine_kernel<Bf16, true>
+                                 : prefill_combine_kernel<Bf16, false>;
+    return launch_in_stream(kernel, blocks, threads_of(l, m), m.bytes, static_cast<cudaStream_t>(stream), *args);
 }
 
 extern "C" int epw_prefill_gpu_run_epoch(const epw_prefill_membership_args *args, void *stream) {

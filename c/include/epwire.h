@@ -1243,8 +1243,8 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
  * out, and make the outcome degraded with EPW_CAUSE_ROUTING. x, rows, expert_out, bias and out are aligned to
  * 16 bytes, other memory to its elements. A routing has room for ranks * max_tokens rows from the start.
  * EPW_HALF_COUNTS enqueues a kernel as well: epw_prefill_received is EPW_PENDING until the counts are there.
- * The lanes share config.ep.sms. config.ep.fabric must be NULL: peers behind queues cannot be reached in this
- * version. */
+ * The lanes share config.ep.sms. For peers behind queues (config.ep.fabric) kernels write to pinned host
+ * memory and read from there, see epw_prefill_sizes. */
 typedef struct epw_prefill epw_prefill;
 
 /* Records which rows each rank sends to which other, and where they lie: a dispatch fills it in; combine

@@ -65,8 +65,9 @@ typedef struct epw_prefill_layout {
 #define EPW_CONTROL_BYTES 64u
 
 /* On GPUs each message has flags of its own in place of the words above: a kernel moves many messages at
- * once, which end in any order. A flag is the epoch and the number of messages up to this one, see
- * epw_count_word. Areas, each with one more for the other kind of operation: */
+ * once, which end in any order. Over queues the words travel all the same, and each rank's kernels set these
+ * flags themselves (kernels/prefill/relay.cuh). A flag is the epoch and the number of
+ * messages up to this one, see epw_count_word. Areas, each with one more for the other kind of operation: */
 enum {
     EPW_FLAGS_WRITTEN = 0, /* in the window of the ring's owner: the source has written the message */
     EPW_FLAGS_READ =

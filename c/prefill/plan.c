@@ -82,6 +82,7 @@ static void plan_queues(const epw_prefill_config *config, const epw_prefill_layo
     if (!(config->ep.paths & EPW_PATH_QUEUE) || config->ep.ranks == 1) return;
     sizes->image_bytes = epw_images_bytes(&shape);
     sizes->ring_bytes = epw_rings_bytes(&shape);
+    if (config->ep.device != EPW_DEVICE_HOST) sizes->inbox_bytes = epw_inbox_bytes(&shape);
 }
 
 static uint64_t scratch_bytes(const epw_prefill_layout *l) {
@@ -155,7 +156,7 @@ epw_status epw_prefill_lay_out(const char *op, const epw_prefill_config *config,
         .routing_row_bytes = 2 * sizeof(uint32_t) + c->topk * sizeof(epw_row_place),
     };
     plan_queues(config, l, sizes);
-    if (c->device != EPW_DEVICE_HOST) epw_prefill_gpu_plan(c, l, sizes);
+    if (c->device != EPW_DEVICE_HOST) epw_prefill_gpu_plan(config, l, sizes);
     return EPW_OK;
 }
 

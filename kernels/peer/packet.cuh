@@ -55,7 +55,8 @@ enum class Come { kNotYet, kYes, kStop };
 
 // Waits until `come` says that the awaited data of the peer is there, bounded like the wait for a word. Returns false if `come`
 // says kStop, or if the peer is given up. The clock starts here, not with the operation's first wait, because the duration of an
-// operation with many such waits grows with its size. kPosts: the peer may be behind a queue.
+// operation with many such waits grows with its size. kPosts: the peer may be behind a queue, and then what came before its
+// connection was lost counts.
 template <bool kPosts = false, typename Look>
 __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer, uint64_t expected, const Look &come) {
     LongWait w;
@@ -84,10 +85,7 @@ __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer,
         uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
         if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
         if (cause == EPW_CAUSE_NONE) continue;
-        if constexpr (kPosts) { // once more, since what came before the end of the connection counts
-            how = come();
-            if (how != Come::kNotYet) return how == Come::kYes;
-        }
+        if (kPosts && has(p.queued, peer) && (how = come()) != Come::kNotYet) return how == Come::kYes;
         record_loss(p, phase, cause, peer, expected, 0, ptx::global_timer_ns() - w.began, 1);
         suspect(p, peer, cause);
         break;

@@ -115,4 +115,36 @@ __device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t la
     __syncwarp();
 }
 
+// Posts `count` stretches of data, given by range_of(i), then the word, all by this thread. Returns false, and posts nothing, if
+// more than `most` entries of the queue would then not be done. Writer of the data: the threads from which this one has acquired
+// it, or whose relaxed stores it has seen. Reader: the NIC, which acquires the doorbell.
+template <typename RangeOf>
+__device__ __noinline__ bool try_post(const Peers &p, uint32_t peer, uint32_t count, const RangeOf &range_of, uint32_t word,
+                                      uint64_t value, uint32_t most) {
+    epw_gpu_way *way = way_to(p.peers, p.lane, peer);
+    epw_queue *q = &way->queue;
+    const uint32_t entries = count + 1;
+    const uint64_t needed = epw_load_relaxed_64(&q->reserved) + entries;
+    uint64_t index;
+    if (needed > most && !epw_queue_is_done(q, needed - most)) return false;
+    if (!epw_queue_try_reserve(q, entries, &index)) return false;
+#pragma unroll 1
+    for (uint32_t i = 0; i < count; i++) {
+        const Range range = range_of(i);
+        epw_entry_block e;
+        epw_entry_write(&e, q->pair, index + i, {range.offset, way->its},
+                        {reinterpret_cast<uint64_t>(range.from) - way->image, way->own}, range.bytes, EPW_SIGNAL_ERRORS);
+        put_entry(q, index + i, e);
+    }
+    put_entry(q, index + count, word_entry(way, index + count, epw_word_offset(p.rank, p.lane, word), value));
+    // Writer: this thread, of the entries. Reader: whoever rings, and through it the NIC. And of stores that were seen: an
+    // acquire.
+    ptx::fence_sys();
+#pragma unroll 1
+    for (uint32_t i = 0; i < entries; i++)
+        ptx::store_relaxed_sys(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
+    epw_queue_ring_for(q, true, index, entries);
+    return true;
+}
+
 } // namespace epw

@@ -73,6 +73,10 @@ __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t s
 __device__ __forceinline__ uint64_t word_from(const Peers &p, uint32_t source, uint32_t word) {
     return ptx::load_acquire_sys(&words_from(p, source)[word]);
 }
+// The same of a peer behind a queue, from the inbox: for a thread that alone reads this word.
+__device__ __forceinline__ uint64_t word_from_inbox(const Peers &p, uint32_t source, uint32_t word) {
+    return ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(p.inbox + epw_word_offset(source, p.lane, word)));
+}
 // A number that a peer has written here beside its words, and may write at any time: read once, and then checked.
 __device__ __forceinline__ uint32_t read_once(const void *number) {
     return ptx::load_relaxed_sys(static_cast<const uint32_t *>(number));

@@ -2,11 +2,17 @@
 // until they are through, and gives up a peer that is silent; see operation.cuh.
 #pragma once
 
-#include "kernels/prefill/operation.cuh"
+#include "kernels/prefill/relay.cuh"
 
 namespace epw {
 
-struct Attendant {
+// The relay of a peer behind a queue; nullptr: the peer is mapped.
+template <bool Queues> struct WithRelay { Relay *relay = nullptr; };
+template <> struct WithRelay<false> { static constexpr Relay *relay = nullptr; };
+
+// `Queues`: the peer may be behind a queue.
+template <bool Queues> struct Attendant : WithRelay<Queues> {
+    using WithRelay<Queues>::relay;
     Prefill &o;
     const uint32_t peer;
     const epw_prefill_gpu_call &call;
@@ -61,6 +67,7 @@ struct Attendant {
         takes = o.does(EPW_PREFILL_COUNTS) || (o.does(EPW_PREFILL_RECEIVES) && in_rows > 0);
     }
 
+    __device__ __forceinline__ bool is_queued() const { return relay != nullptr; }
     __device__ __forceinline__ uint64_t slots() const { return o.layout().slots; }
     __device__ __forceinline__ bool writes() const { return opens || ends || sends; }
     // Messages whose slots must be given back before all that are to be written have one.
@@ -89,7 +96,7 @@ struct Attendant {
     }
     __device__ __noinline__ void write_opening() {
         if (call.kind == 0) write_counts();
-        tell_opening(o, peer, rows, !again);
+        tell_opening<Queues>(o, peer, rows, !again);
         opens = false;
     }
 
@@ -97,14 +104,19 @@ struct Attendant {
     __device__ __noinline__ void write_end() {
         const uint64_t number = out_first + 1;
         *reinterpret_cast<uint4 *>(slot_there(o, peer, number)) = {0, call.hash, EPW_MESSAGE_VOID, o.op};
-        tell_written(o, peer, number);
+        tell_written<Queues>(o, peer, number);
         ends = false;
+    }
+
+    __device__ __forceinline__ void begin() {
+        if (is_queued()) bring_word(o, peer, EPW_WORD_EPOCH);
+        begun = word_from(o, peer, EPW_WORD_EPOCH) == o.own_word && (!is_queued() || relay->is_clear());
     }
 
     // Returns whether something has moved.
     __device__ __forceinline__ bool send() {
         if (!writes()) return false;
-        if (!begun) begun = word_from(o, peer, EPW_WORD_EPOCH) == o.own_word;
+        if (!begun) begin();
         if (!begun) return false;
         bool moved = false;
         if (sends && !allowed) { // rows have flags of their own, and need not wait for the opening
@@ -140,7 +152,7 @@ struct Attendant {
 
     // Reads the opening. Its counts are read by the registrar.
     __device__ __noinline__ void hear_opening() {
-        const unsigned char *slot = slot_here(o, peer, in_first);
+        const unsigned char *slot = slot_here<Queues>(o, peer, in_first);
         const epw_row_head head = read_head(slot);
         const bool gives_up = head.kind == EPW_MESSAGE_VOID && head.op == o.op;
         const bool known = head.kind == EPW_MESSAGE_OPENING && head.op == o.op;
@@ -183,7 +195,7 @@ struct Attendant {
         if (heard && !passed && (counted || ptx::load_acquire_block(&o.counted))) {
             passed = moved = true;
             discards |= has(o.discards, peer);
-            tell_read(o, peer, in_first);
+            tell_read<Queues>(o, peer, in_first);
             come = in_first + 1;
             takes = o.does(EPW_PREFILL_RECEIVES) && in_rows > 0;
         }
@@ -215,9 +227,9 @@ struct Attendant {
     __device__ __noinline__ bool discard() {
         const uint64_t before = come;
         while (come < in_end() && arrival_of(o, peer, come).is_set(o)) {
-            const epw_row_head head = read_head(slot_here(o, peer, come));
+            const epw_row_head head = read_head(slot_here<Queues>(o, peer, come));
             if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) in_rows = uint32_t(come - in_first);
-            tell_read(o, peer, come++);
+            tell_read<Queues>(o, peer, come++);
         }
         takes = come < in_end();
         return come > before;
@@ -227,15 +239,26 @@ struct Attendant {
 
     // Returns whether something has moved.
     __device__ __noinline__ bool attend() {
-        const bool sent = send();
-        return take() || sent;
+        bool moved = is_queued() && relay->hear();
+        moved |= send();
+        moved |= take();
+        if (is_queued()) moved |= relay->carry(end);
+        return moved;
     }
 
-    __device__ __forceinline__ bool is_over() const { return has_sent() && !takes; }
+    // Number behind the last message that this kernel takes.
+    __device__ __forceinline__ uint64_t taken_end() const {
+        return o.does(EPW_PREFILL_RECEIVES) ? in_end() : o.does(EPW_PREFILL_COUNTS) ? in_first + 1 : 0;
+    }
+    __device__ __forceinline__ bool is_over() const {
+        return has_sent() && !takes && (!is_queued() || relay->has_carried(end, taken_end()));
+    }
+    __device__ __forceinline__ bool talks_nonsense() const { return is_queued() && relay->nonsense; }
 
     // Whether the peer itself is to do something next: it has not begun the epoch, has not given slots back, or sends nothing
     // although it has a slot. Looks through flags in order, so it is asked only when nothing moves.
     __device__ __noinline__ bool is_owing() {
+        if (is_queued() && (relay->stuck || relay->nonsense)) return true;
         while (begun && free < needed() && room_for(o, peer, free + slots()).is_set(o)) free++;
         while (takes && taking && come < in_end() && arrival_of(o, peer, come).is_set(o)) come++;
         if (!has_sent() && (!begun || free < needed())) return true;
@@ -243,12 +266,18 @@ struct Attendant {
         return !heard || (passed && (discards || (taking && come < in_end() && has_given_back(o, peer, come))));
     }
 
+    static constexpr uint32_t kLooksAtWords = 16; // one in so many looks is at the words by which peers are given up too
+
     // Waits until something moves, or the peer owes nothing. Returns false if the peer has been given up.
     __device__ __noinline__ bool await(uint64_t &waited) {
         const uint64_t began = ptx::global_timer_ns();
         const uint64_t word = count_word(o, has_sent() ? come + 1 : free + 1);
-        const bool comes =
-            await_long(o, phase(), peer, word, [&] { return attend() || !is_owing() ? Come::kYes : Come::kNotYet; });
+        uint32_t looks = 0;
+        const bool comes = await_long<Queues>(o, phase(), peer, word, [&] {
+            if (is_queued() && looks++ % kLooksAtWords == 0) bring_words(o, peer, EPW_WORD_EPOCH, false);
+            if (talks_nonsense()) return Come::kYes;
+            return attend() || !is_owing() ? Come::kYes : Come::kNotYet;
+        });
         waited += ptx::global_timer_ns() - began;
         return comes;
     }
@@ -264,13 +293,26 @@ struct Attendant {
     __device__ __forceinline__ void leave_rings() {
         epw_prefill_rings &rings = p.rings[call.kind];
         rings.written = end;
-        if (o.does(EPW_PREFILL_RECEIVES)) {
-            rings.taken = in_end();
-        } else if (o.does(EPW_PREFILL_COUNTS)) {
-            rings.taken = in_first + 1;
-        }
+        if (o.does(EPW_PREFILL_RECEIVES) || o.does(EPW_PREFILL_COUNTS)) rings.taken = taken_end();
     }
 
+    // The peer's counts cannot be.
+    __device__ __noinline__ void give_up() {
+        record_loss(o, phase(), EPW_CAUSE_FORMAT, peer, 0, 0, 0, 1);
+        suspect(o, peer, EPW_CAUSE_FORMAT);
+        leave_out(o, peer);
+    }
+
+    // `bytes`: of a row that is sent, or an answer, as it lies in a slot; `opens_with`: of the opening.
+    __device__ __forceinline__ void run(uint64_t *wait_ns, uint32_t opens_with, uint32_t bytes) {
+        if constexpr (Queues) {
+            Relay made(o, peer, out_first, opens_with, bytes);
+            if (has(o.queued, peer)) relay = &made;
+            run(wait_ns);
+        } else {
+            run(wait_ns);
+        }
+    }
     __device__ __forceinline__ void run(uint64_t *wait_ns) {
         constexpr uint32_t kLooks = 256;
         uint32_t idle = 0;
@@ -282,6 +324,10 @@ struct Attendant {
             } else if (++idle >= kLooks) {
                 lost = is_owing() && !await(waited);
                 idle = 0;
+            }
+            if (!lost && talks_nonsense()) {
+                give_up();
+                lost = true;
             }
         }
         if (lost) lose();

@@ -147,7 +147,7 @@ __device__ __noinline__ uint32_t add_rows(unsigned char *to, Addends sum, uint32
     return feed.parities;
 }
 
-template <typename T> struct AnswerMover {
+template <typename T, bool Queues> struct AnswerMover {
     const epw_prefill_combine_args &a;
     Prefill &o;
     const epw_prefill_gpu_routing &r;
@@ -223,7 +223,7 @@ template <typename T> struct AnswerMover {
         for (uint32_t k = 0; k < answers; k++) write_answer(peer, number + k, slot_there(o, peer, message + k));
         ptx::bulk_wait_all();
         __syncwarp();
-        post_written(o, posts, laneid < answers, peer, message + laneid);
+        post_written<Queues>(o, posts, laneid < answers, peer, message + laneid);
         if (laneid == 0) count_moved(o.state->peers[peer].send, answers);
     }
 
@@ -316,7 +316,7 @@ template <typename T> struct AnswerMover {
         uint32_t mask = 0;
         float value = 0.0f;
         if (here && !own) { // what lies in a slot is read once
-            slot = slot_here(o, e.rank, message);
+            slot = slot_here<Queues>(o, e.rank, message);
             const epw_row_head head = read_head(slot);
             const bool good = head.kind == EPW_MESSAGE_ROW && head.op == o.op && head.format == a.call.hash;
             if (good) {
@@ -373,7 +373,7 @@ template <typename T> struct AnswerMover {
         tile.give_back();
         __syncwarp();
         const bool reads = e.leads && here && !own;
-        post_read(o, posts, reads, e.rank, message);
+        post_read<Queues>(o, posts, reads, e.rank, message);
         if (reads) count_moved(o.state->peers[e.rank].take, 1);
         tell_sum(t, e, here, arrived, value);
     }

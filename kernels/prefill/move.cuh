@@ -53,7 +53,7 @@ __device__ __forceinline__ void clear_claims(const Prefill &o, uint32_t tokens) 
 }
 
 // Rows of a ticket are looked up a *handful* at a time: as many as have a lane for each entry of their tokens.
-template <typename T> struct RowMover {
+template <typename T, bool Queues> struct RowMover {
     const epw_prefill_dispatch_args &a;
     Prefill &o;
     const epw_prefill_gpu_routing &r;
@@ -230,7 +230,7 @@ template <typename T> struct RowMover {
         }
         ptx::bulk_wait_all();
         __syncwarp();
-        post_written(o, posts, laneid < rows, peer, number + laneid);
+        post_written<Queues>(o, posts, laneid < rows, peer, number + laneid);
         if (laneid == 0) count_moved(o.state->peers[peer].send, rows);
     }
 
@@ -391,7 +391,7 @@ template <typename T> struct RowMover {
 #pragma unroll 1
         for (uint32_t first = 0; first < rows; first += handful()) {
             const uint32_t some = min(handful(), rows - first), own = min(of, some - 1), own_row = row + first + own;
-            const unsigned char *slot = slot_here(o, source, number + first + own);
+            const unsigned char *slot = slot_here<Queues>(o, source, number + first + own);
             const Entering e = admit(source, own_row, slot, of < some);
             if (of < some && j == 0 && !e.good) refuse(o, source, own_row, slot);
             __syncwarp();
@@ -400,14 +400,14 @@ template <typename T> struct RowMover {
 #pragma unroll 1
             for (uint32_t k = 0; k < some; k++) {
                 if (!__shfl_sync(0xffffffffu, e.good, first_lane(k))) continue;
-                const unsigned char *payload = slot_here(o, source, number + first + k) + l.header_bytes;
+                const unsigned char *payload = slot_here<Queues>(o, source, number + first + k) + l.header_bytes;
                 if (a.out.rows != nullptr) take_payload(places, k, payload);
                 const ScalesAt scales = {payload + a.format.payload_bytes, a.format.scale_bytes};
                 put_scales(places, k, scales, 0, a.format.scale_count);
             }
         }
         __syncwarp(); // all lanes have read the slots
-        post_read(o, posts, laneid < rows, source, number + laneid);
+        post_read<Queues>(o, posts, laneid < rows, source, number + laneid);
         if (laneid == 0) count_moved(o.state->peers[source].take, rows);
     }
 

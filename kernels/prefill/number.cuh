@@ -57,7 +57,7 @@ struct Numbering {
     const Tally tally;
     const uint32_t counters; // warps of a block that count
     const uint32_t blocks;   // that count
-    const uint32_t peer;     // whose opening this thread writes, kNone: none
+    const uint32_t peer;     // whose opening this thread writes, a mapped one; kNone: none
     uint32_t *tallies, *first;
     const uint32_t shift; // a token has 2^shift lanes
     uint32_t from, to;    // the warp's tokens
@@ -65,7 +65,8 @@ struct Numbering {
     __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes,
                                          uint32_t warps, uint32_t peer)
         : a(a), o(o), tally{a.call.lane.experts, o.ranks}, counters(counters_in(bytes, a.call.lane.experts, o.ranks, warps)),
-          blocks(min(gridDim.x, kCountingBlocks)), peer(blockIdx.x == 0 && is_prefill_peer(o, peer) ? peer : kNone),
+          blocks(min(gridDim.x, kCountingBlocks)),
+          peer(blockIdx.x == 0 && is_prefill_peer(o, peer) && !has(o.queued, peer) ? peer : kNone),
           tallies(reinterpret_cast<uint32_t *>(memory)), first(tallies + counters * tally.size()),
           shift(shift_of(o.layout().topk)) {
         const uint64_t stretch = uint64_t(blockIdx.x) * counters + threadIdx.x / 32, stretches = uint64_t(blocks) * counters;
@@ -153,7 +154,7 @@ struct Numbering {
         }
         __syncthreads();
         if (blockIdx.x != 0) return;
-        if (peer != kNone && has(o.opened, peer)) tell_opening(o, peer, first[peer + 1] - first[peer], true);
+        if (peer != kNone && has(o.opened, peer)) tell_opening<false>(o, peer, first[peer + 1] - first[peer], true);
         for (uint32_t i = threadIdx.x; i <= o.ranks; i += blockDim.x) {
             r.sent_first[i] = first[i];
             if (i < o.ranks) r.announced[i] = r.received[i] = 0;

@@ -11,6 +11,9 @@
 // the row. It keeps the ticket meanwhile and continues with other lines: so a peer that gives no slot back holds up neither rows
 // to others nor those that come. When rows are through, the mover sets the flags of their slots at the peer.
 //
+// Peers behind queues write to the inbox, and what is written for them lies in images. Kernels that may have such peers are
+// instances of their own (`Queues`), in which the attendant of each of them also carries flags over the queue (relay.cuh).
+//
 // Every wait is bounded. Attendants wait for peers as all kernels do (peer/wait.cuh), and give a peer up that is silent. Movers
 // and the registrar wait for attendants, and blocks for one another, only once all blocks are known to run, see enter().
 #pragma once
@@ -105,7 +108,7 @@ __device__ __noinline__ inline bool enter(epw_prefill_gpu_state *s, uint64_t dea
 }
 
 // Called by the whole block. Returns false if nothing is to be done.
-__device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &call) {
+template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &call) {
     const epw_prefill_gpu_lane &lane = call.lane;
     epw_gpu_peers *peers = lane.peers;
     const epw_area area = call.kind == 0 ? EPW_AREA_ROWS : EPW_AREA_ANSWERS;
@@ -115,8 +118,11 @@ __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &cal
         const uint32_t suspects = ptx::load_relaxed_gpu(&lane.shared->suspects.words[word]);
         o.active.words[word] = active;
         o.suspects.words[word] = suspects;
-        o.present.words[word] = o.reachable.words[word] = o.mapped.words[word] = active & ~suspects;
-        o.queued.words[word] = o.lacking.words[word] = o.discards.words[word] = o.opened.words[word] = 0;
+        const uint32_t queued = Queues ? peers->queued.words[word] : 0;
+        o.present.words[word] = o.reachable.words[word] = active & ~suspects;
+        o.queued.words[word] = queued;
+        o.mapped.words[word] = active & ~suspects & ~queued;
+        o.lacking.words[word] = o.discards.words[word] = o.opened.words[word] = 0;
     }
     if (threadIdx.x == 0) {
         o.call = &call;
@@ -125,14 +131,15 @@ __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &cal
         o.rings = Rings(lane.layout, call.kind, lane.lane);
         o.peers = peers;
         o.own = lane.window;
-        o.inbox = nullptr;
+        o.inbox = lane.inbox;
         o.rank = lane.rank;
         o.ranks = lane.layout.ranks;
         o.lane = lane.lane;
         o.own_word = peers->epoch_word;
         o.epoch = epw_word_epoch(o.own_word);
         o.op = lane.state->ops[call.kind] + (call.parts & EPW_PREFILL_OPENS ? 1 : 0);
-        o.resumes = o.posts = false;
+        o.resumes = false;
+        o.posts = Queues;
         o.group_deadline = peers->deadline_ns;
         o.deadline = call.deadline_ns ? call.deadline_ns : peers->deadline_ns;
         o.spoke = 0;
@@ -200,8 +207,9 @@ __device__ __noinline__ inline void end_rows(const Prefill &o, uint32_t phase, u
 __device__ __forceinline__ unsigned char *slot_there(const Prefill &o, uint32_t peer, uint64_t number) {
     return at(o, peer, o.rings.slot(o.rank, number));
 }
+template <bool Queues>
 __device__ __forceinline__ const unsigned char *slot_here(const Prefill &o, uint32_t peer, uint64_t number) {
-    return o.own + o.rings.slot(peer, number);
+    return (Queues ? written_by(o, peer) : o.own) + o.rings.slot(peer, number);
 }
 
 __device__ __forceinline__ epw_row_head read_head(const unsigned char *slot) {
@@ -241,7 +249,14 @@ __device__ __forceinline__ bool has_given_back(const Prefill &o, uint32_t peer, 
     return has_count(o, ptx::load_relaxed_gpu(flag_here(o, EPW_FLAGS_NOTED, peer, number - slots)), number - slots + 1);
 }
 
+// The flag of a message to a peer behind a queue, or from it: set here for its relay.
+__device__ __forceinline__ uint64_t *flag_to_relay(const Prefill &o, uint32_t area, uint32_t peer, uint64_t number) {
+    const uint64_t list = (uint64_t(area) + o.call->kind) * o.ranks + peer;
+    return o.call->lane.outgoing + list * o.rings.slots + o.rings.slot_of(number);
+}
+template <bool Queues>
 __device__ __forceinline__ uint64_t *flag_there(const Prefill &o, uint32_t area, uint32_t peer, uint64_t number) {
+    if (Queues && has(o.queued, peer)) return flag_to_relay(o, area, peer, number);
     return reinterpret_cast<uint64_t *>(at(o, peer, o.rings.flag(area, o.rank, number)));
 }
 // For this rank itself: the message has been read, and its slot is given back.
@@ -253,13 +268,13 @@ __device__ __forceinline__ void note_read(const Prefill &o, uint32_t peer, uint6
 __device__ __forceinline__ void count_moved(epw_prefill_line &line, uint32_t rows) { atomicAdd(&line.moved, rows); }
 
 // Writer: this thread, of a message that it, or its warp before __syncwarp, has written. Reader: the peer's arrival_of().
-__device__ __forceinline__ void tell_written(const Prefill &o, uint32_t peer, uint64_t number) {
-    post_count(flag_there(o, EPW_FLAGS_WRITTEN, peer, number), count_word(o, number + 1));
+template <bool Queues> __device__ __forceinline__ void tell_written(const Prefill &o, uint32_t peer, uint64_t number) {
+    post_count(flag_there<Queues>(o, EPW_FLAGS_WRITTEN, peer, number), count_word(o, number + 1));
 }
 // Writer: this thread, after it, or its warp before __syncwarp, has read the message. Reader: the peer's room_for().
-__device__ __forceinline__ void tell_read(const Prefill &o, uint32_t peer, uint64_t number) {
+template <bool Queues> __device__ __forceinline__ void tell_read(const Prefill &o, uint32_t peer, uint64_t number) {
     note_read(o, peer, number);
-    post_count(flag_there(o, EPW_FLAGS_READ, peer, number), count_word(o, number + 1));
+    post_count(flag_there<Queues>(o, EPW_FLAGS_READ, peer, number), count_word(o, number + 1));
 }
 
 // ---- openings ----
@@ -275,12 +290,13 @@ __device__ __forceinline__ uint32_t *counts_there(const Prefill &o, uint32_t pee
     return reinterpret_cast<uint32_t *>(slot + sizeof(epw_row_head) + sizeof(epw_opening));
 }
 // Writer: this thread, of what it, or its block before a barrier, has written. Reader: the peer's attendant.
+template <bool Queues>
 __device__ __forceinline__ void tell_opening(const Prefill &o, uint32_t peer, uint32_t rows, bool counted) {
     const uint64_t number = o.state->peers[peer].rings[o.call->kind].written;
     unsigned char *slot = slot_there(o, peer, number);
     *reinterpret_cast<uint4 *>(slot) = {rows, o.call->hash, EPW_MESSAGE_OPENING, o.op};
     if (o.call->kind == 0) *reinterpret_cast<uint4 *>(slot + sizeof(epw_row_head)) = {counted ? 1u : 0u, 0, 0, 0};
-    tell_written(o, peer, number);
+    tell_written<Queues>(o, peer, number);
 }
 
 // A warp handles several tokens at a time, each in 2^shift lanes: at least one for each of its entries.

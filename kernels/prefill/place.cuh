@@ -22,7 +22,7 @@ __device__ __forceinline__ uint64_t first_of_source(uint32_t layout, const epw_p
 
 // ---- the registrar, a warp of the first block ----
 
-struct Registrar {
+template <bool Queues> struct Registrar {
     const epw_prefill_dispatch_args &a;
     Prefill &o;
     const epw_prefill_gpu_routing &r;
@@ -45,7 +45,7 @@ struct Registrar {
         const uint32_t *from = r.sent_counts + size_t(source) * local;
         if (own) rows = r.sent_first[source + 1] - r.sent_first[source];
         if (!own && rows > 0) {
-            const unsigned char *slot = slot_here(o, source, o.state->peers[source].in_first);
+            const unsigned char *slot = slot_here<Queues>(o, source, o.state->peers[source].in_first);
             from = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_row_head) + sizeof(epw_opening));
         }
         uint64_t entries = 0;

@@ -9,6 +9,9 @@
 #include "prefill/layout.h"
 #include "prefill/rules.h"
 
+/* Of the flags that are set at peers: EPW_FLAGS_WRITTEN and EPW_FLAGS_READ, of both kinds. */
+#define EPW_OUTGOING_AREAS 4u
+
 /* In routings, in the place of a row for one of its token's experts. */
 #define EPW_PREFILL_ELSEWHERE UINT32_MAX       /* the expert is not this rank's */
 #define EPW_PREFILL_NO_PLACE  (UINT32_MAX - 1) /* the place passes the capacity */
@@ -38,9 +41,10 @@ typedef struct epw_prefill_gpu_peer {
     epw_prefill_rings rings[2];   /* [kind] */
     uint64_t out_first, in_first; /* numbers of the operation's openings, to the peer and from it */
     epw_prefill_line send, take;
-    uint32_t refused; /* a mover has found a row that is none */
-    uint32_t ended;   /* > 0: a mover has found that row `ended - 1` is the word that none follows */
-    uint32_t in_rows; /* rows behind its opening */
+    uint32_t refused;      /* a mover has found a row that is none */
+    uint32_t ended;        /* > 0: a mover has found that row `ended - 1` is the word that none follows */
+    uint32_t in_rows;      /* rows behind its opening */
+    epw_row_ring queue[2]; /* [kind] of a peer behind a queue: what its relay has carried in this epoch, see relay.cuh */
 } epw_prefill_gpu_peer;
 
 /* What a lane has moved since creation, by peer. Writer: kernels of the lane, one at a time. Reader: copies to the host, at any
@@ -113,7 +117,11 @@ typedef struct epw_prefill_gpu_lane {
     uint32_t *claims;  /* [(max_tokens + 31) / 32] bit i of word n: a mover has taken up row 32 n + i of this rank itself.
                         * Zero outside kernels */
     unsigned char *window;
-    uint32_t *faulted; /* mapped host memory: some operation was incomplete */
+    /* For peers behind queues, see relay.cuh. */
+    const unsigned char *inbox; /* where they write in place of the window */
+    uint64_t *outgoing;         /* [EPW_OUTGOING_AREAS][ranks][slots] flags for them, by area and kind */
+    uint32_t queue_room;        /* entries of a queue that messages may take; 0: there are no queues */
+    uint32_t *faulted;          /* mapped host memory: some operation was incomplete */
     epw_prefill_layout layout;
     uint32_t rank, lane, max_tokens, experts;
 } epw_prefill_gpu_lane;
@@ -163,8 +171,9 @@ typedef struct epw_prefill_part_args {
 extern "C" {
 #endif
 
-/* All functions return a cudaError_t, and none waits. Prepares the kernels on the current device; not under capture. */
-int epw_prefill_gpu_prepare(void);
+/* All functions return a cudaError_t, and none waits. Prepares the kernels on the current device, `queues`: those for peers
+ * behind queues; not under capture. */
+int epw_prefill_gpu_prepare(bool queues);
 int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream);
 int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream);
 

@@ -28,16 +28,18 @@ __device__ __forceinline__ void post(Post &p, uint64_t *at, uint64_t word) {
 }
 
 // The message is written, or read: the caller is behind its last access to it. See tell_written() and tell_read().
+template <bool Queues>
 __device__ __forceinline__ void post_written(const Prefill &o, Post &p, bool has, uint32_t peer, uint64_t number) {
-    post(p, has ? flag_there(o, EPW_FLAGS_WRITTEN, peer, number) : nullptr, count_word(o, number + 1));
+    post(p, has ? flag_there<Queues>(o, EPW_FLAGS_WRITTEN, peer, number) : nullptr, count_word(o, number + 1));
 }
+template <bool Queues>
 __device__ __forceinline__ void post_read(const Prefill &o, Post &p, bool has, uint32_t peer, uint64_t number) {
     if (has) note_read(o, peer, number);
-    post(p, has ? flag_there(o, EPW_FLAGS_READ, peer, number) : nullptr, count_word(o, number + 1));
+    post(p, has ? flag_there<Queues>(o, EPW_FLAGS_READ, peer, number) : nullptr, count_word(o, number + 1));
 }
 
 // Called by the teller, until all movers have ended. Writer: this warp, of the flags, with what it has acquired of the movers.
-// Reader: the peers, see Flag.
+// Readers: the peers, see Flag, and relays.
 __device__ __forceinline__ void tell(const Prefill &o, Post *posts, uint32_t movers) {
     const uint32_t all = 0xffffffffu, laneid = threadIdx.x % 32;
 #pragma unroll 1

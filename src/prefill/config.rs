@@ -113,6 +113,8 @@ pub struct PrefillPlan {
     pub image_bytes: u64,
     /// The queues themselves.
     pub ring_bytes: u64,
+    /// On a GPU: pinned host memory for what these peers write, as in [`Plan`](crate::Plan).
+    pub inbox_bytes: u64,
 }
 
 impl PrefillPlan {
@@ -136,6 +138,7 @@ impl PrefillPlan {
             routing_row_bytes: sizes.routing_row_bytes,
             image_bytes: sizes.image_bytes,
             ring_bytes: sizes.ring_bytes,
+            inbox_bytes: sizes.inbox_bytes,
         })
     }
 }

@@ -84,8 +84,8 @@
 //!
 //! # On GPUs
 //! A buffer made with [`Device::Cuda`](crate::Device::Cuda) keeps its rings in GPU memory, and kernels move the rows. Its
-//! operations are enqueued on a stream, and read and write GPU memory: see [`cuda`](crate::cuda#prefill). It reaches peers
-//! by peer access alone, not by queues.
+//! operations are enqueued on a stream, and read and write GPU memory: see [`cuda`](crate::cuda#prefill). Peers
+//! that cannot be mapped are reached by queues, as in decode.
 
 mod buffer;
 mod combine;

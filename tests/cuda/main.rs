@@ -24,6 +24,7 @@ const TESTS: &[(&str, Test)] = &[
     ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
     ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
     ("prefill_gives_what_the_host_gives", prefill::prefill_gives_what_the_host_gives),
+    ("prefill_over_queues_gives_what_the_host_gives", prefill::prefill_over_queues_gives_what_the_host_gives),
     ("a_captured_prefill_replays_with_new_tokens", prefill_calls::a_captured_prefill_replays_with_new_tokens),
     ("a_captured_routing_may_be_dropped", prefill_calls::a_captured_routing_may_be_dropped),
     ("halves_of_prefill_may_be_dropped", prefill_calls::halves_of_prefill_may_be_dropped),

@@ -1,12 +1,15 @@
 //! The same prefill by host threads and by kernels.
 
+use std::ops::RangeInclusive;
+
 use epwire::cuda;
 use epwire::cudarc::driver::CudaSlice;
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput,
 };
 use epwire::{
-    CombineMode, Dispatch, EpConfig, Fp8Scale, HostBuffer, Outcome, Payload, RowShape, TensorMut, TensorRef,
+    CombineMode, Dispatch, EpConfig, Fp8Scale, HostBuffer, Outcome, Path, Paths, Payload, RowShape,
+    TensorMut, TensorRef,
 };
 use half::bf16;
 
@@ -61,14 +64,29 @@ pub(crate) fn config(ranks: u32, ring_tokens: u32) -> PrefillConfig {
 }
 
 pub(crate) fn prefill_gives_what_the_host_gives(gpus: u32) {
-    for world in 1..=gpus {
+    compare(1..=gpus, Paths::default());
+}
+
+pub(crate) fn prefill_over_queues_gives_what_the_host_gives(gpus: u32) {
+    compare(2..=gpus, "queue".parse().unwrap());
+}
+
+fn compare(worlds: RangeInclusive<u32>, paths: Paths) {
+    let queued = paths != Paths::default();
+    for world in worlds {
         for (seed, case) in CASES.iter().enumerate() {
             // Rings that wrap around several times; those for halves hold all rows.
             let ring = if case.way == Way::Halves { 1 + (MAX_TOKENS * TOPK) as u32 } else { 10 };
             let config = config(world, ring);
             let run = |buffer: &PrefillBuffer| Run::new(buffer, case, seed as u64);
             let host = prefill_ranks(&config, world, false, |buffer| run(buffer).on_host(buffer));
-            let gpu = prefill_ranks(&config, world, true, |buffer| run(buffer).on_gpu(buffer));
+            let config = config.clone().ep(config.ep.clone().paths(paths));
+            let gpu = prefill_ranks(&config, world, true, |buffer| {
+                for peer in (0..world).filter(|peer| *peer != buffer.rank()) {
+                    assert_eq!(matches!(buffer.path(peer), Path::Queue(_)), queued, "{}", buffer.path(peer));
+                }
+                run(buffer).on_gpu(buffer)
+            });
             for (rank, (host, gpu)) in host.iter().zip(&gpu).enumerate() {
                 assert_same(host, gpu, &format!("{case:?}, {world} ranks, rank {rank}"));
             }

@@ -6,6 +6,8 @@
  * Then one rank is delayed, which must delay no other; two lanes are used at the same time; a dispatch that
  * uses its routing again is given up; and blocks get no SM.
  *
+ * With EPW_TEST_PATH, see ranks.h, the ranks on GPUs reach each other by queues.
+ *
  * `--ranks N`: the ranks of each case, by default 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`:
  * seeds. Exit code 77, with the reason, if there is no GPU. */
 #include "hog.h"
@@ -483,17 +485,29 @@ static uint32_t some_sms(const rank *me, uint32_t choice) {
            (sms_of(me->p, me->links) / me->p->config.ep.lanes + 1);
 }
 
+/* Of the buffer of each rank on its GPU; NULL: it has none. */
+static epw_fabric *fabrics[RANKS_MOST];
+
 static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
     epw_prefill_config config = p->config;
     epw_prefill *prefill = NULL;
     config.ep.rank = links->rank;
     config.ep.device = gpu;
     if (gpu >= 0) config.ep.sms = sms_of(p, links);
+    if (gpu >= 0) ranks_path(&config.ep);
     REQUIRE_OK(epw_prefill_create(&config, &prefill));
     ranks_connect_prefill(links, prefill);
+    if (gpu >= 0) ranks_require_prefill_paths(links, prefill);
+    if (gpu >= 0) fabrics[links->rank] = config.ep.fabric;
     epw_traffic traffic = EPW_TRAFFIC_INIT;
     REQUIRE_OK(epw_prefill_traffic(prefill, &traffic, NULL)); /* kernels count from now on */
     return prefill;
+}
+
+static void destroy_on_gpu(const rank_links *links, epw_prefill *prefill) {
+    epw_prefill_destroy(prefill);
+    epw_fabric_destroy(fabrics[links->rank]);
+    fabrics[links->rank] = NULL;
 }
 
 /* The first dispatch counts, and so finds a capacity, which is sufficient or not. */
@@ -771,7 +785,7 @@ static int run_rank(const rank_links *links) {
     epw_routing_free(s.on_gpu);
     ranks_meet(links);
     epw_prefill_destroy(s.host);
-    epw_prefill_destroy(s.gpu);
+    destroy_on_gpu(links, s.gpu);
     free_arrays(&me);
     REQUIRE_CUDA(cudaStreamDestroy(s.stream));
     return 0;
@@ -882,7 +896,7 @@ static int run_held(const rank_links *links) {
     run_beside_held(links, prefill);
     run_lanes(links, prefill);
     ranks_meet(links);
-    epw_prefill_destroy(prefill);
+    destroy_on_gpu(links, prefill);
     return 0;
 }
 
@@ -922,7 +936,7 @@ static int run_given_up(const rank_links *links) {
     REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
     end_exchange(&x, links);
     ranks_meet(links);
-    epw_prefill_destroy(prefill);
+    destroy_on_gpu(links, prefill);
     return 0;
 }
 
@@ -965,7 +979,7 @@ static int run_late(const rank_links *links) {
     REQUIRE_OK(epw_prefill_set_active(prefill, &all, 2, 1));
     REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
     end_exchange(&x, links);
-    epw_prefill_destroy(prefill);
+    destroy_on_gpu(links, prefill);
     REQUIRE_CUDA(cudaStreamDestroy(other));
     return 0;
 }
@@ -993,7 +1007,7 @@ int main(int argc, char **argv) {
                   argv);
     if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
     if (options.ranks == 0) ranks_run(run_given_up, HELD_RANKS, gpus, 0, argv);
-    if (options.ranks == 0) ranks_run(run_late, 1, gpus, 0, argv);
+    if (options.ranks == 0 && !ranks_by_queue()) ranks_run(run_late, 1, gpus, 0, argv);
     uint64_t failed = atomic_load(&checks_failed);
     printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,
            (unsigned long long)atomic_load(&checks_made), (unsigned long long)failed);

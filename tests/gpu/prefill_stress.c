@@ -1,7 +1,8 @@
 /* Long random traffic through prefill, checked on the device: every row, count, offset and combined token of
  * every operation. Buffers of random shapes, one after the other; in each, both lanes at the same time, as
  * calls or as replays of graphs. Ranks differ in what each may choose: layout, SMs, pauses. The host looks
- * at nothing before a buffer ends. Exit code 77, with the reason, if there is no GPU. */
+ * at nothing before a buffer ends. With EPW_TEST_PATH, see ranks.h, ranks reach each other by queues. Exit
+ * code 77, with the reason, if there is no GPU. */
 #include "echo.h"
 #include "ranks.h"
 #include "step.h"
@@ -283,8 +284,10 @@ static uint64_t run_buffer(const rank_links *links, uint32_t index, uint64_t seg
     epw_prefill *prefill = NULL;
     lane lanes[LANES];
     uint64_t rows = 0;
+    ranks_path(&config.ep);
     REQUIRE_OK(epw_prefill_create(&config, &prefill));
     ranks_connect_prefill(links, prefill);
+    ranks_require_prefill_paths(links, prefill);
     for (uint32_t i = 0; i < LANES; i++) open_lane(&lanes[i], prefill, &config, i);
     ranks_meet(links);
     for (uint64_t segment = 0; segment < segments; segment++) {
@@ -311,6 +314,7 @@ static uint64_t run_buffer(const rank_links *links, uint32_t index, uint64_t seg
     require_untroubled(prefill, links->rank);
     ranks_meet(links);
     epw_prefill_destroy(prefill);
+    epw_fabric_destroy(config.ep.fabric);
     for (uint32_t i = 0; i < LANES; i++) {
         REQUIRE_CUDA(cudaStreamDestroy(lanes[i].stream));
         free_memory(&lanes[i]);

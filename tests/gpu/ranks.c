@@ -318,7 +318,13 @@ int ranks_by_queue(void) {
 
 void ranks_fabric(epw_config *config) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    static const unsigned char key[32] = "known to all ranks of the tests";
     options.rank = config->rank;
+    if (is_set_to("EPW_TEST_WIRE", "tcp")) {
+        options.wires = EPW_WIRE_TCP;
+        options.interfaces = "lo";
+        options.key = key;
+    }
     if (is_set_to("EPW_TEST_NIC", "strict")) options.nic = EPW_NIC_STRICT;
     if (is_set_to("EPW_TEST_NIC", "fake") || is_set_to("EPW_TEST_NIC", "fakes")) options.nic = EPW_NIC_FAKE;
     if (is_set_to("EPW_TEST_NIC", "fakes")) options.adapter_count = 2;
@@ -354,6 +360,9 @@ void ranks_require_path(const rank_links *links, uint32_t peer, uint32_t path) {
 
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer) {
     for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_buffer_path(buffer, p));
+}
+void ranks_require_prefill_paths(const rank_links *links, const epw_prefill *prefill) {
+    for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_prefill_path(prefill, p));
 }
 
 void ranks_connect(const rank_links *links, epw_buffer *buffer) {

@@ -75,6 +75,7 @@ int ranks_by_queue(void);
  * way. */
 void ranks_require_paths(const rank_links *links, const epw_buffer *buffer);
 void ranks_require_path(const rank_links *links, uint32_t peer, uint32_t path);
+void ranks_require_prefill_paths(const rank_links *links, const epw_prefill *prefill);
 
 /* Gives the config, with its rank, a fabric, which must be destroyed after the buffer or left to the end of
  * the process. ranks_path does so too. */

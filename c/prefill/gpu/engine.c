@@ -8,6 +8,8 @@
 
 #ifdef EPW_CUDA
 #include "ep/gpu/sms.h"
+#include "peer/remote_gpu.h"
+#include "peer/sizes.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -20,11 +22,6 @@ epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *conf
     if (c->experts > EPW_GPU_MAX_EXPERTS)
         return epw_fail(EPW_ERR_LIMIT, where, "experts is %u, must be at most %d on GPUs", c->experts,
                         EPW_GPU_MAX_EXPERTS);
-    if (c->fabric != NULL)
-        return epw_fail(
-            EPW_ERR_INVALID, where,
-            "fabric must be NULL for prefill on a GPU: peers behind queues are not reached in this "
-            "version");
     return EPW_OK;
 }
 
@@ -45,6 +42,10 @@ static uint32_t *take_numbers(arena *a, uint64_t count) {
     return take(a, count * sizeof(uint32_t));
 }
 
+static bool has_queues(const epw_config *c) {
+    return c->fabric != NULL && (c->paths & EPW_PATH_QUEUE);
+}
+
 static void carve_lane(epw_prefill_gpu_lane *lane, const epw_config *c, const epw_prefill_layout *l,
                        uint32_t blocks, arena *a) {
     uint64_t experts = (uint64_t)l->ranks * l->local_experts;
@@ -52,6 +53,8 @@ static void carve_lane(epw_prefill_gpu_lane *lane, const epw_config *c, const ep
     lane->state = take(a, sizeof *lane->state);
     lane->tallies = take_numbers(a, blocks * (experts + 2 * (uint64_t)l->ranks));
     lane->claims = take_numbers(a, (c->max_tokens + 31) / 32);
+    if (has_queues(c))
+        lane->outgoing = take(a, EPW_OUTGOING_AREAS * (uint64_t)l->ranks * l->slots * sizeof *lane->outgoing);
 }
 
 /* Everything in device memory beside the window and routings. */
@@ -91,13 +94,19 @@ static uint64_t carve_routing(const epw_config *c, const epw_prefill_layout *l, 
     return a.used;
 }
 
-void epw_prefill_gpu_plan(const epw_config *c, const epw_prefill_layout *l, epw_prefill_sizes *sizes) {
+void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_layout *l,
+                          epw_prefill_sizes *sizes) {
+    const epw_config *c = &config->ep;
     epw_prefill_gpu_routing r;
     epw_prefill_gpu_place places[EPW_MAX_LANES];
     epw_gpu_shared *shared;
     sizes->routing_bytes = carve_routing(c, l, NULL, &r); /* with room for all rows that may come */
     sizes->routing_row_bytes = 0;
     sizes->private_bytes = carve(c, l, 1, NULL, &shared, places); /* and for each block its counts */
+    if (has_queues(c))
+        sizes->private_bytes +=
+            epw_remote_gpu_ways_bytes(c->lanes) +
+            epw_remote_gpu_marks_bytes(c->lanes, c->ranks, epw_prefill_queue_depth(config, l));
 }
 
 /* ---- life ---- */
@@ -106,6 +115,8 @@ static void fill_lane(epw_prefill *p, uint32_t index, uint32_t *faulted) {
     epw_prefill_gpu_lane *lane = &p->gpu->lanes[index].args;
     lane->shared = p->gpu->shared;
     lane->window = epw_peers_own(&p->peers);
+    lane->inbox = p->peers.inbox;
+    if (epw_peers_has_queues(&p->peers)) lane->queue_room = p->peers.depth - EPW_REMOTE_WORDS;
     lane->faulted = faulted;
     lane->layout = p->layout;
     lane->rank = p->config.ep.rank;
@@ -132,11 +143,10 @@ static epw_status make_memory(epw_prefill *p, epw_where where) {
                                    .unmarked = EPW_UNMARKED_AWAITED("the lane's")};
     uint32_t *faulted = (void *)((unsigned char *)device +
                                  offsetof(epw_prefill_pinned, faulted)); /* as the GPU addresses it */
-    for (uint32_t i = 0; i < lanes; i++) {
-        floor.lanes[i] = g->lanes[i].args.peers;
-        fill_lane(p, i, faulted);
-    }
-    return epw_peers_open_gpu(&p->peers, &floor, where);
+    for (uint32_t i = 0; i < lanes; i++) floor.lanes[i] = g->lanes[i].args.peers;
+    status = epw_peers_open_gpu(&p->peers, &floor, where);
+    for (uint32_t i = 0; i < lanes; i++) fill_lane(p, i, faulted);
+    return status;
 }
 
 static epw_status take_sms(epw_prefill *p, epw_where where) {
@@ -148,7 +158,7 @@ static epw_status load_kernels(epw_prefill *p, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(p->config.ep.device, where, &scope);
     if (status != EPW_OK) return status;
-    int error = epw_prefill_gpu_prepare();
+    int error = epw_prefill_gpu_prepare(has_queues(&p->config.ep));
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of prefill");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -396,6 +406,10 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
     return status;
 }
 
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    return epw_prefill_footprint(&((const epw_prefill *)user)->layout, source, lane, area);
+}
+
 static epw_mask suspects(void *user, epw_mask *silent) {
     return epw_peers_gpu_suspects(&((const epw_prefill *)user)->peers, silent);
 }
@@ -411,7 +425,7 @@ const epw_peers_user epw_prefill_gpu_user = {
     .quiesce = quiesce,
     .part = part,
     .begin_epoch = begin_epoch,
-    .footprint = epw_peers_no_footprint,
+    .footprint = footprint,
     .suspects = suspects,
     .revoke = revoke,
 };
@@ -421,7 +435,7 @@ epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *conf
     return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
 }
 
-void epw_prefill_gpu_plan(const epw_config *config, const epw_prefill_layout *layout,
+void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_layout *layout,
                           epw_prefill_sizes *sizes) {
     (void)config, (void)layout, (void)sizes;
 }

@@ -3,8 +3,8 @@
  * of them.
  *
  * The window, its messages and the use of its slots are those of the host engine, but each message has flags
- * of its own in place of counts (prefill/layout.h). Calls enqueue, and never wait. What comes is known on the
- * device alone: of the routing's numbers the host has those that its calls say. */
+ * of its own in place of counts, except over queues (prefill/layout.h). Calls enqueue, and never wait. What
+ * comes is known on the device alone: of the routing's numbers the host has those that its calls say. */
 #ifndef EPW_PREFILL_GPU_GPU_H
 #define EPW_PREFILL_GPU_GPU_H
 
@@ -14,7 +14,7 @@
 epw_status epw_prefill_gpu_check(epw_where where, const epw_prefill_config *config);
 
 /* What differs in the sizes. */
-void epw_prefill_gpu_plan(const epw_config *config, const epw_prefill_layout *layout,
+void epw_prefill_gpu_plan(const epw_prefill_config *config, const epw_prefill_layout *layout,
                           epw_prefill_sizes *sizes);
 
 typedef struct epw_prefill_gpu_dispatch_call {
