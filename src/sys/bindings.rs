@@ -1927,7 +1927,7 @@ ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
     pub paths: u32,
     /// EPW_DEVICE_HOST, or the CUDA ordinal of the GPU whose memory is sent and received
     pub device: i32,
-    /// for epw_comm_alloc; CUDA: 0
+    /// for epw_comm_alloc, the same on all ranks
     pub heap_bytes: u64,
     /// a peer silent for so long is given up: 1 ms to 1 day
     pub deadline_ns: u64,
@@ -2074,7 +2074,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
- created. Peers that map the window read this memory directly, without a copy in between. EPW_ERR_LIMIT:
+ created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
+ copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of 16
+ bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce, and of a
+ broadcast to more than two ranks, also those that receive. An in-place all-to-all copies. EPW_ERR_LIMIT:
  heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses it;
  epw_comm_destroy frees all of it.*/
     pub fn epw_comm_alloc(
