@@ -83,7 +83,7 @@ __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
         l.send[rank] = heap + epw_coll_lent_send(lent.data);
         l.recv[rank] = heap + epw_coll_lent_recv(lent.data);
         // Writer: the peer's tell_call(), after what its stream has written before. Reader: this block's loads of that.
-        ptx::fence_sys();
+        fence_beside_packets();
     }
     __syncthreads();
 }
@@ -109,7 +109,7 @@ __device__ __forceinline__ void withdraw(const Collective &c) {
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !has(c.present, peer) || (takes_part(c, peer) && !c.stopped)) continue;
         put_packet(c, peer, lent_at(c, c.rank), kWithdrawn, c.tag);
-        ptx::fence_sys();
+        fence_beside_packets();
     }
 }
 
@@ -453,21 +453,15 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
         return;
     }
     load_progress(c, r);
-    const bool shared = is_shared_out(c);
-    const Share share(shared ? c.part : c.args.bytes);
+    const Share share(is_shared_out(c) ? c.part : c.args.bytes);
     if (threadIdx.x == kBringer) {
-        Bringer{c, r, l, m}.run(share, !std::is_void_v<T> || shared);
+        Bringer{c, r, l, m}.run(share, !std::is_void_v<T>);
     } else if (threadIdx.x >= kTeller) {
         Teller{c, r, l, threadIdx.x - kTeller}.run(share);
     } else if (threadIdx.x < kFolders) {
         fold_items<T>(c, l, m);
     }
     __syncthreads();
-    if (shared) { // what a root gives itself is more than a part
-        const Folding own = given_to_itself(c);
-        const Share whole(own.bytes);
-        copy(own.out + whole.from, own.own + whole.from, whole.end - whole.from, threadIdx.x, blockDim.x);
-    }
     if (!l.ended) await_readers(c, r, share.rounds);
     store_progress(c, r);
     withdraw(c);

@@ -193,7 +193,7 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
 __device__ __forceinline__ void tell_call(const Collective &c) {
     if (blockIdx.x != 0) return;
     // Writer: this stream, of what is lent. Reader: the peers' learn_what_is_lent().
-    if (c.args.lent) ptx::fence_sys();
+    if (c.args.lent) fence_beside_packets();
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
         if (peer == c.rank || !takes_part(c, peer)) continue;
         const uint64_t at = call_of(c, c.rank);

@@ -29,6 +29,10 @@ __device__ __forceinline__ Packet packet_at(const unsigned char *from) {
 }
 __device__ __forceinline__ Packet packet_at(const Peers &p, uint64_t offset) { return packet_at(p.own + offset); }
 
+// Orders what this thread has acquired before the packets that it puts next; or packets that it has seen before its next loads.
+// Readers and writers: those of the packets.
+__device__ __forceinline__ void fence_beside_packets() { ptx::fence_sys(); }
+
 // A count word is {epoch 23 | count 41}; it is valid in its own epoch only.
 __device__ __forceinline__ uint64_t count_word(const Peers &p, uint64_t count) { return tag_of(p, count); }
 __device__ __forceinline__ bool has_count(const Peers &p, uint64_t word, uint64_t count) {

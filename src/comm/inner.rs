@@ -82,11 +82,17 @@ impl Inner {
     }
 
     pub(super) fn require_heap_of_host(&self) -> Result<()> {
-        self.require_heap(self.config.device == Device::Host, "the communicator is on a GPU: use Comm::alloc_gpu")
+        self.require_heap(
+            self.config.device == Device::Host,
+            "the communicator is on a GPU: use Comm::alloc_gpu",
+        )
     }
 
     pub(super) fn require_heap_of_gpu(&self) -> Result<()> {
-        self.require_heap(self.config.device != Device::Host, "the communicator is on the host: use Comm::alloc")
+        self.require_heap(
+            self.config.device != Device::Host,
+            "the communicator is on the host: use Comm::alloc",
+        )
     }
 
     fn require_heap(&self, is_there: bool, otherwise: &str) -> Result<()> {

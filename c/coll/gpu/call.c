@@ -126,9 +126,6 @@ static bool lends_send(const epw_coll_args *args) {
         return true;
     }
 }
-static bool lends_recv(const epw_coll_args *args) {
-    return args->shared_out && (args->kind != EPW_BROADCAST || args->root != args->rank);
-}
 
 /* Whether the heap holds all of the buffer, and where. */
 static bool is_in_heap(const epw_coll_args *args, const unsigned char *buffer, uint64_t bytes, uint64_t *at) {
@@ -138,15 +135,17 @@ static bool is_in_heap(const epw_coll_args *args, const unsigned char *buffer, u
     return (uint64_t)(uintptr_t)buffer >= heap && bytes <= size && *at <= size - bytes;
 }
 
-/* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so. */
+/* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so; a broadcast
+ * to more than two ranks is faster by rings. */
 static uint64_t lent_of(const epw_coll_args *args) {
     uint64_t send = 0, recv = 0, bytes = args->bytes;
     bool blocks =
         args->kind == EPW_REDUCE_SCATTER || args->kind == EPW_ALL_TO_ALL || args->kind == EPW_SCATTER;
-    if (!args->bulk || args->ranks == 1) return 0;
+    bool slower = args->kind == EPW_BROADCAST && args->shared_out;
+    if (!args->bulk || args->ranks == 1 || slower) return 0;
     if (lends_send(args) && !is_in_heap(args, args->send, blocks ? args->ranks * bytes : bytes, &send))
         return 0;
-    if (lends_recv(args) && !is_in_heap(args, args->recv, bytes, &recv)) return 0;
+    if (args->kind == EPW_ALL_REDUCE && !is_in_heap(args, args->recv, bytes, &recv)) return 0;
     return epw_coll_lent(send, recv);
 }
 
