@@ -5,7 +5,7 @@
 // handles a chunk of every flow and waits only for the blocks of the same index on other ranks.
 //
 // One thread of a block brings: it loads items, several ahead, into shared memory by bulk copies. Sixteen warps fold what has
-// come, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have landed.
+// arrived, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have landed.
 // Large operations go in rounds, because peers that wait for a round time it by the deadline. Smaller ones do not: a fence waits
 // for all loads in flight, so telling peers of a round while the next one is being loaded takes until it is.
 //
