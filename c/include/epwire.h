@@ -1061,11 +1061,11 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
 
 /* Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
  * created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
- * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of 16
- * bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce also those
- * that receive. An in-place all-to-all copies, and so does a broadcast to more than two ranks. EPW_ERR_LIMIT:
- * heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses it;
- * epw_comm_destroy frees all of it. */
+ * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of
+ * 16 bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce also
+ * those that receive. An in-place all-to-all copies, and so does a broadcast.
+ * EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses
+ * it; epw_comm_destroy frees all of it. */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
 

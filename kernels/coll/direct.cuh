@@ -5,9 +5,9 @@
 // handles a chunk of every flow and waits only for the blocks of the same index on other ranks.
 //
 // One thread of a block brings: it loads items, several ahead, into shared memory by bulk copies. Sixteen warps fold what has
-// arrived, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have landed.
-// Large operations go in rounds, because peers that wait for a round time it by the deadline. Smaller ones do not: a fence waits
-// for all loads in flight, so telling peers of a round while the next one is being loaded takes until it is.
+// arrived, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have
+// landed. Large operations go in rounds, because peers that wait for a round time it by the deadline. Smaller ones do not: a
+// fence waits for all loads in flight, so telling peers of a round while the next one is being loaded takes until it is.
 //
 // No rank ends the operation before its peers have finished reading, unless it gives them up. Then it withdraws what it has told
 // them, before the caller can write to that memory. A reader looks again after its last load, so it never uses bytes that were no
@@ -122,7 +122,6 @@ __device__ __forceinline__ bool reads(const Collective &c, uint32_t reader, uint
     case EPW_REDUCE:
     case EPW_GATHER:
         return reader == c.args.root;
-    case EPW_BROADCAST:
     case EPW_SCATTER:
         return source == c.args.root;
     default:

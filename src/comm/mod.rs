@@ -106,7 +106,7 @@
 //! its peers' memory. They take this way if on every rank the buffers that peers read lie in such memory and begin at
 //! multiples of 16 bytes: what is sent, and for an all-reduce also what is received. The blocks of a reduce-scatter, an
 //! all-gather or an all-to-all must be multiples of 16 bytes, and an all-to-all must not be in place. In any other
-//! case, and for a broadcast to more than two ranks, all ranks use rings, with the same result.
+//! case, and for a broadcast, all ranks use rings, with the same result.
 //!
 //! There is nothing like `ncclCommRegister`, because it could speed up nothing here: messages carry the addresses of
 //! their bytes, so that peers read any memory without an agreement in advance, and private memory of a process cannot

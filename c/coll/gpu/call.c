@@ -119,7 +119,6 @@ static bool lends_send(const epw_coll_args *args) {
     case EPW_REDUCE:
     case EPW_GATHER:
         return !root;
-    case EPW_BROADCAST:
     case EPW_SCATTER:
         return root;
     default:
@@ -135,14 +134,13 @@ static bool is_in_heap(const epw_coll_args *args, const unsigned char *buffer, u
     return (uint64_t)(uintptr_t)buffer >= heap && bytes <= size && *at <= size - bytes;
 }
 
-/* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so; a broadcast
- * to more than two ranks is faster by rings. */
+/* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so. A broadcast
+ * is faster by rings. */
 static uint64_t lent_of(const epw_coll_args *args) {
     uint64_t send = 0, recv = 0, bytes = args->bytes;
     bool blocks =
         args->kind == EPW_REDUCE_SCATTER || args->kind == EPW_ALL_TO_ALL || args->kind == EPW_SCATTER;
-    bool slower = args->kind == EPW_BROADCAST && args->shared_out;
-    if (!args->bulk || args->ranks == 1 || slower) return 0;
+    if (!args->bulk || args->ranks == 1 || args->kind == EPW_BROADCAST) return 0;
     if (lends_send(args) && !is_in_heap(args, args->send, blocks ? args->ranks * bytes : bytes, &send))
         return 0;
     if (args->kind == EPW_ALL_REDUCE && !is_in_heap(args, args->recv, bytes, &recv)) return 0;
