@@ -122,7 +122,6 @@ static const epw_peers_user *choose_user(const epw_comm *comm) {
 }
 
 static epw_status make_parts(epw_comm *comm, epw_where where) {
-    if (!epw_heap_make(comm)) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the heap's list");
     return on_gpu(comm) ? epw_coll_gpu_open(comm, where) : make_host_parts(comm, where);
 }
 
@@ -208,6 +207,8 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
                                  .what = "communicator"};
     status = epw_peers_create(&comm->peers, &options);
     epw_peers_choose_waits(&comm->peers, 1);
+    if (status == EPW_OK && !epw_heap_make(comm))
+        status = epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the list of the heap's pieces");
     if (status == EPW_OK) status = make_parts(comm, where);
     if (status == EPW_OK) status = epw_peers_open_probe(&comm->peers);
     if (status != EPW_OK) {
