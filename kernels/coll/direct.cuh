@@ -4,7 +4,7 @@
 // With its call each rank tells where its buffers lie. If one of them is elsewhere, all ranks use rings (large.cuh). Each block
 // handles a chunk of every flow and waits only for the blocks of the same index on other ranks.
 //
-// One thread of a block brings: it loads items, several ahead, into shared memory by bulk copies. Sixteen warps fold what has
+// One thread of a block brings: it loads items, several ahead, into shared memory by bulk copies. Fourteen warps fold what has
 // arrived, or pass it on, and store the result. A last warp tells the peers, because it waits until the stores before have
 // landed. Large operations go in rounds, because peers that wait for a round time it by the deadline. Smaller ones do not: a
 // fence waits for all loads in flight, so telling peers of a round while the next one is being loaded takes until it is.
@@ -19,7 +19,8 @@
 
 namespace epw {
 
-constexpr uint32_t kBringer = kFolders, kTeller = kFolders + 32, kDirectThreads = kFolders + 64;
+constexpr uint32_t kLentFolders = kCollThreads - 64; // so many threads fold
+constexpr uint32_t kBringer = kLentFolders, kTeller = kBringer + 32, kDirectThreads = kCollThreads;
 constexpr uint32_t kItemStages = 6, kItemBytes = 32 << 10; // of an item: the bytes of all its sources together
 constexpr uint64_t kRoundBytes = 2 << 20;                  // of a block's chunk
 constexpr uint32_t kStepsAhead = 4;                        // steps that are folded before the oldest is told
@@ -51,11 +52,11 @@ __device__ __forceinline__ void init_direct(Lent &l) {
     l.ended = 0;
     for (uint32_t i = 0; i < kItemStages; i++) {
         ptx::barrier_init(&l.loaded[i], 1);
-        ptx::barrier_init(&l.folded[i], kFolders / 32);
+        ptx::barrier_init(&l.folded[i], kLentFolders / 32);
         l.items[i].piece.copies = 0;
     }
     for (uint32_t i = 0; i < kStepsAhead; i++) {
-        ptx::barrier_init(&l.made[i], kFolders / 32);
+        ptx::barrier_init(&l.made[i], kLentFolders / 32);
         ptx::barrier_init(&l.told[i], 1);
     }
     ptx::fence_barrier_init();
@@ -331,7 +332,7 @@ __device__ __forceinline__ void fold_item(const Item &item, const unsigned char 
     const uint32_t whole = item.piece.bytes / 16 * 16, sources = item.piece.sources, stride = item.stride;
     unsigned char *out = item.piece.out;
 #pragma unroll 2
-    for (uint32_t at = 16 * threadIdx.x; at < whole; at += 16 * kFolders) {
+    for (uint32_t at = 16 * threadIdx.x; at < whole; at += 16 * kLentFolders) {
         ptx::store(out + at, fold_sources<T, kSums>(memory + at, stride, sources, op, members));
     }
 }
@@ -457,7 +458,7 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
         Bringer{c, r, l, m}.run(share, !std::is_void_v<T>);
     } else if (threadIdx.x >= kTeller) {
         Teller{c, r, l, threadIdx.x - kTeller}.run(share);
-    } else if (threadIdx.x < kFolders) {
+    } else if (threadIdx.x < kLentFolders) {
         fold_items<T>(c, l, m);
     }
     __syncthreads();

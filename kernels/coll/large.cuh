@@ -323,7 +323,6 @@ __device__ __forceinline__ void store_progress(const Collective &c, const Rings 
     }
 }
 
-// By the first kCollThreads threads of a block.
 template <typename T> __device__ __forceinline__ void run_rings(Collective &c, Rings &r) {
     constexpr uint32_t kQuarter = kCollThreads / 4;
     load_progress(c, r);
@@ -340,7 +339,7 @@ template <typename T> __device__ __forceinline__ void run_rings(Collective &c, R
         } else {
             take_pieces(c, r, second, rounds_end);
         }
-    } else if (spreads && third.has_this()) {
+    } else if (spreads) {
         take_pieces(c, r, third, rounds_end);
     }
     store_progress(c, r);
