@@ -45,7 +45,7 @@ pub struct Args {
     /// With --collective: types of elements
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',', default_value = "f32")]
     pub types: Vec<Type>,
-    /// With --collective, on the host: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
+    /// With --collective: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
     #[arg(long)]
     pub heap: bool,
     /// Tokens of each rank
