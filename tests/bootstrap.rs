@@ -559,7 +559,13 @@ fn survivors_agree_and_a_replacement_is_admitted() {
 fn a_newcomer_with_other_buffers_than_the_members_have_is_not_admitted() {
     let (server, groups) = formed(2);
     let [zero, one]: [Group; 2] = groups.try_into().unwrap();
+    let mut watch = zero.watch();
     drop(one);
+    let dead = Instant::now();
+    while watch.borrow_and_update().states.get(1) != Some(&RankState::Dead {}) {
+        assert!(dead.elapsed() < 20 * SECOND, "{:?}", watch.borrow());
+        std::thread::sleep(SECOND / 100);
+    }
     let newcomer = Group::join_blocking(options(1, 2, server.local_addr())).unwrap();
     let buffer = EpBuffer::create_blocking(&newcomer, EpConfig::new(1, 64, 2, 1)).unwrap();
     let began = Instant::now();
