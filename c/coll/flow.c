@@ -1,6 +1,6 @@
 /* Moves the bytes of the current collective: writes messages for peers, reads messages of peers, and folds
  * what they give. Nothing here waits: what cannot continue is left for the next step. */
-#include "coll/parts.h"
+#include "coll/heap.h"
 
 #include "base/barrier.h"
 #include "base/clock.h"
@@ -81,15 +81,10 @@ epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, ui
 
 uint32_t epw_carry_of(const epw_comm *comm, const epw_coll_peer *p, const void *from, uint64_t bytes,
                       uint64_t *address) {
-    const unsigned char *window = epw_peers_own(&comm->peers), *heap = window + comm->layout.heap_offset;
-    uint64_t at = (uint64_t)(uintptr_t)from, first = (uint64_t)(uintptr_t)heap;
     if (bytes < PULL_FROM_BYTES || epw_is_queued(&comm->peers, epw_coll_rank(comm, p)))
         return EPW_CARRY_INLINE;
-    if (at >= first && bytes <= comm->layout.heap_bytes && at - first <= comm->layout.heap_bytes - bytes) {
-        *address = at - (uint64_t)(uintptr_t)window;
-        return EPW_CARRY_HEAP;
-    }
-    *address = at;
+    if (epw_heap_holds(comm, from, bytes, address)) return EPW_CARRY_HEAP;
+    *address = (uint64_t)(uintptr_t)from;
     return p->reads ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
 }
 

@@ -98,9 +98,9 @@ typedef struct epw_coll_layout {
     uint64_t stride; /* bytes from slot to slot */
     uint64_t control_offset, rings_offset, heap_offset, heap_bytes;
     uint64_t window_bytes;
-    uint32_t blocks; /* on GPUs: blocks of a kernel; the windows there follow kernels/coll/state.h, */
-    uint32_t
-        entries; /* or, if this is not 0, kernels/coll/queues.h: entries that operations post to a queue */
+    /* On GPUs: blocks of a kernel; and entries that operations post to a queue, 0 without queues. Windows
+     * there follow kernels/coll/state.h, or with queues kernels/coll/queues.h. */
+    uint32_t blocks, entries;
 } epw_coll_layout;
 static_assert(sizeof(epw_coll_layout) == 72, "src/sys/mod.rs has the same");
 

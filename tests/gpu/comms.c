@@ -363,8 +363,6 @@ static void compare_traffic(const rank_state *r, const counted *was, const shape
     }
 }
 
-/* The bytes of a large all-reduce: this rank's part comes to it and its result goes out, and so with each
- * peer's. */
 /* What was sent in an operation that is shared out: to each rank the part of the result that it makes, and
  * the part that this rank makes. The root of a broadcast, rank 0 here, makes no part and gets none. */
 static void check_shared_out(const rank_state *r, uint32_t kind, uint64_t bytes, const counted *was) {
@@ -795,6 +793,17 @@ static void require_sum(const rank_state *r, uint64_t count, uint32_t members) {
                 (unsigned long long)i, (double)sum[i], members);
 }
 
+/* All ranks begin the next membership, and a sum in it is complete. */
+static void continue_together(rank_state *r, uint64_t count) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    ranks_meet(r->links);
+    activate(r, all_of(r->links));
+    REQUIRE_OK(sum_of_ones(r, count, &outcome));
+    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    require_sum(r, count, r->links->ranks);
+    ranks_meet(r->links);
+}
+
 /* The last rank calls a different operation: all ranks learn its name, and continue in the next membership.
  */
 static void differ(rank_state *r, uint64_t count) {
@@ -816,13 +825,7 @@ static void differ(rank_state *r, uint64_t count) {
     REQUIRE(strstr(text, "all_gather of 100 u8") != NULL && strstr(text, "all_reduce") != NULL, "%s", text);
     status = sum_of_ones(r, count, &outcome);
     REQUIRE(status == EPW_ERR_MISMATCH, "the next call: status %d", status);
-    ranks_meet(links);
-    activate(r, all_of(links));
-    outcome = (epw_outcome)EPW_OUTCOME_INIT;
-    REQUIRE_OK(sum_of_ones(r, count, &outcome));
-    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
-    require_sum(r, count, links->ranks);
-    ranks_meet(links);
+    continue_together(r, count);
 }
 
 /* The last rank does not come: the others wait for a bounded time, name it, and continue without it. */
@@ -887,13 +890,7 @@ static void read_too_late(rank_state *r) {
         REQUIRE(outcome.missing.bits[0] & 1, "rank %u has taken bytes that were not lent any more",
                 links->rank);
     }
-    ranks_meet(links);
-    activate(r, all_of(links));
-    outcome = (epw_outcome)EPW_OUTCOME_INIT;
-    REQUIRE_OK(sum_of_ones(r, COUNT, &outcome));
-    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
-    require_sum(r, COUNT, links->ranks);
-    ranks_meet(links);
+    continue_together(r, COUNT);
 }
 
 /* ---- times ---- */

@@ -7,6 +7,7 @@
 
 #ifdef EPW_CUDA
 #include "base/clock.h"
+#include "coll/heap.h"
 #include "device/cuda.h"
 
 #include <stdlib.h>
@@ -126,24 +127,24 @@ static bool lends_send(const epw_coll_args *args) {
     }
 }
 
-/* Whether the heap holds all of the buffer, and where. */
-static bool is_in_heap(const epw_coll_args *args, const unsigned char *buffer, uint64_t bytes, uint64_t *at) {
-    uint64_t heap = (uint64_t)(uintptr_t)args->window + args->at.heap_offset;
-    uint64_t size = args->at.heap_bytes < EPW_COLL_LENT_MOST ? args->at.heap_bytes : EPW_COLL_LENT_MOST;
-    *at = (uint64_t)(uintptr_t)buffer - heap;
-    return (uint64_t)(uintptr_t)buffer >= heap && bytes <= size && *at <= size - bytes;
+/* Whether peers can find the buffer: where it lies in the heap. */
+static bool is_in_heap(const epw_comm *comm, const unsigned char *buffer, uint64_t bytes, uint64_t *at) {
+    uint64_t offset = 0;
+    if (!epw_heap_holds(comm, buffer, bytes, &offset)) return false;
+    *at = offset - comm->layout.heap_offset;
+    return *at + bytes <= EPW_COLL_LENT_MOST;
 }
 
 /* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so. A broadcast
  * is faster by rings. */
-static uint64_t lent_of(const epw_coll_args *args) {
+static uint64_t lent_of(const epw_comm *comm, const epw_coll_args *args) {
     uint64_t send = 0, recv = 0, bytes = args->bytes;
     bool blocks =
         args->kind == EPW_REDUCE_SCATTER || args->kind == EPW_ALL_TO_ALL || args->kind == EPW_SCATTER;
     if (!args->bulk || args->ranks == 1 || args->kind == EPW_BROADCAST) return 0;
-    if (lends_send(args) && !is_in_heap(args, args->send, blocks ? args->ranks * bytes : bytes, &send))
+    if (lends_send(args) && !is_in_heap(comm, args->send, blocks ? args->ranks * bytes : bytes, &send))
         return 0;
-    if (args->kind == EPW_ALL_REDUCE && !is_in_heap(args, args->recv, bytes, &recv)) return 0;
+    if (args->kind == EPW_ALL_REDUCE && !is_in_heap(comm, args->recv, bytes, &recv)) return 0;
     return epw_coll_lent(send, recv);
 }
 
@@ -237,7 +238,7 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
 static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     const struct epw_coll_gpu *g = e->comm->gpu;
     uint32_t blocks = choose(g, args);
-    if (args->tells_lent) args->lent = lent_of(args);
+    if (args->tells_lent) args->lent = lent_of(e->comm, args);
     if (!g->queues) return epw_coll_gpu_run(args, blocks, e->on.stream);
     epw_coll_queue_args by_queues = {reach_of(e), *args};
     return epw_coll_gpu_run_queue(&by_queues, blocks, e->on.stream);
