@@ -4,8 +4,10 @@
 
 use std::env;
 use std::fs;
+use std::iter;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 fn main() {
@@ -104,18 +106,19 @@ fn compile_kernels(toolkit: &Toolkit) -> Result<(), String> {
     let sources: Vec<PathBuf> =
         files_below(&kernels, "cu")?.into_iter().filter(|source| source.parent() == Some(&kernels)).collect();
     let jobs = env::var("NUM_JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(1).max(1);
-    let mut objects = Vec::new();
-    for batch in sources.chunks(jobs) {
-        let compile = |source| toolkit.compile(source, &targets);
-        let done: Vec<_> = thread::scope(|scope| {
-            let running: Vec<_> = batch.iter().map(|source| scope.spawn(move || compile(source))).collect();
-            running
-                .into_iter()
-                .map(|one| one.join().unwrap_or_else(|_| Err("a thread panicked".into())))
-                .collect()
-        });
-        objects.extend(done.into_iter().collect::<Result<Vec<_>, _>>()?);
-    }
+    // Each thread takes the next source until there is none, or until one does not compile.
+    let left = Mutex::new(sources.iter());
+    let take = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let compile = || iter::from_fn(take).map(|source| toolkit.compile(source, &targets)).collect();
+    let done: Vec<Result<Vec<_>, _>> = thread::scope(|scope| {
+        let running: Vec<_> = (0..jobs).map(|_| scope.spawn(compile)).collect();
+        running
+            .into_iter()
+            .map(|one| one.join().unwrap_or_else(|_| Err("a thread panicked".into())))
+            .collect()
+    });
+    let mut objects = done.into_iter().collect::<Result<Vec<_>, _>>()?.concat();
+    objects.sort(); // the same archive each time
     cc::Build::new()
         .objects(objects)
         .try_compile("epwire_kernels")
@@ -236,7 +239,8 @@ impl Toolkit {
         arguments.push("-Xcompiler".into());
         arguments.push("-fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics".into());
         let root = manifest_dir();
-        arguments.extend(["", "c", "c/include"].map(|folder| format!("-I{}", root.join(folder).display())));
+        let includes = [root.clone(), root.join("c"), root.join("c/include")];
+        arguments.extend(includes.map(|folder| format!("-I{}", folder.display())));
         arguments.extend([source.display().to_string(), "-o".into(), object.display().to_string()]);
         self.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(object)

@@ -79,7 +79,9 @@ foreach(arch ${archs})
 endforeach()
 message(STATUS "epwire: CUDA kernels for ${archs} by ${EPW_NVCC}")
 
-set(kernels ${PROJECT_SOURCE_DIR}/../kernels)
+# The paths, too, are those of build.rs: then a compiler cache has for one what the other has compiled.
+get_filename_component(root ${PROJECT_SOURCE_DIR}/.. ABSOLUTE)
+set(kernels ${root}/kernels)
 
 # Object files of all .cu of a folder, by its absolute path, to the list named `objects`.
 function(epw_compile_kernels objects folder)
@@ -94,7 +96,7 @@ function(epw_compile_kernels objects folder)
             COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/${group}
             COMMAND ${EPW_NVCC} -c -std=c++20 -O3 ${gencode} --fmad=false
                 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
-                -I${PROJECT_SOURCE_DIR}/.. -I${PROJECT_SOURCE_DIR} -I${PROJECT_SOURCE_DIR}/include
+                -I${root} -I${root}/c -I${root}/c/include
                 -MD -MF ${object}.d -MT ${object} ${source} -o ${object})
         list(APPEND made ${object})
     endforeach()
