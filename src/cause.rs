@@ -78,11 +78,11 @@ impl Cause {
             Self::LeftOut => "the group continues without it",
             Self::Evicted => "the group continues without this rank",
             Self::Revoked => "this program has revoked it",
-            Self::Step => "it begins the epoch at another step",
+            Self::Step => "it began the epoch at a different step",
             Self::Link => "the connection of its queue is gone, or the queue stayed full",
             Self::Routing => "a routing id was out of range or repeated",
             Self::Held => "the lane was not in the state that the replay needs",
-            Self::Overflow => "more rows came than the output has places for",
+            Self::Overflow => "more rows arrived than the output can hold",
         }
     }
 }

@@ -101,7 +101,7 @@
 //!
 //! | message | level | fields | meaning |
 //! |---|---|---|---|
-//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without the part of some peer |
+//! | `degraded` | `WARN` | `record`: the first wait given up | the operation ended without the part of some peer; level `DEBUG` if all peers that were given up have been reported before ([`Outcome::news`]) |
 //! | `refused` | `WARN` | `error` | the operation ended with an error |
 //! | `abandoned` | `DEBUG` | | the operation's future was dropped before it had ended |
 //!
@@ -165,6 +165,7 @@
 //! |---|---|---|---|
 //! | `waiting for the rendezvous server` | `INFO` | `address`, `seconds`, `deadline` | [`Group::join`] has found no server for `seconds`; it gives up after `deadline` seconds |
 //! | `waiting for ranks to join` | `INFO` | `missing`, `of`, `seconds`, `deadline` | the run begins when all `of` ranks have joined; both messages appear after 2 s, then every 10 s |
+//! | `rank 2 has ended`, and the like | `INFO`; `WARN` for a rank that is silent or has ended | `peer`: that rank | the server sees a rank in another state, with the words of `EPWIRE_LOG` |
 //! | `change proposed` | `DEBUG` | `change` | the group asks how far this member has come |
 //! | `change due` | `INFO` | `change`, `epoch`, `step`, `members`, `ready`, `preparing`, `again` | the change is decided; the newcomers in `ready` and `preparing` still wait; `again`, if the members are the same: those that this member had given up and that answer again |
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put the change into effect |

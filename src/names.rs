@@ -4,7 +4,7 @@
 use std::fmt;
 
 /// A text that is not the name of any value of a type.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct ParseNameError {
     text: String,
     expected: &'static str,

@@ -22,8 +22,8 @@ mod name {
     pub(super) const ABANDONED: &str = "epwire_abandoned_total";
 }
 
-/// Describes each metric to the recorder. Called at the creation of every buffer, because a recorder may have been
-/// installed since the last one.
+/// Describes each metric to the recorder, and routes the core's log to `tracing`. Called before the creation of every
+/// buffer and communicator, because recorder and subscriber may have been installed since the last one.
 pub(crate) fn describe() {
     #[cfg(feature = "tracing")]
     crate::log::route_to_tracing();
@@ -31,7 +31,11 @@ pub(crate) fn describe() {
     {
         use metrics::{Unit, describe_counter, describe_histogram};
         describe_counter!(name::OPERATIONS, Unit::Count, "Operations that ended, complete or degraded");
-        describe_histogram!(name::SECONDS, Unit::Seconds, "Time of those operations, from call to end");
+        describe_histogram!(
+            name::SECONDS,
+            Unit::Seconds,
+            "Time of an operation that ended, from call to end"
+        );
         describe_counter!(name::DEGRADED, Unit::Count, "Operations that ended without the rows of some peer");
         describe_counter!(name::ERRORS, Unit::Count, "Operations that ended with an error");
         describe_counter!(
@@ -85,7 +89,12 @@ impl Observed {
         if !outcome.is_complete() {
             self.span.record("missing", tracing::field::debug(outcome.missing));
             let record = outcome.record.as_ref().map(tracing::field::display);
-            self.span.in_scope(|| tracing::warn!(record, "degraded"));
+            // A loss is a warning once, not in every operation until the next membership.
+            let told = outcome.news.is_empty() && !outcome.suspects.is_empty();
+            self.span.in_scope(|| match told {
+                true => tracing::debug!(record, "degraded"),
+                false => tracing::warn!(record, "degraded"),
+            });
         }
         #[cfg(feature = "metrics")]
         {

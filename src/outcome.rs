@@ -58,6 +58,9 @@ impl Outcome {
             if record.as_ref().is_none_or(|record| record.epoch == now.epoch) {
                 suspects = Mask::from_words(now.suspects.bits);
                 news = floor.known().add(now.epoch, &suspects);
+                if let Some(found) = record.as_ref().filter(|record| record.is_finding(&suspects)) {
+                    floor.known().found(now.epoch, found.peer, found.cause);
+                }
             }
         }
         Ok(Self { missing, record, suspects, news })
@@ -149,6 +152,12 @@ impl ErrorRecord {
         (self.cause == Cause::Overflow).then_some((self.expected, self.seen))
     }
 
+    /// Whether this wait has found out why one of these peers was given up.
+    fn is_finding(&self, suspects: &Mask) -> bool {
+        let own = matches!(self.cause, Cause::Timeout | Cause::Dropped | Cause::Step | Cause::Link);
+        own && suspects.contains(self.peer)
+    }
+
     /// `known`: the C core does not know why a peer was revoked.
     pub(crate) fn from_c(r: &sys::epw_error_record, known: &Known) -> Option<Self> {
         let cause = match r.cause {
@@ -202,7 +211,7 @@ impl std::fmt::Display for ErrorRecord {
         if self.cause == Cause::Held {
             return write!(
                 f,
-                "rank {rank} did nothing in lane {lane}, epoch {epoch}, op {op} ({:?}): the lane was not in the state that its replay needs; replay dispatch and combine in turns",
+                "rank {rank} did nothing in lane {lane}, epoch {epoch}, op {op} ({}): the lane was not in the state that its replay needs; replay dispatch and combine in turns",
                 self.phase
             );
         }
@@ -218,7 +227,7 @@ impl std::fmt::Display for ErrorRecord {
         };
         write!(
             f,
-            "rank {rank} gave up on peer {} ({:?}, {:?}) in {place}epoch {epoch}, op {op}: {}",
+            "rank {rank} gave up on peer {} ({}, {}) in {place}epoch {epoch}, op {op}: {}",
             self.peer,
             self.phase,
             self.cause,
@@ -232,7 +241,7 @@ impl std::fmt::Display for ErrorRecord {
         if self.cause == Cause::Timeout {
             write!(f, ", awaited word {:#x}, saw {:#x}", self.expected, self.seen)?;
         }
-        write!(f, "; peers still awaited: {}", self.waiting)
+        write!(f, "; {} {} still awaited", self.waiting, if self.waiting == 1 { "peer" } else { "peers" })
     }
 }
 
@@ -258,8 +267,8 @@ mod tests {
         };
         assert_eq!(
             timed_out.to_string(),
-            "rank 0 gave up on peer 2 (CombineReceive, Timeout) in lane 1, epoch 3, op 7: it was silent for a deadline; after 3s of 3s, \
-             awaited word 0x20, saw 0x10; peers still awaited: 1"
+            "rank 0 gave up on peer 2 (combine-receive, timeout) in lane 1, epoch 3, op 7: it was silent for a deadline; after 3s of 3s, \
+             awaited word 0x20, saw 0x10; 1 peer still awaited"
         );
         let [elapsed, nothing] = [Duration::ZERO, Duration::ZERO];
         let suspected =

@@ -1,5 +1,6 @@
 //! What a buffer or communicator has moved, in rows and bytes, and how long it has waited for each rank.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::sys;
@@ -63,5 +64,49 @@ impl Traffic {
         });
         let peers = peers.collect();
         Self { operations, rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, peers }
+    }
+}
+
+/// One line: `96 operations; sent 512 rows, 7340032 bytes; received 500 rows, 7168000 bytes; answered 500 rows`.
+impl fmt::Display for Traffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            operations,
+            rows_sent,
+            rows_received,
+            rows_answered,
+            bytes_sent,
+            bytes_received,
+            peers: _,
+        } = self;
+        write!(
+            f,
+            "{operations} operations; sent {rows_sent} rows, {bytes_sent} bytes; received {rows_received} rows, \
+             {bytes_received} bytes; answered {rows_answered} rows"
+        )
+    }
+}
+
+/// `sent 4096 bytes, received 8192 bytes, waited 1.5ms`.
+impl fmt::Display for PeerTraffic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { bytes_sent, bytes_received, waited } = self;
+        write!(f, "sent {bytes_sent} bytes, received {bytes_received} bytes, waited {waited:?}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_prints_as_one_line() {
+        let traffic = Traffic { operations: 96, rows_sent: 512, bytes_sent: 4096, ..Traffic::default() };
+        assert_eq!(
+            traffic.to_string(),
+            "96 operations; sent 512 rows, 4096 bytes; received 0 rows, 0 bytes; answered 0 rows"
+        );
+        let peer = PeerTraffic { bytes_sent: 1, bytes_received: 2, waited: Duration::from_micros(1500) };
+        assert_eq!(peer.to_string(), "sent 1 bytes, received 2 bytes, waited 1.5ms");
     }
 }

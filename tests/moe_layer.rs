@@ -217,7 +217,7 @@ fn adapters_are_those_that_the_environment_asks_for() {
     run(&[("EPWIRE_HCA", "mlx5")]).assert_failed(&["matches none of 2 mlx5 adapters", "EPWIRE_HCA"]);
     run(&[("EPWIRE_HCA", "=fake_0,")]).assert_failed(&["is \"=fake_0,\", not a filter of adapters"]);
     run(&[("EPWIRE_HCA", "=fake_0"), ("EPWIRE_ADAPTERS", "2")]).assert_failed(&["no second mlx5 adapter"]);
-    run(&[("EPWIRE_TC", "300")]).assert_failed(&["EPWIRE_TC: \"300\" is no number from 0 to 255"]);
+    run(&[("EPWIRE_TC", "300")]).assert_failed(&["EPWIRE_TC: \"300\" is not a number from 0 to 255"]);
 }
 
 #[test]

@@ -460,6 +460,20 @@ mod guide {
         steps
     }
 
+    #[test]
+    fn files_that_the_page_names_exist() {
+        let guide = fs::read_to_string("src/guide/developers.rs").unwrap();
+        let quoted = guide.split('`').skip(1).step_by(2);
+        let folders = ["c/", "kernels/", "src/", "tests/", "examples/"];
+        let paths: Vec<_> =
+            quoted.filter(|path| folders.iter().any(|folder| path.starts_with(folder))).collect();
+        assert!(paths.len() > 20, "{paths:?}");
+        for path in paths {
+            let path = path.split(' ').next().unwrap(); // of a command
+            assert!(fs::exists(path).unwrap(), "there is no {path}");
+        }
+    }
+
     fn has_word(text: &str, word: &str) -> bool {
         let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
         text.split(|c| !part_of_word(c)).any(|found| found == word)

@@ -166,7 +166,7 @@ static void look(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
         heard = epw_ring_hear_posted(ring, seen.sight, comm->own_word, comm->layout.slots);
     if (!seen.held && word == EPW_WORD_TAKEN) heard = epw_ring_hear_taken(ring, seen.sight, comm->own_word);
     bool begun = p->begun || epw_comm_has_begun(comm, p);
-    if (heard == EPW_HEARD_NONSENSE) {
+    if (heard == EPW_HEARD_IMPOSSIBLE) {
         p->gone = EPW_CAUSE_FORMAT;
     } else if (heard == EPW_HEARD_MORE || begun != p->begun) {
         p->begun = begun;

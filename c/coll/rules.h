@@ -84,8 +84,8 @@ static inline void epw_ring_consume(epw_ring *ring) {
     ring->consumed++;
 }
 
-/* The count for the word TAKEN; 0: nothing to report yet. Half a ring is worth a word; but a peer that lends
- * memory waits for every message. */
+/* The count for the word TAKEN; 0: nothing to report yet. A word is posted for half a ring; but a peer that
+ * lends memory waits for every message. */
 static inline uint64_t epw_ring_to_give_back(const epw_ring *ring, uint32_t slots) {
     uint64_t read = ring->consumed - ring->told;
     return read > 0 && (ring->urgent || read >= slots / 2) ? ring->consumed : 0;
@@ -103,7 +103,7 @@ static inline bool epw_ring_still_lent(epw_sight seen, uint64_t own_word, uint64
 
 static inline epw_heard epw_ring_hear(uint64_t *count, uint64_t most, uint64_t word, uint32_t epoch) {
     if (epw_word_epoch(word) != epoch || epw_word_step(word) <= *count) return EPW_HEARD_NOTHING;
-    if (epw_word_step(word) > most) return EPW_HEARD_NONSENSE;
+    if (epw_word_step(word) > most) return EPW_HEARD_IMPOSSIBLE;
     *count = epw_word_step(word);
     return EPW_HEARD_MORE;
 }

@@ -11,7 +11,8 @@
  * Structs that cross this interface begin with `size`, and are filled with their defaults before use:
  * `epw_config config = EPW_CONFIG_INIT;` or `epw_config_init(&config)`, the same for each. A caller that was
  * built with the header of another version may have another size: then the call is refused with
- * EPW_ERR_INVALID, and the caller must be built again with the header of the library that it loads. Three
+ * EPW_ERR_INVALID, and the caller must be built again with the header of the library that it loads; only
+ * epw_last_error_detail serves a caller of any size, so that errors can be read. Three
  * structs have no `size`: epw_mask, which never grows; epw_error_record, whose size is part of
  * epw_outcome.size and an argument of epw_take_errors; and epw_peer_traffic, whose size is
  * epw_traffic.peer_size. The macros are for C; C++ before 20 and other languages use the functions. The
@@ -98,7 +99,7 @@ EPW_API const char *epw_version(void);
  * why. The environment variable EPWIRE_LOG turns it on: "off", "warn", "info" or "trace", or a level for each
  * of the subsystems plan, path, member, wait and nic, as in "warn,path=trace". Lines go to stderr, or are
  * appended to the file EPWIRE_LOG_FILE (%p in the name stands for the process id). Operations that succeed
- * log nothing. A message that nobody asked for costs one load. */
+ * log nothing. A message that is turned off costs one load. */
 enum { EPW_LOG_OFF = 0, EPW_LOG_WARN = 1, EPW_LOG_INFO = 2, EPW_LOG_TRACE = 3 };
 
 typedef struct epw_log_record {
@@ -506,12 +507,12 @@ EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *act
                                          uint64_t step);
 
 /* Says that the group continues without these peers: they become suspects of this membership, and present and
- * future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that know it from elsewhere, and need
- * not wait for a deadline to find out. It does not say that the peers have failed, so none of them becomes
- * `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread,
- * beside running operations, none of which it waits for: they stop waiting within some milliseconds. CUDA: a
- * kernel looks for this once it has waited for some tens of microseconds; an operation that finds a peer's
- * words in place completes with that peer. */
+ * future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that already know it, so that
+ * nobody waits for a deadline to find out. It does not say that the peers have failed, so none of them
+ * becomes `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any
+ * thread, beside running operations, none of which it waits for: they stop waiting within some milliseconds.
+ * CUDA: a kernel looks for this once it has waited for some tens of microseconds; an operation that finds a
+ * peer's words in place completes with that peer. */
 EPW_API epw_status epw_buffer_revoke(epw_buffer *buffer, const epw_mask *peers);
 
 /* A membership, and what has become of it. */
@@ -585,9 +586,9 @@ EPW_API epw_status epw_checkpoint_fault(epw_buffer *buffer);
 EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, uint64_t step,
                                           uint32_t *verdict);
 
-/* What a buffer or communicator has moved since it was created, with this rank itself too. Bytes are those of
- * rows with their scales, of answers, and of the messages of collectives, sends and receives; without
- * headers, counts and signal words. */
+/* What a buffer or communicator has moved since it was created, traffic with this rank itself included. Bytes
+ * are those of rows with their scales, of answers, and of the messages of collectives, sends and receives;
+ * without headers, counts and signal words. */
 typedef struct epw_traffic {
     uint32_t size;
     uint32_t peer_size;      /* of epw_peer_traffic */
@@ -1011,10 +1012,10 @@ typedef struct epw_comm epw_comm;
  *     EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
  *     takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
  *     queues.
- *     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always take the
- *     way of large operations, once each pair of ranks has exchanged its counts and found them equal.
- *     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and so many bytes that all
- *     rings take 64 MiB, but at least 1 KiB and at most 32 KiB. */
+ *     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always go as
+ *     large operations do, once each pair of ranks has exchanged its counts and found them equal.
+ *     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and such a size that all
+ *     rings together take 64 MiB, but at least 1 KiB and at most 32 KiB. */
 typedef struct epw_comm_config {
     uint32_t size;       /* sizeof(epw_comm_config) */
     uint32_t version;    /* EPW_COMM_CONFIG_VERSION */
@@ -1155,7 +1156,7 @@ typedef struct epw_coll {
     { .size = sizeof(epw_coll) }
 EPW_API void epw_coll_init(epw_coll *coll);
 
-/* Names operations that have begun, until they are waited for or dropped. Never 0. */
+/* A handle to operations in flight, valid until they are waited for or dropped. Never 0. */
 typedef uint64_t epw_work;
 
 /* How a call behaves; a NULL pointer to it stands for all defaults. */
@@ -1355,7 +1356,7 @@ EPW_API void epw_routing_free(epw_routing *routing);
  *   EPW_RANK_MAJOR    s * max_tokens + its number, C is at least ranks * max_tokens
  * The first two hold a token once for each of its experts that this rank owns, the others once.
  *
- * Overflow: rows whose place is C or more (expert-major: whose number is) are left out, are counted in
+ * Overflow: rows whose place, in expert-major order whose number, is C or more are left out, are counted in
  * `overflow`, and make the outcome degraded, with EPW_CAUSE_OVERFLOW unless a peer is missing as well.
  * Combine adds nothing for them. */
 typedef struct epw_prefill_output {
@@ -1443,7 +1444,7 @@ typedef struct epw_prefill_combine_input {
     const void *expert_out;    /* [rows, width] of combine_dtype, dense; dense and rank-major layouts: already
                                   reduced over this rank's experts with the weights */
     const float *row_weights;  /* rank-reduced, packed and expert-major: [rows], in place of the weights given
-                                  at  dispatch; NULL: those */
+                                  at dispatch; NULL: those */
     const float *topk_weights; /* ordered: [n, topk] of this rank's own tokens, in place of the weights given
                                   at dispatch; NULL: those */
     const float *row_values;   /* packed and expert-major [rows], else [rows, topk]: carried back to

@@ -32,7 +32,7 @@ static epw_status gone_from(uint32_t exporter_pid, epw_where where) {
     return epw_fail(
         EPW_ERR_PEER, where,
         "process %u no longer serves this window: it has ended, or destroyed its buffer; connect with a "
-        "blob of the living one",
+        "blob of its present buffer",
         (unsigned)exporter_pid);
 }
 

@@ -14,8 +14,8 @@ typedef struct epw_connection {
     bool rung;              /* the holder of the lease has rung, and the owner has not been told yet */
     bool goodbye;           /* the holder has said goodbye, which takes effect once the connection is
                              * closed */
-    bool deaf;              /* the holder has sent something that is no notice, or will send no more: it is
-                             * not read */
+    bool deaf;              /* the holder has sent an invalid notice, or will send no more: nothing more is
+                             * read */
     bool closed;            /* closed by the holder of a GPU lease without a goodbye: its death is awaited */
     epw_offer *offer;       /* NULL: no lease (yet, or any more) */
     epw_offer *ended;       /* a reference that the ended lease held, which the thread must drop */

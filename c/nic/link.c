@@ -131,7 +131,7 @@ static int take_socket(epw_links *links, connection *c) {
     return fd;
 }
 
-static void free_buried(epw_links *links) {
+static void free_closed(epw_links *links) {
     while (links->discarded) {
         connection *c = links->discarded;
         links->discarded = c->next;
@@ -503,7 +503,7 @@ static void carry_on(epw_links *links, uint64_t now) {
         watch_listeners(links, true);
     }
     carry_on_dials(links, now);
-    free_buried(links);
+    free_closed(links);
 }
 
 bool epw_links_poll(epw_links *links, uint64_t now_ns, epw_link_event *event) {
@@ -683,7 +683,7 @@ void epw_links_close(epw_links *links) {
         epw_handshake_close(&ended);
         free(d);
     }
-    free_buried(links);
+    free_closed(links);
     if (!foreign) close_descriptors(links);
     explicit_bzero(&links->self, sizeof links->self);
     free(links);

@@ -255,3 +255,8 @@ const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text) {
     *text = '\0';
     return peer < peers->ranks ? epw_remote_trouble(peers, peer, text) : text;
 }
+
+const char *epw_peers_try_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    *text = '\0';
+    return peer < peers->ranks ? epw_remote_try_trouble(peers, peer, text) : text;
+}

@@ -101,8 +101,9 @@ void epw_peers_suspect(epw_peers *peers, uint32_t peer, bool silent, const epw_e
     if (silent) add(peers->silent, peer);
     if (!add(peers->suspects, peer)) return;
     atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
+    char trouble[EPW_TROUBLE_TEXT];
     epw_tell_suspect(epw_peers_where(peers, "wait", peer), peers->what, peers->epoch, silent,
-                     epw_peers_revoked(peers, peer), record);
+                     epw_peers_revoked(peers, peer), record, epw_peers_try_trouble(peers, peer, trouble));
 }
 
 /* The same. Lanes are also told of a peer that is a suspect already, because the cause changes. */
@@ -110,7 +111,7 @@ void epw_peers_suspect_revoked(epw_peers *peers, uint32_t peer) {
     bool news = add(peers->revoked, peer);
     bool first = add(peers->suspects, peer);
     if (news || first) atomic_fetch_add_explicit(&peers->suspicions, 1, memory_order_seq_cst);
-    if (first) epw_tell_suspect(epw_peers_where(peers, "wait", peer), peers->what, 0, false, true, NULL);
+    if (first) epw_tell_suspect(epw_peers_where(peers, "wait", peer), peers->what, 0, false, true, NULL, "");
 }
 
 void epw_peers_clear_suspects(epw_peers *peers) {

@@ -209,6 +209,9 @@ epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
 const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text); /* see epw_buffer_trouble */
+/* The same for the log, where the caller may hold the lock of the peers already: "" while anybody holds it.
+ */
+const char *epw_peers_try_trouble(epw_peers *peers, uint32_t peer, char *text);
 
 static inline epw_status epw_peers_traffic(const epw_peers *peers, epw_where where, epw_traffic *traffic,
                                            epw_peer_traffic *of) {

@@ -401,22 +401,34 @@ static bool tell_reason(epw_way *w, char *text) {
 }
 
 /* If the ways to a peer break together, one of them may know why. */
-const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
+static void find_trouble(epw_peers *peers, uint32_t peer, char *text) {
     bool told = false, broken = false;
-    *text = '\0';
-    pthread_mutex_lock(&peers->lock);
     epw_remote *remote = peers->remotes != NULL ? peers->remotes[peer] : NULL;
     for (uint32_t i = 0; remote != NULL && !told && i < EPW_WAYS; i++) {
         if (!epw_has_way(peers, i)) continue;
         broken |= epw_end_broken(&remote->ways[i].end);
         told = tell_reason(&remote->ways[i], text);
     }
-    pthread_mutex_unlock(&peers->lock);
     if (broken && !told)
         snprintf(
             text, EPW_TROUBLE_TEXT,
             "the connection to its NIC is gone, or it took nothing for so long that its queue was full: see "
             "that its process lives, and the network between the hosts");
+}
+
+const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    *text = '\0';
+    pthread_mutex_lock(&peers->lock);
+    find_trouble(peers, peer, text);
+    pthread_mutex_unlock(&peers->lock);
+    return text;
+}
+
+const char *epw_remote_try_trouble(epw_peers *peers, uint32_t peer, char *text) {
+    *text = '\0';
+    if (pthread_mutex_trylock(&peers->lock) != 0) return text;
+    find_trouble(peers, peer, text);
+    pthread_mutex_unlock(&peers->lock);
     return text;
 }
 

@@ -67,6 +67,9 @@ bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);
  * peer is no queue. Returns `text`, of EPW_TROUBLE_TEXT. */
 const char *epw_remote_trouble(epw_peers *peers, uint32_t peer, char *text);
 
+/* See epw_peers_try_trouble. */
+const char *epw_remote_try_trouble(epw_peers *peers, uint32_t peer, char *text);
+
 /* Tells the peer not to wait for this rank any longer, if kernels post to the lanes' queues and have
  * finished. */
 void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);

@@ -126,7 +126,7 @@ EPW_INLINE uint64_t epw_rule_expiry(uint64_t began, uint64_t clock, uint64_t dea
 typedef enum epw_heard {
     EPW_HEARD_NOTHING,
     EPW_HEARD_MORE,
-    EPW_HEARD_NONSENSE /* more than there can be */
+    EPW_HEARD_IMPOSSIBLE /* more than there can be */
 } epw_heard;
 
 #endif

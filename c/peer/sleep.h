@@ -13,8 +13,8 @@ static inline _Atomic uint32_t *epw_sleepers_in(uint64_t window) {
 /* Rings a window's bell, if anybody listens. The posted word must have been stored before, see epw_signal. */
 void epw_bell_ring(uint64_t window);
 
-/* Parts of looks: on what to sleep, the window's bell or the word of the watch, which `sleeps` makes them
- * count the thread for before anything is looked at. */
+/* Parts of a look: they name the word to sleep on, the window's bell or the word of the watch. With `sleeps`
+ * they first count this thread among its sleepers, before anything is looked at. */
 void epw_bell_look(const epw_peers *peers, bool sleeps, epw_awaited *out);
 void epw_watch_look(const epw_peers *peers, uint32_t lane, const epw_watch *watch, bool sleeps, uint64_t now,
                     epw_awaited *out);

@@ -66,15 +66,20 @@ static void paths_text(const epw_begun *begun, char *text, size_t size) {
 }
 
 void epw_tell_membership(const epw_begun *begun) {
-    if (!epw_log_on(EPW_LOG_MEMBER, EPW_LOG_INFO)) return;
+    bool members_on = epw_log_on(EPW_LOG_MEMBER, EPW_LOG_INFO);
+    if (!members_on && !epw_log_on(EPW_LOG_PATH, EPW_LOG_INFO)) return;
     epw_mask gone = *begun->before;
     for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) gone.bits[i] &= ~begun->active->bits[i];
     char members[RANKS_TEXT], left[RANKS_TEXT], paths[512];
     paths_text(begun, paths, sizeof paths);
     bool none = epw_mask_empty(&gone);
-    epw_log(EPW_LOG_MEMBER, EPW_LOG_INFO, (epw_where){"", (int)begun->rank, -1},
-            "%s: epoch %u from step %llu: members %s%s%s%s", begun->what, begun->epoch,
-            (unsigned long long)begun->step, ranks_text(begun->active, begun->ranks, members),
+    epw_where where = {"", (int)begun->rank, -1};
+    if (!members_on) { /* whoever asks for paths alone gets these alone */
+        if (*paths) epw_log(EPW_LOG_PATH, EPW_LOG_INFO, where, "%s%s", begun->what, paths);
+        return;
+    }
+    epw_log(EPW_LOG_MEMBER, EPW_LOG_INFO, where, "%s: epoch %u from step %llu: members %s%s%s%s", begun->what,
+            begun->epoch, (unsigned long long)begun->step, ranks_text(begun->active, begun->ranks, members),
             none ? "" : "; without ", none ? "" : ranks_text(&gone, begun->ranks, left), paths);
 }
 
@@ -90,7 +95,7 @@ static const char *cause_text(uint32_t cause, bool revoked) {
     case EPW_CAUSE_SUPERSEDED:
         return revoked ? "this program or its group has revoked it" : "it is in a newer epoch";
     case EPW_CAUSE_STEP:
-        return "it begins the epoch at another step";
+        return "it began the epoch at a different step";
     case EPW_CAUSE_LINK:
         return "the connection of its queue is gone, or the queue stayed full";
     case EPW_CAUSE_FORMAT:
@@ -100,7 +105,7 @@ static const char *cause_text(uint32_t cause, bool revoked) {
     case EPW_CAUSE_ROUTING:
         return "a routing id was out of range or repeated";
     case EPW_CAUSE_OVERFLOW:
-        return "more rows came than the output has places for";
+        return "more rows arrived than the output can hold";
     case EPW_CAUSE_HELD:
         return "the lane was not in the state that the replay needs";
     default:
@@ -125,16 +130,20 @@ static const char *phase_text(uint32_t phase) {
     }
 }
 
-static void tell_record(uint32_t level, const char *event, const epw_error_record *r, bool revoked) {
+/* `trouble`: what has broken the queues to the peer; "" if that is not known. */
+static void tell_record(uint32_t level, const char *event, const epw_error_record *r, bool revoked,
+                        const char *trouble) {
+    bool explained = r->cause == EPW_CAUSE_LINK && *trouble != '\0';
     double ms = (double)r->elapsed_ns / 1e6, of = (double)r->deadline_ns / 1e6;
     char words[64] = ""; /* for those who know the protocol */
     if (epw_log_on(EPW_LOG_WAIT, EPW_LOG_TRACE))
         snprintf(words, sizeof words, "expected word %#llx, seen %#llx; ", (unsigned long long)r->expected,
                  (unsigned long long)r->seen);
-    epw_log(EPW_LOG_WAIT, level, (epw_where){"", (int)r->rank, (int)r->peer},
-            "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; %speers awaited: %u",
-            event, cause_text(r->cause, revoked), phase_text(r->phase), r->epoch, r->lane, r->op, ms, of,
-            words, r->waiting);
+    epw_log(
+        EPW_LOG_WAIT, level, (epw_where){"", (int)r->rank, (int)r->peer},
+        "%s: %s; waited %s in epoch %u, lane %u, operation %u, for %.1f of %.10g ms; %s%u %s still awaited",
+        event, explained ? trouble : cause_text(r->cause, revoked), phase_text(r->phase), r->epoch, r->lane,
+        r->op, ms, of, words, r->waiting, r->waiting == 1 ? "peer" : "peers");
 }
 
 /* Whether the record describes the wait that gave the peer up, and not an older operation that lacked the
@@ -146,10 +155,10 @@ static bool tells_of(const epw_error_record *record, uint32_t peer, uint32_t epo
 }
 
 void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
-                      const epw_error_record *record) {
+                      const epw_error_record *record, const char *trouble) {
     if (!epw_log_on(EPW_LOG_WAIT, EPW_LOG_WARN)) return;
     if (tells_of(record, (uint32_t)where.peer, epoch)) {
-        tell_record(EPW_LOG_WARN, "given up", record, revoked);
+        tell_record(EPW_LOG_WARN, "given up", record, revoked, trouble);
     } else if (silent) {
         epw_log(EPW_LOG_WAIT, EPW_LOG_WARN, where, "given up: %s, in a wait of the %s",
                 cause_text(EPW_CAUSE_TIMEOUT, false), what);
@@ -161,7 +170,7 @@ void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool si
     }
 }
 
-void epw_tell_outcome(const epw_outcome *outcome, bool revoked) {
+void epw_tell_outcome(const epw_outcome *outcome, bool revoked, const char *trouble) {
     const epw_error_record *r = &outcome->record;
     if (r->cause == EPW_CAUSE_NONE) return;
     /* Operations after the one that gave a peer up have nothing new to say. */
@@ -170,5 +179,5 @@ void epw_tell_outcome(const epw_outcome *outcome, bool revoked) {
     char missing[RANKS_TEXT], what[RANKS_TEXT + 32];
     bool one = strpbrk(ranks_text(&outcome->missing, EPW_MAX_RANKS, missing), ",-") == NULL;
     snprintf(what, sizeof what, "ended without %s %s", one ? "rank" : "ranks", missing);
-    tell_record(level, what, r, revoked);
+    tell_record(level, what, r, revoked, trouble);
 }

@@ -19,12 +19,13 @@ void epw_tell_membership(const epw_begun *begun);
 
 /* where.peer was given up by where.rank, in a membership of `what`. `record`: the last record of an operation
  * there; it is ignored if it is about another peer or an older epoch; NULL if there is none. `silent`: the
- * peer was silent for a deadline; `revoked`: the group or the program has revoked it. */
+ * peer was silent for a deadline; `revoked`: the group or the program has revoked it. `trouble`: what has
+ * broken the queues to it (epw_peers_try_trouble), or "". */
 void epw_tell_suspect(epw_where where, const char *what, uint32_t epoch, bool silent, bool revoked,
-                      const epw_error_record *record);
+                      const epw_error_record *record, const char *trouble);
 
 /* On a GPU, where kernels give peers up: an operation has ended without some peers. `revoked`: the group or
- * the program has revoked the peer that the record names. */
-void epw_tell_outcome(const epw_outcome *outcome, bool revoked);
+ * the program has revoked the peer that the record names; `trouble` is that peer's. */
+void epw_tell_outcome(const epw_outcome *outcome, bool revoked, const char *trouble);
 
 #endif

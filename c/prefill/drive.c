@@ -155,7 +155,7 @@ static void look(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, bool pos
     epw_heard heard = posted ? epw_ring_hear_posted(ring, p->layout.slots, seen.sight.word, lane->own_word)
                              : epw_ring_hear_taken(ring, seen.sight.word, lane->own_word);
     bool begun = q->begun || has_begun(p, lane, peer);
-    if (heard == EPW_HEARD_NONSENSE) q->gone = EPW_CAUSE_FORMAT;
+    if (heard == EPW_HEARD_IMPOSSIBLE) q->gone = EPW_CAUSE_FORMAT;
     if (heard == EPW_HEARD_MORE || begun != q->begun) q->moved = q->clock.since = now;
     q->begun = begun;
     for (uint32_t kind = 0; kind < EPW_KINDS; kind++) lane->streams[kind][peer].writes = begun;

@@ -140,7 +140,7 @@ EPW_INLINE epw_heard epw_count_hear(uint64_t *count, uint64_t most, uint64_t wor
     if (epw_word_epoch(word) != epw_word_epoch(own_word)) return EPW_HEARD_NOTHING;
     uint64_t more = (epw_word_step(word) - *count) & EPW_STEP_MAX;
     if (more == 0) return EPW_HEARD_NOTHING;
-    if (more > most - *count) return EPW_HEARD_NONSENSE;
+    if (more > most - *count) return EPW_HEARD_IMPOSSIBLE;
     *count += more;
     return EPW_HEARD_MORE;
 }

@@ -134,8 +134,7 @@ static epw_status check_ranges(const epw_blob *blob, epw_where where) {
                         (unsigned)rank, (unsigned)blob->peer, (unsigned)ranks);
     if (blob->window_bytes == 0) return epw_fail(EPW_ERR_INVALID, where, "the blob names an empty window");
     if (path != EPW_PATH_SHM && path != EPW_PATH_VMM && path != EPW_PATH_IPC)
-        return epw_fail(EPW_ERR_INVALID, where, "the blob's window is shared by an unknown path, %u",
-                        (unsigned)path);
+        return epw_fail(EPW_ERR_INVALID, where, "the blob names an unknown path, %u", (unsigned)path);
     return EPW_OK;
 }
 

@@ -241,7 +241,7 @@ static void tell_path(const attempt *a, uint32_t path) {
 static epw_status destroyed(epw_where where) {
     return epw_fail(
         EPW_ERR_PEER, where,
-        "the peer's buffer, of this process, has been destroyed; connect with a blob of the living one");
+        "the peer's buffer, of this process, has been destroyed; connect with a blob of its present buffer");
 }
 
 static epw_status import_thread(const attempt *a, epw_import *import) {

@@ -27,7 +27,7 @@ pub struct Args {
     /// Processes to start on this host; not needed under torchrun, mpirun, srun or another launcher
     #[arg(long, value_name = "N")]
     pub ranks: Option<u32>,
-    /// Places of the group that no rank has taken, beside the ranks that run: each has as many experts as a rank, which no token chooses
+    /// Empty places of the group, beside the ranks that run: each has a rank's share of the experts, to which no token is routed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub absent: u32,
     /// Where rows live

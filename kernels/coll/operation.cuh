@@ -1,8 +1,9 @@
 // A collective from the first instruction of a kernel to the last: what a block reads of the communicator, the call that ranks
 // tell each other, waits, and the state that the block leaves behind.
 //
-// Blocks do not wait for one another at the end, except blocks in trouble: those that gave a peer up, waited long, or found calls
-// that differ. One of these waits until all blocks are out, tells the host which ranks the operation lacks, and stops the clocks.
+// Blocks do not wait for one another at the end, except blocks that met a failure: those that gave a peer up, waited long, or
+// found calls that differ. One of these waits until all blocks are out, tells the host which ranks the operation lacks, and stops
+// the clocks.
 #pragma once
 
 #include "kernels/coll/state.h"
@@ -100,7 +101,7 @@ template <typename C> __device__ __forceinline__ bool has_counted(const C &c, ui
     return has_count(c, count_at(reinterpret_cast<const uint64_t *>(base_of(c, source) + offset)), count);
 }
 
-// The peer has begun the epoch: waits until nothing of an earlier one is on its way there. By windows nothing is.
+// The peer has begun the epoch: waits until nothing of an earlier one is on its way there. To a mapped window nothing can be.
 __device__ __forceinline__ void await_earlier(Collective &, uint32_t) {}
 
 // ---- beginning ----

@@ -253,12 +253,12 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
     __device__ __forceinline__ bool is_over() const {
         return has_sent() && !takes && (!is_queued() || relay->has_carried(end, taken_end()));
     }
-    __device__ __forceinline__ bool talks_nonsense() const { return is_queued() && relay->nonsense; }
+    __device__ __forceinline__ bool sends_impossible_counts() const { return is_queued() && relay->impossible; }
 
     // Whether the peer itself is to do something next: it has not begun the epoch, has not given slots back, or sends nothing
     // although it has a slot. Looks through flags in order, so it is asked only when nothing moves.
     __device__ __noinline__ bool is_owing() {
-        if (is_queued() && (relay->stuck || relay->nonsense)) return true;
+        if (is_queued() && (relay->stuck || relay->impossible)) return true;
         while (begun && free < needed() && room_for(o, peer, free + slots()).is_set(o)) free++;
         while (takes && taking && come < in_end() && arrival_of(o, peer, come).is_set(o)) come++;
         if (!has_sent() && (!begun || free < needed())) return true;
@@ -275,7 +275,7 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         uint32_t looks = 0;
         const bool comes = await_long<Queues>(o, phase(), peer, word, [&] {
             if (is_queued() && looks++ % kLooksAtWords == 0) bring_words(o, peer, EPW_WORD_EPOCH, false);
-            if (talks_nonsense()) return Come::kYes;
+            if (sends_impossible_counts()) return Come::kYes;
             return attend() || !is_owing() ? Come::kYes : Come::kNotYet;
         });
         waited += ptx::global_timer_ns() - began;
@@ -325,7 +325,7 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
                 lost = is_owing() && !await(waited);
                 idle = 0;
             }
-            if (!lost && talks_nonsense()) {
+            if (!lost && sends_impossible_counts()) {
                 give_up();
                 lost = true;
             }

@@ -1,15 +1,15 @@
 // A prefill operation from the first instruction of a kernel to the last: who of a block does what, how blocks meet, and the
 // lines in which rows wait to be moved.
 //
-// Warps of a block. *Movers* move rows, each one row at a time, and there are so many of them that enough rows are in flight on
-// an SM; they know no peer's words. A *teller* sets the flags of what they have moved (tell.cuh). In the first block there is
+// Warps of a block. *Movers* move rows, each one row at a time; there are enough of them to keep an SM's share of rows in flight,
+// and they never access a peer's words. A *teller* sets the flags of what they have moved (tell.cuh). In the first block there is
 // also an *attendant* for each peer, one thread, which alone reads and writes the words between this rank and that peer
 // (attend.cuh), and a *registrar*, one warp, which finds out where rows go once all have been counted (place.cuh).
 //
 // Attendants tell movers which rows there are. A mover takes the next few rows of a line as a ticket, by an atomic addition, and
 // looks at the flags of their slots until the first of them may be moved: until the peer has given the slot back, or has written
 // the row. It keeps the ticket meanwhile and continues with other lines: so a peer that gives no slot back holds up neither rows
-// to others nor those that come. When rows are through, the mover sets the flags of their slots at the peer.
+// to other peers nor rows that arrive. Once rows have been moved, the mover sets the flags of their slots at the peer.
 //
 // Peers behind queues write to the inbox, and what is written for them lies in images. Kernels that may have such peers are
 // instances of their own (`Queues`), in which the attendant of each of them also carries flags over the queue (relay.cuh).
@@ -29,7 +29,7 @@ constexpr uint32_t kRowMovers = 24, kAnswerMovers = 17, kLeastMovers = 8; // of 
 constexpr uint32_t kEnoughMovers = 1536; // of all blocks: more of them only look at the same words
 constexpr uint32_t kMeeting = 1;         // a barrier's number
 constexpr uint32_t kSenders = 512;       // movers of all blocks that send rows of a dispatch at the same time
-constexpr uint32_t kManyBlocks = 32;     // from so many on the first one moves nothing
+constexpr uint32_t kManyBlocks = 32;     // with this many or more, the first one moves no rows
 __host__ __device__ constexpr uint32_t most_movers(uint32_t kind) { return kind == 0 ? kRowMovers : kAnswerMovers; }
 __host__ __device__ constexpr uint32_t most_threads(uint32_t kind) { return (most_movers(kind) + 3) * 32; }
 
@@ -66,10 +66,10 @@ struct Prefill : Peers {
     epw_prefill_gpu_state *state;
     unsigned char *window; // of this rank
     Rings rings;
-    uint64_t meetings;     // blocks that have come to meetings when all of this one are over
+    uint64_t meetings;     // arrivals at meetings once all meetings of this operation are over
     uint64_t own_word;     // of the epoch
     epw_rank_set lacking;  // peers that were given up or refused
-    epw_rank_set discards; // peers whose counts are nonsense
+    epw_rank_set discards; // peers whose counts cannot be
     epw_rank_set opened;   // peers to which this rank's opening was written with the numbering, see Numbering
     uint32_t attended;     // peers that take part
     uint32_t settled;      // attendants that have the peer's opening, or will not
@@ -483,7 +483,7 @@ __device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
     tell_host(o.call->lane.faulted);
 }
 
-// Of a kernel whose blocks did not all get SMs: this rank has lost itself, and with it all others. Called by the whole block.
+// Of a kernel whose blocks did not all get SMs: this rank counts itself and all peers as lost. Called by the whole block.
 __device__ __noinline__ inline void close_shut(Prefill &o) {
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
     const uint32_t phase = o.call->kind == 0 ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND;

@@ -1,8 +1,8 @@
 // Relays: what the attendant of a peer behind a queue does besides. Movers and attendants write messages for such a peer into its
 // image, and read what it has written from the inbox; they set and read flags as for a mapped peer, but all of these are in this
-// rank's memory. The relay stands for the peer's flags: it posts messages whose flags are set, in their order, with a count of
-// them, and a count of those whose slots it gives back; and it sets the flags of messages, and of slots, that the peer's counts
-// name. These counts are the words of rules.h, as between hosts.
+// rank's memory. The relay acts for the peer: it posts messages whose flags are set, in their order, with a count of them, and a
+// count of those whose slots it gives back; and it sets the flags of messages, and of slots, that the peer's counts name. These
+// counts are the words of rules.h, as between hosts.
 //
 // A relay never waits. What the queue has no room for is posted later.
 #pragma once
@@ -22,12 +22,12 @@ struct Relay {
     uint64_t clear;            // entries of the queue before this one are done: then the image holds nothing of an older epoch
     uint64_t credit;           // messages whose slots the peer has given back, as heard; `ring.free`: as told to movers,
     uint64_t sent;             // once entries before this one are done, so that the NIC needs the slots' images no longer
-    bool nonsense;             // the peer's counts are
+    bool impossible;           // the peer has sent counts that cannot be
     bool stuck;                // the queue has no room, or lags behind
 
     __device__ __forceinline__ Relay(const Prefill &o, uint32_t peer, uint64_t opening, uint32_t opens_with, uint32_t bytes)
         : o(o), peer(peer), ring(o.state->peers[peer].queue[o.call->kind]), way(*way_to(o.peers, o.lane, peer)), opening(opening),
-          opens_with(opens_with), bytes(bytes), clear(0), credit(ring.free), sent(0), nonsense(false), stuck(false) {
+          opens_with(opens_with), bytes(bytes), clear(0), credit(ring.free), sent(0), impossible(false), stuck(false) {
         if (ring.written == 0) clear = epw_load_relaxed_64(&way.queue.reserved);
     }
 
@@ -60,7 +60,7 @@ struct Relay {
             taken = epw_count_hear(&credit, ring.announced, count_from(EPW_WORD_TAKEN), o.own_word);
             sent = epw_load_relaxed_64(&way.queue.reserved);
         }
-        nonsense |= posted == EPW_HEARD_NONSENSE || taken == EPW_HEARD_NONSENSE;
+        impossible |= posted == EPW_HEARD_IMPOSSIBLE || taken == EPW_HEARD_IMPOSSIBLE;
         if (credit != free && epw_queue_is_done(&way.queue, sent)) {
             show(EPW_FLAGS_READ, free, credit);
             ring.free = credit;

@@ -27,7 +27,7 @@ enum {
 /* Rows that go to a peer or come from it, in the order of the ring. */
 typedef struct epw_prefill_line {
     uint32_t next;   /* the next row that nobody has taken up. Changed by atomic additions of movers */
-    uint32_t moved;  /* rows that are through. As `next` */
+    uint32_t moved;  /* rows that have been moved. As `next` */
     uint32_t opened; /* 0: it is not known yet which rows there are; else 1 more than there are. It falls if the peer is lost or
                       * gives the operation up. Writer: the peer's attendant, a release. Readers: movers */
 } epw_prefill_line;
@@ -41,8 +41,8 @@ typedef struct epw_prefill_gpu_peer {
     epw_prefill_rings rings[2];   /* [kind] */
     uint64_t out_first, in_first; /* numbers of the operation's openings, to the peer and from it */
     epw_prefill_line send, take;
-    uint32_t refused;      /* a mover has found a row that is none */
-    uint32_t ended;        /* > 0: a mover has found that row `ended - 1` is the word that none follows */
+    uint32_t refused;      /* a mover has found an invalid row */
+    uint32_t ended;        /* > 0: a mover has found the end mark in place of row `ended - 1` */
     uint32_t in_rows;      /* rows behind its opening */
     epw_row_ring queue[2]; /* [kind] of a peer behind a queue: what its relay has carried in this epoch, see relay.cuh */
 } epw_prefill_gpu_peer;

@@ -1,6 +1,7 @@
 //! The ends of steps, and whether the results of a step may be used.
 
 use std::ffi::c_void;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use super::ep_buffer::{EpBuffer, Inner};
@@ -35,6 +36,12 @@ pub struct Checkpoint {
     epoch: u32,
     step: u64,
     found: Arc<OnceLock<Verdict>>,
+}
+
+impl fmt::Display for Checkpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "checkpoint of step {} in epoch {}", self.step, self.epoch)
+    }
 }
 
 impl EpBuffer {

@@ -39,11 +39,11 @@ impl EpBuffer {
     }
 
     pub(super) fn made(rank: u32, ranks: u32, mut config: EpConfig, setting: Setting) -> Result<Self> {
+        observe::describe();
         config.paths = setting.paths(rank, config.paths)?;
         let plan = Plan::new(&config, ranks)?;
         let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Buffer::create(&config.to_c(rank, ranks), fabric)?);
-        observe::describe();
         let told = observe::Told::of("buffer", config.device != Device::Host);
         Ok(Self { inner: Arc::new(Inner { waits: Waits::default(), ffi, rank, config, plan, told }) })
     }

@@ -17,7 +17,7 @@ pub struct Dispatch<'a, T = TensorRef<'a>> {
     x: T,
     topk_idx: T,
     topk_weights: Option<T>,
-    /// And the bytes per token.
+    /// The bytes, and how many there are per token.
     sideband: Option<(T, u32)>,
     scales: Option<(T, bool)>,
     payload: Payload,
@@ -118,7 +118,7 @@ impl<T: View> Dispatch<'_, T> {
         self.x.matrix().rows
     }
 
-    /// What it was made of.
+    /// The tensors that it was made of.
     pub(crate) fn into_views(self) -> impl Iterator<Item = T> {
         let Self { x, topk_idx, topk_weights, sideband, scales, .. } = self;
         let (sideband, scales) = (sideband.map(|(bytes, _)| bytes), scales.map(|(scales, _)| scales));

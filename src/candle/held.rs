@@ -51,8 +51,13 @@ impl Held<'_> {
             (&[rows], &[stride]) => (rows, 1, stride),
             (&[rows, cols], &[stride, element]) if element == 1 || cols <= 1 => (rows, cols, stride),
             _ => {
+                let remedy = if dims.len() > 2 {
+                    "flatten or reshape it to two dimensions"
+                } else {
+                    "call contiguous()"
+                };
                 return Err(invalid(format!(
-                    "the tensor is {dims:?} with strides {strides:?}, must be a matrix with dense rows: call contiguous() first"
+                    "the tensor is {dims:?} with strides {strides:?}, must be a matrix with dense rows: {remedy} first"
                 )));
             }
         };
@@ -92,7 +97,7 @@ mod tests {
         let turned = Tensor::zeros((2, 3), Candles::BF16, &Device::Cpu).unwrap().t().unwrap();
         let wide = Tensor::zeros((2, 3), Candles::F64, &Device::Cpu).unwrap();
         for (tensor, words) in [
-            (cube, "call contiguous() first"),
+            (cube, "reshape it to two dimensions first"),
             (turned, "call contiguous() first"),
             (wide, "must be u8, u32"),
         ] {

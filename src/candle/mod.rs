@@ -1,4 +1,5 @@
-//! Views of candle's tensors, for what goes into dispatch and combine.
+//! Views of candle's tensors, for what goes into dispatch and combine. The version is candle-core 0.11, which is also
+//! [`epwire::candle_core`](crate::candle_core).
 //!
 //! A tensor is [held](hold) for as long as a call reads it. On the host, what comes out is in memory of the caller, from which candle
 //! copies:

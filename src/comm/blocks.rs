@@ -1,5 +1,7 @@
 //! The positions of the ranks' blocks in a buffer that has one block for each rank.
 
+use std::fmt;
+
 use crate::error::{Error, Failure, Result};
 
 /// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a matrix.
@@ -21,6 +23,26 @@ pub struct Blocks {
     rows: usize,
     pitch: Option<usize>,
     own_pitch: Option<usize>,
+}
+
+/// `[3, 0, 5] elements at [0, 8, 16], 16 rows`, with the pitches that were set.
+impl fmt::Display for Blocks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { counts, offsets, rows, pitch, own_pitch } = self;
+        write!(f, "{counts:?} elements")?;
+        if let Some(offsets) = offsets {
+            write!(f, " at {offsets:?}")?;
+        }
+        if *rows != 1 {
+            write!(f, ", {rows} rows")?;
+        }
+        for (pitch, name) in [(pitch, "pitch"), (own_pitch, "own pitch")] {
+            if let Some(elements) = pitch {
+                write!(f, ", {name} {elements}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Blocks {

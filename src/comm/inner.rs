@@ -35,11 +35,11 @@ pub(crate) struct Inner {
 
 impl Inner {
     pub(super) fn made(rank: u32, ranks: u32, mut config: CommConfig, setting: Setting) -> Result<Arc<Self>> {
+        observe::describe();
         config.paths = setting.comm_paths(rank, config.paths, config.device)?;
         let plan = config.plan(ranks)?;
         let fabric = setting.fabric(rank, config.paths, config.device)?;
         let ffi = Arc::new(ffi::Comm::create(&config.to_c(rank, ranks), fabric)?);
-        observe::describe();
         let (waits, subsets) = (Waits::default(), Mutex::new(Subsets::default()));
         let told = observe::Told::of("comm", false);
         Ok(Arc::new(Self { waits, ffi, rank, config, plan, setting, told, subsets, parent: None }))

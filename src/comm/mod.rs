@@ -35,7 +35,7 @@
 //! All members call the same collectives in the same order, with the same types, reductions, roots and counts. Sends
 //! and receives are matched by peer and tag, in the order of the calls. Operations of different communicators have no
 //! order among them, nor with those of an [`EpBuffer`](crate::EpBuffer); but a thread that waits in one of them makes
-//! no progress on the others. If ranks wait for operations in different orders, await the works together, by `join!` or
+//! no progress on the others. If ranks wait for operations in different orders, await all `Work` handles concurrently, by `join!` or
 //! as tasks of an executor: each poll then advances its own communicator.
 //!
 //! # Two forms

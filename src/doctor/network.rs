@@ -49,8 +49,8 @@ fn interfaces(tree: &Tree, settings: &Settings) -> Vec<Check> {
         Ok(all) => all,
         Err(reason) => return vec![Check::unknown(NAME, reason)],
     };
-    let choice = settings.choice.as_deref().map(InterfaceChoice::parse);
-    let Some(choice) = choice.map_or(Some(None), |parsed| parsed.map(Some)) else {
+    let choice = settings.choice.as_deref().map(str::parse::<InterfaceChoice>);
+    let Ok(choice) = choice.transpose() else {
         let text = settings.choice.as_deref().unwrap_or_default();
         return vec![
             Check::missing(NAME, format!("{}={text:?} is not a list of interface names", env::IFNAME))

@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 /// The number in `text`, the value of the variable `name`.
 pub(crate) fn number(name: &str, text: &str, limits: RangeInclusive<u32>) -> Result<u32, String> {
     let found = text.trim().parse().ok().filter(|found| limits.contains(found));
-    found.ok_or_else(|| format!("{name}: {text:?} is no number from {} to {}", limits.start(), limits.end()))
+    found.ok_or_else(|| {
+        format!("{name}: {text:?} is not a number from {} to {}", limits.start(), limits.end())
+    })
 }
 
 /// The same for a power of two; `what` describes it.

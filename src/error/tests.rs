@@ -181,3 +181,31 @@ fn a_text_by_itself_says_what_the_system_said() {
         assert!(error.to_string().contains(&system().to_string()), "{error}");
     }
 }
+
+#[test]
+fn a_timeout_is_one_of_the_data_plane_or_of_the_group() {
+    let limit = Duration::from_secs(1);
+    let unreachable = BootstrapError::Unreachable {
+        op: text("join"),
+        address: text("n2:1"),
+        deadline: limit,
+        detail: text("refused"),
+    };
+    assert!(Error::Timeout(failure()).is_timeout());
+    assert!(Error::from(unreachable).is_timeout());
+    assert!(!Error::from(BootstrapError::BlockingInAsync { op: text("join") }).is_timeout());
+    assert!(!Error::Peer(failure()).is_timeout());
+}
+
+#[test]
+fn options_and_blocks_print_what_was_chosen_and_no_secret() {
+    let server = crate::rendezvous::driver::ServerOptions::new("llama", 8).initial(6u32);
+    assert_eq!(server.to_string(), "run \"llama\" of 8 ranks, begins with 6, without a token");
+    let token = crate::env::Token::new("the secret of this run", "a test").unwrap();
+    let client = crate::rendezvous::driver::ClientOptions::new("n2:1", "llama").token(Some(token.clone()));
+    assert_eq!(client.to_string(), "run \"llama\" at n2:1, with a token");
+    let member = crate::group::GroupOptions::new(1, 4, "n2:1").token(Some(token));
+    assert_eq!(member.to_string(), "rank 1 of 4 of run \"default\", rendezvous n2:1");
+    let blocks = crate::comm::Blocks::new([3, 0, 5]).at([0, 8, 16]).rows(2).pitch(24);
+    assert_eq!(blocks.to_string(), "[3, 0, 5] elements at [0, 8, 16], 2 rows, pitch 24");
+}

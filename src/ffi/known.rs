@@ -16,6 +16,8 @@ struct State {
     epoch: u32,
     /// Those that an outcome has named, or that the program has revoked.
     told: Mask,
+    /// Why waits for peers ended before the program revoked them.
+    found: BTreeMap<u32, Cause>,
     /// Why peers were revoked.
     revoked: BTreeMap<u32, Cause>,
 }
@@ -30,13 +32,21 @@ impl Known {
         })
     }
 
+    /// A wait for this peer has ended in this epoch, for this cause of its own.
+    pub(crate) fn found(&self, epoch: u32, peer: u32, cause: Cause) {
+        self.of(epoch, |state| _ = state.found.entry(peer).or_insert(cause));
+    }
+
     /// These peers are revoked in this epoch. [`Cause::Revoked`], by the program, is no news to it, and counts less than
-    /// what the group says.
+    /// what a wait has found, or the group says.
     pub(crate) fn revoke(&self, epoch: u32, ranks: &Mask, why: Cause) {
         self.of(epoch, |state| {
             for rank in ranks {
                 match why {
-                    Cause::Revoked => _ = state.revoked.entry(rank).or_insert(why),
+                    Cause::Revoked => {
+                        let why = state.found.get(&rank).copied().unwrap_or(why);
+                        state.revoked.entry(rank).or_insert(why);
+                    }
                     _ => _ = state.revoked.insert(rank, why),
                 }
             }
@@ -82,6 +92,16 @@ mod tests {
             assert_eq!((known.why(1, 0), known.why(1, 1)), (Some(why), None));
         }
         known.revoke(1, &one, Cause::Revoked);
+        assert_eq!(known.why(1, 0), Some(Cause::Ended));
+    }
+
+    #[test]
+    fn a_revoked_peer_keeps_the_cause_that_a_wait_has_found() {
+        let (known, one) = (Known::default(), Mask::all(1));
+        known.found(1, 0, Cause::Timeout);
+        known.revoke(1, &one, Cause::Revoked);
+        assert_eq!(known.why(1, 0), Some(Cause::Timeout));
+        known.revoke(1, &one, Cause::Ended);
         assert_eq!(known.why(1, 0), Some(Cause::Ended));
         assert_eq!(known.add(1, &one), Mask::EMPTY);
         assert_eq!(known.why(2, 0), None);

@@ -258,10 +258,10 @@ impl Course {
         Ok(())
     }
 
-    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. `why`: for
-    /// those that have not ended. On
-    /// standby it is not: this member may have joined again since it was left out, and what it follows is still in the
-    /// former membership, which must be revoked before its peers can be connected anew.
+    /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. On standby
+    /// it never is: this member may have joined again since it was left out, and what it follows is still in the former
+    /// membership, which must be revoked before its peers can be connected anew. `why` is the cause that is given for
+    /// peers whose process has not ended.
     fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
         if self.waits() || self.current().epoch < epoch {

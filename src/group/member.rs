@@ -40,8 +40,8 @@ pub struct Group {
 pub(super) struct Inner {
     join: Join,
     wire_key: Option<[u8; 32]>,
-    /// Dropped before the client: if the server saw its own member leave, it would begin a change that it does not live
-    /// to decide.
+    /// Dropped before the client: if the server saw its own member leave, it would begin a change, and end before it has
+    /// decided it.
     server: Option<Server>,
     pub(super) client: Client,
     pub(super) course: Arc<Course>,

@@ -1,5 +1,6 @@
 //! What a rank has to know to join its group.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::env::Token;
@@ -26,6 +27,21 @@ pub struct GroupOptions {
     pub(super) deadline: Duration,
     pub(super) heartbeat: Heartbeat,
     pub(super) lead: u64,
+}
+
+/// `rank 1 of 4 of run "llama", rendezvous 10.0.0.1:29700`, and what else was chosen. The token does not appear.
+impl fmt::Display for GroupOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, world, initial, address, run_id, host_server, .. } = self;
+        write!(f, "rank {rank} of {world} of run {run_id:?}, rendezvous {address}")?;
+        if *host_server {
+            write!(f, ", which this rank hosts")?;
+        }
+        if initial < world {
+            write!(f, "; begins with ranks 0-{}", initial.saturating_sub(1))?;
+        }
+        Ok(())
+    }
 }
 
 impl GroupOptions {

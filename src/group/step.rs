@@ -187,8 +187,8 @@ impl Group {
     /// Calls off a change of the membership that is under way. [`Group::changes`] reports its number. Any member may
     /// call this. The membership stays as it is, members continue with their steps, and what asked for the change is
     /// called off with it: calls of [`Group::retire`], and of newcomers that wait in [`Group::step`] to be admitted,
-    /// end with [`BootstrapError::Aborted`], and may be repeated. Deaths and doubts remain: because of them the group
-    /// tries again a lease later.
+    /// end with [`BootstrapError::Aborted`], and may be repeated. What is known of deaths and suspects
+    /// remains, so the group tries again a lease later.
     ///
     /// Errors: [`BootstrapError::OutOfOrder`] if there is no such change, or if it is already decided: then it takes
     /// effect.

@@ -1,6 +1,6 @@
-//! What confirms the bytes that are sent to an adapter, since none has been tried yet.
+//! How the bytes that are sent to an adapter are checked, although no adapter has been tried yet.
 //!
-//! An adapter that receives one wrong bit reports it with a number, or does something else. So each field is written by
+//! If one bit is wrong, an adapter returns an error code, or silently does something else. So each field is written by
 //! one source here and read by another, and where other projects have written the same, their result is compared with
 //! it:
 //!

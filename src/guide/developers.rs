@@ -29,7 +29,7 @@
 //!
 //! What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths are chosen,
 //! memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its decisions to the
-//! same log through `src/ffi/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
+//! same log through `src/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
 //! log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and communicators move, once for each
 //! operation and peer.
 //!

@@ -115,7 +115,7 @@
 //! |---|---|
 //! | `there is no libmlx5.so.1: install rdma-core (libibverbs1, ibverbs-providers)` | install these; in a container they have to be inside |
 //! | `libmlx5.so.1 has no NAME of version MLX5_1.19: install rdma-core 44 or newer` | an older one is found first: see `ldconfig -p` and `LD_LIBRARY_PATH` |
-//! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC or wire` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft`. By the verbs wire it is called `RDMA adapter` here and below, and any driver of one will do |
+//! | `there is no mlx5 adapter: see /sys/class/infiniband; without one choose another NIC or wire` | load `mlx5_ib`; in a container `--device=/dev/infiniband`; else `EPWIRE_NIC=soft`. With the verbs wire the messages say `RDMA adapter`, and any RDMA driver works |
 //! | `options.adapters (EPWIRE_HCA), "x", matches none of 2 mlx5 adapters; the first is NAME` | the filter names others, or excludes all |
 //! | `options.adapters (EPWIRE_HCA) is "x", not a filter of adapters` | one `^` or `=` in front of all names, no blanks, ports behind a colon |
 //! | `there is no second mlx5 adapter beside NAME: set options.adapter_count (EPWIRE_ADAPTERS) to 1, or let options.adapters match another one` | the host has one, or the filter lets one through |
@@ -156,7 +156,7 @@
 //! | `raise the limit of locked memory (ulimit -l)` | `ulimit -l unlimited`, in a container `--ulimit memlock=-1` |
 //! | `NAME gives no doorbell register of any kind (the first kind: errno 95): use fewer buffers or peers, or a newer kernel` | each queue pair takes one |
 //! | `NAME reaches no ring in GPU memory, neither by dma-buf (errno 95), which needs Linux 6.0 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | 95: the driver gives no descriptor; 14: the kernel takes none, or no module knows the address; 12: locked memory |
-//! | `NAME sends no rows from GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
+//! | `NAME cannot send rows from GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
 //! | `the GPU's driver does not map the adapter's doorbell registers for kernels` | `PeerMappingOverride`, see above, or `EPWIRE_DOORBELLS=host` |
 //! | `memory of a queue pair does not begin on a page`, `memory that peers write to does not begin on a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first two are errors of this library |
 //! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words` | `ulimit -u`, in a container `--pids-limit` |
@@ -168,7 +168,7 @@
 //! | `the peer has a software NIC, this rank an mlx5 adapter: give all ranks the same options.nic` | `EPWIRE_NIC` on all |
 //! | `the peer's adapter is on InfiniBand, this rank's, NAME, on Ethernet` | `EPWIRE_HCA` on one of them |
 //! | `NAME finds no way to the peer's address, which ends in 10.1.0.6: see that ping reaches it by this adapter's interface` | routes, firewall, VLAN; errno 110 means that nobody answered for the address |
-//! | `NAME finds no way to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
+//! | `NAME has no route to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
 //! | `the peer gave no valid address of its adapter: 7, MTU 9` | another version of this library there |
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |

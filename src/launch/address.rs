@@ -1,14 +1,12 @@
 //! `host:port`, and ports derived from the name of a run.
 
-use std::{fmt, ops::RangeInclusive, str::FromStr};
+use std::{fmt, net::SocketAddr, ops::RangeInclusive, str::FromStr};
 
 /// Where the ranks of a run meet: a host name or IP address, and a TCP port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Host name or IP address, without brackets.
-    pub host: String,
-    /// TCP port, not 0.
-    pub port: u16,
+    host: String,
+    port: u16,
 }
 
 /// The ports that [`derived_port`] gives: below the range from which Linux picks ports of outgoing connections (32768 up)
@@ -30,7 +28,7 @@ pub(super) fn addresses(text: &str) -> Result<Vec<Address>, String> {
     }
     let read = |entry: &str| {
         let entry = entry.trim();
-        entry.parse().map_err(|AddressError| format!("{EXPECTED} in each entry, unlike {entry:?}"))
+        entry.parse().map_err(|AddressError| format!("{EXPECTED} in each entry, not {entry:?}"))
     };
     text.split(',').map(read).collect()
 }
@@ -55,10 +53,25 @@ impl Address {
         let valid = !host.is_empty() && host.len() <= 255 && (host.bytes().all(name) || ip);
         (valid && port != 0).then(|| Self { host: host.to_owned(), port })
     }
+
+    /// The address of a socket, whose port is not 0.
+    pub(crate) fn of(socket: SocketAddr) -> Self {
+        Self { host: socket.ip().to_string(), port: socket.port() }
+    }
+
+    /// Host name or IP address, without brackets.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// TCP port, not 0.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
 }
 
 /// The text is neither `host:port` nor `[ipv6]:port` with a port of 1 to 65535.
-#[derive(Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("expected {EXPECTED}")]
 pub struct AddressError;
 

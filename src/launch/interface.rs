@@ -1,9 +1,10 @@
 //! Which network interface to advertise and bind, in the grammar of NCCL.
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, str::FromStr};
 
 use super::error::LaunchError;
 use crate::env;
+use crate::names::ParseNameError;
 
 /// A choice of interfaces in the grammar of `EPWIRE_IFNAME`: a comma-separated list of name prefixes (`eth,ib`), of
 /// exact names after `=` (`=eth0,eth1`), or after `^` of either kind to exclude (`^docker` or `^=eth0`).
@@ -14,19 +15,25 @@ pub struct InterfaceChoice {
     exclude: bool,
 }
 
-impl InterfaceChoice {
-    /// Parses the grammar above; spaces are ignored. `None` if no name is left, or if a name begins with `^` or `=`:
-    /// these are allowed only once, before the whole list.
-    pub fn parse(text: &str) -> Option<Self> {
-        let text = text.trim_start();
+/// Parses the grammar above; spaces are ignored. An error if no name is left, or if a name begins with `^` or `=`: these
+/// are allowed only once, before the whole list.
+impl FromStr for InterfaceChoice {
+    type Err = ParseNameError;
+
+    fn from_str(whole: &str) -> Result<Self, ParseNameError> {
+        let text = whole.trim_start();
         let (exclude, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest.trim_start()));
         let (exact, rest) = rest.strip_prefix('=').map_or((false, rest), |rest| (true, rest));
         let names: Vec<String> =
             rest.split(',').map(str::trim).filter(|name| !name.is_empty()).map(String::from).collect();
         let plain = !names.is_empty() && !names.iter().any(|name| name.starts_with(['^', '=']));
-        plain.then_some(Self { names, exact, exclude })
+        plain.then_some(Self { names, exact, exclude }).ok_or_else(|| ParseNameError::new(whole, EXPECTED))
     }
+}
 
+const EXPECTED: &str = "a list of interface names, such as eth0,ib or ^docker";
+
+impl InterfaceChoice {
     /// Whether the interface of this name is chosen.
     pub fn admits(&self, name: &str) -> bool {
         let listed =
@@ -52,10 +59,10 @@ impl fmt::Display for InterfaceChoice {
 /// [`LaunchError::Interfaces`] if the system does not list them.
 pub fn advertised_address() -> Result<Option<IpAddr>, LaunchError> {
     let Some(text) = env::value(env::IFNAME) else { return Ok(None) };
-    let choice = InterfaceChoice::parse(&text).ok_or_else(|| LaunchError::Invalid {
+    let choice: InterfaceChoice = text.parse().map_err(|_| LaunchError::Invalid {
         variable: env::IFNAME,
         value: text,
-        expected: "a list of interface names, such as eth0,ib or ^docker".into(),
+        expected: EXPECTED.into(),
     })?;
     let interfaces: Vec<(String, IpAddr)> = if_addrs::get_if_addrs()
         .map_err(LaunchError::Interfaces)?
@@ -88,7 +95,7 @@ mod tests {
     use super::*;
 
     fn choice(text: &str) -> InterfaceChoice {
-        InterfaceChoice::parse(text).unwrap()
+        text.parse().unwrap()
     }
 
     fn host() -> Vec<(String, IpAddr)> {
@@ -122,10 +129,10 @@ mod tests {
             assert_eq!(choice(text).to_string(), text);
         }
         for empty in ["", "^", "=", "^=", " , "] {
-            assert_eq!(InterfaceChoice::parse(empty), None, "{empty:?}");
+            assert!(empty.parse::<InterfaceChoice>().is_err(), "{empty:?}");
         }
         for inside in ["eth0,^docker", "eth0,=eth1", ",=eth0", "^eth0,^eth1", "=^eth0", "==eth0"] {
-            assert_eq!(InterfaceChoice::parse(inside), None, "{inside:?}");
+            assert!(inside.parse::<InterfaceChoice>().is_err(), "{inside:?}");
         }
         assert_eq!(choice(" ^ = eth0 , ib0 "), choice("^=eth0,ib0"));
     }

@@ -26,6 +26,7 @@ pub mod spawn;
 mod supervise;
 
 use std::fmt;
+use std::net::Ipv4Addr;
 
 pub use address::{Address, AddressError, DEFAULT_PORT, DERIVED_PORTS, derived_port};
 pub use error::LaunchError;
@@ -244,7 +245,7 @@ impl Reader<'_> {
                 }
                 let run_id =
                     run_id.ok_or_else(|| unreachable(", but the run has no name to derive a port from"))?;
-                Ok(Address { host: "127.0.0.1".to_owned(), port: derived_port(run_id) })
+                Ok(Address::of((Ipv4Addr::LOCALHOST, derived_port(run_id)).into()))
             }
             Meeting::Leader(names) => {
                 let host = self.require(names)?;

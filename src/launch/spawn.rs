@@ -109,7 +109,7 @@ impl Ranks {
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
             ip => ip,
         };
-        self.address(Address { host: host.to_string(), port: bound.port() })
+        self.address(Address::of((host, bound.port()).into()))
     }
 
     /// Where the ranks meet: at a rendezvous server elsewhere; the ranks are told not to host one.
@@ -240,10 +240,10 @@ impl Ranks {
             return invalid(error.to_string());
         }
         if let Some(names) = env::value(env::IFNAME)
-            && InterfaceChoice::parse(&names).is_none()
+            && names.parse::<InterfaceChoice>().is_err()
         {
             return invalid(format!(
-                "{}: {names:?} is no list of interface names, such as eth0,ib or ^docker",
+                "{}: {names:?} is not a list of interface names, such as eth0,ib or ^docker",
                 env::IFNAME
             ));
         }

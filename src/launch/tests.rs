@@ -237,7 +237,7 @@ fn bad_values_are_named_with_their_limit() {
         (OWN, "EPWIRE_WORLD", "1025", "1024"),
         (OWN, "EPWIRE_WORLD", "0", "1 to 1024"),
         (OWN, "EPWIRE_ADDR", "host", "host:port"),
-        (OWN, "EPWIRE_ADDR", "a:1,b", "unlike \"b\""),
+        (OWN, "EPWIRE_ADDR", "a:1,b", "not \"b\""),
         (OWN, "EPWIRE_HOSTED", "yes", "1 where"),
         (TORCHRUN, "LOCAL_RANK", "4", "local world of 4"),
         (TORCHRUN, "LOCAL_WORLD_SIZE", "9", "1 to 8"),

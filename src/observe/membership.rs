@@ -32,7 +32,7 @@ fn describe() {
     {
         use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
         describe_gauge!(name::EPOCH, "Epoch in effect at this member");
-        describe_gauge!(name::ACTIVE, Unit::Count, "Ranks that are members in it");
+        describe_gauge!(name::ACTIVE, Unit::Count, "Ranks that are members in the epoch in effect");
         describe_gauge!(
             name::STANDBY,
             Unit::Count,
@@ -44,7 +44,10 @@ fn describe() {
             Unit::Count,
             "Members that this rank's buffers have given up in this epoch, at its last step"
         );
-        describe_gauge!(name::LEADER, "Rank whose server serves the run, -1 where none does");
+        describe_gauge!(
+            name::LEADER,
+            "Rank whose server serves the run; -1 if a separate server does or none can be reached"
+        );
         describe_gauge!(name::REACHABLE, "1 while the server can be reached, else 0");
         describe_counter!(name::CHANGES, Unit::Count, "Changes of the membership, by how they ended");
         describe_histogram!(
@@ -188,16 +191,20 @@ impl Sight {
             RankState::Absent {} => return,
         };
         // A rank that was taken for lost hears of itself when it runs again.
-        match (rank == self.rank as usize, state) {
-            (false, _) => line(level, self.rank, || format!("rank {rank} {what}")),
-            (true, RankState::Suspect {}) => line(level, self.rank, || {
+        let text = match (rank == self.rank as usize, state) {
+            (false, _) => format!("rank {rank} {what}"),
+            (true, RankState::Suspect {}) => {
                 "this rank was silent, or could not be reached by the server".to_owned()
-            }),
-            (true, RankState::Evicted {}) => {
-                line(level, self.rank, || "the others continue without this rank".to_owned());
             }
-            (true, _) => line(level, self.rank, || format!("this rank {what}")),
+            (true, RankState::Evicted {}) => "the others continue without this rank".to_owned(),
+            (true, _) => format!("this rank {what}"),
+        };
+        #[cfg(feature = "tracing")]
+        match level {
+            Level::Warn => tracing::warn!(rank = self.rank, peer = rank, "{text}"),
+            _ => tracing::info!(rank = self.rank, peer = rank, "{text}"),
         }
+        line(level, self.rank, || text);
     }
 
     /// The ranks that the buffers have given up in this epoch.

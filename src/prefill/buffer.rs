@@ -42,11 +42,11 @@ pub(crate) struct Inner {
 
 impl Inner {
     fn made(rank: u32, ranks: u32, mut config: PrefillConfig, setting: Setting) -> Result<Arc<Self>> {
+        observe::describe();
         config.ep.paths = setting.paths(rank, config.ep.paths)?;
         let plan = PrefillPlan::new(&config, ranks)?;
         let fabric = setting.fabric(rank, config.ep.paths, config.ep.device)?;
         let ffi = Arc::new(ffi::Prefill::create(&config.to_c(rank, ranks), fabric)?);
-        observe::describe();
         let told = observe::Told::of("prefill", config.ep.device != Device::Host);
         Ok(Arc::new(Self { waits: Waits::default(), ffi, rank, config, plan, told }))
     }

@@ -51,7 +51,7 @@ pub enum BootstrapError {
     },
     /// A member's request does not match the run: run id, world size or epoch.
     #[error(
-        "{op}: rank {rank} says {field} = {theirs} and the run has {ours}; start all ranks with the same {field}"
+        "{op}: rank {rank} has {field} = {theirs}, but the run has {ours}; start all ranks with the same {field}"
     )]
     Mismatch {
         /// What was being done.
@@ -97,7 +97,7 @@ pub enum BootstrapError {
     },
     /// The run did not come together in time.
     #[error(
-        "{op}: {present} of {world} ranks came within {deadline:?}; missing: {missing}; see whether they started and can reach the rendezvous, or set a longer join deadline"
+        "{op}: {present} of {world} ranks joined within {deadline:?}; missing: {missing}; check that they have started and can reach the rendezvous, or set a longer join deadline"
     )]
     MissingRanks {
         /// What was being done.

@@ -128,7 +128,7 @@ pub const EPW_LOG_TRACE: u32 = 3;
  why. The environment variable EPWIRE_LOG turns it on: "off", "warn", "info" or "trace", or a level for each
  of the subsystems plan, path, member, wait and nic, as in "warn,path=trace". Lines go to stderr, or are
  appended to the file EPWIRE_LOG_FILE (%p in the name stands for the process id). Operations that succeed
- log nothing. A message that nobody asked for costs one load.*/
+ log nothing. A message that is turned off costs one load.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_log_record {
@@ -875,12 +875,12 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Says that the group continues without these peers: they become suspects of this membership, and present and
- future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that know it from elsewhere, and need
- not wait for a deadline to find out. It does not say that the peers have failed, so none of them becomes
- `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any thread,
- beside running operations, none of which it waits for: they stop waiting within some milliseconds. CUDA: a
- kernel looks for this once it has waited for some tens of microseconds; an operation that finds a peer's
- words in place completes with that peer.*/
+ future waits for them end at once (EPW_CAUSE_SUPERSEDED). For callers that already know it, so that
+ nobody waits for a deadline to find out. It does not say that the peers have failed, so none of them
+ becomes `silent`. Peers that are no members are ignored; EPW_ERR_INVALID if the mask names this rank. Any
+ thread, beside running operations, none of which it waits for: they stop waiting within some milliseconds.
+ CUDA: a kernel looks for this once it has waited for some tens of microseconds; an operation that finds a
+ peer's words in place completes with that peer.*/
     pub fn epw_buffer_revoke(
         buffer: *mut epw_buffer,
         peers: *const epw_mask,
@@ -1004,9 +1004,9 @@ unsafe extern "C" {
         verdict: *mut u32,
     ) -> epw_status;
 }
-/** What a buffer or communicator has moved since it was created, with this rank itself too. Bytes are those of
- rows with their scales, of answers, and of the messages of collectives, sends and receives; without
- headers, counts and signal words.*/
+/** What a buffer or communicator has moved since it was created, traffic with this rank itself included. Bytes
+ are those of rows with their scales, of answers, and of the messages of collectives, sends and receives;
+ without headers, counts and signal words.*/
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_traffic {
@@ -1903,10 +1903,10 @@ pub struct epw_comm {
      EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
      takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
      queues.
-     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always take the
-     way of large operations, once each pair of ranks has exchanged its counts and found them equal.
-     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and so many bytes that all
-     rings take 64 MiB, but at least 1 KiB and at most 32 KiB.*/
+     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always go as
+     large operations do, once each pair of ranks has exchanged its counts and found them equal.
+     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and such a size that all
+     rings together take 64 MiB, but at least 1 KiB and at most 32 KiB.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_comm_config {
@@ -2324,7 +2324,7 @@ impl Default for epw_coll {
 unsafe extern "C" {
     pub fn epw_coll_init(coll: *mut epw_coll);
 }
-/// Names operations that have begun, until they are waited for or dropped. Never 0.
+/// A handle to operations in flight, valid until they are waited for or dropped. Never 0.
 pub type epw_work = u64;
 /// How a call behaves; a NULL pointer to it stands for all defaults.
 #[repr(C)]
@@ -2862,7 +2862,7 @@ unsafe extern "C" {
    EPW_RANK_MAJOR    s * max_tokens + its number, C is at least ranks * max_tokens
  The first two hold a token once for each of its experts that this rank owns, the others once.
 
- Overflow: rows whose place is C or more (expert-major: whose number is) are left out, are counted in
+ Overflow: rows whose place, in expert-major order whose number, is C or more are left out, are counted in
  `overflow`, and make the outcome degraded, with EPW_CAUSE_OVERFLOW unless a peer is missing as well.
  Combine adds nothing for them.*/
 #[repr(C)]
@@ -3095,7 +3095,7 @@ rings have a slot for each of a token's experts on a rank*/
 reduced over this rank's experts with the weights*/
     pub expert_out: *const ::core::ffi::c_void,
     /** rank-reduced, packed and expert-major: [rows], in place of the weights given
-at  dispatch; NULL: those*/
+at dispatch; NULL: those*/
     pub row_weights: *const f32,
     /** ordered: [n, topk] of this rank's own tokens, in place of the weights given
 at dispatch; NULL: those*/

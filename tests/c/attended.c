@@ -292,7 +292,7 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
     epw_keys keys;
     CHECK(epw_mlx5_register_far(adapter, &ring, bytes, where, &keys) == EPW_ERR_NO_PATH);
     CHECK_MSG(strstr(epw_last_error(),
-                     "fake_0 sends no rows from GPU memory, neither by dma-buf (errno 14)") != NULL,
+                     "fake_0 cannot send rows from GPU memory, neither by dma-buf (errno 14)") != NULL,
               "%s", epw_last_error());
     options.ring = NULL;
     CHECK_OK(epw_mlx5_pair_create(adapter, &options, where, &pair));

@@ -131,7 +131,7 @@ static void a_blob_tells_the_gpu_and_the_path(void) {
     blob.origin.path = EPW_PATH_THREAD;
     epw_blob_write(&blob, a.blob);
     CHECK(epw_blob_parse(a.blob, a.length, here, &parsed) == EPW_ERR_INVALID);
-    CHECK(error_has("shared by an unknown path, 2"));
+    CHECK(error_has("names an unknown path, 2"));
     epw_window_destroy(a.window);
 }
 

@@ -74,6 +74,14 @@ static void a_group_says_sizes_paths_and_who_is_lost(void) {
     CHECK_MSG(member.count == 2 && strstr(member.text, "buffer: epoch 1 from step 0: members 0-1; ") != NULL,
               "%s", member.text);
 
+    /* Whoever asks for paths alone gets them when the next epoch begins. */
+    heard paths = {0};
+    CHECK_OK(epw_log_set("path=info", hear, &paths));
+    activate(&g, 2);
+    CHECK_MSG(paths.count == 2 && strcmp(paths.subsystem, "path") == 0 && paths.rank == 1 &&
+                  strncmp(paths.text, "buffer; ", 8) == 0 && strstr(paths.text, " to 0") != NULL,
+              "%s", paths.text);
+
     static batch made;
     epw_handle handle;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -87,7 +95,7 @@ static void a_group_says_sizes_paths_and_who_is_lost(void) {
     CHECK_MSG(strstr(wait.text, "given up: it was silent for a deadline; waited for ") != NULL, "%s",
               wait.text);
     CHECK_OK(epw_release(g.of[0], handle));
-    activate(&g, 2); /* from here on rank 1 is a member again */
+    activate(&g, 3); /* from here on rank 1 is a member again */
     destroy(&g);
     CHECK(wait.count == 1); /* destroying buffers is not logged as a loss */
     CHECK_OK(epw_log_set(NULL, NULL, NULL));

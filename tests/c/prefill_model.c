@@ -175,7 +175,8 @@ static void look(state *s, unsigned r, unsigned p) {
     epw_heard posted =
         epw_ring_hear_posted(&stream->ring, x.m->slots, its->posted[kind_of(me)], me->own_word);
     epw_heard taken = epw_ring_hear_taken(&stream->ring, its->taken[kind_of(me)], me->own_word);
-    BREAKS(posted == EPW_HEARD_NONSENSE || taken == EPW_HEARD_NONSENSE, "a correct peer is judged faulty");
+    BREAKS(posted == EPW_HEARD_IMPOSSIBLE || taken == EPW_HEARD_IMPOSSIBLE,
+           "a correct peer is judged faulty");
     for (unsigned kind = 0; kind < 2; kind++)
         me->of[p].streams[kind].writes = its->epoch_word == me->own_word;
 }

@@ -64,6 +64,19 @@ static void *kill_it(void *argument) {
     return NULL;
 }
 
+/* The line that tells of the loss. It gives the reason that epw_buffer_trouble gives, unless another thread
+ * was busy with the peers at that moment. */
+typedef struct heard {
+    char text[1024];
+} heard;
+
+static void hear(void *context, const epw_log_record *record) {
+    heard *h = context;
+    if (record->peer == 1) snprintf(h->text, sizeof h->text, "%s", record->text);
+}
+
+static unsigned explained, losses; /* losses whose line gives the reason, and all */
+
 /* How long after the kill the peer was given up. */
 static uint64_t time_of_kill(victim *v, const char *wire) {
     char name[8] = {0};
@@ -76,6 +89,8 @@ static uint64_t time_of_kill(victim *v, const char *wire) {
     CHECK(send(v->fd, name, sizeof name, MSG_NOSIGNAL) == (ssize_t)sizeof name);
     epw_buffer *b = begin(0, v->fd, &fabric);
     epw_handle handle = send_batch(b, 0, 0, 0);
+    heard line = {0};
+    CHECK_OK(epw_log_set("wait=warn", hear, &line));
     pthread_create(&killer, NULL, kill_it, v);
     CHECK_OK(epw_dispatch_receive(b, handle, &nothing, &outcome));
     uint64_t known_ns = epw_now_ns();
@@ -94,6 +109,11 @@ static uint64_t time_of_kill(victim *v, const char *wire) {
                          "an entry for it failed: the peer is not reached any more (syndrome 0x15, vendor "
                          "0x81): see that its process lives, and the network between the hosts") == 0,
               "%s", text);
+    CHECK_OK(epw_log_set(NULL, NULL, NULL));
+    CHECK_MSG(strncmp(line.text, "given up: ", 10) == 0, "%s", line.text);
+    losses++;
+    explained += strstr(line.text, "the connection to its NIC is gone") != NULL ||
+                 strstr(line.text, "an entry for it failed: ") != NULL;
     CHECK_OK(epw_release(b, handle));
     epw_buffer_destroy(b);
     epw_fabric_destroy(fabric);
@@ -139,6 +159,7 @@ int main(void) {
     }
     a_killed_peer_is_given_up_soon(victims, "local");
     a_killed_peer_is_given_up_soon(victims + KILLS, "tcp");
+    CHECK_MSG(explained > losses / 2, "%u of %u losses were logged with their reason", explained, losses);
     for (int i = 0; i < 2 * KILLS; i++) {
         close(victims[i].fd);
         waitpid(victims[i].process, NULL, 0);

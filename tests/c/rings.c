@@ -115,7 +115,7 @@ static void ringing_one_who_is_gone_says_so(void) {
         epw_window_destroy(p.owner.window);
         p.owner.window = NULL;
         CHECK(epw_import_ring(p.import, here) == EPW_ERR_PEER);
-        CHECK(error_has("destroyed") && error_has("connect with a blob of the living one"));
+        CHECK(error_has("destroyed") && error_has("connect with a blob of its present buffer"));
         close_pair(&p);
     }
     end b = open_end(spec_of(1));

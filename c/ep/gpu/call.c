@@ -460,7 +460,10 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
         outcome->missing = epw_ranks_mask(&report->missing);
         outcome->degraded = !epw_mask_empty(&outcome->missing);
         outcome->record = report->record;
-        epw_tell_outcome(outcome, epw_ranks_have(&b->peers.gpu->pinned->revoked, report->record.peer));
+        char trouble[EPW_TROUBLE_TEXT] = "";
+        if (outcome->degraded) epw_peers_try_trouble(&b->peers, report->record.peer, trouble);
+        epw_tell_outcome(outcome, epw_ranks_have(&b->peers.gpu->pinned->revoked, report->record.peer),
+                         trouble);
     }
     epw_lane_unlock(b, lane);
     return status;

@@ -11,7 +11,8 @@
 /* Rows, or answers, have been written for the peer, which the word announces. */
 static void count_sent(epw_buffer *b, const epw_lane *lane, const epw_decision *d) {
     epw_lane_traffic *traffic = &b->peers.traffic[epw_lane_index(b, lane)];
-    bool none = epw_word_value(d->value) == 0; /* the word of a released operation has no rows either */
+    bool none =
+        epw_word_value(d->value) == 0; /* neither does the word of a released operation announce rows */
     if (d->word == EPW_WORD_DISPATCH && !none) {
         uint64_t rows = lane->machine.peers[d->peer].sent;
         epw_count(&traffic->rows_sent, rows);
@@ -25,7 +26,7 @@ static void count_sent(epw_buffer *b, const epw_lane *lane, const epw_decision *
 }
 
 static void post(epw_buffer *b, epw_lane *lane, const epw_decision *d) {
-    /* The machine means the peer that was connected when its epoch began. */
+    /* The machine speaks to the incarnation that was connected when its epoch began. */
     if (epw_incarnation_of(&b->peers, d->peer) != d->incarnation) return;
     epw_range ranges[EPW_RANGES_MAX];
     uint32_t count = 0;

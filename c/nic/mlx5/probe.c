@@ -111,10 +111,10 @@ static void look_at_host_memory(probe *p) {
 
 static void tell_way(probe *p, const char *name, int err, const char *remedy) {
     if (err == 0) {
-        find(p, EPW_PROBE_OK, name, "the adapter takes a ring in GPU memory by it");
+        find(p, EPW_PROBE_OK, name, "the adapter can register GPU memory this way");
         return;
     }
-    find(p, EPW_PROBE_WARNING, name, "the adapter takes none of the GPU's memory by it (errno %d): %s", err,
+    find(p, EPW_PROBE_WARNING, name, "the adapter cannot register GPU memory this way (errno %d): %s", err,
          remedy);
 }
 

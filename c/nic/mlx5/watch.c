@@ -178,7 +178,7 @@ epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uin
         free(m);
         return epw_fail(
             EPW_ERR_NO_PATH, where,
-            "%s sends no rows from GPU memory, neither by dma-buf (errno %d), which needs Linux 5.12 "
+            "%s cannot send rows from GPU memory, neither by dma-buf (errno %d), which needs Linux 5.12 "
             "and the open GPU kernel modules, nor by nvidia_peermem (errno %d), which modprobe loads; "
             "EPWIRE_RINGS=host does without",
             adapter->name.text, by_descriptor, by_address);

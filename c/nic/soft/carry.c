@@ -202,7 +202,7 @@ epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const 
     epw_nic_poll(nic);
     if (err == 0) return EPW_OK;
     return epw_fail_errno(err, where,
-                          "%s finds no way to queue pair %u of the peer, whose address ends in %u.%u.%u.%u: "
+                          "%s has no route to queue pair %u of the peer, whose address ends in %u.%u.%u.%u: "
                           "see that ping reaches it by this adapter's interface",
                           nic->carrier->device.name, path->remote, path->gid[12], path->gid[13],
                           path->gid[14], path->gid[15]);

@@ -1,5 +1,6 @@
 //! A connection to the rendezvous server, shared by a group and its store.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,7 +39,15 @@ pub struct ClientOptions {
     pub heartbeat: Heartbeat,
 }
 
-setters!(ClientOptions { token: Option<Token>, deadline: Duration, heartbeat: Heartbeat });
+/// `run "llama" at 10.0.0.1:29700, with a token`. The token itself does not appear.
+impl fmt::Display for ClientOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, run_id, token, .. } = self;
+        write!(f, "run {run_id:?} at {address}, {} a token", if token.is_some() { "with" } else { "without" })
+    }
+}
+
+setters!(ClientOptions { address: String, run_id: String, token: Option<Token>, deadline: Duration, heartbeat: Heartbeat });
 
 impl ClientOptions {
     /// The server at `address` for the run `run_id`: no token, 30 s, the heartbeat of [`Heartbeat::default`].

@@ -1,5 +1,6 @@
 //! The options of a server.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +31,19 @@ pub struct ServerOptions {
     pub max_unauthenticated: usize,
     /// Connections after the handshake: members and clients of the store.
     pub max_connections: usize,
+}
+
+/// `run "llama" of 8 ranks, with a token`. The token itself does not appear.
+impl fmt::Display for ServerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { run_id, world, initial, token, state, .. } = self;
+        write!(f, "run {run_id:?} of {world} ranks")?;
+        if initial < world {
+            write!(f, ", begins with {initial}")?;
+        }
+        write!(f, ", {} a token", if token.is_some() { "with" } else { "without" })?;
+        state.as_ref().map_or(Ok(()), |path| write!(f, ", kept in {}", path.display()))
+    }
 }
 
 setters!(ServerOptions {

@@ -55,7 +55,7 @@ static void look(const model *m, state *s, unsigned r, unsigned q, bool at_poste
     epw_heard heard = at_posted ? epw_ring_hear_posted(&p->ring, seen, me->own_word, m->slots)
                                 : epw_ring_hear_taken(&p->ring, seen, me->own_word);
     if (p->gone == EPW_CAUSE_NONE) p->gone = epw_rule_gone(seen, me->own_word);
-    if (heard == EPW_HEARD_NONSENSE) p->gone = EPW_CAUSE_FORMAT;
+    if (heard == EPW_HEARD_IMPOSSIBLE) p->gone = EPW_CAUSE_FORMAT;
 }
 
 static void lose(state *s, unsigned r, unsigned q) {
