@@ -16,7 +16,6 @@ use crate::tensor::Element;
 /// A call that was refused before it did anything, with the handle that it would have consumed.
 ///
 /// Converts into [`Error`] with `?`, which drops (and so releases) the handle.
-#[non_exhaustive]
 pub struct Refused<H> {
     /// Why.
     pub error: Error,
