@@ -196,7 +196,7 @@ pub(crate) fn stopped_while_joining(seed: u64) {
     assert!(!joined_or_missed(&mut cluster, victim), "all joined without rank {victim}");
     cluster.worker(victim).cont();
     // It finds nobody left to join, and is told so.
-    let missed = format!("1 of {RANKS} ranks came");
+    let missed = format!("1 of {RANKS} ranks joined");
     let joined = done_or(&mut cluster, victim, JOIN_DEADLINE + GROUP_MARGIN, &[("MissingRanks", missed)]);
     assert!(!joined, "rank {victim} joined alone");
 }
