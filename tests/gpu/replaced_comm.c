@@ -1,9 +1,14 @@
 /* Communicators on GPUs whose last rank is replaced by another incarnation behind queues, again and again:
  * the former one has left, is missed in an operation, or still exists when the next one connects. The sums of
  * each membership have the bits of the definition, by calls and by graphs that the ranks that stay captured
- * before. Then ranks whose configurations differ, which are refused with the name of the field. Ranks are
- * communicators of one thread. Exit code 77, with the reason, if there is no GPU. */
+ * before. Then ranks whose configurations differ, which are refused with the name of the field; and the
+ * plan of what peers behind queues take. Ranks are communicators of one thread. Exit code 77, with the
+ * reason, if there is no GPU. */
 #include "cases.h"
+
+#include "coll/parts.h"
+#include "peer/image.h"
+#include "peer/sizes.h"
 
 enum { RANKS = 3, LAST = RANKS - 1, ROUNDS = 3, SMS = 2, SMALL = 1021, LARGE = 100003 };
 enum { MAPPED = EPW_PATH_SELF | EPW_PATH_THREAD, QUEUED = EPW_PATH_SELF | EPW_PATH_QUEUE };
@@ -332,8 +337,72 @@ static void differ(uint32_t gpus) {
     differ_by(MAPPED);
 }
 
-static const gpu_case cases[] = {
-    {"replaced", replaced, 1, 120}, {"replaced_tcp", replaced_tcp, 1, 120}, {"differ", differ, 1, 60}};
+/* ---- what peers behind queues take ---- */
+
+/* The size of the mapping that begins there, such as that of an inbox, which no other is joined with. */
+static uint64_t mapped_at(const void *memory) {
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[512];
+    uint64_t found = 0;
+    REQUIRE(maps != NULL, "/proc/self/maps");
+    while (fgets(line, sizeof line, maps) != NULL) {
+        unsigned long long begin = 0, end = 0;
+        if (sscanf(line, "%llx-%llx", &begin, &end) == 2 && begin == (uintptr_t)memory) found = end - begin;
+    }
+    fclose(maps);
+    return found;
+}
+
+/* The sizes of epw_comm_plan are those that a communicator has. */
+static void sizes_by(uint32_t gpus, uint32_t paths, uint32_t queue_depth) {
+    for (uint32_t r = 0; r < 2; r++) {
+        epw_comm_config config = config_of(r, 2, (int32_t)(r % gpus));
+        epw_comm_sizes planned = EPW_COMM_SIZES_INIT;
+        config.paths = paths;
+        config.heap_bytes = 4096;
+        config.queue_depth = queue_depth;
+        REQUIRE_OK(epw_comm_plan(&config, &planned));
+        config.fabric = of[r].fabric = fabric_of(r, config.device, 0);
+        REQUIRE_OK(epw_comm_create(&config, &of[r].comm));
+        const epw_peers *peers = &of[r].comm->peers;
+        uint64_t window = of[r].comm->layout.window_bytes, inbox = mapped_at(peers->inbox);
+        REQUIRE(planned.window_bytes == window && planned.sms == SMS && planned.heap_bytes == 4096,
+                "a window of %llu bytes, not %llu", (unsigned long long)window,
+                (unsigned long long)planned.window_bytes);
+        REQUIRE(planned.inbox_bytes == inbox, "an inbox of %llu bytes, not %llu", (unsigned long long)inbox,
+                (unsigned long long)planned.inbox_bytes);
+        epw_remote_shape shape = epw_peers_shape(peers);
+        if (paths & EPW_PATH_QUEUE)
+            REQUIRE(planned.image_bytes == epw_images_bytes(&shape) && planned.image_bytes > 0 &&
+                        planned.queue_bytes == epw_rings_bytes(&shape) && shape.depth >= queue_depth,
+                    "images of %llu bytes and queues of %llu", (unsigned long long)planned.image_bytes,
+                    (unsigned long long)planned.queue_bytes);
+        else
+            REQUIRE(planned.image_bytes == 0 && planned.queue_bytes == 0, "there are no queues");
+    }
+    if (paths & EPW_PATH_QUEUE) {
+        connect(0, 1);
+        epw_stretch last;
+        const epw_peers *peers = &of[0].comm->peers;
+        epw_remote_shape shape = epw_peers_shape(peers);
+        uint64_t end = epw_image_offset(peers, 1, 0, EPW_AREAS - 1, &last) + last.bytes;
+        REQUIRE(end + EPW_IMAGE_ALIGN > epw_images_bytes(&shape) && end <= epw_images_bytes(&shape),
+                "images end at %llu", (unsigned long long)end);
+    }
+    for (uint32_t r = 0; r < 2; r++) close_comm(of[r]);
+}
+
+static void sizes(uint32_t gpus) {
+    wire = EPW_WIRE_LOCAL;
+    sizes_by(gpus, QUEUED, 0);
+    sizes_by(gpus, QUEUED, EPW_QUEUE_DEPTH_MAX);
+    sizes_by(gpus, MAPPED, 0);
+}
+
+static const gpu_case cases[] = {{"replaced", replaced, 1, 120},
+                                 {"replaced_tcp", replaced_tcp, 1, 120},
+                                 {"differ", differ, 1, 60},
+                                 {"sizes", sizes, 1, 60}};
 
 int main(int argc, char **argv) {
     return cases_main("replaced_comm", cases, sizeof cases / sizeof cases[0], argc, argv);
