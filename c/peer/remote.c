@@ -279,7 +279,7 @@ static epw_status await_heard(epw_remote *remote, uint64_t until, epw_where wher
         while (epw_has_way(remote->peers, i) && !epw_end_is_heard(end)) {
             if (epw_end_broken(end))
                 return epw_fail(
-                    EPW_ERR_FENCED, where,
+                    EPW_ERR_PEER, where,
                     "the queues that the peer has exported serve a former connection of this rank, or "
                     "are gone: let the peer export again");
             if (epw_now_ns() >= until)

@@ -103,7 +103,7 @@ static void an_offer_of_used_queues_is_refused(bool arrives) {
     unsigned char blob[EPW_BLOB_MAX];
     size_t length = blob_for(0, g.of[1], blob);
     if (arrives) let_ends_arrive(&h);
-    REFUSED(epw_buffer_connect(g.of[0], 1, blob, length), EPW_ERR_FENCED, "connect", 0, 1, "export again");
+    REFUSED(epw_buffer_connect(g.of[0], 1, blob, length), EPW_ERR_PEER, "connect", 0, 1, "export again");
     connect_both(&g);
     probe_both(&g);
     if (!arrives) let_ends_arrive(&h);
