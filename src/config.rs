@@ -10,4 +10,5 @@ mod tests;
 pub use choices::{CombineMode, Device, Float16, Fp8Scale, Layout, Payload};
 pub use ep_config::EpConfig;
 pub use path::{Path, Paths, Wire};
+pub(crate) use plan::write_queues;
 pub use plan::{Plan, RowShape};

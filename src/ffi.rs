@@ -21,7 +21,7 @@ use crate::mask::Mask;
 use crate::sys;
 
 pub(crate) use awaited::{Awaited, Interrupt, Watched, await_any};
-pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, layout as comm_layout};
+pub(crate) use comm::{Comm, empty_coll, empty_config as empty_comm_config, plan as comm_plan};
 pub(crate) use fabric::{Adapters, Fabric, FabricOptions};
 pub(crate) use floor::Floor;
 use floor::floor;

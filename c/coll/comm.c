@@ -50,12 +50,7 @@ static epw_mask suspects(void *user, epw_mask *silent) {
 }
 
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
-    const epw_coll_layout *l = &((const epw_comm *)user)->layout;
-    if (area == EPW_AREA_ROWS) return (epw_stretch){epw_ring_offset(l, lane, source), l->slots * l->stride};
-    /* The two halves of what a source writes before its words, one for each channel, since each channel has
-     * its own queue. */
-    uint64_t at = area == EPW_AREA_CONTROL ? epw_mismatch_offset(l, source) : epw_greeting_offset(l, source);
-    return (epw_stretch){at, sizeof(epw_mismatch)};
+    return epw_coll_footprint(&((const epw_comm *)user)->layout, source, lane, area);
 }
 
 /* These words permit a slot to be written again: its message has been taken, and what was posted has been
@@ -177,7 +172,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     if (out == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "out is NULL");
     epw_coll_layout layout;
     bool queues = config != NULL && config->fabric != NULL && (config->paths & EPW_PATH_QUEUE);
-    epw_status status = epw_coll_plan(config, queues, &layout);
+    epw_status status = epw_coll_plan("create", config, queues, &layout);
     if (status != EPW_OK) return status;
     epw_where where = {"create", (int)config->rank, -1};
     epw_comm *comm = calloc(1, sizeof *comm);
@@ -189,8 +184,6 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     pthread_mutex_init(&comm->heap_lock, NULL);
     epw_term terms[TERMS];
     terms_of(config, &layout, terms);
-    uint32_t entries = layout.entries > 0 ? layout.entries : layout.slots + 1;
-    uint32_t depth = epw_queue_depth(entries, epw_fabric_queue_depth(config->fabric));
     epw_peers_options options = {.window = {.rank = config->rank,
                                             .ranks = config->ranks,
                                             .device = config->device,
@@ -199,9 +192,9 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
                                             .bytes = layout.window_bytes,
                                             .terms = terms,
                                             .term_count = TERMS},
-                                 .lanes = config->device == EPW_DEVICE_HOST ? EPW_CHANNELS : 1,
+                                 .lanes = epw_coll_lanes(config),
                                  .fabric = config->fabric,
-                                 .depth = depth,
+                                 .depth = epw_coll_queue_depth(config, &layout),
                                  .user = choose_user(comm),
                                  .user_context = comm,
                                  .what = "communicator"};

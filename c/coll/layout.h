@@ -13,6 +13,7 @@
 #define EPW_COLL_LAYOUT_H
 
 #include "base/status.h"
+#include "nic/region.h"
 #include "peer/words.h"
 
 /* Lanes of the floor. */
@@ -102,11 +103,18 @@ typedef struct epw_coll_layout {
      * there follow kernels/coll/state.h, or with queues kernels/coll/queues.h. */
     uint32_t blocks, entries;
 } epw_coll_layout;
-static_assert(sizeof(epw_coll_layout) == 72, "src/sys/mod.rs has the same");
 
 /* `queues`: peers may be reached by queues. EPW_ERR_INVALID and EPW_ERR_LIMIT name the field of the
  * configuration and its limit. */
-epw_status epw_coll_plan(const epw_comm_config *config, bool queues, epw_coll_layout *out);
+epw_status epw_coll_plan(const char *op, const epw_comm_config *config, bool queues, epw_coll_layout *out);
+
+/* The lanes of the peer floor, each with a queue to each peer, and the depth of the queues. */
+uint32_t epw_coll_lanes(const epw_comm_config *config);
+uint32_t epw_coll_queue_depth(const epw_comm_config *config, const epw_coll_layout *layout);
+
+/* On the host: what a source writes. The two halves of what it writes before its words are areas of their
+ * own, one for each channel, since each channel has its own queue. */
+epw_stretch epw_coll_footprint(const epw_coll_layout *l, uint32_t source, uint32_t lane, uint32_t area);
 
 static inline uint64_t epw_greeting_offset(const epw_coll_layout *l, uint32_t source) {
     return l->control_offset + (uint64_t)source * (sizeof(epw_greeting) + sizeof(epw_mismatch));

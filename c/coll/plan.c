@@ -4,6 +4,8 @@
 #include "coll/gpu/gpu.h"
 
 #include "base/bits.h"
+#include "nic/fabric.h"
+#include "peer/sizes.h"
 
 enum {
     SLOTS_DEFAULT = 8,
@@ -54,14 +56,21 @@ static epw_status check(const epw_comm_config *c, epw_where where) {
                         "config.deadline is %llu ns, must be in [1000000, "
                         "86400000000000]: 1 ms to 1 day",
                         (unsigned long long)c->deadline_ns);
+    uint32_t depth = c->queue_depth;
+    if (depth != 0 &&
+        (depth < EPW_QUEUE_DEPTH_MIN || depth > EPW_QUEUE_DEPTH_MAX || (depth & (depth - 1)) != 0))
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "config.queue_depth is %u, must be a power of two in [%u, %u], or 0", depth,
+                        EPW_QUEUE_DEPTH_MIN, EPW_QUEUE_DEPTH_MAX);
     return EPW_OK;
 }
 
-epw_status epw_coll_plan(const epw_comm_config *c, bool queues, epw_coll_layout *l) {
-    if (c == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"create", -1, -1}, "config is NULL");
-    epw_status status = check(c, (epw_where){"create", (int)c->rank, -1});
+epw_status epw_coll_plan(const char *op, const epw_comm_config *c, bool queues, epw_coll_layout *l) {
+    if (c == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "config is NULL");
+    epw_where where = {op, (int)c->rank, -1};
+    epw_status status = check(c, where);
     if (status != EPW_OK) return status;
-    if (c->device != EPW_DEVICE_HOST) return epw_coll_gpu_plan(c, queues, l);
+    if (c->device != EPW_DEVICE_HOST) return epw_coll_gpu_plan(c, queues, where, l);
     uint32_t slots = c->slots != 0 ? c->slots : SLOTS_DEFAULT;
     uint32_t slot_bytes = c->slot_bytes != 0 ? c->slot_bytes : choose_slot_bytes(c->ranks, slots);
     *l = (epw_coll_layout){.ranks = c->ranks,
@@ -73,5 +82,66 @@ epw_status epw_coll_plan(const epw_comm_config *c, bool queues, epw_coll_layout 
     l->rings_offset = epw_align(epw_greeting_offset(l, c->ranks), LINE);
     l->heap_offset = epw_align(epw_ring_offset(l, EPW_CHANNELS, 0), 4096);
     l->window_bytes = l->heap_offset + l->heap_bytes;
+    return EPW_OK;
+}
+
+epw_stretch epw_coll_footprint(const epw_coll_layout *l, uint32_t source, uint32_t lane, uint32_t area) {
+    if (area == EPW_AREA_ROWS) return (epw_stretch){epw_ring_offset(l, lane, source), l->slots * l->stride};
+    uint64_t at = area == EPW_AREA_CONTROL ? epw_mismatch_offset(l, source) : epw_greeting_offset(l, source);
+    return (epw_stretch){at, sizeof(epw_mismatch)};
+}
+
+uint32_t epw_coll_queue_depth(const epw_comm_config *c, const epw_coll_layout *l) {
+    uint32_t asked = c->queue_depth > 0 ? c->queue_depth : epw_fabric_queue_depth(c->fabric);
+    return epw_queue_depth(l->entries > 0 ? l->entries : l->slots + 1, asked);
+}
+
+uint32_t epw_coll_lanes(const epw_comm_config *c) {
+    return c->device == EPW_DEVICE_HOST ? EPW_CHANNELS : 1;
+}
+
+static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    return epw_coll_footprint(user, source, lane, area);
+}
+
+/* The memory for peers behind queues, as if all other ranks were such peers. */
+static void plan_queues(const epw_comm_config *c, epw_coll_layout *layout, epw_comm_sizes *sizes) {
+    epw_remote_shape shape = {.ranks = c->ranks,
+                              .lanes = epw_coll_lanes(c),
+                              .depth = epw_coll_queue_depth(c, layout),
+                              .footprint = footprint,
+                              .user = layout};
+#ifdef EPW_CUDA
+    epw_coll_areas areas;
+    if (c->device != EPW_DEVICE_HOST) {
+        areas = epw_coll_gpu_areas(c);
+        shape.footprint = epw_coll_gpu_footprint;
+        shape.user = &areas;
+    }
+#endif
+    sizes->image_bytes = epw_images_bytes(&shape);
+    sizes->queue_bytes = epw_rings_bytes(&shape);
+    if (c->device != EPW_DEVICE_HOST) sizes->inbox_bytes = epw_inbox_bytes(&shape);
+}
+
+epw_status epw_comm_plan(const epw_comm_config *c, epw_comm_sizes *sizes) {
+    if (sizes == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"plan", -1, -1}, "sizes is NULL");
+    if (sizes->size != sizeof *sizes)
+        return epw_fail(EPW_ERR_INVALID, (epw_where){"plan", -1, -1},
+                        "sizes.size is %u, this library's is %zu: use EPW_COMM_SIZES_INIT", sizes->size,
+                        sizeof *sizes);
+    bool queues = c != NULL && (c->paths & EPW_PATH_QUEUE);
+    epw_coll_layout l;
+    epw_status status = epw_coll_plan("plan", c, queues, &l);
+    if (status != EPW_OK) return status;
+    *sizes = (epw_comm_sizes){.size = sizeof *sizes,
+                              .slots = l.slots,
+                              .slot_bytes = l.slot_bytes,
+                              .sms = l.blocks,
+                              .control_bytes = l.rings_offset,
+                              .ring_bytes = l.heap_offset - l.rings_offset,
+                              .heap_bytes = l.heap_bytes,
+                              .window_bytes = l.window_bytes};
+    if (queues && c->ranks > 1) plan_queues(c, &l, sizes);
     return EPW_OK;
 }

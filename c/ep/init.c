@@ -56,6 +56,9 @@ void epw_rows_view_init(epw_rows_view *view) {
 void epw_comm_config_init(epw_comm_config *config) {
     *config = (epw_comm_config)EPW_COMM_CONFIG_INIT;
 }
+void epw_comm_sizes_init(epw_comm_sizes *sizes) {
+    *sizes = (epw_comm_sizes)EPW_COMM_SIZES_INIT;
+}
 
 void epw_coll_init(epw_coll *coll) {
     *coll = (epw_coll)EPW_COLL_INIT;

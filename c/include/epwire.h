@@ -449,11 +449,12 @@ EPW_API epw_status epw_buffer_export(epw_buffer *buffer, uint32_t peer, void *bl
 /* Maps the window that `peer` exported for this rank. Every peer must be connected once before it may be
  * active; this rank itself need not be. EPW_ERR_MISMATCH: a field of the configuration differs.
  * EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process, still has
- * the peer's window mapped. Bounded by the deadline. No other call on the buffer waits for it; one that
- * connects or disconnects the same peer meanwhile gets EPW_ERR_STATE.
- * Connecting a peer again first disconnects it. While the peer is not active, any thread may call this at any
- * time, also beside operations, none of which it waits for. An active peer must have been given up, and no
- * lane may be held. */
+ * the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a
+ * former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by the
+ * deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
+ * meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it. While the peer is not active,
+ * any thread may call this at any time, also beside operations, none of which it waits for. An active peer
+ * must have been given up, and no lane may be held. */
 EPW_API epw_status epw_buffer_connect(epw_buffer *buffer, uint32_t peer, const void *blob, size_t length);
 
 /* The same, bounded by deadline_ns (not 0) instead of the buffer's deadline: lets a program connect many
@@ -995,7 +996,8 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * Any thread may call; calls on one communicator take turns. */
 typedef struct epw_comm epw_comm;
 
-/* All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank.
+/* All fields but `rank`, `paths`, the ordinal in `device`, `fabric` and `queue_depth` must be equal on every
+ * rank.
  *
  * CUDA. Calls enqueue a kernel on the stream of their epw_call and return. Buffers are device memory. Who is
  * missing is known only when the operation has run: `outcome` must be NULL; pass `work` to ask for it later,
@@ -1011,7 +1013,7 @@ typedef struct epw_comm epw_comm;
  *     peers too, go in pieces through rings, without what makes operations by windows alone fast: so leave
  *     EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
  *     takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
- *     queues.
+ *     queues. epw_comm_plan computes the sizes.
  *     Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always go as
  *     large operations do, once each pair of ranks has exchanged its counts and found them equal.
  *     `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and such a size that all
@@ -1032,7 +1034,7 @@ typedef struct epw_comm_config {
     uint32_t sms; /* CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32, or 8
                      where queues are permitted. As in epw_config the SMs belong to this communicator: create
                      it before a buffer that takes all that are free */
-    uint32_t reserved;
+    uint32_t queue_depth; /* as in epw_config; each rank may have its own */
 } epw_comm_config;
 
 #define EPW_COMM_CONFIG_VERSION 1
@@ -1042,6 +1044,33 @@ typedef struct epw_comm_config {
         .device = EPW_DEVICE_HOST, .deadline_ns = 10000000000u                                               \
     }
 EPW_API void epw_comm_config_init(epw_comm_config *config);
+
+/* Sizes that follow from a configuration. Computed without allocating anything. */
+typedef struct epw_comm_sizes {
+    uint32_t size;       /* sizeof(epw_comm_sizes) */
+    uint32_t slots;      /* of a ring, as chosen if `slots` is 0; likewise the next two */
+    uint32_t slot_bytes; /* that a slot carries */
+    uint32_t sms;        /* CUDA: the most thread blocks of a kernel; 0 on the host */
+    /* The parts of the window. */
+    uint64_t control_bytes; /* signal words, and what goes with them */
+    uint64_t ring_bytes;    /* rings from all ranks, for collectives and for sends */
+    uint64_t heap_bytes;
+    uint64_t window_bytes; /* sum of the above; a GPU takes 2 MiB at a time */
+    /* Host memory (pinned if `device` is a GPU) for peers behind queues, computed as if all other ranks were
+     * such peers; 0 if `paths` excludes queues. See epw_plan. */
+    uint64_t image_bytes; /* what this rank writes for them */
+    uint64_t queue_bytes; /* the queues: ring_bytes of epw_plan */
+    uint64_t inbox_bytes; /* GPU only: what they write to this rank */
+} epw_comm_sizes;
+
+#define EPW_COMM_SIZES_INIT                                                                                  \
+    { .size = sizeof(epw_comm_sizes) }
+EPW_API void epw_comm_sizes_init(epw_comm_sizes *sizes);
+
+/* Checks `config` and computes its sizes. `paths` alone says whether there are queues: on a GPU the window is
+ * another one with them, so leave EPW_PATH_QUEUE out of it if there will be no fabric. config [in], sizes
+ * [in: size, out]. */
+EPW_API epw_status epw_comm_plan(const epw_comm_config *config, epw_comm_sizes *sizes);
 
 /* As the functions of these names for a buffer. */
 EPW_API epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out);

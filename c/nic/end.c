@@ -104,6 +104,7 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
     if (peer->wire == EPW_WIRE_VERBS) return carry(fabric, end, peer, where);
     if (end->adapter == NULL) {
         epw_pair_connect(end->soft, peer->link, peer->number);
+        epw_pair_announce(end->soft);
         return EPW_OK;
     }
     status = epw_fabric_nic_read(peer->nic, peer->lane, where, &address);
@@ -112,6 +113,10 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
     end->nic = epw_fabric_nic(fabric);
     end->link = peer->link;
     return epw_mlx5_pair_connect(end->adapter, peer->number, &address, peer->deadline_ns, where);
+}
+
+bool epw_end_is_heard(const epw_end *end) {
+    return epw_end_is_of_adapter(end) || epw_pair_is_heard(end->soft);
 }
 
 void epw_end_ring(const epw_end *end) {

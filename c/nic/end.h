@@ -70,6 +70,10 @@ typedef struct epw_end_peer {
 /* Call it again only before the first entry is posted. */
 epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where);
 
+/* Whether the peer's end takes what this one sends. If it does not, this one breaks. An adapter finds out
+ * with the first entry: true. */
+bool epw_end_is_heard(const epw_end *end);
+
 /* The doorbell has been rung. */
 void epw_end_ring(const epw_end *end);
 

@@ -147,6 +147,12 @@ const epw_pair_memory *epw_pair_memory_of(const epw_pair *pair);
  * entry is posted. */
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 
+/* Tells that pair so before the first entry is posted. If it takes nothing from this one, for instance
+ * because it has taken entries of a former connection whose end its NIC has not noticed yet, both break; else
+ * this one is heard. */
+void epw_pair_announce(epw_pair *pair);
+bool epw_pair_is_heard(epw_pair *pair);
+
 /* The doorbell has been rung. */
 void epw_pair_ring(epw_pair *pair);
 

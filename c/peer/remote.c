@@ -207,8 +207,15 @@ static bool fence(epw_remote *remote) {
     return shut;
 }
 
+static void drop_spent_offer(epw_peers *peers, uint32_t peer) {
+    if (peers->offered[peer] == NULL || !is_spent(peers, peer, peers->offered[peer])) return;
+    destroy(peers->offered[peer]);
+    peers->offered[peer] = NULL;
+}
+
 /* Called with the floor locked. What is to be connected. */
 static epw_status ensure(epw_peers *peers, uint32_t peer, epw_where where) {
+    drop_spent_offer(peers, peer);
     if (peers->offered[peer] != NULL) return EPW_OK;
     return create(peers, peer, where, &peers->offered[peer]);
 }
@@ -222,11 +229,11 @@ void epw_remotes_serve(epw_peers *peers, const epw_mask *active) {
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
     out->length = 0;
     if (!epw_peers_has_queues(peers)) return EPW_OK;
-    epw_nic_look(epw_fabric_nic(peers->fabric)); /* a former connection may have ended */
-    if (peers->offered[peer] != NULL && is_spent(peers, peer, peers->offered[peer])) {
-        destroy(peers->offered[peer]);
-        peers->offered[peer] = NULL;
-    }
+    /* A former connection may have ended. If its end arrives later, queues may be offered that have taken
+     * entries from it: then connecting to them fails and breaks them (await_heard), and the next offer is of
+     * others. */
+    epw_nic_look(epw_fabric_nic(peers->fabric));
+    drop_spent_offer(peers, peer);
     /* A peer that asks again is shown the same offer, also if this rank has connected it meanwhile. */
     epw_remote *of = peers->offered[peer] != NULL ? peers->offered[peer] : peers->remotes[peer];
     if (of == NULL || is_spent(peers, peer, of)) {
@@ -264,6 +271,27 @@ bool epw_remote_is_connected_to(const epw_peers *peers, uint32_t peer, const epw
            is_same_offer(&remote->offer, &blob->queue) && !is_spent(peers, peer, remote);
 }
 
+/* Waits until the peer's ends take what this rank will send. They refuse it if they have taken entries of a
+ * former connection of this rank, whose end the peer's NIC has not noticed yet. */
+static epw_status await_heard(epw_remote *remote, uint64_t until, epw_where where) {
+    for (uint32_t i = 0; i < EPW_WAYS; i++) {
+        const epw_end *end = &remote->ways[i].end;
+        while (epw_has_way(remote->peers, i) && !epw_end_is_heard(end)) {
+            if (epw_end_broken(end))
+                return epw_fail(
+                    EPW_ERR_PEER, where,
+                    "the queues that the peer has exported serve a former connection of this rank, or "
+                    "are gone: let the peer export again");
+            if (epw_now_ns() >= until)
+                return epw_fail(EPW_ERR_TIMEOUT, where,
+                                "the peer's NIC has not answered within the deadline");
+            epw_remotes_poll(remote->peers);
+            nanosleep(&(struct timespec){0, 50000}, NULL);
+        }
+    }
+    return EPW_OK;
+}
+
 epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *whose,
                               const epw_blob_queue *offer, uint64_t deadline_ns, epw_where where,
                               epw_route *route) {
@@ -274,7 +302,8 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
                         (unsigned)offer->length, OFFER_BYTES);
     epw_fabric_address address;
     epw_fabric_address_read(offer->bytes, &address);
-    uint64_t link = 0;
+    uint64_t link = 0, now = epw_now_ns(),
+             until = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX;
     pthread_mutex_lock(&peers->lock);
     epw_status status = ensure(peers, peer, where);
     if (status == EPW_OK) status = epw_image_open(peers, where);
@@ -323,6 +352,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
         if (epw_has_way(peers, i)) status = epw_end_connect(peers->fabric, &remote->ways[i].end, &end, where);
     }
     epw_nic_end_link(epw_fabric_nic(peers->fabric), former);
+    if (status == EPW_OK) status = await_heard(remote, until, where);
     if (status != EPW_OK) epw_remote_disconnect(peers, peer);
     return status;
 }

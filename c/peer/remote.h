@@ -28,7 +28,8 @@ void epw_remotes_serve(epw_peers *peers, const epw_mask *active);
 bool epw_remote_is_connected_to(const epw_peers *peers, uint32_t peer, const epw_blob *blob);
 
 /* Called with the peer claimed. Connects what was offered to the peer with what it has offered, and fills in
- * the route's areas. */
+ * the route's areas. Waits for the peer's NIC: EPW_ERR_PEER if that does not take what this rank would send.
+ */
 epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *whose,
                               const epw_blob_queue *offer, uint64_t deadline_ns, epw_where where,
                               epw_route *route);

@@ -49,15 +49,15 @@ epw_status epw_blob_check(const epw_blob *blob, const epw_window_options *own, e
                         "peer %u has other fields in its configuration (%u that must be equal, here %u); use "
                         "the same epwire version on all ranks",
                         (unsigned)blob->rank, (unsigned)blob->term_count, (unsigned)own->term_count);
+    bool here = own->device == EPW_DEVICE_HOST, there = blob->origin.path == EPW_PATH_SHM;
+    if (here != there) /* first, because other fields follow from it */
+        return epw_fail(EPW_ERR_MISMATCH, where,
+                        "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",
+                        kind(here), kind(there), (unsigned)blob->rank);
     for (uint32_t i = 0; i < own->term_count; i++)
         if (own->terms[i].value != blob->terms[i])
             return differs(blob, own->terms[i].name, own->terms[i].value, blob->terms[i], where);
     if (blob->ranks != own->ranks) return differs(blob, "ranks", own->ranks, blob->ranks, where);
-    bool here = own->device == EPW_DEVICE_HOST, there = blob->origin.path == EPW_PATH_SHM;
-    if (here != there)
-        return epw_fail(EPW_ERR_MISMATCH, where,
-                        "device is %s here and %s at peer %u; put all ranks on the host or all on GPUs",
-                        kind(here), kind(there), (unsigned)blob->rank);
     return EPW_OK;
 }
 

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::config::{Device, Paths};
-use crate::error::Result;
+use crate::config::{Device, Paths, write_queues};
+use crate::error::{Error, Failure, Result};
 use crate::names::setters;
-use crate::{ffi, sys};
+use crate::{env, ffi, sys};
 
 /// What a communicator is made with. All fields but `paths` and the ordinal in `device` are equal on all ranks, and on GPUs
 /// so is `paths.queue`.
@@ -91,17 +91,28 @@ impl fmt::Display for CommConfig {
 }
 
 impl CommConfig {
-    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
+    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. The depth
+    /// of queues is at least the one that `EPWIRE_QUEUE_DEPTH` asks for.
     pub fn plan(&self, ranks: u32) -> Result<CommPlan> {
-        let layout = ffi::comm_layout(&self.to_c(0, ranks), self.paths.queue)?;
+        let failure = |text| Failure { operation: "plan".into(), rank: None, peer: None, text };
+        let depth = env::queue_depth().map_err(|text| Error::Invalid(failure(text)))?;
+        self.plan_with_depth(ranks, depth)
+    }
+
+    /// The same with queues of at least this many entries; 0: as many as operations need.
+    fn plan_with_depth(&self, ranks: u32, queue_depth: u32) -> Result<CommPlan> {
+        let sizes = ffi::comm_plan(&sys::epw_comm_config { queue_depth, ..self.to_c(0, ranks) })?;
         Ok(CommPlan {
             ranks,
-            slots: layout.slots,
-            slot_bytes: layout.slot_bytes,
-            control_bytes: layout.rings_offset,
-            ring_bytes: layout.heap_offset - layout.rings_offset,
-            heap_bytes: layout.heap_bytes,
-            window_bytes: layout.window_bytes,
+            slots: sizes.slots,
+            slot_bytes: sizes.slot_bytes,
+            control_bytes: sizes.control_bytes,
+            ring_bytes: sizes.ring_bytes,
+            heap_bytes: sizes.heap_bytes,
+            window_bytes: sizes.window_bytes,
+            image_bytes: sizes.image_bytes,
+            queue_bytes: sizes.queue_bytes,
+            inbox_bytes: sizes.inbox_bytes,
         })
     }
 
@@ -158,9 +169,17 @@ pub struct CommPlan {
     pub heap_bytes: u64,
     /// The whole window of a rank.
     pub window_bytes: u64,
+    /// Host memory for what is written for peers behind queues, if all other ranks are such peers and
+    /// [`Paths::queue`](field@crate::Paths::queue) permits them; allocated with the first such peer. On a GPU it is
+    /// pinned; so are the next two.
+    pub image_bytes: u64,
+    /// The queues themselves, allocated for each such peer.
+    pub queue_bytes: u64,
+    /// What such peers write if the window is on a GPU, where only mapped peers write it: allocated for each.
+    pub inbox_bytes: u64,
 }
 
-/// The window of a rank, by lines, in MiB.
+/// The window of a rank, and what peers behind queues take, by lines, in MiB.
 impl fmt::Display for CommPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -171,7 +190,7 @@ impl fmt::Display for CommPlan {
         if self.heap_bytes > 0 {
             write!(f, "\n  {:>10.1} MiB  heap", mib(self.heap_bytes))?;
         }
-        Ok(())
+        write_queues(f, self.image_bytes, self.queue_bytes, self.inbox_bytes)
     }
 }
 
@@ -208,5 +227,22 @@ mod tests {
         assert!(text.starts_with("window ") && text.contains("rings of 8 slots of 32768 bytes"), "{text}");
         assert!(text.ends_with("1.0 MiB  heap"), "{text}");
         assert!(plan.window_bytes >= plan.control_bytes + plan.ring_bytes + plan.heap_bytes);
+        let queues = CommConfig { paths: Paths { queue: true, ..Paths::default() }, ..CommConfig::default() };
+        let text = queues.plan(4).unwrap().to_string();
+        assert!(text.contains("for peers behind queues, if all others are such peers\n"), "{text}");
+        assert!(text.ends_with("MiB  their queues"), "the host has no inbox: {text}");
+    }
+
+    #[test]
+    fn a_plan_counts_queues_as_deep_as_is_asked() {
+        let config = CommConfig { paths: Paths { queue: true, ..Paths::NONE }, ..CommConfig::default() };
+        let plan = |depth| config.plan_with_depth(3, depth);
+        let (needed, deep) = (plan(0).unwrap(), plan(32768).unwrap());
+        assert_eq!(plan(16).unwrap(), needed, "operations need more than that");
+        assert_eq!(deep.image_bytes, needed.image_bytes);
+        // To each of two peers one for collectives, one for sends and receives.
+        assert!(deep.queue_bytes >= 4 * 64 * 32768 && deep.queue_bytes > needed.queue_bytes);
+        let refused = plan(24).unwrap_err().to_string();
+        assert_eq!(refused, "plan: config.queue_depth is 24, must be a power of two in [16, 32768], or 0");
     }
 }

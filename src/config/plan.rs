@@ -105,21 +105,31 @@ impl std::fmt::Display for Plan {
             }
         }
         write!(f, "beside the window {:.1} MiB", mib(self.private_bytes))?;
-        let queues = [
-            ("images, all allocated with the first of them", self.image_bytes),
-            ("their queues", self.ring_bytes),
-            ("what they write", self.inbox_bytes),
-        ];
-        if queues.iter().any(|&(_, bytes)| bytes > 0) {
-            write!(f, "\nhost memory for peers behind queues, if all others are such peers")?;
-        }
-        for (what, bytes) in queues {
-            if bytes > 0 {
-                write!(f, "\n  {:>10.1} MiB  {what}", mib(bytes))?;
-            }
-        }
-        Ok(())
+        write_queues(f, self.image_bytes, self.ring_bytes, self.inbox_bytes)
     }
+}
+
+/// The lines of a plan about peers behind queues; none if there are no queues.
+pub(crate) fn write_queues(
+    f: &mut std::fmt::Formatter<'_>,
+    images: u64,
+    queues: u64,
+    inbox: u64,
+) -> std::fmt::Result {
+    if [images, queues, inbox] == [0; 3] {
+        return Ok(());
+    }
+    write!(f, "\nhost memory for peers behind queues, if all others are such peers")?;
+    for (what, bytes) in [
+        ("images, all allocated with the first of them", images),
+        ("their queues", queues),
+        ("what they write", inbox),
+    ] {
+        if bytes > 0 {
+            write!(f, "\n  {:>10.1} MiB  {what}", bytes as f64 / f64::from(1 << 20))?;
+        }
+    }
+    Ok(())
 }
 
 /// The shape of the rows that a dispatch delivers.

@@ -49,13 +49,13 @@ pub(crate) fn empty_coll() -> sys::epw_coll {
     unsafe { initialised(sys::epw_coll_init) }
 }
 
-/// The sizes of a group's communicators, whose peers may be reached by `queues`. They hold for every rank, so errors name
-/// none.
-pub(crate) fn layout(config: &sys::epw_comm_config, queues: bool) -> Result<sys::epw_coll_layout> {
-    let mut layout = sys::epw_coll_layout::default();
+/// The sizes of a group's communicators. They hold for every rank, so errors name none.
+pub(crate) fn plan(config: &sys::epw_comm_config) -> Result<sys::epw_comm_sizes> {
+    // SAFETY: it is one of the header's init functions.
+    let mut sizes = unsafe { initialised(sys::epw_comm_sizes_init) };
     // SAFETY: both are valid for the call.
-    check_of_group(unsafe { sys::epw_coll_plan(config, queues, &mut layout) })?;
-    Ok(layout)
+    check_of_group(unsafe { sys::epw_comm_plan(config, &mut sizes) })?;
+    Ok(sizes)
 }
 
 impl Comm {

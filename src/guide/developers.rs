@@ -108,6 +108,10 @@
 //! (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own queue pair, of the verbs wire or of an mlx5
 //! adapter, long before a deadline. Only the rank to which the pair is connected may send this.
 //!
+//! Connecting to a software NIC ends when the other end has acknowledged a frame CONNECTED. It refuses this if its queue
+//! pair has taken entries from a former connection of this rank, whose end may arrive later than the request for an
+//! offer (`c/nic/soft/incoming.c`, `tie`); both queue pairs then break, and the next offer is of others.
+//!
 //! A queue pair is warmed up before its first operation, so that the adapter has already fetched its state and resolved
 //! its path. Connecting posts nothing, but the words that begin an epoch are posted on each lane's queue pair to each
 //! peer: `c/peer/membership.c`.

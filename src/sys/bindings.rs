@@ -794,11 +794,12 @@ unsafe extern "C" {
     /** Maps the window that `peer` exported for this rank. Every peer must be connected once before it may be
  active; this rank itself need not be. EPW_ERR_MISMATCH: a field of the configuration differs.
  EPW_ERR_FENCED: a former incarnation of this rank, which may be another buffer of this process, still has
- the peer's window mapped. Bounded by the deadline. No other call on the buffer waits for it; one that
- connects or disconnects the same peer meanwhile gets EPW_ERR_STATE.
- Connecting a peer again first disconnects it. While the peer is not active, any thread may call this at any
- time, also beside operations, none of which it waits for. An active peer must have been given up, and no
- lane may be held.*/
+ the peer's window mapped. EPW_ERR_PEER: its process has ended; or it has exported queues that serve a
+ former connection of this rank, whose end it had not noticed yet: let it export again. Bounded by the
+ deadline. No other call on the buffer waits for it; one that connects or disconnects the same peer
+ meanwhile gets EPW_ERR_STATE. Connecting a peer again first disconnects it. While the peer is not active,
+ any thread may call this at any time, also beside operations, none of which it waits for. An active peer
+ must have been given up, and no lane may be held.*/
     pub fn epw_buffer_connect(
         buffer: *mut epw_buffer,
         peer: u32,
@@ -1886,7 +1887,8 @@ unsafe extern "C" {
 pub struct epw_comm {
     _unused: [u8; 0],
 }
-/** All fields but `rank`, `paths`, the ordinal in `device` and `fabric` must be equal on every rank.
+/** All fields but `rank`, `paths`, the ordinal in `device`, `fabric` and `queue_depth` must be equal on every
+ rank.
 
  CUDA. Calls enqueue a kernel on the stream of their epw_call and return. Buffers are device memory. Who is
  missing is known only when the operation has run: `outcome` must be NULL; pass `work` to ask for it later,
@@ -1902,7 +1904,7 @@ pub struct epw_comm {
      peers too, go in pieces through rings, without what makes operations by windows alone fast: so leave
      EPW_PATH_QUEUE out where all peers map each other. Results are the same. The communicator then also
      takes pinned host memory: images and an inbox, each at most as large as the rings of all ranks, and the
-     queues.
+     queues. epw_comm_plan computes the sizes.
      Blocks that are uneven, or have offsets or rows, are limited to 96 ranks. Uneven ones always go as
      large operations do, once each pair of ranks has exchanged its counts and found them equal.
      `slots` and `slot_bytes` are for each thread block of a kernel; 0: 8 slots, and such a size that all
@@ -1937,7 +1939,8 @@ ranks take 16 MiB together, but at least 1 KiB and at most 32 KiB*/
 where queues are permitted. As in epw_config the SMs belong to this communicator: create
 it before a buffer that takes all that are free*/
     pub sms: u32,
-    pub reserved: u32,
+    /// as in epw_config; each rank may have its own
+    pub queue_depth: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -1982,8 +1985,8 @@ const _: () = {
         "Offset of field: epw_comm_config::sms",
     ][::core::mem::offset_of!(epw_comm_config, sms) - 56usize];
     [
-        "Offset of field: epw_comm_config::reserved",
-    ][::core::mem::offset_of!(epw_comm_config, reserved) - 60usize];
+        "Offset of field: epw_comm_config::queue_depth",
+    ][::core::mem::offset_of!(epw_comm_config, queue_depth) - 60usize];
 };
 impl Default for epw_comm_config {
     fn default() -> Self {
@@ -1996,6 +1999,82 @@ impl Default for epw_comm_config {
 }
 unsafe extern "C" {
     pub fn epw_comm_config_init(config: *mut epw_comm_config);
+}
+/// Sizes that follow from a configuration. Computed without allocating anything.
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct epw_comm_sizes {
+    /// sizeof(epw_comm_sizes)
+    pub size: u32,
+    /// of a ring, as chosen if `slots` is 0; likewise the next two
+    pub slots: u32,
+    /// that a slot carries
+    pub slot_bytes: u32,
+    /// CUDA: the most thread blocks of a kernel; 0 on the host
+    pub sms: u32,
+    /// signal words, and what goes with them
+    pub control_bytes: u64,
+    /// rings from all ranks, for collectives and for sends
+    pub ring_bytes: u64,
+    pub heap_bytes: u64,
+    /// sum of the above; a GPU takes 2 MiB at a time
+    pub window_bytes: u64,
+    /// what this rank writes for them
+    pub image_bytes: u64,
+    /// the queues: ring_bytes of epw_plan
+    pub queue_bytes: u64,
+    /// GPU only: what they write to this rank
+    pub inbox_bytes: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of epw_comm_sizes"][::core::mem::size_of::<epw_comm_sizes>() - 72usize];
+    ["Alignment of epw_comm_sizes"][::core::mem::align_of::<epw_comm_sizes>() - 8usize];
+    [
+        "Offset of field: epw_comm_sizes::size",
+    ][::core::mem::offset_of!(epw_comm_sizes, size) - 0usize];
+    [
+        "Offset of field: epw_comm_sizes::slots",
+    ][::core::mem::offset_of!(epw_comm_sizes, slots) - 4usize];
+    [
+        "Offset of field: epw_comm_sizes::slot_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, slot_bytes) - 8usize];
+    [
+        "Offset of field: epw_comm_sizes::sms",
+    ][::core::mem::offset_of!(epw_comm_sizes, sms) - 12usize];
+    [
+        "Offset of field: epw_comm_sizes::control_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, control_bytes) - 16usize];
+    [
+        "Offset of field: epw_comm_sizes::ring_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, ring_bytes) - 24usize];
+    [
+        "Offset of field: epw_comm_sizes::heap_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, heap_bytes) - 32usize];
+    [
+        "Offset of field: epw_comm_sizes::window_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, window_bytes) - 40usize];
+    [
+        "Offset of field: epw_comm_sizes::image_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, image_bytes) - 48usize];
+    [
+        "Offset of field: epw_comm_sizes::queue_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, queue_bytes) - 56usize];
+    [
+        "Offset of field: epw_comm_sizes::inbox_bytes",
+    ][::core::mem::offset_of!(epw_comm_sizes, inbox_bytes) - 64usize];
+};
+unsafe extern "C" {
+    pub fn epw_comm_sizes_init(sizes: *mut epw_comm_sizes);
+}
+unsafe extern "C" {
+    /** Checks `config` and computes its sizes. `paths` alone says whether there are queues: on a GPU the window is
+ another one with them, so leave EPW_PATH_QUEUE out of it if there will be no fabric. config [in], sizes
+ [in: size, out].*/
+    pub fn epw_comm_plan(
+        config: *const epw_comm_config,
+        sizes: *mut epw_comm_sizes,
+    ) -> epw_status;
 }
 unsafe extern "C" {
     /// As the functions of these names for a buffer.

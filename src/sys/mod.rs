@@ -218,30 +218,3 @@ unsafe extern "C" {
     pub fn epw_mlx5_probe(name: *const ::core::ffi::c_char, gpu: i32, out: *mut epw_probe_finding) -> u32;
     pub fn epw_mlx5_probe_fake(lacks: u64, gpu: i32, out: *mut epw_probe_finding) -> u32;
 }
-
-const _: () = assert!(size_of::<epw_coll_layout>() == 72, "c/coll/layout.h has the same");
-
-/// From `c/coll/layout.h`: the plan of a communicator.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub struct epw_coll_layout {
-    pub ranks: u32,
-    pub slots: u32,
-    pub slot_bytes: u32,
-    pub stride: u64,
-    pub control_offset: u64,
-    pub rings_offset: u64,
-    pub heap_offset: u64,
-    pub heap_bytes: u64,
-    pub window_bytes: u64,
-    pub blocks: u32,
-    pub entries: u32,
-}
-
-unsafe extern "C" {
-    pub fn epw_coll_plan(
-        config: *const epw_comm_config,
-        queues: bool,
-        out: *mut epw_coll_layout,
-    ) -> epw_status;
-}

@@ -96,21 +96,21 @@ static void what_no_nic_says_is_no_frame(void) {
     }
 }
 
-/* An ENDED frame names two pairs, and nothing else. */
-static void an_end_names_two_pairs(void) {
-    static const unsigned char expected[EPW_FRAME_BYTES] = {
-        [0] = 8, [4] = 0x33, 0x22, 0x11, [28] = 0x66, 0x55, 0x44};
-    const epw_frame ended = {.kind = EPW_FRAME_ENDED, .pair = 0x112233, .from = 0x445566};
+/* Frames ENDED and CONNECTED name two pairs, and nothing else. */
+static void some_name_two_pairs(uint8_t kind) {
+    const unsigned char expected[EPW_FRAME_BYTES] = {
+        [0] = kind, [4] = 0x33, 0x22, 0x11, [28] = 0x66, 0x55, 0x44};
+    const epw_frame frame = {.kind = kind, .pair = 0x112233, .from = 0x445566};
     unsigned char bytes[EPW_FRAME_BYTES];
     epw_frame read;
-    epw_frame_write(&ended, bytes);
+    epw_frame_write(&frame, bytes);
     CHECK(memcmp(bytes, expected, sizeof bytes) == 0 && epw_frame_parse(bytes, &read));
-    CHECK(read.kind == ended.kind && read.pair == ended.pair && read.from == ended.from);
+    CHECK(read.kind == kind && read.pair == frame.pair && read.from == frame.from);
     CHECK(!epw_frame_is_request(&read) && epw_frame_payload(&read) == 0);
     for (uint32_t i = 0; i < EPW_FRAME_BYTES; i++) {
         bool named = (i >= 4 && i < 8) || (i >= 28 && i < 32);
         bytes[i] ^= 0x40;
-        CHECK_MSG(epw_frame_parse(bytes, &read) == named, "byte %u", i);
+        CHECK_MSG(epw_frame_parse(bytes, &read) == named, "kind %u, byte %u", kind, i);
         bytes[i] ^= 0x40;
     }
 }
@@ -393,15 +393,84 @@ static void ends_are_told_with_who_says_so(void) {
     close_end(&e);
 }
 
+/* ---- connections of one pair ---- */
+
+/* What the NIC answers to a CONNECTED, and to a row after it, of pair `from` of the peer's end `fd`. */
+static epw_frame announced(const end *e, int fd, uint32_t from) {
+    epw_frame frame = {.kind = EPW_FRAME_CONNECTED, .pair = epw_pair_number(e->pair), .from = from};
+    end by = *e;
+    by.fd = fd;
+    say_rows(&by, frame, 1 << 30);
+    return hear_frame(&by);
+}
+
+static bool takes(const end *e, int fd, uint32_t from, uint32_t index) {
+    epw_frame frame = rows_of(e, 1, 100, 0);
+    end by = *e;
+    by.fd = fd;
+    frame.from = from;
+    frame.index = index;
+    say_rows(&by, frame, 1 << 30);
+    epw_frame answer = hear_frame(&by);
+    CHECK(answer.pair == from && answer.index == index);
+    return answer.kind == EPW_FRAME_ACK;
+}
+
+static bool is_acknowledged(epw_frame answer, uint32_t from) {
+    return answer.kind == EPW_FRAME_ACK && answer.pair == from && answer.index == UINT32_MAX;
+}
+
+static bool is_refused(epw_frame answer, uint32_t from) {
+    return answer.kind == EPW_FRAME_NAK && answer.pair == from && answer.index == 0;
+}
+
+/* Before the first row a later connection of the peer takes the place of an earlier one, also if that ends.
+ */
+static void an_unused_pair_is_of_the_latest_connection(void) {
+    end e;
+    open_end(&e);
+    uint64_t links[2];
+    int later = connect_by(&e, 1, &links[0]), stranger = connect_by(&e, 2, &links[1]);
+    CHECK(is_refused(announced(&e, stranger, 5), 5));
+    CHECK(is_acknowledged(announced(&e, e.fd, 7), 7));
+    CHECK(is_acknowledged(announced(&e, later, 8), 8));
+    CHECK(is_refused(announced(&e, e.fd, 7), 7));
+    CHECK(!takes(&e, e.fd, 7, 0) && takes(&e, later, 8, 0) && takes(&e, later, 8, 1));
+    CHECK(!epw_pair_broken(e.pair) && !epw_pair_is_closed(e.pair));
+    close(later);
+    close(stranger);
+    close_end(&e);
+}
+
+/* Afterwards a later one shows that the peer has replaced its end. */
+static void a_used_pair_ends_with_its_connection(void) {
+    end e;
+    open_end(&e);
+    uint64_t links[2];
+    int used = connect_by(&e, 1, &links[0]), later = connect_by(&e, 1, &links[1]);
+    CHECK(takes(&e, used, 7, 0));
+    CHECK(is_refused(announced(&e, e.fd, 6), 6)); /* an earlier one shows nothing */
+    CHECK(takes(&e, used, 7, 1) && !epw_pair_broken(e.pair));
+    CHECK(is_refused(announced(&e, later, 8), 8));
+    CHECK(epw_pair_broken(e.pair) && epw_pair_is_closed(e.pair));
+    CHECK(!takes(&e, used, 7, 2));
+    close(used);
+    close(later);
+    close_end(&e);
+}
+
 int main(void) {
     rows_of_a_range_share_a_frame();
     others_have_frames_of_their_own();
     what_no_nic_says_is_no_frame();
-    an_end_names_two_pairs();
+    some_name_two_pairs(8);
+    some_name_two_pairs(9);
     ends_are_told_with_who_says_so();
     rows_go_to_their_places_however_they_come();
     rows_that_leave_the_region_are_refused();
     a_range_is_sent_as_one_frame();
     acks_come_by_any_connection_of_the_peer();
+    an_unused_pair_is_of_the_latest_connection();
+    a_used_pair_ends_with_its_connection();
     return check_result("frames");
 }

@@ -18,6 +18,7 @@ static void macros_and_functions_agree(void) {
     SAME(epw_error_detail, epw_error_detail_init, EPW_ERROR_DETAIL_INIT);
     SAME(epw_config, epw_config_init, EPW_CONFIG_INIT);
     SAME(epw_plan, epw_plan_init, EPW_PLAN_INIT);
+    SAME(epw_comm_sizes, epw_comm_sizes_init, EPW_COMM_SIZES_INIT);
     SAME(epw_row_shape, epw_row_shape_init, EPW_ROW_SHAPE_INIT);
     SAME(epw_membership, epw_membership_init, EPW_MEMBERSHIP_INIT);
     SAME(epw_traffic, epw_traffic_init, EPW_TRAFFIC_INIT);

@@ -86,14 +86,31 @@ static epw_coll_areas areas_of(const epw_coll_window *w) {
     return a;
 }
 
+epw_coll_areas epw_coll_gpu_areas(const epw_comm_config *c) {
+    epw_coll_window w = shape_of(c, true);
+    return areas_of(&w);
+}
+
+epw_stretch epw_coll_gpu_footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
+    const epw_coll_areas *a = user;
+    (void)lane; /* there is one */
+    switch (area) {
+    case EPW_AREA_CONTROL:
+        return (epw_stretch){a->control_offset + source * a->control_stride, a->control_stride};
+    case EPW_AREA_ROWS:
+        return (epw_stretch){a->pieces_offset + source * a->pieces_stride, a->pieces_stride};
+    default:
+        return (epw_stretch){a->points_offset + source * a->points_stride, a->points_stride};
+    }
+}
+
 /* What operations have in flight to one peer, at most: in each slot a piece, its note and its count, and the
  * counts that answer the peer's; and the call. */
 static uint64_t queue_entries(const epw_coll_window *w) {
     return (uint64_t)epw_coll_rings_of(w) * w->slots * 4 + EPW_COLL_CALL_WORDS;
 }
 
-epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_coll_layout *out) {
-    epw_where where = {"create", (int)c->rank, -1};
+epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_where where, epw_coll_layout *out) {
     if (c->device < 0)
         return epw_fail(EPW_ERR_INVALID, where,
                         "config.device is %d, must be EPW_DEVICE_HOST or a CUDA ordinal", c->device);
@@ -308,16 +325,7 @@ static epw_mask suspects(void *user, epw_mask *silent) {
 
 /* Without queues nothing asks. */
 static epw_stretch footprint(void *user, uint32_t source, uint32_t lane, uint32_t area) {
-    const epw_coll_areas *a = &((const epw_comm *)user)->gpu->areas;
-    (void)lane; /* there is one */
-    switch (area) {
-    case EPW_AREA_CONTROL:
-        return (epw_stretch){a->control_offset + source * a->control_stride, a->control_stride};
-    case EPW_AREA_ROWS:
-        return (epw_stretch){a->pieces_offset + source * a->pieces_stride, a->pieces_stride};
-    default:
-        return (epw_stretch){a->points_offset + source * a->points_stride, a->points_stride};
-    }
+    return epw_coll_gpu_footprint(&((const epw_comm *)user)->gpu->areas, source, lane, area);
 }
 
 static void revoke(void *user, const epw_mask *members) {
@@ -336,8 +344,8 @@ const epw_peers_user epw_coll_gpu_user = {
     .revoke = revoke,
 };
 #else
-epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_coll_layout *out) {
-    (void)queues, (void)out;
-    return epw_fail(EPW_ERR_NO_PATH, (epw_where){"create", (int)c->rank, -1}, EPW_NO_CUDA);
+epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_where where, epw_coll_layout *out) {
+    (void)c, (void)queues, (void)out;
+    return epw_fail(EPW_ERR_NO_PATH, where, EPW_NO_CUDA);
 }
 #endif

@@ -8,7 +8,8 @@
 
 /* Plans a window in GPU memory; EPW_ERR_NO_PATH in a build without CUDA. All fields of the configuration that
  * do not concern the GPU have been checked. `queues`: peers may be reached by queues. */
-epw_status epw_coll_gpu_plan(const epw_comm_config *config, bool queues, epw_coll_layout *out);
+epw_status epw_coll_gpu_plan(const epw_comm_config *config, bool queues, epw_where where,
+                             epw_coll_layout *out);
 
 #ifdef EPW_CUDA
 
@@ -16,6 +17,11 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *config, bool queues, epw_col
 #include "peer/gpu_engine.h"
 
 #include <cuda_runtime_api.h>
+
+/* With queues, of a configuration that has been checked: the window's areas, and what a source writes.
+ * `user`: these areas. */
+epw_coll_areas epw_coll_gpu_areas(const epw_comm_config *config);
+epw_stretch epw_coll_gpu_footprint(void *user, uint32_t source, uint32_t lane, uint32_t area);
 
 /* Pinned host memory: written by kernels, or a copy of what they have written. */
 typedef struct epw_coll_pinned {

@@ -7,7 +7,9 @@
  * FETCH_ADD carries what is to be added to an 8-byte word: each is answered by an ANSWER with the bytes, or
  * with the word's previous value, and nothing of the queue pair is sent before that has arrived. A NAK names
  * the first entry that was refused, and ends the queue pair. An ENDED says that the sender's end of a queue
- * pair has ended whose entries an adapter carries, because an adapter does not tell the other end. */
+ * pair has ended whose entries an adapter carries, because an adapter does not tell the other end. A
+ * CONNECTED comes before all entries of a queue pair and is refused as they would be, so that its sender
+ * learns at once if the other end takes nothing from it. */
 #ifndef EPW_NIC_SOFT_FRAME_H
 #define EPW_NIC_SOFT_FRAME_H
 
@@ -28,7 +30,8 @@ enum {
     EPW_FRAME_READ = 5,
     EPW_FRAME_FETCH_ADD = 6,
     EPW_FRAME_ANSWER = 7,
-    EPW_FRAME_ENDED = 8
+    EPW_FRAME_ENDED = 8,
+    EPW_FRAME_CONNECTED = 9
 };
 
 typedef struct epw_frame {
@@ -36,7 +39,7 @@ typedef struct epw_frame {
     bool wants_ack;   /* WRITE, NOP */
     uint8_t syndrome; /* NAK */
     uint32_t pair;    /* of the receiver */
-    uint32_t from;    /* requests, and ENDED: the sender's queue pair, to which the answer goes */
+    uint32_t from;    /* requests, ENDED, CONNECTED: the sender's queue pair, to which the answer goes */
     uint32_t index;
     uint32_t key; /* WRITE, READ, FETCH_ADD: key of the region, and offset in it */
     uint64_t offset;

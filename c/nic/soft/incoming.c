@@ -21,16 +21,39 @@ static bool is_of(const epw_link *link, const epw_pair *pair) {
     return pair->options.peer == EPW_PAIR_ANY_PEER || pair->options.peer == link->peer;
 }
 
-/* The pair that takes a frame, NULL if it is refused. The first frame ties the pair to this connection. */
-static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndrome) {
-    epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
-    *syndrome = EPW_SYNDROME_REMOTE_ACCESS;
-    if (pair == NULL || pair->closed || !is_of(link, pair)) return NULL;
-    if (pair->from == NULL) {
-        pair->from = link;
-        pair->answers_to = frame->from;
+/* Ties the pair to this connection and to the pair at its other end, if it is not yet tied to another. One
+ * that has taken no request yet may still be tied to a later connection. One that has may not: the peer has
+ * replaced its end, and the end of its former connection is yet to arrive. */
+static bool tie(epw_link *link, epw_pair *pair, uint32_t sender) {
+    if (pair->from == link) return pair->answers_to == sender;
+    bool replaces = pair->from != NULL && pair->from->peer == link->peer && pair->from->id < link->id;
+    if (pair->from != NULL && !replaces) return false;
+    if (replaces && pair->taken) {
+        epw_pair_leave_replaced(pair);
+        return false;
     }
-    if (pair->from != link || pair->answers_to != frame->from) return NULL;
+    if (replaces) {
+        epw_link_drop_answerer(pair->from, pair);
+        pair->ack_due = false;
+    }
+    pair->from = link;
+    pair->answers_to = sender;
+    return true;
+}
+
+/* The pair of a frame, tied to this connection; NULL: the frame is refused. */
+static epw_pair *tied(epw_link *link) {
+    epw_pair *pair = epw_nic_pair(link->nic, link->frame.pair);
+    if (pair == NULL || pair->closed || !is_of(link, pair)) return NULL;
+    return tie(link, pair, link->frame.from) ? pair : NULL;
+}
+
+/* The pair that takes a request, NULL if it is refused. */
+static epw_pair *receiver(epw_link *link, const epw_frame *frame, uint8_t *syndrome) {
+    epw_pair *pair = tied(link);
+    *syndrome = EPW_SYNDROME_REMOTE_ACCESS;
+    if (pair == NULL) return NULL;
+    pair->taken = true;
     *syndrome = EPW_SYNDROME_REMOTE_REQUEST;
     if (frame->index - pair->expected < UINT32_C(1) << 31) return pair;
     pair->closed = true; /* this index has been taken already, which no connection's order permits */
@@ -117,6 +140,19 @@ static void end_request(epw_link *link, epw_pair *pair) {
     epw_link_has_answer(link, pair);
 }
 
+/* Acknowledged as an entry before the first one would be. */
+static void hear_connected(epw_link *link) {
+    epw_pair *pair = tied(link);
+    if (pair == NULL || epw_pair_broken(pair)) {
+        epw_link_refuse(link, &link->frame, EPW_SYNDROME_REMOTE_ACCESS);
+        return;
+    }
+    if (pair->taken) return;
+    pair->ack = pair->expected - 1;
+    pair->ack_due = true;
+    epw_link_has_answer(link, pair);
+}
+
 /* ---- answers, and frames of both kinds ---- */
 
 /* False: no answer is awaited. */
@@ -181,10 +217,15 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
         hear_end(link);
         return true;
     }
+    if (frame->kind == EPW_FRAME_CONNECTED) {
+        hear_connected(link);
+        return true;
+    }
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     bool is_ack = frame->kind == EPW_FRAME_ACK; /* which comes with what the peer sends, by its connection */
     if (pair == NULL || (is_ack ? !is_of(link, pair) || pair->link == NULL : pair->link != link))
         return true; /* it has been destroyed meanwhile */
+    if (is_ack) pair->heard = true;
     if (is_ack) return epw_pair_complete(pair, frame->index);
     epw_pair_fail(pair, frame->index, frame->syndrome);
     return true;

@@ -39,7 +39,7 @@ void epw_link_has_sender(epw_link *link, epw_pair *pair) {
     link->last_sender = pair;
 }
 
-static void drop_sender(epw_link *link, const epw_pair *pair) {
+void epw_link_drop_sender(epw_link *link, const epw_pair *pair) {
     epw_pair *kept = link->senders;
     link->senders = NULL;
     while (kept != NULL) {
@@ -60,7 +60,7 @@ void epw_link_has_answer(epw_link *link, epw_pair *pair) {
     link->answerers = pair;
 }
 
-static void drop_answerer(epw_link *link, epw_pair *pair) {
+void epw_link_drop_answerer(epw_link *link, epw_pair *pair) {
     for (epw_pair **at = &link->answerers; *at != NULL;) {
         if (*at == pair) {
             *at = pair->next_answerer;
@@ -94,8 +94,8 @@ void epw_link_stop(epw_link *link, const epw_pair *pair, bool answers) {
 }
 
 bool epw_link_forget(epw_link *link, epw_pair *pair) {
-    drop_sender(link, pair);
-    drop_answerer(link, pair);
+    epw_link_drop_sender(link, pair);
+    epw_link_drop_answerer(link, pair);
     epw_link_stop(link, pair, false);
     epw_link_stop(link, pair, true);
     return epw_link_copy_out(link);

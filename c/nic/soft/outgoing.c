@@ -88,6 +88,12 @@ static void add_end(epw_link *link, uint32_t pair, uint32_t from) {
     add_frame(link, &frame, 0);
 }
 
+static void add_connected(epw_link *link, epw_pair *pair) {
+    epw_frame frame = {.kind = EPW_FRAME_CONNECTED, .pair = pair->remote, .from = pair->number};
+    pair->announces = false;
+    add_frame(link, &frame, 0);
+}
+
 /* The bytes that a READ asked for, sent from where they lie, or the value that a FETCH_ADD found. */
 static void add_answer(epw_link *link, epw_pair *pair) {
     const epw_frame *asked = &pair->owed.request;
@@ -187,6 +193,7 @@ static void add_entries(epw_link *link) {
         epw_fetched entry;
         const unsigned char *bytes[EPW_FETCH_SEGMENTS];
         uint32_t turn = 0;
+        if (pair->announces) add_connected(link, pair);
         while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, bytes)) {
             if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
                 add_request(link, &frame, &entry, bytes);

@@ -344,12 +344,30 @@ void epw_pair_break(epw_pair *pair) {
 void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     epw_nic *nic = pair->nic;
     epw_nic_lock(nic);
+    if (pair->link != NULL) epw_link_drop_sender(pair->link, pair);
     pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
     epw_nic_poll(nic);
+}
+
+void epw_pair_announce(epw_pair *pair) {
+    epw_nic *nic = pair->nic;
+    epw_nic_lock(nic);
+    pair->announces = pair->link != NULL;
+    pair->heard = false;
+    if (pair->link != NULL) epw_link_has_sender(pair->link, pair);
+    epw_nic_unlock(nic);
+    epw_nic_poll(nic);
+}
+
+bool epw_pair_is_heard(epw_pair *pair) {
+    epw_nic_lock(pair->nic);
+    bool heard = pair->heard;
+    epw_nic_unlock(pair->nic);
+    return heard;
 }
 
 bool epw_pair_has_more(const epw_pair *pair) {
@@ -484,11 +502,17 @@ void epw_pair_fail(epw_pair *pair, uint32_t index, uint8_t syndrome) {
     epw_pair_fail_as(pair, index, syndrome, syndrome == EPW_SYNDROME_RETRIES ? VENDOR_LOST : 0);
 }
 
+void epw_pair_leave_replaced(epw_pair *pair) {
+    pair->closed = true;
+    epw_link_stop(pair->from, pair, false);
+    epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
+}
+
 void epw_pair_lose(epw_pair *pair, const epw_link *link) {
-    bool concerned = pair->link == link || pair->from == link;
+    bool concerned = pair->link == link || (pair->from == link && pair->taken);
     if (pair->from == link) {
         pair->from = NULL;
-        pair->closed = true;
+        pair->closed |= pair->taken;
         pair->ack_due = pair->owed.due = pair->answers = false;
     }
     if (pair->link == link) {

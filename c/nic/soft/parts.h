@@ -63,15 +63,19 @@ struct epw_pair {
     bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
     epw_pair_cause cause;
-    bool sends; /* in the link's list of those with entries */
+    bool announces; /* first of all, that it is connected, */
+    bool heard;     /* and the other end has acknowledged it */
+    bool sends;     /* in the link's list of those with entries */
     epw_pair *next_sender;
     epw_asked asked;
     epw_strict_pair *strict; /* NULL: it is not */
     epw_carried *carried;    /* NULL: there is no adapter to carry it */
 
-    /* Receiving, from the connection by which the first frame came. */
+    /* Receiving, from the connection by which the first frame came, or the latest that announced a pair of
+     * the peer before that. */
     epw_link *from;
-    bool closed; /* that connection is gone: nothing more is taken */
+    bool taken;  /* a request has come by it, so no other connection may take its place */
+    bool closed; /* nothing more is taken: that connection is gone, or the peer has replaced its end */
     uint32_t answers_to, expected, ack;
     bool ack_due;
     epw_owed owed;
@@ -208,6 +212,10 @@ void epw_pair_end_by_peer(epw_pair *pair);
 /* As epw_pair_break, but without taking the lock: the caller must wake the NIC's thread. */
 void epw_pair_give_up(epw_pair *pair);
 
+/* A later connection of its peer is for the pair too: whoever it has taken requests from has been replaced.
+ */
+void epw_pair_leave_replaced(epw_pair *pair);
+
 /* Its connection is gone. */
 void epw_pair_lose(epw_pair *pair, const epw_link *link);
 
@@ -256,6 +264,10 @@ bool epw_link_may_wait(const epw_link *link);
 
 /* The pair has entries to be fetched. */
 void epw_link_has_sender(epw_link *link, epw_pair *pair);
+
+/* It sends by another connection from now on; it receives by another one. */
+void epw_link_drop_sender(epw_link *link, const epw_pair *pair);
+void epw_link_drop_answerer(epw_link *link, epw_pair *pair);
 
 /* The pair has an answer to give. An ACK may wait for what the driver sends next. */
 void epw_link_has_answer(epw_link *link, epw_pair *pair);
