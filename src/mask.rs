@@ -207,6 +207,13 @@ impl FromIterator<u32> for Mask {
     }
 }
 
+/// `Mask::from([1, 4])`; ranks from 1024 on cannot be members and are left out.
+impl<const N: usize> From<[u32; N]> for Mask {
+    fn from(ranks: [u32; N]) -> Self {
+        ranks.into_iter().collect()
+    }
+}
+
 /// Reads what is printed: ranks and runs of ranks separated by commas, or `none`.
 impl FromStr for Mask {
     type Err = ParseNameError;
@@ -305,6 +312,12 @@ mod tests {
         a -= Mask::all(1);
         a &= Mask::all(5);
         assert_eq!(a.to_string(), "1-4");
+    }
+
+    #[test]
+    fn a_list_of_ranks_is_a_set() {
+        assert_eq!(Mask::from([1, 4, 1]).to_string(), "1,4");
+        assert_eq!(Mask::from([2, 1024]), Mask::from([2]));
     }
 
     #[test]

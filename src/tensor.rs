@@ -302,6 +302,15 @@ fn prefer_huge_pages(ptr: NonNull<u8>, bytes: usize) {
     }
 }
 
+/// A copy of the elements. Aborts, as `Vec` does, if the system has no memory left.
+impl<T: Element> From<&[T]> for HostBuffer<T> {
+    fn from(elements: &[T]) -> Self {
+        let mut buffer = Self::zeroed(elements.len());
+        buffer.copy_from_slice(elements);
+        buffer
+    }
+}
+
 impl<T: Element> Drop for HostBuffer<T> {
     fn drop(&mut self) {
         let bytes = (self.len * size_of::<T>()).max(1);
@@ -338,6 +347,13 @@ impl<T: Element> std::fmt::Debug for HostBuffer<T> {
 mod tests {
     use super::sealed::View as _;
     use super::*;
+
+    #[test]
+    fn a_buffer_of_elements_is_their_copy() {
+        let buffer = HostBuffer::from(&[1.0f32, 2.0][..]);
+        assert_eq!(buffer[..], [1.0, 2.0]);
+        assert_eq!(HostBuffer::<u8>::from(&[][..]).len(), 0);
+    }
 
     #[test]
     fn a_strided_view_must_fit_its_slice() {
