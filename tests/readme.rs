@@ -224,8 +224,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" failure \
-         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble limits wide wire comms prefill prefill_paths \
-         prefill_stress prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
+         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble limits wide wire comms registered prefill \
+         prefill_paths prefill_stress prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
         "needs GPUs; step cuda_kernels builds all of these programs",
     ),
     (
