@@ -1061,11 +1061,11 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
 
 /* Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
  * created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
- * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of
- * 16 bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce also
- * those that receive. An in-place all-to-all copies, and so does a broadcast.
- * EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses
- * it; epw_comm_destroy frees all of it. */
+ * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory (or in that of
+ * epw_comm_register), at multiples of 16 bytes, and blocks are multiples of 16 bytes. These buffers are those
+ * that send; of an all-reduce also those that receive. An in-place all-to-all copies, and so does a
+ * broadcast. EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no
+ * operation uses it; epw_comm_destroy frees all of it. */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
 
@@ -1094,11 +1094,12 @@ EPW_API void epw_comm_free(epw_comm *comm, void *memory);
  *
  * While this rank calls epw_comm_import_registration, epw_comm_lend, epw_comm_unmap or epw_comm_deregister,
  * no operation of it may be in flight: what was enqueued is waited for within the deadline, replays are the
- * caller's to await. Between the first unmapping of a range and its deregistration no rank may call an
- * operation on it, unless its owner has lent it to nobody before.
+ * caller's to await. Between the first unmapping of a range and its deregistration its owner must not use it
+ * in an operation, unless it has lent it to nobody before.
  *
- * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, 32 GiB together with heap_bytes, at most 8 ranks,
- * and no path by queues. EPW_ERR_STATE otherwise, and on the host, where it is not needed. */
+ * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, and 32 GiB together with heap_bytes.
+ * EPW_ERR_STATE in a communicator that permits queues or has more than 8 ranks, which reads no memory
+ * directly, and on the host, where memory need not be registered. */
 #define EPW_REGISTRATIONS_MAX     32
 #define EPW_REGISTRATION_BLOB_MAX 1152 /* the most bytes of an exported blob */
 

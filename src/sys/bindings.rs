@@ -2077,11 +2077,11 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
  created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
- copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of
- 16 bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce also
- those that receive. An in-place all-to-all copies, and so does a broadcast.
- EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses
- it; epw_comm_destroy frees all of it.*/
+ copy in between; on GPUs if on every rank all buffers that peers read lie in such memory (or in that of
+ epw_comm_register), at multiples of 16 bytes, and blocks are multiples of 16 bytes. These buffers are those
+ that send; of an all-reduce also those that receive. An in-place all-to-all copies, and so does a
+ broadcast. EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no
+ operation uses it; epw_comm_destroy frees all of it.*/
     pub fn epw_comm_alloc(
         comm: *mut epw_comm,
         bytes: u64,

@@ -113,26 +113,28 @@ static bool shares_out(const struct epw_coll_gpu *g, uint32_t kind, uint64_t byt
 
 /* ---- what peers may read ---- */
 
-/* Whether peers can find the buffer: where it lies in the heap, or in memory that is registered. */
-static bool can_be_lent(const epw_comm *comm, const unsigned char *buffer, uint64_t bytes, uint64_t *at) {
+/* Whether peers can find the buffer: where it lies in the heap, or in memory that is registered and, for a
+ * call that is not captured, lent now. What a replay may lend, its kernel finds out. */
+static bool can_be_lent(const epw_comm *comm, const epw_coll_args *args, const unsigned char *buffer,
+                        uint64_t bytes, uint64_t *at) {
     uint64_t offset = 0;
+    bool captured = args->ticket == 0;
     if (!epw_heap_holds(comm, buffer, bytes, &offset))
-        return epw_coll_gpu_find_registered(comm, buffer, bytes, at);
+        return epw_coll_gpu_find_registered(comm, buffer, bytes, captured, at);
     *at = offset - comm->layout.heap_offset;
     return *at + bytes <= EPW_COLL_LENT_MOST;
 }
 
-/* 0 if peers cannot find a buffer that they would read, or if the operation cannot be done so. Whether they
- * have mapped what is registered, the kernel finds out. A broadcast is faster by rings. */
+/* 0 if peers cannot find a buffer that they would read, or if the operation cannot be done so. A broadcast is
+ * faster by rings. */
 static uint64_t lent_of(const epw_comm *comm, const epw_coll_args *args) {
-    uint64_t send = 0, recv = 0, bytes = args->bytes,
-             sent = epw_coll_send_bytes(args->kind, args->ranks, bytes);
+    uint64_t send = 0, recv = 0, bytes = args->bytes;
+    uint64_t sent = epw_coll_send_bytes(args->kind, args->ranks, bytes);
     uint32_t reader = args->rank == args->root ? args->rank + 1 : args->root;
+    bool is_read = epw_coll_reads(args->kind, args->root, reader, args->rank);
     if (!args->bulk || args->ranks == 1 || args->kind == EPW_BROADCAST) return 0;
-    if (epw_coll_reads(args->kind, args->root, reader, args->rank) &&
-        !can_be_lent(comm, args->send, sent, &send))
-        return 0;
-    if (args->kind == EPW_ALL_REDUCE && !can_be_lent(comm, args->recv, bytes, &recv)) return 0;
+    if (is_read && !can_be_lent(comm, args, args->send, sent, &send)) return 0;
+    if (args->kind == EPW_ALL_REDUCE && !can_be_lent(comm, args, args->recv, bytes, &recv)) return 0;
     return epw_coll_lent(send, recv);
 }
 

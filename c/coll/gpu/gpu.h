@@ -97,8 +97,10 @@ void epw_coll_gpu_lay_out(const epw_comm *comm, const epw_coll *call, epw_coll_b
  * With the lock held. */
 void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares);
 
-/* Whether a buffer lies in registered memory, and at which offset of those that ranks tell each other. */
-bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, uint64_t *at);
+/* Whether a buffer lies in registered memory that is lent now or, with `later`, may be lent later; and at
+ * which offset of those that ranks tell each other. With the lock held. */
+bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, bool later,
+                                  uint64_t *at);
 
 /* Enqueues, on the floor's stream, which registered memory is lent to these members: what all of them have
  * mapped. With the lock held, in a scope of the GPU, and no kernel running. A cudaError_t. */

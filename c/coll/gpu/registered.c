@@ -118,10 +118,14 @@ static bool holds(const epw_coll_registered *at, uint64_t address, uint64_t byte
     return offset < at->bytes && bytes <= at->bytes - offset;
 }
 
-bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, uint64_t *at) {
+bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, bool later,
+                                  uint64_t *at) {
+    const struct epw_coll_gpu *g = comm->gpu;
     uint64_t address = (uint64_t)(uintptr_t)buffer;
-    for (const epw_coll_own *own = comm->gpu->own; own < comm->gpu->own + EPW_COLL_REGISTRATIONS; own++) {
-        if (own->id == 0 || !holds(&own->at, address, bytes)) continue;
+    for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS && g->registrations > 0; i++) {
+        const epw_coll_own *own = &g->own[i];
+        bool is_lent = g->pinned->registered[comm->config.rank][i].bytes > 0;
+        if (own->id == 0 || !holds(&own->at, address, bytes) || !(is_lent || later)) continue;
         *at = own->at.first + (address - (uint64_t)(uintptr_t)own->at.base);
         return true;
     }
