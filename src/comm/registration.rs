@@ -18,8 +18,8 @@ impl Comm {
     /// Registers memory of the program's on this communicator's GPU, from `cudaMalloc` for example, at a device address
     /// that is a multiple of 16: large operations on it are as fast as on memory of [`Comm::alloc_gpu`], see
     /// [Memory](super#memory). Views of it are those of any GPU memory. All members call this, equally often and in the
-    /// same order, with memory of any size; ranks that will read each other's map the whole allocation. `group` is that
-    /// with which the communicator was created, or its parent.
+    /// same order, with memory of any size; peers map the whole allocation in which it lies. `group` is that with which
+    /// the communicator was created, or, of a subset, its parent.
     ///
     /// No operation of the communicator may be in flight: what was enqueued is waited for within the
     /// [deadline](super::CommConfig::deadline), replays are the caller's to await. Graphs that are to use this must be

@@ -188,7 +188,7 @@ static void refused_memory(void) {
     REQUIRE_REFUSED(epw_comm_register(comm, memory + 4, 64, &id), EPW_ERR_INVALID, "multiple of 16");
     REQUIRE_REFUSED(epw_comm_register(comm, memory, 0, &id), EPW_ERR_INVALID, "bytes is 0");
     REQUIRE_REFUSED(epw_comm_register(comm, memory, UINT64_MAX, &id), EPW_ERR_INVALID, "bytes is");
-    REQUIRE_REFUSED(epw_comm_register(comm, all[0].buffers[RECV] + 64, BYTES, &id), EPW_ERR_INVALID,
+    REQUIRE_REFUSED(epw_comm_register(comm, all[0].buffers[RECV], BYTES + (4 << 20), &id), EPW_ERR_INVALID,
                     "the allocation of");
     REQUIRE_REFUSED(epw_comm_register(comm, values, 64, &id), EPW_ERR_INVALID, "not memory of a GPU");
     REQUIRE_CUDA(cudaSetDevice(all[0].device));

@@ -144,7 +144,7 @@ static epw_status check_memory(const epw_comm *comm, const void *memory, uint64_
     if (bytes == 0 || bytes > EPW_COLL_LENT_MOST)
         return epw_fail(EPW_ERR_INVALID, where, "bytes is %llu, must be in [1, %llu]",
                         (unsigned long long)bytes, (unsigned long long)EPW_COLL_LENT_MOST);
-    if (overlap(at, bytes, window, comm->layout.window_bytes))
+    if (at - window < comm->layout.window_bytes)
         return epw_fail(EPW_ERR_INVALID, where,
                         "memory is the communicator's own: what epw_comm_alloc gave need not be registered");
     for (const epw_coll_own *own = comm->gpu->own; own < comm->gpu->own + EPW_COLL_REGISTRATIONS; own++)
