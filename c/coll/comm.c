@@ -135,7 +135,18 @@ static bool leave_gpu(epw_comm *comm, bool inherited) {
 static bool take_gpu_fault(epw_comm *comm) {
     return comm->gpu != NULL && epw_coll_gpu_take_fault(comm);
 }
+
+/* After the peer was connected or disconnected, even if that has failed. */
+static epw_status forget_former(epw_comm *comm, uint32_t peer, epw_status status) {
+    epw_coll_gpu_forget_registered(comm, peer);
+    return status;
+}
 #else
+static epw_status forget_former(epw_comm *comm, uint32_t peer, epw_status status) {
+    (void)comm, (void)peer;
+    return status;
+}
+
 static bool take_gpu_fault(epw_comm *comm) {
     (void)comm;
     return false;
@@ -275,12 +286,14 @@ epw_status epw_comm_connect(epw_comm *comm, uint32_t peer, const void *blob, siz
 epw_status epw_comm_connect_within(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
                                    uint64_t deadline_ns) {
     epw_status status = check(comm, "connect");
-    return status == EPW_OK ? epw_peers_connect(&comm->peers, peer, blob, length, deadline_ns) : status;
+    if (status != EPW_OK) return status;
+    return forget_former(comm, peer, epw_peers_connect(&comm->peers, peer, blob, length, deadline_ns));
 }
 
 epw_status epw_comm_disconnect(epw_comm *comm, uint32_t peer) {
     epw_status status = check(comm, "disconnect");
-    return status == EPW_OK ? epw_peers_disconnect(&comm->peers, peer) : status;
+    if (status != EPW_OK) return status;
+    return forget_former(comm, peer, epw_peers_disconnect(&comm->peers, peer));
 }
 
 epw_status epw_comm_probe(epw_comm *comm, uint32_t peer, uint64_t timeout_ns) {

@@ -36,8 +36,10 @@ static const entry entries[] = {
     ENTRY("cuMemGetAllocationGranularity", 10020, granularity),
     ENTRY("cuMemExportToShareableHandle", 10020, export_handle),
     ENTRY("cuMemImportFromShareableHandle", 10020, import_handle),
+    ENTRY("cuMemRetainAllocationHandle", 11000, retain_handle),
     ENTRY("cuMemGetAddressRange", 3020, address_range),
     ENTRY("cuMemGetHandleForAddressRange", 11070, range_handle),
+    ENTRY("cuPointerGetAttribute", 4000, pointer_get),
     ENTRY("cuPointerSetAttribute", 6000, pointer_set),
 };
 

@@ -27,8 +27,10 @@ typedef struct epw_cuda_driver {
     PFN_cuMemGetAllocationGranularity_v10020 granularity;
     PFN_cuMemExportToShareableHandle_v10020 export_handle;
     PFN_cuMemImportFromShareableHandle_v10020 import_handle;
+    PFN_cuMemRetainAllocationHandle_v11000 retain_handle;
     PFN_cuMemGetAddressRange_v3020 address_range;
     PFN_cuMemGetHandleForAddressRange_v11070 range_handle;
+    PFN_cuPointerGetAttribute_v4000 pointer_get;
     PFN_cuPointerSetAttribute_v6000 pointer_set;
 } epw_cuda_driver;
 

@@ -178,6 +178,13 @@ static CUresult vmm_map(CUmemGenericAllocationHandle handle, uint64_t bytes, int
     return CUDA_SUCCESS;
 }
 
+static CUresult vmm_export(CUmemGenericAllocationHandle handle, int *fd) {
+    CUresult error =
+        epw_cuda_driver_get()->export_handle(fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (error == CUDA_SUCCESS) (void)fcntl(*fd, F_SETFD, FD_CLOEXEC);
+    return error;
+}
+
 /* CUDA_ERROR_NOT_SUPPORTED and similar errors mean that the driver, a container's rules or a virtual GPU does
  * not permit such handles: the caller may then try another path. */
 static CUresult vmm_create(int32_t ordinal, uint64_t bytes, epw_memory *out, const char **call) {
@@ -193,9 +200,8 @@ static CUresult vmm_create(int32_t ordinal, uint64_t bytes, epw_memory *out, con
     error = driver->create(&handle, bytes, &properties, 0);
     if (error != CUDA_SUCCESS) return error;
     *call = "cuMemExportToShareableHandle";
-    error = driver->export_handle(&out->fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    error = vmm_export(handle, &out->fd);
     if (error == CUDA_SUCCESS) {
-        (void)fcntl(out->fd, F_SETFD, FD_CLOEXEC);
         error = vmm_map(handle, bytes, ordinal, &out->base, call);
         if (error != CUDA_SUCCESS) close(out->fd);
     }
@@ -245,14 +251,18 @@ static epw_status seal_handle(const cudaIpcMemHandle_t *handle, epw_where where,
     return EPW_OK;
 }
 
+static epw_status ipc_export(void *memory, epw_where where, int *fd) {
+    cudaIpcMemHandle_t handle;
+    cudaError_t error = cudaIpcGetMemHandle(&handle, memory);
+    return error == cudaSuccess ? seal_handle(&handle, where, fd)
+                                : epw_fail_cuda(error, where, "cudaIpcGetMemHandle");
+}
+
 static epw_status ipc_create(uint64_t bytes, epw_where where, epw_memory *out) {
     void *memory = NULL;
-    cudaIpcMemHandle_t handle;
     cudaError_t error = cudaMalloc(&memory, bytes);
     if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaMalloc of a window");
-    error = cudaIpcGetMemHandle(&handle, memory);
-    epw_status status = error == cudaSuccess ? seal_handle(&handle, where, &out->fd)
-                                             : epw_fail_cuda(error, where, "cudaIpcGetMemHandle");
+    epw_status status = ipc_export(memory, where, &out->fd);
     if (status != EPW_OK) {
         (void)cudaFree(memory);
         return status;
@@ -290,10 +300,70 @@ static epw_status ipc_open(int fd, uint64_t bytes, epw_where where, unsigned cha
                     found, (unsigned long long)bytes);
 }
 
+/* ---- the caller's memory ------------------------------------------------------------------------ */
+
+#define SHAREABLE "register memory of cudaMalloc or epw_comm_alloc"
+
+static epw_status check_is_on(int32_t ordinal, const void *memory, epw_where where) {
+    struct cudaPointerAttributes found;
+    cudaError_t error = cudaPointerGetAttributes(&found, memory);
+    if (error != cudaSuccess) return epw_fail_cuda(error, where, "cudaPointerGetAttributes");
+    if (found.type != cudaMemoryTypeDevice)
+        return epw_fail(EPW_ERR_INVALID, where, "memory is %s, which peers cannot map: " SHAREABLE,
+                        found.type == cudaMemoryTypeManaged ? "managed memory" : "not memory of a GPU");
+    if (found.device == ordinal) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, where, "memory is on GPU %d, config.device is %d", found.device,
+                    (int)ordinal);
+}
+
+/* Finds the allocation that holds all the bytes. */
+static epw_status find_allocation(const void *memory, uint64_t bytes, epw_where where, epw_memory *out) {
+    CUdeviceptr base = 0, at = (CUdeviceptr)(uintptr_t)memory;
+    size_t size = 0;
+    CUresult error = epw_cuda_driver_get()->address_range(&base, &size, at);
+    if (error != CUDA_SUCCESS) return epw_fail_cuda((int)error, where, "cuMemGetAddressRange");
+    if (at - base > size || bytes > size - (at - base))
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "bytes is %llu: the allocation of %zu bytes has only %llu from `memory` on",
+                        (unsigned long long)bytes, size, (unsigned long long)(size - (at - base)));
+    out->base = (unsigned char *)(uintptr_t)base;
+    out->bytes = size;
+    return EPW_OK;
+}
+
+/* Memory of cudaMalloc has an IPC handle. Of the rest, only memory that was mapped by VMM functions can have
+ * a handle, if its creator has asked for one that is a file descriptor. */
+static epw_status export_allocation(epw_where where, epw_memory *out) {
+    const epw_cuda_driver *driver = epw_cuda_driver_get();
+    CUdeviceptr at = (CUdeviceptr)(uintptr_t)out->base;
+    CUmemGenericAllocationHandle handle;
+    CUmemoryPool pool = NULL;
+    int has_handle = 0;
+    (void)driver->pointer_get(&has_handle, CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at);
+    out->origin.path = has_handle ? EPW_PATH_IPC : EPW_PATH_VMM;
+    if (has_handle) return ipc_export(out->base, where, &out->fd);
+    (void)driver->pointer_get(&pool, CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE, at);
+    if (pool != NULL)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "memory is of a pool (cudaMallocAsync), which peers cannot map: " SHAREABLE);
+    CUresult error = driver->retain_handle(&handle, out->base);
+    if (error == CUDA_SUCCESS) {
+        error = vmm_export(handle, &out->fd);
+        (void)driver->release(handle);
+    }
+    if (error == CUDA_SUCCESS) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, where,
+                    "memory has no handle by which peers can map it (CUDA error %d): " SHAREABLE
+                    ", or create it by cuMemCreate with CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR",
+                    (int)error);
+}
+
 /* ---- the device --------------------------------------------------------------------------------- */
 
 static void free_memory(epw_memory *memory) {
-    if (memory->origin.path == EPW_PATH_VMM) {
+    if (memory->borrowed) {
+        /* its owner frees it */
+    } else if (memory->origin.path == EPW_PATH_VMM) {
         vmm_unmap(memory->base, memory->bytes);
     } else {
         (void)cudaFree(memory->base);
@@ -341,6 +411,20 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
         status = epw_cuda_zero(out->base, out->bytes, where);
         if (status != EPW_OK) free_memory(out);
     }
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
+static epw_status cuda_adopt(int32_t ordinal, void *memory, uint64_t bytes, epw_where where,
+                             epw_memory *out) {
+    epw_cuda_scope scope = {0};
+    epw_status status = epw_cuda_enter_relaxed(ordinal, where, &scope);
+    if (status != EPW_OK) return status;
+    *out = (epw_memory){.fd = -1, .ordinal = ordinal, .borrowed = true};
+    status = check_is_on(ordinal, memory, where);
+    if (status == EPW_OK) status = find_allocation(memory, bytes, where, out);
+    if (status == EPW_OK) status = uuid_of(ordinal, where, out->origin.gpu);
+    if (status == EPW_OK) status = export_allocation(where, out);
     epw_cuda_leave_relaxed(&scope);
     return status;
 }
@@ -413,6 +497,7 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
 }
 
 /* Never called, since no memory can be created. */
+#define cuda_adopt   NULL
 #define cuda_destroy NULL
 #define cuda_map     NULL
 #define cuda_unmap   NULL
@@ -423,6 +508,7 @@ static epw_status cuda_create(int32_t ordinal, uint32_t paths, uint64_t bytes, e
 const epw_device epw_device_cuda = {
     .name = "cuda",
     .create = cuda_create,
+    .adopt = cuda_adopt,
     .destroy = cuda_destroy,
     .map = cuda_map,
     .unmap = cuda_unmap,

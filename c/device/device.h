@@ -3,6 +3,7 @@
 #ifndef EPW_DEVICE_DEVICE_H
 #define EPW_DEVICE_DEVICE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -22,6 +23,7 @@ typedef struct epw_memory {
     int32_t ordinal; /* ordinal, in this process, of the GPU that holds it or for which it is mapped; host:
                       * -1 */
     epw_origin origin;
+    bool borrowed; /* it belongs to the caller, see adopt */
 } epw_memory;
 
 /* Any thread may call these; one epw_memory belongs to one caller. `where` names the public operation in
@@ -34,7 +36,13 @@ typedef struct epw_device {
      * inherit the mapping. EPW_ERR_NO_MEMORY, EPW_ERR_SYSTEM, or EPW_ERR_NO_PATH naming what is missing. */
     epw_status (*create)(int32_t ordinal, uint32_t paths, uint64_t bytes, epw_where where, epw_memory *out);
 
-    /* Undoes create: unmaps and closes the fd. The memory must no longer be in use. */
+    /* Makes memory that the caller has allocated on this GPU mappable like that of create: the whole
+     * allocation in which these bytes lie, out->base and out->bytes. It stays the caller's. Not for the host.
+     * EPW_ERR_INVALID, naming `memory` or `bytes`, if they are not in one allocation that can be mapped. */
+    epw_status (*adopt)(int32_t ordinal, void *memory, uint64_t bytes, epw_where where, epw_memory *out);
+
+    /* Undoes create or adopt: unmaps what it has created, and closes the fd. The memory must no longer be in
+     * use. */
     void (*destroy)(epw_memory *memory);
 
     /* Maps memory that another process created, after checking that it is `bytes` long and can never become

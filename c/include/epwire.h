@@ -1091,13 +1091,81 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
 
 /* Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
  * created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
- * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of
- * 16 bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce also
- * those that receive. An in-place all-to-all copies, and so does a broadcast.
- * EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses
- * it; epw_comm_destroy frees all of it. */
+ * copy in between; on GPUs if on every rank all buffers that peers read lie in such memory (or in that of
+ * epw_comm_register), at multiples of 16 bytes, and blocks are multiples of 16 bytes. These buffers are those
+ * that send; of an all-reduce also those that receive. An in-place all-to-all copies, and so does a
+ * broadcast. EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no
+ * operation uses it; epw_comm_destroy frees all of it. */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
+
+/* ---- memory of the caller's, on GPUs ----
+ *
+ * Large operations on memory of epw_comm_alloc are read directly by peers. Registration gives that to memory
+ * that the caller has allocated by cudaMalloc, or by cuMemCreate with a POSIX file descriptor as handle type.
+ * Each rank registers its own ranges, of any size, and each peer maps them:
+ *
+ *     epw_comm_register                 the owner; then, for each peer:
+ *     epw_comm_export_registration      the owner; the program carries the blob to the peer
+ *     epw_comm_import_registration      the peer
+ *     epw_comm_lend                     the owner, once it has been told who has imported it
+ *
+ * From then on buffers in it are used as those of epw_comm_alloc are. An operation takes this way if on every
+ * rank all buffers that peers read are in memory of either kind, and what is registered was lent to all
+ * current members. Otherwise all ranks use rings, with the same result. A graph must be captured after
+ * epw_comm_register; its replays find out anew what is lent.
+ *
+ * The way back: each peer unmaps it, then the owner deregisters it, and only then may the memory be freed.
+ * CUDA does not define what happens if memory is freed that another process has mapped by CUDA IPC. Peers
+ * also unmap it when they disconnect the owner, connect another incarnation of it, or destroy their
+ * communicator. epw_comm_destroy of the owner deregisters everything, but the memory must stay until peers
+ * have unmapped it. A rank that is connected anew is lent nothing until the memory is exported to it,
+ * imported and lent again.
+ *
+ * While this rank calls epw_comm_import_registration, epw_comm_lend, epw_comm_unmap or epw_comm_deregister,
+ * no operation of it may be in flight: what was enqueued is waited for within the deadline, replays are the
+ * caller's to await. Between the first unmapping of a range and its deregistration its owner must not use it
+ * in an operation, unless it has lent it to nobody before.
+ *
+ * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, and 32 GiB together with heap_bytes.
+ * EPW_ERR_STATE in a communicator that permits queues or has more than 8 ranks, which reads no memory
+ * directly, and on the host, where memory need not be registered. */
+#define EPW_REGISTRATIONS_MAX     32
+#define EPW_REGISTRATION_BLOB_MAX 1152 /* the most bytes of an exported blob */
+
+/* A running number of the rank that has registered the memory, from 1. */
+typedef uint64_t epw_registration;
+
+/* Registers memory of this communicator's GPU, which begins at a multiple of 16 and lies in one allocation.
+ * Nobody reads it yet. Peers map the whole allocation (CUDA also shares the 2 MiB in which a small one lies),
+ * so they must be trusted with all of it. registration [out].
+ * EPW_ERR_INVALID: host memory, managed memory, memory of a pool (cudaMallocAsync) or of another GPU, which
+ * peers cannot map; memory that is registered already, or is the communicator's own. EPW_ERR_LIMIT: see
+ * above. */
+EPW_API epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes,
+                                     epw_registration *registration);
+
+/* Writes what `peer` needs to map it. As epw_comm_export, to be carried over a channel that you trust. blob
+ * [out, EPW_REGISTRATION_BLOB_MAX bytes], length [out]. */
+EPW_API epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registration, uint32_t peer,
+                                                void *blob, size_t *length);
+
+/* Maps what `peer`, which is connected, exported for this rank. Bounded by the deadline. registration [out]:
+ * the peer's number of it. EPW_ERR_STATE: it is mapped already, or another incarnation of the peer is
+ * connected. Otherwise as epw_comm_connect. */
+EPW_API epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const void *blob,
+                                                size_t length, epw_registration *registration);
+
+/* From now on lends it to these ranks, which have mapped it, and to no others: `ranks` replaces what was said
+ * before. This rank itself may be missing. EPW_ERR_STATE: one of them is not connected. */
+EPW_API epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks);
+
+/* Unmaps the peer's registration, if it is mapped. */
+EPW_API epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration registration);
+
+/* Ends this rank's registration. EPW_ERR_STATE: a peer, which is named, still has it mapped; the mappings of
+ * a process that has ended are gone. After an error the memory must not be freed. */
+EPW_API epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration);
 
 /* Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was
  * dropped, or ranks had called different operations. Complete here does not mean complete everywhere: a

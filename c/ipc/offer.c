@@ -38,9 +38,7 @@ static epw_offer **own_offers(void) {
     return &offers;
 }
 
-epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
-                            epw_offer **out) {
-    const epw_device *device = epw_device_of(ordinal);
+static epw_status make(const epw_device *device, uint32_t ranks, epw_where where, epw_offer **out) {
     epw_offer *offer = calloc(1, sizeof *offer + ranks * sizeof(lease));
     if (offer == NULL)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the leases of %u ranks", (unsigned)ranks);
@@ -50,7 +48,16 @@ epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uin
     atomic_init(&offer->references, 1);
     epw_status status = epw_process_ready(where);
     if (status == EPW_OK) status = epw_nonce_make(where, &offer->nonce);
-    if (status == EPW_OK) status = device->create(ordinal, paths, bytes, where, &offer->memory);
+    if (status != EPW_OK) {
+        free(offer);
+        return status;
+    }
+    *out = offer;
+    return EPW_OK;
+}
+
+/* Adds an offer to the list; `status`: whether it has got its memory. */
+static epw_status publish(epw_offer *offer, epw_status status, epw_where where, epw_offer **out) {
     if (status != EPW_OK) {
         free(offer);
         return status;
@@ -64,12 +71,30 @@ epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uin
     }
     epw_process_unlock();
     if (!kept) {
-        device->destroy(&offer->memory);
+        offer->device->destroy(&offer->memory);
         free(offer);
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register the window");
     }
     *out = offer;
     return EPW_OK;
+}
+
+epw_status epw_offer_create(int32_t ordinal, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
+                            epw_offer **out) {
+    const epw_device *device = epw_device_of(ordinal);
+    epw_offer *offer = NULL;
+    epw_status status = make(device, ranks, where, &offer);
+    if (status != EPW_OK) return status;
+    return publish(offer, device->create(ordinal, paths, bytes, where, &offer->memory), where, out);
+}
+
+epw_status epw_offer_adopt(int32_t ordinal, uint32_t ranks, void *memory, uint64_t bytes, epw_where where,
+                           epw_offer **out) {
+    const epw_device *device = epw_device_of(ordinal);
+    epw_offer *offer = NULL;
+    epw_status status = make(device, ranks, where, &offer);
+    if (status != EPW_OK) return status;
+    return publish(offer, device->adopt(ordinal, memory, bytes, where, &offer->memory), where, out);
 }
 
 const epw_device *epw_offer_device(const epw_offer *offer) {
@@ -165,4 +190,10 @@ epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_hold
 
 void epw_lease_end(epw_offer *offer, uint32_t rank) {
     offer->leases[rank].times--;
+}
+
+bool epw_lease_is_held(const epw_offer *offer, uint32_t *rank) {
+    for (*rank = 0; *rank < offer->ranks; ++*rank)
+        if (offer->leases[*rank].times > 0) return true;
+    return false;
 }

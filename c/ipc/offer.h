@@ -24,6 +24,10 @@ typedef struct epw_holder {
 epw_status epw_offer_create(int32_t device, uint32_t paths, uint32_t ranks, uint64_t bytes, epw_where where,
                             epw_offer **out);
 
+/* The same of memory that the caller has allocated on a GPU, see epw_device.adopt. */
+epw_status epw_offer_adopt(int32_t device, uint32_t ranks, void *memory, uint64_t bytes, epw_where where,
+                           epw_offer **out);
+
 /* The device, memory and nonce, valid while a reference is held. */
 const epw_device *epw_offer_device(const epw_offer *offer);
 const epw_memory *epw_offer_memory(const epw_offer *offer);
@@ -74,5 +78,8 @@ epw_lease_verdict epw_lease_take(epw_offer *offer, uint32_t rank, const epw_hold
 
 /* Undoes one epw_lease_take. Called with the lock held. */
 void epw_lease_end(epw_offer *offer, uint32_t rank);
+
+/* Whether some rank's lease is held; *rank [out]: the first of them. Called with the lock held. */
+bool epw_lease_is_held(const epw_offer *offer, uint32_t *rank);
 
 #endif

@@ -235,6 +235,18 @@ epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer) {
     return status;
 }
 
+epw_status epw_peers_connected(epw_peers *peers, epw_where where, epw_nonce *window, uint64_t *incarnation) {
+    uint32_t peer = (uint32_t)where.peer;
+    epw_status status = check_other(peers, where.op, peer);
+    if (status != EPW_OK) return status;
+    lock(peers);
+    *incarnation = epw_mask_has(&peers->connecting, peer) ? 0 : epw_incarnation_of(peers, peer);
+    if (*incarnation != 0) *window = *epw_import_window(peers->imports[peer]);
+    unlock(peers);
+    if (*incarnation != 0) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
+}
+
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer) {
     if (peer >= peers->ranks) return EPW_PATH_NONE;
     lock(peers);

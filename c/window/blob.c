@@ -17,6 +17,10 @@ static uint64_t hash_more(uint64_t hash, const void *bytes, size_t length) {
     return hash;
 }
 
+uint64_t epw_blob_sum(const void *bytes, size_t length) {
+    return hash_more(HASH_BEGIN, bytes, length);
+}
+
 /* ---- the terms ---- */
 
 /* Includes each name's terminator, so that no two lists of names hash alike by concatenation. */
@@ -122,7 +126,7 @@ size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes) {
     put(&at, blob->term_count, 4);
     put(&at, blob->term_names, 8);
     for (uint32_t i = 0; i < blob->term_count; i++) put(&at, blob->terms[i], 8);
-    put(&at, hash_more(HASH_BEGIN, bytes, (size_t)(at - bytes)), CHECKSUM_BYTES);
+    put(&at, epw_blob_sum(bytes, (size_t)(at - bytes)), CHECKSUM_BYTES);
     return (size_t)(at - bytes);
 }
 
@@ -152,7 +156,7 @@ epw_status epw_blob_parse(const void *bytes, size_t length, epw_where where, epw
         return epw_fail(EPW_ERR_INVALID, where, "the blob was cut or lengthened on the way, to %zu bytes",
                         length);
     const unsigned char *sum_at = (const unsigned char *)bytes + length - CHECKSUM_BYTES;
-    if (take(&sum_at, CHECKSUM_BYTES) != hash_more(HASH_BEGIN, bytes, length - CHECKSUM_BYTES))
+    if (take(&sum_at, CHECKSUM_BYTES) != epw_blob_sum(bytes, length - CHECKSUM_BYTES))
         return epw_fail(EPW_ERR_INVALID, where,
                         "the blob was cut or damaged on the way: the checksum of its %zu bytes is wrong",
                         length);

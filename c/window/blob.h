@@ -35,6 +35,9 @@ typedef struct epw_blob {
 /* Puts the terms of a window's options into a blob. */
 void epw_blob_set_terms(epw_blob *blob, const epw_term *terms, uint32_t count);
 
+/* The checksum of bytes that are carried around. */
+uint64_t epw_blob_sum(const void *bytes, size_t length);
+
 /* Writes the blob and returns its length, EPW_BLOB_MAX at most. */
 size_t epw_blob_write(const epw_blob *blob, unsigned char *bytes);
 

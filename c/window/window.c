@@ -37,8 +37,8 @@ struct epw_import {
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
 
-epw_status epw_window_create(const epw_window_options *options, epw_window **out) {
-    epw_where where = {"create", (int)options->rank, -1};
+/* Describes a window, without its offer. */
+static epw_status describe(const epw_window_options *options, epw_where where, epw_window **out) {
     if (options->term_count > EPW_TERMS_MAX)
         return epw_fail(EPW_ERR_LIMIT, where, "%u fields must be equal, at most %d can be",
                         (unsigned)options->term_count, EPW_TERMS_MAX);
@@ -47,15 +47,51 @@ epw_status epw_window_create(const epw_window_options *options, epw_window **out
     window->options = *options;
     for (uint32_t i = 0; i < options->term_count; i++) window->terms[i] = options->terms[i];
     window->options.terms = window->terms;
-    epw_status status = epw_offer_create(options->device, options->paths, options->ranks, options->bytes,
-                                         where, &window->offer);
+    window->generation = epw_process_generation();
+    *out = window;
+    return EPW_OK;
+}
+
+epw_status epw_window_create(const epw_window_options *options, epw_window **out) {
+    epw_where where = {"create", (int)options->rank, -1};
+    epw_window *window = NULL;
+    epw_status status = describe(options, where, &window);
+    if (status != EPW_OK) return status;
+    status = epw_offer_create(options->device, options->paths, options->ranks, options->bytes, where,
+                              &window->offer);
     if (status != EPW_OK) {
         free(window);
         return status;
     }
-    window->generation = epw_process_generation();
     *out = window;
     return EPW_OK;
+}
+
+epw_status epw_window_adopt(epw_window *like, void *memory, uint64_t bytes, epw_where where, uint64_t *offset,
+                            epw_window **out) {
+    epw_window *window = NULL;
+    epw_status status = describe(&like->options, where, &window);
+    if (status != EPW_OK) return status;
+    status = epw_offer_adopt(like->options.device, like->options.ranks, memory, bytes, where, &window->offer);
+    if (status != EPW_OK) {
+        free(window);
+        return status;
+    }
+    *offset = (uint64_t)((unsigned char *)memory - epw_window_base(window));
+    *out = window;
+    return EPW_OK;
+}
+
+bool epw_window_retire(epw_window *window, uint32_t *holder) {
+    epw_process_lock();
+    bool held = epw_lease_is_held(window->offer, holder);
+    if (held) {
+        epw_fd_server_reap();
+        held = epw_lease_is_held(window->offer, holder);
+    }
+    if (!held) epw_offer_withdraw(window->offer);
+    epw_process_unlock();
+    return !held;
 }
 
 bool epw_window_inherited(const epw_window *window) {
@@ -78,6 +114,10 @@ void epw_window_destroy(epw_window *window) {
 
 void epw_window_on_ring(epw_window *window, void (*fn)(void *context, uint32_t rank), void *context) {
     if (!epw_window_inherited(window)) epw_offer_on_ring(window->offer, fn, context);
+}
+
+const epw_nonce *epw_window_nonce(const epw_window *window) {
+    return epw_offer_nonce(window->offer);
 }
 
 unsigned char *epw_window_base(const epw_window *window) {
@@ -131,7 +171,8 @@ typedef struct attempt {
     epw_where where;
 } attempt;
 
-static epw_status check_blob(const attempt *a, uint32_t peer) {
+/* `bytes`: of the window; 0: any. */
+static epw_status check_blob(const attempt *a, uint32_t peer, uint64_t bytes) {
     const epw_window_options *own = &a->own->options;
     if (a->blob.rank != peer)
         return epw_fail(EPW_ERR_INVALID, a->where,
@@ -143,8 +184,7 @@ static epw_status check_blob(const attempt *a, uint32_t peer) {
                         (unsigned)own->rank);
     epw_status status = epw_blob_check(&a->blob, own, a->where);
     if (status != EPW_OK) return status;
-    uint64_t bytes = epw_offer_memory(a->own->offer)->bytes;
-    if (a->blob.window_bytes == bytes) return EPW_OK;
+    if (bytes == 0 || a->blob.window_bytes == bytes) return EPW_OK;
     return epw_fail(EPW_ERR_MISMATCH, a->where,
                     "the window has %llu bytes here and %llu at peer %u; use the same epwire "
                     "version on all ranks",
@@ -296,16 +336,17 @@ static epw_status import_mapping(const attempt *a, epw_import *import) {
     return EPW_OK;
 }
 
-epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
-                             uint64_t deadline_ns, epw_import **out) {
+/* The inputs are those of epw_window_import; `bytes`: as in check_blob. */
+static epw_status import_of(epw_window *own, epw_where where, uint64_t bytes, const void *blob, size_t length,
+                            uint64_t deadline_ns, epw_import **out) {
     uint64_t now = epw_now_ns();
     attempt a = {.own = own,
                  .deadline_ns = deadline_ns,
                  .until_ns = deadline_ns < UINT64_MAX - now ? now + deadline_ns : UINT64_MAX,
-                 .where = {"connect", (int)own->options.rank, (int)peer}};
+                 .where = where};
     epw_status status = check_generation(own, a.where);
     if (status == EPW_OK) status = epw_blob_parse(blob, length, a.where, &a.blob);
-    if (status == EPW_OK) status = check_blob(&a, peer);
+    if (status == EPW_OK) status = check_blob(&a, (uint32_t)where.peer, bytes);
     if (status == EPW_OK) status = epw_identity_get(a.where, &a.self);
     if (status != EPW_OK) return status;
 
@@ -333,8 +374,28 @@ epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, s
     return EPW_OK;
 }
 
+epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
+                             uint64_t deadline_ns, epw_import **out) {
+    epw_where where = {"connect", (int)own->options.rank, (int)peer};
+    return import_of(own, where, epw_offer_memory(own->offer)->bytes, blob, length, deadline_ns, out);
+}
+
+epw_status epw_window_import_memory(epw_window *own, uint32_t peer, const void *blob, size_t length,
+                                    uint64_t deadline_ns, epw_import **out) {
+    epw_where where = {"import", (int)own->options.rank, (int)peer};
+    return import_of(own, where, 0, blob, length, deadline_ns, out);
+}
+
+static const epw_memory *memory_of(const epw_import *import) {
+    return import->path == EPW_PATH_THREAD ? epw_offer_memory(import->offer) : &import->memory;
+}
+
 unsigned char *epw_import_base(const epw_import *import) {
-    return import->path == EPW_PATH_THREAD ? epw_offer_memory(import->offer)->base : import->memory.base;
+    return memory_of(import)->base;
+}
+
+uint64_t epw_import_bytes(const epw_import *import) {
+    return memory_of(import)->bytes;
 }
 
 const epw_blob_queue *epw_import_queue(const epw_import *import) {

@@ -25,6 +25,17 @@ typedef struct epw_import epw_import;
  * device is a GPU that is not available. */
 epw_status epw_window_create(const epw_window_options *options, epw_window **out);
 
+/* Makes a window of memory that the caller has allocated on the GPU of `like`, a window of the same rank from
+ * which it takes everything else: peers import it by epw_window_import_memory, and may read it. *offset
+ * [out]: where `memory` begins in it, since peers map all of the allocation. EPW_ERR_INVALID: the memory
+ * cannot be mapped by peers. */
+epw_status epw_window_adopt(epw_window *like, void *memory, uint64_t bytes, epw_where where, uint64_t *offset,
+                            epw_window **out);
+
+/* Withdraws a window that nobody has imported any more; called again, does nothing. False: rank *holder [out]
+ * still has it, and nothing has changed. */
+bool epw_window_retire(epw_window *window, uint32_t *holder);
+
 /* Withdraws the window from peers that have not imported it yet, and frees it. Kernels of this rank that use
  * it must have ended. Peers that have it mapped keep the memory until they close their import. NULL is
  * allowed. */
@@ -34,6 +45,8 @@ void epw_window_destroy(epw_window *window);
  * here, its threads do not run, and threads that do not exist may hold the caller's locks. All that remains
  * is to destroy it and to close its imports, which touches none of these. NULL is not inherited. */
 bool epw_window_inherited(const epw_window *window);
+
+const epw_nonce *epw_window_nonce(const epw_window *window);
 
 /* Host or device memory according to options.device; the same holds for imports. */
 unsigned char *epw_window_base(const epw_window *window);
@@ -60,7 +73,12 @@ epw_status epw_window_export(epw_window *window, uint32_t peer, const epw_blob_q
 epw_status epw_window_import(epw_window *own, uint32_t peer, const void *blob, size_t length,
                              uint64_t deadline_ns, epw_import **out);
 
+/* The same of a window that epw_window_adopt has made, whatever its size. */
+epw_status epw_window_import_memory(epw_window *own, uint32_t peer, const void *blob, size_t length,
+                                    uint64_t deadline_ns, epw_import **out);
+
 unsigned char *epw_import_base(const epw_import *import);
+uint64_t epw_import_bytes(const epw_import *import);
 
 /* EPW_PATH_THREAD: the peer's own mapping, at the peer's own address. EPW_PATH_SHM, EPW_PATH_VMM,
  * EPW_PATH_IPC: a mapping of this process. EPW_PATH_QUEUE: nothing is mapped; epw_import_queue returns what

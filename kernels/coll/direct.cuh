@@ -1,5 +1,5 @@
-// Operations on memory of epw_comm_alloc, which peers may read: each rank loads what it needs from its peers' memory and writes
-// only to its own. So every byte crosses the link once, and no slot is waited for.
+// Operations on memory of epw_comm_alloc or epw_comm_register, which peers may read: each rank loads what it needs from its
+// peers' memory and writes only to its own. So every byte crosses the link once, and no slot is waited for.
 //
 // With its call each rank tells where its buffers lie. If one of them is elsewhere, all ranks use rings (large.cuh). Each block
 // handles a chunk of every flow and waits only for the blocks of the same index on other ranks.
@@ -39,8 +39,10 @@ struct DirectMemory {
 // In shared memory: what each rank lends, and the items on their way.
 struct Lent {
     unsigned char *send[kBulkRanks], *recv[kBulkRanks]; // only read
+    uint64_t words[kBulkRanks];                         // see epw_coll_lent; 0: nothing
     uint32_t by_all;
-    uint32_t ended; // steps end before the last one, because calls differ
+    uint32_t registered; // some of it lies in registered memory
+    uint32_t ended;      // steps end before the last one, because calls differ
     Item items[kItemStages];
     // Barriers: an item is loaded; it is folded, so its stage is free; all items of a step are folded; peers are told of it.
     uint64_t loaded[kItemStages], folded[kItemStages], made[kStepsAhead], told[kStepsAhead];
@@ -49,7 +51,9 @@ struct Lent {
 __device__ __forceinline__ void init_direct(Lent &l) {
     if (threadIdx.x != 0) return;
     l.by_all = 1;
+    l.registered = 0;
     l.ended = 0;
+    for (uint32_t i = 0; i < kBulkRanks; i++) l.words[i] = 0;
     for (uint32_t i = 0; i < kItemStages; i++) {
         ptx::barrier_init(&l.loaded[i], 1);
         ptx::barrier_init(&l.folded[i], kLentFolders / 32);
@@ -66,6 +70,52 @@ __device__ __forceinline__ void init_direct(Lent &l) {
 
 __device__ __forceinline__ uint64_t lent_at(const Collective &c, uint32_t source) { return packet_of(c, source, 0); }
 
+// Takes what the rank lends, so far without what lies in registered memory. A rank that has already told that it lacks another
+// one is read no more: what this rank has itself stands for its bytes, and the result is void.
+__device__ __forceinline__ void take_lent(const Collective &c, Lent &l, uint32_t rank, uint64_t lent) {
+    if (!epw_coll_is_lent(lent)) {
+        l.words[rank] = 0;
+        l.send[rank] = const_cast<unsigned char *>(c.args.send);
+        l.recv[rank] = c.args.recv;
+        return;
+    }
+    const uint64_t send = epw_coll_lent_send(lent), recv = epw_coll_lent_recv(lent);
+    const bool sends = epw_coll_is_registered(&c.args.at, send), receives = epw_coll_is_registered(&c.args.at, recv);
+    unsigned char *heap = rank == c.rank ? c.args.window + c.args.at.heap_offset : at(c, rank, c.args.at.heap_offset);
+    l.words[rank] = lent;
+    l.send[rank] = sends ? nullptr : heap + send;
+    l.recv[rank] = receives ? nullptr : heap + recv;
+    if (sends || receives) l.registered = 1;
+}
+
+// Finds what these ranks lend of registered memory: each thread looks at one registration of one rank.
+__device__ __forceinline__ void find_registered(const Collective &c, Lent &l, uint32_t begin, uint32_t end) {
+    const uint64_t sent = epw_coll_send_bytes(c.args.kind, c.ranks, c.args.bytes), received = c.args.bytes;
+#pragma unroll 1
+    for (uint32_t i = begin * EPW_COLL_REGISTRATIONS + threadIdx.x; i < end * EPW_COLL_REGISTRATIONS; i += blockDim.x) {
+        const uint32_t rank = i / EPW_COLL_REGISTRATIONS;
+        const epw_coll_registered r = c.args.state->registered[rank][i % EPW_COLL_REGISTRATIONS];
+        const uint64_t send = epw_coll_lent_send(l.words[rank]) - r.first, recv = epw_coll_lent_recv(l.words[rank]) - r.first;
+        if (send < r.bytes && sent <= r.bytes - send) l.send[rank] = r.base + send;
+        if (recv < r.bytes && received <= r.bytes - recv) l.recv[rank] = r.base + recv;
+    }
+}
+
+// Lends nothing if a buffer is not registered, or not mapped by all members, any more: a graph may have been captured before.
+// Called by the whole block, before it tells.
+__device__ __forceinline__ void check_registered(Collective &c, Lent &l) {
+    if (threadIdx.x == 0) take_lent(c, l, c.rank, c.args.lent);
+    __syncthreads();
+    if (!l.registered) return;
+    find_registered(c, l, c.rank, c.rank + 1);
+    __syncthreads();
+    const bool sends = epw_coll_lent_send(c.args.lent) == 0 || l.send[c.rank] == c.args.send;
+    const bool receives = epw_coll_lent_recv(c.args.lent) == 0 || l.recv[c.rank] == c.args.recv;
+    __syncthreads();
+    if (threadIdx.x == 0 && !(sends && receives)) c.args.lent = 0;
+    __syncthreads();
+}
+
 // Waits for the calls of all ranks, and learns what they lend. Called by the whole block.
 __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
     __syncthreads();
@@ -80,11 +130,17 @@ __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
             continue;
         }
         if (lent.data == 0) l.by_all = 0;
-        unsigned char *heap = own ? c.args.window + c.args.at.heap_offset : at(c, rank, c.args.at.heap_offset);
-        l.send[rank] = heap + epw_coll_lent_send(lent.data);
-        l.recv[rank] = heap + epw_coll_lent_recv(lent.data);
+        take_lent(c, l, rank, lent.data);
         // Writer: the peer's tell_call(), after what its stream has written before. Reader: this block's loads of that.
         fence_beside_packets();
+    }
+    __syncthreads();
+    if (!l.registered) return;
+    find_registered(c, l, 0, c.ranks);
+    __syncthreads();
+    // No peer lends what this rank has not mapped.
+    for (uint32_t rank = threadIdx.x; rank < c.ranks; rank += blockDim.x) {
+        if (l.words[rank] != 0 && (l.send[rank] == nullptr || l.recv[rank] == nullptr)) l.by_all = 0;
     }
     __syncthreads();
 }
@@ -118,16 +174,7 @@ __device__ __forceinline__ void withdraw(const Collective &c) {
 
 // Whether the reader loads what the source gives.
 __device__ __forceinline__ bool reads(const Collective &c, uint32_t reader, uint32_t source) {
-    if (reader == source || !takes_part(c, reader) || !takes_part(c, source)) return false;
-    switch (c.args.kind) {
-    case EPW_REDUCE:
-    case EPW_GATHER:
-        return reader == c.args.root;
-    case EPW_SCATTER:
-        return source == c.args.root;
-    default:
-        return true;
-    }
+    return takes_part(c, reader) && takes_part(c, source) && epw_coll_reads(c.args.kind, c.args.root, reader, source);
 }
 
 // What the source gives to this rank.
@@ -444,8 +491,9 @@ __device__ __forceinline__ void await_readers(Collective &c, Rings &r, uint32_t 
 }
 
 template <typename T> __device__ __forceinline__ void run_direct(Collective &c, Rings &r, DirectMemory &m, Lent &l) {
-    tell_call(c);
     init_direct(l);
+    check_registered(c, l);
+    tell_call(c);
     learn_what_is_lent(c, l);
     if (c.stopped) return;
     if (!l.by_all) {

@@ -70,14 +70,43 @@ EPW_INLINE uint64_t epw_coll_slot(const epw_coll_window *w, uint32_t ring, uint3
                ((uint64_t)w->slot_bytes + EPW_COLL_NOTE_BYTES);
 }
 
-/* What a rank lends its peers in an operation, in one word: that they may read its memory directly, and where send and recv begin
- * in its heap, at multiples of 16 bytes below 32 GiB. */
+/* What a rank lends its peers in an operation, in one word: that they may read its memory directly, and where send and recv
+ * begin, at multiples of 16 bytes below 32 GiB: offsets in its heap or, above heap_bytes, in memory that it has registered. A
+ * buffer that nobody reads is at 0. */
 #define EPW_COLL_LENT      (UINT64_C(1) << 63)
 #define EPW_COLL_LENT_MOST (UINT64_C(1) << 35)
 EPW_INLINE uint64_t epw_coll_lent(uint64_t send, uint64_t recv) { return EPW_COLL_LENT | recv / 16 << 31 | send / 16; }
 EPW_INLINE int epw_coll_is_lent(uint64_t lent) { return (lent & EPW_COLL_LENT) != 0; }
 EPW_INLINE uint64_t epw_coll_lent_send(uint64_t lent) { return (lent & 0x7fffffff) * 16; }
 EPW_INLINE uint64_t epw_coll_lent_recv(uint64_t lent) { return (lent >> 31 & 0x7fffffff) * 16; }
+
+/* Memory that a rank has registered, as this rank reaches it: at offsets from `first` on, which are multiples of 16. An entry of
+ * this rank's own is empty as long as a member has not mapped the memory. Only the host writes entries, while no kernel runs. */
+#define EPW_COLL_REGISTRATIONS EPW_REGISTRATIONS_MAX
+typedef struct epw_coll_registered {
+    uint64_t first, bytes; /* bytes 0: empty */
+    unsigned char *base;
+} epw_coll_registered;
+EPW_INLINE int epw_coll_is_registered(const epw_coll_window *w, uint64_t offset) { return offset > w->heap_bytes; }
+
+/* Whether the reader reads what the source sends, in an operation on lent memory. */
+EPW_INLINE int epw_coll_reads(uint32_t kind, uint32_t root, uint32_t reader, uint32_t source) {
+    if (reader == source) return 0;
+    switch (kind) {
+    case EPW_REDUCE:
+    case EPW_GATHER:
+        return reader == root;
+    case EPW_SCATTER:
+        return source == root;
+    default:
+        return 1;
+    }
+}
+
+/* Bytes that a rank sends in all, if it sends. `bytes`: of the message, or of a block. */
+EPW_INLINE uint64_t epw_coll_send_bytes(uint32_t kind, uint32_t ranks, uint64_t bytes) {
+    return kind == EPW_REDUCE_SCATTER || kind == EPW_ALL_TO_ALL || kind == EPW_SCATTER ? ranks * bytes : bytes;
+}
 
 /* The state of a communicator between two kernels, as one of their blocks sees it. Each block reads its turn and writes it for
  * the next kernel; all turns hold the same. */
@@ -113,6 +142,7 @@ typedef struct epw_coll_state {
     epw_rank_set missing; /* ranks that any block of the operation misses; empty between kernels */
     uint64_t halted;      /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
     epw_coll_report reports[EPW_COLL_REPORTS]; /* by ticket */
+    epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 } epw_coll_state;
 
 /* Never 0, which means that no calls differ: sends and receives come before the epoch's first operation too. */
@@ -133,11 +163,10 @@ typedef struct epw_coll_args {
     uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells; 0: by packets */
     uint32_t bulk;                 /* 1: by rings and bulk copies */
     uint32_t shared_out;           /* 1: in two steps, see flows.cuh; the same on all ranks */
-    uint32_t tells_lent;           /* 1: ranks tell each other what they lend; the same on all ranks */
     uint64_t ticket;               /* running number of eager calls; 0: captured */
     uint64_t deadline_ns;          /* 0: the group's */
     uint64_t call[2];
-    uint64_t lent; /* see epw_coll_lent; 0: nothing */
+    uint64_t lent; /* see epw_coll_lent; 0: nothing. By rings, ranks tell each other */
     const unsigned char *send;
     unsigned char *recv;
     uint64_t bytes; /* of the whole message, or of each block */

@@ -78,19 +78,18 @@ impl Comm {
     /// # Errors
     /// [`Error::Limit`](crate::Error::Limit) if there is not enough left; [`Error::State`](crate::Error::State) on a
     /// GPU.
-    #[doc(alias = "register")]
     pub fn alloc<T: Number>(&self, len: usize) -> Result<CommBuffer<T>> {
         self.inner.require_heap_of_host()?;
         CommBuffer::zeroed(&self.inner.ffi, self.rank(), len)
     }
 
     /// The same on a GPU: memory that peers read without an intermediate copy, see [Memory](super#memory). All of it is
-    /// zero when the communicator is created; what was freed keeps its contents.
+    /// zero when the communicator is created; what was freed keeps its contents. [`Comm::register`] gives that to memory
+    /// of the program's own.
     ///
     /// # Errors
     /// [`Error::Limit`](crate::Error::Limit) if [`CommConfig::heap_bytes`] does not suffice;
     /// [`Error::State`](crate::Error::State) on the host.
-    #[doc(alias = "register")]
     pub fn alloc_gpu(&self, bytes: usize) -> Result<GpuBuffer> {
         self.inner.require_heap_of_gpu()?;
         GpuBuffer::of(&self.inner.ffi, bytes)

@@ -28,8 +28,7 @@ pub(crate) struct Inner {
     told: observe::Told,
     /// The subsets of this communicator.
     subsets: Mutex<Subsets>,
-    /// The parent of a subset.
-    #[expect(dead_code, reason = "keeps it alive, by which the group reaches this one")]
+    /// The parent of a subset, which keeps it alive: through it the group reaches this one.
     parent: Option<Arc<Self>>,
 }
 
@@ -170,6 +169,14 @@ impl Inner {
             Some(Subset { number: *number, mask: *mask, inner: inner.upgrade()? })
         };
         subsets.made.iter().filter_map(alive).collect()
+    }
+
+    /// Its ranks in the numbering of the group. Empty for a subset that its parent does not know.
+    pub(super) fn places(self: &Arc<Self>) -> Vec<u32> {
+        let Some(parent) = &self.parent else { return (0..self.plan.ranks).collect() };
+        let (places, subsets) = (parent.places(), parent.subsets());
+        let found = subsets.iter().find(|subset| Arc::ptr_eq(&subset.inner, self));
+        found.map_or_else(Vec::new, |subset| subset.mask.iter().map(|rank| places[rank as usize]).collect())
     }
 
     /// Adds a subset.

@@ -56,7 +56,7 @@
 //! | `ncclCommSplit` | `MPI_Comm_split`, `MPI_Comm_create` | [`Comm::subset`] |
 //! | `ncclCommUserRank`, `ncclCommCount` | `MPI_Comm_rank`, `MPI_Comm_size` | [`Comm::rank`], [`Comm::ranks`] |
 //! | `ncclMemAlloc` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`] |
-//! | `ncclCommRegister` | `MPI_Win_create` | not needed, see [Memory](#memory) |
+//! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`] on GPUs; not needed on the host, see [Memory](#memory) |
 //! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
 //! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
 //! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
@@ -102,16 +102,29 @@
 //! them with each other. A sandbox, Yama's `ptrace_scope` or another user's process may forbid the call; then
 //! `EPWIRE_LOG=path=info` says so for each peer. Results are the same.
 //!
-//! On GPUs large operations on memory from [`Comm::alloc_gpu`] have no rings either: each rank reads what it needs from
-//! its peers' memory. They take this way if on every rank the buffers that peers read lie in such memory and begin at
-//! multiples of 16 bytes: what is sent, and for an all-reduce also what is received. The blocks of a reduce-scatter, an
-//! all-gather or an all-to-all must be multiples of 16 bytes, and an all-to-all must not be in place. In any other
-//! case, and for a broadcast, all ranks use rings, with the same result.
+//! Registration would speed up nothing on the host: messages carry the addresses of their bytes, so that peers read any
+//! memory without an agreement in advance, and private memory of a process cannot be mapped by others later on. Tensors
+//! that are worth it are allocated by [`Comm::alloc`]. [`CommConfig::plan`] says what a window takes.
 //!
-//! There is nothing like `ncclCommRegister`, because it could speed up nothing here: messages carry the addresses of
-//! their bytes, so that peers read any memory without an agreement in advance, and private memory of a process cannot
-//! be mapped by others later on. Tensors that are worth it are allocated by [`Comm::alloc`]. [`CommConfig::plan`] says
-//! what a window takes.
+//! On GPUs large operations on memory from [`Comm::alloc_gpu`], or memory that [`Comm::register`] has registered, have
+//! no rings either: each rank reads what it needs from its peers' memory. They take this way if on every rank the
+//! buffers that peers read lie in memory of either kind and begin at multiples of 16 bytes: what is sent, and for an
+//! all-reduce also what is received. The blocks of a reduce-scatter, an all-gather or an all-to-all must be multiples of
+//! 16 bytes, and an all-to-all must not be in place. In any other case, and for a broadcast, all ranks use rings, with
+//! the same result.
+//!
+//! Peers can map memory of `cudaMalloc`, and of `cuMemCreate` with a file descriptor as handle type. They cannot map
+//! memory of a pool (`cudaMallocAsync`), from which cudarc and candle allocate, nor managed memory.
+//!
+//! ```no_run
+//! # async fn tensor(comm: &epwire::Comm, group: &epwire::Group, address: u64, bytes: usize) -> epwire::Result<()> {
+//! // SAFETY: the memory, from cudaMalloc, is freed after it has been deregistered.
+//! let mut registration = unsafe { comm.register(group, address, bytes) }.await?;
+//! // ... operations on views of it; then, once they have ended:
+//! registration.deregister().await?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod blocks;
 mod call;
@@ -125,6 +138,7 @@ mod memory;
 mod norm;
 mod number;
 mod operations;
+mod registration;
 mod subset;
 mod work;
 
@@ -135,4 +149,5 @@ pub use config::{CommConfig, CommPlan};
 pub use memory::{CommBuffer, GpuBuffer, Input, Output, Source, Target};
 pub use norm::{AllReduceNorm, MaybeTarget, NormBuffers};
 pub use number::{Number, Reduction};
+pub use registration::Registration;
 pub use work::Work;

@@ -89,6 +89,57 @@ impl Comm {
         unsafe { sys::epw_comm_free(self.0.as_ptr(), memory.as_ptr().cast()) }
     }
 
+    /// Returns the registration's number.
+    ///
+    /// # Safety
+    /// Memory at this address, if it is memory, stays allocated until `deregister` has succeeded, or every rank has destroyed its
+    /// communicator.
+    pub(crate) unsafe fn register(&self, address: u64, bytes: u64) -> Result<u64> {
+        let (memory, mut registration) = (ptr::with_exposed_provenance_mut(address as usize), 0);
+        // SAFETY: the address is one of a GPU, which the call examines and does not access.
+        check(unsafe { sys::epw_comm_register(self.0.as_ptr(), memory, bytes, &mut registration) })?;
+        Ok(registration)
+    }
+
+    pub(crate) fn export_registration(&self, registration: u64, peer: u32) -> Result<Vec<u8>> {
+        let mut blob = vec![0u8; sys::EPW_REGISTRATION_BLOB_MAX as usize];
+        let (at, mut length) = (blob.as_mut_ptr().cast(), 0);
+        // SAFETY: blob has the EPW_REGISTRATION_BLOB_MAX bytes that export may write.
+        check(unsafe {
+            sys::epw_comm_export_registration(self.0.as_ptr(), registration, peer, at, &mut length)
+        })?;
+        blob.truncate(length);
+        Ok(blob)
+    }
+
+    /// Returns the peer's number of it.
+    pub(crate) fn import_registration(&self, peer: u32, blob: &[u8]) -> Result<u64> {
+        let (at, mut registration) = (blob.as_ptr().cast(), 0);
+        // SAFETY: blob is valid for its length, and may have any contents.
+        check(unsafe {
+            sys::epw_comm_import_registration(self.0.as_ptr(), peer, at, blob.len(), &mut registration)
+        })?;
+        Ok(registration)
+    }
+
+    pub(crate) fn lend(&self, registration: u64, ranks: &Mask) -> Result<()> {
+        // SAFETY: the communicator is alive, the mask is valid for the call.
+        check(unsafe { sys::epw_comm_lend(self.0.as_ptr(), registration, &c_mask(ranks)) })?;
+        Ok(())
+    }
+
+    pub(crate) fn unmap(&self, peer: u32, registration: u64) -> Result<()> {
+        // SAFETY: the communicator is alive.
+        check(unsafe { sys::epw_comm_unmap(self.0.as_ptr(), peer, registration) })?;
+        Ok(())
+    }
+
+    pub(crate) fn deregister(&self, registration: u64) -> Result<()> {
+        // SAFETY: the communicator is alive.
+        check(unsafe { sys::epw_comm_deregister(self.0.as_ptr(), registration) })?;
+        Ok(())
+    }
+
     /// Whether any operation since the last such call was incomplete.
     pub(crate) fn take_fault(&self) -> Result<bool> {
         let mut faulted = 0;

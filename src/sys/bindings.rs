@@ -22,6 +22,8 @@ pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
+pub const EPW_REGISTRATIONS_MAX: u32 = 32;
+pub const EPW_REGISTRATION_BLOB_MAX: u32 = 1152;
 pub const EPW_TAG_MAX: u32 = 2147483647;
 pub const EPW_NORM_HIDDEN_MAX: u32 = 16384;
 pub const EPW_PREFILL_RING_TOKENS: u32 = 512;
@@ -2154,11 +2156,11 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
  created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
- copy in between; on GPUs if on every rank all buffers that peers read lie in such memory, at multiples of
- 16 bytes, and blocks are multiples of 16 bytes. These buffers are those that send; of an all-reduce also
- those that receive. An in-place all-to-all copies, and so does a broadcast.
- EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no operation uses
- it; epw_comm_destroy frees all of it.*/
+ copy in between; on GPUs if on every rank all buffers that peers read lie in such memory (or in that of
+ epw_comm_register), at multiples of 16 bytes, and blocks are multiples of 16 bytes. These buffers are those
+ that send; of an all-reduce also those that receive. An in-place all-to-all copies, and so does a
+ broadcast. EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no
+ operation uses it; epw_comm_destroy frees all of it.*/
     pub fn epw_comm_alloc(
         comm: *mut epw_comm,
         bytes: u64,
@@ -2167,6 +2169,70 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn epw_comm_free(comm: *mut epw_comm, memory: *mut ::core::ffi::c_void);
+}
+/// A running number of the rank that has registered the memory, from 1.
+pub type epw_registration = u64;
+unsafe extern "C" {
+    /** Registers memory of this communicator's GPU, which begins at a multiple of 16 and lies in one allocation.
+ Nobody reads it yet. Peers map the whole allocation (CUDA also shares the 2 MiB in which a small one lies),
+ so they must be trusted with all of it. registration [out].
+ EPW_ERR_INVALID: host memory, managed memory, memory of a pool (cudaMallocAsync) or of another GPU, which
+ peers cannot map; memory that is registered already, or is the communicator's own. EPW_ERR_LIMIT: see
+ above.*/
+    pub fn epw_comm_register(
+        comm: *mut epw_comm,
+        memory: *mut ::core::ffi::c_void,
+        bytes: u64,
+        registration: *mut epw_registration,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Writes what `peer` needs to map it. As epw_comm_export, to be carried over a channel that you trust. blob
+ [out, EPW_REGISTRATION_BLOB_MAX bytes], length [out].*/
+    pub fn epw_comm_export_registration(
+        comm: *mut epw_comm,
+        registration: epw_registration,
+        peer: u32,
+        blob: *mut ::core::ffi::c_void,
+        length: *mut usize,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Maps what `peer`, which is connected, exported for this rank. Bounded by the deadline. registration [out]:
+ the peer's number of it. EPW_ERR_STATE: it is mapped already, or another incarnation of the peer is
+ connected. Otherwise as epw_comm_connect.*/
+    pub fn epw_comm_import_registration(
+        comm: *mut epw_comm,
+        peer: u32,
+        blob: *const ::core::ffi::c_void,
+        length: usize,
+        registration: *mut epw_registration,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** From now on lends it to these ranks, which have mapped it, and to no others: `ranks` replaces what was said
+ before. This rank itself may be missing. EPW_ERR_STATE: one of them is not connected.*/
+    pub fn epw_comm_lend(
+        comm: *mut epw_comm,
+        registration: epw_registration,
+        ranks: *const epw_mask,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /// Unmaps the peer's registration, if it is mapped.
+    pub fn epw_comm_unmap(
+        comm: *mut epw_comm,
+        peer: u32,
+        registration: epw_registration,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** Ends this rank's registration. EPW_ERR_STATE: a peer, which is named, still has it mapped; the mappings of
+ a process that has ended are gone. After an error the memory must not be freed.*/
+    pub fn epw_comm_deregister(
+        comm: *mut epw_comm,
+        registration: epw_registration,
+    ) -> epw_status;
 }
 unsafe extern "C" {
     /** Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was

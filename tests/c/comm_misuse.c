@@ -128,6 +128,23 @@ static void memory_of_the_heap_has_a_limit(epw_comm *comm) {
     epw_comm_free(comm, more);
 }
 
+/* On the host peers read any memory. */
+static void nothing_is_registered_on_the_host(epw_comm *comm) {
+    epw_registration id = 0;
+    unsigned char blob[EPW_REGISTRATION_BLOB_MAX] = {0};
+    size_t length = 0;
+    const epw_mask ranks = {{1}};
+    const char *words = "config.device is the host";
+    REFUSED(epw_comm_register(comm, memory, sizeof memory, &id), EPW_ERR_STATE, "register", 0, -1, words);
+    REFUSED(epw_comm_export_registration(comm, 1, 1, blob, &length), EPW_ERR_STATE, "export", 0, -1, words);
+    REFUSED(epw_comm_import_registration(comm, 1, blob, sizeof blob, &id), EPW_ERR_STATE, "import", 0, -1,
+            words);
+    REFUSED(epw_comm_lend(comm, 1, &ranks), EPW_ERR_STATE, "lend", 0, -1, words);
+    REFUSED(epw_comm_unmap(comm, 1, 1), EPW_ERR_STATE, "unmap", 0, -1, words);
+    REFUSED(epw_comm_deregister(comm, 1), EPW_ERR_STATE, "deregister", 0, -1, words);
+    REFUSED(epw_comm_register(NULL, memory, 64, &id), EPW_ERR_INVALID, "register", -1, -1, "comm is NULL");
+}
+
 int main(void) {
     configurations_are_refused_by_field();
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
@@ -141,6 +158,7 @@ int main(void) {
     on_all(2, meet, &c);
     works_are_consumed_once(&c);
     memory_of_the_heap_has_a_limit(c.of[0]);
+    nothing_is_registered_on_the_host(c.of[0]);
     close_comms(&c);
     return check_result("comm_misuse");
 }

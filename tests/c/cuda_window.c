@@ -27,6 +27,11 @@ static struct fake {
     int mapped;     /* of these, the ones with memory */
     int granted[GPUS];
     int refuses_adapters; /* adapters cannot use VMM memory */
+    /* The memory of the caller's: */
+    CUdeviceptr base;
+    CUmemGenericAllocationHandle handle; /* 0: it has none */
+    enum cudaMemoryType kind;
+    int device, pooled;
 } fake;
 
 static CUresult fake_device_get(CUdevice *device, int ordinal) {
@@ -130,6 +135,23 @@ static CUresult fake_set_access(CUdeviceptr at, size_t bytes, const CUmemAccessD
                                                                                : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult fake_address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr at) {
+    CHECK(at >= fake.base && at < fake.base + BYTES);
+    *base = fake.base;
+    *bytes = BYTES;
+    return CUDA_SUCCESS;
+}
+static CUresult fake_retain(CUmemGenericAllocationHandle *handle, void *at) {
+    CHECK((CUdeviceptr)(uintptr_t)at == fake.base);
+    *handle = (CUmemGenericAllocationHandle)dup((int)fake.handle);
+    return fake.handle != 0 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+static CUresult fake_pointer_get(void *out, CUpointer_attribute attribute, CUdeviceptr at) {
+    CHECK(at == fake.base);
+    if (attribute == CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE) *(CUmemoryPool *)out = fake.pooled ? out : NULL;
+    return CUDA_SUCCESS; /* and it has no CUDA IPC handle */
+}
+
 static const epw_cuda_driver *fake_driver(void) {
     static const epw_cuda_driver driver = {
         .device_get = fake_device_get,
@@ -146,6 +168,9 @@ static const epw_cuda_driver *fake_driver(void) {
         .granularity = fake_granularity,
         .export_handle = fake_export,
         .import_handle = fake_import,
+        .retain_handle = fake_retain,
+        .address_range = fake_address_range,
+        .pointer_get = fake_pointer_get,
     };
     CHECK(fake.depth == 1);
     return &driver;
@@ -161,6 +186,11 @@ static cudaError_t fake_can_access(int *can, int from, int to) {
     CHECK(from != to); /* a GPU has no peer access to itself */
     fake.asked++;
     *can = fake.accessible;
+    return cudaSuccess;
+}
+static cudaError_t fake_pointer_attributes(struct cudaPointerAttributes *out, const void *memory) {
+    (void)memory;
+    *out = (struct cudaPointerAttributes){.type = fake.kind, .device = fake.device};
     return cudaSuccess;
 }
 static epw_status fake_open(int32_t ordinal, epw_where where) {
@@ -183,14 +213,15 @@ static epw_status fake_zero(void *memory, uint64_t bytes, epw_where where) {
     return EPW_OK;
 }
 
-#define cudaGetDeviceCount      fake_device_count
-#define cudaDeviceCanAccessPeer fake_can_access
-#define epw_cuda_driver_get     fake_driver
-#define epw_cuda_open           fake_open
-#define epw_cuda_enter_relaxed  fake_enter_relaxed
-#define epw_cuda_leave_relaxed  fake_leave_relaxed
-#define epw_cuda_zero           fake_zero
-#define epw_device_cuda         tested_device /* the library has its own */
+#define cudaGetDeviceCount       fake_device_count
+#define cudaDeviceCanAccessPeer  fake_can_access
+#define cudaPointerGetAttributes fake_pointer_attributes
+#define epw_cuda_driver_get      fake_driver
+#define epw_cuda_open            fake_open
+#define epw_cuda_enter_relaxed   fake_enter_relaxed
+#define epw_cuda_leave_relaxed   fake_leave_relaxed
+#define epw_cuda_zero            fake_zero
+#define epw_device_cuda          tested_device /* the library has its own */
 #include "../../c/device/cuda_window.c"
 
 /* ---- tests ---- */
@@ -270,6 +301,54 @@ static void nothing_is_mapped_once_it_is_too_late(void) {
     destroy(&window);
 }
 
+/* The memory of a window stands for memory that the caller has mapped. */
+static epw_memory make_memory(void) {
+    epw_memory memory = make_window(1);
+    fake.base = (CUdeviceptr)(uintptr_t)memory.base;
+    fake.handle = (CUmemGenericAllocationHandle)memory.fd;
+    fake.kind = cudaMemoryTypeDevice;
+    return memory;
+}
+
+static void memory_of_the_caller_is_mapped_and_not_freed(void) {
+    epw_memory memory = make_memory(), adopted, import;
+    CHECK_OK(tested_device.adopt(0, memory.base + 4096, BYTES / 2, here, &adopted));
+    CHECK(adopted.base == memory.base && adopted.bytes == BYTES && adopted.origin.path == EPW_PATH_VMM);
+    CHECK(!memcmp(&adopted.origin, &memory.origin, sizeof memory.origin));
+    CHECK_OK(tested_device.map(1, &adopted.origin, adopted.fd, adopted.bytes, UINT64_MAX, here, &import));
+    CHECK(import.base[BYTES - 1] == 7);
+    tested_device.unmap(&import);
+    tested_device.destroy(&adopted);
+    CHECK(fake.mapped == 1 && memory.base[BYTES - 1] == 7);
+    destroy(&memory);
+}
+
+static void require_refused(const epw_memory *memory, uint64_t bytes, const char *text) {
+    epw_memory adopted;
+    CHECK(tested_device.adopt(0, memory->base, bytes, here, &adopted) == EPW_ERR_INVALID);
+    CHECK_MSG(strstr(epw_last_error(), text) != NULL, "%s", epw_last_error());
+    CHECK(fake.depth == 0);
+}
+
+static void memory_that_peers_cannot_map_is_refused(void) {
+    epw_memory memory = make_memory();
+    require_refused(&memory, BYTES + 1, "bytes is 4194305");
+    fake.kind = cudaMemoryTypeManaged;
+    require_refused(&memory, BYTES, "memory is managed memory");
+    fake.kind = cudaMemoryTypeHost;
+    require_refused(&memory, BYTES, "memory is not memory of a GPU");
+    fake.kind = cudaMemoryTypeDevice;
+    fake.device = 1;
+    require_refused(&memory, BYTES, "memory is on GPU 1, config.device is 0");
+    fake.device = 0;
+    fake.pooled = 1;
+    require_refused(&memory, BYTES, "memory is of a pool");
+    fake.pooled = 0;
+    fake.handle = 0;
+    require_refused(&memory, BYTES, "memory has no handle");
+    destroy(&memory);
+}
+
 int main(void) {
     ranks_of_a_process_share_a_gpu_at_one_address();
     processes_on_a_gpu_map_the_same_memory();
@@ -277,6 +356,8 @@ int main(void) {
     another_gpu_that_can_not_reach_it_is_named();
     memory_that_is_too_short_is_refused();
     nothing_is_mapped_once_it_is_too_late();
+    memory_of_the_caller_is_mapped_and_not_freed();
+    memory_that_peers_cannot_map_is_refused();
     return check_result("cuda_window");
 }
 #endif

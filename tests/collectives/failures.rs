@@ -91,7 +91,7 @@ fn a_silent_rank_is_missing_within_its_deadline() {
         let record = outcome.record.unwrap();
         assert_eq!((record.cause, record.phase), (Cause::Timeout, Phase::Collective));
         assert!(
-            record.to_string().contains("gave up on peer 2 (Collective, Timeout) in epoch 1"),
+            record.to_string().contains("gave up on peer 2 (collective, timeout) in epoch 1"),
             "{record}"
         );
         assert!(began.elapsed() < deadline * 5, "{:?}", began.elapsed());

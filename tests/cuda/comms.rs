@@ -320,6 +320,87 @@ pub(crate) fn memory_that_peers_read_gives_the_same_sums(gpus: u32) {
     });
 }
 
+/// Memory of `cuMemAlloc`, freed when it is dropped.
+struct Allocated(u64);
+
+impl Allocated {
+    fn of(bytes: usize) -> Self {
+        // SAFETY: it is written before it is read.
+        Self(unsafe { result::malloc_sync(bytes) }.unwrap())
+    }
+}
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        // SAFETY: allocated once, freed once, and used by nobody: it has been deregistered.
+        unsafe { result::free_sync(self.0) }.unwrap();
+    }
+}
+
+/// Of a communicator and of its subset on GPUs; and memory that is refused, on all ranks or on one.
+pub(crate) fn memory_that_is_registered_gives_the_same_sums(gpus: u32) {
+    const LEN: usize = 1_000_000;
+    const BYTES: usize = 2 * LEN;
+    let groups = Group::threads(gpus).unwrap();
+    let sum = |comm: &Comm, send: u64, recv: u64, stream: &Arc<CudaStream>| {
+        let values = vec![bf16::from_f32(1.0 + comm.rank() as f32); LEN];
+        let mut sums = vec![bf16::ZERO; LEN];
+        // SAFETY: as many bytes are at both addresses, and the stream is awaited before they are freed.
+        unsafe {
+            result::memcpy_htod_sync(send, &values).unwrap();
+            let view = TensorRef::from_raw(send, DType::Bf16, 1, LEN, BYTES);
+            let out = TensorMut::from_raw(recv, DType::Bf16, LEN);
+            comm.enqueue(Call::all_reduce(view, out, Reduction::Sum), stream.into()).unwrap();
+            stream.synchronize().unwrap();
+            result::memcpy_dtoh_sync(&mut sums, recv).unwrap();
+        }
+        let want = bf16::from_f32((gpus * (gpus + 1) / 2) as f32);
+        assert!(sums.iter().all(|sum| *sum == want), "rank {}", comm.rank());
+    };
+    thread::scope(|scope| {
+        for group in &groups {
+            scope.spawn(move || {
+                let context = CudaContext::new(group.rank() as usize).unwrap();
+                let stream = context.new_stream().unwrap();
+                let config = CommConfig::default().device(Device::Cuda(group.rank())).sms(8);
+                let gpu = Comm::create_blocking(group, config.clone()).unwrap();
+                let host = Comm::create_blocking(group, CommConfig::default()).unwrap();
+                let subset = host.subset_with_blocking(&(0..gpus).collect(), config).unwrap().unwrap();
+                let (send, recv) = (Allocated::of(BYTES), Allocated::of(BYTES));
+                // SAFETY: freed below.
+                let pooled = unsafe { result::malloc_async(stream.cu_stream(), BYTES) }.unwrap();
+                // SAFETY: what is registered is deregistered before it is freed.
+                let register = |comm: &Comm, at| unsafe { comm.register_blocking(group, at, BYTES) };
+                let refused = register(&host, send.0).unwrap_err();
+                assert!(matches!(refused, Error::State(_)), "{refused}");
+                let refused = register(&gpu, pooled).unwrap_err();
+                assert!(matches!(refused, Error::Invalid(_)), "{refused}");
+                let refused = register(&gpu, if group.rank() == 0 { pooled } else { send.0 });
+                match refused.map_err(|error| (group.rank(), error)) {
+                    Err((0, Error::Invalid(_)) | (1.., Error::Peer(_))) => {}
+                    other => panic!("{other:?}"),
+                }
+                // SAFETY: it was never registered.
+                unsafe { result::free_async(pooled, stream.cu_stream()) }.unwrap();
+                for comm in [&gpu, &subset] {
+                    let mut from = register(comm, send.0).unwrap();
+                    sum(comm, send.0, recv.0, &stream);
+                    let mut to = register(comm, recv.0).unwrap();
+                    assert_eq!((from.address(), to.address(), to.bytes()), (send.0, recv.0, BYTES));
+                    sum(comm, send.0, recv.0, &stream);
+                    for registration in [&mut from, &mut to] {
+                        registration.deregister_blocking().unwrap();
+                        registration.deregister_blocking().unwrap();
+                    }
+                    assert!(format!("{to:?}").ends_with(", deregistered]"), "{to:?}");
+                    sum(comm, send.0, recv.0, &stream);
+                }
+                group.barrier_blocking("end").unwrap();
+            });
+        }
+    });
+}
+
 pub(crate) fn ranks_that_call_different_collectives_are_told(gpus: u32) {
     on_ranks(gpus, |r| {
         if gpus == 1 {

@@ -55,6 +55,7 @@ const TESTS: &[(&str, Test)] = &[
         comms::what_a_communicator_on_a_gpu_cannot_take_is_named,
     ),
     ("memory_that_peers_read_gives_the_same_sums", comms::memory_that_peers_read_gives_the_same_sums),
+    ("memory_that_is_registered_gives_the_same_sums", comms::memory_that_is_registered_gives_the_same_sums),
     ("ranks_that_call_different_collectives_are_told", comms::ranks_that_call_different_collectives_are_told),
     ("blocks_on_a_gpu_lie_where_those_of_the_host_do", comms::blocks_on_a_gpu_lie_where_those_of_the_host_do),
 ];

@@ -106,6 +106,9 @@ CUresult cuEventElapsedTime_v2(float *ms, CUevent from, CUevent to) { return res
 CUresult cuEventElapsedTime(float *ms, CUevent from, CUevent to) { return cuEventElapsedTime_v2(ms, from, to); }
 CUresult cuEventSynchronize(CUevent event) { return result(cudaEventSynchronize(event)); }
 
+CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes) {
+    return result(cudaMemcpy(memory(to), from, bytes, cudaMemcpyHostToDevice));
+}
 CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) { return result(cudaMalloc(reinterpret_cast<void **>(out), bytes)); }
 CUresult cuMemFree_v2(CUdeviceptr address) { return result(cudaFree(memory(address))); }
 CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream) {

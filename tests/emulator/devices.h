@@ -23,6 +23,9 @@ CUresult allocate(size_t bytes, int device, void **out);
 CUresult release(void *memory);
 // The allocation that an address lies in, mappings of other processes' memory too.
 bool find_allocation(const void *address, void **base, size_t *bytes);
+// Its device, and whether it is of a pool, which has no handles for other processes.
+bool find_device(const void *address, int *device, bool *pooled);
+void put_into_pool(void *memory);
 
 // A handle for other processes, and its mapping.
 CUresult name_allocation(const void *memory, CUipcMemHandle *out);

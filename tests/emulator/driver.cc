@@ -25,6 +25,7 @@ struct Allocation {
     size_t bytes;
     int fd; // -1: another process's memory
     int device;
+    bool pooled = false;
 };
 
 std::mutex lock;
@@ -119,7 +120,7 @@ CUresult allocate(size_t bytes, int device, void **out) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     used[device] += whole;
-    allocations[uintptr_t(memory)] = {whole, fd, device};
+    allocations[uintptr_t(memory)] = {whole, fd, device, false};
     *out = memory;
     return CUDA_SUCCESS;
 }
@@ -148,6 +149,21 @@ bool find_allocation(const void *address, void **base, size_t *bytes) {
     return true;
 }
 
+bool find_device(const void *address, int *device, bool *pooled) {
+    void *base;
+    size_t bytes;
+    if (!find_allocation(address, &base, &bytes)) return false;
+    const std::lock_guard<std::mutex> guard(lock);
+    *device = allocations[uintptr_t(base)].device;
+    *pooled = allocations[uintptr_t(base)].pooled;
+    return true;
+}
+
+void put_into_pool(void *memory) {
+    const std::lock_guard<std::mutex> guard(lock);
+    allocations[uintptr_t(memory)].pooled = true;
+}
+
 CUresult name_allocation(const void *memory, CUipcMemHandle *out) {
     void *base;
     size_t bytes;
@@ -173,7 +189,7 @@ CUresult open_allocation(const CUipcMemHandle *handle, void **out) {
     close(fd);
     if (memory == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
     const std::lock_guard<std::mutex> guard(lock);
-    allocations[uintptr_t(memory)] = {name.bytes, -1, 0};
+    allocations[uintptr_t(memory)] = {name.bytes, -1, 0, false};
     *out = static_cast<unsigned char *>(memory) + name.offset;
     return CUDA_SUCCESS;
 }
@@ -295,6 +311,23 @@ CUresult address_range(CUdeviceptr *base, size_t *bytes, CUdeviceptr at) {
     *base = uintptr_t(found);
     return CUDA_SUCCESS;
 }
+// There are no callers with VMM memory of their own.
+CUresult retain_handle(CUmemGenericAllocationHandle *, void *) { return CUDA_ERROR_INVALID_VALUE; }
+CUresult pointer_get(void *out, CUpointer_attribute attribute, CUdeviceptr at) {
+    int device;
+    bool pooled;
+    if (!find_device(reinterpret_cast<void *>(at), &device, &pooled)) return CUDA_ERROR_INVALID_VALUE;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *static_cast<int *>(out) = !pooled;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        *static_cast<uintptr_t *>(out) = pooled;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
 CUresult range_handle(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) { return CUDA_ERROR_NOT_SUPPORTED; }
 CUresult pointer_set(const void *, CUpointer_attribute, CUdeviceptr) { return CUDA_SUCCESS; }
 
@@ -324,8 +357,10 @@ void *driver_function(const char *name) {
         {"cuMemGetAllocationGranularity", reinterpret_cast<void *>(granularity)},
         {"cuMemExportToShareableHandle", reinterpret_cast<void *>(export_handle)},
         {"cuMemImportFromShareableHandle", reinterpret_cast<void *>(import_handle)},
+        {"cuMemRetainAllocationHandle", reinterpret_cast<void *>(retain_handle)},
         {"cuMemGetAddressRange", reinterpret_cast<void *>(address_range)},
         {"cuMemGetHandleForAddressRange", reinterpret_cast<void *>(range_handle)},
+        {"cuPointerGetAttribute", reinterpret_cast<void *>(pointer_get)},
         {"cuPointerSetAttribute", reinterpret_cast<void *>(pointer_set)},
     };
     for (const Function &f : functions) {

@@ -367,7 +367,17 @@ cudaError_t cudaFree(void *memory) {
     finish_device(emulated::current_device());
     return done(emulated::release(memory));
 }
-cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t) { return cudaMalloc(out, bytes > 0 ? bytes : 1); }
+cudaError_t cudaMallocAsync(void **out, size_t bytes, cudaStream_t) {
+    const cudaError_t error = cudaMalloc(out, bytes > 0 ? bytes : 1);
+    if (error == cudaSuccess) emulated::put_into_pool(*out);
+    return error;
+}
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *memory) {
+    bool pooled;
+    memset(out, 0, sizeof *out);
+    out->type = emulated::find_device(memory, &out->device, &pooled) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    return cudaSuccess;
+}
 cudaError_t cudaFreeAsync(void *memory, cudaStream_t stream) {
     resolve(stream)->enqueue([=] { emulated::release(memory); });
     return cudaSuccess;

@@ -4,12 +4,12 @@
  * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others
  * continue. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
  *
- *     test_comms [--ranks N] [--processes] [--heap] [--cases N] [--seed N] [--small] [--deadline-ms N]
- *                [--seconds N]
- *     test_comms --time [--ranks N] [--heap] [--nccl PATH]
+ *     test_comms [--ranks N] [--processes] [--heap | --register] [--cases N] [--seed N] [--small]
+ *                [--deadline-ms N] [--seconds N]
+ *     test_comms --time [--ranks N] [--heap | --register] [--nccl PATH]
  *
- * --heap: the buffers on GPUs are memory of epw_comm_alloc. --small is shorter: up to 4 MiB, and fewer of
- * all.
+ * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. --small is
+ * shorter: up to 4 MiB, and fewer of all.
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
  * is at PATH. */
@@ -25,7 +25,8 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define POOL_BYTES    (UINT64_C(80) << 20)
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
-static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms, heap;
+static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms, heap,
+                                  registers;
 static const char *nccl_path;
 
 /* Of a buffer. */
@@ -35,7 +36,17 @@ static uint64_t largest_bytes(void) {
 
 static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
 
+/* Whether peers may read the buffers. */
+static int lends(void) {
+    return heap || registers;
+}
+
 /* ---- a rank ---- */
+
+/* A pool's registration, and those of the peers' pools. */
+typedef struct registered {
+    epw_registration own, theirs[RANKS_LIMIT];
+} registered;
 
 typedef struct side {
     epw_comm *comm;
@@ -49,6 +60,7 @@ typedef struct rank_state {
     unsigned char *copy; /* copy of the GPU's result */
     cudaStream_t stream;
     uint32_t epoch;
+    registered pools[2]; /* of gpu.send and gpu.recv, with --register */
 } rank_state;
 
 static void connect_comm(const rank_links *links, epw_comm *comm) {
@@ -98,6 +110,39 @@ static void return_pool(const rank_state *r, unsigned char *pool) {
     }
 }
 
+/* Registers a pool, and maps those of the peers. */
+static registered register_pool(const rank_state *r, unsigned char *pool, uint64_t bytes) {
+    const rank_links *links = r->links;
+    unsigned char blob[EPW_REGISTRATION_BLOB_MAX];
+    epw_mask all = {{all_of(links)}};
+    registered made = {0};
+    REQUIRE_OK(epw_comm_register(r->gpu.comm, pool, bytes, &made.own));
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        size_t length = 0;
+        if (p == links->rank) continue;
+        REQUIRE_OK(epw_comm_export_registration(r->gpu.comm, made.own, p, blob, &length));
+        ranks_say(links->to[p], blob, length);
+    }
+    for (uint32_t p = 0; p < links->ranks; p++) {
+        if (p == links->rank) continue;
+        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
+        REQUIRE_OK(epw_comm_import_registration(r->gpu.comm, p, blob, length, &made.theirs[p]));
+    }
+    ranks_meet(links);
+    REQUIRE_OK(epw_comm_lend(r->gpu.comm, made.own, &all));
+    return made;
+}
+
+/* Nobody uses the pools any more. */
+static void deregister_pools(const rank_state *r) {
+    for (uint32_t p = 0; p < r->links->ranks; p++) {
+        if (p == r->links->rank) continue;
+        for (uint32_t i = 0; i < 2; i++) REQUIRE_OK(epw_comm_unmap(r->gpu.comm, p, r->pools[i].theirs[p]));
+    }
+    ranks_meet(r->links);
+    for (uint32_t i = 0; i < 2; i++) REQUIRE_OK(epw_comm_deregister(r->gpu.comm, r->pools[i].own));
+}
+
 static void open_rank(rank_state *r, const rank_links *links) {
     *r = (rank_state){.links = links};
     REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
@@ -130,11 +175,16 @@ static void open_rank(rank_state *r, const rank_links *links) {
     REQUIRE_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
     activate(r, all_of(links));
     ranks_meet(links);
+    if (!registers) return;
+    r->pools[0] = register_pool(r, r->gpu.send, bytes);
+    r->pools[1] = register_pool(r, r->gpu.recv, bytes);
+    ranks_meet(links);
 }
 
 static void close_rank(rank_state *r) {
     ranks_meet(r->links);
     REQUIRE_CUDA(cudaStreamSynchronize(r->stream));
+    if (registers) deregister_pools(r);
     return_pool(r, r->gpu.send);
     return_pool(r, r->gpu.recv);
     epw_comm_destroy(r->gpu.comm);
@@ -196,7 +246,7 @@ static shape make_shape(uint64_t *state, uint32_t count_of_ranks, uint64_t most)
     uint64_t bytes = some_bytes(state, most);
     int blocks = has_blocks_of_send(s.kind) || has_blocks_of_recv(s.kind);
     s.count = bytes / sizes[s.type] / (blocks ? count_of_ranks : 1);
-    if (heap && s.count > 16 && below(state, 4) > 0) s.count -= s.count % 16;
+    if (lends() && s.count > 16 && below(state, 4) > 0) s.count -= s.count % 16;
     s.in_place = below(state, 3) == 0;
     return s;
 }
@@ -204,7 +254,7 @@ static shape make_shape(uint64_t *state, uint32_t count_of_ranks, uint64_t most)
 /* The next free place of a pool, with random alignment. Memory that peers shall read must be aligned on all
  * ranks. */
 static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes) {
-    uint64_t odd = below(state, heap ? 16 : 2) > 0 ? 0 : below(state, 64);
+    uint64_t odd = below(state, lends() ? 16 : 2) > 0 ? 0 : below(state, 64);
     uint64_t at = *used + GUARD + odd;
     *used = (at + bytes + GUARD + 255) / 256 * 256;
     return at;
@@ -1059,7 +1109,7 @@ static int rank_main(const rank_links *links) {
             lose(&r, 5000, deadline());
             if (links->ranks > 2 && !small) lose(&r, 200000, deadline());
             lose(&r, 3000000, deadline());
-            if (heap) read_too_late(&r);
+            if (lends()) read_too_late(&r);
             if (links->rank == 0)
                 printf("calls that differ are named; a rank that does not come is given up\n");
         }
@@ -1075,16 +1125,17 @@ int main(int argc, char **argv) {
                                     {.name = "--seed", .number = &seed},
                                     {.name = "--seconds", .number = &seconds},
                                     {.name = "--heap", .number = &heap, .preset = 1},
+                                    {.name = "--register", .number = &registers, .preset = 1},
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--small", .number = &small, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
                                     {.name = "--deadline-ms", .number = &deadline_ms},
                                     {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
-    int bad =
-        ranks_options(argc, argv, options,
-                      "usage: test_comms [--ranks N] [--processes] [--heap] [--cases N] [--seed N] [--small] "
-                      "[--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
+    int bad = ranks_options(
+        argc, argv, options,
+        "usage: test_comms [--ranks N] [--processes] [--heap | --register] [--cases N] [--seed N] "
+        "[--small] [--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
     return ranks_main(rank_main, ranks, processes, argv);

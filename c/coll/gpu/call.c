@@ -113,38 +113,28 @@ static bool shares_out(const struct epw_coll_gpu *g, uint32_t kind, uint64_t byt
 
 /* ---- what peers may read ---- */
 
-/* Whether peers read the buffer: see kernels/coll/direct.cuh. */
-static bool lends_send(const epw_coll_args *args) {
-    bool root = args->root == args->rank;
-    switch (args->kind) {
-    case EPW_REDUCE:
-    case EPW_GATHER:
-        return !root;
-    case EPW_SCATTER:
-        return root;
-    default:
-        return true;
-    }
-}
-
-/* Whether peers can find the buffer: where it lies in the heap. */
-static bool is_in_heap(const epw_comm *comm, const unsigned char *buffer, uint64_t bytes, uint64_t *at) {
+/* Whether peers can find the buffer: where it lies in the heap, or in memory that is registered and, for a
+ * call that is not captured, lent now. What a replay may lend, its kernel finds out. */
+static bool can_be_lent(const epw_comm *comm, const epw_coll_args *args, const unsigned char *buffer,
+                        uint64_t bytes, uint64_t *at) {
     uint64_t offset = 0;
-    if (!epw_heap_holds(comm, buffer, bytes, &offset)) return false;
+    bool captured = args->ticket == 0;
+    if (!epw_heap_holds(comm, buffer, bytes, &offset))
+        return epw_coll_gpu_find_registered(comm, buffer, bytes, captured, at);
     *at = offset - comm->layout.heap_offset;
     return *at + bytes <= EPW_COLL_LENT_MOST;
 }
 
-/* 0 if a buffer that peers would read is not in the heap, or if the operation cannot be done so. A broadcast
- * is faster by rings. */
+/* 0 if peers cannot find a buffer that they would read, or if the operation cannot be done so. A broadcast is
+ * faster by rings. */
 static uint64_t lent_of(const epw_comm *comm, const epw_coll_args *args) {
     uint64_t send = 0, recv = 0, bytes = args->bytes;
-    bool blocks =
-        args->kind == EPW_REDUCE_SCATTER || args->kind == EPW_ALL_TO_ALL || args->kind == EPW_SCATTER;
+    uint64_t sent = epw_coll_send_bytes(args->kind, args->ranks, bytes);
+    uint32_t reader = args->rank == args->root ? args->rank + 1 : args->root;
+    bool is_read = epw_coll_reads(args->kind, args->root, reader, args->rank);
     if (!args->bulk || args->ranks == 1 || args->kind == EPW_BROADCAST) return 0;
-    if (lends_send(args) && !is_in_heap(comm, args->send, blocks ? args->ranks * bytes : bytes, &send))
-        return 0;
-    if (args->kind == EPW_ALL_REDUCE && !is_in_heap(comm, args->recv, bytes, &recv)) return 0;
+    if (is_read && !can_be_lent(comm, args, args->send, sent, &send)) return 0;
+    if (args->kind == EPW_ALL_REDUCE && !can_be_lent(comm, args, args->recv, bytes, &recv)) return 0;
     return epw_coll_lent(send, recv);
 }
 
@@ -166,7 +156,6 @@ static uint32_t choose(const struct epw_coll_gpu *g, epw_coll_args *args) {
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
     args->bulk = !g->queues && goes_by_bulk(w, args);
-    args->tells_lent = !g->queues && w->heap_bytes > 0;
     return blocks_for(w, parts(flow, piece));
 }
 
@@ -238,7 +227,7 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
 static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     const struct epw_coll_gpu *g = e->comm->gpu;
     uint32_t blocks = choose(g, args);
-    if (args->tells_lent) args->lent = lent_of(e->comm, args);
+    if (!g->queues) args->lent = lent_of(e->comm, args);
     if (!g->queues) return epw_coll_gpu_run(args, blocks, e->on.stream);
     epw_coll_queue_args by_queues = {reach_of(e), *args};
     return epw_coll_gpu_run_queue(&by_queues, blocks, e->on.stream);

@@ -239,6 +239,7 @@ void epw_coll_gpu_close(epw_comm *comm) {
     if (g == NULL) return;
     int32_t ordinal = comm->config.device;
     epw_cuda_scope scope;
+    epw_coll_gpu_close_registered(comm);
     if (epw_cuda_enter_relaxed(ordinal, epw_comm_where(comm, "destroy"), &scope) == EPW_OK) {
         free_works(g->works, true);
         free_works(g->spare, true);
@@ -256,6 +257,7 @@ void epw_coll_gpu_abandon(epw_comm *comm) {
     if (comm->gpu == NULL) return;
     free_works(comm->gpu->works, false);
     free_works(comm->gpu->spare, false);
+    epw_coll_gpu_close_registered(comm); /* frees descriptions: nothing is mapped in a child */
     free(comm->gpu);
     comm->gpu = NULL;
 }
@@ -310,7 +312,8 @@ static epw_status begin_epoch(void *user, const epw_mask *active, uint64_t epoch
                                      .active = epw_ranks_of(active)};
     epw_ranks_clear(&comm->peers.gpu->pinned->revoked); /* no kernel of the old epoch runs */
     g->pinned->differing = (epw_coll_differing){0};
-    int error = epw_coll_gpu_begin_epoch(&args, comm->peers.gpu->stream);
+    int error = epw_coll_gpu_lend(comm, active);
+    if (error == cudaSuccess) error = epw_coll_gpu_begin_epoch(&args, comm->peers.gpu->stream);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "launch of the membership kernel");
     epw_cuda_leave();
     if (status != EPW_OK) return status;

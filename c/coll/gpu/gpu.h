@@ -1,6 +1,7 @@
 /* Communicators on GPUs: engine.c makes the state that a communicator has beside its window when kernels move
  * the bytes, and changes peers and membership; call.c enqueues operations, and reports their outcome;
- * blocks.c lays out uneven blocks; traffic.c counts what calls move. */
+ * blocks.c lays out uneven blocks; traffic.c counts what calls move; registered.c has the memory of
+ * epw_comm_register, this rank's and the peers'. */
 #ifndef EPW_COLL_GPU_GPU_H
 #define EPW_COLL_GPU_GPU_H
 
@@ -28,7 +29,25 @@ typedef struct epw_coll_pinned {
     epw_coll_differing differing;
     uint32_t faulted;
     epw_coll_report report; /* a copy of the device's */
+    /* The source of copies to the device's. */
+    epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 } epw_coll_pinned;
+
+/* Memory that this rank has registered. */
+typedef struct epw_coll_own {
+    epw_registration id; /* 0: free */
+    epw_coll_registered at;
+    epw_window *window;                      /* of its allocation, which peers import */
+    uint64_t offset;                         /* where it begins there */
+    uint64_t mapped_by[EPW_COLL_BULK_RANKS]; /* the incarnations of peers that have mapped it; 0: none has */
+} epw_coll_own;
+
+/* Memory that a peer has registered, and this rank has mapped. */
+typedef struct epw_coll_imported {
+    epw_registration id; /* 0: free */
+    epw_import *import;
+    uint64_t incarnation; /* of the peer */
+} epw_coll_imported;
 
 /* A call whose end the caller waits for: tickets first to last. */
 typedef struct epw_coll_work {
@@ -53,6 +72,10 @@ struct epw_coll_gpu {
     epw_coll_pinned *pinned;
     epw_coll_differing *differing; /* the GPU's address of the pinned one; so is the next */
     uint32_t *faulted;
+
+    epw_registration registrations; /* made so far */
+    epw_coll_own own[EPW_COLL_REGISTRATIONS];
+    epw_coll_imported imported[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 
     uint64_t tickets;             /* given to eager operations so far */
     epw_coll_work *works, *spare; /* those that are awaited, and those whose events can be reused */
@@ -79,6 +102,21 @@ void epw_coll_gpu_lay_out(const epw_comm *comm, const epw_coll *call, epw_coll_b
 /* Counts what a call that is enqueued moves. `shares`: it is shared out, see kernels/coll/flows.cuh.
  * With the lock held. */
 void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares);
+
+/* Whether a buffer lies in registered memory that is lent now or, with `later`, may be lent later; and at
+ * which offset of those that ranks tell each other. With the lock held. */
+bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, bool later,
+                                  uint64_t *at);
+
+/* Enqueues, on the floor's stream, which registered memory is lent to these members: what all of them have
+ * mapped. With the lock held, in a scope of the GPU, and no kernel running. A cudaError_t. */
+int epw_coll_gpu_lend(epw_comm *comm, const epw_mask *members);
+
+/* Unmaps what former incarnations of the peer have registered. Without the lock. */
+void epw_coll_gpu_forget_registered(epw_comm *comm, uint32_t peer);
+
+/* Lets go of all registered memory. Nothing uses it any more. */
+void epw_coll_gpu_close_registered(epw_comm *comm);
 
 /* EPW_ERR_MISMATCH, naming the calls, if kernels have found that ranks called different operations. */
 epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where);

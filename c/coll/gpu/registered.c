@@ -1,0 +1,497 @@
+/* Memory of epw_comm_register. Its owner makes a window of the allocation that it lies in, which peers
+ * import, and chooses offsets for it, behind those of the heap, by which ranks tell each other in an
+ * operation where their buffers are. Each rank has a table, in device memory, of where it reaches what other
+ * ranks have registered, and of what it may itself lend: see epw_coll_registered in kernels/coll/state.h. */
+#include "coll/gpu/gpu.h"
+
+#ifdef EPW_CUDA
+#include "base/little_endian.h"
+#include "device/cuda.h"
+
+#include <string.h>
+
+/* ---- the blob ---- */
+
+/* What a blob says before the window's own blob. Little-endian, and checked by a sum of its own. */
+typedef struct notice {
+    epw_registration id;
+    uint64_t first, bytes, offset; /* as in epw_coll_registered and epw_coll_own */
+    uint32_t slot;                 /* of the owner's */
+    epw_nonce owner;               /* nonce of its communicator's window */
+} notice;
+
+#define MAGIC UINT32_C(0x52575045) /* "EPWR" */
+enum {
+    FORMAT = 1,
+    NOTICE_BYTES = 4 + 4 + 4 * 8 + 4 + 16,
+    SUM_BYTES = 8,
+    HEAD_BYTES = NOTICE_BYTES + SUM_BYTES
+};
+static_assert(HEAD_BYTES + EPW_BLOB_MAX <= EPW_REGISTRATION_BLOB_MAX, "a blob fits where epwire.h says");
+
+static void write_notice(const notice *n, unsigned char *at) {
+    epw_put_little(at, MAGIC, 4);
+    epw_put_little(at + 4, FORMAT, 4);
+    epw_put_little(at + 8, n->id, 8);
+    epw_put_little(at + 16, n->first, 8);
+    epw_put_little(at + 24, n->bytes, 8);
+    epw_put_little(at + 32, n->offset, 8);
+    epw_put_little(at + 40, n->slot, 4);
+    memcpy(at + 44, n->owner.bytes, sizeof n->owner.bytes);
+    epw_put_little(at + NOTICE_BYTES, epw_blob_sum(at, NOTICE_BYTES), SUM_BYTES);
+}
+
+/* Parses bytes of any content. On success the values are in their ranges; the owner is unchecked. */
+static epw_status parse_notice(const unsigned char *at, size_t length, uint64_t heap_bytes, epw_where where,
+                               notice *out) {
+    if (length < 8 || epw_take_little(at, 4) != MAGIC)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "%zu bytes that are not a blob of epw_comm_export_registration", length);
+    uint32_t format = (uint32_t)epw_take_little(at + 4, 4);
+    if (format != FORMAT)
+        return epw_fail(EPW_ERR_MISMATCH, where,
+                        "the blob's format is %u here and %u at the peer; use the same epwire version on all "
+                        "ranks",
+                        FORMAT, (unsigned)format);
+    if (length < HEAD_BYTES ||
+        epw_take_little(at + NOTICE_BYTES, SUM_BYTES) != epw_blob_sum(at, NOTICE_BYTES))
+        return epw_fail(EPW_ERR_INVALID, where, "the blob of %zu bytes was cut or damaged on the way",
+                        length);
+    *out = (notice){.id = epw_take_little(at + 8, 8),
+                    .first = epw_take_little(at + 16, 8),
+                    .bytes = epw_take_little(at + 24, 8),
+                    .offset = epw_take_little(at + 32, 8),
+                    .slot = (uint32_t)epw_take_little(at + 40, 4)};
+    memcpy(out->owner.bytes, at + 44, sizeof out->owner.bytes);
+    uint64_t most = EPW_COLL_LENT_MOST;
+    if (out->id != 0 && out->slot < EPW_COLL_REGISTRATIONS && out->bytes > 0 && out->bytes <= most &&
+        out->first > heap_bytes && out->first % 16 == 0 && out->first <= most - out->bytes)
+        return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, where,
+                    "the blob names registration %llu, number %u, of %llu bytes at %llu, which cannot be",
+                    (unsigned long long)out->id, (unsigned)out->slot, (unsigned long long)out->bytes,
+                    (unsigned long long)out->first);
+}
+
+/* ---- the table ---- */
+
+/* Waits until the entry is there. With the lock held. */
+static epw_status put(epw_comm *comm, uint32_t rank, uint32_t slot, epw_coll_registered what,
+                      epw_where where) {
+    struct epw_coll_gpu *g = comm->gpu;
+    epw_coll_registered *entry = &g->pinned->registered[rank][slot];
+    epw_status status = epw_cuda_enter(comm->config.device, where);
+    if (status != EPW_OK) return status;
+    *entry = what;
+    cudaError_t error = cudaMemcpyAsync(&g->state->registered[rank][slot], entry, sizeof *entry,
+                                        cudaMemcpyHostToDevice, comm->peers.gpu->stream);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of a registration");
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_peers_settle_change(&comm->peers, where) : status;
+}
+
+static const epw_coll_registered nothing;
+
+static bool is_mapped_by_all(const epw_comm *comm, const epw_coll_own *own, const epw_mask *members) {
+    EPW_MASK_FOR(peer, members, comm->layout.ranks) {
+        if (peer != comm->config.rank && own->mapped_by[peer] != epw_incarnation_of(&comm->peers, peer))
+            return false;
+    }
+    return own->id != 0;
+}
+
+int epw_coll_gpu_lend(epw_comm *comm, const epw_mask *members) {
+    struct epw_coll_gpu *g = comm->gpu;
+    uint32_t rank = comm->config.rank;
+    if (g->registrations == 0) return cudaSuccess;
+    epw_coll_registered *row = g->pinned->registered[rank];
+    for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS; i++)
+        row[i] = is_mapped_by_all(comm, &g->own[i], members) ? g->own[i].at : nothing;
+    return cudaMemcpyAsync(g->state->registered[rank], row, EPW_COLL_REGISTRATIONS * sizeof *row,
+                           cudaMemcpyHostToDevice, comm->peers.gpu->stream);
+}
+
+/* ---- this rank's ---- */
+
+static bool holds(const epw_coll_registered *at, uint64_t address, uint64_t bytes) {
+    uint64_t offset = address - (uint64_t)(uintptr_t)at->base;
+    return offset < at->bytes && bytes <= at->bytes - offset;
+}
+
+bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, bool later,
+                                  uint64_t *at) {
+    const struct epw_coll_gpu *g = comm->gpu;
+    uint64_t address = (uint64_t)(uintptr_t)buffer;
+    for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS && g->registrations > 0; i++) {
+        const epw_coll_own *own = &g->own[i];
+        bool is_lent = g->pinned->registered[comm->config.rank][i].bytes > 0;
+        if (own->id == 0 || !holds(&own->at, address, bytes) || !(is_lent || later)) continue;
+        *at = own->at.first + (address - (uint64_t)(uintptr_t)own->at.base);
+        return true;
+    }
+    return false;
+}
+
+static bool overlap(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes) {
+    return a < b + b_bytes && b < a + a_bytes;
+}
+
+/* The memory must be new. */
+static epw_status check_memory(const epw_comm *comm, const void *memory, uint64_t bytes, epw_where where) {
+    uint64_t at = (uint64_t)(uintptr_t)memory, window = (uint64_t)(uintptr_t)epw_peers_own(&comm->peers);
+    if (memory == NULL || at % 16 != 0)
+        return epw_fail(EPW_ERR_INVALID, where, "memory is %p, must be a multiple of 16", memory);
+    if (bytes == 0 || bytes > EPW_COLL_LENT_MOST)
+        return epw_fail(EPW_ERR_INVALID, where, "bytes is %llu, must be in [1, %llu]",
+                        (unsigned long long)bytes, (unsigned long long)EPW_COLL_LENT_MOST);
+    if (at - window < comm->layout.window_bytes)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "memory is the communicator's own: what epw_comm_alloc gave need not be registered");
+    for (const epw_coll_own *own = comm->gpu->own; own < comm->gpu->own + EPW_COLL_REGISTRATIONS; own++)
+        if (own->id != 0 && overlap(at, bytes, (uint64_t)(uintptr_t)own->at.base, own->at.bytes))
+            return epw_fail(EPW_ERR_INVALID, where, "memory overlaps that of registration %llu",
+                            (unsigned long long)own->id);
+    return EPW_OK;
+}
+
+/* Moves *first, a multiple of 16, behind all that it would overlap. */
+static void pass_others(const epw_coll_own *all, uint64_t *first, uint64_t bytes) {
+    for (bool moved = true; moved;) {
+        moved = false;
+        for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS; i++) {
+            const epw_coll_registered *at = &all[i].at;
+            if (all[i].id == 0 || !overlap(*first, bytes, at->first, at->bytes)) continue;
+            *first = epw_align(at->first + at->bytes, 16);
+            moved = true;
+        }
+    }
+}
+
+/* Finds a free entry, and offsets for it. */
+static epw_status find_place(epw_comm *comm, uint64_t bytes, epw_where where, epw_coll_own **out,
+                             uint64_t *first) {
+    epw_coll_own *all = comm->gpu->own, *empty = all;
+    while (empty < all + EPW_COLL_REGISTRATIONS && empty->id != 0) empty++;
+    if (empty == all + EPW_COLL_REGISTRATIONS)
+        return epw_fail(EPW_ERR_LIMIT, where, "%d ranges are registered, the most: deregister one of them",
+                        EPW_REGISTRATIONS_MAX);
+    *first = epw_align(comm->layout.heap_bytes, 16) + 16;
+    pass_others(all, first, bytes);
+    if (*first > EPW_COLL_LENT_MOST || bytes > EPW_COLL_LENT_MOST - *first)
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "bytes is %llu: heap_bytes and all that is registered may be %llu together",
+                        (unsigned long long)bytes, (unsigned long long)EPW_COLL_LENT_MOST);
+    *out = empty;
+    return EPW_OK;
+}
+
+static epw_status find_own(epw_comm *comm, epw_registration id, epw_where where, epw_coll_own **out) {
+    epw_coll_own *own = comm->gpu->own;
+    while (own < comm->gpu->own + EPW_COLL_REGISTRATIONS && (id == 0 || own->id != id)) own++;
+    *out = own;
+    if (own < comm->gpu->own + EPW_COLL_REGISTRATIONS) return EPW_OK;
+    return epw_fail(EPW_ERR_INVALID, where, "registration is %llu, which this communicator does not have",
+                    (unsigned long long)id);
+}
+
+static epw_status add(epw_comm *comm, void *memory, uint64_t bytes, epw_where where, epw_registration *id) {
+    epw_coll_own *own = NULL;
+    uint64_t first = 0, offset = 0;
+    epw_window *window = NULL;
+    epw_status status = check_memory(comm, memory, bytes, where);
+    if (status == EPW_OK) status = find_place(comm, bytes, where, &own, &first);
+    if (status == EPW_OK)
+        status = epw_window_adopt(comm->peers.window, memory, bytes, where, &offset, &window);
+    if (status != EPW_OK) return status;
+    *id = ++comm->gpu->registrations;
+    *own = (epw_coll_own){.id = *id,
+                          .at = {.first = first, .bytes = bytes, .base = memory},
+                          .window = window,
+                          .offset = offset};
+    return EPW_OK;
+}
+
+static epw_status export(epw_comm *comm, epw_registration id, unsigned char *blob, size_t *length,
+                         epw_where where) {
+    epw_coll_own *own = NULL;
+    size_t of_window = 0;
+    epw_status status = find_own(comm, id, where, &own);
+    if (status == EPW_OK)
+        status = epw_window_export(own->window, (uint32_t)where.peer, NULL, blob + HEAD_BYTES, &of_window);
+    if (status != EPW_OK) return status;
+    notice n = {.id = id,
+                .first = own->at.first,
+                .bytes = own->at.bytes,
+                .offset = own->offset,
+                .slot = (uint32_t)(own - comm->gpu->own),
+                .owner = *epw_window_nonce(comm->peers.window)};
+    write_notice(&n, blob);
+    *length = HEAD_BYTES + of_window;
+    return EPW_OK;
+}
+
+static epw_status lend(epw_comm *comm, epw_registration id, const epw_mask *ranks, epw_where where) {
+    epw_coll_own *own = NULL;
+    epw_status status = find_own(comm, id, where, &own);
+    uint64_t mapped_by[EPW_COLL_BULK_RANKS] = {0};
+    EPW_MASK_FOR(peer, ranks, EPW_MAX_RANKS) {
+        epw_nonce window;
+        uint64_t incarnation = 0;
+        if (status != EPW_OK || peer == comm->config.rank) continue;
+        epw_where to = epw_peers_where(&comm->peers, where.op, peer);
+        status = epw_peers_connected(&comm->peers, to, &window, &incarnation);
+        if (status == EPW_OK) mapped_by[peer] = incarnation;
+    }
+    if (status == EPW_OK) status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
+    if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
+    if (status != EPW_OK) return status;
+    memcpy(own->mapped_by, mapped_by, sizeof mapped_by);
+    int error = epw_coll_gpu_lend(comm, &comm->peers.active);
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of registrations");
+    epw_cuda_leave();
+    return status == EPW_OK ? epw_peers_settle_change(&comm->peers, where) : status;
+}
+
+/* Peers that have unmapped the memory read it no more, nor can they map it again. */
+static epw_status drop(epw_comm *comm, epw_registration id, epw_where where) {
+    epw_coll_own *own = NULL;
+    uint32_t holder = 0;
+    epw_status status = find_own(comm, id, where, &own);
+    if (status == EPW_OK) status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
+    if (status != EPW_OK) return status;
+    if (!epw_window_retire(own->window, &holder)) {
+        where.peer = (int)holder;
+        return epw_fail(EPW_ERR_STATE, where,
+                        "it still has registration %llu mapped: it must unmap it, or end",
+                        (unsigned long long)id);
+    }
+    status = put(comm, comm->config.rank, (uint32_t)(own - comm->gpu->own), nothing, where);
+    if (status != EPW_OK) return status;
+    epw_window_destroy(own->window);
+    *own = (epw_coll_own){0};
+    return EPW_OK;
+}
+
+/* ---- peers' ---- */
+
+/* The window of the peer that is connected must be the one that the blob was made with. */
+static epw_status check_owner(epw_comm *comm, const notice *n, epw_where where, uint64_t *incarnation) {
+    epw_nonce window;
+    epw_status status = epw_peers_connected(&comm->peers, where, &window, incarnation);
+    if (status != EPW_OK || epw_nonce_equal(&window, &n->owner)) return status;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "the blob is of another incarnation of the peer than the one that is connected");
+}
+
+static epw_status check_free(const epw_coll_imported *at, const notice *n, epw_where where) {
+    if (at->id == 0) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where,
+                    at->id == n->id ? "its registration %llu is mapped already"
+                                    : "its registration %llu is still mapped: unmap it first",
+                    (unsigned long long)at->id);
+}
+
+/* With the lock held. */
+static epw_status install(epw_comm *comm, const notice *n, epw_import *import, epw_where where) {
+    uint32_t peer = (uint32_t)where.peer;
+    epw_coll_imported *at = &comm->gpu->imported[peer][n->slot];
+    uint64_t mapped = epw_import_bytes(import), incarnation = 0;
+    if (n->offset > mapped || n->bytes > mapped - n->offset)
+        return epw_fail(EPW_ERR_PEER, where, "the peer's allocation has %llu bytes, not %llu from %llu on",
+                        (unsigned long long)mapped, (unsigned long long)n->bytes,
+                        (unsigned long long)n->offset);
+    epw_status status = check_free(at, n, where);
+    if (status == EPW_OK) status = check_owner(comm, n, where, &incarnation);
+    if (status == EPW_OK) status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
+    if (status != EPW_OK) return status;
+    epw_coll_registered what = {
+        .first = n->first, .bytes = n->bytes, .base = epw_import_base(import) + n->offset};
+    status = put(comm, peer, n->slot, what, where);
+    if (status != EPW_OK) {
+        (void)put(comm, peer, n->slot, nothing, where);
+        return status;
+    }
+    *at = (epw_coll_imported){.id = n->id, .import = import, .incarnation = incarnation};
+    return EPW_OK;
+}
+
+static void lock(epw_comm *comm) {
+    pthread_mutex_lock(&comm->lock);
+}
+
+static epw_status unlock(epw_comm *comm, epw_status status) {
+    pthread_mutex_unlock(&comm->lock);
+    return status;
+}
+
+static epw_status map(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
+                      epw_registration *id) {
+    notice n;
+    uint64_t incarnation = 0;
+    epw_import *import = NULL;
+    epw_status status = parse_notice(blob, length, comm->layout.heap_bytes, where, &n);
+    if (status == EPW_OK) status = check_owner(comm, &n, where, &incarnation);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    status = unlock(comm, check_free(&comm->gpu->imported[where.peer][n.slot], &n, where));
+    if (status != EPW_OK) return status;
+    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob + HEAD_BYTES,
+                                      length - HEAD_BYTES, comm->config.deadline_ns, &import);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    status = unlock(comm, install(comm, &n, import, where));
+    if (status != EPW_OK) {
+        epw_import_close(import);
+        return status;
+    }
+    *id = n.id;
+    return EPW_OK;
+}
+
+/* With the lock held, when no kernel reads the memory. */
+static epw_status unmap(epw_comm *comm, uint32_t peer, uint32_t slot, epw_where where) {
+    epw_coll_imported *at = &comm->gpu->imported[peer][slot];
+    epw_status status = put(comm, peer, slot, nothing, where);
+    if (status != EPW_OK) return status;
+    epw_import_close(at->import);
+    *at = (epw_coll_imported){0};
+    return EPW_OK;
+}
+
+static epw_status find_and_unmap(epw_comm *comm, epw_registration id, epw_where where) {
+    uint32_t peer = (uint32_t)where.peer, slot = 0;
+    const epw_coll_imported *all = comm->gpu->imported[peer];
+    while (slot < EPW_COLL_REGISTRATIONS && (id == 0 || all[slot].id != id)) slot++;
+    if (slot == EPW_COLL_REGISTRATIONS) return EPW_OK;
+    epw_status status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
+    return status == EPW_OK ? unmap(comm, peer, slot, where) : status;
+}
+
+/* Kernels read nothing of a peer that has just been connected or disconnected. */
+void epw_coll_gpu_forget_registered(epw_comm *comm, uint32_t peer) {
+    if (comm->gpu == NULL || peer >= comm->layout.ranks || peer >= EPW_COLL_BULK_RANKS) return;
+    lock(comm);
+    pthread_mutex_lock(&comm->peers.lock);
+    uint64_t now = epw_incarnation_of(&comm->peers, peer);
+    pthread_mutex_unlock(&comm->peers.lock);
+    for (uint32_t slot = 0; slot < EPW_COLL_REGISTRATIONS; slot++) {
+        const epw_coll_imported *at = &comm->gpu->imported[peer][slot];
+        if (at->id != 0 && at->incarnation != now)
+            (void)unmap(comm, peer, slot, epw_peers_where(&comm->peers, "disconnect", peer));
+    }
+    unlock(comm, EPW_OK);
+}
+
+void epw_coll_gpu_close_registered(epw_comm *comm) {
+    struct epw_coll_gpu *g = comm->gpu;
+    for (uint32_t slot = 0; slot < EPW_COLL_REGISTRATIONS; slot++) {
+        for (uint32_t peer = 0; peer < EPW_COLL_BULK_RANKS; peer++)
+            epw_import_close(g->imported[peer][slot].import);
+        epw_window_destroy(g->own[slot].window);
+    }
+}
+#endif
+
+/* ---- the calls ---- */
+
+static epw_status check(const epw_comm *comm, const char *op) {
+    if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
+    epw_where where = epw_comm_where(comm, op);
+#ifdef EPW_CUDA
+    if (comm->gpu != NULL && comm->layout.ranks > EPW_COLL_BULK_RANKS)
+        return epw_fail(EPW_ERR_STATE, where,
+                        "config.ranks is %u: memory is read directly among at most %d ranks",
+                        comm->layout.ranks, EPW_COLL_BULK_RANKS);
+    if (comm->gpu != NULL && comm->gpu->queues)
+        return epw_fail(EPW_ERR_STATE, where,
+                        "peers may be reached by queues, and no memory is read directly then: leave "
+                        "EPW_PATH_QUEUE out of config.paths");
+    if (comm->gpu != NULL) return EPW_OK;
+#endif
+    return epw_fail(EPW_ERR_STATE, where,
+                    "config.device is the host, where peers read any memory without registration");
+}
+
+static epw_status check_given(const epw_comm *comm, const char *op, const char *name, const void *given) {
+    epw_status status = check(comm, op);
+    if (status != EPW_OK || given != NULL) return status;
+    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, op), "%s is NULL", name);
+}
+
+#ifdef EPW_CUDA
+epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes, epw_registration *registration) {
+    epw_status status = check_given(comm, "register", "registration", registration);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    return unlock(comm, add(comm, memory, bytes, epw_comm_where(comm, "register"), registration));
+}
+
+epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registration, uint32_t peer,
+                                        void *blob, size_t *length) {
+    epw_status status = check_given(comm, "export", "blob", blob);
+    if (status == EPW_OK) status = check_given(comm, "export", "length", length);
+    if (status == EPW_OK) status = epw_peers_check(&comm->peers, "export", peer);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    return unlock(comm,
+                  export(comm, registration, blob, length, epw_peers_where(&comm->peers, "export", peer)));
+}
+
+epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
+                                        epw_registration *registration) {
+    epw_status status = check_given(comm, "import", "blob", blob);
+    if (status == EPW_OK) status = check_given(comm, "import", "registration", registration);
+    if (status == EPW_OK) status = epw_peers_check(&comm->peers, "import", peer);
+    if (status != EPW_OK) return status;
+    return map(comm, blob, length, epw_peers_where(&comm->peers, "import", peer), registration);
+}
+
+epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {
+    epw_status status = check_given(comm, "lend", "ranks", ranks);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    return unlock(comm, lend(comm, registration, ranks, epw_comm_where(comm, "lend")));
+}
+
+epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration registration) {
+    epw_status status = check(comm, "unmap");
+    if (status == EPW_OK) status = epw_peers_check(&comm->peers, "unmap", peer);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    return unlock(comm, find_and_unmap(comm, registration, epw_peers_where(&comm->peers, "unmap", peer)));
+}
+
+epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration) {
+    epw_status status = check(comm, "deregister");
+    if (status != EPW_OK) return status;
+    lock(comm);
+    return unlock(comm, drop(comm, registration, epw_comm_where(comm, "deregister")));
+}
+#else
+epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes, epw_registration *registration) {
+    (void)memory, (void)bytes;
+    return check_given(comm, "register", "registration", registration);
+}
+epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registration, uint32_t peer,
+                                        void *blob, size_t *length) {
+    (void)registration, (void)peer, (void)length;
+    return check_given(comm, "export", "blob", blob);
+}
+epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
+                                        epw_registration *registration) {
+    (void)peer, (void)length, (void)registration;
+    return check_given(comm, "import", "blob", blob);
+}
+epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {
+    (void)registration;
+    return check_given(comm, "lend", "ranks", ranks);
+}
+epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration registration) {
+    (void)peer, (void)registration;
+    return check(comm, "unmap");
+}
+epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration) {
+    (void)registration;
+    return check(comm, "deregister");
+}
+#endif

@@ -1,0 +1,287 @@
+//! Memory that the program has allocated on its GPU, and that peers read without an intermediate copy.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::communicator::Comm;
+use super::inner::Inner;
+use crate::error::{Error, Failure, Result};
+use crate::ffi::Floor;
+use crate::group::Group;
+use crate::mask::Mask;
+use crate::rendezvous::driver::block_on;
+use crate::spawn_blocking::spawn_blocking;
+
+const OP: &str = "register";
+
+impl Comm {
+    /// Registers memory of the program's on this communicator's GPU, from `cudaMalloc` for example, at a device address
+    /// that is a multiple of 16: large operations on it are as fast as on memory of [`Comm::alloc_gpu`], see
+    /// [Memory](super#memory). Views of it are those of any GPU memory. All members call this, equally often and in the
+    /// same order, with memory of any size; peers map the whole allocation in which it lies. `group` is that with which
+    /// the communicator was created, or, of a subset, its parent.
+    ///
+    /// No operation of the communicator may be in flight: what was enqueued is waited for within the
+    /// [deadline](super::CommConfig::deadline), replays are the caller's to await. Graphs that are to use this must be
+    /// captured afterwards. A rank that is admitted later has not mapped the memory, and operations use rings until all
+    /// members have [deregistered](Registration::deregister) it and registered it again.
+    ///
+    /// Never blocks the executor.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for memory that peers cannot map: of a pool (`cudaMallocAsync`, from which cudarc and candle
+    /// allocate), of the host, managed, or of another GPU; or that is registered already. [`Error::Limit`] for more than
+    /// 32 registrations, or 32 GiB together with the heap. [`Error::State`] for a communicator on the host, one that
+    /// permits queues, or one of more than 8 ranks. [`Error::Peer`] if another member could not register or map memory,
+    /// or is gone; those of [`Comm::connect`]. All members get an error then, and deregister what they have registered.
+    ///
+    /// # Safety
+    /// The memory stays allocated until [`Registration::deregister`] has returned `Ok` or, without that, until the
+    /// communicators of all ranks have been dropped: CUDA does not define what happens if memory is freed that another
+    /// process has mapped. The same holds if the future is dropped before it is ready, and after an error, except
+    /// [`Error::Invalid`], [`Error::Limit`] and [`Error::State`] without a [peer](Failure::peer), by which this rank's
+    /// own memory was refused.
+    pub async unsafe fn register(&self, group: &Group, address: u64, bytes: usize) -> Result<Registration> {
+        let round = Round::of(&self.inner, group)?;
+        let (inner, members) = (self.inner.clone(), round.members);
+        // SAFETY: by this function's contract.
+        let made = move || unsafe { Registration::made(&inner, &members, address, bytes) };
+        let made = spawn_blocking(OP, self.rank(), made).await;
+        // Each rank takes all of these turns, whatever their results, because the others wait for each.
+        let (made, blobs) = match made {
+            Ok((made, blobs)) => (Ok(made), blobs),
+            Err(error) => (Err(error), Vec::new()),
+        };
+        let ended = round.join(made.as_ref().ok(), blobs).await;
+        let mut registration = made?;
+        match ended {
+            Ok(mapped) => {
+                registration.mapped = mapped;
+                Ok(registration)
+            }
+            Err((error, mapped)) => {
+                registration.mapped = mapped;
+                // The first error is the one that matters.
+                let _ = registration.deregister().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// [`Comm::register`] for a plain thread. Not for a thread that serves an async executor.
+    ///
+    /// # Errors
+    /// As for [`Comm::register`].
+    ///
+    /// # Safety
+    /// As for [`Comm::register`].
+    pub unsafe fn register_blocking(
+        &self,
+        group: &Group,
+        address: u64,
+        bytes: usize,
+    ) -> Result<Registration> {
+        // SAFETY: by this function's contract.
+        block_on(OP, unsafe { self.register(group, address, bytes) })
+    }
+}
+
+/// Memory that [`Comm::register`] has registered, on this rank and its peers.
+///
+/// Dropping it changes nothing: the memory stays registered until the communicator is dropped, and must stay allocated
+/// until that of every rank is. It keeps the communicator's window alive, but not the membership.
+#[must_use = "dropping it leaves the memory registered"]
+pub struct Registration {
+    inner: Arc<Inner>,
+    /// This rank's; `None`: deregistered.
+    own: Option<u64>,
+    /// Those of peers, with their numbers.
+    mapped: Vec<(u32, u64)>,
+    address: u64,
+    bytes: usize,
+}
+
+impl Registration {
+    /// The memory's device address.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Its size in bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Unmaps what the peers have registered in the same call, and ends this rank's registration once they have unmapped
+    /// it: all ranks that have it call this, in any order. From the first of these calls on no rank may use the memory
+    /// in an operation; those on it have ended, replays included. Once it has returned `Ok` the memory may be freed.
+    ///
+    /// Never blocks the executor. Waits at most a [deadline](super::CommConfig::deadline) for the peers. May be called
+    /// again after an error.
+    ///
+    /// # Errors
+    /// [`Error::State`] if a peer still has the memory mapped, which is named: it has not called this, and is alive.
+    /// [`Error::Timeout`] if what was enqueued before has not run.
+    pub async fn deregister(&mut self) -> Result<()> {
+        let Some(own) = self.own else { return Ok(()) };
+        let (inner, mapped) = (self.inner.clone(), self.mapped.clone());
+        spawn_blocking("deregister", self.inner.rank, move || inner.release(own, &mapped)).await?;
+        self.own = None;
+        Ok(())
+    }
+
+    /// [`Registration::deregister`] for a plain thread. Not for a thread that serves an async executor.
+    ///
+    /// # Errors
+    /// As for [`Registration::deregister`].
+    pub fn deregister_blocking(&mut self) -> Result<()> {
+        let Some(own) = self.own else { return Ok(()) };
+        self.inner.release(own, &self.mapped)?;
+        self.own = None;
+        Ok(())
+    }
+
+    /// Registers the memory, and exports it to the other members: by rank, empty for those that are none.
+    ///
+    /// # Safety
+    /// As for [`Comm::register`].
+    unsafe fn made(
+        inner: &Arc<Inner>,
+        members: &Mask,
+        address: u64,
+        bytes: usize,
+    ) -> Result<(Self, Vec<Vec<u8>>)> {
+        // SAFETY: by this function's contract.
+        let own = unsafe { inner.ffi.register(address, bytes as u64) }?;
+        let blob = |peer| match members.contains(peer) && peer != inner.rank {
+            true => inner.ffi.export_registration(own, peer),
+            false => Ok(Vec::new()),
+        };
+        let blobs = (0..inner.plan.ranks).map(blob).collect::<Result<_>>();
+        if blobs.is_err() {
+            inner.ffi.deregister(own)?; // nobody can have mapped it
+        }
+        Ok((Self { inner: inner.clone(), own: Some(own), mapped: Vec::new(), address, bytes }, blobs?))
+    }
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let now = if self.own.is_some() { "" } else { ", deregistered" };
+        write!(f, "Registration[{} bytes at {:#x}{now}]", self.bytes, self.address)
+    }
+}
+
+/// What the members of a communicator exchange by a group when they register memory.
+struct Round<'a> {
+    inner: &'a Arc<Inner>,
+    group: &'a Group,
+    /// In the communicator's numbering.
+    members: Mask,
+    /// The ranks of the communicator, in the group's numbering.
+    places: Vec<u32>,
+}
+
+/// Registrations of peers that were mapped, and their numbers.
+type Mapped = Vec<(u32, u64)>;
+
+impl<'a> Round<'a> {
+    fn of(inner: &'a Arc<Inner>, group: &'a Group) -> Result<Self> {
+        let members = Mask::from_words(inner.ffi.membership()?.active.bits);
+        let places = inner.places();
+        let fits = places.iter().all(|place| *place < group.world());
+        if !fits || places.get(inner.rank as usize) != Some(&group.rank()) {
+            let text = format!(
+                "group: has {} ranks, this one as {}, which is not the communicator's: give the group that it was created with",
+                group.world(),
+                group.rank()
+            );
+            return Err(Error::Invalid(Failure::new(OP, inner.rank, text)));
+        }
+        if !members.contains(inner.rank) {
+            return Err(Error::State(Failure::new(OP, inner.rank, "no membership yet")));
+        }
+        Ok(Self { inner, group, members, places })
+    }
+
+    /// Maps what the other members have registered, and lends them what this rank has, if all have succeeded. Returns
+    /// what was mapped, also with an error.
+    async fn join(&self, own: Option<&Registration>, blobs: Vec<Vec<u8>>) -> Result<Mapped, (Error, Mapped)> {
+        let received = self.swap(|peer| blobs.get(peer as usize).cloned().unwrap_or_default()).await;
+        let received = received.map_err(|error| (error, Vec::new()))?;
+        let (inner, members, registered) = (self.inner.clone(), self.members, own.is_some());
+        let map = move || {
+            let mut mapped = Vec::new();
+            let ended = if registered { inner.map_all(&members, &received, &mut mapped) } else { Ok(()) };
+            Ok((ended, mapped))
+        };
+        let (ended, mapped) = match spawn_blocking(OP, self.inner.rank, map).await {
+            Ok(mapped) => mapped,
+            Err(error) => (Err(error), Vec::new()),
+        };
+        let well = ended.is_ok() && own.is_some();
+        let said = self.swap(|_| vec![u8::from(well)]).await;
+        let all = ended.and(said).and_then(|said| self.all_well(&said));
+        let lent = match (all, own.and_then(|own| own.own)) {
+            (Ok(()), Some(own)) => self.lend(own).await,
+            (all, _) => all,
+        };
+        lent.map(|()| mapped.clone()).map_err(|error| (error, mapped))
+    }
+
+    fn all_well(&self, said: &[Vec<u8>]) -> Result<()> {
+        let others = self.members.iter().filter(|peer| *peer != self.inner.rank);
+        for peer in others {
+            if said[peer as usize] != [1] {
+                let text = "it could not register or map memory, and reports why";
+                let failure = Failure::new(OP, self.inner.rank, text);
+                return Err(Error::Peer(Failure { peer: Some(peer), ..failure }));
+            }
+        }
+        Ok(())
+    }
+
+    async fn lend(&self, own: u64) -> Result<()> {
+        let (inner, members) = (self.inner.clone(), self.members);
+        spawn_blocking(OP, self.inner.rank, move || inner.ffi.lend(own, &members)).await
+    }
+
+    /// Gives each member what `blob` has for it, and gets theirs, by rank.
+    async fn swap(&self, blob: impl Fn(u32) -> Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let mut blobs = vec![Vec::new(); self.group.world() as usize];
+        let ranks: Mask = self.members.iter().map(|member| self.places[member as usize]).collect();
+        for member in self.members.iter() {
+            blobs[self.places[member as usize] as usize] = blob(member);
+        }
+        let received = self.group.exchange_among(ranks, OP, blobs).await?;
+        Ok(self.places.iter().map(|place| received[*place as usize].clone()).collect())
+    }
+}
+
+impl Inner {
+    /// Maps what the other members have exported, until one of them fails.
+    fn map_all(&self, members: &Mask, blobs: &[Vec<u8>], mapped: &mut Mapped) -> Result<()> {
+        for peer in members.iter().filter(|peer| *peer != self.rank) {
+            let blob = &blobs[peer as usize];
+            // It could not register its memory, and says so in its next turn.
+            if !blob.is_empty() {
+                mapped.push((peer, self.ffi.import_registration(peer, blob)?));
+            }
+        }
+        Ok(())
+    }
+
+    fn release(&self, own: u64, mapped: &[(u32, u64)]) -> Result<()> {
+        const PAUSE: Duration = Duration::from_millis(1);
+        for (peer, registration) in mapped {
+            self.ffi.unmap(*peer, *registration)?;
+        }
+        let began = Instant::now();
+        loop {
+            match self.ffi.deregister(own) {
+                Err(Error::State(_)) if began.elapsed() < self.config.deadline => std::thread::sleep(PAUSE),
+                ended => return ended,
+            }
+        }
+    }
+}
