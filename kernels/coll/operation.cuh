@@ -200,7 +200,7 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
         const uint64_t at = call_of(c, c.rank);
         put_packet(c, peer, at, c.args.call[0], c.tag);
         put_packet(c, peer, at + EPW_COLL_PACKET, c.args.call[1], c.tag);
-        if (c.args.pieces > 0) put_packet(c, peer, at + EPW_COLL_CALL_PACKETS * EPW_COLL_PACKET, c.args.lent, c.tag);
+        if (c.args.tells_lent) put_packet(c, peer, at + EPW_COLL_CALL_PACKETS * EPW_COLL_PACKET, c.args.lent, c.tag);
     }
 }
 

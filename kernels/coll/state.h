@@ -166,7 +166,8 @@ typedef struct epw_coll_args {
     uint64_t ticket;               /* running number of eager calls; 0: captured */
     uint64_t deadline_ns;          /* 0: the group's */
     uint64_t call[2];
-    uint64_t lent; /* see epw_coll_lent; 0: nothing. By rings, ranks tell each other */
+    uint32_t tells_lent; /* 1: in place of a message's first packet, ranks tell what they lend; the same on all ranks */
+    uint64_t lent;       /* see epw_coll_lent; 0: nothing */
     const unsigned char *send;
     unsigned char *recv;
     uint64_t bytes; /* of the whole message, or of each block */

@@ -943,6 +943,29 @@ static void read_too_late(rank_state *r) {
     continue_together(r, COUNT);
 }
 
+/* Rank 0 overwrites what it has scattered as soon as its operation has ended: until then the others have read
+ * all of it. */
+static void overwrite_soon(rank_state *r) {
+    const uint64_t bytes = largest_bytes() / r->links->ranks / 64 * 64;
+    for (int round = 1; round <= 3; round++) {
+        REQUIRE_CUDA(cudaMemsetAsync(r->gpu.send, round, bytes * r->links->ranks,
+                                     r->stream)); /* only rank 0's is sent */
+        REQUIRE_CUDA(cudaMemsetAsync(r->gpu.recv, 0, bytes, r->stream));
+        await_all(r, "filling");
+        ranks_meet(r->links);
+        epw_call call = on_stream(r);
+        REQUIRE_OK(epw_scatter(r->gpu.comm, r->gpu.send, r->gpu.recv, bytes, EPW_TYPE_U8, 0, &call, NULL));
+        REQUIRE_CUDA(cudaMemsetAsync(r->gpu.send, 0xee, bytes * r->links->ranks, r->stream));
+        REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, bytes, cudaMemcpyDeviceToHost, r->stream));
+        await_all(r, "scatter");
+        for (uint64_t i = 0; i < bytes; i++) {
+            REQUIRE(r->copy[i] == round, "rank %u has byte %02x at %llu, overwritten after the operation",
+                    r->links->rank, r->copy[i], (unsigned long long)i);
+        }
+        ranks_meet(r->links);
+    }
+}
+
 /* ---- times ---- */
 
 enum { GRAPH = 20, ROUNDS = 7 };
@@ -1109,7 +1132,10 @@ static int rank_main(const rank_links *links) {
             lose(&r, 5000, deadline());
             if (links->ranks > 2 && !small) lose(&r, 200000, deadline());
             lose(&r, 3000000, deadline());
-            if (lends()) read_too_late(&r);
+            if (lends()) {
+                overwrite_soon(&r);
+                read_too_late(&r);
+            }
             if (links->rank == 0)
                 printf("calls that differ are named; a rank that does not come is given up\n");
         }

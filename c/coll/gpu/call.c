@@ -227,8 +227,11 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
 static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     const struct epw_coll_gpu *g = e->comm->gpu;
     uint32_t blocks = choose(g, args);
-    if (!g->queues) args->lent = lent_of(e->comm, args);
-    if (!g->queues) return epw_coll_gpu_run(args, blocks, e->on.stream);
+    if (!g->queues) {
+        args->tells_lent = args->pieces > 0;
+        args->lent = lent_of(e->comm, args);
+        return epw_coll_gpu_run(args, blocks, e->on.stream);
+    }
     epw_coll_queue_args by_queues = {reach_of(e), *args};
     return epw_coll_gpu_run_queue(&by_queues, blocks, e->on.stream);
 }
