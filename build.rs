@@ -241,7 +241,17 @@ impl Toolkit {
         let root = manifest_dir();
         let includes = [root.clone(), root.join("c"), root.join("c/include")];
         arguments.extend(includes.map(|folder| format!("-I{}", folder.display())));
-        arguments.extend([source.display().to_string(), "-o".into(), object.display().to_string()]);
+        // The dependencies are for nobody: with them the arguments are those of c/cuda.cmake, so that a compiler cache has
+        // for one what the other has compiled.
+        let (source, object_name) = (source.display().to_string(), object.display().to_string());
+        arguments.extend([
+            "-MD".into(),
+            "-MF".into(),
+            format!("{object_name}.d"),
+            "-MT".into(),
+            object_name.clone(),
+        ]);
+        arguments.extend([source, "-o".into(), object_name]);
         self.run(&arguments.iter().map(String::as_str).collect::<Vec<_>>())?;
         Ok(object)
     }

@@ -79,7 +79,7 @@ foreach(arch ${archs})
 endforeach()
 message(STATUS "epwire: CUDA kernels for ${archs} by ${EPW_NVCC}")
 
-# The paths, too, are those of build.rs: then a compiler cache has for one what the other has compiled.
+# Paths and arguments are those of build.rs: then a compiler cache has for one what the other has compiled.
 get_filename_component(root ${PROJECT_SOURCE_DIR}/.. ABSOLUTE)
 set(kernels ${root}/kernels)
 
