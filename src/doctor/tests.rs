@@ -264,6 +264,35 @@ fn gpus_joined_by_nvlink() {
     machine.says("nvlink", &Found { gpus: Ok(gpus(4, !0, !0)), ..plain() });
 }
 
+/// A machine on which the doctor has been run (2026-11-27): the text is what it printed there.
+#[test]
+fn four_h100s_that_were_seen() {
+    let machine = Machine::new("h100s");
+    machine.file("/proc/meminfo", "MemAvailable:   526385152 kB\n");
+    machine.limits("20000", "2063358", "unlimited");
+    machine.file("/proc/self/mounts", "tmpfs /dev/shm tmpfs rw,size=536870912k 0 0\n");
+    fs::remove_file(machine.place("/proc/self/ns/net")).unwrap();
+    machine.link("/proc/self/ns/net", "net:[4026531833]");
+    machine.file("/sys/class/net/eth0/mtu", "1400\n");
+    machine.file("/sys/class/net/eth0/speed", "-1\n");
+    machine.driver("RegistryDwords: \"\"\n");
+    let version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n";
+    machine.file("/proc/driver/nvidia/version", version);
+    let mut four = gpus(4, !0, !0);
+    for (ordinal, gpu) in four.iter_mut().enumerate() {
+        gpu.name = "NVIDIA H100 80GB HBM3".to_owned();
+        gpu.bus = format!("0000:00:{:02x}.0", 6 + ordinal);
+        gpu.memory = 79 << 30;
+    }
+    let mut found = Found { gpus: Ok(four), ..plain() };
+    let interfaces = [("lo", "127.0.0.1"), ("eth0", "192.0.2.2"), ("eth0", "fd00::2")];
+    found.settings.interfaces =
+        Ok(interfaces.map(|(name, ip)| (name.to_owned(), ip.parse().unwrap())).to_vec());
+    found.shared_memory = Ok(Duration::from_nanos(100));
+    found.queue = Ok(Duration::from_nanos(800));
+    machine.says("h100s", &found);
+}
+
 #[test]
 fn gpus_that_do_not_reach_each_other() {
     let machine = Machine::new("apart");
