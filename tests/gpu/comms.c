@@ -63,21 +63,6 @@ typedef struct rank_state {
     registered pools[2]; /* of gpu.send and gpu.recv, with --register */
 } rank_state;
 
-static void connect_comm(const rank_links *links, epw_comm *comm) {
-    unsigned char blob[EPW_BLOB_MAX];
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        size_t length = 0;
-        if (p == links->rank) continue;
-        REQUIRE_OK(epw_comm_export(comm, p, blob, &length));
-        ranks_say(links->to[p], blob, length);
-    }
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p == links->rank) continue;
-        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
-        REQUIRE_OK(epw_comm_connect(comm, p, blob, length));
-    }
-}
-
 static void activate(rank_state *r, uint64_t members) {
     epw_mask mask = {{members}};
     r->epoch++;
@@ -163,8 +148,8 @@ static void open_rank(rank_state *r, const rank_links *links) {
     config.fabric = r->fabric = path.fabric;
     config.paths = path.paths;
     REQUIRE_OK(epw_comm_create(&config, &r->gpu.comm));
-    connect_comm(links, r->host.comm);
-    connect_comm(links, r->gpu.comm);
+    ranks_connect_comm(links, r->host.comm);
+    ranks_connect_comm(links, r->gpu.comm);
     for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_comm_path(r->gpu.comm, p));
     r->host.send = malloc(POOL_BYTES);
     r->host.recv = malloc(POOL_BYTES);

@@ -137,23 +137,6 @@ static size_t list(const comm_state *c, const rank_links *links, epw_coll calls[
 
 /* ---- a communicator ---- */
 
-static void connect_comm(const rank_links *links, epw_comm *comm) {
-    unsigned char blob[EPW_BLOB_MAX];
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        size_t length = 0;
-        if (p == links->rank) continue;
-        REQUIRE_OK(epw_comm_export(comm, p, blob, &length));
-        ranks_say(links->to[p], blob, length);
-    }
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p == links->rank) continue;
-        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
-        REQUIRE_OK(epw_comm_connect(comm, p, blob, length));
-    }
-    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
-    REQUIRE_OK(epw_comm_set_active(comm, &all, 1, 0));
-}
-
 static void open_comm(comm_state *c, const rank_links *links) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
     epw_config path = EPW_CONFIG_INIT;
@@ -167,7 +150,9 @@ static void open_comm(comm_state *c, const rank_links *links) {
     config.paths = path.paths;
     *c = (comm_state){.fabric = path.fabric};
     REQUIRE_OK(epw_comm_create(&config, &c->comm));
-    connect_comm(links, c->comm);
+    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
+    ranks_connect_comm(links, c->comm);
+    REQUIRE_OK(epw_comm_set_active(c->comm, &all, 1, 0));
     for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_comm_path(c->comm, p));
     REQUIRE_CUDA(cudaMalloc((void **)&c->send, OPS * most() * 4));
     REQUIRE_CUDA(cudaMalloc((void **)&c->recv, OPS * most() * 4));

@@ -365,38 +365,63 @@ void ranks_require_prefill_paths(const rank_links *links, const epw_prefill *pre
     for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_prefill_path(prefill, p));
 }
 
-void ranks_connect(const rank_links *links, epw_buffer *buffer) {
+/* ---- connecting ---- */
+
+typedef epw_status export_to(void *of, uint32_t peer, void *blob, size_t *length);
+typedef epw_status connect_with(void *of, uint32_t peer, const void *blob, size_t length);
+
+static void exchange(const rank_links *links, void *of, export_to *export, connect_with *connect) {
     unsigned char blob[EPW_BLOB_MAX];
     for (uint32_t p = 0; p < links->ranks; p++) {
         size_t length = 0;
         if (p == links->rank) continue;
-        REQUIRE_OK(epw_buffer_export(buffer, p, blob, &length));
+        REQUIRE_OK(export(of, p, blob, &length));
         ranks_say(links->to[p], blob, length);
     }
     for (uint32_t p = 0; p < links->ranks; p++) {
         if (p == links->rank) continue;
         size_t length = ranks_hear(links->to[p], blob, sizeof blob);
-        REQUIRE_OK(epw_buffer_connect(buffer, p, blob, length));
+        REQUIRE_OK(connect(of, p, blob, length));
     }
-    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
+}
+
+static epw_status export_buffer(void *of, uint32_t peer, void *blob, size_t *length) {
+    return epw_buffer_export(of, peer, blob, length);
+}
+static epw_status connect_buffer(void *of, uint32_t peer, const void *blob, size_t length) {
+    return epw_buffer_connect(of, peer, blob, length);
+}
+static epw_status export_prefill(void *of, uint32_t peer, void *blob, size_t *length) {
+    return epw_prefill_export(of, peer, blob, length);
+}
+static epw_status connect_prefill(void *of, uint32_t peer, const void *blob, size_t length) {
+    return epw_prefill_connect(of, peer, blob, length);
+}
+static epw_status export_comm(void *of, uint32_t peer, void *blob, size_t *length) {
+    return epw_comm_export(of, peer, blob, length);
+}
+static epw_status connect_comm(void *of, uint32_t peer, const void *blob, size_t length) {
+    return epw_comm_connect(of, peer, blob, length);
+}
+
+static epw_mask all_ranks(const rank_links *links) {
+    return (epw_mask){{(UINT64_C(1) << links->ranks) - 1}};
+}
+
+void ranks_connect(const rank_links *links, epw_buffer *buffer) {
+    epw_mask all = all_ranks(links);
+    exchange(links, buffer, export_buffer, connect_buffer);
     REQUIRE_OK(epw_buffer_set_active(buffer, &all, 1, 0));
     ranks_meet(links);
 }
 
 void ranks_connect_prefill(const rank_links *links, epw_prefill *prefill) {
-    unsigned char blob[EPW_BLOB_MAX];
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        size_t length = 0;
-        if (p == links->rank) continue;
-        REQUIRE_OK(epw_prefill_export(prefill, p, blob, &length));
-        ranks_say(links->to[p], blob, length);
-    }
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p == links->rank) continue;
-        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
-        REQUIRE_OK(epw_prefill_connect(prefill, p, blob, length));
-    }
-    epw_mask all = {{(UINT64_C(1) << links->ranks) - 1}};
+    epw_mask all = all_ranks(links);
+    exchange(links, prefill, export_prefill, connect_prefill);
     REQUIRE_OK(epw_prefill_set_active(prefill, &all, 1, 0));
     ranks_meet(links);
+}
+
+void ranks_connect_comm(const rank_links *links, epw_comm *comm) {
+    exchange(links, comm, export_comm, connect_comm);
 }

@@ -105,4 +105,7 @@ uint64_t ranks_sum(const rank_links *links, uint64_t value);
 void ranks_connect(const rank_links *links, epw_buffer *buffer);
 void ranks_connect_prefill(const rank_links *links, epw_prefill *prefill);
 
+/* Connects the communicator likewise, but begins no epoch. */
+void ranks_connect_comm(const rank_links *links, epw_comm *comm);
+
 #endif
