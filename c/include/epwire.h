@@ -1113,13 +1113,13 @@ EPW_API void epw_comm_free(epw_comm *comm, void *memory);
  * From then on buffers in it are used as those of epw_comm_alloc are. An operation takes this way if on every
  * rank all buffers that peers read are in memory of either kind, and what is registered was lent to all
  * current members. Otherwise all ranks use rings, with the same result. A graph must be captured after
- * epw_comm_register; its replays find out anew what is lent.
+ * epw_comm_register; each replay looks up what is lent then.
  *
  * The way back: each peer unmaps it, then the owner deregisters it, and only then may the memory be freed.
  * CUDA does not define what happens if memory is freed that another process has mapped by CUDA IPC. Peers
  * also unmap it when they disconnect the owner, connect another incarnation of it, or destroy their
  * communicator. epw_comm_destroy of the owner deregisters everything, but the memory must stay until peers
- * have unmapped it. A rank that is connected anew is lent nothing until the memory is exported to it,
+ * have unmapped it. A rank that has been connected again is lent nothing until the memory is exported to it,
  * imported and lent again.
  *
  * While this rank calls epw_comm_import_registration, epw_comm_lend, epw_comm_unmap or epw_comm_deregister,

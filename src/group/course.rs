@@ -260,7 +260,7 @@ impl Course {
 
     /// Ends waits for peers that do not belong to the membership of `epoch`, unless that is in effect already. On standby
     /// it never is: this member may have joined again since it was left out, and what it follows is still in the former
-    /// membership, which must be revoked before its peers can be connected anew. `why` is the cause that is given for
+    /// membership, which must be revoked before its peers can be connected again. `why` is the cause that is given for
     /// peers whose process has not ended.
     fn revoke(&self, peers: &Mask, epoch: u32, why: Cause) {
         let _telling = self.telling.lock().unwrap_or_else(PoisonError::into_inner);
