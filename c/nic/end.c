@@ -27,8 +27,8 @@ static epw_status create_of_adapter(epw_mlx5 *adapter, const epw_end_options *op
 }
 
 epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, epw_where where, epw_end *out) {
-    epw_mlx5 *adapter = epw_fabric_adapter(fabric, epw_end_place(fabric, options->lane));
-    *out = (epw_end){.soft = NULL};
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric, epw_fabric_place(fabric, options->lane));
+    *out = (epw_end){.lane = options->lane};
     if (adapter != NULL) return create_of_adapter(adapter, options, where, out);
     epw_pair_options asked = {.peer = options->peer,
                               .key = options->key,
@@ -40,11 +40,15 @@ epw_status epw_end_create(epw_fabric *fabric, const epw_end_options *options, ep
     return epw_pair_create(epw_fabric_nic(fabric), &asked, where, &out->soft);
 }
 
+static uint32_t own_name(const epw_end *end) {
+    return epw_fabric_pair_name(end->lane, epw_mlx5_pair_number(end->adapter));
+}
+
 /* An adapter tells nobody that its end of a queue pair is closed: the peer learns this by the connection. */
 static void tell_peer(const epw_end *end) {
     if (end->nic == NULL) return;
-    epw_nic_end_pair(end->nic, end->link, epw_mlx5_pair_remote(end->adapter),
-                     epw_mlx5_pair_number(end->adapter));
+    epw_nic_end_pair(end->nic, end->link, epw_fabric_pair_name(end->lane, epw_mlx5_pair_remote(end->adapter)),
+                     own_name(end));
 }
 
 bool epw_end_destroy(epw_end *end) {
@@ -97,17 +101,10 @@ static void lay_cable(epw_fake *fake, const epw_end *end, const epw_end_peer *pe
     epw_fake_add_route(fake, epw_mlx5_pair_number(end->adapter), &route);
 }
 
-epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where) {
+static epw_status connect_adapter(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer,
+                                  epw_where where) {
     epw_mlx5_address address;
-    epw_status status = epw_fabric_nic_check(fabric, peer->nic, where);
-    if (status != EPW_OK) return status;
-    if (peer->wire == EPW_WIRE_VERBS) return carry(fabric, end, peer, where);
-    if (end->adapter == NULL) {
-        epw_pair_connect(end->soft, peer->link, peer->number);
-        epw_pair_announce(end->soft);
-        return EPW_OK;
-    }
-    status = epw_fabric_nic_read(peer->nic, peer->lane, where, &address);
+    epw_status status = epw_fabric_nic_read(peer->nic, peer->lane, where, &address);
     if (status != EPW_OK) return status;
     if (epw_fabric_fake(fabric) != NULL) lay_cable(epw_fabric_fake(fabric), end, peer, &address);
     end->nic = epw_fabric_nic(fabric);
@@ -115,8 +112,32 @@ epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer 
     return epw_mlx5_pair_connect(end->adapter, peer->number, &address, peer->deadline_ns, where);
 }
 
+/* One that was connected in the same way before has been heard, and is heard only once. */
+static void announce(const epw_end *end, const epw_end_peer *peer) {
+    if (epw_end_is_heard(end)) return;
+    if (end->adapter != NULL) {
+        epw_nic_announce_pair(end->nic, end->link, epw_fabric_pair_name(end->lane, peer->number),
+                              own_name(end));
+    } else {
+        epw_pair_announce(end->soft);
+    }
+}
+
+epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where) {
+    epw_status status = epw_fabric_nic_check(fabric, peer->nic, where);
+    if (status == EPW_OK && peer->wire == EPW_WIRE_VERBS) {
+        status = carry(fabric, end, peer, where);
+    } else if (status == EPW_OK && end->adapter != NULL) {
+        status = connect_adapter(fabric, end, peer, where);
+    } else if (status == EPW_OK) {
+        epw_pair_connect(end->soft, peer->link, peer->number);
+    }
+    if (status == EPW_OK) announce(end, peer);
+    return status;
+}
+
 bool epw_end_is_heard(const epw_end *end) {
-    return epw_end_is_of_adapter(end) || epw_pair_is_heard(end->soft);
+    return end->adapter != NULL ? epw_mlx5_pair_is_heard(end->adapter) : epw_pair_is_heard(end->soft);
 }
 
 void epw_end_ring(const epw_end *end) {

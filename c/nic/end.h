@@ -14,6 +14,7 @@ typedef struct epw_end {
     epw_mlx5_pair *adapter;
     epw_nic *nic; /* of that connection; NULL: not connected */
     uint64_t link;
+    uint32_t lane;
 } epw_end;
 
 /* Who posts to it. */
@@ -23,12 +24,6 @@ typedef enum epw_poster {
     EPW_POSTER_KERNELS_UNHEARD /* kernels whose stores do not reach an adapter's register, see
                                   epw_mlx5_poster */
 } epw_poster;
-
-/* A fabric with several adapters has queue pairs at each of them: those of a lane, and the keys that their
- * entries name, belong to adapter number epw_end_place(lane). A soft NIC is one place. */
-static inline uint32_t epw_end_place(const epw_fabric *fabric, uint32_t lane) {
-    return lane % EPW_ADAPTERS_MAX % epw_fabric_places(fabric);
-}
 
 typedef struct epw_end_options {
     uint32_t peer, key; /* see epw_pair_options */
@@ -70,8 +65,7 @@ typedef struct epw_end_peer {
 /* Call it again only before the first entry is posted. */
 epw_status epw_end_connect(epw_fabric *fabric, epw_end *end, const epw_end_peer *peer, epw_where where);
 
-/* Whether the peer's end takes what this one sends. If it does not, this one breaks. An adapter finds out
- * with the first entry: true. */
+/* Whether the peer's end takes what this one sends. If it does not, this one breaks. */
 bool epw_end_is_heard(const epw_end *end);
 
 /* The doorbell has been rung. */

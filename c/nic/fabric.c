@@ -499,13 +499,36 @@ static epw_status open_carrier(epw_fabric *fabric, const epw_fabric_options *opt
     return status;
 }
 
-static bool has_ended(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
-    const epw_fabric *fabric = context;
-    bool found = false;
-    for (uint32_t i = 0; i < fabric->adapter_count && !found; i++)
-        found = epw_mlx5_peer_ended(fabric->adapters[i], peer, pair, from);
-    return found;
+/* ---- what peers report of adapters' pairs ---- */
+
+static epw_mlx5 *adapter_of(const epw_fabric *fabric, uint32_t name) {
+    uint32_t lane = name >> 24;
+    return fabric->adapters[epw_fabric_place(fabric, lane)];
 }
+
+static uint32_t number_of(uint32_t name) {
+    return name & 0xffffff;
+}
+
+static void hear_ended(void *fabric, uint32_t peer, uint32_t pair, uint32_t from) {
+    epw_mlx5_peer_ended(adapter_of(fabric, pair), peer, number_of(pair), number_of(from));
+}
+
+static bool hear_connected(void *fabric, uint32_t peer, uint32_t pair, uint32_t from) {
+    return epw_mlx5_peer_connected(adapter_of(fabric, pair), peer, number_of(pair), number_of(from));
+}
+
+static void hear_heard(void *fabric, uint32_t peer, uint32_t pair, uint32_t from) {
+    epw_mlx5_peer_heard(adapter_of(fabric, pair), peer, number_of(pair), number_of(from));
+}
+
+static void hear_reports(epw_fabric *fabric) {
+    epw_nic_owner owner = {
+        .ended = hear_ended, .connected = hear_connected, .heard = hear_heard, .context = fabric};
+    epw_nic_set_owner(fabric->nic, &owner);
+}
+
+/* ---- life ---- */
 
 static epw_status start(epw_fabric *fabric, epw_where where) {
     fabric->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -566,7 +589,7 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
         status = epw_nic_be_strict(fabric->nic, 1 + options->rank, STRICT_DELAY_US, where);
     if (status == EPW_OK) status = open_adapters(fabric, options, where);
     if (status == EPW_OK) status = open_carrier(fabric, options, where);
-    if (status == EPW_OK && fabric->adapter_count > 0) epw_nic_hear_ended(fabric->nic, has_ended, fabric);
+    if (status == EPW_OK && fabric->adapter_count > 0) hear_reports(fabric);
     if (status == EPW_OK) status = open_links(fabric, options);
     if (status == EPW_OK) status = start(fabric, where);
     if (status != EPW_OK) {
@@ -594,7 +617,7 @@ void epw_fabric_destroy(epw_fabric *fabric) {
     }
     epw_links_close(fabric->links);
     if (fabric->wake >= 0) close(fabric->wake);
-    if (fabric->adapter_count > 0) epw_nic_hear_ended(fabric->nic, NULL, NULL);
+    if (fabric->adapter_count > 0) epw_nic_set_owner(fabric->nic, &(epw_nic_owner){0});
     for (uint32_t i = 0; i < fabric->adapter_count; i++) epw_mlx5_close(fabric->adapters[i]);
     epw_fake_close(fabric->fake);
     epw_nic_close(fabric->nic);

@@ -48,6 +48,17 @@ epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric, uint32_t number);
 /* The number of places with queue pairs: its adapters, or the soft NIC. */
 uint32_t epw_fabric_places(const epw_fabric *fabric);
 
+/* Which of them has a lane's queue pairs, and the keys that their entries name. */
+static inline uint32_t epw_fabric_place(const epw_fabric *fabric, uint32_t lane) {
+    return lane % EPW_ADAPTERS_MAX % epw_fabric_places(fabric);
+}
+
+/* How fabrics name an adapter's queue pair to each other: its number has 24 bits, and two adapters may give
+ * out the same one. */
+static inline uint32_t epw_fabric_pair_name(uint32_t lane, uint32_t number) {
+    return lane << 24 | number;
+}
+
 /* The adapter of the verbs wire, which carries what the soft NIC fetches; NULL: there is no such wire. */
 epw_mlx5 *epw_fabric_carrier(const epw_fabric *fabric);
 

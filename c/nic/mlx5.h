@@ -175,9 +175,18 @@ epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw
 /* The peer's queue pair; 0: not connected. */
 uint32_t epw_mlx5_pair_remote(const epw_mlx5_pair *pair);
 
-/* Rank `peer` reports that its pair `remote` has ended. Returns whether pair `number` of this adapter was
- * connected to it, and is now broken. Callable from any thread. */
-bool epw_mlx5_peer_ended(epw_mlx5 *adapter, uint32_t peer, uint32_t number, uint32_t remote);
+/* What rank `peer` reports of its pair `remote` to pair `number` of this adapter. Callable from any thread; a
+ * number that is not of a pair for that rank is ignored.
+ *   ended      a pair that is connected to it is broken from now on
+ *   connected  returns whether the pair takes its entries; if not, because the pair serves another one, it is
+ *              broken from now on, see other_end.h
+ *   heard      it takes the pair's entries */
+void epw_mlx5_peer_ended(epw_mlx5 *adapter, uint32_t peer, uint32_t number, uint32_t remote);
+bool epw_mlx5_peer_connected(epw_mlx5 *adapter, uint32_t peer, uint32_t number, uint32_t remote);
+void epw_mlx5_peer_heard(epw_mlx5 *adapter, uint32_t peer, uint32_t number, uint32_t remote);
+
+/* Whether the peer's pair has reported that it takes the entries, since this one was connected to it. */
+bool epw_mlx5_pair_is_heard(const epw_mlx5_pair *pair);
 
 /* Tells an adapter in software that the doorbell has been rung. */
 void epw_mlx5_pair_ring(epw_mlx5_pair *pair);

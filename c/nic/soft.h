@@ -80,10 +80,22 @@ void epw_nic_end_link(epw_nic *nic, uint64_t link);
  * connected (both pairs of adapters), and closes the connection. Does nothing if it is gone. */
 void epw_nic_end_pair(epw_nic *nic, uint64_t link, uint32_t pair, uint32_t from);
 
-/* The function that is called, with the NIC locked, when a peer has reported this: returns whether pair
- * `pair` of this rank belongs to an adapter and is connected with pair `from` of the peer. NULL: none. */
-typedef bool epw_nic_ended(void *context, uint32_t peer, uint32_t pair, uint32_t from);
-void epw_nic_hear_ended(epw_nic *nic, epw_nic_ended *ended, void *context);
+/* Reports over the connection that pair `from` of this rank is connected to pair `pair` of the peer (both
+ * pairs of adapters), before it posts. The peer answers that it is heard, or that the peer's pair has ended.
+ * Does nothing if the connection is gone. */
+void epw_nic_announce_pair(epw_nic *nic, uint64_t link, uint32_t pair, uint32_t from);
+
+/* Who has the adapters' pairs, and is told of such reports, with the NIC locked: that rank `peer` has said of
+ * its pair `from`, to pair `pair` of this rank, that it has ended, that it is connected, or that it takes
+ * what `pair` sends. `connected` returns whether `pair` takes what `from` will send. While there is an owner,
+ * no other pair is told anything. */
+typedef struct epw_nic_owner {
+    void (*ended)(void *context, uint32_t peer, uint32_t pair, uint32_t from);
+    bool (*connected)(void *context, uint32_t peer, uint32_t pair, uint32_t from);
+    void (*heard)(void *context, uint32_t peer, uint32_t pair, uint32_t from);
+    void *context;
+} epw_nic_owner;
+void epw_nic_set_owner(epw_nic *nic, const epw_nic_owner *owner);
 
 /* ---- regions: see region.h ---- */
 
@@ -149,7 +161,7 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote);
 
 /* Tells that pair so before the first entry is posted. If it takes nothing from this one, for instance
  * because it has taken entries of a former connection whose end its NIC has not noticed yet, both break; else
- * this one is heard. */
+ * this one is heard. A pair that an adapter carries refuses whatever comes after its first connection. */
 void epw_pair_announce(epw_pair *pair);
 bool epw_pair_is_heard(epw_pair *pair);
 

@@ -111,7 +111,7 @@ static epw_status open_end(epw_remote *remote, epw_way *w, epw_end_options *opti
     epw_status status = epw_remote_gpu_take_ring(peers, bytes, where, &w->ring);
     if (status != EPW_OK) return status;
     options->memory = w->ring;
-    epw_mlx5 *adapter = epw_fabric_adapter(peers->fabric, epw_end_place(peers->fabric, options->lane));
+    epw_mlx5 *adapter = epw_fabric_adapter(peers->fabric, epw_fabric_place(peers->fabric, options->lane));
     uint32_t doorbells = epw_fabric_doorbells(peers->fabric);
     bool mapped = doorbells != EPW_DOORBELLS_HOST;
     options->poster = mapped ? EPW_POSTER_KERNELS : EPW_POSTER_KERNELS_UNHEARD;
@@ -129,7 +129,7 @@ static epw_status open_end(epw_remote *remote, epw_way *w, epw_end_options *opti
 static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {
     epw_peers *peers = remote->peers;
     epw_way *w = &remote->ways[number];
-    uint32_t place = epw_end_place(peers->fabric, number);
+    uint32_t place = epw_fabric_place(peers->fabric, number);
     epw_end_options options = {
         .peer = remote->peer, .key = remote->keys[place].its, .lane = number, .depth = depth};
     bool by_kernels = peers->gpu != NULL && number != EPW_HOST_WAY;
@@ -229,9 +229,8 @@ void epw_remotes_serve(epw_peers *peers, const epw_mask *active) {
 epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out, epw_where where) {
     out->length = 0;
     if (!epw_peers_has_queues(peers)) return EPW_OK;
-    /* A former connection may have ended. If its end arrives later, queues may be offered that have taken
-     * entries from it: then connecting to them fails and breaks them (await_heard), and the next offer is of
-     * others. */
+    /* A former connection may have ended. If its end arrives later, queues may be offered that serve it: then
+     * connecting to them fails and breaks them (await_heard), and the next offer is of others. */
     epw_nic_look(epw_fabric_nic(peers->fabric));
     drop_spent_offer(peers, peer);
     /* A peer that asks again is shown the same offer, also if this rank has connected it meanwhile. */
@@ -253,7 +252,7 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
         const epw_end *end = &of->ways[i].end;
         uint32_t number = epw_has_way(peers, i) ? epw_end_number(end) : 0;
         uint32_t carried = epw_has_way(peers, i) ? epw_end_carried_number(end) : 0;
-        epw_put_little(out->bytes + key_offset(0, i), of->keys[epw_end_place(peers->fabric, i)].its, 4);
+        epw_put_little(out->bytes + key_offset(0, i), of->keys[epw_fabric_place(peers->fabric, i)].its, 4);
         epw_put_little(out->bytes + number_offset(0, i), number, 4);
         epw_put_little(out->bytes + number_offset(EPW_WIRE_VERBS, i), carried, 4);
     }
@@ -271,8 +270,8 @@ bool epw_remote_is_connected_to(const epw_peers *peers, uint32_t peer, const epw
            is_same_offer(&remote->offer, &blob->queue) && !is_spent(peers, peer, remote);
 }
 
-/* Waits until the peer's ends take what this rank will send. They refuse it if they have taken entries of a
- * former connection of this rank, whose end the peer's NIC has not noticed yet. */
+/* Waits until the peer's ends take what this rank will send. They refuse it if they serve a former connection
+ * of this rank, whose end the peer's NIC has not noticed yet. */
 static epw_status await_heard(epw_remote *remote, uint64_t until, epw_where where) {
     for (uint32_t i = 0; i < EPW_WAYS; i++) {
         const epw_end *end = &remote->ways[i].end;
@@ -325,7 +324,7 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     remote->whose = *whose;
     remote->offer = *offer;
     for (uint32_t i = 0; i < EPW_WAYS; i++) {
-        uint32_t place = epw_end_place(peers->fabric, i);
+        uint32_t place = epw_fabric_place(peers->fabric, i);
         size_t key = key_offset(route->wire, i);
         remote->ways[i].its = epw_key_of((uint32_t)epw_take_little(offer->bytes + key, 4));
         remote->ways[i].own = epw_key_of(peers->image_keys[place].own);

@@ -131,7 +131,7 @@ uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *row
                          .stretches = {{0, bytes}}};
     epw_keys keys;
     epw_where where = {"lend", (int)peers->rank, -1};
-    uint32_t place = epw_end_place(peers->fabric, lane);
+    uint32_t place = epw_fabric_place(peers->fabric, lane);
     return epw_end_register(peers->fabric, place, &region, where, &keys) == EPW_OK ? keys.own : 0;
 }
 
@@ -162,5 +162,5 @@ void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, 
         if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
             epw_nic_end_link(nic, peers->remotes[peer]->link);
     }
-    epw_end_deregister(peers->fabric, epw_end_place(peers->fabric, lane), key);
+    epw_end_deregister(peers->fabric, epw_fabric_place(peers->fabric, lane), key);
 }

@@ -86,7 +86,7 @@
 //! `c/nic/mlx5/commands.c` builds the commands, `c/nic/mlx5/open.c` finds port and address, `c/nic/mlx5/pair.c` takes a
 //! pair through its states. `c/nic/choice.c` decides which adapters a rank uses, by their place on the bus
 //! (`c/nic/bus.c`); the doctor uses it as well. A fabric has one or two adapters, and keys, addresses and numbers of
-//! queue pairs depend on the lane (`epw_end_place`). Every call to libibverbs and libmlx5 goes through the table of
+//! queue pairs depend on the lane (`epw_fabric_place`). Every call to libibverbs and libmlx5 goes through the table of
 //! `c/nic/mlx5/calls.h`, which `c/nic/fake/` implements in tests: it decodes commands at places that
 //! `tests/nic/offsets` has read from what rdma-core and UCX publish, and passes finished pairs to the software NIC.
 //! `tests/nic/witness/run` compares the commands with those of rdma-core, UCX and DPDK; [`adapter`](super::adapter) lists
@@ -108,9 +108,12 @@
 //! (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own queue pair, of the verbs wire or of an mlx5
 //! adapter, long before a deadline. Only the rank to which the pair is connected may send this.
 //!
-//! Connecting to a software NIC ends when the other end has acknowledged a frame CONNECTED. It refuses this if its queue
-//! pair has taken entries from a former connection of this rank, whose end may arrive later than the request for an
-//! offer (`c/nic/soft/incoming.c`, `tie`); both queue pairs then break, and the next offer is of others.
+//! Connecting ends when the other end has answered a frame CONNECTED, which comes by that connection too, with a frame
+//! HEARD. It refuses if its queue pair serves a former connection of this rank, whose end may arrive later than the
+//! request for an offer; both queue pairs then break, and the next offer is of others. A software NIC knows whether the
+//! pair has taken entries (`c/nic/soft/incoming.c`, `tie`). An adapter does not say: there a pair that is connected takes
+//! only the pair to which it is connected, and that only once, since a number may be given out again
+//! (`c/nic/other_end.h`).
 //!
 //! A queue pair is warmed up before its first operation, so that the adapter has already fetched its state and resolved
 //! its path. Connecting posts nothing, but the words that begin an epoch are posted on each lane's queue pair to each

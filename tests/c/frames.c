@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include "base/clock.h"
+#include "nic/other_end.h"
 #include "nic/queue.h"
 #include "nic/soft.h"
 #include "nic/soft/frame.h"
@@ -96,7 +97,7 @@ static void what_no_nic_says_is_no_frame(void) {
     }
 }
 
-/* Frames ENDED and CONNECTED name two pairs, and nothing else. */
+/* Frames ENDED, CONNECTED and HEARD name two pairs, and nothing else. */
 static void some_name_two_pairs(uint8_t kind) {
     const unsigned char expected[EPW_FRAME_BYTES] = {
         [0] = kind, [4] = 0x33, 0x22, 0x11, [28] = 0x66, 0x55, 0x44};
@@ -158,13 +159,17 @@ typedef struct ends {
     uint32_t peer, pair, from; /* of the last report */
 } ends;
 
-static bool heard_end(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
+static void heard_end(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
     ends *heard = context;
     heard->peer = peer;
     heard->pair = pair;
     heard->from = from;
     atomic_fetch_add(&heard->count, 1);
-    return true;
+}
+
+static bool takes_6(void *context, uint32_t peer, uint32_t pair, uint32_t from) {
+    heard_end(context, peer, pair, from);
+    return from == 6;
 }
 
 static void close_end(end *e) {
@@ -373,12 +378,12 @@ static void ends_are_told_with_who_says_so(void) {
     unsigned char bytes[EPW_FRAME_BYTES];
     epw_frame frame = {.kind = EPW_FRAME_ENDED, .pair = 5, .from = 6};
     open_end(&e);
-    epw_nic_hear_ended(e.nic, heard_end, &heard);
+    epw_nic_set_owner(e.nic, &(epw_nic_owner){.ended = heard_end, .context = &heard});
     epw_frame_write(&frame, bytes);
     CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
     for (int ms = 0; ms < 5000 && atomic_load(&heard.count) == 0; ms++) usleep(1000);
     CHECK(atomic_load(&heard.count) == 1 && heard.peer == 1 && heard.pair == 5 && heard.from == 6);
-    epw_nic_hear_ended(e.nic, NULL, NULL);
+    epw_nic_set_owner(e.nic, &(epw_nic_owner){0});
     frame.pair = epw_pair_number(e.pair);
     frame.from = 77;
     epw_frame_write(&frame, bytes);
@@ -391,6 +396,84 @@ static void ends_are_told_with_who_says_so(void) {
           frame.from == 10);
     CHECK(!epw_nic_link_alive(e.nic, e.link) && epw_pair_broken(e.pair));
     close_end(&e);
+}
+
+/* For the pairs of adapters their owner decides, and is told what the peer has decided. */
+static void an_owner_says_whom_its_pairs_take(void) {
+    end e;
+    ends heard = {0}, by = {0};
+    unsigned char bytes[EPW_FRAME_BYTES];
+    open_end(&e);
+    epw_nic_set_owner(
+        e.nic,
+        &(epw_nic_owner){.ended = heard_end, .connected = takes_6, .heard = heard_end, .context = &heard});
+    for (uint32_t from = 6; from < 8; from++) {
+        epw_frame frame = {.kind = EPW_FRAME_CONNECTED, .pair = 5, .from = from}, answer;
+        epw_frame_write(&frame, bytes);
+        CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+        hear(&e, bytes, sizeof bytes);
+        CHECK(epw_frame_parse(bytes, &answer) && answer.pair == from && answer.from == 5);
+        CHECK(answer.kind == (from == 6 ? EPW_FRAME_HEARD : EPW_FRAME_ENDED));
+        CHECK(heard.peer == 1 && heard.pair == 5 && heard.from == from);
+    }
+    epw_nic_set_owner(e.nic, &(epw_nic_owner){.heard = heard_end, .context = &by});
+    epw_frame frame = {.kind = EPW_FRAME_HEARD, .pair = 8, .from = 9};
+    epw_frame_write(&frame, bytes);
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    for (int ms = 0; ms < 5000 && atomic_load(&by.count) == 0; ms++) usleep(1000);
+    CHECK(atomic_load(&by.count) == 1 && by.peer == 1 && by.pair == 8 && by.from == 9);
+    epw_nic_announce_pair(e.nic, e.link, 9, 8);
+    hear(&e, bytes, sizeof bytes);
+    CHECK(epw_frame_parse(bytes, &frame) && frame.kind == EPW_FRAME_CONNECTED && frame.pair == 9 &&
+          frame.from == 8);
+    epw_nic_set_owner(e.nic, &(epw_nic_owner){0});
+    close_end(&e);
+}
+
+/* A pair of the NIC itself is heard by the pair to which it is connected, and by no other. */
+static void a_pair_is_heard_by_its_other_end(void) {
+    end e;
+    open_end(&e);
+    unsigned char bytes[EPW_FRAME_BYTES];
+    epw_pair_announce(e.pair);
+    epw_frame frame = hear_frame(&e);
+    CHECK(frame.kind == EPW_FRAME_CONNECTED && frame.from == epw_pair_number(e.pair));
+    epw_frame answer = {.kind = EPW_FRAME_HEARD, .pair = frame.from, .from = frame.pair + 1};
+    epw_frame_write(&answer, bytes);
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    usleep(20000);
+    CHECK(!epw_pair_is_heard(e.pair));
+    answer.from = frame.pair;
+    epw_frame_write(&answer, bytes);
+    CHECK(write(e.fd, bytes, sizeof bytes) == sizeof bytes);
+    for (int ms = 0; ms < 5000 && !epw_pair_is_heard(e.pair); ms++) usleep(1000);
+    CHECK(epw_pair_is_heard(e.pair) && !epw_pair_broken(e.pair));
+    close_end(&e);
+}
+
+/* ---- what reports mean for a pair of an adapter ---- */
+
+static void an_adapters_pair_takes_one_pair_once(void) {
+    epw_other_end other = {0};
+    CHECK(epw_other_end_connects(&other, 0, 7) && epw_other_end_connects(&other, 0, 8));
+    CHECK(
+        epw_other_end_connects(&other, 0, 7)); /* before this end is connected anybody may come, and again */
+    CHECK(!epw_other_end_is_met(&other, 7));
+    CHECK(!epw_other_end_connects(&other, 7, 7) && !epw_other_end_connects(&other, 7, 8));
+    other = (epw_other_end){0};
+    CHECK(epw_other_end_connects(&other, 0, 8) && !epw_other_end_is_met(&other, 7));
+    CHECK(epw_other_end_connects(&other, 7, 7) && !epw_other_end_connects(&other, 7, 7));
+}
+
+static void an_end_before_this_one_is_connected_is_kept(void) {
+    epw_other_end other = {0};
+    CHECK(!epw_other_end_ends(&other, 0, 7) && epw_other_end_is_met(&other, 7));
+    CHECK(!epw_other_end_ends(&other, 0, 7) && !epw_other_end_is_met(&other, 8));
+    CHECK(!epw_other_end_ends(&other, 8, 7) && epw_other_end_ends(&other, 8, 8));
+    other = (epw_other_end){0};
+    CHECK(!epw_other_end_ends(&other, 0, 7) &&
+          epw_other_end_connects(&other, 0, 7)); /* another of its number */
+    CHECK(!epw_other_end_is_met(&other, 7));
 }
 
 /* ---- connections of one pair ---- */
@@ -416,8 +499,8 @@ static bool takes(const end *e, int fd, uint32_t from, uint32_t index) {
     return answer.kind == EPW_FRAME_ACK;
 }
 
-static bool is_acknowledged(epw_frame answer, uint32_t from) {
-    return answer.kind == EPW_FRAME_ACK && answer.pair == from && answer.index == UINT32_MAX;
+static bool is_acknowledged(const end *e, epw_frame answer, uint32_t from) {
+    return answer.kind == EPW_FRAME_HEARD && answer.pair == from && answer.from == epw_pair_number(e->pair);
 }
 
 static bool is_refused(epw_frame answer, uint32_t from) {
@@ -432,8 +515,8 @@ static void an_unused_pair_is_of_the_latest_connection(void) {
     uint64_t links[2];
     int later = connect_by(&e, 1, &links[0]), stranger = connect_by(&e, 2, &links[1]);
     CHECK(is_refused(announced(&e, stranger, 5), 5));
-    CHECK(is_acknowledged(announced(&e, e.fd, 7), 7));
-    CHECK(is_acknowledged(announced(&e, later, 8), 8));
+    CHECK(is_acknowledged(&e, announced(&e, e.fd, 7), 7));
+    CHECK(is_acknowledged(&e, announced(&e, later, 8), 8));
     CHECK(is_refused(announced(&e, e.fd, 7), 7));
     CHECK(!takes(&e, e.fd, 7, 0) && takes(&e, later, 8, 0) && takes(&e, later, 8, 1));
     CHECK(!epw_pair_broken(e.pair) && !epw_pair_is_closed(e.pair));
@@ -465,7 +548,12 @@ int main(void) {
     what_no_nic_says_is_no_frame();
     some_name_two_pairs(8);
     some_name_two_pairs(9);
+    some_name_two_pairs(10);
     ends_are_told_with_who_says_so();
+    an_owner_says_whom_its_pairs_take();
+    a_pair_is_heard_by_its_other_end();
+    an_adapters_pair_takes_one_pair_once();
+    an_end_before_this_one_is_connected_is_kept();
     rows_go_to_their_places_however_they_come();
     rows_that_leave_the_region_are_refused();
     a_range_is_sent_as_one_frame();

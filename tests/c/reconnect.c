@@ -1,16 +1,11 @@
 /* A rank that disconnects a peer behind queues and connects again at once. The peer makes a new offer, even
  * if its NIC has not noticed yet that the former connection is gone. If the end of that connection has not
  * even arrived, the offer may be of queues that are in use; but then connecting again is enough. */
-#include "group.h"
+#include "late_ends.h"
 
-#include "nic/fabric.h"
-#include "nic/soft/parts.h"
-
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { ROUNDS = 15 };
 
@@ -50,39 +45,6 @@ static void an_offer_is_of_who_is_connected_now(void) {
 
 /* ---- the end of a connection that has not arrived ---- */
 
-enum { HELD_MAX = 8 };
-
-/* Copies of the descriptors of all connections of a rank: none that it closes ends before they are closed. */
-typedef struct held {
-    int fds[HELD_MAX], count;
-} held;
-
-static uint32_t open_links(epw_nic *nic) {
-    epw_nic_lock(nic);
-    uint32_t count = nic->open_links;
-    epw_nic_unlock(nic);
-    return count;
-}
-
-static held hold_ends(epw_fabric *fabric) {
-    held h = {.count = 0};
-    epw_nic *nic = epw_fabric_nic(fabric);
-    AWAIT(open_links(nic) == 2); /* each rank has dialed one */
-    epw_nic_lock(nic);
-    for (uint32_t i = 0; i < nic->link_count && h.count < HELD_MAX; i++) {
-        if (nic->links[i] == NULL) continue;
-        h.fds[h.count] = fcntl(nic->links[i]->fd, F_DUPFD_CLOEXEC, 0);
-        CHECK(h.fds[h.count++] >= 0);
-    }
-    epw_nic_unlock(nic);
-    CHECK(h.count == 2);
-    return h;
-}
-
-static void let_ends_arrive(const held *h) {
-    for (int i = 0; i < h->count; i++) CHECK(close(h->fds[i]) == 0);
-}
-
 static void connect_both(const group *g) {
     CHECK_OK(connect_to(g->of[0], 0, g->of[1], 1));
     CHECK_OK(connect_to(g->of[1], 1, g->of[0], 0));
@@ -98,36 +60,41 @@ static void probe_both(const group *g) {
 static void an_offer_of_used_queues_is_refused(bool arrives) {
     group g = make_group(2, 60000 * MS);
     probe_both(&g);
-    held h = hold_ends(g.fabrics[0]);
+    hold_ends(g.fabrics[1]);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     unsigned char blob[EPW_BLOB_MAX];
     size_t length = blob_for(0, g.of[1], blob);
-    if (arrives) let_ends_arrive(&h);
+    if (arrives) let_ends_arrive(g.fabrics[1]);
     REFUSED(epw_buffer_connect(g.of[0], 1, blob, length), EPW_ERR_PEER, "connect", 0, 1, "export again");
     connect_both(&g);
     probe_both(&g);
-    if (!arrives) let_ends_arrive(&h);
+    if (!arrives) let_ends_arrive(g.fabrics[1]);
     epw_nic_look(epw_fabric_nic(g.fabrics[1])); /* an end that is noticed late concerns nobody */
     probe_both(&g);
     destroy(&g);
 }
 
 /* Queues by which nothing has come may be offered again, whenever the end of the former connection arrives.
- */
-static void unused_queues_are_offered_again(bool arrives) {
+ * An adapter does not tell whether something has come: there they are refused, as used ones are. */
+static void unused_queues_are_offered_again(bool arrives, bool by_adapter) {
     group g = make_group(2, 60000 * MS);
-    held h = hold_ends(g.fabrics[0]);
+    hold_ends(g.fabrics[1]);
     CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
     unsigned char blob[EPW_BLOB_MAX];
     size_t length = blob_for(0, g.of[1], blob);
     if (arrives) {
-        let_ends_arrive(&h);
+        let_ends_arrive(g.fabrics[1]);
         epw_nic_look(epw_fabric_nic(g.fabrics[1]));
     }
-    CHECK_OK(epw_buffer_connect(g.of[0], 1, blob, length));
-    CHECK_OK(connect_to(g.of[1], 1, g.of[0], 0));
+    if (by_adapter) {
+        REFUSED(epw_buffer_connect(g.of[0], 1, blob, length), EPW_ERR_PEER, "connect", 0, 1, "export again");
+        connect_both(&g);
+    } else {
+        CHECK_OK(epw_buffer_connect(g.of[0], 1, blob, length));
+        CHECK_OK(connect_to(g.of[1], 1, g.of[0], 0));
+    }
     probe_both(&g);
-    if (!arrives) let_ends_arrive(&h);
+    if (!arrives) let_ends_arrive(g.fabrics[1]);
     epw_nic_look(epw_fabric_nic(g.fabrics[1]));
     probe_both(&g);
     destroy(&g);
@@ -149,15 +116,18 @@ static void what_is_connected_is_not_used_up(void) {
 
 int main(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
-    setenv("EPW_TEST_NIC", "soft", 1); /* whose lock is held */
-    static const char *const wires[] = {"local", "tcp"};
-    for (int i = 0; i < 2; i++) {
-        setenv("EPW_TEST_WIRE", wires[i], 1);
+    static const struct {
+        const char *nic, *wire;
+    } cases[] = {{"soft", "local"}, {"soft", "tcp"}, {"fakes", "local"}, {"fakes", "tcp"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        setenv("EPW_TEST_NIC", cases[i].nic, 1);
+        setenv("EPW_TEST_WIRE", cases[i].wire, 1);
+        bool by_adapter = i >= 2;
         an_offer_is_of_who_is_connected_now();
         an_offer_of_used_queues_is_refused(false);
         an_offer_of_used_queues_is_refused(true);
-        unused_queues_are_offered_again(false);
-        unused_queues_are_offered_again(true);
+        unused_queues_are_offered_again(false, by_adapter);
+        unused_queues_are_offered_again(true, by_adapter);
         what_is_connected_is_not_used_up();
     }
     return check_result("reconnect");

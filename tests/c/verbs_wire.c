@@ -4,6 +4,7 @@
 #include "check.h"
 #include "group.h"
 #include "held.h"
+#include "late_ends.h"
 
 #include "base/clock.h"
 #include "nic/verbs/calls.h"
@@ -21,10 +22,9 @@ static uint64_t deadline_ns = 10000 * MS;
 
 /* ---- ranks ---- */
 
-/* Two connected ranks, in epoch 1; both NULL if a call has failed on the way. */
-static bool two_ranks(group *g) {
+/* Two connected ranks without a membership; those that are not made are NULL if a call has failed. */
+static bool meet_two(group *g) {
     *g = (group){.ranks = 2};
-    epw_mask both = first_ranks(2);
     unsigned char blob[EPW_BLOB_MAX];
     size_t length = 0;
     bool well = true;
@@ -44,6 +44,13 @@ static bool two_ranks(group *g) {
     for (uint32_t r = 0; r < 2 && well; r++)
         well = epw_buffer_export(g->of[1 - r], r, blob, &length) == EPW_OK &&
                epw_buffer_connect(g->of[r], 1 - r, blob, length) == EPW_OK;
+    return well;
+}
+
+/* The same in epoch 1. */
+static bool two_ranks(group *g) {
+    epw_mask both = first_ranks(2);
+    bool well = meet_two(g);
     for (uint32_t r = 0; r < 2 && well; r++) well = epw_buffer_set_active(g->of[r], &both, 1, 0) == EPW_OK;
     return well;
 }
@@ -176,6 +183,41 @@ static void words_are_behind_rows_where_writes_pass_each_other(void) {
               lan.words_early);
     be_unordered(false);
     nothing_is_left("unordered", 0);
+}
+
+/* ---- connecting again ---- */
+
+/* Rank 1 offers queue pairs that serve rank 0's former connection, whose end arrives late. */
+static void queue_pairs_of_a_former_connection_are_refused(bool used) {
+    group g;
+    unsigned char blob[EPW_BLOB_MAX];
+    CHECK_MSG(meet_two(&g), "%s", epw_last_error());
+    if (used) CHECK_OK(epw_buffer_probe(g.of[0], 1, 5000 * MS));
+    hold_ends(g.fabrics[1]);
+    CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
+    size_t length = blob_for(0, g.of[1], blob);
+    REFUSED(epw_buffer_connect(g.of[0], 1, blob, length), EPW_ERR_PEER, "connect", 0, 1, "export again");
+    CHECK_OK(connect_to(g.of[0], 0, g.of[1], 1));
+    CHECK_OK(connect_to(g.of[1], 1, g.of[0], 0));
+    let_ends_arrive(g.fabrics[1]);
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_probe(g.of[r], 1 - r, 5000 * MS));
+    destroy(&g);
+    nothing_is_left("connecting again", used);
+}
+
+/* Rank 0 connects to queue pairs that are not connected, ends that, and is connected by others. */
+static void whoever_connects_last_is_taken(void) {
+    group g = {.ranks = 2};
+    unsigned char blob[EPW_BLOB_MAX];
+    for (uint32_t r = 0; r < 2; r++) g.of[r] = make_rank(r, 2, 10000 * MS, &g.fabrics[r]);
+    size_t length = blob_for(0, g.of[1], blob);
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(epw_buffer_connect(g.of[0], 1, blob, length));
+        if (i < 2) CHECK_OK(epw_buffer_disconnect(g.of[0], 1));
+    }
+    CHECK_OK(connect_to(g.of[1], 1, g.of[0], 0));
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_probe(g.of[r], 1 - r, 5000 * MS));
+    destroy(&g);
 }
 
 /* ---- failures ---- */
@@ -394,6 +436,9 @@ int main(void) {
     queue_pairs_are_warm_before_the_first_operation();
     a_fabric_names_its_adapter();
     words_are_behind_rows_where_writes_pass_each_other();
+    queue_pairs_of_a_former_connection_are_refused(false);
+    queue_pairs_of_a_former_connection_are_refused(true);
+    whoever_connects_last_is_taken();
     a_completion_in_error_loses_the_peer_and_says_why();
     what_befalls_an_adapter_loses_its_peers_and_says_why();
     a_queue_pair_that_the_adapter_has_broken_loses_its_peer();

@@ -105,6 +105,7 @@ fn answers_without(cluster: &mut Cluster, victim: u32) -> bool {
         // Another rank has noticed that first, and has destroyed its own buffer.
         ("Peer", "it has ended, or destroyed its buffer".to_owned()),
         ("Peer", "the peer's fabric is gone".to_owned()),
+        ("Peer", "a former connection of this rank, or are gone".to_owned()),
         // Its end was not noticed in time.
         ("Timeout", format!("still missing: {victim};")),
     ];

@@ -174,30 +174,55 @@ static void end_by_peer(epw_mlx5_pair *pair) {
     tell_broken(pair);
 }
 
-/* Does not take the pair's lock, which is held during commands to the adapter. A peer may have connected its
- * queue pair with this one, and ended it, before this rank connects: then its number is kept until this rank
- * does. */
-bool epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
-    bool found = false;
-    pthread_mutex_lock(&a->pairs_lock);
-    for (epw_mlx5_pair *pair = a->pairs; pair != NULL && !found; pair = pair->next) {
-        if (pair->number != number || pair->options.peer != peer || remote == 0) continue;
-        uint32_t connected = epw_mlx5_pair_remote(pair);
-        found = connected == 0 || connected == remote;
-
-        if (connected == 0) pair->early_ended = remote;
-        if (connected == remote) end_by_peer(pair);
-    }
-    pthread_mutex_unlock(&a->pairs_lock);
-    return found;
+/* With pairs_lock held. NULL: there is none. Reports do not take a pair's lock, which is held during commands
+ * to the adapter. */
+static epw_mlx5_pair *pair_for(const epw_mlx5 *a, uint32_t peer, uint32_t number) {
+    epw_mlx5_pair *pair = a->pairs;
+    while (pair != NULL && (pair->number != number || pair->options.peer != peer)) pair = pair->next;
+    return pair;
 }
 
-/* Called once this rank has connected. Either the thread that reports an end has seen `remote`, or this
- * function sees the number that the thread has kept. */
-static void heed_early_end(epw_mlx5_pair *pair) {
+/* A peer may have connected its queue pair with this one, and ended it, before this rank connects: then its
+ * number is kept until this rank does. */
+void epw_mlx5_peer_ended(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
+    pthread_mutex_lock(&a->pairs_lock);
+    epw_mlx5_pair *pair = pair_for(a, peer, number);
+    if (pair != NULL && epw_other_end_ends(&pair->other, epw_mlx5_pair_remote(pair), remote))
+        end_by_peer(pair);
+    pthread_mutex_unlock(&a->pairs_lock);
+}
+
+bool epw_mlx5_peer_connected(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
+    bool takes = false;
+    pthread_mutex_lock(&a->pairs_lock);
+    epw_mlx5_pair *pair = pair_for(a, peer, number);
+    if (pair != NULL && !epw_mlx5_pair_is_closed(pair)) {
+        takes = epw_other_end_connects(&pair->other, epw_mlx5_pair_remote(pair), remote);
+        if (!takes) end_by_peer(pair);
+    }
+    pthread_mutex_unlock(&a->pairs_lock);
+    return takes;
+}
+
+void epw_mlx5_peer_heard(epw_mlx5 *a, uint32_t peer, uint32_t number, uint32_t remote) {
+    pthread_mutex_lock(&a->pairs_lock);
+    epw_mlx5_pair *pair = pair_for(a, peer, number);
+    if (pair != NULL && epw_mlx5_pair_remote(pair) == remote)
+        atomic_store_explicit(&pair->heard, true, memory_order_release);
+    pthread_mutex_unlock(&a->pairs_lock);
+}
+
+bool epw_mlx5_pair_is_heard(const epw_mlx5_pair *pair) {
+    return atomic_load_explicit(&pair->heard, memory_order_acquire);
+}
+
+/* This rank has connected; `again`: as before. Either the thread that reports an end has seen `remote`, or
+ * this function sees the number that the thread has kept. */
+static void meet(epw_mlx5_pair *pair, uint32_t remote, bool again) {
     pthread_mutex_lock(&pair->adapter->pairs_lock);
-    if (pair->early_ended != 0 && pair->early_ended == epw_mlx5_pair_remote(pair)) end_by_peer(pair);
-    pair->early_ended = 0;
+    atomic_store_explicit(&pair->remote, remote, memory_order_release);
+    if (!again) atomic_store_explicit(&pair->heard, false, memory_order_relaxed);
+    if (epw_other_end_is_met(&pair->other, remote)) end_by_peer(pair);
     pthread_mutex_unlock(&pair->adapter->pairs_lock);
 }
 
@@ -397,12 +422,9 @@ epw_status epw_mlx5_pair_connect(epw_mlx5_pair *pair, uint32_t remote, const epw
     bool there = pair->state == EPW_MLX5_STATE_RTS && epw_mlx5_pair_remote(pair) == remote &&
                  memcmp(&pair->to, address, sizeof pair->to) == 0;
     if (!there) status = go_up(pair, &path, where);
-    if (status == EPW_OK) {
-        atomic_store_explicit(&pair->remote, remote, memory_order_release);
-        pair->to = *address;
-    }
+    if (status == EPW_OK) pair->to = *address;
     pthread_mutex_unlock(&pair->lock);
-    if (status == EPW_OK) heed_early_end(pair);
+    if (status == EPW_OK) meet(pair, remote, there);
     return status;
 }
 

@@ -4,6 +4,7 @@
 
 #include "nic/mlx5.h"
 #include "nic/mlx5/commands.h"
+#include "nic/other_end.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -87,11 +88,11 @@ struct epw_mlx5_pair {
 
     pthread_mutex_t lock; /* guards what follows: one command at a time */
     uint32_t state;
-    atomic_uint remote;   /* the peer's queue pair; 0: not connected */
-    uint32_t early_ended; /* the peer's queue pair, if it ended before this one was connected to it; guarded
-                             by pairs_lock */
+    atomic_uint remote;  /* the peer's queue pair; 0: not connected */
+    epw_other_end other; /* guarded by pairs_lock */
     epw_mlx5_address to;
     atomic_bool broken, closed, ended; /* `ended`: by the peer */
+    atomic_bool heard;                 /* by the peer */
     bool shut;                         /* the adapter places nothing more that arrives */
     atomic_uint event; /* epw_mlx5_event_kind of the event that has broken it; EPW_MLX5_EVENT_PAIR: none */
 };

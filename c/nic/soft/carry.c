@@ -191,12 +191,13 @@ epw_status epw_pair_carry(epw_pair *pair, uint64_t link, uint32_t remote, const 
     int err = carried->rises ? calls_of(pair)->connect(carried->queue, path) : ENOTCONN;
     epw_nic_lock(nic);
     carried->rises = false;
+    pair->heard = false;
     if (atomic_load_explicit(&pair->broken, memory_order_relaxed)) epw_carry_stop(pair);
     pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
     carried->by_adapter = err == 0;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
-    if (remote != 0 && pair->early_ended == remote) epw_pair_end_by_peer(pair);
+    if (epw_other_end_is_met(&pair->other, remote)) epw_pair_end_by_peer(pair);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
     epw_nic_poll(nic);

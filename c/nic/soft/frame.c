@@ -36,6 +36,7 @@ static const uint8_t parts_of[] = {
     [EPW_FRAME_ANSWER] = HAS_BYTES,
     [EPW_FRAME_ENDED] = HAS_FROM,
     [EPW_FRAME_CONNECTED] = HAS_FROM,
+    [EPW_FRAME_HEARD] = HAS_FROM,
 };
 
 static uint64_t payload(const epw_frame *f) {
@@ -48,18 +49,18 @@ static bool has_sound_rows(const epw_frame *f) {
     return f->kind == EPW_FRAME_WRITE && f->bytes > EPW_FRAME_WORD && f->stride >= f->bytes;
 }
 
-/* It names two queue pairs, and nothing else. */
-static bool is_of_pairs(const epw_frame *f) {
-    return f->kind == EPW_FRAME_ENDED || f->kind == EPW_FRAME_CONNECTED;
+bool epw_frame_is_of_pairs(const epw_frame *frame) {
+    return frame->kind == EPW_FRAME_ENDED || frame->kind == EPW_FRAME_CONNECTED ||
+           frame->kind == EPW_FRAME_HEARD;
 }
 
 static bool is_sound(const epw_frame *f) {
-    if (f->kind < EPW_FRAME_WRITE || f->kind > EPW_FRAME_CONNECTED) return false;
+    if (f->kind < EPW_FRAME_WRITE || f->kind > EPW_FRAME_HEARD) return false;
     uint32_t has = parts_of[f->kind];
     if (!(has & HAS_PLACE) && (f->key != 0 || f->offset != 0)) return false;
     if (!(has & HAS_BYTES) && f->bytes != 0) return false;
     if (!(has & HAS_FROM) && f->from != 0) return false;
-    if (is_of_pairs(f) && f->index != 0) return false;
+    if (epw_frame_is_of_pairs(f) && f->index != 0) return false;
     if (!(has & MAY_WANT_ACK) && f->wants_ack) return false;
     if (f->kind == EPW_FRAME_FETCH_ADD && f->bytes != EPW_FRAME_WORD) return false;
     if (!has_sound_rows(f)) return false;
@@ -67,7 +68,7 @@ static bool is_sound(const epw_frame *f) {
 }
 
 bool epw_frame_is_request(const epw_frame *frame) {
-    return !is_of_pairs(frame) && (parts_of[frame->kind] & HAS_FROM) != 0;
+    return !epw_frame_is_of_pairs(frame) && (parts_of[frame->kind] & HAS_FROM) != 0;
 }
 
 uint32_t epw_frame_payload(const epw_frame *frame) {

@@ -8,8 +8,8 @@
  * with the word's previous value, and nothing of the queue pair is sent before that has arrived. A NAK names
  * the first entry that was refused, and ends the queue pair. An ENDED says that the sender's end of a queue
  * pair has ended whose entries an adapter carries, because an adapter does not tell the other end. A
- * CONNECTED comes before all entries of a queue pair and is refused as they would be, so that its sender
- * learns at once if the other end takes nothing from it. */
+ * CONNECTED comes before all entries of a queue pair. It is answered by a HEARD if the other end takes them;
+ * else it is refused as they would be or, between adapters, answered by an ENDED. */
 #ifndef EPW_NIC_SOFT_FRAME_H
 #define EPW_NIC_SOFT_FRAME_H
 
@@ -31,7 +31,8 @@ enum {
     EPW_FRAME_FETCH_ADD = 6,
     EPW_FRAME_ANSWER = 7,
     EPW_FRAME_ENDED = 8,
-    EPW_FRAME_CONNECTED = 9
+    EPW_FRAME_CONNECTED = 9,
+    EPW_FRAME_HEARD = 10
 };
 
 typedef struct epw_frame {
@@ -39,7 +40,7 @@ typedef struct epw_frame {
     bool wants_ack;   /* WRITE, NOP */
     uint8_t syndrome; /* NAK */
     uint32_t pair;    /* of the receiver */
-    uint32_t from;    /* requests, ENDED, CONNECTED: the sender's queue pair, to which the answer goes */
+    uint32_t from; /* requests, and frames about pairs: the sender's queue pair, to which the answer goes */
     uint32_t index;
     uint32_t key; /* WRITE, READ, FETCH_ADD: key of the region, and offset in it */
     uint64_t offset;
@@ -50,6 +51,9 @@ typedef struct epw_frame {
 
 /* Whether the frame is a request, made from an entry, and not an answer to one. */
 bool epw_frame_is_request(const epw_frame *frame);
+
+/* Whether it is ENDED, CONNECTED or HEARD: it names two queue pairs, and nothing else. */
+bool epw_frame_is_of_pairs(const epw_frame *frame);
 
 /* The distance from its first place to the end of the last one. */
 uint64_t epw_frame_span(const epw_frame *frame);

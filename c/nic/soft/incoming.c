@@ -140,17 +140,30 @@ static void end_request(epw_link *link, epw_pair *pair) {
     epw_link_has_answer(link, pair);
 }
 
-/* Acknowledged as an entry before the first one would be. */
+/* Whether the pair takes what pair `from` of the peer will send; if not, an adapter's ends: what that has
+ * brought is not seen here, see other_end.h. */
+static bool accepts(epw_pair *pair, uint32_t from) {
+    if (epw_pair_broken(pair)) return false;
+    uint32_t remote = epw_pair_is_carried(pair) ? pair->remote : 0;
+    if (epw_other_end_connects(&pair->other, remote, from)) return true;
+    epw_pair_end_by_peer(pair);
+    return false;
+}
+
 static void hear_connected(epw_link *link) {
-    epw_pair *pair = tied(link);
-    if (pair == NULL || epw_pair_broken(pair)) {
-        epw_link_refuse(link, &link->frame, EPW_SYNDROME_REMOTE_ACCESS);
+    const epw_frame *frame = &link->frame;
+    const epw_nic_owner *owner = &link->nic->owner;
+    if (owner->connected != NULL) {
+        bool takes = owner->connected(owner->context, link->peer, frame->pair, frame->from);
+        epw_link_tell(link, takes ? EPW_FRAME_HEARD : EPW_FRAME_ENDED, frame->from, frame->pair);
         return;
     }
-    if (pair->taken) return;
-    pair->ack = pair->expected - 1;
-    pair->ack_due = true;
-    epw_link_has_answer(link, pair);
+    epw_pair *pair = tied(link);
+    if (pair == NULL || !accepts(pair, frame->from)) {
+        epw_link_refuse(link, frame, EPW_SYNDROME_REMOTE_ACCESS);
+        return;
+    }
+    epw_link_tell(link, EPW_FRAME_HEARD, frame->from, pair->number);
 }
 
 /* ---- answers, and frames of both kinds ---- */
@@ -172,13 +185,27 @@ static bool begin_answer(epw_link *link) {
 /* The other end of a pair of this NIC, or of an adapter's, has ended. Only the rank with which it is
  * connected may say so. */
 static void hear_end(const epw_link *link) {
-    epw_nic *nic = link->nic;
     const epw_frame *frame = &link->frame;
-    if (nic->ended != NULL && nic->ended(nic->ended_context, link->peer, frame->pair, frame->from)) return;
-    epw_pair *pair = epw_nic_pair(nic, frame->pair);
+    const epw_nic_owner *owner = &link->nic->owner;
+    if (owner->ended != NULL) {
+        owner->ended(owner->context, link->peer, frame->pair, frame->from);
+        return;
+    }
+    epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     if (pair == NULL || !is_of(link, pair) || !epw_pair_is_carried(pair)) return;
-    if (pair->remote == 0) pair->early_ended = frame->from;
-    if (pair->remote == frame->from) epw_pair_end_by_peer(pair);
+    if (epw_other_end_ends(&pair->other, pair->remote, frame->from)) epw_pair_end_by_peer(pair);
+}
+
+/* The other end takes what is sent. */
+static void hear_heard(const epw_link *link) {
+    const epw_frame *frame = &link->frame;
+    const epw_nic_owner *owner = &link->nic->owner;
+    if (owner->heard != NULL) {
+        owner->heard(owner->context, link->peer, frame->pair, frame->from);
+        return;
+    }
+    epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
+    if (pair != NULL && pair->link == link && pair->remote == frame->from) pair->heard = true;
 }
 
 static void end_frame(epw_link *link) {
@@ -213,19 +240,16 @@ static bool begin_frame(epw_link *link, const unsigned char *bytes) {
         if (link->left == 0) end_frame(link);
         return true;
     }
-    if (frame->kind == EPW_FRAME_ENDED) {
-        hear_end(link);
-        return true;
-    }
-    if (frame->kind == EPW_FRAME_CONNECTED) {
-        hear_connected(link);
+    if (epw_frame_is_of_pairs(frame)) {
+        if (frame->kind == EPW_FRAME_ENDED) hear_end(link);
+        if (frame->kind == EPW_FRAME_CONNECTED) hear_connected(link);
+        if (frame->kind == EPW_FRAME_HEARD) hear_heard(link);
         return true;
     }
     epw_pair *pair = epw_nic_pair(link->nic, frame->pair);
     bool is_ack = frame->kind == EPW_FRAME_ACK; /* which comes with what the peer sends, by its connection */
     if (pair == NULL || (is_ack ? !is_of(link, pair) || pair->link == NULL : pair->link != link))
         return true; /* it has been destroyed meanwhile */
-    if (is_ack) pair->heard = true;
     if (is_ack) return epw_pair_complete(pair, frame->index);
     epw_pair_fail(pair, frame->index, frame->syndrome);
     return true;

@@ -71,18 +71,20 @@ void epw_link_drop_answerer(epw_link *link, epw_pair *pair) {
     pair->answers = false;
 }
 
-void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
-    for (uint32_t i = 0; i < link->refusal_count; i++)
-        if (link->refusals[i].pair == frame->from) return;
-    if (link->refusal_count == LINK_REFUSALS) return;
-    link->refusals[link->refusal_count++] =
-        (epw_refusal){.pair = frame->from, .index = frame->index, .syndrome = syndrome};
+static void add_notice(epw_link *link, epw_frame notice) {
+    if (link->notice_count < LINK_NOTICES) link->notices[link->notice_count++] = notice;
 }
 
-void epw_link_tell_end(epw_link *link, uint32_t pair, uint32_t from) {
-    if (link->refusal_count == LINK_REFUSALS) return;
-    link->refusals[link->refusal_count++] =
-        (epw_refusal){.pair = pair, .index = from, .syndrome = EPW_SYNDROME_NONE};
+void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome) {
+    for (uint32_t i = 0; i < link->notice_count; i++)
+        if (link->notices[i].kind == EPW_FRAME_NAK && link->notices[i].pair == frame->from) return;
+    add_notice(
+        link,
+        (epw_frame){.kind = EPW_FRAME_NAK, .pair = frame->from, .index = frame->index, .syndrome = syndrome});
+}
+
+void epw_link_tell(epw_link *link, uint8_t kind, uint32_t pair, uint32_t from) {
+    add_notice(link, (epw_frame){.kind = kind, .pair = pair, .from = from});
 }
 
 /* ---- forgetting ---- */

@@ -193,17 +193,24 @@ void epw_nic_end_pair(epw_nic *nic, uint64_t id, uint32_t pair, uint32_t from) {
     epw_nic_lock(nic);
     epw_link *link = epw_nic_link(nic, id);
     if (link != NULL) {
-        epw_link_tell_end(link, pair, from);
+        epw_link_tell(link, EPW_FRAME_ENDED, pair, from);
         epw_link_send(link);
         epw_nic_drop_link(nic, link);
     }
     epw_nic_unlock(nic);
 }
 
-void epw_nic_hear_ended(epw_nic *nic, epw_nic_ended *ended, void *context) {
+void epw_nic_announce_pair(epw_nic *nic, uint64_t id, uint32_t pair, uint32_t from) {
     epw_nic_lock(nic);
-    nic->ended = ended;
-    nic->ended_context = context;
+    epw_link *link = epw_nic_link(nic, id);
+    if (link != NULL) epw_link_tell(link, EPW_FRAME_CONNECTED, pair, from);
+    epw_nic_unlock(nic);
+    epw_nic_poll(nic);
+}
+
+void epw_nic_set_owner(epw_nic *nic, const epw_nic_owner *owner) {
+    epw_nic_lock(nic);
+    nic->owner = *owner;
     epw_nic_unlock(nic);
 }
 

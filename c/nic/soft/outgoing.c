@@ -83,15 +83,11 @@ static void add_nak(epw_link *link, uint32_t pair, uint32_t index, uint8_t syndr
     add_frame(link, &frame, 0);
 }
 
-static void add_end(epw_link *link, uint32_t pair, uint32_t from) {
-    epw_frame frame = {.kind = EPW_FRAME_ENDED, .pair = pair, .from = from};
-    add_frame(link, &frame, 0);
-}
-
-static void add_connected(epw_link *link, epw_pair *pair) {
-    epw_frame frame = {.kind = EPW_FRAME_CONNECTED, .pair = pair->remote, .from = pair->number};
-    pair->announces = false;
-    add_frame(link, &frame, 0);
+static void add_notices(epw_link *link) {
+    uint32_t added = 0;
+    while (added < link->notice_count && has_room(link)) add_frame(link, &link->notices[added++], 0);
+    link->notice_count -= added;
+    memmove(link->notices, link->notices + added, link->notice_count * sizeof link->notices[0]);
 }
 
 /* The bytes that a READ asked for, sent from where they lie, or the value that a FETCH_ADD found. */
@@ -130,14 +126,7 @@ static void add_answers(epw_link *link) {
             take_answerer(link);
         }
     }
-    while (link->refusal_count > 0 && has_room(link)) {
-        const epw_refusal *r = &link->refusals[--link->refusal_count];
-        if (r->syndrome == EPW_SYNDROME_NONE) {
-            add_end(link, r->pair, r->index);
-        } else {
-            add_nak(link, r->pair, r->index, r->syndrome);
-        }
-    }
+    add_notices(link);
     link->urgent = link->answerers != NULL; /* there was no room for all */
 }
 
@@ -193,7 +182,6 @@ static void add_entries(epw_link *link) {
         epw_fetched entry;
         const unsigned char *bytes[EPW_FETCH_SEGMENTS];
         uint32_t turn = 0;
-        if (pair->announces) add_connected(link, pair);
         while (has_room(link) && turn++ < PAIR_TURN_FRAMES && epw_pair_next(pair, &frame, &entry, bytes)) {
             if (link->nic->strict == NULL || !meets_fault(link, pair, &frame, &entry, bytes))
                 add_request(link, &frame, &entry, bytes);
@@ -227,11 +215,11 @@ static void sent(epw_link *link, size_t bytes) {
 }
 
 bool epw_link_has_output(const epw_link *link) {
-    return link->senders != NULL || link->answerers != NULL || link->refusal_count > 0;
+    return link->senders != NULL || link->answerers != NULL || link->notice_count > 0;
 }
 
 bool epw_link_may_wait(const epw_link *link) {
-    bool acks_alone = link->senders == NULL && !link->urgent && link->refusal_count == 0;
+    bool acks_alone = link->senders == NULL && !link->urgent && link->notice_count == 0;
     return acks_alone && link->nic->now_ns != 0 && link->nic->now_ns < link->acks_by;
 }
 

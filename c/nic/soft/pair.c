@@ -74,7 +74,7 @@ static void complete(epw_pair *pair, uint32_t index, uint32_t opcode, uint8_t sy
 static void end_carried(epw_pair *pair) {
     pair->closed = true;
     if (pair->link == NULL) return;
-    epw_link_tell_end(pair->link, pair->remote, pair->number);
+    epw_link_tell(pair->link, EPW_FRAME_ENDED, pair->remote, pair->number);
     epw_link_send(pair->link); /* a pair that is removed is found by whoever looks at all of them */
 }
 
@@ -347,6 +347,7 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
     if (pair->link != NULL) epw_link_drop_sender(pair->link, pair);
     pair->link = epw_nic_link(nic, link);
     pair->remote = remote;
+    pair->heard = false;
     if (pair->link == NULL) epw_pair_fail(pair, 0, EPW_SYNDROME_RETRIES);
     if (pair->link != NULL && epw_pair_has_more(pair)) epw_link_has_sender(pair->link, pair);
     epw_nic_unlock(nic);
@@ -356,9 +357,7 @@ void epw_pair_connect(epw_pair *pair, uint64_t link, uint32_t remote) {
 void epw_pair_announce(epw_pair *pair) {
     epw_nic *nic = pair->nic;
     epw_nic_lock(nic);
-    pair->announces = pair->link != NULL;
-    pair->heard = false;
-    if (pair->link != NULL) epw_link_has_sender(pair->link, pair);
+    if (pair->link != NULL) epw_link_tell(pair->link, EPW_FRAME_CONNECTED, pair->remote, pair->number);
     epw_nic_unlock(nic);
     epw_nic_poll(nic);
 }

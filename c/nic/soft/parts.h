@@ -3,6 +3,7 @@
 #ifndef EPW_NIC_SOFT_PARTS_H
 #define EPW_NIC_SOFT_PARTS_H
 
+#include "nic/other_end.h"
 #include "nic/soft/fetch.h"
 #include "nic/soft/frame.h"
 #include "nic/soft/ring.h"
@@ -55,17 +56,15 @@ struct epw_pair {
     atomic_bool rung;
 
     /* Sending. Entries below `completed` are done, below `fetched` in frames, below `target` rung for. */
-    epw_link *link;       /* NULL: not connected, or gone */
-    uint32_t remote;      /* 0: it is not connected */
-    uint32_t early_ended; /* carried pairs: the peer's pair, if it ended before this one was connected with
-                             it */
+    epw_link *link;      /* NULL: not connected, or gone */
+    uint32_t remote;     /* 0: it is not connected */
+    epw_other_end other; /* carried pairs */
     uint64_t doorbell, completed, fetched, target;
     bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
     epw_pair_cause cause;
-    bool announces; /* first of all, that it is connected, */
-    bool heard;     /* and the other end has acknowledged it */
-    bool sends;     /* in the link's list of those with entries */
+    bool heard; /* the other end has acknowledged that this one is connected to it */
+    bool sends; /* in the link's list of those with entries */
     epw_pair *next_sender;
     epw_asked asked;
     epw_strict_pair *strict; /* NULL: it is not */
@@ -89,14 +88,8 @@ enum {
     LINK_HEADS_BYTES =
         LINK_FRAMES * (EPW_FRAME_BYTES + EPW_FETCH_INLINE), /* their headers and inline bytes */
     LINK_IN_BYTES = 1 << 19, /* pages that no large entry uses are never touched */
-    LINK_REFUSALS = 16
+    LINK_NOTICES = 16
 };
-
-/* A NAK, or an ENDED, that waits to be sent. */
-typedef struct epw_refusal {
-    uint32_t pair, index;
-    uint8_t syndrome; /* NONE: an ENDED; the sender's pair is `index` */
-} epw_refusal;
 
 struct epw_link {
     epw_nic *nic;
@@ -109,8 +102,8 @@ struct epw_link {
 
     /* Out: frames being sent, then the pairs that have more. */
     epw_pair *senders, *last_sender, *answerers;
-    epw_refusal refusals[LINK_REFUSALS];
-    uint32_t refusal_count;
+    epw_frame notices[LINK_NOTICES]; /* NAKs, and what is said about pairs, in this order */
+    uint32_t notice_count;
     struct iovec out[LINK_PIECES * LINK_FRAMES];
     uint32_t out_at, out_count;
     uint32_t heads_used;
@@ -160,8 +153,7 @@ struct epw_nic {
     epw_nic_traffic sent;
     epw_strict *strict;   /* NULL: it is not */
     epw_carrier *carrier; /* NULL: there is none */
-    epw_nic_ended *ended; /* NULL: there is no adapter but in software */
-    void *ended_context;
+    epw_nic_owner owner;  /* of the adapters' pairs; zeros: there are none */
     epw_regions regions;
     epw_link **links;
     uint32_t link_count, link_serial;
@@ -276,9 +268,10 @@ void epw_link_has_answer(epw_link *link, epw_pair *pair);
  * frames are refused again. */
 void epw_link_refuse(epw_link *link, const epw_frame *frame, uint8_t syndrome);
 
-/* Pair `from` of this end has ended; the peer's pair, whose entries came by an adapter, is not told in any
- * other way. If there is no room for this, the peer finds out by its deadline. */
-void epw_link_tell_end(epw_link *link, uint32_t pair, uint32_t from);
+/* Says about pair `from` of this end, to pair `pair` of the peer, what a frame of this kind says: ENDED,
+ * CONNECTED or HEARD. It is sent before entries that come later. If there is no room for it, the peer finds
+ * out by its deadline. */
+void epw_link_tell(epw_link *link, uint8_t kind, uint32_t pair, uint32_t from);
 
 /* If a frame for the pair is being received, nothing more of it is placed: of a request of the peer, or of
  * its answer. */

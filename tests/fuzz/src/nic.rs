@@ -163,7 +163,7 @@ impl Said {
 
     pub fn bytes(&self, to: &Nic) -> Vec<u8> {
         let frame = Frame {
-            kind: self.kind % 9,
+            kind: self.kind % 12,
             wants_ack: self.wants_ack,
             syndrome: self.syndrome,
             pair: self.wrong_pair.unwrap_or(to.number()),
