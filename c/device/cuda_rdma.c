@@ -7,6 +7,7 @@
 #include "device/cuda.h"
 #include "device/cuda_driver.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 enum { PAGE = 65536 };
@@ -16,7 +17,9 @@ static int descriptor_of(CUdeviceptr address, uint64_t bytes) {
     int fd = -1;
     CUresult error =
         epw_cuda_driver_get()->range_handle(&fd, address, bytes, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0);
-    return error == CUDA_SUCCESS ? fd : -1;
+    if (error != CUDA_SUCCESS) return -1;
+    (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+    return fd;
 }
 
 epw_status epw_cuda_rdma_open(int32_t ordinal, unsigned char *memory, uint64_t bytes, epw_where where,

@@ -334,6 +334,7 @@ void ranks_fabric(epw_config *config) {
     if (is_set_to("EPW_TEST_DOORBELLS", "host")) options.doorbells = EPW_DOORBELLS_HOST;
     if (is_set_to("EPW_TEST_RINGS", "gpu")) options.rings = EPW_RINGS_GPU;
     if (is_set_to("EPW_TEST_RINGS", "auto")) options.rings = EPW_RINGS_AUTO;
+    if (is_set_to("EPW_TEST_RINGS", "mixed") && config->rank % 2 == 1) options.rings = EPW_RINGS_GPU;
     REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
 }
 
