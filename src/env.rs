@@ -187,8 +187,9 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: RINGS,
         default: "`host`",
-        doc: "Which memory holds the queues that kernels post to, and the rows that they send. `host`: pinned host memory. `gpu`: the GPU's \
-              memory, which the adapter must reach by dma-buf or nvidia_peermem. `auto`: `gpu` if it works, else `host`; `EpBuffer::nic` tells which.",
+        doc: "Which memory holds the queues that kernels post to, the rows that they send, and what peers send. `host`: pinned host memory. \
+              `gpu`: the GPU's memory, which the adapter must reach by dma-buf or nvidia_peermem. `auto`: `gpu` for each of them if it works, \
+              else `host`; `EpBuffer::nic` tells which. With `EPWIRE_WIRES=verbs` only for what peers send.",
     },
     Variable {
         name: HCA,

@@ -280,8 +280,10 @@ typedef struct epw_plan {
                              once */
     uint64_t ring_bytes;  /* queues to which lanes post; allocated for each peer. Memory that EPW_WIRE_LOCAL
                              shares with peers belongs to the fabric: epw_fabric_options.ring_bytes */
-    uint64_t inbox_bytes; /* GPU only: what they write to this rank, because only mapped peers write into its
-                             window; allocated for each peer, as large as the peer's part of the window */
+    uint64_t inbox_bytes; /* GPU only: what they write to this rank if only mapped peers write into its
+                             window; allocated for each peer, as large as the peer's part of the window. With
+                             EPW_RINGS_GPU or _AUTO they write into the window if an adapter reaches it, and
+                             none of this is allocated */
 } epw_plan;
 
 #define EPW_PLAN_INIT                                                                                        \
@@ -345,12 +347,15 @@ enum {
                                takes up to 0.1 ms longer */
 };
 
-/* Adapters: where the queues that kernels post to lie, and the rows that kernels send by them. */
+/* Adapters: where the queues that kernels post to lie, the rows that kernels send by them, and what peers
+ * send. With EPW_WIRE_VERBS as the only wire this is about the last alone, for its NIC reads the first two.
+ */
 enum {
     EPW_RINGS_HOST = 0, /* pinned host memory */
-    EPW_RINGS_GPU = 1,  /* memory of the GPU, for entries and rows; the adapter must reach it */
-    EPW_RINGS_AUTO = 2  /* GPU memory if the adapter reaches it, else host memory; epw_fabric_describe says
-                           which */
+    EPW_RINGS_GPU = 1, /* memory of the GPU, for each of them; the adapter must reach it. What peers send goes
+                          to the window itself. EPW_ERR_NO_PATH if it cannot */
+    EPW_RINGS_AUTO = 2 /* for each of them GPU memory if the adapter reaches it, else host memory;
+                          epw_fabric_describe says which */
 };
 
 typedef struct epw_fabric_options {

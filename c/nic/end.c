@@ -207,14 +207,10 @@ const char *epw_end_trouble(const epw_end *end, char text[EPW_MLX5_TEXT]) {
 
 /* ---- memory ---- */
 
-epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region *region, epw_where where,
-                            epw_keys *out) {
-    epw_mlx5 *adapter = epw_fabric_adapter(fabric, place);
-    if (adapter != NULL) return epw_mlx5_register(adapter, region, where, out);
+/* Tells the soft NIC of a region, which its carrier, if there is one, has registered. */
+static epw_status let_know(epw_fabric *fabric, const epw_region *region, epw_keys carried, epw_where where,
+                           epw_keys *out) {
     epw_mlx5 *carrier = epw_fabric_carrier(fabric);
-    epw_keys carried = {0};
-    epw_status status = carrier != NULL ? epw_mlx5_register(carrier, region, where, &carried) : EPW_OK;
-    if (status != EPW_OK) return status;
     epw_region known = *region;
     known.carried_key = carried.own;
     uint32_t key = epw_nic_register(epw_fabric_nic(fabric), &known);
@@ -222,6 +218,27 @@ epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region
     if (key != 0) return EPW_OK;
     if (carrier != NULL) epw_mlx5_deregister(carrier, carried.own);
     return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
+}
+
+epw_status epw_end_register(epw_fabric *fabric, uint32_t place, const epw_region *region, epw_where where,
+                            epw_keys *out) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric, place);
+    if (adapter != NULL) return epw_mlx5_register(adapter, region, where, out);
+    epw_mlx5 *carrier = epw_fabric_carrier(fabric);
+    epw_keys carried = {0};
+    epw_status status = carrier != NULL ? epw_mlx5_register(carrier, region, where, &carried) : EPW_OK;
+    return status == EPW_OK ? let_know(fabric, region, carried, where, out) : status;
+}
+
+static epw_status register_far(epw_fabric *fabric, uint32_t place, const epw_mlx5_far *far,
+                               const epw_region *region, epw_where where, epw_keys *out) {
+    epw_mlx5 *adapter = epw_fabric_adapter(fabric, place);
+    if (adapter != NULL) return epw_mlx5_register_far(adapter, far, region, where, out);
+    epw_region closed = *region; /* to frames: a key without stretches opens nothing */
+    closed.count = 0;
+    epw_keys carried;
+    epw_status status = epw_mlx5_register_far(epw_fabric_carrier(fabric), far, region, where, &carried);
+    return status == EPW_OK ? let_know(fabric, &closed, carried, where, out) : status;
 }
 
 void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own) {
@@ -252,12 +269,11 @@ epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, ep
     return EPW_OK;
 }
 
-epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
-                                epw_keys out[EPW_ADAPTERS_MAX]) {
+epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, const epw_region *region,
+                                epw_where where, epw_keys out[EPW_ADAPTERS_MAX]) {
     memset(out, 0, EPW_ADAPTERS_MAX * sizeof out[0]);
     for (uint32_t place = 0; place < epw_fabric_places(fabric); place++) {
-        epw_status status =
-            epw_mlx5_register_far(epw_fabric_adapter(fabric, place), far, bytes, where, &out[place]);
+        epw_status status = register_far(fabric, place, far, region, where, &out[place]);
         if (status != EPW_OK) {
             epw_end_deregister_all(fabric, out);
             return status;

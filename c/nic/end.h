@@ -105,9 +105,10 @@ void epw_end_deregister(epw_fabric *fabric, uint32_t place, uint32_t own);
 /* The same for all places; words that arrive, at whichever place, are reported through the first. */
 epw_status epw_end_register_all(epw_fabric *fabric, const epw_region *region, epw_where where,
                                 epw_keys out[EPW_ADAPTERS_MAX]);
-/* GPU memory, for adapters, see epw_mlx5_register_far. */
-epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
-                                epw_keys out[EPW_ADAPTERS_MAX]);
+/* GPU memory, for adapters or the verbs wire's, see epw_mlx5_register_far. A soft NIC cannot access it: what
+ * it does not hand to an adapter is refused. */
+epw_status epw_end_register_far(epw_fabric *fabric, const epw_mlx5_far *far, const epw_region *region,
+                                epw_where where, epw_keys out[EPW_ADAPTERS_MAX]);
 void epw_end_deregister_all(epw_fabric *fabric, const epw_keys keys[EPW_ADAPTERS_MAX]);
 
 #endif

@@ -92,6 +92,10 @@ bool epw_fabric_pins(const epw_fabric *fabric) {
     return fabric->adapter_count > 0 || fabric->carrier != NULL;
 }
 
+bool epw_fabric_is_of_adapters(const epw_fabric *fabric) {
+    return fabric->adapter_count > 0 || fabric->wires == EPW_WIRE_VERBS;
+}
+
 epw_fake *epw_fabric_fake(const epw_fabric *fabric) {
     return fabric->fake;
 }
@@ -357,9 +361,11 @@ static epw_status check_adapters(const epw_fabric_options *options, epw_where wh
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.rings is %u, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO",
                         options->rings);
-    if (options->rings == EPW_RINGS_GPU && options->nic < EPW_NIC_FAKE)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "options.rings is EPW_RINGS_GPU, but a NIC in software reads no GPU memory");
+    if (options->rings == EPW_RINGS_GPU && options->nic < EPW_NIC_FAKE && options->wires != EPW_WIRE_VERBS)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU memory: "
+            "use an adapter, or no other wire than EPW_WIRE_VERBS");
     if (options->device < EPW_DEVICE_HOST)
         return epw_fail(EPW_ERR_INVALID, where, "options.device is %d, must be EPW_DEVICE_HOST or an ordinal",
                         options->device);

@@ -62,8 +62,10 @@ static inline uint32_t epw_fabric_pair_name(uint32_t lane, uint32_t number) {
 /* The adapter of the verbs wire, which carries what the soft NIC fetches; NULL: there is no such wire. */
 epw_mlx5 *epw_fabric_carrier(const epw_fabric *fabric);
 
-/* Whether an adapter accesses registered memory, which must then be resident. */
+/* Whether an adapter accesses registered memory, which must then be resident; and whether nothing else
+ * does. */
 bool epw_fabric_pins(const epw_fabric *fabric);
+bool epw_fabric_is_of_adapters(const epw_fabric *fabric);
 
 /* The fake adapter, if it is one; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);

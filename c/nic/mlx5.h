@@ -92,17 +92,20 @@ epw_status epw_mlx5_address_read(const unsigned char bytes[EPW_MLX5_ADDRESS_BYTE
  * page. */
 epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_where where, epw_keys *out);
 
-/* Memory of a GPU, to which its kernels write. The adapter reaches it by a descriptor or, if there is none or
- * the kernel refuses it, by its address. It begins on a page, and outlives what is made of it. */
+/* Memory of a GPU. The adapter reaches it by a descriptor or, if there is none or the kernel refuses it, by
+ * its address. It begins on a page, and outlives what is made of it. */
 typedef struct epw_mlx5_far {
     unsigned char *address;
-    int dmabuf; /* of the same bytes; -1: none */
+    int dmabuf;     /* of the same bytes; -1: none */
+    bool unordered; /* kernels may see what an adapter writes there in another order */
 } epw_mlx5_far;
 
-/* Registers GPU memory from which this rank's entries send; offsets count from its first byte.
- * EPW_ERR_NO_PATH: the adapter does not reach it; the text has a remedy. */
-epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
-                                 epw_keys *out);
+/* Registers a region of GPU memory, whose offsets count from the memory's first byte: one from which this
+ * rank's entries send, or one to which peers write. Nobody looks for words in it: `arrived` is not called.
+ * EPW_ERR_NO_PATH: the adapter does not reach it, or peers would have to write to memory that is unordered;
+ * the text has a remedy. */
+epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, const epw_region *region,
+                                 epw_where where, epw_keys *out);
 
 /* After this returns, nothing accesses the region any more. `own` is its key. */
 void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own);

@@ -53,9 +53,10 @@ static void give_back(epw_peers *peers, unsigned char *image, uint64_t bytes) {
 /* In the memory of the GPU, whose kernels write it and from which an adapter reads. */
 static epw_status open_far(epw_peers *peers, uint64_t bytes, epw_where where) {
     epw_mlx5_far far;
+    epw_region region = {.rights = EPW_REGION_READ, .count = 1, .stretches = {{0, bytes}}};
     epw_status status = epw_remote_gpu_far_image(peers, bytes, where, &far);
     if (status != EPW_OK) return status;
-    status = epw_end_register_far(peers->fabric, &far, bytes, where, peers->image_keys);
+    status = epw_end_register_far(peers->fabric, &far, &region, where, peers->image_keys);
     if (status != EPW_OK) {
         epw_remote_gpu_free_image(peers, far.address);
         return status;

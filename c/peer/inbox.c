@@ -33,7 +33,7 @@ epw_status epw_inbox_open(epw_peers *peers, int32_t device, epw_where where) {
     void *at = mmap(NULL, bytes, PROT_NONE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at != MAP_FAILED && !madvise(at, bytes, MADV_DONTFORK) &&
         !mprotect(at, bytes, PROT_READ | PROT_WRITE)) {
-        peers->inbox = at;
+        peers->inbox = peers->lines = at;
         peers->inbox_memory = memory;
         return EPW_OK;
     }
@@ -57,7 +57,7 @@ void epw_inbox_close(epw_peers *peers) {
     }
     munmap(peers->inbox, memory->bytes);
     free(memory);
-    peers->inbox = NULL;
+    peers->inbox = peers->lines = NULL;
     peers->inbox_memory = NULL;
 }
 

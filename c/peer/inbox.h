@@ -1,7 +1,7 @@
-/* Where peers behind queues write to a rank whose window is on a GPU: host memory with the same layout. A
- * host thread of a NIC can store there while waiting kernels occupy all SMs, when a copy to the GPU's memory
- * might not run; kernels read it over the bus, each byte once. Mapped peers, and the rank itself, write into
- * the window.
+/* Where peers behind queues write to a rank whose window is on a GPU, unless adapters reach it (direct.h):
+ * host memory with the same layout. A host thread of a NIC can store there while waiting kernels occupy all
+ * SMs, when a copy to the GPU's memory might not run; kernels read it over the bus, each byte once. Mapped
+ * peers, and the rank itself, write into the window.
  *
  * Its addresses are reserved when the buffer is created, so that kernels and registered regions may keep
  * them. The memory for what a peer may write is allocated, and mapped on the GPU, when the peer is connected
@@ -11,8 +11,8 @@
 
 #include "peer/peers.h"
 
-/* Called by epw_remote_gpu_open and epw_remote_gpu_close: sets peers->inbox. Call the second also after an
- * error. */
+/* Called by epw_remote_gpu_open and epw_remote_gpu_close: sets peers->inbox and peers->lines. Call the
+ * second also after an error. */
 epw_status epw_inbox_open(epw_peers *peers, int32_t device, epw_where where);
 void epw_inbox_close(epw_peers *peers);
 

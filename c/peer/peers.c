@@ -53,6 +53,7 @@ void epw_peers_destroy(epw_peers *peers) {
     epw_traffic_free(peers->traffic, peers->lanes);
     free(peers->gpu); /* in a forked child, which cannot use CUDA's part of it */
     free(peers->inbox_memory);
+    free(peers->direct);
     if (inherited) return; /* its locks may be held by threads that exist only in the parent */
     pthread_cond_destroy(&peers->answerer.wake);
     pthread_mutex_destroy(&peers->answerer.lock);

@@ -110,6 +110,9 @@ typedef struct epw_peers {
     epw_keys image_keys[EPW_ADAPTERS_MAX];
     unsigned char *inbox; /* where they write here, see peer/inbox.h; NULL: they write into the window */
     struct epw_inbox *inbox_memory;
+    struct epw_direct *direct; /* on a GPU, if they write into the window: see peer/direct.h */
+    unsigned char *lines; /* on a GPU: where they write words for the host, by window offset: the inbox or, if
+                             they write into the window, lines of its own */
     _Atomic uint64_t by_queue[EPW_MASK_WORDS]; /* peers whose last connection was by a queue */
 
     epw_lane_traffic traffic[EPW_MAX_LANES];
@@ -164,16 +167,27 @@ static inline unsigned char *epw_peers_own(const epw_peers *peers) {
     return epw_window_base(peers->window);
 }
 
-/* The memory into which a NIC writes: the window, or on a GPU the inbox. */
+/* The memory into which a NIC writes: the window, or the inbox of a GPU. */
 static inline unsigned char *epw_peers_inbox(const epw_peers *peers) {
     return peers->inbox != NULL ? peers->inbox : epw_peers_own(peers);
 }
 
-/* Whether what the peer has written here is in the inbox of a GPU, which is host memory. This stays true when
- * the peer is disconnected, because its last words are still read. */
+/* Whether the peer writes, or wrote last, by a queue. This stays true when it is disconnected, because its
+ * last words are still read. */
+static inline bool epw_writes_by_queue(const epw_peers *peers, uint32_t peer) {
+    return atomic_load_explicit(&peers->by_queue[peer / 64], memory_order_relaxed) >> (peer % 64) & 1;
+}
+
+/* Whether what the peer has written here is in the inbox of a GPU, which is host memory. */
 static inline bool epw_is_in_inbox(const epw_peers *peers, uint32_t peer) {
-    return peers->inbox != NULL &&
-           (atomic_load_explicit(&peers->by_queue[peer / 64], memory_order_relaxed) >> (peer % 64) & 1);
+    return peers->inbox != NULL && epw_writes_by_queue(peers, peer);
+}
+
+/* The base to which offsets of words are added that the peer writes for the host; NULL: they are in the
+ * window of a GPU. */
+static inline unsigned char *epw_words_for_host(const epw_peers *peers, uint32_t peer) {
+    if (peers->gpu == NULL) return epw_peers_own(peers);
+    return epw_writes_by_queue(peers, peer) ? peers->lines : NULL;
 }
 
 /* The base to which offsets of what the peer writes here are added: the window or the inbox. */

@@ -67,11 +67,11 @@ static epw_status store(epw_peers *peers, uint32_t which, uint64_t number, epw_w
 
 static epw_status load(epw_peers *peers, uint32_t which, uint64_t *number, epw_where where) {
     uint32_t source = (uint32_t)where.peer;
-    uint64_t from = (uint64_t)(uintptr_t)epw_peers_from(peers, source);
-    _Atomic uint64_t *word = probe_word(from, source, which);
-    if (peers->gpu != NULL && !epw_is_in_inbox(peers, source))
-        return copy(peers, which == QUESTION ? EPW_COPY_READ : EPW_COPY_HEARD, false, word, number, where);
-    *number = atomic_load_explicit(word, memory_order_seq_cst);
+    uint64_t from = (uint64_t)(uintptr_t)epw_words_for_host(peers, source);
+    if (from == 0)
+        return copy(peers, which == QUESTION ? EPW_COPY_READ : EPW_COPY_HEARD, false,
+                    probe_word(own(peers), source, which), number, where);
+    *number = atomic_load_explicit(probe_word(from, source, which), memory_order_seq_cst);
     return EPW_OK;
 }
 

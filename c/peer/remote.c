@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/little_endian.h"
 #include "nic/syndrome.h"
+#include "peer/direct.h"
 #include "peer/image.h"
 #include "peer/inbox.h"
 #include "peer/remote_part.h"
@@ -16,22 +17,22 @@
 enum { ALIGNMENT = 64 };
 
 /* What a blob says about queues: the addresses of the rank's fabric and of its NIC; the key of each way and
- * the number of its queue pair; and the same for the verbs wire, whose ways share one key. */
+ * the number of its queue pair; and the same for the verbs wire. */
 enum {
     NIC_OFFSET = EPW_FABRIC_ADDRESS_BYTES,
     WAYS_OFFSET = NIC_OFFSET + EPW_FABRIC_NIC_BYTES,
     WAY_BYTES = 4 + 4,
     CARRIED_OFFSET = WAYS_OFFSET + WAY_BYTES * EPW_WAYS,
-    OFFER_BYTES = CARRIED_OFFSET + 4 + 4 * EPW_WAYS
+    OFFER_BYTES = CARRIED_OFFSET + WAY_BYTES * EPW_WAYS
 };
 _Static_assert(OFFER_BYTES <= EPW_BLOB_QUEUE_MAX, "a blob has room for what is said of queues");
 
 static size_t key_offset(uint32_t wire, uint32_t way) {
-    return wire == EPW_WIRE_VERBS ? CARRIED_OFFSET : WAYS_OFFSET + (size_t)WAY_BYTES * way;
+    return (wire == EPW_WIRE_VERBS ? CARRIED_OFFSET : WAYS_OFFSET) + (size_t)WAY_BYTES * way;
 }
 
 static size_t number_offset(uint32_t wire, uint32_t way) {
-    return key_offset(wire, way) + 4 + (wire == EPW_WIRE_VERBS ? (size_t)4 * way : 0);
+    return key_offset(wire, way) + 4;
 }
 
 /* ---- ways ---- */
@@ -53,20 +54,45 @@ static void arrived(void *context, uint64_t offset, uint64_t value) {
     epw_word_arrived(remote->peers, remote->peer, offset);
 }
 
-/* The peer's parts of this rank's window or inbox. */
+/* The peer's words for the host. */
+static epw_region words_of(epw_remote *remote) {
+    return (epw_region){.base = remote->peers->lines,
+                        .rights = EPW_REGION_WRITE,
+                        .count = 1,
+                        .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
+                        .arrived = arrived,
+                        .context = remote};
+}
+
+/* The peer's parts of this rank's window or inbox, its words among them. */
 static epw_region region_of(epw_remote *remote) {
     epw_peers *peers = remote->peers;
-    epw_region region = {.base = epw_peers_inbox(peers),
-                         .rights = EPW_REGION_WRITE,
-                         .count = 1,
-                         .stretches = {{epw_line_offset(remote->peer), sizeof(epw_line)}},
-                         .arrived = arrived,
-                         .context = remote};
+    epw_region region = words_of(remote);
+    region.base = epw_peers_inbox(peers);
     for (uint32_t lane = 0; lane < peers->lanes; lane++)
         for (uint32_t area = 0; area < EPW_AREAS; area++)
             region.stretches[region.count++] =
                 peers->user->footprint(peers->user_context, remote->peer, lane, area);
     return region;
+}
+
+static epw_status register_all(epw_remote *remote, epw_where where) {
+    epw_peers *peers = remote->peers;
+    epw_region region = region_of(remote), words = words_of(remote);
+    epw_status status = EPW_OK;
+    /* An adapter can register only resident memory. */
+    if (peers->inbox != NULL && epw_fabric_pins(peers->fabric))
+        status = epw_inbox_pin(peers, remote->peer, where);
+    if (status != EPW_OK) return status;
+    if (peers->direct == NULL) return epw_end_register_all(peers->fabric, &region, where, remote->keys);
+    status = epw_end_register_far(peers->fabric, &peers->direct->window, &region, where, remote->keys);
+    uint32_t place = epw_fabric_place(peers->fabric, EPW_HOST_WAY);
+    return status == EPW_OK ? epw_end_register(peers->fabric, place, &words, where, &remote->words) : status;
+}
+
+static epw_keys keys_of(const epw_remote *remote, uint32_t way) {
+    if (way == EPW_HOST_WAY && remote->words.own != 0) return remote->words;
+    return remote->keys[epw_fabric_place(remote->peers->fabric, way)];
 }
 
 /* ---- life of a remote ---- */
@@ -81,7 +107,9 @@ static void destroy(epw_remote *remote) {
         free(w->marks);
     }
     epw_nic_end_link(epw_fabric_nic(remote->peers->fabric), remote->link);
-    epw_end_deregister_all(remote->peers->fabric, remote->keys);
+    epw_fabric *fabric = remote->peers->fabric;
+    epw_end_deregister(fabric, epw_fabric_place(fabric, EPW_HOST_WAY), remote->words.own);
+    epw_end_deregister_all(fabric, remote->keys);
     free(remote);
 }
 
@@ -129,9 +157,8 @@ static epw_status open_end(epw_remote *remote, epw_way *w, epw_end_options *opti
 static epw_status open_way(epw_remote *remote, uint32_t number, uint32_t depth, epw_where where) {
     epw_peers *peers = remote->peers;
     epw_way *w = &remote->ways[number];
-    uint32_t place = epw_fabric_place(peers->fabric, number);
     epw_end_options options = {
-        .peer = remote->peer, .key = remote->keys[place].its, .lane = number, .depth = depth};
+        .peer = remote->peer, .key = keys_of(remote, number).its, .lane = number, .depth = depth};
     bool by_kernels = peers->gpu != NULL && number != EPW_HOST_WAY;
     if (peers->gpu != NULL) {
         options.broken = broken;
@@ -160,11 +187,7 @@ static epw_status create(epw_peers *peers, uint32_t peer, epw_where where, epw_r
     epw_remote *remote = aligned_alloc(ALIGNMENT, epw_align(sizeof *remote, ALIGNMENT));
     if (remote == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a peer behind a queue");
     *remote = (epw_remote){.peers = peers, .peer = peer};
-    epw_region region = region_of(remote);
-    epw_status status = EPW_OK;
-    /* An adapter can register only resident memory. */
-    if (peers->inbox != NULL && epw_fabric_pins(peers->fabric)) status = epw_inbox_pin(peers, peer, where);
-    if (status == EPW_OK) status = epw_end_register_all(peers->fabric, &region, where, remote->keys);
+    epw_status status = register_all(remote, where);
     for (uint32_t i = 0; status == EPW_OK && i < EPW_WAYS; i++)
         if (epw_has_way(peers, i)) status = open_way(remote, i, depth, where);
     if (status != EPW_OK) {
@@ -247,13 +270,13 @@ epw_status epw_remote_offer(epw_peers *peers, uint32_t peer, epw_blob_queue *out
     epw_fabric_address address = epw_fabric_address_of(peers->fabric);
     epw_fabric_address_write(&address, out->bytes);
     epw_fabric_nic_write(peers->fabric, out->bytes + NIC_OFFSET);
-    epw_put_little(out->bytes + key_offset(EPW_WIRE_VERBS, 0), of->keys[0].carried, 4);
     for (uint32_t i = 0; i < EPW_WAYS; i++) {
         const epw_end *end = &of->ways[i].end;
         uint32_t number = epw_has_way(peers, i) ? epw_end_number(end) : 0;
         uint32_t carried = epw_has_way(peers, i) ? epw_end_carried_number(end) : 0;
-        epw_put_little(out->bytes + key_offset(0, i), of->keys[epw_fabric_place(peers->fabric, i)].its, 4);
+        epw_put_little(out->bytes + key_offset(0, i), keys_of(of, i).its, 4);
         epw_put_little(out->bytes + number_offset(0, i), number, 4);
+        epw_put_little(out->bytes + key_offset(EPW_WIRE_VERBS, i), keys_of(of, i).carried, 4);
         epw_put_little(out->bytes + number_offset(EPW_WIRE_VERBS, i), carried, 4);
     }
     out->length = OFFER_BYTES;
@@ -483,7 +506,7 @@ void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value) {
     flush(peers->remotes[peer], epw_now_ns() + EPW_FLUSH_NS); /* after what kernels have posted */
     for (uint32_t lane = 0; lane < peers->lanes; lane++) {
         uint64_t offset = epw_word_offset(peers->rank, lane, EPW_WORD_DROPPED);
-        epw_remote_signal(peers, lane, peer, offset, value, NULL, 0);
+        epw_remote_tell_kernels(peers, peer, offset, value);
     }
 }
 

@@ -48,6 +48,10 @@ void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose);
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
                        const epw_range *ranges, uint32_t count);
 
+/* The same of a word that the host writes for kernels of the peer; epw_remote_signal writes words for its
+ * host, which on a GPU may be elsewhere. */
+void epw_remote_tell_kernels(const epw_peers *peers, uint32_t peer, uint64_t offset, uint64_t value);
+
 /* Whether the peer has received everything that was posted from these areas (1 << EPW_AREA_*), so that their
  * image may be written again. */
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas);

@@ -5,6 +5,8 @@
 #include "device/cuda_rdma.h"
 #include "device/cuda_registers.h"
 #include "device/memory_limit.h"
+#include "nic/fabric.h"
+#include "peer/direct.h"
 #include "peer/inbox.h"
 
 #ifdef EPW_CUDA
@@ -138,6 +140,16 @@ uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t dep
     return (uint64_t)lanes * ranks * depth * sizeof(uint32_t);
 }
 
+/* Where peers behind queues write: to the window if that is asked for, with EPW_RINGS_AUTO only if adapters
+ * reach it; else to an inbox. */
+static epw_status open_arrivals(epw_peers *peers, epw_where where) {
+    int32_t device = peers->gpu->device;
+    if (!epw_direct_is_wanted(peers)) return epw_inbox_open(peers, device, where);
+    epw_status status = epw_direct_open(peers, device, where);
+    if (status != EPW_ERR_NO_PATH || epw_fabric_rings(peers->fabric) == EPW_RINGS_GPU) return status;
+    return epw_inbox_open(peers, device, where);
+}
+
 epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     epw_peers_gpu *g = peers->gpu;
     pthread_mutex_init(&g->rings_lock, NULL);
@@ -149,8 +161,7 @@ epw_status epw_remote_gpu_open(epw_peers *peers, epw_where where) {
     uint64_t marks = epw_remote_gpu_marks_bytes(peers->lanes, peers->ranks, peers->depth);
     status = epw_cuda_alloc(g->device, marks, where, &at);
     if (status == EPW_OK) g->marks = at;
-    if (status == EPW_OK) status = epw_inbox_open(peers, g->device, where);
-    return status;
+    return status == EPW_OK ? open_arrivals(peers, where) : status;
 }
 
 void epw_remote_gpu_close(epw_peers *peers) {
@@ -169,6 +180,7 @@ void epw_remote_gpu_close(epw_peers *peers) {
     for (uint32_t i = 0; i < g->register_count; i++) epw_cuda_unmap_register(g->device, g->registers[i].host);
     free(g->registers);
     epw_inbox_close(peers);
+    epw_direct_close(peers);
     epw_cuda_free(g->device, g->ways);
     epw_cuda_free(g->device, g->marks);
     pthread_mutex_destroy(&g->rings_lock);

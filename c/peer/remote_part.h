@@ -39,10 +39,11 @@ struct epw_remote {
     epw_peers *peers;
     uint32_t peer;
     epw_keys keys[EPW_ADAPTERS_MAX]; /* key to what the peer may write in this rank's window */
-    uint64_t link;                   /* 0: not connected */
-    epw_nonce whose;                 /* the nonce of the peer's window with which it is connected */
-    epw_blob_queue offer;            /* and what that window's owner has offered */
-    bool served;                     /* a membership with the peer has begun */
+    epw_keys words;       /* and of the host's way, if words for the host go elsewhere; else zeros */
+    uint64_t link;        /* 0: not connected */
+    epw_nonce whose;      /* the nonce of the peer's window with which it is connected */
+    epw_blob_queue offer; /* and what that window's owner has offered */
+    bool served;          /* a membership with the peer has begun */
     epw_way ways[EPW_WAYS];
 };
 

@@ -87,30 +87,47 @@ static void post_range(posting *p, const epw_range *range) {
  * the rows. `local`, `tcp` and an adapter's reliable connections keep this order within a queue pair; if a
  * NIC's carrier does not, the NIC holds the word back until the rows have completed (nic/soft/carry.c). So no
  * wire needs words by fetch-add, which would need a shadow of each word and a check of what came back. */
-static void post_word(posting *p, uint64_t offset, uint64_t value) {
+static void post_word(posting *p, epw_key its, uint64_t offset, uint64_t value) {
     uint64_t index;
     epw_entry_block *entry = next_entry(p, &index);
-    epw_entry_write_word(entry, p->w->queue.pair, index, (epw_place_of){offset, p->w->its}, value,
+    epw_entry_write_word(entry, p->w->queue.pair, index, (epw_place_of){offset, its}, value,
                          EPW_SIGNAL_ALWAYS);
+}
+
+/* Room for these entries; false: the queue is full, and now broken. */
+static bool begin(epw_way *w, uint32_t entries, posting *out) {
+    uint64_t index;
+    if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
+        epw_end_break(&w->end);
+        return false;
+    }
+    *out = (posting){w, index, index};
+    return true;
 }
 
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
                        const epw_range *ranges, uint32_t count) {
     epw_way *w = epw_way_to(peers, lane, peer);
     uint32_t entries = 1;
-    uint64_t index;
+    posting p;
     for (uint32_t i = 0; i < count; i++) entries += entries_of(&ranges[i]);
-    if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
-        epw_end_break(&w->end);
-        return;
-    }
-    posting p = {w, index, index};
+    if (!begin(w, entries, &p)) return;
     for (uint32_t i = 0; i < count; i++) post_range(&p, &ranges[i]);
-    post_word(&p, offset, value);
+    post_word(&p, w->its, offset, value);
     for (uint32_t i = 0; i < count; i++) {
         uint32_t area = area_of(w, ranges[i].offset);
         if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], p.next);
     }
+    publish(&p, true);
+}
+
+/* A key opens memory to the queue pairs of one adapter: the host's way shares its adapter with lane 0. */
+_Static_assert(EPW_HOST_WAY % EPW_ADAPTERS_MAX == 0, "the host's way and lane 0 have the same place");
+void epw_remote_tell_kernels(const epw_peers *peers, uint32_t peer, uint64_t offset, uint64_t value) {
+    epw_way *w = epw_way_to(peers, 0, peer);
+    posting p;
+    if (!begin(w, 1, &p)) return;
+    post_word(&p, peers->remotes[peer]->ways[0].its, offset, value);
     publish(&p, true);
 }
 

@@ -45,7 +45,8 @@ void epw_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t w
 /* Writer: the peer, through its queue and this rank's NIC, in the order in which it posted. The same ordering
  * applies: the NIC's exchange comes before this. */
 void epw_word_arrived(epw_peers *peers, uint32_t peer, uint64_t offset) {
-    uint64_t window = (uint64_t)(uintptr_t)epw_peers_inbox(peers), at = offset - epw_line_offset(peer);
+    const unsigned char *words = peers->lines != NULL ? peers->lines : epw_peers_own(peers);
+    uint64_t window = (uint64_t)(uintptr_t)words, at = offset - epw_line_offset(peer);
     if (offset < epw_line_offset(peer) || at >= sizeof(epw_line)) return; /* an 8-byte row is not a word */
     uint32_t number = (uint32_t)(at / sizeof(uint64_t)), lane = number / EPW_LANE_WORDS;
     stored(window, peer, lane, number % EPW_LANE_WORDS);

@@ -241,8 +241,8 @@ static uint32_t choose_path(const attempt *a) {
         if (a->own->options.paths & EPW_PATH_THREAD) mapped = EPW_PATH_THREAD;
     }
     const char *no_queue = why_no_queue(a);
-    /* A GPU rank receives from a peer behind a queue in its inbox and from a mapped peer in its window, and
-     * assumes for both the path that it itself takes to the peer. So both ranks must choose alike: either
+    /* A GPU rank may receive from a peer behind a queue in its inbox and from a mapped peer in its window,
+     * and assumes for both the path that it itself takes to the peer. So both ranks must choose alike: either
      * both use queues, or each maps the other's window. */
     bool alike = a->own->options.device == EPW_DEVICE_HOST || can_map_own(a);
     if (mapped != EPW_PATH_NONE && (alike || no_queue != NULL)) return mapped;

@@ -152,6 +152,7 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
         c.out = turn.out;
         c.resumes = false;
         c.posts = C::kPosts;
+        c.lands = C::kPosts && inbox != a.window;
         c.group_deadline = peers->deadline_ns;
         c.deadline = a.deadline_ns ? a.deadline_ns : peers->deadline_ns;
         c.spoke = 0;

@@ -132,6 +132,7 @@ struct Opening {
         if (word != 0) return;
         o.troubled = troubled;
         o.posts = posts;
+        o.lands = posts && inbox != own;
         o.gave_up = 0;
         o.peers = peers;
         o.state = state;

@@ -15,8 +15,7 @@ typedef struct epw_lane_args {
     epw_gpu_shared *shared;
     epw_gpu_arrays arrays;
     unsigned char *window;      /* this rank's own */
-    const unsigned char *inbox; /* what peers behind queues write instead of the window, in pinned memory; NULL: there can be
-                                 * none */
+    const unsigned char *inbox; /* where peers behind queues write: an inbox in pinned memory, or the window */
     epw_layout layout;
     uint32_t rank;
     uint32_t index;  /* number of the lane */

@@ -52,7 +52,7 @@ __device__ __forceinline__ uint32_t take_rows(const Dispatch &a, Operation &o, R
     if (!possible) refuse_peer(o, source);
     s.rows[source] = possible ? rows : 0;
     if (rows == 0) return a.format.hash;
-    if (o.posts && has(o.queued, source)) land_head(a, o, source);
+    if (o.lands && has(o.queued, source)) land_head(a, o, source);
     const unsigned char *first = o.own + epw_slot_offset(&a.lane.layout, a.lane.index, source, 0);
     return ptx::load_relaxed_gpu(&reinterpret_cast<const epw_slot_header *>(first)->format);
 }
@@ -283,7 +283,7 @@ __device__ __forceinline__ void put_scales(const Dispatch &a, const unsigned cha
     }
 }
 
-// Copies a piece of `bytes` bytes of a row that came by a queue to where the source would have written it if it were mapped:
+// Copies a piece of `bytes` bytes of a row that came to the inbox to where the source would have written it if it were mapped:
 // combine reads the header there and, for rank-major rows, the caller reads the rest. Called by one warp, from the row's tile.
 __device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, uint32_t source, uint32_t row, uint32_t piece,
                                          uint32_t bytes, const unsigned char *tile) {
@@ -305,8 +305,8 @@ __device__ __noinline__ inline void land(const Dispatch &a, const Operation &o, 
 }
 
 // Copies rows from their slots through shared memory to their destinations: to the list of each local expert or, rank-major, to
-// one dense array; and rows that came by queues also into the window, where later steps look for them. A team of warps takes one
-// row at a time through a tile of its own and divides the row's destinations among its warps; the fewer rows a block has, the
+// one dense array; and rows that came to the inbox also into the window, where later steps look for them. A team of warps takes
+// one row at a time through a tile of its own and divides the row's destinations among its warps; the fewer rows a block has, the
 // larger the teams.
 struct Spread {
     uint32_t size, teams, team, member; // warps of a team; teams of a block; this warp's team and its number in it
@@ -340,11 +340,9 @@ struct Spread {
     __device__ __forceinline__ uint32_t bytes(const Dispatch &a) const {
         return min(kPieceBytes, a.format.payload_bytes - piece * kPieceBytes);
     }
-    __device__ __forceinline__ bool came_by_queue(const Operation &o) const { return has(o.queued, source); }
+    __device__ __forceinline__ bool lands(const Operation &o) const { return o.lands && has(o.queued, source); }
     // Rows that lie in the window already may be left there.
-    __device__ __forceinline__ bool moves(const Dispatch &a, const Operation &o) const {
-        return a.copies_all || came_by_queue(o);
-    }
+    __device__ __forceinline__ bool moves(const Dispatch &a, const Operation &o) const { return a.copies_all || lands(o); }
     __device__ __forceinline__ bool whole(const Dispatch &a) const {
         return a.format.payload_bytes <= kPieceBytes && a.scales_size <= kScaleRoom;
     }
@@ -352,7 +350,7 @@ struct Spread {
     // Starts with the team's first row of this share.
     __device__ __forceinline__ void start(const Dispatch &a, const Operation &o, ReceiveShared &s, unsigned char *memory,
                                           Share share) {
-        n = a.copies_all || o.posts ? share.block + team * share.blocks : 0xffffffffu;
+        n = a.copies_all || o.lands ? share.block + team * share.blocks : 0xffffffffu;
         step = teams * share.blocks;
         find(a, s);
         if (works() && there(a)) load(a, o, s, memory);
@@ -423,7 +421,7 @@ struct Spread {
         const epw_layout &l = a.lane.layout;
         const uint32_t laneid = threadIdx.x % 32, all = 0xffffffffu;
         const bool lists = a.in.layout == EPW_EXPERT_MAJOR;
-        if (came_by_queue(o) && member == 0) {
+        if (lands(o) && member == 0) {
             const uint32_t size = whole(a) ? align_16(a.format.payload_bytes + a.scales_size) : bytes(a);
             land(a, o, source, row, piece, size, tile);
         }

@@ -60,8 +60,8 @@ struct Dispatch : epw_dispatch_args {
         }
     }
 
-    // Rows that come by queues are copied in any case: from the inbox into the window.
-    bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != nullptr); }
+    // Rows that come to an inbox are copied in any case: into the window.
+    bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != lane.window); }
 
   private:
     bool asks_for_rows() const {

@@ -295,7 +295,7 @@ __device__ __forceinline__ Arrival await(Peers &p, Awaited what, uint32_t phase,
     const WordOf word(p, what, peer);
     const uint64_t *words = words_from(p, peer);
     // The word may have been copied long ago, and a DROPPED word may have followed it since.
-    if (what.permission && p.posts && has(p.queued, peer)) bring_word(p, peer, EPW_WORD_DROPPED);
+    if (what.permission && p.lands && has(p.queued, peer)) bring_word(p, peer, EPW_WORD_DROPPED);
 #pragma unroll 1
     for (uint32_t i = 0; i < looks; i++) {
         const uint64_t dropped = what.permission ? ptx::load_relaxed_sys(&words[EPW_WORD_DROPPED]) : 0;

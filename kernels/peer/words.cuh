@@ -13,10 +13,11 @@ namespace epw {
 // its blocks share.
 struct Peers {
     epw_gpu_peers *peers;
-    const unsigned char *own, *inbox; // this rank's window; the inbox that peers reached by queues write instead
+    const unsigned char *own, *inbox; // this rank's window; where peers reached by queues write: an inbox, or the window too
     uint32_t rank, ranks, lane, epoch, op;
     bool resumes;         // the kernel continues an operation that an earlier one began: this rank's silence is counted from then
     bool posts;           // some peers are reached by queues
+    bool lands;           // what such peers write is copied from an inbox to the window
     epw_rank_set present; // the peers that take part as the kernel begins: the same for all blocks
     epw_rank_set active, suspects;
     epw_rank_set queued, mapped;       // peers reached by queues (their window is not mapped); peers that take part and are
@@ -61,9 +62,10 @@ __device__ __forceinline__ const unsigned char *written_by(const Peers &p, uint3
     return has(p.queued, source) ? p.inbox : p.own;
 }
 
-// The words of `source` for a lane, in this rank's window. A mapped peer writes them there. A peer behind a queue writes to the
-// inbox, across the bus, where loads of one address are serialised at two microseconds each. So the threads that wait for such a
-// peer copy its words from the inbox to the window, one thread at a time, and every thread reads the window.
+// The words of `source` for a lane, in this rank's window. A mapped peer writes them there, and so does a peer behind a queue if
+// there is no inbox. To an inbox it writes across the bus, where loads of one address are serialised at two microseconds each. So
+// the threads that wait for such a peer copy its words from the inbox to the window, one thread at a time, and every thread reads
+// the window.
 __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t source, uint32_t lane) {
     return reinterpret_cast<const uint64_t *>(p.own + epw_word_offset(source, lane, 0));
 }
@@ -73,7 +75,7 @@ __device__ __forceinline__ const uint64_t *words_from(const Peers &p, uint32_t s
 __device__ __forceinline__ uint64_t word_from(const Peers &p, uint32_t source, uint32_t word) {
     return ptx::load_acquire_sys(&words_from(p, source)[word]);
 }
-// The same of a peer behind a queue, from the inbox: for a thread that alone reads this word.
+// The same of a peer behind a queue, where it writes: for a thread that alone reads this word.
 __device__ __forceinline__ uint64_t word_from_inbox(const Peers &p, uint32_t source, uint32_t word) {
     return ptx::load_acquire_sys(reinterpret_cast<const uint64_t *>(p.inbox + epw_word_offset(source, p.lane, word)));
 }
@@ -106,9 +108,9 @@ __device__ __forceinline__ bool begin_to_bring(const Peers &p, uint32_t source) 
 }
 __device__ __forceinline__ void end_bringing(const Peers &p, uint32_t source) { atomicExch(&p.peers->brings[source], 0u); }
 
-// Copies one word of a peer behind a queue from the inbox, unless another thread is copying that peer's words.
+// Copies one word of a peer behind a queue from the inbox, if there is one, unless another thread is copying that peer's words.
 __device__ __noinline__ inline void bring_word(const Peers &p, uint32_t source, uint32_t word) {
-    if (!begin_to_bring(p, source)) return;
+    if (!p.lands || !begin_to_bring(p, source)) return;
     Brought(p, source, p.lane, word).put();
     end_bringing(p, source);
 }
@@ -117,6 +119,7 @@ __device__ __noinline__ inline void bring_word(const Peers &p, uint32_t source, 
 // copying this peer's words, which is bounded because a copying thread waits for nothing. The DROPPED word (the farewell) is
 // loaded first and stored last: a thread that sees it also sees everything the peer wrote before it.
 __device__ __noinline__ inline void bring_words(const Peers &p, uint32_t source, uint32_t word, bool surely) {
+    if (!p.lands) return;
     while (!begin_to_bring(p, source)) {
         if (!surely) return;
     }
@@ -155,7 +158,7 @@ struct WordOf {
     __device__ __forceinline__ uint64_t look() const { return ptx::load_acquire_sys(at); }
     // Called between two looks.
     __device__ __forceinline__ void bring(const Peers &p, Awaited what, uint32_t source) const {
-        if (p.posts && has(p.queued, source)) bring_word(p, source, what.word);
+        if (p.lands && has(p.queued, source)) bring_word(p, source, what.word);
     }
     __device__ __forceinline__ bool is_expected(uint64_t seen) const { return (seen ^ expected) >> EPW_WORD_VALUE_BITS == 0; }
 };

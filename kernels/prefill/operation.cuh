@@ -140,6 +140,7 @@ template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const ep
         o.op = lane.state->ops[call.kind] + (call.parts & EPW_PREFILL_OPENS ? 1 : 0);
         o.resumes = false;
         o.posts = Queues;
+        o.lands = Queues && lane.inbox != lane.window;
         o.group_deadline = peers->deadline_ns;
         o.deadline = call.deadline_ns ? call.deadline_ns : peers->deadline_ns;
         o.spoke = 0;

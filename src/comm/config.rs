@@ -175,7 +175,7 @@ pub struct CommPlan {
     pub image_bytes: u64,
     /// The queues themselves, allocated for each such peer.
     pub queue_bytes: u64,
-    /// What such peers write if the window is on a GPU, where only mapped peers write it: allocated for each.
+    /// What such peers write if the window is on a GPU, as in [`Plan`](crate::Plan): allocated for each.
     pub inbox_bytes: u64,
 }
 

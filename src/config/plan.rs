@@ -40,7 +40,8 @@ pub struct Plan {
     /// The queues themselves, allocated for each such peer. What the wire `local` shares with peers of this host is not
     /// part of a plan: the buffers of a rank use it together, see `EPWIRE_RING_BYTES`.
     pub ring_bytes: u64,
-    /// What such peers write if the window is on a GPU, where only mapped peers write it: allocated for each.
+    /// What such peers write if the window is on a GPU, where only mapped peers write it: allocated for each. With
+    /// `EPWIRE_RINGS=gpu` an adapter writes it too, and none of this is allocated.
     pub inbox_bytes: u64,
 }
 

@@ -171,7 +171,8 @@
 //! What peers behind queues write goes to a second area of the same layout, `c/peer/inbox.h`: `written_by` in
 //! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` copies its rows into the
 //! window, where the caller and combine look for the rows of all sources. Either both ends of a pair use queues, or
-//! neither: `c/window/window.c`, `choose_path`.
+//! neither: `c/window/window.c`, `choose_path`. If adapters reach the window they write it themselves, and nothing lands:
+//! `c/peer/direct.h`.
 //!
 //! # How a software NIC can deliver while kernels fill a GPU
 //!
@@ -193,8 +194,8 @@
 //! * The 1,023rd launch finds the launch queue full. It waits in the driver, and does not delay the NIC's calls.
 //! * Without cudaThreadExchangeStreamCaptureMode(relaxed), calls of cudaEventQuery and cudaStreamQuery by the NIC's
 //!   thread break a global capture of another thread; with it no call did.
-//! * Conclusion: if words and rows must arrive whatever the program does, the kernel fetches them from pinned memory,
-//!   `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees memory or loads a
+//! * Conclusion: if words and rows of a NIC in software must arrive whatever the program does, the kernel fetches them
+//!   from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees memory or loads a
 //!   kernel during the wait. A second context never stops, but is 200 times slower.
 //!
 //! # What queues over TCP cost on a host

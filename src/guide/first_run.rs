@@ -161,17 +161,20 @@
 //! This step verifies, not yet run on an adapter: that the driver maps the register, and the order of a kernel's stores
 //! on the bus: entries, record, register.
 //!
-//! # 9. The same, with entries and rows in GPU memory
+//! # 9. The same, with entries, rows and what arrives in GPU memory
 //!
 //! ```sh
 //! EPWIRE_DOORBELLS=gpu EPWIRE_RINGS=gpu cargo run --release --features cuda,cudarc --example moe_layer -- --device cuda --ranks 2 --nic mlx5 README.md
 //! ```
 //!
-//! should end like step 3, with `rings in GPU memory by dma-buf` or `rings in GPU memory by nvidia_peermem`.
+//! should end like step 3, with `rings in GPU memory by dma-buf` or `rings in GPU memory by nvidia_peermem`, and with
+//! `peers write to GPU memory` by one of the two.
 //!
-//! This step verifies, not yet run on an adapter: a umem and a region by dma-buf at offset 0, and by nvidia_peermem,
-//! and that an adapter whose doorbell was rung sees entries and rows that a kernel has just written to its GPU's
-//! memory.
+//! This step verifies, not yet run on an adapter:
+//! - a umem and a region by dma-buf, the umem at offset 0, and by nvidia_peermem;
+//! - that an adapter whose doorbell was rung sees entries and rows that a kernel has just written to its GPU's memory;
+//! - that a kernel which waits for a word in its GPU's memory sees it, and all rows that the adapter wrote before it:
+//!   the regions are registered without relaxed ordering, and the driver says that the GPU keeps the order.
 //!
 //! # 10. Two adapters
 //!

@@ -23,7 +23,7 @@
 //!    `PropagateResourceLimitsExcept=MEMLOCK`.
 //! 6. **GPUs.** For doorbells that kernels ring themselves, the driver maps the adapter's registers only with
 //!    `options nvidia NVreg_RegistryDwords="PeerMappingOverride=1;"` in `/etc/modprobe.d`, `update-initramfs -u` and a
-//!    reboot. Rings in GPU memory need the open GPU kernel modules with Linux 6.0 (dma-buf), or
+//!    reboot. Rings in GPU memory need the open GPU kernel modules with Linux 6.0 (dma-buf; rows and windows 5.12), or
 //!    `modprobe nvidia_peermem`. Queues as such need neither: see `EPWIRE_DOORBELLS` and `EPWIRE_RINGS` below.
 //! 7. **Containers.** `--device=/dev/infiniband --ulimit memlock=-1 --network=host`, and `--gpus all` for GPUs. Pinned
 //!    memory counts towards the memory limit.
@@ -48,7 +48,7 @@
 //! | `EPWIRE_PATHS` | `epw_config.paths` | as the program says | `queue` alone sends everything by queues, also within a host |
 //! | `EPWIRE_HCA` | `adapters` | any | which adapters: `mlx5_0,mlx5_1`, `=mlx5_0:1`, `^mlx5_bond`; the grammar of `NCCL_IB_HCA` |
 //! | `EPWIRE_ADAPTERS` | `adapter_count` | 1 | 2: the lanes of a buffer take turns at two adapters |
-//! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to, and the rows that they send: `host`, `gpu`, `auto` |
+//! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to, the rows that they send, and what peers send: `host`, `gpu`, `auto` |
 //! | `EPWIRE_DOORBELLS` | `doorbells` | `auto` | who writes the adapter's registers for kernels: `gpu`, they do; `host`, a thread does |
 //! | `EPWIRE_SL` | `service_level` | 0 | InfiniBand's service level; on Ethernet the priority |
 //! | `EPWIRE_TC` | `traffic_class` | 0 | Ethernet: four times the DSCP |
@@ -73,6 +73,8 @@
 //! | `doorbells that gather writes` | two queue pairs share a page, an old kernel or libmlx5 |
 //! | `rings in GPU memory by dma-buf`, `rings in GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked |
 //! | `rings in host memory because it does not reach the GPU's`, `rows in host memory because it sends none from the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
+//! | `peers write to GPU memory by dma-buf`, `peers write to GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked: into the window |
+//! | `peers write to host memory because it does not reach the GPU's`, `peers write to host memory because the GPU's keeps no order` | the same: kernels fetch from there what peers have sent |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
 //! # Tuning
@@ -101,9 +103,10 @@
 //! | 60 s | 137 s |
 //!
 //! - **Rings and doorbells.** With entries and rows in GPU memory (`EPWIRE_RINGS=gpu`), kernels need not write each
-//!   entry over the bus, and rows need not pass through host memory; what arrives goes through pinned host memory in
-//!   any case, from where kernels fetch it. With registers that kernels write (`EPWIRE_DOORBELLS=gpu`) there is no
-//!   thread in between, and no hop through it. Change one at a time and measure: see [`first_run`](super::first_run).
+//!   entry over the bus, and rows need not pass through host memory, neither those that a GPU sends nor those that
+//!   arrive. Otherwise these go to pinned host memory, from where kernels fetch them. With registers that kernels write
+//!   (`EPWIRE_DOORBELLS=gpu`) there is no thread in between, and no hop through it. Change one at a time and measure:
+//!   see [`first_run`](super::first_run).
 //!
 //! # What each error means
 //!
@@ -157,6 +160,8 @@
 //! | `NAME gives no doorbell register of any kind (the first kind: errno 95): use fewer buffers or peers, or a newer kernel` | each queue pair takes one |
 //! | `NAME reaches no ring in GPU memory, neither by dma-buf (errno 95), which needs Linux 6.0 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | 95: the driver gives no descriptor; 14: the kernel takes none, or no module knows the address; 12: locked memory |
 //! | `NAME cannot send rows from GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
+//! | `NAME cannot let peers write to GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
+//! | `peers cannot write to GPU memory by NAME, because the GPU does not keep the order of an adapter's writes (GPU_DIRECT_RDMA_WRITES_ORDERING); EPWIRE_RINGS=host does without` | the driver's attribute is 0: a kernel might see a word before the rows that it announces |
 //! | `the GPU's driver does not map the adapter's doorbell registers for kernels` | `PeerMappingOverride`, see above, or `EPWIRE_DOORBELLS=host` |
 //! | `memory of a queue pair does not begin on a page`, `memory that peers write to does not begin on a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first two are errors of this library |
 //! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words` | `ulimit -u`, in a container `--pids-limit` |

@@ -453,8 +453,10 @@ once*/
     /** queues to which lanes post; allocated for each peer. Memory that EPW_WIRE_LOCAL
 shares with peers belongs to the fabric: epw_fabric_options.ring_bytes*/
     pub ring_bytes: u64,
-    /** GPU only: what they write to this rank, because only mapped peers write into its
-window; allocated for each peer, as large as the peer's part of the window*/
+    /** GPU only: what they write to this rank if only mapped peers write into its
+window; allocated for each peer, as large as the peer's part of the window. With
+EPW_RINGS_GPU or _AUTO they write into the window if an adapter reaches it, and
+none of this is allocated*/
     pub inbox_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
@@ -597,11 +599,14 @@ takes up to 0.1 ms longer*/
 pub const EPW_DOORBELLS_HOST: u32 = 2;
 /// pinned host memory
 pub const EPW_RINGS_HOST: u32 = 0;
-/// memory of the GPU, for entries and rows; the adapter must reach it
+/** memory of the GPU, for each of them; the adapter must reach it. What peers send goes
+to the window itself. EPW_ERR_NO_PATH if it cannot*/
 pub const EPW_RINGS_GPU: u32 = 1;
-/** GPU memory if the adapter reaches it, else host memory; epw_fabric_describe says
-which*/
+/** for each of them GPU memory if the adapter reaches it, else host memory;
+epw_fabric_describe says which*/
 pub const EPW_RINGS_AUTO: u32 = 2;
+/** Adapters: where the queues that kernels post to lie, the rows that kernels send by them, and what peers
+ send. With EPW_WIRE_VERBS as the only wire this is about the last alone, for its NIC reads the first two.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {

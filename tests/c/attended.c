@@ -216,7 +216,7 @@ static void rings_elsewhere_are_reached_by_descriptor_or_address(void) {
     CHECK(memory >= 0 && ftruncate(memory, (off_t)bytes) == 0);
     unsigned char *shared = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     CHECK(shared != MAP_FAILED);
-    const epw_mlx5_far rings[] = {{shared, memory}, {shared, -1}};
+    const epw_mlx5_far rings[] = {{shared, memory, false}, {shared, -1, false}};
     static const char *const said[] = {", rings in GPU memory by dma-buf",
                                        ", rings in GPU memory by nvidia_peermem"};
     for (int i = 0; i < 2; i++) {
@@ -243,13 +243,14 @@ static void rows_elsewhere_are_sent_by_descriptor_or_address(void) {
     CHECK(memory >= 0 && ftruncate(memory, BYTES) == 0);
     unsigned char *shared = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     CHECK(shared != MAP_FAILED);
-    const epw_mlx5_far rows[] = {{shared, memory}, {shared, -1}};
+    const epw_mlx5_far rows[] = {{shared, memory, false}, {shared, -1, false}};
     for (uint32_t i = 0; i < 2; i++) {
         two t = open_two(EPW_MLX5_HOST);
         epw_keys keys = {0};
         uint64_t index = 0;
         memset(shared + AT, (int)(i + 1), ROW);
-        CHECK_OK(epw_mlx5_register_far(t.a->adapter, &rows[i], BYTES, where, &keys));
+        epw_region region = {.rights = EPW_REGION_READ, .count = 1, .stretches = {{0, BYTES}}};
+        CHECK_OK(epw_mlx5_register_far(t.a->adapter, &rows[i], &region, where, &keys));
         CHECK(epw_queue_try_reserve(&t.a->queue, 1, &index));
         epw_entry_write(epw_queue_slot(&t.a->queue, index), t.a->queue.pair, index,
                         (epw_place_of){AT, epw_key_of(t.b->window.its)},
@@ -264,6 +265,47 @@ static void rows_elsewhere_are_sent_by_descriptor_or_address(void) {
     close(memory);
 }
 
+/* Windows in such memory, like that of a GPU: a peer's part of one, which begins anywhere in a page. */
+static void windows_elsewhere_are_written_by_descriptor_or_address(void) {
+    enum { PAGE = 4096, BEGIN = 2 * PAGE + 640, END = 4 * PAGE + 64, WORD = BEGIN + 8, ALL = 5 * PAGE };
+    int memory = memfd_create("window", MFD_CLOEXEC);
+    CHECK(memory >= 0 && ftruncate(memory, ALL) == 0);
+    unsigned char *shared = mmap(NULL, ALL, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    CHECK(shared != MAP_FAILED);
+    const epw_mlx5_far windows[] = {{shared, memory, false}, {shared, -1, false}};
+    static const char *const said[] = {", peers write to GPU memory by dma-buf",
+                                       ", peers write to GPU memory by nvidia_peermem"};
+    const epw_region region = {
+        .rights = EPW_REGION_WRITE, .count = 2, .stretches = {{BEGIN, 64}, {END - 64, 64}}};
+    for (uint64_t i = 0; i < 2; i++) {
+        two t = open_two(EPW_MLX5_HOST);
+        epw_keys keys = {0};
+        uint64_t index = 0, word = 0;
+        char text[EPW_MLX5_TEXT];
+        CHECK_OK(epw_mlx5_register_far(t.b->adapter, &windows[i], &region, where, &keys));
+        CHECK_MSG(strstr(epw_mlx5_describe(t.b->adapter, text), said[i]) != NULL, "%s", text);
+        CHECK(epw_queue_try_reserve(&t.a->queue, 1, &index));
+        epw_entry_write_word(epw_queue_slot(&t.a->queue, index), t.a->queue.pair, index,
+                             (epw_place_of){WORD, epw_key_of(keys.its)}, 77 + i, EPW_SIGNAL_ALWAYS);
+        epw_queue_publish(&t.a->queue, index, 1);
+        if (epw_queue_ring(&t.a->queue, true)) epw_mlx5_pair_ring(t.a->pair);
+        CHECK(await_done(t.a, index));
+        memcpy(&word, shared + WORD, sizeof word);
+        CHECK_MSG(word == 77 + i, "%llu", (unsigned long long)word);
+        epw_mlx5_deregister(t.b->adapter, keys.own);
+        close_two(t);
+    }
+    munmap(shared, ALL);
+    close(memory);
+}
+
+static void refused_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uint32_t rights, const char *text) {
+    epw_region region = {.rights = rights, .count = 1, .stretches = {{0, 4096}}};
+    epw_keys keys;
+    CHECK(epw_mlx5_register_far(adapter, far, &region, where, &keys) == EPW_ERR_NO_PATH);
+    CHECK_MSG(strstr(epw_last_error(), text) != NULL, "%s", epw_last_error());
+}
+
 /* If no way works, the error says for each way why, and that host memory can be asked for. Unreadable pages
  * stand for GPU addresses that no kernel module knows. */
 static void a_ring_that_no_way_leads_to_is_refused(void) {
@@ -271,10 +313,12 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
     unsigned char *closed = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     int memory = memfd_create("entries", MFD_CLOEXEC);
     CHECK(closed != MAP_FAILED && memory >= 0 && ftruncate(memory, (off_t)bytes) == 0);
-    const epw_mlx5_far ring = {closed, memory}, none = {closed, -1};
+    const epw_mlx5_far ring = {closed, memory, false}, none = {closed, -1, false},
+                       unordered = {closed, memory, true};
     epw_fake *fake = NULL;
     epw_mlx5 *adapter = NULL;
     epw_mlx5_pair *pair = NULL;
+    char text[EPW_MLX5_TEXT];
     CHECK_OK(epw_fake_open(&(epw_fake_options){.lacks = UINT64_C(1) << EPW_FAKE_NO_DMABUF}, where, &fake));
     CHECK_OK(epw_mlx5_open(epw_fake_calls(fake), &(epw_mlx5_options){0}, where, &adapter));
     epw_mlx5_pair_options options = {.depth = DEPTH, .poster = EPW_MLX5_KERNELS, .ring = &ring};
@@ -289,16 +333,19 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
         CHECK(epw_mlx5_pair_create(adapter, &options, where, &pair) == EPW_ERR_NO_PATH && pair == NULL);
         CHECK_MSG(strstr(epw_last_error(), said[i]) != NULL, "%s", epw_last_error());
     }
-    epw_keys keys;
-    CHECK(epw_mlx5_register_far(adapter, &ring, bytes, where, &keys) == EPW_ERR_NO_PATH);
-    CHECK_MSG(strstr(epw_last_error(),
-                     "fake_0 cannot send rows from GPU memory, neither by dma-buf (errno 14)") != NULL,
-              "%s", epw_last_error());
+    refused_far(adapter, &ring, EPW_REGION_READ,
+                "fake_0 cannot send rows from GPU memory, neither by dma-buf (errno 14)");
+    refused_far(adapter, &ring, EPW_REGION_WRITE,
+                "fake_0 cannot let peers write to GPU memory, neither by dma-buf (errno 14)");
+    CHECK(strstr(epw_mlx5_describe(adapter, text),
+                 ", peers write to host memory because it does not reach the GPU's") != NULL);
+    refused_far(adapter, &unordered, EPW_REGION_WRITE,
+                "peers cannot write to GPU memory by fake_0, because the GPU does not keep the order");
     options.ring = NULL;
     CHECK_OK(epw_mlx5_pair_create(adapter, &options, where, &pair));
-    char text[EPW_MLX5_TEXT];
     CHECK(strstr(epw_mlx5_describe(adapter, text), "rings in host memory because it does not reach") != NULL);
     CHECK(strstr(text, ", rows in host memory because it sends none from the GPU's") != NULL);
+    CHECK(strstr(text, ", peers write to host memory because the GPU's keeps no order") != NULL);
     CHECK(epw_mlx5_pair_destroy(pair));
     epw_mlx5_close(adapter);
     epw_fake_left left = epw_fake_count(fake);
@@ -311,6 +358,7 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
 int main(void) {
     rings_elsewhere_are_reached_by_descriptor_or_address();
     rows_elsewhere_are_sent_by_descriptor_or_address();
+    windows_elsewhere_are_written_by_descriptor_or_address();
     a_ring_that_no_way_leads_to_is_refused();
     static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
     for (int i = 0; i < 2; i++) {

@@ -256,7 +256,7 @@ static void options_of_a_fabric_have_limits(void) {
     o = asked(), o.rings = 3;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.rings is 3, must be EPW_RINGS_HOST");
     o = asked(), o.rings = EPW_RINGS_GPU, o.nic = EPW_NIC_SOFT;
-    a_fabric_is_refused(&o, EPW_ERR_INVALID, "a NIC in software reads no GPU memory");
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "a NIC in software reads and writes no GPU memory");
     o = asked(), o.device = -2;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.device is -2");
     o = asked(), o.adapters = "=fake_0,";

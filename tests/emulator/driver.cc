@@ -36,6 +36,7 @@ struct Physical {
     int fd;
     size_t bytes;
 };
+std::map<uintptr_t, Physical> mappings; // of whole physical memory, by their address
 
 thread_local std::vector<int> contexts;
 thread_local int set_device = 0;
@@ -44,6 +45,8 @@ int number(const char *name, int preset) {
     const char *text = getenv(name);
     return text != nullptr && atoi(text) > 0 ? atoi(text) : preset;
 }
+
+bool is_set(const char *name) { return number(name, 0) > 0; }
 
 // A file in memory; many of them are open at a time.
 int file_of(const char *name, size_t bytes) {
@@ -213,6 +216,10 @@ CUresult device_get_attribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *value = sms_per_device();
         return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+        *value =
+            is_set("EMULATED_GPU_UNORDERED") ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+        return CUDA_SUCCESS;
     default:
         *value = 0;
         return CUDA_SUCCESS;
@@ -269,9 +276,18 @@ CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocation
     const Physical *p = physical_of(handle);
     if (offset > p->bytes || bytes > p->bytes - offset) return CUDA_ERROR_INVALID_VALUE;
     void *mapped = mmap(reinterpret_cast<void *>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, p->fd, off_t(offset));
-    return mapped == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+    if (mapped == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+    const std::lock_guard<std::mutex> guard(lock);
+    if (offset == 0) mappings[at] = {fcntl(p->fd, F_DUPFD_CLOEXEC, 0), bytes};
+    return CUDA_SUCCESS;
 }
 CUresult unmap(CUdeviceptr at, size_t bytes) {
+    {
+        const std::lock_guard<std::mutex> guard(lock);
+        const auto found = mappings.find(at);
+        if (found != mappings.end()) close(found->second.fd);
+        mappings.erase(at);
+    }
     void *gone =
         mmap(reinterpret_cast<void *>(at), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return gone == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
@@ -328,7 +344,17 @@ CUresult pointer_get(void *out, CUpointer_attribute attribute, CUdeviceptr at) {
         return CUDA_ERROR_INVALID_VALUE;
     }
 }
-CUresult range_handle(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) { return CUDA_ERROR_NOT_SUPPORTED; }
+// Of memory that was mapped by a handle, from its beginning.
+CUresult range_handle(void *out, CUdeviceptr at, size_t bytes, CUmemRangeHandleType, unsigned long long) {
+    const std::lock_guard<std::mutex> guard(lock);
+    const auto found = mappings.find(at);
+    if (is_set("EMULATED_GPU_NO_DMABUF") || found == mappings.end() || bytes > found->second.bytes)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    const int fd = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
+    memcpy(out, &fd, sizeof fd);
+    return CUDA_SUCCESS;
+}
 CUresult pointer_set(const void *, CUpointer_attribute, CUdeviceptr) { return CUDA_SUCCESS; }
 
 struct Function {

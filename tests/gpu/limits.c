@@ -389,7 +389,7 @@ static uint32_t zeros_of_peer(const echo *e, const echo_rank *r) {
 }
 
 /* The base of what rank 1 sends to this rank, by offset: its window or, if rank 1 is behind a queue, its
- * inbox. */
+ * inbox, if it has one. */
 static unsigned char *from_peer(const echo_rank *r) {
     return epw_peers_from(&r->buffer->peers, 1);
 }
@@ -397,12 +397,15 @@ static unsigned char *from_peer(const echo_rank *r) {
 /* The word that announces rank 1's rows, if its NIC may still be delivering them when its kernel has ended.
  */
 static uint64_t rows_word(const echo_rank *r) {
-    const epw_peers *peers = &r->buffer->peers;
-    return epw_is_in_inbox(peers, 1) ? epw_word_from(peers, 0, 1, EPW_WORD_DISPATCH) : 0;
+    uint64_t word = 0;
+    const unsigned char *at = from_peer(r) + epw_word_offset(1, 0, EPW_WORD_DISPATCH);
+    if (epw_writes_by_queue(&r->buffer->peers, 1))
+        REQUIRE_CUDA(cudaMemcpy(&word, at, sizeof word, cudaMemcpyDefault));
+    return word;
 }
 static void await_rows(const echo_rank *r, uint64_t before) {
     uint64_t began = now_ns();
-    while (epw_is_in_inbox(&r->buffer->peers, 1) && rows_word(r) == before)
+    while (epw_writes_by_queue(&r->buffer->peers, 1) && rows_word(r) == before)
         REQUIRE(now_ns() - began < 1000 * MS, "the rows of rank 1 do not arrive");
 }
 

@@ -329,16 +329,12 @@ void ranks_fabric(epw_config *config) {
     if (is_set_to("EPW_TEST_NIC", "fake") || is_set_to("EPW_TEST_NIC", "fakes")) options.nic = EPW_NIC_FAKE;
     if (is_set_to("EPW_TEST_NIC", "fakes")) options.adapter_count = 2;
     options.device = config->device;
-    if (is_set_to("EPW_TEST_WIRE", "tcp")) {
-        static const unsigned char key[32] = "known to all ranks of the tests";
-        options.wires = EPW_WIRE_TCP;
-        options.interfaces = "lo";
-        options.key = key;
-    }
+    if (is_set_to("EPW_TEST_WIRE", "verbs")) options.wires = EPW_WIRE_VERBS;
     if (is_set_to("EPW_TEST_DOORBELLS", "gpu")) options.doorbells = EPW_DOORBELLS_GPU;
     if (is_set_to("EPW_TEST_DOORBELLS", "host")) options.doorbells = EPW_DOORBELLS_HOST;
     if (is_set_to("EPW_TEST_RINGS", "gpu")) options.rings = EPW_RINGS_GPU;
     if (is_set_to("EPW_TEST_RINGS", "auto")) options.rings = EPW_RINGS_AUTO;
+    if (is_set_to("EPW_TEST_RINGS", "mixed") && config->rank % 2 == 1) options.rings = EPW_RINGS_GPU;
     REQUIRE_OK(epw_fabric_create(&options, &config->fabric));
 }
 

@@ -72,7 +72,7 @@ static epw_lane_args lane_args(const enqueuing *e) {
                            .shared = b->gpu->shared,
                            .arrays = e->lane->arrays,
                            .window = epw_peers_own(&b->peers),
-                           .inbox = b->peers.inbox,
+                           .inbox = epw_peers_inbox(&b->peers),
                            .layout = b->layout,
                            .rank = b->config.rank,
                            .index = (uint32_t)(e->lane - b->gpu->lanes),

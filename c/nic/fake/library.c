@@ -231,20 +231,23 @@ static int register_memory(void *pd, void *address, size_t bytes, uint64_t first
     return add_region(pd, address, bytes, first, rights, false, out);
 }
 
-static int register_descriptor(void *pd, int dmabuf, size_t bytes, uint64_t first, uint32_t rights,
-                               epw_mlx5_region *out) {
-    void *address;
-    int err = map_descriptor(fake_of(pd), dmabuf, 0, bytes, &address);
+static int register_descriptor(void *pd, int dmabuf, uint64_t at, size_t bytes, uint64_t first,
+                               uint32_t rights, epw_mlx5_region *out) {
+    void *mapped;
+    uint64_t within = at % EPW_FAKE_PAGE;
+    if (first % EPW_FAKE_PAGE != within) return EINVAL; /* as the kernel says */
+    int err = map_descriptor(fake_of(pd), dmabuf, at - within, bytes + within, &mapped);
     if (err != 0) return err;
-    err = add_region(pd, address, bytes, first, rights, true, out);
-    if (err != 0) munmap(address, bytes);
+    err = add_region(pd, (unsigned char *)mapped + within, bytes, first, rights, true, out);
+    if (err != 0) munmap(mapped, bytes + within);
     return err;
 }
 
 static int deregister(void *handle) {
     epw_fake_item *item = handle;
-    unsigned char *mapped = item->mapped ? item->address : NULL;
-    size_t bytes = item->bytes;
+    uint64_t within = (uintptr_t)item->address % EPW_FAKE_PAGE;
+    unsigned char *mapped = item->mapped ? item->address - within : NULL;
+    size_t bytes = item->bytes + within;
     if (item->fake->options.nic != NULL) epw_nic_deregister(item->fake->options.nic, item->id);
     int err = epw_fake_drop(item);
     if (err == 0 && mapped != NULL) munmap(mapped, bytes);

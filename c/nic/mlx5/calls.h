@@ -120,9 +120,9 @@ typedef struct epw_mlx5_calls {
     /* Registers memory at `address`, which is at offset `first` of the region. */
     int (*register_memory)(void *pd, void *address, size_t bytes, uint64_t first, uint32_t rights,
                            epw_mlx5_region *out);
-    /* Registers the memory of a descriptor, from its beginning. */
-    int (*register_descriptor)(void *pd, int dmabuf, size_t bytes, uint64_t first, uint32_t rights,
-                               epw_mlx5_region *out);
+    /* The same for memory of a descriptor, at offset `at` of it. NULL: there is no such call. */
+    int (*register_descriptor)(void *pd, int dmabuf, uint64_t at, size_t bytes, uint64_t first,
+                               uint32_t rights, epw_mlx5_region *out);
     int (*deregister)(void *handle);
 
     /* Ethernet: the MAC address of the first hop to a GID. */

@@ -378,11 +378,11 @@ static int register_memory(void *pd, void *address, size_t bytes, uint64_t first
     return 0;
 }
 
-static int register_descriptor(void *pd, int dmabuf, size_t bytes, uint64_t first, uint32_t rights,
-                               epw_mlx5_region *out) {
+static int register_descriptor(void *pd, int dmabuf, uint64_t at, size_t bytes, uint64_t first,
+                               uint32_t rights, epw_mlx5_region *out) {
     if (f.reg_dmabuf_mr == NULL) return EOPNOTSUPP;
     errno = 0;
-    epw_abi_mr *mr = f.reg_dmabuf_mr(pd, 0, bytes, first, dmabuf, (int)rights);
+    epw_abi_mr *mr = f.reg_dmabuf_mr(pd, at, bytes, first, dmabuf, (int)rights);
     if (mr == NULL) return why();
     *out = (epw_mlx5_region){.handle = mr, .lkey = mr->lkey, .rkey = mr->rkey};
     return 0;
@@ -467,6 +467,7 @@ static const epw_mlx5_calls plain_calls = {.library = &any_make,
                                            .free_domain = free_domain,
                                            .on_event = on_event,
                                            .register_memory = register_memory,
+                                           .register_descriptor = register_descriptor,
                                            .deregister = deregister};
 
 epw_status epw_mlx5_library(epw_where where, const epw_mlx5_calls **out) {

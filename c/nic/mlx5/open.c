@@ -278,14 +278,22 @@ const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
                                         [EPW_MLX5_REACH_PEERMEM] = ", rings in GPU memory by nvidia_peermem",
                                         [EPW_MLX5_REACH_NONE] =
                                             ", rings in host memory because it does not reach the GPU's"};
+    static const char *const arrivals[] = {
+        [EPW_MLX5_REACH_UNASKED] = "",
+        [EPW_MLX5_REACH_DMABUF] = ", peers write to GPU memory by dma-buf",
+        [EPW_MLX5_REACH_PEERMEM] = ", peers write to GPU memory by nvidia_peermem",
+        [EPW_MLX5_REACH_NONE] = ", peers write to host memory because it does not reach the GPU's",
+        [EPW_MLX5_REACH_UNORDERED] = ", peers write to host memory because the GPU's keeps no order"};
     unsigned reach = atomic_load_explicit(&a->ring_reach, memory_order_relaxed);
+    unsigned peers = atomic_load_explicit(&a->peer_reach, memory_order_relaxed);
     unsigned kind = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s%s", a->name.text, a->port_number,
+    snprintf(text, EPW_MLX5_TEXT, "%s port %u, %s, MTU %u%s%s%s%s%s%s%s%s", a->name.text, a->port_number,
              address, 128u << a->port.mtu, a->near != NULL ? ", " : "", a->near != NULL ? a->near : "",
              a->caps.atomic ? "" : ", no atomics", doorbells[kind], rings[reach],
              atomic_load_explicit(&a->no_far_rows, memory_order_relaxed)
                  ? ", rows in host memory because it sends none from the GPU's"
                  : "",
+             arrivals[peers],
              atomic_load_explicit(&a->rings_for_kernels, memory_order_relaxed)
                  ? ", a thread of the host rings for kernels"
                  : "");

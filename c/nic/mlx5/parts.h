@@ -33,12 +33,13 @@ typedef struct epw_mlx5_attendant {
     epw_mlx5_pair *pairs;
 } epw_mlx5_attendant;
 
-/* How the adapter reaches rings in GPU memory, from the last pair that asked for it. */
+/* How the adapter reaches GPU memory, when that was last asked. */
 typedef enum epw_mlx5_reach {
     EPW_MLX5_REACH_UNASKED,
     EPW_MLX5_REACH_DMABUF,
     EPW_MLX5_REACH_PEERMEM, /* by address */
-    EPW_MLX5_REACH_NONE
+    EPW_MLX5_REACH_NONE,
+    EPW_MLX5_REACH_UNORDERED /* only of memory that peers write */
 } epw_mlx5_reach;
 
 /* A doorbell register, in use by a queue pair or spare. */
@@ -62,7 +63,8 @@ struct epw_mlx5 {
     epw_mlx5_caps caps;
     atomic_uint worst_uar; /* epw_mlx5_uar_kind, the worst of its pairs so far */
     atomic_bool rings_for_kernels;
-    atomic_uint ring_reach; /* epw_mlx5_reach */
+    atomic_uint ring_reach; /* epw_mlx5_reach: rings, */
+    atomic_uint peer_reach; /* and memory that peers write */
     atomic_bool no_far_rows;
 
     pthread_mutex_t pairs_lock; /* taken while the NIC is locked, if it is in software */

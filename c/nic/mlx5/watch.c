@@ -114,13 +114,17 @@ static epw_stretch span_of(const epw_region *region) {
     return (epw_stretch){end > 0 ? first : 0, end > 0 ? end - first : 0};
 }
 
-/* Writes into a region with signal words stay in order; a region that is only read may be read in any
- * order. */
-static uint32_t rights_of(const epw_region *region) {
+static bool is_plain(const epw_mlx5 *adapter) {
+    return adapter->calls->general == NULL;
+}
+
+/* Writes into a region with signal words stay in order; a region that is only read may be read in any order.
+ * Not every vendor's adapter knows that. */
+static uint32_t rights_of(const epw_mlx5 *adapter, const epw_region *region) {
     uint32_t rights = 0;
     if (region->rights & EPW_REGION_WRITE) rights |= EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE;
     if (region->rights & EPW_REGION_ATOMIC) rights |= EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_ATOMIC;
-    return rights != 0 ? rights : EPW_MLX5_RELAXED_ORDERING;
+    return rights == 0 && !is_plain(adapter) ? EPW_MLX5_RELAXED_ORDERING : rights;
 }
 
 static void enter(epw_mlx5_watch *w, epw_mlx5_memory *m) {
@@ -138,13 +142,12 @@ epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_wh
     epw_stretch span = span_of(region);
     epw_mlx5_memory *m = calloc(1, sizeof *m + words * sizeof m->seen[0]);
     if (m == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
-    bool plain = adapter->calls->general == NULL;
-    uint32_t rights = rights_of(region);
+    bool plain = is_plain(adapter);
+    uint32_t rights = rights_of(adapter, region);
     if (plain && EPW_MLX5_SKEW(region->base) != 0 && (rights & EPW_MLX5_REMOTE_WRITE)) {
         free(m);
         return epw_fail(EPW_ERR_INVALID, where, "memory that peers write to does not begin on a page");
     }
-    if (plain) rights &= ~(uint32_t)EPW_MLX5_RELAXED_ORDERING; /* not every vendor's adapter knows it */
     int err = adapter->calls->register_memory(adapter->pd, region->base + span.offset, span.bytes,
                                               span.offset + (plain ? EPW_MLX5_SKEW(region->base) : 0), rights,
                                               &m->keys);
@@ -161,31 +164,51 @@ epw_status epw_mlx5_register(epw_mlx5 *adapter, const epw_region *region, epw_wh
     return EPW_OK;
 }
 
-epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, uint64_t bytes, epw_where where,
-                                 epw_keys *out) {
+/* By whichever way works. Returns 0, or the errnos of both. */
+static epw_mlx5_reach reach_far(const epw_mlx5 *adapter, const epw_mlx5_far *far, epw_stretch span,
+                                uint32_t rights, epw_mlx5_region *out, int *by_descriptor, int *by_address) {
     const epw_mlx5_calls *calls = adapter->calls;
+    *by_descriptor = EOPNOTSUPP;
+    if (far->dmabuf >= 0 && calls->register_descriptor != NULL)
+        *by_descriptor = calls->register_descriptor(adapter->pd, far->dmabuf, span.offset, span.bytes,
+                                                    span.offset, rights, out);
+    if (*by_descriptor == 0) return EPW_MLX5_REACH_DMABUF;
+    *by_address =
+        calls->register_memory(adapter->pd, far->address + span.offset, span.bytes, span.offset, rights, out);
+    return *by_address == 0 ? EPW_MLX5_REACH_PEERMEM : EPW_MLX5_REACH_NONE;
+}
+
+epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, const epw_region *region,
+                                 epw_where where, epw_keys *out) {
+    static const char *const uses[] = {"send rows from", "let peers write to"};
+    bool peers_write = region->rights & EPW_REGION_WRITE;
+    epw_mlx5_reach reach = EPW_MLX5_REACH_UNORDERED;
+    int by_descriptor = 0, by_address = 0;
     epw_mlx5_memory *m = calloc(1, sizeof *m);
     if (m == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory to register memory");
-    int by_descriptor = EOPNOTSUPP, by_address = 0;
-    if (far->dmabuf >= 0)
-        by_descriptor = calls->register_descriptor(adapter->pd, far->dmabuf, bytes, 0,
-                                                   EPW_MLX5_RELAXED_ORDERING, &m->keys);
-    if (by_descriptor != 0)
-        by_address =
-            calls->register_memory(adapter->pd, far->address, bytes, 0, EPW_MLX5_RELAXED_ORDERING, &m->keys);
-    if (by_address != 0) {
-        atomic_store_explicit(&adapter->no_far_rows, true, memory_order_relaxed);
-        free(m);
+    if (!peers_write || !far->unordered)
+        reach = reach_far(adapter, far, span_of(region), rights_of(adapter, region), &m->keys, &by_descriptor,
+                          &by_address);
+    if (peers_write) atomic_store_explicit(&adapter->peer_reach, reach, memory_order_relaxed);
+    if (reach == EPW_MLX5_REACH_DMABUF || reach == EPW_MLX5_REACH_PEERMEM) {
+        enter(&adapter->watch, m);
+        *out = (epw_keys){.own = m->keys.lkey, .its = m->keys.rkey};
+        return EPW_OK;
+    }
+    free(m);
+    if (reach == EPW_MLX5_REACH_UNORDERED)
         return epw_fail(
             EPW_ERR_NO_PATH, where,
-            "%s cannot send rows from GPU memory, neither by dma-buf (errno %d), which needs Linux 5.12 "
-            "and the open GPU kernel modules, nor by nvidia_peermem (errno %d), which modprobe loads; "
-            "EPWIRE_RINGS=host does without",
-            adapter->name.text, by_descriptor, by_address);
-    }
-    enter(&adapter->watch, m);
-    *out = (epw_keys){.own = m->keys.lkey, .its = m->keys.rkey};
-    return EPW_OK;
+            "peers cannot write to GPU memory by %s, because the GPU does not keep the order of an "
+            "adapter's writes (GPU_DIRECT_RDMA_WRITES_ORDERING); EPWIRE_RINGS=host does without",
+            adapter->name.text);
+    if (!peers_write) atomic_store_explicit(&adapter->no_far_rows, true, memory_order_relaxed);
+    return epw_fail(
+        EPW_ERR_NO_PATH, where,
+        "%s cannot %s GPU memory, neither by dma-buf (errno %d), which needs Linux 5.12 "
+        "and the open GPU kernel modules, nor by nvidia_peermem (errno %d), which modprobe loads; "
+        "EPWIRE_RINGS=host does without",
+        adapter->name.text, uses[peers_write], by_descriptor, by_address);
 }
 
 void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own) {

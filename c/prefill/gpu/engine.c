@@ -115,7 +115,7 @@ static void fill_lane(epw_prefill *p, uint32_t index, uint32_t *faulted) {
     epw_prefill_gpu_lane *lane = &p->gpu->lanes[index].args;
     lane->shared = p->gpu->shared;
     lane->window = epw_peers_own(&p->peers);
-    lane->inbox = p->peers.inbox;
+    lane->inbox = epw_peers_inbox(&p->peers);
     if (epw_peers_has_queues(&p->peers)) lane->queue_room = p->peers.depth - EPW_REMOTE_WORDS;
     lane->faulted = faulted;
     lane->layout = p->layout;
