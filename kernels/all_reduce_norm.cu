@@ -7,7 +7,7 @@ namespace epw {
 template <typename T, typename Pair, uint32_t kWords>
 __global__ void __launch_bounds__(kCollThreads, 1) all_reduce_norm_kernel(const __grid_constant__ epw_coll_norm_args a) {
     __shared__ Collective c;
-    __shared__ float of_warps[kNormWarps];
+    __shared__ float of_warps[2][kNormWarps];
     ptx::wait_for_stream();
     if (open(c, a.common)) run_norm<T, Pair, kWords>(c, a, of_warps);
     close(c);
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kCollThreads, 1) all_reduce_norm_kernel(const 
 
 template <typename T, typename Pair, uint32_t kWords>
 __global__ void __launch_bounds__(kCollThreads, 1) norm_kernel(const __grid_constant__ epw_coll_norm_args a) {
-    __shared__ float of_warps[kNormWarps];
+    __shared__ float of_warps[2][kNormWarps];
     ptx::wait_for_stream();
     run_norm_alone<T, Pair, kWords>(a, of_warps);
     ptx::let_next_begin();

@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "base/thread.h"
+#include "device/cuda.h"
 #include "ipc/process.h"
 #include "nic/fabric.h"
 #include "peer/remote.h"
@@ -79,7 +80,7 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
-enum { TERMS = 8 };
+enum { TERMS = 9 };
 
 static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_term terms[TERMS]) {
     const epw_term all[TERMS] = {{"communicator version", c->version},
@@ -89,7 +90,8 @@ static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_ter
                                  {"slot_bytes", l->slot_bytes},
                                  {"heap_bytes", l->heap_bytes},
                                  {"deadline_ns", c->deadline_ns},
-                                 {"sms", l->blocks}};
+                                 {"sms", l->blocks},
+                                 {"use of lines, from the links between GPUs,", l->keeps_lines}};
     memcpy(terms, all, sizeof all);
 }
 
@@ -108,6 +110,10 @@ static epw_status make_host_parts(epw_comm *comm, epw_where where) {
 }
 
 #ifdef EPW_CUDA
+static bool keeps_lines(int32_t device) {
+    return epw_cuda_keeps_lines(device);
+}
+
 static bool on_gpu(const epw_comm *comm) {
     return comm->config.device != EPW_DEVICE_HOST;
 }
@@ -142,6 +148,11 @@ static epw_status forget_former(epw_comm *comm, uint32_t peer, epw_status status
     return status;
 }
 #else
+static bool keeps_lines(int32_t device) {
+    (void)device;
+    return false;
+}
+
 static epw_status forget_former(epw_comm *comm, uint32_t peer, epw_status status) {
     (void)comm, (void)peer;
     return status;
@@ -189,6 +200,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
     epw_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a communicator");
     comm->config = *config;
+    layout.keeps_lines = config->device != EPW_DEVICE_HOST && !queues && keeps_lines(config->device);
     comm->layout = layout;
     comm->queue_end = &comm->queue;
     pthread_mutex_init(&comm->lock, NULL);

@@ -102,6 +102,7 @@ typedef struct epw_coll_layout {
     /* On GPUs: blocks of a kernel; and entries that operations post to a queue, 0 without queues. Windows
      * there follow kernels/coll/state.h, or with queues kernels/coll/queues.h. */
     uint32_t blocks, entries;
+    bool keeps_lines; /* on GPUs: see epw_cuda_keeps_lines */
 } epw_coll_layout;
 
 /* `queues`: peers may be reached by queues. EPW_ERR_INVALID and EPW_ERR_LIMIT name the field of the

@@ -139,6 +139,21 @@ epw_status epw_cuda_sms(int32_t ordinal, epw_where where, uint32_t *sms) {
     return EPW_OK;
 }
 
+enum {
+    MULTICAST_SUPPORTED = 132 /* CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, in headers from CUDA 12.1 on */
+};
+
+/* The driver does not tell how GPUs are joined, but only switches of NVLink support multicast. */
+bool epw_cuda_keeps_lines(int32_t ordinal) {
+    const epw_cuda_driver *driver = epw_cuda_driver_get();
+    CUdevice device;
+    int switched = 0;
+    if (epw_cuda_open(ordinal, (epw_where){"plan", -1, -1}) != EPW_OK) return false;
+    if (driver->device_get(&device, ordinal) != CUDA_SUCCESS) return false;
+    CUresult asked = driver->device_get_attribute(&switched, (CUdevice_attribute)MULTICAST_SUPPORTED, device);
+    return asked == CUDA_SUCCESS && switched;
+}
+
 /* ---- scopes ------------------------------------------------------------------------------------- */
 
 /* Uses the driver's context stack instead of cudaSetDevice: restoring the caller's device with cudaSetDevice

@@ -14,6 +14,8 @@
 
 #include "base/status.h"
 
+#include <stdbool.h>
+
 /* The error text of every GPU function in a build without CUDA. */
 #define EPW_NO_CUDA                                                                                          \
     "this epwire was built without CUDA: build it with cargo feature `cuda`, or CMake option EPW_CUDA=ON"
@@ -44,6 +46,10 @@ void epw_cuda_leave_relaxed(const epw_cuda_scope *scope);
 
 /* The number of SMs of the GPU. */
 epw_status epw_cuda_sms(int32_t ordinal, epw_where where, uint32_t *sms);
+
+/* Whether another GPU that loads 128 aligned bytes sees all or nothing of what this one has stored there by
+ * one instruction. True where switches of NVLink join the GPUs of a machine. */
+bool epw_cuda_keeps_lines(int32_t ordinal);
 
 /* Sets the last-error text for a cudaError_t (or a CUresult: the numbers are the same) that `call` returned,
  * and clears the runtime's own last error. Returns EPW_ERR_NO_MEMORY if memory was short, else

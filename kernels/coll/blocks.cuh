@@ -4,13 +4,10 @@
 #pragma once
 
 #include "kernels/coll/large.cuh"
+#include "kernels/coll/rows.cuh"
 #include "kernels/coll/small.cuh"
 
 namespace epw {
-
-__device__ __forceinline__ uint64_t block_bytes(const epw_coll_blocks_args &b, const epw_coll_block &block) {
-    return b.rows * block.row_bytes;
-}
 
 // If blocks are uneven, each pair of ranks has sizes of its own, which the call does not contain. Packets carry them first, in
 // the places of a message's first words, which are free when the message goes by rings. Nothing moves before the sizes are known
@@ -36,63 +33,6 @@ __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blo
     }
     __syncthreads();
     return !c.stopped;
-}
-
-// A message in the caller's memory: rows of row_bytes, `pitch` apart.
-struct Rows {
-    unsigned char *at;
-    uint64_t row_bytes, pitch, bytes;
-};
-
-__device__ __forceinline__ Rows rows_to(const epw_coll_blocks_args &b, uint32_t peer) {
-    return {b.give[peer].at, b.give[peer].row_bytes, b.give_pitch, block_bytes(b, b.give[peer])};
-}
-__device__ __forceinline__ Rows rows_from(const epw_coll_blocks_args &b, uint32_t peer) {
-    return {b.take[peer].at, b.take[peer].row_bytes, b.take_pitch, block_bytes(b, b.take[peer])};
-}
-
-// The address of byte `offset` of the message, and how many bytes of its row follow.
-__device__ __forceinline__ unsigned char *place_of(const Rows &r, uint64_t offset, uint64_t &left) {
-    if (r.bytes == r.row_bytes) {
-        left = r.bytes - offset;
-        return r.at + offset;
-    }
-    const bool narrow = ((offset | r.row_bytes) >> 32) == 0;
-    const uint64_t row = narrow ? uint32_t(offset) / uint32_t(r.row_bytes) : offset / r.row_bytes,
-                   in = offset - row * r.row_bytes;
-    left = r.row_bytes - in;
-    return r.at + row * r.pitch + in;
-}
-
-// Reads sizeof(T) bytes from `offset` on, across row ends; bytes beyond the message are zero.
-template <typename T> __device__ __noinline__ inline T read_across(const Rows &r, uint64_t offset) {
-    T v = {};
-    auto *to = reinterpret_cast<unsigned char *>(&v);
-    uint64_t left;
-#pragma unroll 1
-    for (uint32_t i = 0; i < sizeof(T) && offset + i < r.bytes; i++) to[i] = *place_of(r, offset + i, left);
-    return v;
-}
-template <typename T> __device__ __noinline__ inline void write_across(const Rows &r, uint64_t offset, T v) {
-    const auto *from = reinterpret_cast<const unsigned char *>(&v);
-    uint64_t left;
-#pragma unroll 1
-    for (uint32_t i = 0; i < sizeof(T) && offset + i < r.bytes; i++) *place_of(r, offset + i, left) = from[i];
-}
-template <typename T> __device__ __forceinline__ T read_rows(const Rows &r, uint64_t offset) {
-    uint64_t left;
-    const unsigned char *from = place_of(r, offset, left);
-    if (left >= sizeof(T) || offset + left == r.bytes) return read<T>(from, left);
-    return read_across<T>(r, offset);
-}
-template <typename T> __device__ __forceinline__ void write_rows(const Rows &r, uint64_t offset, T v) {
-    uint64_t left;
-    unsigned char *to = place_of(r, offset, left);
-    if (left >= sizeof(T) || offset + left == r.bytes) {
-        write<T>(to, v, left);
-    } else {
-        write_across<T>(r, offset, v);
-    }
 }
 
 // Copies what this rank gives itself, for operations that only move bytes, from byte `from` on; nothing if it is already in

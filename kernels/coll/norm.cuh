@@ -12,7 +12,8 @@ constexpr uint32_t kNormWarps = kCollThreads / 32;
 constexpr uint32_t kWordsOfScale = EPW_FP8_BLOCK / 4;
 static_assert(kCollThreads == 512 && kWordsOfScale == 32, "the order of partial sums; a scale is a warp's");
 
-// Sums the parts of all threads, in the order of the rules; every thread gets the result. Called by the whole block.
+// Sums the parts of all threads, in the order of the rules; every thread gets the result. Called by the whole block, for two rows
+// one after the other with different memory.
 __device__ __forceinline__ float sum_of_parts(float part, float (&of_warps)[kNormWarps]) {
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) part = __fadd_rn(part, __shfl_xor_sync(0xffffffffu, part, step));
@@ -21,7 +22,6 @@ __device__ __forceinline__ float sum_of_parts(float part, float (&of_warps)[kNor
     float sum = of_warps[threadIdx.x % kNormWarps];
 #pragma unroll
     for (uint32_t step = 1; step < kNormWarps; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
-    __syncthreads(); // of_warps may be overwritten
     return sum;
 }
 
@@ -126,10 +126,45 @@ __device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t ro
     }
 }
 
+// Sums the members' words of a row. Returns false if some are late: then they must be awaited, and the row be begun again. So no
+// thread holds a row in registers while it waits long.
+template <typename T, uint32_t kWords>
+__device__ __forceinline__ bool sum_row(const Collective &c, const Folding &f, WordsAt at, uint64_t (&sums)[kWords]) {
+    constexpr uint32_t kLooks = 32;
+    load_words<kWords>(f.own, f.bytes, at, sums);
+    if (c.members == 1) return true;
+    Word<T> sum[kWords];
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) sum[w].begin_sum();
+#pragma unroll 1
+    for (uint32_t source = 0; source < c.ranks; source++) {
+        Arriving<1, kWords> here = {};
+        here.wanted = takes_part(c, source) && source != c.rank;
+        bool come = here.wanted == 0;
+#pragma unroll 1
+        for (uint32_t i = 0; i < kLooks && !come; i++) come = here.look(c, Ranks<false>{source}, at);
+        if (!come) return false;
+        if (source != c.rank && here.wanted == 0) continue;
+#pragma unroll
+        for (uint32_t w = 0; w < kWords; w++) sum[w].template fold<true>(source == c.rank ? sums[w] : here.data[0][w], EPW_SUM);
+    }
+#pragma unroll
+    for (uint32_t w = 0; w < kWords; w++) sums[w] = sum[w].template end<true>(EPW_SUM, c.members);
+    return true;
+}
+
+// Waits for the members' words of a row, or gives members up.
+template <uint32_t kWords> __device__ __noinline__ void await_row(Collective &c, WordsAt at) {
+#pragma unroll 1
+    for (uint32_t source = 0; source < c.ranks; source++) {
+        if (takes_part(c, source) && source != c.rank) await_words(c, Ranks<false>{source}, at, kWords, 1);
+    }
+}
+
 template <typename T, typename Pair, uint32_t kWords>
-__device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
+__device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a, float (&of_warps)[2][kNormWarps]) {
     const uint64_t words = a.hidden / 4;
-    constexpr uint32_t kAtOnce = 2; // words that are awaited together
+    constexpr uint32_t kAtOnce = 4; // words that are awaited together
     tell_call(c);
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -141,38 +176,49 @@ __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args
     }
     const Folding f = folded_here(c);
     auto *sums = reinterpret_cast<uint64_t *>(f.out);
+    uint32_t turn = 0;
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
+        const auto at = [&](uint32_t k) { return WordsAt{begin + k * kCollThreads, kCollThreads, end}; };
         NormRow<kWords> r;
-        begin_row(a, row, r);
+        bool whole = false;
+        for (uint32_t tries = 0; !whole && tries < 2; tries++) { // what was awaited is there
+            begin_row(a, row, r);
+            whole = true;
 #pragma unroll
-        for (uint32_t k = 0; k < kWords; k += kAtOnce) {
-            const WordsAt at = {begin + k * kCollThreads, kCollThreads, end};
-            if (!at.has(0)) continue;
-            uint64_t sum[kAtOnce];
-            load_words<kAtOnce>(f.own, f.bytes, at, sum);
-            if (!fold_words<T, kAtOnce, true>(c, at, sum)) continue;
+            for (uint32_t k = 0; k < kWords; k += kAtOnce) {
+                uint64_t sum[kAtOnce];
+                if (!whole || !at(k).has(0)) continue;
+                whole = sum_row<T, kAtOnce>(c, f, at(k), sum);
 #pragma unroll
-            for (uint32_t w = 0; w < kAtOnce; w++) {
-                if (!at.has(w)) continue;
-                r.sum[k + w] = sum[w];
-                sums[at.at(w)] = sum[w];
+                for (uint32_t w = 0; w < kAtOnce; w++) r.sum[k + w] = at(k).has(w) ? sum[w] : 0;
+            }
+            if (!whole) {
+#pragma unroll 1
+                for (uint32_t k = 0; k < kWords; k += kAtOnce) await_row<kAtOnce>(c, at(k));
+            }
+        }
+        if (whole) {
+#pragma unroll
+            for (uint32_t k = 0; k < kWords; k++) {
+                if (at(k).has(0)) sums[at(k).at(0)] = r.sum[k];
             }
         }
         __syncthreads();
         if (c.stopped || any(c.active - c.reachable)) break; // the sum is incomplete
-        end_row<T, Pair>(a, row, r, of_warps);
+        end_row<T, Pair>(a, row, r, of_warps[turn++ % 2]);
     }
     await_calls(c);
 }
 
 // Normalises after a sum by rings.
 template <typename T, typename Pair, uint32_t kWords>
-__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[kNormWarps]) {
+__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[2][kNormWarps]) {
     const epw_coll_args &common = a.common;
     const uint32_t words = a.hidden / 4;
     if (ptx::load_relaxed_gpu(&common.state->halted) || any(load_now(common.shared->suspects) & common.peers->active)) return;
+    uint32_t turn = 0;
 #pragma unroll 1
     for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
         const auto *sums = reinterpret_cast<const uint64_t *>(common.recv) + row * words;
@@ -182,7 +228,7 @@ __device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, floa
         for (uint32_t k = 0; k < kWords; k++) {
             if (norm_word(k) < words) r.sum[k] = sums[norm_word(k)];
         }
-        end_row<T, Pair>(a, row, r, of_warps);
+        end_row<T, Pair>(a, row, r, of_warps[turn++ % 2]);
     }
 }
 

@@ -30,6 +30,10 @@ struct Collective : Peers {
 
 __device__ __forceinline__ bool takes_part(const Collective &c, uint32_t peer) { return has(c.reachable, peer); }
 
+// In the place of a word of a result that lacks a rank: a packet or a line with this tag, which no operation of its time has, and
+// that rank.
+__device__ __forceinline__ uint64_t lacking_tag(const Collective &c) { return ~c.tag; }
+
 // Each rank starts with a different peer, so that not all write to the same one.
 __device__ __forceinline__ uint32_t peer_after(const Collective &c, uint32_t distance) {
     const uint32_t peer = c.rank + distance;

@@ -112,59 +112,11 @@ __device__ __forceinline__ Come look_at_call(QueuedCollective &c, uint32_t peer)
 
 // ---- what an operation consists of ----
 
-__device__ __forceinline__ Rows rows_of(const unsigned char *at, uint64_t bytes) {
-    return {const_cast<unsigned char *>(at), bytes, bytes, bytes};
-}
+template <typename T> __device__ __forceinline__ bool agree(QueuedCollective &, const DenseFlows<T> &) { return true; }
 
-// On dense memory.
-template <typename T> struct DenseFlows {
-    static constexpr bool kReduces = !std::is_void_v<T>;
-
-    __device__ __forceinline__ bool agree(QueuedCollective &) const { return true; }
-    __device__ __forceinline__ Rows to(const QueuedCollective &c, uint32_t peer) const {
-        const Stretch s = given_to(c, peer);
-        return rows_of(s.at, s.bytes);
-    }
-    __device__ __forceinline__ Rows from(const QueuedCollective &c, uint32_t source) const {
-        const Stretch s = taken_from(c, source);
-        return rows_of(s.at, s.bytes);
-    }
-    // The bytes of the longest flow to a peer, and of the longest that is taken, including what this rank gives itself.
-    __device__ __forceinline__ uint64_t sent(const QueuedCollective &c) const { return is_shared_out(c) ? c.part : c.args.bytes; }
-    __device__ __forceinline__ uint64_t taken(const QueuedCollective &c) const { return max(sent(c), given_to_itself(c).bytes); }
-    __device__ __forceinline__ void give_itself_piece(const QueuedCollective &c, uint64_t offset, Team team) const {
-        const Folding f = given_to_itself(c);
-        if (offset >= f.bytes) return;
-        copy(f.out + offset, f.own + offset, min(uint64_t(c.args.pieces), f.bytes - offset), team.thread(), team.threads);
-    }
-    __device__ __forceinline__ void fold(const QueuedCollective &c, Rows &own, Rows &out) const {
-        const Folding f = folded_here(c);
-        own = rows_of(f.own, f.bytes);
-        out = rows_of(f.out, f.bytes);
-    }
-};
-
-// On blocks.
-template <typename T> struct BlockFlows {
-    static constexpr bool kReduces = !std::is_void_v<T>;
-    const epw_coll_blocks_args &b;
-
-    // See agree_on_sizes in blocks.cuh.
-    __device__ __forceinline__ bool agree(QueuedCollective &c) const;
-    __device__ __forceinline__ Rows to(const QueuedCollective &, uint32_t peer) const { return rows_to(b, peer); }
-    __device__ __forceinline__ Rows from(const QueuedCollective &, uint32_t source) const { return rows_from(b, source); }
-    __device__ __forceinline__ uint64_t sent(const QueuedCollective &) const { return b.give_bytes; }
-    __device__ __forceinline__ uint64_t taken(const QueuedCollective &) const { return b.take_bytes; }
-    __device__ __forceinline__ void give_itself_piece(const QueuedCollective &c, uint64_t offset, Team team) const {
-        give_itself<uint4>(c, b, offset, offset + c.args.pieces, team.thread(), team.threads);
-    }
-    __device__ __forceinline__ void fold(const QueuedCollective &c, Rows &own, Rows &out) const {
-        own = rows_to(b, c.rank);
-        out = rows_from(b, c.rank);
-    }
-};
-
-template <typename T> __device__ __forceinline__ bool BlockFlows<T>::agree(QueuedCollective &c) const {
+// See agree_on_sizes in blocks.cuh.
+template <typename T> __device__ __forceinline__ bool agree(QueuedCollective &c, const BlockFlows<T> &f) {
+    const epw_coll_blocks_args &b = f.b;
     if (!b.uneven) return true;
     const auto gives = [&](uint32_t peer) { return block_bytes(b, b.give[peer]) / b.element; };
     const auto takes = [&](uint32_t peer) { return block_bytes(b, b.take[peer]) / b.element; };
@@ -186,6 +138,16 @@ template <typename T> __device__ __forceinline__ bool BlockFlows<T>::agree(Queue
     }
     __syncthreads();
     return !c.stopped;
+}
+
+// Copies what this rank gives itself, a piece from `offset` on.
+template <typename Flows>
+__device__ __forceinline__ void give_itself_piece(const QueuedCollective &c, const Flows &f, uint64_t offset, Team team) {
+    Rows own, out;
+    f.itself(c, own, out);
+    if (offset >= out.bytes) return;
+    const uint64_t end = min(offset + c.args.pieces, out.bytes);
+    for (uint64_t x = offset + 16 * team.thread(); x < end; x += 16 * team.threads) write_rows(out, x, read_rows<uint4>(own, x));
 }
 
 // ---- pieces ----
@@ -397,7 +359,7 @@ template <typename Flows> __device__ __forceinline__ void take_all(QueuedCollect
         }
         if (exchanges && team.thread() == 0) await_sent(c, r, round);
         if (team.meet_any(c.stopped)) return;
-        f.give_itself_piece(c, j * size, team);
+        give_itself_piece(c, f, j * size, team);
 #pragma unroll 1
         for (uint32_t d = 1; d < c.ranks; d++) {
             const uint32_t source = peer_after(c, d), bytes = bytes_from(c, f, source, j);
@@ -423,7 +385,7 @@ template <typename Flows> __device__ __forceinline__ void take_all(QueuedCollect
 template <typename T, typename Flows> __device__ __forceinline__ void run_queued(QueuedCollective &c, Rings &r, const Flows &f) {
     constexpr uint32_t kQuarter = kCollThreads / 4;
     tell_call(c);
-    if (!f.agree(c)) return;
+    if (!agree(c, f)) return;
     load_progress(c, r);
     const bool spreads = is_shared_out(c), folds = Flows::kReduces || spreads;
     const Team first = {1, 0, kQuarter}, second = {2, kQuarter, 2 * kQuarter}, third = {3, 3 * kQuarter, kQuarter};

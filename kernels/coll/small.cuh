@@ -90,10 +90,6 @@ template <uint32_t kWords> __device__ __forceinline__ void send_words(const Coll
     }
 }
 
-// In the place of a word of a result that lacks a rank: a packet with this tag, which no operation of its time has, and that
-// rank.
-__device__ __forceinline__ uint64_t lacking_tag(const Collective &c) { return ~c.tag; }
-
 // Waits for a packet. Returns false if it does not come, or says that the result lacks a rank.
 __device__ __noinline__ inline bool await_packet(Collective &c, uint32_t source, uint64_t offset) {
     Packet packet = {};

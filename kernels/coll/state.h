@@ -18,6 +18,7 @@
  *
  *   0         the floor's header and signal words
  *   packets   [parity][source] the call in two packets, then the packets of a message; operation n uses parity n % 2
+ *   lines     [parity][source but the owner] the lines of a message, as packets
  *   counts    [ring][source][block] two words of 64 bytes each: pieces that the source has written here, and pieces of this
  *             rank's that the source has finished reading
  *   rings     [ring][source][block][slot] a piece, followed by a line for its note
@@ -25,11 +26,11 @@
  *
  * In the last ring, [channel] takes the place of [block]; there may be fewer channels than blocks.
  *
- * Packets are written without waiting for permission. Those of operation n overwrite those of n - 2, which is safe: a rank
- * begins n once its n - 1 has ended, so it has received every member's call of n - 1; and a member sends that call once its
- * n - 2 has ended, when it has read all packets of n - 2. Whatever else an operation does, each rank sends its call to every
- * other rank in it. So only the first operation of an epoch waits before it writes: for each member's epoch word, which says
- * the same.
+ * Packets and lines are written without waiting for permission. Those of operation n overwrite those of n - 2, which is safe: a
+ * rank begins n once its n - 1 has ended, so it has received every member's call of n - 1; and a member sends that call once its
+ * n - 2 has ended, when it has read all packets and lines of n - 2. Whatever else an operation does, each rank sends its call to
+ * every other rank in it. So only the first operation of an epoch waits before it writes: for each member's epoch word, which
+ * says the same.
  *
  * Piece n of a ring, counted from 0 in each epoch, lies in slot n % slots. The source may write it when the owner's count of
  * pieces read is above n - slots, and the owner may read it when the source's count of pieces written is above n. */
@@ -38,7 +39,7 @@ typedef struct epw_coll_window {
     uint32_t channels;     /* channels that carry the messages to one peer */
     uint32_t packet_bytes; /* the most bytes of a message that packets carry */
     uint64_t slot_inverse; /* of `slots`, see base/remainder.h */
-    uint64_t packets_offset, packets_stride, counts_offset, rings_offset;
+    uint64_t packets_offset, packets_stride, lines_offset, lines_stride, counts_offset, rings_offset;
     uint64_t heap_offset, heap_bytes;
     uint64_t bytes;
 } epw_coll_window;
@@ -49,7 +50,14 @@ EPW_INLINE uint64_t epw_coll_packets(const epw_coll_window *w, uint64_t op, uint
 #define EPW_COLL_PACKET       16u /* bytes of one packet */
 #define EPW_COLL_CALL_PACKETS 2u  /* packets before a message */
 
-#define EPW_COLL_POINT_RING   (EPW_COLL_RINGS - 1u)
+/* Tags are in the same place of every line, whatever the operation, so no byte of a message is taken for one. */
+#define EPW_COLL_LINE      128u
+#define EPW_COLL_LINE_DATA 120u /* bytes of a message in a line; the others are the tag */
+EPW_INLINE uint64_t epw_coll_lines(const epw_coll_window *w, uint64_t op, uint32_t source, uint32_t owner) {
+    return w->lines_offset + ((op & 1) * (w->ranks - 1) + source - (source > owner)) * w->lines_stride;
+}
+
+#define EPW_COLL_POINT_RING (EPW_COLL_RINGS - 1u)
 
 /* The index of a source's ring to a block, among all rings. */
 EPW_INLINE uint64_t epw_coll_channel(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block) {
@@ -160,7 +168,7 @@ typedef struct epw_coll_args {
     epw_coll_window at;
     uint32_t rank, ranks;
     uint32_t kind, type, op, root; /* as in epw_coll */
-    uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells; 0: by packets */
+    uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells; 0: by packets or lines */
     uint32_t bulk;                 /* 1: by rings and bulk copies */
     uint32_t shared_out;           /* 1: in two steps, see flows.cuh; the same on all ranks */
     uint64_t ticket;               /* running number of eager calls; 0: captured */
@@ -253,6 +261,10 @@ int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, v
 /* By packets, in one kernel; and what follows a sum by rings. */
 int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
+/* By lines. */
+int epw_coll_gpu_prepare_lines(void);
+int epw_coll_gpu_run_lines(const epw_coll_args *args, uint32_t blocks, void *stream);
+int epw_coll_gpu_run_lines_of_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */

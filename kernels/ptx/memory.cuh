@@ -174,6 +174,33 @@ __device__ __forceinline__ Pair load_pair_relaxed_sys(const void *p) {
 }
 #endif
 
+// Part `part`, 16 bytes, of `count` lines of 128 bytes, `stride` apart and aligned. The threads of a warp call this together. The
+// eight threads of a line, which are neighbours, access it by one instruction: it is stored or loaded as a whole.
+template <uint32_t kMost>
+__device__ __forceinline__ void store_lines(unsigned char *first, uint32_t stride, uint32_t count, uint32_t part,
+                                            const Pair (&v)[kMost]) {
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; i++) {
+        if (i < count) store_relaxed_sys(first + i * stride + part * sizeof v[i], v[i]);
+    }
+}
+template <uint32_t kMost>
+__device__ __forceinline__ void load_lines(const unsigned char *first, uint32_t stride, uint32_t count, uint32_t part,
+                                           Pair (&v)[kMost]) {
+    __syncwarp();
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; i++) {
+        if (i < count) v[i] = load_pair_relaxed_sys(first + i * stride + part * sizeof v[i]);
+    }
+}
+
+// The same number, of which the compiler knows nothing.
+__device__ __forceinline__ uint32_t opaque(uint32_t n) {
+    asm volatile("" : "+r"(n));
+    return n;
+}
+
 __device__ __forceinline__ uint64_t global_timer_ns() {
     uint64_t t;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));

@@ -38,7 +38,8 @@ pub struct CommConfig {
     /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
     pub slots: u32,
     /// Bytes that a slot holds, a multiple of 64 in 64 to 16,777,216; 0, the default: as many as make the rings of all
-    /// ranks take 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB.
+    /// ranks take 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB. If this or `slots` is set on
+    /// GPUs, operations of medium size go through rings, and the window takes 56 MiB less.
     pub slot_bytes: u32,
     /// Bytes for [`Comm::alloc`](super::Comm::alloc) or, on a GPU, [`Comm::alloc_gpu`](super::Comm::alloc_gpu), up to
     /// 16 TiB, the same on all ranks. 0 by default.

@@ -208,7 +208,9 @@ CUresult device_get(CUdevice *device, int ordinal) {
 }
 
 CUresult device_get_attribute(int *value, CUdevice_attribute attribute, CUdevice) {
+    constexpr auto kMulticast = CUdevice_attribute(132); // in headers from CUDA 12.1 on
     switch (attribute) {
+    case kMulticast: // switches join the GPUs, so that lines are whole: see kernels/ptx/memory.cuh
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
         *value = 1;

@@ -4,12 +4,12 @@
  * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others
  * continue. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
  *
- *     test_comms [--ranks N] [--processes] [--heap | --register] [--cases N] [--seed N] [--small]
+ *     test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] [--seed N] [--small]
  *                [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--heap | --register] [--nccl PATH]
  *
- * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. --small is
- * shorter: up to 4 MiB, and fewer of all.
+ * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. With both,
+ * or with --rings, no operation goes by lines. --small is shorter: up to 4 MiB, and fewer of all.
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
  * is at PATH. */
@@ -26,7 +26,7 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
 static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms, heap,
-                                  registers;
+                                  registers, rings;
 static const char *nccl_path;
 
 /* Of a buffer. */
@@ -140,6 +140,7 @@ static void open_rank(rank_state *r, const rank_links *links) {
     config.sms = ranks_sms(links, 1, 32);
     uint64_t bytes = timed ? LARGEST_TIMED : POOL_BYTES;
     if (heap) config.heap_bytes = 2 * bytes;
+    if (rings || (lends() && !timed)) config.slots = 8; /* what it is anyway, but then there are no lines */
     epw_config path = EPW_CONFIG_INIT;
     path.rank = links->rank;
     path.ranks = links->ranks;
@@ -1138,6 +1139,7 @@ int main(int argc, char **argv) {
                                     {.name = "--seconds", .number = &seconds},
                                     {.name = "--heap", .number = &heap, .preset = 1},
                                     {.name = "--register", .number = &registers, .preset = 1},
+                                    {.name = "--rings", .number = &rings, .preset = 1},
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--small", .number = &small, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
@@ -1146,8 +1148,8 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     int bad = ranks_options(
         argc, argv, options,
-        "usage: test_comms [--ranks N] [--processes] [--heap | --register] [--cases N] [--seed N] "
-        "[--small] [--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
+        "usage: test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] "
+        "[--seed N] [--small] [--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
     return ranks_main(rank_main, ranks, processes, argv);

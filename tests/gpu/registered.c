@@ -32,6 +32,7 @@ static void open_rank(uint32_t r, uint32_t gpus) {
     config.ranks = RANKS;
     config.device = all[r].device = (int)(r % gpus);
     config.sms = 2;
+    config.slots = 8; /* no lines: operations read the memory, or go through the rings */
     config.heap_bytes = 4096;
     config.paths = EPW_PATH_ALL & ~(uint32_t)EPW_PATH_QUEUE;
     config.deadline_ns = 20000 * MS;

@@ -18,7 +18,9 @@ enum {
     PIECE_LEAST = 4096,           /* smaller pieces cost more waiting than copying */
     QUEUE_PIECE_LEAST = 16384,    /* the same by queues, where each piece is two entries or three */
     QUEUE_SHARED_LEAST = 1 << 15, /* bytes from which on two steps are faster than one by queues */
-    SHARED_LEAST = 1 << 19 /* bytes that sharing out an all-reduce by packets must save, or it is slower */
+    SHARED_LEAST = 1 << 19, /* bytes that sharing out an all-reduce by packets must save, or it is slower */
+    LINES_LEAST = 1 << 18,  /* bytes to all peers above which lines are faster than packets */
+    LINES_SHARED_LEAST = 1 << 20 /* bytes to all peers from which on sharing out is faster by lines */
 };
 
 /* ---- what kernels have found ---- */
@@ -92,23 +94,51 @@ static bool goes_by_bulk(const epw_coll_window *w, const epw_coll_args *args) {
     return ends % 16 == 0 && !exchanges && w->ranks <= EPW_COLL_BULK_RANKS;
 }
 
+/* How the bytes of a dense message, or of blocks of one size, move. */
+typedef enum way { BY_PACKETS, BY_LINES, BY_PIECES } way;
+
 /* What the root of a broadcast sends to each of many ranks by packets would take longer than by rings. */
-static bool goes_by_packets(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
+static bool fits_packets(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
     uint64_t most = w->packet_bytes;
     if (kind == EPW_BROADCAST && w->ranks > 2) most = most * 2 / w->ranks;
     return bytes <= most;
 }
 
-/* Whether the operation is shared out, see kernels/coll/flows.cuh. */
+/* Whether an operation of this kind can be shared out, see kernels/coll/flows.cuh; and, if it is, among how
+ * many. */
+static bool can_share(uint32_t kind, uint32_t ranks) {
+    return kind == EPW_ALL_REDUCE || (kind == EPW_BROADCAST && ranks > 2);
+}
+static uint32_t sharers_of(uint32_t kind, uint32_t ranks) {
+    return kind == EPW_BROADCAST ? ranks - 1 : ranks;
+}
+
+static bool shares_by_lines(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
+    return can_share(kind, w->ranks) && bytes * (w->ranks - 1) >= LINES_SHARED_LEAST;
+}
+
+static bool fits_lines(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
+    bool shares = shares_by_lines(w, kind, bytes);
+    uint64_t flow = shares ? epw_align(parts(bytes, sharers_of(kind, w->ranks)), 16) : bytes;
+    return (shares ? 2 : 1) * parts(flow, EPW_COLL_LINE_DATA) * EPW_COLL_LINE <= w->lines_stride;
+}
+
+static way way_of(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {
+    const epw_coll_window *w = &g->window;
+    if (g->queues) return BY_PIECES;
+    if (g->lines && bytes * (w->ranks - 1) > LINES_LEAST && fits_lines(w, kind, bytes)) return BY_LINES;
+    return fits_packets(w, kind, bytes) ? BY_PACKETS : BY_PIECES;
+}
+
 static bool shares_out(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {
     const epw_coll_window *w = &g->window;
     uint64_t ranks = w->ranks;
-    if (g->queues)
-        return bytes >= QUEUE_SHARED_LEAST &&
-               (kind == EPW_ALL_REDUCE || (kind == EPW_BROADCAST && ranks > 2));
-    if (kind == EPW_BROADCAST) return ranks > 2 && !goes_by_packets(w, kind, bytes);
-    if (kind != EPW_ALL_REDUCE) return false;
-    return !goes_by_packets(w, kind, bytes) || bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
+    if (!can_share(kind, w->ranks)) return false;
+    if (g->queues) return bytes >= QUEUE_SHARED_LEAST;
+    way way = way_of(g, kind, bytes);
+    if (way == BY_LINES) return shares_by_lines(w, kind, bytes);
+    if (way == BY_PIECES) return true;
+    return kind == EPW_ALL_REDUCE && bytes * (ranks - 1) * (ranks - 2) / ranks > SHARED_LEAST;
 }
 
 /* ---- what peers may read ---- */
@@ -142,15 +172,15 @@ static uint32_t blocks_for(const epw_coll_window *w, uint64_t blocks) {
     return blocks < 1 ? 1 : blocks < w->blocks ? (uint32_t)blocks : w->blocks;
 }
 
-/* Chooses packets for what fits into them, unless peers may be behind queues; otherwise pieces so large that
- * each block has some. Returns the number of blocks. */
-static uint32_t choose(const struct epw_coll_gpu *g, epw_coll_args *args) {
+/* Chooses the way, and pieces so large that each block has some. Returns the number of blocks. */
+static uint32_t choose(const struct epw_coll_gpu *g, epw_coll_args *args, way *way) {
     const epw_coll_window *w = &g->window;
     args->shared_out = shares_out(g, args->kind, args->bytes);
-    uint64_t sharers = !args->shared_out ? 1 : args->kind == EPW_BROADCAST ? w->ranks - 1 : w->ranks;
+    uint64_t sharers = args->shared_out ? sharers_of(args->kind, w->ranks) : 1;
     uint64_t flow = parts(args->bytes, sharers), least = g->queues ? QUEUE_PIECE_LEAST : PIECE_LEAST;
-    if (!g->queues && goes_by_packets(w, args->kind, args->bytes))
-        return blocks_for(w, parts(flow, 8 * THREADS));
+    *way = way_of(g, args->kind, args->bytes);
+    if (*way == BY_PACKETS) return blocks_for(w, parts(flow, 8 * THREADS));
+    if (*way == BY_LINES) return blocks_for(w, parts(flow, EPW_COLL_LINE_DATA * THREADS / 8));
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
     if (piece < least) piece = least;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
@@ -214,11 +244,13 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
     const struct epw_coll_gpu *g = e->comm->gpu;
     epw_coll_gpu_lay_out(e->comm, c, &args);
     uint32_t blocks = g->window.blocks;
+    way way = BY_PIECES;
     if (args.uneven) {
         args.common.pieces = g->window.slot_bytes;
     } else {
-        blocks = choose(g, &args.common);
+        blocks = choose(g, &args.common, &way);
     }
+    if (way == BY_LINES) return epw_coll_gpu_run_lines_of_blocks(&args, blocks, e->on.stream);
     if (!g->queues) return epw_coll_gpu_run_blocks(&args, blocks, e->on.stream);
     epw_coll_queue_blocks_args by_queues = {reach_of(e), args};
     return epw_coll_gpu_run_queue_blocks(&by_queues, blocks, e->on.stream);
@@ -226,7 +258,9 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
 
 static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     const struct epw_coll_gpu *g = e->comm->gpu;
-    uint32_t blocks = choose(g, args);
+    way way;
+    uint32_t blocks = choose(g, args, &way);
+    if (way == BY_LINES) return epw_coll_gpu_run_lines(args, blocks, e->on.stream);
     if (!g->queues) {
         args->tells_lent = args->pieces > 0;
         args->lent = lent_of(e->comm, args);
@@ -250,7 +284,7 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .scales = n->scales};
     const struct epw_coll_gpu *g = e->comm->gpu;
     uint32_t blocks = blocks_for(&g->window, n->rows);
-    if (!g->queues && goes_by_packets(&g->window, args.common.kind, args.common.bytes))
+    if (!g->queues && fits_packets(&g->window, args.common.kind, args.common.bytes))
         return epw_coll_gpu_run_norm(&args, blocks, e->on.stream);
     int error = launch_dense(e, &args.common);
     return error != cudaSuccess ? error : epw_coll_gpu_run_norm_alone(&args, blocks, e->on.stream);
@@ -368,7 +402,7 @@ static void count_all(const enqueuing *e, const epw_coll *ops, size_t count) {
     for (size_t i = 0; i < count && !e->on.captured; i++) {
         const struct epw_coll_gpu *g = e->comm->gpu;
         uint64_t bytes = message_bytes(&ops[i]);
-        bool fused = ops[i].norm != NULL && !g->queues && goes_by_packets(&g->window, ops[i].kind, bytes);
+        bool fused = ops[i].norm != NULL && !g->queues && fits_packets(&g->window, ops[i].kind, bytes);
         epw_coll_gpu_count(e->comm, &ops[i], !fused && shares_out(g, ops[i].kind, bytes));
     }
 }

@@ -24,7 +24,8 @@ enum {
     RINGS_CHOSEN = 1 << 26,   /* for all rings together */
     PACKETS_CHOSEN = 1 << 22, /* for the packets of all ranks together */
     PACKETS_LEAST = 1 << 10,
-    PACKETS_MOST = 1 << 20
+    PACKETS_MOST = 1 << 20,
+    LINES_CHOSEN = 28 << 20 /* for the lines of all ranks together: 16 MiB of an all-reduce on 2 to 4 GPUs */
 };
 
 static uint32_t blocks_of(const epw_comm_config *c, bool queues) {
@@ -64,7 +65,10 @@ static epw_coll_window window_of(const epw_comm_config *c) {
         w.packet_bytes /= 2;
     w.packets_offset = epw_align(epw_floor_bytes(w.ranks), 4096);
     w.packets_stride = epw_align((EPW_COLL_CALL_PACKETS + w.packet_bytes / 8) * EPW_COLL_PACKET, 128);
-    w.counts_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
+    w.lines_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
+    bool chosen = c->slots == 0 && c->slot_bytes == 0 && w.ranks > 1;
+    w.lines_stride = chosen ? LINES_CHOSEN / (w.ranks - 1) / EPW_COLL_LINE * EPW_COLL_LINE : 0;
+    w.counts_offset = w.lines_offset + 2 * (w.ranks - 1) * w.lines_stride;
     w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
     w.heap_offset = epw_align(w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES), 4096);
     w.bytes = w.heap_offset + w.heap_bytes;
@@ -186,6 +190,7 @@ static epw_status load_kernels(epw_comm *comm, epw_where where) {
     epw_status status = epw_cuda_enter_relaxed(comm->config.device, where, &scope);
     if (status != EPW_OK) return status;
     int error = comm->gpu->queues ? epw_coll_gpu_prepare_queues() : epw_coll_gpu_prepare();
+    if (error == cudaSuccess && comm->gpu->lines) error = epw_coll_gpu_prepare_lines();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of collectives");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -216,6 +221,7 @@ epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     g->window = g->queues ? shape_of(&comm->config, true) : window_of(&comm->config);
     if (g->queues) g->areas = areas_of(&g->window);
     epw_status status = epw_cuda_open(comm->config.device, where);
+    g->lines = g->window.lines_stride > 0 && comm->layout.keeps_lines;
     if (status == EPW_OK) status = take_sms(comm, where);
     if (status == EPW_OK) status = load_kernels(comm, where);
     return status == EPW_OK ? make_memory(comm, where) : status;

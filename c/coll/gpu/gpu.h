@@ -63,6 +63,7 @@ struct epw_coll_gpu {
     bool queues; /* peers may be reached by queues: the window and the kernels are those of
                     kernels/coll/queues.h */
     epw_coll_areas areas;
+    bool lines;   /* operations may go by lines */
     void *memory; /* device memory that holds the next five */
     epw_gpu_shared *shared;
     epw_gpu_peers *peers;

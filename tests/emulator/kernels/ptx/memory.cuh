@@ -60,6 +60,26 @@ inline Pair load_pair_relaxed_sys(const void *p) {
     return v;
 }
 
+// Lines are whole because their last parts, which tell what they are, are stored after the others and loaded before them.
+template <uint32_t kMost>
+void store_lines(unsigned char *first, uint32_t stride, uint32_t count, uint32_t part, const Pair (&v)[kMost]) {
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        for (uint32_t i = 0; i < count && turn == (part == 7); i++)
+            store_relaxed_sys(first + i * stride + part * sizeof v[i], v[i]);
+        __syncwarp();
+    }
+}
+template <uint32_t kMost>
+void load_lines(const unsigned char *first, uint32_t stride, uint32_t count, uint32_t part, Pair (&v)[kMost]) {
+    for (uint32_t turn = 0; turn < 2; turn++) {
+        for (uint32_t i = 0; i < count && turn == (part != 7); i++)
+            v[i] = load_pair_relaxed_sys(first + i * stride + part * sizeof v[i]);
+        if (turn == 0) __syncwarp();
+    }
+}
+
+inline uint32_t opaque(uint32_t n) { return n; }
+
 inline uint64_t global_timer_ns() {
     emulated::poll();
     timespec now;
