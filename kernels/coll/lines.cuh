@@ -188,11 +188,11 @@ __device__ __forceinline__ bool look_at_lines(const unsigned char *from, const C
 __device__ __noinline__ inline bool await_line(Collective &c, uint32_t source, const uint64_t *line) {
     uint64_t tag = 0;
     const bool came = !c.stopped && await_peer(c, source, c.tag, [&] {
-        tag = ptx::load_acquire_sys(&line[kLineWords]);
+        tag = count_at(&line[kLineWords]);
         return tag == c.tag || tag == lacking_tag(c);
     });
     if (!came || tag == c.tag) return came;
-    const uint64_t lacks = ptx::load_relaxed_sys(&line[0]);
+    const uint64_t lacks = glimpse_count(&line[0]);
     insert(c.lacking, lacks < c.ranks ? uint32_t(lacks) : source);
     atomicOr(&c.troubled, 1u);
     return false;
