@@ -102,10 +102,10 @@ template <typename Flows> struct LineFlows : Flows {
     __device__ __forceinline__ explicit LineFlows(const Flows &f) : Flows(f) {}
 
     __device__ __forceinline__ unsigned char *there(const Collective &c, uint32_t peer) const {
-        return at(c, peer, epw_coll_lines(&c.args.at, c.number, c.rank, peer));
+        return at(c, peer, epw_coll_lines(&c.args.at, c.number, c.members, c.place[c.rank], c.place[peer]));
     }
     __device__ __forceinline__ const unsigned char *here(const Collective &c, uint32_t source) const {
-        return c.own + epw_coll_lines(&c.args.at, c.number, source, c.rank);
+        return c.own + epw_coll_lines(&c.args.at, c.number, c.members, c.place[source], c.place[c.rank]);
     }
 };
 

@@ -18,7 +18,7 @@
  *
  *   0         the floor's header and signal words
  *   packets   [parity][source] the call in two packets, then the packets of a message; operation n uses parity n % 2
- *   lines     [parity][source but the owner] the lines of a message, as packets
+ *   lines     [parity][member but the owner] the lines of a message, as packets
  *   counts    [ring][source][block] two words of 64 bytes each: pieces that the source has written here, and pieces of this
  *             rank's that the source has finished reading
  *   rings     [ring][source][block][slot] a piece, followed by a line for its note
@@ -38,8 +38,9 @@ typedef struct epw_coll_window {
     uint32_t ranks, blocks, slots, slot_bytes;
     uint32_t channels;     /* channels that carry the messages to one peer */
     uint32_t packet_bytes; /* the most bytes of a message that packets carry */
+    uint32_t lines;        /* that all members write here in an operation; 0: none go by lines */
     uint64_t slot_inverse; /* of `slots`, see base/remainder.h */
-    uint64_t packets_offset, packets_stride, lines_offset, lines_stride, counts_offset, rings_offset;
+    uint64_t packets_offset, packets_stride, lines_offset, counts_offset, rings_offset;
     uint64_t heap_offset, heap_bytes;
     uint64_t bytes;
 } epw_coll_window;
@@ -50,11 +51,13 @@ EPW_INLINE uint64_t epw_coll_packets(const epw_coll_window *w, uint64_t op, uint
 #define EPW_COLL_PACKET       16u /* bytes of one packet */
 #define EPW_COLL_CALL_PACKETS 2u  /* packets before a message */
 
-/* Tags are in the same place of every line, whatever the operation, so no byte of a message is taken for one. */
+/* Where a member's lines begin in another member's window; members are numbered without the ranks that are none, and share the
+ * room. Tags are in the same place of every line, whatever the operation, so no byte of a message is taken for one. */
 #define EPW_COLL_LINE      128u
 #define EPW_COLL_LINE_DATA 120u /* bytes of a message in a line; the others are the tag */
-EPW_INLINE uint64_t epw_coll_lines(const epw_coll_window *w, uint64_t op, uint32_t source, uint32_t owner) {
-    return w->lines_offset + ((op & 1) * (w->ranks - 1) + source - (source > owner)) * w->lines_stride;
+EPW_INLINE uint64_t epw_coll_lines(const epw_coll_window *w, uint64_t op, uint32_t members, uint32_t source, uint32_t owner) {
+    const uint32_t each = members > 1 ? w->lines / (members - 1) : 0;
+    return w->lines_offset + ((op & 1) * (uint64_t)w->lines + (source - (source > owner)) * (uint64_t)each) * EPW_COLL_LINE;
 }
 
 #define EPW_COLL_POINT_RING (EPW_COLL_RINGS - 1u)

@@ -1119,6 +1119,7 @@ static int rank_main(const rank_links *links) {
             lose(&r, 5000, deadline());
             if (links->ranks > 2 && !small) lose(&r, 200000, deadline());
             lose(&r, 3000000, deadline());
+            if (links->ranks > 3 && !small) lose(&r, 4100000, deadline()); /* the most that goes by lines */
             if (lends()) {
                 overwrite_soon(&r);
                 read_too_late(&r);

@@ -117,10 +117,12 @@ static bool shares_by_lines(const epw_coll_window *w, uint32_t kind, uint64_t by
     return can_share(kind, w->ranks) && bytes * (w->ranks - 1) >= LINES_SHARED_LEAST;
 }
 
+/* If the lines of all ranks fit, so do those of fewer members: each then has more, but they share the room.
+ * Two lines are for rounding. */
 static bool fits_lines(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
     bool shares = shares_by_lines(w, kind, bytes);
-    uint64_t flow = shares ? epw_align(parts(bytes, sharers_of(kind, w->ranks)), 16) : bytes;
-    return (shares ? 2 : 1) * parts(flow, EPW_COLL_LINE_DATA) * EPW_COLL_LINE <= w->lines_stride;
+    uint64_t flow = shares ? parts(bytes, sharers_of(kind, w->ranks)) : bytes;
+    return (shares ? 2 : 1) * (w->ranks - 1) * (parts(flow, EPW_COLL_LINE_DATA) + 2) <= w->lines;
 }
 
 static way way_of(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {

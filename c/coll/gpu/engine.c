@@ -67,8 +67,8 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     w.packets_stride = epw_align((EPW_COLL_CALL_PACKETS + w.packet_bytes / 8) * EPW_COLL_PACKET, 128);
     w.lines_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
     bool chosen = c->slots == 0 && c->slot_bytes == 0 && w.ranks > 1;
-    w.lines_stride = chosen ? LINES_CHOSEN / (w.ranks - 1) / EPW_COLL_LINE * EPW_COLL_LINE : 0;
-    w.counts_offset = w.lines_offset + 2 * (w.ranks - 1) * w.lines_stride;
+    w.lines = chosen ? LINES_CHOSEN / EPW_COLL_LINE : 0;
+    w.counts_offset = w.lines_offset + UINT64_C(2) * w.lines * EPW_COLL_LINE;
     w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
     w.heap_offset = epw_align(w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES), 4096);
     w.bytes = w.heap_offset + w.heap_bytes;
@@ -221,7 +221,7 @@ epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     g->window = g->queues ? shape_of(&comm->config, true) : window_of(&comm->config);
     if (g->queues) g->areas = areas_of(&g->window);
     epw_status status = epw_cuda_open(comm->config.device, where);
-    g->lines = g->window.lines_stride > 0 && comm->layout.keeps_lines;
+    g->lines = g->window.lines > 0 && comm->layout.keeps_lines;
     if (status == EPW_OK) status = take_sms(comm, where);
     if (status == EPW_OK) status = load_kernels(comm, where);
     return status == EPW_OK ? make_memory(comm, where) : status;
