@@ -14,7 +14,7 @@ static epw_nic_traffic sent_by(const group *g, uint32_t rank) {
 /* Waits until nothing has been sent for a while, because ACKs come late. */
 static epw_nic_traffic settled(const group *g, uint32_t rank) {
     epw_nic_traffic was = sent_by(g, rank), is = was;
-    for (int quiet = 0, turns = 0; quiet < 20 && turns < 5000; turns++) {
+    for (int quiet = 0, turns = 0; quiet < 100 && turns < 5000; turns++) {
         nanosleep(&(struct timespec){0, 1000000}, NULL);
         is = sent_by(g, rank);
         quiet = is.bytes == was.bytes ? quiet + 1 : 0;
