@@ -316,6 +316,25 @@ static void doorbells_alone_make_a_strict_one_fetch(void) {
     close_two(&t);
 }
 
+/* Some posters ring before they write the record, and with the same value after it. */
+static void a_strict_one_notices_the_same_doorbell_again(void) {
+    two t;
+    strict = true;
+    open_two(&t);
+    strict = false;
+    const epw_pair_memory *memory = epw_pair_memory_of(t.a.pair);
+    for (uint64_t round = 1; round <= 100; round++) {
+        write_word(&t.a, t.b.window_key, WORD_AT, round, true);
+        __atomic_store_n(memory->doorbell, epw_doorbell(epw_pair_number(t.a.pair), t.a.posted),
+                         __ATOMIC_RELEASE);
+        epw_pair_ring(t.a.pair);
+        CHECK(atomic_load(&t.b.word) == round - 1);
+        ring(&t.a);
+        CHECK(await_word(&t.b, round) && await_done(&t.a));
+    }
+    close_two(&t);
+}
+
 static void entries_before_the_connection_wait_for_it(void) {
     two t;
     open_end(&t.a, 1);
@@ -996,6 +1015,7 @@ static void all(uint32_t rings) {
     indices_wrap();
     a_nop_completes_behind_what_is_before_it();
     doorbells_alone_make_a_strict_one_fetch();
+    a_strict_one_notices_the_same_doorbell_again();
     entries_before_the_connection_wait_for_it();
     a_read_is_in_order_with_writes();
     reads_complete_behind_their_bytes();

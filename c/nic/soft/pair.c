@@ -247,19 +247,24 @@ static void give_up(epw_pair *pair) {
     epw_pair_fail(pair, (uint32_t)pair->completed, EPW_SYNDROME_RETRIES);
 }
 
+/* Takes the doorbell's value away, so that the same value is noticed when it is stored again: some posters
+ * ring before they write the record, too. It is never 0, and no other pair has this doorbell. */
+static bool takes_doorbell(const epw_pair *pair) {
+    uint64_t *at = pair->memory.doorbell;
+    return __atomic_load_n(at, __ATOMIC_RELAXED) != 0 && __atomic_exchange_n(at, 0, __ATOMIC_ACQUIRE) != 0;
+}
+
 /* How far it may fetch, according to the doorbell record. Whoever rings writes the record, and after it the
  * doorbell, which announces it: a strict NIC reacts only to the doorbell, as an adapter does. The record is
  * visible earlier, by the time that a GPU's fence takes. Writer of both: the thread that rings, after the
  * entries. Reader: the NIC. */
 static void heed(epw_pair *pair) {
-    bool strict = pair->strict != NULL;
-    uint64_t doorbell = strict ? __atomic_load_n(pair->memory.doorbell, __ATOMIC_ACQUIRE) : 0;
+    bool strict = pair->strict != NULL, rung = !strict || takes_doorbell(pair);
     uint16_t record = epw_fetch_record(pair->memory.record);
     if (atomic_load_explicit(&pair->given_up, memory_order_acquire) ||
         epw_record_is_given_up(pair->memory.record))
         give_up(pair);
-    if (strict && doorbell == pair->doorbell) return;
-    pair->doorbell = doorbell;
+    if (!rung) return;
     uint16_t ahead = (uint16_t)(record - (uint16_t)pair->target);
     if (ahead == 0 || (strict && loses_doorbell(pair, ahead))) return;
     pair->target += ahead;

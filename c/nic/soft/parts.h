@@ -59,7 +59,7 @@ struct epw_pair {
     epw_link *link;      /* NULL: not connected, or gone */
     uint32_t remote;     /* 0: it is not connected */
     epw_other_end other; /* carried pairs */
-    uint64_t doorbell, completed, fetched, target;
+    uint64_t completed, fetched, target;
     bool travels; /* frames of entries that are not done */
     atomic_bool broken, given_up;
     epw_pair_cause cause;

@@ -4,7 +4,7 @@
 #include "mlx5dv_dr.h"
 #include "wqe.h"
 
-#include "compare.h"
+#include "entries.h"
 
 #include "nic/mlx5/commands.h"
 #include "nic/queue.h"
@@ -228,47 +228,6 @@ static void close_rig(rig *r) {
     free(r->cq.dbrec);
 }
 
-/* Parts of an entry, in bytes. */
-typedef struct part {
-    const char *segment, *name;
-    int first, bytes;
-} part;
-
-#define CTRL                                                                                                 \
-    {"ctrl", "opmod", 0, 1}, {"ctrl", "wqe_index", 1, 2}, {"ctrl", "opcode", 3, 1}, {"ctrl", "qpn", 4, 3},   \
-        {"ctrl", "ds", 7, 1}, {"ctrl", "signature", 8, 1}, {"ctrl", "dci_stream", 9, 2},                     \
-        {"ctrl", "fm_ce_se", 11, 1}, {                                                                       \
-        "ctrl", "imm", 12, 4                                                                                 \
-    }
-#define RADDR                                                                                                \
-    {"raddr", "address", 16, 8}, {"raddr", "rkey", 24, 4}, {                                                 \
-        "raddr", "reserved", 28, 4                                                                           \
-    }
-#define DATA(name, at)                                                                                       \
-    {name, "byte_count", at, 4}, {name, "lkey", (at) + 4, 4}, {                                              \
-        name, "address", (at) + 8, 8                                                                         \
-    }
-
-static const part transfer_parts[] = {CTRL, RADDR, DATA("data", 32), {0}};
-static const part both_parts[] = {CTRL, RADDR, DATA("data", 32), DATA("second", 48), {0}};
-static const part inline_parts[] = {
-    CTRL, RADDR, {"inline", "byte_count", 32, 4}, {"inline", "bytes", 36, 8}, {"inline", "padding", 44, 4},
-    {0}};
-static const part add_parts[] = {
-    CTRL, RADDR, {"atomic", "add", 32, 8}, {"atomic", "compare", 40, 8}, DATA("data", 48), {0}};
-static const part none_parts[] = {CTRL, RADDR, {0}};
-
-/* Rings our NIC after rdma-core has rung its doorbell. */
-static void ring_as_ours(const rig *r, uint32_t index) {
-    uint32_t record = epw_doorbell_record(index + 1);
-    uint64_t doorbell = epw_doorbell(epw_pair_number(r->pair), index + 1);
-    const uint64_t *theirs = r->memory->doorbell;
-    say(who, "RING", "record", "send", bits_at(r->memory->record + 1, 0, 32), bits_at(&record, 0, 32));
-    say(who, "RING", "doorbell", "first_word", bits_at(theirs, 0, 32), bits_at(&doorbell, 0, 32));
-    say(who, "RING", "doorbell", "qpn", bits_at(theirs, 32, 24), bits_at(&doorbell, 32, 24));
-    say(who, "RING", "doorbell", "ds", bits_at(theirs, 56, 8), bits_at(&doorbell, 56, 8));
-}
-
 /* rdma-core posts `wr`; we build the same entry, and its parts are compared, if any are asked for; then the
  * NIC executes theirs, and they poll. */
 static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *parts,
@@ -284,10 +243,9 @@ static void post(rig *r, const char *what, struct ibv_send_wr *wr, const part *p
         return;
     }
     memcpy(theirs, r->memory->entries + (index & (DEPTH - 1)) * 64, sizeof theirs);
-    for (const part *p = parts; p != NULL && p->name != NULL; p++)
-        say(who, what, p->segment, p->name, bits_at(theirs, (uint32_t)p->first * 8, (uint32_t)p->bytes * 8),
-            bits_at(ours, (uint32_t)p->first * 8, (uint32_t)p->bytes * 8));
-    if (index == 1) ring_as_ours(r, index);
+    compare_entry(who, what, parts, theirs, ours);
+    if (index == 1)
+        compare_ring(who, r->memory->record, r->memory->doorbell, epw_pair_number(r->pair), index + 1);
 
     /* The only entry always belongs to their first lap. */
     r->cq.cons_index = 0;
