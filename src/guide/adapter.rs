@@ -59,10 +59,23 @@
 //! define it. The first word of a doorbell is the next index here, but the last entry's first word in rdma-core;
 //! adapters are said to accept both.
 //!
+//! # Device functions of others, on a GPU
+//!
+//! NCCL 2.30.7 and Mooncake (3b5a594) have device functions by which GPU threads post entries to mlx5 queue pairs. A
+//! program that is not part of this repository ran both on an H100 in November 2026: a kernel wrote entries into a ring
+//! of the soft NIC in its strict mode, updated the record and rang, all by their functions. What each posted was
+//! carried out, 70,000 words in a burst of each among it, and compared with what `c/nic/entry.h` builds for the same
+//! request:
+//!
+//! * NCCL's WRITE with one and with two stretches, WRITE inline, READ, FETCH_ADD and NOP agree in every field that
+//!   epwire sets; so do the record and the doorbell, which confirms NOP's control segment and the next index as the
+//!   doorbell's first word. Its FETCH_ADD also fills in the value to compare with, which an addition does not use. It
+//!   rings before it writes the record, too.
+//! * Mooncake's WRITE agrees. It rings with the first bytes of the last entry, as rdma-core does. Its masked addition
+//!   of 32 bits is one that the soft NIC refuses, since epwire posts none.
+//!
 //! # What nobody confirms
 //!
 //! * That firmware accepts these commands and acts on them: no adapter has been asked. [`first_run`](super::first_run)
 //!   has the list.
-//! * Another library's device headers posting to the soft NIC from a GPU: not run. They need a GPU, which CI does not
-//!   have. Entries and doorbells that epwire's kernels write are read by the soft NIC in tests for machines with GPUs.
 //! * What the witnesses share by origin: parts of all three were written by the adapter's maker.

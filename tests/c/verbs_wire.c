@@ -324,6 +324,16 @@ static void what_befalls_an_adapter_loses_its_peers_and_says_why(void) {
         "lan_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones");
 }
 
+static void a_removed_adapter_loses_its_peers_and_says_why(void) {
+    group g;
+    CHECK(two_ranks(&g) && step(&g));
+    lan_remove(RANK_0);
+    is_lost(&g, 0, "lan_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones",
+            "a removal");
+    destroy(&g);
+    nothing_is_left("removal", 0);
+}
+
 /* A queue pair that has nothing to send: no completion reports its end. */
 static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
     static const int types[] = {EPW_ABI_QP_FATAL, EPW_ABI_QP_REQUEST_ERR, EPW_ABI_QP_ACCESS_ERR};
@@ -443,6 +453,7 @@ int main(void) {
     what_befalls_an_adapter_loses_its_peers_and_says_why();
     a_queue_pair_that_the_adapter_has_broken_loses_its_peer();
     nobody_is_let_in_while_the_adapter_holds_a_queue_pair();
+    a_removed_adapter_loses_its_peers_and_says_why();
     other_events_change_nothing();
     whatever_fails_nothing_is_left();
     lan_end();

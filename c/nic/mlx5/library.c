@@ -199,18 +199,29 @@ static void hand_on(device *d, const epw_abi_event *event) {
     pthread_mutex_unlock(&d->lock);
 }
 
+/* False: there will be no more events, because the device has been removed. */
+static bool take_event(device *d) {
+    epw_abi_event event;
+    errno = 0;
+    if (f.get_event(d->context, &event) == 0) {
+        hand_on(d, &event);
+        f.ack_event(&event);
+        return true;
+    }
+    if (errno == EAGAIN || errno == EINTR) return true;
+    hand_on(d, &(epw_abi_event){.type = EPW_ABI_DEVICE_FATAL});
+    return false;
+}
+
 static void *listen_main(void *argument) {
     epw_thread_name("epw-events");
     device *d = argument;
+    int events = d->context->async_fd;
     for (;;) {
-        struct pollfd polls[2] = {{.fd = d->context->async_fd, .events = POLLIN},
-                                  {.fd = d->wake, .events = POLLIN}};
+        struct pollfd polls[2] = {{.fd = events, .events = POLLIN}, {.fd = d->wake, .events = POLLIN}};
         if (poll(polls, 2, -1) < 0 && errno != EINTR) return NULL;
         if (polls[1].revents != 0) return NULL;
-        epw_abi_event event;
-        if (polls[0].revents == 0 || f.get_event(d->context, &event) != 0) continue;
-        hand_on(d, &event);
-        f.ack_event(&event);
+        if (polls[0].revents != 0 && !take_event(d)) events = -1; /* poll ignores it */
     }
 }
 

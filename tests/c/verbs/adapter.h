@@ -367,4 +367,15 @@ static void lan_raise(uint32_t number, int type, int port) {
     pthread_mutex_unlock(&lan.lock);
 }
 
+/* The adapter is removed: no event comes any more, and asking for one fails. */
+static void lan_remove(uint32_t number) {
+    pthread_mutex_lock(&lan.lock);
+    for (lan_context *context = lan.contexts; context != NULL; context = context->next) {
+        if (context != lan_context_at(number)) continue;
+        close(context->events);
+        context->events = -1;
+    }
+    pthread_mutex_unlock(&lan.lock);
+}
+
 #endif

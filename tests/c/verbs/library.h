@@ -62,7 +62,7 @@ static int lan_close_device(void *context) {
     *at = c->next;
     pthread_mutex_unlock(&lan.lock);
     close(c->as.abi.async_fd);
-    close(c->events);
+    if (c->events >= 0) close(c->events);
     free(c);
     return 0;
 }
