@@ -240,6 +240,7 @@ fn a_gpu_gives_the_same_bits_and_without_a_driver_the_error_says_so() {
             "--ranks 2 --device cuda --combine ordered --payload fp8",
             "--ranks 2 --device cuda --layout rank-major",
             "--ranks 2 --device cuda --layout rank-major --payload fp8 --split",
+            "--ranks 2 --device cuda --nic fake",
         ] {
             assert_ok(args, 2);
         }
