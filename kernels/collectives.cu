@@ -86,13 +86,10 @@ template <typename T> constexpr Kernels of_type() {
 }
 
 // By EPW_TYPE_*; the last entry is for bytes that are only moved.
-constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
 static const Kernels kernels[kTypes + 1] = {
     of_type<int8_t>(),  of_type<uint8_t>(),  of_type<int32_t>(), of_type<uint32_t>(), of_type<int64_t>(), of_type<uint64_t>(),
     of_type<F16Bits>(), of_type<Bf16Bits>(), of_type<float>(),   of_type<double>(),   of_type<void>(),
 };
-
-static bool folds(uint32_t kind) { return kind == EPW_ALL_REDUCE || kind == EPW_REDUCE || kind == EPW_REDUCE_SCATTER; }
 
 } // namespace epw
 
@@ -113,9 +110,7 @@ extern "C" int epw_coll_gpu_prepare(void) {
     return error;
 }
 
-static const epw::Kernels &kernels_of(const epw_coll_args &args) {
-    return epw::kernels[epw::folds(args.kind) ? args.type : epw::kTypes];
-}
+static const epw::Kernels &kernels_of(const epw_coll_args &args) { return epw::kernels[epw::kernel_of(args)]; }
 
 extern "C" int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream) {
     const epw::Kernels &k = kernels_of(*args);

@@ -28,17 +28,13 @@ struct LineKernels {
 template <typename T> constexpr LineKernels lines_of_type() { return {lines_kernel<T>, lines_of_blocks_kernel<T>}; }
 
 // By EPW_TYPE_*; the last entry is for bytes that are only moved.
-constexpr uint32_t kLineTypes = EPW_TYPE_F64 + 1;
-static const LineKernels line_kernels[kLineTypes + 1] = {
+static const LineKernels line_kernels[kTypes + 1] = {
     lines_of_type<int8_t>(),  lines_of_type<uint8_t>(),  lines_of_type<int32_t>(), lines_of_type<uint32_t>(),
     lines_of_type<int64_t>(), lines_of_type<uint64_t>(), lines_of_type<F16Bits>(), lines_of_type<Bf16Bits>(),
     lines_of_type<float>(),   lines_of_type<double>(),   lines_of_type<void>(),
 };
 
-static const LineKernels &line_kernels_of(const epw_coll_args &args) {
-    const bool folds = args.kind == EPW_ALL_REDUCE || args.kind == EPW_REDUCE || args.kind == EPW_REDUCE_SCATTER;
-    return line_kernels[folds ? args.type : kLineTypes];
-}
+static const LineKernels &line_kernels_of(const epw_coll_args &args) { return line_kernels[kernel_of(args)]; }
 
 } // namespace epw
 

@@ -38,17 +38,13 @@ struct QueuedKernels {
 template <typename T> constexpr QueuedKernels queued_of_type() { return {queued_kernel<T>, queued_blocks_kernel<T>}; }
 
 // By EPW_TYPE_*; the last entry is for bytes that are only moved.
-constexpr uint32_t kQueuedTypes = EPW_TYPE_F64 + 1;
-static const QueuedKernels queued_kernels[kQueuedTypes + 1] = {
+static const QueuedKernels queued_kernels[kTypes + 1] = {
     queued_of_type<int8_t>(),  queued_of_type<uint8_t>(),  queued_of_type<int32_t>(), queued_of_type<uint32_t>(),
     queued_of_type<int64_t>(), queued_of_type<uint64_t>(), queued_of_type<F16Bits>(), queued_of_type<Bf16Bits>(),
     queued_of_type<float>(),   queued_of_type<double>(),   queued_of_type<void>(),
 };
 
-static const QueuedKernels &queued_kernels_of(const epw_coll_args &args) {
-    const bool folds = args.kind == EPW_ALL_REDUCE || args.kind == EPW_REDUCE || args.kind == EPW_REDUCE_SCATTER;
-    return queued_kernels[folds ? args.type : kQueuedTypes];
-}
+static const QueuedKernels &queued_kernels_of(const epw_coll_args &args) { return queued_kernels[kernel_of(args)]; }
 
 } // namespace epw
 

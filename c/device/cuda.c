@@ -148,7 +148,7 @@ bool epw_cuda_keeps_lines(int32_t ordinal) {
     const epw_cuda_driver *driver = epw_cuda_driver_get();
     CUdevice device;
     int switched = 0;
-    if (epw_cuda_open(ordinal, (epw_where){"plan", -1, -1}) != EPW_OK) return false;
+    if (epw_cuda_open(ordinal, (epw_where){"create", -1, -1}) != EPW_OK) return false;
     if (driver->device_get(&device, ordinal) != CUDA_SUCCESS) return false;
     CUresult asked = driver->device_get_attribute(&switched, (CUdevice_attribute)MULTICAST_SUPPORTED, device);
     return asked == CUDA_SUCCESS && switched;

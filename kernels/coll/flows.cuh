@@ -144,4 +144,10 @@ __device__ __forceinline__ Folding given_to_itself(const Collective &c) {
     return f;
 }
 
+// Tables of kernels have one for each type that is reduced, by EPW_TYPE_*, and a last one for bytes that are only moved.
+constexpr uint32_t kTypes = EPW_TYPE_F64 + 1;
+inline uint32_t kernel_of(const epw_coll_args &a) {
+    return a.kind == EPW_ALL_REDUCE || a.kind == EPW_REDUCE || a.kind == EPW_REDUCE_SCATTER ? a.type : kTypes;
+}
+
 } // namespace epw

@@ -21,17 +21,14 @@ namespace epw {
 constexpr uint32_t kLineWords = EPW_COLL_LINE_DATA / 8;
 constexpr uint32_t kLineParts = EPW_COLL_LINE / sizeof(ptx::Pair); // the last part holds a word and the tag
 constexpr uint32_t kWarpLines = 32 / kLineParts;
-constexpr uint32_t kAllLanes = 0xffffffffu;
 
 // A message that goes by lines is shorter than 4 GiB.
 __device__ __forceinline__ uint32_t lines_of(uint64_t bytes) {
     return (uint32_t(bytes) + EPW_COLL_LINE_DATA - 1) / EPW_COLL_LINE_DATA;
 }
 
-// The same answer for all threads of a warp, of which each may see a peer that is being given up or not.
-__device__ __forceinline__ bool lanes_agree(bool says) { return __shfl_sync(kAllLanes, uint32_t(says), 0) != 0; }
-__device__ __forceinline__ bool lanes_stop(const Collective &c) {
-    return __any_sync(kAllLanes, *static_cast<const volatile uint32_t *>(&c.stopped) != 0);
+__device__ __forceinline__ bool warp_stops(const Collective &c) {
+    return __any_sync(kWholeWarp, *static_cast<const volatile uint32_t *>(&c.stopped) != 0);
 }
 
 // A thread's lines of a chunk: `first`, first + step and so on.
@@ -181,7 +178,7 @@ __device__ __forceinline__ bool look_at_lines(const unsigned char *from, const C
     bool all = true;
 #pragma unroll
     for (uint32_t i = 0; i < kLines; i++) all = all && (!chunk.has_tag() || parts[i].high == tag);
-    return __all_sync(kAllLanes, all);
+    return __all_sync(kWholeWarp, all);
 }
 
 // Waits for this thread's line. Returns false if it does not come, or says that the result lacks a rank.
@@ -230,7 +227,7 @@ __device__ __forceinline__ void send_chunk(const Collective &c, const Flows &f, 
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t peer = peer_after(c, d);
         const auto given = f.to(c, peer);
-        if (given.bytes == 0 || !lanes_agree(takes_part(c, peer))) continue;
+        if (given.bytes == 0 || !warp_agrees(takes_part(c, peer))) continue;
         Parts<kLines> parts;
         load_parts(given, chunk, parts);
         put_lines<kLines>(f.there(c, peer), chunk, lines_of(given.bytes), parts, tag);
@@ -252,7 +249,7 @@ template <uint32_t kLines, typename Flows>
 __device__ __forceinline__ void spread_chunk(const Collective &c, const Flows &f, const Chunk<kLines> &chunk, uint32_t before,
                                              uint32_t end, Parts<kLines> &parts, bool whole) {
     const epw_rank_set lacks = c.active - c.reachable;
-    whole = __all_sync(kAllLanes, whole && !any(lacks));
+    whole = __all_sync(kWholeWarp, whole && !any(lacks));
     const uint64_t tag = whole ? c.tag : lacking_tag(c);
     if (!whole) {
 #pragma unroll
@@ -261,7 +258,7 @@ __device__ __forceinline__ void spread_chunk(const Collective &c, const Flows &f
 #pragma unroll 1
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t peer = peer_after(c, d);
-        if (!lanes_agree(needs_copies(c, peer))) continue;
+        if (!warp_agrees(needs_copies(c, peer))) continue;
         put_lines<kLines>(f.there(c, peer) + before * EPW_COLL_LINE, chunk, end, parts, tag);
     }
 }
@@ -286,7 +283,7 @@ __device__ __forceinline__ bool fold_chunk(Collective &c, const Flows &f, const 
     bool begun = false, whole = true;
 #pragma unroll 1
     for (uint32_t source = 0; source < c.ranks; source++) {
-        if (!lanes_agree(contributes(c, source))) continue;
+        if (!warp_agrees(contributes(c, source))) continue;
         if (source == c.rank) {
             load_parts(own, chunk, parts);
         } else if constexpr (kPatient) {
@@ -308,7 +305,7 @@ __device__ __forceinline__ bool fold_chunk(Collective &c, const Flows &f, const 
         }
         begun = true;
     }
-    if (!begun || lanes_stop(c)) return true;
+    if (!begun || warp_stops(c)) return true;
     if constexpr (!std::is_void_v<T>) {
         if (c.members > 1) {
 #pragma unroll
@@ -345,7 +342,7 @@ __device__ __forceinline__ void take_chunk(Collective &c, const Flows &f, const 
     for (uint32_t d = 1; d < c.ranks; d++) {
         const uint32_t source = peer_after(c, d);
         const auto taken = f.from(c, source);
-        if (taken.bytes == 0 || !lanes_agree(takes_part(c, source))) continue;
+        if (taken.bytes == 0 || !warp_agrees(takes_part(c, source))) continue;
         Parts<kLines> parts;
         const unsigned char *from = f.here(c, source) + before * EPW_COLL_LINE;
         if (come_soon<kLines>(c, from, chunk, lines_of(taken.bytes), parts)) {
@@ -375,7 +372,7 @@ __device__ __noinline__ void exchange_lines(Collective &c, Flows f, uint32_t lin
     const uint32_t lag = shares ? 2 : 1; // chunks between sending and taking
     const uint32_t before = shares ? lines_of(c.part) : 0;
 #pragma unroll 1
-    for (uint32_t j = 0; j < chunks + lag && !lanes_stop(c); j++) {
+    for (uint32_t j = 0; j < chunks + lag && !warp_stops(c); j++) {
         if (j < chunks) {
             send_chunk<kLines>(c, f, chunk(j));
             if constexpr (!Flows::kReduces) give_chunk_itself<kLines>(c, f, chunk(j));

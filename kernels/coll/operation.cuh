@@ -34,6 +34,11 @@ __device__ __forceinline__ bool takes_part(const Collective &c, uint32_t peer) {
 // that rank.
 __device__ __forceinline__ uint64_t lacking_tag(const Collective &c) { return ~c.tag; }
 
+// The same answer for all threads of a warp, of which each may see a peer that is being given up or not. Called by the whole
+// warp.
+constexpr uint32_t kWholeWarp = 0xffffffffu;
+__device__ __forceinline__ bool warp_agrees(bool says) { return __shfl_sync(kWholeWarp, uint32_t(says), 0) != 0; }
+
 // Each rank starts with a different peer, so that not all write to the same one.
 __device__ __forceinline__ uint32_t peer_after(const Collective &c, uint32_t distance) {
     const uint32_t peer = c.rank + distance;

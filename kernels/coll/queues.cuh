@@ -10,8 +10,6 @@
 
 namespace epw {
 
-constexpr uint32_t kWholeWarp = 0xffffffffu;
-
 struct QueuedCollective : Collective {
     static constexpr bool kPosts = true;
     epw_coll_areas areas;
@@ -85,9 +83,6 @@ __device__ __forceinline__ void tell_tagged(const QueuedCollective &c, uint32_t 
     tell(c, peer, epw_coll_call_at(&c.areas, c.number, c.rank, first + 1), high, nullptr, 0);
     tell(c, peer, epw_coll_call_at(&c.areas, c.number, c.rank, first + 2), c.tag, nullptr, 0);
 }
-
-// The same for all threads of a warp, of which each may see a peer that is being given up or not.
-__device__ __forceinline__ bool warp_agrees(bool says) { return __shfl_sync(kWholeWarp, uint32_t(says), 0) != 0; }
 
 __device__ __forceinline__ bool is_told(const QueuedCollective &c, uint32_t peer) {
     return warp_agrees(peer != c.rank && takes_part(c, peer));
