@@ -129,6 +129,7 @@ fn between_floors(
     let traffic = subject.traffic(case, args);
     let floor = || Floor::measure(group, meeting, &traffic, args.threads);
     let before = floor()?;
+    meeting.settle()?;
     let warmup = cases::run(subject, case, args.warmup, true)?;
     let samples = cases::run(subject, case, args.iterations, false)?;
     Ok((samples.with(warmup), before.or(floor()?)))
@@ -143,6 +144,7 @@ fn in_turns(
     case: Case,
 ) -> Result<(Samples, Floor), Error> {
     let mut mover = Mover::new(group, &subject.traffic(case, args), args.threads);
+    meeting.settle()?;
     let mut samples = cases::run(subject, case, args.warmup, true)?;
     for _ in 0..args.iterations {
         samples = samples.with(cases::run(subject, case, 1, false)?);

@@ -8,7 +8,7 @@
 use epwire::{Dispatch, DispatchOutput, EpBuffer, EpConfig, Float16, Group, Layout, TensorRef};
 
 use crate::cpu::Meter;
-use crate::{Error, pattern};
+use crate::{Error, pattern, ranks};
 
 /// Nanoseconds of the host's monotonic clock.
 pub fn now() -> u64 {
@@ -18,17 +18,46 @@ pub fn now() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Where ranks wait for each other: a buffer of its own, so that the measured one has the lanes that were asked for.
+/// Where ranks wait for each other.
 #[derive(Debug)]
-pub struct Meeting(EpBuffer);
+pub struct Meeting {
+    /// A buffer of its own, so that the measured one has the lanes that were asked for.
+    buffer: EpBuffer,
+    /// So often ranks that outnumber the cores meet before iterations that count.
+    settling: u64,
+}
 
 impl Meeting {
     const HIDDEN: u32 = 8;
+    /// Where ranks outnumber the cores, the scheduler of Linux leaves one alone on a core and the others on another for so long.
+    const SETTLES_NS: u64 = 250_000_000;
 
     /// All ranks call it.
     pub fn new(group: &Group) -> Result<Self, Error> {
         let config = EpConfig::new(1, Self::HIDDEN, group.world(), 1).threads(1).lanes(1);
-        Ok(Self(EpBuffer::create_blocking(group, config)?))
+        let mut meeting = Self { buffer: EpBuffer::create_blocking(group, config)?, settling: 0 };
+        meeting.settling = meeting.settling_of(group)?;
+        Ok(meeting)
+    }
+
+    fn settling_of(&self, group: &Group) -> Result<u64, Error> {
+        const TRIED: u64 = 100;
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let begin = now();
+        for _ in 0..TRIED {
+            self.meet()?;
+        }
+        let each_ns = ((now() - begin) / TRIED).max(1);
+        let own = if ranks::count(group) as usize > cores { Self::SETTLES_NS / each_ns } else { 0 };
+        let told =
+            group.exchange_blocking("settling", vec![own.to_le_bytes().to_vec(); group.world() as usize])?;
+        let counts = taken(&told).filter_map(|blob| Some(u64::from_le_bytes(blob.try_into().ok()?)));
+        Ok(counts.max().unwrap_or(0))
+    }
+
+    /// All ranks call it before iterations that count, after they have waited for something else than each other.
+    pub fn settle(&self) -> Result<(), Error> {
+        (0..self.settling).try_for_each(|_| self.meet())
     }
 
     /// Returns when all ranks have called it: an empty dispatch.
@@ -36,7 +65,7 @@ impl Meeting {
         let x = pattern::tensor(Float16::Bf16, &[], Self::HIDDEN);
         let nowhere = TensorRef::new::<i32>(&[], 1);
         let input = Dispatch::new(x, nowhere).layout(Layout::RankMajor);
-        complete(self.0.dispatch_blocking(input, DispatchOutput::default())?.outcome())
+        complete(self.buffer.dispatch_blocking(input, DispatchOutput::default())?.outcome())
     }
 }
 

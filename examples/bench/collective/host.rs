@@ -87,6 +87,7 @@ impl Subject<'_> {
         recv: &mut [T],
     ) -> Result<Option<Figures>, Error> {
         let mut samples = Samples::default();
+        self.meeting.settle()?;
         for i in 0..self.args.warmup + self.args.iterations {
             // Results are checked once before the measured iterations, and once after them.
             let checked = i == 0 || i + 1 == self.args.warmup + self.args.iterations;
