@@ -1,5 +1,6 @@
 /* Programs that only poll, by epw_poll and epw_ready: the polls themselves take in what peers send by queues.
- * Meanwhile the threads of the NICs sleep, for longer than this test would wait. */
+ * Meanwhile the threads of the NICs doze, for longer than this test would wait. Once the program leaves, they
+ * take over. */
 #include "group.h"
 
 #include "nic/fabric.h"
@@ -86,6 +87,39 @@ static void who_looks_waits_for_no_thread(void) {
     destroy(&g);
 }
 
+/* How many entries of peers the NIC has placed. */
+static uint32_t placed(epw_nic *nic) {
+    uint32_t count = 0;
+    epw_nic_lock(nic);
+    for (uint32_t i = 0; i < nic->pair_count; i++)
+        if (nic->pairs[i] != NULL) count += nic->pairs[i]->expected;
+    epw_nic_unlock(nic);
+    return count;
+}
+
+/* Who leaves has driven after the thread counted drives the last time: the thread must not take that for a
+ * sign that somebody still drives. */
+static void who_leaves_is_replaced(void) {
+    group g = make_group(2, 60000 * MS);
+    activate(&g, 1);
+    epw_nic *nic = epw_fabric_nic(g.fabrics[1]);
+    static batch made;
+    epw_dispatch_input in = make_batch(&made, 0);
+    epw_handle handle;
+    in.layout = EPW_RANK_MAJOR;
+    lull(nic);
+    epw_nic_drive(nic, epw_now_ns());
+    epw_nic_rest(nic);
+    uint32_t before = placed(nic);
+    CHECK_OK(epw_dispatch(g.of[0], &in, NULL, &handle, NULL));
+    uint64_t began = epw_now_ns();
+    while (epw_now_ns() - began < LOOKS_MS * MS && placed(nic) == before) nanosleep(&pause_2_ms, NULL);
+    CHECK_MSG(placed(nic) > before, "the thread dozes although nobody drives");
+    epw_nic_stretch_sleeps(nic, 1);
+    epw_nic_wake(nic);
+    destroy(&g);
+}
+
 int main(void) {
     setenv("EPW_TEST_PATH", "queue", 1);
     setenv("EPW_TEST_NIC", "soft", 1); /* a strict NIC's thread ends its delays */
@@ -93,6 +127,7 @@ int main(void) {
     for (int i = 0; i < 2; i++) {
         setenv("EPW_TEST_WIRE", wires[i], 1);
         who_looks_waits_for_no_thread();
+        who_leaves_is_replaced();
     }
     return check_result("polling");
 }

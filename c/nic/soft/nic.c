@@ -417,8 +417,16 @@ void epw_nic_drive(epw_nic *nic, uint64_t now_ns) {
  * consistent accesses, so either the driver sees the thread dozing, or the thread sees that the driver has
  * left. */
 void epw_nic_rest(epw_nic *nic) {
+    atomic_store_explicit(&nic->left, atomic_load_explicit(&nic->drives, memory_order_relaxed),
+                          memory_order_relaxed);
     atomic_fetch_add_explicit(&nic->rests, 1, memory_order_seq_cst);
     if (atomic_exchange_explicit(&nic->dozing, false, memory_order_seq_cst)) epw_nic_wake(nic);
+}
+
+/* Whether somebody has driven since the thread counted `drives`, and has not left since. */
+static bool is_driven(const epw_nic *nic, uint32_t drives) {
+    uint32_t now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
+    return now != drives && now != atomic_load_explicit(&nic->left, memory_order_relaxed);
 }
 
 /* The thread's doze: until somebody wakes it, or its time is over. `rests`: its value before the thread
@@ -444,12 +452,11 @@ static void *nic_main(void *argument) {
         int count = 0;
         bool dozed = false;
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
-        uint32_t now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
         if (polls) {
             if (listens) nap(nic, idle_ns);
             count = epoll_wait(nic->epoll, events, EVENTS, 0);
-        } else if (now != drives && !held) {
-            drives = now;
+        } else if (is_driven(nic, drives) && !held) {
+            drives = atomic_load_explicit(&nic->drives, memory_order_relaxed);
             doze(nic, rests);
             dozed = true;
         } else if (listens) {
@@ -458,8 +465,7 @@ static void *nic_main(void *argument) {
         bool called = dozed || is_called(events, count);
         if (!polls && !dozed && listens) {
             /* What has arrived is left to a driver, if there is one. */
-            now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
-            if (now != drives && !held) count = 0;
+            if (is_driven(nic, drives) && !held) count = 0;
         }
         lock_last(nic);
         looks_after_ms = nic->strict != NULL ? 1 : -1; /* it has delays to end */
@@ -470,13 +476,12 @@ static void *nic_main(void *argument) {
         busy |= epw_carry_take(nic);
         send_all(nic);
         held = nic->held_links > 0;
-        now = atomic_load_explicit(&nic->drives, memory_order_relaxed);
         if (polls) {
             uint64_t now_ns = epw_now_ns();
             if (busy) busy_ns = now_ns;
             idle_ns = now_ns - busy_ns;
         }
-        bool may_sleep = polls ? idle_ns >= POLL_NS : now == drives || held;
+        bool may_sleep = polls ? idle_ns >= POLL_NS : held || !is_driven(nic, drives);
         listens = may_sleep && !nic->goes_on && listen_to_rings(nic);
         ending = nic->ending;
         if (called && !ending) {

@@ -140,6 +140,7 @@ struct epw_nic {
 
     /* Who drives. */
     atomic_uint drives, rests; /* so far */
+    atomic_uint left;          /* the drives when a driver last left */
     atomic_bool dozing;        /* the thread, which takes the lock after a doze */
     uint64_t now_ns;           /* locked: of the driver that holds the lock; 0: it is none */
     uint32_t held_links;       /* locked: those that wait for a socket's room */
