@@ -5,73 +5,10 @@
 #include "coll/gpu/gpu.h"
 
 #ifdef EPW_CUDA
-#include "base/little_endian.h"
+#include "coll/notice.h"
 #include "device/cuda.h"
 
 #include <string.h>
-
-/* ---- the blob ---- */
-
-/* What a blob says before the window's own blob. Little-endian, and checked by a sum of its own. */
-typedef struct notice {
-    epw_registration id;
-    uint64_t first, bytes, offset; /* as in epw_coll_registered and epw_coll_own */
-    uint32_t slot;                 /* of the owner's */
-    epw_nonce owner;               /* nonce of its communicator's window */
-} notice;
-
-#define MAGIC UINT32_C(0x52575045) /* "EPWR" */
-enum {
-    FORMAT = 1,
-    NOTICE_BYTES = 4 + 4 + 4 * 8 + 4 + 16,
-    SUM_BYTES = 8,
-    HEAD_BYTES = NOTICE_BYTES + SUM_BYTES
-};
-static_assert(HEAD_BYTES + EPW_BLOB_MAX <= EPW_REGISTRATION_BLOB_MAX, "a blob fits where epwire.h says");
-
-static void write_notice(const notice *n, unsigned char *at) {
-    epw_put_little(at, MAGIC, 4);
-    epw_put_little(at + 4, FORMAT, 4);
-    epw_put_little(at + 8, n->id, 8);
-    epw_put_little(at + 16, n->first, 8);
-    epw_put_little(at + 24, n->bytes, 8);
-    epw_put_little(at + 32, n->offset, 8);
-    epw_put_little(at + 40, n->slot, 4);
-    memcpy(at + 44, n->owner.bytes, sizeof n->owner.bytes);
-    epw_put_little(at + NOTICE_BYTES, epw_blob_sum(at, NOTICE_BYTES), SUM_BYTES);
-}
-
-/* Parses bytes of any content. On success the values are in their ranges; the owner is unchecked. */
-static epw_status parse_notice(const unsigned char *at, size_t length, uint64_t heap_bytes, epw_where where,
-                               notice *out) {
-    if (length < 8 || epw_take_little(at, 4) != MAGIC)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "%zu bytes that are not a blob of epw_comm_export_registration", length);
-    uint32_t format = (uint32_t)epw_take_little(at + 4, 4);
-    if (format != FORMAT)
-        return epw_fail(EPW_ERR_MISMATCH, where,
-                        "the blob's format is %u here and %u at the peer; use the same epwire version on all "
-                        "ranks",
-                        FORMAT, (unsigned)format);
-    if (length < HEAD_BYTES ||
-        epw_take_little(at + NOTICE_BYTES, SUM_BYTES) != epw_blob_sum(at, NOTICE_BYTES))
-        return epw_fail(EPW_ERR_INVALID, where, "the blob of %zu bytes was cut or damaged on the way",
-                        length);
-    *out = (notice){.id = epw_take_little(at + 8, 8),
-                    .first = epw_take_little(at + 16, 8),
-                    .bytes = epw_take_little(at + 24, 8),
-                    .offset = epw_take_little(at + 32, 8),
-                    .slot = (uint32_t)epw_take_little(at + 40, 4)};
-    memcpy(out->owner.bytes, at + 44, sizeof out->owner.bytes);
-    uint64_t most = EPW_COLL_LENT_MOST;
-    if (out->id != 0 && out->slot < EPW_COLL_REGISTRATIONS && out->bytes > 0 && out->bytes <= most &&
-        out->first > heap_bytes && out->first % 16 == 0 && out->first <= most - out->bytes)
-        return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, where,
-                    "the blob names registration %llu, number %u, of %llu bytes at %llu, which cannot be",
-                    (unsigned long long)out->id, (unsigned)out->slot, (unsigned long long)out->bytes,
-                    (unsigned long long)out->first);
-}
 
 /* ---- the table ---- */
 
@@ -217,16 +154,17 @@ static epw_status export(epw_comm *comm, epw_registration id, unsigned char *blo
     size_t of_window = 0;
     epw_status status = find_own(comm, id, where, &own);
     if (status == EPW_OK)
-        status = epw_window_export(own->window, (uint32_t)where.peer, NULL, blob + HEAD_BYTES, &of_window);
+        status =
+            epw_window_export(own->window, (uint32_t)where.peer, NULL, blob + EPW_NOTICE_BYTES, &of_window);
     if (status != EPW_OK) return status;
-    notice n = {.id = id,
-                .first = own->at.first,
-                .bytes = own->at.bytes,
-                .offset = own->offset,
-                .slot = (uint32_t)(own - comm->gpu->own),
-                .owner = *epw_window_nonce(comm->peers.window)};
-    write_notice(&n, blob);
-    *length = HEAD_BYTES + of_window;
+    epw_notice n = {.id = id,
+                    .first = own->at.first,
+                    .bytes = own->at.bytes,
+                    .offset = own->offset,
+                    .slot = (uint32_t)(own - comm->gpu->own),
+                    .owner = *epw_window_nonce(comm->peers.window)};
+    epw_notice_write(&n, blob);
+    *length = EPW_NOTICE_BYTES + of_window;
     return EPW_OK;
 }
 
@@ -275,7 +213,7 @@ static epw_status drop(epw_comm *comm, epw_registration id, epw_where where) {
 /* ---- peers' ---- */
 
 /* The window of the peer that is connected must be the one that the blob was made with. */
-static epw_status check_owner(epw_comm *comm, const notice *n, epw_where where, uint64_t *incarnation) {
+static epw_status check_owner(epw_comm *comm, const epw_notice *n, epw_where where, uint64_t *incarnation) {
     epw_nonce window;
     epw_status status = epw_peers_connected(&comm->peers, where, &window, incarnation);
     if (status != EPW_OK || epw_nonce_equal(&window, &n->owner)) return status;
@@ -283,7 +221,7 @@ static epw_status check_owner(epw_comm *comm, const notice *n, epw_where where, 
                     "the blob is of another incarnation of the peer than the one that is connected");
 }
 
-static epw_status check_free(const epw_coll_imported *at, const notice *n, epw_where where) {
+static epw_status check_free(const epw_coll_imported *at, const epw_notice *n, epw_where where) {
     if (at->id == 0) return EPW_OK;
     return epw_fail(EPW_ERR_STATE, where,
                     at->id == n->id ? "its registration %llu is mapped already"
@@ -292,11 +230,11 @@ static epw_status check_free(const epw_coll_imported *at, const notice *n, epw_w
 }
 
 /* With the lock held. */
-static epw_status install(epw_comm *comm, const notice *n, epw_import *import, epw_where where) {
+static epw_status install(epw_comm *comm, const epw_notice *n, epw_import *import, epw_where where) {
     uint32_t peer = (uint32_t)where.peer;
     epw_coll_imported *at = &comm->gpu->imported[peer][n->slot];
     uint64_t mapped = epw_import_bytes(import), incarnation = 0;
-    if (n->offset > mapped || n->bytes > mapped - n->offset)
+    if (!epw_notice_fits(n, mapped))
         return epw_fail(EPW_ERR_PEER, where, "the peer's allocation has %llu bytes, not %llu from %llu on",
                         (unsigned long long)mapped, (unsigned long long)n->bytes,
                         (unsigned long long)n->offset);
@@ -326,17 +264,18 @@ static epw_status unlock(epw_comm *comm, epw_status status) {
 
 static epw_status map(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
                       epw_registration *id) {
-    notice n;
+    epw_notice n;
     uint64_t incarnation = 0;
     epw_import *import = NULL;
-    epw_status status = parse_notice(blob, length, comm->layout.heap_bytes, where, &n);
+    epw_status status =
+        epw_notice_parse(blob, length, comm->layout.heap_bytes, EPW_COLL_LENT_MOST, where, &n);
     if (status == EPW_OK) status = check_owner(comm, &n, where, &incarnation);
     if (status != EPW_OK) return status;
     lock(comm);
     status = unlock(comm, check_free(&comm->gpu->imported[where.peer][n.slot], &n, where));
     if (status != EPW_OK) return status;
-    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob + HEAD_BYTES,
-                                      length - HEAD_BYTES, comm->config.deadline_ns, &import);
+    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob + EPW_NOTICE_BYTES,
+                                      length - EPW_NOTICE_BYTES, comm->config.deadline_ns, &import);
     if (status != EPW_OK) return status;
     lock(comm);
     status = unlock(comm, install(comm, &n, import, where));
