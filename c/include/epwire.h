@@ -1135,9 +1135,12 @@ EPW_API void epw_comm_free(epw_comm *comm, void *memory);
  * caller's to await. Between the first unmapping of a range and its deregistration its owner must not use it
  * in an operation, unless it has lent it to nobody before.
  *
+ * In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly. There
+ * registration gains nothing, but a program need not treat it as a special case: these calls check what they
+ * get and succeed, peers map nothing, and operations go as they would without registration.
+ *
  * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, and 32 GiB together with heap_bytes.
- * EPW_ERR_STATE in a communicator that permits queues or has more than 8 ranks, which reads no memory
- * directly, and on the host, where memory need not be registered. */
+ * EPW_ERR_STATE on the host, where memory need not be registered. */
 #define EPW_REGISTRATIONS_MAX     32
 #define EPW_REGISTRATION_BLOB_MAX 1152 /* the most bytes of an exported blob */
 

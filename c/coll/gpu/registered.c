@@ -10,6 +10,13 @@
 
 #include <string.h>
 
+/* Whether peers read memory at all in this communicator's operations. Elsewhere registrations are numbered
+ * and exported as well, but no peer maps them, so they stay out of the table, which has no room for more
+ * ranks. */
+static bool reads_memory(const epw_comm *comm) {
+    return !comm->gpu->queues && comm->layout.ranks <= EPW_COLL_BULK_RANKS;
+}
+
 /* ---- the table ---- */
 
 /* Waits until the entry is there. With the lock held. */
@@ -40,7 +47,7 @@ static bool is_mapped_by_all(const epw_comm *comm, const epw_coll_own *own, cons
 int epw_coll_gpu_lend(epw_comm *comm, const epw_mask *members) {
     struct epw_coll_gpu *g = comm->gpu;
     uint32_t rank = comm->config.rank;
-    if (g->registrations == 0) return cudaSuccess;
+    if (g->registrations == 0 || !reads_memory(comm)) return cudaSuccess;
     epw_coll_registered *row = g->pinned->registered[rank];
     for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS; i++)
         row[i] = is_mapped_by_all(comm, &g->own[i], members) ? g->own[i].at : nothing;
@@ -178,9 +185,10 @@ static epw_status lend(epw_comm *comm, epw_registration id, const epw_mask *rank
         if (status != EPW_OK || peer == comm->config.rank) continue;
         epw_where to = epw_peers_where(&comm->peers, where.op, peer);
         status = epw_peers_connected(&comm->peers, to, &window, &incarnation);
-        if (status == EPW_OK) mapped_by[peer] = incarnation;
+        if (status == EPW_OK && reads_memory(comm)) mapped_by[peer] = incarnation;
     }
-    if (status == EPW_OK) status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
+    if (status != EPW_OK || !reads_memory(comm)) return status;
+    status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
     if (status != EPW_OK) return status;
     memcpy(own->mapped_by, mapped_by, sizeof mapped_by);
@@ -203,7 +211,8 @@ static epw_status drop(epw_comm *comm, epw_registration id, epw_where where) {
                         "it still has registration %llu mapped: it must unmap it, or end",
                         (unsigned long long)id);
     }
-    status = put(comm, comm->config.rank, (uint32_t)(own - comm->gpu->own), nothing, where);
+    if (reads_memory(comm))
+        status = put(comm, comm->config.rank, (uint32_t)(own - comm->gpu->own), nothing, where);
     if (status != EPW_OK) return status;
     epw_window_destroy(own->window);
     *own = (epw_coll_own){0};
@@ -262,29 +271,33 @@ static epw_status unlock(epw_comm *comm, epw_status status) {
     return status;
 }
 
-static epw_status map(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
-                      epw_registration *id) {
+/* `blob`: of the window. */
+static epw_status map(epw_comm *comm, const epw_notice *n, const unsigned char *blob, size_t length,
+                      epw_where where) {
+    epw_import *import = NULL;
+    lock(comm);
+    epw_status status = unlock(comm, check_free(&comm->gpu->imported[where.peer][n->slot], n, where));
+    if (status != EPW_OK) return status;
+    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob, length,
+                                      comm->config.deadline_ns, &import);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    status = unlock(comm, install(comm, n, import, where));
+    if (status != EPW_OK) epw_import_close(import);
+    return status;
+}
+
+static epw_status import(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
+                         epw_registration *id) {
     epw_notice n;
     uint64_t incarnation = 0;
-    epw_import *import = NULL;
     epw_status status =
         epw_notice_parse(blob, length, comm->layout.heap_bytes, EPW_COLL_LENT_MOST, where, &n);
     if (status == EPW_OK) status = check_owner(comm, &n, where, &incarnation);
-    if (status != EPW_OK) return status;
-    lock(comm);
-    status = unlock(comm, check_free(&comm->gpu->imported[where.peer][n.slot], &n, where));
-    if (status != EPW_OK) return status;
-    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob + EPW_NOTICE_BYTES,
-                                      length - EPW_NOTICE_BYTES, comm->config.deadline_ns, &import);
-    if (status != EPW_OK) return status;
-    lock(comm);
-    status = unlock(comm, install(comm, &n, import, where));
-    if (status != EPW_OK) {
-        epw_import_close(import);
-        return status;
-    }
-    *id = n.id;
-    return EPW_OK;
+    if (status == EPW_OK && reads_memory(comm))
+        status = map(comm, &n, blob + EPW_NOTICE_BYTES, length - EPW_NOTICE_BYTES, where);
+    if (status == EPW_OK) *id = n.id;
+    return status;
 }
 
 /* With the lock held, when no kernel reads the memory. */
@@ -299,6 +312,7 @@ static epw_status unmap(epw_comm *comm, uint32_t peer, uint32_t slot, epw_where 
 
 static epw_status find_and_unmap(epw_comm *comm, epw_registration id, epw_where where) {
     uint32_t peer = (uint32_t)where.peer, slot = 0;
+    if (!reads_memory(comm)) return EPW_OK;
     const epw_coll_imported *all = comm->gpu->imported[peer];
     while (slot < EPW_COLL_REGISTRATIONS && (id == 0 || all[slot].id != id)) slot++;
     if (slot == EPW_COLL_REGISTRATIONS) return EPW_OK;
@@ -335,19 +349,8 @@ void epw_coll_gpu_close_registered(epw_comm *comm) {
 
 static epw_status check(const epw_comm *comm, const char *op) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
-    epw_where where = epw_comm_where(comm, op);
-#ifdef EPW_CUDA
-    if (comm->gpu != NULL && comm->layout.ranks > EPW_COLL_BULK_RANKS)
-        return epw_fail(EPW_ERR_STATE, where,
-                        "config.ranks is %u: memory is read directly among at most %d ranks",
-                        comm->layout.ranks, EPW_COLL_BULK_RANKS);
-    if (comm->gpu != NULL && comm->gpu->queues)
-        return epw_fail(EPW_ERR_STATE, where,
-                        "peers may be reached by queues, and no memory is read directly then: leave "
-                        "EPW_PATH_QUEUE out of config.paths");
     if (comm->gpu != NULL) return EPW_OK;
-#endif
-    return epw_fail(EPW_ERR_STATE, where,
+    return epw_fail(EPW_ERR_STATE, epw_comm_where(comm, op),
                     "config.device is the host, where peers read any memory without registration");
 }
 
@@ -382,7 +385,7 @@ epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const voi
     if (status == EPW_OK) status = check_given(comm, "import", "registration", registration);
     if (status == EPW_OK) status = epw_peers_check(&comm->peers, "import", peer);
     if (status != EPW_OK) return status;
-    return map(comm, blob, length, epw_peers_where(&comm->peers, "import", peer), registration);
+    return import(comm, blob, length, epw_peers_where(&comm->peers, "import", peer), registration);
 }
 
 epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {
