@@ -81,10 +81,6 @@ static transfer *with_offer(transfer **list, uint64_t offer) {
     return t;
 }
 
-static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
-    return epw_coll_rank(comm, p) == comm->config.rank;
-}
-
 /* ---- ends ---- */
 
 /* What a transfer that has ended has moved. */
@@ -610,7 +606,7 @@ bool epw_points_move(epw_comm *comm, uint64_t now) {
     bool moved = false;
     EPW_COMM_PEERS(p, comm) {
         if (!epw_coll_present(p)) continue;
-        if (is_me(comm, p)) {
+        if (epw_coll_is_me(comm, p)) {
             while (give_myself(comm, p) || give_up_on_myself(comm, p, now)) moved = true;
             continue;
         }
