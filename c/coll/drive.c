@@ -132,9 +132,8 @@ static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t 
     return more && !epw_ring_has_room(ring, comm->layout.slots);
 }
 
-/* Whether the peer has begun the epoch, and has received what this rank posted in the previous one, on every
- * channel: an epoch that ends by a mismatch may leave messages that are still to be sent from the staging
- * memory. */
+/* An epoch that ends by a mismatch may leave messages that are still to be sent from the staging memory:
+ * hence what was posted in it must have been received. */
 bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
         epw_look seen;
@@ -265,11 +264,6 @@ static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
 
 /* ---- operations ---- */
 
-static void free_op(epw_op *op) {
-    free(op->arrays);
-    free(op);
-}
-
 void epw_comm_end_of_job(epw_comm *comm, epw_job *job) {
     /* Writer of `left`: this thread, with the lock held. Reader: the thread that waits for the job, which
      * this wakes. */
@@ -323,7 +317,8 @@ static void end_collective(epw_comm *comm, epw_status status) {
     if (comm->queue == NULL) comm->queue_end = &comm->queue;
     comm->faulted |= job == NULL || job->status != EPW_OK || job->outcome.degraded;
     if (job != NULL) epw_comm_end_of_job(comm, job);
-    free_op(op);
+    op->next = NULL;
+    epw_ops_free(op);
 }
 
 /* This rank has no memory for the current collective: its job fails, and the operation continues as one that
@@ -695,11 +690,8 @@ static void announce(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word) {
     uint64_t now = epw_now_ns();
-    while (comm->queue != NULL) { /* operations of dropped jobs */
-        epw_op *op = comm->queue;
-        comm->queue = op->next;
-        free_op(op);
-    }
+    epw_ops_free(comm->queue); /* of dropped jobs */
+    comm->queue = NULL;
     comm->queue_end = &comm->queue;
     epw_points_forget(comm);
     epw_peers_clear_suspects(&comm->peers);

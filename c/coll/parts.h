@@ -199,6 +199,9 @@ enum { EPW_CALL_TEXT = 96 };
 const char *epw_descriptor_text(const epw_descriptor *what, char *text);
 epw_descriptor epw_descriptor_of(const epw_coll *call, uint64_t pair_count);
 
+/* Frees this operation and those after it. */
+void epw_ops_free(epw_op *first);
+
 /* ---- program.c ---- */
 
 /* Begins the first of the queue: sets the flows, the fold, and what this rank gives itself. False: no memory
