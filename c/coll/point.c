@@ -463,9 +463,8 @@ static bool piece_came(epw_comm *comm, epw_coll_peer *p, const epw_message *m, c
     return true;
 }
 
-static bool asked_for(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
+static bool asked_for(epw_coll_peer *p, const epw_message *m) {
     transfer *t = with_offer(&p->point->offered, m->address);
-    (void)comm;
     if (t == NULL) return false;
     unlink_from(&p->point->offered, t);
     append(&p->point->asked, t);
@@ -506,7 +505,7 @@ static bool take_in(epw_comm *comm, epw_coll_peer *p, const epw_message *m, cons
     case EPW_CARRY_VOID:
         return piece_came(comm, p, m, bytes);
     case EPW_CARRY_ASK:
-        return asked_for(comm, p, m);
+        return asked_for(p, m);
     case EPW_CARRY_DONE:
         return read_there(comm, p, m);
     case EPW_CARRY_MATCHED:
