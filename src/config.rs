@@ -4,11 +4,12 @@ mod choices;
 mod ep_config;
 mod path;
 mod plan;
+mod queues;
 #[cfg(test)]
 mod tests;
 
 pub use choices::{CombineMode, Device, Float16, Fp8Scale, Layout, Payload};
 pub use ep_config::EpConfig;
 pub use path::{Path, Paths, Wire};
-pub(crate) use plan::write_queues;
 pub use plan::{Plan, RowShape};
+pub(crate) use queues::{QueueMemory, write_queues};

@@ -171,6 +171,8 @@
 //! | `change in effect` | `INFO` | `epoch`, `step`, `members`, `entered`, `left`, `seconds` | [`Group::step`] has put the change into effect |
 //! | `90 % of all epochs are used` | `WARN` | `epoch`, `left` | sent with each change from then on; `left`: how many epochs remain. Start the run again before the last |
 //! | `change aborted` | `WARN` | `change`, `error` | the membership stays as it is; level `INFO` if the reason is that another member has ended or left |
+//! | `not connected` | `WARN` | `peer`, `error` | this member and `peer`, one of which waits to be admitted, have not connected for a lease: it goes on waiting |
+//! | `not connected yet` | `DEBUG` | `peer`, `error` | they try again; sent when the error is another one than before |
 //! | `experts out of reach` | `WARN` | `buffer`, `experts` | since that change no member holds these experts; buffers count from 0 in the order of their creation |
 //! | `experts in reach again` | `INFO` | `buffer`, `experts` | a member holds these experts again |
 //! | `lost the rendezvous server` | `WARN` | `address`, `detail`, `is_final` | the connection is gone; with `is_final` it will not come back |

@@ -92,7 +92,7 @@ impl Queues {
             doorbell_batch: count(env::DOORBELL_BATCH, 0, 1..=sys::EPW_QUEUE_DEPTH_MAX)?,
             doorbells: env::value(env::DOORBELLS)
                 .map_or(Ok(sys::EPW_DOORBELLS_AUTO), |name| doorbells(&name))?,
-            rings: env::value(env::RINGS).map_or(Ok(sys::EPW_RINGS_HOST), |name| rings(&name))?,
+            rings: asked_rings()?,
             filter: env::value(env::HCA),
             adapters: count(env::ADAPTERS, 1, 1..=2)?,
             service_level: count(env::SERVICE_LEVEL, 0, 0..=15)?,
@@ -110,6 +110,11 @@ impl Queues {
             sys::epw_adapter_filter_check(filter.as_ptr(), c"EPWIRE_HCA".as_ptr(), sys::epw_where::NOWHERE)
         })
     }
+}
+
+/// The value of `EPWIRE_RINGS`, as `EPW_RINGS_*`.
+pub(crate) fn asked_rings() -> Result<u32, String> {
+    env::value(env::RINGS).map_or(Ok(sys::EPW_RINGS_HOST), |name| rings(&name))
 }
 
 /// The NIC with this name.

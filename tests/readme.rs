@@ -273,7 +273,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (".ci/run fuzz", "is part of CI"),
     (".ci/beside_mpi --dispatch", "takes a minute; step beside_mpi takes one turn of it, with a limit"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),
-    ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 5 seconds a target"),
+    ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 10 seconds a target"),
     ("cargo run --release --example serve", "serves until it is told to end; tests/serve.rs runs it"),
     ("cargo test --test c", "is part of `cargo test`"),
     ("cargo test --examples readme", "is part of `cargo test`"),

@@ -283,7 +283,7 @@ static bool copy_arrays(const epw_comm *comm, epw_op *op) {
     return true;
 }
 
-static void free_ops(epw_op *op) {
+void epw_ops_free(epw_op *op) {
     while (op != NULL) {
         epw_op *next = op->next;
         free(op->arrays);
@@ -344,7 +344,7 @@ epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const ep
     epw_job *job = calloc(1, sizeof *job);
     epw_op *first = NULL;
     if (job == NULL || !make_ops(comm, ops, count, job, &first)) {
-        free_ops(first);
+        epw_ops_free(first);
         free(job);
         return no_memory(comm);
     }
@@ -358,7 +358,7 @@ epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const ep
                      ? epw_fail(EPW_ERR_STATE, where, "no membership yet: call set_active first")
                      : epw_comm_fail_mismatch(comm, where);
         pthread_mutex_unlock(&comm->lock);
-        free_ops(first);
+        epw_ops_free(first);
         free(job);
         return status;
     }

@@ -238,12 +238,7 @@ epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
 
 static void free_parts(epw_comm *comm) {
     epw_points_free(comm);
-    while (comm->queue != NULL) {
-        epw_op *op = comm->queue;
-        comm->queue = op->next;
-        free(op->arrays);
-        free(op);
-    }
+    epw_ops_free(comm->queue);
     while (comm->jobs != NULL) {
         epw_job *job = comm->jobs;
         comm->jobs = job->next;

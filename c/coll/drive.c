@@ -33,13 +33,6 @@ static uint32_t epoch_of(const epw_comm *comm) {
     return epw_word_epoch(comm->own_word);
 }
 
-static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
-    return epw_coll_rank(comm, p) == comm->config.rank;
-}
-
-/* All peers that have not been given up. */
-#define FOR_OTHERS(p, comm) EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !is_me(comm, p))
-
 static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t word, uint64_t value,
                  const epw_range *range, uint64_t now) {
     epw_signal(&comm->peers, channel, epw_coll_rank(comm, p), word, value, range, range != NULL ? 1 : 0);
@@ -58,7 +51,7 @@ static uint64_t deadline_of(const epw_comm *comm) {
 static void record(epw_comm *comm, const epw_coll_peer *p, uint32_t phase, uint32_t cause, uint64_t expected,
                    uint64_t seen, uint64_t now) {
     uint32_t waiting = 0;
-    FOR_OTHERS(other, comm) waiting += !epw_flow_over(other);
+    EPW_COMM_OTHERS(other, comm) waiting += !epw_flow_over(other);
     comm->point_record = (epw_error_record){.phase = phase,
                                             .cause = cause,
                                             .rank = comm->config.rank,
@@ -116,7 +109,7 @@ static void hear(epw_comm *comm, uint64_t now) {
     uint64_t suspicions = atomic_load_explicit(&comm->peers.suspicions, memory_order_seq_cst);
     if (suspicions == comm->suspicions) return;
     comm->suspicions = suspicions;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t peer = epw_coll_rank(comm, p);
         if (!epw_peers_suspected(&comm->peers, peer)) continue;
         uint32_t cause = epw_peers_revoked(&comm->peers, peer) ? EPW_CAUSE_SUPERSEDED : EPW_CAUSE_SUSPECTED;
@@ -139,9 +132,8 @@ static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t 
     return more && !epw_ring_has_room(ring, comm->layout.slots);
 }
 
-/* Whether the peer has begun the epoch, and has received what this rank posted in the previous one, on every
- * channel: an epoch that ends by a mismatch may leave messages that are still to be sent from the staging
- * memory. */
+/* An epoch that ends by a mismatch may leave messages that are still to be sent from the staging memory:
+ * hence what was posted in it must have been received. */
 bool epw_comm_has_begun(epw_comm *comm, const epw_coll_peer *p) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
         epw_look seen;
@@ -228,7 +220,7 @@ static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
  * ring from which nothing is expected. */
 static void look_for_unexpected(epw_comm *comm, uint64_t now) {
     if (!comm->running) return;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         if (p->in.open) continue;
         uint64_t posted =
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_POSTED);
@@ -272,11 +264,6 @@ static bool is_lost(const epw_comm *comm, const epw_coll_peer *p) {
 
 /* ---- operations ---- */
 
-static void free_op(epw_op *op) {
-    free(op->arrays);
-    free(op);
-}
-
 void epw_comm_end_of_job(epw_comm *comm, epw_job *job) {
     /* Writer of `left`: this thread, with the lock held. Reader: the thread that waits for the job, which
      * this wakes. */
@@ -291,7 +278,7 @@ void epw_comm_wait_begins(epw_coll_peer *p, uint64_t now) {
 /* Ends the loan of the caller's memory. Writer: this rank, before its caller may write there. Reader: the
  * peer, after it has read. */
 void epw_comm_take_back(epw_comm *comm, uint64_t now) {
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         if (!epw_ring_lends(ring)) continue;
         uint64_t value = epw_epoch_word(epoch_of(comm), ring->posted);
@@ -330,7 +317,8 @@ static void end_collective(epw_comm *comm, epw_status status) {
     if (comm->queue == NULL) comm->queue_end = &comm->queue;
     comm->faulted |= job == NULL || job->status != EPW_OK || job->outcome.degraded;
     if (job != NULL) epw_comm_end_of_job(comm, job);
-    free_op(op);
+    op->next = NULL;
+    epw_ops_free(op);
 }
 
 /* This rank has no memory for the current collective: its job fails, and the operation continues as one that
@@ -355,7 +343,7 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     if (comm->record.cause == EPW_CAUSE_NONE)
         comm->record = epw_comm_suspected(comm, p, EPW_PHASE_COLLECTIVE);
     if (!epw_program_begin(comm, comm->queue)) fail_collective(comm, EPW_ERR_NO_MEMORY);
-    FOR_OTHERS(p, comm) epw_comm_wait_begins(p, now);
+    EPW_COMM_OTHERS(p, comm) epw_comm_wait_begins(p, now);
 }
 
 /* The sum is complete: normalises some of its rows. False: no row is left, or a rank is missing and there is
@@ -403,7 +391,7 @@ static uint64_t expiry_of(const epw_comm *comm, const epw_coll_peer *p) {
 /* Gives up peers from which nothing will come. Called when nothing has moved. */
 static bool lose_silent(epw_comm *comm, uint64_t now) {
     bool lost = false;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         if (!is_awaited(comm, p)) continue;
         rest_clock(comm, p, now);
         uint32_t cause = is_lost(comm, p) ? p->gone : EPW_CAUSE_NONE;
@@ -422,19 +410,19 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
 /* ---- beacons ---- */
 
 static bool any_awaited(const epw_comm *comm) {
-    FOR_OTHERS(p, comm) if (is_owing(comm, p)) return true;
+    EPW_COMM_OTHERS(p, comm) if (is_owing(comm, p)) return true;
     return false;
 }
 
 static uint64_t last_spoken(const epw_comm *comm, uint64_t now) {
     uint64_t least = now;
-    FOR_OTHERS(p, comm) if (p->spoke < least) least = p->spoke;
+    EPW_COMM_OTHERS(p, comm) if (p->spoke < least) least = p->spoke;
     return least;
 }
 
 static void post_beacon(epw_comm *comm, uint32_t said, uint64_t now) {
     comm->beacon = epw_next_op(comm->beacon);
-    FOR_OTHERS(p, comm)
+    EPW_COMM_OTHERS(p, comm)
     post(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_BEACON, epw_word(epoch_of(comm), comm->beacon, said), NULL,
          now);
 }
@@ -442,7 +430,9 @@ static void post_beacon(epw_comm *comm, uint32_t said, uint64_t now) {
 static uint32_t beacon_to_post(const epw_comm *comm) {
     uint64_t group_ns = comm->config.deadline_ns;
     epw_naming naming = epw_naming_begin(comm->config.rank, epw_rule_lengthened(deadline_of(comm), group_ns));
-    FOR_OTHERS(p, comm) if (is_owing(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
+    EPW_COMM_OTHERS(p, comm) {
+        if (is_owing(comm, p)) epw_naming_add(&naming, epw_coll_rank(comm, p), &p->clock);
+    }
     return epw_naming_value(&naming);
 }
 
@@ -470,7 +460,7 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
         spoke = now;
     }
     until = spoke + group_ns / 2;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         if (is_owing(comm, p) && expiry_of(comm, p) < until) until = expiry_of(comm, p);
     }
     return until;
@@ -480,7 +470,7 @@ static uint64_t tell_and_rest(epw_comm *comm, uint64_t now) {
 
 /* Adds the time in which nothing moved to each peer that had to act meanwhile, from when it was awaited. */
 static void count_waits(epw_comm *comm, uint64_t since, uint64_t now) {
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint64_t from = p->moved > since ? p->moved : since;
         if (is_owing(comm, p) && now > from)
             epw_count(&comm->peers.traffic->with[epw_coll_rank(comm, p)].wait_ns, now - from);
@@ -497,7 +487,7 @@ static void end_all(epw_comm *comm, uint64_t now) {
     if (!is_under_way(comm)) return;
     /* Ends the loans of collectives, and of sends that peers may be reading. Writer: this rank, before its
      * callers may write there. Reader: the peer, after it has read. */
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         post(comm, p, EPW_CHANNEL_POINT, EPW_WORD_CANCELLED, epw_epoch_word(epoch_of(comm), EPW_STEP_MAX),
              NULL, now);
         p->rings[EPW_CHANNEL_COLLECTIVE].borrowed = p->rings[EPW_CHANNEL_COLLECTIVE].taken;
@@ -517,7 +507,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     while (more && now - began < TURN_NS && !epw_comm_heed_mismatch(comm)) {
         more = comm->held = false;
         if (!comm->running && comm->queue != NULL) begin_collective(comm, now);
-        FOR_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
+        EPW_COMM_OTHERS(p, comm) if (is_awaited(comm, p)) look_at(comm, p, now);
         if (comm->running) {
             more |= epw_flows_move(comm, comm->queue, now);
             if (!comm->mismatched && is_over(comm)) {
@@ -626,7 +616,7 @@ epw_job *epw_comm_find(epw_comm *comm, epw_work work) {
 /* Whether a step would find something new. With the lock held. */
 static bool has_news(epw_comm *comm) {
     if (epw_now_ns() >= comm->look_again) return true;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint64_t word =
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MISMATCH);
         if (!comm->mismatched && epw_word_epoch(word) == epoch_of(comm)) return true;
@@ -700,11 +690,8 @@ static void announce(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word) {
     uint64_t now = epw_now_ns();
-    while (comm->queue != NULL) { /* operations of dropped jobs */
-        epw_op *op = comm->queue;
-        comm->queue = op->next;
-        free_op(op);
-    }
+    epw_ops_free(comm->queue); /* of dropped jobs */
+    comm->queue = NULL;
     comm->queue_end = &comm->queue;
     epw_points_forget(comm);
     epw_peers_clear_suspects(&comm->peers);

@@ -348,8 +348,7 @@ static uint64_t bytes_to_fold(epw_comm *comm, const epw_op *op) {
     epw_run_at(&fold->out, fold->done, &run);
     bytes = least(bytes, run);
     bytes = least(bytes, comm->scratch_bytes);
-    EPW_COMM_PEERS(p, comm) {
-        if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
+    EPW_COMM_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         if (!folds_now(&p->in) || !open_message(comm, op, p)) return 0;
         if (ring->message.carry == EPW_CARRY_VOID) return 0; /* read_some handles it */
@@ -387,7 +386,7 @@ static bool fold_some(epw_comm *comm, const epw_op *op) {
     size_t n = 0;
     EPW_COMM_PEERS(p, comm) {
         if (!epw_coll_present(p)) continue;
-        if (epw_coll_rank(comm, p) == comm->config.rank) {
+        if (epw_coll_is_me(comm, p)) {
             comm->rows[n++] = epw_run_at(&fold->own, fold->done, &run);
             continue;
         }
@@ -404,8 +403,7 @@ static bool fold_some(epw_comm *comm, const epw_op *op) {
                            epw_run_at(&fold->out, fold->done, &run));
         epw_float_leave(before);
     }
-    EPW_COMM_PEERS(p, comm) {
-        if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
+    EPW_COMM_OTHERS(p, comm) {
         epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         ring->done += bytes;
         advance(&p->in, bytes);
@@ -487,8 +485,7 @@ static void post(epw_comm *comm, epw_coll_peer *p, uint32_t channel, uint32_t wo
 /* Writer: this rank, after it has written the peer's slots, and has read its own. Reader: the peer's step,
  * which acquires POSTED before it reads the messages, and TAKEN before it writes those slots again. */
 void epw_rings_post(epw_comm *comm, uint64_t now) {
-    EPW_COMM_PEERS(p, comm) {
-        if (!epw_coll_present(p) || epw_coll_rank(comm, p) == comm->config.rank) continue;
+    EPW_COMM_OTHERS(p, comm) {
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
             epw_ring *ring = &p->rings[c];
             uint64_t posted = epw_ring_to_announce(ring);

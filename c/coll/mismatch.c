@@ -46,9 +46,8 @@ void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *from, const epw_descriptor
         .offset = offset, .bytes = sizeof comm->mismatch, .stride = sizeof comm->mismatch, .count = 1};
     /* Writer: this rank, once in an epoch. Reader: each member that waits or calls, see
      * epw_comm_heed_mismatch. */
-    EPW_COMM_PEERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t peer = epw_coll_rank(comm, p);
-        if (!epw_coll_present(p) || peer == comm->config.rank) continue;
         if (!p->begun) p->begun = epw_comm_has_begun(comm, p);
         memcpy(epw_control_at(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, offset), &comm->mismatch,
                sizeof comm->mismatch);
@@ -58,10 +57,9 @@ void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *from, const epw_descriptor
 }
 
 bool epw_comm_heed_mismatch(epw_comm *comm) {
-    EPW_COMM_PEERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t peer = epw_coll_rank(comm, p);
         if (comm->mismatched) break;
-        if (!epw_coll_present(p) || peer == comm->config.rank) continue;
         uint64_t word = epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH);
         if (epw_word_epoch(word) != epw_word_epoch(comm->own_word)) continue;
         memcpy(&comm->mismatch, epw_peers_from(&comm->peers, peer) + epw_mismatch_offset(&comm->layout, peer),

@@ -179,10 +179,17 @@ static inline uint32_t epw_coll_rank(const epw_comm *comm, const epw_coll_peer *
     return (uint32_t)(p - comm->of);
 }
 
-/* Whether the peer takes part in operations that begin now. */
+static inline bool epw_coll_is_me(const epw_comm *comm, const epw_coll_peer *p) {
+    return epw_coll_rank(comm, p) == comm->config.rank;
+}
+
+/* Whether the peer takes part in operations that begin now: it is a member, and has not been given up. */
 static inline bool epw_coll_present(const epw_coll_peer *p) {
     return p->member && !p->suspected;
 }
+
+/* The other ranks that do. */
+#define EPW_COMM_OTHERS(p, comm) EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !epw_coll_is_me(comm, p))
 
 /* ---- call.c ---- */
 
@@ -191,6 +198,9 @@ const char *epw_kind_name(uint32_t kind);
 enum { EPW_CALL_TEXT = 96 };
 const char *epw_descriptor_text(const epw_descriptor *what, char *text);
 epw_descriptor epw_descriptor_of(const epw_coll *call, uint64_t pair_count);
+
+/* Frees this operation and those after it. */
+void epw_ops_free(epw_op *first);
 
 /* ---- program.c ---- */
 

@@ -121,7 +121,7 @@ static void plan_queues(const epw_comm_config *c, epw_coll_layout *layout, epw_c
 #endif
     sizes->image_bytes = epw_images_bytes(&shape);
     sizes->queue_bytes = epw_rings_bytes(&shape);
-    if (c->device != EPW_DEVICE_HOST) sizes->inbox_bytes = epw_inbox_bytes(&shape);
+    sizes->inbox_bytes = epw_planned_inbox_bytes(&shape, c->device, c->fabric);
 }
 
 epw_status epw_comm_plan(const epw_comm_config *c, epw_comm_sizes *sizes) {

@@ -81,10 +81,6 @@ static transfer *with_offer(transfer **list, uint64_t offer) {
     return t;
 }
 
-static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
-    return epw_coll_rank(comm, p) == comm->config.rank;
-}
-
 /* ---- ends ---- */
 
 /* What a transfer that has ended has moved. */
@@ -467,9 +463,8 @@ static bool piece_came(epw_comm *comm, epw_coll_peer *p, const epw_message *m, c
     return true;
 }
 
-static bool asked_for(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
+static bool asked_for(epw_coll_peer *p, const epw_message *m) {
     transfer *t = with_offer(&p->point->offered, m->address);
-    (void)comm;
     if (t == NULL) return false;
     unlink_from(&p->point->offered, t);
     append(&p->point->asked, t);
@@ -510,7 +505,7 @@ static bool take_in(epw_comm *comm, epw_coll_peer *p, const epw_message *m, cons
     case EPW_CARRY_VOID:
         return piece_came(comm, p, m, bytes);
     case EPW_CARRY_ASK:
-        return asked_for(comm, p, m);
+        return asked_for(p, m);
     case EPW_CARRY_DONE:
         return read_there(comm, p, m);
     case EPW_CARRY_MATCHED:
@@ -610,7 +605,7 @@ bool epw_points_move(epw_comm *comm, uint64_t now) {
     bool moved = false;
     EPW_COMM_PEERS(p, comm) {
         if (!epw_coll_present(p)) continue;
-        if (is_me(comm, p)) {
+        if (epw_coll_is_me(comm, p)) {
             while (give_myself(comm, p) || give_up_on_myself(comm, p, now)) moved = true;
             continue;
         }

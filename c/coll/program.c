@@ -38,13 +38,6 @@ static void add_leg(epw_flow *flow, epw_run at, uint64_t bytes, bool folded) {
     flow->open = true;
 }
 
-static bool is_me(const epw_comm *comm, const epw_coll_peer *p) {
-    return epw_coll_rank(comm, p) == comm->config.rank;
-}
-
-/* The others that take part. */
-#define FOR_OTHERS(p, comm) EPW_COMM_PEERS(p, comm) if (epw_coll_present(p) && !is_me(comm, p))
-
 static void give_myself(epw_op *op, epw_run from, epw_run to, uint64_t bytes) {
     if (from.base == to.base) return;
     op->local_from = from;
@@ -64,7 +57,7 @@ static void begin_fold(epw_comm *comm, const epw_coll *c, uint64_t bytes, epw_ru
 /* ---- what moves ---- */
 
 static void barrier(epw_comm *comm) {
-    FOR_OTHERS(p, comm) p->out.open = p->in.open = true;
+    EPW_COMM_OTHERS(p, comm) p->out.open = p->in.open = true;
 }
 
 static void broadcast(epw_comm *comm, epw_op *op) {
@@ -72,7 +65,7 @@ static void broadcast(epw_comm *comm, epw_op *op) {
     uint64_t bytes = c->count * epw_type_bytes(c->type);
     epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
     bool root = c->peer == comm->config.rank;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         if (root) add_leg(&p->out, from, bytes, false);
         if (!root && epw_coll_rank(comm, p) == c->peer) add_leg(&p->in, to, bytes, false);
     }
@@ -84,7 +77,7 @@ static void all_gather(epw_comm *comm, epw_op *op) {
     uint32_t me = comm->config.rank;
     blocks to = blocks_in(comm, c, true);
     epw_run own = single(c, false, &to, me);
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t r = epw_coll_rank(comm, p);
         add_leg(&p->out, own, bytes_of(&to, me), false);
         add_leg(&p->in, run_of(&to, r), bytes_of(&to, r), false);
@@ -96,7 +89,7 @@ static void all_to_all(epw_comm *comm, epw_op *op) {
     const epw_coll *c = &op->call;
     uint32_t me = comm->config.rank;
     blocks from = blocks_in(comm, c, false), to = blocks_in(comm, c, true);
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t r = epw_coll_rank(comm, p);
         add_leg(&p->out, run_of(&from, r), bytes_of(&from, r), false);
         add_leg(&p->in, run_of(&to, r), bytes_of(&to, r), false);
@@ -110,7 +103,7 @@ static void gather(epw_comm *comm, epw_op *op) {
     uint32_t me = comm->config.rank;
     blocks to = blocks_in(comm, c, true);
     epw_run own = single(c, false, &to, me);
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t r = epw_coll_rank(comm, p);
         if (c->peer == me) add_leg(&p->in, run_of(&to, r), bytes_of(&to, r), false);
         if (c->peer == r) add_leg(&p->out, own, bytes_of(&to, me), false);
@@ -123,7 +116,7 @@ static void scatter(epw_comm *comm, epw_op *op) {
     uint32_t me = comm->config.rank;
     blocks from = blocks_in(comm, c, false);
     epw_run own = single(c, true, &from, me);
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t r = epw_coll_rank(comm, p);
         if (c->peer == me) add_leg(&p->out, run_of(&from, r), bytes_of(&from, r), false);
         if (c->peer == r) add_leg(&p->in, own, bytes_of(&from, me), false);
@@ -138,7 +131,7 @@ static void reduce_scatter(epw_comm *comm, epw_op *op) {
     uint32_t me = comm->config.rank;
     blocks from = blocks_in(comm, c, false);
     epw_run out = single(c, true, &from, me);
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         uint32_t r = epw_coll_rank(comm, p);
         add_leg(&p->out, run_of(&from, r), bytes_of(&from, r), false);
         add_leg(&p->in, out, bytes_of(&from, me), true);
@@ -151,7 +144,7 @@ static void reduce(epw_comm *comm, epw_op *op) {
     uint64_t bytes = c->count * epw_type_bytes(c->type);
     epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
     bool root = c->peer == comm->config.rank;
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         if (root) add_leg(&p->in, to, bytes, true);
         if (epw_coll_rank(comm, p) == c->peer) add_leg(&p->out, from, bytes, false);
     }
@@ -169,7 +162,7 @@ static void piece_of(const epw_comm *comm, const epw_coll *c, uint32_t number, u
 
 static void all_reduce_by_everyone(epw_comm *comm, const epw_coll *c, uint64_t bytes) {
     epw_run from = {.base = (unsigned char *)(uintptr_t)c->send}, to = {.base = c->recv};
-    FOR_OTHERS(p, comm) {
+    EPW_COMM_OTHERS(p, comm) {
         add_leg(&p->out, from, bytes, false);
         add_leg(&p->in, to, bytes, true);
     }
@@ -188,14 +181,14 @@ static void all_reduce(epw_comm *comm, epw_op *op) {
     uint32_t number = 0;
     EPW_COMM_PEERS(p, comm) {
         if (!p->member) continue;
-        if (is_me(comm, p)) piece_of(comm, c, number, &own_at, &own_bytes);
+        if (epw_coll_is_me(comm, p)) piece_of(comm, c, number, &own_at, &own_bytes);
         number++;
     }
     number = 0;
     EPW_COMM_PEERS(p, comm) {
         if (!p->member) continue;
         piece_of(comm, c, number++, &at, &piece);
-        if (is_me(comm, p) || p->suspected) continue;
+        if (epw_coll_is_me(comm, p) || p->suspected) continue;
         add_leg(&p->out, shifted(from, at), piece, false);
         add_leg(&p->out, shifted(to, own_at), own_bytes, true);
         add_leg(&p->in, shifted(to, own_at), own_bytes, true);

@@ -126,7 +126,7 @@ static void plan_queues(const epw_config *config, const epw_layout *layout, epw_
     if (!(config->paths & EPW_PATH_QUEUE) || config->ranks == 1) return;
     plan->image_bytes = epw_images_bytes(&shape);
     plan->ring_bytes = epw_rings_bytes(&shape);
-    if (config->device != EPW_DEVICE_HOST) plan->inbox_bytes = epw_inbox_bytes(&shape);
+    plan->inbox_bytes = epw_planned_inbox_bytes(&shape, config->device, config->fabric);
 }
 
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan) {

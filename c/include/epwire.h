@@ -273,17 +273,18 @@ typedef struct epw_plan {
     uint64_t private_bytes;   /* this rank's memory outside the window; with `threads` 0, for the threads that
                                  the library would choose now. On a GPU it is device memory; about 50 KB of
                                  pinned host memory, through which kernels report, are not counted */
-    /* Host memory (pinned if `device` is a GPU) for peers behind queues, computed as if all other ranks were
-     * such peers; 0 if `paths` excludes queues. Some is allocated for all ranks when the first such peer is
-     * connected, the rest for each peer when it is connected. */
+    /* Memory for peers behind queues, computed as if all other ranks were such peers; 0 if `paths` excludes
+     * queues. It is host memory, pinned if `device` is a GPU, but for what EPW_RINGS_* places in the GPU's.
+     * Some is allocated for all ranks when the first such peer is connected, the rest for each peer when it
+     * is connected. */
     uint64_t image_bytes; /* what this rank writes for them, and the NIC reads; allocated for all ranks at
                              once */
     uint64_t ring_bytes;  /* queues to which lanes post; allocated for each peer. Memory that EPW_WIRE_LOCAL
                              shares with peers belongs to the fabric: epw_fabric_options.ring_bytes */
     uint64_t inbox_bytes; /* GPU only: what they write to this rank if only mapped peers write into its
-                             window; allocated for each peer, as large as the peer's part of the window. With
-                             EPW_RINGS_GPU or _AUTO they write into the window if an adapter reaches it, and
-                             none of this is allocated */
+                             window; allocated for each peer, as large as the peer's part of the window. 0 if
+                             `fabric` has EPW_RINGS_GPU, since they then write into the window; with
+                             EPW_RINGS_AUTO it is allocated only if the adapter does not reach that */
 } epw_plan;
 
 #define EPW_PLAN_INIT                                                                                        \
@@ -1064,8 +1065,7 @@ typedef struct epw_comm_sizes {
     uint64_t ring_bytes;    /* rings from all ranks, for collectives and for sends */
     uint64_t heap_bytes;
     uint64_t window_bytes; /* sum of the above; a GPU takes 2 MiB at a time */
-    /* Host memory (pinned if `device` is a GPU) for peers behind queues, computed as if all other ranks were
-     * such peers; 0 if `paths` excludes queues. See epw_plan. */
+    /* Memory for peers behind queues, as in epw_plan; 0 if `paths` excludes queues. */
     uint64_t image_bytes; /* what this rank writes for them */
     uint64_t queue_bytes; /* the queues: ring_bytes of epw_plan */
     uint64_t inbox_bytes; /* GPU only: what they write to this rank */
@@ -1135,9 +1135,12 @@ EPW_API void epw_comm_free(epw_comm *comm, void *memory);
  * caller's to await. Between the first unmapping of a range and its deregistration its owner must not use it
  * in an operation, unless it has lent it to nobody before.
  *
+ * In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly. There
+ * registration gains nothing, but a program need not treat it as a special case: these calls check what they
+ * get and succeed, peers map nothing, and operations go as they would without registration.
+ *
  * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, and 32 GiB together with heap_bytes.
- * EPW_ERR_STATE in a communicator that permits queues or has more than 8 ranks, which reads no memory
- * directly, and on the host, where memory need not be registered. */
+ * EPW_ERR_STATE on the host, where memory need not be registered. */
 #define EPW_REGISTRATIONS_MAX     32
 #define EPW_REGISTRATION_BLOB_MAX 1152 /* the most bytes of an exported blob */
 

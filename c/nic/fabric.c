@@ -105,7 +105,7 @@ uint32_t epw_fabric_doorbells(const epw_fabric *fabric) {
 }
 
 uint32_t epw_fabric_rings(const epw_fabric *fabric) {
-    return fabric->rings;
+    return fabric != NULL ? fabric->rings : EPW_RINGS_HOST;
 }
 
 uint32_t epw_fabric_queue_depth(const epw_fabric *fabric) {

@@ -70,7 +70,7 @@ bool epw_fabric_is_of_adapters(const epw_fabric *fabric);
 /* The fake adapter, if it is one; else NULL. */
 epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 
-/* EPW_DOORBELLS_* and EPW_RINGS_*, as its options say. */
+/* EPW_DOORBELLS_* and EPW_RINGS_*, as its options say. Without a fabric, EPW_RINGS_HOST. */
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
 uint32_t epw_fabric_rings(const epw_fabric *fabric);
 

@@ -27,8 +27,7 @@ typedef struct epw_word_copy {
 } epw_word_copy;
 
 /* `where` names the peer. EPW_ERR_TIMEOUT if it is not done within timeout_ns; callers that hold locks pass
- * EPW_COPY_WITHIN_NS. Any thread, one at a time for
- * each use. */
+ * EPW_COPY_WITHIN_NS. Any thread, one at a time for each use. */
 #define EPW_COPY_WITHIN_NS UINT64_C(10000000)
 epw_status epw_peers_copy_word(const epw_peers *peers, const epw_word_copy *copy, uint64_t timeout_ns,
                                epw_where where);

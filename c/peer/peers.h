@@ -221,10 +221,11 @@ epw_status epw_peers_connect(epw_peers *peers, uint32_t peer, const void *blob, 
                              uint64_t deadline_ns);
 epw_status epw_peers_disconnect(epw_peers *peers, uint32_t peer);
 uint32_t epw_peers_path(epw_peers *peers, uint32_t peer);
+uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
 
 /* Which incarnation of a peer is connected, and the nonce of its window. EPW_ERR_STATE: none. */
 epw_status epw_peers_connected(epw_peers *peers, epw_where where, epw_nonce *window, uint64_t *incarnation);
-uint32_t epw_peers_wire(epw_peers *peers, uint32_t peer);
+
 const char *epw_peers_trouble(epw_peers *peers, uint32_t peer, char *text); /* see epw_buffer_trouble */
 /* The same for the log, where the caller may hold the lock of the peers already: "" while anybody holds it.
  */

@@ -334,6 +334,13 @@ epw_status epw_remote_connect(epw_peers *peers, uint32_t peer, const epw_nonce *
     if (status == EPW_OK) status = epw_fabric_link(peers->fabric, peer, &address, deadline_ns, where, &link);
     if (status != EPW_OK) return status;
     pthread_mutex_lock(&peers->lock);
+    /* An export that failed meanwhile may have left nothing that is offered. */
+    if (peers->offered[peer] == NULL) status = ensure(peers, peer, where);
+    if (status != EPW_OK) {
+        pthread_mutex_unlock(&peers->lock);
+        epw_nic_end_link(epw_fabric_nic(peers->fabric), link);
+        return status;
+    }
     epw_remote *remote = peers->offered[peer];
     peers->offered[peer] = NULL;
     peers->remotes[peer] = remote;

@@ -84,6 +84,7 @@ void epw_remote_say_farewell(epw_peers *peers, uint32_t peer, uint64_t value);
 /* What kernels need for posting, [lanes], except marks, which lie on the GPU. */
 void epw_remote_ways(const epw_peers *peers, uint32_t peer, epw_gpu_way *out);
 #endif
+
 /* Whether any peer is behind a queue. */
 bool epw_remotes_any(const epw_peers *peers);
 

@@ -2,6 +2,7 @@
 #include "peer/sizes.h"
 
 #include "base/bits.h"
+#include "nic/fabric.h"
 #include "nic/mlx5.h"
 #include "peer/words.h"
 
@@ -35,4 +36,9 @@ uint64_t epw_inbox_bytes(const epw_remote_shape *shape) {
         }
     }
     return epw_align(end, EPW_INBOX_CHUNK_BYTES);
+}
+
+uint64_t epw_planned_inbox_bytes(const epw_remote_shape *shape, int32_t device, const epw_fabric *fabric) {
+    bool has_none = device == EPW_DEVICE_HOST || epw_fabric_rings(fabric) == EPW_RINGS_GPU;
+    return has_none ? 0 : epw_inbox_bytes(shape);
 }

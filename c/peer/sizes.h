@@ -3,6 +3,7 @@
 #ifndef EPW_PEER_SIZES_H
 #define EPW_PEER_SIZES_H
 
+#include "epwire.h"
 #include "nic/queue.h"
 #include "nic/region.h"
 
@@ -34,5 +35,9 @@ uint64_t epw_images_bytes(const epw_remote_shape *shape);
 /* Bytes of an inbox for all ranks. Memory is allocated for them in pieces of this size. */
 #define EPW_INBOX_CHUNK_BYTES UINT64_C(65536)
 uint64_t epw_inbox_bytes(const epw_remote_shape *shape);
+
+/* The same for a plan: 0 on the host, and with a fabric by which peers always write to the GPU's window. The
+ * fabric may be NULL. */
+uint64_t epw_planned_inbox_bytes(const epw_remote_shape *shape, int32_t device, const epw_fabric *fabric);
 
 #endif

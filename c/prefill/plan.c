@@ -82,7 +82,7 @@ static void plan_queues(const epw_prefill_config *config, const epw_prefill_layo
     if (!(config->ep.paths & EPW_PATH_QUEUE) || config->ep.ranks == 1) return;
     sizes->image_bytes = epw_images_bytes(&shape);
     sizes->ring_bytes = epw_rings_bytes(&shape);
-    if (config->ep.device != EPW_DEVICE_HOST) sizes->inbox_bytes = epw_inbox_bytes(&shape);
+    sizes->inbox_bytes = epw_planned_inbox_bytes(&shape, config->ep.device, config->ep.fabric);
 }
 
 static uint64_t scratch_bytes(const epw_prefill_layout *l) {

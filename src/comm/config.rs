@@ -3,10 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::config::{Device, Paths, write_queues};
-use crate::error::{Error, Failure, Result};
+use crate::config::{Device, Paths, QueueMemory, write_queues};
+use crate::error::Result;
 use crate::names::setters;
-use crate::{env, ffi, sys};
+use crate::{ffi, sys};
 
 /// What a communicator is made with. All fields but `paths` and the ordinal in `device` are equal on all ranks, and on GPUs
 /// so is `paths.queue`.
@@ -92,17 +92,15 @@ impl fmt::Display for CommConfig {
 }
 
 impl CommConfig {
-    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. The depth
-    /// of queues is at least the one that `EPWIRE_QUEUE_DEPTH` asks for.
+    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. Queues
+    /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for.
     pub fn plan(&self, ranks: u32) -> Result<CommPlan> {
-        let failure = |text| Failure { operation: "plan".into(), rank: None, peer: None, text };
-        let depth = env::queue_depth().map_err(|text| Error::Invalid(failure(text)))?;
-        self.plan_with_depth(ranks, depth)
+        self.plan_with(ranks, QueueMemory::read()?)
     }
 
-    /// The same with queues of at least this many entries; 0: as many as operations need.
-    fn plan_with_depth(&self, ranks: u32, queue_depth: u32) -> Result<CommPlan> {
-        let sizes = ffi::comm_plan(&sys::epw_comm_config { queue_depth, ..self.to_c(0, ranks) })?;
+    fn plan_with(&self, ranks: u32, queues: QueueMemory) -> Result<CommPlan> {
+        let config = sys::epw_comm_config { queue_depth: queues.depth, ..self.to_c(0, ranks) };
+        let sizes = ffi::comm_plan(&config)?;
         Ok(CommPlan {
             ranks,
             slots: sizes.slots,
@@ -113,7 +111,7 @@ impl CommConfig {
             window_bytes: sizes.window_bytes,
             image_bytes: sizes.image_bytes,
             queue_bytes: sizes.queue_bytes,
-            inbox_bytes: sizes.inbox_bytes,
+            inbox_bytes: queues.inbox(sizes.inbox_bytes),
         })
     }
 
@@ -172,11 +170,12 @@ pub struct CommPlan {
     pub window_bytes: u64,
     /// Host memory for what is written for peers behind queues, if all other ranks are such peers and
     /// [`Paths::queue`](field@crate::Paths::queue) permits them; allocated with the first such peer. On a GPU it is
-    /// pinned; so are the next two.
+    /// pinned, or the GPU's memory as `EPWIRE_RINGS` says; so are the queues.
     pub image_bytes: u64,
     /// The queues themselves, allocated for each such peer.
     pub queue_bytes: u64,
-    /// What such peers write if the window is on a GPU, as in [`Plan`](crate::Plan): allocated for each.
+    /// Pinned memory for what such peers write if the window is on a GPU, as in [`Plan`](crate::Plan): allocated for
+    /// each.
     pub inbox_bytes: u64,
 }
 
@@ -237,7 +236,7 @@ mod tests {
     #[test]
     fn a_plan_counts_queues_as_deep_as_is_asked() {
         let config = CommConfig { paths: Paths { queue: true, ..Paths::NONE }, ..CommConfig::default() };
-        let plan = |depth| config.plan_with_depth(3, depth);
+        let plan = |depth| config.plan_with(3, QueueMemory { depth, ..QueueMemory::default() });
         let (needed, deep) = (plan(0).unwrap(), plan(32768).unwrap());
         assert_eq!(plan(16).unwrap(), needed, "operations need more than that");
         assert_eq!(deep.image_bytes, needed.image_bytes);

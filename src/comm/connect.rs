@@ -16,9 +16,9 @@ use crate::spawn_blocking::spawn_blocking;
 impl Comm {
     /// Creates the communicator of every member of `group` and connects them: all members call this with equal
     /// configurations (`paths` may differ, on GPUs except for `paths.queue`), equally often and in the same order, also
-    /// relative to their buffers. A field that differs is named. A member on standby creates its communicators by itself, in the same order: the
-    /// [`Group::step`] that admits it begins its membership. From then on the communicator follows the group, at the
-    /// same step as its buffers.
+    /// relative to their buffers. A field that differs is named. A member on standby creates its communicators by itself,
+    /// in the same order: the [`Group::step`] that admits it begins its membership. From then on the communicator follows
+    /// the group, at the same step as its buffers.
     ///
     /// Never blocks the executor. Bounded like [`EpBuffer::create`](crate::EpBuffer::create); dropping the future gives
     /// the communicator up.
@@ -50,8 +50,8 @@ impl Comm {
         self.inner.export_all(peer)
     }
 
-    /// Maps what `peer` exported for this rank: as [`EpBuffer::connect`](crate::EpBuffer::connect), with the same errors. Never
-    /// blocks the executor.
+    /// Maps what `peer` exported for this rank: as [`EpBuffer::connect`](crate::EpBuffer::connect), with the same errors.
+    /// Never blocks the executor.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         let (inner, blob) = (self.inner.clone(), blob.to_vec());
         let connect = move || inner.connect_all_parts(peer, &blob, inner.config.deadline);

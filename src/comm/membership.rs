@@ -15,8 +15,8 @@ use crate::rendezvous::Decision;
 
 impl Comm {
     /// Begins a membership: every member calls it with the same mask, epoch and step, with no operation in flight. As
-    /// [`EpBuffer::set_active`](crate::EpBuffer::set_active); its [subsets](Comm::subset) begin theirs with it. For a communicator that
-    /// was created with a group [`Group::step`](crate::Group::step) does this.
+    /// [`EpBuffer::set_active`](crate::EpBuffer::set_active); its [subsets](Comm::subset) begin theirs with it. For a
+    /// communicator that was created with a group [`Group::step`](crate::Group::step) does this.
     pub fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {
         self.inner.set_active(active, epoch, step)
     }

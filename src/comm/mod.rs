@@ -110,8 +110,8 @@
 //! no rings either: each rank reads what it needs from its peers' memory. They take this way if on every rank the
 //! buffers that peers read lie in memory of either kind and begin at multiples of 16 bytes: what is sent, and for an
 //! all-reduce also what is received. The blocks of a reduce-scatter, an all-gather or an all-to-all must be multiples of
-//! 16 bytes, and an all-to-all must not be in place. In any other case, and for a broadcast, all ranks use rings, with
-//! the same result.
+//! 16 bytes, and an all-to-all must not be in place. In any other case, for a broadcast, and in a communicator that
+//! permits queues or has more than 8 ranks, all ranks use rings, with the same result.
 //!
 //! Peers can map memory of `cudaMalloc`, and of `cuMemCreate` with a file descriptor as handle type. They cannot map
 //! memory of a pool (`cudaMallocAsync`), from which cudarc and candle allocate, nor managed memory.

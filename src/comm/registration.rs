@@ -26,14 +26,18 @@ impl Comm {
     /// captured afterwards. A rank that is admitted later has not mapped the memory, and operations use rings until all
     /// members have [deregistered](Registration::deregister) it and registered it again.
     ///
+    /// In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly. There this gains
+    /// nothing, but a program need not treat it as a special case: peers map nothing, and operations go as they would
+    /// without it.
+    ///
     /// Never blocks the executor.
     ///
     /// # Errors
     /// [`Error::Invalid`] for memory that peers cannot map: of a pool (`cudaMallocAsync`, from which cudarc and candle
     /// allocate), of the host, managed, or of another GPU; or that is registered already. [`Error::Limit`] for more than
-    /// 32 registrations, or 32 GiB together with the heap. [`Error::State`] for a communicator on the host, one that
-    /// permits queues, or one of more than 8 ranks. [`Error::Peer`] if another member could not register or map memory,
-    /// or is gone; those of [`Comm::connect`]. All members get an error then, and deregister what they have registered.
+    /// 32 registrations, or 32 GiB together with the heap. [`Error::State`] for a communicator on the host.
+    /// [`Error::Peer`] if another member could not register or map memory, or is gone; those of [`Comm::connect`]. All
+    /// members get an error then, and deregister what they have registered.
     ///
     /// # Safety
     /// The memory stays allocated until [`Registration::deregister`] has returned `Ok` or, without that, until the

@@ -120,10 +120,9 @@ pub struct Paths {
     /// Ranks of any host, by queues that a NIC drains: for those that no other path reaches, or, as the only path, for
     /// all. Such peers write into pinned host memory of a rank on a GPU, see
     /// [`Plan::inbox_bytes`](crate::Plan::inbox_bytes), unless `EPWIRE_RINGS` lets an adapter write into its window in
-    /// GPU memory, as the others do. Off by default,
-    /// because it takes two threads, memory for each peer and, if the run has a token, a TCP port:
-    /// [`EpBuffer::create`](crate::EpBuffer::create) turns the default on if the members are on several hosts. Set it
-    /// if ranks of other hosts may join later.
+    /// GPU memory, as the others do. Off by default, because it takes two threads, memory for each peer and, if the run
+    /// has a token, a TCP port: [`EpBuffer::create`](crate::EpBuffer::create) turns the default on if the members are on
+    /// several hosts. Set it if ranks of other hosts may join later.
     pub queue: bool,
 }
 

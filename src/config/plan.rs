@@ -2,8 +2,9 @@
 
 use super::choices::Payload;
 use super::ep_config::EpConfig;
-use crate::error::{Error, Failure, Result};
-use crate::{env, ffi, sys};
+use super::queues::{QueueMemory, write_queues};
+use crate::error::Result;
+use crate::{ffi, sys};
 
 /// Sizes that follow from a configuration, computed without allocating anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,28 +36,26 @@ pub struct Plan {
     pub private_bytes: u64,
     /// Host memory for what is written for peers behind queues, if all other ranks are such peers and
     /// [`Paths::queue`](field@crate::Paths::queue) permits them; allocated with the first such peer. On a GPU it is
-    /// pinned; so are the next two.
+    /// pinned, or the GPU's memory as `EPWIRE_RINGS` says; so are the queues.
     pub image_bytes: u64,
     /// The queues themselves, allocated for each such peer. What the wire `local` shares with peers of this host is not
     /// part of a plan: the buffers of a rank use it together, see `EPWIRE_RING_BYTES`.
     pub ring_bytes: u64,
-    /// What such peers write if the window is on a GPU, where only mapped peers write it: allocated for each. With
-    /// `EPWIRE_RINGS=gpu` an adapter writes it too, and none of this is allocated.
+    /// Pinned memory for what such peers write if the window is on a GPU, where only mapped peers write it: allocated for
+    /// each. 0 with `EPWIRE_RINGS=gpu`, where an adapter writes the window too; with `auto` it is allocated only if the
+    /// adapter cannot.
     pub inbox_bytes: u64,
 }
 
 impl Plan {
     /// Checks the configuration for a group of `ranks` ranks and computes its plan. Errors name the field and the
-    /// limit. The depth of queues is the one that `EPWIRE_QUEUE_DEPTH` asks for.
+    /// limit. Queues have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for.
     pub fn new(config: &EpConfig, ranks: u32) -> Result<Self> {
-        let failure = |text| Failure { operation: "plan".into(), rank: None, peer: None, text };
-        let depth = env::queue_depth().map_err(|text| Error::Invalid(failure(text)))?;
-        Self::with_depth(config, ranks, depth)
+        Self::with(config, ranks, QueueMemory::read()?)
     }
 
-    /// The same with queues of at least this many entries; 0: as many as operations need.
-    pub(super) fn with_depth(config: &EpConfig, ranks: u32, depth: u32) -> Result<Self> {
-        let plan = ffi::plan(&sys::epw_config { queue_depth: depth, ..config.to_c(0, ranks) })?;
+    pub(super) fn with(config: &EpConfig, ranks: u32, queues: QueueMemory) -> Result<Self> {
+        let plan = ffi::plan(&sys::epw_config { queue_depth: queues.depth, ..config.to_c(0, ranks) })?;
         Ok(Self {
             ranks,
             local_experts: plan.local_experts,
@@ -71,7 +70,7 @@ impl Plan {
             private_bytes: plan.private_bytes,
             image_bytes: plan.image_bytes,
             ring_bytes: plan.ring_bytes,
-            inbox_bytes: plan.inbox_bytes,
+            inbox_bytes: queues.inbox(plan.inbox_bytes),
         })
     }
 
@@ -108,29 +107,6 @@ impl std::fmt::Display for Plan {
         write!(f, "beside the window {:.1} MiB", mib(self.private_bytes))?;
         write_queues(f, self.image_bytes, self.ring_bytes, self.inbox_bytes)
     }
-}
-
-/// The lines of a plan about peers behind queues; none if there are no queues.
-pub(crate) fn write_queues(
-    f: &mut std::fmt::Formatter<'_>,
-    images: u64,
-    queues: u64,
-    inbox: u64,
-) -> std::fmt::Result {
-    if [images, queues, inbox] == [0; 3] {
-        return Ok(());
-    }
-    write!(f, "\nhost memory for peers behind queues, if all others are such peers")?;
-    for (what, bytes) in [
-        ("images, all allocated with the first of them", images),
-        ("their queues", queues),
-        ("what they write", inbox),
-    ] {
-        if bytes > 0 {
-            write!(f, "\n  {:>10.1} MiB  {what}", bytes as f64 / f64::from(1 << 20))?;
-        }
-    }
-    Ok(())
 }
 
 /// The shape of the rows that a dispatch delivers.

@@ -68,14 +68,29 @@ fn a_plan_prints_what_room_to_grow_costs() {
 #[test]
 fn a_plan_counts_queues_as_deep_as_is_asked() {
     let config = EpConfig { paths: Paths { queue: true, ..Paths::NONE }, ..EpConfig::new(4, 64, 4, 2) };
-    let ring_bytes = |depth| Plan::with_depth(&config, 2, depth).unwrap().ring_bytes;
+    let plan = |depth| Plan::with(&config, 2, QueueMemory { depth, ..QueueMemory::default() });
+    let ring_bytes = |depth| plan(depth).unwrap().ring_bytes;
     let needed = ring_bytes(0);
     assert_eq!(ring_bytes(16), needed, "operations need more than that");
     let added = ring_bytes(32768) - needed;
     assert_eq!(added % (64 * u64::from(config.lanes)), 0, "{added}");
     assert!(needed + added >= 64 * 32768 * u64::from(config.lanes), "{needed} {added}");
-    let refused = Plan::with_depth(&config, 2, 24).unwrap_err().to_string();
+    let refused = plan(24).unwrap_err().to_string();
     assert_eq!(refused, "plan: queue_depth is 24, must be 0 or a power of two from 16 to 32768");
+}
+
+#[test]
+fn a_plan_has_an_inbox_on_a_gpu_whose_window_no_adapter_writes() {
+    let config = EpConfig { paths: Paths { queue: true, ..Paths::NONE }, ..EpConfig::new(4, 64, 4, 2) };
+    let plan = |device, no_inbox| {
+        let config = EpConfig { device, ..config.clone() };
+        Plan::with(&config, 2, QueueMemory { no_inbox, ..QueueMemory::default() }).unwrap()
+    };
+    assert_eq!(plan(Device::Host, false).inbox_bytes, 0);
+    let (inbox, none) = (plan(Device::Cuda(0), false), plan(Device::Cuda(0), true));
+    assert!(inbox.inbox_bytes > 0 && inbox.to_string().ends_with("MiB  what they write"), "{inbox}");
+    assert!(none.to_string().ends_with("MiB  their queues"), "{none}");
+    assert_eq!(none, Plan { inbox_bytes: 0, ..inbox });
 }
 
 #[test]

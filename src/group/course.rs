@@ -32,7 +32,7 @@ pub(crate) struct Course {
     rank: u32,
     lead: u64,
     heartbeat: Heartbeat,
-    sight: Sight,
+    sight: Arc<Sight>,
     state: Mutex<State>,
     followers: Mutex<Vec<Weak<dyn Follower>>>,
     meetings: Arc<Meetings>,
@@ -104,15 +104,16 @@ impl Course {
         };
         let (state, followers, telling) = (Mutex::new(state), Mutex::default(), Mutex::default());
         let progress = broadcast::Sender::new(MAX_PROGRESS);
+        let sight = Arc::new(Sight::new(rank));
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             rank,
             lead,
             heartbeat,
-            sight: Sight::new(rank),
+            sight: sight.clone(),
             state,
             followers,
-            meetings: Arc::default(),
+            meetings: Arc::new(Meetings::new(sight)),
             survey: Arc::default(),
             progress,
             news: Outbox::new(),

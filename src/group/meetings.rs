@@ -8,6 +8,10 @@
 //! so a late attempt with the exports of the former process would undo the connection with the next. Therefore
 //! [`Meetings`] makes the connections with each rank one at a time, and drops an attempt once a later introduction has
 //! arrived.
+//!
+//! An attempt may fail for a reason that passes, such as a lease that is still held, or for one that does not, such as a
+//! path that is not permitted: nothing tells them apart, so each is made again until the time is over. The newcomer then
+//! goes on waiting to be admitted, and what its program gets is at most a timeout. Hence all reasons are logged.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,6 +21,7 @@ use std::time::{Duration, Instant};
 use super::follower::Follower;
 use crate::error::Error;
 use crate::mask::Mask;
+use crate::observe::Sight;
 use crate::rendezvous::driver::Later;
 use crate::rendezvous::wire::{Reply, Request};
 use crate::rendezvous::{Blob, BootstrapError};
@@ -25,8 +30,11 @@ type Followers = [Arc<dyn Follower>];
 type Result<T> = std::result::Result<T, BootstrapError>;
 
 /// The state of introductions, by rank.
-#[derive(Debug, Default)]
-pub(super) struct Meetings(Mutex<BTreeMap<u32, Arc<Door>>>);
+#[derive(Debug)]
+pub(super) struct Meetings {
+    doors: Mutex<BTreeMap<u32, Arc<Door>>>,
+    sight: Arc<Sight>,
+}
 
 /// The number of an introduction, and its answer.
 type Answered = Option<(u64, Result<Vec<Blob>>)>;
@@ -43,8 +51,12 @@ struct Door {
 }
 
 impl Meetings {
+    pub(super) fn new(sight: Arc<Sight>) -> Self {
+        Self { doors: Mutex::default(), sight }
+    }
+
     fn door(&self, rank: u32) -> Arc<Door> {
-        let mut doors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
         doors.entry(rank).or_default().clone()
     }
 
@@ -53,7 +65,7 @@ impl Meetings {
     /// once it is active. Waits for running attempts, at most for `patience`.
     pub(super) fn between<T>(&self, ranks: &Mask, patience: Duration, act: impl FnOnce() -> T) -> T {
         let doors: Vec<Arc<Door>> = {
-            let doors = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let doors = self.doors.lock().unwrap_or_else(PoisonError::into_inner);
             doors.iter().filter(|(rank, _)| ranks.contains(**rank)).map(|(_, door)| door.clone()).collect()
         };
         let until = Instant::now() + patience;
@@ -78,7 +90,8 @@ impl Meetings {
         if was_under_way && *met {
             return Ok(());
         }
-        let result = again(patience, || {
+        let tell = |error: &_, last| self.sight.not_connected(peer, error, last);
+        let result = again(patience, tell, || {
             if later.is_over() {
                 return Err((Retry::No, gone()));
             }
@@ -107,7 +120,8 @@ impl Meetings {
             let reason = format!("it has {} buffers, and this member {}", blobs.len(), followers.len());
             return Err(BootstrapError::OutOfOrder { op: OP.to_owned(), reason });
         }
-        self.door(newcomer).answer(newcomer, ticket, patience, || {
+        let tell = |error: &_, last| self.sight.not_connected(newcomer, error, last);
+        self.door(newcomer).answer(newcomer, ticket, patience, tell, || {
             if later.is_over() {
                 return Err((Retry::No, gone()));
             }
@@ -144,6 +158,7 @@ impl Door {
         rank: u32,
         ticket: u64,
         patience: Duration,
+        tell: impl Fn(&BootstrapError, bool),
         attempt: impl Fn() -> std::result::Result<Vec<Blob>, (Retry, BootstrapError)>,
     ) -> Result<Vec<Blob>> {
         // An attempt for an earlier introduction then stops and releases the lock.
@@ -154,7 +169,7 @@ impl Door {
         {
             return result.clone();
         }
-        let result = again(patience, || match self.newest.load(Ordering::SeqCst) == ticket {
+        let result = again(patience, tell, || match self.newest.load(Ordering::SeqCst) == ticket {
             true => attempt(),
             false => Err((Retry::No, overtaken(rank))),
         });
@@ -172,18 +187,30 @@ enum Retry {
     No,
 }
 
-/// Retries until it succeeds or the time is over.
+/// Retries until it succeeds or the time is over. Tells of each error that differs from the one before, and of the last,
+/// but not of the one that forbids another attempt.
 fn again<T>(
     patience: Duration,
+    tell: impl Fn(&BootstrapError, bool),
     attempt: impl Fn() -> std::result::Result<T, (Retry, BootstrapError)>,
 ) -> Result<T> {
     const PAUSE: Duration = Duration::from_millis(20);
-    let began = Instant::now();
+    let (began, mut told) = (Instant::now(), None);
     loop {
-        match attempt() {
-            Err((Retry::Yes, _)) if began.elapsed() < patience => std::thread::sleep(PAUSE),
-            result => return result.map_err(|(_, error)| error),
+        let error = match attempt() {
+            Ok(done) => return Ok(done),
+            Err((Retry::No, error)) => return Err(error),
+            Err((Retry::Yes, error)) => error,
+        };
+        if began.elapsed() >= patience {
+            tell(&error, true);
+            return Err(error);
         }
+        if told.as_ref() != Some(&error) {
+            tell(&error, false);
+            told = Some(error);
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 
@@ -220,11 +247,14 @@ fn gone() -> BootstrapError {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::{Cell, RefCell};
     use std::sync::atomic::AtomicBool;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(20);
+
+    fn silent(_: &BootstrapError, _: bool) {}
 
     fn blobs(byte: u8) -> Vec<Blob> {
         vec![Blob(vec![byte])]
@@ -235,7 +265,7 @@ mod tests {
         let (door, tried) = (Door::default(), AtomicU64::new(0));
         std::thread::scope(|scope| {
             let former = scope.spawn(|| {
-                door.answer(4, 1, LONG, || {
+                door.answer(4, 1, LONG, silent, || {
                     tried.fetch_add(1, Ordering::SeqCst);
                     Err((Retry::Yes, gone())) // its process has ended
                 })
@@ -244,7 +274,7 @@ mod tests {
                 std::thread::yield_now();
             }
             let before = AtomicU64::new(0);
-            let next = door.answer(4, 2, LONG, || {
+            let next = door.answer(4, 2, LONG, silent, || {
                 before.store(tried.load(Ordering::SeqCst), Ordering::SeqCst);
                 Ok(blobs(2))
             });
@@ -252,21 +282,42 @@ mod tests {
             assert_eq!(former.join().unwrap(), Err(overtaken(4)));
             assert_eq!(tried.load(Ordering::SeqCst), before.load(Ordering::SeqCst), "after the next one");
         });
-        let late = door.answer(4, 1, LONG, || panic!("it would undo the connection with the next"));
+        let late = door.answer(4, 1, LONG, silent, || panic!("it would undo the connection with the next"));
         assert_eq!(late, Err(overtaken(4)));
-        let again = door.answer(4, 2, LONG, || panic!("it is connected"));
+        let again = door.answer(4, 2, LONG, silent, || panic!("it is connected"));
         assert_eq!(again, Ok(blobs(2)));
         assert_eq!(door.connect(1, || ()), None);
         assert_eq!(door.connect(2, || ()), Some(()));
     }
 
     #[test]
+    fn every_error_is_told_and_only_once_in_a_row() {
+        let told = RefCell::new(Vec::new());
+        let tell = |error: &BootstrapError, last| told.borrow_mut().push((error.clone(), last));
+        let attempts = Cell::new(0);
+        let done = again(LONG, tell, || {
+            attempts.set(attempts.get() + 1);
+            match attempts.get() {
+                1 | 2 => Err((Retry::Yes, gone())),
+                3 => Err((Retry::Yes, overtaken(4))),
+                _ => Ok(()),
+            }
+        });
+        assert_eq!(done, Ok(()));
+        assert_eq!(told.take(), [(gone(), false), (overtaken(4), false)]);
+        let late = again::<()>(Duration::ZERO, tell, || Err((Retry::Yes, gone())));
+        assert_eq!((late, told.take()), (Err(gone()), vec![(gone(), true)]));
+        let refused = again::<()>(LONG, tell, || Err((Retry::No, gone())));
+        assert_eq!((refused, told.take()), (Err(gone()), vec![]));
+    }
+
+    #[test]
     fn a_membership_begins_while_nobody_of_it_is_being_connected() {
-        let meetings = Meetings::default();
+        let meetings = Meetings::new(Arc::new(Sight::new(0)));
         let (connected, trying) = (AtomicBool::new(true), AtomicBool::new(false));
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                meetings.door(4).answer(4, 2, LONG, || {
+                meetings.door(4).answer(4, 2, LONG, silent, || {
                     connected.store(false, Ordering::SeqCst);
                     trying.store(true, Ordering::SeqCst);
                     std::thread::sleep(LONG / 200);
@@ -288,9 +339,9 @@ mod tests {
     #[test]
     fn an_introduction_that_is_repeated_is_answered_as_it_was() {
         let door = Door::default();
-        assert_eq!(door.answer(4, 1, LONG, || Ok(blobs(1))), Ok(blobs(1)));
-        assert_eq!(door.answer(4, 1, LONG, || panic!("it is connected")), Ok(blobs(1)));
-        assert_eq!(door.answer(4, 2, LONG, || Err((Retry::No, gone()))), Err(gone()));
-        assert_eq!(door.answer(4, 3, LONG, || Ok(blobs(3))), Ok(blobs(3)));
+        assert_eq!(door.answer(4, 1, LONG, silent, || Ok(blobs(1))), Ok(blobs(1)));
+        assert_eq!(door.answer(4, 1, LONG, silent, || panic!("it is connected")), Ok(blobs(1)));
+        assert_eq!(door.answer(4, 2, LONG, silent, || Err((Retry::No, gone()))), Err(gone()));
+        assert_eq!(door.answer(4, 3, LONG, silent, || Ok(blobs(3))), Ok(blobs(3)));
     }
 }

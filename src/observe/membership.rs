@@ -257,6 +257,17 @@ impl Sight {
         self.count("aborted");
     }
 
+    /// This member and `peer`, one of which waits to be admitted, are not connected. `last`: nobody tries again by itself.
+    pub(crate) fn not_connected(&self, peer: u32, error: &BootstrapError, last: bool) {
+        let (level, then) = if last { (Level::Warn, "") } else { (Level::Trace, "; it is tried again") };
+        line(level, self.rank, || format!("rank {peer} is not connected: {error}{then}"));
+        #[cfg(feature = "tracing")]
+        match last {
+            true => tracing::warn!(rank = self.rank, peer, %error, "not connected"),
+            false => tracing::debug!(rank = self.rank, peer, %error, "not connected yet"),
+        }
+    }
+
     /// A change has come into effect, `took` after its proposal.
     pub(crate) fn in_effect(&self, decision: &Decision, entered: &Mask, left: &Mask, took: Duration) {
         self.works_with(decision);

@@ -129,8 +129,8 @@ impl PrefillBuffer {
         self.inner.ffi.export(peer)
     }
 
-    /// Maps the window that `peer` exported for this rank: as [`EpBuffer::connect`](crate::EpBuffer::connect), with the same errors.
-    /// Never blocks the executor.
+    /// Maps the window that `peer` exported for this rank: as [`EpBuffer::connect`](crate::EpBuffer::connect), with the
+    /// same errors. Never blocks the executor.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         let (inner, blob) = (self.inner.clone(), blob.to_vec());
         let connect = move || inner.ffi.connect(peer, &blob, inner.config.ep.deadline);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::config::EpConfig;
+use crate::config::{EpConfig, QueueMemory, write_queues};
 use crate::error::Result;
 use crate::names::setters;
 use crate::{ffi, sys};
@@ -109,18 +109,26 @@ pub struct PrefillPlan {
     pub routing_bytes: u64,
     /// Additional memory of a routing for each received row.
     pub routing_row_bytes: u64,
-    /// Host memory that peers behind queues would need, if all peers were behind queues, as in [`Plan`](crate::Plan).
+    /// Memory for what is written for peers behind queues, if all other ranks are such peers, as in
+    /// [`Plan`](crate::Plan).
     pub image_bytes: u64,
-    /// The queues themselves.
+    /// The queues themselves, as in [`Plan`](crate::Plan).
     pub ring_bytes: u64,
     /// On a GPU: pinned host memory for what these peers write, as in [`Plan`](crate::Plan).
     pub inbox_bytes: u64,
 }
 
 impl PrefillPlan {
-    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit.
+    /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. Queues
+    /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for.
     pub fn new(config: &PrefillConfig, ranks: u32) -> Result<Self> {
-        let sizes = ffi::prefill_plan(&config.to_c(0, ranks))?;
+        Self::with(config, ranks, QueueMemory::read()?)
+    }
+
+    fn with(config: &PrefillConfig, ranks: u32, queues: QueueMemory) -> Result<Self> {
+        let mut config = config.to_c(0, ranks);
+        config.ep.queue_depth = queues.depth;
+        let sizes = ffi::prefill_plan(&config)?;
         Ok(Self {
             ranks,
             local_experts: sizes.local_experts,
@@ -138,12 +146,12 @@ impl PrefillPlan {
             routing_row_bytes: sizes.routing_row_bytes,
             image_bytes: sizes.image_bytes,
             ring_bytes: sizes.ring_bytes,
-            inbox_bytes: sizes.inbox_bytes,
+            inbox_bytes: queues.inbox(sizes.inbox_bytes),
         })
     }
 }
 
-/// The window of a rank, line by line, in MiB.
+/// The window of a rank, and what peers behind queues take, by lines, in MiB.
 impl fmt::Display for PrefillPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
@@ -162,6 +170,43 @@ impl fmt::Display for PrefillPlan {
             mib(self.routing_bytes),
             self.routing_row_bytes
         )?;
-        write!(f, "halves of up to {} tokens, ordered {}", self.split_tokens, self.split_tokens_ordered)
+        write!(f, "halves of up to {} tokens, ordered {}", self.split_tokens, self.split_tokens_ordered)?;
+        write_queues(f, self.image_bytes, self.ring_bytes, self.inbox_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Paths;
+
+    fn config(queue: bool) -> PrefillConfig {
+        PrefillConfig::new(EpConfig::new(64, 64, 8, 2).paths(Paths { queue, ..Paths::default() }))
+    }
+
+    fn plan(config: &PrefillConfig, depth: u32) -> PrefillPlan {
+        PrefillPlan::with(config, 4, QueueMemory { depth, ..QueueMemory::default() }).unwrap()
+    }
+
+    #[test]
+    fn a_plan_prints_what_peers_behind_queues_take() {
+        let mapped = plan(&config(false), 0).to_string();
+        assert!(mapped.starts_with("window ") && mapped.ends_with("ordered 32"), "{mapped}");
+        let queues = plan(&config(true), 0).to_string();
+        let added = queues.strip_prefix(&mapped).unwrap();
+        assert!(
+            added.starts_with("\nmemory for peers behind queues, if all others are such peers\n"),
+            "{added}"
+        );
+        assert!(added.ends_with("MiB  their queues"), "the host has no inbox: {added}");
+    }
+
+    #[test]
+    fn a_plan_counts_queues_as_deep_as_is_asked() {
+        let (needed, deep) = (plan(&config(true), 16), plan(&config(true), 32768));
+        assert_eq!(needed, plan(&config(true), 0), "operations need more than that");
+        assert_eq!(PrefillPlan { ring_bytes: needed.ring_bytes, ..deep }, needed);
+        // Two lanes have a queue to each of three peers.
+        assert!(deep.ring_bytes >= 6 * 64 * 32768 && deep.ring_bytes > needed.ring_bytes);
     }
 }

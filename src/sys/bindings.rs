@@ -454,9 +454,9 @@ once*/
 shares with peers belongs to the fabric: epw_fabric_options.ring_bytes*/
     pub ring_bytes: u64,
     /** GPU only: what they write to this rank if only mapped peers write into its
-window; allocated for each peer, as large as the peer's part of the window. With
-EPW_RINGS_GPU or _AUTO they write into the window if an adapter reaches it, and
-none of this is allocated*/
+window; allocated for each peer, as large as the peer's part of the window. 0 if
+`fabric` has EPW_RINGS_GPU, since they then write into the window; with
+EPW_RINGS_AUTO it is allocated only if the adapter does not reach that*/
     pub inbox_bytes: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]

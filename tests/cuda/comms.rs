@@ -337,7 +337,8 @@ impl Drop for Allocated {
     }
 }
 
-/// Of a communicator and of its subset on GPUs; and memory that is refused, on all ranks or on one.
+/// Of a communicator, of a subset on GPUs, and of one that permits queues, whose peers read no memory; and memory that is
+/// refused, on all ranks or on one.
 pub(crate) fn memory_that_is_registered_gives_the_same_sums(gpus: u32) {
     const LEN: usize = 1_000_000;
     const BYTES: usize = 2 * LEN;
@@ -364,6 +365,8 @@ pub(crate) fn memory_that_is_registered_gives_the_same_sums(gpus: u32) {
                 let stream = context.new_stream().unwrap();
                 let config = CommConfig::default().device(Device::Cuda(group.rank())).sms(8);
                 let gpu = Comm::create_blocking(group, config.clone()).unwrap();
+                let queues = config.clone().paths(Paths::default().queue(true));
+                let queued = Comm::create_blocking(group, queues).unwrap();
                 let host = Comm::create_blocking(group, CommConfig::default()).unwrap();
                 let subset = host.subset_with_blocking(&(0..gpus).collect(), config).unwrap().unwrap();
                 let (send, recv) = (Allocated::of(BYTES), Allocated::of(BYTES));
@@ -382,7 +385,7 @@ pub(crate) fn memory_that_is_registered_gives_the_same_sums(gpus: u32) {
                 }
                 // SAFETY: it was never registered.
                 unsafe { result::free_async(pooled, stream.cu_stream()) }.unwrap();
-                for comm in [&gpu, &subset] {
+                for comm in [&gpu, &subset, &queued] {
                     let mut from = register(comm, send.0).unwrap();
                     sum(comm, send.0, recv.0, &stream);
                     let mut to = register(comm, recv.0).unwrap();

@@ -1,8 +1,8 @@
 /* Peers behind an adapter that write to a window on a GPU, without an inbox (c/peer/direct.h). The adapters
  * are in software, fakes or with EPW_TEST_WIRE=verbs those of Soft-RoCE, and reach only memory that the host
  * can access: so an emulated GPU's, while a real GPU shows what the library does if none is reached. Each
- * case is a process of its own; its ranks are buffers of
- * one thread. `--case NAME` runs one. Exit code 77, with the reason, if there is no such GPU. */
+ * case is a process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77,
+ * with the reason, if there is no such GPU. */
 #include "cases.h"
 #include "echo.h"
 #include "ep/buffer.h"
@@ -86,6 +86,10 @@ static void require_direct(const echo *e) {
         const epw_peers *peers = &e->rank[i].buffer->peers;
         REQUIRE(peers->direct != NULL && peers->inbox == NULL && peers->inbox_memory == NULL,
                 "rank %u has an inbox", i);
+        epw_plan plan = EPW_PLAN_INIT;
+        REQUIRE_OK(epw_plan_make(&e->rank[i].config, &plan));
+        REQUIRE(plan.image_bytes > 0 && plan.inbox_bytes == 0, "an inbox of %llu bytes is planned",
+                (unsigned long long)plan.inbox_bytes);
     }
 }
 

@@ -6,16 +6,8 @@
  * while it is evicted and continues, and with its replacement, whose peers replay the graphs that they
  * captured before. Exit code 77, with the reason, if there is no GPU, or only one and --ranks does not ask
  * for more. */
-#include "ranks.h"
+#include "coordinator.h"
 #include "step.h"
-
-#include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 
 enum { GRAPH_STEPS = 50 /* steps of two operations each */ };
 
@@ -36,29 +28,16 @@ static void complete_options(uint32_t ranks, uint32_t gpus) {
 
 /* ---- what is said ---- */
 
+/* CREATE begins with step `iteration`; all answers have the last step, and how long the operation in question
+ * took on the GPU. STEPS are exact. */
 enum {
-    CREATE = 1,    /* the first step has number `iteration` */
-    EXPORT,        /* to `peer`; answers with the blob */
-    CONNECT,       /* to `peer`, with its blob */
-    DISCONNECT,    /* from `peer` */
-    ACTIVATE,      /* `mask` from `epoch` on */
-    STEPS,         /* `count` exact steps */
-    REPLAY,        /* replay the graph; `peer` may be lost */
+    REPLAY = MORE, /* replay the graph; `peer` may be lost */
     LOSE_DISPATCH, /* a step whose dispatch loses `peer`, by `cause` */
     LOSE_COMBINE,  /* a step whose combine loses `peer`, by `cause` */
     HALF,          /* enqueue a dispatch, wait for nothing */
     REST,          /* its combine, for a rank that may have been evicted meanwhile */
-    EVICTED,       /* a step of a rank that has been evicted */
-    QUIT
+    EVICTED        /* a step of a rank that has been evicted */
 };
-
-typedef struct message {
-    uint32_t what, peer, epoch, count, cause;
-    uint64_t mask, iteration;
-    uint64_t elapsed_ns; /* duration of the operation in question, on the GPU */
-    size_t length;
-    unsigned char blob[EPW_BLOB_MAX];
-} message;
 
 /* ---- a rank ---- */
 
@@ -76,10 +55,6 @@ typedef struct member {
 } member;
 
 static const step_kind plain = {.layout = EPW_EXPERT_MAJOR, .mode = EPW_COMBINE_RANK_REDUCED};
-
-static uint64_t bit(uint32_t rank) {
-    return UINT64_C(1) << rank;
-}
 
 static uint64_t deadline(void) {
     return options.deadline_ms * MS;
@@ -266,17 +241,6 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     m->waits = waits;
 }
 
-/* Retries until the peer's former process has been seen dead. */
-static void connect_to(member *m, const message *in) {
-    uint64_t began = now_ns();
-    epw_status status;
-    while ((status = epw_buffer_connect_within(m->buffer, in->peer, in->blob, in->length, 10000 * MS)) ==
-               EPW_ERR_FENCED &&
-           now_ns() - began < 10000 * MS)
-        nanosleep(&(struct timespec){0, 5000000}, NULL);
-    REQUIRE(status == EPW_OK, "%s", epw_last_error());
-}
-
 static void activate(member *m, uint64_t mask, uint32_t epoch) {
     epw_mask active = {{mask}};
     m->mask = mask;
@@ -294,7 +258,7 @@ static void obey(member *m, const rank_links *links, message *in) {
         REQUIRE_OK(epw_buffer_export(m->buffer, in->peer, in->blob, &in->length));
         break;
     case CONNECT:
-        connect_to(m, in);
+        CONNECT_WITHIN(epw_buffer_connect_within, m->buffer, in);
         break;
     case DISCONNECT:
         REQUIRE_OK(epw_buffer_disconnect(m->buffer, in->peer));
@@ -344,7 +308,7 @@ static void obey(member *m, const rank_links *links, message *in) {
     }
     exact(m);
     in->iteration = step_state(&m->lane).iteration;
-    in->elapsed_ns = in->what == CREATE ? 0 : elapsed_ns(m);
+    in->took_ns = in->what == CREATE ? 0 : elapsed_ns(m);
     if (in->what != LOSE_DISPATCH && in->what != LOSE_COMBINE) return;
     other_lane(m, in->peer);
     exact(m);
@@ -355,7 +319,7 @@ static int member_main(const rank_links *links) {
     message in;
     complete_options(links->ranks, links->gpus);
     do {
-        REQUIRE(ranks_hear(links->to[0], &in, sizeof in) == sizeof in, "half a message");
+        in = told(links);
         obey(&m, links, &in);
         ranks_say(links->to[0], &in, sizeof in);
     } while (in.what != QUIT);
@@ -368,72 +332,24 @@ static int member_main(const rank_links *links) {
 /* ---- who tells them ---- */
 
 typedef struct world {
-    uint32_t ranks, gpus, victim;
-    char **argv;
-    int to[RANKS_LIMIT];
-    pid_t process[RANKS_LIMIT];
+    crew crew;
+    uint32_t victim;
     uint64_t iteration; /* the last step that all survivors have completed */
     uint64_t slowest_ns;
 } world;
 
-static void tell(const world *w, uint32_t rank, message out) {
-    ranks_say(w->to[rank], &out, sizeof out);
-}
-
-static message answer(world *w, uint32_t rank) {
-    message in;
-    REQUIRE(ranks_hear(w->to[rank], &in, sizeof in) == sizeof in, "half a message from rank %u", rank);
-    return in;
-}
-
-static message ask(world *w, uint32_t rank, message out) {
-    tell(w, rank, out);
-    return answer(w, rank);
-}
-
 /* Tells all ranks of `mask` at once. */
 static void all_do(world *w, uint64_t mask, message out) {
     w->slowest_ns = 0;
-    for (uint32_t r = 0; r < w->ranks; r++) {
-        if (mask & bit(r)) tell(w, r, out);
+    for (uint32_t r = 0; r < w->crew.ranks; r++) {
+        if (mask & bit(r)) tell(&w->crew, r, out);
     }
-    for (uint32_t r = 0; r < w->ranks; r++) {
+    for (uint32_t r = 0; r < w->crew.ranks; r++) {
         if (!(mask & bit(r))) continue;
-        message in = answer(w, r);
-        if (in.elapsed_ns > w->slowest_ns) w->slowest_ns = in.elapsed_ns;
+        message in = answer(&w->crew, r);
+        if (in.took_ns > w->slowest_ns) w->slowest_ns = in.took_ns;
         if (out.what != EXPORT && out.what != QUIT) w->iteration = in.iteration;
     }
-}
-
-static void start(world *w, uint32_t rank) {
-    int pair[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "socketpair: %s",
-            strerror(errno));
-    rank_links links = {
-        .rank = rank, .ranks = w->ranks, .gpus = w->gpus, .to = {pair[1], -1, -1, -1, -1, -1, -1, -1}};
-    w->to[rank] = pair[0];
-    w->process[rank] = ranks_start(&links, w->argv);
-    close(pair[1]);
-    ask(w, rank, (message){.what = CREATE, .iteration = w->iteration + 1});
-}
-
-static void connect_pair(world *w, uint32_t a, uint32_t b) {
-    message from_a = ask(w, a, (message){.what = EXPORT, .peer = b});
-    message from_b = ask(w, b, (message){.what = EXPORT, .peer = a});
-    from_a.what = from_b.what = CONNECT;
-    from_a.peer = a;
-    from_b.peer = b;
-    ask(w, b, from_a);
-    ask(w, a, from_b);
-}
-
-static void end(world *w, uint32_t rank, int with) {
-    int status = 0;
-    if (with != 0) REQUIRE(kill(w->process[rank], with) == 0, "kill: %s", strerror(errno));
-    REQUIRE(waitpid(w->process[rank], &status, 0) == w->process[rank], "waitpid: %s", strerror(errno));
-    REQUIRE(with != 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "rank %u ended with %d", rank,
-            status);
-    close(w->to[rank]);
 }
 
 typedef struct scenario {
@@ -450,37 +366,28 @@ static const scenario scenarios[] = {
 };
 
 static void strike(world *w, const scenario *s) {
-    int status = 0;
-    pid_t process = w->process[w->victim];
     if (s->waiting) {
-        ask(w, w->victim, (message){.what = HALF});
+        ask(&w->crew, w->victim, (message){.what = HALF});
         nanosleep(&(struct timespec){0, 20 * 1000000}, NULL); /* the deadline is far away */
     }
-    if (s->signal == SIGKILL) {
-        end(w, w->victim, SIGKILL);
-    } else {
-        REQUIRE(kill(process, SIGSTOP) == 0, "kill: %s", strerror(errno));
-        REQUIRE(waitpid(process, &status, WUNTRACED) == process && WIFSTOPPED(status), "waitpid: %d", status);
-    }
+    strike_with(&w->crew, w->victim, s->signal);
 }
 
 /* It continues as if nothing had happened, beside steps of the others. */
 static void resume(world *w, const scenario *s, uint64_t survivors) {
-    REQUIRE(kill(w->process[w->victim], SIGCONT) == 0, "kill: %s", strerror(errno));
-    tell(w, w->victim, (message){.what = s->waiting ? REST : EVICTED});
+    send_signal(&w->crew, w->victim, SIGCONT);
+    tell(&w->crew, w->victim, (message){.what = s->waiting ? REST : EVICTED});
     all_do(w, survivors, (message){.what = STEPS, .count = 200});
-    answer(w, w->victim);
+    answer(&w->crew, w->victim);
     all_do(w, survivors, (message){.what = STEPS, .count = 8});
-    end(w, w->victim, SIGKILL);
+    end(&w->crew, w->victim, SIGKILL);
 }
 
 static void run(world *w, const scenario *s) {
-    uint64_t all = bit(w->ranks) - 1, survivors = all & ~bit(w->victim);
+    crew *c = &w->crew;
+    uint64_t all = bit(c->ranks) - 1, survivors = all & ~bit(w->victim);
     w->iteration = UINT64_MAX; /* the next step is 0 */
-    for (uint32_t r = 0; r < w->ranks; r++) start(w, r);
-    for (uint32_t a = 0; a < w->ranks; a++) {
-        for (uint32_t b = 0; b < a; b++) connect_pair(w, a, b);
-    }
+    start_all(c, w->iteration + 1);
     all_do(w, all, (message){.what = ACTIVATE, .mask = all, .epoch = 1});
     all_do(w, all, (message){.what = STEPS, .count = 8});
     all_do(w, all, (message){.what = REPLAY, .peer = EPW_MAX_RANKS});
@@ -502,17 +409,14 @@ static void run(world *w, const scenario *s) {
     if (s->signal == SIGSTOP) resume(w, s, survivors);
 
     all_do(w, survivors, (message){.what = DISCONNECT, .peer = w->victim});
-    start(w, w->victim);
-    for (uint32_t r = 0; r < w->ranks; r++) {
-        if (r != w->victim) connect_pair(w, r, w->victim);
-    }
+    replace(c, w->victim, w->iteration + 1);
     all_do(w, all, (message){.what = ACTIVATE, .mask = all, .epoch = 3});
     all_do(w, all, (message){.what = STEPS, .count = 8});
     all_do(w, all, (message){.what = REPLAY, .peer = EPW_MAX_RANKS});
     all_do(w, all, (message){.what = QUIT});
-    for (uint32_t r = 0; r < w->ranks; r++) end(w, r, 0);
+    for (uint32_t r = 0; r < c->ranks; r++) end(c, r, 0);
     printf("failure: OK %s: ranks=%u lost=%u deadline_us=%u loss_us=%llu graph_us=%llu without=%llu\n",
-           s->name, w->ranks, w->victim, options.deadline_ms * 1000 * (s->waiting ? 2 : 1),
+           s->name, c->ranks, w->victim, options.deadline_ms * 1000 * (s->waiting ? 2 : 1),
            (unsigned long long)(loss_ns / 1000), (unsigned long long)(usual_ns / 1000),
            (unsigned long long)(replay_ns / 1000));
     fflush(stdout);
@@ -547,14 +451,15 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (ranks_options(argc, argv, named, usage) != 0) return 2;
     ranks_limit("failure", options.seconds);
-    world w = {.ranks = options.ranks, .argv = argv};
-    int ended = ranks_begin(member_main, 2, &w.ranks, &w.gpus, argv);
+    world w = {.crew = {.ranks = options.ranks, .argv = argv}};
+    crew *c = &w.crew;
+    int ended = ranks_begin(member_main, 2, &c->ranks, &c->gpus, argv);
     if (ended >= 0) return ended;
-    complete_options(w.ranks, w.gpus);
+    complete_options(c->ranks, c->gpus);
     for (uint32_t i = 0; i < sizeof scenarios / sizeof scenarios[0]; i++) {
-        w.victim = i % w.ranks;
+        w.victim = i % c->ranks;
         run(&w, &scenarios[i]);
     }
-    printf("failure: OK ranks=%u scenarios=%zu\n", w.ranks, sizeof scenarios / sizeof scenarios[0]);
+    printf("failure: OK ranks=%u scenarios=%zu\n", c->ranks, sizeof scenarios / sizeof scenarios[0]);
     return 0;
 }

@@ -4,20 +4,11 @@
  * and lacks that rank alone, that tokens for other ranks are complete and exact in every step, and that what
  * they do is exact without the lost rank, beside it while it continues, and with its replacement. Exit code
  * 77, with the reason, if there is no GPU. */
-#include "ranks.h"
-
+#include "coordinator.h"
 #include "echo.h"
-#include "require.h"
-
 #include "traffic.h"
 
-#include <errno.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/socket.h>
-#include <sys/wait.h>
 
 enum { TOPK = 2, LOCAL = 3, HIDDEN = 256, STEPS_BEFORE = 4 };
 
@@ -45,29 +36,6 @@ static const char usage[] =
 static void complete_options(uint32_t ranks, uint32_t gpus) {
     if (options.deadline_ms == 0) options.deadline_ms = ranks > gpus ? 2000 : 200;
 }
-
-static uint64_t bit(uint32_t rank) {
-    return UINT64_C(1) << rank;
-}
-
-/* ---- what is said ---- */
-
-enum {
-    CREATE = 1,
-    EXPORT,     /* to `peer`; answers with the blob */
-    CONNECT,    /* to `peer`, with its blob */
-    DISCONNECT, /* from `peer` */
-    ACTIVATE,   /* `mask` from `epoch` on */
-    STEPS,      /* `count` steps; the ranks in `mask` may be lost in them. Answers with those that were */
-    QUIT
-};
-
-typedef struct message {
-    uint32_t what, peer, epoch, count;
-    uint64_t mask, slowest_ns;
-    size_t length;
-    unsigned char blob[EPW_BLOB_MAX];
-} message;
 
 /* ---- a rank ---- */
 
@@ -219,17 +187,6 @@ static uint64_t step(member *m, uint64_t lost, uint64_t *slowest) {
     return missing;
 }
 
-/* Retries until the peer's former process has been seen dead. */
-static void connect_to(member *m, const message *in) {
-    uint64_t began = now_ns();
-    epw_status status;
-    while ((status = epw_prefill_connect_within(m->prefill, in->peer, in->blob, in->length, 10000 * MS)) ==
-               EPW_ERR_FENCED &&
-           now_ns() - began < 10000 * MS)
-        nanosleep(&(struct timespec){0, 5000000}, NULL);
-    REQUIRE(status == EPW_OK, "%s", epw_last_error());
-}
-
 static void obey(member *m, const rank_links *links, message *in) {
     uint64_t lost = in->mask, slowest = 0;
     epw_mask active = {{in->mask}};
@@ -241,7 +198,7 @@ static void obey(member *m, const rank_links *links, message *in) {
         REQUIRE_OK(epw_prefill_export(m->prefill, in->peer, in->blob, &in->length));
         break;
     case CONNECT:
-        connect_to(m, in);
+        CONNECT_WITHIN(epw_prefill_connect_within, m->prefill, in);
         break;
     case DISCONNECT:
         REQUIRE_OK(epw_prefill_disconnect(m->prefill, in->peer));
@@ -250,10 +207,10 @@ static void obey(member *m, const rank_links *links, message *in) {
         m->members = in->mask;
         REQUIRE_OK(epw_prefill_set_active(m->prefill, &active, in->epoch, 0));
         break;
-    case STEPS:
+    case STEPS: /* the ranks in `mask` may be lost in them; answers with those that were */
         in->mask = 0;
         for (uint32_t i = 0; i < in->count; i++) in->mask |= step(m, lost, &slowest);
-        in->slowest_ns = slowest;
+        in->took_ns = slowest;
         break;
     default:
         REQUIRE(in->what == QUIT, "message %u", in->what);
@@ -265,7 +222,7 @@ static int member_main(const rank_links *links) {
     message in;
     complete_options(links->ranks, links->gpus);
     do {
-        REQUIRE(ranks_hear(links->to[0], &in, sizeof in) == sizeof in, "half a message");
+        in = told(links);
         obey(&m, links, &in);
         ranks_say(links->to[0], &in, sizeof in);
     } while (in.what != QUIT);
@@ -278,41 +235,23 @@ static int member_main(const rank_links *links) {
 /* ---- who tells them ---- */
 
 typedef struct world {
-    uint32_t ranks, gpus;
-    char **argv;
-    int to[RANKS_LIMIT];
-    pid_t process[RANKS_LIMIT];
+    crew crew;
     uint64_t random, slowest_ns, lost;
     uint32_t noticed; /* strikes that fell into the steps */
 } world;
 
-static void tell(const world *w, uint32_t rank, message out) {
-    ranks_say(w->to[rank], &out, sizeof out);
-}
-
-static message answer(world *w, uint32_t rank) {
-    message in;
-    REQUIRE(ranks_hear(w->to[rank], &in, sizeof in) == sizeof in, "half a message from rank %u", rank);
-    return in;
-}
-
-static message ask(world *w, uint32_t rank, message out) {
-    tell(w, rank, out);
-    return answer(w, rank);
-}
-
 static void tell_all(world *w, uint64_t mask, message out) {
-    for (uint32_t r = 0; r < w->ranks; r++) {
-        if (mask & bit(r)) tell(w, r, out);
+    for (uint32_t r = 0; r < w->crew.ranks; r++) {
+        if (mask & bit(r)) tell(&w->crew, r, out);
     }
 }
 
 static void hear_all(world *w, uint64_t mask) {
     w->slowest_ns = w->lost = 0;
-    for (uint32_t r = 0; r < w->ranks; r++) {
+    for (uint32_t r = 0; r < w->crew.ranks; r++) {
         if (!(mask & bit(r))) continue;
-        message in = answer(w, r);
-        if (in.slowest_ns > w->slowest_ns) w->slowest_ns = in.slowest_ns;
+        message in = answer(&w->crew, r);
+        if (in.took_ns > w->slowest_ns) w->slowest_ns = in.took_ns;
         if (in.what == STEPS) w->lost |= in.mask;
     }
 }
@@ -322,57 +261,20 @@ static void all_do(world *w, uint64_t mask, message out) {
     hear_all(w, mask);
 }
 
-static void start(world *w, uint32_t rank) {
-    int pair[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) == 0, "socketpair: %s",
-            strerror(errno));
-    rank_links links = {
-        .rank = rank, .ranks = w->ranks, .gpus = w->gpus, .to = {pair[1], -1, -1, -1, -1, -1, -1, -1}};
-    w->to[rank] = pair[0];
-    w->process[rank] = ranks_start(&links, w->argv);
-    close(pair[1]);
-    ask(w, rank, (message){.what = CREATE});
-}
-
-static void connect_pair(world *w, uint32_t a, uint32_t b) {
-    message from_a = ask(w, a, (message){.what = EXPORT, .peer = b});
-    message from_b = ask(w, b, (message){.what = EXPORT, .peer = a});
-    from_a.what = from_b.what = CONNECT;
-    from_a.peer = a;
-    from_b.peer = b;
-    ask(w, b, from_a);
-    ask(w, a, from_b);
-}
-
-static void end(world *w, uint32_t rank, int with) {
-    int status = 0;
-    if (with != 0) REQUIRE(kill(w->process[rank], with) == 0, "kill: %s", strerror(errno));
-    REQUIRE(waitpid(w->process[rank], &status, 0) == w->process[rank], "waitpid: %s", strerror(errno));
-    REQUIRE(with != 0 || (WIFEXITED(status) && WEXITSTATUS(status) == 0), "rank %u ended with %d", rank,
-            status);
-    close(w->to[rank]);
-}
-
 /* Strikes `victim` at a random moment of the steps of all, and checks what the others see. */
 static void strike(world *w, uint32_t victim, int with, uint32_t *epoch) {
-    const uint64_t all = bit(w->ranks) - 1, others = all & ~bit(victim), deadline = options.deadline_ms * MS;
-    int status = 0;
+    crew *c = &w->crew;
+    const uint64_t all = bit(c->ranks) - 1, others = all & ~bit(victim), deadline = options.deadline_ms * MS;
     w->random = traffic_mix(w->random + 1);
     message steps = {.what = STEPS, .count = options.steps, .mask = bit(victim)};
     message its = {.what = STEPS, .count = options.steps, .mask = all};
     tell_all(w, others, steps);
-    tell(w, victim, its);
+    tell(c, victim, its);
     nanosleep(&(struct timespec){0, (long)(w->random % (options.within_us * UINT64_C(1000)))}, NULL);
-    if (with == SIGKILL) {
-        end(w, victim, SIGKILL);
-    } else {
-        REQUIRE(kill(w->process[victim], SIGSTOP) == 0, "kill: %s", strerror(errno));
-        REQUIRE(waitpid(w->process[victim], &status, WUNTRACED) == w->process[victim] && WIFSTOPPED(status),
-                "waitpid: %d", status);
-    }
+    strike_with(c, victim, with);
     hear_all(w, others);
     w->noticed += w->lost != 0;
-    const uint64_t slack = w->ranks > w->gpus ? 4000 * MS : 200 * MS;
+    const uint64_t slack = c->ranks > c->gpus ? 4000 * MS : 200 * MS;
     REQUIRE(w->slowest_ns < 4 * deadline + slack, "an operation took %llu ms, with a deadline of %u",
             (unsigned long long)(w->slowest_ns / MS), options.deadline_ms);
     if (w->lost == 0) all_do(w, others, (message){.what = STEPS, .count = 2, .mask = bit(victim)});
@@ -385,16 +287,13 @@ static void strike(world *w, uint32_t victim, int with, uint32_t *epoch) {
     all_do(w, others, (message){.what = ACTIVATE, .mask = others, .epoch = ++*epoch});
     all_do(w, others, (message){.what = STEPS, .count = 8});
     if (with == SIGSTOP) { /* it continues as if nothing had happened */
-        REQUIRE(kill(w->process[victim], SIGCONT) == 0, "kill: %s", strerror(errno));
+        send_signal(c, victim, SIGCONT);
         all_do(w, others, (message){.what = STEPS, .count = 20});
-        answer(w, victim);
-        end(w, victim, SIGKILL);
+        answer(c, victim);
+        end(c, victim, SIGKILL);
     }
     all_do(w, others, (message){.what = DISCONNECT, .peer = victim});
-    start(w, victim);
-    for (uint32_t r = 0; r < w->ranks; r++) {
-        if (r != victim) connect_pair(w, r, victim);
-    }
+    replace(c, victim, 0);
     all_do(w, all, (message){.what = ACTIVATE, .mask = all, .epoch = ++*epoch});
     all_do(w, all, (message){.what = STEPS, .count = STEPS_BEFORE});
 }
@@ -403,23 +302,21 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (ranks_options(argc, argv, named, usage) != 0) return 2;
     ranks_limit("prefill_failure", options.seconds);
-    world w = {.ranks = options.ranks, .argv = argv, .random = options.seed};
-    int ended = ranks_begin(member_main, 2, &w.ranks, &w.gpus, argv);
+    world w = {.crew = {.ranks = options.ranks, .argv = argv}, .random = options.seed};
+    crew *c = &w.crew;
+    int ended = ranks_begin(member_main, 2, &c->ranks, &c->gpus, argv);
     if (ended >= 0) return ended;
-    complete_options(w.ranks, w.gpus);
+    complete_options(c->ranks, c->gpus);
     uint32_t epoch = 1;
-    uint64_t all = bit(w.ranks) - 1;
-    for (uint32_t r = 0; r < w.ranks; r++) start(&w, r);
-    for (uint32_t a = 0; a < w.ranks; a++) {
-        for (uint32_t b = 0; b < a; b++) connect_pair(&w, a, b);
-    }
+    uint64_t all = bit(c->ranks) - 1;
+    start_all(c, 0);
     all_do(&w, all, (message){.what = ACTIVATE, .mask = all, .epoch = epoch});
     all_do(&w, all, (message){.what = STEPS, .count = STEPS_BEFORE});
     for (uint32_t i = 0; i < options.strikes; i++)
-        strike(&w, i % w.ranks, i % 3 == 2 ? SIGSTOP : SIGKILL, &epoch);
+        strike(&w, i % c->ranks, i % 3 == 2 ? SIGSTOP : SIGKILL, &epoch);
     all_do(&w, all, (message){.what = QUIT});
-    for (uint32_t r = 0; r < w.ranks; r++) end(&w, r, 0);
-    printf("prefill_failure: OK ranks=%u strikes=%u, %u of them in the middle of steps\n", w.ranks,
+    for (uint32_t r = 0; r < c->ranks; r++) end(c, r, 0);
+    printf("prefill_failure: OK ranks=%u strikes=%u, %u of them in the middle of steps\n", c->ranks,
            options.strikes, w.noticed);
     return 0;
 }

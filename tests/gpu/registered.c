@@ -1,18 +1,20 @@
 /* Memory of the caller's that a communicator on GPUs registers: what is refused, damaged blobs, memory that
- * is lent to some ranks only, graphs that are older than a registration, and a rank that is replaced. In each
- * case sums and gathered blocks are right, whether peers read the memory or ranks use rings. Ranks are
- * communicators of one thread. test_comms --register has the operations, and ranks that are processes. Exit
- * code 77, with the reason, if there is no GPU. */
+ * is lent to some ranks only, graphs that are older than a registration, a rank that is replaced, and
+ * communicators whose peers read no memory: with queues, or of many ranks. In each case sums and gathered
+ * blocks are right, whether peers read the memory or ranks use rings. Ranks are communicators of one thread.
+ * test_comms --register has the operations, and ranks that are processes. Exit code 77, with the reason, if
+ * there is no GPU. */
 #include "cases.h"
 
 #include "base/bits.h"
 
-enum { RANKS = 3, BLOCK = 3 << 17, COUNT = RANKS * BLOCK }; /* elements: f32 */
+enum { RANKS = 3, MANY = 9, BLOCK = 3 << 17, COUNT = RANKS * BLOCK }; /* elements: f32 */
 enum { SEND = 0, RECV = 1, BUFFERS = 2, AHEAD = 4096 };
 #define BYTES (COUNT * UINT64_C(4)) /* of a buffer; a block is more than goes by packets */
 
 typedef struct rank {
     epw_comm *comm;
+    epw_fabric *fabric; /* NULL: peers map each other */
     cudaStream_t stream;
     int device;
     unsigned char *memory, *buffers[BUFFERS]; /* buffers lie in one allocation, behind AHEAD bytes */
@@ -35,6 +37,8 @@ static void open_rank(uint32_t r, uint32_t gpus) {
     config.slots = 8; /* no lines: operations read the memory, or go through the rings */
     config.heap_bytes = 4096;
     config.paths = EPW_PATH_ALL & ~(uint32_t)EPW_PATH_QUEUE;
+    config.fabric = all[r].fabric;
+    if (config.fabric != NULL) config.paths = EPW_PATH_SELF | EPW_PATH_QUEUE;
     config.deadline_ns = 20000 * MS;
     REQUIRE_OK(epw_comm_create(&config, &all[r].comm));
 }
@@ -411,11 +415,102 @@ static void replaced(uint32_t gpus) {
     close_all();
 }
 
-static const gpu_case cases[] = {{"refused", refused, 1, 60},
-                                 {"damaged", damaged, 1, 60},
-                                 {"lent", lent, 1, 60},
-                                 {"graphs", graphs, 1, 60},
-                                 {"replaced", replaced, 1, 60}};
+/* Peers behind queues. */
+static void queues(uint32_t gpus) {
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+        options.rank = r;
+        options.device = (int)(r % gpus);
+        REQUIRE_OK(epw_fabric_create(&options, &all[r].fabric));
+    }
+    open_all(gpus);
+    refused_memory();
+    for (uint32_t r = 0; r < RANKS; r++) register_buffers(r);
+    sum(&everyone, "registered beside queues");
+    gather("registered beside queues");
+    activate(&(epw_mask){{3}});
+    sum(&(epw_mask){{3}}, "two members");
+    activate(&everyone);
+    for (uint32_t r = 0; r < RANKS; r++)
+        for (uint32_t b = 0; b < BUFFERS; b++) deregister(r, b);
+    sum(&everyone, "deregistered");
+    close_all();
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_fabric_destroy(all[r].fabric);
+        all[r].fabric = NULL;
+    }
+}
+
+/* More ranks than the tables of kernels have places: the last rank's memory has none there. */
+static void many(uint32_t gpus) {
+    enum { LAST = MANY - 1, BESIDE = 1 << 16 };
+    epw_comm *comms[MANY];
+    float *memory[MANY];
+    cudaStream_t streams[MANY];
+    epw_registration own[MANY], theirs;
+    unsigned char blob[EPW_REGISTRATION_BLOB_MAX];
+    size_t length = 0;
+    epw_mask members = {{(1u << MANY) - 1}};
+    for (uint32_t r = 0; r < MANY; r++) {
+        epw_comm_config config = EPW_COMM_CONFIG_INIT;
+        config.rank = r;
+        config.ranks = MANY;
+        config.device = (int)(r % gpus);
+        config.sms = 1;
+        config.slot_bytes = 1024;
+        config.paths = EPW_PATH_ALL & ~(uint32_t)EPW_PATH_QUEUE;
+        config.deadline_ns = 20000 * MS;
+        REQUIRE_OK(epw_comm_create(&config, &comms[r]));
+        REQUIRE_CUDA(cudaSetDevice(config.device));
+        REQUIRE_CUDA(cudaStreamCreateWithFlags(&streams[r], cudaStreamNonBlocking));
+        REQUIRE_CUDA(cudaMalloc((void **)&memory[r], BESIDE * sizeof(float)));
+        for (uint32_t i = 0; i < BESIDE; i++) values[i] = value_of(r, i, 1);
+        REQUIRE_CUDA(cudaMemcpy(memory[r], values, BESIDE * sizeof(float), cudaMemcpyHostToDevice));
+    }
+    for (uint32_t i = 0; i < MANY * MANY; i++) {
+        uint32_t from = i / MANY, to = i % MANY;
+        if (from == to) continue;
+        REQUIRE_OK(epw_comm_export(comms[from], to, blob, &length));
+        REQUIRE_OK(epw_comm_connect(comms[to], from, blob, length));
+    }
+    for (uint32_t r = 0; r < MANY; r++)
+        REQUIRE_OK(epw_comm_register(comms[r], memory[r], BESIDE * sizeof(float), &own[r]));
+    for (uint32_t r = 0; r < MANY; r++) REQUIRE_OK(epw_comm_set_active(comms[r], &members, 1, 0));
+    for (uint32_t r = 0; r < MANY; r++) {
+        uint32_t peer = (r + 1) % MANY;
+        REQUIRE_OK(epw_comm_export_registration(comms[r], own[r], peer, blob, &length));
+        REQUIRE_OK(epw_comm_import_registration(comms[peer], r, blob, length, &theirs));
+        REQUIRE(theirs == own[r], "the number is another one");
+        REQUIRE_OK(epw_comm_lend(comms[r], own[r], &members));
+    }
+    for (uint32_t r = 0; r < MANY; r++) {
+        epw_call call = EPW_CALL_INIT;
+        call.stream = streams[r];
+        REQUIRE_CUDA(cudaSetDevice((int)(r % gpus)));
+        REQUIRE_OK(
+            epw_all_reduce(comms[r], memory[r], memory[r], BESIDE, EPW_TYPE_F32, EPW_SUM, &call, NULL));
+    }
+    for (uint32_t r = 0; r < MANY; r++) await_stream(streams[r], 60000 * MS, "a sum of many ranks");
+    for (uint32_t r = 0; r < MANY; r += LAST) {
+        REQUIRE_CUDA(cudaMemcpy(values, memory[r], BESIDE * sizeof(float), cudaMemcpyDeviceToHost));
+        for (uint32_t i = 0; i < BESIDE; i++) {
+            float sum = 0;
+            for (uint32_t p = 0; p < MANY; p++) sum += value_of(p, i, 1);
+            REQUIRE(values[i] == sum, "rank %u: sum %u is %g", r, i, (double)values[i]);
+        }
+    }
+    for (uint32_t r = 0; r < MANY; r++) {
+        REQUIRE_OK(epw_comm_unmap(comms[(r + 1) % MANY], r, own[r]));
+        REQUIRE_OK(epw_comm_deregister(comms[r], own[r]));
+    }
+    for (uint32_t r = 0; r < MANY; r++) epw_comm_destroy(comms[r]);
+    for (uint32_t r = 0; r < MANY; r++) REQUIRE_CUDA(cudaFree(memory[r]));
+}
+
+static const gpu_case cases[] = {{"refused", refused, 1, 60},   {"damaged", damaged, 1, 60},
+                                 {"lent", lent, 1, 60},         {"graphs", graphs, 1, 60},
+                                 {"replaced", replaced, 1, 60}, {"queues", queues, 1, 60},
+                                 {"many", many, 1, 60}};
 
 int main(int argc, char **argv) {
     return cases_main("registered", cases, sizeof cases / sizeof cases[0], argc, argv);

@@ -5,72 +5,16 @@
 #include "coll/gpu/gpu.h"
 
 #ifdef EPW_CUDA
-#include "base/little_endian.h"
+#include "coll/notice.h"
 #include "device/cuda.h"
 
 #include <string.h>
 
-/* ---- the blob ---- */
-
-/* What a blob says before the window's own blob. Little-endian, and checked by a sum of its own. */
-typedef struct notice {
-    epw_registration id;
-    uint64_t first, bytes, offset; /* as in epw_coll_registered and epw_coll_own */
-    uint32_t slot;                 /* of the owner's */
-    epw_nonce owner;               /* nonce of its communicator's window */
-} notice;
-
-#define MAGIC UINT32_C(0x52575045) /* "EPWR" */
-enum {
-    FORMAT = 1,
-    NOTICE_BYTES = 4 + 4 + 4 * 8 + 4 + 16,
-    SUM_BYTES = 8,
-    HEAD_BYTES = NOTICE_BYTES + SUM_BYTES
-};
-static_assert(HEAD_BYTES + EPW_BLOB_MAX <= EPW_REGISTRATION_BLOB_MAX, "a blob fits where epwire.h says");
-
-static void write_notice(const notice *n, unsigned char *at) {
-    epw_put_little(at, MAGIC, 4);
-    epw_put_little(at + 4, FORMAT, 4);
-    epw_put_little(at + 8, n->id, 8);
-    epw_put_little(at + 16, n->first, 8);
-    epw_put_little(at + 24, n->bytes, 8);
-    epw_put_little(at + 32, n->offset, 8);
-    epw_put_little(at + 40, n->slot, 4);
-    memcpy(at + 44, n->owner.bytes, sizeof n->owner.bytes);
-    epw_put_little(at + NOTICE_BYTES, epw_blob_sum(at, NOTICE_BYTES), SUM_BYTES);
-}
-
-/* Parses bytes of any content. On success the values are in their ranges; the owner is unchecked. */
-static epw_status parse_notice(const unsigned char *at, size_t length, uint64_t heap_bytes, epw_where where,
-                               notice *out) {
-    if (length < 8 || epw_take_little(at, 4) != MAGIC)
-        return epw_fail(EPW_ERR_INVALID, where,
-                        "%zu bytes that are not a blob of epw_comm_export_registration", length);
-    uint32_t format = (uint32_t)epw_take_little(at + 4, 4);
-    if (format != FORMAT)
-        return epw_fail(EPW_ERR_MISMATCH, where,
-                        "the blob's format is %u here and %u at the peer; use the same epwire version on all "
-                        "ranks",
-                        FORMAT, (unsigned)format);
-    if (length < HEAD_BYTES ||
-        epw_take_little(at + NOTICE_BYTES, SUM_BYTES) != epw_blob_sum(at, NOTICE_BYTES))
-        return epw_fail(EPW_ERR_INVALID, where, "the blob of %zu bytes was cut or damaged on the way",
-                        length);
-    *out = (notice){.id = epw_take_little(at + 8, 8),
-                    .first = epw_take_little(at + 16, 8),
-                    .bytes = epw_take_little(at + 24, 8),
-                    .offset = epw_take_little(at + 32, 8),
-                    .slot = (uint32_t)epw_take_little(at + 40, 4)};
-    memcpy(out->owner.bytes, at + 44, sizeof out->owner.bytes);
-    uint64_t most = EPW_COLL_LENT_MOST;
-    if (out->id != 0 && out->slot < EPW_COLL_REGISTRATIONS && out->bytes > 0 && out->bytes <= most &&
-        out->first > heap_bytes && out->first % 16 == 0 && out->first <= most - out->bytes)
-        return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, where,
-                    "the blob names registration %llu, number %u, of %llu bytes at %llu, which cannot be",
-                    (unsigned long long)out->id, (unsigned)out->slot, (unsigned long long)out->bytes,
-                    (unsigned long long)out->first);
+/* Whether peers read memory at all in this communicator's operations. Elsewhere registrations are numbered
+ * and exported as well, but no peer maps them, so they stay out of the table, which has no room for more
+ * ranks. */
+static bool reads_memory(const epw_comm *comm) {
+    return !comm->gpu->queues && comm->layout.ranks <= EPW_COLL_BULK_RANKS;
 }
 
 /* ---- the table ---- */
@@ -103,7 +47,7 @@ static bool is_mapped_by_all(const epw_comm *comm, const epw_coll_own *own, cons
 int epw_coll_gpu_lend(epw_comm *comm, const epw_mask *members) {
     struct epw_coll_gpu *g = comm->gpu;
     uint32_t rank = comm->config.rank;
-    if (g->registrations == 0) return cudaSuccess;
+    if (g->registrations == 0 || !reads_memory(comm)) return cudaSuccess;
     epw_coll_registered *row = g->pinned->registered[rank];
     for (uint32_t i = 0; i < EPW_COLL_REGISTRATIONS; i++)
         row[i] = is_mapped_by_all(comm, &g->own[i], members) ? g->own[i].at : nothing;
@@ -217,16 +161,17 @@ static epw_status export(epw_comm *comm, epw_registration id, unsigned char *blo
     size_t of_window = 0;
     epw_status status = find_own(comm, id, where, &own);
     if (status == EPW_OK)
-        status = epw_window_export(own->window, (uint32_t)where.peer, NULL, blob + HEAD_BYTES, &of_window);
+        status =
+            epw_window_export(own->window, (uint32_t)where.peer, NULL, blob + EPW_NOTICE_BYTES, &of_window);
     if (status != EPW_OK) return status;
-    notice n = {.id = id,
-                .first = own->at.first,
-                .bytes = own->at.bytes,
-                .offset = own->offset,
-                .slot = (uint32_t)(own - comm->gpu->own),
-                .owner = *epw_window_nonce(comm->peers.window)};
-    write_notice(&n, blob);
-    *length = HEAD_BYTES + of_window;
+    epw_notice n = {.id = id,
+                    .first = own->at.first,
+                    .bytes = own->at.bytes,
+                    .offset = own->offset,
+                    .slot = (uint32_t)(own - comm->gpu->own),
+                    .owner = *epw_window_nonce(comm->peers.window)};
+    epw_notice_write(&n, blob);
+    *length = EPW_NOTICE_BYTES + of_window;
     return EPW_OK;
 }
 
@@ -240,9 +185,10 @@ static epw_status lend(epw_comm *comm, epw_registration id, const epw_mask *rank
         if (status != EPW_OK || peer == comm->config.rank) continue;
         epw_where to = epw_peers_where(&comm->peers, where.op, peer);
         status = epw_peers_connected(&comm->peers, to, &window, &incarnation);
-        if (status == EPW_OK) mapped_by[peer] = incarnation;
+        if (status == EPW_OK && reads_memory(comm)) mapped_by[peer] = incarnation;
     }
-    if (status == EPW_OK) status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
+    if (status != EPW_OK || !reads_memory(comm)) return status;
+    status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
     if (status == EPW_OK) status = epw_cuda_enter(comm->config.device, where);
     if (status != EPW_OK) return status;
     memcpy(own->mapped_by, mapped_by, sizeof mapped_by);
@@ -265,7 +211,8 @@ static epw_status drop(epw_comm *comm, epw_registration id, epw_where where) {
                         "it still has registration %llu mapped: it must unmap it, or end",
                         (unsigned long long)id);
     }
-    status = put(comm, comm->config.rank, (uint32_t)(own - comm->gpu->own), nothing, where);
+    if (reads_memory(comm))
+        status = put(comm, comm->config.rank, (uint32_t)(own - comm->gpu->own), nothing, where);
     if (status != EPW_OK) return status;
     epw_window_destroy(own->window);
     *own = (epw_coll_own){0};
@@ -275,7 +222,7 @@ static epw_status drop(epw_comm *comm, epw_registration id, epw_where where) {
 /* ---- peers' ---- */
 
 /* The window of the peer that is connected must be the one that the blob was made with. */
-static epw_status check_owner(epw_comm *comm, const notice *n, epw_where where, uint64_t *incarnation) {
+static epw_status check_owner(epw_comm *comm, const epw_notice *n, epw_where where, uint64_t *incarnation) {
     epw_nonce window;
     epw_status status = epw_peers_connected(&comm->peers, where, &window, incarnation);
     if (status != EPW_OK || epw_nonce_equal(&window, &n->owner)) return status;
@@ -283,7 +230,7 @@ static epw_status check_owner(epw_comm *comm, const notice *n, epw_where where, 
                     "the blob is of another incarnation of the peer than the one that is connected");
 }
 
-static epw_status check_free(const epw_coll_imported *at, const notice *n, epw_where where) {
+static epw_status check_free(const epw_coll_imported *at, const epw_notice *n, epw_where where) {
     if (at->id == 0) return EPW_OK;
     return epw_fail(EPW_ERR_STATE, where,
                     at->id == n->id ? "its registration %llu is mapped already"
@@ -292,11 +239,11 @@ static epw_status check_free(const epw_coll_imported *at, const notice *n, epw_w
 }
 
 /* With the lock held. */
-static epw_status install(epw_comm *comm, const notice *n, epw_import *import, epw_where where) {
+static epw_status install(epw_comm *comm, const epw_notice *n, epw_import *import, epw_where where) {
     uint32_t peer = (uint32_t)where.peer;
     epw_coll_imported *at = &comm->gpu->imported[peer][n->slot];
     uint64_t mapped = epw_import_bytes(import), incarnation = 0;
-    if (n->offset > mapped || n->bytes > mapped - n->offset)
+    if (!epw_notice_fits(n, mapped))
         return epw_fail(EPW_ERR_PEER, where, "the peer's allocation has %llu bytes, not %llu from %llu on",
                         (unsigned long long)mapped, (unsigned long long)n->bytes,
                         (unsigned long long)n->offset);
@@ -324,28 +271,33 @@ static epw_status unlock(epw_comm *comm, epw_status status) {
     return status;
 }
 
-static epw_status map(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
-                      epw_registration *id) {
-    notice n;
-    uint64_t incarnation = 0;
+/* `blob`: of the window. */
+static epw_status map(epw_comm *comm, const epw_notice *n, const unsigned char *blob, size_t length,
+                      epw_where where) {
     epw_import *import = NULL;
-    epw_status status = parse_notice(blob, length, comm->layout.heap_bytes, where, &n);
+    lock(comm);
+    epw_status status = unlock(comm, check_free(&comm->gpu->imported[where.peer][n->slot], n, where));
+    if (status != EPW_OK) return status;
+    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob, length,
+                                      comm->config.deadline_ns, &import);
+    if (status != EPW_OK) return status;
+    lock(comm);
+    status = unlock(comm, install(comm, n, import, where));
+    if (status != EPW_OK) epw_import_close(import);
+    return status;
+}
+
+static epw_status import(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
+                         epw_registration *id) {
+    epw_notice n;
+    uint64_t incarnation = 0;
+    epw_status status =
+        epw_notice_parse(blob, length, comm->layout.heap_bytes, EPW_COLL_LENT_MOST, where, &n);
     if (status == EPW_OK) status = check_owner(comm, &n, where, &incarnation);
-    if (status != EPW_OK) return status;
-    lock(comm);
-    status = unlock(comm, check_free(&comm->gpu->imported[where.peer][n.slot], &n, where));
-    if (status != EPW_OK) return status;
-    status = epw_window_import_memory(comm->peers.window, (uint32_t)where.peer, blob + HEAD_BYTES,
-                                      length - HEAD_BYTES, comm->config.deadline_ns, &import);
-    if (status != EPW_OK) return status;
-    lock(comm);
-    status = unlock(comm, install(comm, &n, import, where));
-    if (status != EPW_OK) {
-        epw_import_close(import);
-        return status;
-    }
-    *id = n.id;
-    return EPW_OK;
+    if (status == EPW_OK && reads_memory(comm))
+        status = map(comm, &n, blob + EPW_NOTICE_BYTES, length - EPW_NOTICE_BYTES, where);
+    if (status == EPW_OK) *id = n.id;
+    return status;
 }
 
 /* With the lock held, when no kernel reads the memory. */
@@ -360,6 +312,7 @@ static epw_status unmap(epw_comm *comm, uint32_t peer, uint32_t slot, epw_where 
 
 static epw_status find_and_unmap(epw_comm *comm, epw_registration id, epw_where where) {
     uint32_t peer = (uint32_t)where.peer, slot = 0;
+    if (!reads_memory(comm)) return EPW_OK;
     const epw_coll_imported *all = comm->gpu->imported[peer];
     while (slot < EPW_COLL_REGISTRATIONS && (id == 0 || all[slot].id != id)) slot++;
     if (slot == EPW_COLL_REGISTRATIONS) return EPW_OK;
@@ -396,19 +349,8 @@ void epw_coll_gpu_close_registered(epw_comm *comm) {
 
 static epw_status check(const epw_comm *comm, const char *op) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
-    epw_where where = epw_comm_where(comm, op);
-#ifdef EPW_CUDA
-    if (comm->gpu != NULL && comm->layout.ranks > EPW_COLL_BULK_RANKS)
-        return epw_fail(EPW_ERR_STATE, where,
-                        "config.ranks is %u: memory is read directly among at most %d ranks",
-                        comm->layout.ranks, EPW_COLL_BULK_RANKS);
-    if (comm->gpu != NULL && comm->gpu->queues)
-        return epw_fail(EPW_ERR_STATE, where,
-                        "peers may be reached by queues, and no memory is read directly then: leave "
-                        "EPW_PATH_QUEUE out of config.paths");
     if (comm->gpu != NULL) return EPW_OK;
-#endif
-    return epw_fail(EPW_ERR_STATE, where,
+    return epw_fail(EPW_ERR_STATE, epw_comm_where(comm, op),
                     "config.device is the host, where peers read any memory without registration");
 }
 
@@ -443,7 +385,7 @@ epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const voi
     if (status == EPW_OK) status = check_given(comm, "import", "registration", registration);
     if (status == EPW_OK) status = epw_peers_check(&comm->peers, "import", peer);
     if (status != EPW_OK) return status;
-    return map(comm, blob, length, epw_peers_where(&comm->peers, "import", peer), registration);
+    return import(comm, blob, length, epw_peers_where(&comm->peers, "import", peer), registration);
 }
 
 epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {

@@ -4,6 +4,7 @@
 pub mod fake;
 pub mod links;
 pub mod nic;
+pub mod notice;
 pub mod rings;
 
 use std::ops::Range;
