@@ -5,12 +5,11 @@
 #include "group.h"
 #include "held.h"
 #include "late_ends.h"
+#include "whole_step.h"
 
 #include "base/clock.h"
 #include "nic/verbs/calls.h"
 #include "verbs/library.h"
-
-enum { LISTS = EXPERTS / 2, ROWS = 2 * TOKENS };
 
 /* The adapter counts contexts from the last one. */
 enum { RANK_1, RANK_0 };
@@ -22,82 +21,18 @@ static uint64_t deadline_ns = 10000 * MS;
 
 /* ---- ranks ---- */
 
-/* Two connected ranks without a membership; those that are not made are NULL if a call has failed. */
+/* Two connected ranks without a membership. */
 static bool meet_two(group *g) {
-    *g = (group){.ranks = 2};
-    unsigned char blob[EPW_BLOB_MAX];
-    size_t length = 0;
-    bool well = true;
-    for (uint32_t r = 0; r < 2 && well; r++) {
-        epw_config config = config_of(r, 2);
-        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
-        const char *nic = getenv("EPW_TEST_NIC");
-        options.rank = r;
-        options.wires = EPW_WIRE_VERBS;
-        if (nic != NULL && strcmp(nic, "strict") == 0) options.nic = EPW_NIC_STRICT;
-        well = epw_fabric_create(&options, &g->fabrics[r]) == EPW_OK;
-        config.fabric = g->fabrics[r];
-        config.paths = EPW_PATH_QUEUE;
-        config.deadline_ns = deadline_ns;
-        well = well && epw_buffer_create(&config, &g->of[r]) == EPW_OK;
-    }
-    for (uint32_t r = 0; r < 2 && well; r++)
-        well = epw_buffer_export(g->of[1 - r], r, blob, &length) == EPW_OK &&
-               epw_buffer_connect(g->of[r], 1 - r, blob, length) == EPW_OK;
-    return well;
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    const char *nic = getenv("EPW_TEST_NIC");
+    options.wires = EPW_WIRE_VERBS;
+    if (nic != NULL && strcmp(nic, "strict") == 0) options.nic = EPW_NIC_STRICT;
+    return meet_two_by(&options, deadline_ns, g);
 }
 
 /* The same in epoch 1. */
 static bool two_ranks(group *g) {
-    epw_mask both = first_ranks(2);
-    bool well = meet_two(g);
-    for (uint32_t r = 0; r < 2 && well; r++) well = epw_buffer_set_active(g->of[r], &both, 1, 0) == EPW_OK;
-    return well;
-}
-
-/* Checks the result of each token: a quarter of its value for each expert that it has. */
-static bool is_combined(const batch *made, const uint16_t *result) {
-    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) {
-        uint32_t experts = 0, t = i / HIDDEN;
-        for (uint32_t j = 0; j < TOPK; j++) experts += made->ids[t * TOPK + j] >= 0;
-        if (from_bf16(result[i]) != from_bf16(made->x[i]) * 0.25f * (float)experts) return false;
-    }
-    return true;
-}
-
-/* Both ranks' halves of one step, in this thread, since sending waits for nobody. Whether it was complete and
- * right. */
-static bool step(const group *g) {
-    static batch made[2];
-    static _Alignas(64) uint16_t rows[2][LISTS * ROWS * HIDDEN], result[2][TOKENS * HIDDEN];
-    epw_handle handles[2];
-    epw_outcome outcome = EPW_OUTCOME_INIT;
-    bool whole = true;
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_dispatch_input in = make_batch(&made[r], r);
-        in.layout = EPW_EXPERT_MAJOR;
-        CHECK_OK(epw_dispatch(g->of[r], &in, NULL, &handles[r], &outcome));
-    }
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
-        uint32_t counts[LISTS];
-        out.rows = rows[r];
-        out.counts = counts;
-        CHECK_OK(epw_dispatch_receive(g->of[r], handles[r], &out, &outcome));
-        whole &= !outcome.degraded;
-    }
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
-        answer.expert_out = rows[r];
-        CHECK_OK(epw_combine(g->of[r], handles[r], &answer, NULL, &outcome));
-    }
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
-        combined.out = result[r];
-        CHECK_OK(epw_combine_receive(g->of[r], handles[r], &combined, &outcome));
-        whole &= !outcome.degraded && is_combined(&made[r], result[r]);
-    }
-    return whole;
+    return meet_two(g) && begin_two(g);
 }
 
 static void nothing_is_left(const char *of, uint32_t which) {
@@ -239,21 +174,13 @@ static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
 static void is_lost(const group *g, uint32_t rank, const char *text, const char *of) {
     char said[EPW_TROUBLE_TEXT];
     uint64_t began = epw_now_ns();
-    epw_handle handle;
-    epw_outcome outcome = EPW_OUTCOME_INIT;
-    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
-    batch *made = malloc(sizeof *made);
-    epw_dispatch_input in = make_batch(made, rank);
-    in.layout = EPW_RANK_MAJOR;
-    CHECK_OK(epw_dispatch(g->of[rank], &in, NULL, &handle, NULL));
-    CHECK_OK(epw_dispatch_receive(g->of[rank], handle, &nothing, &outcome));
+    epw_outcome outcome = dispatch_alone(g, rank);
     CHECK_MSG(outcome.degraded && outcome.record.cause == EPW_CAUSE_LINK, "%s: cause %u", of,
               outcome.record.cause);
     CHECK_MSG(epw_now_ns() - began < deadline_ns / 2, "%s: it took a deadline", of);
     epw_buffer_trouble(g->of[rank], 1 - rank, said);
     CHECK_MSG(strcmp(said, text) == 0, "%s:\n%s\nand not\n%s", of, said, text);
     is_told_by_its_peer(g, 1 - rank, of);
-    free(made);
 }
 
 /* Statuses of completions, by the library's numbers. */
