@@ -30,6 +30,9 @@ typedef enum epw_fake_lack {
     EPW_FAKE_NO_OVERRUN,   /* completion queues cannot ignore overrun */
     EPW_FAKE_SHORT_RINGS,  /* rings have at most 64 entries */
     EPW_FAKE_NO_NEIGHBOUR, /* no neighbour answers for a GID */
+    EPW_FAKE_NO_LID,       /* InfiniBand without a subnet manager */
+    EPW_FAKE_NO_LOOPBACK,  /* no packet reaches the device that sends it */
+    EPW_FAKE_NO_DOORBELLS, /* writes to registers have no effect */
     EPW_FAKE_LACKS
 } epw_fake_lack;
 
@@ -66,10 +69,11 @@ typedef struct epw_fake_options {
     uint32_t mtu;   /* as in epw_mlx5_port; 0: 4096 */
     uint64_t lacks; /* 1 << EPW_FAKE_NO_*, or-ed */
     /* After `failing_after` calls of the kind `failing`, the next one fails: with failing_errno or, where
-     * that is 0, with a status of the firmware. */
+     * that is 0, with failing_status of the firmware; 0: BAD_PARAM. */
     epw_fake_call failing;
     uint32_t failing_after;
     int failing_errno;
+    uint32_t failing_status;
 } epw_fake_options;
 
 epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_fake **out);

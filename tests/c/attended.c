@@ -204,6 +204,8 @@ static void memory_begins_a_page(void) {
     epw_mlx5_pair_options options = {.depth = DEPTH, .memory = t.a->ring + 64};
     epw_mlx5_pair *pair = NULL;
     CHECK(epw_mlx5_pair_create(t.a->adapter, &options, where, &pair) == EPW_ERR_INVALID && pair == NULL);
+    CHECK_MSG(strcmp(epw_last_error(), "test: rank 0: memory of a queue pair does not begin on a page") == 0,
+              "%s", epw_last_error());
     close_two(t);
 }
 

@@ -357,6 +357,46 @@ static void words_are_seen_by_who_looks(void) {
     free(b);
 }
 
+/* ---- what is refused ---- */
+
+static void is_refused(epw_status status, epw_status expected, const char *text) {
+    CHECK_MSG(status == expected, "%s instead of %s", epw_status_name(status), epw_status_name(expected));
+    CHECK_MSG(strcmp(epw_last_error(), text) == 0, "%s\nand not\n%s", epw_last_error(), text);
+}
+
+static void an_address_that_is_none_is_refused(void) {
+    static const struct {
+        unsigned char link, mtu;
+        const char *text;
+    } cases[] = {
+        {7, 9, "test: rank 3: the peer gave no valid address of its adapter: 7, MTU 9"},
+        {2, 5, "test: rank 3: the peer gave no valid address of its adapter: 2, MTU 5"},
+        {1, 0, "test: rank 3: the peer gave no valid address of its adapter: 1, MTU 0"},
+        {0, 6, "test: rank 3: the peer gave no valid address of its adapter: 0, MTU 6"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        unsigned char bytes[EPW_MLX5_ADDRESS_BYTES] = {cases[i].link, cases[i].mtu};
+        epw_mlx5_address read;
+        is_refused(epw_mlx5_address_read(bytes, where, &read), EPW_ERR_INVALID, cases[i].text);
+    }
+}
+
+static void a_peer_on_the_other_kind_of_link_is_refused(void) {
+    static const char *const texts[] = {
+        "test: rank 3: the peer's adapter is on InfiniBand, this rank's, fake_0, on Ethernet",
+        "test: rank 3: the peer's adapter is on Ethernet, this rank's, fake_0, on InfiniBand"};
+    for (int infiniband = 0; infiniband < 2; infiniband++) {
+        bench *b = new_bench();
+        CHECK_OK(set_up(b, &(epw_fake_options){.infiniband = infiniband == 1}, &(epw_mlx5_options){0}));
+        epw_mlx5_address address = epw_mlx5_address_of(b->adapter);
+        address.ethernet = infiniband == 1;
+        is_refused(epw_mlx5_pair_connect(b->pair, 0x54321, &address, UINT64_C(10000000000), where),
+                   EPW_ERR_NO_PATH, texts[infiniband]);
+        take_down(b);
+        free(b);
+    }
+}
+
 /* ---- two of them ---- */
 
 /* Writes a word by an entry in the ring that the commands have named, and waits until it is done or has
@@ -450,5 +490,7 @@ int main(void) {
     the_nearest_of_several_adapters_is_chosen();
     options_reach_the_command();
     a_device_has_no_part_in_another_ones_objects();
+    an_address_that_is_none_is_refused();
+    a_peer_on_the_other_kind_of_link_is_refused();
     return check_result("mlx5_adapter");
 }

@@ -211,6 +211,31 @@ static void answers_are_read_where_firmware_writes_them(void) {
     CHECK(epw_mlx5_read_caps(out).cq_overrun_ignored);
 }
 
+/* By the numbers of the adapter's manual. */
+static void statuses_have_the_names_of_the_manual(void) {
+    static const struct {
+        uint32_t status;
+        const char *name;
+    } statuses[] = {{0x00, "OK"},
+                    {0x01, "INTERNAL_ERR"},
+                    {0x02, "BAD_OP"},
+                    {0x03, "BAD_PARAM"},
+                    {0x04, "BAD_SYS_STATE"},
+                    {0x05, "BAD_RESOURCE"},
+                    {0x06, "RESOURCE_BUSY"},
+                    {0x08, "EXCEED_LIM"},
+                    {0x09, "BAD_RES_STATE"},
+                    {0x0a, "BAD_INDEX"},
+                    {0x0f, "NO_RESOURCES"},
+                    {0x10, "BAD_QP_STATE"},
+                    {0x50, "BAD_INPUT_LEN"},
+                    {0x51, "BAD_OUTPUT_LEN"},
+                    {0x7f, "a status that is not known here"}};
+    for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++)
+        CHECK_MSG(strcmp(epw_mlx5_status_name(statuses[i].status), statuses[i].name) == 0, "%x: %s",
+                  statuses[i].status, epw_mlx5_status_name(statuses[i].status));
+}
+
 /* All tries together take at least 2 deadlines, and at most as much more as steps of a factor of 2
  * require. */
 static void a_silent_peer_is_given_up_within_2_to_4_deadlines(void) {
@@ -258,6 +283,7 @@ int main(void) {
     the_way_down_has_these_fields();
     some_commands_have_these_bytes();
     answers_are_read_where_firmware_writes_them();
+    statuses_have_the_names_of_the_manual();
     a_silent_peer_is_given_up_within_2_to_4_deadlines();
     silent_peers_of_these_deadlines_are_given_up_so_late();
     two_queue_pairs_between_the_same_ranks_take_other_ports();

@@ -189,6 +189,33 @@ static void the_doctor_sends_a_word_from_the_adapter_to_itself(void) {
     nothing_is_left("doctor", 0);
 }
 
+static void the_doctor_says_what_fails(void) {
+    static const struct {
+        epw_fake_call call;
+        int err;
+        const char *name, *text;
+    } cases[] = {{EPW_FAKE_CALL_OPEN, EPERM, "DevX",
+                  "this process may not open it: see /dev/infiniband, and in a container --device"},
+                 {EPW_FAKE_CALL_OPEN, EOPNOTSUPP, "DevX",
+                  "it has no DevX, which needs its firmware's user contexts (log_max_uctx)"},
+                 {EPW_FAKE_CALL_UMEM, ENOMEM, "host memory",
+                  "not registered: errno 12; raise the limit of locked memory (ulimit -l)"},
+                 {EPW_FAKE_CALL_REGISTER, EFAULT, "host memory", "not registered: errno 14"}};
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        epw_probe_finding found[EPW_PROBE_FINDINGS_MAX];
+        bool said = false;
+        mlx.options.failing = cases[i].call;
+        mlx.options.failing_after = 0;
+        mlx.options.failing_errno = cases[i].err;
+        uint32_t count = epw_mlx5_probe("mlx5_0", -1, found);
+        mlx.options.failing = EPW_FAKE_CALL_NONE;
+        for (uint32_t f = 0; f < count; f++)
+            said |= strcmp(found[f].name, cases[i].name) == 0 && strcmp(found[f].text, cases[i].text) == 0;
+        CHECK_MSG(said, "case %u: not said: %s", i, cases[i].text);
+        nothing_is_left("doctor", 1 + i);
+    }
+}
+
 /* ---- failures ---- */
 
 static void await_trouble(const group *g, uint32_t rank, const char *text, const char *otherwise,
@@ -337,6 +364,7 @@ int main(void) {
     steps_go_by_the_adapter(true, "mlx5_0 port 1, InfiniBand, LID 2, MTU 4096");
     every_kind_of_register_rings();
     the_doctor_sends_a_word_from_the_adapter_to_itself();
+    the_doctor_says_what_fails();
     what_befalls_an_adapter_loses_its_peers_and_says_why();
     a_removed_adapter_loses_its_peers_and_says_why();
     a_cable_that_is_cut_loses_the_peer();

@@ -325,14 +325,24 @@ static void to_rtr(command *c) {
     if (c->status == OK) c->object->reached = to;
 }
 
+static bool is_of_device(const epw_fake_item *qp, const epw_fake_route *to) {
+    epw_mlx5_gid own;
+    if (qp->fake->options.infiniband) return to->lid == epw_fake_lid(qp->fake, qp->device);
+    for (uint32_t i = 0; i < epw_fake_gids(qp->fake); i++)
+        if (epw_fake_gid(qp->fake, qp->device, i, &own) == 0 && memcmp(own.bytes, to->gid, 16) == 0)
+            return true;
+    return false;
+}
+
 /* Connects the pair by the link that leads to the address which INIT2RTR has named, or by no link if there is
- * none. */
+ * none. One that goes astray fails when it is rung for, as if the retries were over at once. */
 void epw_fake_reach(epw_fake_item *qp) {
     if (qp->pair == NULL) return;
     const epw_fake_route *way = &qp->route, *to = &qp->reached;
     bool same =
         way->remote == to->remote && way->lid == to->lid && memcmp(way->gid, to->gid, sizeof to->gid) == 0;
-    epw_pair_connect(qp->pair, same ? way->link : 0, to->remote);
+    qp->astray = epw_fake_lacks(qp->fake, EPW_FAKE_NO_LOOPBACK) && is_of_device(qp, to);
+    if (!qp->astray) epw_pair_connect(qp->pair, same ? way->link : 0, to->remote);
 }
 
 static void to_rts(command *c) {
@@ -436,7 +446,8 @@ int epw_fake_command(epw_fake_item *object, epw_fake_call call, const void *in, 
     memset(out, 0, out_bytes);
     if (epw_fake_fails(fake, call)) {
         if (fake->options.failing_errno != 0) return fake->options.failing_errno;
-        refuse(&c, BAD_PARAM, SYNDROME_PLANNED);
+        uint32_t status = fake->options.failing_status;
+        refuse(&c, status != OK ? status : BAD_PARAM, SYNDROME_PLANNED);
     } else if (in_bytes != commands[i].in_bytes) {
         refuse(&c, BAD_INPUT_LEN, 0);
     } else {

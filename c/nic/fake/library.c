@@ -290,14 +290,23 @@ static int destroy(void *object) {
     return epw_fake_drop(item);
 }
 
+static bool hears(const epw_fake_item *qp) {
+    return qp->pair != NULL && !epw_fake_lacks(qp->fake, EPW_FAKE_NO_DOORBELLS);
+}
+
 static void rung(void *object) {
     const epw_fake_item *qp = object;
-    if (qp->pair != NULL) epw_pair_ring(qp->pair);
+    if (!hears(qp)) return;
+    if (qp->astray) {
+        epw_pair_connect(qp->pair, 0, qp->reached.remote);
+    } else {
+        epw_pair_ring(qp->pair);
+    }
 }
 
 static void notice(void *object) {
     const epw_fake_item *qp = object;
-    if (qp->pair != NULL) epw_pair_poll(qp->pair);
+    if (hears(qp)) epw_pair_poll(qp->pair);
 }
 
 void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *route) {

@@ -42,6 +42,7 @@ typedef struct epw_fake_item {
     uint32_t state;                /* QP: EPW_MLX5_STATE_* */
     epw_pair *pair;                /* QP: the soft NIC's queue pair; NULL: there is none */
     epw_fake_route route, reached; /* QP: from epw_fake_add_route; from INIT2RTR */
+    bool astray;                   /* QP: whatever it sends is lost */
 } epw_fake_item;
 
 struct epw_fake {
