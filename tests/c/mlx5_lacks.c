@@ -77,6 +77,10 @@ static const adverse cases[] = {
      .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
     {LACK(BF_UAR_ALONE), .status = EPW_OK,
      .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells that gather writes"},
+    {LACK(NO_OWN_PAGE), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
+    {LACK(NO_PAIR_EVENTS), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
     {LACK(NO_UAR), .status = EPW_ERR_SYSTEM,
      .text = "test: rank 3: fake_0 gives no doorbell register of any kind (the first kind: errno 95): use "
              "fewer buffers or peers, or a newer kernel: Operation not supported (errno 95)"},

@@ -189,6 +189,7 @@ static void create_cq(command *c) {
 /* Called by the soft NIC, with its lock held, when the pair has stopped working. */
 static void broken(void *context) {
     epw_fake_item *qp = context;
+    if (epw_fake_lacks(qp->fake, EPW_FAKE_NO_PAIR_EVENTS)) return;
     epw_fake_raise(qp->fake, qp->device, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
 }
 
@@ -250,13 +251,17 @@ static void create_qp(command *c) {
 
 /* ---- a queue pair's states ---- */
 
-static void move(command *c, uint32_t from, uint32_t to) {
+static void move_if(command *c, bool allowed, uint32_t to) {
     epw_fake_item *qp = c->object;
-    if (c->status == OK && qp->state != from)
+    if (!allowed)
         refuse(c, BAD_QP_STATE,
                SYNDROME_STATE | qp->state << 12 |
                    (uint32_t)epw_field_get(c->in, 0, EPW_FIELD(modify_qp_in, opcode)));
     if (c->status == OK) qp->state = to;
+}
+
+static void move(command *c, uint32_t from, uint32_t to) {
+    move_if(c, c->object->state == from, to);
 }
 
 static void to_init(command *c) {
@@ -372,18 +377,18 @@ static void check_short(command *c) {
                           .own = LIST(EPW_FIELD(modify_qp_in, opcode), EPW_FIELD(modify_qp_in, qpn))});
 }
 
+/* From RST the kernel's own table of states does not allow it, and some firmware refuses it. */
 static void to_error(command *c) {
     check_short(c);
-    if (c->status != OK) return;
-    c->object->state = EPW_MLX5_STATE_ERR;
-    if (c->object->pair == NULL) return;
+    move_if(c, c->object->state != EPW_MLX5_STATE_RST, EPW_MLX5_STATE_ERR);
+    if (c->status != OK || c->object->pair == NULL) return;
     epw_pair_close(c->object->pair);
     epw_pair_break(c->object->pair);
 }
 
 static void to_reset(command *c) {
     check_short(c);
-    if (c->status == OK) c->object->state = EPW_MLX5_STATE_RST;
+    move_if(c, true, EPW_MLX5_STATE_RST);
 }
 
 static void query_qp(command *c) {
