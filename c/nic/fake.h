@@ -31,6 +31,7 @@ typedef enum epw_fake_lack {
     EPW_FAKE_NO_ATOMICS,
     EPW_FAKE_NO_OVERRUN,     /* completion queues cannot ignore overrun */
     EPW_FAKE_SHORT_RINGS,    /* rings have at most 64 entries */
+    EPW_FAKE_SHORT_ENTRIES,  /* entries have at most 2^20 bytes */
     EPW_FAKE_NO_NEIGHBOUR,   /* no neighbour answers for a GID */
     EPW_FAKE_NO_LID,         /* InfiniBand without a subnet manager */
     EPW_FAKE_NO_LOOPBACK,    /* no packet reaches the device that sends it */

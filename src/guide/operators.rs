@@ -137,6 +137,7 @@
 //! |---|---|
 //! | `NAME writes completions of version 0, this library reads version 1: update its firmware` | `mlxfwmanager`, or the vendor's update |
 //! | `NAME has no completion queues that ignore an overrun (cq_oi): update its firmware` | as above |
+//! | `NAME sends 2^20 bytes at a time at most (log_max_msg), queue pairs are made for 2^30: update its firmware` | as above |
 //! | `NAME has rings of 64 entries at most, 256 are needed: lower max_tokens` | or fewer ranks: entries of an operation are those of its rows |
 //! | `options.traffic_class (EPWIRE_TC) is 106, but the port of NAME is InfiniBand, which has none within a subnet: use options.service_level` | `EPWIRE_SL` |
 //! | `options.service_level (EPWIRE_SL) is 8, but the port of NAME is Ethernet, whose priorities are below 8` | 0 to 7 |

@@ -92,6 +92,10 @@ static const adverse cases[] = {
     {LACK(NO_OVERRUN), .status = EPW_ERR_NO_PATH,
      .text =
          "test: rank 3: fake_0 has no completion queues that ignore an overrun (cq_oi): update its firmware"},
+    {LACK(SHORT_ENTRIES), .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: fake_0 sends 2^20 bytes at a time at most (log_max_msg), queue pairs are made for "
+         "2^30: update its firmware"},
     {LACK(SHORT_RINGS), .status = EPW_ERR_LIMIT,
      .text = "test: rank 3: fake_0 has rings of 64 entries at most, 256 are needed: lower max_tokens"},
     {LACK(NO_NEIGHBOUR), .status = EPW_ERR_SYSTEM,

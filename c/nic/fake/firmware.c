@@ -130,12 +130,20 @@ static void make(command *c, epw_fake_kind kind, uint32_t id, epw_fake_item *con
 
 /* ---- QUERY_HCA_CAP ---- */
 
+/* The most entries of a ring, and bytes of an entry, as powers of two. */
+static uint32_t log_entries_of(const epw_fake *fake) {
+    return epw_fake_lacks(fake, EPW_FAKE_SHORT_RINGS) ? 6 : EPW_FAKE_LOG_ENTRIES;
+}
+
+static uint32_t log_message_of(const epw_fake *fake) {
+    return epw_fake_lacks(fake, EPW_FAKE_SHORT_ENTRIES) ? 20 : 30;
+}
+
 static void put_general(command *c, uint32_t base) {
     const epw_fake *fake = c->fake;
-    uint32_t entries = epw_fake_lacks(fake, EPW_FAKE_SHORT_RINGS) ? 6 : EPW_FAKE_LOG_ENTRIES;
-    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_qp_sz), entries);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_qp_sz), log_entries_of(fake));
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_cq_sz), 22);
-    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_msg), EPW_FAKE_LOG_MESSAGE);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_msg), log_message_of(fake));
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, port_type), fake->options.infiniband ? 0 : 1);
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, cqe_version),
                   epw_fake_lacks(fake, EPW_FAKE_NO_CQE_VERSION) ? 0 : 1);
@@ -234,7 +242,6 @@ static void create_qp(command *c) {
                                EPW_FIELD(qpc, dbr_umem_valid), EPW_FIELD(qpc, dbr_umem_id)),
                           NULL});
     uint32_t log_entries = (uint32_t)QPC(context, log_sq_size);
-    uint32_t most = epw_fake_lacks(c->fake, EPW_FAKE_SHORT_RINGS) ? 6 : EPW_FAKE_LOG_ENTRIES;
     epw_fake_item *uses[] = {
         umem(c, IN(create_qp_in, wq_umem_id), IN(create_qp_in, wq_umem_valid), (size_t)64 << log_entries),
         umem(c, QPC(context, dbr_umem_id), QPC(context, dbr_umem_valid), 8),
@@ -243,7 +250,7 @@ static void create_qp(command *c) {
         named(c, EPW_FAKE_DOMAIN, QPC(context, pd), SYNDROME_PD),
     };
     named(c, EPW_FAKE_CQ, QPC(context, cqn_rcv), SYNDROME_CQ);
-    if (log_entries > most) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
+    if (log_entries > log_entries_of(c->fake)) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
     require(c, QPC(context, st) == 0 && QPC(context, rq_type) == RECEIVE_NONE, SYNDROME_KIND);
     require(c, QPC(context, pm_state) == MIGRATED, SYNDROME_KIND);
     if (c->status == OK) make_qp(c, uses, 5, log_entries);
@@ -316,7 +323,7 @@ static void to_rtr(command *c) {
     epw_fake_route to = {.remote = (uint32_t)QPC(context, remote_qpn)};
     uint64_t mtu = QPC(context, mtu);
     require(c, mtu >= 1 && mtu <= epw_fake_mtu(c->fake), SYNDROME_MTU);
-    require(c, QPC(context, log_msg_max) <= EPW_FAKE_LOG_MESSAGE, SYNDROME_SIZE);
+    require(c, QPC(context, log_msg_max) <= log_message_of(c->fake), SYNDROME_SIZE);
     require(c, PATH(context, vhca_port_num) == EPW_FAKE_PORT, SYNDROME_PORT);
     check_rights(c, context);
     if (infiniband) {

@@ -11,7 +11,6 @@ enum {
     EPW_FAKE_EQ = 7,
     EPW_FAKE_PORT = 1,
     EPW_FAKE_LOG_ENTRIES = 15, /* the most that a ring may have */
-    EPW_FAKE_LOG_MESSAGE = 30,
     EPW_FAKE_PAGE = 4096
 };
 

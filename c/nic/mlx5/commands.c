@@ -79,7 +79,6 @@ enum {
     MIGRATED = 3,
     RECEIVE_NONE = 3, /* there is no receive queue */
     ATOMIC_UP_TO_8 = 3,
-    LOG_MESSAGE = 30,
     RETRY_ALWAYS =
         7, /* retry without end while the receiver is not ready; that does not happen without receives */
     RECEIVER_TIMER = 12, /* 0.64 ms */
@@ -153,7 +152,7 @@ void epw_mlx5_build_init2rtr(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *
     begin(in, EPW_MLX5_INIT2RTR, qpn);
     set(in, OPT_MASK, MASK_READ | MASK_WRITE | (path->atomics ? MASK_ADD : 0));
     set(in, QP_MTU, path->mtu);
-    set(in, QP_LOG_MESSAGE, LOG_MESSAGE);
+    set(in, QP_LOG_MESSAGE, EPW_MLX5_LOG_MESSAGE);
     set(in, QP_REMOTE, path->remote);
     set(in, QP_LOG_READS_IN, path->log_reads);
     set(in, QP_ATOMIC_MODE, path->atomics ? ATOMIC_UP_TO_8 : 0);
@@ -224,10 +223,8 @@ epw_mlx5_caps epw_mlx5_read_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTE
     const unsigned char *caps = out + CAPS;
     return (epw_mlx5_caps){.cqe_version = caps[0x3f] & 0xf,
                            .log_qp_entries = caps[0x11],
-                           .log_cq_entries = caps[0x19],
                            .log_message = caps[0x38] & 0x1f,
                            .atomic = (caps[0x43] >> 1 & 1) != 0,
-                           .blue_flame = (caps[0x4c] >> 7 & 1) != 0,
                            .cq_overrun_ignored = (caps[0x44] >> 7 & 1) != 0};
 }
 
