@@ -92,12 +92,15 @@
 //!   not know it yet: [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens have to
 //!   wait for it.
 //! - **Retries.** An adapter retries until two to four deadlines of the buffer have passed, in steps of a factor of
-//!   two. The library ends the wait itself after one deadline; retries only limit how long the queue of a silent peer
-//!   is kept. An adapter may take up to four times its timeout for each attempt, so hardware can be slower than this.
+//!   two: with 8 attempts, or with 4 if the deadline is below 0.13 s. The library ends the wait itself after one
+//!   deadline; retries only limit how long the queue of a silent peer is kept. An adapter may have a least timeout of
+//!   its own, and may take up to four times its timeout for each attempt, so hardware can be slower than this.
 //!
 //! | deadline | a silent peer's entries fail after |
 //! |---|---|
-//! | 100 ms, 200 ms | 0.54 s, which is the least |
+//! | 20 ms | 0.07 s |
+//! | 100 ms | 0.27 s |
+//! | 200 ms | 0.54 s |
 //! | 1 s | 2.1 s |
 //! | 10 s | 34 s |
 //! | 60 s | 137 s |

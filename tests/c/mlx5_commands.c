@@ -233,24 +233,30 @@ static void statuses_have_the_names_of_the_manual(void) {
                   statuses[i].status, epw_mlx5_status_name(statuses[i].status));
 }
 
-/* All tries together take at least 2 deadlines, and at most as much more as steps of a factor of 2
- * require. */
+/* For every deadline from the least that a buffer can have, in steps of a thousandth. A peer that answers
+ * late is tried at least three times more. */
 static void a_silent_peer_is_given_up_within_2_to_4_deadlines(void) {
-    for (uint64_t ms = 300; ms < 600000; ms = ms * 3 / 2) {
+    const uint64_t most = UINT64_C(9) * 3600 * 1000000000;
+    for (uint64_t ns = 1000000; ns <= most; ns += ns / 1000) {
         epw_mlx5_path path = {0};
-        epw_mlx5_choose_retries(ms * 1000000, &path);
-        uint64_t all_ns = (UINT64_C(4096) << path.timeout) * (path.retries + 1);
-        CHECK_MSG(all_ns >= 2 * ms * 1000000 && all_ns < 4 * ms * 1000000, "%llu ms: %llu",
-                  (unsigned long long)ms, (unsigned long long)all_ns / 1000000);
-        CHECK(path.timeout <= 31 && path.retries <= 7);
+        epw_mlx5_choose_retries(ns, &path);
+        uint64_t try_ns = UINT64_C(4096) << path.timeout, all_ns = try_ns * (path.retries + 1);
+        CHECK_MSG(all_ns >= 2 * ns && all_ns < 4 * ns, "%llu ns: %llu", (unsigned long long)ns,
+                  (unsigned long long)all_ns);
+        CHECK(path.timeout >= 1 && path.timeout <= 31 && path.retries >= 3 && path.retries <= 7);
+        CHECK_MSG(try_ns >= 67000000 || 2 * try_ns >= ns, "%llu ns: a try of %llu", (unsigned long long)ns,
+                  (unsigned long long)try_ns);
     }
+    epw_mlx5_path path = {0};
+    epw_mlx5_choose_retries(24 * most, &path);
+    CHECK(path.timeout == 31 && path.retries == 7);
 }
 
 /* The figures of the guide's page for operators. */
 static void silent_peers_of_these_deadlines_are_given_up_so_late(void) {
     static const struct {
         uint64_t deadline_ms, given_up_ms;
-    } cases[] = {{100, 536}, {200, 536}, {1000, 2147}, {10000, 34359}, {60000, 137438}};
+    } cases[] = {{20, 67}, {100, 268}, {200, 536}, {1000, 2147}, {10000, 34359}, {60000, 137438}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         epw_mlx5_path path = {0};
         epw_mlx5_choose_retries(cases[i].deadline_ms * 1000000, &path);

@@ -295,11 +295,20 @@ uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote) {
     return 0xc000 | (uint32_t)(both >> 50);
 }
 
+/* The smallest timeout with which so many tries take two deadlines; all of them then take less than four. */
+static uint32_t timeout_for(uint32_t tries, uint64_t deadline_ns) {
+    const uint32_t most = 31;
+    uint32_t timeout = 1;
+    while (timeout < most && (UINT64_C(4096) << timeout) * tries < 2 * deadline_ns) timeout++;
+    return timeout;
+}
+
 void epw_mlx5_choose_retries(uint64_t deadline_ns, epw_mlx5_path *path) {
-    /* 7 retries are 8 tries. The timeout of a try is the smallest step with which all tries take two
-     * deadlines; but with less than 67 ms (14), peers would be given up when a busy fabric delays them. */
-    const uint32_t least = 14, most = 31;
-    path->retries = 7;
-    path->timeout = least;
-    while (path->timeout < most && (UINT64_C(4096) << path->timeout) * 8 < 2 * deadline_ns) path->timeout++;
+    /* As many tries as an adapter makes, since each may be lost. But if each waits less than 67 ms (14), a
+     * busy fabric causes needless ones: then half as many, each of which waits for at least half a deadline.
+     */
+    const uint32_t most = 8, busy = 14;
+    uint32_t tries = timeout_for(most, deadline_ns) >= busy ? most : most / 2;
+    path->retries = tries - 1;
+    path->timeout = timeout_for(tries, deadline_ns);
 }

@@ -126,8 +126,8 @@ const char *epw_mlx5_command_name(uint32_t opcode);
 uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote);
 
 /* Chooses timeout and retries with which a send queue gives up a silent peer within 2 to 4 times
- * `deadline_ns`, as far as the adapter allows: its timeouts are powers of 2, and one try may take up to 4
- * times the timeout. */
+ * `deadline_ns`, up to 9 hours. Timeouts are powers of 2; an adapter may have a least one of its own, and may
+ * take up to 4 times the timeout for each try. */
 void epw_mlx5_choose_retries(uint64_t deadline_ns, epw_mlx5_path *path);
 
 #endif
