@@ -2,7 +2,6 @@
  * functions of this process (mlx5/library.h): which functions are needed, steps of a layer, events of the
  * adapter, and calls that fail. */
 #include "check.h"
-#include "group.h"
 #include "held.h"
 #include "whole_step.h"
 
@@ -15,7 +14,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-enum { PAGE = 4096, DEPTH = 64, MOST = 8 };
+enum { PAGE = 4096, DEPTH = 64, MOST = 6 };
 
 static const epw_where where = {"test", 0, -1};
 static uint64_t deadline_ns = 10000 * MS;
@@ -139,7 +138,7 @@ static void steps_go_by_the_adapter(bool infiniband, const char *said) {
     mlx.options.infiniband = infiniband;
     CHECK_MSG(two_ranks(&g), "%s", epw_last_error());
     CHECK_MSG(strcmp(epw_fabric_describe(g.fabrics[1], text), said) == 0, "%s", text);
-    for (int i = 0; i < 100; i++) CHECK_MSG(step(&g), "step %d", i);
+    for (int i = 0; i < 40; i++) CHECK_MSG(step(&g), "step %d", i);
     for (uint32_t r = 0; r < 2; r++) CHECK(*epw_buffer_trouble(g.of[r], 1 - r, text) == '\0');
     destroy(&g);
     mlx.options.infiniband = false;
@@ -305,12 +304,11 @@ static void a_cable_that_is_cut_loses_the_peer(void) {
 
 /* ---- calls ---- */
 
-/* Every call, from the first to the last of its kind, fails in turn, until none is left to fail: with an
- * errno, or without, as some do. Failures while ranks are created are errors with a text. */
-static void whatever_fails_nothing_is_left(bool silent) {
+/* Every call, from the first to the last of its kind, fails in turn, until none is left to fail. Failures
+ * while ranks are created are errors with a text. */
+static void whatever_fails_nothing_is_left(void) {
     uint32_t refused = 0;
     deadline_ns = 100 * MS; /* for the ends that are not told */
-    mlx.silent = silent;
     for (epw_fake_call call = EPW_FAKE_CALL_NONE + 1; call < EPW_FAKE_CALLS; call++) {
         for (uint32_t after = 0, well = 0; well < 1 && after < MOST; after++) {
             group g;
@@ -327,11 +325,11 @@ static void whatever_fails_nothing_is_left(bool silent) {
             nothing_is_left("call", (uint32_t)call * 1000 + after);
         }
     }
-    mlx.silent = false;
     deadline_ns = 10000 * MS;
     CHECK_MSG(refused >= 20, "%u", refused);
 }
 
+/* The libraries do not set errno on all failures. */
 static void a_failure_without_errno_is_said(void) {
     const epw_mlx5_calls *calls = NULL;
     epw_mlx5 *adapter = NULL;
@@ -369,7 +367,7 @@ int main(void) {
     a_removed_adapter_loses_its_peers_and_says_why();
     a_cable_that_is_cut_loses_the_peer();
     a_failure_without_errno_is_said();
-    for (int silent = 0; silent < 2; silent++) whatever_fails_nothing_is_left(silent == 1);
+    whatever_fails_nothing_is_left();
     CHECK_MSG(mlx.broken_rules == 0, "%u rules of the libraries were broken", mlx.broken_rules);
     return check_result("mlx5_wire");
 }

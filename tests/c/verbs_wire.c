@@ -2,7 +2,6 @@
  * hardware: steps of a layer, entries and calls that fail, events of the adapter, and adapters that place
  * writes in any order. */
 #include "check.h"
-#include "group.h"
 #include "held.h"
 #include "late_ends.h"
 #include "no_threads.h"
