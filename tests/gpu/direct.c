@@ -251,6 +251,7 @@ static void registers(uint32_t gpus) {
     epw_buffer *buffer = NULL;
     unsigned char blob[EPW_BLOB_MAX];
     size_t length = 0;
+    skip_unless_reached();
     ask_for("host");
     rings_by("gpu", 0);
     rings_by("auto", 0);
@@ -261,10 +262,6 @@ static void registers(uint32_t gpus) {
     ranks_path(&config);
     REQUIRE_OK(epw_buffer_create(&config, &buffer));
     epw_status status = epw_buffer_export(buffer, 1, blob, &length);
-    if (status == EPW_OK) {
-        printf("ignored: this GPU maps every register\n");
-        exit(EXIT_SKIPPED);
-    }
     REQUIRE(
         status == EPW_ERR_NO_PATH &&
             strcmp(epw_last_error(),
