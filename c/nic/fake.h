@@ -3,8 +3,10 @@
  * reached RTS, through the rings, doorbell records and registers that the commands have named.
  *
  * What it cannot show: the order of writes on a bus, which kinds of registers a GPU can map, how long an
- * adapter retries, and whether firmware honours a field that is set. It also differs in one case: an adapter
- * retries entries for a peer whose queue pair is not connected yet, while the fake places them at once. */
+ * adapter retries, and whether firmware honours a field that is set. It also differs in these cases: an
+ * adapter retries entries for a peer whose queue pair is not connected yet, while the fake places them at
+ * once; and 2RST does not stop the soft NIC's queue pair, so that it can only be connected again before it
+ * has sent anything. */
 #ifndef EPW_NIC_FAKE_H
 #define EPW_NIC_FAKE_H
 
@@ -27,9 +29,16 @@ typedef enum epw_fake_lack {
     EPW_FAKE_NO_DMABUF,      /* no registration by descriptor: an old kernel */
     EPW_FAKE_NO_CQE_VERSION, /* completions have another format */
     EPW_FAKE_NO_ATOMICS,
-    EPW_FAKE_NO_OVERRUN,   /* completion queues cannot ignore overrun */
-    EPW_FAKE_SHORT_RINGS,  /* rings have at most 64 entries */
-    EPW_FAKE_NO_NEIGHBOUR, /* no neighbour answers for a GID */
+    EPW_FAKE_NO_OVERRUN,     /* completion queues cannot ignore overrun */
+    EPW_FAKE_SHORT_RINGS,    /* rings have at most 64 entries */
+    EPW_FAKE_SHORT_ENTRIES,  /* entries have at most 2^20 bytes */
+    EPW_FAKE_NO_NEIGHBOUR,   /* no neighbour answers for a GID */
+    EPW_FAKE_NO_LID,         /* InfiniBand without a subnet manager */
+    EPW_FAKE_NO_LOOPBACK,    /* no packet reaches the device that sends it */
+    EPW_FAKE_NO_DOORBELLS,   /* writes to registers have no effect */
+    EPW_FAKE_NO_OWN_PAGE,    /* two registers share a page */
+    EPW_FAKE_NO_PAIR_EVENTS, /* nothing reports the end of a queue pair, as hardware for those made by
+                                commands */
     EPW_FAKE_LACKS
 } epw_fake_lack;
 
@@ -66,10 +75,11 @@ typedef struct epw_fake_options {
     uint32_t mtu;   /* as in epw_mlx5_port; 0: 4096 */
     uint64_t lacks; /* 1 << EPW_FAKE_NO_*, or-ed */
     /* After `failing_after` calls of the kind `failing`, the next one fails: with failing_errno or, where
-     * that is 0, with a status of the firmware. */
+     * that is 0, with failing_status of the firmware; 0: BAD_PARAM. */
     epw_fake_call failing;
     uint32_t failing_after;
     int failing_errno;
+    uint32_t failing_status;
 } epw_fake_options;
 
 epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_fake **out);

@@ -31,7 +31,7 @@
 //! | what | `mlx5dv.h` | in software | rdma-core | UCX | DPDK | by none |
 //! |---|---|---|---|---|---|---|
 //! | QUERY_HCA_CAP | none | every bit, read by the fake | 2 of 2 | none | 2 of 2 | none |
-//! | HCA_CAP | none | written by the fake | none | none | 2 of 7 | `caps.log_max_msg`, `caps.cqe_version`, `caps.atomic`, `caps.bf`, `caps.cq_oi` |
+//! | HCA_CAP | none | written by the fake | none | none | 1 of 5 | `caps.log_max_msg`, `caps.cqe_version`, `caps.atomic`, `caps.cq_oi` |
 //! | CREATE_CQ | none | every bit, read by the fake | none | none | 10 of 10 | none |
 //! | CREATE_QP | none | every bit, read by the fake | 9 of 12 | 9 of 12 | 11 of 12 | none |
 //! | RST2INIT | none | every bit, read by the fake | 4 of 4 | 4 of 4 | 4 of 4 | none |
@@ -51,7 +51,7 @@
 //! | RING | none | the record, read by the soft NIC | 2 of 3 | none | none | `doorbell.first_word` |
 //! | completions | opcode | written by the soft NIC | 13 of 13 | none | none | none |
 //!
-//! HCA_CAP is the answer to QUERY_HCA_CAP: what epwire reads of it, of which DPDK reads two at the same places. DPDK
+//! HCA_CAP is the answer to QUERY_HCA_CAP: what epwire reads of it, of which DPDK reads one at the same place. DPDK
 //! alone confirms CREATE_CQ, for a collapsed queue with ignored overruns: rdma-core and this UCX leave that command to
 //! the kernel. They leave `wq_umem_valid` and `dbr_umem_valid` to it too, which sets them for every caller, and have
 //! receive queues, so that neither sets `rq_type` to 3; DPDK sets all three itself. RTS2RTS, which makes a queue pair

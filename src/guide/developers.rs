@@ -89,6 +89,7 @@
 //! queue pairs depend on the lane (`epw_fabric_place`). Every call to libibverbs and libmlx5 goes through the table of
 //! `c/nic/mlx5/calls.h`, which `c/nic/fake/` implements in tests: it decodes commands at places that
 //! `tests/nic/offsets` has read from what rdma-core and UCX publish, and passes finished pairs to the software NIC.
+//! `c/nic/mlx5/library.c` calls the libraries; `tests/c/mlx5_wire.c` takes their place, with the fake behind it.
 //! `tests/nic/witness/run` compares the commands with those of rdma-core, UCX and DPDK; [`adapter`](super::adapter) lists
 //! who confirms what. `c/nic/mlx5/probe.c` tries each step separately for the doctor. What users have to know is in
 //! [`operators`](super::operators), where `tests/guide.rs` requires every error text, and in

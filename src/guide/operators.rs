@@ -62,7 +62,9 @@
 //! behind the same switch, then under the same root port, the same root complex, the same socket. Ranks whose GPUs are
 //! equally near take turns, in the order of the GPUs on the bus, whatever `CUDA_VISIBLE_DEVICES` says; ranks on the
 //! host take turns by their number. An adapter that cannot be opened, or has no active port, is skipped. The doctor
-//! says which adapter each GPU gets, and [`EpBuffer::nic`](crate::EpBuffer::nic) which one is in use and what it lacks:
+//! says which adapter each GPU gets, and [`EpBuffer::nic`](crate::EpBuffer::nic) which one is in use and what it lacks.
+//! With `EPWIRE_LOG=info` each rank says so when it starts: `queues drained by mlx5 adapters, a local socket, TCP`; or
+//! by `a software NIC`, and in tests by `a strict software NIC` or by `adapters in software`.
 //!
 //! | in `EpBuffer::nic` | meaning |
 //! |---|---|
@@ -75,6 +77,7 @@
 //! | `rings in host memory because it does not reach the GPU's`, `rows in host memory because it sends none from the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
 //! | `peers write to GPU memory by dma-buf`, `peers write to GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked: into the window |
 //! | `peers write to host memory because it does not reach the GPU's`, `peers write to host memory because the GPU's keeps no order` | the same: kernels fetch from there what peers have sent |
+//! | `a NIC in software`, `a strict NIC in software` | no adapter: `EPWIRE_NIC` is `soft`, or `strict`, which is for tests; `verbs by NAME` behind it is the adapter of the verbs wire |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
 //! # Tuning
@@ -92,12 +95,15 @@
 //!   not know it yet: [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens have to
 //!   wait for it.
 //! - **Retries.** An adapter retries until two to four deadlines of the buffer have passed, in steps of a factor of
-//!   two. The library ends the wait itself after one deadline; retries only limit how long the queue of a silent peer
-//!   is kept. An adapter may take up to four times its timeout for each attempt, so hardware can be slower than this.
+//!   two: with 8 attempts, or with 4 if the deadline is below 0.13 s. The library ends the wait itself after one
+//!   deadline; retries only limit how long the queue of a silent peer is kept. An adapter may have a least timeout of
+//!   its own, and may take up to four times its timeout for each attempt, so hardware can be slower than this.
 //!
 //! | deadline | a silent peer's entries fail after |
 //! |---|---|
-//! | 100 ms, 200 ms | 0.54 s, which is the least |
+//! | 20 ms | 0.07 s |
+//! | 100 ms | 0.27 s |
+//! | 200 ms | 0.54 s |
 //! | 1 s | 2.1 s |
 //! | 10 s | 34 s |
 //! | 60 s | 137 s |
@@ -111,6 +117,23 @@
 //! # What each error means
 //!
 //! Texts begin with the operation, the rank and the peer. `NAME` stands for an adapter.
+//!
+//! **Options** (`invalid`), when a fabric is created. The crate sets them from the variables above, so that these texts
+//! are for programs in C:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `options.size is 64, this library's is 120: use EPW_FABRIC_OPTIONS_INIT` | the program was built with another header |
+//! | `options.rank is 5000, must be below 1024`, `options.adapter_count is 3, must be at most 2`, `options.doorbell_batch is 40000, must be at most 32768` | a number within the limit |
+//! | `options.ring_bytes is 5000, must be 0 or a power of two from 4096 to 1073741824` | 0 is the default |
+//! | `options.wires is 0x8, must be some of EPW_WIRE_LOCAL, EPW_WIRE_TCP and EPW_WIRE_VERBS` | at least one of them |
+//! | `options.nic is 9, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5` | one of them |
+//! | `options.wires has EPW_WIRE_VERBS, which carries what a NIC in software fetches: options.nic is 4, must be EPW_NIC_SOFT or EPW_NIC_STRICT` | the verbs wire or an mlx5 adapter's own queues, not both |
+//! | `options.doorbells is 3, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or EPW_DOORBELLS_HOST` | one of them |
+//! | `options.rings is 3, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO` | one of them |
+//! | `options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU memory: use an adapter, or no other wire than EPW_WIRE_VERBS` | `EPWIRE_RINGS=host`, or an adapter |
+//! | `options.device is -2, must be EPW_DEVICE_HOST or an ordinal` | the GPU of the rank's buffers |
+//! | `options.key is NULL: connections by TCP need one, the same on all ranks` | 32 bytes; the crate derives them from the token |
 //!
 //! **No adapter** (`no path`), when a buffer with queues is created:
 //!
@@ -137,6 +160,7 @@
 //! |---|---|
 //! | `NAME writes completions of version 0, this library reads version 1: update its firmware` | `mlxfwmanager`, or the vendor's update |
 //! | `NAME has no completion queues that ignore an overrun (cq_oi): update its firmware` | as above |
+//! | `NAME sends 2^20 bytes at a time at most (log_max_msg), queue pairs are made for 2^30: update its firmware` | as above |
 //! | `NAME has rings of 64 entries at most, 256 are needed: lower max_tokens` | or fewer ranks: entries of an operation are those of its rows |
 //! | `options.traffic_class (EPWIRE_TC) is 106, but the port of NAME is InfiniBand, which has none within a subnet: use options.service_level` | `EPWIRE_SL` |
 //! | `options.service_level (EPWIRE_SL) is 8, but the port of NAME is Ethernet, whose priorities are below 8` | 0 to 7 |
@@ -162,21 +186,41 @@
 //! | `NAME cannot send rows from GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
 //! | `NAME cannot let peers write to GPU memory, neither by dma-buf (errno 95), which needs Linux 5.12 and the open GPU kernel modules, nor by nvidia_peermem (errno 14), which modprobe loads; EPWIRE_RINGS=host does without` | as above |
 //! | `peers cannot write to GPU memory by NAME, because the GPU does not keep the order of an adapter's writes (GPU_DIRECT_RDMA_WRITES_ORDERING); EPWIRE_RINGS=host does without` | the driver's attribute is 0: a kernel might see a word before the rows that it announces |
-//! | `the GPU's driver does not map the adapter's doorbell registers for kernels` | `PeerMappingOverride`, see above, or `EPWIRE_DOORBELLS=host` |
+//! | `the GPU's driver does not map the adapter's doorbell registers for kernels (cudaErrorNotPermitted): load it with PeerMappingOverride=1, or let a thread of the host ring (EPWIRE_DOORBELLS=host)` | see above, or leave `EPWIRE_DOORBELLS` at `auto` |
+//! | `cudaHostGetDevicePointer of a doorbell register` | CUDA's own error follows: report it |
 //! | `memory of a queue pair does not begin on a page`, `memory that peers write to does not begin on a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first two are errors of this library |
-//! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words` | `ulimit -u`, in a container `--pids-limit` |
+//! | `no memory for a fabric` | as above |
+//! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words`, `cannot start the thread that makes connections` | `ulimit -u`, in a container `--pids-limit` |
 //!
 //! **Connecting a peer**:
 //!
 //! | text | what to do |
 //! |---|---|
-//! | `the peer has a software NIC, this rank an mlx5 adapter: give all ranks the same options.nic` | `EPWIRE_NIC` on all |
+//! | `the peer has a software NIC, this rank an mlx5 adapter: give all ranks the same options.nic` | `EPWIRE_NIC` on all; `a fake mlx5 adapter` is one in software, and `a NIC of a kind that is not known here` that of another version of this library |
+//! | `no queue leads to the peer: ...` | for one of these reasons: |
+//! | `its fabric has no verbs wire: give all ranks the same wires`, `its fabric has the verbs wire, this rank's has not: give all ranks the same wires`, `the two fabrics have no wire in common` | `EPWIRE_WIRES` on all |
+//! | `it is on another host, or in another network namespace, and this rank's fabric has no TCP: give its options a key and EPW_WIRE_TCP`, `its fabric has no TCP: give its options a key and EPW_WIRE_TCP` | `tcp` in `EPWIRE_WIRES`, and a token, on all; in containers the host's network |
+//! | `the peer's fabric has not answered within 1000 ms: ...` | the address that was tried follows: see that it is reached (`EPWIRE_IFNAME`, `EPWIRE_PORTS`, firewall). `the fabric's thread has not run` means that this host has too much to do |
+//! | `the peer's fabric is gone, or refuses this rank: ...` | its process has ended, or has another token |
 //! | `the peer's adapter is on InfiniBand, this rank's, NAME, on Ethernet` | `EPWIRE_HCA` on one of them |
 //! | `NAME finds no way to the peer's address, which ends in 10.1.0.6: see that ping reaches it by this adapter's interface` | routes, firewall, VLAN; errno 110 means that nobody answered for the address |
 //! | `NAME has no route to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
 //! | `the peer gave no valid address of its adapter: 7, MTU 9` | another version of this library there |
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
+//!
+//! **The doctor's findings** about an adapter, in addition to these errors:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `see PCI_ATOMIC_MODE with mlxconfig` | nothing is lost: words are written, not added |
+//! | `registered for queues and for windows`, `the adapter can register GPU memory this way`, `the GPU maps the register`, `a word sent to itself arrived` | it works |
+//! | `not registered: errno 12; raise the limit of locked memory (ulimit -l)` | `ulimit -l unlimited`; with another errno the kernel's reason |
+//! | `the adapter cannot register GPU memory this way (errno 95): it needs Linux 6.0 and the open GPU kernel modules` | dma-buf, for rings; `modprobe nvidia_peermem` is the other way, and host memory needs neither |
+//! | `no GPU of this process to try it with`, `there is no memory to try it with` | it was not examined |
+//! | `a word sent to itself has neither arrived within 1000 ms nor failed: its doorbell had no effect, or the switch does not send packets back` | between two adapters it may work all the same: [`first_run`](super::first_run). If not, try `EPWIRE_DOORBELLS=host` |
+//! | `a word sent to itself failed: ...` | a reason as below |
+//! | `a word sent to itself arrived; doorbells share a register or a page, as libmlx5 or the kernel is old: rdma-core 45 or newer` | posts of several threads wait for each other, or queue pairs share a page; `doorbells by kernels` says whether the GPU maps them |
 //!
 //! **A lost peer** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) tells the
 //! reason, until the peer is connected again; meanwhile the group continues without it.

@@ -50,6 +50,14 @@ static void each_lack_has_its_finding(void) {
          "fake_0 finds no way to the peer's address, which ends in 10.77.0.0: see that ping reaches it by "
          "this "
          "adapter's interface: Connection timed out (errno 110)"},
+        {LACK(NO_DOORBELLS), EPW_PROBE_MISSING, "queue pair",
+         "a word sent to itself has neither arrived within 1000 ms nor failed: its doorbell had no effect, "
+         "or "
+         "the switch does not send packets back"},
+        {LACK(NO_LOOPBACK), EPW_PROBE_MISSING, "queue pair",
+         "a word sent to itself failed: the peer is not reached any more (syndrome 0x15, vendor 0x81): see "
+         "that it lives, that ping reaches it between the addresses of the adapters, that both have one MTU, "
+         "and that the traffic class is one that the switches do not drop"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];

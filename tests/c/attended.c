@@ -18,6 +18,8 @@ enum { DEPTH = 16, BYTES = 8192, WORD_OFFSET = 64 };
 
 static const epw_where where = {"test", 0, -1};
 
+static uint64_t lacks; /* of the adapters that are opened from now on */
+
 typedef struct side {
     const epw_mlx5_far *entries; /* the entries of its pair, if they are elsewhere than the rest */
     epw_nic *nic;
@@ -64,7 +66,8 @@ static side *open_side_with(uint32_t rank, int fd, epw_mlx5_poster poster, const
     s->entries = entries;
     CHECK_OK(epw_nic_open(where, &s->nic));
     CHECK_OK(epw_nic_add_link(s->nic, fd, 1 - rank, where, &s->link));
-    CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = rank, .nic = s->nic}, where, &s->fake));
+    CHECK_OK(
+        epw_fake_open(&(epw_fake_options){.rank = rank, .nic = s->nic, .lacks = lacks}, where, &s->fake));
     CHECK_OK(epw_mlx5_open(epw_fake_calls(s->fake), &(epw_mlx5_options){0}, where, &s->adapter));
     epw_region window = {
         .base = s->memory, .rights = EPW_REGION_WRITE, .count = 1, .stretches = {{0, BYTES}}};
@@ -199,11 +202,30 @@ static void memory_and_registers_serve_again(epw_mlx5_poster poster) {
     close_two(t);
 }
 
+/* The register of one queue pair is not that of another, even if both lie in one page. */
+static void queues_whose_registers_share_a_page_ring_alone(epw_mlx5_poster poster) {
+    two t = open_two(poster);
+    epw_mlx5_pair *beside = NULL;
+    epw_mlx5_pair_options options = {.depth = DEPTH, .poster = EPW_MLX5_KERNELS};
+    CHECK_OK(epw_mlx5_pair_create(t.a->adapter, &options, where, &beside));
+    CHECK(await_done(t.a, post(t.a, t.b, 3)) && word_at(t.b) == 3);
+    uintptr_t own = (uintptr_t)epw_mlx5_pair_memory(t.a->pair)->doorbell;
+    uintptr_t other = (uintptr_t)epw_mlx5_pair_memory(beside)->doorbell;
+    bool one_page = own / 4096 == other / 4096;
+    CHECK(own != other && !epw_mlx5_pair_has_rung(beside));
+    if (poster == EPW_MLX5_KERNELS) CHECK(one_page == (lacks != 0));
+    CHECK(epw_mlx5_pair_destroy(beside));
+    CHECK(await_done(t.a, post(t.a, t.b, 4)) && word_at(t.b) == 4);
+    close_two(t);
+}
+
 static void memory_begins_a_page(void) {
     two t = open_two(EPW_MLX5_HOST);
     epw_mlx5_pair_options options = {.depth = DEPTH, .memory = t.a->ring + 64};
     epw_mlx5_pair *pair = NULL;
     CHECK(epw_mlx5_pair_create(t.a->adapter, &options, where, &pair) == EPW_ERR_INVALID && pair == NULL);
+    CHECK_MSG(strcmp(epw_last_error(), "test: rank 0: memory of a queue pair does not begin on a page") == 0,
+              "%s", epw_last_error());
     close_two(t);
 }
 
@@ -361,11 +383,13 @@ int main(void) {
     windows_elsewhere_are_written_by_descriptor_or_address();
     a_ring_that_no_way_leads_to_is_refused();
     static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
-    for (int i = 0; i < 2; i++) {
-        stores_alone_are_heard(posters[i]);
-        a_queue_that_is_given_up_breaks(posters[i]);
-        a_failed_entry_is_noticed(posters[i]);
-        memory_and_registers_serve_again(posters[i]);
+    for (int i = 0; i < 4; i++) {
+        lacks = i < 2 ? 0 : UINT64_C(1) << EPW_FAKE_NO_PAIR_EVENTS | UINT64_C(1) << EPW_FAKE_NO_OWN_PAGE;
+        stores_alone_are_heard(posters[i % 2]);
+        a_queue_that_is_given_up_breaks(posters[i % 2]);
+        a_failed_entry_is_noticed(posters[i % 2]);
+        memory_and_registers_serve_again(posters[i % 2]);
+        queues_whose_registers_share_a_page_ring_alone(posters[i % 2]);
     }
     memory_begins_a_page();
     return check_result("attended");

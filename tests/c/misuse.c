@@ -218,25 +218,46 @@ static void fabric_options_are_checked(void) {
     good.rank = 3;
     REFUSED(epw_fabric_create(NULL, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options is NULL");
     REFUSED(epw_fabric_create(&good, NULL), EPW_ERR_INVALID, "fabric", -1, -1, "out is NULL");
+    char size[96], rank[64];
+    snprintf(size, sizeof size, "options.size is 7, this library's is %zu: use EPW_FABRIC_OPTIONS_INIT",
+             sizeof good);
+    snprintf(rank, sizeof rank, "options.rank is %u, must be below %u", EPW_MAX_RANKS, EPW_MAX_RANKS);
     o = good;
     o.size = 7;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options.size is 7");
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, size);
     o = good;
     o.rank = EPW_MAX_RANKS;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, "options.rank is");
+    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", -1, -1, rank);
+#define FABRIC_REFUSED(text) REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, text)
     o = good;
     o.wires = 8;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.wires is 0x8");
+    FABRIC_REFUSED("options.wires is 0x8, must be some of EPW_WIRE_LOCAL, EPW_WIRE_TCP and EPW_WIRE_VERBS");
     o = good;
     o.wires = EPW_WIRE_VERBS;
     o.nic = EPW_NIC_FAKE;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.nic is 3");
+    FABRIC_REFUSED(
+        "options.wires has EPW_WIRE_VERBS, which carries what a NIC in software fetches: options.nic "
+        "is 3, must be EPW_NIC_SOFT or EPW_NIC_STRICT");
     o = good;
     o.nic = 9;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.nic is 9");
+    FABRIC_REFUSED("options.nic is 9, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5");
+    o = good;
+    o.doorbells = 3;
+    FABRIC_REFUSED("options.doorbells is 3, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or "
+                   "EPW_DOORBELLS_HOST");
+    o = good;
+    o.ring_bytes = 5000;
+    FABRIC_REFUSED("options.ring_bytes is 5000, must be 0 or a power of two from ");
+    o = good;
+    o.queue_depth = 100;
+    FABRIC_REFUSED("options.queue_depth is 100, must be 0 or a power of two from ");
+    o = good;
+    o.doorbell_batch = UINT32_MAX;
+    FABRIC_REFUSED("options.doorbell_batch is 4294967295, must be at most ");
     o = good;
     o.wires = EPW_WIRE_TCP;
-    REFUSED(epw_fabric_create(&o, &fabric), EPW_ERR_INVALID, "fabric", 3, -1, "options.key is NULL");
+    FABRIC_REFUSED("options.key is NULL: connections by TCP need one, the same on all ranks");
+#undef FABRIC_REFUSED
     CHECK(fabric == NULL);
 }
 

@@ -191,6 +191,80 @@ static void a_queue_pair_goes_up_step_by_step(void) {
     free(b);
 }
 
+static void bring_to(bench *b, uint32_t state) {
+    static epw_mlx5_in steps[3];
+    uint32_t number = b->pair->number;
+    epw_mlx5_build_rst2init(steps[0], number, &path);
+    epw_mlx5_build_init2rtr(steps[1], number, &path);
+    epw_mlx5_build_rtr2rts(steps[2], number, &path);
+    CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2RST).status == 0);
+    for (uint32_t at = 0; at < state && at < EPW_MLX5_STATE_RTS; at++)
+        CHECK(ask(b, b->pair->qp, steps[at], sizeof steps[at]).status == 0);
+    if (state == EPW_MLX5_STATE_ERR) CHECK(ask_short(b, b->pair->qp, EPW_MLX5_2ERR).status == 0);
+    CHECK(state_of(b) == state);
+}
+
+/* 2RST is accepted in every state, 2ERR in every other one than RST; in ERR nothing else is. */
+static void a_queue_pair_is_stopped_from_every_state(void) {
+    static const uint32_t states[] = {EPW_MLX5_STATE_RST, EPW_MLX5_STATE_INIT, EPW_MLX5_STATE_RTR,
+                                      EPW_MLX5_STATE_RTS, EPW_MLX5_STATE_ERR};
+    bench *b = new_bench();
+    epw_mlx5_in up;
+    CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = RANK}, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(make_pair(b));
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+        const bool reset = states[i] == EPW_MLX5_STATE_RST;
+        bring_to(b, states[i]);
+        answer a = ask_short(b, b->pair->qp, EPW_MLX5_2ERR);
+        CHECK_MSG(a.status == (reset ? 0x10 : 0), "2ERR in state %u: %x, %x", states[i], a.status,
+                  a.syndrome);
+        CHECK(state_of(b) == (reset ? EPW_MLX5_STATE_RST : EPW_MLX5_STATE_ERR));
+        bring_to(b, states[i]);
+        a = ask_short(b, b->pair->qp, EPW_MLX5_2RST);
+        CHECK_MSG(a.status == 0, "2RST in state %u: %x, %x", states[i], a.status, a.syndrome);
+        CHECK(state_of(b) == EPW_MLX5_STATE_RST);
+    }
+    bring_to(b, EPW_MLX5_STATE_ERR);
+    epw_mlx5_build_rst2init(up, b->pair->number, &path);
+    CHECK(ask(b, b->pair->qp, up, sizeof up).status == 0x10);
+    epw_mlx5_build_refuse(up, b->pair->number);
+    CHECK(ask(b, b->pair->qp, up, sizeof up).status == 0x10);
+    take_down(b);
+    free(b);
+}
+
+static void count_commands(void *context, unsigned char *in, size_t bytes) {
+    (void)in, (void)bytes;
+    ++*(uint32_t *)context;
+}
+
+/* It has nothing to stop, so the adapter is not asked, which might refuse; afterwards it can be connected. */
+static void a_queue_pair_that_was_never_connected_closes(void) {
+    bench *b = new_bench();
+    uint32_t commands = 0;
+    CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = RANK}, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    epw_mlx5_pair_options options = {.depth = DEPTH, .broken = broken, .context = b};
+    CHECK_OK(epw_mlx5_pair_create(b->adapter, &options, where, &b->pair));
+    epw_fake_set_tap(b->fake, &(epw_fake_tap){.command = count_commands, .context = &commands});
+    CHECK(epw_mlx5_pair_close(b->pair) && epw_mlx5_pair_is_closed(b->pair) && commands == 0);
+    epw_mlx5_address self = epw_mlx5_address_of(b->adapter);
+    CHECK_OK(epw_mlx5_pair_connect(b->pair, 0x54321, &self, UINT64_C(10000000000), where));
+    CHECK(state_of(b) == EPW_MLX5_STATE_RTS && commands == 4); /* the last one has asked for the state */
+    epw_mlx5_pair_break(b->pair);
+    CHECK(state_of(b) == EPW_MLX5_STATE_ERR && atomic_load(&b->broken));
+    take_down(b);
+    b = memset(b, 0, sizeof *b);
+    CHECK_OK(epw_fake_open(&(epw_fake_options){.rank = RANK}, where, &b->fake));
+    CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
+    CHECK_OK(epw_mlx5_pair_create(b->adapter, &options, where, &b->pair));
+    epw_mlx5_pair_break(b->pair);
+    CHECK(epw_mlx5_pair_broken(b->pair) && atomic_load(&b->broken) && state_of(b) == EPW_MLX5_STATE_RST);
+    take_down(b);
+    free(b);
+}
+
 /* As the kernel accepts them: by another call the result is EINVAL, without an answer of the firmware or an
  * object. */
 static void each_command_comes_by_its_own_call_alone(void) {
@@ -357,6 +431,63 @@ static void words_are_seen_by_who_looks(void) {
     free(b);
 }
 
+/* ---- what is refused ---- */
+
+static void is_refused(epw_status status, epw_status expected, const char *text) {
+    CHECK_MSG(status == expected, "%s instead of %s", epw_status_name(status), epw_status_name(expected));
+    CHECK_MSG(strcmp(epw_last_error(), text) == 0, "%s\nand not\n%s", epw_last_error(), text);
+}
+
+static void an_address_that_is_none_is_refused(void) {
+    static const struct {
+        unsigned char link, mtu;
+        const char *text;
+    } cases[] = {
+        {7, 9, "test: rank 3: the peer gave no valid address of its adapter: 7, MTU 9"},
+        {2, 5, "test: rank 3: the peer gave no valid address of its adapter: 2, MTU 5"},
+        {1, 0, "test: rank 3: the peer gave no valid address of its adapter: 1, MTU 0"},
+        {0, 6, "test: rank 3: the peer gave no valid address of its adapter: 0, MTU 6"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        unsigned char bytes[EPW_MLX5_ADDRESS_BYTES] = {cases[i].link, cases[i].mtu};
+        epw_mlx5_address read;
+        is_refused(epw_mlx5_address_read(bytes, where, &read), EPW_ERR_INVALID, cases[i].text);
+    }
+}
+
+static void a_peer_on_the_other_kind_of_link_is_refused(void) {
+    static const char *const texts[] = {
+        "test: rank 3: the peer's adapter is on InfiniBand, this rank's, fake_0, on Ethernet",
+        "test: rank 3: the peer's adapter is on Ethernet, this rank's, fake_0, on InfiniBand"};
+    for (int infiniband = 0; infiniband < 2; infiniband++) {
+        bench *b = new_bench();
+        CHECK_OK(set_up(b, &(epw_fake_options){.infiniband = infiniband == 1}, &(epw_mlx5_options){0}));
+        epw_mlx5_address address = epw_mlx5_address_of(b->adapter);
+        address.ethernet = infiniband == 1;
+        is_refused(epw_mlx5_pair_connect(b->pair, 0x54321, &address, UINT64_C(10000000000), where),
+                   EPW_ERR_NO_PATH, texts[infiniband]);
+        take_down(b);
+        free(b);
+    }
+}
+
+/* As the kernel refuses them: a region without bytes, and one whose offsets are not those of its pages. */
+static void a_region_that_the_kernel_does_not_take_is_refused(void) {
+    bench *b = new_bench();
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
+    epw_keys keys = {0};
+    epw_region region = {
+        .base = b->memory + 64, .rights = EPW_REGION_WRITE, .count = 1, .stretches = {{0, 4096}}};
+    is_refused(epw_mlx5_register(b->adapter, &region, where, &keys), EPW_ERR_SYSTEM,
+               "test: rank 3: fake_0 does not register 4096 bytes: Invalid argument (errno 22)");
+    region.base = b->memory;
+    region.stretches[0].bytes = 0;
+    is_refused(epw_mlx5_register(b->adapter, &region, where, &keys), EPW_ERR_SYSTEM,
+               "test: rank 3: fake_0 does not register 0 bytes: Invalid argument (errno 22)");
+    take_down(b);
+    free(b);
+}
+
 /* ---- two of them ---- */
 
 /* Writes a word by an entry in the ring that the commands have named, and waits until it is done or has
@@ -391,11 +522,13 @@ static bool send_word(bench *from, const bench *to, uint64_t index, uint64_t val
     return epw_queue_is_done(&queue, index + 1);
 }
 
-static void open_side(bench *b, uint32_t rank, bool infiniband, int fd, uint64_t *link) {
+static void open_side(bench *b, uint32_t rank, const epw_fake_options *asked, int fd, uint64_t *link) {
     epw_mlx5_pair_options options = {.depth = DEPTH, .broken = broken, .context = b};
     CHECK_OK(epw_nic_open(where, &b->nic));
     CHECK_OK(epw_nic_add_link(b->nic, fd, 1 - rank, where, link));
-    epw_fake_options fake = {.rank = rank, .nic = b->nic, .infiniband = infiniband};
+    epw_fake_options fake = *asked;
+    fake.rank = rank;
+    fake.nic = b->nic;
     CHECK_OK(epw_fake_open(&fake, where, &b->fake));
     CHECK_OK(epw_mlx5_open(epw_fake_calls(b->fake), &(epw_mlx5_options){0}, where, &b->adapter));
     CHECK_OK(make_memory(b));
@@ -413,17 +546,23 @@ static void join(bench *from, const bench *to, uint64_t link, bool misled) {
     CHECK_OK(epw_mlx5_pair_connect(from->pair, route.remote, &address, UINT64_C(10000000000), where));
 }
 
-static void words_travel_between_two(bool infiniband, bool misled) {
+/* `silent`: nothing but the completion of an entry reports that a queue pair has ended. */
+static void words_travel_between_two(bool infiniband, bool misled, bool silent) {
+    const epw_fake_options options = {.infiniband = infiniband,
+                                      .lacks = silent ? UINT64_C(1) << EPW_FAKE_NO_PAIR_EVENTS : 0};
     bench *a = new_bench(), *b = new_bench();
     int fds[2];
     uint64_t links[2];
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
-    open_side(a, 0, infiniband, fds[0], &links[0]);
-    open_side(b, 1, infiniband, fds[1], &links[1]);
+    open_side(a, 0, &options, fds[0], &links[0]);
+    open_side(b, 1, &options, fds[1], &links[1]);
     join(a, b, links[0], misled);
     join(b, a, links[1], false);
     CHECK(send_word(a, b, 0, 4711) == !misled);
     CHECK(epw_mlx5_pair_broken(a->pair) == misled);
+    for (int ms = 0; ms < 10000 && misled && !silent && !atomic_load(&a->broken); ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    CHECK(atomic_load(&a->broken) == (misled && !silent));
     uint64_t there;
     memcpy(&there, b->memory + 64, sizeof there);
     CHECK(there == (misled ? 0 : 4711));
@@ -440,8 +579,10 @@ static void words_travel_between_two(bool infiniband, bool misled) {
 }
 
 int main(void) {
-    for (int i = 0; i < 4; i++) words_travel_between_two(i % 2 == 1, i / 2 == 1);
+    for (int i = 0; i < 8; i++) words_travel_between_two(i % 2 == 1, i / 2 % 2 == 1, i / 4 == 1);
     a_queue_pair_goes_up_step_by_step();
+    a_queue_pair_is_stopped_from_every_state();
+    a_queue_pair_that_was_never_connected_closes();
     each_command_comes_by_its_own_call_alone();
     a_bit_that_is_wrong_is_refused();
     what_is_in_use_is_not_given_back();
@@ -450,5 +591,8 @@ int main(void) {
     the_nearest_of_several_adapters_is_chosen();
     options_reach_the_command();
     a_device_has_no_part_in_another_ones_objects();
+    an_address_that_is_none_is_refused();
+    a_peer_on_the_other_kind_of_link_is_refused();
+    a_region_that_the_kernel_does_not_take_is_refused();
     return check_result("mlx5_adapter");
 }

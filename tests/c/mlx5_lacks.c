@@ -3,6 +3,8 @@
 #include "held.h"
 #include "mlx5_rank.h"
 
+#include "nic/fabric.h"
+
 #include <errno.h>
 #include <time.h>
 
@@ -64,12 +66,21 @@ static const adverse cases[] = {
     {LACK(NO_ROUTED_GID), .status = EPW_ERR_NO_PATH,
      .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no RoCEv2 GID that others can "
              "reach: give its network interface an IPv4 address, or an IPv6 one that is routed"},
+    {.fake.infiniband = true,
+     LACK(NO_LID),
+     .status = EPW_ERR_NO_PATH,
+     .text = "test: rank 3: no mlx5 adapter can be used: fake_0: its port has no LID: no subnet manager has "
+             "given it one"},
     {LACK(GIDS_REVERSED), .status = EPW_OK,
      .text = "fake_0 port 1, RoCEv2, GID 4 ending in 10.77.0.3, MTU 4096"},
     {LACK(NO_OWN_UAR), .status = EPW_OK,
      .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells in one register"},
     {LACK(BF_UAR_ALONE), .status = EPW_OK,
      .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096, doorbells that gather writes"},
+    {LACK(NO_OWN_PAGE), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
+    {LACK(NO_PAIR_EVENTS), .status = EPW_OK,
+     .text = "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.3, MTU 4096"},
     {LACK(NO_UAR), .status = EPW_ERR_SYSTEM,
      .text = "test: rank 3: fake_0 gives no doorbell register of any kind (the first kind: errno 95): use "
              "fewer buffers or peers, or a newer kernel: Operation not supported (errno 95)"},
@@ -81,6 +92,10 @@ static const adverse cases[] = {
     {LACK(NO_OVERRUN), .status = EPW_ERR_NO_PATH,
      .text =
          "test: rank 3: fake_0 has no completion queues that ignore an overrun (cq_oi): update its firmware"},
+    {LACK(SHORT_ENTRIES), .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: fake_0 sends 2^20 bytes at a time at most (log_max_msg), queue pairs are made for "
+         "2^30: update its firmware"},
     {LACK(SHORT_RINGS), .status = EPW_ERR_LIMIT,
      .text = "test: rank 3: fake_0 has rings of 64 entries at most, 256 are needed: lower max_tokens"},
     {LACK(NO_NEIGHBOUR), .status = EPW_ERR_SYSTEM,
@@ -146,6 +161,15 @@ static const adverse cases[] = {
     {FAIL(CREATE, 0, FIRMWARE), .status = EPW_ERR_SYSTEM,
      .text = "test: rank 3: fake_0 refuses CREATE_CQ: BAD_PARAM, syndrome 0x100001: its firmware may be too "
              "old for that; see its version with ibv_devinfo"},
+    {FAIL(CREATE, 0, FIRMWARE), .fake.failing_status = 0x08, .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_CQ: EXCEED_LIM, syndrome 0x100001: it has no more of them; "
+             "use fewer buffers or peers"},
+    {FAIL(CREATE, 1, FIRMWARE), .fake.failing_status = 0x0f, .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_QP: NO_RESOURCES, syndrome 0x100001: it has no more of "
+             "them; use fewer buffers or peers"},
+    {FAIL(CREATE, 1, FIRMWARE), .fake.failing_status = 0x77, .status = EPW_ERR_SYSTEM,
+     .text = "test: rank 3: fake_0 refuses CREATE_QP: a status that is not known here, syndrome 0x100001: "
+             "its firmware may be too old for that; see its version with ibv_devinfo"},
     {FAIL(CREATE, 0, ENOMEM), .status = EPW_ERR_SYSTEM,
      .text = "test: rank 3: fake_0 has not taken CREATE_CQ: raise the limit of locked memory (ulimit -l): "
              "Cannot allocate memory (errno 12)"},
@@ -254,19 +278,93 @@ static void options_of_a_fabric_have_limits(void) {
     o = asked(), o.hop_limit = 256;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.hop_limit is 256, must be at most 255");
     o = asked(), o.rings = 3;
-    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.rings is 3, must be EPW_RINGS_HOST");
+    a_fabric_is_refused(&o, EPW_ERR_INVALID,
+                        "options.rings is 3, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO");
     o = asked(), o.rings = EPW_RINGS_GPU, o.nic = EPW_NIC_SOFT;
-    a_fabric_is_refused(&o, EPW_ERR_INVALID, "a NIC in software reads and writes no GPU memory");
+    a_fabric_is_refused(&o, EPW_ERR_INVALID,
+                        "options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU "
+                        "memory: use an adapter, or no other wire than EPW_WIRE_VERBS");
     o = asked(), o.device = -2;
-    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.device is -2");
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.device is -2, must be EPW_DEVICE_HOST or an ordinal");
     o = asked(), o.adapters = "=fake_0,";
-    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.adapters (EPWIRE_HCA) is \"=fake_0,\"");
+    a_fabric_is_refused(
+        &o, EPW_ERR_INVALID,
+        "options.adapters (EPWIRE_HCA) is \"=fake_0,\", not a filter of adapters: give names such as mlx5_0 "
+        "or mlx5_0:1, with commas between them, and ^, = or ^= in front of them all");
     o = asked(), o.adapters = "mlx5";
     a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "matches none of 2 mlx5 adapters");
     o = asked(), o.adapters = "=fake_1", o.adapter_count = 2; /* the first adapter is already open */
     a_fabric_is_refused(&o, EPW_ERR_NO_PATH, "there is no second mlx5 adapter beside fake_1");
     o = asked(), o.service_level = 9;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "whose priorities are below 8");
+}
+
+static void text_is(const char *text) {
+    CHECK_MSG(strcmp(epw_last_error(), text) == 0, "%s\nand not\n%s", epw_last_error(), text);
+}
+
+static void a_peer_with_another_kind_of_nic_is_refused(void) {
+    static const char *const texts[] = {
+        "test: rank 3: the peer has a NIC of a kind that is not known here, this rank a fake mlx5 adapter: "
+        "give "
+        "all ranks the same options.nic",
+        "test: rank 3: the peer has a software NIC, this rank a fake mlx5 adapter: give all ranks the same "
+        "options.nic",
+        "test: rank 3: the peer has an mlx5 adapter, this rank a fake mlx5 adapter: give all ranks the same "
+        "options.nic",
+        NULL,
+        "test: rank 3: the peer has a NIC of a kind that is not known here, this rank a fake mlx5 adapter: "
+        "give "
+        "all ranks the same options.nic"};
+    epw_fabric *fabric = NULL;
+    epw_fabric_options o = asked();
+    CHECK_OK(epw_fabric_create(&o, &fabric));
+    for (unsigned char kind = 0; kind < 5; kind++) {
+        unsigned char bytes[EPW_FABRIC_NIC_BYTES] = {kind};
+        epw_status status = epw_fabric_nic_check(fabric, bytes, where);
+        CHECK(status == (texts[kind] == NULL ? EPW_OK : EPW_ERR_NO_PATH));
+        if (texts[kind] != NULL) text_is(texts[kind]);
+    }
+    epw_fabric_destroy(fabric);
+}
+
+/* By which wire a peer could be reached is known from its address. */
+static void a_peer_that_no_wire_leads_to_is_refused(void) {
+    static const unsigned char key[32] = "of these two";
+    static const struct {
+        uint32_t own, its;
+        bool elsewhere;
+        const char *text;
+    } cases[] = {
+        {EPW_WIRE_LOCAL, EPW_WIRE_LOCAL, true,
+         "test: rank 3: no queue leads to the peer: it is on another host, or in another network namespace, "
+         "and "
+         "this rank's fabric has no TCP: give its options a key and EPW_WIRE_TCP"},
+        {EPW_WIRE_LOCAL, EPW_WIRE_TCP, false,
+         "test: rank 3: no queue leads to the peer: the two fabrics have no wire in common"},
+        {EPW_WIRE_TCP, EPW_WIRE_LOCAL, false,
+         "test: rank 3: no queue leads to the peer: its fabric has no TCP: give its options a key and "
+         "EPW_WIRE_TCP"},
+        {EPW_WIRE_LOCAL, EPW_WIRE_VERBS, false,
+         "test: rank 3: no queue leads to the peer: its fabric has the verbs wire, this rank's has not: give "
+         "all "
+         "ranks the same wires"}};
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        epw_fabric *fabric = NULL;
+        uint64_t link;
+        epw_fabric_options o = asked();
+        o.wires = cases[i].own;
+        o.interfaces = "lo";
+        o.key = cases[i].own == EPW_WIRE_TCP ? key : NULL;
+        CHECK_OK(epw_fabric_create(&o, &fabric));
+        epw_fabric_address address = epw_fabric_address_of(fabric);
+        address.wires = (uint8_t)cases[i].its;
+        address.tcp_length = 0;
+        address.boot_id.bytes[0] ^= cases[i].elsewhere;
+        CHECK(epw_fabric_link(fabric, 1, &address, 1000000, where, &link) == EPW_ERR_NO_PATH);
+        text_is(cases[i].text);
+        epw_fabric_destroy(fabric);
+    }
 }
 
 static void a_fabric_says_what_its_adapters_are(void) {
@@ -296,6 +394,8 @@ int main(void) {
     whatever_fails_nothing_is_left();
     options_of_a_fabric_have_limits();
     a_fabric_says_what_its_adapters_are();
+    a_peer_with_another_kind_of_nic_is_refused();
+    a_peer_that_no_wire_leads_to_is_refused();
     what_an_adapter_lacks_is_done_without_or_said();
     return check_result("mlx5_lacks");
 }

@@ -2,15 +2,16 @@
  * hardware: steps of a layer, entries and calls that fail, events of the adapter, and adapters that place
  * writes in any order. */
 #include "check.h"
-#include "group.h"
 #include "held.h"
 #include "late_ends.h"
+#include "no_threads.h"
+#include "whole_step.h"
 
 #include "base/clock.h"
+#include "nic/end.h"
+#include "nic/mlx5/library.h"
 #include "nic/verbs/calls.h"
 #include "verbs/library.h"
-
-enum { LISTS = EXPERTS / 2, ROWS = 2 * TOKENS };
 
 /* The adapter counts contexts from the last one. */
 enum { RANK_1, RANK_0 };
@@ -18,86 +19,23 @@ enum { RANK_1, RANK_0 };
 /* Kinds of calls that are made to fail. */
 enum { MOST = 7 };
 
+static const epw_where where = {"test", 0, -1};
 static uint64_t deadline_ns = 10000 * MS;
 
 /* ---- ranks ---- */
 
-/* Two connected ranks without a membership; those that are not made are NULL if a call has failed. */
+/* Two connected ranks without a membership. */
 static bool meet_two(group *g) {
-    *g = (group){.ranks = 2};
-    unsigned char blob[EPW_BLOB_MAX];
-    size_t length = 0;
-    bool well = true;
-    for (uint32_t r = 0; r < 2 && well; r++) {
-        epw_config config = config_of(r, 2);
-        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
-        const char *nic = getenv("EPW_TEST_NIC");
-        options.rank = r;
-        options.wires = EPW_WIRE_VERBS;
-        if (nic != NULL && strcmp(nic, "strict") == 0) options.nic = EPW_NIC_STRICT;
-        well = epw_fabric_create(&options, &g->fabrics[r]) == EPW_OK;
-        config.fabric = g->fabrics[r];
-        config.paths = EPW_PATH_QUEUE;
-        config.deadline_ns = deadline_ns;
-        well = well && epw_buffer_create(&config, &g->of[r]) == EPW_OK;
-    }
-    for (uint32_t r = 0; r < 2 && well; r++)
-        well = epw_buffer_export(g->of[1 - r], r, blob, &length) == EPW_OK &&
-               epw_buffer_connect(g->of[r], 1 - r, blob, length) == EPW_OK;
-    return well;
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    const char *nic = getenv("EPW_TEST_NIC");
+    options.wires = EPW_WIRE_VERBS;
+    if (nic != NULL && strcmp(nic, "strict") == 0) options.nic = EPW_NIC_STRICT;
+    return meet_two_by(&options, deadline_ns, g);
 }
 
 /* The same in epoch 1. */
 static bool two_ranks(group *g) {
-    epw_mask both = first_ranks(2);
-    bool well = meet_two(g);
-    for (uint32_t r = 0; r < 2 && well; r++) well = epw_buffer_set_active(g->of[r], &both, 1, 0) == EPW_OK;
-    return well;
-}
-
-/* Checks the result of each token: a quarter of its value for each expert that it has. */
-static bool is_combined(const batch *made, const uint16_t *result) {
-    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) {
-        uint32_t experts = 0, t = i / HIDDEN;
-        for (uint32_t j = 0; j < TOPK; j++) experts += made->ids[t * TOPK + j] >= 0;
-        if (from_bf16(result[i]) != from_bf16(made->x[i]) * 0.25f * (float)experts) return false;
-    }
-    return true;
-}
-
-/* Both ranks' halves of one step, in this thread, since sending waits for nobody. Whether it was complete and
- * right. */
-static bool step(const group *g) {
-    static batch made[2];
-    static _Alignas(64) uint16_t rows[2][LISTS * ROWS * HIDDEN], result[2][TOKENS * HIDDEN];
-    epw_handle handles[2];
-    epw_outcome outcome = EPW_OUTCOME_INIT;
-    bool whole = true;
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_dispatch_input in = make_batch(&made[r], r);
-        in.layout = EPW_EXPERT_MAJOR;
-        CHECK_OK(epw_dispatch(g->of[r], &in, NULL, &handles[r], &outcome));
-    }
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
-        uint32_t counts[LISTS];
-        out.rows = rows[r];
-        out.counts = counts;
-        CHECK_OK(epw_dispatch_receive(g->of[r], handles[r], &out, &outcome));
-        whole &= !outcome.degraded;
-    }
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
-        answer.expert_out = rows[r];
-        CHECK_OK(epw_combine(g->of[r], handles[r], &answer, NULL, &outcome));
-    }
-    for (uint32_t r = 0; r < 2; r++) {
-        epw_combine_output combined = EPW_COMBINE_OUTPUT_INIT;
-        combined.out = result[r];
-        CHECK_OK(epw_combine_receive(g->of[r], handles[r], &combined, &outcome));
-        whole &= !outcome.degraded && is_combined(&made[r], result[r]);
-    }
-    return whole;
+    return meet_two(g) && begin_two(g);
 }
 
 static void nothing_is_left(const char *of, uint32_t which) {
@@ -239,21 +177,13 @@ static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
 static void is_lost(const group *g, uint32_t rank, const char *text, const char *of) {
     char said[EPW_TROUBLE_TEXT];
     uint64_t began = epw_now_ns();
-    epw_handle handle;
-    epw_outcome outcome = EPW_OUTCOME_INIT;
-    epw_dispatch_output nothing = EPW_DISPATCH_OUTPUT_INIT;
-    batch *made = malloc(sizeof *made);
-    epw_dispatch_input in = make_batch(made, rank);
-    in.layout = EPW_RANK_MAJOR;
-    CHECK_OK(epw_dispatch(g->of[rank], &in, NULL, &handle, NULL));
-    CHECK_OK(epw_dispatch_receive(g->of[rank], handle, &nothing, &outcome));
+    epw_outcome outcome = dispatch_alone(g, rank);
     CHECK_MSG(outcome.degraded && outcome.record.cause == EPW_CAUSE_LINK, "%s: cause %u", of,
               outcome.record.cause);
     CHECK_MSG(epw_now_ns() - began < deadline_ns / 2, "%s: it took a deadline", of);
     epw_buffer_trouble(g->of[rank], 1 - rank, said);
     CHECK_MSG(strcmp(said, text) == 0, "%s:\n%s\nand not\n%s", of, said, text);
     is_told_by_its_peer(g, 1 - rank, of);
-    free(made);
 }
 
 /* Statuses of completions, by the library's numbers. */
@@ -394,6 +324,127 @@ static void other_events_change_nothing(void) {
 
 /* ---- calls ---- */
 
+static void fail_next(lan_call call, uint32_t after, int err) {
+    pthread_mutex_lock(&lan.lock);
+    lan.failing = call;
+    lan.failing_after = after;
+    lan.failing_errno = err;
+    lan.calls = 0;
+    pthread_mutex_unlock(&lan.lock);
+}
+
+/* Calls that fail while ranks are created and connected. */
+static void a_call_that_fails_is_said(void) {
+    static const struct {
+        lan_call call;
+        uint32_t after;
+        int err;
+        const char *text;
+    } cases[] = {
+        {LAN_CHANNEL, 0, EMFILE,
+         "fabric: rank 0: lan_0 does not report completions: Too many open files (errno 24); raise "
+         "ulimit -n"},
+        {LAN_QP, 0, ENOMEM,
+         "export: rank 1: peer 0: lan_0 makes no queue pair of 512 entries, with 28 bytes inline: lower "
+         "max_tokens, or raise the limit of locked memory (ulimit -l): Cannot allocate memory (errno 12)"},
+        {LAN_MODIFY, 2, ETIMEDOUT,
+         "connect: rank 0: peer 1: lan_0 has no route to queue pair 17 of the peer, whose address ends in "
+         "10.79.0.1: see that ping reaches it by this adapter's interface: Connection timed out (errno 110)"},
+    };
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        group g;
+        lan.number = 16; /* no queue pair is left */
+        fail_next(cases[i].call, cases[i].after, cases[i].err);
+        CHECK(!meet_two(&g));
+        CHECK_MSG(strcmp(epw_last_error(), cases[i].text) == 0, "%s\nand not\n%s", epw_last_error(),
+                  cases[i].text);
+        fail_next(LAN_NONE, 0, 0);
+        destroy(&g);
+        nothing_is_left("call", i);
+    }
+}
+
+/* A peer whose adapter is on another kind of link, or that says nothing of it that can be understood. */
+static void a_peer_that_is_not_reached_is_refused(void) {
+    static const struct {
+        unsigned char link, mtu;
+        epw_status status;
+        const char *text;
+    } cases[] = {
+        {0, 3, EPW_ERR_NO_PATH, "test: rank 0: the peer's adapter is on InfiniBand, this rank's on Ethernet"},
+        {7, 3, EPW_ERR_INVALID, "test: rank 0: the peer gave no valid address of its adapter: 7, MTU 3"}};
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.wires = EPW_WIRE_VERBS;
+    for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        epw_fabric *fabric = NULL;
+        epw_end end;
+        unsigned char nic[EPW_FABRIC_NIC_BYTES];
+        CHECK_OK(epw_fabric_create(&options, &fabric));
+        epw_fabric_nic_write(fabric, nic);
+        nic[1] = cases[i].link;
+        nic[2] = cases[i].mtu;
+        epw_end_peer peer = {.wire = EPW_WIRE_VERBS, .nic = nic, .deadline_ns = deadline_ns};
+        CHECK_OK(epw_end_create(fabric, &(epw_end_options){.peer = 1, .depth = 64}, where, &end));
+        CHECK(epw_end_connect(fabric, &end, &peer, where) == cases[i].status);
+        CHECK_MSG(strcmp(epw_last_error(), cases[i].text) == 0, "%s\nand not\n%s", epw_last_error(),
+                  cases[i].text);
+        epw_end_destroy(&end);
+        epw_fabric_destroy(fabric);
+        nothing_is_left("peer", i);
+    }
+}
+
+static void a_peer_without_the_verbs_wire_is_refused(void) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    epw_fabric *fabric = NULL;
+    uint64_t link;
+    options.wires = EPW_WIRE_VERBS;
+    CHECK_OK(epw_fabric_create(&options, &fabric));
+    epw_fabric_address address = epw_fabric_address_of(fabric);
+    address.wires = EPW_WIRE_LOCAL;
+    CHECK(epw_fabric_link(fabric, 1, &address, MS, where, &link) == EPW_ERR_NO_PATH);
+    CHECK_MSG(strcmp(epw_last_error(),
+                     "test: rank 0: no queue leads to the peer: its fabric has no verbs wire: "
+                     "give all ranks the same wires") == 0,
+              "%s", epw_last_error());
+    epw_fabric_destroy(fabric);
+    nothing_is_left("wires", 0);
+}
+
+/* An adapter without commands names bytes of a peer by their addresses, page by page. */
+static void a_window_that_does_not_begin_on_a_page_is_refused(void) {
+    static _Alignas(4096) unsigned char memory[2 * 4096];
+    const epw_mlx5_calls *calls = NULL;
+    epw_mlx5 *adapter = NULL;
+    epw_keys keys;
+    epw_region window = {
+        .base = memory + 64, .rights = EPW_REGION_WRITE, .count = 1, .stretches = {{0, 4096}}};
+    CHECK_OK(epw_verbs_library(where, &calls));
+    CHECK_OK(epw_mlx5_open(calls, &(epw_mlx5_options){0}, where, &adapter));
+    CHECK(epw_mlx5_register(adapter, &window, where, &keys) == EPW_ERR_INVALID);
+    CHECK_MSG(strcmp(epw_last_error(), "test: rank 0: memory that peers write to does not begin on a page") ==
+                  0,
+              "%s", epw_last_error());
+    window.rights = EPW_REGION_READ;
+    CHECK_OK(epw_mlx5_register(adapter, &window, where, &keys));
+    epw_mlx5_deregister(adapter, keys.own);
+    epw_mlx5_close(adapter);
+    nothing_is_left("window", 0);
+}
+
+static void an_adapter_whose_events_nobody_can_hear_is_not_used(void) {
+    const epw_mlx5_calls *calls = NULL;
+    epw_mlx5 *adapter = NULL;
+    CHECK_OK(epw_verbs_library(where, &calls));
+    start_no_threads(true);
+    CHECK(epw_mlx5_open(calls, &(epw_mlx5_options){0}, where, &adapter) == EPW_ERR_NO_PATH);
+    start_no_threads(false);
+    CHECK_MSG(strcmp(epw_last_error(), "test: rank 0: no RDMA adapter can be used: lan_0: Resource "
+                                       "temporarily unavailable") == 0,
+              "%s", epw_last_error());
+    nothing_is_left("events", 0);
+}
+
 /* Every call, from the first to the last of its kind, fails in turn, until none is left to fail. Failures
  * while ranks are created are errors with a text; later failures separate the ranks. */
 static void whatever_fails_nothing_is_left(void) {
@@ -404,12 +455,7 @@ static void whatever_fails_nothing_is_left(void) {
         for (uint32_t e = 0; e < 2; e++) {
             for (uint32_t after = 0, well = 0; well < 2 && after < MOST; after++) {
                 group g;
-                pthread_mutex_lock(&lan.lock);
-                lan.failing = call;
-                lan.failing_after = after;
-                lan.failing_errno = errors[e];
-                lan.calls = 0;
-                pthread_mutex_unlock(&lan.lock);
+                fail_next(call, after, errors[e]);
                 bool made = two_ranks(&g);
                 CHECK_MSG(made || *epw_last_error() != '\0', "call %d, %u", (int)call, after);
                 bool whole = made && step(&g);
@@ -455,6 +501,11 @@ int main(void) {
     nobody_is_let_in_while_the_adapter_holds_a_queue_pair();
     a_removed_adapter_loses_its_peers_and_says_why();
     other_events_change_nothing();
+    a_call_that_fails_is_said();
+    a_peer_that_is_not_reached_is_refused();
+    a_peer_without_the_verbs_wire_is_refused();
+    a_window_that_does_not_begin_on_a_page_is_refused();
+    an_adapter_whose_events_nobody_can_hear_is_not_used();
     whatever_fails_nothing_is_left();
     lan_end();
     CHECK_MSG(lan.broken_rules == 0, "%u rules of the adapter were broken", lan.broken_rules);

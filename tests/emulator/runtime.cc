@@ -17,6 +17,7 @@
 #include <memory>
 #include <mutex>
 #include <pthread.h>
+#include <set>
 #include <time.h>
 #include <unistd.h>
 #include <vector>
@@ -111,6 +112,9 @@ struct Capture {
 };
 
 std::atomic<unsigned long long> streams_made{0};
+
+std::mutex registered_lock;
+std::set<void *> registered; // host memory, by where it begins
 
 } // namespace
 
@@ -259,7 +263,10 @@ cudaError_t cudaGetLastError(void) {
     return error;
 }
 cudaError_t cudaPeekAtLastError(void) { return last; }
-const char *cudaGetErrorName(cudaError_t error) { return error == cudaSuccess ? "cudaSuccess" : "an error of the emulated GPU"; }
+const char *cudaGetErrorName(cudaError_t error) {
+    if (error == cudaErrorNotPermitted) return "cudaErrorNotPermitted";
+    return error == cudaSuccess ? "cudaSuccess" : "an error of the emulated GPU";
+}
 const char *cudaGetErrorString(cudaError_t error) {
     switch (error) {
     case cudaSuccess:
@@ -390,8 +397,17 @@ cudaError_t cudaFreeHost(void *memory) {
     free(memory);
     return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
-cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
+// A single page is one of an adapter's registers, which the driver may not map for kernels.
+cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned) {
+    const char *none = getenv("EMULATED_GPU_NO_REGISTERS");
+    if (bytes == 4096 && none != nullptr && atoi(none) > 0) return done(cudaErrorNotPermitted);
+    const std::lock_guard<std::mutex> guard(registered_lock);
+    return registered.insert(memory).second ? cudaSuccess : done(cudaErrorHostMemoryAlreadyRegistered);
+}
+cudaError_t cudaHostUnregister(void *memory) {
+    const std::lock_guard<std::mutex> guard(registered_lock);
+    return registered.erase(memory) == 1 ? cudaSuccess : done(cudaErrorHostMemoryNotRegistered);
+}
 cudaError_t cudaHostGetDevicePointer(void **out, void *memory, unsigned) {
     *out = memory;
     return cudaSuccess;

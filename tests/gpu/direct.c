@@ -1,11 +1,13 @@
 /* Peers behind an adapter that write to a window on a GPU, without an inbox (c/peer/direct.h). The adapters
  * are in software, fakes or with EPW_TEST_WIRE=verbs those of Soft-RoCE, and reach only memory that the host
- * can access: so an emulated GPU's, while a real GPU shows what the library does if none is reached. Each
- * case is a process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77,
- * with the reason, if there is no such GPU. */
+ * can access: so an emulated GPU's, while a real GPU shows what the library does if none is reached. Also
+ * what it does if kernels cannot write an adapter's registers. Each case is a process of its own; its ranks
+ * are buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, if there is no such GPU.
+ */
 #include "cases.h"
 #include "echo.h"
 #include "ep/buffer.h"
+#include "nic/mlx5/probe.h"
 #include "ranks.h"
 
 #include <string.h>
@@ -227,11 +229,92 @@ static void unreached(uint32_t gpus) {
                ", peers write to host memory because it does not reach the GPU's");
 }
 
+/* ---- registers that kernels cannot write ---- */
+
+/* The ranks' fabrics are described alike. */
+static void rings_by(const char *doorbells, int by_host) {
+    static const char said[] = ", a thread of the host rings for kernels";
+    static echo e;
+    char text[EPW_FABRIC_TEXT];
+    epw_config config = config_of();
+    setenv("EPW_TEST_DOORBELLS", doorbells, 1);
+    echo_open(&e, &config, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        int says = strstr(epw_fabric_describe(e.rank[i].config.fabric, text), said) != NULL;
+        REQUIRE(says == by_host, "doorbells by %s: %s", doorbells, text);
+    }
+    for (uint64_t i = 0; i < 3; i++) whole_step(&e, 1 + i, doorbells);
+    echo_close(&e);
+}
+
+/* Without EPW_DOORBELLS_GPU a thread of the host rings, and the description says so; with it the peer is not
+ * connected. Only on an emulated GPU: a real one maps memory, which registers of adapters in software are. */
+static void registers(uint32_t gpus) {
+    (void)gpus;
+    epw_config config = config_of();
+    epw_buffer *buffer = NULL;
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    skip_unless_reached();
+    ask_for("host");
+    rings_by("gpu", 0);
+    rings_by("auto", 0);
+    rings_by("host", 1);
+    setenv("EMULATED_GPU_NO_REGISTERS", "1", 1);
+    setenv("EPW_TEST_DOORBELLS", "gpu", 1);
+    config.device = 0;
+    ranks_path(&config);
+    REQUIRE_OK(epw_buffer_create(&config, &buffer));
+    epw_status status = epw_buffer_export(buffer, 1, blob, &length);
+    REQUIRE(
+        status == EPW_ERR_NO_PATH &&
+            strcmp(epw_last_error(),
+                   "export: rank 0: peer 1: the GPU's driver does not map the adapter's doorbell registers "
+                   "for kernels (cudaErrorNotPermitted): load it with PeerMappingOverride=1, or let a thread "
+                   "of the host ring (EPWIRE_DOORBELLS=host)") == 0,
+        "%s: %s", epw_status_name(status), epw_last_error());
+    epw_buffer_destroy(buffer);
+    epw_fabric_destroy(config.fabric);
+    rings_by("auto", 1);
+    rings_by("host", 1);
+}
+
+/* ---- what the doctor finds ---- */
+
+static void require_found(const char *name, uint32_t verdict, const char *text) {
+    epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
+    uint32_t count = epw_mlx5_probe_fake(0, 0, all), i = 0;
+    while (i < count && strcmp(all[i].name, name) != 0) i++;
+    REQUIRE(i < count, "no finding of %s", name);
+    REQUIRE(all[i].verdict == verdict && strcmp(all[i].text, text) == 0, "%s: %u\n%s\nand not\n%s", name,
+            all[i].verdict, all[i].text, text);
+}
+
+/* Memory that an emulated GPU has allocated has no descriptor. */
+static void doctor(uint32_t gpus) {
+    (void)gpus;
+    ask_for("gpu");
+    skip_unless_reached();
+    require_found(
+        "GPU memory by dma-buf", EPW_PROBE_WARNING,
+        "the adapter cannot register GPU memory this way (errno 95): it needs Linux 6.0 and the open "
+        "GPU kernel modules");
+    require_found("GPU memory by nvidia_peermem", EPW_PROBE_OK,
+                  "the adapter can register GPU memory this way");
+    require_found("doorbells by kernels", EPW_PROBE_OK, "the GPU maps the register");
+    setenv("EMULATED_GPU_NO_REGISTERS", "1", 1);
+    require_found(
+        "doorbells by kernels", EPW_PROBE_WARNING,
+        "the GPU's driver does not map the adapter's doorbell registers for kernels "
+        "(cudaErrorNotPermitted): load it with PeerMappingOverride=1, or let a thread of the host ring "
+        "(EPWIRE_DOORBELLS=host)");
+    require_found("queue pair", EPW_PROBE_OK, "a word sent to itself arrived");
+}
+
 static const gpu_case cases[] = {
-    {"by_descriptor", by_descriptor, 1, 60},
-    {"by_address", by_address, 1, 60},
-    {"unordered", unordered, 1, 60},
-    {"unreached", unreached, 1, 60},
+    {"by_descriptor", by_descriptor, 1, 60}, {"by_address", by_address, 1, 60},
+    {"unordered", unordered, 1, 60},         {"unreached", unreached, 1, 60},
+    {"registers", registers, 1, 60},         {"doctor", doctor, 1, 60},
 };
 
 int main(int argc, char **argv) {

@@ -51,6 +51,7 @@ int epw_fake_gid(const epw_fake *fake, uint32_t device, uint32_t index, epw_mlx5
 }
 
 uint32_t epw_fake_lid(const epw_fake *fake, uint32_t device) {
+    if (epw_fake_lacks(fake, EPW_FAKE_NO_LID)) return 0;
     bool moved = atomic_load_explicit(&fake->moved, memory_order_relaxed);
     uint32_t first = moved ? 1 + EPW_FAKE_DEVICES_MAX * EPW_MAX_RANKS : 1;
     return fake->options.infiniband ? first + fake->options.rank + device * EPW_MAX_RANKS : 0;

@@ -130,12 +130,20 @@ static void make(command *c, epw_fake_kind kind, uint32_t id, epw_fake_item *con
 
 /* ---- QUERY_HCA_CAP ---- */
 
+/* The most entries of a ring, and bytes of an entry, as powers of two. */
+static uint32_t log_entries_of(const epw_fake *fake) {
+    return epw_fake_lacks(fake, EPW_FAKE_SHORT_RINGS) ? 6 : EPW_FAKE_LOG_ENTRIES;
+}
+
+static uint32_t log_message_of(const epw_fake *fake) {
+    return epw_fake_lacks(fake, EPW_FAKE_SHORT_ENTRIES) ? 20 : 30;
+}
+
 static void put_general(command *c, uint32_t base) {
     const epw_fake *fake = c->fake;
-    uint32_t entries = epw_fake_lacks(fake, EPW_FAKE_SHORT_RINGS) ? 6 : EPW_FAKE_LOG_ENTRIES;
-    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_qp_sz), entries);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_qp_sz), log_entries_of(fake));
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_cq_sz), 22);
-    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_msg), EPW_FAKE_LOG_MESSAGE);
+    epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, log_max_msg), log_message_of(fake));
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, port_type), fake->options.infiniband ? 0 : 1);
     epw_field_put(c->out, base, EPW_FIELD(cmd_hca_cap, cqe_version),
                   epw_fake_lacks(fake, EPW_FAKE_NO_CQE_VERSION) ? 0 : 1);
@@ -189,6 +197,7 @@ static void create_cq(command *c) {
 /* Called by the soft NIC, with its lock held, when the pair has stopped working. */
 static void broken(void *context) {
     epw_fake_item *qp = context;
+    if (epw_fake_lacks(qp->fake, EPW_FAKE_NO_PAIR_EVENTS)) return;
     epw_fake_raise(qp->fake, qp->device, &(epw_mlx5_event){EPW_MLX5_EVENT_PAIR, qp->id});
 }
 
@@ -233,7 +242,6 @@ static void create_qp(command *c) {
                                EPW_FIELD(qpc, dbr_umem_valid), EPW_FIELD(qpc, dbr_umem_id)),
                           NULL});
     uint32_t log_entries = (uint32_t)QPC(context, log_sq_size);
-    uint32_t most = epw_fake_lacks(c->fake, EPW_FAKE_SHORT_RINGS) ? 6 : EPW_FAKE_LOG_ENTRIES;
     epw_fake_item *uses[] = {
         umem(c, IN(create_qp_in, wq_umem_id), IN(create_qp_in, wq_umem_valid), (size_t)64 << log_entries),
         umem(c, QPC(context, dbr_umem_id), QPC(context, dbr_umem_valid), 8),
@@ -242,7 +250,7 @@ static void create_qp(command *c) {
         named(c, EPW_FAKE_DOMAIN, QPC(context, pd), SYNDROME_PD),
     };
     named(c, EPW_FAKE_CQ, QPC(context, cqn_rcv), SYNDROME_CQ);
-    if (log_entries > most) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
+    if (log_entries > log_entries_of(c->fake)) refuse(c, EXCEED_LIM, SYNDROME_SIZE);
     require(c, QPC(context, st) == 0 && QPC(context, rq_type) == RECEIVE_NONE, SYNDROME_KIND);
     require(c, QPC(context, pm_state) == MIGRATED, SYNDROME_KIND);
     if (c->status == OK) make_qp(c, uses, 5, log_entries);
@@ -250,13 +258,17 @@ static void create_qp(command *c) {
 
 /* ---- a queue pair's states ---- */
 
-static void move(command *c, uint32_t from, uint32_t to) {
+static void move_if(command *c, bool allowed, uint32_t to) {
     epw_fake_item *qp = c->object;
-    if (c->status == OK && qp->state != from)
+    if (!allowed)
         refuse(c, BAD_QP_STATE,
                SYNDROME_STATE | qp->state << 12 |
                    (uint32_t)epw_field_get(c->in, 0, EPW_FIELD(modify_qp_in, opcode)));
     if (c->status == OK) qp->state = to;
+}
+
+static void move(command *c, uint32_t from, uint32_t to) {
+    move_if(c, c->object->state == from, to);
 }
 
 static void to_init(command *c) {
@@ -311,7 +323,7 @@ static void to_rtr(command *c) {
     epw_fake_route to = {.remote = (uint32_t)QPC(context, remote_qpn)};
     uint64_t mtu = QPC(context, mtu);
     require(c, mtu >= 1 && mtu <= epw_fake_mtu(c->fake), SYNDROME_MTU);
-    require(c, QPC(context, log_msg_max) <= EPW_FAKE_LOG_MESSAGE, SYNDROME_SIZE);
+    require(c, QPC(context, log_msg_max) <= log_message_of(c->fake), SYNDROME_SIZE);
     require(c, PATH(context, vhca_port_num) == EPW_FAKE_PORT, SYNDROME_PORT);
     check_rights(c, context);
     if (infiniband) {
@@ -325,14 +337,24 @@ static void to_rtr(command *c) {
     if (c->status == OK) c->object->reached = to;
 }
 
+static bool is_of_device(const epw_fake_item *qp, const epw_fake_route *to) {
+    epw_mlx5_gid own;
+    if (qp->fake->options.infiniband) return to->lid == epw_fake_lid(qp->fake, qp->device);
+    for (uint32_t i = 0; i < epw_fake_gids(qp->fake); i++)
+        if (epw_fake_gid(qp->fake, qp->device, i, &own) == 0 && memcmp(own.bytes, to->gid, 16) == 0)
+            return true;
+    return false;
+}
+
 /* Connects the pair by the link that leads to the address which INIT2RTR has named, or by no link if there is
- * none. */
+ * none. One that goes astray fails when it is rung for, as if the retries were over at once. */
 void epw_fake_reach(epw_fake_item *qp) {
     if (qp->pair == NULL) return;
     const epw_fake_route *way = &qp->route, *to = &qp->reached;
     bool same =
         way->remote == to->remote && way->lid == to->lid && memcmp(way->gid, to->gid, sizeof to->gid) == 0;
-    epw_pair_connect(qp->pair, same ? way->link : 0, to->remote);
+    qp->astray = epw_fake_lacks(qp->fake, EPW_FAKE_NO_LOOPBACK) && is_of_device(qp, to);
+    if (!qp->astray) epw_pair_connect(qp->pair, same ? way->link : 0, to->remote);
 }
 
 static void to_rts(command *c) {
@@ -362,18 +384,18 @@ static void check_short(command *c) {
                           .own = LIST(EPW_FIELD(modify_qp_in, opcode), EPW_FIELD(modify_qp_in, qpn))});
 }
 
+/* From RST the kernel's own table of states does not allow it, and some firmware refuses it. */
 static void to_error(command *c) {
     check_short(c);
-    if (c->status != OK) return;
-    c->object->state = EPW_MLX5_STATE_ERR;
-    if (c->object->pair == NULL) return;
+    move_if(c, c->object->state != EPW_MLX5_STATE_RST, EPW_MLX5_STATE_ERR);
+    if (c->status != OK || c->object->pair == NULL) return;
     epw_pair_close(c->object->pair);
     epw_pair_break(c->object->pair);
 }
 
 static void to_reset(command *c) {
     check_short(c);
-    if (c->status == OK) c->object->state = EPW_MLX5_STATE_RST;
+    move_if(c, true, EPW_MLX5_STATE_RST);
 }
 
 static void query_qp(command *c) {
@@ -436,7 +458,8 @@ int epw_fake_command(epw_fake_item *object, epw_fake_call call, const void *in, 
     memset(out, 0, out_bytes);
     if (epw_fake_fails(fake, call)) {
         if (fake->options.failing_errno != 0) return fake->options.failing_errno;
-        refuse(&c, BAD_PARAM, SYNDROME_PLANNED);
+        uint32_t status = fake->options.failing_status;
+        refuse(&c, status != OK ? status : BAD_PARAM, SYNDROME_PLANNED);
     } else if (in_bytes != commands[i].in_bytes) {
         refuse(&c, BAD_INPUT_LEN, 0);
     } else {

@@ -28,6 +28,14 @@ epw_fake_item *epw_fake_find(epw_fake *fake, epw_fake_kind kind, uint32_t id) {
     return item;
 }
 
+epw_fake_item *epw_fake_find_uar(epw_fake *fake, const unsigned char *address) {
+    pthread_mutex_lock(&fake->lock);
+    epw_fake_item *item = fake->items;
+    while (item != NULL && (item->kind != EPW_FAKE_UAR || item->address != address)) item = item->next;
+    pthread_mutex_unlock(&fake->lock);
+    return item;
+}
+
 void epw_fake_rename(epw_fake_item *item, uint32_t id) {
     pthread_mutex_lock(&item->fake->lock);
     item->id = id;

@@ -116,31 +116,65 @@ static bool has_uar(const epw_fake *fake, epw_mlx5_uar_kind kind) {
     return kind != EPW_MLX5_UAR_OWN || !epw_fake_lacks(fake, EPW_FAKE_NO_OWN_UAR);
 }
 
-/* Every register has a page of its own: the kinds differ only in hardware. */
+/* Offsets of registers in their page. */
+enum { FIRST_REGISTER = 0x800, SECOND_REGISTER = 0xa00 };
+
+static unsigned char *page_of(unsigned char *reg) {
+    return reg - (uintptr_t)reg % EPW_FAKE_PAGE;
+}
+
+/* The place beside this register in its page. */
+static unsigned char *beside(unsigned char *reg) {
+    bool first = (uintptr_t)reg % EPW_FAKE_PAGE == FIRST_REGISTER;
+    return page_of(reg) + (first ? SECOND_REGISTER : FIRST_REGISTER);
+}
+
+/* A place for a register, in a page that has one already if they share pages; NULL: no memory. */
+static unsigned char *take_place(epw_fake *fake, uint32_t device) {
+    const bool shares = epw_fake_lacks(fake, EPW_FAKE_NO_OWN_PAGE);
+    pthread_mutex_lock(&fake->lock);
+    epw_fake_item *item = shares ? fake->items : NULL;
+    for (; item != NULL; item = item->next) {
+        if (item->kind != EPW_FAKE_UAR || item->device != device) continue;
+        const epw_fake_item *other = fake->items;
+        while (other != NULL && other->address != beside(item->address)) other = other->next;
+        if (other == NULL) break;
+    }
+    pthread_mutex_unlock(&fake->lock);
+    if (item != NULL) return beside(item->address);
+    unsigned char *page = aligned_alloc(EPW_FAKE_PAGE, EPW_FAKE_PAGE);
+    return page != NULL ? page + FIRST_REGISTER : NULL;
+}
+
+/* The kinds differ only in hardware. Unlike there, registers of one page have different numbers: the number
+ * tells the soft NIC where a queue pair's doorbell is. */
 static int uar(void *device, epw_mlx5_uar_kind kind, epw_mlx5_uar *out) {
     epw_fake *fake = fake_of(device);
     int err = failing(fake, EPW_FAKE_CALL_UAR);
     if (err != 0) return err;
     if (!has_uar(fake, kind)) return EOPNOTSUPP;
-    epw_fake_item *item = epw_fake_add(fake, EPW_FAKE_UAR, number_of(device), 0);
-    unsigned char *page = aligned_alloc(EPW_FAKE_PAGE, EPW_FAKE_PAGE);
-    if (item == NULL || page == NULL) {
-        free(page);
-        if (item != NULL) epw_fake_drop(item);
-        return ENOMEM;
+    pthread_mutex_lock(&fake->uar_lock);
+    unsigned char *place = take_place(fake, number_of(device));
+    epw_fake_item *item = place != NULL ? epw_fake_add(fake, EPW_FAKE_UAR, number_of(device), 0) : NULL;
+    if (item != NULL) {
+        item->address = memset(place, 0, SECOND_REGISTER - FIRST_REGISTER);
+    } else if (place != NULL && epw_fake_find_uar(fake, beside(place)) == NULL) {
+        free(page_of(place));
     }
-    memset(page, 0, EPW_FAKE_PAGE);
+    pthread_mutex_unlock(&fake->uar_lock);
+    if (item == NULL) return ENOMEM;
     epw_fake_use(item, device);
-    item->address = page + 0x800;
-    item->uar = kind;
     *out = (epw_mlx5_uar){.handle = item, .reg = item->address, .page = item->id};
     return 0;
 }
 
 static void free_uar(void *handle) {
     epw_fake_item *item = handle;
-    unsigned char *page = item->address - 0x800;
-    if (epw_fake_drop(item) == 0) free(page);
+    epw_fake *fake = item->fake;
+    unsigned char *place = item->address;
+    pthread_mutex_lock(&fake->uar_lock);
+    if (epw_fake_drop(item) == 0 && epw_fake_find_uar(fake, beside(place)) == NULL) free(page_of(place));
+    pthread_mutex_unlock(&fake->uar_lock);
 }
 
 /* Whether this process can read the byte, according to the kernel. */
@@ -201,10 +235,12 @@ static int add_region(void *pd, void *address, size_t bytes, uint64_t first, uin
     epw_fake *fake = fake_of(pd);
     int err = failing(fake, EPW_FAKE_CALL_REGISTER);
     uint32_t remote = EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC;
+    /* As the kernel refuses it: pages of a region are pages of memory. */
+    if (err == 0 && (bytes == 0 || (uintptr_t)address % EPW_FAKE_PAGE != first % EPW_FAKE_PAGE)) err = EINVAL;
     if (err == 0 && (rights & remote) && !(rights & EPW_MLX5_LOCAL_WRITE)) err = EINVAL;
     /* Hardware accepts it, but a signal word might then become visible before the rows that it announces. */
     if (err == 0 && (rights & remote) && (rights & EPW_MLX5_RELAXED_ORDERING)) err = EINVAL;
-    if (err == 0 && bytes > 0 && !is_there(address)) err = EFAULT;
+    if (err == 0 && !is_there(address)) err = EFAULT;
     if (err != 0) return err;
     epw_region region = {.base = (unsigned char *)((uintptr_t)address - first),
                          .rights = rights_of(rights),
@@ -290,14 +326,23 @@ static int destroy(void *object) {
     return epw_fake_drop(item);
 }
 
+static bool hears(const epw_fake_item *qp) {
+    return qp->pair != NULL && !epw_fake_lacks(qp->fake, EPW_FAKE_NO_DOORBELLS);
+}
+
 static void rung(void *object) {
     const epw_fake_item *qp = object;
-    if (qp->pair != NULL) epw_pair_ring(qp->pair);
+    if (!hears(qp)) return;
+    if (qp->astray) {
+        epw_pair_connect(qp->pair, 0, qp->reached.remote);
+    } else {
+        epw_pair_ring(qp->pair);
+    }
 }
 
 static void notice(void *object) {
     const epw_fake_item *qp = object;
-    if (qp->pair != NULL) epw_pair_poll(qp->pair);
+    if (hears(qp)) epw_pair_poll(qp->pair);
 }
 
 void epw_fake_add_route(epw_fake *fake, uint32_t number, const epw_fake_route *route) {
@@ -356,6 +401,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .notice = notice,
                                    .registers_in_memory = true};
     pthread_mutex_init(&fake->lock, NULL);
+    pthread_mutex_init(&fake->uar_lock, NULL);
     pthread_mutex_init(&fake->event_lock, NULL);
     *out = fake;
     return EPW_OK;
@@ -364,6 +410,7 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
 void epw_fake_close(epw_fake *fake) {
     if (fake == NULL) return;
     pthread_mutex_destroy(&fake->event_lock);
+    pthread_mutex_destroy(&fake->uar_lock);
     pthread_mutex_destroy(&fake->lock);
     free(fake);
 }

@@ -11,7 +11,6 @@ enum {
     EPW_FAKE_EQ = 7,
     EPW_FAKE_PORT = 1,
     EPW_FAKE_LOG_ENTRIES = 15, /* the most that a ring may have */
-    EPW_FAKE_LOG_MESSAGE = 30,
     EPW_FAKE_PAGE = 4096
 };
 
@@ -35,13 +34,13 @@ typedef struct epw_fake_item {
 
     unsigned char *address; /* UAR: its register. UMEM, REGION: its memory. CQ: its entry */
     size_t bytes;
-    bool mapped;           /* UMEM, REGION: this process has mapped it by a descriptor */
-    epw_mlx5_uar_kind uar; /* UAR */
+    bool mapped; /* UMEM, REGION: this process has mapped it by a descriptor */
 
     struct epw_fake_item *uses[5]; /* CQ, QP, REGION: the objects that it depends on, in any order */
     uint32_t state;                /* QP: EPW_MLX5_STATE_* */
     epw_pair *pair;                /* QP: the soft NIC's queue pair; NULL: there is none */
     epw_fake_route route, reached; /* QP: from epw_fake_add_route; from INIT2RTR */
+    bool astray;                   /* QP: whatever it sends is lost */
 } epw_fake_item;
 
 struct epw_fake {
@@ -54,6 +53,7 @@ struct epw_fake {
     uint32_t last_id, calls_of_failing;
     epw_fake_tap tap;
 
+    pthread_mutex_t uar_lock;   /* guards the pages of registers; taken before `lock` */
     pthread_mutex_t event_lock; /* taken while the soft NIC is locked */
     struct {
         void (*event)(void *context, const epw_mlx5_event *event);
@@ -72,6 +72,9 @@ epw_fake_item *epw_fake_add(epw_fake *fake, epw_fake_kind kind, uint32_t device,
 
 /* The item of this kind and number; NULL if there is none. */
 epw_fake_item *epw_fake_find(epw_fake *fake, epw_fake_kind kind, uint32_t id);
+
+/* The register at this address; NULL if there is none. */
+epw_fake_item *epw_fake_find_uar(epw_fake *fake, const unsigned char *address);
 
 void epw_fake_rename(epw_fake_item *item, uint32_t id);
 

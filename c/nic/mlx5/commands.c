@@ -79,7 +79,6 @@ enum {
     MIGRATED = 3,
     RECEIVE_NONE = 3, /* there is no receive queue */
     ATOMIC_UP_TO_8 = 3,
-    LOG_MESSAGE = 30,
     RETRY_ALWAYS =
         7, /* retry without end while the receiver is not ready; that does not happen without receives */
     RECEIVER_TIMER = 12, /* 0.64 ms */
@@ -153,7 +152,7 @@ void epw_mlx5_build_init2rtr(epw_mlx5_in in, uint32_t qpn, const epw_mlx5_path *
     begin(in, EPW_MLX5_INIT2RTR, qpn);
     set(in, OPT_MASK, MASK_READ | MASK_WRITE | (path->atomics ? MASK_ADD : 0));
     set(in, QP_MTU, path->mtu);
-    set(in, QP_LOG_MESSAGE, LOG_MESSAGE);
+    set(in, QP_LOG_MESSAGE, EPW_MLX5_LOG_MESSAGE);
     set(in, QP_REMOTE, path->remote);
     set(in, QP_LOG_READS_IN, path->log_reads);
     set(in, QP_ATOMIC_MODE, path->atomics ? ATOMIC_UP_TO_8 : 0);
@@ -224,10 +223,8 @@ epw_mlx5_caps epw_mlx5_read_caps(const unsigned char out[EPW_MLX5_QUERY_CAP_BYTE
     const unsigned char *caps = out + CAPS;
     return (epw_mlx5_caps){.cqe_version = caps[0x3f] & 0xf,
                            .log_qp_entries = caps[0x11],
-                           .log_cq_entries = caps[0x19],
                            .log_message = caps[0x38] & 0x1f,
                            .atomic = (caps[0x43] >> 1 & 1) != 0,
-                           .blue_flame = (caps[0x4c] >> 7 & 1) != 0,
                            .cq_overrun_ignored = (caps[0x44] >> 7 & 1) != 0};
 }
 
@@ -298,11 +295,20 @@ uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote) {
     return 0xc000 | (uint32_t)(both >> 50);
 }
 
+/* The smallest timeout with which so many tries take two deadlines; all of them then take less than four. */
+static uint32_t timeout_for(uint32_t tries, uint64_t deadline_ns) {
+    const uint32_t most = 31;
+    uint32_t timeout = 1;
+    while (timeout < most && (UINT64_C(4096) << timeout) * tries < 2 * deadline_ns) timeout++;
+    return timeout;
+}
+
 void epw_mlx5_choose_retries(uint64_t deadline_ns, epw_mlx5_path *path) {
-    /* 7 retries are 8 tries. The timeout of a try is the smallest step with which all tries take two
-     * deadlines; but with less than 67 ms (14), peers would be given up when a busy fabric delays them. */
-    const uint32_t least = 14, most = 31;
-    path->retries = 7;
-    path->timeout = least;
-    while (path->timeout < most && (UINT64_C(4096) << path->timeout) * 8 < 2 * deadline_ns) path->timeout++;
+    /* As many tries as an adapter makes, since each may be lost. But if each waits less than 67 ms (14), a
+     * busy fabric causes needless ones: then half as many, each of which waits for at least half a deadline.
+     */
+    const uint32_t most = 8, busy = 14;
+    uint32_t tries = timeout_for(most, deadline_ns) >= busy ? most : most / 2;
+    path->retries = tries - 1;
+    path->timeout = timeout_for(tries, deadline_ns);
 }

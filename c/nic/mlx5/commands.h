@@ -34,6 +34,9 @@ enum {
     EPW_MLX5_QUERY_QP = 0x50b
 };
 
+/* Queue pairs are made for entries of up to 2^30 bytes. */
+enum { EPW_MLX5_LOG_MESSAGE = 30 };
+
 /* Kinds of capabilities. */
 enum { EPW_MLX5_CAP_GENERAL = 0, EPW_MLX5_CAP_ATOMIC = 3 };
 
@@ -106,8 +109,8 @@ uint32_t epw_mlx5_state(const unsigned char out[EPW_MLX5_QUERY_QP_BYTES]);
 
 typedef struct epw_mlx5_caps {
     uint32_t cqe_version;
-    uint32_t log_qp_entries, log_cq_entries, log_message;
-    bool atomic, blue_flame, cq_overrun_ignored;
+    uint32_t log_qp_entries, log_message;
+    bool atomic, cq_overrun_ignored;
 } epw_mlx5_caps;
 
 /* Reads the answer for EPW_MLX5_CAP_GENERAL. */
@@ -123,8 +126,8 @@ const char *epw_mlx5_command_name(uint32_t opcode);
 uint32_t epw_mlx5_udp_port(uint32_t own, uint32_t remote);
 
 /* Chooses timeout and retries with which a send queue gives up a silent peer within 2 to 4 times
- * `deadline_ns`, as far as the adapter allows: its timeouts are powers of 2, and one try may take up to 4
- * times the timeout. */
+ * `deadline_ns`, up to 9 hours. Timeouts are powers of 2; an adapter may have a least one of its own, and may
+ * take up to 4 times the timeout for each try. */
 void epw_mlx5_choose_retries(uint64_t deadline_ns, epw_mlx5_path *path);
 
 #endif

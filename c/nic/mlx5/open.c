@@ -122,6 +122,11 @@ static epw_status check_caps(epw_mlx5 *a, epw_where where) {
         return epw_fail(EPW_ERR_NO_PATH, where,
                         "%s has no completion queues that ignore an overrun (cq_oi): update its firmware",
                         a->name.text);
+    if (a->caps.log_message < EPW_MLX5_LOG_MESSAGE)
+        return epw_fail(EPW_ERR_NO_PATH, where,
+                        "%s sends 2^%u bytes at a time at most (log_max_msg), queue pairs are made for 2^%d: "
+                        "update its firmware",
+                        a->name.text, a->caps.log_message, EPW_MLX5_LOG_MESSAGE);
     return EPW_OK;
 }
 

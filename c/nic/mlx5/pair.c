@@ -436,10 +436,18 @@ static epw_where nowhere(const char *op) {
     return (epw_where){op, -1, -1};
 }
 
+/* With the pair's lock held. Whether it has stopped; one that was never connected has nothing to stop, and
+ * not all firmware takes 2ERR for it. */
+static bool stop(epw_mlx5_pair *pair, const char *op) {
+    if (pair->state == EPW_MLX5_STATE_RST) return true;
+    bool stopped = modify_short(pair, EPW_MLX5_2ERR, nowhere(op)) == EPW_OK;
+    pair->state = EPW_MLX5_STATE_ERR;
+    return stopped;
+}
+
 void epw_mlx5_pair_break(epw_mlx5_pair *pair) {
     pthread_mutex_lock(&pair->lock);
-    if (pair->state != EPW_MLX5_STATE_ERR) modify_short(pair, EPW_MLX5_2ERR, nowhere("break"));
-    pair->state = EPW_MLX5_STATE_ERR;
+    stop(pair, "break");
     pthread_mutex_unlock(&pair->lock);
     tell_broken(pair);
 }
@@ -452,10 +460,7 @@ bool epw_mlx5_pair_close(epw_mlx5_pair *pair) {
     bool up = pair->state == EPW_MLX5_STATE_RTS;
     if (up && !pair->shut)
         pair->shut = modify(pair, EPW_MLX5_RTS2RTS, in, sizeof in, nowhere("close")) == EPW_OK;
-    if (!pair->shut) {
-        pair->shut = modify_short(pair, EPW_MLX5_2ERR, nowhere("close")) == EPW_OK;
-        pair->state = EPW_MLX5_STATE_ERR;
-    }
+    if (!pair->shut) pair->shut = stop(pair, "close");
     bool shut = pair->shut;
     atomic_store_explicit(&pair->closed, true, memory_order_release);
     pthread_mutex_unlock(&pair->lock);

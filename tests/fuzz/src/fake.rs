@@ -28,6 +28,7 @@ struct Options {
     failing: c_int,
     failing_after: u32,
     failing_errno: c_int,
+    failing_status: u32,
 }
 
 /// `epw_fake_left`.
@@ -240,6 +241,7 @@ impl Device {
                 failing: 0,
                 failing_after: 0,
                 failing_errno: 0,
+                failing_status: 0,
             };
             assert_eq!(epw_fake_open(&raw const options, here(), &raw mut fake), 0);
             let calls = &*epw_fake_calls(fake);

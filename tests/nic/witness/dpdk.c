@@ -176,11 +176,9 @@ static void capabilities(void) {
 
     epw_mlx5_caps caps = epw_mlx5_read_caps(answer);
     say(who, "HCA_CAP", "caps", "log_max_qp_sz", theirs.log_max_qp_sz, caps.log_qp_entries);
-    say(who, "HCA_CAP", "caps", "log_max_cq_sz", theirs.log_max_cq_sz, caps.log_cq_entries);
     say(who, "HCA_CAP", "caps", "log_max_msg", 0, caps.log_message);
     say(who, "HCA_CAP", "caps", "cqe_version", 0, caps.cqe_version);
     say(who, "HCA_CAP", "caps", "atomic", 0, caps.atomic);
-    say(who, "HCA_CAP", "caps", "bf", 0, caps.blue_flame);
     say(who, "HCA_CAP", "caps", "cq_oi", 0, caps.cq_overrun_ignored);
 }
 
