@@ -1,5 +1,5 @@
 //! RDMA adapters, as sysfs describes them: ports, addresses (GIDs), device files, and which GPU they are near to. What
-//! only an open adapter can tell follows at the end, see [`control`].
+//! only an open adapter can tell is asked of the core.
 
 use std::net::Ipv6Addr;
 
@@ -27,15 +27,18 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens the mlx5 adapters of this machine; with `EPWIRE_NIC=fake` also a fake one.
+    /// Opens the adapters of this machine: mlx5 ones as queues that kernels post to use them, others as the wire `verbs`
+    /// does. With `EPWIRE_NIC=fake` also a fake one.
     pub(super) fn of_process(tree: &Tree, gpus: &[String]) -> Self {
-        let names = tree.names(CLASS).into_iter();
-        let mlx5 = names.filter(|name| driver_name(tree, name).is_some_and(|name| name.starts_with("mlx5")));
         let probe = |name: String| {
-            let findings = ffi::probe_adapter(&name, nearest_gpu(tree, &name, gpus));
+            let gpu = nearest_gpu(tree, &name, gpus);
+            let findings = match is_mlx5(tree, &name) {
+                true => ffi::probe_adapter(&name, gpu),
+                false => ffi::probe_verbs_adapter(&name, gpu),
+            };
             (name, findings)
         };
-        let mut findings: Vec<(String, Vec<Finding>)> = mlx5.map(probe).collect();
+        let mut findings: Vec<(String, Vec<Finding>)> = tree.names(CLASS).into_iter().map(probe).collect();
         if env::value(env::NIC).as_deref() == Some("fake") {
             let gpu = (!gpus.is_empty()).then_some(0);
             findings.push(("fake_0".to_owned(), ffi::probe_fake_adapter(0, gpu)));
@@ -54,7 +57,7 @@ impl Opened {
                 2 => Verdict::Warning,
                 _ => Verdict::Missing,
             };
-            Check::new(format!("{device} {}", finding.name), verdict, &finding.text)
+            Check::new(format!("{device} {}", finding.name), verdict, &finding.text).remedy(&finding.remedy)
         };
         findings.iter().map(check).collect()
     }
@@ -102,18 +105,21 @@ fn driver_name(tree: &Tree, device: &str) -> Option<String> {
     Some(link.rsplit('/').next()?.to_owned())
 }
 
+fn is_mlx5(tree: &Tree, device: &str) -> bool {
+    driver_name(tree, device).is_some_and(|name| name.starts_with("mlx5"))
+}
+
 fn driver(tree: &Tree, device: &str) -> Check {
     let label = format!("{device} driver");
     let firmware = tree.text(&format!("{CLASS}/{device}/fw_ver"));
     let firmware = firmware.map_or(String::new(), |version| format!(", firmware {version}"));
-    match driver_name(tree, device) {
-        Some(name) if name.starts_with("mlx5") => Check::ok(label, format!("{name}{firmware}")),
-        Some(name) => Check::warning(
-            label,
-            format!("{name}{firmware}: no mlx5 adapter, GPUs cannot post to it by themselves"),
-        ),
-        None => Check::warning(label, "in software: GPUs cannot post to it by themselves"),
+    let name = driver_name(tree, device);
+    if let Some(name) = name.as_ref().filter(|_| is_mlx5(tree, device)) {
+        return Check::ok(label, format!("{name}{firmware}"));
     }
+    let what = name.map_or("in software".to_owned(), |name| format!("{name}{firmware}, no mlx5 adapter"));
+    Check::warning(label, format!("{what}: GPUs cannot post to it by themselves"))
+        .remedy(format!("{}=verbs: a NIC in software hands what they post to it", env::WIRES))
 }
 
 fn ports(tree: &Tree, device: &str, has_class: bool) -> Vec<Check> {

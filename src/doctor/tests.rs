@@ -173,7 +173,13 @@ fn a_virtual_machine_with_one_adapter_in_software() {
     machine.adapter("rxe0", 0, None, &[ETHERNET[0], ETHERNET[1], ETHERNET[2], rate]);
     machine.gid("rxe0", 0, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth0");
     machine.gid("rxe0", 1, "0000:0000:0000:0000:0000:ffff:0a00:020f", "RoCE v2", "eth0");
-    machine.says("rxe", &plain());
+    // What tests/roce/run shows of such an adapter, see guest.txt.
+    let opened = [
+        (0, "verbs", "rxe0 port 1, RoCEv2, GID 1 ending in 10.0.2.15, MTU 1024", ""),
+        (3, "host memory", "not registered (errno 12)", "raise the limit of locked memory (ulimit -l)"),
+        (1, "GPU windows", "no GPU of this process to try it with", ""),
+    ];
+    machine.says("rxe", &Found { adapters: findings("rxe0", &opened), ..plain() });
 }
 
 #[test]
@@ -213,6 +219,18 @@ fn adapters_with_gids_in_different_places() {
     found.settings.token = Ok(true);
     found.settings.ports = Ok(Some((29800, 29899)));
     machine.says("mlx5", &found);
+}
+
+/// What the core says of an adapter: verdict, name, text and remedy.
+fn findings(adapter: &str, all: &[(u32, &str, &str, &str)]) -> Opened {
+    let finding = |&(verdict, name, text, remedy): &(u32, &str, &str, &str)| ffi::Finding {
+        verdict,
+        name: name.to_owned(),
+        text: text.to_owned(),
+        remedy: remedy.to_owned(),
+    };
+    let all = all.iter().map(finding).collect();
+    Opened { findings: vec![(adapter.to_owned(), all)], ..Opened::default() }
 }
 
 /// A fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.

@@ -30,8 +30,9 @@
 //! 8. **The bus.** With ACS on the bridges between GPU and adapter, or with a translating IOMMU (boot with `iommu=pt`
 //!    to avoid it), their traffic goes through the root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
 //!
-//! The doctor checks each of these separately, opens the adapters, allocates and frees a ring of each kind, and sends a
-//! word of 8 bytes from an adapter to itself:
+//! The doctor checks each of these separately. It opens the adapters, those of other makes as the wire `verbs` does,
+//! allocates and frees a ring of each kind, registers GPU memory for rings and for windows by each way, says whether the
+//! GPU keeps the order of what an adapter writes there, and sends a word of 8 bytes from an adapter to itself:
 //!
 //! ```sh
 //! cargo run --release --features cuda,cudarc --example doctor
