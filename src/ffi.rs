@@ -595,6 +595,12 @@ pub(crate) fn adapter_wanted(filter: &str, name: &str, port: u32) -> bool {
     unsafe { sys::epw_adapter_wanted(filter.as_ptr(), name.as_ptr(), port) }
 }
 
+/// How widely others reach a GID of an Ethernet port; 0: the core does not use it.
+pub(crate) fn gid_worth(gid: &[u8; 16], roce_v2: bool) -> u32 {
+    // SAFETY: it reads these 16 bytes.
+    unsafe { sys::epw_gid_worth(gid.as_ptr(), roce_v2) }
+}
+
 /// What an open adapter reports about one prerequisite.
 #[derive(Debug, Clone)]
 pub(crate) struct Finding {

@@ -1,6 +1,7 @@
 //! RDMA adapters, as sysfs describes them: ports, addresses (GIDs), device files, and which GPU they are near to. What
 //! only an open adapter can tell is asked of the core.
 
+use std::cmp::Reverse;
 use std::net::Ipv6Addr;
 
 use super::limits::locked_memory;
@@ -10,6 +11,8 @@ use crate::env;
 use crate::ffi::{self, BusPlace, Finding};
 
 const CLASS: &str = "/sys/class/infiniband";
+/// The kernel's name of the only type of GID that is used on Ethernet.
+const ROCE_V2: &str = "RoCE v2";
 /// How many entries of a port's GID table, and functions of the PCI bus, are looked at.
 const GIDS_MAX: usize = 1024;
 /// Header bytes in front of the payload of a RoCE v2 packet.
@@ -228,13 +231,11 @@ pub(super) fn gids(tree: &Tree, device: &str, port: &str) -> Vec<Gid> {
     indices.filter_map(gid).collect()
 }
 
-/// The GID to use. On Ethernet: RoCE v2, IPv4 addresses before others, link-local only if there is no other.
+/// The GID of an Ethernet port that the core uses.
 fn choose(gids: &[Gid]) -> Option<&Gid> {
-    let worse = |gid: &&Gid| {
-        let v4 = gid.address.to_ipv4_mapped().is_some();
-        (gid.address.is_unicast_link_local(), !v4, gid.index)
-    };
-    gids.iter().filter(|gid| gid.kind == "RoCE v2").min_by_key(worse)
+    let worth = |gid: &&Gid| ffi::gid_worth(&gid.address.octets(), gid.kind == ROCE_V2);
+    let usable = gids.iter().filter(|gid| worth(gid) > 0);
+    usable.max_by_key(|gid| (worth(gid), Reverse(gid.index)))
 }
 
 fn address(device: &str, port: &str, ethernet: bool, gids: &[Gid]) -> Check {
@@ -247,16 +248,20 @@ fn address(device: &str, port: &str, ethernet: bool, gids: &[Gid]) -> Check {
             None => format!("index {index}, {kind}, {address}{on}"),
         }
     };
+    let local = gids.iter().find(|gid| gid.kind == ROCE_V2);
     match (ethernet, choose(gids), gids.first()) {
-        (true, Some(gid), _) if gid.address.is_unicast_link_local() => {
-            Check::warning(label, format!("{}: a link-local address alone, not routed", words(gid)))
-                .remedy("give the interface an IP address: ip address add")
-        }
         (true, Some(gid), _) | (false, _, Some(gid)) => {
             Check::ok(label, format!("{}; {} in all", words(gid), gids.len()))
         }
-        (true, None, Some(_)) => Check::missing(label, format!("none of {} is RoCE v2", gids.len()))
-            .remedy("give the interface an IP address, and let the adapter do RoCE v2"),
+        (true, None, Some(_)) => match local {
+            Some(gid) => Check::missing(
+                label,
+                format!("{}: a link-local address alone, which others cannot reach", words(gid)),
+            )
+            .remedy("give the interface an IPv4 address, or an IPv6 one that is routed: ip address add"),
+            None => Check::missing(label, format!("none of {} is RoCE v2", gids.len()))
+                .remedy("give the interface an IP address, and let the adapter do RoCE v2"),
+        },
         (_, _, None) => Check::missing(label, "no GID is set")
             .remedy("give the interface an IP address; in a container use the host's network"),
     }
@@ -420,8 +425,8 @@ mod tests {
         let local = gid(1, "RoCE v2", "fe80::1");
         let v6 = gid(2, "RoCE v2", "fd00::1");
         let v4 = gid(9, "RoCE v2", "::ffff:10.0.0.1");
-        let all = [v1.clone(), local.clone(), v6.clone(), v4.clone()];
-        for (count, chosen) in [(4, Some(&v4)), (3, Some(&v6)), (2, Some(&local)), (1, None)] {
+        let all = [v1, local, v6.clone(), v4.clone()];
+        for (count, chosen) in [(4, Some(&v4)), (3, Some(&v6)), (2, None)] {
             assert_eq!(choose(&all[..count]), chosen);
         }
     }

@@ -182,6 +182,27 @@ fn a_virtual_machine_with_one_adapter_in_software() {
     machine.says("rxe", &Found { adapters: findings("rxe0", &opened), ..plain() });
 }
 
+/// The core refuses such a port: see `epw_gid_worth`.
+#[test]
+fn a_port_with_link_local_addresses_alone_is_missing_one() {
+    let machine = Machine::new("link-local");
+    machine.adapter("rxe0", 0, None, &ETHERNET);
+    machine.gid("rxe0", 0, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth0");
+    machine.gid("rxe0", 1, "0000:0000:0000:0000:0000:ffff:0a00:020f", "IB/RoCE v1", "eth0");
+    let gid = |machine: &Machine| {
+        let report = machine.report(&plain());
+        report.sections[3].checks.iter().find(|check| check.name == "rxe0 port 1 GID").unwrap().clone()
+    };
+    assert_eq!(
+        gid(&machine).to_string(),
+        "rxe0 port 1 GID: missing, index 0, RoCE v2, fe80::5054:ff:fe12:3456 on eth0: a link-local address alone, \
+         which others cannot reach; give the interface an IPv4 address, or an IPv6 one that is routed: ip address add"
+    );
+    machine.gid("rxe0", 10, "fd00:0000:0000:0000:0000:0000:0000:0005", "RoCE v2", "eth0");
+    machine.gid("rxe0", 2, "fd00:0000:0000:0000:0000:0000:0000:0006", "RoCE v2", "eth0");
+    assert_eq!(gid(&machine).reason, "index 2, RoCE v2, fd00::6 on eth0; 4 in all");
+}
+
 #[test]
 fn adapters_with_gids_in_different_places() {
     let machine = Machine::new("mlx5");

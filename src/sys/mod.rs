@@ -204,6 +204,7 @@ unsafe extern "C" {
         name: *const ::core::ffi::c_char,
         port: u32,
     ) -> bool;
+    pub fn epw_gid_worth(gid: *const u8, roce_v2: bool) -> u32;
     pub fn epw_adapter_filter_check(
         filter: *const ::core::ffi::c_char,
         field: *const ::core::ffi::c_char,
