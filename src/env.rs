@@ -79,6 +79,8 @@ pub const TRAFFIC_CLASS: &str = "EPWIRE_TC";
 pub const HOP_LIMIT: &str = "EPWIRE_HOP_LIMIT";
 /// Where the queues of an adapter are that kernels post to.
 pub const RINGS: &str = "EPWIRE_RINGS";
+/// Whether adapters place writes in the order of posting.
+pub const ORDER: &str = "EPWIRE_ORDER";
 /// Ports on which ranks listen for the queues of others.
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
@@ -190,6 +192,13 @@ pub const VARIABLES: &[Variable] = &[
         doc: "Which memory holds the queues that kernels post to, the rows that they send, and what peers send. `host`: pinned host memory. \
               `gpu`: the GPU's memory, which the adapter must reach by dma-buf or nvidia_peermem. `auto`: `gpu` for each of them if it works, \
               else `host`; `EpBuffer::nic` tells which. With `EPWIRE_WIRES=verbs` only for what peers send.",
+    },
+    Variable {
+        name: ORDER,
+        default: "`auto`",
+        doc: "With `EPWIRE_WIRES=verbs`: whether the adapter places writes in the order of posting. `auto`: if its transport promises that, as \
+              InfiniBand and RoCE do. `none`: it does not, because switches spread a queue pair's packets over several paths, for example. Then \
+              a word is posted when all before it is done, one round trip later.",
     },
     Variable {
         name: HCA,

@@ -103,7 +103,7 @@ fn commands(page: &str) -> Vec<String> {
 }
 
 /// Variables whose values are names that appear in their text.
-const NAMED: [&str; 4] = ["EPWIRE_NIC", "EPWIRE_RINGS", "EPWIRE_DOORBELLS", "EPWIRE_PATHS"];
+const NAMED: [&str; 5] = ["EPWIRE_NIC", "EPWIRE_RINGS", "EPWIRE_DOORBELLS", "EPWIRE_PATHS", "EPWIRE_ORDER"];
 
 fn check_variable(word: &str, command: &str) {
     let (name, value) = word.split_once('=').unwrap();

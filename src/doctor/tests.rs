@@ -176,6 +176,7 @@ fn a_virtual_machine_with_one_adapter_in_software() {
     // What tests/roce/run shows of such an adapter, see guest.txt.
     let opened = [
         (0, "verbs", "rxe0 port 1, RoCEv2, GID 1 ending in 10.0.2.15, MTU 1024", ""),
+        (0, "order", "its transport promises to place writes as they are posted", ""),
         (3, "host memory", "not registered (errno 12)", "raise the limit of locked memory (ulimit -l)"),
         (1, "GPU windows", "no GPU of this process to try it with", ""),
     ];

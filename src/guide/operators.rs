@@ -51,6 +51,7 @@
 //! | `EPWIRE_ADAPTERS` | `adapter_count` | 1 | 2: the lanes of a buffer take turns at two adapters |
 //! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to, the rows that they send, and what peers send: `host`, `gpu`, `auto` |
 //! | `EPWIRE_DOORBELLS` | `doorbells` | `auto` | who writes the adapter's registers for kernels: `gpu`, they do; `host`, a thread does |
+//! | `EPWIRE_ORDER` | `order` | `auto` | wire `verbs`: `none` where writes may be placed in another order than that of posting |
 //! | `EPWIRE_SL` | `service_level` | 0 | InfiniBand's service level; on Ethernet the priority |
 //! | `EPWIRE_TC` | `traffic_class` | 0 | Ethernet: four times the DSCP |
 //! | `EPWIRE_HOP_LIMIT` | `hop_limit` | 255 | Ethernet |
@@ -76,6 +77,7 @@
 //! | `rings in host memory because it does not reach the GPU's`, `rows in host memory because it sends none from the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
 //! | `peers write to GPU memory by dma-buf`, `peers write to GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked: into the window |
 //! | `peers write to host memory because it does not reach the GPU's`, `peers write to host memory because the GPU's keeps no order` | the same: kernels fetch from there what peers have sent |
+//! | `words held back until rows are done` | wire `verbs`: the adapter's transport promises no order of writes, or `EPWIRE_ORDER=none`; each word is a round trip later |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
 //! # Tuning
@@ -86,6 +88,10 @@
 //!   compares the two.
 //! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread queue pairs over equal
 //!   paths; there is nothing to configure.
+//! - **Order.** A word must not be placed before the rows that it announces. InfiniBand and RoCE promise that on one
+//!   queue pair, unless switches spread its packets over several paths (adaptive routing) and the adapter places them
+//!   as they come. There use the wire `verbs` with `EPWIRE_ORDER=none`: each word is then posted when everything before
+//!   it is done. The adapter's own queues (`EPWIRE_NIC=mlx5`) refuse it, because kernels post words behind rows.
 //! - **Two adapters** (`EPWIRE_ADAPTERS=2`) are for a GPU whose link is faster than a port, with two lanes in use. Lane
 //!   0 uses the adapter that is listed first on its host, and lane 1 the other; each sends to the adapter of the same
 //!   lane at the peer. If hosts have the same adapters in the same order, a lane stays on its rail.

@@ -257,6 +257,13 @@ static void options_of_a_fabric_have_limits(void) {
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.rings is 3, must be EPW_RINGS_HOST");
     o = asked(), o.rings = EPW_RINGS_GPU, o.nic = EPW_NIC_SOFT;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "a NIC in software reads and writes no GPU memory");
+    o = asked(), o.order = 2;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.order is 2, must be EPW_ORDER_AUTO or EPW_ORDER_NONE");
+    o = asked(), o.order = EPW_ORDER_NONE;
+    a_fabric_is_refused(
+        &o, EPW_ERR_INVALID,
+        "options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted "
+        "to the queues of an mlx5 adapter");
     o = asked(), o.device = -2;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.device is -2");
     o = asked(), o.adapters = "=fake_0,";

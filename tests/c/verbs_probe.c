@@ -37,6 +37,8 @@ static void each_call_that_fails_has_its_finding(void) {
     static const expected cases[] = {
         {LAN_NONE, 0, 0, EPW_PROBE_OK, "verbs", "lan_0 port 1, RoCEv2, GID 2 ending in 10.79.0.1, MTU 1024",
          ""},
+        {LAN_NONE, 0, 0, EPW_PROBE_OK, "order", "its transport promises to place writes as they are posted",
+         ""},
         {LAN_NONE, 0, 0, EPW_PROBE_OK, "host memory", "registered for queues and for windows", ""},
         {LAN_NONE, 0, 0, EPW_PROBE_UNKNOWN, "GPU windows", "no GPU of this process to try it with", ""},
         {LAN_NONE, 0, 0, EPW_PROBE_OK, "queue pair", "a word sent to itself arrived", ""},
@@ -81,6 +83,17 @@ static void each_call_that_fails_has_its_finding(void) {
     pthread_mutex_unlock(&lan.lock);
 }
 
+static void a_transport_without_order_is_told(void) {
+    static const expected e = {
+        .verdict = EPW_PROBE_WARNING,
+        .name = "order",
+        .text = "its transport promises none: words are posted when what is before them is done",
+        .remedy = ""};
+    lan_device.transport = 1; /* iWARP */
+    require(&e, 0);
+    lan_device.transport = EPW_ABI_TRANSPORT_IB;
+}
+
 /* By the library's number for retries that have been exceeded. */
 static void a_word_that_fails_says_why(void) {
     static const expected e = {
@@ -109,6 +122,7 @@ static void an_adapter_that_is_not_there_is_a_finding(void) {
 int main(void) {
     lan_begin();
     each_call_that_fails_has_its_finding();
+    a_transport_without_order_is_told();
     a_word_that_fails_says_why();
     an_adapter_that_is_not_there_is_a_finding();
     lan_end();

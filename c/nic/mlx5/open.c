@@ -250,6 +250,10 @@ uint32_t epw_mlx5_listed(const epw_mlx5 *a) {
     return a->listed;
 }
 
+bool epw_mlx5_is_unordered(const epw_mlx5 *a) {
+    return a->name.unordered;
+}
+
 const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {
     char address[64];
     const unsigned char *g = a->gid.bytes;

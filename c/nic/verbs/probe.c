@@ -34,6 +34,13 @@ static bool open_adapter(probe *p, const char *name) {
     }
     p->device = epw_mlx5_device(p->adapter);
     epw_probe_find(&p->found, EPW_PROBE_OK, "verbs", "", "%s", epw_mlx5_describe(p->adapter, text));
+    if (epw_mlx5_is_unordered(p->adapter)) {
+        epw_probe_find(&p->found, EPW_PROBE_WARNING, "order", "",
+                       "its transport promises none: words are posted when what is before them is done");
+    } else {
+        epw_probe_find(&p->found, EPW_PROBE_OK, "order", "",
+                       "its transport promises to place writes as they are posted");
+    }
     return true;
 }
 
