@@ -243,7 +243,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: LOG,
         default: "`off`",
-        doc: "What is logged to stderr: `off`, `warn` (peers that are given up, and why), `info` (also sizes, \
+        doc: "What is logged to stderr: `off`, `warn` (peers that are given up, and what adapters do without, with the reasons), `info` (also sizes, \
               paths, what the group agreed on, and which process a launcher started for which rank), `trace` (also why each path was taken or refused), or a level for each of \
               `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
     },

@@ -50,6 +50,7 @@ struct epw_fabric {
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
     uint32_t rings;      /* EPW_RINGS_* */
     uint32_t queue_depth, doorbell_batch;
+    atomic_uint fallen_back; /* 1 << EPW_FALLBACK_*: has been logged */
     bool strict;
     bool holds_words;    /* EPW_WIRE_VERBS: until what is before them is done */
     bool tcp;            /* it listens and dials by TCP */
@@ -115,6 +116,20 @@ uint32_t epw_fabric_queue_depth(const epw_fabric *fabric) {
 
 uint32_t epw_fabric_doorbell_batch(const epw_fabric *fabric) {
     return fabric->doorbell_batch;
+}
+
+void epw_fabric_fall_back(epw_fabric *fabric, epw_fallback what) {
+    static const char *const texts[] = {
+        [EPW_FALLBACK_RINGS] = "kernels post to host memory, not to the GPU's",
+        [EPW_FALLBACK_ROWS] = "kernels send rows from host memory, not from the GPU's",
+        [EPW_FALLBACK_ARRIVALS] = "peers write to host memory, not to the GPU's",
+        [EPW_FALLBACK_DOORBELLS] = "a thread of the host rings for kernels"};
+    unsigned bit = 1u << what;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
+    if (atomic_fetch_or_explicit(&fabric->fallen_back, bit, memory_order_relaxed) & bit) return;
+    epw_last_error_detail(&detail);
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){"fabric", (int)fabric->rank, -1}, "%s: %s", texts[what],
+            detail.text);
 }
 
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {

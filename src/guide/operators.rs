@@ -80,6 +80,17 @@
 //! | `words held back until rows are done` | wire `verbs`: the adapter's transport promises no order of writes, or `EPWIRE_ORDER=none`; each word is a round trip later |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
+//! With `EPWIRE_LOG=warn` the log says once for each adapter what does not go the best way, and why; what is in the
+//! table after a colon is the error that `gpu` in place of `auto` would have ended with:
+//!
+//! | in the log | meaning |
+//! |---|---|
+//! | `kernels post to host memory, not to the GPU's: ...`, `kernels send rows from host memory, not from the GPU's: ...`, `peers write to host memory, not to the GPU's: ...` | `EPWIRE_RINGS=auto` has fallen back |
+//! | `a thread of the host rings for kernels: ...` | `EPWIRE_DOORBELLS=auto` has fallen back |
+//! | `NAME gives its queue pairs no doorbell register of their own (errno 95), all of them share one: install rdma-core 45 or newer`, `..., two of them share a page: ...` | an old libmlx5 or kernel |
+//! | `NAME reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno 95)` (`EPWIRE_LOG=info`) | nothing is lost |
+//! | `queues drained by ...` (`EPWIRE_LOG=info`) | the settings: NIC and wires |
+//!
 //! # Tuning
 //!
 //! - **Traffic class.** Queue pairs of this kind do not inherit the value in

@@ -390,7 +390,10 @@ cudaError_t cudaFreeHost(void *memory) {
     free(memory);
     return cudaSuccess;
 }
-cudaError_t cudaHostRegister(void *, size_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaHostRegister(void *, size_t bytes, unsigned) {
+    // A page, which is what a register of an adapter is mapped with.
+    return bytes == 4096 && emulated::is_set("EMULATED_GPU_NO_REGISTERS") ? done(cudaErrorNotPermitted) : cudaSuccess;
+}
 cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 cudaError_t cudaHostGetDevicePointer(void **out, void *memory, unsigned) {
     *out = memory;

@@ -6,6 +6,8 @@
 #include "cases.h"
 #include "echo.h"
 #include "ep/buffer.h"
+#include "nic/fabric.h"
+#include "nic/mlx5/probe.h"
 #include "ranks.h"
 
 #include <string.h>
@@ -63,6 +65,45 @@ static void whole_step(echo *e, uint64_t seed, const char *what) {
         REQUIRE(echo_wrong(e, &e->rank[i], 3) == 0 && echo_miscounted(e, &e->rank[i], 3) == 0,
                 "%s: %u tokens of rank %u are wrong, %u counts", what, echo_wrong(e, &e->rank[i], 3), i,
                 echo_miscounted(e, &e->rank[i], 3));
+    }
+}
+
+/* ---- what the log says ---- */
+
+/* Lines of the log about NICs. */
+enum { LINES = 16 };
+static struct {
+    uint32_t count;
+    uint32_t ranks[LINES], levels[LINES];
+    char texts[LINES][512];
+} logged;
+
+static void hear(void *context, const epw_log_record *record) {
+    (void)context;
+    REQUIRE(logged.count < LINES, "more than %d lines: %s", LINES, record->text);
+    if (strstr(record->text, "queues drained by ") != NULL) return;
+    logged.ranks[logged.count] = (uint32_t)record->rank;
+    logged.levels[logged.count] = record->level;
+    snprintf(logged.texts[logged.count++], sizeof logged.texts[0], "%s", record->text);
+}
+
+static void log_from(const char *levels) {
+    logged.count = 0;
+    REQUIRE_OK(epw_log_set(levels, hear, NULL));
+}
+
+/* Each of the two ranks has logged a line that begins so and contains the reason, once, for its two lanes and
+ * its buffer. */
+static void require_logged(uint32_t level, const char *begins, const char *reason) {
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < logged.count; i++)
+            count += logged.ranks[i] == rank && logged.levels[i] == level &&
+                     strncmp(logged.texts[i], begins, strlen(begins)) == 0 &&
+                     strstr(logged.texts[i], reason) != NULL;
+        for (uint32_t i = 0; i < logged.count && count != 1; i++)
+            fprintf(stderr, "rank %u, level %u: %s\n", logged.ranks[i], logged.levels[i], logged.texts[i]);
+        REQUIRE(count == 1, "rank %u has logged %u times: %s ... %s", rank, count, begins, reason);
     }
 }
 
@@ -158,13 +199,18 @@ static void leave_and_replace(echo *e) {
     require_direct(e);
 }
 
-static void arrives_as(const char *way) {
+/* `says`: what each rank says of it; NULL: not looked at. */
+static void arrives_as(const char *way, const char *says) {
     static echo e;
     epw_config config = config_of();
     skip_unless_reached();
+    log_from("nic=info");
     echo_open(&e, &config, 1);
     require_direct(&e);
     require_said(&e.rank[0], way);
+    if (says != NULL)
+        require_logged(EPW_LOG_INFO, strcmp(getenv("EPW_TEST_NIC"), "fakes") == 0 ? "fake_0" : "rxe", says);
+    REQUIRE_OK(epw_log_set(NULL, NULL, NULL));
     whole_step(&e, 1, "a step");
     require_rows_in_window(&e);
     require_words_apart(&e);
@@ -177,50 +223,134 @@ static void arrives_as(const char *way) {
 
 static void by_descriptor(uint32_t gpus) {
     (void)gpus;
-    arrives_as(", peers write to GPU memory by dma-buf");
+    arrives_as(", peers write to GPU memory by dma-buf", NULL);
 }
 
 static void by_address(uint32_t gpus) {
     (void)gpus;
     setenv("EMULATED_GPU_NO_DMABUF", "1", 1);
-    arrives_as(", peers write to GPU memory by nvidia_peermem");
+    arrives_as(", peers write to GPU memory by nvidia_peermem",
+               " reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno 95)");
 }
 
 /* ---- where it cannot ---- */
 
-static void falls_back(const char *error, const char *said) {
-    static echo e;
+static void falls_back(echo *e, const char *error, const char *said) {
     epw_config config = config_of();
+    config.lanes = 2;
     REQUIRE(!can_be_reached(error), "a GPU that must not be written is");
     ask_for("auto");
-    echo_open(&e, &config, 1);
+    log_from("nic=warn");
+    echo_open(e, &config, 1);
     for (uint32_t i = 0; i < 2; i++) {
-        REQUIRE(e.rank[i].buffer->peers.inbox != NULL && e.rank[i].buffer->peers.direct == NULL,
+        REQUIRE(e->rank[i].buffer->peers.inbox != NULL && e->rank[i].buffer->peers.direct == NULL,
                 "rank %u has no inbox", i);
-        require_said(&e.rank[i], said);
+        require_said(&e->rank[i], said);
     }
-    whole_step(&e, 1, "by an inbox");
-    REQUIRE_OK(epw_buffer_probe(e.rank[0].buffer, 1, 2000 * MS));
-    echo_close(&e);
+    require_logged(EPW_LOG_WARN, "peers write to host memory, not to the GPU's: ", error);
+    whole_step(e, 1, "by an inbox");
+    REQUIRE_OK(epw_buffer_probe(e->rank[0].buffer, 1, 2000 * MS));
 }
 
 /* On an emulated GPU; a real one, whose memory no adapter in software reaches, is unreached. */
 static void unordered(uint32_t gpus) {
+    static echo e;
     (void)gpus;
     skip_unless_reached();
     setenv("EMULATED_GPU_UNORDERED", "1", 1);
-    falls_back("peers cannot write to GPU memory by ",
+    falls_back(&e, "peers cannot write to GPU memory by ",
                ", peers write to host memory because the GPU's keeps no order");
+    REQUIRE(logged.count == 2, "%u lines: %s", logged.count, logged.texts[0]);
+    echo_close(&e);
 }
 
+static bool is_emulated(void) {
+    struct cudaDeviceProp properties;
+    REQUIRE_CUDA(cudaGetDeviceProperties(&properties, 0));
+    return strncmp(properties.name, "emulated ", strlen("emulated ")) == 0;
+}
+
+/* Nothing goes the best way: neither what peers send nor, with an adapter's own queues, entries, rows and
+ * doorbells. */
 static void unreached(uint32_t gpus) {
+    static echo e;
     (void)gpus;
-    if (can_be_reached(" cannot let peers write to GPU memory, neither by dma-buf ")) {
-        printf("ignored: an adapter in software reaches this GPU\n");
+    setenv("EMULATED_GPU_UNREACHED", "1", 1);
+    setenv("EMULATED_GPU_NO_REGISTERS", "1", 1);
+    falls_back(&e, " cannot let peers write to GPU memory, neither by dma-buf ",
+               ", peers write to host memory because it does not reach the GPU's");
+    bool has_registers = epw_fabric_adapter(e.rank[0].config.fabric, 0) != NULL;
+    if (has_registers) {
+        require_logged(EPW_LOG_WARN, "kernels post to host memory, not to the GPU's: fake_",
+                       " reaches no ring in GPU memory, neither by dma-buf (errno 95)");
+        require_logged(EPW_LOG_WARN, "kernels send rows from host memory, not from the GPU's: fake_",
+                       " cannot send rows from GPU memory, neither by dma-buf (errno 95)");
+    }
+    if (has_registers && is_emulated()) {
+        require_logged(EPW_LOG_WARN, "a thread of the host rings for kernels: ",
+                       "the GPU's driver does not map the adapter's doorbell registers for kernels (");
+        REQUIRE(logged.count == 2 * 4, "%u lines", logged.count);
+    }
+    echo_close(&e);
+}
+
+/* ---- what the doctor says ---- */
+
+typedef struct finding {
+    uint32_t verdict;
+    const char *name, *text, *remedy;
+} finding;
+
+static void require_found(const char *when, const finding *expected, size_t count) {
+    epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
+    uint32_t found = epw_mlx5_probe_fake(0, 0, all);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t at = 0;
+        while (at < found && strcmp(all[at].name, expected[i].name) != 0) at++;
+        REQUIRE(at < found, "%s: nothing of %s", when, expected[i].name);
+        REQUIRE(all[at].verdict == expected[i].verdict && strcmp(all[at].text, expected[i].text) == 0 &&
+                    strcmp(all[at].remedy, expected[i].remedy) == 0,
+                "%s: %s: %u, %s -> %s", when, all[at].name, all[at].verdict, all[at].text, all[at].remedy);
+    }
+}
+
+/* Emulated GPUs give no descriptor of memory that is not mapped by a handle. */
+static void doctor(uint32_t gpus) {
+    static const char auto_does[] = "EPWIRE_RINGS=host, or auto, which does so by itself";
+    static const finding well[] = {
+        {EPW_PROBE_OK, "GPU rings by dma-buf", "not registered (errno 95), nor needed", ""},
+        {EPW_PROBE_OK, "GPU rings by nvidia_peermem", "registered", ""},
+        {EPW_PROBE_OK, "GPU windows by dma-buf", "not registered (errno 95), nor needed", ""},
+        {EPW_PROBE_OK, "GPU windows by nvidia_peermem", "registered", ""},
+        {EPW_PROBE_OK, "GPU windows",
+         "peers may write to them: the GPU keeps the order of an adapter's writes", ""},
+        {EPW_PROBE_OK, "doorbells by kernels", "the GPU maps the register", ""}};
+    static const finding without_order = {
+        EPW_PROBE_WARNING, "GPU windows",
+        "peers write to host memory: the GPU does not keep the order of an adapter's writes "
+        "(GPU_DIRECT_RDMA_WRITES_ORDERING)",
+        auto_does};
+    static const finding unreached_ones[] = {
+        {EPW_PROBE_WARNING, "GPU rings by dma-buf", "not registered (errno 95)",
+         "Linux 6.0 or newer with the open GPU kernel modules"},
+        {EPW_PROBE_WARNING, "GPU rings by nvidia_peermem", "not registered (errno 14)",
+         "modprobe nvidia_peermem"},
+        {EPW_PROBE_WARNING, "GPU windows by dma-buf", "not registered (errno 95)",
+         "Linux 5.12 or newer with the open GPU kernel modules"},
+        {EPW_PROBE_WARNING, "GPU windows by nvidia_peermem", "not registered (errno 14)",
+         "modprobe nvidia_peermem"},
+        {EPW_PROBE_WARNING, "GPU windows",
+         "peers write to host memory: the adapter registers none of the GPU's", auto_does}};
+    (void)gpus;
+    if (!is_emulated()) {
+        printf("ignored: an adapter in software does not reach this GPU\n");
         exit(EXIT_SKIPPED);
     }
-    falls_back(" cannot let peers write to GPU memory, neither by dma-buf ",
-               ", peers write to host memory because it does not reach the GPU's");
+    require_found("as it is", well, sizeof well / sizeof well[0]);
+    setenv("EMULATED_GPU_UNORDERED", "1", 1);
+    require_found("without order", &without_order, 1);
+    setenv("EMULATED_GPU_UNREACHED", "1", 1);
+    require_found("unreached", unreached_ones, sizeof unreached_ones / sizeof unreached_ones[0]);
 }
 
 static const gpu_case cases[] = {
@@ -228,6 +358,7 @@ static const gpu_case cases[] = {
     {"by_address", by_address, 1, 60},
     {"unordered", unordered, 1, 60},
     {"unreached", unreached, 1, 60},
+    {"doctor", doctor, 1, 60},
 };
 
 int main(int argc, char **argv) {

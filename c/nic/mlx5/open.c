@@ -2,6 +2,7 @@
 #include "nic/mlx5/parts.h"
 
 #include "base/little_endian.h"
+#include "base/log.h"
 #include "nic/choice.h"
 
 #include <errno.h>
@@ -248,6 +249,13 @@ static epw_status list_and_choose(epw_mlx5 *a, epw_where where) {
 
 uint32_t epw_mlx5_listed(const epw_mlx5 *a) {
     return a->listed;
+}
+
+void epw_mlx5_tell_by_address(epw_mlx5 *a, int by_descriptor, epw_where where) {
+    if (atomic_exchange_explicit(&a->told_way, true, memory_order_relaxed)) return;
+    epw_log(EPW_LOG_NIC, EPW_LOG_INFO, (epw_where){where.op, where.rank, -1},
+            "%s reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno %d)",
+            a->name.text, by_descriptor);
 }
 
 bool epw_mlx5_is_unordered(const epw_mlx5 *a) {
