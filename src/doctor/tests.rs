@@ -270,6 +270,38 @@ fn a_fake_adapter_that_is_opened() {
     machine.says("fake", &Found { adapters: fake(0), ..plain() });
 }
 
+/// The case `doctor` of `tests/gpu/direct.c` sees that the fake adapter finds this of an emulated GPU; the GPUs are what
+/// the doctor printed of two of them. They give no descriptor of memory that is not mapped by a handle.
+#[test]
+fn a_fake_adapter_and_emulated_gpus() {
+    let machine = Machine::new("fake-gpu");
+    machine.limits("1048576", "256000", "unlimited");
+    let opened = [
+        (0, "DevX", "opens", ""),
+        (
+            0,
+            "capabilities",
+            "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.0, MTU 4096; rings of 32768 entries at most, atomics",
+            "",
+        ),
+        (0, "host memory", "registered for queues and for windows", ""),
+        (0, "GPU rings by dma-buf", "not registered (errno 95), nor needed", ""),
+        (0, "GPU rings by nvidia_peermem", "registered", ""),
+        (0, "GPU windows by dma-buf", "not registered (errno 95), nor needed", ""),
+        (0, "GPU windows by nvidia_peermem", "registered", ""),
+        (0, "GPU windows", "peers may write to them: the GPU keeps the order of an adapter's writes", ""),
+        (0, "doorbells by kernels", "the GPU maps the register", ""),
+        (0, "queue pair", "a word sent to itself arrived", ""),
+    ];
+    let mut two = gpus(2, !0, !0);
+    for (ordinal, gpu) in two.iter_mut().enumerate() {
+        gpu.name = format!("emulated GPU {ordinal}");
+        gpu.bus = format!("0000:{:02X}:00.0", ordinal + 1);
+        gpu.memory = 8 << 30;
+    }
+    machine.says("fake_gpu", &Found { gpus: Ok(two), adapters: findings("fake_0", &opened), ..plain() });
+}
+
 #[test]
 fn a_fake_adapter_without_what_queues_need() {
     const NO_DEVX: u64 = 1 << 1;

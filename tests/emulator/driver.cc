@@ -232,6 +232,9 @@ CUresult device_get_attribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
         *value = 1;
         return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+        *value = !is_set("EMULATED_GPU_NO_DMABUF") && !is_set("EMULATED_GPU_UNREACHED");
+        return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *value = sms_per_device();
         return CUDA_SUCCESS;
