@@ -79,6 +79,8 @@ pub const TRAFFIC_CLASS: &str = "EPWIRE_TC";
 pub const HOP_LIMIT: &str = "EPWIRE_HOP_LIMIT";
 /// Where the queues of an adapter are that kernels post to.
 pub const RINGS: &str = "EPWIRE_RINGS";
+/// Whether adapters place writes in the order of posting.
+pub const ORDER: &str = "EPWIRE_ORDER";
 /// Ports on which ranks listen for the queues of others.
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
@@ -192,6 +194,13 @@ pub const VARIABLES: &[Variable] = &[
               else `host`; `EpBuffer::nic` tells which. With `EPWIRE_WIRES=verbs` only for what peers send.",
     },
     Variable {
+        name: ORDER,
+        default: "`auto`",
+        doc: "With `EPWIRE_WIRES=verbs`: whether the adapter places writes in the order of posting. `auto`: if its transport promises that, as \
+              InfiniBand and RoCE do. `none`: it does not, because switches spread a queue pair's packets over several paths, for example. Then \
+              a word is posted when all before it is done, one round trip later.",
+    },
+    Variable {
         name: HCA,
         default: "any",
         doc: "Which adapters may drain queues, in the grammar of `NCCL_IB_HCA`: a comma-separated list of name prefixes, each with \
@@ -234,7 +243,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: LOG,
         default: "`off`",
-        doc: "What is logged to stderr: `off`, `warn` (peers that are given up or cannot be connected, and why), `info` (also sizes, \
+        doc: "What is logged to stderr: `off`, `warn` (peers that are given up or cannot be connected, and what adapters do without, with the reasons), `info` (also sizes, \
               paths, what the group agreed on, and which process a launcher started for which rank), `trace` (also why each path was taken or refused), or a level for each of \
               `plan`, `path`, `member`, `wait` and `nic`, as in `warn,path=trace`.",
     },

@@ -595,6 +595,12 @@ pub(crate) fn adapter_wanted(filter: &str, name: &str, port: u32) -> bool {
     unsafe { sys::epw_adapter_wanted(filter.as_ptr(), name.as_ptr(), port) }
 }
 
+/// How widely others reach a GID of an Ethernet port; 0: the core does not use it.
+pub(crate) fn gid_worth(gid: &[u8; 16], roce_v2: bool) -> u32 {
+    // SAFETY: it reads these 16 bytes.
+    unsafe { sys::epw_gid_worth(gid.as_ptr(), roce_v2) }
+}
+
 /// What an open adapter reports about one prerequisite.
 #[derive(Debug, Clone)]
 pub(crate) struct Finding {
@@ -602,16 +608,25 @@ pub(crate) struct Finding {
     pub(crate) verdict: u32,
     pub(crate) name: String,
     pub(crate) text: String,
+    /// Empty if the text has it, or there is nothing to do.
+    pub(crate) remedy: String,
 }
 
-/// Opens the adapter of this name, for a GPU of this process if there is one.
+/// Opens the mlx5 adapter of this name, for a GPU of this process if there is one.
 pub(crate) fn probe_adapter(name: &str, gpu: Option<u32>) -> Vec<Finding> {
     let name = CString::new(name).unwrap_or_default();
     // SAFETY: the name ends with a NUL, and there is room for all findings.
     findings(|out| unsafe { sys::epw_mlx5_probe(name.as_ptr(), ordinal(gpu), out) })
 }
 
-/// The same for a fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.
+/// The same for an adapter of any make, by plain verbs.
+pub(crate) fn probe_verbs_adapter(name: &str, gpu: Option<u32>) -> Vec<Finding> {
+    let name = CString::new(name).unwrap_or_default();
+    // SAFETY: the name ends with a NUL, and there is room for all findings.
+    findings(|out| unsafe { sys::epw_verbs_probe(name.as_ptr(), ordinal(gpu), out) })
+}
+
+/// As [`probe_adapter`] for a fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.
 pub(crate) fn probe_fake_adapter(lacks: u64, gpu: Option<u32>) -> Vec<Finding> {
     // SAFETY: there is room for all findings.
     findings(|out| unsafe { sys::epw_mlx5_probe_fake(lacks, ordinal(gpu), out) })
@@ -622,14 +637,18 @@ fn ordinal(gpu: Option<u32>) -> i32 {
 }
 
 fn findings(look: impl FnOnce(*mut sys::epw_probe_finding) -> u32) -> Vec<Finding> {
-    let none = sys::epw_probe_finding { verdict: 0, name: [0; 32], text: [0; 512] };
+    let none = sys::epw_probe_finding { verdict: 0, name: [0; 32], text: [0; 512], remedy: [0; 256] };
     let mut found = [none; sys::EPW_PROBE_FINDINGS_MAX];
     let count = look(found.as_mut_ptr()) as usize;
     let text = |text: &[std::ffi::c_char]| {
         // SAFETY: C has written a text that ends with a NUL inside its field.
         unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
     };
-    let finding =
-        |f: &sys::epw_probe_finding| Finding { verdict: f.verdict, name: text(&f.name), text: text(&f.text) };
+    let finding = |f: &sys::epw_probe_finding| Finding {
+        verdict: f.verdict,
+        name: text(&f.name),
+        text: text(&f.text),
+        remedy: text(&f.remedy),
+    };
     found.iter().take(count).map(finding).collect()
 }

@@ -77,3 +77,64 @@ unsafe fn text<'a>(text: *const c_char) -> std::borrow::Cow<'a, str> {
     // SAFETY: as the caller promises.
     unsafe { std::ffi::CStr::from_ptr(text) }.to_string_lossy()
 }
+
+#[cfg(feature = "tracing")]
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::sync::{Arc, Mutex};
+
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+
+    /// The events that it gets, as `LEVEL field=value ...`.
+    #[derive(Clone, Default)]
+    struct Seen(Arc<Mutex<Vec<String>>>);
+
+    struct Words(String);
+
+    impl Visit for Words {
+        fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+            self.0 += &format!(" {field}={value:?}");
+        }
+    }
+
+    impl tracing::Subscriber for Seen {
+        fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+            metadata.target() == "epwire::core"
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &tracing::Event<'_>) {
+            let mut words = Words(event.metadata().level().to_string());
+            event.record(&mut words);
+            self.0.lock().unwrap().push(words.0);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+
+    /// An adapter without doorbell registers of the best kind.
+    #[test]
+    fn what_an_adapter_does_without_is_an_event() {
+        const BF_UAR_ALONE: u64 = 1 << 7;
+        let seen = Seen::default();
+        tracing::subscriber::with_default(seen.clone(), || {
+            super::route_to_tracing();
+            crate::ffi::probe_fake_adapter(BF_UAR_ALONE, None);
+        });
+        let events = seen.0.lock().unwrap();
+        let said: Vec<_> = events.iter().filter(|event| event.contains("doorbell register")).collect();
+        assert_eq!(
+            said,
+            [
+                "WARN message=fake_0 gives its queue pairs no doorbell register of their own (errno 95), two of them \
+              share a page: install rdma-core 45 or newer subsystem=\"nic\""
+            ],
+            "{events:?}"
+        );
+    }
+}

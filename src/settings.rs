@@ -68,6 +68,8 @@ pub(crate) struct Queues {
     pub(crate) doorbells: u32,
     /// `EPW_RINGS_*`.
     pub(crate) rings: u32,
+    /// `EPW_ORDER_*`.
+    pub(crate) order: u32,
     /// Which adapters, in the grammar of `NCCL_IB_HCA`.
     pub(crate) filter: Option<String>,
     pub(crate) adapters: u32,
@@ -93,6 +95,7 @@ impl Queues {
             doorbells: env::value(env::DOORBELLS)
                 .map_or(Ok(sys::EPW_DOORBELLS_AUTO), |name| doorbells(&name))?,
             rings: asked_rings()?,
+            order: env::value(env::ORDER).map_or(Ok(sys::EPW_ORDER_AUTO), |name| order(&name))?,
             filter: env::value(env::HCA),
             adapters: count(env::ADAPTERS, 1, 1..=2)?,
             service_level: count(env::SERVICE_LEVEL, 0, 0..=15)?,
@@ -148,6 +151,15 @@ fn rings(name: &str) -> Result<u32, String> {
         "gpu" => Ok(sys::EPW_RINGS_GPU),
         "auto" => Ok(sys::EPW_RINGS_AUTO),
         _ => Err(format!("{}: {name:?} is unknown: give host, gpu or auto", env::RINGS)),
+    }
+}
+
+/// The order with this name.
+fn order(name: &str) -> Result<u32, String> {
+    match name.trim() {
+        "auto" => Ok(sys::EPW_ORDER_AUTO),
+        "none" => Ok(sys::EPW_ORDER_NONE),
+        _ => Err(format!("{}: {name:?} is unknown: give auto or none", env::ORDER)),
     }
 }
 
@@ -218,6 +230,8 @@ mod tests {
         assert_eq!(doorbells("gpu"), Ok(sys::EPW_DOORBELLS_GPU));
         assert_eq!(doorbells(" host "), Ok(sys::EPW_DOORBELLS_HOST));
         assert_eq!((rings("host"), rings("gpu"), rings("auto")), (Ok(0), Ok(1), Ok(2)));
+        assert_eq!((order("auto"), order("none")), (Ok(0), Ok(1)));
+        assert!(order("kept").unwrap_err().starts_with("EPWIRE_ORDER: \"kept\""));
         assert!(rings("cpu").unwrap_err().starts_with("EPWIRE_RINGS: \"cpu\""));
         assert!(doorbells("cpu").unwrap_err().starts_with("EPWIRE_DOORBELLS: \"cpu\""));
     }

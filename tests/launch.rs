@@ -292,6 +292,7 @@ fn a_wrong_variable_is_refused_before_any_rank_starts() {
         ("EPWIRE_DOORBELL_BATCH", "0", "not a number from 1"),
         ("EPWIRE_DOORBELLS", "chime", "give auto, gpu or host"),
         ("EPWIRE_RINGS", "cpu", "give host, gpu or auto"),
+        ("EPWIRE_ORDER", "kept", "give auto or none"),
         ("EPWIRE_HCA", "mlx5_0:x", "not a filter of adapters"),
         ("EPWIRE_ADAPTERS", "3", "not a number from 1 to 2"),
         ("EPWIRE_SL", "16", "not a number from 0 to 15"),

@@ -359,6 +359,15 @@ enum {
                           epw_fabric_describe says which */
 };
 
+/* Whether an adapter of EPW_WIRE_VERBS places what it writes in the order of posting. Where it may not, a
+ * word is posted only when everything before it is done, one round trip later. */
+enum {
+    EPW_ORDER_AUTO = 0, /* as the device's transport promises: InfiniBand's and RoCE's do */
+    EPW_ORDER_NONE = 1  /* it does not, for example because switches spread the packets of one queue pair over
+                           several paths. EPW_ERR_INVALID with an mlx5 adapter as the NIC: nobody holds back
+                           what is posted to its queues */
+};
+
 typedef struct epw_fabric_options {
     uint32_t size;  /* sizeof(epw_fabric_options) */
     uint32_t rank;  /* [0, EPW_MAX_RANKS): the rank of the buffers that use this fabric */
@@ -402,6 +411,7 @@ typedef struct epw_fabric_options {
                                 operation's rows to a peer, and after the last: [1, EPW_QUEUE_DEPTH_MAX]; 0:
                                 only after the last. Kernels post all entries for a peer at once, and ring
                                 once */
+    uint32_t order;          /* EPW_ORDER_*: of EPW_WIRE_VERBS */
 } epw_fabric_options;
 
 #define EPW_QUEUE_DEPTH_MIN 16u

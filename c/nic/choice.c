@@ -67,6 +67,16 @@ epw_status epw_adapter_filter_check(const char *filter, const char *field, epw_w
     }
 }
 
+/* ---- addresses ---- */
+
+uint32_t epw_gid_worth(const unsigned char gid[16], bool roce_v2) {
+    static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
+    static const unsigned char nothing[16];
+    bool link_local = gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
+    if (!roce_v2 || link_local || memcmp(gid, nothing, sizeof nothing) == 0) return 0;
+    return memcmp(gid, mapped, sizeof mapped) == 0 ? 2 : 1;
+}
+
 /* ---- order ---- */
 
 static epw_bus_distance distance_to(const epw_bus_place *gpu, const epw_bus_place *place) {

@@ -21,4 +21,8 @@ epw_status epw_adapter_filter_check(const char *filter, const char *field, epw_w
 void epw_adapters_order(const epw_bus_place *const *places, uint32_t count, const epw_bus_place *gpu,
                         uint32_t turn, uint32_t *order);
 
+/* How widely the GID of an Ethernet port can be reached by others, by RoCEv2: 2 for an IPv4 address, 1 for a
+ * routed IPv6 one; 0: it cannot be used. Of several with the same worth the first in the table is used. */
+uint32_t epw_gid_worth(const unsigned char gid[16], bool roce_v2);
+
 #endif

@@ -50,7 +50,9 @@ struct epw_fabric {
     uint32_t doorbells;  /* EPW_DOORBELLS_* */
     uint32_t rings;      /* EPW_RINGS_* */
     uint32_t queue_depth, doorbell_batch;
+    atomic_uint fallen_back; /* 1 << EPW_FALLBACK_*: has been logged */
     bool strict;
+    bool holds_words;    /* EPW_WIRE_VERBS: until what is before them is done */
     bool tcp;            /* it listens and dials by TCP */
     uint32_t generation; /* of the process that made it */
     epw_nic *nic;
@@ -116,14 +118,29 @@ uint32_t epw_fabric_doorbell_batch(const epw_fabric *fabric) {
     return fabric->doorbell_batch;
 }
 
+void epw_fabric_fall_back(epw_fabric *fabric, epw_fallback what) {
+    static const char *const texts[] = {
+        [EPW_FALLBACK_RINGS] = "kernels post to host memory, not to the GPU's",
+        [EPW_FALLBACK_ROWS] = "kernels send rows from host memory, not from the GPU's",
+        [EPW_FALLBACK_ARRIVALS] = "peers write to host memory, not to the GPU's",
+        [EPW_FALLBACK_DOORBELLS] = "a thread of the host rings for kernels"};
+    unsigned bit = 1u << what;
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
+    if (atomic_fetch_or_explicit(&fabric->fallen_back, bit, memory_order_relaxed) & bit) return;
+    epw_last_error_detail(&detail);
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){"fabric", (int)fabric->rank, -1}, "%s: %s", texts[what],
+            detail.text);
+}
+
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
     char adapter[EPW_MLX5_TEXT];
     size_t length = 0;
     int n = snprintf(text, EPW_FABRIC_TEXT, "%s",
                      fabric->strict ? "a strict NIC in software" : "a NIC in software");
     if (fabric->carrier != NULL)
-        snprintf(text + n, EPW_FABRIC_TEXT - (size_t)n, ", verbs by %s",
-                 epw_mlx5_describe(fabric->carrier, adapter));
+        snprintf(text + n, EPW_FABRIC_TEXT - (size_t)n, ", verbs by %s%s",
+                 epw_mlx5_describe(fabric->carrier, adapter),
+                 fabric->holds_words ? ", words held back until rows are done" : "");
     for (uint32_t i = 0; i < fabric->adapter_count; i++)
         length += (size_t)snprintf(text + length, EPW_FABRIC_TEXT - length, "%s%s", i > 0 ? "; " : "",
                                    epw_mlx5_describe(fabric->adapters[i], adapter));
@@ -366,6 +383,14 @@ static epw_status check_adapters(const epw_fabric_options *options, epw_where wh
             EPW_ERR_INVALID, where,
             "options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU memory: "
             "use an adapter, or no other wire than EPW_WIRE_VERBS");
+    if (options->order > EPW_ORDER_NONE)
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.order is %u, must be EPW_ORDER_AUTO or EPW_ORDER_NONE", options->order);
+    if (options->order == EPW_ORDER_NONE && options->nic >= EPW_NIC_FAKE)
+        return epw_fail(
+            EPW_ERR_INVALID, where,
+            "options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted "
+            "to the queues of an mlx5 adapter: use a NIC in software, and EPW_WIRE_VERBS");
     if (options->device < EPW_DEVICE_HOST)
         return epw_fail(EPW_ERR_INVALID, where, "options.device is %d, must be EPW_DEVICE_HOST or an ordinal",
                         options->device);
@@ -501,8 +526,12 @@ static epw_status open_carrier(epw_fabric *fabric, const epw_fabric_options *opt
     if (status == EPW_OK) status = epw_mlx5_open(calls, &asked, where, &fabric->carrier);
     if (status == EPW_OK)
         status = epw_nic_carry_by(fabric->nic, epw_verbs_calls_of_library(), fabric->carrier, where);
-    if (status == EPW_OK && fabric->strict) epw_nic_be_unordered(fabric->nic);
-    return status;
+    if (status != EPW_OK) return status;
+    /* A strict NIC takes no order for granted. */
+    fabric->holds_words =
+        fabric->strict || options->order == EPW_ORDER_NONE || epw_mlx5_is_unordered(fabric->carrier);
+    if (fabric->holds_words) epw_nic_be_unordered(fabric->nic);
+    return EPW_OK;
 }
 
 /* ---- what peers report of adapters' pairs ---- */
@@ -603,9 +632,10 @@ epw_status epw_fabric_create(const epw_fabric_options *options, epw_fabric **out
         return status;
     }
     epw_log(EPW_LOG_NIC, EPW_LOG_INFO, (epw_where){"fabric", (int)options->rank, -1},
-            "queues drained by %s%s%s%s", nic_text(options->nic),
+            "queues drained by %s%s%s%s%s", nic_text(options->nic),
             options->wires & EPW_WIRE_LOCAL ? ", a local socket" : "", fabric->tcp ? ", TCP" : "",
-            options->wires & EPW_WIRE_VERBS ? ", verbs" : "");
+            options->wires & EPW_WIRE_VERBS ? ", verbs" : "",
+            fabric->holds_words ? ", words held back until rows are done" : "");
     *out = fabric;
     return EPW_OK;
 }

@@ -74,6 +74,17 @@ epw_fake *epw_fabric_fake(const epw_fabric *fabric);
 uint32_t epw_fabric_doorbells(const epw_fabric *fabric);
 uint32_t epw_fabric_rings(const epw_fabric *fabric);
 
+/* What does not go as EPW_RINGS_AUTO or EPW_DOORBELLS_AUTO would have it. */
+typedef enum epw_fallback {
+    EPW_FALLBACK_RINGS,    /* queues that kernels post to are in host memory */
+    EPW_FALLBACK_ROWS,     /* rows that kernels send are */
+    EPW_FALLBACK_ARRIVALS, /* what peers send goes there */
+    EPW_FALLBACK_DOORBELLS /* a thread of the host rings */
+} epw_fallback;
+
+/* Logs it as a warning, once for each fabric; this thread's last error is the reason. */
+void epw_fabric_fall_back(epw_fabric *fabric, epw_fallback what);
+
 /* The least depth of queues; 0: not specified, or no fabric. After how many entries of a signal its poster
  * rings. */
 uint32_t epw_fabric_queue_depth(const epw_fabric *fabric);

@@ -56,6 +56,9 @@ void epw_mlx5_hear(epw_mlx5 *adapter, void (*event)(void *context, const epw_mlx
  * pairs use. */
 bool epw_mlx5_concerns(const epw_mlx5 *adapter, const epw_mlx5_event *event);
 
+/* Whether its transport does not promise to place writes in the order of posting. */
+bool epw_mlx5_is_unordered(const epw_mlx5 *adapter);
+
 /* For printing: which device, port and address, and what the adapter, or one of its pairs so far, does
  * without. Returns `text`. */
 enum { EPW_MLX5_TEXT = 400 };

@@ -8,7 +8,8 @@
  * connection between the two NICs stays open: it shows which end has ended.
  *
  * Entries of a pair are sent in order, and a word is placed after everything before it. If an adapter may
- * place writes in another order, the NIC holds each word back until everything before it is done. */
+ * place writes in another order (EPW_ORDER_*), the NIC holds each word back until everything before it is
+ * done. */
 #ifndef EPW_NIC_VERBS_H
 #define EPW_NIC_VERBS_H
 

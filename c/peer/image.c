@@ -77,6 +77,7 @@ epw_status epw_image_open(epw_peers *peers, epw_where where) {
     if (epw_image_wants_far(peers)) {
         epw_status far = open_far(peers, bytes, where);
         if (far != EPW_ERR_NO_PATH || epw_fabric_rings(peers->fabric) == EPW_RINGS_GPU) return far;
+        epw_fabric_fall_back(peers->fabric, EPW_FALLBACK_ROWS);
     }
     epw_status status = allocate(peers, bytes, where, &at);
     if (status != EPW_OK) return status;

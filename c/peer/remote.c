@@ -127,6 +127,7 @@ static epw_status create_end(const epw_remote *remote, epw_way *w, epw_end_optio
     options->ring = epw_remote_gpu_entries(w->entries);
     status = epw_end_create(peers->fabric, options, where, &w->end);
     if (status != EPW_ERR_NO_PATH || rings == EPW_RINGS_GPU) return status;
+    epw_fabric_fall_back(peers->fabric, EPW_FALLBACK_RINGS);
     options->ring = NULL;
     return epw_end_create(peers->fabric, options, where, &w->end);
 }
@@ -149,6 +150,7 @@ static epw_status open_end(epw_remote *remote, epw_way *w, epw_end_options *opti
     status =
         epw_remote_gpu_map_register(peers, epw_end_memory(&w->end)->doorbell, in_memory, where, &w->doorbell);
     if (status == EPW_OK || doorbells == EPW_DOORBELLS_GPU) return status;
+    epw_fabric_fall_back(peers->fabric, EPW_FALLBACK_DOORBELLS);
     if (!epw_end_destroy(&w->end)) return status;
     options->poster = EPW_POSTER_KERNELS_UNHEARD;
     return create_end(remote, w, options, where);

@@ -147,6 +147,7 @@ static epw_status open_arrivals(epw_peers *peers, epw_where where) {
     if (!epw_direct_is_wanted(peers)) return epw_inbox_open(peers, device, where);
     epw_status status = epw_direct_open(peers, device, where);
     if (status != EPW_ERR_NO_PATH || epw_fabric_rings(peers->fabric) == EPW_RINGS_GPU) return status;
+    epw_fabric_fall_back(peers->fabric, EPW_FALLBACK_ARRIVALS);
     return epw_inbox_open(peers, device, where);
 }
 

@@ -1,6 +1,7 @@
 //! RDMA adapters, as sysfs describes them: ports, addresses (GIDs), device files, and which GPU they are near to. What
-//! only an open adapter can tell follows at the end, see [`control`].
+//! only an open adapter can tell is asked of the core.
 
+use std::cmp::Reverse;
 use std::net::Ipv6Addr;
 
 use super::limits::locked_memory;
@@ -10,6 +11,8 @@ use crate::env;
 use crate::ffi::{self, BusPlace, Finding};
 
 const CLASS: &str = "/sys/class/infiniband";
+/// The kernel's name of the only type of GID that is used on Ethernet.
+const ROCE_V2: &str = "RoCE v2";
 /// How many entries of a port's GID table, and functions of the PCI bus, are looked at.
 const GIDS_MAX: usize = 1024;
 /// Header bytes in front of the payload of a RoCE v2 packet.
@@ -27,15 +30,18 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens the mlx5 adapters of this machine; with `EPWIRE_NIC=fake` also a fake one.
+    /// Opens the adapters of this machine: mlx5 ones as queues that kernels post to use them, others as the wire `verbs`
+    /// does. With `EPWIRE_NIC=fake` also a fake one.
     pub(super) fn of_process(tree: &Tree, gpus: &[String]) -> Self {
-        let names = tree.names(CLASS).into_iter();
-        let mlx5 = names.filter(|name| driver_name(tree, name).is_some_and(|name| name.starts_with("mlx5")));
         let probe = |name: String| {
-            let findings = ffi::probe_adapter(&name, nearest_gpu(tree, &name, gpus));
+            let gpu = nearest_gpu(tree, &name, gpus);
+            let findings = match is_mlx5(tree, &name) {
+                true => ffi::probe_adapter(&name, gpu),
+                false => ffi::probe_verbs_adapter(&name, gpu),
+            };
             (name, findings)
         };
-        let mut findings: Vec<(String, Vec<Finding>)> = mlx5.map(probe).collect();
+        let mut findings: Vec<(String, Vec<Finding>)> = tree.names(CLASS).into_iter().map(probe).collect();
         if env::value(env::NIC).as_deref() == Some("fake") {
             let gpu = (!gpus.is_empty()).then_some(0);
             findings.push(("fake_0".to_owned(), ffi::probe_fake_adapter(0, gpu)));
@@ -54,7 +60,7 @@ impl Opened {
                 2 => Verdict::Warning,
                 _ => Verdict::Missing,
             };
-            Check::new(format!("{device} {}", finding.name), verdict, &finding.text)
+            Check::new(format!("{device} {}", finding.name), verdict, &finding.text).remedy(&finding.remedy)
         };
         findings.iter().map(check).collect()
     }
@@ -102,18 +108,21 @@ fn driver_name(tree: &Tree, device: &str) -> Option<String> {
     Some(link.rsplit('/').next()?.to_owned())
 }
 
+fn is_mlx5(tree: &Tree, device: &str) -> bool {
+    driver_name(tree, device).is_some_and(|name| name.starts_with("mlx5"))
+}
+
 fn driver(tree: &Tree, device: &str) -> Check {
     let label = format!("{device} driver");
     let firmware = tree.text(&format!("{CLASS}/{device}/fw_ver"));
     let firmware = firmware.map_or(String::new(), |version| format!(", firmware {version}"));
-    match driver_name(tree, device) {
-        Some(name) if name.starts_with("mlx5") => Check::ok(label, format!("{name}{firmware}")),
-        Some(name) => Check::warning(
-            label,
-            format!("{name}{firmware}: no mlx5 adapter, GPUs cannot post to it by themselves"),
-        ),
-        None => Check::warning(label, "in software: GPUs cannot post to it by themselves"),
+    let name = driver_name(tree, device);
+    if let Some(name) = name.as_ref().filter(|_| is_mlx5(tree, device)) {
+        return Check::ok(label, format!("{name}{firmware}"));
     }
+    let what = name.map_or("in software".to_owned(), |name| format!("{name}{firmware}, no mlx5 adapter"));
+    Check::warning(label, format!("{what}: GPUs cannot post to it by themselves"))
+        .remedy(format!("{}=verbs: a NIC in software hands what they post to it", env::WIRES))
 }
 
 fn ports(tree: &Tree, device: &str, has_class: bool) -> Vec<Check> {
@@ -222,13 +231,11 @@ pub(super) fn gids(tree: &Tree, device: &str, port: &str) -> Vec<Gid> {
     indices.filter_map(gid).collect()
 }
 
-/// The GID to use. On Ethernet: RoCE v2, IPv4 addresses before others, link-local only if there is no other.
+/// The GID of an Ethernet port that the core uses.
 fn choose(gids: &[Gid]) -> Option<&Gid> {
-    let worse = |gid: &&Gid| {
-        let v4 = gid.address.to_ipv4_mapped().is_some();
-        (gid.address.is_unicast_link_local(), !v4, gid.index)
-    };
-    gids.iter().filter(|gid| gid.kind == "RoCE v2").min_by_key(worse)
+    let worth = |gid: &&Gid| ffi::gid_worth(&gid.address.octets(), gid.kind == ROCE_V2);
+    let usable = gids.iter().filter(|gid| worth(gid) > 0);
+    usable.max_by_key(|gid| (worth(gid), Reverse(gid.index)))
 }
 
 fn address(device: &str, port: &str, ethernet: bool, gids: &[Gid]) -> Check {
@@ -241,16 +248,20 @@ fn address(device: &str, port: &str, ethernet: bool, gids: &[Gid]) -> Check {
             None => format!("index {index}, {kind}, {address}{on}"),
         }
     };
+    let local = gids.iter().find(|gid| gid.kind == ROCE_V2);
     match (ethernet, choose(gids), gids.first()) {
-        (true, Some(gid), _) if gid.address.is_unicast_link_local() => {
-            Check::warning(label, format!("{}: a link-local address alone, not routed", words(gid)))
-                .remedy("give the interface an IP address: ip address add")
-        }
         (true, Some(gid), _) | (false, _, Some(gid)) => {
             Check::ok(label, format!("{}; {} in all", words(gid), gids.len()))
         }
-        (true, None, Some(_)) => Check::missing(label, format!("none of {} is RoCE v2", gids.len()))
-            .remedy("give the interface an IP address, and let the adapter do RoCE v2"),
+        (true, None, Some(_)) => match local {
+            Some(gid) => Check::missing(
+                label,
+                format!("{}: a link-local address alone, which others cannot reach", words(gid)),
+            )
+            .remedy("give the interface an IPv4 address, or an IPv6 one that is routed: ip address add"),
+            None => Check::missing(label, format!("none of {} is RoCE v2", gids.len()))
+                .remedy("give the interface an IP address, and let the adapter do RoCE v2"),
+        },
         (_, _, None) => Check::missing(label, "no GID is set")
             .remedy("give the interface an IP address; in a container use the host's network"),
     }
@@ -414,8 +425,8 @@ mod tests {
         let local = gid(1, "RoCE v2", "fe80::1");
         let v6 = gid(2, "RoCE v2", "fd00::1");
         let v4 = gid(9, "RoCE v2", "::ffff:10.0.0.1");
-        let all = [v1.clone(), local.clone(), v6.clone(), v4.clone()];
-        for (count, chosen) in [(4, Some(&v4)), (3, Some(&v6)), (2, Some(&local)), (1, None)] {
+        let all = [v1, local, v6.clone(), v4.clone()];
+        for (count, chosen) in [(4, Some(&v4)), (3, Some(&v6)), (2, None)] {
             assert_eq!(choose(&all[..count]), chosen);
         }
     }

@@ -173,7 +173,35 @@ fn a_virtual_machine_with_one_adapter_in_software() {
     machine.adapter("rxe0", 0, None, &[ETHERNET[0], ETHERNET[1], ETHERNET[2], rate]);
     machine.gid("rxe0", 0, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth0");
     machine.gid("rxe0", 1, "0000:0000:0000:0000:0000:ffff:0a00:020f", "RoCE v2", "eth0");
-    machine.says("rxe", &plain());
+    // What tests/roce/run shows of such an adapter, see guest.txt.
+    let opened = [
+        (0, "verbs", "rxe0 port 1, RoCEv2, GID 1 ending in 10.0.2.15, MTU 1024", ""),
+        (0, "order", "its transport promises to place writes as they are posted", ""),
+        (3, "host memory", "not registered (errno 12)", "raise the limit of locked memory (ulimit -l)"),
+        (1, "GPU windows", "no GPU of this process to try it with", ""),
+    ];
+    machine.says("rxe", &Found { adapters: findings("rxe0", &opened), ..plain() });
+}
+
+/// The core refuses such a port: see `epw_gid_worth`.
+#[test]
+fn a_port_with_link_local_addresses_alone_is_missing_one() {
+    let machine = Machine::new("link-local");
+    machine.adapter("rxe0", 0, None, &ETHERNET);
+    machine.gid("rxe0", 0, "fe80:0000:0000:0000:5054:00ff:fe12:3456", "RoCE v2", "eth0");
+    machine.gid("rxe0", 1, "0000:0000:0000:0000:0000:ffff:0a00:020f", "IB/RoCE v1", "eth0");
+    let gid = |machine: &Machine| {
+        let report = machine.report(&plain());
+        report.sections[3].checks.iter().find(|check| check.name == "rxe0 port 1 GID").unwrap().clone()
+    };
+    assert_eq!(
+        gid(&machine).to_string(),
+        "rxe0 port 1 GID: missing, index 0, RoCE v2, fe80::5054:ff:fe12:3456 on eth0: a link-local address alone, \
+         which others cannot reach; give the interface an IPv4 address, or an IPv6 one that is routed: ip address add"
+    );
+    machine.gid("rxe0", 10, "fd00:0000:0000:0000:0000:0000:0000:0005", "RoCE v2", "eth0");
+    machine.gid("rxe0", 2, "fd00:0000:0000:0000:0000:0000:0000:0006", "RoCE v2", "eth0");
+    assert_eq!(gid(&machine).reason, "index 2, RoCE v2, fd00::6 on eth0; 4 in all");
 }
 
 #[test]
@@ -215,6 +243,18 @@ fn adapters_with_gids_in_different_places() {
     machine.says("mlx5", &found);
 }
 
+/// What the core says of an adapter: verdict, name, text and remedy.
+fn findings(adapter: &str, all: &[(u32, &str, &str, &str)]) -> Opened {
+    let finding = |&(verdict, name, text, remedy): &(u32, &str, &str, &str)| ffi::Finding {
+        verdict,
+        name: name.to_owned(),
+        text: text.to_owned(),
+        remedy: remedy.to_owned(),
+    };
+    let all = all.iter().map(finding).collect();
+    Opened { findings: vec![(adapter.to_owned(), all)], ..Opened::default() }
+}
+
 /// A fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.
 fn fake(lacks: u64) -> Opened {
     Opened {
@@ -228,6 +268,38 @@ fn a_fake_adapter_that_is_opened() {
     let machine = Machine::new("fake");
     machine.limits("1048576", "256000", "unlimited");
     machine.says("fake", &Found { adapters: fake(0), ..plain() });
+}
+
+/// The case `doctor` of `tests/gpu/direct.c` sees that the fake adapter finds this of an emulated GPU; the GPUs are what
+/// the doctor printed of two of them. They give no descriptor of memory that is not mapped by a handle.
+#[test]
+fn a_fake_adapter_and_emulated_gpus() {
+    let machine = Machine::new("fake-gpu");
+    machine.limits("1048576", "256000", "unlimited");
+    let opened = [
+        (0, "DevX", "opens", ""),
+        (
+            0,
+            "capabilities",
+            "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.0, MTU 4096; rings of 32768 entries at most, atomics",
+            "",
+        ),
+        (0, "host memory", "registered for queues and for windows", ""),
+        (0, "GPU rings by dma-buf", "not registered (errno 95), nor needed", ""),
+        (0, "GPU rings by nvidia_peermem", "registered", ""),
+        (0, "GPU windows by dma-buf", "not registered (errno 95), nor needed", ""),
+        (0, "GPU windows by nvidia_peermem", "registered", ""),
+        (0, "GPU windows", "peers may write to them: the GPU keeps the order of an adapter's writes", ""),
+        (0, "doorbells by kernels", "the GPU maps the register", ""),
+        (0, "queue pair", "a word sent to itself arrived", ""),
+    ];
+    let mut two = gpus(2, !0, !0);
+    for (ordinal, gpu) in two.iter_mut().enumerate() {
+        gpu.name = format!("emulated GPU {ordinal}");
+        gpu.bus = format!("0000:{:02X}:00.0", ordinal + 1);
+        gpu.memory = 8 << 30;
+    }
+    machine.says("fake_gpu", &Found { gpus: Ok(two), adapters: findings("fake_0", &opened), ..plain() });
 }
 
 #[test]

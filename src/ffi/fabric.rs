@@ -57,6 +57,8 @@ pub(crate) struct Adapters {
     pub(crate) hop_limit: u32,
     /// `EPW_RINGS_*`.
     pub(crate) rings: u32,
+    /// `EPW_ORDER_*`.
+    pub(crate) order: u32,
 }
 
 impl Fabric {
@@ -68,7 +70,7 @@ impl Fabric {
     pub(crate) fn create(rank: u32, asked: &FabricOptions) -> Result<Self> {
         let text = |text: &Option<String>| text.as_deref().map(|text| CString::new(text).unwrap_or_default());
         let (interfaces, filter) = (text(&asked.interfaces), text(&asked.adapters.filter));
-        let Adapters { count, service_level, traffic_class, hop_limit, rings, .. } = asked.adapters;
+        let Adapters { count, service_level, traffic_class, hop_limit, rings, order, .. } = asked.adapters;
         // SAFETY: it is one of the header's init functions.
         let mut options = unsafe { initialised(sys::epw_fabric_options_init) };
         options.rank = rank;
@@ -85,6 +87,7 @@ impl Fabric {
         options.adapter_count = count;
         (options.service_level, options.traffic_class) = (service_level, traffic_class);
         (options.hop_limit, options.rings) = (hop_limit, rings);
+        options.order = order;
         let mut out = ptr::null_mut();
         // SAFETY: both are valid for the call, and so is what the options point to.
         check(unsafe { sys::epw_fabric_create(&options, &mut out) })?;

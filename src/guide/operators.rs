@@ -30,8 +30,9 @@
 //! 8. **The bus.** With ACS on the bridges between GPU and adapter, or with a translating IOMMU (boot with `iommu=pt`
 //!    to avoid it), their traffic goes through the root complex, slower or not at all: `lspci -vvv | grep ACSCtl`.
 //!
-//! The doctor checks each of these separately, opens the adapters, allocates and frees a ring of each kind, and sends a
-//! word of 8 bytes from an adapter to itself:
+//! The doctor checks each of these separately. It opens the adapters, those of other makes as the wire `verbs` does,
+//! allocates and frees a ring of each kind, registers GPU memory for rings and for windows by each way, says whether the
+//! GPU keeps the order of what an adapter writes there, and sends a word of 8 bytes from an adapter to itself:
 //!
 //! ```sh
 //! cargo run --release --features cuda,cudarc --example doctor
@@ -50,6 +51,7 @@
 //! | `EPWIRE_ADAPTERS` | `adapter_count` | 1 | 2: the lanes of a buffer take turns at two adapters |
 //! | `EPWIRE_RINGS` | `rings` | `host` | where queues are that kernels post to, the rows that they send, and what peers send: `host`, `gpu`, `auto` |
 //! | `EPWIRE_DOORBELLS` | `doorbells` | `auto` | who writes the adapter's registers for kernels: `gpu`, they do; `host`, a thread does |
+//! | `EPWIRE_ORDER` | `order` | `auto` | wire `verbs`: `none` where writes may be placed in another order than that of posting |
 //! | `EPWIRE_SL` | `service_level` | 0 | InfiniBand's service level; on Ethernet the priority |
 //! | `EPWIRE_TC` | `traffic_class` | 0 | Ethernet: four times the DSCP |
 //! | `EPWIRE_HOP_LIMIT` | `hop_limit` | 255 | Ethernet |
@@ -77,8 +79,20 @@
 //! | `rings in host memory because it does not reach the GPU's`, `rows in host memory because it sends none from the GPU's` | `EPWIRE_RINGS=auto` has fallen back; the doctor says why |
 //! | `peers write to GPU memory by dma-buf`, `peers write to GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked: into the window |
 //! | `peers write to host memory because it does not reach the GPU's`, `peers write to host memory because the GPU's keeps no order` | the same: kernels fetch from there what peers have sent |
+//! | `words held back until rows are done` | wire `verbs`: the adapter's transport promises no order of writes, or `EPWIRE_ORDER=none`; each word is a round trip later |
 //! | `a NIC in software`, `a strict NIC in software` | no adapter: `EPWIRE_NIC` is `soft`, or `strict`, which is for tests; `verbs by NAME` behind it is the adapter of the verbs wire |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
+//!
+//! With `EPWIRE_LOG=warn` the log says once for each adapter what does not go the best way, and why; what is in the
+//! table after a colon is the error that `gpu` in place of `auto` would have ended with:
+//!
+//! | in the log | meaning |
+//! |---|---|
+//! | `kernels post to host memory, not to the GPU's: ...`, `kernels send rows from host memory, not from the GPU's: ...`, `peers write to host memory, not to the GPU's: ...` | `EPWIRE_RINGS=auto` has fallen back |
+//! | `a thread of the host rings for kernels: ...` | `EPWIRE_DOORBELLS=auto` has fallen back |
+//! | `NAME gives its queue pairs no doorbell register of their own (errno 95), all of them share one: install rdma-core 45 or newer`, `..., two of them share a page: ...` | an old libmlx5 or kernel |
+//! | `NAME reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno 95)` (`EPWIRE_LOG=info`) | nothing is lost |
+//! | `queues drained by ...` (`EPWIRE_LOG=info`) | the settings: NIC and wires |
 //!
 //! # Tuning
 //!
@@ -88,6 +102,10 @@
 //!   compares the two.
 //! - **Spread.** Each queue pair has a UDP source port of its own, so that switches spread queue pairs over equal
 //!   paths; there is nothing to configure.
+//! - **Order.** A word must not be placed before the rows that it announces. InfiniBand and RoCE promise that on one
+//!   queue pair, unless switches spread its packets over several paths (adaptive routing) and the adapter places them
+//!   as they come. There use the wire `verbs` with `EPWIRE_ORDER=none`: each word is then posted when everything before
+//!   it is done. The adapter's own queues (`EPWIRE_NIC=mlx5`) refuse it, because kernels post words behind rows.
 //! - **Two adapters** (`EPWIRE_ADAPTERS=2`) are for a GPU whose link is faster than a port, with two lanes in use. Lane
 //!   0 uses the adapter that is listed first on its host, and lane 1 the other; each sends to the adapter of the same
 //!   lane at the peer. If hosts have the same adapters in the same order, a lane stays on its rail.
@@ -132,6 +150,8 @@
 //! | `options.doorbells is 3, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or EPW_DOORBELLS_HOST` | one of them |
 //! | `options.rings is 3, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO` | one of them |
 //! | `options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU memory: use an adapter, or no other wire than EPW_WIRE_VERBS` | `EPWIRE_RINGS=host`, or an adapter |
+//! | `options.order is 2, must be EPW_ORDER_AUTO or EPW_ORDER_NONE` | one of them |
+//! | `options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted to the queues of an mlx5 adapter: use a NIC in software, and EPW_WIRE_VERBS` | `EPWIRE_ORDER=auto`, or the wire `verbs` |
 //! | `options.device is -2, must be EPW_DEVICE_HOST or an ordinal` | the GPU of the rank's buffers |
 //! | `options.key is NULL: connections by TCP need one, the same on all ranks` | 32 bytes; the crate derives them from the token |
 //!
@@ -209,18 +229,25 @@
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
 //!
-//! **The doctor's findings** about an adapter, in addition to these errors:
+//! **The doctor's findings** about an adapter, in addition to these errors. What helps follows behind an arrow:
 //!
-//! | text | what to do |
+//! | text | meaning |
 //! |---|---|
-//! | `see PCI_ATOMIC_MODE with mlxconfig` | nothing is lost: words are written, not added |
-//! | `registered for queues and for windows`, `the adapter can register GPU memory this way`, `the GPU maps the register`, `a word sent to itself arrived` | it works |
-//! | `not registered: errno 12; raise the limit of locked memory (ulimit -l)` | `ulimit -l unlimited`; with another errno the kernel's reason |
-//! | `the adapter cannot register GPU memory this way (errno 95): it needs Linux 6.0 and the open GPU kernel modules` | dma-buf, for rings; `modprobe nvidia_peermem` is the other way, and host memory needs neither |
-//! | `no GPU of this process to try it with`, `there is no memory to try it with` | it was not examined |
-//! | `a word sent to itself has neither arrived within 1000 ms nor failed: its doorbell had no effect, or the switch does not send packets back` | between two adapters it may work all the same: [`first_run`](super::first_run). If not, try `EPWIRE_DOORBELLS=host` |
+//! | `no atomics`: `see PCI_ATOMIC_MODE with mlxconfig` | nothing is lost: words are written, not added |
+//! | `registered for queues and for windows`, `the GPU maps the register`, `peers may write to them: the GPU keeps the order of an adapter's writes`, `its transport promises to place writes as they are posted`, `a word sent to itself arrived` | it works |
+//! | `not registered (errno 12)` | 12: `raise the limit of locked memory (ulimit -l)`; otherwise the kernel's reason |
+//! | GPU rings or windows, `not registered (errno 95), nor needed` | the other way works |
+//! | GPU rings or windows, `not registered (errno 95)` | by dma-buf: a Linux of that version `or newer with the open GPU kernel modules`; by nvidia_peermem: `modprobe nvidia_peermem`. Host memory needs neither |
+//! | `peers write to host memory: the adapter registers none of the GPU's`, `peers write to host memory: the GPU does not keep the order of an adapter's writes (GPU_DIRECT_RDMA_WRITES_ORDERING)` | `EPWIRE_RINGS=host, or auto, which does so by itself` |
+//! | `its transport promises none: words are posted when what is before them is done` | wire `verbs`: each word is a round trip later |
+//! | GPU windows, or `doorbells by kernels`: `no GPU of this process to try it with`; `there is no memory to try it with` | it was not examined |
+//! | `completions are not reported: ...` | `see the limit of open files (ulimit -n)` |
+//! | `not made: ...` (verbs) | with errno 12 locked memory; else `it needs an adapter with reliable connected queue pairs (RC)` |
+//! | `not connected to itself: ...` (verbs) | `see the port's state with ibv_devinfo -v` |
+//! | `takes no entry: ...`, `a word sent to itself is done, but has not arrived` (verbs) | the driver is in trouble: `dmesg` |
+//! | `a word sent to itself has neither arrived within 1000 ms nor failed` | `some switches send nothing back to its sender: try two hosts; else see dmesg`. Between two adapters it may work all the same: [`first_run`](super::first_run). If not, try `EPWIRE_DOORBELLS=host` |
 //! | `a word sent to itself failed: ...` | a reason as below |
-//! | `a word sent to itself arrived; doorbells share a register or a page, as libmlx5 or the kernel is old: rdma-core 45 or newer` | posts of several threads wait for each other, or queue pairs share a page; `doorbells by kernels` says whether the GPU maps them |
+//! | `a word sent to itself arrived; doorbells share a register or a page`: `rdma-core 45 or newer, and a newer kernel` | posts of several threads wait for each other, or queue pairs share a page |
 //!
 //! **A lost peer** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) tells the
 //! reason, until the peer is connected again; meanwhile the group continues without it.

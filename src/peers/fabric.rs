@@ -70,6 +70,7 @@ fn options(key: WireKey, device: Device) -> std::result::Result<FabricOptions, S
             traffic_class: queues.traffic_class,
             hop_limit: queues.hop_limit,
             rings: queues.rings,
+            order: queues.order,
         },
     })
 }

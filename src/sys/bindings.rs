@@ -607,6 +607,14 @@ epw_fabric_describe says which*/
 pub const EPW_RINGS_AUTO: u32 = 2;
 /** Adapters: where the queues that kernels post to lie, the rows that kernels send by them, and what peers
  send. With EPW_WIRE_VERBS as the only wire this is about the last alone, for its NIC reads the first two.*/
+/// as the device's transport promises: InfiniBand's and RoCE's do
+pub const EPW_ORDER_AUTO: u32 = 0;
+/** it does not, for example because switches spread the packets of one queue pair over
+several paths. EPW_ERR_INVALID with an mlx5 adapter as the NIC: nobody holds back
+what is posted to its queues*/
+pub const EPW_ORDER_NONE: u32 = 1;
+/** Whether an adapter of EPW_WIRE_VERBS places what it writes in the order of posting. Where it may not, a
+ word is posted only when everything before it is done, one round trip later.*/
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct epw_fabric_options {
@@ -670,12 +678,14 @@ operation's rows to a peer, and after the last: [1, EPW_QUEUE_DEPTH_MAX]; 0:
 only after the last. Kernels post all entries for a peer at once, and ring
 once*/
     pub doorbell_batch: u32,
+    /// EPW_ORDER_*: of EPW_WIRE_VERBS
+    pub order: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
     [
         "Size of epw_fabric_options",
-    ][::core::mem::size_of::<epw_fabric_options>() - 88usize];
+    ][::core::mem::size_of::<epw_fabric_options>() - 96usize];
     [
         "Alignment of epw_fabric_options",
     ][::core::mem::align_of::<epw_fabric_options>() - 8usize];
@@ -736,6 +746,9 @@ const _: () = {
     [
         "Offset of field: epw_fabric_options::doorbell_batch",
     ][::core::mem::offset_of!(epw_fabric_options, doorbell_batch) - 84usize];
+    [
+        "Offset of field: epw_fabric_options::order",
+    ][::core::mem::offset_of!(epw_fabric_options, order) - 88usize];
 };
 impl Default for epw_fabric_options {
     fn default() -> Self {

@@ -183,16 +183,17 @@ pub struct epw_bus_place {
     pub node: i32,
 }
 
-/// From `c/nic/mlx5/probe.h`, for the doctor.
+/// From `c/nic/probe.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct epw_probe_finding {
     pub verdict: u32,
     pub name: [::core::ffi::c_char; 32],
     pub text: [::core::ffi::c_char; 512],
+    pub remedy: [::core::ffi::c_char; 256],
 }
 
-pub const EPW_PROBE_FINDINGS_MAX: usize = 8;
+pub const EPW_PROBE_FINDINGS_MAX: usize = 12;
 
 unsafe extern "C" {
     pub fn epw_bus_distance_of(a: *const epw_bus_place, b: *const epw_bus_place) -> u32;
@@ -203,6 +204,7 @@ unsafe extern "C" {
         name: *const ::core::ffi::c_char,
         port: u32,
     ) -> bool;
+    pub fn epw_gid_worth(gid: *const u8, roce_v2: bool) -> u32;
     pub fn epw_adapter_filter_check(
         filter: *const ::core::ffi::c_char,
         field: *const ::core::ffi::c_char,
@@ -217,4 +219,5 @@ unsafe extern "C" {
     );
     pub fn epw_mlx5_probe(name: *const ::core::ffi::c_char, gpu: i32, out: *mut epw_probe_finding) -> u32;
     pub fn epw_mlx5_probe_fake(lacks: u64, gpu: i32, out: *mut epw_probe_finding) -> u32;
+    pub fn epw_verbs_probe(name: *const ::core::ffi::c_char, gpu: i32, out: *mut epw_probe_finding) -> u32;
 }

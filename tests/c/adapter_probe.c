@@ -7,7 +7,7 @@
 typedef struct expected {
     uint64_t lacks;
     uint32_t verdict;
-    const char *name, *text;
+    const char *name, *text, *remedy;
 } expected;
 
 #define LACK(what) UINT64_C(1) << EPW_FAKE_##what
@@ -20,44 +20,47 @@ static const epw_probe_finding *named(const epw_probe_finding *all, uint32_t cou
 
 static void each_lack_has_its_finding(void) {
     static const expected cases[] = {
-        {0, EPW_PROBE_OK, "DevX", "opens"},
+        {0, EPW_PROBE_OK, "DevX", "opens", ""},
         {0, EPW_PROBE_OK, "capabilities",
          "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.0, MTU 4096; rings of 32768 entries at most, "
-         "atomics"},
-        {0, EPW_PROBE_OK, "host memory", "registered for queues and for windows"},
-        {0, EPW_PROBE_UNKNOWN, "GPU memory", "no GPU of this process to try it with"},
-        {0, EPW_PROBE_UNKNOWN, "doorbells by kernels", "no GPU of this process to try it with"},
-        {0, EPW_PROBE_OK, "queue pair", "a word sent to itself arrived"},
+         "atomics",
+         ""},
+        {0, EPW_PROBE_OK, "host memory", "registered for queues and for windows", ""},
+        {0, EPW_PROBE_UNKNOWN, "GPU windows", "no GPU of this process to try it with", ""},
+        {0, EPW_PROBE_UNKNOWN, "doorbells by kernels", "no GPU of this process to try it with", ""},
+        {0, EPW_PROBE_OK, "queue pair", "a word sent to itself arrived", ""},
         {LACK(NO_DEVX), EPW_PROBE_MISSING, "DevX",
-         "it has no DevX, which needs its firmware's user contexts (log_max_uctx)"},
+         "it has no DevX, which needs its firmware's user contexts (log_max_uctx)", ""},
         {LACK(NO_PORT), EPW_PROBE_MISSING, "capabilities",
          "no mlx5 adapter can be used: fake_0: no port is active: see ibv_devinfo, and the cable or the "
-         "interface"},
+         "interface",
+         ""},
         {LACK(NO_CQE_VERSION), EPW_PROBE_MISSING, "capabilities",
-         "fake_0 writes completions of version 0, this library reads version 1: update its firmware"},
+         "fake_0 writes completions of version 0, this library reads version 1: update its firmware", ""},
         {LACK(NO_ATOMICS), EPW_PROBE_WARNING, "capabilities",
          "fake_0 port 1, RoCEv2, GID 3 ending in 10.77.0.0, MTU 4096, no atomics; rings of 32768 entries at "
-         "most: "
+         "most",
          "see PCI_ATOMIC_MODE with mlxconfig"},
         {LACK(BF_UAR_ALONE), EPW_PROBE_WARNING, "queue pair",
-         "a word sent to itself arrived; doorbells share a register or a page, as libmlx5 or the kernel is "
-         "old: rdma-core 45 or newer"},
+         "a word sent to itself arrived; doorbells share a register or a page",
+         "rdma-core 45 or newer, and a newer kernel"},
         {LACK(NO_UAR), EPW_PROBE_MISSING, "queue pair",
          "fake_0 gives no doorbell register of any kind (the first kind: errno 95): use fewer buffers or "
          "peers, or "
-         "a newer kernel: Operation not supported (errno 95)"},
+         "a newer kernel: Operation not supported (errno 95)",
+         ""},
         {LACK(NO_NEIGHBOUR), EPW_PROBE_MISSING, "queue pair",
          "fake_0 finds no way to the peer's address, which ends in 10.77.0.0: see that ping reaches it by "
          "this "
-         "adapter's interface: Connection timed out (errno 110)"},
+         "adapter's interface: Connection timed out (errno 110)",
+         ""},
         {LACK(NO_DOORBELLS), EPW_PROBE_MISSING, "queue pair",
-         "a word sent to itself has neither arrived within 1000 ms nor failed: its doorbell had no effect, "
-         "or "
-         "the switch does not send packets back"},
+         "a word sent to itself has neither arrived within 1000 ms nor failed",
+         "some switches send nothing back to its sender: try two hosts; else see dmesg"},
         {LACK(NO_LOOPBACK), EPW_PROBE_MISSING, "queue pair",
-         "a word sent to itself failed: the peer is not reached any more (syndrome 0x15, vendor 0x81): see "
-         "that it lives, that ping reaches it between the addresses of the adapters, that both have one MTU, "
-         "and that the traffic class is one that the switches do not drop"},
+         "a word sent to itself failed: the peer is not reached any more (syndrome 0x15, vendor 0x81)",
+         "see that it lives, that ping reaches it between the addresses of the adapters, that both have one "
+         "MTU, and that the traffic class is one that the switches do not drop"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
@@ -65,8 +68,10 @@ static void each_lack_has_its_finding(void) {
         const epw_probe_finding *found = named(all, count, cases[i].name);
         CHECK_MSG(found != NULL, "case %zu: no %s", i, cases[i].name);
         if (found == NULL) continue;
-        CHECK_MSG(found->verdict == cases[i].verdict && strcmp(found->text, cases[i].text) == 0,
-                  "case %zu: %u\n%s\nand not\n%s", i, found->verdict, found->text, cases[i].text);
+        CHECK_MSG(found->verdict == cases[i].verdict && strcmp(found->text, cases[i].text) == 0 &&
+                      strcmp(found->remedy, cases[i].remedy) == 0,
+                  "case %zu: %u\n%s -> %s\nand not\n%s -> %s", i, found->verdict, found->text, found->remedy,
+                  cases[i].text, cases[i].remedy);
     }
 }
 

@@ -377,11 +377,75 @@ static void a_ring_that_no_way_leads_to_is_refused(void) {
     munmap(closed, bytes);
 }
 
+/* ---- what the log says ---- */
+
+typedef struct heard {
+    uint32_t count, level;
+    char text[512];
+} heard;
+
+static void hear(void *context, const epw_log_record *record) {
+    heard *h = context;
+    if (strcmp(record->subsystem, "nic") != 0) return;
+    h->count++;
+    h->level = record->level;
+    snprintf(h->text, sizeof h->text, "%s", record->text);
+}
+
+/* Of registers that are worse than the best kind, and of GPU memory that is reached by address: a line for an
+ * adapter, however many queue pairs and regions it has. */
+static void what_an_adapter_does_without_is_logged_once(void) {
+    static const struct {
+        epw_fake_lack lack;
+        const char *text;
+    } cases[] = {
+        {EPW_FAKE_NO_OWN_UAR,
+         "fake_0 gives its queue pairs no doorbell register of their own (errno 95), all of "
+         "them share one: install rdma-core 45 or newer"},
+        {EPW_FAKE_BF_UAR_ALONE,
+         "fake_0 gives its queue pairs no doorbell register of their own (errno 95), two of "
+         "them share a page: install rdma-core 45 or newer"},
+    };
+    unsigned char *memory = aligned_alloc(4096, 4096);
+    const epw_mlx5_far far = {memory, -1, false};
+    const epw_region region = {.rights = EPW_REGION_READ, .count = 1, .stretches = {{0, 4096}}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        heard h = {0};
+        epw_fake *fake = NULL;
+        epw_mlx5 *adapter = NULL;
+        epw_mlx5_pair *pairs[2] = {NULL, NULL};
+        epw_keys keys[2];
+        CHECK_OK(epw_log_set("info", hear, &h));
+        CHECK_OK(epw_fake_open(&(epw_fake_options){.lacks = UINT64_C(1) << cases[i].lack}, where, &fake));
+        CHECK_OK(epw_mlx5_open(epw_fake_calls(fake), &(epw_mlx5_options){0}, where, &adapter));
+        for (int n = 0; n < 2; n++)
+            CHECK_OK(
+                epw_mlx5_pair_create(adapter, &(epw_mlx5_pair_options){.depth = DEPTH}, where, &pairs[n]));
+        CHECK_MSG(h.count == 1 && h.level == EPW_LOG_WARN && strcmp(h.text, cases[i].text) == 0, "%u: %s",
+                  h.count, h.text);
+        for (int n = 0; n < 2; n++) CHECK_OK(epw_mlx5_register_far(adapter, &far, &region, where, &keys[n]));
+        CHECK_MSG(h.count == 2 && h.level == EPW_LOG_INFO &&
+                      strcmp(h.text,
+                             "fake_0 reaches the GPU's memory by its address (nvidia_peermem), not by "
+                             "dma-buf (errno 95)") == 0,
+                  "%u: %s", h.count, h.text);
+        CHECK_OK(epw_log_set(NULL, NULL, NULL));
+        for (int n = 0; n < 2; n++) {
+            epw_mlx5_deregister(adapter, keys[n].own);
+            CHECK(epw_mlx5_pair_destroy(pairs[n]));
+        }
+        epw_mlx5_close(adapter);
+        epw_fake_close(fake);
+    }
+    free(memory);
+}
+
 int main(void) {
     rings_elsewhere_are_reached_by_descriptor_or_address();
     rows_elsewhere_are_sent_by_descriptor_or_address();
     windows_elsewhere_are_written_by_descriptor_or_address();
     a_ring_that_no_way_leads_to_is_refused();
+    what_an_adapter_does_without_is_logged_once();
     static const epw_mlx5_poster posters[] = {EPW_MLX5_KERNELS, EPW_MLX5_KERNELS_UNHEARD};
     for (int i = 0; i < 4; i++) {
         lacks = i < 2 ? 0 : UINT64_C(1) << EPW_FAKE_NO_PAIR_EVENTS | UINT64_C(1) << EPW_FAKE_NO_OWN_PAGE;

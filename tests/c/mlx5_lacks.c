@@ -284,6 +284,13 @@ static void options_of_a_fabric_have_limits(void) {
     a_fabric_is_refused(&o, EPW_ERR_INVALID,
                         "options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU "
                         "memory: use an adapter, or no other wire than EPW_WIRE_VERBS");
+    o = asked(), o.order = 2;
+    a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.order is 2, must be EPW_ORDER_AUTO or EPW_ORDER_NONE");
+    o = asked(), o.order = EPW_ORDER_NONE;
+    a_fabric_is_refused(
+        &o, EPW_ERR_INVALID,
+        "options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted "
+        "to the queues of an mlx5 adapter");
     o = asked(), o.device = -2;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.device is -2, must be EPW_DEVICE_HOST or an ordinal");
     o = asked(), o.adapters = "=fake_0,";

@@ -174,7 +174,7 @@ static void the_doctor_sends_a_word_from_the_adapter_to_itself(void) {
                                          "MTU 4096; rings of 32768 entries at "
                                          "most, atomics"),
                                         "host memory: registered for queues and for windows",
-                                        "GPU memory: no GPU of this process to try it with",
+                                        "GPU windows: no GPU of this process to try it with",
                                         "doorbells by kernels: no GPU of this process to try it with",
                                         "queue pair: a word sent to itself arrived"};
     epw_probe_finding found[EPW_PROBE_FINDINGS_MAX];
@@ -192,14 +192,14 @@ static void the_doctor_says_what_fails(void) {
     static const struct {
         epw_fake_call call;
         int err;
-        const char *name, *text;
+        const char *name, *text, *remedy;
     } cases[] = {{EPW_FAKE_CALL_OPEN, EPERM, "DevX",
-                  "this process may not open it: see /dev/infiniband, and in a container --device"},
+                  "this process may not open it: see /dev/infiniband, and in a container --device", ""},
                  {EPW_FAKE_CALL_OPEN, EOPNOTSUPP, "DevX",
-                  "it has no DevX, which needs its firmware's user contexts (log_max_uctx)"},
-                 {EPW_FAKE_CALL_UMEM, ENOMEM, "host memory",
-                  "not registered: errno 12; raise the limit of locked memory (ulimit -l)"},
-                 {EPW_FAKE_CALL_REGISTER, EFAULT, "host memory", "not registered: errno 14"}};
+                  "it has no DevX, which needs its firmware's user contexts (log_max_uctx)", ""},
+                 {EPW_FAKE_CALL_UMEM, ENOMEM, "host memory", "not registered (errno 12)",
+                  "raise the limit of locked memory (ulimit -l)"},
+                 {EPW_FAKE_CALL_REGISTER, EFAULT, "host memory", "not registered (errno 14)", "see dmesg"}};
     for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         epw_probe_finding found[EPW_PROBE_FINDINGS_MAX];
         bool said = false;
@@ -209,7 +209,8 @@ static void the_doctor_says_what_fails(void) {
         uint32_t count = epw_mlx5_probe("mlx5_0", -1, found);
         mlx.options.failing = EPW_FAKE_CALL_NONE;
         for (uint32_t f = 0; f < count; f++)
-            said |= strcmp(found[f].name, cases[i].name) == 0 && strcmp(found[f].text, cases[i].text) == 0;
+            said |= strcmp(found[f].name, cases[i].name) == 0 && strcmp(found[f].text, cases[i].text) == 0 &&
+                    strcmp(found[f].remedy, cases[i].remedy) == 0;
         CHECK_MSG(said, "case %u: not said: %s", i, cases[i].text);
         nothing_is_left("doctor", 1 + i);
     }

@@ -17,6 +17,9 @@
     CHECK_MSG((long)(ours) == (long)(theirs), "%ld, not %ld", (long)(ours), (long)(theirs))
 
 static void objects_are_those_of_the_header(void) {
+    SAME(epw_abi_device, node, struct ibv_device, node_type);
+    SAME(epw_abi_device, transport, struct ibv_device, transport_type);
+    EQUAL(EPW_ABI_TRANSPORT_IB, IBV_TRANSPORT_IB);
     SAME(epw_abi_channel, context, struct ibv_comp_channel, context);
     SAME(epw_abi_channel, fd, struct ibv_comp_channel, fd);
     EQUAL(sizeof(epw_abi_channel), sizeof(struct ibv_comp_channel));

@@ -12,6 +12,9 @@ int device_count();
 int sms_per_device();
 size_t memory_bytes(); // of a GPU
 
+// Whether this environment variable is a number above 0.
+bool is_set(const char *name);
+
 // The device of the calling thread: that of the context pushed last, else the one set last.
 int current_device();
 void set_current_device(int device);

@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 #include <vector>
 
@@ -46,8 +48,6 @@ int number(const char *name, int preset) {
     return text != nullptr && atoi(text) > 0 ? atoi(text) : preset;
 }
 
-bool is_set(const char *name) { return number(name, 0) > 0; }
-
 // A file in memory; many of them are open at a time.
 int file_of(const char *name, size_t bytes) {
     static std::once_flag once;
@@ -80,6 +80,11 @@ struct IpcName {
 constexpr uint64_t kMagic = 0x656d756c61746564;
 
 } // namespace
+
+bool is_set(const char *name) {
+    const char *text = getenv(name);
+    return text != nullptr && atoi(text) > 0;
+}
 
 int device_count() {
     static const int count = number("EMULATED_GPUS", 2);
@@ -152,6 +157,18 @@ bool find_allocation(const void *address, void **base, size_t *bytes) {
     return true;
 }
 
+// Whether it lies in the memory of a GPU, also in what is mapped by a handle.
+static bool is_of_gpu(const void *address) {
+    void *base;
+    size_t bytes;
+    if (find_allocation(address, &base, &bytes)) return true;
+    const std::lock_guard<std::mutex> guard(lock);
+    auto found = mappings.upper_bound(uintptr_t(address));
+    if (found == mappings.begin()) return false;
+    --found;
+    return uintptr_t(address) - found->first < found->second.bytes;
+}
+
 bool find_device(const void *address, int *device, bool *pooled) {
     void *base;
     size_t bytes;
@@ -214,6 +231,9 @@ CUresult device_get_attribute(int *value, CUdevice_attribute attribute, CUdevice
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:
     case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED:
         *value = 1;
+        return CUDA_SUCCESS;
+    case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+        *value = !is_set("EMULATED_GPU_NO_DMABUF") && !is_set("EMULATED_GPU_UNREACHED");
         return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT:
         *value = sms_per_device();
@@ -350,7 +370,8 @@ CUresult pointer_get(void *out, CUpointer_attribute attribute, CUdeviceptr at) {
 CUresult range_handle(void *out, CUdeviceptr at, size_t bytes, CUmemRangeHandleType, unsigned long long) {
     const std::lock_guard<std::mutex> guard(lock);
     const auto found = mappings.find(at);
-    if (is_set("EMULATED_GPU_NO_DMABUF") || found == mappings.end() || bytes > found->second.bytes)
+    if (is_set("EMULATED_GPU_NO_DMABUF") || is_set("EMULATED_GPU_UNREACHED") || found == mappings.end() ||
+        bytes > found->second.bytes)
         return CUDA_ERROR_NOT_SUPPORTED;
     const int fd = fcntl(found->second.fd, F_DUPFD_CLOEXEC, 0);
     if (fd < 0) return CUDA_ERROR_INVALID_VALUE;
@@ -398,3 +419,13 @@ void *driver_function(const char *name) {
 }
 
 } // namespace emulated
+
+// By this an adapter in software sees whether there is memory at an address, as the kernel does for a real one.
+extern "C" ssize_t process_vm_readv(pid_t pid, const iovec *to, unsigned long to_count, const iovec *from,
+                                    unsigned long from_count, unsigned long flags) noexcept {
+    if (pid == getpid() && from_count > 0 && emulated::is_set("EMULATED_GPU_UNREACHED") && emulated::is_of_gpu(from->iov_base)) {
+        errno = EFAULT;
+        return -1;
+    }
+    return syscall(SYS_process_vm_readv, pid, to, to_count, from, from_count, flags);
+}

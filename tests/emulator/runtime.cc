@@ -399,8 +399,7 @@ cudaError_t cudaFreeHost(void *memory) {
 }
 // A single page is one of an adapter's registers, which the driver may not map for kernels.
 cudaError_t cudaHostRegister(void *memory, size_t bytes, unsigned) {
-    const char *none = getenv("EMULATED_GPU_NO_REGISTERS");
-    if (bytes == 4096 && none != nullptr && atoi(none) > 0) return done(cudaErrorNotPermitted);
+    if (bytes == 4096 && emulated::is_set("EMULATED_GPU_NO_REGISTERS")) return done(cudaErrorNotPermitted);
     const std::lock_guard<std::mutex> guard(registered_lock);
     return registered.insert(memory).second ? cudaSuccess : done(cudaErrorHostMemoryAlreadyRegistered);
 }

@@ -6,7 +6,9 @@
  */
 #include "cases.h"
 #include "echo.h"
+#include "device/gpus.h"
 #include "ep/buffer.h"
+#include "nic/fabric.h"
 #include "nic/mlx5/probe.h"
 #include "ranks.h"
 
@@ -65,6 +67,45 @@ static void whole_step(echo *e, uint64_t seed, const char *what) {
         REQUIRE(echo_wrong(e, &e->rank[i], 3) == 0 && echo_miscounted(e, &e->rank[i], 3) == 0,
                 "%s: %u tokens of rank %u are wrong, %u counts", what, echo_wrong(e, &e->rank[i], 3), i,
                 echo_miscounted(e, &e->rank[i], 3));
+    }
+}
+
+/* ---- what the log says ---- */
+
+/* Lines of the log about NICs. */
+enum { LINES = 16 };
+static struct {
+    uint32_t count;
+    uint32_t ranks[LINES], levels[LINES];
+    char texts[LINES][512];
+} logged;
+
+static void hear(void *context, const epw_log_record *record) {
+    (void)context;
+    REQUIRE(logged.count < LINES, "more than %d lines: %s", LINES, record->text);
+    if (strstr(record->text, "queues drained by ") != NULL) return;
+    logged.ranks[logged.count] = (uint32_t)record->rank;
+    logged.levels[logged.count] = record->level;
+    snprintf(logged.texts[logged.count++], sizeof logged.texts[0], "%s", record->text);
+}
+
+static void log_from(const char *levels) {
+    logged.count = 0;
+    REQUIRE_OK(epw_log_set(levels, hear, NULL));
+}
+
+/* Each of the two ranks has logged a line that begins so and contains the reason, once, for its two lanes and
+ * its buffer. */
+static void require_logged(uint32_t level, const char *begins, const char *reason) {
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < logged.count; i++)
+            count += logged.ranks[i] == rank && logged.levels[i] == level &&
+                     strncmp(logged.texts[i], begins, strlen(begins)) == 0 &&
+                     strstr(logged.texts[i], reason) != NULL;
+        for (uint32_t i = 0; i < logged.count && count != 1; i++)
+            fprintf(stderr, "rank %u, level %u: %s\n", logged.ranks[i], logged.levels[i], logged.texts[i]);
+        REQUIRE(count == 1, "rank %u has logged %u times: %s ... %s", rank, count, begins, reason);
     }
 }
 
@@ -164,13 +205,18 @@ static void leave_and_replace(echo *e) {
     require_direct(e);
 }
 
-static void arrives_as(const char *way) {
+/* `says`: what each rank says of it; NULL: not looked at. */
+static void arrives_as(const char *way, const char *says) {
     static echo e;
     epw_config config = config_of();
     skip_unless_reached();
+    log_from("nic=info");
     echo_open(&e, &config, 1);
     require_direct(&e);
     require_said(&e.rank[0], way);
+    if (says != NULL)
+        require_logged(EPW_LOG_INFO, strcmp(getenv("EPW_TEST_NIC"), "fakes") == 0 ? "fake_0" : "rxe", says);
+    REQUIRE_OK(epw_log_set(NULL, NULL, NULL));
     whole_step(&e, 1, "a step");
     require_rows_in_window(&e);
     require_words_apart(&e);
@@ -183,50 +229,173 @@ static void arrives_as(const char *way) {
 
 static void by_descriptor(uint32_t gpus) {
     (void)gpus;
-    arrives_as(", peers write to GPU memory by dma-buf");
+    arrives_as(", peers write to GPU memory by dma-buf", NULL);
 }
 
 static void by_address(uint32_t gpus) {
     (void)gpus;
     setenv("EMULATED_GPU_NO_DMABUF", "1", 1);
-    arrives_as(", peers write to GPU memory by nvidia_peermem");
+    arrives_as(", peers write to GPU memory by nvidia_peermem",
+               " reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno 95)");
 }
 
 /* ---- where it cannot ---- */
 
-static void falls_back(const char *error, const char *said) {
-    static echo e;
+static void falls_back(echo *e, const char *error, const char *said) {
     epw_config config = config_of();
+    config.lanes = 2;
     REQUIRE(!can_be_reached(error), "a GPU that must not be written is");
     ask_for("auto");
-    echo_open(&e, &config, 1);
+    log_from("nic=warn");
+    echo_open(e, &config, 1);
     for (uint32_t i = 0; i < 2; i++) {
-        REQUIRE(e.rank[i].buffer->peers.inbox != NULL && e.rank[i].buffer->peers.direct == NULL,
+        REQUIRE(e->rank[i].buffer->peers.inbox != NULL && e->rank[i].buffer->peers.direct == NULL,
                 "rank %u has no inbox", i);
-        require_said(&e.rank[i], said);
+        require_said(&e->rank[i], said);
     }
-    whole_step(&e, 1, "by an inbox");
-    REQUIRE_OK(epw_buffer_probe(e.rank[0].buffer, 1, 2000 * MS));
-    echo_close(&e);
+    require_logged(EPW_LOG_WARN, "peers write to host memory, not to the GPU's: ", error);
+    whole_step(e, 1, "by an inbox");
+    REQUIRE_OK(epw_buffer_probe(e->rank[0].buffer, 1, 2000 * MS));
 }
 
 /* On an emulated GPU; a real one, whose memory no adapter in software reaches, is unreached. */
 static void unordered(uint32_t gpus) {
+    static echo e;
     (void)gpus;
     skip_unless_reached();
     setenv("EMULATED_GPU_UNORDERED", "1", 1);
-    falls_back("peers cannot write to GPU memory by ",
+    falls_back(&e, "peers cannot write to GPU memory by ",
                ", peers write to host memory because the GPU's keeps no order");
+    REQUIRE(logged.count == 2, "%u lines: %s", logged.count, logged.texts[0]);
+    echo_close(&e);
 }
 
+static bool is_emulated(void) {
+    struct cudaDeviceProp properties;
+    REQUIRE_CUDA(cudaGetDeviceProperties(&properties, 0));
+    return strncmp(properties.name, "emulated ", strlen("emulated ")) == 0;
+}
+
+/* Nothing goes the best way: neither what peers send nor, with an adapter's own queues, entries, rows and
+ * doorbells. */
 static void unreached(uint32_t gpus) {
+    static echo e;
     (void)gpus;
-    if (can_be_reached(" cannot let peers write to GPU memory, neither by dma-buf ")) {
-        printf("ignored: an adapter in software reaches this GPU\n");
+    setenv("EMULATED_GPU_UNREACHED", "1", 1);
+    setenv("EMULATED_GPU_NO_REGISTERS", "1", 1);
+    falls_back(&e, " cannot let peers write to GPU memory, neither by dma-buf ",
+               ", peers write to host memory because it does not reach the GPU's");
+    bool has_registers = epw_fabric_adapter(e.rank[0].config.fabric, 0) != NULL;
+    if (has_registers) {
+        require_logged(EPW_LOG_WARN, "kernels post to host memory, not to the GPU's: fake_",
+                       " reaches no ring in GPU memory, neither by dma-buf (errno 95)");
+        require_logged(EPW_LOG_WARN, "kernels send rows from host memory, not from the GPU's: fake_",
+                       " cannot send rows from GPU memory, neither by dma-buf (errno 95)");
+    }
+    if (has_registers && is_emulated()) {
+        require_logged(EPW_LOG_WARN, "a thread of the host rings for kernels: ",
+                       "the GPU's driver does not map the adapter's doorbell registers for kernels (");
+        REQUIRE(logged.count == 2 * 4, "%u lines", logged.count);
+    }
+    echo_close(&e);
+}
+
+/* ---- what the doctor says ---- */
+
+typedef struct finding {
+    uint32_t verdict;
+    const char *name, *text, *remedy;
+} finding;
+
+static void require_found(const char *when, const finding *expected, size_t count) {
+    epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
+    uint32_t found = epw_mlx5_probe_fake(0, 0, all);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t at = 0;
+        while (at < found && strcmp(all[at].name, expected[i].name) != 0) at++;
+        REQUIRE(at < found, "%s: nothing of %s", when, expected[i].name);
+        REQUIRE(all[at].verdict == expected[i].verdict && strcmp(all[at].text, expected[i].text) == 0 &&
+                    strcmp(all[at].remedy, expected[i].remedy) == 0,
+                "%s: %s: %u, %s -> %s", when, all[at].name, all[at].verdict, all[at].text, all[at].remedy);
+    }
+}
+
+/* The lines of tests/doctor/fake_gpu.txt, the doctor's report of this machine, are those findings. */
+static void require_report(void) {
+    static const char *const verdicts[] = {"ok", "unknown", "warning", "missing"};
+    char path[512], line[1024], expected[1024], remedy[1024] = "";
+    epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
+    uint32_t found = epw_mlx5_probe_fake(0, 0, all), at = 0;
+    epw_gpu_facts gpu;
+    char facts[256];
+    bool same_gpu = false;
+    REQUIRE_OK(epw_gpu_look(0, 2, &gpu));
+    REQUIRE(gpu.dma_buf && gpu.access == 2 && gpu.atomics == 2, "another GPU than in the report");
+    snprintf(facts, sizeof facts, "%s, %llu GiB, compute capability %u.%u, at %s", gpu.name,
+             (unsigned long long)(gpu.memory_bytes >> 30), gpu.major, gpu.minor, gpu.bus);
+    const char *own = strrchr(__FILE__, '/');
+    snprintf(path, sizeof path, "%.*s/../doctor/fake_gpu.txt", (int)(own - __FILE__), __FILE__);
+    FILE *report = fopen(path, "r");
+    REQUIRE(report != NULL, "no %s", path);
+    while (fgets(line, sizeof line, report) != NULL) {
+        line[strcspn(line, "\n")] = '\0';
+        if (*remedy != '\0') {
+            const char *said = strstr(line, "-> ");
+            REQUIRE(said != NULL && strcmp(said, remedy) == 0, "%s, not %s", line, remedy);
+            *remedy = '\0';
+        }
+        same_gpu |= strstr(line, facts) != NULL;
+        if (strstr(line, "  fake_0 ") == NULL) continue;
+        const epw_probe_finding *f = &all[at++];
+        REQUIRE(at <= found, "there is no finding for %s", line);
+        snprintf(expected, sizeof expected, "  %-7s  fake_0 %.*s", verdicts[f->verdict], EPW_PROBE_NAME,
+                 f->name);
+        REQUIRE(strncmp(line, expected, strlen(expected)) == 0, "%s, not %s", line, expected);
+        const char *text = line + strlen(expected) + strspn(line + strlen(expected), " ");
+        REQUIRE(strcmp(text, f->text) == 0, "%s, not %s", line, f->text);
+        if (*f->remedy != '\0') snprintf(remedy, sizeof remedy, "-> %.*s", EPW_PROBE_REMEDY, f->remedy);
+    }
+    fclose(report);
+    REQUIRE(same_gpu, "nothing of %s", facts);
+    REQUIRE(at == found, "%u lines, %u findings", at, found);
+}
+
+static void doctor(uint32_t gpus) {
+    static const char auto_does[] = "EPWIRE_RINGS=host, or auto, which does so by itself";
+    static const finding unmapped = {
+        EPW_PROBE_WARNING, "doorbells by kernels",
+        "the GPU's driver does not map the adapter's doorbell registers for kernels "
+        "(cudaErrorNotPermitted): load it with PeerMappingOverride=1, or let a thread of the host ring "
+        "(EPWIRE_DOORBELLS=host)",
+        ""};
+    static const finding without_order = {
+        EPW_PROBE_WARNING, "GPU windows",
+        "peers write to host memory: the GPU does not keep the order of an adapter's writes "
+        "(GPU_DIRECT_RDMA_WRITES_ORDERING)",
+        auto_does};
+    static const finding unreached_ones[] = {
+        {EPW_PROBE_WARNING, "GPU rings by dma-buf", "not registered (errno 95)",
+         "Linux 6.0 or newer with the open GPU kernel modules"},
+        {EPW_PROBE_WARNING, "GPU rings by nvidia_peermem", "not registered (errno 14)",
+         "modprobe nvidia_peermem"},
+        {EPW_PROBE_WARNING, "GPU windows by dma-buf", "not registered (errno 95)",
+         "Linux 5.12 or newer with the open GPU kernel modules"},
+        {EPW_PROBE_WARNING, "GPU windows by nvidia_peermem", "not registered (errno 14)",
+         "modprobe nvidia_peermem"},
+        {EPW_PROBE_WARNING, "GPU windows",
+         "peers write to host memory: the adapter registers none of the GPU's", auto_does}};
+    (void)gpus;
+    if (!is_emulated()) {
+        printf("ignored: an adapter in software does not reach this GPU\n");
         exit(EXIT_SKIPPED);
     }
-    falls_back(" cannot let peers write to GPU memory, neither by dma-buf ",
-               ", peers write to host memory because it does not reach the GPU's");
+    require_report();
+    setenv("EMULATED_GPU_NO_REGISTERS", "1", 1);
+    require_found("unmapped", &unmapped, 1);
+    setenv("EMULATED_GPU_UNORDERED", "1", 1);
+    require_found("without order", &without_order, 1);
+    setenv("EMULATED_GPU_UNREACHED", "1", 1);
+    require_found("unreached", unreached_ones, sizeof unreached_ones / sizeof unreached_ones[0]);
 }
 
 /* ---- registers that kernels cannot write ---- */
@@ -277,38 +446,6 @@ static void registers(uint32_t gpus) {
     epw_fabric_destroy(config.fabric);
     rings_by("auto", 1);
     rings_by("host", 1);
-}
-
-/* ---- what the doctor finds ---- */
-
-static void require_found(const char *name, uint32_t verdict, const char *text) {
-    epw_probe_finding all[EPW_PROBE_FINDINGS_MAX];
-    uint32_t count = epw_mlx5_probe_fake(0, 0, all), i = 0;
-    while (i < count && strcmp(all[i].name, name) != 0) i++;
-    REQUIRE(i < count, "no finding of %s", name);
-    REQUIRE(all[i].verdict == verdict && strcmp(all[i].text, text) == 0, "%s: %u\n%s\nand not\n%s", name,
-            all[i].verdict, all[i].text, text);
-}
-
-/* Memory that an emulated GPU has allocated has no descriptor. */
-static void doctor(uint32_t gpus) {
-    (void)gpus;
-    ask_for("gpu");
-    skip_unless_reached();
-    require_found(
-        "GPU memory by dma-buf", EPW_PROBE_WARNING,
-        "the adapter cannot register GPU memory this way (errno 95): it needs Linux 6.0 and the open "
-        "GPU kernel modules");
-    require_found("GPU memory by nvidia_peermem", EPW_PROBE_OK,
-                  "the adapter can register GPU memory this way");
-    require_found("doorbells by kernels", EPW_PROBE_OK, "the GPU maps the register");
-    setenv("EMULATED_GPU_NO_REGISTERS", "1", 1);
-    require_found(
-        "doorbells by kernels", EPW_PROBE_WARNING,
-        "the GPU's driver does not map the adapter's doorbell registers for kernels "
-        "(cudaErrorNotPermitted): load it with PeerMappingOverride=1, or let a thread of the host ring "
-        "(EPWIRE_DOORBELLS=host)");
-    require_found("queue pair", EPW_PROBE_OK, "a word sent to itself arrived");
 }
 
 static const gpu_case cases[] = {

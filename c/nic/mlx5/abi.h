@@ -14,6 +14,12 @@ typedef struct epw_abi_context {
     int cmd_fd, async_fd;
 } epw_abi_context;
 
+/* The leading fields of a device. */
+typedef struct epw_abi_device {
+    void *operations[2];
+    int node, transport;
+} epw_abi_device;
+
 typedef struct epw_abi_port {
     int state, max_mtu, active_mtu, gid_tbl_len;
     unsigned char others[18];
@@ -105,6 +111,7 @@ enum {
     EPW_ABI_UMEM_DMABUF = 1,
     EPW_ABI_PORT_ACTIVE = 4,
     EPW_ABI_ETHERNET = 2,
+    EPW_ABI_TRANSPORT_IB = 0, /* InfiniBand and RoCE */
     EPW_ABI_LOCAL_WRITE = 1,
     EPW_ABI_QP_FATAL = 1,
     EPW_ABI_QP_REQUEST_ERR = 2,

@@ -16,6 +16,7 @@ enum { EPW_MLX5_NAME_BYTES = 64, EPW_MLX5_DEVICES_MAX = 64 };
 typedef struct epw_mlx5_name {
     char text[EPW_MLX5_NAME_BYTES];
     epw_bus_place place;
+    bool unordered; /* its transport does not promise to place writes in the order of posting */
 } epw_mlx5_name;
 
 typedef struct epw_mlx5_port {

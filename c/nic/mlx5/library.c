@@ -167,6 +167,7 @@ static int list_devices(void *library, epw_mlx5_name out[EPW_MLX5_DEVICES_MAX], 
         memcpy(out[*count].text, name, length);
         out[*count].text[length] = 0;
         epw_bus_find_adapter("", out[*count].text, &out[*count].place);
+        out[*count].unordered = ((const epw_abi_device *)*at)->transport != EPW_ABI_TRANSPORT_IB;
         (*count)++;
     }
     f.free_device_list(list);

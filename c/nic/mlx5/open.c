@@ -2,6 +2,7 @@
 #include "nic/mlx5/parts.h"
 
 #include "base/little_endian.h"
+#include "base/log.h"
 #include "nic/choice.h"
 
 #include <errno.h>
@@ -26,27 +27,16 @@ static void add_reason(reasons *r, const char *device, const char *why) {
 
 /* ---- addresses ---- */
 
-static bool starts_with(const unsigned char gid[16], const unsigned char *bytes, size_t count) {
-    return memcmp(gid, bytes, count) == 0;
-}
-
-/* How widely the address can be reached: IPv4 is best, then routed IPv6; 0: it cannot be used. */
-static int worth_of(const epw_mlx5_gid *gid) {
-    static const unsigned char mapped[12] = {[10] = 0xff, [11] = 0xff};
-    static const unsigned char nothing[16];
-    bool link_local = gid->bytes[0] == 0xfe && (gid->bytes[1] & 0xc0) == 0x80;
-    if (gid->type != EPW_MLX5_GID_ROCE_V2 || link_local || starts_with(gid->bytes, nothing, 16)) return 0;
-    return starts_with(gid->bytes, mapped, sizeof mapped) ? 2 : 1;
-}
-
 /* Chooses by type and reach, not by index: indices differ between hosts, and after each change of an
  * address. */
 static bool choose_gid(epw_mlx5 *a) {
-    int best = 0;
+    uint32_t best = 0;
     for (uint32_t i = 0; i < a->port.gids; i++) {
         epw_mlx5_gid gid;
-        if (a->calls->gid(a->device, a->port_number, i, &gid) != 0 || worth_of(&gid) <= best) continue;
-        best = worth_of(&gid);
+        if (a->calls->gid(a->device, a->port_number, i, &gid) != 0) continue;
+        uint32_t worth = epw_gid_worth(gid.bytes, gid.type == EPW_MLX5_GID_ROCE_V2);
+        if (worth <= best) continue;
+        best = worth;
         a->gid = gid;
         a->gid_index = i;
     }
@@ -264,6 +254,17 @@ static epw_status list_and_choose(epw_mlx5 *a, epw_where where) {
 
 uint32_t epw_mlx5_listed(const epw_mlx5 *a) {
     return a->listed;
+}
+
+void epw_mlx5_tell_by_address(epw_mlx5 *a, int by_descriptor, epw_where where) {
+    if (atomic_exchange_explicit(&a->told_way, true, memory_order_relaxed)) return;
+    epw_log(EPW_LOG_NIC, EPW_LOG_INFO, (epw_where){where.op, where.rank, -1},
+            "%s reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno %d)",
+            a->name.text, by_descriptor);
+}
+
+bool epw_mlx5_is_unordered(const epw_mlx5 *a) {
+    return a->name.unordered;
 }
 
 const char *epw_mlx5_describe(const epw_mlx5 *a, char text[EPW_MLX5_TEXT]) {

@@ -77,6 +77,7 @@ static epw_status reach_ring(epw_mlx5_pair *pair, epw_where where) {
         pair->ring.handle = NULL;
     }
     atomic_store_explicit(&a->ring_reach, reach, memory_order_relaxed);
+    if (reach == EPW_MLX5_REACH_PEERMEM) epw_mlx5_tell_by_address(a, by_descriptor, where);
     if (reach != EPW_MLX5_REACH_NONE) return EPW_OK;
     return epw_fail(
         EPW_ERR_NO_PATH, where,

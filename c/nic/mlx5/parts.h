@@ -66,6 +66,7 @@ struct epw_mlx5 {
     atomic_uint ring_reach; /* epw_mlx5_reach: rings, */
     atomic_uint peer_reach; /* and memory that peers write */
     atomic_bool no_far_rows;
+    atomic_bool told_way; /* that it reaches GPU memory by address has been logged */
 
     pthread_mutex_t pairs_lock; /* taken while the NIC is locked, if it is in software */
     epw_mlx5_pair *pairs;
@@ -103,6 +104,10 @@ struct epw_mlx5_pair {
 
 /* The reason why a device could not be opened, with a remedy. */
 const char *epw_mlx5_why_closed(const epw_mlx5_calls *calls, int err);
+
+/* It reaches GPU memory by its address, after this errno by a descriptor: logs that, once for each adapter.
+ */
+void epw_mlx5_tell_by_address(epw_mlx5 *adapter, int by_descriptor, epw_where where);
 
 /* ---- ask.c ---- */
 

@@ -10,7 +10,6 @@
 #include "nic/queue.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, DEPTH = 64, WAIT_MS = 1000 };
+enum { PAGE = 4096, DEPTH = 64 };
 
 static const epw_where where = {"doctor", -1, -1};
 
@@ -28,27 +27,8 @@ typedef struct probe {
     uint64_t cable; /* the fake's link to itself, in its soft NIC */
     int32_t gpu;
     epw_mlx5 *adapter;
-    uint32_t count;
-    epw_probe_finding *out;
+    epw_probe_list found;
 } probe;
-
-__attribute__((format(printf, 4, 5))) static void find(probe *p, epw_probe_verdict verdict, const char *name,
-                                                       const char *format, ...) {
-    epw_probe_finding *f = &p->out[p->count++];
-    va_list arguments;
-    f->verdict = verdict;
-    snprintf(f->name, sizeof f->name, "%s", name);
-    va_start(arguments, format);
-    vsnprintf(f->text, sizeof f->text, format, arguments);
-    va_end(arguments);
-}
-
-/* The text of this thread's last error, without the name of the operation. */
-static const char *last_error(void) {
-    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
-    epw_last_error_detail(&detail);
-    return detail.text;
-}
 
 /* ---- DevX, port, capabilities ---- */
 
@@ -57,78 +37,45 @@ static bool open_adapter(probe *p, const char *name) {
     char exactly[EPW_MLX5_NAME_BYTES + 1], text[EPW_MLX5_TEXT];
     int err = p->calls->open(p->calls->library, name, &device);
     if (err != 0) {
-        find(p, EPW_PROBE_MISSING, "DevX", "%s", epw_mlx5_why_closed(p->calls, err));
+        epw_probe_find(&p->found, EPW_PROBE_MISSING, "DevX", "", "%s", epw_mlx5_why_closed(p->calls, err));
         return false;
     }
     p->calls->close(device);
-    find(p, EPW_PROBE_OK, "DevX", "opens");
+    epw_probe_find(&p->found, EPW_PROBE_OK, "DevX", "", "opens");
     snprintf(exactly, sizeof exactly, "=%s", name);
     if (epw_mlx5_open(p->calls, &(epw_mlx5_options){.filter = exactly}, where, &p->adapter) != EPW_OK) {
-        find(p, EPW_PROBE_MISSING, "capabilities", "%s", last_error());
+        epw_probe_find_error(&p->found, EPW_PROBE_MISSING, "capabilities");
         return false;
     }
     const epw_mlx5_caps *caps = &p->adapter->caps;
-    find(p, caps->atomic ? EPW_PROBE_OK : EPW_PROBE_WARNING, "capabilities",
-         "%s; rings of %u entries at most%s", epw_mlx5_describe(p->adapter, text), 1u << caps->log_qp_entries,
-         caps->atomic ? ", atomics" : ": see PCI_ATOMIC_MODE with mlxconfig");
+    epw_probe_find(&p->found, caps->atomic ? EPW_PROBE_OK : EPW_PROBE_WARNING, "capabilities",
+                   caps->atomic ? "" : "see PCI_ATOMIC_MODE with mlxconfig",
+                   "%s; rings of %u entries at most%s", epw_mlx5_describe(p->adapter, text),
+                   1u << caps->log_qp_entries, caps->atomic ? ", atomics" : "");
     return true;
 }
 
-/* ---- memory ---- */
+/* ---- a GPU ---- */
 
-static int try_umem(const probe *p, void *address, size_t bytes, int dmabuf) {
+#ifdef EPW_CUDA
+
+static int try_umem(const probe *p, void *address, int dmabuf) {
     epw_mlx5_umem umem;
-    int err = p->calls->umem(p->adapter->device, address, bytes, dmabuf, &umem);
+    int err = p->calls->umem(p->adapter->device, address, PAGE, dmabuf, &umem);
     if (err == 0) p->calls->free_umem(umem.handle);
     return err;
 }
 
-static void look_at_host_memory(probe *p) {
-    static const char name[] = "host memory";
-    epw_mlx5_region region;
-    void *page = aligned_alloc(PAGE, PAGE);
-    if (page == NULL) {
-        find(p, EPW_PROBE_UNKNOWN, name, "there is no memory to try it with");
-        return;
-    }
-    memset(page, 0, PAGE);
-    int err = try_umem(p, page, PAGE, -1);
-    if (err == 0) {
-        err = p->calls->register_memory(p->adapter->pd, page, PAGE, 0,
-                                        EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE, &region);
-        if (err == 0) p->calls->deregister(region.handle);
-    }
-    free(page);
-    if (err == 0) {
-        find(p, EPW_PROBE_OK, name, "registered for queues and for windows");
-        return;
-    }
-    find(p, EPW_PROBE_MISSING, name, "not registered: errno %d%s", err,
-         err == ENOMEM ? "; raise the limit of locked memory (ulimit -l)" : "");
-}
-
-#ifdef EPW_CUDA
-
-static void tell_way(probe *p, const char *name, int err, const char *remedy) {
-    if (err == 0) {
-        find(p, EPW_PROBE_OK, name, "the adapter can register GPU memory this way");
-        return;
-    }
-    find(p, EPW_PROBE_WARNING, name, "the adapter cannot register GPU memory this way (errno %d): %s", err,
-         remedy);
-}
-
-static void look_at_gpu_memory(probe *p) {
+static void look_at_rings(probe *p) {
     epw_rdma_memory memory;
     if (epw_cuda_open(p->gpu, where) != EPW_OK ||
         epw_cuda_rdma_alloc(p->gpu, PAGE, where, &memory) != EPW_OK) {
-        find(p, EPW_PROBE_UNKNOWN, "GPU memory", "%s", last_error());
+        epw_probe_find_error(&p->found, EPW_PROBE_UNKNOWN, "GPU rings");
         return;
     }
-    int err = memory.dmabuf >= 0 ? try_umem(p, NULL, PAGE, memory.dmabuf) : EOPNOTSUPP;
-    tell_way(p, "GPU memory by dma-buf", err, "it needs Linux 6.0 and the open GPU kernel modules");
-    err = try_umem(p, memory.address, PAGE, -1);
-    tell_way(p, "GPU memory by nvidia_peermem", err, "modprobe nvidia_peermem");
+    int by_descriptor = memory.dmabuf >= 0 ? try_umem(p, NULL, memory.dmabuf) : EOPNOTSUPP;
+    int by_address = try_umem(p, memory.address, -1);
+    epw_probe_ways(&p->found, "GPU rings", "Linux 6.0", by_descriptor, by_address);
     epw_cuda_rdma_free(p->gpu, &memory);
 }
 
@@ -137,35 +84,34 @@ static void look_at_mapping(probe *p, uint64_t *reg) {
     uint64_t *mapped;
     epw_status status = epw_cuda_map_register(p->gpu, reg, p->calls->registers_in_memory, where, &mapped);
     if (status != EPW_OK) {
-        find(p, EPW_PROBE_WARNING, name, "%s", last_error());
+        epw_probe_find_error(&p->found, EPW_PROBE_WARNING, name);
         return;
     }
     epw_cuda_unmap_register(p->gpu, reg);
-    find(p, EPW_PROBE_OK, name, "the GPU maps the register");
+    epw_probe_find(&p->found, EPW_PROBE_OK, name, "", "the GPU maps the register");
 }
 
 #else
 
-static void look_at_gpu_memory(probe *p) {
-    find(p, EPW_PROBE_UNKNOWN, "GPU memory", "%s", EPW_NO_CUDA);
+static void look_at_rings(probe *p) {
+    epw_probe_find(&p->found, EPW_PROBE_UNKNOWN, "GPU rings", "", "%s", EPW_NO_CUDA);
 }
 
 static void look_at_mapping(probe *p, uint64_t *reg) {
     (void)reg;
-    find(p, EPW_PROBE_UNKNOWN, "doorbells by kernels", "%s", EPW_NO_CUDA);
+    epw_probe_find(&p->found, EPW_PROBE_UNKNOWN, "doorbells by kernels", "", "%s", EPW_NO_CUDA);
 }
 
 #endif
 
 static void look_at_gpu(probe *p) {
-    static const char no_gpu[] = "no GPU of this process to try it with";
     epw_mlx5_spare *spare = NULL;
+    if (p->gpu >= 0) look_at_rings(p);
+    epw_probe_windows(&p->found, p->calls, p->adapter->pd, p->gpu);
     if (p->gpu < 0) {
-        find(p, EPW_PROBE_UNKNOWN, "GPU memory", "%s", no_gpu);
-        find(p, EPW_PROBE_UNKNOWN, "doorbells by kernels", "%s", no_gpu);
+        epw_probe_find(&p->found, EPW_PROBE_UNKNOWN, "doorbells by kernels", "", EPW_PROBE_NO_GPU);
         return;
     }
-    look_at_gpu_memory(p);
     if (epw_mlx5_take_register(p->adapter, where, &spare) != EPW_OK) return; /* the queue pair reports why */
     look_at_mapping(p, spare->uar.reg);
     epw_mlx5_give_register(p->adapter, spare);
@@ -174,7 +120,7 @@ static void look_at_gpu(probe *p) {
 /* ---- a queue pair that is connected to itself ---- */
 
 static bool await_word(const uint64_t *word, uint64_t value) {
-    for (int ms = 0; ms < WAIT_MS && epw_load_acquire_64(word) != value; ms++)
+    for (int ms = 0; ms < EPW_PROBE_WAIT_MS && epw_load_acquire_64(word) != value; ms++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     return epw_load_acquire_64(word) == value;
 }
@@ -204,16 +150,11 @@ static void tell_unheard(probe *p, const epw_mlx5_pair *pair, const char *name) 
     const uint32_t *completion = (const uint32_t *)(const void *)epw_mlx5_pair_memory(pair)->completion;
     epw_completions completions = {.entry = completion};
     epw_queue_fault fault;
-    if (!epw_completions_failed(&completions, &fault)) {
-        find(p, EPW_PROBE_MISSING, name,
-             "a word sent to itself has neither arrived within %d ms nor failed: its doorbell had no effect, "
-             "or the switch does not send packets back",
-             WAIT_MS);
-        return;
+    if (epw_completions_failed(&completions, &fault)) {
+        epw_probe_find_failed(&p->found, name, fault.syndrome, fault.vendor);
+    } else {
+        epw_probe_find_unheard(&p->found, name);
     }
-    find(p, EPW_PROBE_MISSING, name, "a word sent to itself failed: %s (syndrome 0x%02x, vendor 0x%02x)%s",
-         epw_syndrome_text(fault.syndrome), fault.syndrome, fault.vendor,
-         epw_syndrome_remedy(fault.syndrome, true));
 }
 
 static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const epw_keys *keys,
@@ -225,8 +166,8 @@ static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const 
         memcpy(route.gid, self.gid, sizeof route.gid);
         epw_fake_add_route(p->fake, number, &route);
     }
-    if (epw_mlx5_pair_connect(pair, number, &self, UINT64_C(1000000) * WAIT_MS, where) != EPW_OK) {
-        find(p, EPW_PROBE_MISSING, name, "%s", last_error());
+    if (epw_mlx5_pair_connect(pair, number, &self, UINT64_C(1000000) * EPW_PROBE_WAIT_MS, where) != EPW_OK) {
+        epw_probe_find_error(&p->found, EPW_PROBE_MISSING, name);
         return;
     }
     post_word(pair, keys, 1);
@@ -234,18 +175,19 @@ static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const 
         tell_unheard(p, pair, name);
         return;
     }
-    bool own = p->adapter->worst_uar == EPW_MLX5_UAR_OWN;
-    find(p, own ? EPW_PROBE_OK : EPW_PROBE_WARNING, name, "a word sent to itself arrived%s",
-         own ? ""
-             : "; doorbells share a register or a page, as libmlx5 or the kernel is old: rdma-core 45 or "
-               "newer");
+    if (p->adapter->worst_uar == EPW_MLX5_UAR_OWN) {
+        epw_probe_find(&p->found, EPW_PROBE_OK, name, "", "a word sent to itself arrived");
+    } else {
+        epw_probe_find(&p->found, EPW_PROBE_WARNING, name, "rdma-core 45 or newer, and a newer kernel",
+                       "a word sent to itself arrived; doorbells share a register or a page");
+    }
 }
 
 static void look_at_queue_pair(probe *p) {
     static const char name[] = "queue pair";
     uint64_t *page = aligned_alloc(PAGE, PAGE);
     if (page == NULL) {
-        find(p, EPW_PROBE_UNKNOWN, name, "there is no memory to try it with");
+        epw_probe_find(&p->found, EPW_PROBE_UNKNOWN, name, "", "there is no memory to try it with");
         return;
     }
     memset(page, 0, PAGE);
@@ -261,7 +203,7 @@ static void look_at_queue_pair(probe *p) {
     if (status == EPW_OK) {
         send_to_itself(p, pair, page, &keys, name);
     } else {
-        find(p, EPW_PROBE_MISSING, name, "%s", last_error());
+        epw_probe_find_error(&p->found, EPW_PROBE_MISSING, name);
     }
     bool gone = epw_mlx5_pair_destroy(pair);
     if (keys.own != 0) epw_mlx5_deregister(p->adapter, keys.own);
@@ -271,19 +213,19 @@ static void look_at_queue_pair(probe *p) {
 /* ---- all of it ---- */
 
 static uint32_t look(probe *p, const char *name) {
-    if (!open_adapter(p, name)) return p->count;
-    look_at_host_memory(p);
+    if (!open_adapter(p, name)) return p->found.count;
+    epw_probe_host_memory(&p->found, p->calls, p->adapter->device, p->adapter->pd);
     look_at_gpu(p);
     look_at_queue_pair(p);
     epw_mlx5_close(p->adapter);
-    return p->count;
+    return p->found.count;
 }
 
 uint32_t epw_mlx5_probe(const char *name, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]) {
-    probe p = {.gpu = gpu, .out = out};
+    probe p = {.gpu = gpu, .found = {.out = out}};
     if (epw_mlx5_library(where, &p.calls) == EPW_OK) return look(&p, name);
-    find(&p, EPW_PROBE_MISSING, "libmlx5", "%s", last_error());
-    return p.count;
+    epw_probe_find_error(&p.found, EPW_PROBE_MISSING, "libmlx5");
+    return p.found.count;
 }
 
 /* Adds a link from the fake's soft NIC to itself. */
@@ -301,7 +243,7 @@ static epw_status lay_cable(epw_nic *nic, uint64_t *out) {
 }
 
 uint32_t epw_mlx5_probe_fake(uint64_t lacks, int32_t gpu, epw_probe_finding out[EPW_PROBE_FINDINGS_MAX]) {
-    probe p = {.gpu = gpu, .out = out};
+    probe p = {.gpu = gpu, .found = {.out = out}};
     epw_nic *nic = NULL;
     epw_status status = epw_nic_open(where, &nic);
     if (status == EPW_OK) status = lay_cable(nic, &p.cable);
@@ -311,9 +253,9 @@ uint32_t epw_mlx5_probe_fake(uint64_t lacks, int32_t gpu, epw_probe_finding out[
         p.calls = epw_fake_calls(p.fake);
         look(&p, "fake_0");
     } else {
-        find(&p, EPW_PROBE_UNKNOWN, "fake", "%s", last_error());
+        epw_probe_find_error(&p.found, EPW_PROBE_UNKNOWN, "fake");
     }
     epw_fake_close(p.fake);
     epw_nic_close(nic);
-    return p.count;
+    return p.found.count;
 }

@@ -5,21 +5,7 @@
 #define EPW_NIC_MLX5_PROBE_H
 
 #include "nic/fake.h"
-
-enum { EPW_PROBE_FINDINGS_MAX = 8, EPW_PROBE_NAME = 32, EPW_PROBE_TEXT = 512 };
-
-typedef enum epw_probe_verdict {
-    EPW_PROBE_OK,
-    EPW_PROBE_UNKNOWN, /* it could not be examined */
-    EPW_PROBE_WARNING, /* queues work without it, but slower */
-    EPW_PROBE_MISSING  /* queues do not work without it */
-} epw_probe_verdict;
-
-typedef struct epw_probe_finding {
-    uint32_t verdict;
-    char name[EPW_PROBE_NAME];
-    char text[EPW_PROBE_TEXT];
-} epw_probe_finding;
+#include "nic/probe.h"
 
 /* Examines the adapter of this name, for the GPU of this ordinal; -1: for no GPU. Takes at most two seconds,
  * plus the time of the kernel's calls. Returns the number of findings. Callable from any thread. */

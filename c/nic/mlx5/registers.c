@@ -3,13 +3,25 @@
  * kernels. */
 #include "nic/mlx5/parts.h"
 
+#include "base/log.h"
+
 #include <stdlib.h>
 
-static void note_kind(epw_mlx5 *a, epw_mlx5_uar_kind kind) {
+/* Logs it if no register was worse so far; `err`: of the best kind. */
+static void note_kind(epw_mlx5 *a, epw_mlx5_uar_kind kind, int err, epw_where where) {
+    static const char *const texts[] = {[EPW_MLX5_UAR_OWN] = "",
+                                        [EPW_MLX5_UAR_SHARED] = "all of them share one",
+                                        [EPW_MLX5_UAR_BF] = "two of them share a page"};
     unsigned worst = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
-    while (worst < kind && !atomic_compare_exchange_weak_explicit(
-                               &a->worst_uar, &worst, kind, memory_order_relaxed, memory_order_relaxed)) {
-    }
+    do {
+        if (worst >= kind) return;
+    } while (!atomic_compare_exchange_weak_explicit(&a->worst_uar, &worst, kind, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    epw_log(
+        EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){where.op, where.rank, -1},
+        "%s gives its queue pairs no doorbell register of their own (errno %d), %s: install rdma-core 45 or "
+        "newer",
+        a->name.text, err, texts[kind]);
 }
 
 static epw_status fresh(epw_mlx5 *a, epw_mlx5_uar *out, epw_where where) {
@@ -17,7 +29,7 @@ static epw_status fresh(epw_mlx5 *a, epw_mlx5_uar *out, epw_where where) {
     for (epw_mlx5_uar_kind kind = EPW_MLX5_UAR_OWN; kind < EPW_MLX5_UAR_KINDS; kind++) {
         err = a->calls->uar(a->device, kind, out);
         if (err == 0) {
-            note_kind(a, kind);
+            note_kind(a, kind, first, where);
             return EPW_OK;
         }
         if (first == 0) first = err;

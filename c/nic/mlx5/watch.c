@@ -189,6 +189,7 @@ epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, con
     if (!peers_write || !far->unordered)
         reach = reach_far(adapter, far, span_of(region), rights_of(adapter, region), &m->keys, &by_descriptor,
                           &by_address);
+    if (reach == EPW_MLX5_REACH_PEERMEM) epw_mlx5_tell_by_address(adapter, by_descriptor, where);
     if (peers_write) atomic_store_explicit(&adapter->peer_reach, reach, memory_order_relaxed);
     if (reach == EPW_MLX5_REACH_DMABUF || reach == EPW_MLX5_REACH_PEERMEM) {
         enter(&adapter->watch, m);

@@ -121,11 +121,11 @@ static struct {
     pthread_t thread;
     bool ending;
     bool unordered;
-    bool holds_pairs; /* queue pairs cannot be destroyed */
-    bool moved;       /* the address of its port has changed */
-    int fails_status; /* the next entry of this context completes with this status; 0: normally */
-    const lan_context *fails_in;
-    lan_call failing; /* after a number of calls of this kind, the next one fails */
+    bool holds_pairs;            /* queue pairs cannot be destroyed */
+    bool moved;                  /* the address of its port has changed */
+    int fails_status;            /* the next entry of this context completes with this status; 0: normally */
+    const lan_context *fails_in; /* NULL: of whichever context */
+    lan_call failing;            /* after a number of calls of this kind, the next one fails */
     uint32_t failing_after, calls;
     int failing_errno;
     lan_context *contexts;
@@ -261,7 +261,8 @@ static bool lan_turn(lan_qp *qp) {
     uint32_t at = lan.unordered ? lan_chance(qp->count) : 0;
     lan_send send = qp->sends[at];
     lan_qp *peer = lan_other_end(qp);
-    int status = qp->pd->context == lan.fails_in ? lan.fails_status : 0;
+    bool here = lan.fails_in == NULL || qp->pd->context == lan.fails_in;
+    int status = here ? lan.fails_status : 0;
     if (peer == NULL && status == 0 && qp->sends[at].tries++ < LAN_TRIES) return false;
     if (status != 0) lan.fails_status = 0;
     memmove(&qp->sends[at], &qp->sends[at + 1], (--qp->count - at) * sizeof send);
@@ -327,7 +328,7 @@ static uint32_t lan_left(void) {
 }
 
 /* Counts the existing queue pairs, and those that have executed an entry. */
-static void lan_count_pairs(uint32_t *all, uint32_t *warm) {
+static inline void lan_count_pairs(uint32_t *all, uint32_t *warm) {
     *all = *warm = 0;
     pthread_mutex_lock(&lan.lock);
     for (const lan_qp *qp = lan.pairs; qp != NULL; qp = qp->next) {
@@ -338,14 +339,14 @@ static void lan_count_pairs(uint32_t *all, uint32_t *warm) {
 }
 
 /* The context that was opened number-th before the last. With the lock held. */
-static lan_context *lan_context_at(uint32_t number) {
+static inline lan_context *lan_context_at(uint32_t number) {
     lan_context *at = lan.contexts;
     for (uint32_t i = 0; i < number; i++) at = at->next;
     return at;
 }
 
 /* Makes the next entry of that context complete with this status. */
-static void lan_fail_entry(uint32_t number, int status) {
+static inline void lan_fail_entry(uint32_t number, int status) {
     pthread_mutex_lock(&lan.lock);
     lan.fails_status = status;
     lan.fails_in = lan_context_at(number);
@@ -353,7 +354,7 @@ static void lan_fail_entry(uint32_t number, int status) {
 }
 
 /* Raises an event of the context; if of a queue pair: of its last one. */
-static void lan_raise(uint32_t number, int type, int port) {
+static inline void lan_raise(uint32_t number, int type, int port) {
     pthread_mutex_lock(&lan.lock);
     const lan_context *context = lan_context_at(number);
     epw_abi_event event = {.type = type, .element.port = port};
@@ -368,7 +369,7 @@ static void lan_raise(uint32_t number, int type, int port) {
 }
 
 /* The adapter is removed: no event comes any more, and asking for one fails. */
-static void lan_remove(uint32_t number) {
+static inline void lan_remove(uint32_t number) {
     pthread_mutex_lock(&lan.lock);
     for (lan_context *context = lan.contexts; context != NULL; context = context->next) {
         if (context != lan_context_at(number)) continue;

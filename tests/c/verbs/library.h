@@ -10,7 +10,7 @@
 
 /* ---- the device ---- */
 
-static char lan_device; /* only its address is used */
+static epw_abi_device lan_device; /* `transport` may be set before it is opened */
 
 static void **lan_get_device_list(int *count) {
     void **list = NULL;
