@@ -131,8 +131,8 @@ mod tests {
         assert_eq!(
             said,
             [
-                "WARN message=fake_0 gives its queue pairs no doorbell register of their own (errno 95), two of them \
-              share a page: install rdma-core 45 or newer subsystem=\"nic\""
+                "WARN message=fake_0: two doorbell registers share a page (errno 95): install rdma-core 45 or newer, \
+                 and a newer kernel subsystem=\"nic\""
             ],
             "{events:?}"
         );

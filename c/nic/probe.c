@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { PAGE = 4096 };
 
@@ -34,6 +36,20 @@ void epw_probe_find_error(epw_probe_list *list, epw_probe_verdict verdict, const
 
 /* ---- host memory ---- */
 
+/* Adapters take memory by whole pages, which are not of 4 KiB everywhere. */
+static size_t page_bytes(void) {
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+void *epw_probe_page(void) {
+    void *page = mmap(NULL, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return page != MAP_FAILED ? page : NULL;
+}
+
+void epw_probe_free_page(void *page) {
+    munmap(page, page_bytes());
+}
+
 static int try_page(const epw_mlx5_calls *calls, void *device, void *pd, void *page) {
     epw_mlx5_umem umem;
     epw_mlx5_region region;
@@ -48,14 +64,13 @@ static int try_page(const epw_mlx5_calls *calls, void *device, void *pd, void *p
 
 void epw_probe_host_memory(epw_probe_list *list, const epw_mlx5_calls *calls, void *device, void *pd) {
     static const char name[] = "host memory";
-    void *page = aligned_alloc(PAGE, PAGE);
+    void *page = epw_probe_page();
     if (page == NULL) {
         epw_probe_find(list, EPW_PROBE_UNKNOWN, name, "", "there is no memory to try it with");
         return;
     }
-    memset(page, 0, PAGE);
     int err = try_page(calls, device, pd, page);
-    free(page);
+    epw_probe_free_page(page);
     if (err == 0) {
         epw_probe_find(list, EPW_PROBE_OK, name, "", "registered for queues and for windows");
     } else {

@@ -54,8 +54,15 @@ void epw_probe_windows(epw_probe_list *list, const epw_mlx5_calls *calls, void *
 void epw_probe_ways(epw_probe_list *list, const char *what, const char *kernel, int by_descriptor,
                     int by_address);
 
-/* A word that the adapter sends to itself has failed, or not arrived within EPW_PROBE_WAIT_MS. */
+/* A zeroed page of this process, as a whole as adapters take memory; NULL: there is no memory. */
+void *epw_probe_page(void);
+void epw_probe_free_page(void *page);
+
+/* A word that the adapter sends to itself has failed, or not arrived within EPW_PROBE_WAIT_MS. The adapter is
+ * given EPW_PROBE_RETRIES_NS for its retries, which last up to four times as long, so that it gives up
+ * first. */
 enum { EPW_PROBE_WAIT_MS = 1000 };
+#define EPW_PROBE_RETRIES_NS (UINT64_C(1000000) * EPW_PROBE_WAIT_MS / 8)
 void epw_probe_find_failed(epw_probe_list *list, const char *name, uint32_t syndrome, uint32_t vendor);
 void epw_probe_find_unheard(epw_probe_list *list, const char *name);
 

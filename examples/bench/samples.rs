@@ -23,13 +23,13 @@ pub fn now() -> u64 {
 pub struct Meeting {
     /// A buffer of its own, so that the measured one has the lanes that were asked for.
     buffer: EpBuffer,
-    /// So often ranks that outnumber the cores meet before iterations that count.
+    /// How many times ranks that outnumber the cores meet before iterations that count.
     settling: u64,
 }
 
 impl Meeting {
     const HIDDEN: u32 = 8;
-    /// Where ranks outnumber the cores, the scheduler of Linux leaves one alone on a core and the others on another for so long.
+    /// Where ranks outnumber the cores, Linux may leave one alone on a core and the others on another for up to this long.
     const SETTLES_NS: u64 = 250_000_000;
 
     /// All ranks call it.

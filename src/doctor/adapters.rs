@@ -122,7 +122,7 @@ fn driver(tree: &Tree, device: &str) -> Check {
     }
     let what = name.map_or("in software".to_owned(), |name| format!("{name}{firmware}, no mlx5 adapter"));
     Check::warning(label, format!("{what}: GPUs cannot post to it by themselves"))
-        .remedy(format!("{}=verbs: a NIC in software hands what they post to it", env::WIRES))
+        .remedy(format!("{}=verbs: a NIC in software then passes their entries to the adapter", env::WIRES))
 }
 
 fn ports(tree: &Tree, device: &str, has_class: bool) -> Vec<Check> {

@@ -118,7 +118,9 @@ impl Meetings {
     ) -> Result<Vec<Blob>> {
         if blobs.len() != followers.len() {
             let reason = format!("it has {} buffers, and this member {}", blobs.len(), followers.len());
-            return Err(BootstrapError::OutOfOrder { op: OP.to_owned(), reason });
+            let error = BootstrapError::OutOfOrder { op: OP.to_owned(), reason };
+            self.sight.not_connected(newcomer, &error, true);
+            return Err(error);
         }
         let tell = |error: &_, last| self.sight.not_connected(newcomer, error, last);
         self.door(newcomer).answer(newcomer, ticket, patience, tell, || {

@@ -83,14 +83,14 @@
 //! | `a NIC in software`, `a strict NIC in software` | no adapter: `EPWIRE_NIC` is `soft`, or `strict`, which is for tests; `verbs by NAME` behind it is the adapter of the verbs wire |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
-//! With `EPWIRE_LOG=warn` the log says once for each adapter what does not go the best way, and why; what is in the
-//! table after a colon is the error that `gpu` in place of `auto` would have ended with:
+//! With `EPWIRE_LOG=warn` each rank logs once what does not go the best way, and why. After the colon stands the error
+//! that `gpu` would have returned in place of `auto`:
 //!
 //! | in the log | meaning |
 //! |---|---|
 //! | `kernels post to host memory, not to the GPU's: ...`, `kernels send rows from host memory, not from the GPU's: ...`, `peers write to host memory, not to the GPU's: ...` | `EPWIRE_RINGS=auto` has fallen back |
 //! | `a thread of the host rings for kernels: ...` | `EPWIRE_DOORBELLS=auto` has fallen back |
-//! | `NAME gives its queue pairs no doorbell register of their own (errno 95), all of them share one: install rdma-core 45 or newer`, `..., two of them share a page: ...` | an old libmlx5 or kernel |
+//! | `NAME: all queue pairs share one doorbell register (errno 95): install rdma-core 45 or newer, and a newer kernel`, `NAME: two doorbell registers share a page ...` | an old libmlx5 or kernel |
 //! | `NAME reaches the GPU's memory by its address (nvidia_peermem), not by dma-buf (errno 95)` (`EPWIRE_LOG=info`) | nothing is lost |
 //! | `queues drained by ...` (`EPWIRE_LOG=info`) | the settings: NIC and wires |
 //!
@@ -141,7 +141,7 @@
 //!
 //! | text | what to do |
 //! |---|---|
-//! | `options.size is 64, this library's is 120: use EPW_FABRIC_OPTIONS_INIT` | the program was built with another header |
+//! | `options.size is 64, this library's is 96: use EPW_FABRIC_OPTIONS_INIT` | the program was built with another header |
 //! | `options.rank is 5000, must be below 1024`, `options.adapter_count is 3, must be at most 2`, `options.doorbell_batch is 40000, must be at most 32768` | a number within the limit |
 //! | `options.ring_bytes is 5000, must be 0 or a power of two from 4096 to 1073741824` | 0 is the default |
 //! | `options.wires is 0x8, must be some of EPW_WIRE_LOCAL, EPW_WIRE_TCP and EPW_WIRE_VERBS` | at least one of them |
@@ -244,7 +244,7 @@
 //! | `completions are not reported: ...` | `see the limit of open files (ulimit -n)` |
 //! | `not made: ...` (verbs) | with errno 12 locked memory; else `it needs an adapter with reliable connected queue pairs (RC)` |
 //! | `not connected to itself: ...` (verbs) | `see the port's state with ibv_devinfo -v` |
-//! | `takes no entry: ...`, `a word sent to itself is done, but has not arrived` (verbs) | the driver is in trouble: `dmesg` |
+//! | `takes no entry: ...`, `tells no completions: ...`, `a word sent to itself is done, but has not arrived` (verbs) | the driver is in trouble: `dmesg` |
 //! | `a word sent to itself has neither arrived within 1000 ms nor failed` | `some switches send nothing back to its sender: try two hosts; else see dmesg`. Between two adapters it may work all the same: [`first_run`](super::first_run). If not, try `EPWIRE_DOORBELLS=host` |
 //! | `a word sent to itself failed: ...` | a reason as below |
 //! | `a word sent to itself arrived; doorbells share a register or a page`: `rdma-core 45 or newer, and a newer kernel` | posts of several threads wait for each other, or queue pairs share a page |

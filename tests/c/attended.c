@@ -399,12 +399,12 @@ static void what_an_adapter_does_without_is_logged_once(void) {
         epw_fake_lack lack;
         const char *text;
     } cases[] = {
-        {EPW_FAKE_NO_OWN_UAR,
-         "fake_0 gives its queue pairs no doorbell register of their own (errno 95), all of "
-         "them share one: install rdma-core 45 or newer"},
+        {EPW_FAKE_NO_OWN_UAR, "fake_0: all queue pairs share one doorbell register (errno 95): install "
+                              "rdma-core 45 or newer, and a "
+                              "newer kernel"},
         {EPW_FAKE_BF_UAR_ALONE,
-         "fake_0 gives its queue pairs no doorbell register of their own (errno 95), two of "
-         "them share a page: install rdma-core 45 or newer"},
+         "fake_0: two doorbell registers share a page (errno 95): install rdma-core 45 or newer, and a newer "
+         "kernel"},
     };
     unsigned char *memory = aligned_alloc(4096, 4096);
     const epw_mlx5_far far = {memory, -1, false};

@@ -1,6 +1,7 @@
 /* The doctor's findings about an adapter of any make, which is in software here (verbs/adapter.h): one that
  * is well, and what it says of each call that fails. */
 #include "check.h"
+#include "nic/mlx5/commands.h"
 #include "nic/verbs/probe.h"
 #include "verbs/library.h"
 
@@ -68,6 +69,8 @@ static void each_call_that_fails_has_its_finding(void) {
          "see the port's state with ibv_devinfo -v"},
         {LAN_POST, 0, EIO, EPW_PROBE_MISSING, "queue pair", "takes no entry: Input/output error (errno 5)",
          "see dmesg"},
+        {LAN_POLL, 0, EIO, EPW_PROBE_MISSING, "queue pair",
+         "tells no completions: Input/output error (errno 5)", "see dmesg"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         pthread_mutex_lock(&lan.lock);
@@ -92,6 +95,14 @@ static void a_transport_without_order_is_told(void) {
     lan_device.transport = 1; /* iWARP */
     require(&e, 0);
     lan_device.transport = EPW_ABI_TRANSPORT_IB;
+}
+
+/* Otherwise nobody would ever see a word fail. */
+static void an_adapter_gives_up_before_the_doctor_does(void) {
+    epw_mlx5_path path = {0};
+    epw_mlx5_choose_retries(EPW_PROBE_RETRIES_NS, &path);
+    uint64_t all_ns = (UINT64_C(4096) << path.timeout) * (path.retries + 1);
+    CHECK_MSG(all_ns < UINT64_C(1000000) * EPW_PROBE_WAIT_MS, "%llu ns", (unsigned long long)all_ns);
 }
 
 /* By the library's number for retries that have been exceeded. */
@@ -123,6 +134,7 @@ int main(void) {
     lan_begin();
     each_call_that_fails_has_its_finding();
     a_transport_without_order_is_told();
+    an_adapter_gives_up_before_the_doctor_does();
     a_word_that_fails_says_why();
     an_adapter_that_is_not_there_is_a_finding();
     lan_end();

@@ -166,7 +166,7 @@ static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const 
         memcpy(route.gid, self.gid, sizeof route.gid);
         epw_fake_add_route(p->fake, number, &route);
     }
-    if (epw_mlx5_pair_connect(pair, number, &self, UINT64_C(1000000) * EPW_PROBE_WAIT_MS, where) != EPW_OK) {
+    if (epw_mlx5_pair_connect(pair, number, &self, EPW_PROBE_RETRIES_NS, where) != EPW_OK) {
         epw_probe_find_error(&p->found, EPW_PROBE_MISSING, name);
         return;
     }
@@ -185,12 +185,11 @@ static void send_to_itself(probe *p, epw_mlx5_pair *pair, uint64_t *word, const 
 
 static void look_at_queue_pair(probe *p) {
     static const char name[] = "queue pair";
-    uint64_t *page = aligned_alloc(PAGE, PAGE);
+    uint64_t *page = epw_probe_page();
     if (page == NULL) {
         epw_probe_find(&p->found, EPW_PROBE_UNKNOWN, name, "", "there is no memory to try it with");
         return;
     }
-    memset(page, 0, PAGE);
     epw_region region = {.base = (unsigned char *)page,
                          .rights = EPW_REGION_WRITE,
                          .count = 1,
@@ -207,7 +206,7 @@ static void look_at_queue_pair(probe *p) {
     }
     bool gone = epw_mlx5_pair_destroy(pair);
     if (keys.own != 0) epw_mlx5_deregister(p->adapter, keys.own);
-    if (gone) free(page); /* otherwise the adapter may still write there */
+    if (gone) epw_probe_free_page(page); /* otherwise the adapter may still write there */
 }
 
 /* ---- all of it ---- */

@@ -10,18 +10,16 @@
 /* Logs it if no register was worse so far; `err`: of the best kind. */
 static void note_kind(epw_mlx5 *a, epw_mlx5_uar_kind kind, int err, epw_where where) {
     static const char *const texts[] = {[EPW_MLX5_UAR_OWN] = "",
-                                        [EPW_MLX5_UAR_SHARED] = "all of them share one",
-                                        [EPW_MLX5_UAR_BF] = "two of them share a page"};
+                                        [EPW_MLX5_UAR_SHARED] = "all queue pairs share one doorbell register",
+                                        [EPW_MLX5_UAR_BF] = "two doorbell registers share a page"};
     unsigned worst = atomic_load_explicit(&a->worst_uar, memory_order_relaxed);
     do {
         if (worst >= kind) return;
     } while (!atomic_compare_exchange_weak_explicit(&a->worst_uar, &worst, kind, memory_order_relaxed,
                                                     memory_order_relaxed));
-    epw_log(
-        EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){where.op, where.rank, -1},
-        "%s gives its queue pairs no doorbell register of their own (errno %d), %s: install rdma-core 45 or "
-        "newer",
-        a->name.text, err, texts[kind]);
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){where.op, where.rank, -1},
+            "%s: %s (errno %d): install rdma-core 45 or newer, and a newer kernel", a->name.text, texts[kind],
+            err);
 }
 
 static epw_status fresh(epw_mlx5 *a, epw_mlx5_uar *out, epw_where where) {

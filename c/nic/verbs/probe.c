@@ -46,14 +46,15 @@ static bool open_adapter(probe *p, const char *name) {
 
 /* ---- a queue pair that is connected to itself ---- */
 
-/* Polls until the work is done. False: it is not within EPW_PROBE_WAIT_MS. */
-static bool await_done(const epw_verbs_calls *verbs, void *queue, epw_verbs_done *done) {
+/* Polls until the work is done, *count 1, or EPW_PROBE_WAIT_MS have passed, *count 0. Returns an errno. */
+static int await_done(const epw_verbs_calls *verbs, void *queue, epw_verbs_done *done, uint32_t *count) {
+    *count = 0;
     for (int ms = 0; ms < EPW_PROBE_WAIT_MS; ms++) {
-        uint32_t count = 0;
-        if (verbs->poll(queue, done, 1, &count) == 0 && count == 1) return true;
+        int err = verbs->poll(queue, done, 1, count);
+        if (err != 0 || *count == 1) return err;
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     }
-    return false;
+    return 0;
 }
 
 static void find_errno(probe *p, const char *name, const char *remedy, const char *what, int err) {
@@ -66,11 +67,11 @@ static void send_to_itself(probe *p, const epw_verbs_calls *verbs, void *queue, 
     epw_mlx5_path path = p->device.path;
     const uint64_t value = 1;
     epw_verbs_done done;
-    uint32_t posted;
+    uint32_t posted, count;
     path.remote = number;
     path.lid = self.lid;
     memcpy(path.gid, self.gid, sizeof path.gid);
-    epw_mlx5_choose_retries(UINT64_C(1000000) * EPW_PROBE_WAIT_MS, &path);
+    epw_mlx5_choose_retries(EPW_PROBE_RETRIES_NS, &path);
     int err = verbs->connect(queue, &path);
     if (err != 0) {
         find_errno(p, name, "see the port's state with ibv_devinfo -v", "not connected to itself", err);
@@ -85,7 +86,9 @@ static void send_to_itself(probe *p, const epw_verbs_calls *verbs, void *queue, 
     err = verbs->post(queue, &work, 1, &posted);
     if (err != 0) {
         find_errno(p, name, "see dmesg", "takes no entry", err);
-    } else if (!await_done(verbs, queue, &done)) {
+    } else if ((err = await_done(verbs, queue, &done, &count)) != 0) {
+        find_errno(p, name, "see dmesg", "tells no completions", err);
+    } else if (count == 0) {
         epw_probe_find_unheard(&p->found, name);
     } else if (done.syndrome != EPW_SYNDROME_NONE) {
         epw_probe_find_failed(&p->found, name, done.syndrome, done.vendor);
@@ -125,20 +128,19 @@ static bool try_queue(probe *p, const epw_mlx5_region *region, const uint64_t *w
 static void look_at_queue_pair(probe *p) {
     static const char name[] = "queue pair";
     epw_mlx5_region region;
-    uint64_t *page = aligned_alloc(PAGE, PAGE);
+    uint64_t *page = epw_probe_page();
     if (page == NULL) {
         epw_probe_find(&p->found, EPW_PROBE_UNKNOWN, name, "", "there is no memory to try it with");
         return;
     }
-    memset(page, 0, PAGE);
     const uint32_t rights = EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE;
     if (p->calls->register_memory(p->device.pd, page, PAGE, 0, rights, &region) != 0) {
-        free(page); /* its own finding has said why */
+        epw_probe_free_page(page); /* its own finding has said why */
         return;
     }
     bool gone = try_queue(p, &region, page, name);
     p->calls->deregister(region.handle);
-    if (gone) free(page);
+    if (gone) epw_probe_free_page(page);
 }
 
 /* ---- all of it ---- */

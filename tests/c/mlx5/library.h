@@ -105,7 +105,7 @@ static void *mlx_new(size_t bytes) {
 
 /* ---- devices: one of another vendor, and one adapter ---- */
 
-static char mlx_other_device, mlx_device; /* only their addresses are used */
+static epw_abi_device mlx_other_device, mlx_device;
 
 static void **mlx_get_device_list(int *count) {
     void **list = mlx_new(3 * sizeof *list);
