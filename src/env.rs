@@ -151,7 +151,7 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: NIC,
         default: "`soft`",
-        doc: "What drains queues. `soft`: a NIC in software, which uses a thread of this process and sockets. `strict`, for tests: the same, but slow, \
+        doc: "What drains queues. `soft`: a software NIC, which uses a thread of this process and sockets. `strict`, for tests: the same, but slow, \
               and it breaks a queue whose entries or bytes change after the doorbell. `fake`, for tests: an mlx5 adapter in software, \
               which takes the commands of a real one. `mlx5`: an adapter, through libibverbs and libmlx5; unproven, no adapter has been tried yet.",
     },

@@ -86,6 +86,8 @@
 //! - `serde`: configurations, plans, [`Launch`](launch::Launch) and [`Outcome`] can be serialised and deserialised.
 //! - `bindgen`: checks the C bindings against the header.
 //!
+//! RDMA adapters need no feature: libibverbs and libmlx5 are opened at run time.
+//!
 //! # Spans and metrics
 //! An *operation* is one call; each half of a split call is also one. The operations of a buffer are `dispatch`,
 //! `dispatch_send`, `dispatch_receive`, `combine`, `combine_send` and `combine_receive`. Those of a [`Comm`] have the

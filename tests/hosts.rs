@@ -64,7 +64,7 @@ fn run_on(hosts: &Hosts, name: &str, options: &str) -> String {
 fn moe_layer_reaches_other_hosts_by_tcp() -> Result<(), Failed> {
     let said = run("moe_layer", "--hidden 128 --intermediate 16 --layers 2 --max-tokens 40 LICENSE-MIT");
     for reached in ["rank 0 reaches 1-2", "rank 2 reaches 0-1"] {
-        let line = format!("{reached} by queue over TCP (a NIC in software)");
+        let line = format!("{reached} by queue over TCP (a software NIC)");
         assert!(said.lines().any(|found| found == line), "{line:?} is not in {said}");
     }
     assert!(said.lines().any(|line| line.starts_with("moe_layer: OK ranks=3 ")), "{said}");

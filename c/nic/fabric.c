@@ -135,8 +135,8 @@ void epw_fabric_fall_back(epw_fabric *fabric, epw_fallback what) {
 const char *epw_fabric_describe(const epw_fabric *fabric, char *text) {
     char adapter[EPW_MLX5_TEXT];
     size_t length = 0;
-    int n = snprintf(text, EPW_FABRIC_TEXT, "%s",
-                     fabric->strict ? "a strict NIC in software" : "a NIC in software");
+    int n =
+        snprintf(text, EPW_FABRIC_TEXT, "%s", fabric->strict ? "a strict software NIC" : "a software NIC");
     if (fabric->carrier != NULL)
         snprintf(text + n, EPW_FABRIC_TEXT - (size_t)n, ", verbs by %s%s",
                  epw_mlx5_describe(fabric->carrier, adapter),
@@ -379,10 +379,9 @@ static epw_status check_adapters(const epw_fabric_options *options, epw_where wh
                         "options.rings is %u, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO",
                         options->rings);
     if (options->rings == EPW_RINGS_GPU && options->nic < EPW_NIC_FAKE && options->wires != EPW_WIRE_VERBS)
-        return epw_fail(
-            EPW_ERR_INVALID, where,
-            "options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU memory: "
-            "use an adapter, or no other wire than EPW_WIRE_VERBS");
+        return epw_fail(EPW_ERR_INVALID, where,
+                        "options.rings is EPW_RINGS_GPU, but a software NIC reads and writes no GPU memory: "
+                        "use an adapter, or no other wire than EPW_WIRE_VERBS");
     if (options->order > EPW_ORDER_NONE)
         return epw_fail(EPW_ERR_INVALID, where,
                         "options.order is %u, must be EPW_ORDER_AUTO or EPW_ORDER_NONE", options->order);
@@ -390,7 +389,7 @@ static epw_status check_adapters(const epw_fabric_options *options, epw_where wh
         return epw_fail(
             EPW_ERR_INVALID, where,
             "options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted "
-            "to the queues of an mlx5 adapter: use a NIC in software, and EPW_WIRE_VERBS");
+            "to the queues of an mlx5 adapter: use a software NIC, and EPW_WIRE_VERBS");
     if (options->device < EPW_DEVICE_HOST)
         return epw_fail(EPW_ERR_INVALID, where, "options.device is %d, must be EPW_DEVICE_HOST or an ordinal",
                         options->device);
@@ -421,7 +420,7 @@ static epw_status check(const epw_fabric_options *options, epw_fabric *const *ou
             options->nic);
     if ((options->wires & EPW_WIRE_VERBS) && options->nic != EPW_NIC_SOFT && options->nic != EPW_NIC_STRICT)
         return epw_fail(EPW_ERR_INVALID, where,
-                        "options.wires has EPW_WIRE_VERBS, which carries what a NIC in software fetches: "
+                        "options.wires has EPW_WIRE_VERBS, which carries what a software NIC fetches: "
                         "options.nic is %u, must be EPW_NIC_SOFT or EPW_NIC_STRICT",
                         options->nic);
     if (options->doorbells > EPW_DOORBELLS_HOST)

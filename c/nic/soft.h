@@ -1,4 +1,4 @@
-/* A NIC in software: it drains send queues as an adapter would, and carries their entries over connections to
+/* A software NIC: it drains send queues as an adapter would, and carries their entries over connections to
  * the NICs of other ranks, for ranks that share no memory and have no adapter.
  *
  *     this rank                                          the peer

@@ -79,7 +79,7 @@ pub(super) fn checks(tree: &Tree, gpus: &[String], dma_buf: Option<Check>, opene
             0,
             Check::missing(
                 "adapters",
-                format!("none in {CLASS}: queues are drained by a NIC in software, over TCP"),
+                format!("none in {CLASS}: queues are drained by a software NIC, over TCP"),
             )
             .remedy(
                 "if the machine has one: load its driver (mlx5_ib), in a container --device=/dev/infiniband",
@@ -122,7 +122,7 @@ fn driver(tree: &Tree, device: &str) -> Check {
     }
     let what = name.map_or("in software".to_owned(), |name| format!("{name}{firmware}, no mlx5 adapter"));
     Check::warning(label, format!("{what}: GPUs cannot post to it by themselves"))
-        .remedy(format!("{}=verbs: a NIC in software then passes their entries to the adapter", env::WIRES))
+        .remedy(format!("{}=verbs: a software NIC then passes their entries to the adapter", env::WIRES))
 }
 
 fn ports(tree: &Tree, device: &str, has_class: bool) -> Vec<Check> {

@@ -20,6 +20,7 @@ mod network;
 mod report;
 mod sysfs;
 
+use std::net::IpAddr;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -76,8 +77,14 @@ pub fn gpus() -> Result<u32, String> {
 #[doc(hidden)]
 pub fn of_files(root: &std::path::Path) -> Report {
     let not_looked = || "not probed".to_owned();
-    let settings =
-        network::Settings { interfaces: Err(not_looked()), choice: None, token: Ok(false), ports: Ok(None) };
+    // An interface whose files are below `root` too.
+    let interface = ("eth0".to_owned(), IpAddr::from([10, 0, 0, 1]));
+    let settings = network::Settings {
+        interfaces: Ok(vec![interface]),
+        choice: None,
+        token: Ok(false),
+        ports: Ok(None),
+    };
     let (gpus, shared_memory, queue) = (Err(not_looked()), Err(not_looked()), Err(not_looked()));
     let adapters = adapters::Opened::default();
     report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue, adapters })

@@ -195,7 +195,7 @@
 //! * The 1,023rd launch finds the launch queue full. It waits in the driver, and does not delay the NIC's calls.
 //! * Without cudaThreadExchangeStreamCaptureMode(relaxed), calls of cudaEventQuery and cudaStreamQuery by the NIC's
 //!   thread break a global capture of another thread; with it no call did.
-//! * Conclusion: if words and rows of a NIC in software must arrive whatever the program does, the kernel fetches them
+//! * Conclusion: if words and rows of a software NIC must arrive whatever the program does, the kernel fetches them
 //!   from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees memory or loads a
 //!   kernel during the wait. A second context never stops, but is 200 times slower.
 //!

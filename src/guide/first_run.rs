@@ -133,7 +133,8 @@
 //! # 6. A port that goes down
 //!
 //! While the command of step 5 runs with `--kills 20`, an administrator takes the adapter's port down and up again:
-//! `ip link set eth2 down; sleep 5; ip link set eth2 up`. The ranks on that port are removed and come back. Look for
+//! `ip link set eth2 down; sleep 5; ip link set eth2 up`. The ranks on that port are removed and come back, and the
+//! command should still end with `failover: OK ...`. Look for
 //! the text `port 1 of mlx5_0 is down` in a program that calls [`EpBuffer::trouble`](crate::EpBuffer::trouble).
 //!
 //! This step verifies, not yet run on an adapter: that the event arrives, and how long an adapter takes to give up a
@@ -184,6 +185,9 @@
 //!
 //! should end like step 3, with two adapters, separated by a semicolon, for each rank.
 //!
+//! This step verifies, not yet run on an adapter: that lanes take turns at two adapters, and that each reaches the one of
+//! the same lane at the peer.
+//!
 //! # 11. Figures
 //!
 //! ```sh
@@ -191,7 +195,7 @@
 //! cargo run --release --features cuda,cudarc --example bench -- --device cuda --paths queue --nic mlx5 --ranks 2 --tokens 128 --iterations 20
 //! ```
 //!
-//! Run the second with each of the settings of steps 7 to 9. On RoCE repeat it with the traffic class of the fabric,
+//! Each should print a row per case with 0 in the column `#wrong`. Run the second with each of the settings of steps 7 to 9. On RoCE repeat it with the traffic class of the fabric,
 //! for example `EPWIRE_TC=106`, and send the counters `/sys/class/infiniband/mlx5_0/ports/1/hw_counters/*` from before
 //! and after.
 //!

@@ -80,7 +80,7 @@
 //! | `peers write to GPU memory by dma-buf`, `peers write to GPU memory by nvidia_peermem` | as `EPWIRE_RINGS` asked: into the window |
 //! | `peers write to host memory because it does not reach the GPU's`, `peers write to host memory because the GPU's keeps no order` | the same: kernels fetch from there what peers have sent |
 //! | `words held back until rows are done` | wire `verbs`: the adapter's transport promises no order of writes, or `EPWIRE_ORDER=none`; each word is a round trip later |
-//! | `a NIC in software`, `a strict NIC in software` | no adapter: `EPWIRE_NIC` is `soft`, or `strict`, which is for tests; `verbs by NAME` behind it is the adapter of the verbs wire |
+//! | `a software NIC`, `a strict software NIC` | no adapter: `EPWIRE_NIC` is `soft`, or `strict`, which is for tests; `verbs by NAME` behind it is the adapter of the verbs wire |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
 //! With `EPWIRE_LOG=warn` each rank logs once what does not go the best way, and why. After the colon stands the error
@@ -146,12 +146,12 @@
 //! | `options.ring_bytes is 5000, must be 0 or a power of two from 4096 to 1073741824` | 0 is the default |
 //! | `options.wires is 0x8, must be some of EPW_WIRE_LOCAL, EPW_WIRE_TCP and EPW_WIRE_VERBS` | at least one of them |
 //! | `options.nic is 9, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5` | one of them |
-//! | `options.wires has EPW_WIRE_VERBS, which carries what a NIC in software fetches: options.nic is 4, must be EPW_NIC_SOFT or EPW_NIC_STRICT` | the verbs wire or an mlx5 adapter's own queues, not both |
+//! | `options.wires has EPW_WIRE_VERBS, which carries what a software NIC fetches: options.nic is 4, must be EPW_NIC_SOFT or EPW_NIC_STRICT` | the verbs wire or an mlx5 adapter's own queues, not both |
 //! | `options.doorbells is 3, must be EPW_DOORBELLS_AUTO, EPW_DOORBELLS_GPU or EPW_DOORBELLS_HOST` | one of them |
 //! | `options.rings is 3, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO` | one of them |
-//! | `options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU memory: use an adapter, or no other wire than EPW_WIRE_VERBS` | `EPWIRE_RINGS=host`, or an adapter |
+//! | `options.rings is EPW_RINGS_GPU, but a software NIC reads and writes no GPU memory: use an adapter, or no other wire than EPW_WIRE_VERBS` | `EPWIRE_RINGS=host`, or an adapter |
 //! | `options.order is 2, must be EPW_ORDER_AUTO or EPW_ORDER_NONE` | one of them |
-//! | `options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted to the queues of an mlx5 adapter: use a NIC in software, and EPW_WIRE_VERBS` | `EPWIRE_ORDER=auto`, or the wire `verbs` |
+//! | `options.order is EPW_ORDER_NONE (EPWIRE_ORDER=none), but nobody holds back what is posted to the queues of an mlx5 adapter: use a software NIC, and EPW_WIRE_VERBS` | `EPWIRE_ORDER=auto`, or the wire `verbs` |
 //! | `options.device is -2, must be EPW_DEVICE_HOST or an ordinal` | the GPU of the rank's buffers |
 //! | `options.key is NULL: connections by TCP need one, the same on all ranks` | 32 bytes; the crate derives them from the token |
 //!

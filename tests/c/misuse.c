@@ -235,9 +235,8 @@ static void fabric_options_are_checked(void) {
     o = good;
     o.wires = EPW_WIRE_VERBS;
     o.nic = EPW_NIC_FAKE;
-    FABRIC_REFUSED(
-        "options.wires has EPW_WIRE_VERBS, which carries what a NIC in software fetches: options.nic "
-        "is 3, must be EPW_NIC_SOFT or EPW_NIC_STRICT");
+    FABRIC_REFUSED("options.wires has EPW_WIRE_VERBS, which carries what a software NIC fetches: options.nic "
+                   "is 3, must be EPW_NIC_SOFT or EPW_NIC_STRICT");
     o = good;
     o.nic = 9;
     FABRIC_REFUSED("options.nic is 9, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5");

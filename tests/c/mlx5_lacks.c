@@ -282,7 +282,7 @@ static void options_of_a_fabric_have_limits(void) {
                         "options.rings is 3, must be EPW_RINGS_HOST, EPW_RINGS_GPU or EPW_RINGS_AUTO");
     o = asked(), o.rings = EPW_RINGS_GPU, o.nic = EPW_NIC_SOFT;
     a_fabric_is_refused(&o, EPW_ERR_INVALID,
-                        "options.rings is EPW_RINGS_GPU, but a NIC in software reads and writes no GPU "
+                        "options.rings is EPW_RINGS_GPU, but a software NIC reads and writes no GPU "
                         "memory: use an adapter, or no other wire than EPW_WIRE_VERBS");
     o = asked(), o.order = 2;
     a_fabric_is_refused(&o, EPW_ERR_INVALID, "options.order is 2, must be EPW_ORDER_AUTO or EPW_ORDER_NONE");

@@ -93,7 +93,7 @@ static void an_adapter_that_is_not_there_is_an_error_that_says_so(void) {
               "%s", text);
 }
 
-/* A NIC in software never takes its place. */
+/* A software NIC never takes its place. */
 static void a_fabric_without_the_adapter_it_asks_for_is_refused(void) {
     epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
     epw_fabric *fabric = NULL;

@@ -1,4 +1,4 @@
-/* The NIC in software: two of them, connected by a socket pair or also by rings, and entries written byte by
+/* The software NIC: two of them, connected by a socket pair or also by rings, and entries written byte by
  * byte after the adapter's manual. */
 #include "check.h"
 #include "garbage.h"

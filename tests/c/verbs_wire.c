@@ -117,7 +117,7 @@ static void a_fabric_names_its_adapter(void) {
     char text[EPW_FABRIC_TEXT];
     CHECK(two_ranks(&g));
     const char *expected =
-        "a NIC in software, verbs by lan_0 port 1, RoCEv2, GID 2 ending in 10.79.0.1, MTU 1024";
+        "a software NIC, verbs by lan_0 port 1, RoCEv2, GID 2 ending in 10.79.0.1, MTU 1024";
     CHECK_MSG(strcmp(epw_fabric_describe(g.fabrics[0], text), expected) == 0, "%s", text);
     destroy(&g);
 }

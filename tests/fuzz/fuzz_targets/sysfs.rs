@@ -61,7 +61,7 @@ fn place(root: &Path, path: &str) -> PathBuf {
     place
 }
 
-const FILES: [&str; 24] = [
+const FILES: [&str; 33] = [
     "proc/meminfo",
     "proc/self/limits",
     "proc/self/mounts",
@@ -72,7 +72,16 @@ const FILES: [&str; 24] = [
     "proc/driver/nvidia/gpus/0000:1a:00.0/information",
     "sys/fs/cgroup/memory.max",
     "sys/fs/cgroup/memory.stat",
+    "sys/fs/cgroup/memory.current",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes",
     "sys/class/net/eth0/mtu",
+    "sys/class/net/eth0/operstate",
+    "sys/class/net/eth0/speed",
+    "sys/class/infiniband/a0/tc/1/traffic_class",
+    "sys/class/infiniband/a0/device/numa_node",
+    "sys/class/infiniband/a0/device/iommu_group/type",
+    "sys/bus/pci/devices/0000:1a:00.0/numa_node",
     "sys/class/infiniband/a0/fw_ver",
     "sys/class/infiniband/a0/ports/1/state",
     "sys/class/infiniband/a0/ports/1/link_layer",

@@ -1,5 +1,5 @@
 /* rdma-core as a witness: the commands that its dr_devx.c builds are recorded; the entries that its qp.c
- * posts go to a ring that our NIC in software drains; and its cq.c polls the completions. */
+ * posts go to a ring that our software NIC drains; and its cq.c polls the completions. */
 #include "mlx5.h"
 #include "mlx5dv_dr.h"
 #include "wqe.h"
