@@ -93,7 +93,8 @@ impl fmt::Display for CommConfig {
 
 impl CommConfig {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. Queues
-    /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for.
+    /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for; a value of it or of `EPWIRE_RINGS` that nobody accepts
+    /// is an error too.
     pub fn plan(&self, ranks: u32) -> Result<CommPlan> {
         self.plan_with(ranks, QueueMemory::read()?)
     }

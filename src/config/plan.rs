@@ -49,7 +49,8 @@ pub struct Plan {
 
 impl Plan {
     /// Checks the configuration for a group of `ranks` ranks and computes its plan. Errors name the field and the
-    /// limit. Queues have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for.
+    /// limit. Queues have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for; a value of it or of `EPWIRE_RINGS` that
+    /// nobody accepts is an error too.
     pub fn new(config: &EpConfig, ranks: u32) -> Result<Self> {
         Self::with(config, ranks, QueueMemory::read()?)
     }

@@ -120,7 +120,8 @@ pub struct PrefillPlan {
 
 impl PrefillPlan {
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. Queues
-    /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for.
+    /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for; a value of it or of `EPWIRE_RINGS` that nobody accepts
+    /// is an error too.
     pub fn new(config: &PrefillConfig, ranks: u32) -> Result<Self> {
         Self::with(config, ranks, QueueMemory::read()?)
     }
