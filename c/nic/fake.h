@@ -113,6 +113,10 @@ typedef struct epw_fake_left {
 } epw_fake_left;
 epw_fake_left epw_fake_count(epw_fake *fake);
 
+/* How many queue pairs there are, and how many of them have completed an entry and have not broken. None is
+ * made or destroyed meanwhile. */
+void epw_fake_count_pairs(epw_fake *fake, uint32_t *all, uint32_t *warm);
+
 /* From now on, after `after` calls of this kind, the next one fails with this errno, which is not 0, or all
  * do if `lasting`; EPW_FAKE_CALL_NONE: none fails any more. The options have no say in it any more. Call it
  * while nothing else uses the fake. */

@@ -146,6 +146,39 @@ static void steps_go_by_the_adapter(bool infiniband, const char *said) {
     nothing_is_left("steps", infiniband);
 }
 
+static void count_pairs(const group *g, uint32_t *all, uint32_t *warm) {
+    *all = *warm = 0;
+    for (uint32_t r = 0; r < 2; r++) {
+        uint32_t its, its_warm;
+        epw_fake *fake = epw_fabric_fake(g->fabrics[r]);
+        epw_fake_count_pairs(fake != NULL ? fake : mlx.contexts[r]->fake, &its, &its_warm);
+        *all += its;
+        *warm += its_warm;
+    }
+}
+
+/* As on the verbs wire: connecting posts nothing, the words that begin an epoch do, on each lane to each
+ * peer, whichever adapter serves it. */
+static void queue_pairs_are_warm_before_the_first_operation(uint32_t nic, uint32_t adapters) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    group g;
+    uint32_t all, warm;
+    options.nic = nic;
+    options.adapter_count = adapters;
+    CHECK_MSG(meet_two_by(&options, deadline_ns, &g), "%s", epw_last_error());
+    count_pairs(&g, &all, &warm);
+    CHECK_MSG(all == 2 * 2 && warm == 0, "NIC %u: %u of %u queue pairs", nic, warm, all);
+    CHECK(begin_two(&g));
+    for (int ms = 0; ms < 10000 && warm < all; ms++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        count_pairs(&g, &all, &warm);
+    }
+    CHECK_MSG(all == 2 * 2 && warm == all, "NIC %u: %u of %u queue pairs", nic, warm, all);
+    CHECK(step(&g));
+    destroy(&g);
+    nothing_is_left("warm", nic);
+}
+
 /* The adapter's registers, from the best kind to the worst. */
 static void every_kind_of_register_rings(void) {
     static const struct {
@@ -401,6 +434,9 @@ int main(void) {
     begin();
     steps_go_by_the_adapter(false, "mlx5_0 port 1, RoCEv2, GID 3 ending in 10.77.0.1, MTU 4096");
     steps_go_by_the_adapter(true, "mlx5_0 port 1, InfiniBand, LID 2, MTU 4096");
+    queue_pairs_are_warm_before_the_first_operation(EPW_NIC_MLX5, 1);
+    queue_pairs_are_warm_before_the_first_operation(EPW_NIC_FAKE, 1);
+    queue_pairs_are_warm_before_the_first_operation(EPW_NIC_FAKE, 2);
     every_kind_of_register_rings();
     the_doctor_sends_a_word_from_the_adapter_to_itself();
     the_doctor_says_what_fails();

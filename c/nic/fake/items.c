@@ -97,6 +97,16 @@ uint32_t epw_fake_failed(epw_fake *fake) {
     return failed;
 }
 
+void epw_fake_count_pairs(epw_fake *fake, uint32_t *all, uint32_t *warm) {
+    *all = *warm = 0;
+    for (const epw_fake_item *item = fake->items; item != NULL; item = item->next) {
+        if (item->kind != EPW_FAKE_QP) continue;
+        *all += 1;
+        *warm += item->pair != NULL && epw_pair_rung_for(item->pair) > 0 && epw_pair_idle(item->pair) &&
+                 !epw_pair_broken(item->pair);
+    }
+}
+
 epw_fake_left epw_fake_count(epw_fake *fake) {
     epw_fake_left left = {0};
     pthread_mutex_lock(&fake->lock);
