@@ -59,6 +59,12 @@ typedef enum epw_fake_call {
     EPW_FAKE_CALL_QUERY,
     EPW_FAKE_CALL_REGISTER,
     EPW_FAKE_CALL_RESOLVE,
+    EPW_FAKE_CALL_DESTROY, /* the first of those that give something back: what it names stays as it is */
+    EPW_FAKE_CALL_FREE_UMEM,
+    EPW_FAKE_CALL_DEREGISTER,
+    EPW_FAKE_CALL_FREE_UAR,
+    EPW_FAKE_CALL_FREE_DOMAIN,
+    EPW_FAKE_CALL_CLOSE,
     EPW_FAKE_CALLS
 } epw_fake_call;
 
@@ -84,7 +90,8 @@ typedef struct epw_fake_options {
 
 epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_fake **out);
 
-/* Everything that was made of the fake must have been given back. NULL is allowed. */
+/* What was made of the fake and not given back is freed, as the kernel does when a process ends. NULL is
+ * allowed. */
 void epw_fake_close(epw_fake *fake);
 
 const epw_mlx5_calls *epw_fake_calls(const epw_fake *fake);
@@ -105,6 +112,18 @@ typedef struct epw_fake_left {
     uint32_t devices, domains, uars, umems, objects, regions;
 } epw_fake_left;
 epw_fake_left epw_fake_count(epw_fake *fake);
+
+/* How many queue pairs there are, and how many of them have completed an entry and have not broken. None is
+ * made or destroyed meanwhile. */
+void epw_fake_count_pairs(epw_fake *fake, uint32_t *all, uint32_t *warm);
+
+/* From now on, after `after` calls of this kind, the next one fails with this errno, which is not 0, or all
+ * do if `lasting`; EPW_FAKE_CALL_NONE: none fails any more. The options have no say in it any more. Call it
+ * while nothing else uses the fake. */
+void epw_fake_fail(epw_fake *fake, epw_fake_call call, uint32_t after, int err, bool lasting);
+
+/* How many calls have failed because of the options or of epw_fake_fail. */
+uint32_t epw_fake_failed(epw_fake *fake);
 
 /* Reports an event of the device to its listener. */
 void epw_fake_raise(epw_fake *fake, uint32_t device, const epw_mlx5_event *event);

@@ -5,6 +5,7 @@
 #include "nic/queue.h"
 
 #include <errno.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <time.h>
 
@@ -546,6 +547,12 @@ static void join(bench *from, const bench *to, uint64_t link, bool misled) {
     CHECK_OK(epw_mlx5_pair_connect(from->pair, route.remote, &address, UINT64_C(10000000000), where));
 }
 
+static uint64_t word_of(const bench *b) {
+    uint64_t word;
+    memcpy(&word, b->memory + 64, sizeof word);
+    return word;
+}
+
 /* `silent`: nothing but the completion of an entry reports that a queue pair has ended. */
 static void words_travel_between_two(bool infiniband, bool misled, bool silent) {
     const epw_fake_options options = {.infiniband = infiniband,
@@ -563,23 +570,52 @@ static void words_travel_between_two(bool infiniband, bool misled, bool silent) 
     for (int ms = 0; ms < 10000 && misled && !silent && !atomic_load(&a->broken); ms++)
         nanosleep(&(struct timespec){0, 1000000}, NULL);
     CHECK(atomic_load(&a->broken) == (misled && !silent));
-    uint64_t there;
-    memcpy(&there, b->memory + 64, sizeof there);
-    CHECK(there == (misled ? 0 : 4711));
+    CHECK(word_of(b) == (misled ? 0 : 4711));
     /* After b has closed its pair, a's pair breaks, and nothing is placed. */
     epw_mlx5_pair_close(b->pair);
     CHECK(epw_mlx5_pair_is_closed(b->pair) && !epw_mlx5_pair_broken(b->pair));
     if (!misled) CHECK(!send_word(a, b, 1, 4712) && epw_mlx5_pair_broken(a->pair));
-    memcpy(&there, b->memory + 64, sizeof there);
-    CHECK(there == (misled ? 0 : 4711));
+    CHECK(word_of(b) == (misled ? 0 : 4711));
     take_down(a);
     take_down(b);
     free(a);
     free(b);
 }
 
+/* A queue pair that the adapter does not destroy still writes what arrives. Once its region is deregistered,
+ * it does not, so whoever is let into that place is alone there. */
+static void a_queue_pair_that_stays_writes_to_no_region_that_is_gone(void) {
+    bench *a = new_bench(), *b = new_bench();
+    int fds[2];
+    uint64_t links[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fds) == 0);
+    open_side(a, 0, &(epw_fake_options){0}, fds[0], &links[0]);
+    open_side(b, 1, &(epw_fake_options){0}, fds[1], &links[1]);
+    join(a, b, links[0], false);
+    join(b, a, links[1], false);
+    unsigned char *pages = epw_mlx5_pair_memory(b->pair)->completion;
+    epw_fake_fail(b->fake, EPW_FAKE_CALL_DESTROY, 0, EIO, true);
+    CHECK(!epw_mlx5_pair_destroy(b->pair));
+    b->pair = NULL;
+    CHECK(send_word(a, b, 0, 4711) && word_of(b) == 4711);
+    epw_mlx5_deregister(b->adapter, b->window.own);
+    b->window.own = 0;
+    CHECK(!send_word(a, b, 1, 4712) && epw_mlx5_pair_broken(a->pair) && word_of(b) == 4711);
+    take_down(a);
+    epw_mlx5_deregister(b->adapter, b->image.own);
+    epw_mlx5_close(b->adapter);
+    epw_fake_left left = epw_fake_count(b->fake);
+    CHECK(left.objects == 2 && left.regions == 0);
+    epw_fake_close(b->fake);
+    epw_nic_close(b->nic);
+    munmap(pages, epw_mlx5_pair_memory_bytes(DEPTH));
+    free(a);
+    free(b);
+}
+
 int main(void) {
     for (int i = 0; i < 8; i++) words_travel_between_two(i % 2 == 1, i / 2 % 2 == 1, i / 4 == 1);
+    a_queue_pair_that_stays_writes_to_no_region_that_is_gone();
     a_queue_pair_goes_up_step_by_step();
     a_queue_pair_is_stopped_from_every_state();
     a_queue_pair_that_was_never_connected_closes();

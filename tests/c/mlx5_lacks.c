@@ -6,6 +6,7 @@
 #include "nic/fabric.h"
 
 #include <errno.h>
+#include <sys/mman.h>
 #include <time.h>
 
 /* A deficient device, and the expected result. */
@@ -221,12 +222,12 @@ static void what_an_adapter_lacks_is_done_without_or_said(void) {
     }
 }
 
-/* Every call, from the first to the last of its kind, fails in turn, as the kernel and as the firmware
- * refuses it, until no call of the kind is left to fail. */
+/* Every call that makes something, from the first to the last of its kind, fails in turn, as the kernel and
+ * as the firmware refuses it, until no call of the kind is left to fail. */
 static void whatever_fails_nothing_is_left(void) {
     static const int errors[] = {FIRMWARE, EIO, ENOMEM};
     uint32_t failed = 0;
-    for (epw_fake_call call = EPW_FAKE_CALL_NONE + 1; call < EPW_FAKE_CALLS; call++) {
+    for (epw_fake_call call = EPW_FAKE_CALL_NONE + 1; call < EPW_FAKE_CALL_DESTROY; call++) {
         for (uint32_t error = 0; error < sizeof errors / sizeof errors[0]; error++) {
             uint32_t well = 0;
             for (uint32_t after = 0; well < 3; after++) {
@@ -247,6 +248,87 @@ static void whatever_fails_nothing_is_left(void) {
         }
     }
     CHECK_MSG(failed >= 50, "%u", failed);
+}
+
+/* ---- calls that give back ---- */
+
+static void left_is(const bench *b, const epw_fake_left *expected, const char *after, uint32_t which) {
+    epw_fake_left left = epw_fake_count(b->fake);
+    CHECK_MSG(memcmp(&left, expected, sizeof left) == 0,
+              "%u, %s: %u devices, %u domains, %u registers, %u umems, %u objects, %u regions", which, after,
+              left.devices, left.domains, left.uars, left.umems, left.objects, left.regions);
+}
+
+static bool is_mapped(const void *page) {
+    unsigned char in_memory;
+    return mincore((void *)(uintptr_t)page, 1, &in_memory) == 0;
+}
+
+/* What has not been given back, and all that it needs, stays, the memory of the queue pair among it. The rest
+ * is given back. Another queue pair of the adapter is not affected. */
+static void a_teardown_that_stops_keeps_what_the_adapter_may_use(void) {
+    static const int errors[] = {EREMOTEIO, EBUSY};
+    static const struct {
+        epw_fake_call call;
+        uint32_t after;
+        bool gone;
+        epw_fake_left of_pair, of_all; /* the adapter is open, or closed */
+    } stops[] = {
+        {EPW_FAKE_CALL_DESTROY, 0, false, {1, 1, 1, 3, 2, 2}, {1, 1, 1, 3, 2, 0}}, /* the queue pair */
+        {EPW_FAKE_CALL_DESTROY, 1, false, {1, 1, 1, 3, 1, 2}, {1, 0, 1, 3, 1, 0}}, /* the completion queue */
+        {EPW_FAKE_CALL_FREE_UMEM, 0, false, {1, 1, 1, 3, 0, 2}, {1, 0, 0, 3, 0, 0}},
+        {EPW_FAKE_CALL_FREE_UMEM, 1, false, {1, 1, 1, 2, 0, 2}, {1, 0, 0, 2, 0, 0}},
+        {EPW_FAKE_CALL_FREE_UMEM, 2, false, {1, 1, 1, 1, 0, 2}, {1, 0, 0, 1, 0, 0}},
+        {EPW_FAKE_CALL_DEREGISTER, 0, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 1}},
+        {EPW_FAKE_CALL_DEREGISTER, 1, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 1}},
+        {EPW_FAKE_CALL_FREE_UAR, 0, true, {1, 1, 1, 0, 0, 2}, {1, 0, 1, 0, 0, 0}},
+        {EPW_FAKE_CALL_FREE_DOMAIN, 0, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 0}},
+        {EPW_FAKE_CALL_CLOSE, 0, true, {1, 1, 1, 0, 0, 2}, {1, 0, 0, 0, 0, 0}}};
+    for (uint32_t i = 0; i < 2 * sizeof stops / sizeof stops[0]; i++) {
+        const uint32_t s = i / 2;
+        bench *b = new_bench();
+        CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
+        unsigned char *pages = epw_mlx5_pair_memory(b->pair)->completion;
+        epw_fake_fail(b->fake, stops[s].call, stops[s].after, errors[i % 2], false);
+        CHECK_MSG(epw_mlx5_pair_destroy(b->pair) == stops[s].gone, "%u", s);
+        CHECK_MSG(is_mapped(pages) == !stops[s].gone, "%u", s);
+        left_is(b, &stops[s].of_pair, "after its queue pair", s);
+        if (!stops[s].gone) {
+            CHECK_OK(make_pair(b));
+            CHECK(epw_mlx5_pair_destroy(b->pair));
+            epw_fake_left left = stops[s].of_pair;
+            left.uars = 1 + (left.objects > 0); /* one that is in use, and the adapter's spare one */
+            left_is(b, &left, "after another one", s);
+        }
+        epw_mlx5_deregister(b->adapter, b->window.own);
+        epw_mlx5_deregister(b->adapter, b->image.own);
+        epw_mlx5_close(b->adapter);
+        left_is(b, &stops[s].of_all, "after all", s);
+        CHECK_MSG(epw_fake_failed(b->fake) == 1, "%u: %u calls have failed", s, epw_fake_failed(b->fake));
+        epw_fake_close(b->fake);
+        epw_nic_close(b->nic);
+        if (!stops[s].gone) munmap(pages, epw_mlx5_pair_memory_bytes(DEPTH));
+        held after = look(at_first.threads);
+        CHECK_MSG(at_first.descriptors == after.descriptors && at_first.threads == after.threads, "%u", s);
+        free(b);
+    }
+}
+
+/* While a queue pair is neither deprived of its rights nor stopped, it is not closed, and closing it is tried
+ * again. */
+static void a_queue_pair_is_closed_once_the_adapter_takes_a_command(void) {
+    bench *b = new_bench();
+    CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
+    epw_fake_fail(b->fake, EPW_FAKE_CALL_MODIFY, 0, EIO, true);
+    for (int i = 0; i < 3; i++) CHECK(!epw_mlx5_pair_close(b->pair));
+    CHECK_MSG(strcmp(epw_last_error(), "close: fake_0 has not taken 2ERR_QP: Input/output error (errno 5)") ==
+                  0,
+              "%s", epw_last_error());
+    CHECK_MSG(epw_fake_failed(b->fake) == 4, "%u", epw_fake_failed(b->fake)); /* 2ERR thrice, RTS2RTS once */
+    epw_fake_fail(b->fake, EPW_FAKE_CALL_NONE, 0, 0, false);
+    CHECK(epw_mlx5_pair_close(b->pair) && epw_mlx5_pair_close(b->pair));
+    take_down(b);
+    free(b);
 }
 
 /* ---- as options of a fabric ---- */
@@ -399,6 +481,8 @@ static void begin(void) {
 int main(void) {
     begin();
     whatever_fails_nothing_is_left();
+    a_teardown_that_stops_keeps_what_the_adapter_may_use();
+    a_queue_pair_is_closed_once_the_adapter_takes_a_command();
     options_of_a_fabric_have_limits();
     a_fabric_says_what_its_adapters_are();
     a_peer_with_another_kind_of_nic_is_refused();

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "mlx5/library.h"
+#include "nic/fabric.h"
 #include "nic/mlx5.h"
 #include "nic/mlx5/library.h"
 #include "nic/mlx5/probe.h"
@@ -14,7 +15,7 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-enum { PAGE = 4096, DEPTH = 64, MOST = 6 };
+enum { PAGE = 4096, DEPTH = 64 };
 
 static const epw_where where = {"test", 0, -1};
 static uint64_t deadline_ns = 10000 * MS;
@@ -143,6 +144,39 @@ static void steps_go_by_the_adapter(bool infiniband, const char *said) {
     destroy(&g);
     mlx.options.infiniband = false;
     nothing_is_left("steps", infiniband);
+}
+
+static void count_pairs(const group *g, uint32_t *all, uint32_t *warm) {
+    *all = *warm = 0;
+    for (uint32_t r = 0; r < 2; r++) {
+        uint32_t its, its_warm;
+        epw_fake *fake = epw_fabric_fake(g->fabrics[r]);
+        epw_fake_count_pairs(fake != NULL ? fake : mlx.contexts[r]->fake, &its, &its_warm);
+        *all += its;
+        *warm += its_warm;
+    }
+}
+
+/* As on the verbs wire: connecting posts nothing, the words that begin an epoch do, on each lane to each
+ * peer, whichever adapter serves it. */
+static void queue_pairs_are_warm_before_the_first_operation(uint32_t nic, uint32_t adapters) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    group g;
+    uint32_t all, warm;
+    options.nic = nic;
+    options.adapter_count = adapters;
+    CHECK_MSG(meet_two_by(&options, deadline_ns, &g), "%s", epw_last_error());
+    count_pairs(&g, &all, &warm);
+    CHECK_MSG(all == 2 * 2 && warm == 0, "NIC %u: %u of %u queue pairs", nic, warm, all);
+    CHECK(begin_two(&g));
+    for (int ms = 0; ms < 10000 && warm < all; ms++) {
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+        count_pairs(&g, &all, &warm);
+    }
+    CHECK_MSG(all == 2 * 2 && warm == all, "NIC %u: %u of %u queue pairs", nic, warm, all);
+    CHECK(step(&g));
+    destroy(&g);
+    nothing_is_left("warm", nic);
 }
 
 /* The adapter's registers, from the best kind to the worst. */
@@ -305,14 +339,17 @@ static void a_cable_that_is_cut_loses_the_peer(void) {
 
 /* ---- calls ---- */
 
-/* Every call, from the first to the last of its kind, fails in turn, until none is left to fail. Failures
- * while ranks are created are errors with a text. */
+/* Every call that makes something, from the first to the last of its kind in an adapter, fails in turn, until
+ * none is left to fail. What gives back cannot fail here without breaking a rule. Failures while ranks are
+ * created are errors with a text. */
 static void whatever_fails_nothing_is_left(void) {
     uint32_t refused = 0;
     deadline_ns = 100 * MS; /* for the ends that are not told */
-    for (epw_fake_call call = EPW_FAKE_CALL_NONE + 1; call < EPW_FAKE_CALLS; call++) {
-        for (uint32_t after = 0, well = 0; well < 1 && after < MOST; after++) {
+    for (epw_fake_call call = EPW_FAKE_CALL_NONE + 1; call < EPW_FAKE_CALL_DESTROY; call++) {
+        bool failed = true;
+        for (uint32_t after = 0; failed; after++) {
             group g;
+            mlx.failed = 0;
             mlx.options.failing = call;
             mlx.options.failing_after = after;
             mlx.options.failing_errno = ENOMEM;
@@ -321,13 +358,49 @@ static void whatever_fails_nothing_is_left(void) {
             if (made) step(&g);
             destroy(&g);
             refused += !made;
-            well = made ? well + 1 : 0;
+            failed = mlx.failed > 0;
             mlx.options.failing = EPW_FAKE_CALL_NONE;
             nothing_is_left("call", (uint32_t)call * 1000 + after);
         }
     }
     deadline_ns = 10000 * MS;
     CHECK_MSG(refused >= 20, "%u", refused);
+}
+
+static bool two_ranks_on_fakes(group *g) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    options.nic = EPW_NIC_FAKE;
+    return meet_two_by(&options, deadline_ns, g) && begin_two(g);
+}
+
+/* A lease is granted again only when nothing more is placed for its former holder. */
+static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
+    static const epw_mlx5_event down = {EPW_MLX5_EVENT_PORT_DOWN, 1};
+    group g;
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length;
+    CHECK(two_ranks_on_fakes(&g) && step(&g));
+    epw_fake *fake = epw_fabric_fake(g.fabrics[0]);
+    epw_fake_fail(fake, EPW_FAKE_CALL_MODIFY, 0, EIO, true);
+    epw_fake_raise(fake, 0, &down);
+    for (int i = 0; i < 2; i++)
+        REFUSED(epw_buffer_export(g.of[0], 1, blob, &length), EPW_ERR_FENCED, "export", 0, 1,
+                "the adapter does not end a queue pair by which the peer's former process may still write: "
+                "see dmesg, and create the buffer again");
+    /* Now it ends them, but does not destroy them: they are let alone, and others serve the peer. */
+    epw_fake_fail(fake, EPW_FAKE_CALL_DESTROY, 0, EIO, true);
+    const epw_mask both = first_ranks(2), alone[] = {{{1}}, {{2}}};
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &alone[r], 2, 0));
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(connect_to(g.of[r], r, g.of[1 - r], 1 - r));
+    for (uint32_t r = 0; r < 2; r++) CHECK_OK(epw_buffer_set_active(g.of[r], &both, 3, 0));
+    CHECK(step(&g));
+    epw_fake_fail(fake, EPW_FAKE_CALL_NONE, 0, 0, false);
+    for (uint32_t r = 0; r < 2; r++) epw_buffer_destroy(g.of[r]);
+    epw_fake_left left = epw_fake_count(fake);
+    CHECK_MSG(left.objects == 2 * 2 && left.umems == 2 * 3 && left.regions == 0,
+              "%u objects, %u umems, %u regions", left.objects, left.umems, left.regions);
+    for (uint32_t r = 0; r < 2; r++) epw_fabric_destroy(g.fabrics[r]);
+    nothing_is_left("held", 0);
 }
 
 /* The libraries do not set errno on all failures. */
@@ -361,6 +434,9 @@ int main(void) {
     begin();
     steps_go_by_the_adapter(false, "mlx5_0 port 1, RoCEv2, GID 3 ending in 10.77.0.1, MTU 4096");
     steps_go_by_the_adapter(true, "mlx5_0 port 1, InfiniBand, LID 2, MTU 4096");
+    queue_pairs_are_warm_before_the_first_operation(EPW_NIC_MLX5, 1);
+    queue_pairs_are_warm_before_the_first_operation(EPW_NIC_FAKE, 1);
+    queue_pairs_are_warm_before_the_first_operation(EPW_NIC_FAKE, 2);
     every_kind_of_register_rings();
     the_doctor_sends_a_word_from_the_adapter_to_itself();
     the_doctor_says_what_fails();
@@ -369,6 +445,7 @@ int main(void) {
     a_cable_that_is_cut_loses_the_peer();
     a_failure_without_errno_is_said();
     whatever_fails_nothing_is_left();
+    nobody_is_let_in_while_the_adapter_holds_a_queue_pair();
     CHECK_MSG(mlx.broken_rules == 0, "%u rules of the libraries were broken", mlx.broken_rules);
     return check_result("mlx5_wire");
 }

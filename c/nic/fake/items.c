@@ -69,11 +69,42 @@ int epw_fake_drop(epw_fake_item *item) {
 }
 
 bool epw_fake_fails(epw_fake *fake, epw_fake_call call) {
-    if (fake->options.failing != call) return false;
+    bool fails = false;
     pthread_mutex_lock(&fake->lock);
-    bool fails = fake->calls_of_failing++ == fake->options.failing_after;
+    if (fake->options.failing == call) {
+        uint32_t before = fake->calls_of_failing++, after = fake->options.failing_after;
+        fails = before == after || (fake->lasting && before > after);
+    }
+    fake->failed += fails;
     pthread_mutex_unlock(&fake->lock);
     return fails;
+}
+
+void epw_fake_fail(epw_fake *fake, epw_fake_call call, uint32_t after, int err, bool lasting) {
+    pthread_mutex_lock(&fake->lock);
+    fake->options.failing = call;
+    fake->options.failing_after = after;
+    fake->options.failing_errno = err;
+    fake->calls_of_failing = 0;
+    fake->lasting = lasting;
+    pthread_mutex_unlock(&fake->lock);
+}
+
+uint32_t epw_fake_failed(epw_fake *fake) {
+    pthread_mutex_lock(&fake->lock);
+    uint32_t failed = fake->failed;
+    pthread_mutex_unlock(&fake->lock);
+    return failed;
+}
+
+void epw_fake_count_pairs(epw_fake *fake, uint32_t *all, uint32_t *warm) {
+    *all = *warm = 0;
+    for (const epw_fake_item *item = fake->items; item != NULL; item = item->next) {
+        if (item->kind != EPW_FAKE_QP) continue;
+        *all += 1;
+        *warm += item->pair != NULL && epw_pair_rung_for(item->pair) > 0 && epw_pair_idle(item->pair) &&
+                 !epw_pair_broken(item->pair);
+    }
 }
 
 epw_fake_left epw_fake_count(epw_fake *fake) {

@@ -89,8 +89,14 @@ static int domain(void *device, void **pd, uint32_t *number) {
     return 0;
 }
 
-static int drop(void *item) {
-    return epw_fake_drop(item);
+static int free_domain(void *pd) {
+    int err = failing(fake_of(pd), EPW_FAKE_CALL_FREE_DOMAIN);
+    return err != 0 ? err : epw_fake_drop(pd);
+}
+
+static int close_device(void *device) {
+    int err = failing(fake_of(device), EPW_FAKE_CALL_CLOSE);
+    return err != 0 ? err : epw_fake_drop(device);
 }
 
 static void on_event(void *device, void (*event)(void *, const epw_mlx5_event *), void *context) {
@@ -172,6 +178,7 @@ static void free_uar(void *handle) {
     epw_fake_item *item = handle;
     epw_fake *fake = item->fake;
     unsigned char *place = item->address;
+    if (failing(fake, EPW_FAKE_CALL_FREE_UAR) != 0) return;
     pthread_mutex_lock(&fake->uar_lock);
     if (epw_fake_drop(item) == 0 && epw_fake_find_uar(fake, beside(place)) == NULL) free(page_of(place));
     pthread_mutex_unlock(&fake->uar_lock);
@@ -217,7 +224,8 @@ static int free_umem(void *handle) {
     epw_fake_item *item = handle;
     unsigned char *mapped = item->mapped ? item->address : NULL;
     size_t bytes = item->bytes;
-    int err = epw_fake_drop(item);
+    int err = failing(item->fake, EPW_FAKE_CALL_FREE_UMEM);
+    if (err == 0) err = epw_fake_drop(item);
     if (err == 0 && mapped != NULL) munmap(mapped, bytes);
     return err;
 }
@@ -284,8 +292,10 @@ static int deregister(void *handle) {
     uint64_t within = (uintptr_t)item->address % EPW_FAKE_PAGE;
     unsigned char *mapped = item->mapped ? item->address - within : NULL;
     size_t bytes = item->bytes + within;
+    int err = failing(item->fake, EPW_FAKE_CALL_DEREGISTER);
+    if (err != 0) return err;
     if (item->fake->options.nic != NULL) epw_nic_deregister(item->fake->options.nic, item->id);
-    int err = epw_fake_drop(item);
+    err = epw_fake_drop(item);
     if (err == 0 && mapped != NULL) munmap(mapped, bytes);
     return err;
 }
@@ -321,6 +331,8 @@ static int query(void *object, const void *in, size_t in_bytes, void *out, size_
 
 static int destroy(void *object) {
     epw_fake_item *item = object;
+    int err = failing(item->fake, EPW_FAKE_CALL_DESTROY);
+    if (err != 0) return err;
     if (item->users > 0) return EBUSY;
     epw_pair_destroy(item->pair); /* after this the soft NIC reads and writes nothing for the pair */
     return epw_fake_drop(item);
@@ -377,13 +389,13 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
                                    .kind = "mlx5 adapter",
                                    .devices = list,
                                    .open = open_device,
-                                   .close = drop,
+                                   .close = close_device,
                                    .port = port,
                                    .gid = gid,
                                    .general = general,
                                    .event_queue = event_queue,
                                    .domain = domain,
-                                   .free_domain = drop,
+                                   .free_domain = free_domain,
                                    .on_event = on_event,
                                    .uar = uar,
                                    .free_uar = free_uar,
@@ -407,8 +419,34 @@ epw_status epw_fake_open(const epw_fake_options *options, epw_where where, epw_f
     return EPW_OK;
 }
 
+static void free_item(epw_fake_item *item) {
+    switch (item->kind) {
+    case EPW_FAKE_UAR:
+        free_uar(item);
+        break;
+    case EPW_FAKE_UMEM:
+        free_umem(item);
+        break;
+    case EPW_FAKE_REGION:
+        deregister(item);
+        break;
+    case EPW_FAKE_CQ:
+    case EPW_FAKE_QP:
+        destroy(item);
+        break;
+    default:
+        epw_fake_drop(item);
+    }
+}
+
 void epw_fake_close(epw_fake *fake) {
     if (fake == NULL) return;
+    epw_fake_fail(fake, EPW_FAKE_CALL_NONE, 0, 0, false);
+    while (fake->items != NULL) {
+        epw_fake_item *item = fake->items;
+        while (item->users > 0) item = item->next; /* some item is used by none */
+        free_item(item);
+    }
     pthread_mutex_destroy(&fake->event_lock);
     pthread_mutex_destroy(&fake->uar_lock);
     pthread_mutex_destroy(&fake->lock);

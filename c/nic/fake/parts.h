@@ -50,7 +50,8 @@ struct epw_fake {
 
     pthread_mutex_t lock; /* guards what follows; never held while the soft NIC is called */
     epw_fake_item *items;
-    uint32_t last_id, calls_of_failing;
+    uint32_t last_id, calls_of_failing, failed;
+    bool lasting; /* see epw_fake_fail */
     epw_fake_tap tap;
 
     pthread_mutex_t uar_lock;   /* guards the pages of registers; taken before `lock` */

@@ -303,7 +303,10 @@ static bool give_back(epw_mlx5_pair *pair) {
     bool gone = true;
     if (pair->qp != NULL) gone = calls->destroy(pair->qp) == 0;
     if (gone && pair->cq != NULL) gone = calls->destroy(pair->cq) == 0;
-    if (gone) epw_mlx5_give_register(pair->adapter, pair->spare);
+    if (gone) {
+        epw_mlx5_give_register(pair->adapter, pair->spare);
+        pair->spare = NULL;
+    }
     for (int i = 0; gone && i < 3; i++)
         if (umems[i]->handle != NULL) gone = calls->free_umem(umems[i]->handle) == 0;
     return gone;
@@ -316,6 +319,7 @@ bool epw_mlx5_pair_destroy(epw_mlx5_pair *pair) {
     bool gone = give_back(pair), own = pair->pages != NULL && pair->options.memory == NULL;
     if (gone && own) munmap(pair->pages, pair->bytes);
     pthread_mutex_destroy(&pair->lock);
+    free(pair->spare); /* its register stays with what uses it */
     free(pair);
     return gone;
 }

@@ -71,7 +71,8 @@ static struct {
     bool silent;                          /* calls that fail leave errno 0 */
     const char *no_library, *no_function; /* what is not found */
     uint32_t broken_rules;
-    uint32_t left; /* objects that an adapter still had when it was closed */
+    uint32_t left;   /* objects that an adapter still had when it was closed */
+    uint32_t failed; /* calls that have failed in adapters that were closed */
 } mlx = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 #define MLX_RULE(holds) mlx_rule((holds), __LINE__, #holds)
@@ -171,6 +172,7 @@ static int mlx_close_device(void *context) {
         mlx.left += left.devices + left.domains + left.uars + left.umems + left.objects + left.regions;
         if (!MLX_RULE(err == 0)) return err;
     }
+    if (c->fake != NULL) mlx.failed += epw_fake_failed(c->fake);
     epw_fake_close(c->fake);
     epw_nic_close(c->nic);
     if (c->events > 0) close(c->events);
