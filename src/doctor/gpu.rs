@@ -68,7 +68,7 @@ pub(super) fn checks(tree: &Tree, gpus: &Result<Vec<Gpu>, String>) -> Vec<Check>
         Err(reason) => checks.push(none(tree, reason)),
         Ok(gpus) => {
             checks.extend(gpus.iter().enumerate().flat_map(|(ordinal, gpu)| of_gpu(ordinal, gpu)));
-            checks.push(access(gpus));
+            checks.extend(access(gpus));
         }
     }
     checks
@@ -140,36 +140,70 @@ fn of_gpu(ordinal: usize, gpu: &Gpu) -> Vec<Check> {
     ]
 }
 
-fn access(gpus: &[Gpu]) -> Check {
+/// A line if all ways are alike, otherwise also the ways of each GPU.
+fn access(gpus: &[Gpu]) -> Vec<Check> {
     const NAME: &str = "peer access";
-    const MORE: usize = 6;
-    let pairs = || {
-        (0..gpus.len())
-            .flat_map(|from| (0..gpus.len()).filter(move |to| *to != from).map(move |to| (from, to)))
-    };
-    let has = |bits: u64, ordinal: usize| ordinal < 64 && bits >> ordinal & 1 == 1;
-    let lacking: Vec<String> = pairs()
-        .filter(|(from, to)| !has(gpus[*from].access, *to))
-        .map(|(from, to)| format!("{from} to {to}"))
-        .collect();
-    let all = pairs().count();
-    let by_link = pairs().all(|(from, to)| has(gpus[from].atomics, to));
-    match (gpus.len(), lacking.len()) {
-        (..2, _) => Check::ok(NAME, "there is one GPU"),
-        (count, 0) if by_link => {
+    let count = gpus.len();
+    let ways: Vec<Ways> = (0..count).map(|from| Ways::of(gpus, from)).collect();
+    let (closed, slow) = ways
+        .iter()
+        .fold((0, 0), |(closed, slow), ways| (closed + ways.closed.len(), slow + ways.without_atomics.len()));
+    let all = count * count.saturating_sub(1);
+    let summary = match (count, closed, slow) {
+        (..2, ..) => Check::ok(NAME, "there is one GPU"),
+        (_, 0, 0) => {
             Check::ok(NAME, format!("all {count} GPUs reach each other, with atomics on the way (NVLink)"))
         }
-        (count, 0) => {
+        (_, 0, _) => {
             Check::warning(NAME, format!("all {count} GPUs reach each other, but not all by NVLink"))
                 .remedy("see nvidia-smi topo -m and nvidia-smi nvlink -s")
         }
-        (_, none) if none == all => Check::missing(NAME, "no GPU reaches the memory of another one")
+        (_, none, _) if none == all => Check::missing(NAME, "no GPU reaches the memory of another one")
             .remedy("see nvidia-smi topo -p2p r; ranks then go by queues: EPWIRE_PATHS=queue"),
-        (_, count) => {
-            let more = if count > MORE { ", ..." } else { "" };
-            let shown = lacking.iter().take(MORE).cloned().collect::<Vec<_>>().join(", ");
-            Check::warning(NAME, format!("{count} of {all} ways are closed: {shown}{more}"))
-                .remedy("see nvidia-smi topo -p2p r; permit queues beside: EPWIRE_PATHS=vmm,ipc,queue")
+        _ => Check::warning(NAME, format!("{closed} of {all} ways are closed"))
+            .remedy("see nvidia-smi topo -p2p r; permit queues beside: EPWIRE_PATHS=vmm,ipc,queue"),
+    };
+    let alike = [0, all].contains(&closed) && [0, all].contains(&slow);
+    let each = ways.iter().enumerate().filter(|_| !alike).map(|(from, ways)| ways.check(from));
+    [summary].into_iter().chain(each).collect()
+}
+
+/// The other GPUs whose memory one accesses, by ordinal.
+struct Ways {
+    with_atomics: Vec<String>,
+    without_atomics: Vec<String>,
+    closed: Vec<String>,
+}
+
+impl Ways {
+    fn of(gpus: &[Gpu], from: usize) -> Self {
+        let has = |bits: u64, ordinal: usize| ordinal < 64 && bits >> ordinal & 1 == 1;
+        let (access, atomics) = (gpus[from].access, gpus[from].atomics);
+        let those = |are: &dyn Fn(usize) -> bool| {
+            (0..gpus.len()).filter(|to| *to != from && are(*to)).map(|to| to.to_string()).collect()
+        };
+        Self {
+            with_atomics: those(&|to| has(access, to) && has(atomics, to)),
+            without_atomics: those(&|to| has(access, to) && !has(atomics, to)),
+            closed: those(&|to| !has(access, to)),
+        }
+    }
+
+    fn check(&self, from: usize) -> Check {
+        let groups = [
+            ("", &self.with_atomics, " by NVLink"),
+            ("", &self.without_atomics, " by another way"),
+            ("not ", &self.closed, ""),
+        ];
+        let shown: Vec<String> = groups
+            .into_iter()
+            .filter(|(_, gpus, _)| !gpus.is_empty())
+            .map(|(before, gpus, behind)| format!("{before}{}{behind}", gpus.join(", ")))
+            .collect();
+        let label = format!("GPU {from} reaches");
+        match self.closed.is_empty() {
+            true => Check::ok(label, shown.join("; ")),
+            false => Check::new(label, Verdict::Warning, shown.join("; ")),
         }
     }
 }

@@ -386,6 +386,30 @@ fn gpus_that_do_not_reach_each_other() {
 }
 
 #[test]
+fn ways_between_gpus_that_differ_are_told_for_each() {
+    let machine = Machine::new("ways");
+    machine.driver("");
+    let mut three = gpus(3, 0b111, 0b011);
+    three[1].access = 0b001;
+    let report = machine.report(&Found { gpus: Ok(three), ..plain() });
+    let ways = report.sections[1]
+        .checks
+        .iter()
+        .filter(|check| check.name.contains("reach") || check.name == "peer access");
+    let ways: Vec<_> =
+        ways.map(|check| (check.name.as_str(), check.verdict, check.reason.as_str())).collect();
+    let expected = [
+        ("peer access", Verdict::Warning, "1 of 6 ways are closed"),
+        ("GPU 0 reaches", Verdict::Ok, "1 by NVLink; 2 by another way"),
+        ("GPU 1 reaches", Verdict::Warning, "0 by NVLink; not 2"),
+        ("GPU 2 reaches", Verdict::Ok, "0, 1 by NVLink"),
+    ];
+    assert_eq!(ways, expected);
+    let alike = machine.report(&Found { gpus: Ok(gpus(3, 0b111, 0b111)), ..plain() });
+    assert!(!alike.to_json().contains("GPU 0 reaches"));
+}
+
+#[test]
 fn a_driver_without_a_build_for_it_is_told_with_its_gpus() {
     let machine = Machine::new("driver");
     machine.driver("RegistryDwords: \"PeerMappingOverride=1\"\n");
