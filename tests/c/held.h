@@ -2,6 +2,8 @@
 #ifndef EPW_TESTS_HELD_H
 #define EPW_TESTS_HELD_H
 
+#include "check.h"
+
 #include <dirent.h>
 #include <stdint.h>
 #include <time.h>
@@ -30,6 +32,20 @@ static inline held look(uint32_t threads) {
         h.threads = entries_of("/proc/self/task");
     }
     return h;
+}
+
+/* Threads that are ending may still be listed. */
+static inline void look_at_first(void) {
+    nanosleep(&(struct timespec){0, 100000000}, NULL);
+    at_first = look(UINT32_MAX);
+}
+
+/* Checks that as much is held as at first. `of` and `which` say after what. */
+static inline void nothing_more_is_held(const char *of, uint32_t which) {
+    held after = look(at_first.threads);
+    CHECK_MSG(at_first.descriptors == after.descriptors && at_first.threads == after.threads,
+              "%s %u: %u descriptors were %u, %u threads %u", of, which, after.descriptors,
+              at_first.descriptors, after.threads, at_first.threads);
 }
 
 #endif

@@ -214,10 +214,7 @@ static void what_an_adapter_lacks_is_done_without_or_said(void) {
         const char *text = status == EPW_OK ? epw_mlx5_describe(b->adapter, said) : epw_last_error();
         CHECK_MSG(strcmp(text, cases[i].text) == 0, "case %u:\n%s\nand not\n%s", i, text, cases[i].text);
         take_down(b);
-        held after = look(at_first.threads);
-        CHECK_MSG(at_first.descriptors == after.descriptors && at_first.threads == after.threads,
-                  "case %u: %u descriptors were %u, %u threads %u", i, after.descriptors,
-                  at_first.descriptors, after.threads, at_first.threads);
+        nothing_more_is_held("case", i);
         free(b);
     }
 }
@@ -237,10 +234,9 @@ static void whatever_fails_nothing_is_left(void) {
                 epw_status status = set_up(b, &options, &(epw_mlx5_options){0});
                 CHECK_MSG(status == EPW_OK || *epw_last_error() != '\0', "call %d, %u", (int)call, after);
                 take_down(b); /* which counts what is left of the device */
-                held after_it = look(at_first.threads);
-                CHECK_MSG(at_first.descriptors == after_it.descriptors &&
-                              at_first.threads == after_it.threads,
-                          "call %d, %u", (int)call, after);
+                char of[32];
+                snprintf(of, sizeof of, "call %d, after", (int)call);
+                nothing_more_is_held(of, after);
                 free(b);
                 well = status == EPW_OK ? well + 1 : 0;
                 failed += status != EPW_OK;
@@ -308,8 +304,7 @@ static void a_teardown_that_stops_keeps_what_the_adapter_may_use(void) {
         epw_fake_close(b->fake);
         epw_nic_close(b->nic);
         if (!stops[s].gone) munmap(pages, epw_mlx5_pair_memory_bytes(DEPTH));
-        held after = look(at_first.threads);
-        CHECK_MSG(at_first.descriptors == after.descriptors && at_first.threads == after.threads, "%u", s);
+        nothing_more_is_held("stop", s);
         free(b);
     }
 }
@@ -345,8 +340,7 @@ static void a_fabric_is_refused(const epw_fabric_options *options, epw_status ex
     epw_status status = epw_fabric_create(options, &fabric);
     CHECK_MSG(status == expected && fabric == NULL, "%s: %s", epw_status_name(status), words);
     CHECK_MSG(strstr(epw_last_error(), words) != NULL, "%s\nand not\n%s", epw_last_error(), words);
-    held after = look(at_first.threads);
-    CHECK_MSG(at_first.descriptors == after.descriptors && at_first.threads == after.threads, "%s", words);
+    nothing_more_is_held(words, 0);
 }
 
 static void options_of_a_fabric_have_limits(void) {
@@ -474,8 +468,7 @@ static void begin(void) {
     CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
     take_down(b);
     free(b);
-    nanosleep(&(struct timespec){0, 100000000}, NULL);
-    at_first = look(UINT32_MAX);
+    look_at_first();
 }
 
 int main(void) {

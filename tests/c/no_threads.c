@@ -23,13 +23,6 @@ static void is_refused(epw_status status, const char *text) {
     CHECK_MSG(strcmp(epw_last_error(), text) == 0, "%s\nand not\n%s", epw_last_error(), text);
 }
 
-static void nothing_is_left(const char *of) {
-    held after = look(at_first.threads);
-    CHECK_MSG(at_first.descriptors == after.descriptors && at_first.threads == after.threads,
-              "%s: %u descriptors were %u, %u threads %u", of, after.descriptors, at_first.descriptors,
-              after.threads, at_first.threads);
-}
-
 static void a_fabric_says_which_thread(void) {
     static const char *const texts[] = {
         "fabric: rank 3: cannot start the thread of the software NIC: Resource temporarily unavailable "
@@ -43,7 +36,7 @@ static void a_fabric_says_which_thread(void) {
         until_none = i;
         is_refused(epw_fabric_create(&options, &fabric), texts[i]);
         CHECK(fabric == NULL);
-        nothing_is_left(texts[i]);
+        nothing_more_is_held("a fabric", (uint32_t)i);
     }
 }
 
@@ -57,7 +50,7 @@ static void an_adapter_says_which_thread(void) {
                "(errno 11)");
     take_down(b);
     free(b);
-    nothing_is_left("an adapter");
+    nothing_more_is_held("an adapter", 0);
 }
 
 /* Queues of kernels have a thread that attends them. */
@@ -77,7 +70,7 @@ static void a_queue_says_which_thread(void) {
         CHECK(epw_mlx5_pair_destroy(pair));
         take_down(b);
         free(b);
-        nothing_is_left("a queue");
+        nothing_more_is_held("a queue", 0);
     }
 }
 
@@ -86,8 +79,7 @@ static void begin(void) {
     CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
     take_down(b);
     free(b);
-    nanosleep(&(struct timespec){0, 100000000}, NULL);
-    at_first = look(UINT32_MAX);
+    look_at_first();
 }
 
 int main(void) {
