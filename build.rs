@@ -231,7 +231,9 @@ impl Toolkit {
     fn compile(&self, source: &Path, targets: &[String]) -> Result<PathBuf, String> {
         let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
         let object = out.join(source.file_stem().unwrap_or_default()).with_extension("cu.o");
-        let mut arguments: Vec<String> = ["-c", "-std=c++20", "-O3"].map(str::to_owned).to_vec();
+        // Two architectures at a time: the longest source takes minutes for each.
+        let mut arguments: Vec<String> =
+            ["-c", "-std=c++20", "-O3", "--threads=2"].map(str::to_owned).to_vec();
         arguments.extend(targets.iter().cloned());
         // The same bits as on the host: no fusing of a multiplication and an addition.
         arguments.push("--fmad=false".into());

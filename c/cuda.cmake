@@ -94,7 +94,7 @@ function(epw_compile_kernels objects folder)
         add_custom_command(OUTPUT ${object} DEPENDS ${source} DEPFILE ${object}.d VERBATIM
             COMMENT "Compiling the kernels of ${name}.cu"
             COMMAND ${CMAKE_COMMAND} -E make_directory ${PROJECT_BINARY_DIR}/${group}
-            COMMAND ${EPW_NVCC} -c -std=c++20 -O3 ${gencode} --fmad=false
+            COMMAND ${EPW_NVCC} -c -std=c++20 -O3 --threads=2 ${gencode} --fmad=false
                 -Xcompiler -fPIC,-fvisibility=hidden,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics
                 -I${root} -I${root}/c -I${root}/c/include
                 -MD -MF ${object}.d -MT ${object} ${source} -o ${object})
