@@ -14,6 +14,7 @@ template <typename T>
 __global__ void __launch_bounds__(kCollThreads, 1) small_collective_kernel(const __grid_constant__ epw_coll_args a) {
     __shared__ Collective c;
     ptx::wait_for_stream();
+    prefetch_first_words(a);
     if (open(c, a)) run_small<T>(c);
     close(c);
 }
@@ -22,6 +23,7 @@ template <typename T>
 __global__ void __launch_bounds__(kCollThreads, 1) small_parts_kernel(const __grid_constant__ epw_coll_args a) {
     __shared__ Collective c;
     ptx::wait_for_stream();
+    prefetch_first_words(a);
     if (open(c, a)) run_small_parts<T>(c);
     close(c);
 }

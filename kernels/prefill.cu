@@ -6,14 +6,22 @@
 #include "kernels/prefill/number.cuh"
 #include "kernels/launch.cuh"
 
+#include <new>
+
 namespace epw {
 
-// A block's shared memory: the pool of tiles, then for each mover the tickets that it keeps. The tiles' memory is first that of
-// the numbering. A block has an SM to itself (c/device/sm_ledger.h), and takes most of it.
+constexpr uint32_t kFirsts = 2 * sizeof(uint64_t), kAttendant = sizeof(Attendant<true>); // of a peer
+static_assert(sizeof(Attendant<false>) <= kAttendant && kAttendant % 8 == 0 && alignof(Attendant<true>) == 8,
+              "one place fits both");
+
+// A block's shared memory: the pool of tiles, then for each mover the tickets that it keeps, then what there is of each peer:
+// numbers of openings, and in the first block its attendant. The tiles' memory is first that of the numbering. A block has an SM
+// to itself (c/device/sm_ledger.h), and takes most of it.
 struct BlockMemory {
     static __host__ __device__ uint32_t attending(const epw_prefill_layout &l) { return (l.ranks + 31) / 32; } // warps
 
     static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 18 * 1024; // less what the kernels declare statically
+    uint32_t peers; // bytes of what there is of each peer: two numbers, and an attendant
     uint32_t head, tile, lines, movers, count, tiles, bytes;
 
     static __host__ __device__ uint32_t movers_of(uint32_t blocks, uint32_t most) {
@@ -22,10 +30,13 @@ struct BlockMemory {
     }
 
     __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)
-        : head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes), tile(Tiles::bytes_of(head, kind)),
-          lines(2 * l.ranks * uint32_t(sizeof(uint32_t))), movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))),
-          count((kMost - movers * lines) / tile < movers ? (kMost - movers * lines) / tile : movers), tiles(count * tile),
-          bytes(tiles + movers * lines) {}
+        : peers(l.ranks * (kFirsts + kAttendant)), head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes),
+          tile(Tiles::bytes_of(head, kind)), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
+          movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))), count(fitting() < movers ? fitting() : movers),
+          tiles(count * tile), bytes(tiles + movers * lines + peers) {}
+
+  private:
+    __host__ __device__ uint32_t fitting() const { return (kMost - movers * lines - peers) / tile; }
 };
 
 // What is common to both kernels: one warp of a block does one thing.
@@ -43,7 +54,7 @@ struct Roles {
     // wait for a mover. But all do in a kernel that does nothing else.
     __device__ __forceinline__ Movers movers(const Prefill &o) const {
         const uint32_t half = (m.movers + 1) / 2, few = (kSenders + gridDim.x - 1) / gridDim.x;
-        const bool among = !o.does(EPW_PREFILL_RECEIVES) || warp() < (o.call->kind == 0 ? min(few, half) : half);
+        const bool among = !o.does(EPW_PREFILL_RECEIVES) || warp() < (o.call.kind == 0 ? min(few, half) : half);
         const bool sends = among && o.does(EPW_PREFILL_SENDS);
         const uint32_t before = attending_blocks();
         return {(blockIdx.x - before) * m.movers + warp(), (gridDim.x - before) * m.movers, sends};
@@ -56,6 +67,15 @@ struct Roles {
     __device__ __forceinline__ uint32_t all_tiles() const { return m.count < 32 ? (1u << m.count) - 1 : ~0u; }
     __device__ __forceinline__ uint32_t *kept() const {
         return reinterpret_cast<uint32_t *>(memory + m.tiles + warp() * m.lines);
+    }
+    __device__ __forceinline__ uint64_t *firsts() const { return reinterpret_cast<uint64_t *>(memory + m.bytes - m.peers); }
+    // Attends to the peer, at the place that it has.
+    template <bool Queues>
+    __device__ __forceinline__ void attend(Prefill &o, uint32_t peer, uint32_t rows, uint32_t expected, uint32_t again,
+                                           uint64_t *wait_ns, uint32_t opens_with, uint32_t bytes) const {
+        auto *place = reinterpret_cast<Attendant<Queues> *>(reinterpret_cast<unsigned char *>(firsts()) + o.ranks * kFirsts +
+                                                            peer * kAttendant);
+        (new (place) Attendant<Queues>(o, peer, rows, expected, again))->run(wait_ns, opens_with, bytes);
     }
 };
 
@@ -128,7 +148,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     if (threadIdx.x == 0) free = roles.all_tiles();
     if (threadIdx.x < kRowMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
-    if (!open<Queues>(o, a.call)) {
+    if (!open<Queues>(o, a.call, roles.firsts())) {
         close_shut(o);
         return;
     }
@@ -152,7 +172,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
         if (is_prefill_peer(o, peer)) {
             const uint32_t rows = r.sent_first[peer + 1] - r.sent_first[peer];
             const uint32_t expected = a.again ? r.received[peer] : kNone;
-            Attendant<Queues>(o, peer, rows, expected, a.again).run(a.out.wait_ns, opening_bytes(a), row_bytes(a));
+            roles.attend<Queues>(o, peer, rows, expected, a.again, a.out.wait_ns, opening_bytes(a), row_bytes(a));
         }
     }
     if (blockIdx.x != 0) {
@@ -160,8 +180,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
         return;
     }
     await_others_out(o);
-    if (threadIdx.x == 0) gather_refused(o);
-    __syncthreads();
+    gather_refused(o);
     clear_claims(o, a.call.lane.max_tokens);
     if (o.does(EPW_PREFILL_RECEIVES) && !a.call.gives_up) tell_received(a, o);
     __syncthreads();
@@ -183,7 +202,7 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     if (threadIdx.x == 0) free = roles.all_tiles();
     if (threadIdx.x < kAnswerMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
-    if (!open<Queues>(o, a.call)) {
+    if (!open<Queues>(o, a.call, roles.firsts())) {
         close_shut(o);
         return;
     }
@@ -199,7 +218,7 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
         if (is_prefill_peer(o, peer)) {
             const uint32_t asked = ordered ? r.sent_entries[peer] : r.sent_first[peer + 1] - r.sent_first[peer];
             const uint32_t bytes = uint32_t(a.call.lane.layout.answer_head) + 2 * a.width;
-            Attendant<Queues>(o, peer, answers_to(a, peer), asked, 0).run(a.out.wait_ns, sizeof(epw_row_head), bytes);
+            roles.attend<Queues>(o, peer, answers_to(a, peer), asked, 0, a.out.wait_ns, sizeof(epw_row_head), bytes);
         }
     }
     if (blockIdx.x != 0) {
@@ -207,11 +226,10 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
         return;
     }
     await_others_out(o);
+    gather_refused(o);
     count_answers(a, o);
     __syncthreads();
-    if (threadIdx.x != 0) return;
-    gather_refused(o);
-    close(o);
+    if (threadIdx.x == 0) close(o);
 }
 
 static uint32_t threads_of(const epw_prefill_layout &l, const BlockMemory &m) {

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { PARTS = 512, WORD = 4, PIECE = 256 };
+enum { WORD = 4, LANES = 32, PIECE = 256, OF_SQUARES = WORD * LANES };
 
 static uint32_t bits_of(float x) {
     uint32_t bits;
@@ -88,20 +88,26 @@ static float square_root(float x) {
     return (float)kept * float_of((uint32_t)((exponent - 50 - odd) / 2 + 2 + 127) << 23);
 }
 
+static float sum_of_lanes(float *parts) {
+    for (uint32_t step = 1; step < LANES; step *= 2) {
+        for (uint32_t k = 0; k < LANES; k += 2 * step) parts[k] += parts[k + step];
+    }
+    return parts[0];
+}
+
 static float sum_of_squares(uint32_t dtype, const void *row, uint32_t hidden) {
-    float parts[PARTS] = {0}, x[PIECE];
-    for (uint32_t at = 0; at < hidden; at += PIECE) {
-        uint32_t count = hidden - at < PIECE ? hidden - at : PIECE;
+    float sums[LANES] = {0};
+    for (uint32_t at = 0; at < hidden; at += OF_SQUARES) {
+        uint32_t count = hidden - at < OF_SQUARES ? hidden - at : OF_SQUARES;
+        float parts[LANES] = {0}, x[OF_SQUARES];
         widen(dtype, row, at, count, x);
         for (uint32_t i = 0; i < count; i++) {
             float square = x[i] * x[i];
-            parts[(at + i) / WORD % PARTS] += square;
+            parts[i / WORD] += square;
         }
+        sums[at / OF_SQUARES % LANES] += sum_of_lanes(parts);
     }
-    for (uint32_t step = 1; step < PARTS; step *= 2) {
-        for (uint32_t k = 0; k < PARTS; k += 2 * step) parts[k] += parts[k + step];
-    }
-    return parts[0];
+    return sum_of_lanes(sums);
 }
 
 void epw_norm_row_run(const epw_numerics *numerics, const epw_norm_row *row) {

@@ -1,11 +1,12 @@
 /* RMSNorm of a row after a residual addition, as it follows an all-reduce.
  *
  * The rules, which GPU kernels and tests follow: x = round(sum + residual), which is the new residual;
- * without a residual x is the sum. Squares are added in f32, with every operation rounded: partial sum k of
- * 512 takes the words of four elements k, k + 512 and so on, the elements of a word in order; then partial
- * sums k and k ^ 1 are added, then k and k ^ 2, and so on up to k ^ 256. r = 1 / sqrt(squares / hidden +
- * epsilon), each step rounded. y = round((x * r) * weight). An FP8 payload is y quantised as numerics.h
- * defines. Every NaN is the positive quiet one. */
+ * without a residual x is the sum. Squares are added in f32, with every operation rounded. A row is cut into
+ * pieces of 128 elements, 32 words of four: the squares of a word are added in order, then the sums of words
+ * k and k ^ 1, then of k and k ^ 2, and so on up to k ^ 16. Sum k of 32 then takes pieces k, k + 32 and so on
+ * in order, and these sums are added as those of words are. What lies beyond a row is zero. r = 1 /
+ * sqrt(squares / hidden + epsilon), each step rounded. y = round((x * r) * weight). An FP8 payload is y
+ * quantised as numerics.h defines. Every NaN is the positive quiet one. */
 #ifndef EPW_NORM_H
 #define EPW_NORM_H
 

@@ -67,6 +67,15 @@ __device__ __forceinline__ void load_parts(Stretch from, const Chunk<kLines> &ch
         parts[i].high = two && word + 1 < count ? words[word + 1] : 0;
     }
 }
+// Brings them into the L2 cache. Two threads of a line do it, because it may lie across two lines of the cache.
+template <uint32_t kLines> __device__ __forceinline__ void prefetch_parts(Stretch from, const Chunk<kLines> &chunk) {
+    if (from.at == nullptr || (chunk.part() != 0 && !chunk.has_tag())) return; // a broadcast folds nothing of its own
+#pragma unroll
+    for (uint32_t i = 0; i < kLines; i++) {
+        const uint64_t at = 8 * uint64_t(chunk.word(i));
+        if (at < from.bytes) ptx::prefetch_l2(from.at + at);
+    }
+}
 template <uint32_t kLines>
 __device__ __forceinline__ void store_parts(Stretch to, const Chunk<kLines> &chunk, const Parts<kLines> &parts) {
     auto *words = reinterpret_cast<uint64_t *>(to.at);
@@ -89,6 +98,7 @@ __device__ __forceinline__ void write_word(const Rows &to, uint64_t word, uint64
 __device__ __forceinline__ void load_parts(const Rows &from, const Chunk<1> &chunk, Parts<1> &parts) {
     parts[0] = {read_word(from, chunk.word(0)), chunk.has_tag() ? 0 : read_word(from, chunk.word(0) + 1)};
 }
+__device__ __forceinline__ void prefetch_parts(const Rows &, const Chunk<1> &) {}
 __device__ __forceinline__ void store_parts(const Rows &to, const Chunk<1> &chunk, const Parts<1> &parts) {
     write_word(to, chunk.word(0), parts[0].low);
     if (!chunk.has_tag()) write_word(to, chunk.word(0) + 1, parts[0].high);
@@ -234,6 +244,16 @@ __device__ __forceinline__ void send_chunk(const Collective &c, const Flows &f, 
     }
 }
 
+// Brings what is sent and folded of a later chunk into the L2 cache.
+template <uint32_t kLines, typename Flows>
+__device__ __forceinline__ void prefetch_chunk(const Collective &c, const Flows &f, const Chunk<kLines> &chunk) {
+#pragma unroll 1
+    for (uint32_t d = 1; d < c.ranks; d++) prefetch_parts(f.to(c, peer_after(c, d)), chunk);
+    decltype(f.to(c, 0)) own, out;
+    f.fold(c, own, out);
+    prefetch_parts(own, chunk);
+}
+
 template <uint32_t kLines, typename Flows>
 __device__ __forceinline__ void give_chunk_itself(const Collective &c, const Flows &f, const Chunk<kLines> &chunk) {
     decltype(f.to(c, 0)) own, out;
@@ -373,6 +393,8 @@ __device__ __noinline__ void exchange_lines(Collective &c, Flows f, uint32_t lin
     const uint32_t before = shares ? lines_of(c.part) : 0;
 #pragma unroll 1
     for (uint32_t j = 0; j < chunks + lag && !warp_stops(c); j++) {
+        // Among more members the parts of others take long enough, and what is prefetched is in their way.
+        if (j + 1 < chunks && (!shares || c.members == 2)) prefetch_chunk<kLines>(c, f, chunk(j + 1));
         if (j < chunks) {
             send_chunk<kLines>(c, f, chunk(j));
             if constexpr (!Flows::kReduces) give_chunk_itself<kLines>(c, f, chunk(j));

@@ -1,6 +1,8 @@
 // An all-reduce by packets and, in the same kernel, what follows it: the residual is added, and each row is normalised and
-// optionally quantised, by the rules of c/numerics/norm.h. One block handles a row; its thread t has the words t, t + 512 and so
-// on.
+// optionally quantised, by the rules of c/numerics/norm.h. A row is cut into pieces of 32 words, and each piece has a warp of its
+// own, so that a few rows keep as many SMs busy as the sum alone does. The warps of a row tell each other the sums of their
+// squares by packets, in this rank's own window. Of more rows the sum is an operation like others, and each row has a block of a
+// kernel that follows it.
 #pragma once
 
 #include "kernels/coll/small.cuh"
@@ -8,32 +10,40 @@
 
 namespace epw {
 
-constexpr uint32_t kNormWarps = kCollThreads / 32;
-constexpr uint32_t kWordsOfScale = EPW_FP8_BLOCK / 4;
-static_assert(kCollThreads == 512 && kWordsOfScale == 32, "the order of partial sums; a scale is a warp's");
+constexpr uint32_t kNormWarps = kSmallThreads / 32;
+constexpr uint32_t kNormPieces = EPW_NORM_HIDDEN_MAX / 4 / 32; // at most, of a row
+static_assert(EPW_FP8_BLOCK == 4 * 32, "a scale is a warp's");
 
-// Sums the parts of all threads, in the order of the rules; every thread gets the result. Called by the whole block, for two rows
-// one after the other with different memory.
-__device__ __forceinline__ float sum_of_parts(float part, float (&of_warps)[kNormWarps]) {
+// The sum over the lanes of a warp, in the order of the rules, for all of them.
+__device__ __forceinline__ float sum_of_lanes(float part) {
 #pragma unroll
     for (uint32_t step = 1; step < 32; step *= 2) part = __fadd_rn(part, __shfl_xor_sync(0xffffffffu, part, step));
-    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = part;
-    __syncthreads();
-    float sum = of_warps[threadIdx.x % kNormWarps];
-#pragma unroll
-    for (uint32_t step = 1; step < kNormWarps; step *= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, step));
-    return sum;
+    return part;
 }
 
 template <typename T> __device__ __forceinline__ uint64_t pack_word(const float (&x)[4]) {
-    uint64_t word = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) word |= uint64_t(narrow<T>(x[i]).bits) << 16 * i;
-    return word;
+    return uint64_t(narrow_pair<T>(x[2], x[3])) << 32 | narrow_pair<T>(x[0], x[1]);
 }
-template <typename T> __device__ __forceinline__ void widen_word(uint64_t word, float (&x)[4]) {
-#pragma unroll
-    for (uint32_t i = 0; i < 4; i++) x[i] = widen(Word<T>::element(word, i));
+template <typename Pair> __device__ __forceinline__ void widen_word(uint64_t word, float (&x)[4]) {
+    const uint32_t low = uint32_t(word), high = uint32_t(word >> 32);
+    x[0] = Pair::low(low);
+    x[1] = Pair::high(low);
+    x[2] = Pair::low(high);
+    x[3] = Pair::high(high);
+}
+
+template <typename Pair> __device__ __forceinline__ Scale scale_of(const epw_coll_norm_args &a, uint32_t largest) {
+    const float amax = fmaxf(fmaxf(fabsf(Pair::low(largest)), fabsf(Pair::high(largest))), 1e-4f); // fmaxf drops a NaN
+    return a.payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
+}
+// That of the word's piece.
+__device__ __forceinline__ void write_scale(const epw_coll_norm_args &a, uint64_t row, uint32_t word, const Scale &s) {
+    const uint64_t scale = row * (a.hidden / EPW_FP8_BLOCK) + word / 32;
+    if (a.payload == EPW_PAYLOAD_FP8_UE8M0) {
+        a.scales[scale] = static_cast<unsigned char>(__float_as_uint(s.scale) >> 23);
+    } else {
+        reinterpret_cast<float *>(a.scales)[scale] = s.scale;
+    }
 }
 
 // Quantises a word to four bytes; the 128 channels of a warp share a scale. Called by whole warps.
@@ -45,190 +55,273 @@ __device__ __forceinline__ void write_quantised(const epw_coll_norm_args &a, uin
     for (uint32_t step = 16; step > 0; step /= 2) {
         largest = Pair::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
     }
-    const float amax = fmaxf(fmaxf(fabsf(Pair::low(largest)), fabsf(Pair::high(largest))), 1e-4f); // fmaxf drops a NaN
-    const Scale s = a.payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
+    const Scale s = scale_of<Pair>(a, largest);
     reinterpret_cast<uint32_t *>(a.out + row * a.hidden)[word] = quantise_four<Pair>(low, high, s.inverse);
-    if (threadIdx.x % 32 != 0) return;
-    const uint64_t scale = row * (a.hidden / EPW_FP8_BLOCK) + word / kWordsOfScale;
-    if (a.payload == EPW_PAYLOAD_FP8_UE8M0) {
-        a.scales[scale] = static_cast<unsigned char>(__float_as_uint(s.scale) >> 23);
-    } else {
-        reinterpret_cast<float *>(a.scales)[scale] = s.scale;
+    if (threadIdx.x % 32 == 0) write_scale(a, row, word, s);
+}
+
+// The word of a row that a lane has, if it has one.
+struct NormWord {
+    uint64_t row;
+    uint32_t word;
+    bool inside;
+
+    __device__ __forceinline__ NormWord(const epw_coll_norm_args &a, uint64_t row, uint32_t piece)
+        : row(row), word(piece * 32 + threadIdx.x % 32), inside(word < a.hidden / 4) {}
+    __device__ __forceinline__ uint64_t at(const epw_coll_norm_args &a) const { return row * (a.hidden / 4) + word; }
+    __device__ __forceinline__ uint64_t load(const unsigned char *from, uint64_t i) const {
+        return inside && from != nullptr ? reinterpret_cast<const uint64_t *>(from)[i] : 0;
+    }
+};
+
+// The word that is normalised: the sum and the residual, which becomes it.
+template <typename T, typename Pair>
+__device__ __forceinline__ uint64_t add_residual(const epw_coll_norm_args &a, uint64_t sum, uint64_t residual) {
+    if (a.residual == nullptr) return sum;
+    float x[4], y[4];
+    widen_word<Pair>(sum, x);
+    widen_word<Pair>(residual, y);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) x[i] = __fadd_rn(x[i], y[i]);
+    return pack_word<T>(x);
+}
+
+// The sum of a word's squares; of all words of the warp. Words beyond the row are zero and change nothing.
+template <typename Pair> __device__ __forceinline__ float squares_of_word(uint64_t word) {
+    float x[4], part = 0;
+    widen_word<Pair>(word, x);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) part = __fadd_rn(part, __fmul_rn(x[i], x[i]));
+    return part;
+}
+template <typename Pair> __device__ __forceinline__ float squares_of(uint64_t word) {
+    return sum_of_lanes(squares_of_word<Pair>(word));
+}
+
+__device__ __forceinline__ float root_of(const epw_coll_norm_args &a, float squares) {
+    return __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(__fdiv_rn(squares, float(a.hidden)), a.epsilon)));
+}
+
+template <typename T, typename Pair> __device__ __forceinline__ uint64_t normalised(uint64_t x, uint64_t weights, float root) {
+    float y[4], weight[4];
+    widen_word<Pair>(x, y);
+    widen_word<Pair>(weights, weight);
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(y[i], root), weight[i]);
+    return pack_word<T>(y);
+}
+
+// Writes the lane's word of the residual and of the result. Called by whole warps.
+template <typename T, typename Pair>
+__device__ __forceinline__ void write_normalised(const epw_coll_norm_args &a, const NormWord &w, uint64_t x, uint64_t weights,
+                                                 float root) {
+    const uint64_t packed = normalised<T, Pair>(x, weights, root);
+    if (w.inside && a.residual != nullptr) reinterpret_cast<uint64_t *>(a.residual)[w.at(a)] = x;
+    if (a.payload != EPW_PAYLOAD_SAME) {
+        write_quantised<Pair>(a, w.row, w.word, packed); // rows of whole pieces
+    } else if (w.inside) {
+        reinterpret_cast<uint64_t *>(a.out)[w.at(a)] = packed;
     }
 }
 
-// kWords: the most words of a row that a thread has.
-constexpr uint32_t kFewNormWords = 4, kNormWords = EPW_NORM_HIDDEN_MAX / 4 / kCollThreads;
+__device__ __forceinline__ uint32_t pieces_of(const epw_coll_norm_args &a) { return (a.hidden / 4 + 31) / 32; } // of a row
 
-// What a row needs besides its sum, loaded while the sum arrives: the words of a thread.
-template <uint32_t kWords> struct NormRow { uint64_t sum[kWords], residual[kWords], weight[kWords]; };
+// ---- pieces of rows ----
 
-__device__ __forceinline__ uint32_t norm_word(uint32_t k) { return threadIdx.x + k * kCollThreads; }
-
-template <uint32_t kWords>
-__device__ __forceinline__ void begin_row(const epw_coll_norm_args &a, uint64_t row, NormRow<kWords> &r) {
-    const uint32_t words = a.hidden / 4;
-    const auto *residuals = reinterpret_cast<const uint64_t *>(a.residual) + row * words;
-    const auto *weights = reinterpret_cast<const uint64_t *>(a.weight);
-#pragma unroll
-    for (uint32_t k = 0; k < kWords; k++) {
-        const bool inside = norm_word(k) < words;
-        r.weight[k] = inside ? weights[norm_word(k)] : 0;
-        r.residual[k] = inside && a.residual != nullptr ? residuals[norm_word(k)] : 0;
-        r.sum[k] = 0;
-    }
+// Where the warps of a row find the squares of its pieces: each in place of the piece's first packet from this rank, which nobody
+// sends.
+__device__ __forceinline__ unsigned char *squares_at(const Collective &c, const epw_coll_norm_args &a, uint64_t row) {
+    return c.args.window + packet_of(c, c.rank, row * (a.hidden / 4));
 }
+constexpr uint32_t kSquaresStride = 32 * EPW_COLL_PACKET;
 
-// Called by the whole block.
-template <typename T, typename Pair, uint32_t kWords>
-__device__ __forceinline__ void end_row(const epw_coll_norm_args &a, uint64_t row, NormRow<kWords> &r,
-                                        float (&of_warps)[kNormWarps]) {
-    const uint32_t words = a.hidden / 4;
-    float part = 0;
-#pragma unroll
-    for (uint32_t k = 0; k < kWords; k++) {
-        float x[4];
-        widen_word<T>(r.sum[k], x);
-        if (a.residual != nullptr) {
-            float residual[4];
-            widen_word<T>(r.residual[k], residual);
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) x[i] = __fadd_rn(x[i], residual[i]);
-            r.sum[k] = pack_word<T>(x);
-            widen_word<T>(r.sum[k], x);
-        }
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) part = __fadd_rn(part, __fmul_rn(x[i], x[i])); // zeros beyond the row change nothing
-    }
-    if (a.residual != nullptr) {
-        auto *residuals = reinterpret_cast<uint64_t *>(a.residual) + row * words;
-#pragma unroll
-        for (uint32_t k = 0; k < kWords; k++) {
-            if (norm_word(k) < words) residuals[norm_word(k)] = r.sum[k];
-        }
-    }
-    const float mean = __fdiv_rn(sum_of_parts(part, of_warps), float(a.hidden));
-    const float root = __fdiv_rn(1.0f, __fsqrt_rn(__fadd_rn(mean, a.epsilon)));
-#pragma unroll
-    for (uint32_t k = 0; k < kWords; k++) {
-        if (norm_word(k) >= words) continue; // uniform over a warp for FP8
-        float y[4], weight[4];
-        widen_word<T>(r.sum[k], y);
-        widen_word<T>(r.weight[k], weight);
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) y[i] = __fmul_rn(__fmul_rn(y[i], root), weight[i]);
-        const uint64_t packed = pack_word<T>(y);
-        if (a.payload == EPW_PAYLOAD_SAME) {
-            reinterpret_cast<uint64_t *>(a.out)[row * words + norm_word(k)] = packed;
-        } else {
-            write_quantised<Pair>(a, row, norm_word(k), packed);
-        }
-    }
-}
-
-// Sums the members' words of a row. Returns false if some are late: then they must be awaited, and the row be begun again. So no
-// thread holds a row in registers while it waits long.
-template <typename T, uint32_t kWords>
-__device__ __forceinline__ bool sum_row(const Collective &c, const Folding &f, WordsAt at, uint64_t (&sums)[kWords]) {
-    constexpr uint32_t kLooks = 32;
-    load_words<kWords>(f.own, f.bytes, at, sums);
-    if (c.members == 1) return true;
-    Word<T> sum[kWords];
-#pragma unroll
-    for (uint32_t w = 0; w < kWords; w++) sum[w].begin_sum();
+// Waits until other warps of this rank have told the squares of this lane's pieces, and adds them to `part`. Returns false if
+// there are none: the sum of a piece lacks a rank, or calls differ. Bounded: warps tell their squares once they have their words
+// or have given their peers up, and blocks that have not begun are not waited for longer than those that have may wait for peers.
+__device__ __noinline__ inline bool await_squares(Collective &c, const unsigned char *from, uint32_t pieces, float &part) {
+    const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * c.deadline;
+    part = 0;
 #pragma unroll 1
-    for (uint32_t source = 0; source < c.ranks; source++) {
-        Arriving<1, kWords> here = {};
-        here.wanted = takes_part(c, source) && source != c.rank;
-        bool come = here.wanted == 0;
-#pragma unroll 1
-        for (uint32_t i = 0; i < kLooks && !come; i++) come = here.look(c, Ranks<false>{source}, at);
-        if (!come) return false;
-        if (source != c.rank && here.wanted == 0) continue;
-#pragma unroll
-        for (uint32_t w = 0; w < kWords; w++) sum[w].template fold<true>(source == c.rank ? sums[w] : here.data[0][w], EPW_SUM);
+    for (uint32_t piece = threadIdx.x % 32; piece < pieces;) {
+        const Packet packet = packet_at(from);
+        if (packet.tag == c.tag) {
+            part = __fadd_rn(part, __uint_as_float(uint32_t(packet.data)));
+            from += 32 * kSquaresStride;
+            piece += 32;
+            continue;
+        }
+        if (packet.tag == lacking_tag(c) || *static_cast<volatile uint32_t *>(&c.stopped)) return false;
+        if (ptx::load_relaxed_gpu(&c.args.state->halted)) return false;
+        if (ptx::global_timer_ns() - began < most) continue;
+        insert(c.lacking, c.rank);
+        atomicOr(&c.troubled, 1u);
+        return false;
     }
-#pragma unroll
-    for (uint32_t w = 0; w < kWords; w++) sums[w] = sum[w].template end<true>(EPW_SUM, c.members);
     return true;
 }
 
-// Waits for the members' words of a row, or gives members up.
-template <uint32_t kWords> __device__ __noinline__ void await_row(Collective &c, WordsAt at) {
+// The sum of the squares of a whole row. Returns false if there is none. Called by whole warps.
+__device__ __forceinline__ bool add_squares(Collective &c, const epw_coll_norm_args &a, uint64_t row, uint32_t pieces,
+                                            float &squares) {
+    constexpr uint32_t kEach = kNormPieces / 32, kLooks = 64; // pieces of a lane
+    const uint32_t laneid = threadIdx.x % 32;
+    const unsigned char *from = squares_at(c, a, row) + laneid * kSquaresStride;
+    const uint64_t tag = c.tag;
+    Packet packets[kEach];
+    bool whole = false;
 #pragma unroll 1
-    for (uint32_t source = 0; source < c.ranks; source++) {
-        if (takes_part(c, source) && source != c.rank) await_words(c, Ranks<false>{source}, at, kWords, 1);
-    }
-}
-
-template <typename T, typename Pair, uint32_t kWords>
-__device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a, float (&of_warps)[2][kNormWarps]) {
-    const uint64_t words = a.hidden / 4;
-    constexpr uint32_t kAtOnce = 4; // words that are awaited together
-    tell_call(c);
-#pragma unroll 1
-    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
-#pragma unroll 1
-        for (uint64_t i = begin; i < end; i += kFewNormWords * kCollThreads) {
-            send_words<kFewNormWords>(c, {i, kCollThreads, end});
+    for (uint32_t i = 0; i < kLooks && !whole; i++) {
+        whole = true;
+#pragma unroll
+        for (uint32_t k = 0; k < kEach; k++) {
+            packets[k] = {0, tag};
+            if (laneid + k * 32 < pieces) packets[k] = packet_at(from + k * 32 * kSquaresStride);
+            whole = whole && packets[k].tag == tag;
         }
     }
+    float part = 0;
+#pragma unroll
+    for (uint32_t k = 0; k < kEach; k++) part = __fadd_rn(part, __uint_as_float(uint32_t(packets[k].data)));
+    if (!whole) whole = await_squares(c, from, pieces, part);
+    squares = sum_of_lanes(part);
+    return __all_sync(kWholeWarp, whole);
+}
+
+// A warp has one piece at most. It tells its squares before it awaits those of others.
+template <typename T, typename Pair> __device__ __forceinline__ void run_norm(Collective &c, const epw_coll_norm_args &a) {
+    tell_calls_aside(c);
+    await_calls_aside(c);
+    if (exchanges_calls()) return;
+    const uint32_t pieces = pieces_of(a), n = blockIdx.x * kNormWarps + threadIdx.x / 32;
+    if (n >= uint32_t(a.rows) * pieces) return;
     const Folding f = folded_here(c);
-    auto *sums = reinterpret_cast<uint64_t *>(f.out);
-    uint32_t turn = 0;
-#pragma unroll 1
-    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        const uint64_t begin = row * words + threadIdx.x, end = (row + 1) * words;
-        const auto at = [&](uint32_t k) { return WordsAt{begin + k * kCollThreads, kCollThreads, end}; };
-        NormRow<kWords> r;
-        bool whole = false;
-        for (uint32_t tries = 0; !whole && tries < 2; tries++) { // what was awaited is there
-            begin_row(a, row, r);
-            whole = true;
-#pragma unroll
-            for (uint32_t k = 0; k < kWords; k += kAtOnce) {
-                uint64_t sum[kAtOnce];
-                if (!whole || !at(k).has(0)) continue;
-                whole = sum_row<T, kAtOnce>(c, f, at(k), sum);
-#pragma unroll
-                for (uint32_t w = 0; w < kAtOnce; w++) r.sum[k + w] = at(k).has(w) ? sum[w] : 0;
-            }
-            if (!whole) {
-#pragma unroll 1
-                for (uint32_t k = 0; k < kWords; k += kAtOnce) await_row<kAtOnce>(c, at(k));
-            }
-        }
-        if (whole) {
-#pragma unroll
-            for (uint32_t k = 0; k < kWords; k++) {
-                if (at(k).has(0)) sums[at(k).at(0)] = r.sum[k];
-            }
-        }
-        __syncthreads();
-        if (c.stopped || any(c.active - c.reachable)) break; // the sum is incomplete
-        end_row<T, Pair>(a, row, r, of_warps[turn++ % 2]);
+    const NormWord w(a, n / pieces, n % pieces);
+    const WordsAt words = {w.at(a), 1, w.inside ? w.at(a) + 1 : 0};
+    const uint64_t residual = w.load(a.residual, w.at(a)), weight = w.load(a.weight, w.word);
+    send_words<1>(c, words);
+    uint64_t sum[1] = {w.load(f.own, w.at(a))};
+    bool whole = fold_words<T, 1, true>(c, words, sum);
+    const uint64_t x = w.inside ? add_residual<T, Pair>(a, sum[0], residual) : 0;
+    float squares = squares_of<Pair>(x);
+    __syncwarp(); // what any lane has given up is seen by all
+    whole = __all_sync(kWholeWarp, whole && !any(c.active - c.reachable));
+    if (threadIdx.x % 32 == 0) {
+        put_packet(squares_at(c, a, w.row) + w.word / 32 * kSquaresStride, __float_as_uint(squares),
+                   whole ? c.tag : lacking_tag(c));
     }
-    await_calls(c);
+    if (w.inside) reinterpret_cast<uint64_t *>(f.out)[w.at(a)] = sum[0];
+    if (add_squares(c, a, w.row, pieces, squares)) write_normalised<T, Pair>(a, w, x, weight, root_of(a, squares));
 }
 
-// Normalises after a sum by rings.
-template <typename T, typename Pair, uint32_t kWords>
-__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_warps)[2][kNormWarps]) {
+// ---- whole rows ----
+
+// Two adjacent words. The rules add the sums of their squares first, so a warp has two pieces, one in each half of its lanes.
+struct NormPair {
+    uint64_t words[2];
+};
+
+// Of a row that a block has, warp w has pairs of pieces w, w + kNormWarps and so on, kEach at most.
+template <uint32_t kEach> struct NormRow {
+    const epw_coll_norm_args &a;
+    const uint64_t row;
+    const uint32_t words;
+    NormPair residual[kEach], x[kEach]; // x: what is normalised
+
+    __device__ __forceinline__ NormRow(const epw_coll_norm_args &a, uint64_t row) : a(a), row(row), words(a.hidden / 4) {
+#pragma unroll
+        for (uint32_t k = 0; k < kEach; k++) residual[k] = load(a.residual, at(k), k);
+    }
+    static __device__ __forceinline__ uint32_t first(uint32_t k) {
+        return 64 * (threadIdx.x / 32 + k * kNormWarps);
+    } // of the warp
+    static __device__ __forceinline__ uint32_t word(uint32_t k) { return first(k) + 2 * (threadIdx.x % 32); }
+    __device__ __forceinline__ uint64_t at(uint32_t k) const { return row * words + word(k); }
+    __device__ __forceinline__ bool has(uint32_t k) const { return first(k) < words; }   // the same for the whole warp
+    __device__ __forceinline__ bool inside(uint32_t k) const { return word(k) < words; } // both are, or none
+    // Rows are aligned to 16 bytes.
+    __device__ __forceinline__ NormPair load(const unsigned char *from, uint64_t i, uint32_t k) const {
+        if (!inside(k) || from == nullptr) return {};
+        const uint4 v = *reinterpret_cast<const uint4 *>(from + 8 * i);
+        return {{uint64_t(v.y) << 32 | v.x, uint64_t(v.w) << 32 | v.z}};
+    }
+    static __device__ __forceinline__ uint4 cells(const NormPair &p) {
+        return {uint32_t(p.words[0]), uint32_t(p.words[0] >> 32), uint32_t(p.words[1]), uint32_t(p.words[1] >> 32)};
+    }
+    static __device__ __forceinline__ void store(unsigned char *to, uint64_t i, const NormPair &pair) {
+        *reinterpret_cast<uint4 *>(to + 8 * i) = cells(pair);
+    }
+    template <typename T, typename Pair> __device__ __forceinline__ void add_sum(uint32_t k, const NormPair &sum) {
+#pragma unroll
+        for (uint32_t w = 0; w < 2; w++) x[k].words[w] = add_residual<T, Pair>(a, sum.words[w], residual[k].words[w]);
+    }
+    template <typename Pair> __device__ __forceinline__ void tell_squares(float (&of_pieces)[kNormPieces]) const {
+        const uint32_t laneid = threadIdx.x % 32;
+#pragma unroll
+        for (uint32_t k = 0; k < kEach; k++) {
+            if (!has(k)) continue;
+            float part = __fadd_rn(squares_of_word<Pair>(x[k].words[0]), squares_of_word<Pair>(x[k].words[1]));
+#pragma unroll
+            for (uint32_t step = 1; step < 16; step *= 2) part = __fadd_rn(part, __shfl_xor_sync(kWholeWarp, part, step));
+            if (laneid % 16 == 0 && inside(k)) of_pieces[word(k) / 32] = part;
+        }
+    }
+    // Behind a barrier after that.
+    template <typename T, typename Pair> __device__ __forceinline__ void normalise(const float (&of_pieces)[kNormPieces]) const {
+        const uint32_t pieces = pieces_of(a);
+        float part = 0;
+#pragma unroll
+        for (uint32_t k = 0; k < kNormPieces / 32; k++) {
+            const uint32_t piece = threadIdx.x % 32 + k * 32;
+            if (piece < pieces) part = __fadd_rn(part, of_pieces[piece]);
+        }
+        const float root = root_of(a, sum_of_lanes(part));
+#pragma unroll
+        for (uint32_t k = 0; k < kEach; k++) {
+            if (has(k)) write<T, Pair>(k, root);
+        }
+    }
+    // Called by whole warps.
+    template <typename T, typename Pair> __device__ __forceinline__ void write(uint32_t k, float root) const {
+        const NormPair weight = load(a.weight, word(k), k);
+        NormPair y;
+#pragma unroll
+        for (uint32_t w = 0; w < 2; w++) y.words[w] = normalised<T, Pair>(x[k].words[w], weight.words[w], root);
+        if (inside(k) && a.residual != nullptr) store(a.residual, at(k), x[k]);
+        if (a.payload == EPW_PAYLOAD_SAME) {
+            if (inside(k)) store(a.out, at(k), y);
+            return;
+        }
+        const uint4 values = cells(y);
+        uint32_t largest = Pair::larger(Pair::larger(values.x, values.y), Pair::larger(values.z, values.w));
+#pragma unroll
+        for (uint32_t step = 8; step > 0; step /= 2) {
+            largest = Pair::larger(largest, __shfl_xor_sync(kWholeWarp, largest, step));
+        }
+        const Scale s = scale_of<Pair>(a, largest);
+        if (!inside(k)) return;
+        reinterpret_cast<uint2 *>(a.out + row * a.hidden)[word(k) / 2] = quantise_eight<Pair>(values, s.inverse);
+        if (threadIdx.x % 16 == 0) write_scale(a, row, word(k), s);
+    }
+};
+constexpr uint32_t kFewOfRow = 2, kMostOfRow = (kNormPieces / 2 + kNormWarps - 1) / kNormWarps; // pairs of a warp's pieces
+
+// Normalises after a sum.
+template <typename T, typename Pair, uint32_t kEach>
+__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_pieces)[2][kNormPieces]) {
     const epw_coll_args &common = a.common;
-    const uint32_t words = a.hidden / 4;
     if (ptx::load_relaxed_gpu(&common.state->halted) || any(load_now(common.shared->suspects) & common.peers->active)) return;
     uint32_t turn = 0;
 #pragma unroll 1
-    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-        const auto *sums = reinterpret_cast<const uint64_t *>(common.recv) + row * words;
-        NormRow<kWords> r;
-        begin_row(a, row, r);
+    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
+        NormRow<kEach> r(a, row);
+        NormPair sum[kEach];
 #pragma unroll
-        for (uint32_t k = 0; k < kWords; k++) {
-            if (norm_word(k) < words) r.sum[k] = sums[norm_word(k)];
-        }
-        end_row<T, Pair>(a, row, r, of_warps[turn++ % 2]);
+        for (uint32_t k = 0; k < kEach; k++) sum[k] = r.load(common.recv, r.at(k), k);
+#pragma unroll
+        for (uint32_t k = 0; k < kEach; k++) r.template add_sum<T, Pair>(k, sum[k]);
+        r.template tell_squares<Pair>(of_pieces[turn]);
+        __syncthreads();
+        r.template normalise<T, Pair>(of_pieces[turn]);
     }
 }
 

@@ -12,17 +12,20 @@
 namespace epw {
 
 constexpr uint32_t kCollThreads = 512;
+constexpr uint32_t kSmallThreads =
+    kCollThreads - 32; // those before the last warp, which tells and awaits small operations' calls
 
 // In shared memory, the arguments too: from there they come fast, also after an acquire, which empties the L1 cache.
 struct Collective : Peers {
     static constexpr bool kPosts = false; // whether peers may be behind queues: see queues.cuh
     epw_coll_args args;
-    uint64_t number;      // of the operation within the epoch, from 1
-    uint64_t tag;         // of its packets
-    uint64_t out;         // out_blocks when the kernel began
-    uint32_t phase;       // of its waits
-    uint32_t stopped;     // calls differ: this block does nothing more
-    epw_rank_set lacking; // ranks that this block lacks besides those that it has given up
+    uint64_t number;        // of the operation within the epoch, from 1
+    uint64_t tag;           // of its packets
+    uint64_t out;           // out_blocks when the kernel began
+    uint32_t phase;         // of its waits
+    uint32_t stopped;       // calls differ: this block does nothing more
+    uint32_t began_stopped; // they did so before: for threads that come when faster ones have found calls that differ
+    epw_rank_set lacking;   // ranks that this block lacks besides those that it has given up
     uint32_t members;
     uint64_t part;                 // if shared out: bytes of a member's part, less of the last ones; whole cells
     uint16_t place[EPW_GPU_PEERS]; // index of each member among the members
@@ -118,9 +121,14 @@ __device__ __forceinline__ void await_earlier(Collective &, uint32_t) {}
 // Whether calls have been found to differ. The first block, which tells this rank's call, does not heed what other blocks have
 // found in this operation before it began: without the call the peers could not find the difference, and would take this rank for
 // lost.
-__device__ __forceinline__ bool is_halted(const epw_coll_state *state, uint64_t number) {
-    const uint64_t halted = ptx::load_relaxed_gpu(&state->halted);
+__device__ __forceinline__ bool is_halted(uint64_t halted, uint64_t number) {
     return halted != 0 && !(blockIdx.x == 0 && halted == epw_coll_halt(number));
+}
+
+// Bytes of a member's part of what is shared out.
+__device__ __forceinline__ uint64_t part_among(const epw_coll_args &a, uint32_t members) {
+    const uint32_t sharers = a.kind == EPW_BROADCAST && members > 1 ? members - 1 : members;
+    return ((a.bytes + sharers - 1) / sharers + 15) / 16 * 16;
 }
 
 // Called by the whole block, which waits here. Returns false if there is nothing to do. Sends and receives do not count as
@@ -130,62 +138,73 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
                                      const unsigned char *inbox = nullptr) {
     epw_gpu_peers *peers = a.peers;
     const epw_area area = C::kPosts && phase == EPW_PHASE_POINT ? EPW_AREA_ANSWERS : EPW_AREA_ROWS;
-    const epw_coll_turn turn = a.state->turns[blockIdx.x];
-    for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) c.data[i] = entry_of(peers, area, i);
+    static_assert(EPW_RANK_WORDS <= 32, "a lane of the first warp for each word");
     static_assert(sizeof c.args % 8 == 0 && alignof(epw_coll_args) == 8, "the arguments are copied by words");
-    for (uint32_t i = threadIdx.x; i < sizeof c.args / 8; i += blockDim.x) {
-        reinterpret_cast<uint64_t *>(&c.args)[i] = reinterpret_cast<const uint64_t *>(&a)[i];
-    }
-    if (threadIdx.x < EPW_RANK_WORDS) {
-        const uint32_t word = threadIdx.x, active = peers->active.words[word];
-        const uint32_t suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
-        c.active.words[word] = active;
-        c.suspects.words[word] = suspects;
-        const uint32_t queued = C::kPosts ? peers->queued.words[word] : 0;
-        c.present.words[word] = c.reachable.words[word] = active & ~suspects;
-        c.mapped.words[word] = active & ~suspects & ~queued;
-        c.queued.words[word] = queued;
-        c.lacking.words[word] = 0;
-    }
-    if (threadIdx.x == 0) {
-        c.peers = peers;
-        c.own = a.window;
-        c.inbox = inbox;
-        c.rank = a.rank;
-        c.ranks = a.ranks;
-        c.lane = 0;
-        c.epoch = epw_word_epoch(peers->epoch_word);
-        c.number = turn.op + (phase == EPW_PHASE_COLLECTIVE);
-        c.phase = phase;
-        c.op = uint32_t(c.number);
-        c.out = turn.out;
-        c.resumes = false;
-        c.posts = C::kPosts;
-        c.lands = C::kPosts && inbox != a.window;
-        c.group_deadline = peers->deadline_ns;
-        c.deadline = a.deadline_ns ? a.deadline_ns : peers->deadline_ns;
-        c.spoke = 0;
-        c.gave_up = c.troubled = 0;
-        c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
-        c.stopped = is_halted(a.state, c.number);
+    if (threadIdx.x < 32) {
+        // All that is loaded is loaded together, before the first store.
+        const uint32_t word = threadIdx.x;
+        const epw_coll_turn turn = a.state->turns[blockIdx.x];
+        const uint64_t epoch_word = peers->epoch_word, group_deadline = peers->deadline_ns;
+        uint32_t active = 0, suspects = 0, queued = 0;
+        if (word < EPW_RANK_WORDS) {
+            active = peers->active.words[word];
+            if (C::kPosts) queued = peers->queued.words[word];
+            suspects = ptx::load_relaxed_gpu(&a.shared->suspects.words[word]);
+        }
+        const uint64_t halted = ptx::load_relaxed_gpu(&a.state->halted);
+        if (word < EPW_RANK_WORDS) {
+            c.active.words[word] = active;
+            c.suspects.words[word] = suspects;
+            c.present.words[word] = c.reachable.words[word] = active & ~suspects;
+            c.mapped.words[word] = active & ~suspects & ~queued;
+            c.queued.words[word] = queued;
+            c.lacking.words[word] = 0;
+        }
+        const bool absent = __any_sync(kWholeWarp, active & suspects); // an active rank is a suspect
+        uint32_t members = __popc(active);
+#pragma unroll
+        for (uint32_t step = 16; step > 0; step /= 2) members += __shfl_xor_sync(kWholeWarp, members, step);
+        if (word == 0) {
+            c.peers = peers;
+            c.own = a.window;
+            c.inbox = inbox;
+            c.rank = a.rank;
+            c.ranks = a.ranks;
+            c.lane = 0;
+            c.epoch = epw_word_epoch(epoch_word);
+            c.number = turn.op + (phase == EPW_PHASE_COLLECTIVE);
+            c.phase = phase;
+            c.op = uint32_t(c.number);
+            c.out = turn.out;
+            c.resumes = false;
+            c.posts = C::kPosts;
+            c.lands = C::kPosts && inbox != a.window;
+            c.group_deadline = group_deadline;
+            c.deadline = a.deadline_ns ? a.deadline_ns : group_deadline;
+            c.spoke = 0;
+            c.gave_up = 0;
+            c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
+            c.members = members;
+            c.part = a.shared_out ? part_among(a, members) : 0;
+            c.stopped = c.began_stopped = is_halted(halted, c.number);
+            c.troubled = c.stopped || absent;
+        }
+    } else {
+        const uint32_t first = threadIdx.x - 32, step = blockDim.x - 32;
+        for (uint32_t i = first; i < a.ranks; i += step) {
+            uint32_t before = __popc(peers->active.words[i / 32] & (bit_of(i) - 1));
+            for (uint32_t w = 0; w < i / 32; w++) before += __popc(peers->active.words[w]);
+            c.data[i] = entry_of(peers, area, i);
+            c.place[i] = uint16_t(before);
+        }
+        for (uint32_t i = first; i < sizeof c.args / 8; i += step) {
+            reinterpret_cast<uint64_t *>(&c.args)[i] = reinterpret_cast<const uint64_t *>(&a)[i];
+        }
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        uint32_t members = 0;
-        for (uint32_t i = 0; i < EPW_RANK_WORDS; i++) members += __popc(c.active.words[i]);
-        c.members = members;
-        const uint32_t sharers = a.kind == EPW_BROADCAST && members > 1 ? members - 1 : members;
-        c.part = a.shared_out ? ((a.bytes + sharers - 1) / sharers + 15) / 16 * 16 : 0;
-        if (c.stopped || any(c.active - c.present)) c.troubled = 1;
-    }
-    for (uint32_t i = threadIdx.x; i < a.ranks; i += blockDim.x) {
-        uint32_t before = __popc(c.active.words[i / 32] & (bit_of(i) - 1));
-        for (uint32_t w = 0; w < i / 32; w++) before += __popc(c.active.words[w]);
-        c.place[i] = uint16_t(before);
-    }
     // A member that has begun the epoch has finished reading what was written there in the previous one. Only the epoch's first
     // operation waits for this.
-    if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.stopped) {
+    if (c.number == 1 && phase == EPW_PHASE_COLLECTIVE && !c.began_stopped) {
         for (uint32_t peer = threadIdx.x; peer < a.ranks; peer += blockDim.x) {
             if (peer == c.rank || !takes_part(c, peer)) continue;
             if (!await(c, {EPW_WORD_EPOCH, 0, true}, EPW_PHASE_COLLECTIVE, peer, false).arrived) {
@@ -194,10 +213,21 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
                 await_earlier(c, peer);
             }
         }
+        __syncthreads();
     }
-    const bool stopped = c.stopped; // before the barrier: behind it, faster threads may find calls that differ
-    __syncthreads();
-    return !stopped;
+    return !c.began_stopped;
+}
+
+__device__ __forceinline__ void tell_call(const Collective &c, uint32_t peer) {
+    if (peer == c.rank || !takes_part(c, peer)) return;
+    const uint64_t at = call_of(c, c.rank);
+    put_packet(c, peer, at, c.args.call[0], c.tag);
+    put_packet(c, peer, at + EPW_COLL_PACKET, c.args.call[1], c.tag);
+    if (c.args.tells_lent) put_packet(c, peer, at + EPW_COLL_CALL_PACKETS * EPW_COLL_PACKET, c.args.lent, c.tag);
+}
+template <typename C> __device__ __forceinline__ void await_call(C &c, uint32_t peer) {
+    if (peer == c.rank || !takes_part(c, peer) || c.stopped) return;
+    await_peer(c, peer, c.tag, [&] { return look_at_call(c, peer) == Come::kYes; });
 }
 
 // Sends this rank's call to all other ranks, and behind it what it lends them. Called by the whole grid; the first block does it.
@@ -205,22 +235,24 @@ __device__ __forceinline__ void tell_call(const Collective &c) {
     if (blockIdx.x != 0) return;
     // Writer: this stream, of what is lent. Reader: the peers' learn_what_is_lent().
     if (c.args.lent) fence_beside_packets();
-    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
-        if (peer == c.rank || !takes_part(c, peer)) continue;
-        const uint64_t at = call_of(c, c.rank);
-        put_packet(c, peer, at, c.args.call[0], c.tag);
-        put_packet(c, peer, at + EPW_COLL_PACKET, c.args.call[1], c.tag);
-        if (c.args.tells_lent) put_packet(c, peer, at + EPW_COLL_CALL_PACKETS * EPW_COLL_PACKET, c.args.lent, c.tag);
-    }
+    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) tell_call(c, peer);
 }
 
 // Waits for the calls of all other ranks: see state.h. The first block does it.
 template <typename C> __device__ __forceinline__ void await_calls(C &c) {
     if (blockIdx.x != 0) return;
-    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {
-        if (peer == c.rank || !takes_part(c, peer) || c.stopped) continue;
-        await_peer(c, peer, c.tag, [&] { return look_at_call(c, peer) == Come::kYes; });
-    }
+    for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) await_call(c, peer);
+}
+
+// The same for small operations, by the last warp of the first block, whose other warps do all else, or begin with it.
+__device__ __forceinline__ bool exchanges_calls() { return threadIdx.x >= kSmallThreads; }
+template <typename C> __device__ __forceinline__ void tell_calls_aside(const C &c) {
+    if (blockIdx.x != 0 || !exchanges_calls()) return;
+    for (uint32_t peer = threadIdx.x % 32; peer < c.ranks; peer += 32) tell_call(c, peer);
+}
+template <typename C> __device__ __forceinline__ void await_calls_aside(C &c) {
+    if (blockIdx.x != 0 || !exchanges_calls()) return;
+    for (uint32_t peer = threadIdx.x % 32; peer < c.ranks; peer += 32) await_call(c, peer);
 }
 
 // ---- the end ----

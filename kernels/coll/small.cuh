@@ -63,6 +63,18 @@ __device__ __forceinline__ void store_words(unsigned char *to, uint64_t bytes, W
     }
 }
 
+// Brings what the block's threads send first into the cache, while the operation is opened: a line for each thread, so as many
+// ranks' blocks as the block has warps.
+__device__ __forceinline__ void prefetch_first_words(const epw_coll_args &a) {
+    constexpr uint32_t kLine = 128;
+    static_assert(kSmallThreads * sizeof(uint64_t) <= 32 * kLine, "a warp brings a word of each thread");
+    const uint64_t all = epw_coll_send_bytes(a.kind, a.ranks, a.bytes);
+    const uint64_t each = a.shared_out ? part_among(a, a.ranks) : a.bytes;
+    const uint64_t at = uint64_t(blockIdx.x) * kSmallThreads * sizeof(uint64_t) + threadIdx.x % 32 * kLine,
+                   from = threadIdx.x / 32 * each + at;
+    if (at < each && from < all && a.send != nullptr && !exchanges_calls()) ptx::prefetch(a.send + from);
+}
+
 // ---- packets ----
 
 // A thread copies what it needs of shared memory to registers first, because for all the compiler knows each packet could change
@@ -245,11 +257,13 @@ __device__ __forceinline__ void fold_and_write_words(Collective &c, const Foldin
     if (fold_words<T, kWords, kSums>(c, words, result)) store_words<kWords>(f.out, f.bytes, words, result);
 }
 
-// Each thread moves kMoved words at a time and folds kFolded.
+// Each thread moves kMoved words at a time and folds kFolded. The last warp awaits calls when it has sent, since they come before
+// the words do.
 template <typename T, uint32_t kMoved, uint32_t kFolded>
 __device__ __forceinline__ void exchange_words(Collective &c, uint64_t begin, uint64_t step, uint64_t words) {
 #pragma unroll 1
     for (uint64_t i = begin; i < words; i += kMoved * step) send_words<kMoved>(c, {i, step, words});
+    await_calls_aside(c);
     if constexpr (std::is_void_v<T>) {
         const Folding f = given_to_itself(c);
 #pragma unroll 1
@@ -296,6 +310,7 @@ template <typename T, uint32_t kMoved, uint32_t kFolded, bool kSums>
 __device__ __forceinline__ void exchange_parts(Collective &c, uint64_t begin, uint64_t step, uint64_t words) {
 #pragma unroll 1
     for (uint64_t i = begin; i < words; i += kMoved * step) send_words<kMoved>(c, {i, step, words});
+    await_calls_aside(c);
     const Folding f = folded_here(c);
     const uint64_t folded = f.bytes != 0 ? words : 0; // as many words as the longest part has: peers await no fewer
 #pragma unroll 1
@@ -310,29 +325,39 @@ __device__ __forceinline__ void exchange_parts(Collective &c, uint64_t begin, ui
     for (uint64_t i = begin; i < words; i += kMoved * step) take_words<kMoved>(c, {i, step, words, words});
 }
 
+// The threads that share words: few words leave the last warp to the calls.
+struct WordThreads {
+    const bool few; // one word for each of them, at most
+    const uint64_t begin, step;
+
+    __device__ __forceinline__ WordThreads(uint64_t words)
+        : few(words <= uint64_t(gridDim.x) * kSmallThreads),
+          begin(few && exchanges_calls() ? words : uint64_t(blockIdx.x) * threads() + threadIdx.x), step(gridDim.x * threads()) {}
+    __device__ __forceinline__ uint32_t threads() const { return few ? kSmallThreads : kCollThreads; }
+};
+
 template <typename T> __device__ __forceinline__ void run_small_parts(Collective &c) {
-    tell_call(c);
-    const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x, words = words_of(c.part);
+    tell_calls_aside(c);
+    const uint64_t words = words_of(c.part);
+    const WordThreads t(words);
     if (c.args.op != EPW_SUM) {
-        exchange_parts<T, 1, 1, false>(c, begin, step, words);
-    } else if (words <= step) {
-        exchange_parts<T, 1, 1, true>(c, begin, step, words);
+        exchange_parts<T, 1, 1, false>(c, t.begin, t.step, words);
+    } else if (t.few) {
+        exchange_parts<T, 1, 1, true>(c, t.begin, t.step, words);
     } else {
-        exchange_parts<T, 4, 2, true>(c, begin, step, words);
+        exchange_parts<T, 4, 2, true>(c, t.begin, t.step, words);
     }
-    await_calls(c);
 }
 
 template <typename T> __device__ __forceinline__ void run_small(Collective &c) {
-    tell_call(c);
-    const uint64_t step = gridDim.x * blockDim.x, begin = blockIdx.x * blockDim.x + threadIdx.x;
+    tell_calls_aside(c);
     const uint64_t words = words_of(c.args.bytes);
-    if (words <= step) { // one word of each source per thread
-        exchange_words<T, 1, 1>(c, begin, step, words);
+    const WordThreads t(words);
+    if (t.few) {
+        exchange_words<T, 1, 1>(c, t.begin, t.step, words);
     } else {
-        exchange_words<T, 4, 2>(c, begin, step, words);
+        exchange_words<T, 4, 2>(c, t.begin, t.step, words);
     }
-    await_calls(c);
 }
 
 } // namespace epw

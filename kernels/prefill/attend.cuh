@@ -10,7 +10,7 @@ namespace epw {
 template <bool Queues> struct WithRelay { Relay *relay = nullptr; };
 template <> struct WithRelay<false> { static constexpr Relay *relay = nullptr; };
 
-// `Queues`: the peer may be behind a queue.
+// In shared memory, as Rings. `Queues`: the peer may be behind a queue.
 template <bool Queues> struct Attendant : WithRelay<Queues> {
     using WithRelay<Queues>::relay;
     Prefill &o;
@@ -38,15 +38,15 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
     bool discards;                // its messages are read by nobody
 
     __device__ __forceinline__ Attendant(Prefill &o, uint32_t peer, uint32_t rows, uint32_t expected, uint32_t again)
-        : o(o), peer(peer), call(*o.call), p(o.state->peers[peer]), rows(rows), expected(expected), again(again), in_rows(0),
+        : o(o), peer(peer), call(o.call), p(o.state->peers[peer]), rows(rows), expected(expected), again(again), in_rows(0),
           sent(0), taken(0), allowed(false), heard(false), passed(false), taking(false), discards(false) {
         const epw_prefill_rings rings = p.rings[call.kind];
         opens = o.does(EPW_PREFILL_OPENS);
         begun = !opens;
         ends = o.does(EPW_PREFILL_SENDS) && call.gives_up && rows > 0;
         sends = o.does(EPW_PREFILL_SENDS) && !call.gives_up && rows > 0;
-        out_first = opens ? rings.written : p.out_first;
-        in_first = o.does(EPW_PREFILL_COUNTS) ? rings.taken : p.in_first;
+        out_first = o.out_first[peer];
+        in_first = o.in_first[peer];
         if (opens) p.out_first = out_first;
         if (o.does(EPW_PREFILL_COUNTS)) {
             p.in_first = in_first;
@@ -335,7 +335,7 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         if (!taking) open_line(p.take, 0);
         leave_rings();
         if (waited == 0) return;
-        if (o.call->counts) ptx::reduce_relaxed_gpu(&o.state->traffic.wait_ns[peer], waited);
+        if (o.call.counts) ptx::reduce_relaxed_gpu(&o.state->traffic.wait_ns[peer], waited);
         if (wait_ns != nullptr) ptx::reduce_relaxed_gpu(&wait_ns[peer], waited);
     }
 };

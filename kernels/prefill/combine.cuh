@@ -217,7 +217,7 @@ template <typename T, bool Queues> struct AnswerMover {
     __device__ __forceinline__ Addend *addends() const { return reinterpret_cast<Addend *>(tile.head); }
 
     __device__ __forceinline__ void answer(uint32_t peer, uint32_t number, uint32_t answers) {
-        const uint64_t message = o.state->peers[peer].out_first + 1 + number;
+        const uint64_t message = o.out_first[peer] + 1 + number;
         ptx::fence_global_before_bulk(); // the slots were granted to this warp by generic loads
 #pragma unroll 1
         for (uint32_t k = 0; k < answers; k++) write_answer(peer, number + k, slot_there(o, peer, message + k));
@@ -288,8 +288,9 @@ template <typename T, bool Queues> struct AnswerMover {
         if (!e.sent) return false;
         if (e.rank == o.rank) return r.received[o.rank] > 0;
         const epw_prefill_gpu_peer &p = o.state->peers[e.rank];
-        const uint32_t opened = ptx::load_acquire_gpu(&p.take.opened); // acquires numbers of messages, too
-        const bool here = e.number + 1 < opened && arrival_of(o, e.rank, p.in_first + 1 + e.number).is_set(o);
+        const uint32_t opened = ptx::load_relaxed_gpu(&p.take.opened);
+        const Flag arrival = arrival_of(o, e.rank, o.in_first[e.rank] + 1 + e.number);
+        const bool here = e.number + 1 < opened && arrival.seems_set(o) && arrival.is_set(o); // the latter acquires
         awaited = !here && (opened == 0 || e.number + 1 < opened);
         return here;
     }
@@ -311,7 +312,7 @@ template <typename T, bool Queues> struct AnswerMover {
     __device__ __forceinline__ void make_sum(uint32_t t, const Asked &e, bool here) {
         const uint32_t all = 0xffffffffu;
         const bool own = e.sent && e.rank == o.rank;
-        const uint64_t message = o.state->peers[e.rank].in_first + 1 + e.number;
+        const uint64_t message = o.in_first[e.rank] + 1 + e.number;
         const unsigned char *slot = nullptr, *row = nullptr;
         uint32_t mask = 0;
         float value = 0.0f;
@@ -403,7 +404,7 @@ template <typename T, bool Queues> struct AnswerMover {
         Lines lines = {o, kept, o.ranks, batch_of(l, a.tokens, movers.count), movers.count, kNone};
         lines.begin(o.rank + 1 + movers.number, [&](uint32_t line) { return movers.sends && line != o.rank; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & { return peers[line].send; };
-        const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, peers[line].out_first + 1 + row); };
+        const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, o.out_first[line] + 1 + row); };
         bool sends = movers.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false;
         uint32_t token = 0;
         Asked e = {};

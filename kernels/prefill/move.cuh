@@ -45,11 +45,11 @@ __device__ __noinline__ inline void refuse(const Prefill &o, uint32_t source, ui
 // Takes up row `row` of this rank itself. Returns whether nobody has before.
 __device__ __forceinline__ bool claim(const Prefill &o, uint32_t row) {
     const uint32_t bit = 1u << row % 32;
-    return (atomicOr(&o.call->lane.claims[row / 32], bit) & bit) == 0;
+    return (atomicOr(&o.call.lane.claims[row / 32], bit) & bit) == 0;
 }
 // Called by a block when nobody claims any longer.
 __device__ __forceinline__ void clear_claims(const Prefill &o, uint32_t tokens) {
-    for (uint32_t i = threadIdx.x; i < (tokens + 31) / 32; i += blockDim.x) o.call->lane.claims[i] = 0;
+    for (uint32_t i = threadIdx.x; i < (tokens + 31) / 32; i += blockDim.x) o.call.lane.claims[i] = 0;
 }
 
 // Rows of a ticket are looked up a *handful* at a time: as many as have a lane for each entry of their tokens.
@@ -210,7 +210,7 @@ template <typename T, bool Queues> struct RowMover {
     }
 
     __device__ __forceinline__ void send(uint32_t peer, uint32_t row, uint32_t rows) {
-        const uint64_t number = o.state->peers[peer].out_first + 1 + row;
+        const uint64_t number = o.out_first[peer] + 1 + row;
         const uint32_t *tokens = r.sent_tokens + r.sent_first[peer] + row;
         ptx::fence_global_before_bulk(); // the slots were granted to this warp by generic loads
 #pragma unroll 1
@@ -386,7 +386,7 @@ template <typename T, bool Queues> struct RowMover {
     }
 
     __device__ __forceinline__ void take(uint32_t source, uint32_t row, uint32_t rows) {
-        const uint64_t number = o.state->peers[source].in_first + 1 + row;
+        const uint64_t number = o.in_first[source] + 1 + row;
         ptx::fence_global_before_bulk(); // the rows were acquired by generic loads
 #pragma unroll 1
         for (uint32_t first = 0; first < rows; first += handful()) {
@@ -464,21 +464,23 @@ template <typename T, bool Queues> struct RowMover {
             return line < o.ranks ? peers[line].send : peers[line - o.ranks].take;
         };
         const auto wait = [&](uint32_t line, uint32_t row) -> Flag {
-            if (line < o.ranks) return room_for(o, line, peers[line].out_first + 1 + row);
+            if (line < o.ranks) return room_for(o, line, o.out_first[line] + 1 + row);
             if (line == own) return {nullptr, 0};
-            return arrival_of(o, line - o.ranks, peers[line - o.ranks].in_first + 1 + row);
+            return arrival_of(o, line - o.ranks, o.in_first[line - o.ranks] + 1 + row);
         };
 #pragma unroll 1
         for (;;) { // ends when no line has any more rows: attendants' waits are bounded
-            if (sending && !sends_own && shares_own) {
-                sends_own = __shfl_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed), 0) != 0;
-            }
+            const bool asks = sending && !sends_own && shares_own;
+            const uint32_t placed = asks ? ptx::load_relaxed_gpu(&o.state->placed) : 0; // comes while a row is looked for
             if (!sending && !cleared && ptx::load_acquire_gpu(&o.state->placed)) {
                 clear_rest(a, o, movers.number, movers.count);
                 cleared = true;
             }
             __syncwarp();
             const Ticket ticket = lines.pick(find, wait);
+            if (asks && __shfl_sync(0xffffffffu, placed, 0)) {
+                sends_own = __shfl_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed), 0) != 0;
+            }
             if (ticket.rows == 0) {
                 const bool ended = lines.have_ended();
                 if (ended && !sending && __all_sync(0xffffffffu, cleared)) break;

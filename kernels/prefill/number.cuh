@@ -81,6 +81,10 @@ struct Numbering {
         const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
         return t < to && j < a.in.topk ? raw_id(a.in, t, j) : -1;
     }
+    __device__ __forceinline__ float weight(uint32_t at) const {
+        const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
+        return a.in.topk_weights && t < to && j < a.in.topk ? a.in.topk_weights[size_t(t) * a.in.topk + j] : 0.0f;
+    }
     // Of what raw(at) has returned.
     __device__ __forceinline__ Entry entry(uint32_t at, int64_t raw) const {
         const uint32_t laneid = threadIdx.x % 32, each = 1u << shift, local = o.layout().local_experts;
@@ -127,16 +131,28 @@ struct Numbering {
 #pragma unroll 1
         for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
             uint32_t before = 0, all = 0;
-#pragma unroll 16
-            for (uint32_t block = 0; block < blocks; block++) {
-                const uint32_t n = ptx::load_relaxed_gpu(&a.call.lane.tallies[size_t(block) * size + i]);
-                all += n;
-                if (block < blockIdx.x) before += n;
+            uint32_t of_blocks[kCountingBlocks]; // all loads are in flight together
+#pragma unroll
+            for (uint32_t block = 0; block < kCountingBlocks; block++) {
+                of_blocks[block] = 0;
+                if (block < blocks) of_blocks[block] = ptx::load_relaxed_gpu(&a.call.lane.tallies[size_t(block) * size + i]);
             }
-            for (uint32_t c = 0; c < counters; c++) {
-                const uint32_t n = tallies[c * size + i];
-                tallies[c * size + i] = before;
-                before += n;
+#pragma unroll
+            for (uint32_t block = 0; block < kCountingBlocks; block++) {
+                all += of_blocks[block];
+                if (block < blockIdx.x) before += of_blocks[block];
+            }
+            constexpr uint32_t kAtOnce = 8;
+#pragma unroll 1
+            for (uint32_t at = 0; at < counters; at += kAtOnce) {
+                uint32_t n[kAtOnce];
+#pragma unroll
+                for (uint32_t c = 0; c < kAtOnce; c++) n[c] = at + c < counters ? tallies[(at + c) * size + i] : 0;
+#pragma unroll
+                for (uint32_t c = 0; c < kAtOnce; c++) {
+                    if (at + c < counters) tallies[(at + c) * size + i] = before;
+                    before += n[c];
+                }
             }
             if (i >= tally.experts && i < tally.experts + o.ranks) first[i - tally.experts + 1] = all;
             if (blockIdx.x != 0) continue;
@@ -167,10 +183,13 @@ struct Numbering {
         const uint32_t width = o.layout().topk;
         uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
         int64_t next = raw(from);
+        float next_weight = weight(from);
 #pragma unroll 1
         for (uint32_t at = from; at < to; at += step()) {
             const int64_t now = next;
-            next = raw(at + step());
+            const float its_weight = next_weight;
+            next = raw(at + step()); // is loaded meanwhile
+            next_weight = weight(at + step());
             const Entry e = entry(at, now);
             const bool goes = e.rank != kNone;
             const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
@@ -192,7 +211,7 @@ struct Numbering {
             if (!e.inside) continue;
             const size_t entry = size_t(e.t) * width + e.j;
             r.ids[entry] = int32_t(e.id);
-            r.weights[entry] = a.in.topk_weights && e.j < a.in.topk ? a.in.topk_weights[size_t(e.t) * a.in.topk + e.j] : 0.0f;
+            r.weights[entry] = its_weight;
             r.sent_row[entry] = row;
             r.sent_entry[entry] = number;
             r.sent_index[entry] = index;

@@ -62,23 +62,24 @@ struct Rings {
 };
 
 struct Prefill : Peers {
-    const epw_prefill_gpu_call *call;
+    epw_prefill_gpu_call call; // from here it comes fast, see Rings
     epw_prefill_gpu_state *state;
     unsigned char *window; // of this rank
     Rings rings;
-    uint64_t meetings;     // arrivals at meetings once all meetings of this operation are over
-    uint64_t own_word;     // of the epoch
-    epw_rank_set lacking;  // peers that were given up or refused
-    epw_rank_set discards; // peers whose counts cannot be
-    epw_rank_set opened;   // peers to which this rank's opening was written with the numbering, see Numbering
-    uint32_t attended;     // peers that take part
-    uint32_t settled;      // attendants that have the peer's opening, or will not
-    uint32_t ended;        // movers of this block that have ended
-    uint32_t counted;      // 1: the counts in openings have been read
-    uint32_t placed;       // 1: rows may be taken
+    uint64_t *out_first, *in_first; // [ranks] numbers of the openings to the peers and from them; shared memory
+    uint64_t meetings;              // arrivals at meetings once all meetings of this operation are over
+    uint64_t own_word;              // of the epoch
+    epw_rank_set lacking;           // peers that were given up or refused
+    epw_rank_set discards;          // peers whose counts cannot be
+    epw_rank_set opened;            // peers to which this rank's opening was written with the numbering, see Numbering
+    uint32_t attended;              // peers that take part
+    uint32_t settled;               // attendants that have the peer's opening, or will not
+    uint32_t ended;                 // movers of this block that have ended
+    uint32_t counted;               // 1: the counts in openings have been read
+    uint32_t placed;                // 1: rows may be taken
 
-    __device__ __forceinline__ bool does(uint32_t part) const { return call->parts & part; }
-    __device__ __forceinline__ const epw_prefill_layout &layout() const { return call->lane.layout; }
+    __device__ __forceinline__ bool does(uint32_t part) const { return call.parts & part; }
+    __device__ __forceinline__ const epw_prefill_layout &layout() const { return call.lane.layout; }
 };
 
 __device__ __forceinline__ bool is_prefill_peer(const Prefill &o, uint32_t peer) {
@@ -107,12 +108,22 @@ __device__ __noinline__ inline bool enter(epw_prefill_gpu_state *s, uint64_t dea
     }
 }
 
-// Called by the whole block. Returns false if nothing is to be done.
-template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &call) {
+// Called by the whole block. Returns false if nothing is to be done. `firsts`: shared memory for two numbers of each rank.
+template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &call, uint64_t *firsts) {
     const epw_prefill_gpu_lane &lane = call.lane;
     epw_gpu_peers *peers = lane.peers;
     const epw_area area = call.kind == 0 ? EPW_AREA_ROWS : EPW_AREA_ANSWERS;
-    for (uint32_t i = threadIdx.x; i < lane.layout.ranks; i += blockDim.x) o.data[i] = entry_of(peers, area, i);
+    const uint32_t ranks = lane.layout.ranks;
+    for (uint32_t i = threadIdx.x; i < ranks; i += blockDim.x) {
+        const epw_prefill_gpu_peer &p = lane.state->peers[i];
+        o.data[i] = entry_of(peers, area, i);
+        firsts[i] = call.parts & EPW_PREFILL_OPENS ? p.rings[call.kind].written : p.out_first;
+        firsts[ranks + i] = call.parts & EPW_PREFILL_COUNTS ? p.rings[call.kind].taken : p.in_first;
+    }
+    static_assert(sizeof call % 8 == 0 && alignof(epw_prefill_gpu_call) == 8, "the call is copied by words");
+    for (uint32_t i = threadIdx.x; i < sizeof call / 8; i += blockDim.x) {
+        reinterpret_cast<uint64_t *>(&o.call)[i] = reinterpret_cast<const uint64_t *>(&call)[i];
+    }
     if (threadIdx.x < EPW_RANK_WORDS) {
         const uint32_t word = threadIdx.x, active = peers->active.words[word];
         const uint32_t suspects = ptx::load_relaxed_gpu(&lane.shared->suspects.words[word]);
@@ -125,15 +136,16 @@ template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const ep
         o.lacking.words[word] = o.discards.words[word] = o.opened.words[word] = 0;
     }
     if (threadIdx.x == 0) {
-        o.call = &call;
         o.state = lane.state;
+        o.out_first = firsts;
+        o.in_first = firsts + ranks;
         o.window = lane.window;
         o.rings = Rings(lane.layout, call.kind, lane.lane);
         o.peers = peers;
         o.own = lane.window;
         o.inbox = lane.inbox;
         o.rank = lane.rank;
-        o.ranks = lane.layout.ranks;
+        o.ranks = ranks;
         o.lane = lane.lane;
         o.own_word = peers->epoch_word;
         o.epoch = epw_word_epoch(o.own_word);
@@ -147,8 +159,9 @@ template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const ep
         o.gave_up = 0;
         o.meetings = 0;
         o.settled = o.ended = o.counted = o.placed = 0;
-        o.troubled = !enter(o.state, o.deadline);
     }
+    __syncthreads(); // what is read above is written only when all blocks have begun
+    if (threadIdx.x == 0) o.troubled = !enter(o.state, o.deadline);
     __syncthreads();
     if (o.troubled) return false;
     if (threadIdx.x == 0) {
@@ -252,8 +265,8 @@ __device__ __forceinline__ bool has_given_back(const Prefill &o, uint32_t peer, 
 
 // The flag of a message to a peer behind a queue, or from it: set here for its relay.
 __device__ __forceinline__ uint64_t *flag_to_relay(const Prefill &o, uint32_t area, uint32_t peer, uint64_t number) {
-    const uint64_t list = (uint64_t(area) + o.call->kind) * o.ranks + peer;
-    return o.call->lane.outgoing + list * o.rings.slots + o.rings.slot_of(number);
+    const uint64_t list = (uint64_t(area) + o.call.kind) * o.ranks + peer;
+    return o.call.lane.outgoing + list * o.rings.slots + o.rings.slot_of(number);
 }
 template <bool Queues>
 __device__ __forceinline__ uint64_t *flag_there(const Prefill &o, uint32_t area, uint32_t peer, uint64_t number) {
@@ -282,21 +295,21 @@ template <bool Queues> __device__ __forceinline__ void tell_read(const Prefill &
 
 // Whether the opening to the peer can be written: the peer has begun the epoch, and given its slot back.
 __device__ __forceinline__ bool may_open(const Prefill &o, uint32_t peer) {
-    const uint64_t number = o.state->peers[peer].rings[o.call->kind].written;
+    const uint64_t number = o.out_first[peer];
     return word_from(o, peer, EPW_WORD_EPOCH) == o.own_word && room_for(o, peer, number).is_set(o);
 }
 // Of a dispatch: where the peer reads how many rows come for each of its experts.
 __device__ __forceinline__ uint32_t *counts_there(const Prefill &o, uint32_t peer) {
-    unsigned char *slot = slot_there(o, peer, o.state->peers[peer].rings[o.call->kind].written);
+    unsigned char *slot = slot_there(o, peer, o.out_first[peer]);
     return reinterpret_cast<uint32_t *>(slot + sizeof(epw_row_head) + sizeof(epw_opening));
 }
 // Writer: this thread, of what it, or its block before a barrier, has written. Reader: the peer's attendant.
 template <bool Queues>
 __device__ __forceinline__ void tell_opening(const Prefill &o, uint32_t peer, uint32_t rows, bool counted) {
-    const uint64_t number = o.state->peers[peer].rings[o.call->kind].written;
+    const uint64_t number = o.out_first[peer];
     unsigned char *slot = slot_there(o, peer, number);
-    *reinterpret_cast<uint4 *>(slot) = {rows, o.call->hash, EPW_MESSAGE_OPENING, o.op};
-    if (o.call->kind == 0) *reinterpret_cast<uint4 *>(slot + sizeof(epw_row_head)) = {counted ? 1u : 0u, 0, 0, 0};
+    *reinterpret_cast<uint4 *>(slot) = {rows, o.call.hash, EPW_MESSAGE_OPENING, o.op};
+    if (o.call.kind == 0) *reinterpret_cast<uint4 *>(slot + sizeof(epw_row_head)) = {counted ? 1u : 0u, 0, 0, 0};
     tell_written<Queues>(o, peer, number);
 }
 
@@ -358,15 +371,16 @@ struct Lines {
     __device__ __forceinline__ bool look(uint32_t number, uint32_t &ticket, uint32_t &opened, epw_prefill_line &line,
                                          const Wait &wait) const {
         if (ticket == kNoLine) {
-            opened = ptx::load_acquire_gpu(&line.opened); // acquires numbers of messages, too
+            opened = ptx::load_acquire_gpu(&line.opened); // acquires what the attendant has read of the peer
             if (opened == 0) return false;
             ticket = ticket_of(opened - 1, 0);
+        } else {
+            opened = ptx::load_relaxed_gpu(&line.opened);
         }
         if (ticket % 8 == 0) {
             const uint32_t rows = number == last ? min(batch, 2u) : min(max(ticket / 8 / movers, 1u), batch);
             ticket = ticket_of(atomicAdd(&line.next, rows), rows);
         }
-        opened = ptx::load_relaxed_gpu(&line.opened);
         const uint32_t row = ticket / 8, end = opened - 1;
         const bool ready = wait(number, row).seems_set(o);
         ticket = row < end ? ticket_of(row, min(ticket % 8, end - row)) : kEnded;
@@ -457,7 +471,7 @@ __device__ __forceinline__ uint64_t rows_through(const epw_prefill_line &line) {
 // for each rank, of the first block, when all other blocks are out. The last kernel of the operation counts it.
 __device__ __forceinline__ void count_traffic(const Prefill &o, uint32_t peer, uint64_t sent, uint64_t received, uint64_t bytes) {
     epw_prefill_gpu_traffic &t = o.state->traffic;
-    if (o.call->kind == 0) {
+    if (o.call.kind == 0) {
         ptx::reduce_relaxed_gpu(&t.rows_sent[peer], sent);
         ptx::reduce_relaxed_gpu(&t.rows_received[peer], received);
     } else {
@@ -470,63 +484,74 @@ __device__ __forceinline__ void count_traffic(const Prefill &o, uint32_t peer, u
 
 // Tells the host how the operation ended, unless it was complete. Called by one thread.
 __device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
-    epw_prefill_gpu_report *to = o.call->report;
+    epw_prefill_gpu_report *to = o.call.report;
     const epw_prefill_gpu_state *s = o.state;
-    if (o.call->gives_up) {
-        tell_host(o.call->lane.faulted);
+    if (o.call.gives_up) {
+        tell_host(o.call.lane.faulted);
         return;
     }
     if (!degraded || !o.does(EPW_PREFILL_RECEIVES)) return;
     to->degraded = 1;
     to->missing = s->missing;
     to->record = s->record;
-    to->ticket = o.call->ticket;
-    tell_host(o.call->lane.faulted);
+    to->ticket = o.call.ticket;
+    tell_host(o.call.lane.faulted);
 }
 
 // Of a kernel whose blocks did not all get SMs: this rank counts itself and all peers as lost. Called by the whole block.
 __device__ __noinline__ inline void close_shut(Prefill &o) {
     if (blockIdx.x != 0 || threadIdx.x != 0) return;
-    const uint32_t phase = o.call->kind == 0 ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND;
+    const uint32_t phase = o.call.kind == 0 ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND;
     o.state->missing = o.active;
     fill_record(o, o.state->record, phase, EPW_CAUSE_TIMEOUT, o.rank);
     report(o, true);
 }
 
-// A peer also lacks if movers have found one of its rows to be invalid, or its rows to have ended early. Called by one thread of
-// the first block, when all other blocks are out.
+// A peer also lacks if movers have found one of its rows to be invalid, or its rows to have ended early. Called by the whole
+// first block, when all other blocks are out.
 __device__ __forceinline__ void gather_refused(Prefill &o) {
-    for (uint32_t peer = 0; peer < o.ranks; peer++) {
+    for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
         const epw_prefill_gpu_peer &p = o.state->peers[peer];
-        if (ptx::load_relaxed_gpu(&p.refused) || ptx::load_relaxed_gpu(&p.ended)) insert(o.lacking, peer);
+        const uint32_t refused = ptx::load_relaxed_gpu(&p.refused), ended = ptx::load_relaxed_gpu(&p.ended);
+        if (refused | ended) insert(o.lacking, peer);
     }
+    __syncthreads();
 }
 
 // Called by one thread of the first block, after that.
 __device__ __noinline__ inline void close(Prefill &o) {
     epw_prefill_gpu_state *s = o.state;
-    const uint32_t phase = o.call->kind == 0 ? EPW_PHASE_DISPATCH_RECEIVE : EPW_PHASE_COMBINE_RECEIVE;
+    const uint32_t phase = o.call.kind == 0 ? EPW_PHASE_DISPATCH_RECEIVE : EPW_PHASE_COMBINE_RECEIVE;
     const epw_rank_set absent = o.active - o.present;
+    const bool opens = o.does(EPW_PREFILL_OPENS);
+    // All that is loaded is loaded together, before the first store.
     const bool recorded = ptx::load_relaxed_gpu(&o.peers->recorded);
-    if (o.does(EPW_PREFILL_OPENS)) {
-        s->missing = {};
+    const uint32_t bad_ids = s->bad_ids;
+    const uint64_t overflow = s->overflow, rows = s->rows;
+    epw_rank_set missing = absent | o.lacking;
+    bool named = false; // a loss has been recorded
+    if (opens) {
         s->record = {};
-        s->ops[o.call->kind] = o.op;
+        s->ops[o.call.kind] = o.op;
+    } else {
+        missing = missing | s->missing;
+        named = s->record.cause != EPW_CAUSE_NONE;
     }
-    s->missing = s->missing | absent | o.lacking;
-    if (s->record.cause == EPW_CAUSE_NONE && any(absent)) fill_record(o, s->record, phase, EPW_CAUSE_SUSPECTED, first_of(absent));
-    if (s->record.cause == EPW_CAUSE_NONE && recorded) s->record = o.peers->record;
-    if (s->record.cause == EPW_CAUSE_NONE && s->bad_ids > 0) {
+    s->missing = missing;
+    if (!named && any(absent)) {
+        fill_record(o, s->record, phase, EPW_CAUSE_SUSPECTED, first_of(absent));
+    } else if (!named && recorded) {
+        s->record = o.peers->record;
+    } else if (!named && bad_ids > 0) {
         fill_record(o, s->record, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, o.rank);
         s->record.expected = s->bad_at;
         s->record.seen = s->bad_id;
-    }
-    if (s->record.cause == EPW_CAUSE_NONE && s->overflow > 0) {
+    } else if (!named && overflow > 0) {
         fill_record(o, s->record, phase, EPW_CAUSE_OVERFLOW, o.rank);
-        s->record.expected = s->rows;
-        s->record.seen = s->rows - s->overflow;
+        s->record.expected = rows;
+        s->record.seen = rows - overflow;
     }
-    report(o, any(s->missing) || s->record.cause != EPW_CAUSE_NONE || s->overflow > 0);
+    report(o, any(missing) || named || recorded || bad_ids > 0 || overflow > 0);
     if (o.troubled || recorded) {
         end_waits(o);
         epw_rank_set told;

@@ -45,7 +45,7 @@ template <bool Queues> struct Registrar {
         const uint32_t *from = r.sent_counts + size_t(source) * local;
         if (own) rows = r.sent_first[source + 1] - r.sent_first[source];
         if (!own && rows > 0) {
-            const unsigned char *slot = slot_here<Queues>(o, source, o.state->peers[source].in_first);
+            const unsigned char *slot = slot_here<Queues>(o, source, o.in_first[source]);
             from = reinterpret_cast<const uint32_t *>(slot + sizeof(epw_row_head) + sizeof(epw_opening));
         }
         uint64_t entries = 0;
@@ -282,18 +282,23 @@ __device__ __noinline__ inline void forget(const epw_prefill_dispatch_args &a, c
 __device__ __noinline__ inline void tell_received(const epw_prefill_dispatch_args &a, const Prefill &o) {
     const epw_prefill_gpu_routing &r = a.call.routing;
     const uint32_t local = o.layout().local_experts;
+    bool lost = false;
     for (uint32_t source = threadIdx.x; source < o.ranks; source += blockDim.x) {
         const bool came = source == o.rank || (is_prefill_peer(o, source) && !has(o.lacking, source));
         const bool lost_before = !o.does(EPW_PREFILL_OPENS) && has(o.state->missing, source); // in the half before
-        r.received[source] = came && !lost_before ? r.announced[source] : 0;
-        if (a.out.source_counts) a.out.source_counts[source] = r.received[source];
+        const uint32_t announced = r.announced[source], received = came && !lost_before ? announced : 0;
+        r.received[source] = received;
+        if (a.out.source_counts) a.out.source_counts[source] = received;
+        lost |= received < announced;
     }
-    __syncthreads();
-    for (uint32_t source = 0; source < o.ranks; source++) {
-        if (r.received[source] == 0 && r.announced[source] > 0) forget(a, o, source);
+    if (__syncthreads_or(lost)) {
+        for (uint32_t source = 0; source < o.ranks; source++) {
+            if (r.received[source] == 0 && r.announced[source] > 0) forget(a, o, source);
+        }
     }
     for (uint32_t e = threadIdx.x; e < local; e += blockDim.x) {
         uint64_t total = 0;
+#pragma unroll 4
         for (uint32_t source = 0; source < o.ranks; source++) {
             const uint32_t rows = r.received[source] > 0 ? r.counts[size_t(source) * local + e] : 0;
             const uint64_t first = r.base[size_t(source) * local + e];

@@ -26,7 +26,7 @@ struct Relay {
     bool stuck;                // the queue has no room, or lags behind
 
     __device__ __forceinline__ Relay(const Prefill &o, uint32_t peer, uint64_t opening, uint32_t opens_with, uint32_t bytes)
-        : o(o), peer(peer), ring(o.state->peers[peer].queue[o.call->kind]), way(*way_to(o.peers, o.lane, peer)), opening(opening),
+        : o(o), peer(peer), ring(o.state->peers[peer].queue[o.call.kind]), way(*way_to(o.peers, o.lane, peer)), opening(opening),
           opens_with(opens_with), bytes(bytes), clear(0), credit(ring.free), sent(0), impossible(false), stuck(false) {
         if (ring.written == 0) clear = epw_load_relaxed_64(&way.queue.reserved);
     }
@@ -38,7 +38,7 @@ struct Relay {
 
     // Of this kind of ring; `word`: EPW_WORD_POSTED or EPW_WORD_TAKEN.
     __device__ __forceinline__ uint32_t word_of(uint32_t word) const {
-        return word + o.call->kind * (EPW_WORD_ANSWERED - EPW_WORD_POSTED);
+        return word + o.call.kind * (EPW_WORD_ANSWERED - EPW_WORD_POSTED);
     }
     // A count of the peer, an acquire of what it has written before.
     __device__ __forceinline__ uint64_t count_from(uint32_t word) const { return word_from_inbox(o, peer, word_of(word)); }
@@ -97,7 +97,7 @@ struct Relay {
             const uint32_t all = number == opening ? opens_with : bytes;
             return {o.rings.slot(o.rank, number), slot_there(o, peer, number), all, all, 1};
         };
-        return try_post(o, peer, uint32_t(end - from), message, word_of(word), count_word(o, count), o.call->lane.queue_room);
+        return try_post(o, peer, uint32_t(end - from), message, word_of(word), count_word(o, count), o.call.lane.queue_room);
     }
 
     // Messages up to `end` are to be sent. Returns whether something has moved. Posts what has gathered: a quarter of the ring,

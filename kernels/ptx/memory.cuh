@@ -231,4 +231,8 @@ __device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol
 // must still find room.
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// Brings the line into the L1 cache, until the next acquire at most; or into the L2 cache.
+__device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
+__device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+
 } // namespace epw::ptx

@@ -56,16 +56,17 @@ static float sum_of(const float *parts, uint32_t count) {
 
 static void expect_row(uint32_t half, uint32_t hidden, float epsilon, const uint16_t *sum, uint16_t *residual,
                        const uint16_t *weight, uint16_t *y) {
-    float parts[512] = {0};
+    float pieces[128][32] = {0}, sums[32] = {0};
     for (uint32_t i = 0; i < hidden; i++) {
         uint16_t x = sum[i];
         if (residual != NULL)
             x = residual[i] = round_to(half, values[half][sum[i]] + values[half][residual[i]]);
         y[i] = x;
         volatile float square = values[half][x] * values[half][x];
-        parts[i / 4 % 512] += square;
+        pieces[i / 128][i / 4 % 32] += square;
     }
-    volatile float mean = sum_of(parts, 512) / (float)hidden, root = sqrtf(mean + epsilon), r = 1.0f / root;
+    for (uint32_t p = 0; p < 128; p++) sums[p % 32] += sum_of(pieces[p], 32);
+    volatile float mean = sum_of(sums, 32) / (float)hidden, root = sqrtf(mean + epsilon), r = 1.0f / root;
     for (uint32_t i = 0; i < hidden; i++) {
         volatile float scaled = values[half][y[i]] * r;
         y[i] = round_to(half, scaled * values[half][weight[i]]);

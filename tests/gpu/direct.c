@@ -288,9 +288,9 @@ static void unreached(uint32_t gpus) {
     bool has_registers = epw_fabric_adapter(e.rank[0].config.fabric, 0) != NULL;
     if (has_registers) {
         require_logged(EPW_LOG_WARN, "kernels post to host memory, not to the GPU's: fake_",
-                       " reaches no ring in GPU memory, neither by dma-buf (errno 95)");
+                       " reaches no ring in GPU memory, neither by dma-buf (errno ");
         require_logged(EPW_LOG_WARN, "kernels send rows from host memory, not from the GPU's: fake_",
-                       " cannot send rows from GPU memory, neither by dma-buf (errno 95)");
+                       " cannot send rows from GPU memory, neither by dma-buf (errno ");
     }
     if (has_registers && is_emulated()) {
         require_logged(EPW_LOG_WARN, "a thread of the host rings for kernels: ",

@@ -120,6 +120,7 @@ static void fill(uint32_t seed) {
     for (uint32_t r = 0; r < RANKS; r++) {
         for (uint32_t i = 0; i < COUNT; i++) values[i] = value_of(r, i, seed);
         REQUIRE_CUDA(cudaMemcpy(all[r].buffers[SEND], values, BYTES, cudaMemcpyHostToDevice));
+        REQUIRE_CUDA(cudaSetDevice(all[r].device)); /* another one need not reach it */
         REQUIRE_CUDA(cudaMemset(all[r].buffers[RECV], 0xff, BYTES));
     }
 }

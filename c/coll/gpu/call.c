@@ -14,7 +14,8 @@
 #include <string.h>
 
 enum {
-    THREADS = 512,                /* per block, as in kernels/coll/operation.cuh */
+    THREADS = 512,                /* per block, as in kernels/coll/operation.cuh, */
+    SMALL_THREADS = THREADS - 32, /* and those that move words in packets */
     PIECE_LEAST = 4096,           /* smaller pieces cost more waiting than copying */
     QUEUE_PIECE_LEAST = 16384,    /* the same by queues, where each piece is two entries or three */
     QUEUE_SHARED_LEAST = 1 << 15, /* bytes from which on two steps are faster than one by queues */
@@ -181,7 +182,7 @@ static uint32_t choose(const struct epw_coll_gpu *g, epw_coll_args *args, way *w
     uint64_t sharers = args->shared_out ? sharers_of(args->kind, w->ranks) : 1;
     uint64_t flow = parts(args->bytes, sharers), least = g->queues ? QUEUE_PIECE_LEAST : PIECE_LEAST;
     *way = way_of(g, args->kind, args->bytes);
-    if (*way == BY_PACKETS) return blocks_for(w, parts(flow, 8 * THREADS));
+    if (*way == BY_PACKETS) return blocks_for(w, parts(flow, 8 * SMALL_THREADS));
     if (*way == BY_LINES) return blocks_for(w, parts(flow, EPW_COLL_LINE_DATA * THREADS / 8));
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
     if (piece < least) piece = least;
@@ -272,7 +273,15 @@ static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     return epw_coll_gpu_run_queue(&by_queues, blocks, e->on.stream);
 }
 
-/* Of a sum by packets, each row belongs to one block. Otherwise a second kernel follows that of the sum. */
+/* Whether a sum that is normalised goes to all ranks by packets in one step. It depends on the sum alone,
+ * since ranks may cut it into different rows. */
+static bool goes_in_one_step(const struct epw_coll_gpu *g, uint64_t bytes) {
+    return !g->queues && fits_packets(&g->window, EPW_ALL_REDUCE, bytes) &&
+           parts(bytes, 8 * SMALL_THREADS) <= g->window.blocks;
+}
+
+/* One kernel sums and normalises, if it has a warp for each piece of 128 elements. Otherwise a second kernel
+ * follows that of the sum, whose blocks take whole rows. */
 static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     const epw_norm *n = c->norm;
     epw_coll_norm_args args = {.common = coll_args(e, c, call),
@@ -285,11 +294,17 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .out = n->out,
                                .scales = n->scales};
     const struct epw_coll_gpu *g = e->comm->gpu;
-    uint32_t blocks = blocks_for(&g->window, n->rows);
-    if (!g->queues && fits_packets(&g->window, args.common.kind, args.common.bytes))
-        return epw_coll_gpu_run_norm(&args, blocks, e->on.stream);
-    int error = launch_dense(e, &args.common);
-    return error != cudaSuccess ? error : epw_coll_gpu_run_norm_alone(&args, blocks, e->on.stream);
+    int error;
+    if (goes_in_one_step(g, args.common.bytes)) {
+        uint64_t blocks = parts(n->rows * parts(n->hidden, EPW_FP8_BLOCK), SMALL_THREADS / 32);
+        if (blocks <= g->window.blocks) return epw_coll_gpu_run_norm(&args, (uint32_t)blocks, e->on.stream);
+        blocks = parts(args.common.bytes, 8 * SMALL_THREADS);
+        error = epw_coll_gpu_run(&args.common, (uint32_t)blocks, e->on.stream);
+    } else {
+        error = launch_dense(e, &args.common);
+    }
+    if (error != cudaSuccess) return error;
+    return epw_coll_gpu_run_norm_alone(&args, blocks_for(&g->window, n->rows), e->on.stream);
 }
 
 static int launch(const enqueuing *e, const epw_coll *c, const epw_call *call) {
@@ -404,8 +419,8 @@ static void count_all(const enqueuing *e, const epw_coll *ops, size_t count) {
     for (size_t i = 0; i < count && !e->on.captured; i++) {
         const struct epw_coll_gpu *g = e->comm->gpu;
         uint64_t bytes = message_bytes(&ops[i]);
-        bool fused = ops[i].norm != NULL && !g->queues && fits_packets(&g->window, ops[i].kind, bytes);
-        epw_coll_gpu_count(e->comm, &ops[i], !fused && shares_out(g, ops[i].kind, bytes));
+        bool one_step = ops[i].norm != NULL && goes_in_one_step(g, bytes);
+        epw_coll_gpu_count(e->comm, &ops[i], !one_step && shares_out(g, ops[i].kind, bytes));
     }
 }
 
