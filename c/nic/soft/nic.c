@@ -322,26 +322,14 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
-/* If all bytes come through rings, or through one socket, drivers ask the system this often which other
- * sockets have something: those of rings show which ends are gone. */
+/* If all bytes come through rings, sockets only show which ends are gone: drivers look at them this often. */
 #define LOOK_NS 20000
 
-/* To a single socket: reading it takes no longer than asking whether it has something. */
-static void take_from_socket(epw_nic *nic) {
-    for (uint32_t i = 0; i < nic->link_count; i++) {
-        epw_link *link = nic->links[i];
-        if (link == NULL || link->frozen || link->rings.memory != NULL) continue;
-        if (!epw_link_read(link)) lose_link(nic, link);
-    }
-}
-
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
-    uint32_t sockets = nic->open_links - nic->ring_links;
-    bool few = sockets <= 1 && nic->now_ns != 0;
+    bool rings_alone = nic->ring_links == nic->open_links && nic->now_ns != 0;
     take_from_rings(nic);
     epw_carry_take(nic);
-    if (few && sockets == 1) take_from_socket(nic);
-    if (few && nic->now_ns - nic->looked_ns < LOOK_NS) return;
+    if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
     nic->looked_ns = nic->now_ns;
     take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
     epw_carry_take(nic);
