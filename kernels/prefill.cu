@@ -12,7 +12,7 @@ namespace epw {
 
 constexpr uint32_t kFirsts = 2 * sizeof(uint64_t), kAttendant = sizeof(Attendant<true>); // of a peer
 static_assert(sizeof(Attendant<false>) <= kAttendant && kAttendant % 8 == 0 && alignof(Attendant<true>) == 8,
-              "one place fits both");
+              "a place for an attendant of either kind");
 
 // A block's shared memory: the pool of tiles, then for each mover the tickets that it keeps, then what there is of each peer:
 // numbers of openings, and in the first block its attendant. The tiles' memory is first that of the numbering. A block has an SM
@@ -21,7 +21,7 @@ struct BlockMemory {
     static __host__ __device__ uint32_t attending(const epw_prefill_layout &l) { return (l.ranks + 31) / 32; } // warps
 
     static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 18 * 1024; // less what the kernels declare statically
-    uint32_t peers; // bytes of what there is of each peer: two numbers, and an attendant
+    uint32_t peer_bytes;                                             // of all peers: numbers of openings, and attendants
     uint32_t head, tile, lines, movers, count, tiles, bytes;
 
     static __host__ __device__ uint32_t movers_of(uint32_t blocks, uint32_t most) {
@@ -30,13 +30,13 @@ struct BlockMemory {
     }
 
     __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)
-        : peers(l.ranks * (kFirsts + kAttendant)), head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes),
+        : peer_bytes(l.ranks * (kFirsts + kAttendant)), head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes),
           tile(Tiles::bytes_of(head, kind)), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
           movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))), count(fitting() < movers ? fitting() : movers),
-          tiles(count * tile), bytes(tiles + movers * lines + peers) {}
+          tiles(count * tile), bytes(tiles + movers * lines + peer_bytes) {}
 
   private:
-    __host__ __device__ uint32_t fitting() const { return (kMost - movers * lines - peers) / tile; }
+    __host__ __device__ uint32_t fitting() const { return (kMost - movers * lines - peer_bytes) / tile; }
 };
 
 // What is common to both kernels: one warp of a block does one thing.
@@ -68,7 +68,7 @@ struct Roles {
     __device__ __forceinline__ uint32_t *kept() const {
         return reinterpret_cast<uint32_t *>(memory + m.tiles + warp() * m.lines);
     }
-    __device__ __forceinline__ uint64_t *firsts() const { return reinterpret_cast<uint64_t *>(memory + m.bytes - m.peers); }
+    __device__ __forceinline__ uint64_t *firsts() const { return reinterpret_cast<uint64_t *>(memory + m.bytes - m.peer_bytes); }
     // Attends to the peer, at the place that it has.
     template <bool Queues>
     __device__ __forceinline__ void attend(Prefill &o, uint32_t peer, uint32_t rows, uint32_t expected, uint32_t again,

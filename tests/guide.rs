@@ -86,6 +86,8 @@ fn every_error_of_adapters_is_explained() {
         "c/device/cuda_registers.c",
         "c/nic/end.c",
         "c/nic/fabric.c",
+        "c/nic/interfaces.c",
+        "c/nic/listen.c",
         "c/nic/probe.c",
         "c/nic/soft/carry.c",
         "c/nic/verbs/library.c",

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <string.h>
 
-enum { WORD = 4, LANES = 32, PIECE = 256, OF_SQUARES = WORD * LANES };
+enum { WORD = 4, LANES = 32, AT_ONCE = 256, PIECE = WORD * LANES };
 
 static uint32_t bits_of(float x) {
     uint32_t bits;
@@ -50,7 +50,7 @@ static uint16_t narrow_bf16(float x) {
 }
 
 static void widen(uint32_t dtype, const void *row, uint32_t from, uint32_t count, float *out) {
-    uint16_t raw[PIECE];
+    uint16_t raw[AT_ONCE];
     memcpy(raw, (const char *)row + 2 * (size_t)from, 2 * (size_t)count);
     if (dtype == EPW_BF16) {
         for (uint32_t i = 0; i < count; i++) out[i] = float_of((uint32_t)raw[i] << 16);
@@ -97,15 +97,15 @@ static float sum_of_lanes(float *parts) {
 
 static float sum_of_squares(uint32_t dtype, const void *row, uint32_t hidden) {
     float sums[LANES] = {0};
-    for (uint32_t at = 0; at < hidden; at += OF_SQUARES) {
-        uint32_t count = hidden - at < OF_SQUARES ? hidden - at : OF_SQUARES;
-        float parts[LANES] = {0}, x[OF_SQUARES];
+    for (uint32_t at = 0; at < hidden; at += PIECE) {
+        uint32_t count = hidden - at < PIECE ? hidden - at : PIECE;
+        float parts[LANES] = {0}, x[PIECE];
         widen(dtype, row, at, count, x);
         for (uint32_t i = 0; i < count; i++) {
             float square = x[i] * x[i];
             parts[i / WORD] += square;
         }
-        sums[at / OF_SQUARES % LANES] += sum_of_lanes(parts);
+        sums[at / PIECE % LANES] += sum_of_lanes(parts);
     }
     return sum_of_lanes(sums);
 }
@@ -122,9 +122,9 @@ void epw_norm_row_run(const epw_numerics *numerics, const epw_norm_row *row) {
     float r = 1.0f / square_root(sum_of_squares(dtype, x, hidden) / (float)hidden + row->epsilon);
     uint16_t y[EPW_NORM_HIDDEN_MAX];
     bool quantised = row->payload != EPW_PAYLOAD_SAME;
-    for (uint32_t at = 0; at < hidden; at += PIECE) {
-        float values[PIECE], weights[PIECE];
-        uint32_t count = hidden - at < PIECE ? hidden - at : PIECE;
+    for (uint32_t at = 0; at < hidden; at += AT_ONCE) {
+        float values[AT_ONCE], weights[AT_ONCE];
+        uint32_t count = hidden - at < AT_ONCE ? hidden - at : AT_ONCE;
         widen(dtype, x, at, count, values);
         widen(dtype, row->weight, at, count, weights);
         for (uint32_t i = 0; i < count; i++) values[i] = values[i] * r * weights[i];

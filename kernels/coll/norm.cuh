@@ -137,7 +137,8 @@ constexpr uint32_t kSquaresStride = 32 * EPW_COLL_PACKET;
 
 // Waits until other warps of this rank have told the squares of this lane's pieces, and adds them to `part`. Returns false if
 // there are none: the sum of a piece lacks a rank, or calls differ. Bounded: warps tell their squares once they have their words
-// or have given their peers up, and blocks that have not begun are not waited for longer than those that have may wait for peers.
+// or have given their peers up. Those that take longer than two waits, because they have not begun or lose several peers one
+// after the other, are not waited for; then this rank is left out too.
 __device__ __noinline__ inline bool await_squares(Collective &c, const unsigned char *from, uint32_t pieces, float &part) {
     const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * c.deadline;
     part = 0;
@@ -231,9 +232,8 @@ template <uint32_t kEach> struct NormRow {
 #pragma unroll
         for (uint32_t k = 0; k < kEach; k++) residual[k] = load(a.residual, at(k), k);
     }
-    static __device__ __forceinline__ uint32_t first(uint32_t k) {
-        return 64 * (threadIdx.x / 32 + k * kNormWarps);
-    } // of the warp
+    // Of the warp, and of the lane.
+    static __device__ __forceinline__ uint32_t first(uint32_t k) { return 64 * (threadIdx.x / 32 + k * kNormWarps); }
     static __device__ __forceinline__ uint32_t word(uint32_t k) { return first(k) + 2 * (threadIdx.x % 32); }
     __device__ __forceinline__ uint64_t at(uint32_t k) const { return row * words + word(k); }
     __device__ __forceinline__ bool has(uint32_t k) const { return first(k) < words; }   // the same for the whole warp

@@ -24,7 +24,7 @@ struct Collective : Peers {
     uint64_t out;           // out_blocks when the kernel began
     uint32_t phase;         // of its waits
     uint32_t stopped;       // calls differ: this block does nothing more
-    uint32_t began_stopped; // they did so before: for threads that come when faster ones have found calls that differ
+    uint32_t began_stopped; // `stopped` as open() found it: the same for all threads, whenever they look
     epw_rank_set lacking;   // ranks that this block lacks besides those that it has given up
     uint32_t members;
     uint64_t part;                 // if shared out: bytes of a member's part, less of the last ones; whole cells
@@ -244,7 +244,8 @@ template <typename C> __device__ __forceinline__ void await_calls(C &c) {
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) await_call(c, peer);
 }
 
-// The same for small operations, by the last warp of the first block, whose other warps do all else, or begin with it.
+// The same for small operations, which lend nothing, by the last warp of the first block. The other warps begin with the words
+// meanwhile; where there are many words, this warp has some of them too.
 __device__ __forceinline__ bool exchanges_calls() { return threadIdx.x >= kSmallThreads; }
 template <typename C> __device__ __forceinline__ void tell_calls_aside(const C &c) {
     if (blockIdx.x != 0 || !exchanges_calls()) return;

@@ -35,8 +35,9 @@
 //!   ok       fake_0 queue pair            a word sent to itself arrived
 //! ```
 //!
-//! Between the last two it reports on the GPU, if there is one. Every command below can be rehearsed in this way, with
-//! `fake` in place of `mlx5`.
+//! Between the last two it reports on the GPU, if there is one. The commands below can be rehearsed in this way, with
+//! `fake` in place of `mlx5`, but for those that unplug a port (step 6) and those of rings in a GPU's memory (step 9), which
+//! an adapter in software does not reach.
 //!
 //! # 1. An adapter alone: one word of 8 bytes to itself
 //!

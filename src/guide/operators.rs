@@ -229,6 +229,17 @@
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
 //!
+//! **Connecting by queues**, whatever drains them:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `listening on ADDRESS: every port of the range 7000..7003 is taken; widen it` | `EPWIRE_PORTS`: a port for each rank of the host |
+//! | `no interface that is up and passes the filter "NAME" has an address that others can dial; up are: NAMES` | `EPWIRE_IFNAME` |
+//! | `the peer's NIC has not answered within the deadline` | the peer has ended, or a firewall drops what is sent to its port |
+//! | `the queues that the peer has exported serve a former connection of this rank, or are gone: let the peer export again` | programs that pass blobs themselves: each blob is for one connection |
+//! | `the peer's blob has 100 bytes about its queues, this library expects 120: use the same epwire version on all ranks` | mixed versions |
+//! | `cannot start the thread of the software NIC` | with errno 11, the limit of processes: `ulimit -u`, or the container's |
+//!
 //! **The doctor's findings** about an adapter, in addition to these errors. What helps follows behind an arrow:
 //!
 //! | text | meaning |
@@ -255,8 +266,8 @@
 //! | text | what to do |
 //! |---|---|
 //! | `port 1 of NAME is down: see its cable and switch, and ip link; connect again when it is up` | the event came from the adapter |
-//! | `port 1 of NAME has lost the address that its queue pairs use: destroy the buffers and create new ones` | somebody has changed the interface's address, or the subnet manager the LID; other addresses of the port may change |
-//! | `NAME has failed: see dmesg; once it is back, destroy the buffers and create new ones` | all queues of the rank are gone |
+//! | `port 1 of NAME has lost the address that its queue pairs use: destroy this rank's fabric and all that uses it, and create new ones` | somebody has changed the interface's address, or the subnet manager the LID; other addresses of the port may change |
+//! | `NAME has failed: see dmesg; once it is back, destroy this rank's fabric and all that uses it, and create new ones` | all queues of the rank are gone |
 //! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, ...)` | dead, cut off, or packets dropped: `EPWIRE_TC`, PFC, MTU on the way, firewall for UDP port 4791 |
 //! | `the peer has ended its queue pair: see there why; connect it again` (mlx5) | its end has failed, or it has ended: the connection beside the queue pairs says so, which adapters do not |
 //! | `its remote key does not open its bytes (syndrome 0x13)`, `the peer does not do what it asks for (syndrome 0x12)`, `the peer has given up its queue pair (syndrome 0x22)` | it has given this rank's place away, or ended |

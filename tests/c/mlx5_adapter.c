@@ -383,16 +383,17 @@ static void events_of_the_device_end_its_queue_pairs(void) {
          true,
          false,
          "port 1 of fake_0 has lost the address that its queue pairs use: "
-         "destroy the buffers and create new ones"},
+         "destroy this rank's fabric and all that uses it, and create new ones"},
         {{EPW_MLX5_EVENT_GIDS, 1},
          true,
          true,
          "port 1 of fake_0 has lost the address that its queue pairs use: "
-         "destroy the buffers and create new ones"},
+         "destroy this rank's fabric and all that uses it, and create new ones"},
         {{EPW_MLX5_EVENT_FATAL, 0},
          false,
          false,
-         "fake_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones"},
+         "fake_0 has failed: see dmesg; once it is back, destroy this rank's fabric and all that uses it, "
+         "and create new ones"},
         {{EPW_MLX5_EVENT_GIDS, 1}, false, false, NULL}, /* another address of the port has changed */
         {{EPW_MLX5_EVENT_GIDS, 1}, false, true, NULL},
         {{EPW_MLX5_EVENT_GIDS, 2}, true, false, NULL},

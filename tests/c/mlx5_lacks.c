@@ -93,6 +93,11 @@ static const adverse cases[] = {
     {LACK(NO_OVERRUN), .status = EPW_ERR_NO_PATH,
      .text =
          "test: rank 3: fake_0 has no completion queues that ignore an overrun (cq_oi): update its firmware"},
+    {LACK(NO_OVERRUN), .fake.devices = 2, .status = EPW_ERR_NO_PATH,
+     .text =
+         "test: rank 3: no mlx5 adapter can be used: fake_0: has no completion queues that ignore an overrun "
+         "(cq_oi): update its firmware; fake_1: has no completion queues that ignore an overrun (cq_oi): "
+         "update its firmware"},
     {LACK(SHORT_ENTRIES), .status = EPW_ERR_NO_PATH,
      .text =
          "test: rank 3: fake_0 sends 2^20 bytes at a time at most (log_max_msg), queue pairs are made for "

@@ -275,25 +275,27 @@ static void what_befalls_an_adapter_loses_its_peers_and_says_why(void) {
         epw_mlx5_event event;
         bool moved, infiniband;
         const char *text;
-    } cases[] = {{{EPW_MLX5_EVENT_PORT_DOWN, 1},
-                  false,
-                  false,
-                  "port 1 of mlx5_0 is down: see its cable and switch, and ip link; connect again when it is "
-                  "up"},
-                 {{EPW_MLX5_EVENT_GIDS, 1},
-                  true,
-                  false,
-                  "port 1 of mlx5_0 has lost the address that its queue pairs use: destroy the buffers and "
-                  "create new ones"},
-                 {{EPW_MLX5_EVENT_GIDS, 1},
-                  true,
-                  true,
-                  "port 1 of mlx5_0 has lost the address that its queue pairs use: destroy the buffers and "
-                  "create new ones"},
-                 {{EPW_MLX5_EVENT_FATAL, 0},
-                  false,
-                  false,
-                  "mlx5_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones"}};
+    } cases[] = {
+        {{EPW_MLX5_EVENT_PORT_DOWN, 1},
+         false,
+         false,
+         "port 1 of mlx5_0 is down: see its cable and switch, and ip link; connect again when it is "
+         "up"},
+        {{EPW_MLX5_EVENT_GIDS, 1},
+         true,
+         false,
+         "port 1 of mlx5_0 has lost the address that its queue pairs use: destroy this rank's fabric and "
+         "all that uses it, and create new ones"},
+        {{EPW_MLX5_EVENT_GIDS, 1},
+         true,
+         true,
+         "port 1 of mlx5_0 has lost the address that its queue pairs use: destroy this rank's fabric and "
+         "all that uses it, and create new ones"},
+        {{EPW_MLX5_EVENT_FATAL, 0},
+         false,
+         false,
+         "mlx5_0 has failed: see dmesg; once it is back, destroy this rank's fabric and all that "
+         "uses it, and create new ones"}};
     for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         group g;
         mlx.options.infiniband = cases[i].infiniband;
@@ -314,7 +316,9 @@ static void a_removed_adapter_loses_its_peers_and_says_why(void) {
     mlx_context *context = mlx.contexts[0];
     close(context->events);
     context->events = -1;
-    is_lost(&g, "mlx5_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones",
+    is_lost(&g,
+            "mlx5_0 has failed: see dmesg; once it is back, destroy this rank's fabric and all that uses it, "
+            "and create new ones",
             "a removal");
     destroy(&g);
     nothing_is_left("removal", 0);

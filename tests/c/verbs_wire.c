@@ -259,19 +259,22 @@ static void what_befalls_an_adapter_loses_its_peers_and_says_why(void) {
         EPW_ABI_PORT_ERR, LAN_PORT_NUMBER, false,
         "port 1 of lan_0 is down: see its cable and switch, and ip link; connect "
         "again when it is up");
-    the_peers_of_an_adapter_are_given_up(EPW_ABI_GID_CHANGE, LAN_PORT_NUMBER, true,
-                                         "port 1 of lan_0 has lost the address that its queue pairs use: "
-                                         "destroy the buffers and create new ones");
     the_peers_of_an_adapter_are_given_up(
-        EPW_ABI_DEVICE_FATAL, 0, false,
-        "lan_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones");
+        EPW_ABI_GID_CHANGE, LAN_PORT_NUMBER, true,
+        "port 1 of lan_0 has lost the address that its queue pairs use: "
+        "destroy this rank's fabric and all that uses it, and create new ones");
+    the_peers_of_an_adapter_are_given_up(EPW_ABI_DEVICE_FATAL, 0, false,
+                                         "lan_0 has failed: see dmesg; once it is back, destroy this rank's "
+                                         "fabric and all that uses it, and create new ones");
 }
 
 static void a_removed_adapter_loses_its_peers_and_says_why(void) {
     group g;
     CHECK(two_ranks(&g) && step(&g));
     lan_remove(RANK_0);
-    is_lost(&g, 0, "lan_0 has failed: see dmesg; once it is back, destroy the buffers and create new ones",
+    is_lost(&g, 0,
+            "lan_0 has failed: see dmesg; once it is back, destroy this rank's fabric and all that uses it, "
+            "and create new ones",
             "a removal");
     destroy(&g);
     nothing_is_left("removal", 0);

@@ -635,6 +635,10 @@ static void run_norms(const rank_state *r) {
                 run_norm(r, payload, widths[w], rows[i], number % 5 != 4, number), number++;
     run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
     run_norm(r, EPW_PAYLOAD_SAME, 2056, 7, 0, number++);
+    run_norm(r, EPW_PAYLOAD_SAME, 8, 0, 1, number++);
+    /* Ranks that cut one sum into different rows: one kernel on some, two on others. */
+    int odd = r->links->rank % 2 == 1;
+    run_norm(r, EPW_PAYLOAD_SAME, odd ? 8192 : 8, odd ? 1 : 1024, 1, number++);
     ranks_meet(r->links);
     if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
 }

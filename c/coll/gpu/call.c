@@ -297,9 +297,10 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
     int error;
     if (goes_in_one_step(g, args.common.bytes)) {
         uint64_t blocks = parts(n->rows * parts(n->hidden, EPW_FP8_BLOCK), SMALL_THREADS / 32);
-        if (blocks <= g->window.blocks) return epw_coll_gpu_run_norm(&args, (uint32_t)blocks, e->on.stream);
+        if (blocks <= g->window.blocks)
+            return epw_coll_gpu_run_norm(&args, blocks_for(&g->window, blocks), e->on.stream);
         blocks = parts(args.common.bytes, 8 * SMALL_THREADS);
-        error = epw_coll_gpu_run(&args.common, (uint32_t)blocks, e->on.stream);
+        error = epw_coll_gpu_run(&args.common, blocks_for(&g->window, blocks), e->on.stream);
     } else {
         error = launch_dense(e, &args.common);
     }

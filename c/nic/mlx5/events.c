@@ -36,13 +36,14 @@ const char *epw_mlx5_event_text(const epw_mlx5 *a, epw_mlx5_event_kind kind, cha
         break;
     case EPW_MLX5_EVENT_GIDS:
         snprintf(text, EPW_MLX5_TEXT,
-                 "port %u of %s has lost the address that its queue pairs use: destroy the buffers and "
-                 "create new ones",
+                 "port %u of %s has lost the address that its queue pairs use: destroy this rank's fabric "
+                 "and all that uses it, and create new ones",
                  a->port_number, a->name.text);
         break;
     case EPW_MLX5_EVENT_FATAL:
         snprintf(text, EPW_MLX5_TEXT,
-                 "%s has failed: see dmesg; once it is back, destroy the buffers and create new ones",
+                 "%s has failed: see dmesg; once it is back, destroy this rank's fabric and all that uses "
+                 "it, and create new ones",
                  a->name.text);
         break;
     case EPW_MLX5_EVENT_PAIR:

@@ -25,6 +25,12 @@ static void add_reason(reasons *r, const char *device, const char *why) {
     r->length += n > 0 ? (size_t)n : 0;
 }
 
+/* The text of the error, which begins with the device's name behind the place. */
+static void add_last_error(reasons *r, const char *device) {
+    const char *text = strstr(epw_last_error(), device);
+    add_reason(r, device, text != NULL ? text + strlen(device) + 1 : epw_last_error());
+}
+
 /* ---- addresses ---- */
 
 /* Chooses by type and reach, not by index: indices differ between hosts, and after each change of an
@@ -232,11 +238,14 @@ static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_
     reasons r = {.length = 0};
     if (found == 0) return none_is_wanted(a, names, count, where);
     for (uint32_t i = 0; i < found; i++) {
+        size_t before = r.length;
         epw_status status = try_device(a, ordered[i], &r, where);
         a->listed = (uint32_t)(ordered[i] - names);
         if (status == EPW_OK && options->gpu != NULL)
             a->near = epw_bus_distance_name(epw_bus_distance_of(options->gpu, &a->name.place));
-        if (status != EPW_ERR_NO_PATH || r.length == 0) return status;
+        bool named = r.length > before;
+        if (status != EPW_ERR_NO_PATH || (found == 1 && !named)) return status;
+        if (!named) add_last_error(&r, ordered[i]->text);
     }
     return epw_fail(EPW_ERR_NO_PATH, where, "no %s can be used: %s", a->calls->kind, r.text);
 }
