@@ -577,7 +577,7 @@ impl BusPlace {
 }
 
 /// In which order a rank tries adapters at these places, the nearest to the GPU first: see `c/nic/choice.h`.
-pub(crate) fn adapters_order(places: &[BusPlace], gpu: &BusPlace, turn: u32) -> Vec<usize> {
+pub(crate) fn adapters_order(places: &[&BusPlace], gpu: &BusPlace, turn: u32) -> Vec<usize> {
     let list: Vec<*const sys::epw_bus_place> = places.iter().map(|place| &raw const place.0).collect();
     let mut order = vec![0; places.len()];
     // SAFETY: the list and the order have as many elements as stated, all of them valid for the call.

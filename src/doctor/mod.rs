@@ -4,7 +4,7 @@
 //! about it. [`Matrix::measure_blocking`], called by all ranks of a group, finds and measures the path that a buffer
 //! would take between every two of them. `examples/doctor` prints both.
 //!
-//! Nothing here needs privileges or changes the machine. A probe that does not answer in time is reported as unknown.
+//! Nothing here needs privileges or changes the machine. What does not answer in time is reported with that reason.
 //!
 //! ```
 //! let report = epwire::doctor::examine();
@@ -12,7 +12,10 @@
 //! assert!(report.to_json().starts_with('{'));
 //! ```
 
+mod adapter_files;
 mod adapters;
+mod bounded;
+mod bus;
 mod gpu;
 mod limits;
 mod matrix;
@@ -21,48 +24,47 @@ mod report;
 mod sysfs;
 
 use std::net::IpAddr;
-use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
 
+use self::bounded::{Looking, begin};
 use crate::buffer::Trial;
 use crate::config::Paths;
 
 pub use matrix::{Cell, Matrix};
 pub use report::{Check, Report, Section, Verdict};
 
-/// How long one part of an examination may take: opening a GPU takes seconds, reading a file of a hung driver never
-/// ends.
+/// How long one look may take: opening a GPU takes seconds, reading a file of a hung driver never ends.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What was found apart from files.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct Found {
     settings: network::Settings,
     gpus: Result<Vec<gpu::Gpu>, String>,
     /// Words between two ranks of this process, by shared memory and by queues: how long one took, or why none arrived.
     shared_memory: Result<Duration, String>,
     queue: Result<Duration, String>,
-    adapters: adapters::Opened,
+    adapters: adapters::Process,
 }
 
-/// Examines the machine as this process sees it. Takes a moment, some seconds if there are GPUs; ends within three
-/// minutes.
+/// Examines the machine as this process sees it. Takes a moment, some seconds if there are GPUs.
+///
+/// What does not answer within 30 seconds is reported with that reason, and an adapter that hangs costs no other one its
+/// checks. At most six such limits follow each other: all of it ends within three minutes, whatever hangs.
 pub fn examine() -> Report {
-    let tree = sysfs::Tree::machine();
-    let word = |paths: Paths| move || Trial::alone(paths).map_err(|error| error.to_string());
-    let gpus = bounded(gpu::found);
-    let (machine, buses) = (tree.clone(), gpu::buses(&tree, &gpus));
-    let buses = if gpus.is_ok() { buses } else { Vec::new() }; // GPUs that a CUDA process does not see cannot be probed
-    let opened = bounded(move || Ok(adapters::Opened::of_process(&machine, &buses)));
-    let found = Found {
-        settings: network::Settings::of_process(),
-        gpus,
-        adapters: opened.unwrap_or_default(),
-        shared_memory: bounded(word(Paths { shared_memory: true, ..Paths::NONE })),
-        queue: bounded(word(Paths { queue: true, ..Paths::NONE })),
+    let settings = begin(PATIENCE, network::Settings::of_process);
+    let gpus = begin(PATIENCE, gpu::found);
+    let settings = settings.end().unwrap_or_else(network::Settings::unknown);
+    let gpus = gpus.end().and_then(|gpus| gpus);
+    // One after the other: these are timed.
+    let word = |paths: Paths| {
+        let way = begin(PATIENCE, move || Trial::alone(paths).map_err(|error| error.to_string()));
+        way.end().and_then(|way| way)
     };
-    report(&tree, &found)
+    let shared_memory = word(Paths { shared_memory: true, ..Paths::NONE });
+    let queue = word(Paths { queue: true, ..Paths::NONE });
+    let adapters = adapters::Process::this();
+    report(&sysfs::Tree::machine(), &Found { settings, gpus, shared_memory, queue, adapters }, PATIENCE)
 }
 
 /// How many GPUs this process sees.
@@ -86,45 +88,34 @@ pub fn of_files(root: &std::path::Path) -> Report {
         ports: Ok(None),
     };
     let (gpus, shared_memory, queue) = (Err(not_looked()), Err(not_looked()), Err(not_looked()));
-    let adapters = adapters::Opened::default();
-    report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue, adapters })
+    let adapters = adapters::Process::that_opens_none();
+    report(&sysfs::Tree::below(root), &Found { settings, gpus, shared_memory, queue, adapters }, PATIENCE)
 }
 
-/// What `look` finds, if it returns in time. If it hangs in the kernel, its thread is left behind.
-fn bounded<T: Send + 'static>(
-    look: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, String> {
-    let (tell, told) = mpsc::channel();
-    let started = thread::Builder::new().name("epwire doctor".to_owned()).spawn(move || {
-        // Nobody listens any more if the time has expired.
-        let _ = tell.send(look());
-    });
-    let looking = started.map_err(|error| format!("cannot start a thread for the checks: {error}"))?;
-    let late = |_| Err(format!("no answer within {PATIENCE:?}"));
-    told.recv_timeout(PATIENCE).map_or_else(late, |found| {
-        // It has sent its result, and only has to end.
-        let _ = looking.join();
-        found
-    })
-}
-
-/// Runs each part within its time.
-fn report(tree: &sysfs::Tree, found: &Found) -> Report {
+/// Takes `patience` three times at most, see [`adapters::checks`]; the other parts are examined meanwhile.
+fn report(tree: &sysfs::Tree, found: &Found, patience: Duration) -> Report {
     type Look = fn(&sysfs::Tree, &Found) -> Vec<Check>;
-    let parts: [(&str, Look); 4] = [
+    let parts: [(&str, Look); 3] = [
         ("thread, shm: ranks of one host", host),
         ("vmm, ipc: GPUs of one host", |tree, found| gpu::checks(tree, &found.gpus)),
         ("queue: ranks of any host, over TCP", queues),
-        ("queue: by RDMA adapters, to which GPUs may post (IBGDA; not yet run on one)", adapters),
     ];
-    let section = |(path, look): (&str, Look)| {
+    let parts = parts.map(|(path, look)| {
         let (tree, found) = (tree.clone(), found.clone());
-        let checks = bounded(move || Ok(look(&tree, &found)));
-        let checks =
-            checks.unwrap_or_else(|reason| vec![Check::new("files of the kernel", Verdict::Unknown, reason)]);
-        Section { path: path.to_owned(), checks }
-    };
-    Report { sections: parts.into_iter().map(section).collect(), matrix: None }
+        (path, begin(patience, move || look(&tree, &found)))
+    });
+    let adapters = adapters::checks(tree, &found.gpus, &found.adapters, patience).unwrap_or_else(unread);
+    let section = |path: &str, checks| Section { path: path.to_owned(), checks };
+    let end = |(path, looking): (&str, Looking<_>)| section(path, looking.end().unwrap_or_else(unread));
+    let last =
+        section("queue: by RDMA adapters, to which GPUs may post (IBGDA; not yet run on one)", adapters);
+    let sections = parts.into_iter().map(end).chain([last]);
+    Report { sections: sections.collect(), matrix: None }
+}
+
+/// The only check of a part that did not answer, for this reason.
+fn unread(reason: String) -> Vec<Check> {
+    vec![Check::unknown("files of the kernel", reason)]
 }
 
 fn host(tree: &sysfs::Tree, found: &Found) -> Vec<Check> {
@@ -137,10 +128,6 @@ fn queues(tree: &sysfs::Tree, found: &Found) -> Vec<Check> {
     let mut checks = vec![word("queues", &found.queue)];
     checks.extend(network::checks(tree, &found.settings));
     checks
-}
-
-fn adapters(tree: &sysfs::Tree, found: &Found) -> Vec<Check> {
-    adapters::checks(tree, &gpu::buses(tree, &found.gpus), gpu::dma_buf(&found.gpus), &found.adapters)
 }
 
 fn word(name: &str, way: &Result<Duration, String>) -> Check {

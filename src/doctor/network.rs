@@ -33,6 +33,11 @@ impl Settings {
             ports: env::ports().map_err(|error| error.to_string()),
         }
     }
+
+    /// Those of a process that did not find them out, for this reason.
+    pub(super) fn unknown(reason: String) -> Self {
+        Self { interfaces: Err(reason.clone()), choice: None, token: Err(reason.clone()), ports: Err(reason) }
+    }
 }
 
 /// The checks for queues over TCP.

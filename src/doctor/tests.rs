@@ -4,13 +4,14 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
 
-use super::adapters::Opened;
+use super::adapters::Process;
 use super::gpu::Gpu;
 use super::network::Settings;
 use super::sysfs::Tree;
-use super::{Found, Report, Verdict, report};
+use super::{Found, PATIENCE, Report, Verdict, report};
 use crate::ffi;
 
 /// A folder like `/`, removed when dropped.
@@ -102,7 +103,7 @@ impl Machine {
     }
 
     fn report(&self, found: &Found) -> Report {
-        report(&Tree::below(&self.0), found)
+        report(&Tree::below(&self.0), found, PATIENCE)
     }
 
     /// Compares with the text in `tests/doctor`.
@@ -134,7 +135,7 @@ fn plain() -> Found {
         gpus: Err("no NVIDIA driver: libcuda.so.1 cannot be found".to_owned()),
         shared_memory: Ok(Duration::from_nanos(400)),
         queue: Ok(Duration::from_nanos(1200)),
-        adapters: Opened::default(),
+        adapters: Process::that_opens_none(),
     }
 }
 
@@ -244,23 +245,57 @@ fn adapters_with_gids_in_different_places() {
 }
 
 /// What the core says of an adapter: verdict, name, text and remedy.
-fn findings(adapter: &str, all: &[(u32, &str, &str, &str)]) -> Opened {
+fn findings(adapter: &'static str, all: &[(u32, &str, &str, &str)]) -> Process {
     let finding = |&(verdict, name, text, remedy): &(u32, &str, &str, &str)| ffi::Finding {
         verdict,
         name: name.to_owned(),
         text: text.to_owned(),
         remedy: remedy.to_owned(),
     };
-    let all = all.iter().map(finding).collect();
-    Opened { findings: vec![(adapter.to_owned(), all)], ..Opened::default() }
+    let all: Vec<ffi::Finding> = all.iter().map(finding).collect();
+    let open = move |name: &str, _, _| if name == adapter { all.clone() } else { Vec::new() };
+    Process { open: Arc::new(open), fake: adapter == "fake_0", ..Process::that_opens_none() }
 }
 
 /// A fake adapter that lacks the features in `lacks`, bits of `epw_fake_lack`.
-fn fake(lacks: u64) -> Opened {
-    Opened {
-        findings: vec![("fake_0".to_owned(), ffi::probe_fake_adapter(lacks, None))],
-        ..Opened::default()
+fn fake(lacks: u64) -> Process {
+    let open = move |_: &str, _, _| ffi::probe_fake_adapter(lacks, None);
+    Process { open: Arc::new(open), fake: true, ..Process::that_opens_none() }
+}
+
+/// Of three adapters the second does not answer when it is opened.
+#[test]
+fn an_adapter_that_hangs_costs_the_others_nothing() {
+    let machine = Machine::new("hangs");
+    for number in 0..3 {
+        let device = format!("pci0000:00/0000:00:0{number}.0/0000:0{number}:00.0");
+        machine.adapter(&format!("mlx5_{number}"), number, Some(&device), &ETHERNET);
     }
+    let (keep, held) = mpsc::channel::<()>();
+    let held = Mutex::new(held);
+    let answers = findings("mlx5_2", &[(0, "DevX", "opens", "")]).open;
+    let open = move |name: &str, make, gpu| {
+        if name == "mlx5_1" {
+            let _ = held.lock().unwrap().recv();
+        }
+        answers(name, make, gpu)
+    };
+    let adapters = Process { open: Arc::new(open), ..Process::that_opens_none() };
+    let patience = Duration::from_secs(2);
+    let begun = Instant::now();
+    let report = report(&Tree::below(&machine.0), &Found { adapters, ..plain() }, patience);
+    assert!(begun.elapsed() < 3 * patience, "{:?}", begun.elapsed());
+    let said: Vec<String> = report.sections[3].checks.iter().map(ToString::to_string).collect();
+    for expected in [
+        "mlx5_0 port 1 GID: missing, no GID is set; give the interface an IP address; in a container use the host's network",
+        "mlx5_1 driver: ok, mlx5_core, firmware 28.39.1002",
+        "mlx5_1 opening: unknown, no answer within 2s; see dmesg; where ranks do without it, EPWIRE_HCA=^=mlx5_1 leaves it out",
+        "mlx5_2 driver: ok, mlx5_core, firmware 28.39.1002",
+        "mlx5_2 DevX: ok, opens",
+    ] {
+        assert!(said.iter().any(|line| line == expected), "{expected}\n{said:#?}");
+    }
+    drop(keep);
 }
 
 #[test]

@@ -244,6 +244,7 @@
 //!
 //! | text | meaning |
 //! |---|---|
+//! | files, or opening: `no answer within 30s` | the adapter's driver or firmware hangs: `see dmesg; where ranks do without it, EPWIRE_HCA=^=NAME leaves it out` |
 //! | `no atomics`: `see PCI_ATOMIC_MODE with mlxconfig` | nothing is lost: words are written, not added |
 //! | `registered for queues and for windows`, `the GPU maps the register`, `peers may write to them: the GPU keeps the order of an adapter's writes`, `its transport promises to place writes as they are posted`, `a word sent to itself arrived` | it works |
 //! | `not registered (errno 12)` | 12: `raise the limit of locked memory (ulimit -l)`; otherwise the kernel's reason |
