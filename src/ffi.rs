@@ -481,12 +481,17 @@ pub(crate) struct MemoryLimit {
     pub(crate) cgroup: Option<(String, u64, String)>,
 }
 
+/// The folder in front of paths that begin with `/`.
+fn root_text(root: &Path) -> Option<CString> {
+    match root.as_os_str().as_bytes() {
+        b"/" => Some(CString::default()),
+        root => CString::new(root).ok(),
+    }
+}
+
 /// From the files below `root`; none if they tell nothing.
 pub(crate) fn memory_limit(root: &Path) -> Option<MemoryLimit> {
-    let root = match root.as_os_str().as_bytes() {
-        b"/" => CString::default(),
-        root => CString::new(root).ok()?,
-    };
+    let root = root_text(root)?;
     let mut found = sys::epw_memory_limit { left: 0, limit: 0, cgroup: [0; 256], file: ptr::null() };
     // SAFETY: the path ends with a NUL, and found is a valid place to write to.
     if !unsafe { sys::epw_memory_limit_find(root.as_ptr(), &mut found) } {
@@ -576,15 +581,37 @@ impl BusPlace {
     }
 }
 
-/// In which order a rank tries adapters at these places, the nearest to the GPU first: see `c/nic/choice.h`.
-pub(crate) fn adapters_order(places: &[&BusPlace], gpu: &BusPlace, turn: u32) -> Vec<usize> {
-    let list: Vec<*const sys::epw_bus_place> = places.iter().map(|place| &raw const place.0).collect();
-    let mut order = vec![0; places.len()];
-    // SAFETY: the list and the order have as many elements as stated, all of them valid for the call.
-    unsafe {
-        sys::epw_adapters_order(list.as_ptr(), list.len() as u32, &gpu.0, turn, order.as_mut_ptr());
-    }
-    order.into_iter().map(|index| index as usize).collect()
+/// The turn of the GPU at this bus address among those of the host, by the files below `root`: see `c/nic/bus.h`.
+pub(crate) fn turn_of_gpu(root: &Path, bus: &str) -> u32 {
+    let (Some(root), Ok(bus)) = (root_text(root), CString::new(bus)) else { return 0 };
+    // SAFETY: both end with a NUL.
+    unsafe { sys::epw_bus_turn_of_gpu(root.as_ptr(), bus.as_ptr()) }
+}
+
+/// The numbers of those of these adapters that the filter admits, in the order in which a rank on a GPU with this place
+/// and turn tries them: see `c/nic/choice.h`.
+pub(crate) fn adapters_order(
+    all: &[(&str, &BusPlace)],
+    filter: &str,
+    gpu: &BusPlace,
+    turn: u32,
+) -> Vec<usize> {
+    let text = |text: &str| CString::new(text).unwrap_or_default();
+    let names: Vec<CString> = all.iter().map(|(name, _)| text(name)).collect();
+    let listed = |(name, (_, place)): (&CString, &(&str, &BusPlace))| sys::epw_adapter_listed {
+        name: name.as_ptr(),
+        place: &raw const place.0,
+    };
+    let list: Vec<sys::epw_adapter_listed> = names.iter().zip(all).map(listed).collect();
+    let filter = text(filter);
+    let wish =
+        sys::epw_adapter_wish { filter: filter.as_ptr(), except: ptr::null(), gpu: &raw const gpu.0, turn };
+    let mut order = vec![0; list.len()];
+    // SAFETY: the list and the order have as many elements as stated, and all that they and the wish point to lives here.
+    let found = unsafe {
+        sys::epw_adapters_order(list.as_ptr(), list.len() as u32, &raw const wish, order.as_mut_ptr())
+    };
+    order.into_iter().take(found as usize).map(|index| index as usize).collect()
 }
 
 /// Whether a filter lets a port of an adapter through.

@@ -1,6 +1,7 @@
 /* See choice.h. */
 #include "nic/choice.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -79,20 +80,53 @@ uint32_t epw_gid_worth(const unsigned char gid[16], bool roce_v2) {
 
 /* ---- order ---- */
 
+/* The length of a name without the number at its end. */
+static size_t stem_of(const char *name) {
+    size_t length = strlen(name);
+    while (length > 0 && isdigit((unsigned char)name[length - 1])) length--;
+    return length;
+}
+
+int epw_adapter_compare(const char *a, const char *b) {
+    size_t stem = stem_of(a), other = stem_of(b);
+    int order = strncmp(a, b, stem < other ? stem : other);
+    if (order != 0) return order;
+    if (stem != other) return stem < other ? -1 : 1;
+    unsigned long long number = strtoull(a + stem, NULL, 10), its = strtoull(b + stem, NULL, 10);
+    if (number != its) return number < its ? -1 : 1;
+    return strcmp(a, b);
+}
+
+static bool is_wanted(const epw_adapter_wish *wish, const char *name) {
+    bool wanted = false;
+    for (uint32_t port = 1; port <= EPW_ADAPTER_PORTS; port++)
+        wanted |= epw_adapter_wanted(wish->filter, name, port);
+    return wanted && (wish->except == NULL || strcmp(wish->except, name) != 0);
+}
+
 static epw_bus_distance distance_to(const epw_bus_place *gpu, const epw_bus_place *place) {
     return gpu != NULL ? epw_bus_distance_of(gpu, place) : EPW_BUS_FAR;
 }
 
-void epw_adapters_order(const epw_bus_place *const *places, uint32_t count, const epw_bus_place *gpu,
-                        uint32_t turn, uint32_t *order) {
-    uint32_t filled = 0;
-    for (uint32_t d = EPW_BUS_SWITCH; d <= EPW_BUS_FAR; d++) {
-        uint32_t first = filled, same = 0;
-        for (uint32_t i = 0; i < count; i++) same += distance_to(gpu, places[i]) == (epw_bus_distance)d;
-        for (uint32_t i = 0, nth = 0; i < count; i++) {
-            if (distance_to(gpu, places[i]) != (epw_bus_distance)d) continue;
-            order[first + (nth++ + same - turn % same) % same] = i;
-            filled++;
+/* Whether it is wanted, and at this distance. */
+static bool is_at(const epw_adapter_listed *a, const epw_adapter_wish *wish, epw_bus_distance distance) {
+    return distance_to(wish->gpu, a->place) == distance && is_wanted(wish, a->name);
+}
+
+uint32_t epw_adapters_order(const epw_adapter_listed *all, uint32_t count, const epw_adapter_wish *wish,
+                            uint32_t *order) {
+    uint32_t first = 0;
+    for (epw_bus_distance d = EPW_BUS_SWITCH; d <= EPW_BUS_FAR; d++) {
+        uint32_t same = 0;
+        for (uint32_t i = 0; i < count; i++) same += is_at(&all[i], wish, d);
+        for (uint32_t i = 0; i < count; i++) {
+            if (!is_at(&all[i], wish, d)) continue;
+            uint32_t nth = 0;
+            for (uint32_t j = 0; j < count; j++)
+                nth += is_at(&all[j], wish, d) && epw_adapter_compare(all[j].name, all[i].name) < 0;
+            order[first + (nth + same - wish->turn % same) % same] = i;
         }
+        first += same;
     }
+    return first;
 }

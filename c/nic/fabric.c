@@ -502,10 +502,11 @@ static epw_status open_adapters(epw_fabric *fabric, const epw_fabric_options *op
         status = epw_mlx5_open(calls, &asked, where, &fabric->adapters[i]);
         if (status == EPW_OK) fabric->adapter_count++;
     }
-    /* With two adapters, lanes of all ranks begin with the one that is listed first, and alternate. If hosts
-     * have the same adapters in the same order, each lane so stays on one rail. */
+    /* With two adapters, lanes of all ranks begin with the one that is first in order, and alternate. If
+     * hosts have the same adapters, each lane so stays on one rail. */
     epw_mlx5 *first = fabric->adapters[0], *second = fabric->adapters[1];
-    if (status == EPW_OK && second != NULL && epw_mlx5_listed(second) < epw_mlx5_listed(first)) {
+    if (status == EPW_OK && second != NULL &&
+        epw_adapter_compare(epw_mlx5_device(second).name, epw_mlx5_device(first).name) < 0) {
         fabric->adapters[0] = second;
         fabric->adapters[1] = first;
     }

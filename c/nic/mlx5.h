@@ -34,9 +34,6 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
 /* All pairs must have been destroyed, and all regions deregistered. NULL is allowed. */
 void epw_mlx5_close(epw_mlx5 *adapter);
 
-/* Its position in the list of this host's adapters. */
-uint32_t epw_mlx5_listed(const epw_mlx5 *adapter);
-
 /* What libibverbs needs to make queue pairs on this adapter: the device, its protection domain, and a path
  * from its port, to be completed by a peer's address. */
 typedef struct epw_adapter_device {

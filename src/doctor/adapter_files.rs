@@ -12,6 +12,8 @@ use crate::ffi::{self, BusPlace};
 pub(super) const CLASS: &str = "/sys/class/infiniband";
 /// The kernel's name of the only type of GID that is used on Ethernet.
 const ROCE_V2: &str = "RoCE v2";
+/// The core looks at no more.
+const PORTS: u32 = 2;
 /// How many entries of a port's GID table are looked at.
 const GIDS_MAX: usize = 1024;
 /// Header bytes in front of the payload of a RoCE v2 packet.
@@ -57,15 +59,21 @@ pub(super) struct Files {
     /// Its checks before those of opening it, and behind them.
     pub(super) before: Vec<Check>,
     pub(super) behind: Vec<Check>,
-    /// Whether a port is active.
-    pub(super) active: bool,
+    /// Whether the core finds a port that it can use.
+    pub(super) has_usable_port: bool,
 }
 
 impl Files {
-    /// Reads them; a fake adapter has none. `has_class`: whether `EPWIRE_TC` is set.
-    pub(super) fn of(tree: &Tree, adapter: &Listed, gpus: &[GpuPlace], has_class: bool) -> Self {
+    /// Reads them; a fake adapter has none. `filter`: `EPWIRE_HCA`; `has_class`: whether `EPWIRE_TC` is set.
+    pub(super) fn of(
+        tree: &Tree,
+        adapter: &Listed,
+        gpus: &[GpuPlace],
+        filter: &str,
+        has_class: bool,
+    ) -> Self {
         if adapter.make == Make::Fake {
-            return Self { before: Vec::new(), behind: Vec::new(), active: true };
+            return Self { before: Vec::new(), behind: Vec::new(), has_usable_port: true };
         }
         let name = &adapter.name;
         let mut before = vec![driver(tree, name)];
@@ -73,7 +81,11 @@ impl Files {
         before.push(device_file(tree, name));
         let near = bus::nearest_gpus(name, adapter.place.as_ref(), gpus);
         let translation = translation(tree, name).filter(|_| !gpus.is_empty());
-        Self { before, behind: near.into_iter().chain(translation).collect(), active: is_active(tree, name) }
+        Self {
+            before,
+            behind: near.into_iter().chain(translation).collect(),
+            has_usable_port: has_usable_port(tree, name, filter),
+        }
     }
 }
 
@@ -88,10 +100,18 @@ fn is_mlx5(tree: &Tree, device: &str) -> bool {
     driver_name(tree, device).is_some_and(|name| name.starts_with("mlx5"))
 }
 
-fn is_active(tree: &Tree, device: &str) -> bool {
-    let folder = format!("{CLASS}/{device}/ports");
-    let state = |port: &String| tree.text(&format!("{folder}/{port}/state"));
-    tree.names(&folder).iter().any(|port| state(port).is_ok_and(|text| text.ends_with("ACTIVE")))
+/// As the core chooses: a port that the filter admits, which is active and has an address.
+fn has_usable_port(tree: &Tree, device: &str, filter: &str) -> bool {
+    (1..=PORTS).any(|port| {
+        let fact =
+            |file: &str| tree.text(&format!("{CLASS}/{device}/ports/{port}/{file}")).unwrap_or_default();
+        ffi::adapter_wanted(filter, device, port)
+            && state(&fact("state")) == "ACTIVE"
+            && match fact("link_layer").as_str() {
+                "Ethernet" => choose(&gids(tree, device, &port.to_string())).is_some(),
+                _ => lid_number(&fact("lid")) != "0",
+            }
+    })
 }
 
 fn driver(tree: &Tree, device: &str) -> Check {

@@ -69,15 +69,18 @@ pub(super) fn checks(
     let shared = Arc::new(shared.end()?);
     let adapters = look(tree, &shared, process, patience);
     let of_each = adapters.iter().flat_map(Adapter::checks);
-    let chosen = (0..).zip(&shared.gpus).filter_map(|(turn, gpu)| chosen(&adapters, gpu, turn, process));
+    let chosen = shared.gpus.iter().filter_map(|gpu| chosen(&adapters, gpu, process));
     Ok(shared.checks.iter().cloned().chain(of_each).chain(chosen).collect())
 }
 
 /// Reads the files of all adapters at once, then opens all of them at once.
 fn look<'s>(tree: &Tree, shared: &'s Arc<Shared>, process: &Process, patience: Duration) -> Vec<Adapter<'s>> {
     let read = |at: usize| {
-        let (tree, shared, has_class) = (tree.clone(), shared.clone(), process.traffic_class);
-        begin(patience, move || Files::of(&tree, &shared.adapters[at], &shared.gpus, has_class))
+        let (tree, shared, process) = (tree.clone(), shared.clone(), process.clone());
+        begin(patience, move || {
+            let filter = process.filter.as_deref().unwrap_or_default();
+            Files::of(&tree, &shared.adapters[at], &shared.gpus, filter, process.traffic_class)
+        })
     };
     let reading: Vec<Looking<Files>> = (0..shared.adapters.len()).map(read).collect();
     let files: Vec<Result<Files, String>> = reading.into_iter().map(Looking::end).collect();
@@ -128,6 +131,18 @@ struct Adapter<'s> {
 }
 
 impl Adapter<'_> {
+    /// Whether the core can use it; none if it does not answer.
+    fn is_usable(&self) -> Option<bool> {
+        const OPENING: [&str; 3] = ["libmlx5", "DevX", "capabilities"];
+        let refuses = |finding: &Finding| {
+            verdict_of(finding) == Verdict::Missing && OPENING.contains(&finding.name.as_str())
+        };
+        match self.files.as_ref().ok()?.has_usable_port {
+            true => Some(!self.findings.as_ref().ok()?.iter().any(refuses)),
+            false => Some(false),
+        }
+    }
+
     fn checks(&self) -> Vec<Check> {
         let files = match &self.files {
             Ok(files) => files,
@@ -163,31 +178,35 @@ fn verdict_of(finding: &Finding) -> Verdict {
     }
 }
 
-/// Which adapter a rank on this GPU tries first.
-fn chosen(adapters: &[Adapter], gpu: &GpuPlace, turn: u32, process: &Process) -> Option<Check> {
+/// Which adapter a rank on this GPU gets: the first that can be used, in the order in which the core tries them.
+fn chosen(adapters: &[Adapter], gpu: &GpuPlace, process: &Process) -> Option<Check> {
     let filter = process.filter.as_deref().unwrap_or_default();
     let own = gpu.place.as_ref()?;
-    let wanted = |listed: &Listed| (1..=2).any(|port| ffi::adapter_wanted(filter, &listed.name, port));
-    let is_usable = |adapter: &&Adapter| {
-        let active = adapter.files.as_ref().is_ok_and(|files| files.active);
-        active && adapter.listed.make == Make::Mlx5 && wanted(adapter.listed)
-    };
-    let usable: Vec<&Listed> = adapters.iter().filter(is_usable).map(|adapter| adapter.listed).collect();
+    if adapters.iter().all(|adapter| adapter.listed.make == Make::Fake) {
+        return None;
+    }
+    let mlx5: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.listed.make == Make::Mlx5).collect();
+    let nowhere = BusPlace::new("", -1);
+    let listed: Vec<(&str, &BusPlace)> = mlx5
+        .iter()
+        .map(|adapter| (adapter.listed.name.as_str(), adapter.listed.place.as_ref().unwrap_or(&nowhere)))
+        .collect();
+    let order = ffi::adapters_order(&listed, filter, own, gpu.turn);
+    let first = order.into_iter().find(|at| mlx5[*at].is_usable() != Some(false));
     let label = format!("{} adapter", gpu.bus);
-    if usable.is_empty() {
-        let real = adapters.iter().any(|adapter| adapter.listed.make != Make::Fake);
-        let none = real.then(|| Check::missing(label, "no mlx5 adapter with an active port"))?;
+    let Some(at) = first else {
+        let none = Check::missing(label, "no mlx5 adapter that can be used");
         return Some(match filter {
             "" => none,
             _ => none.remedy(format!("{}={filter} must match one", env::HCA)),
         });
-    }
-    let nowhere = BusPlace::new("", -1);
-    let places: Vec<&BusPlace> =
-        usable.iter().map(|listed| listed.place.as_ref().unwrap_or(&nowhere)).collect();
-    let first = *ffi::adapters_order(&places, own, turn).first()?;
-    let (_, words) = own.distance(places[first]);
-    Some(Check::ok(label, format!("{}, {words}", usable[first].name)))
+    };
+    let (name, place) = listed[at];
+    let (_, words) = own.distance(place);
+    Some(match mlx5[at].is_usable() {
+        Some(_) => Check::ok(label, format!("{name}, {words}")),
+        None => Check::unknown(label, format!("{name}, {words}, is tried first, and does not answer")),
+    })
 }
 
 fn found(devices: &[String]) -> Check {

@@ -2,20 +2,23 @@
 
 use super::report::Check;
 use super::sysfs::Tree;
-use crate::ffi::BusPlace;
+use crate::ffi::{self, BusPlace};
 
 /// A GPU, and where it is.
 pub(super) struct GpuPlace {
     /// Its bus address, as `0000:1a:00.0`.
     pub(super) bus: String,
     pub(super) place: Option<BusPlace>,
+    /// Among the GPUs of the host, in the order of the bus, whichever of them this process sees.
+    pub(super) turn: u32,
 }
 
 impl GpuPlace {
     /// The GPU of this bus address.
     pub(super) fn of(tree: &Tree, bus: String) -> Self {
         let place = place(tree, &format!("/sys/bus/pci/devices/{}", bus.to_lowercase()));
-        Self { bus, place }
+        let turn = ffi::turn_of_gpu(tree.root(), &bus);
+        Self { bus, place, turn }
     }
 }
 

@@ -87,10 +87,11 @@ impl Machine {
         self.file(&format!("{port}/gid_attrs/ndevs/{index}"), &format!("{interface}\n"));
     }
 
-    /// A function of the PCI bus.
-    fn pci(&self, path: &str) {
+    /// A GPU on the PCI bus.
+    fn gpu(&self, path: &str) {
         let bus = path.rsplit('/').next().unwrap();
         self.file(&format!("/sys/devices/{path}/vendor"), "0x10de\n");
+        self.file(&format!("/sys/devices/{path}/class"), "0x030200\n");
         self.link(&format!("/sys/bus/pci/devices/{bus}"), &format!("../../../devices/{path}"));
     }
 
@@ -214,8 +215,8 @@ fn adapters_with_gids_in_different_places() {
     machine.file("/sys/class/net/eth2/mtu", "9000\n");
     machine.file("/sys/class/net/eth3/mtu", "1500\n");
     let switch = "pci0000:00/0000:00:01.0/0000:17:00.0/0000:18:00.0";
-    machine.pci(&format!("{switch}/0000:1a:00.0"));
-    machine.pci("pci0000:80/0000:80:01.0/0000:1b:00.0");
+    machine.gpu(&format!("{switch}/0000:1a:00.0"));
+    machine.gpu("pci0000:80/0000:80:01.0/0000:1b:00.0");
     machine.file("/sys/devices/pci0000:80/0000:80:01.0/0000:1b:00.0/numa_node", "1\n");
     machine.file("/sys/devices/pci0000:c0/0000:c0:01.0/0000:c1:00.0/numa_node", "1\n");
     let on_switch = "pci0000:00/0000:00:01.0/0000:17:00.0/0000:18:01.0/0000:19:00.0";
@@ -263,14 +264,78 @@ fn fake(lacks: u64) -> Process {
     Process { open: Arc::new(open), fake: true, ..Process::that_opens_none() }
 }
 
+/// A port of `adapter` that can be used.
+fn give_address(machine: &Machine, adapter: &str) {
+    machine.gid(adapter, 0, "0000:0000:0000:0000:0000:ffff:0a00:020f", "RoCE v2", "eth0");
+}
+
+/// Three adapters and two GPUs behind one switch: all are equally near.
+fn one_switch(name: &str) -> Machine {
+    let machine = Machine::new(name);
+    let switch = "pci0000:00/0000:00:01.0/0000:17:00.0";
+    for number in 0..3 {
+        let device = format!("{switch}/0000:18:0{number}.0/0000:2{number}:00.0");
+        machine.adapter(&format!("mlx5_{number}"), number, Some(&device), &ETHERNET);
+        give_address(&machine, &format!("mlx5_{number}"));
+    }
+    for bus in ["1a", "1b"] {
+        machine.gpu(&format!("{switch}/0000:18:10.0/0000:{bus}:00.0"));
+    }
+    machine
+}
+
+/// The checks of the report on which adapter GPUs get.
+fn choices(report: &Report) -> Vec<String> {
+    let checks = report.sections[3].checks.iter();
+    checks.filter(|check| check.name.ends_with("0 adapter")).map(ToString::to_string).collect()
+}
+
+/// As the core does, which knows nothing of `CUDA_VISIBLE_DEVICES` and `CUDA_DEVICE_ORDER`: `tests/c/adapter_choice.c`.
+#[test]
+fn gpus_take_turns_in_the_order_of_the_bus_whichever_a_process_sees() {
+    let machine = one_switch("turns");
+    let of = |list: Vec<Gpu>| choices(&machine.report(&Found { gpus: Ok(list), ..plain() }));
+    let mut reversed = gpus(2, !0, !0);
+    reversed.reverse();
+    let first = "0000:1a:00.0 adapter: ok, mlx5_0, behind the same switch";
+    let second = "0000:1b:00.0 adapter: ok, mlx5_1, behind the same switch";
+    assert_eq!(of(gpus(2, !0, !0)), [first, second]);
+    assert_eq!(of(reversed.clone()), [second, first]);
+    assert_eq!(of(vec![reversed[0].clone()]), [second]);
+}
+
+/// Adapters that the core skips when it tries them have their turn all the same, others have none.
+#[test]
+fn a_gpu_gets_the_first_adapter_in_order_that_can_be_used() {
+    let machine = one_switch("skipped");
+    let of = |adapters: Process| {
+        choices(&machine.report(&Found { gpus: Ok(gpus(2, !0, !0)), adapters, ..plain() }))
+    };
+    let choices = |first: &str, second: &str| {
+        let choice = |bus, name| format!("0000:{bus}:00.0 adapter: ok, {name}, behind the same switch");
+        [choice("1a", first), choice("1b", second)]
+    };
+    let none = Process::that_opens_none;
+    let filter = |text: &str| Process { filter: Some(text.to_owned()), ..none() };
+    assert_eq!(of(filter("^=mlx5_0")), choices("mlx5_1", "mlx5_2"));
+    assert_eq!(of(filter("=mlx5_1,mlx5_2:2")), choices("mlx5_1", "mlx5_1"));
+    assert_eq!(of(findings("mlx5_1", &[(3, "DevX", "", "")])), choices("mlx5_0", "mlx5_2"));
+    let port = |number: u32, file: &str| format!("/sys/class/infiniband/mlx5_{number}/ports/1/{file}");
+    machine.file(&port(0, "state"), "1: DOWN\n");
+    assert_eq!(of(none()), choices("mlx5_1", "mlx5_1"));
+    machine.file(&port(1, "gids/0"), "fe80:0000:0000:0000:5054:00ff:fe12:3456\n");
+    assert_eq!(of(none()), choices("mlx5_2", "mlx5_2"));
+    machine.file(&port(2, "link_layer"), "InfiniBand\n");
+    machine.file(&port(2, "lid"), "0x0\n");
+    let missing = "0000:1a:00.0 adapter: missing, no mlx5 adapter that can be used";
+    assert_eq!(of(none())[0], missing);
+    assert_eq!(of(filter("mlx5"))[0], format!("{missing}; EPWIRE_HCA=mlx5 must match one"));
+}
+
 /// Of three adapters the second does not answer when it is opened.
 #[test]
 fn an_adapter_that_hangs_costs_the_others_nothing() {
-    let machine = Machine::new("hangs");
-    for number in 0..3 {
-        let device = format!("pci0000:00/0000:00:0{number}.0/0000:0{number}:00.0");
-        machine.adapter(&format!("mlx5_{number}"), number, Some(&device), &ETHERNET);
-    }
+    let machine = one_switch("hangs");
     let (keep, held) = mpsc::channel::<()>();
     let held = Mutex::new(held);
     let answers = findings("mlx5_2", &[(0, "DevX", "opens", "")]).open;
@@ -283,15 +348,18 @@ fn an_adapter_that_hangs_costs_the_others_nothing() {
     let adapters = Process { open: Arc::new(open), ..Process::that_opens_none() };
     let patience = Duration::from_secs(2);
     let begun = Instant::now();
-    let report = report(&Tree::below(&machine.0), &Found { adapters, ..plain() }, patience);
+    let found = Found { gpus: Ok(gpus(2, !0, !0)), adapters, ..plain() };
+    let report = report(&Tree::below(&machine.0), &found, patience);
     assert!(begun.elapsed() < 3 * patience, "{:?}", begun.elapsed());
     let said: Vec<String> = report.sections[3].checks.iter().map(ToString::to_string).collect();
     for expected in [
-        "mlx5_0 port 1 GID: missing, no GID is set; give the interface an IP address; in a container use the host's network",
+        "mlx5_0 port 1 GID: ok, index 0, RoCE v2, 10.0.2.15 on eth0; 1 in all",
         "mlx5_1 driver: ok, mlx5_core, firmware 28.39.1002",
         "mlx5_1 opening: unknown, no answer within 2s; see dmesg; where ranks do without it, EPWIRE_HCA=^=mlx5_1 leaves it out",
         "mlx5_2 driver: ok, mlx5_core, firmware 28.39.1002",
         "mlx5_2 DevX: ok, opens",
+        "0000:1a:00.0 adapter: ok, mlx5_0, behind the same switch",
+        "0000:1b:00.0 adapter: unknown, mlx5_1, behind the same switch, is tried first, and does not answer",
     ] {
         assert!(said.iter().any(|line| line == expected), "{expected}\n{said:#?}");
     }

@@ -107,8 +107,8 @@
 //!   as they come. There use the wire `verbs` with `EPWIRE_ORDER=none`: each word is then posted when everything before
 //!   it is done. The adapter's own queues (`EPWIRE_NIC=mlx5`) refuse it, because kernels post words behind rows.
 //! - **Two adapters** (`EPWIRE_ADAPTERS=2`) are for a GPU whose link is faster than a port, with two lanes in use. Lane
-//!   0 uses the adapter that is listed first on its host, and lane 1 the other; each sends to the adapter of the same
-//!   lane at the peer. If hosts have the same adapters in the same order, a lane stays on its rail.
+//!   0 uses the adapter whose name comes first, and lane 1 the other; each sends to the adapter of the same
+//!   lane at the peer. If hosts have the same adapters by the same names, a lane stays on its rail.
 //! - **First words.** The first bytes on a queue pair may take longer than later ones, because caches and switches do
 //!   not know it yet: [`EpBuffer::probe`](crate::EpBuffer::probe) sends a word to a peer and back before tokens have to
 //!   wait for it.

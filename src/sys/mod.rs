@@ -183,6 +183,24 @@ pub struct epw_bus_place {
     pub node: i32,
 }
 
+/// From `c/nic/choice.h`, for the doctor.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct epw_adapter_listed {
+    pub name: *const ::core::ffi::c_char,
+    pub place: *const epw_bus_place,
+}
+
+/// From `c/nic/choice.h`, for the doctor.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct epw_adapter_wish {
+    pub filter: *const ::core::ffi::c_char,
+    pub except: *const ::core::ffi::c_char,
+    pub gpu: *const epw_bus_place,
+    pub turn: u32,
+}
+
 /// From `c/nic/probe.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -198,6 +216,7 @@ pub const EPW_PROBE_FINDINGS_MAX: usize = 12;
 unsafe extern "C" {
     pub fn epw_bus_distance_of(a: *const epw_bus_place, b: *const epw_bus_place) -> u32;
     pub fn epw_bus_distance_name(distance: u32) -> *const ::core::ffi::c_char;
+    pub fn epw_bus_turn_of_gpu(root: *const ::core::ffi::c_char, bus: *const ::core::ffi::c_char) -> u32;
     /// From `c/nic/choice.h`.
     pub fn epw_adapter_wanted(
         filter: *const ::core::ffi::c_char,
@@ -211,12 +230,11 @@ unsafe extern "C" {
         place: epw_where,
     ) -> epw_status;
     pub fn epw_adapters_order(
-        places: *const *const epw_bus_place,
+        all: *const epw_adapter_listed,
         count: u32,
-        gpu: *const epw_bus_place,
-        turn: u32,
+        wish: *const epw_adapter_wish,
         order: *mut u32,
-    );
+    ) -> u32;
     pub fn epw_mlx5_probe(name: *const ::core::ffi::c_char, gpu: i32, out: *mut epw_probe_finding) -> u32;
     pub fn epw_mlx5_probe_fake(lacks: u64, gpu: i32, out: *mut epw_probe_finding) -> u32;
     pub fn epw_verbs_probe(name: *const ::core::ffi::c_char, gpu: i32, out: *mut epw_probe_finding) -> u32;

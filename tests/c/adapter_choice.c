@@ -89,41 +89,85 @@ static void distances_are_those_of_the_bus(void) {
 }
 
 /* Two GPUs and two adapters behind each of two switches, and one adapter beside the switches. */
-static void each_gpu_begins_with_another_of_its_nearest(void) {
-    enum { COUNT = 5 };
+enum { COUNT = 5 };
+typedef struct host {
+    epw_bus_place places[COUNT], gpus[4];
+    epw_adapter_listed list[COUNT];
+} host;
+
+static void make_host(host *h) {
     static const char first[] =
         "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:0%u.0/0000:03:00.0";
     static const char second[] =
         "/sys/devices/pci0000:80/0000:80:01.0/0000:81:00.0/0000:82:0%u.0/0000:83:00.0";
-    epw_bus_place places[COUNT], gpus[4];
-    const epw_bus_place *list[COUNT];
+    static const char *const names[COUNT] = {"mlx5_0", "mlx5_1", "mlx5_2", "mlx5_10", "mlx5_bond_0"};
     char path[EPW_BUS_PATH_BYTES];
     for (uint32_t i = 0; i < 4; i++) {
         snprintf(path, sizeof path, i < 2 ? first : second, i % 2);
-        places[i] = at(path, (int32_t)i / 2);
+        h->places[i] = at(path, (int32_t)i / 2);
         snprintf(path, sizeof path, i < 2 ? first : second, 2 + i % 2);
-        gpus[i] = at(path, (int32_t)i / 2);
+        h->gpus[i] = at(path, (int32_t)i / 2);
     }
-    places[4] = at("/sys/devices/pci0000:00/0000:00:02.0/0000:09:00.0", 0);
-    for (uint32_t i = 0; i < COUNT; i++) list[i] = &places[i];
+    h->places[4] = at("/sys/devices/pci0000:00/0000:00:02.0/0000:09:00.0", 0);
+    for (uint32_t i = 0; i < COUNT; i++) h->list[i] = (epw_adapter_listed){names[i], &h->places[i]};
+}
+
+static void each_gpu_begins_with_another_of_its_nearest(void) {
+    host h;
+    make_host(&h);
     static const uint32_t expected[4][2] = {{0, 1}, {1, 0}, {2, 3}, {3, 2}};
+    uint32_t order[COUNT];
     for (uint32_t turn = 0; turn < 4; turn++) {
-        uint32_t order[COUNT];
-        epw_adapters_order(list, COUNT, &gpus[turn], turn, order);
+        epw_adapter_wish wish = {.gpu = &h.gpus[turn], .turn = turn};
+        CHECK(epw_adapters_order(h.list, COUNT, &wish, order) == COUNT);
         CHECK_MSG(order[0] == expected[turn][0] && order[1] == expected[turn][1], "turn %u: %u %u", turn,
                   order[0], order[1]);
         uint32_t seen = 0;
         for (uint32_t i = 0; i < COUNT; i++) seen |= 1u << order[i];
         CHECK(seen == (1u << COUNT) - 1);
     }
-    uint32_t order[COUNT];
-    epw_adapters_order(list, COUNT, &gpus[0], 0, order);
+    CHECK(epw_adapters_order(h.list, COUNT, &(epw_adapter_wish){.gpu = &h.gpus[0]}, order) == COUNT);
     CHECK(memcmp(order, (const uint32_t[]){0, 1, 4, 2, 3}, sizeof order) == 0);
     /* Without a GPU all are equally near, and ranks take turns. */
     for (uint32_t turn = 0; turn < 12; turn++) {
-        epw_adapters_order(list, COUNT, NULL, turn, order);
+        CHECK(epw_adapters_order(h.list, COUNT, &(epw_adapter_wish){.turn = turn}, order) == COUNT);
         CHECK(order[0] == turn % COUNT && order[1] == (turn + 1) % COUNT);
     }
+}
+
+/* libibverbs promises no order of what it lists. */
+static void it_does_not_matter_in_which_order_adapters_are_listed(void) {
+    host h;
+    make_host(&h);
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        epw_adapter_wish wish = {.gpu = &h.gpus[turn], .turn = turn};
+        uint32_t order[COUNT], other[COUNT];
+        epw_adapter_listed turned[COUNT];
+        for (uint32_t i = 0; i < COUNT; i++) turned[i] = h.list[(i * 3 + 2) % COUNT];
+        CHECK(epw_adapters_order(h.list, COUNT, &wish, order) == COUNT);
+        CHECK(epw_adapters_order(turned, COUNT, &wish, other) == COUNT);
+        for (uint32_t i = 0; i < COUNT; i++)
+            CHECK_MSG(strcmp(turned[other[i]].name, h.list[order[i]].name) == 0, "turn %u, %u: %s and %s",
+                      turn, i, turned[other[i]].name, h.list[order[i]].name);
+    }
+    static const char *const names[] = {"bnxt_re0", "mlx5_02", "mlx5_2", "mlx5_10", "mlx5_bond_0"};
+    for (int i = 0; i < 5; i++)
+        for (int j = 0; j < 5; j++) {
+            int order = epw_adapter_compare(names[i], names[j]);
+            CHECK_MSG((order > 0) - (order < 0) == (i > j) - (i < j), "%s, %s", names[i], names[j]);
+        }
+}
+
+/* Turns are taken among those that the rank may use. */
+static void adapters_that_are_not_wanted_take_no_turn(void) {
+    host h;
+    make_host(&h);
+    uint32_t order[COUNT];
+    epw_adapter_wish wish = {.filter = "^=mlx5_1", .except = "mlx5_2", .turn = 1};
+    CHECK(epw_adapters_order(h.list, COUNT, &wish, order) == 3);
+    CHECK(memcmp(order, (const uint32_t[]){3, 4, 0}, 3 * sizeof order[0]) == 0);
+    wish = (epw_adapter_wish){.filter = "bnxt"};
+    CHECK(epw_adapters_order(h.list, COUNT, &wish, order) == 0);
 }
 
 /* ---- sysfs ---- */
@@ -200,6 +244,8 @@ int main(void) {
     what_is_no_filter_is_refused_with_its_text();
     distances_are_those_of_the_bus();
     each_gpu_begins_with_another_of_its_nearest();
+    it_does_not_matter_in_which_order_adapters_are_listed();
+    adapters_that_are_not_wanted_take_no_turn();
     places_are_read_below_a_root();
     return check_result("adapter_choice");
 }

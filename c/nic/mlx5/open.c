@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PORTS = 2, CQE_VERSION = 1, MTU_MAX = 5, PRIORITIES = 8, HOP_LIMIT = 255 };
+enum { CQE_VERSION = 1, MTU_MAX = 5, PRIORITIES = 8, HOP_LIMIT = 255 };
 
 /* Why devices cannot be used, as a list of reasons. */
 typedef struct reasons {
@@ -52,7 +52,7 @@ static bool choose_gid(epw_mlx5 *a) {
 /* The reason why the port cannot be used, NULL if it can. */
 static const char *choose_port(epw_mlx5 *a) {
     const char *why = "none of its ports can be queried";
-    for (a->port_number = 1; a->port_number <= PORTS; a->port_number++) {
+    for (a->port_number = 1; a->port_number <= EPW_ADAPTER_PORTS; a->port_number++) {
         if (!epw_adapter_wanted(a->options.filter, a->name.text, a->port_number)) continue;
         if (a->calls->port(a->device, a->port_number, &a->port) != 0) continue;
         if (!a->port.active) {
@@ -190,26 +190,18 @@ static epw_status try_device(epw_mlx5 *a, const epw_mlx5_name *name, reasons *r,
     return status;
 }
 
-/* Whether the filter permits one of the device's ports. */
-static bool is_wanted(const epw_mlx5_options *options, const char *name) {
-    bool wanted = false;
-    for (uint32_t port = 1; port <= PORTS; port++) wanted |= epw_adapter_wanted(options->filter, name, port);
-    return wanted && (options->beside == NULL || strcmp(options->beside->name.text, name) != 0);
-}
-
-/* The permitted devices, nearest first. */
+/* The permitted devices, in the order in which to try them. */
 static uint32_t order_devices(const epw_mlx5_options *options, const epw_mlx5_name *names, uint32_t count,
                               const epw_mlx5_name **out) {
-    const epw_mlx5_name *wanted[EPW_MLX5_DEVICES_MAX];
-    const epw_bus_place *places[EPW_MLX5_DEVICES_MAX] = {NULL};
-    uint32_t order[EPW_MLX5_DEVICES_MAX], found = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (!is_wanted(options, names[i].text)) continue;
-        wanted[found] = &names[i];
-        places[found++] = &names[i].place;
-    }
-    epw_adapters_order(places, found, options->gpu, options->turn, order);
-    for (uint32_t i = 0; i < found; i++) out[i] = wanted[order[i]];
+    epw_adapter_listed all[EPW_MLX5_DEVICES_MAX] = {{NULL, NULL}};
+    uint32_t order[EPW_MLX5_DEVICES_MAX];
+    epw_adapter_wish wish = {.filter = options->filter,
+                             .except = options->beside != NULL ? options->beside->name.text : NULL,
+                             .gpu = options->gpu,
+                             .turn = options->turn};
+    for (uint32_t i = 0; i < count; i++) all[i] = (epw_adapter_listed){names[i].text, &names[i].place};
+    uint32_t found = epw_adapters_order(all, count, &wish, order);
+    for (uint32_t i = 0; i < found; i++) out[i] = &names[order[i]];
     return found;
 }
 
@@ -240,7 +232,6 @@ static epw_status choose_device(epw_mlx5 *a, const epw_mlx5_name *names, uint32_
     for (uint32_t i = 0; i < found; i++) {
         size_t before = r.length;
         epw_status status = try_device(a, ordered[i], &r, where);
-        a->listed = (uint32_t)(ordered[i] - names);
         if (status == EPW_OK && options->gpu != NULL)
             a->near = epw_bus_distance_name(epw_bus_distance_of(options->gpu, &a->name.place));
         bool named = r.length > before;
@@ -259,10 +250,6 @@ static epw_status list_and_choose(epw_mlx5 *a, epw_where where) {
         err == 0 ? choose_device(a, names, count, where) : epw_fail_errno(err, where, "cannot list adapters");
     free(names);
     return status;
-}
-
-uint32_t epw_mlx5_listed(const epw_mlx5 *a) {
-    return a->listed;
 }
 
 void epw_mlx5_tell_by_address(epw_mlx5 *a, int by_descriptor, epw_where where) {

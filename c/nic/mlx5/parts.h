@@ -52,7 +52,6 @@ struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
     epw_mlx5_name name;
-    uint32_t listed;  /* its position in the list */
     const char *near; /* distance from the GPU; NULL: no GPU was named */
 
     void *device, *pd;
