@@ -65,6 +65,14 @@ const char *epw_mlx5_describe(const epw_mlx5 *adapter, char text[EPW_MLX5_TEXT])
  * Returns `text`. */
 const char *epw_mlx5_event_text(const epw_mlx5 *adapter, epw_mlx5_event_kind kind, char text[EPW_MLX5_TEXT]);
 
+/* Logs a warning: at the end of a thing, which the rest names, the adapter has not given it back, for this
+ * errno. What does not depend on it is given back all the same. `peer`: -1 if it is not for one. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 4, 5)))
+#endif
+void
+epw_mlx5_tell_kept(const epw_mlx5 *adapter, int peer, int err, const char *what, ...);
+
 /* The address to which others send, for a blob. */
 typedef struct epw_mlx5_address {
     bool ethernet;
@@ -107,7 +115,8 @@ typedef struct epw_mlx5_far {
 epw_status epw_mlx5_register_far(epw_mlx5 *adapter, const epw_mlx5_far *far, const epw_region *region,
                                  epw_where where, epw_keys *out);
 
-/* After this returns, nothing accesses the region any more. `own` is its key. */
+/* After this returns, nothing accesses the region any more, unless the log says that the adapter has kept it.
+ * `own` is its key. */
 void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own);
 
 /* ---- queue pairs ---- */
@@ -154,7 +163,8 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
 uint64_t epw_mlx5_pair_memory_bytes(uint32_t depth);
 
 /* After this returns true, nothing that arrives on the pair is placed, and nothing is read that it had to
- * send. NULL is allowed. False: the kernel still uses its memory, which must stay as it is. */
+ * send. NULL is allowed. False: the kernel still uses its memory, which must stay as it is; the log says
+ * why. */
 bool epw_mlx5_pair_destroy(epw_mlx5_pair *pair);
 
 uint32_t epw_mlx5_pair_number(const epw_mlx5_pair *pair);

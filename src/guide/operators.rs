@@ -194,6 +194,8 @@
 //! | `NAME has not taken CREATE_QP` | the kernel refuses, for example: |
 //! | `this process may not use it; see /dev/infiniband, and in a container --device` | as above |
 //! | `a status that is not known here` | in place of its name; report it |
+//! | in the log, `EPWIRE_LOG=nic=warn`: `NAME does not give back queue pair 17: Device or resource busy (errno 16): see dmesg; the end of this process frees it` | at the end of a buffer or fabric. Its memory stays locked; what does not depend on it is given back. In place of a queue pair: `the completion queue of queue pair 17`, `memory 3 of queue pair 17`, `the region of key 0x11`, `protection domain 2`, `its device` |
+//! | in the log: `queue pair 17 has not stopped: ...` | the reason as above; its peer is not let in again before it has |
 //!
 //! **Memory and doorbells**:
 //!

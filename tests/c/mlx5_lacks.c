@@ -4,6 +4,7 @@
 #include "mlx5_rank.h"
 
 #include "nic/fabric.h"
+#include "nic/mlx5/parts.h"
 
 #include <errno.h>
 #include <sys/mman.h>
@@ -265,8 +266,59 @@ static bool is_mapped(const void *page) {
     return mincore((void *)(uintptr_t)page, 1, &in_memory) == 0;
 }
 
-/* What has not been given back, and all that it needs, stays, the memory of the queue pair among it. The rest
- * is given back. Another queue pair of the adapter is not affected. */
+typedef struct heard {
+    uint32_t count;
+    char lines[8][200];
+    int32_t peers[8];
+} heard;
+
+static void hear(void *context, const epw_log_record *record) {
+    heard *h = context;
+    CHECK(record->level == EPW_LOG_WARN && record->rank == (int32_t)RANK &&
+          strcmp(record->subsystem, "nic") == 0);
+    if (h->count < 8) snprintf(h->lines[h->count], sizeof h->lines[0], "%s", record->text);
+    if (h->count < 8) h->peers[h->count] = record->peer;
+    h->count++;
+}
+
+/* Things that an adapter may keep, in the order in which they end. */
+typedef enum thing { NONE, QP, CQ, RING, RECORD, COMPLETION, WINDOW, IMAGE, PD, DEVICE, THINGS } thing;
+
+typedef struct names {
+    char of[THINGS][64];
+} names;
+
+static names name_all(const bench *b) {
+    names n = {.of = {[DEVICE] = "its device"}};
+    const uint32_t number = epw_mlx5_pair_number(b->pair);
+    const epw_mlx5_umem *umems[] = {&b->pair->ring, &b->pair->record, &b->pair->completion};
+    snprintf(n.of[QP], sizeof n.of[0], "queue pair %u", number);
+    snprintf(n.of[CQ], sizeof n.of[0], "the completion queue of queue pair %u", number);
+    for (int i = 0; i < 3; i++)
+        snprintf(n.of[RING + i], sizeof n.of[0], "memory %u of queue pair %u", umems[i]->id, number);
+    snprintf(n.of[WINDOW], sizeof n.of[0], "the region of key 0x%x", b->window.own);
+    snprintf(n.of[IMAGE], sizeof n.of[0], "the region of key 0x%x", b->image.own);
+    snprintf(n.of[PD], sizeof n.of[0], "protection domain %u", b->adapter->pd_number);
+    return n;
+}
+
+/* There are lines about these things, and no others. `err`: the errno of the first; the others are in use. */
+static void lines_are(const heard *h, const thing kept[3], int err, const names *n, uint32_t which) {
+    uint32_t count = 0;
+    for (; count < 3 && kept[count] != NONE; count++) {
+        char line[200];
+        int why = count == 0 ? err : EBUSY;
+        snprintf(line, sizeof line,
+                 "fake_0 does not give back %s: %s (errno %d): see dmesg; the end of this process frees it",
+                 n->of[kept[count]], strerror(why), why);
+        CHECK_MSG(strcmp(h->lines[count], line) == 0, "%u:\n%s\nand not\n%s", which, h->lines[count], line);
+        CHECK_MSG(h->peers[count] == (kept[count] <= COMPLETION ? 0 : -1), "%u: %d", which, h->peers[count]);
+    }
+    CHECK_MSG(h->count == count, "%u: %u lines, the first is %s", which, h->count, h->lines[0]);
+}
+
+/* What has not been given back, and all that it needs, stays, the memory of the queue pair among it, and the
+ * log says so. The rest is given back. Another queue pair of the adapter is not affected. */
 static void a_teardown_that_stops_keeps_what_the_adapter_may_use(void) {
     static const int errors[] = {EREMOTEIO, EBUSY};
     static const struct {
@@ -274,22 +326,26 @@ static void a_teardown_that_stops_keeps_what_the_adapter_may_use(void) {
         uint32_t after;
         bool gone;
         epw_fake_left of_pair, of_all; /* the adapter is open, or closed */
+        thing said[3];
     } stops[] = {
-        {EPW_FAKE_CALL_DESTROY, 0, false, {1, 1, 1, 3, 2, 2}, {1, 1, 1, 3, 2, 0}}, /* the queue pair */
-        {EPW_FAKE_CALL_DESTROY, 1, false, {1, 1, 1, 3, 1, 2}, {1, 0, 1, 3, 1, 0}}, /* the completion queue */
-        {EPW_FAKE_CALL_FREE_UMEM, 0, false, {1, 1, 1, 3, 0, 2}, {1, 0, 0, 3, 0, 0}},
-        {EPW_FAKE_CALL_FREE_UMEM, 1, false, {1, 1, 1, 2, 0, 2}, {1, 0, 0, 2, 0, 0}},
-        {EPW_FAKE_CALL_FREE_UMEM, 2, false, {1, 1, 1, 1, 0, 2}, {1, 0, 0, 1, 0, 0}},
-        {EPW_FAKE_CALL_DEREGISTER, 0, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 1}},
-        {EPW_FAKE_CALL_DEREGISTER, 1, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 1}},
-        {EPW_FAKE_CALL_FREE_UAR, 0, true, {1, 1, 1, 0, 0, 2}, {1, 0, 1, 0, 0, 0}},
-        {EPW_FAKE_CALL_FREE_DOMAIN, 0, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 0}},
-        {EPW_FAKE_CALL_CLOSE, 0, true, {1, 1, 1, 0, 0, 2}, {1, 0, 0, 0, 0, 0}}};
+        {EPW_FAKE_CALL_DESTROY, 0, false, {1, 1, 1, 3, 2, 2}, {1, 1, 1, 3, 2, 0}, {QP, PD, DEVICE}},
+        {EPW_FAKE_CALL_DESTROY, 1, false, {1, 1, 1, 2, 1, 2}, {1, 0, 1, 2, 1, 0}, {CQ, DEVICE}},
+        {EPW_FAKE_CALL_FREE_UMEM, 0, false, {1, 1, 1, 1, 0, 2}, {1, 0, 0, 1, 0, 0}, {RING, DEVICE}},
+        {EPW_FAKE_CALL_FREE_UMEM, 1, false, {1, 1, 1, 1, 0, 2}, {1, 0, 0, 1, 0, 0}, {RECORD, DEVICE}},
+        {EPW_FAKE_CALL_FREE_UMEM, 2, false, {1, 1, 1, 1, 0, 2}, {1, 0, 0, 1, 0, 0}, {COMPLETION, DEVICE}},
+        {EPW_FAKE_CALL_DEREGISTER, 0, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 1}, {WINDOW, PD, DEVICE}},
+        {EPW_FAKE_CALL_DEREGISTER, 1, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 1}, {IMAGE, PD, DEVICE}},
+        {EPW_FAKE_CALL_FREE_UAR, 0, true, {1, 1, 1, 0, 0, 2}, {1, 0, 1, 0, 0, 0}, {DEVICE}},
+        {EPW_FAKE_CALL_FREE_DOMAIN, 0, true, {1, 1, 1, 0, 0, 2}, {1, 1, 0, 0, 0, 0}, {PD, DEVICE}},
+        {EPW_FAKE_CALL_CLOSE, 0, true, {1, 1, 1, 0, 0, 2}, {1, 0, 0, 0, 0, 0}, {DEVICE}}};
     for (uint32_t i = 0; i < 2 * sizeof stops / sizeof stops[0]; i++) {
         const uint32_t s = i / 2;
+        heard h = {0};
         bench *b = new_bench();
         CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
+        CHECK_OK(epw_log_set("nic=warn", hear, &h));
         unsigned char *pages = epw_mlx5_pair_memory(b->pair)->completion;
+        names n = name_all(b);
         epw_fake_fail(b->fake, stops[s].call, stops[s].after, errors[i % 2], false);
         CHECK_MSG(epw_mlx5_pair_destroy(b->pair) == stops[s].gone, "%u", s);
         CHECK_MSG(is_mapped(pages) == !stops[s].gone, "%u", s);
@@ -306,6 +362,10 @@ static void a_teardown_that_stops_keeps_what_the_adapter_may_use(void) {
         epw_mlx5_close(b->adapter);
         left_is(b, &stops[s].of_all, "after all", s);
         CHECK_MSG(epw_fake_failed(b->fake) == 1, "%u: %u calls have failed", s, epw_fake_failed(b->fake));
+        CHECK_OK(epw_log_set(NULL, NULL, NULL));
+        /* libmlx5 does not say that a register was not given back. */
+        int first = stops[s].call == EPW_FAKE_CALL_FREE_UAR ? EBUSY : errors[i % 2];
+        lines_are(&h, stops[s].said, first, &n, s);
         epw_fake_close(b->fake);
         epw_nic_close(b->nic);
         if (!stops[s].gone) munmap(pages, epw_mlx5_pair_memory_bytes(DEPTH));
@@ -317,14 +377,22 @@ static void a_teardown_that_stops_keeps_what_the_adapter_may_use(void) {
 /* While a queue pair is neither deprived of its rights nor stopped, it is not closed, and closing it is tried
  * again. */
 static void a_queue_pair_is_closed_once_the_adapter_takes_a_command(void) {
+    heard h = {0};
     bench *b = new_bench();
     CHECK_OK(set_up(b, &(epw_fake_options){0}, &(epw_mlx5_options){0}));
+    CHECK_OK(epw_log_set("nic=warn", hear, &h));
     epw_fake_fail(b->fake, EPW_FAKE_CALL_MODIFY, 0, EIO, true);
     for (int i = 0; i < 3; i++) CHECK(!epw_mlx5_pair_close(b->pair));
     CHECK_MSG(strcmp(epw_last_error(), "close: fake_0 has not taken 2ERR_QP: Input/output error (errno 5)") ==
                   0,
               "%s", epw_last_error());
     CHECK_MSG(epw_fake_failed(b->fake) == 4, "%u", epw_fake_failed(b->fake)); /* 2ERR thrice, RTS2RTS once */
+    char line[200];
+    snprintf(line, sizeof line,
+             "queue pair %u has not stopped: fake_0 has not taken 2ERR_QP: Input/output error (errno 5)",
+             epw_mlx5_pair_number(b->pair));
+    CHECK_MSG(h.count == 1 && strcmp(h.lines[0], line) == 0, "%u lines, the first %s", h.count, h.lines[0]);
+    CHECK_OK(epw_log_set(NULL, NULL, NULL));
     epw_fake_fail(b->fake, EPW_FAKE_CALL_NONE, 0, 0, false);
     CHECK(epw_mlx5_pair_close(b->pair) && epw_mlx5_pair_close(b->pair));
     take_down(b);

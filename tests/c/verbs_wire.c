@@ -324,6 +324,46 @@ static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
     nothing_is_left("held", 0);
 }
 
+static void hear(void *context, const epw_log_record *record) {
+    char *line = context;
+    CHECK(*line == '\0' && record->level == EPW_LOG_WARN && record->rank == 0 && record->peer == 5);
+    snprintf(line, 200, "%s", record->text);
+}
+
+/* What has been held ends, as when a process does. */
+static void let_go(void) {
+    lan.holds_pairs = false;
+    while (lan.pairs != NULL) {
+        lan_cq *cq = lan.pairs->cq;
+        lan_destroy_qp(&lan.pairs->abi);
+        lan_destroy_cq(&cq->abi);
+    }
+}
+
+static void a_queue_pair_that_the_adapter_keeps_is_told(void) {
+    epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+    epw_fabric *fabric = NULL;
+    epw_end end;
+    char said[200] = "", line[200];
+    options.wires = EPW_WIRE_VERBS;
+    CHECK_OK(epw_fabric_create(&options, &fabric));
+    CHECK_OK(epw_end_create(fabric, &(epw_end_options){.peer = 5, .depth = 64}, where, &end));
+    snprintf(line, sizeof line,
+             "lan_0 does not give back queue pair %u: Device or resource busy (errno 16): see dmesg; the end "
+             "of this process frees it",
+             epw_end_carried_number(&end));
+    pthread_mutex_lock(&lan.lock);
+    lan.holds_pairs = true;
+    pthread_mutex_unlock(&lan.lock);
+    CHECK_OK(epw_log_set("nic=warn", hear, said));
+    epw_end_destroy(&end);
+    CHECK_OK(epw_log_set(NULL, NULL, NULL));
+    CHECK_MSG(strcmp(said, line) == 0, "%s\nand not\n%s", said, line);
+    let_go();
+    epw_fabric_destroy(fabric);
+    nothing_is_left("kept", 0);
+}
+
 /* A new address of another interface, another port, and an event that concerns nothing. */
 static void other_events_change_nothing(void) {
     group g;
@@ -514,6 +554,7 @@ int main(void) {
     what_befalls_an_adapter_loses_its_peers_and_says_why();
     a_queue_pair_that_the_adapter_has_broken_loses_its_peer();
     nobody_is_let_in_while_the_adapter_holds_a_queue_pair();
+    a_queue_pair_that_the_adapter_keeps_is_told();
     a_removed_adapter_loses_its_peers_and_says_why();
     other_events_change_nothing();
     a_call_that_fails_is_said();

@@ -1,7 +1,12 @@
-/* Turns an adapter's answer to a command into an error message. */
+/* Turns an adapter's answers into messages: errors of commands, and warnings of what it does not give back.
+ */
 #include "nic/mlx5/parts.h"
 
+#include "base/log.h"
+
 #include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
 /* The remedy; "" where none is known. */
@@ -27,4 +32,15 @@ epw_status epw_mlx5_judge(const epw_mlx5 *adapter, uint32_t opcode, int err, con
                         advice(opcode, EREMOTEIO, status));
     return epw_fail_errno(err, where, "%s has not taken %s%s", adapter->name.text, command,
                           advice(opcode, err, 0));
+}
+
+void epw_mlx5_tell_kept(const epw_mlx5 *adapter, int peer, int err, const char *what, ...) {
+    char named[64];
+    va_list arguments;
+    va_start(arguments, what);
+    vsnprintf(named, sizeof named, what, arguments);
+    va_end(arguments);
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){"", adapter->rank, peer},
+            "%s does not give back %s: %s (errno %d): see dmesg; the end of this process frees it",
+            adapter->name.text, named, strerror(err), err);
 }

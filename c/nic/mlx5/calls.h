@@ -105,7 +105,7 @@ typedef struct epw_mlx5_calls {
     void (*on_event)(void *device, void (*event)(void *context, const epw_mlx5_event *event), void *context);
 
     int (*uar)(void *device, epw_mlx5_uar_kind kind, epw_mlx5_uar *out);
-    void (*free_uar)(void *handle);
+    void (*free_uar)(void *handle); /* libmlx5 does not say whether it succeeds */
 
     /* Registers memory of this process at `address`, or, if `dmabuf` is at least 0, memory of that descriptor
      * at offset `address`. */

@@ -135,8 +135,10 @@ static int open_parts(epw_mlx5 *a) {
 }
 
 static void close_device(epw_mlx5 *a) {
-    if (a->pd != NULL) a->calls->free_domain(a->pd);
-    if (a->device != NULL) a->calls->close(a->device);
+    int err = a->pd != NULL ? a->calls->free_domain(a->pd) : 0;
+    if (err != 0) epw_mlx5_tell_kept(a, -1, err, "protection domain %u", a->pd_number);
+    err = a->device != NULL ? a->calls->close(a->device) : 0;
+    if (err != 0) epw_mlx5_tell_kept(a, -1, err, "its device");
     a->pd = a->device = NULL;
 }
 
@@ -308,6 +310,7 @@ epw_status epw_mlx5_open(const epw_mlx5_calls *calls, const epw_mlx5_options *op
     if (a == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for an adapter");
     a->calls = calls;
     a->options = *options;
+    a->rank = where.rank;
     pthread_mutex_init(&a->pairs_lock, NULL);
     epw_mlx5_attendant_init(&a->attendant);
     if (a->options.hop_limit == 0) a->options.hop_limit = HOP_LIMIT;

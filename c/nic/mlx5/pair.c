@@ -2,6 +2,7 @@
 #include "nic/mlx5/parts.h"
 
 #include "base/bits.h"
+#include "base/log.h"
 #include "nic/completion.h"
 
 #include <errno.h>
@@ -296,19 +297,34 @@ epw_status epw_mlx5_pair_create(epw_mlx5 *adapter, const epw_mlx5_pair_options *
     return EPW_OK;
 }
 
-/* Frees in reverse order, and stops at the first failure: what the adapter may still use is kept. */
+static bool end_object(const epw_mlx5_pair *pair, void *object, const char *what) {
+    int err = object != NULL ? pair->adapter->calls->destroy(object) : 0;
+    if (err != 0)
+        epw_mlx5_tell_kept(pair->adapter, (int)pair->options.peer, err, "%s %u", what, pair->number);
+    return err == 0;
+}
+
+static bool end_umem(const epw_mlx5_pair *pair, const epw_mlx5_umem *umem) {
+    int err = umem->handle != NULL ? pair->adapter->calls->free_umem(umem->handle) : 0;
+    if (err != 0)
+        epw_mlx5_tell_kept(pair->adapter, (int)pair->options.peer, err, "memory %u of queue pair %u",
+                           umem->id, pair->number);
+    return err == 0;
+}
+
+/* Frees in reverse order. What the adapter keeps, it may still use, and what that needs stays too: all of a
+ * queue pair, and the register, the record and the entry of a completion queue. The rest is freed. */
 static bool give_back(epw_mlx5_pair *pair) {
-    const epw_mlx5_calls *calls = pair->adapter->calls;
-    const epw_mlx5_umem *umems[] = {&pair->ring, &pair->record, &pair->completion};
-    bool gone = true;
-    if (pair->qp != NULL) gone = calls->destroy(pair->qp) == 0;
-    if (gone && pair->cq != NULL) gone = calls->destroy(pair->cq) == 0;
-    if (gone) {
+    if (!end_object(pair, pair->qp, "queue pair")) return false;
+    bool ended = end_object(pair, pair->cq, "the completion queue of queue pair");
+    bool gone = ended;
+    if (ended) {
         epw_mlx5_give_register(pair->adapter, pair->spare);
         pair->spare = NULL;
     }
-    for (int i = 0; gone && i < 3; i++)
-        if (umems[i]->handle != NULL) gone = calls->free_umem(umems[i]->handle) == 0;
+    gone &= end_umem(pair, &pair->ring);
+    if (ended) gone &= end_umem(pair, &pair->record);
+    if (ended) gone &= end_umem(pair, &pair->completion);
     return gone;
 }
 
@@ -441,11 +457,20 @@ static epw_where nowhere(const char *op) {
     return (epw_where){op, -1, -1};
 }
 
+/* The last error says why the pair has not stopped. */
+static void tell_unstopped(const epw_mlx5_pair *pair) {
+    epw_error_detail detail = EPW_ERROR_DETAIL_INIT;
+    epw_last_error_detail(&detail);
+    epw_log(EPW_LOG_NIC, EPW_LOG_WARN, (epw_where){"", pair->adapter->rank, (int)pair->options.peer},
+            "queue pair %u has not stopped: %s", pair->number, detail.text);
+}
+
 /* With the pair's lock held. Whether it has stopped; one that was never connected has nothing to stop, and
- * not all firmware takes 2ERR for it. */
+ * not all firmware takes 2ERR for it. Of several tries the first one that fails is logged. */
 static bool stop(epw_mlx5_pair *pair, const char *op) {
     if (pair->state == EPW_MLX5_STATE_RST) return true;
     bool stopped = modify_short(pair, EPW_MLX5_2ERR, nowhere(op)) == EPW_OK;
+    if (!stopped && pair->state != EPW_MLX5_STATE_ERR) tell_unstopped(pair);
     pair->state = EPW_MLX5_STATE_ERR;
     return stopped;
 }

@@ -51,6 +51,7 @@ typedef struct epw_mlx5_spare {
 struct epw_mlx5 {
     const epw_mlx5_calls *calls;
     epw_mlx5_options options;
+    int rank; /* of its owner, for the log; -1: none */
     epw_mlx5_name name;
     const char *near; /* distance from the GPU; NULL: no GPU was named */
 

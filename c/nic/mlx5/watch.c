@@ -221,6 +221,7 @@ void epw_mlx5_deregister(epw_mlx5 *adapter, uint32_t own) {
     if (m != NULL) *at = m->next;
     pthread_mutex_unlock(&w->lock);
     if (m == NULL) return;
-    adapter->calls->deregister(m->keys.handle);
+    int err = adapter->calls->deregister(m->keys.handle);
+    if (err != 0) epw_mlx5_tell_kept(adapter, -1, err, "the region of key 0x%x", own);
     free(m);
 }

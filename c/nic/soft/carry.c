@@ -163,14 +163,27 @@ epw_status epw_carry_open(epw_pair *pair, epw_where where) {
     return EPW_OK;
 }
 
-/* Destroys the adapter's queue pair, which fences what its peer still sends. If the adapter refuses, it is
- * tried again when the pair is closed, and when it is destroyed. */
-bool epw_carry_stop(epw_pair *pair) {
+/* Destroys the adapter's queue pair, which fences what its peer still sends. Returns 0, or why the adapter
+ * refuses: then it is tried again when the pair is closed, and when it is destroyed. */
+static int stop(epw_pair *pair) {
     epw_carried *carried = pair->carried;
-    if (carried == NULL || carried->queue == NULL) return true;
-    if (carried->rises || calls_of(pair)->close_queue(carried->queue) != 0) return false;
-    carried->queue = NULL;
-    return true;
+    if (carried == NULL || carried->queue == NULL) return 0;
+    int err = carried->rises ? EBUSY : calls_of(pair)->close_queue(carried->queue);
+    if (err == 0) carried->queue = NULL;
+    return err;
+}
+
+bool epw_carry_stop(epw_pair *pair) {
+    return stop(pair) == 0;
+}
+
+void epw_carry_end(epw_pair *pair) {
+    int err = stop(pair);
+    if (err == 0) return;
+    epw_mlx5_tell_kept(pair->nic->carrier->adapter, (int)pair->options.peer, err, "queue pair %u",
+                       pair->carried->number);
+    calls_of(pair)->leave_queue(pair->carried->queue);
+    pair->carried->queue = NULL;
 }
 
 void epw_carry_await(epw_pair *pair) {

@@ -174,7 +174,7 @@ void epw_pair_destroy(epw_pair *pair) {
     epw_carry_await(pair);
     epw_carry_forget(pair);
     if (epw_pair_is_carried(pair) && !epw_pair_broken(pair)) end_carried(pair);
-    epw_carry_stop(pair);
+    epw_carry_end(pair);
     nic->pairs[pair->number & (SLOTS_MAX - 1)] = NULL;
     nic->polled -= pair->options.polled;
     epw_link *link = pair->link, *from = pair->from;

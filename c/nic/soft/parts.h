@@ -223,8 +223,9 @@ void epw_carrier_free(epw_carrier *carrier);
 epw_status epw_carry_open(epw_pair *pair, epw_where where);
 
 /* Ends it. Not while it is being connected; epw_carry_await waits for that. False: it still exists, and what
- * comes by it may be placed. */
+ * comes by it may be placed; epw_carry_end, after which nobody tries again, then logs it. */
 bool epw_carry_stop(epw_pair *pair);
+void epw_carry_end(epw_pair *pair);
 void epw_carry_await(epw_pair *pair);
 
 /* From now on events do not concern it. Called without the lock, before the last look at what has been rung.

@@ -47,6 +47,9 @@ typedef struct epw_verbs_calls {
      * had to send. After an errno the adapter may still use the queue, which remains as it was. */
     int (*close_queue)(void *queue);
 
+    /* Frees what this process knows of a queue that it could not close, and leaves it to the adapter. */
+    void (*leave_queue)(void *queue);
+
     /* Connects the queue, in whatever state it is. May have to resolve the peer's address. */
     int (*connect)(void *queue, const epw_mlx5_path *path);
 

@@ -108,6 +108,10 @@ static int close_queue(void *opened) {
     return 0;
 }
 
+static void leave_queue(void *opened) {
+    free(opened);
+}
+
 static int make_parts(queue *q, void *device, void *pd, void *channel, uint32_t depth, uint64_t name) {
     errno = 0;
     q->call = functions_of(device);
@@ -285,6 +289,7 @@ const epw_verbs_calls *epw_verbs_calls_of_library(void) {
                                           .announced = announced,
                                           .open_queue = open_queue,
                                           .close_queue = close_queue,
+                                          .leave_queue = leave_queue,
                                           .connect = connect,
                                           .post = post,
                                           .poll = poll,

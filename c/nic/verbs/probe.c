@@ -120,7 +120,11 @@ static bool try_queue(probe *p, const epw_mlx5_region *region, const uint64_t *w
     }
     send_to_itself(p, verbs, queue, number, region, word, name);
     bool gone = verbs->close_queue(queue) == 0;
-    if (gone) verbs->close_channel(channel);
+    if (gone) {
+        verbs->close_channel(channel);
+    } else {
+        verbs->leave_queue(queue);
+    }
     return gone;
 }
 
