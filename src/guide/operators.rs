@@ -9,8 +9,8 @@
 //! # Bringing up a host
 //!
 //! 1. **Libraries.** `apt-get install libibverbs1 ibverbs-providers`, rdma-core 44 or newer; from 45 on each queue pair
-//!    can have a doorbell of its own. The libraries are opened when an adapter is asked for; building needs none of
-//!    them.
+//!    can have a doorbell of its own. The libraries are opened when an adapter is asked for: to build for adapters
+//!    neither they nor their headers are needed, nor a Cargo feature; there is none for RDMA.
 //! 2. **The device.** `ls /sys/class/infiniband` lists it once its driver, `mlx5_ib`, is loaded. A process must be able
 //!    to read and write `/dev/infiniband/uverbs*`; it needs no other privileges.
 //! 3. **The port.** It must be active (`ibv_devinfo`). On Ethernet its interface needs an IPv4 address, or a routed
