@@ -269,6 +269,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     ("EPW_TEST_PATH=queue ctest --test-dir build", "step queues runs those tests that heed it"),
     (".ci/run witnesses", "is part of CI"),
+    (".ci/run device_witnesses", "is part of CI"),
     (".ci/run roce", "takes minutes, in a virtual machine"),
     (".ci/run fuzz", "is part of CI"),
     (".ci/beside_mpi --dispatch", "takes a minute; step beside_mpi takes one turn of it, with a limit"),
