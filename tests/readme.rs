@@ -229,6 +229,12 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs GPUs; step cuda_kernels builds all of these programs",
     ),
     (
+        "(export EPW_TEST_PATH=queue EPW_TEST_NIC=fakes; for rings in host gpu; do for doorbells in gpu host; do for t in same \
+         \"stress --iterations 2000\" failure \"prefill --cases 4\"; do EPW_TEST_RINGS=$rings EPW_TEST_DOORBELLS=$doorbells build/test_$t || [ $? = 77 ] || exit 1 \
+         done done; done)",
+        "needs GPUs; step emulated_gpu runs some of it",
+    ),
+    (
         "for t in memcheck racecheck synccheck; do compute-sanitizer --error-exitcode 1 --tool $t build/test_stress \
          --small --ranks 2 || break; done",
         "needs a GPU",
@@ -269,6 +275,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     ("EPW_TEST_PATH=queue ctest --test-dir build", "step queues runs those tests that heed it"),
     (".ci/run witnesses", "is part of CI"),
+    (".ci/run device_witnesses", "is part of CI"),
     (".ci/run roce", "takes minutes, in a virtual machine"),
     (".ci/run fuzz", "is part of CI"),
     (".ci/beside_mpi --dispatch", "takes a minute; step beside_mpi takes one turn of it, with a limit"),

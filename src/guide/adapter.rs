@@ -74,6 +74,13 @@
 //! * Mooncake's WRITE agrees. It rings with the first bytes of the last entry, as rdma-core does. Its masked addition
 //!   of 32 bits is one that the soft NIC refuses, since epwire posts none.
 //!
+//! `.ci/run device_witnesses` does such a comparison with what this repository has, `tests/nic/witness/gpu.c`, and with
+//! the device code in NVSHMEM 3.8.0: its own for adapters (IBGDA), and DOCA GPUNetIO's, from which NCCL's has come. Each
+//! posts from a kernel to a ring of the soft NIC, which carries it out, and polls the completions itself; 1,000 times it
+//! then does so without the host, and the soft NIC is strict. Compared are, for GPUNetIO, NOP, WRITE with one and two
+//! stretches, WRITE inline, READ, FETCH_ADD, record and doorbell, and for IBGDA the same without NOP, which it gives a
+//! second unit, and without two stretches. CI compiles it. **It has not been run on a GPU yet.**
+//!
 //! # What nobody confirms
 //!
 //! * That firmware accepts these commands and acts on them: no adapter has been asked. [`first_run`](super::first_run)

@@ -144,6 +144,8 @@
 //! | `options.size is 64, this library's is 96: use EPW_FABRIC_OPTIONS_INIT` | the program was built with another header |
 //! | `options.rank is 5000, must be below 1024`, `options.adapter_count is 3, must be at most 2`, `options.doorbell_batch is 40000, must be at most 32768` | a number within the limit |
 //! | `options.ring_bytes is 5000, must be 0 or a power of two from 4096 to 1073741824` | 0 is the default |
+//! | `options.queue_depth is 24, must be 0 or a power of two from 16 to 32768` | 0: as the buffer needs |
+//! | `the range of ports is 7003..7000; give first <= last, both above 0, or 0 and 0 for any` | `EPWIRE_PORTS` |
 //! | `options.wires is 0x8, must be some of EPW_WIRE_LOCAL, EPW_WIRE_TCP and EPW_WIRE_VERBS` | at least one of them |
 //! | `options.nic is 9, must be EPW_NIC_SOFT, EPW_NIC_STRICT, EPW_NIC_FAKE or EPW_NIC_MLX5` | one of them |
 //! | `options.wires has EPW_WIRE_VERBS, which carries what a software NIC fetches: options.nic is 4, must be EPW_NIC_SOFT or EPW_NIC_STRICT` | the verbs wire or an mlx5 adapter's own queues, not both |
@@ -211,7 +213,8 @@
 //! | `the GPU's driver does not map the adapter's doorbell registers for kernels (cudaErrorNotPermitted): load it with PeerMappingOverride=1, or let a thread of the host ring (EPWIRE_DOORBELLS=host)` | see above, or leave `EPWIRE_DOORBELLS` at `auto` |
 //! | `cudaHostGetDevicePointer of a doorbell register` | CUDA's own error follows: report it |
 //! | `memory of a queue pair does not begin on a page`, `memory that peers write to does not begin on a page`, `no memory for a queue pair`, `no memory for a queue pair of 256 entries`, `no memory for an adapter`, `no memory for a doorbell register`, `no memory to register memory`, `no memory for a list of adapters`, `no memory for what an adapter can do` | host memory has run out; the first two are errors of this library |
-//! | `no memory for a fabric` | as above |
+//! | `no memory for a fabric`, `no memory for links`, `no memory for a dial`, `no memory for a peer behind a queue`, `no memory for a queue of 256` | host memory has run out |
+//! | `epoll_create1 and timerfd_create`, `epoll_ctl of a listener`, `epoll_ctl of a timer` | the kernel's error follows: 24 is `ulimit -n`, 28 the limit `fs.epoll.max_user_watches` |
 //! | `cannot start the thread that attends queues`, `cannot start the thread that looks at words`, `cannot start the thread that makes connections` | `ulimit -u`, in a container `--pids-limit` |
 //!
 //! **Connecting a peer**:
@@ -222,14 +225,32 @@
 //! | `no queue leads to the peer: ...` | for one of these reasons: |
 //! | `its fabric has no verbs wire: give all ranks the same wires`, `its fabric has the verbs wire, this rank's has not: give all ranks the same wires`, `the two fabrics have no wire in common` | `EPWIRE_WIRES` on all |
 //! | `it is on another host, or in another network namespace, and this rank's fabric has no TCP: give its options a key and EPW_WIRE_TCP`, `its fabric has no TCP: give its options a key and EPW_WIRE_TCP` | `tcp` in `EPWIRE_WIRES`, and a token, on all; in containers the host's network |
-//! | `the peer's fabric has not answered within 1000 ms: ...` | the address that was tried follows: see that it is reached (`EPWIRE_IFNAME`, `EPWIRE_PORTS`, firewall). `the fabric's thread has not run` means that this host has too much to do |
-//! | `the peer's fabric is gone, or refuses this rank: ...` | its process has ended, or has another token |
+//! | `the peer's fabric has not answered within 1000 ms: ...` | each address that was tried follows with what was found there, see below, and `the deadline has passed`. `the fabric's thread has not run` means that this host has too much to do |
+//! | `the peer's fabric is gone, or refuses this rank: ...` | each address with what was found there follows, see below |
+//! | `a forked child has none of its parent's links` | create fabrics in the process that uses them, after the fork |
+//! | `the peer's adapter is on InfiniBand, this rank's on Ethernet` (verbs wire) | `EPWIRE_HCA` on one of them |
 //! | `the peer's adapter is on InfiniBand, this rank's, NAME, on Ethernet` | `EPWIRE_HCA` on one of them |
 //! | `NAME finds no way to the peer's address, which ends in 10.1.0.6: see that ping reaches it by this adapter's interface` | routes, firewall, VLAN; errno 110 means that nobody answered for the address |
 //! | `NAME has no route to queue pair 17 of the peer, whose address ends in 10.1.0.6: see that ping reaches it by this adapter's interface` (verbs wire) | as above |
 //! | `the peer gave no valid address of its adapter: 7, MTU 9` | another version of this library there |
 //! | `NAME refuses INIT2RTR_QP` | MTU or GID, see above |
 //! | `the adapter does not end a queue pair by which the peer's former process may still write: see dmesg, and create the buffer again` | the kernel or the adapter is unwell: nobody is let into that place until the queue pair is gone |
+//!
+//! What was found at an address of the peer, for example `10.1.0.6:7000: no answer`:
+//!
+//! | text | what to do |
+//! |---|---|
+//! | `no answer` | a firewall, or another network: `EPWIRE_IFNAME`, `EPWIRE_PORTS` |
+//! | `Connection refused (errno 111)`, or another error of the kernel | no process listens there any more: see why the peer has ended |
+//! | `accepted, but said nothing more` | its process is stopped or has too much to do, or something between the hosts answers in its place |
+//! | `bad magic: no rank of epwire answers at this address` | another service has the port: `EPWIRE_PORTS`, `EPWIRE_IFNAME` |
+//! | `other version: the handshake is of version 1 here and 2 there; use the same epwire version` | on all ranks |
+//! | `bad proof: the other end does not know the key; give all ranks the same token`, `cut off: the peer hung up on this rank's proof; give all ranks the same token` | `EPWIRE_TOKEN` on all; in C `options.key` |
+//! | `cut off: the other end hung up before its hello`, `cut off: the dialer hung up before it proved that it knows the key` | it has ended, or is another program |
+//! | `not this fabric: the listener is another incarnation of the rank than the one that gave this address`, `not this fabric: the dialer wants another incarnation of this rank` | the rank has been started again meanwhile: connect with what it exports now |
+//! | `wrong rank: the listener is not rank 3`, `wrong rank: the dialer wants another rank than 3` | the address belongs to another rank of the job by now: as above. If it stays so, addresses are translated between the hosts |
+//! | `wrong role: the other end is no listener`, `wrong role: the other end is no dialer`, `other link: the answer is not to link 7` | something between the hosts sends a rank's bytes back or to another one: no proxy may be there |
+//! | `no memory`, `no random numbers` | the host has run out of memory; the kernel gives this process no random numbers: a filter of system calls that forbids `getrandom` |
 //!
 //! **Connecting by queues**, whatever drains them:
 //!
@@ -260,7 +281,7 @@
 //! | `not connected to itself: ...` (verbs) | `see the port's state with ibv_devinfo -v` |
 //! | `takes no entry: ...`, `tells no completions: ...`, `a word sent to itself is done, but has not arrived` (verbs) | the driver is in trouble: `dmesg` |
 //! | `a word sent to itself has neither arrived within 1000 ms nor failed` | `some switches send nothing back to its sender: try two hosts; else see dmesg`. Between two adapters it may work all the same: [`first_run`](super::first_run). If not, try `EPWIRE_DOORBELLS=host` |
-//! | `a word sent to itself failed: ...` | a reason as below |
+//! | `a word sent to itself failed: the peer is not reached any more (syndrome 0x15, vendor 0x81)` | or another reason as below |
 //! | `a word sent to itself arrived; doorbells share a register or a page`: `rdma-core 45 or newer, and a newer kernel` | posts of several threads wait for each other, or queue pairs share a page |
 //!
 //! **A lost peer** ([`Cause::Link`](crate::Cause::Link)): [`EpBuffer::trouble`](crate::EpBuffer::trouble) tells the
@@ -276,4 +297,4 @@
 //! | `its remote key does not open its bytes (syndrome 0x13)`, `the peer does not do what it asks for (syndrome 0x12)`, `the peer has given up its queue pair (syndrome 0x22)` | it has given this rank's place away, or ended |
 //! | `its local key does not open its bytes (syndrome 0x04)`, `it is no entry of this queue (syndrome 0x02)`, `its length is wrong (syndrome 0x01)` | an error of this library: report it, with the vendor's number |
 //! | `an entry for it failed: the peer is not reached any more (syndrome 0x15, vendor 0x81): see that its process lives, and the network between the hosts` (software NIC) | its process has ended, or its host is cut off |
-//! | `the connection to its NIC is gone, or it took nothing for so long that its queue was full` | its process has ended, or hangs |
+//! | `the connection to its NIC is gone, or it took nothing for so long that its queue was full: see that its process lives, and the network between the hosts` | its process has ended, or hangs |
