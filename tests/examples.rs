@@ -1,10 +1,11 @@
 //! Properties of all example programs: they handle a reader of their output that leaves, and a full disk. And the bench
-//! measures with nothing but sizes, as a user first tries it.
+//! measures with nothing but sizes, as a user first tries it, and the doctor reports where ranks cannot reach each other.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test panics where it fails")]
 
 mod example;
 
 use std::fs::OpenOptions;
+use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 
 /// An example with options with which it prints something and ends within a second.
@@ -49,6 +50,36 @@ fn the_bench_measures_every_case_by_default_and_each_beside_its_floor() {
         let [p50, floor] = ["p50_us", "floor_us"].map(|field| row[field].as_f64().unwrap());
         assert!(floor > 0.0 && p50 > floor, "faster than its floor: {row}");
     }
+}
+
+#[test]
+fn the_doctor_says_which_rank_has_no_adapter() {
+    let doctor = example::build("doctor");
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let start = |rank: u32| {
+        let mut command = Command::new(&doctor);
+        command.env("EPWIRE_ADDR", &address).env("EPWIRE_TOKEN", "known to all ranks of this test");
+        command.env("EPWIRE_WORLD", "3").env("EPWIRE_RANK", rank.to_string());
+        command.env("EPWIRE_NIC", "fake").env("EPWIRE_PATHS", "queue");
+        command.env("EPWIRE_HCA", if rank == 1 { "=other_0" } else { "" });
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ranks: Vec<_> = (0..3).map(start).collect();
+    let ended: Vec<Output> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    let codes: Vec<_> = ended.iter().map(|output| output.status.code()).collect();
+    assert_eq!(codes, [Some(1), Some(0), Some(0)], "{ended:?}");
+    let said = String::from_utf8_lossy(&ended[0].stdout);
+    let matrix = said.split_once("3 ranks, each with each").expect("a matrix").1;
+    let why = "fabric: rank 1: options.adapters (EPWIRE_HCA), \"=other_0\", matches none of 2 mlx5 adapters; the \
+        first is fake_0";
+    for ranks in ["0 to rank 1", "1 to ranks 0,2", "2 to rank 1"] {
+        assert!(matrix.contains(&format!("\n  rank {ranks}: {why}\n")), "{ranks} is not in {matrix}");
+    }
+    assert_eq!(
+        (matrix.matches("queue over RDMA adapters, ").count(), matrix.matches("NONE").count()),
+        (2, 4)
+    );
+    assert!(said.contains("queue: by RDMA adapters, to which GPUs may post"), "{said}");
 }
 
 #[test]

@@ -4,9 +4,9 @@
 use std::time::{Duration, Instant};
 
 use super::ep_buffer::EpBuffer;
-use super::trial::Connected;
+use super::trial::{Connected, meet};
 use crate::config::{Device, EpConfig, Path};
-use crate::error::{Error, Failure, Result};
+use crate::error::Result;
 use crate::group::Group;
 use crate::peers::Setting;
 
@@ -35,18 +35,8 @@ impl GpuTrial {
             deadline,
             ..EpConfig::new(tokens, HIDDEN, world, 1)
         };
-        let buffer = EpBuffer::made(rank, world, config, Setting::of(group))?;
-        let others: Vec<u32> = group.active().mask.iter().filter(|peer| *peer != rank).collect();
-        let mut blobs = vec![Vec::new(); world as usize];
-        for &peer in &others {
-            blobs[peer as usize] = buffer.export(peer)?;
-        }
-        let lost = |error: crate::rendezvous::BootstrapError| {
-            Error::Invalid(Failure::new("trial", rank, error.to_string()))
-        };
-        let blobs = group.exchange_blocking("trial", blobs).map_err(lost)?;
-        let connect = |peer| (peer, buffer.connect_blocking(peer, &blobs[peer as usize]));
-        let connected = others.into_iter().map(connect).collect();
+        let made = EpBuffer::made(rank, world, config, Setting::of(group));
+        let (buffer, connected) = meet(group, made, EpBuffer::export, EpBuffer::connect_blocking)?;
         Ok((Self(buffer), connected))
     }
 

@@ -8,6 +8,7 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi;
 use crate::group::Group;
 use crate::peers::Setting;
+use crate::rendezvous::BootstrapError;
 
 /// Ranges and words between ranks whose windows are host memory. Not part of the interface.
 #[derive(Debug)]
@@ -16,6 +17,35 @@ pub struct Trial(ffi::Trial);
 /// The other ranks, each with the reason if it is not reached.
 pub(super) type Connected = Vec<(u32, Result<()>)>;
 
+/// Connects a trial with those of the other ranks. A rank that has none takes part all the same, so that no other one
+/// waits for it; its own error is returned.
+pub(super) fn meet<T>(
+    group: &Group,
+    made: Result<T>,
+    export: impl Fn(&T, u32) -> Result<Vec<u8>>,
+    connect: impl Fn(&T, u32, &[u8]) -> Result<()>,
+) -> Result<(T, Connected)> {
+    let (rank, world) = (group.rank(), group.world());
+    let others: Vec<u32> = group.active().mask.iter().filter(|peer| *peer != rank).collect();
+    let ready = made.and_then(|trial| {
+        let mut blobs = vec![Vec::new(); world as usize];
+        for &peer in &others {
+            blobs[peer as usize] = export(&trial, peer)?;
+        }
+        Ok((trial, blobs))
+    });
+    let (trial, blobs) = match ready {
+        Ok((trial, blobs)) => (Ok(trial), blobs),
+        Err(error) => (Err(error), vec![Vec::new(); world as usize]),
+    };
+    let lost = |error: BootstrapError| Error::Invalid(Failure::new("trial", rank, error.to_string()));
+    let blobs = group.exchange_blocking("trial", blobs).map_err(lost)?;
+    let trial = trial?;
+    let connected =
+        others.into_iter().map(|peer| (peer, connect(&trial, peer, &blobs[peer as usize]))).collect();
+    Ok((trial, connected))
+}
+
 impl Trial {
     const DEADLINE: Duration = Duration::from_secs(30);
 
@@ -23,7 +53,7 @@ impl Trial {
     /// group call it.
     pub fn connect_blocking(group: &Group, bytes: u64, count: u32) -> Result<Self> {
         let queues = Paths { queue: true, ..Paths::NONE };
-        let (trial, connected) = Self::open(group, queues, bytes, count, Self::DEADLINE)?;
+        let (trial, connected) = Self::open(group, Ok(queues), bytes, count, Self::DEADLINE)?;
         connected.into_iter().try_for_each(|(_, connected)| connected)?;
         Ok(trial)
     }
@@ -34,7 +64,7 @@ impl Trial {
         (bytes, count): (u64, u32),
         deadline: Duration,
     ) -> Result<(Self, Connected)> {
-        let paths = Setting::of(group).paths(group.rank(), Paths::default())?;
+        let paths = Setting::of(group).paths(group.rank(), Paths::default());
         Self::open(group, paths, bytes, count, deadline)
     }
 
@@ -64,23 +94,17 @@ impl Trial {
 
     fn open(
         group: &Group,
-        paths: Paths,
+        paths: Result<Paths>,
         bytes: u64,
         count: u32,
         deadline: Duration,
     ) -> Result<(Self, Connected)> {
-        let (rank, world) = (group.rank(), group.world());
-        let invalid = |text| Error::Invalid(Failure::new("trial", rank, text));
-        let fabric = Setting::of(group).fabric(rank, paths, Device::Host)?;
-        let trial = ffi::Trial::open((rank, world), (bytes, count), deadline, paths.to_c(), fabric)?;
-        let others: Vec<u32> = group.active().mask.iter().filter(|peer| *peer != rank).collect();
-        let mut blobs = vec![Vec::new(); world as usize];
-        for &peer in &others {
-            blobs[peer as usize] = trial.export(peer)?;
-        }
-        let blobs = group.exchange_blocking("trial", blobs).map_err(|error| invalid(error.to_string()))?;
-        let connect = |peer| (peer, trial.connect(peer, &blobs[peer as usize]));
-        let connected = others.into_iter().map(connect).collect();
+        let make = |paths: Paths| {
+            let (rank, world) = (group.rank(), group.world());
+            let fabric = Setting::of(group).fabric(rank, paths, Device::Host)?;
+            ffi::Trial::open((rank, world), (bytes, count), deadline, paths.to_c(), fabric)
+        };
+        let (trial, connected) = meet(group, paths.and_then(make), ffi::Trial::export, ffi::Trial::connect)?;
         Ok((Self(trial), connected))
     }
 
@@ -120,7 +144,7 @@ mod tests {
 
     fn ranges_by(groups: &[Group], paths: Paths, path: Path) {
         let play = |group: &Group, first: bool| {
-            let (trial, connected) = Trial::open(group, paths, 4096, 3, Trial::DEADLINE).unwrap();
+            let (trial, connected) = Trial::open(group, Ok(paths), 4096, 3, Trial::DEADLINE).unwrap();
             connected.into_iter().for_each(|(_, connected)| connected.unwrap());
             assert_eq!(trial.path(1 - group.rank()), path);
             let peer = 1 - group.rank();

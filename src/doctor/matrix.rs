@@ -10,6 +10,8 @@ use crate::config::{Device, Path};
 use crate::error::{Error, Failure, Result};
 use crate::group::Group;
 use crate::json::{array, quoted};
+use crate::mask::Mask;
+use crate::rendezvous::BootstrapError;
 
 /// The path from one rank to another.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,41 +68,26 @@ impl Matrix {
     ///
     /// # Errors
     ///
-    /// If this rank cannot have a window, or the group is lost. A pair without a path is not an error but a [`Cell`]
-    /// that says why.
+    /// If the group is lost. A pair without a path is not an error but a [`Cell`] that says why, and so is a rank that
+    /// cannot have a window or reach its adapter: all its cells say so, and those of the others with it.
     pub fn measure_blocking(group: &Group, device: Device) -> Result<Option<Self>> {
         let (rank, world) = (group.rank(), group.world());
-        let lost = |error: crate::rendezvous::BootstrapError| {
-            Error::State(Failure::new("doctor", rank, error.to_string()))
-        };
-        let (ways, connected) = Ways::open(group, device)?;
-        let mut told = vec![Vec::new(); world as usize];
-        for (peer, connected) in &connected {
-            told[*peer as usize] = vec![u8::from(connected.is_ok())];
-        }
-        let told = group.exchange_blocking("doctor: connected", told).map_err(lost)?;
-        let both = |(peer, connected): (u32, Result<()>)| {
-            let there = told.get(peer as usize).is_some_and(|told| told.first() == Some(&1));
-            let found = match connected {
-                Ok(()) if there => Ok(()),
-                Ok(()) => Err(format!("rank {peer} has not connected to rank {rank}")),
-                Err(error) => Err(error.to_string()),
-            };
-            (peer, found)
-        };
-        let peers: BTreeMap<u32, Result<(), String>> = connected.into_iter().map(both).collect();
+        let lost = |error: BootstrapError| Error::State(Failure::new("doctor", rank, error.to_string()));
+        let (ways, peers) = meet(group, device).map_err(lost)?;
         let mut row = BTreeMap::new();
         for (round, half) in
-            rounds(world).iter().flat_map(|round| (0..ways.halves()).map(move |half| (round, half)))
+            rounds(world).iter().flat_map(|round| (0..halves(device)).map(move |half| (round, half)))
         {
             for (a, b) in round.iter().filter(|(a, b)| *a == rank || *b == rank) {
                 let peer = a + b - rank;
-                let Some(found) = peers.get(&peer).filter(|_| ways.has_turn(rank < peer, half)) else {
+                let Some(found) = peers.get(&peer).filter(|_| has_turn(device, rank < peer, half)) else {
                     continue;
                 };
-                let measure = || ways.measure(peer, rank < peer).map_err(|error| error.to_string());
-                let figures = found.clone().and_then(|()| measure());
-                row.insert(peer, cell((rank, peer), ways.path(peer), figures));
+                let measure =
+                    |ways: &Ways| ways.measure(peer, rank < peer).map_err(|error| error.to_string());
+                let figures = found.clone().and_then(|()| measure(ways.as_ref().map_err(String::clone)?));
+                let path = ways.as_ref().map_or(Path::None, |ways| ways.path(peer));
+                row.insert(peer, cell((rank, peer), path, figures));
             }
             group.barrier_blocking("doctor: pair").map_err(lost)?;
         }
@@ -187,6 +174,69 @@ fn rounds(world: u32) -> Vec<Vec<(u32, u32)>> {
     (0..places - 1).map(round).collect()
 }
 
+/// How often a pair is measured: on the host once, both ranks together; on GPUs twice, one rank after the other.
+fn halves(device: Device) -> u32 {
+    match device {
+        Device::Host => 1,
+        Device::Cuda(_) => 2,
+    }
+}
+
+/// Whether a rank measures in this half of a round, as the first or the second of its pair.
+fn has_turn(device: Device, first: bool, half: u32) -> bool {
+    halves(device) == 1 || first == (half == 0)
+}
+
+/// The other ranks, each with the reason if it is not connected.
+type Peers = BTreeMap<u32, Result<(), String>>;
+
+/// This rank's ways, or why it has none, and whether each other rank is connected at both ends.
+fn meet(group: &Group, device: Device) -> Result<(Result<Ways, String>, Peers), BootstrapError> {
+    let rank = group.rank();
+    let (ways, own): (Result<Ways, String>, Peers) = match Ways::open(group, device) {
+        Ok((ways, connected)) => {
+            let words = |(peer, found): (u32, Result<()>)| (peer, found.map_err(|error| error.to_string()));
+            (Ok(ways), connected.into_iter().map(words).collect())
+        }
+        Err(error) => {
+            let others = group.active().mask.without(rank);
+            let why = error.to_string();
+            (Err(why.clone()), others.iter().map(|peer| (peer, Err(why.clone()))).collect())
+        }
+    };
+    let mut told = vec![Vec::new(); group.world() as usize];
+    for (peer, found) in &own {
+        told[*peer as usize] = tell(ways.is_ok(), found);
+    }
+    let told = group.exchange_blocking("doctor: connected", told)?;
+    let both = |(peer, own): (u32, Result<(), String>)| {
+        let (has_ways, its) = hear(told.get(peer as usize).map_or(&[], Vec::as_slice));
+        let its = its.map_err(|why| match why.is_empty() {
+            true => format!("rank {peer} has not connected to rank {rank}"),
+            false => why,
+        });
+        // A peer without ways gave no address, of which this rank has only seen that it is none.
+        (peer, if ways.is_ok() && !has_ways { its } else { own.and(its) })
+    };
+    let peers = own.into_iter().map(both).collect();
+    Ok((ways, peers))
+}
+
+/// What a rank says to another one: whether it has ways at all, whether they are connected, and why not.
+fn tell(has_ways: bool, found: &Result<(), String>) -> Vec<u8> {
+    let why = found.as_ref().err().map_or("", String::as_str);
+    [&[u8::from(has_ways), u8::from(found.is_ok())], why.as_bytes()].concat()
+}
+
+/// What [`tell`] has said; of a rank that has said nothing, that they are not connected.
+fn hear(told: &[u8]) -> (bool, Result<(), String>) {
+    match told {
+        [has_ways, 1, ..] => (*has_ways == 1, Ok(())),
+        [has_ways, _, why @ ..] => (*has_ways == 1, Err(String::from_utf8_lossy(why).into_owned())),
+        _ => (true, Err(String::new())),
+    }
+}
+
 /// Microseconds one way, and bytes a nanosecond, where they were measured.
 type Figures = (f64, Option<f64>);
 
@@ -219,19 +269,6 @@ impl Ways {
             Self::Host { trial, .. } => trial.path(peer),
             Self::Gpu(trial) => trial.path(peer),
         }
-    }
-
-    /// How often a pair is measured: on the host once, both ranks together; on GPUs twice, one rank after the other.
-    fn halves(&self) -> u32 {
-        match self {
-            Self::Host { .. } => 1,
-            Self::Gpu(_) => 2,
-        }
-    }
-
-    /// Whether this rank measures in this half of a round, as the first or the second of its pair.
-    fn has_turn(&self, first: bool, half: u32) -> bool {
-        self.halves() == 1 || first == (half == 0)
     }
 
     fn measure(&self, peer: u32, first: bool) -> Result<Figures> {
@@ -367,14 +404,27 @@ impl fmt::Display for Matrix {
         } else {
             self.summary(f)?
         }
-        for Cell { from, to, reason, .. } in self.cells.iter().filter(|cell| !cell.reason.is_empty()) {
-            writeln!(f, "  rank {from} to rank {to}: {reason}")?;
+        for (from, to, reason) in self.reasons() {
+            let ranks = if to.len() == 1 { "rank" } else { "ranks" };
+            writeln!(f, "  rank {from} to {ranks} {to}: {reason}")?;
         }
         Ok(())
     }
 }
 
 impl Matrix {
+    /// Why ranks are not reached: from which, to which, and the reason that these have in common.
+    fn reasons(&self) -> Vec<(u32, Mask, &str)> {
+        let mut reasons: Vec<(u32, Mask, &str)> = Vec::new();
+        for Cell { from, to, reason, .. } in self.cells.iter().filter(|cell| !cell.reason.is_empty()) {
+            match reasons.iter_mut().find(|(rank, _, other)| (rank, *other) == (from, reason)) {
+                Some((_, ranks, _)) => ranks.insert(*to),
+                None => reasons.push((*from, Mask::from_iter([*to]), reason)),
+            }
+        }
+        reasons
+    }
+
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let world = self.hosts.len();
         let text = |from: usize, to: usize| {
@@ -498,6 +548,16 @@ mod tests {
             assert_eq!(decode(4, line.trim_end_matches('\n')), Some(Cell { reason, ..cell }));
         }
         assert_eq!(decode(0, "1\tnone"), None);
+    }
+
+    #[test]
+    fn ranks_hear_what_others_tell() {
+        for has_ways in [true, false] {
+            for found in [Ok(()), Err("no way".to_owned())] {
+                assert_eq!(hear(&tell(has_ways, &found)), (has_ways, found));
+            }
+        }
+        assert_eq!(hear(&[]), (true, Err(String::new())));
     }
 
     #[test]
