@@ -20,7 +20,7 @@ const TOPK: usize = 2;
 
 fn main() {
     if let Err(error) = start() {
-        eprintln!("cuda_quickstart: {error}");
+        print::complain("cuda_quickstart", &error);
         exit(1);
     }
 }

@@ -52,7 +52,7 @@ fn main() -> ExitCode {
     match start(Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("rendezvous: {error}");
+            print::complain("rendezvous", &error);
             ExitCode::FAILURE
         }
     }

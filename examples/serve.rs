@@ -362,7 +362,7 @@ async fn accept(listener: TcpListener, requests: mpsc::Sender<Request>, group: G
         match listener.accept().await {
             Ok((stream, _)) => drop(tokio::spawn(converse(stream, requests.clone(), group.clone()))),
             Err(error) => {
-                eprintln!("cannot accept a connection: {error}");
+                print::complain("cannot accept a connection", &error);
                 sleep(PAUSE).await;
             }
         }

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         },
     };
     ended.unwrap_or_else(|error| {
-        eprintln!("bench: {error}");
+        print::complain("bench", &error);
         ExitCode::FAILURE
     })
 }

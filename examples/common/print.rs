@@ -1,4 +1,4 @@
-//! Prints to standard output, and tolerates a reader that has left.
+//! Prints to standard output, and tolerates a reader that has left; and errors in whole lines.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -13,4 +13,10 @@ pub(crate) fn print(text: &impl Display) -> io::Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Prints `WHAT: ERROR` to standard error by one write: several ranks may fail at once, and share it.
+pub(crate) fn complain(what: &str, error: &impl Display) {
+    let line = format!("{what}: {error}\n");
+    let _ = io::stderr().write_all(line.as_bytes()); // there is nobody else to tell
 }

@@ -47,7 +47,7 @@ type Error = Box<dyn std::error::Error>;
 
 fn main() -> ExitCode {
     run(&Args::parse()).unwrap_or_else(|error| {
-        eprintln!("doctor: {error}");
+        print::complain("doctor", &error);
         ExitCode::FAILURE
     })
 }

@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("failover: {error}");
+            print::complain("failover", &error);
             ExitCode::FAILURE
         }
     }

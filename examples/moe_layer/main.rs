@@ -54,7 +54,7 @@ fn main() -> ExitCode {
         exchange::check(args.device)
     };
     launch::start("moe_layer", args.ranks, check, |launch| as_rank(&args, launch)).unwrap_or_else(|error| {
-        eprintln!("moe_layer: {error}");
+        print::complain("moe_layer", &error);
         ExitCode::FAILURE
     })
 }

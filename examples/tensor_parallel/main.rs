@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     let check = |ranks: u32| args.shape(ranks as usize).and_then(|_| args.check_device());
     launch::start("tensor_parallel", args.ranks, check, |launch| as_rank(&args, launch)).unwrap_or_else(
         |error| {
-            eprintln!("tensor_parallel: {error}");
+            print::complain("tensor_parallel", &error);
             ExitCode::FAILURE
         },
     )
