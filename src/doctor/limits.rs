@@ -1,5 +1,7 @@
 //! What this process may use of its host: memory, descriptors, threads, locked memory.
 
+use std::path::Path;
+
 use super::report::Check;
 use super::sysfs::{Tree, bytes, number};
 use crate::ffi;
@@ -10,6 +12,8 @@ const THREADS_WANTED: u64 = 1024;
 /// The size of a window for 8 ranks, 128 tokens and hidden 7168; programs need more than that.
 const WINDOW: u64 = 57 << 20;
 const MEMORY_WANTED: u64 = 1 << 30;
+/// At most so many cgroups are looked at, from a process's own upwards.
+const CGROUPS_MAX: usize = 64;
 
 /// The checks for ranks on one host.
 pub(super) fn checks(tree: &Tree) -> Vec<Check> {
@@ -66,16 +70,48 @@ fn files(tree: &Tree) -> Check {
     }
 }
 
+/// The limit of one user is in `/proc/self/limits`, that of a container in a cgroup: the smaller one holds.
 fn threads(tree: &Tree) -> Check {
     const NAME: &str = "threads";
-    match limit(tree, "Max processes") {
+    let own = limit(tree, "Max processes");
+    let most = own.as_ref().ok().copied().flatten();
+    if let Some((count, file)) = pids(tree).filter(|(count, _)| most.is_none_or(|most| *count < most)) {
+        let reason = format!("{count} at most, of all processes that {file} counts");
+        return match count {
+            ..THREADS_WANTED => Check::warning(NAME, reason)
+                .remedy(format!("allow {} there, in a container --pids-limit", 4 * THREADS_WANTED)),
+            _ => Check::ok(NAME, reason),
+        };
+    }
+    match own {
         Err(reason) => Check::unknown(NAME, reason),
         Ok(Some(count)) if count < THREADS_WANTED => {
             Check::warning(NAME, format!("{count} of this user at most, of all its programs together"))
-                .remedy(format!("ulimit -u {}, in a container --pids-limit", 4 * THREADS_WANTED))
+                .remedy(format!("ulimit -u {}", 4 * THREADS_WANTED))
         }
         Ok(count) => Check::ok(NAME, count.map_or("no limit".to_owned(), |count| format!("{count} at most"))),
     }
+}
+
+/// The least number of threads that this process's cgroup and those above it allow, and the file that says so. In a
+/// container that shows its own cgroup at the top, it is that of the top.
+fn pids(tree: &Tree) -> Option<(u64, String)> {
+    let cgroups = tree.text("/proc/self/cgroup").ok()?;
+    let of_line = |line| {
+        let (controllers, path) = str::split_once(line, ':')?.1.split_once(':')?;
+        let mount = match controllers {
+            "" => "/sys/fs/cgroup",
+            all if all.split(',').any(|name| name == "pids") => "/sys/fs/cgroup/pids",
+            _ => return None,
+        };
+        let hidden = path.split('/').any(|part| part == "..");
+        let above = Path::new(path).ancestors().filter(|_| !hidden).take(CGROUPS_MAX);
+        let file = |path: &Path| format!("{mount}{}/pids.max", path.to_string_lossy().trim_end_matches('/'));
+        Some(above.map(file).collect::<Vec<_>>())
+    };
+    let files = cgroups.lines().filter_map(of_line).flatten();
+    let limits = files.filter_map(|file| Some((tree.text(&file).ok()?.parse().ok()?, file)));
+    limits.min_by_key(|(count, _)| *count)
 }
 
 /// Ranks on one host can map each other's windows only if they share this namespace.

@@ -423,6 +423,7 @@ fn a_container_with_tight_limits() {
     machine.file("/proc/self/mountinfo", "31 24 0:27 / /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw\n");
     machine.file("/sys/fs/cgroup/memory.max", "536870912\n");
     machine.file("/sys/fs/cgroup/memory.current", "503316480\n");
+    machine.file("/sys/fs/cgroup/pids.max", "100\n");
     let mut found = plain();
     found.settings.interfaces = Ok(vec![("lo".to_owned(), "127.0.0.1".parse().unwrap())]);
     found.settings.ports = Err("EPWIRE_PORTS=\"x\" is not a range of ports, such as 29800-29899".to_owned());
@@ -430,6 +431,31 @@ fn a_container_with_tight_limits() {
         Err("token: both EPWIRE_TOKEN and EPWIRE_TOKEN_FILE are set; unset one of them".to_owned());
     found.shared_memory = Err("trial: rank 0: memfd_create: Operation not permitted (errno 1)".to_owned());
     machine.says("container", &found);
+}
+
+#[test]
+fn the_least_limit_of_threads_is_told() {
+    let told = |cgroups: &str, limits: &[(&str, &str)]| {
+        let machine = Machine::new("threads");
+        machine.limits("1048576", "2000", "8388608");
+        machine.file("/proc/self/cgroup", cgroups);
+        for (folder, text) in limits {
+            machine.file(&format!("/sys/fs/cgroup{folder}/pids.max"), text);
+        }
+        let report = machine.report(&plain());
+        report.sections[0].checks.iter().find(|check| check.name == "threads").unwrap().reason.clone()
+    };
+    let of = |count, file: &str| {
+        format!("{count} at most, of all processes that /sys/fs/cgroup{file}/pids.max counts")
+    };
+    let own = "2000 at most";
+    assert_eq!(told("0::/a/b\n", &[("/a/b", "max\n"), ("/a", "1500\n"), ("", "1600\n")]), of(1500, "/a"));
+    assert_eq!(told("0::/a/b\n", &[("/a/b", "2001\n")]), own);
+    assert_eq!(told("0::/../b\n", &[("/b", "7\n")]), own);
+    assert_eq!(told("3:cpu:/a\n2:cpu,pids:/a\n", &[("/pids/a", "9\n"), ("/a", "8\n")]), of(9, "/pids/a"));
+    assert_eq!(told("3:cpu:/a\nnonsense\n", &[("/a", "8\n"), ("/pids/a", "8\n"), ("", "8\n")]), own);
+    // A container that sees only a part of the tree, by another name.
+    assert_eq!(told("2:pids:/docker/1\n", &[("/pids", "1024\n")]), of(1024, "/pids"));
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn place(root: &Path, path: &str) -> PathBuf {
     place
 }
 
-const FILES: [&str; 33] = [
+const FILES: [&str; 34] = [
     "proc/meminfo",
     "proc/self/limits",
     "proc/self/mounts",
@@ -71,6 +71,7 @@ const FILES: [&str; 33] = [
     "proc/driver/nvidia/params",
     "proc/driver/nvidia/gpus/0000:1a:00.0/information",
     "sys/fs/cgroup/memory.max",
+    "sys/fs/cgroup/pids.max",
     "sys/fs/cgroup/memory.stat",
     "sys/fs/cgroup/memory.current",
     "sys/fs/cgroup/memory/memory.limit_in_bytes",
