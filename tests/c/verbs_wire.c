@@ -173,11 +173,17 @@ static void whoever_connects_last_is_taken(void) {
 
 /* ---- failures ---- */
 
+/* Until the rank knows why its queues to the other one are lost, or for 10 s: then `text` is "". */
+static void wait_for_trouble(const group *g, uint32_t rank, char text[EPW_TROUBLE_TEXT]) {
+    *text = '\0';
+    for (int ms = 0; ms < 10000 && *epw_buffer_trouble(g->of[rank], 1 - rank, text) == '\0'; ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
 /* The adapter tells the other end of a queue pair nothing; the connection beside it does. */
 static void is_told_by_its_peer(const group *g, uint32_t rank, const char *of) {
-    char said[EPW_TROUBLE_TEXT] = "";
-    for (int ms = 0; ms < 10000 && *epw_buffer_trouble(g->of[rank], 1 - rank, said) == '\0'; ms++)
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    char said[EPW_TROUBLE_TEXT];
+    wait_for_trouble(g, rank, said);
     CHECK_MSG(
         strcmp(said,
                "an entry for it failed: the peer has given up its queue pair (syndrome 0x22, vendor 0xe5): "
@@ -288,8 +294,7 @@ static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
         char text[EPW_TROUBLE_TEXT];
         CHECK(two_ranks(&g) && step(&g));
         lan_raise(RANK_0, types[i], 0);
-        for (int ms = 0; ms < 10000 && *epw_buffer_trouble(g.of[0], 1, text) == '\0'; ms++)
-            nanosleep(&(struct timespec){0, 1000000}, NULL);
+        wait_for_trouble(&g, 0, text);
         CHECK_MSG(strstr(text, "the peer has given up its queue pair (syndrome 0x22, vendor 0xe0)") != NULL,
                   "%s", text);
         is_told_by_its_peer(&g, 1, "queue pair");
@@ -303,14 +308,15 @@ static void a_queue_pair_that_the_adapter_has_broken_loses_its_peer(void) {
 static void nobody_is_let_in_while_the_adapter_holds_a_queue_pair(void) {
     group g;
     unsigned char blob[EPW_BLOB_MAX];
+    char text[EPW_TROUBLE_TEXT];
     size_t length;
     CHECK(two_ranks(&g) && step(&g));
     pthread_mutex_lock(&lan.lock);
     lan.holds_pairs = true;
     pthread_mutex_unlock(&lan.lock);
     lan_raise(RANK_0, EPW_ABI_QP_FATAL, 0);
-    for (int ms = 0; ms < 10000 && !membership_of(g.of[0]).suspects.bits[0]; ms++)
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    wait_for_trouble(&g, 0, text);
+    CHECK_MSG(*text != '\0', "nobody has said that the queue pair is broken");
     for (int i = 0; i < 2; i++)
         REFUSED(
             epw_buffer_export(g.of[0], 1, blob, &length), EPW_ERR_FENCED, "export", 0, 1,

@@ -283,16 +283,15 @@ static void *lan_main(void *argument) {
     (void)argument;
     pthread_mutex_lock(&lan.lock);
     while (!lan.ending) {
-        uint32_t busy = 0;
-        bool any = false;
+        uint32_t busy = 0, early = 0;
         for (lan_qp *qp = lan.pairs; qp != NULL; qp = qp->next) {
             if (qp->state != EPW_ABI_STATE_RTS || qp->count == 0) continue;
             busy++;
-            if (lan_chance(2) == 0) any |= lan_turn(qp);
+            if (lan_chance(2) == 0) early += !lan_turn(qp);
         }
         if (busy == 0) {
             pthread_cond_wait(&lan.work, &lan.lock);
-        } else if (!any) {
+        } else if (early > 0) {
             pthread_mutex_unlock(&lan.lock);
             nanosleep(&(struct timespec){0, 1000000}, NULL);
             pthread_mutex_lock(&lan.lock);
