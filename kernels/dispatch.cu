@@ -1,6 +1,7 @@
 // The dispatch kernels and their launch.
 #include "kernels/ep/receive.cuh"
 #include "kernels/ep/send.cuh"
+#include "kernels/ep/send_many.cuh"
 #include "kernels/launch.cuh"
 
 namespace epw {
@@ -22,11 +23,18 @@ __global__ void __launch_bounds__(kThreads, 1) dispatch_kernel(const __grid_cons
     Sender<T, Payload> sender(a, sending, memory, table);
     __syncthreads(); // the barriers are initialised, the counts are cleared
     ptx::wait_for_stream();
-    if (sends) sender.begin();
+    // Only where received rows stay in place: copying them takes longer than sending. A small operation loads its code from
+    // memory as it goes, and so this code is said to be unlikely, and lies behind the rest: in between it costs up to a
+    // microsecond (H100).
+    const bool many = !Spreads && sends && a.many;
+    if (sends && !many) sender.begin();
     const Opening opening(a.lane, EPW_AREA_ROWS, a.in.deadline_ns);
-    if (sends) sender.look();
+    if (sends && !many) sender.look();
     opening.write(o, sends);
-    if (sends) sender.run(o);
+    if (sends && !many) sender.run(o);
+    if constexpr (!Spreads) {
+        if (__builtin_expect(many, 0)) send_many<T, Payload>(a, o, sending, memory, table);
+    }
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_FREE : EPW_GPU_SENT)) {
         refuse(o, sends, sends ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_DISPATCH_RECEIVE);
@@ -78,8 +86,8 @@ cudaError_t prepare_dispatch() {
 } // namespace epw
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
-    const epw::Dispatch a(*args);
-    size_t shared = size_t(a.tiles.bytes) * a.tiles.count + epw::table_bytes(a.lane.layout);
+    const epw::Dispatch a(*args, blocks);
+    size_t shared = a.batch_at + epw::kBatchMemory;
     return epw::launch_in_stream(epw::choose(a.dtype, a.in.payload, a.spreads()), blocks, epw::kThreads, shared,
                                  static_cast<cudaStream_t>(stream), a);
 }

@@ -69,14 +69,14 @@ struct SourceOrder {
     }
 };
 
-// The rows that a block answers: every gridDim.x-th.
+// The rows that a block answers: every gridDim.x-th of those that are answered.
 struct OwnRows {
     uint32_t count, remote, shift; // the block's rows; those of them from other ranks, which come first; the row at which the
                                    // block starts
 
     __device__ __forceinline__ OwnRows(const Combine &a, const SourceOrder &order) {
-        count = up_to(a, order.total);
         remote = up_to(a, order.remote);
+        count = a.own_stays ? remote : up_to(a, order.total);
         shift = __umulhi(blockIdx.x * 0x9e3779b9u, remote); // less than `remote`, and evenly spread over the blocks
     }
     // The block's row number i. The rows span several sources, with this rank's own last, and blocks start at different rows of
@@ -146,12 +146,6 @@ struct Parts {
     }
 };
 
-// The row that answers unchanged: the caller's, or the one in place.
-__device__ __forceinline__ const unsigned char *given_row(const Combine &a, const Row &row) {
-    if (a.in.expert_out) return static_cast<const unsigned char *>(a.in.expert_out) + uint64_t(row.place(a)) * a.row_size;
-    return row.slot(a) + a.lane.layout.header_bytes;
-}
-
 // A block's pass over its rows: which rows they are, and the first loads. The constructor issues these before the operation is
 // known, which is safe: they read only this rank's memory, and within bounds, whatever stage the lane is in (by the API all of
 // the caller's rows exist).
@@ -177,7 +171,7 @@ template <Answers With> struct Answerer {
         if (!has(0)) return;
         row = Row(a, order, rows.number(number));
         if constexpr (With == Answers::rows) {
-            if (threadIdx.x % 32 == 0) passage.load(given_row(a, row), min(kPieceBytes, a.row_size));
+            if (threadIdx.x % 32 == 0) passage.load(a.given_row(row.place(a)), min(kPieceBytes, a.row_size));
         } else {
             entry = Entry(a, row);
         }
@@ -244,7 +238,7 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
     for (uint32_t first = 0; w.has(first); first += w.warps) {
         if (first > 0) w.find(a, order, first);
         if (laneid != 0) continue;
-        const unsigned char *from = given_row(a, w.row);
+        const unsigned char *from = a.given_row(w.row.place(a));
         unsigned char *to = w.row.to(a, o);
         for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
             const uint32_t bytes = min(kPieceBytes, a.row_size - at);

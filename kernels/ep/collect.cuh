@@ -61,8 +61,9 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
         }
     }
     // A thread without a part computes an address that is never read.
-    const unsigned char *from =
-        written_by(o, added ? rank : o.rank) + a.answers.offset((rank * l.max_tokens + row) * l.answers + answer);
+    const uint32_t slot = rank * l.max_tokens + row;
+    const unsigned char *from = written_by(o, added ? rank : o.rank) + a.answers.offset(slot * l.answers + answer);
+    if (a.own_stays && rank == o.rank) from = a.given_row(slot);
     put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, added, place, from, weight,
             rank);
     if (laneid == 0 && a.out.contributions) {

@@ -17,21 +17,23 @@ struct SendShared {
     uint64_t loaded[2];                 // barriers: a tile's row is loaded
 };
 
-// Records in the lane where the token went, for combine. Called by warp 0.
-__device__ __forceinline__ void remember(const Dispatch &a, Census census, const Token &token, uint32_t t) {
+// Records in the lane where the token went, for combine: the thread's entry in row `row` of those sent to its rank. Called by a
+// warp.
+__device__ __forceinline__ void remember(const Dispatch &a, const Token &token, uint32_t row, uint32_t t) {
     uint32_t laneid = threadIdx.x % 32;
     if (laneid >= a.lane.layout.topk) return;
     size_t at = size_t(t) * a.lane.layout.topk + laneid;
     a.lane.arrays.ids[at] = int32_t(token.expert);
     a.lane.arrays.weights[at] = token.kept_weight();
-    a.lane.arrays.sent_row[at] = token.rank == kNobody ? 0 : census.ranks[token.rank];
+    a.lane.arrays.sent_row[at] = row;
 }
 
-// Copies the caller's scales of an opaque row in the layout in which they travel.
-__device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to) {
+// Copies the caller's scales of an opaque row in the layout in which they travel. Called by `threads` threads.
+__device__ inline void copy_scales(const Dispatch &a, uint32_t t, unsigned char *to, uint32_t thread = threadIdx.x,
+                                   uint32_t threads = kThreads) {
     const unsigned char *from = static_cast<const unsigned char *>(a.in.scales) + t * a.in.scale_row_stride;
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.scales_size; i += blockDim.x) {
+    for (uint32_t i = thread; i < a.scales_size; i += threads) {
         to[i] = from[i / a.format.scale_bytes * a.in.scale_col_stride + i % a.format.scale_bytes];
     }
 }
@@ -141,7 +143,7 @@ template <typename T, uint32_t Payload> struct Sender {
         if constexpr (kQuantise) {
 #pragma unroll
             for (uint32_t k = 0; k < kQuantised; k++) {
-                uint32_t chunk = quantised_chunk(k);
+                uint32_t chunk = quantised_chunk(threadIdx.x, k);
                 held[k] = chunk * 8 < bytes ? ptx::load_relaxed_gpu_once(from + chunk * 16) : uint4{};
             }
         } else if (threadIdx.x == 0) {
@@ -163,7 +165,7 @@ template <typename T, uint32_t Payload> struct Sender {
         if constexpr (kQuantise) {
             constexpr uint32_t kEach = kQuantised * 8; // bytes that each thread contributes to the piece
             if ((threadIdx.x & ~31u) * kEach < bytes) {
-                quantise_chunks<T, Payload>(held, threadIdx.x * kEach < bytes, payload, payload + bytes);
+                quantise_chunks<T, Payload>(held, threadIdx.x, threadIdx.x * kEach < bytes, payload, payload + bytes);
             }
             const uint32_t rest = bytes / kPerScale + threadIdx.x; // padding after a row's last piece: see clear_rest()
             if (!a.whole && rest < align_16(bytes / kPerScale)) payload[bytes + rest] = 0;
@@ -190,11 +192,9 @@ template <typename T, uint32_t Payload> struct Sender {
         return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, census.ranks[token.rank]));
     }
 
-    __device__ __forceinline__ void await_permission(Operation &o);
     __device__ __forceinline__ void send_piece(const Operation &o, const Job &j) const;
     __device__ __forceinline__ void send_header(const Operation &o, const Job &j) const;
     __device__ __forceinline__ void send_scales(const Operation &o, const Job &j);
-    __device__ __forceinline__ void tell_counts(const Operation &o);
 };
 
 // Records a bad id of the token.
@@ -205,13 +205,13 @@ __device__ __noinline__ inline void note_bad_id(Operation &o, uint32_t t, uint32
 }
 
 // Waits for all peers' permission if it was not there, one thread per peer, and leaves out suspects.
-template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::await_permission(Operation &o) {
+__device__ __forceinline__ void await_permission(Operation &o) {
     static_assert(EPW_GPU_MAX_RANKS <= kThreads);
     const uint32_t peer = threadIdx.x;
     if (peer >= o.ranks || !has(o.present, peer)) return;
     const bool suspected = has(o.suspects, peer);
     if (suspected || !await(o, awaited_permission(o), EPW_PHASE_DISPATCH_SEND, peer, false).arrived) leave_out(o, peer);
-    ptx::fence_global_before_bulk(); // for the same reason as in is_there()
+    ptx::fence_global_before_bulk(); // for the same reason as in Permission::is_there()
 }
 
 // Sends the piece, without the row's header. Called by warp 0; the first entry for each rank sends.
@@ -263,14 +263,9 @@ __device__ __forceinline__ void Sender<T, Payload>::send_scales(const Operation 
 }
 
 // Tells the peers the counts by which they place the rows, and computes the words that will say how many rows there are. Called
-// by the last block, which has the fewest tokens.
-template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::tell_counts(const Operation &o) {
+// by the last block, which has the fewest tokens, once it has counted all of them.
+__device__ __forceinline__ void tell_counts(const Dispatch &a, const Operation &o, Census census) {
     const epw_layout &l = a.lane.layout;
-    if (blockIdx.x < a.in.tokens) { // else it has counted them while it waited
-        __syncthreads();            // the last token's numbers have been read
-        count_at_leisure(a, census, job.t, a.in.tokens);
-        __syncthreads();
-    }
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < a.experts; e += kThreads) {
         uint32_t rank = a.per_rank.divide(e);
@@ -317,6 +312,23 @@ __device__ __noinline__ inline void post_rows(const Dispatch &a, const Operation
     }
 }
 
+// Ends the half, when all rows of the block are on their way.
+__device__ __forceinline__ void tell_rows(const Dispatch &a, Operation &o) {
+    // Writer of the words: the last block, here. It has acquired what every block has released, rows and counts included; its
+    // release at system scope passes that on to the peer, whose acquire of the word sees all of it. The values of the words are
+    // mostly known while the rows are still in flight.
+    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
+    ptx::bulk_wait_all();
+    if (!last_to_send(o)) return;
+    const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
+    if (o.posts) post_rows(a, o);
+    if (threadIdx.x < o.ranks && !epw_word_matches(word, o.epoch, o.op)) {
+        word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
+    }
+    if (tells) signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
+    if (a.lane.counts) count_sent(a, o, word);
+}
+
 template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T, Payload>::run(Operation &o) {
     const uint32_t warp = threadIdx.x / 32;
     // The first iteration runs even if the block has no token, since it counts the tokens that other blocks send.
@@ -348,7 +360,7 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
         const bool more = next.t < a.in.tokens;
         if (kQuantise && more) fetch(next);
         if (warp == 0 && begins) {
-            remember(a, census, token, job.t);
+            remember(a, token, token.rank == kNobody ? 0 : census.ranks[token.rank], job.t);
             if (token.bad) note_bad_id(o, job.t, threadIdx.x, raw_value(a, token.raw));
         }
         if (more && next.piece == 0) fetch_ids(job.t, next.t);
@@ -361,21 +373,15 @@ template <typename T, uint32_t Payload> __device__ __forceinline__ void Sender<T
         counted = job.t;
         job = next;
     }
-    if (blockIdx.x == gridDim.x - 1) tell_counts(o);
-
-    // Writer of the words: the last block, here. It has acquired what every block has released, rows and counts included; its
-    // release at system scope passes that on to the peer, whose acquire of the word sees all of it. The values of the words are
-    // mostly known while the rows are still in flight.
-    uint64_t word = threadIdx.x < o.ranks ? ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]) : 0;
-    if (warp < 2) ptx::bulk_wait_all();
-    if (!last_to_send(o)) return;
-    const bool tells = threadIdx.x < EPW_GPU_MAX_RANKS && (has(o.mapped, threadIdx.x) & !has(o.lost, threadIdx.x));
-    if (o.posts) post_rows(a, o);
-    if (threadIdx.x < o.ranks && !epw_word_matches(word, o.epoch, o.op)) {
-        word = ptx::load_relaxed_gpu(&o.state->sent[threadIdx.x]);
+    if (blockIdx.x == gridDim.x - 1) {
+        if (blockIdx.x < a.in.tokens) { // else it has counted them while it waited
+            __syncthreads();            // the last token's numbers have been read
+            count_at_leisure(a, census, job.t, a.in.tokens);
+            __syncthreads();
+        }
+        tell_counts(a, o, census);
     }
-    if (tells) signal_mapped(o, threadIdx.x, EPW_WORD_DISPATCH, word);
-    if (a.lane.counts) count_sent(a, o, word);
+    tell_rows(a, o);
 }
 
 } // namespace epw

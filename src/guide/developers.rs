@@ -155,7 +155,8 @@
 //! 5. `c/ep/gpu/call.c`: `epw_gpu_call_dispatch` enqueues a kernel.
 //! 6. `kernels/dispatch.cu`: `epw_gpu_dispatch` launches it, and `dispatch_kernel` is its body.
 //! 7. `kernels/ep/lane.cuh`: `Opening` reads what the lane's former kernel left behind.
-//! 8. `kernels/ep/send.cuh`: `Sender` moves one token at a time through shared memory to its slots.
+//! 8. `kernels/ep/send.cuh`: `Sender` moves one token at a time through shared memory to its slots. Where few blocks have
+//!    many tokens, `TeamSender` of `send_many.cuh` moves several at a time.
 //! 9. `kernels/ep/route.cuh`: `Token` says where its rows go, and numbers them.
 //! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` converts the token to FP8 on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
