@@ -291,6 +291,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo doc --open", "opens a browser; step rust_docs builds the pages"),
     ("cmake -S c -B build -DEPW_CUDA=ON && cmake --build build", "step cuda_kernels, warnings being errors"),
     ("bench --device cuda --ranks 4 --table", "needs GPUs; the same with 8 ranks is refused politely in CI"),
+    (
+        "bench --device cuda --ranks 2 --layout rank-major --tokens 4096 --experts 256 --payload fp8,bf16 --sms 16,24,64,all \
+         --graph --iterations 20",
+        "needs GPUs; others are refused politely in CI",
+    ),
 ];
 
 #[test]
