@@ -269,9 +269,18 @@ typedef struct shared {
     atomic_uint ended;   /* of the others, without a failed check */
 } shared;
 
+/* Returns false if a rank does not come, which has failed. */
+static bool await_ranks(shared *s, uint32_t at, uint32_t ranks) {
+    uint64_t end = now_ns() + 30000 * MS;
+    while (atomic_load(&s->here[at]) < ranks) {
+        if (now_ns() > end) return false;
+        nanosleep(&(struct timespec){0, 100000}, NULL);
+    }
+    return true;
+}
 static void meet(shared *s, uint32_t at, uint32_t ranks) {
     atomic_fetch_add(&s->here[at], 1);
-    while (atomic_load(&s->here[at]) < ranks) nanosleep(&(struct timespec){0, 100000}, NULL);
+    CHECK_MSG(await_ranks(s, at, ranks), "%u of %u ranks at point %u", atomic_load(&s->here[at]), ranks, at);
 }
 
 /* Runs operations until one lacks the victim, then a membership without it. */
@@ -294,7 +303,8 @@ static void run_process(shared *s, uint32_t rank, uint32_t ring) {
     CHECK_OK(epw_routing_create(w.prefill, &w.routing));
     meet(s, 2, ALL);
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    for (bool lost = false; !lost;) { /* ends: the victim is killed or stopped */
+    /* Ends: the victim is killed or stopped, or an operation is refused. */
+    for (bool lost = false; !lost && atomic_load(&checks_failed) == 0;) {
         CHECK_OK(begin_dispatch(&w, false, &outcome));
         check_rows(&w, &outcome);
         lost = outcome.degraded;
@@ -322,7 +332,7 @@ static void a_process_that_fails_is_given_up(int trouble_signal, uint32_t ring, 
         run_process(s, r, ring);
         _exit(0); /* windows that are still read go with the last rank that reads them */
     }
-    while (atomic_load(&s->here[2]) < ALL) nanosleep(&(struct timespec){0, 100000}, NULL);
+    await_ranks(s, 2, ALL);
     nanosleep(&(struct timespec){0, (long)after_us * 1000}, NULL);
     kill(pids[VICTIM], trouble_signal);
     for (uint32_t r = 0; r < ALL; r++)
