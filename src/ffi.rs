@@ -129,8 +129,8 @@ impl Drop for Buffer {
 }
 
 floor!(Buffer: epw_buffer_export, epw_buffer_connect_within, epw_buffer_disconnect, epw_buffer_probe, epw_buffer_path,
-    epw_buffer_wire, epw_buffer_set_active, epw_buffer_revoke, epw_buffer_membership, epw_buffer_newest_epoch,
-    epw_buffer_diverged, epw_buffer_traffic);
+    epw_buffer_wire, epw_buffer_trouble, epw_buffer_set_active, epw_buffer_revoke, epw_buffer_membership,
+    epw_buffer_newest_epoch, epw_buffer_diverged, epw_buffer_traffic);
 
 impl Buffer {
     pub(crate) fn create(config: &sys::epw_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
@@ -146,14 +146,6 @@ impl Buffer {
     /// What its fabric ended up using (NIC and transports), in words.
     pub(crate) fn nic(&self) -> Option<String> {
         self.1.as_ref().map(|fabric| fabric.describe())
-    }
-
-    pub(crate) fn trouble(&self, peer: u32) -> Option<String> {
-        let mut text = [0; sys::EPW_TROUBLE_TEXT as usize];
-        // SAFETY: the buffer is alive, and the text has the size that the function may write.
-        let text =
-            unsafe { CStr::from_ptr(sys::epw_buffer_trouble(self.0.as_ptr(), peer, text.as_mut_ptr())) };
-        Some(text.to_string_lossy().into_owned()).filter(|text| !text.is_empty())
     }
 
     /// Bytes that this rank's GPU has copied into the peer's window, and the time that took. The peer must not be

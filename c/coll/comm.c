@@ -316,6 +316,11 @@ uint32_t epw_comm_wire(const epw_comm *comm, uint32_t peer) {
     return comm != NULL ? epw_peers_wire(&((epw_comm *)(uintptr_t)comm)->peers, peer) : 0;
 }
 
+const char *epw_comm_trouble(const epw_comm *comm, uint32_t peer, char *text) {
+    *text = '\0';
+    return comm != NULL ? epw_peers_trouble(&((epw_comm *)(uintptr_t)comm)->peers, peer, text) : text;
+}
+
 epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t epoch, uint64_t step) {
     epw_status status = check_given(comm, "set_active", "active", active);
     return status == EPW_OK ? epw_peers_set_active(&comm->peers, active, epoch, step) : status;

@@ -1101,6 +1101,7 @@ EPW_API epw_status epw_comm_disconnect(epw_comm *comm, uint32_t peer);
 EPW_API epw_status epw_comm_probe(epw_comm *comm, uint32_t peer, uint64_t timeout_ns);
 EPW_API uint32_t epw_comm_path(const epw_comm *comm, uint32_t peer);
 EPW_API uint32_t epw_comm_wire(const epw_comm *comm, uint32_t peer);
+EPW_API const char *epw_comm_trouble(const epw_comm *comm, uint32_t peer, char *text);
 EPW_API epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t epoch, uint64_t step);
 EPW_API epw_status epw_comm_revoke(epw_comm *comm, const epw_mask *peers);
 EPW_API epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership);
@@ -1437,6 +1438,7 @@ EPW_API epw_status epw_prefill_disconnect(epw_prefill *prefill, uint32_t peer);
 EPW_API epw_status epw_prefill_probe(epw_prefill *prefill, uint32_t peer, uint64_t timeout_ns);
 EPW_API uint32_t epw_prefill_path(const epw_prefill *prefill, uint32_t peer);
 EPW_API uint32_t epw_prefill_wire(const epw_prefill *prefill, uint32_t peer);
+EPW_API const char *epw_prefill_trouble(const epw_prefill *prefill, uint32_t peer, char *text);
 EPW_API epw_status epw_prefill_set_active(epw_prefill *prefill, const epw_mask *active, uint32_t epoch,
                                           uint64_t step);
 EPW_API epw_status epw_prefill_revoke(epw_prefill *prefill, const epw_mask *peers);

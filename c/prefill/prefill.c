@@ -303,6 +303,11 @@ uint32_t epw_prefill_wire(const epw_prefill *p, uint32_t peer) {
     return p != NULL ? epw_peers_wire(&((epw_prefill *)(uintptr_t)p)->peers, peer) : 0;
 }
 
+const char *epw_prefill_trouble(const epw_prefill *p, uint32_t peer, char *text) {
+    *text = '\0';
+    return p != NULL ? epw_peers_trouble(&((epw_prefill *)(uintptr_t)p)->peers, peer, text) : text;
+}
+
 epw_status epw_prefill_set_active(epw_prefill *p, const epw_mask *active, uint32_t epoch, uint64_t step) {
     epw_status status = check_given(p, "set_active", "active", active);
     return status == EPW_OK ? epw_peers_set_active(&p->peers, active, epoch, step) : status;

@@ -85,6 +85,13 @@ impl Comm {
         Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
 
+    /// For display only: why the queues to `peer` carry nothing any more ([`Cause::Link`](crate::Cause::Link)), and a
+    /// remedy, until it is connected again. `None` if they work, or if its path is not a queue. Programs must not parse
+    /// it.
+    pub fn trouble(&self, peer: u32) -> Option<String> {
+        self.inner.ffi.trouble(peer)
+    }
+
     /// For display only: what drains this rank's queues. `None` if the configuration permits none.
     pub fn nic(&self) -> Option<String> {
         self.inner.ffi.nic()

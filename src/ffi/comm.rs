@@ -36,7 +36,7 @@ impl Drop for Comm {
     }
 }
 
-floor!(Comm: epw_comm_export, epw_comm_connect_within, epw_comm_disconnect, epw_comm_probe, epw_comm_path, epw_comm_wire,
+floor!(Comm: epw_comm_export, epw_comm_connect_within, epw_comm_disconnect, epw_comm_probe, epw_comm_path, epw_comm_wire, epw_comm_trouble,
     epw_comm_set_active, epw_comm_revoke, epw_comm_membership, epw_comm_newest_epoch, epw_comm_diverged, epw_comm_traffic);
 
 pub(crate) fn empty_config() -> sys::epw_comm_config {

@@ -22,6 +22,7 @@ pub(crate) trait Floor: Send + Sync + Debug {
     fn path(&self, peer: u32) -> u32;
     /// `EPW_WIRE_*`
     fn wire(&self, peer: u32) -> u32;
+    fn trouble(&self, peer: u32) -> Option<String>;
     fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()>;
     /// As [`Floor::revoke`], for the C object alone.
     fn give_up(&self, peers: &Mask) -> Result<()>;
@@ -41,7 +42,7 @@ pub(crate) trait Floor: Send + Sync + Debug {
 /// Implements [`Floor`] for an owner of a C object, its field 0, with the functions named for that object;
 /// field 2 is what the program knows.
 macro_rules! floor {
-    ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $set_active:ident,
+    ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $trouble:ident, $set_active:ident,
      $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident, $traffic:ident) => {
         impl $crate::ffi::floor::Floor for $owner {
             fn known(&self) -> &$crate::ffi::known::Known {
@@ -84,6 +85,15 @@ macro_rules! floor {
             fn wire(&self, peer: u32) -> u32 {
                 // SAFETY: the C object is alive.
                 unsafe { sys::$wire(self.0.as_ptr(), peer) }
+            }
+
+            fn trouble(&self, peer: u32) -> Option<String> {
+                let mut text = [0; sys::EPW_TROUBLE_TEXT as usize];
+                // SAFETY: the C object is alive, and the text has the size that the function may write.
+                let text = unsafe {
+                    std::ffi::CStr::from_ptr(sys::$trouble(self.0.as_ptr(), peer, text.as_mut_ptr()))
+                };
+                Some(text.to_string_lossy().into_owned()).filter(|text| !text.is_empty())
             }
 
             fn set_active(&self, active: &Mask, epoch: u32, step: u64) -> Result<()> {

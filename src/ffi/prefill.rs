@@ -58,7 +58,7 @@ impl Drop for Prefill {
 }
 
 floor!(Prefill: epw_prefill_export, epw_prefill_connect_within, epw_prefill_disconnect, epw_prefill_probe, epw_prefill_path,
-    epw_prefill_wire, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_newest_epoch,
+    epw_prefill_wire, epw_prefill_trouble, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_newest_epoch,
     epw_prefill_diverged, epw_prefill_traffic);
 
 /// The sizes of a group's buffers. They hold for every rank, so errors name none.

@@ -158,6 +158,13 @@ impl PrefillBuffer {
         Path::from_c(self.inner.ffi.path(peer), self.inner.ffi.wire(peer))
     }
 
+    /// For display only: why the queues to `peer` carry nothing any more ([`Cause::Link`](crate::Cause::Link)), and a
+    /// remedy, until it is connected again. `None` if they work, or if its path is not a queue. Programs must not parse
+    /// it.
+    pub fn trouble(&self, peer: u32) -> Option<String> {
+        self.inner.ffi.trouble(peer)
+    }
+
     /// For messages: what drives this rank's queues. `None` if the configuration permits no queues.
     pub fn nic(&self) -> Option<String> {
         self.inner.ffi.nic()

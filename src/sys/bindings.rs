@@ -2147,6 +2147,13 @@ unsafe extern "C" {
     pub fn epw_comm_wire(comm: *const epw_comm, peer: u32) -> u32;
 }
 unsafe extern "C" {
+    pub fn epw_comm_trouble(
+        comm: *const epw_comm,
+        peer: u32,
+        text: *mut ::core::ffi::c_char,
+    ) -> *const ::core::ffi::c_char;
+}
+unsafe extern "C" {
     pub fn epw_comm_set_active(
         comm: *mut epw_comm,
         active: *const epw_mask,
@@ -2950,6 +2957,13 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     pub fn epw_prefill_wire(prefill: *const epw_prefill, peer: u32) -> u32;
+}
+unsafe extern "C" {
+    pub fn epw_prefill_trouble(
+        prefill: *const epw_prefill,
+        peer: u32,
+        text: *mut ::core::ffi::c_char,
+    ) -> *const ::core::ffi::c_char;
 }
 unsafe extern "C" {
     pub fn epw_prefill_set_active(

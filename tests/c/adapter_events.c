@@ -111,6 +111,63 @@ static void a_peer_that_has_sent_nothing_hears_of_it(void) {
     end_two(p);
 }
 
+/* The text of a communicator, and of a prefill buffer: `trouble` is theirs. */
+static void await_text(const void *object, const char *(*trouble)(const void *, char *), const char *said) {
+    char text[EPW_TROUBLE_TEXT] = "";
+    for (int ms = 0; ms < 10000 && *trouble(object, text) == '\0'; ms++)
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    CHECK_MSG(strncmp(text, said, strlen(said)) == 0, "%s", text);
+}
+static const char *trouble_of_comm(const void *comm, char *text) {
+    return epw_comm_trouble(comm, 1, text);
+}
+static const char *trouble_of_prefill(const void *prefill, char *text) {
+    return epw_prefill_trouble(prefill, 1, text);
+}
+
+static void others_hear_of_it_too(void) {
+    epw_fabric *fabrics[RANKS_HERE];
+    epw_comm *comms[RANKS_HERE];
+    epw_prefill *prefills[RANKS_HERE];
+    unsigned char blobs[2][RANKS_HERE][EPW_BLOB_MAX];
+    size_t lengths[2][RANKS_HERE];
+    for (uint32_t r = 0; r < RANKS_HERE; r++) {
+        epw_fabric_options options = EPW_FABRIC_OPTIONS_INIT;
+        options.rank = r;
+        options.nic = EPW_NIC_FAKE;
+        CHECK_OK(epw_fabric_create(&options, &fabrics[r]));
+        epw_comm_config comm = EPW_COMM_CONFIG_INIT;
+        comm.rank = r;
+        comm.ranks = RANKS_HERE;
+        comm.fabric = fabrics[r];
+        comm.paths = EPW_PATH_QUEUE;
+        CHECK_OK(epw_comm_create(&comm, &comms[r]));
+        epw_prefill_config prefill = EPW_PREFILL_CONFIG_INIT;
+        prefill.ep = config_of(r, RANKS_HERE);
+        prefill.ep.ordered = prefill.ep.zero_copy = 0;
+        prefill.ep.fabric = fabrics[r];
+        prefill.ep.paths = EPW_PATH_QUEUE;
+        CHECK_OK(epw_prefill_create(&prefill, &prefills[r]));
+        for (int i = 0; i < 2; i++) lengths[i][r] = EPW_BLOB_MAX;
+        CHECK_OK(epw_comm_export(comms[r], 1 - r, blobs[0][r], &lengths[0][r]));
+        CHECK_OK(epw_prefill_export(prefills[r], 1 - r, blobs[1][r], &lengths[1][r]));
+    }
+    for (uint32_t r = 0; r < RANKS_HERE; r++) {
+        CHECK_OK(epw_comm_connect(comms[r], 1 - r, blobs[0][1 - r], lengths[0][1 - r]));
+        CHECK_OK(epw_prefill_connect(prefills[r], 1 - r, blobs[1][1 - r], lengths[1][1 - r]));
+    }
+    char text[EPW_TROUBLE_TEXT];
+    CHECK(*epw_comm_trouble(comms[0], 1, text) == '\0' && *epw_prefill_trouble(prefills[0], 1, text) == '\0');
+    epw_fake_raise(epw_fabric_fake(fabrics[0]), 0, &(epw_mlx5_event){EPW_MLX5_EVENT_PORT_DOWN, 1});
+    await_text(comms[0], trouble_of_comm, "port 1 of fake_0 is down");
+    await_text(prefills[0], trouble_of_prefill, "port 1 of fake_0 is down");
+    for (uint32_t r = 0; r < RANKS_HERE; r++) {
+        epw_comm_destroy(comms[r]);
+        epw_prefill_destroy(prefills[r]);
+    }
+    for (uint32_t r = 0; r < RANKS_HERE; r++) epw_fabric_destroy(fabrics[r]);
+}
+
 /* Rank 0 connects its end and ends it, before rank 1 connects: it is refused at once. */
 static void an_end_before_the_connection_is_not_forgotten(void) {
     pair_of_ranks p = open_two();
@@ -183,6 +240,7 @@ int main(void) {
     the_peers_of_an_adapter_are_given_up(&(epw_mlx5_event){EPW_MLX5_EVENT_GIDS, 1}, true,
                                          "port 1 of fake_0 has lost the address");
     a_peer_that_has_sent_nothing_hears_of_it();
+    others_hear_of_it_too();
     an_end_before_the_connection_is_not_forgotten();
     what_does_not_concern_it_changes_nothing();
     return check_result("adapter_events");
