@@ -52,4 +52,4 @@ fn as_parent(run_id: &str, ranks: u32) -> Result<ExitCode> {
 }
 
 /// Once a rank has failed, the others get this long to say what they saw of it.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE: Duration = Duration::from_secs(3);
