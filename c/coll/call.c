@@ -34,7 +34,23 @@ static bool is_point(uint32_t kind) {
     return kind == EPW_SEND || kind == EPW_RECV;
 }
 
+/* For example "all_reduce_norm of 8 rows of 7168 bf16, epsilon 1e-06, to fp8 with f32 scales". */
+static const char *norm_text(const epw_descriptor *what, char *text) {
+    static const char *const payloads[] = {"", ", to fp8 with f32 scales", ", to fp8 with pow2 scales",
+                                           ", to fp8 with ue8m0 scales"};
+    bool known = what->op < sizeof payloads / sizeof payloads[0];
+    float epsilon;
+    memcpy(&epsilon, &what->peer, sizeof epsilon);
+    snprintf(text, EPW_CALL_TEXT, "all_reduce_norm of %llu rows of %llu %s, epsilon %g%s",
+             (unsigned long long)(what->count >> EPW_NORM_HIDDEN_BITS),
+             (unsigned long long)(what->count & ((1u << EPW_NORM_HIDDEN_BITS) - 1)),
+             epw_type_name(what->type), (double)epsilon,
+             known ? payloads[what->op] : ", to an unknown payload");
+    return text;
+}
+
 const char *epw_descriptor_text(const epw_descriptor *what, char *text) {
+    if (what->kind == EPW_ALL_REDUCE_NORM) return norm_text(what, text);
     char op[16] = "", root[24] = "";
     if (is_point(what->kind)) snprintf(root, sizeof root, " with tag %u", what->peer);
     if (reduces(what->kind)) snprintf(op, sizeof op, " (%s)", epw_op_name(what->op));
@@ -49,7 +65,17 @@ const char *epw_descriptor_text(const epw_descriptor *what, char *text) {
     return text;
 }
 
+static epw_descriptor descriptor_of_norm(const epw_coll *c) {
+    epw_descriptor what = {.kind = EPW_ALL_REDUCE_NORM,
+                           .type = (uint8_t)c->type,
+                           .op = (uint8_t)c->norm->payload,
+                           .count = epw_norm_count(c->norm)};
+    memcpy(&what.peer, &c->norm->epsilon, sizeof what.peer);
+    return what;
+}
+
 epw_descriptor epw_descriptor_of(const epw_coll *c, uint64_t pair_count) {
+    if (c->norm != NULL) return descriptor_of_norm(c);
     bool uneven = c->send_counts != NULL || c->recv_counts != NULL;
     bool point = is_point(c->kind);
     return (epw_descriptor){.kind = (uint8_t)(point ? EPW_SEND : c->kind),

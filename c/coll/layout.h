@@ -35,12 +35,22 @@ enum {
 
 /* The arguments of a call that travel with every message, for comparison. */
 typedef struct epw_descriptor {
-    uint8_t kind; /* EPW_BARRIER to EPW_RECV */
-    uint8_t type, op;
+    uint8_t kind; /* EPW_BARRIER to EPW_RECV, or EPW_ALL_REDUCE_NORM */
+    uint8_t type;
+    uint8_t op;     /* of a norm, its payload */
     uint8_t uneven; /* count is specific to this pair of ranks */
-    uint32_t peer;  /* the root; for a send or receive, the tag */
-    uint64_t count; /* elements, see epw_coll */
+    uint32_t peer;  /* the root; for a send or receive, the tag; of a norm, the bits of epsilon */
+    uint64_t count; /* elements, see epw_coll; of a norm, rows and hidden: see epw_norm_count */
 } epw_descriptor;
+
+/* An all-reduce that is normalised: to peers it is another operation than one that is not. */
+enum { EPW_ALL_REDUCE_NORM = EPW_RECV + 1 };
+/* Rows have at least 8 elements, so there are at most 2^44 of them, see BYTES_MAX in call.c. */
+enum { EPW_NORM_HIDDEN_BITS = 15 };
+static_assert(EPW_NORM_HIDDEN_MAX < 1u << EPW_NORM_HIDDEN_BITS, "hidden fits below the rows");
+static inline uint64_t epw_norm_count(const epw_norm *norm) {
+    return norm->rows << EPW_NORM_HIDDEN_BITS | norm->hidden;
+}
 
 /* A descriptor without its count. */
 typedef struct epw_called {

@@ -195,7 +195,7 @@ static inline bool epw_coll_present(const epw_coll_peer *p) {
 
 const char *epw_kind_name(uint32_t kind);
 /* A call in words, for example "all_reduce of 1024 bf16 (sum)". */
-enum { EPW_CALL_TEXT = 96 };
+enum { EPW_CALL_TEXT = 128 };
 const char *epw_descriptor_text(const epw_descriptor *what, char *text);
 epw_descriptor epw_descriptor_of(const epw_coll *call, uint64_t pair_count);
 

@@ -142,7 +142,8 @@ static inline bool epw_descriptor_equal(const epw_descriptor *a, const epw_descr
 }
 
 static inline bool epw_descriptor_is_call(const epw_descriptor *what) {
-    return what->kind <= EPW_SCATTER && what->type <= EPW_TYPE_F64 && what->op <= EPW_AVERAGE;
+    bool known = what->kind <= EPW_SCATTER || what->kind == EPW_ALL_REDUCE_NORM;
+    return known && what->type <= EPW_TYPE_F64 && what->op <= EPW_AVERAGE;
 }
 
 static inline epw_called epw_brief(const epw_descriptor *what) {

@@ -1222,13 +1222,14 @@ enum {
 #define EPW_NORM_HIDDEN_MAX 16384u
 
 /* What all_reduce does with its sum in the same call, as between two layers of a tensor-parallel model: the
- * sum is added to the residual, and each row is normalised (RMSNorm) and, optionally, quantised. Only rows *
- * hidden must be equal on all ranks. On a GPU one kernel does all of it if peers are reached without queues,
- * the sum travels in packets, and the communicator has an SM for each 15 pieces of 128 elements: with 32 SMs,
- * and up to 32 ranks, 8 rows of 7168. A larger call takes a second kernel, which waits for nobody. On a GPU
- * all memory, send and recv included, must be aligned to 16 bytes. Results have the same bits on host and
- * GPU: see the rules in c/numerics/norm.h. If a member is missing there is no result: each row of `residual`
- * and `out` is either the old one or unspecified. */
+ * sum is added to the residual, and each row is normalised (RMSNorm) and, optionally, quantised. payload,
+ * hidden, epsilon and rows are the same on every rank; an all_reduce without a norm is another operation. On
+ * a GPU one kernel does all of it if peers are reached without queues, the sum travels in packets, and the
+ * communicator has an SM for each 15 pieces of 128 elements: with 32 SMs, and up to 32 ranks, 8 rows of 7168.
+ * A larger call takes a second kernel, which waits for nobody. On a GPU all memory, send and recv included,
+ * must be aligned to 16 bytes. Results have the same bits on host and GPU: see the rules in
+ * c/numerics/norm.h. If a member is missing there is no result: each row of `residual` and `out` is either
+ * the old one or unspecified. */
 typedef struct epw_norm {
     uint32_t size;
     uint32_t payload;   /* of out: EPW_PAYLOAD_SAME, or one of EPW_PAYLOAD_FP8_* */

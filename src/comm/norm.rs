@@ -11,8 +11,8 @@ use crate::error::{Error, Failure, Result};
 use crate::sys;
 
 /// A call that sums rows of `hidden` elements over all ranks, adds the sum to a residual, and normalises each row:
-/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. On a GPU it
-/// is one kernel if peers are reached without queues, the sum travels in packets, and the communicator has an SM for
+/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. The numbers of
+/// rows and channels, epsilon and the payload are the same on every rank. On a GPU it is one kernel if peers are reached without queues, the sum travels in packets, and the communicator has an SM for
 /// each 15 pieces of 128 elements: with 32 SMs, and up to 32 ranks, 8 rows of 7168. Larger calls take a second one, which
 /// waits for nobody.
 /// Results have the same bits on every rank and device. If a member is missing there is no result: each row of the

@@ -36,6 +36,39 @@ static bool lacks(const epw_outcome *outcome, uint32_t rank) {
     return outcome->degraded && (outcome->missing.bits[0] >> rank & 1) != 0;
 }
 
+/* ---- sums that are normalised ---- */
+
+static const uint16_t weight[128] = {0};
+
+/* A sum of `rows` rows of bf16. `memory`: 4 bytes for each element, of the residual and of what is
+ * normalised.
+ */
+static epw_norm norm_of(uint64_t rows, uint32_t hidden, unsigned char *memory) {
+    epw_norm norm = EPW_NORM_INIT;
+    norm.rows = rows;
+    norm.hidden = hidden;
+    norm.weight = weight;
+    norm.residual = memory;
+    norm.out = memory + 2 * rows * hidden;
+    return norm;
+}
+
+static epw_coll coll_of_norm(const epw_norm *norm) {
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_REDUCE;
+    c.type = EPW_TYPE_BF16;
+    c.op = EPW_SUM;
+    c.count = norm->rows * norm->hidden;
+    c.norm = norm;
+    return c;
+}
+
+static void check_untouched(const unsigned char *memory, uint64_t bytes, const char *what) {
+    uint64_t bad = 0;
+    for (uint64_t i = 0; i < bytes; i++) bad += memory[i] != 0x5a;
+    CHECK_MSG(bad == 0, "%llu bytes of %s were written", (unsigned long long)bad, what);
+}
+
 /* ---- what all ranks do in the next epoch ---- */
 
 static void add_up(uint32_t rank, void *context) {
@@ -418,6 +451,8 @@ static void meet(uint32_t rank, void *context) {
     CHECK(!outcome.degraded);
 }
 
+static unsigned char of_quarrels[4 * COUNT]; /* memory of norms that never come about */
+
 static void call_otherwise(uint32_t rank, void *context) {
     const quarrel *q = context;
     static int32_t send[3][3 * COUNT], recv[3][3 * COUNT];
@@ -427,6 +462,7 @@ static void call_otherwise(uint32_t rank, void *context) {
     epw_status status = epw_group(q->c.of[rank], &op, 1, NULL, NULL);
     if (status == EPW_OK) status = epw_barrier(q->c.of[rank], NULL, NULL);
     CHECK_MSG(status == EPW_ERR_MISMATCH, "%s: %s", q->words[0], epw_status_name(status));
+    check_untouched(of_quarrels, sizeof of_quarrels, "a norm whose ranks differ");
     for (int i = 0; i < 2; i++)
         CHECK_MSG(strstr(epw_last_error(), q->words[i]) != NULL, "%s lacks %s", epw_last_error(),
                   q->words[i]);
@@ -443,6 +479,16 @@ static epw_coll coll_like(uint32_t kind, uint32_t type, uint64_t count, uint32_t
 }
 
 static void different_calls_are_named_on_every_rank(void) {
+    memset(of_quarrels, 0x5a, sizeof of_quarrels);
+    const epw_norm two = norm_of(2, 128, of_quarrels), three = norm_of(3, 128, of_quarrels),
+                   four = norm_of(4, 64, of_quarrels), many = norm_of(COUNT / 8, 8, of_quarrels);
+    epw_norm wide = two, quantised = two;
+    wide.epsilon = 1e-5f;
+    quantised.payload = EPW_PAYLOAD_FP8_F32;
+    quantised.scales = of_quarrels;
+    const epw_coll norm = coll_of_norm(&two);
+    epw_coll of_halves = norm;
+    of_halves.type = EPW_TYPE_F16;
     const epw_coll sum = coll_like(EPW_ALL_REDUCE, EPW_TYPE_I32, 8, EPW_SUM, 0);
     const struct {
         epw_coll usual, other;
@@ -470,6 +516,17 @@ static void different_calls_are_named_on_every_rank(void) {
         {coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 1),
          coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 0),
          {"scatter of 8 i32 of root 1", "scatter of 8 i32 of root 0"}},
+        {norm, coll_of_norm(&three), {"all_reduce_norm of 2 rows of 128 bf16", "of 3 rows of 128 bf16"}},
+        {norm, coll_of_norm(&four), {"2 rows of 128 bf16", "4 rows of 64 bf16"}},
+        {norm, coll_of_norm(&wide), {"epsilon 1e-06", "epsilon 1e-05"}},
+        {norm, coll_of_norm(&quantised), {"epsilon 1e-06 on", "epsilon 1e-06, to fp8 with f32 scales"}},
+        {norm, of_halves, {"2 rows of 128 bf16", "2 rows of 128 f16"}},
+        {norm,
+         coll_like(EPW_ALL_REDUCE, EPW_TYPE_BF16, 256, EPW_SUM, 0),
+         {"all_reduce_norm of 2 rows", "all_reduce of 256 bf16 (sum)"}},
+        {coll_like(EPW_ALL_REDUCE, EPW_TYPE_BF16, COUNT, EPW_SUM, 0),
+         coll_of_norm(&many),
+         {"all_reduce of 40000 bf16 (sum)", "all_reduce_norm of 5000 rows of 8 bf16"}},
     };
     /* At once, and again after all have communicated: then ranks know whose memory they can read, and lend
      * large buffers. */

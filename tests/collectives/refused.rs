@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use epwire::comm::{Blocks, CommConfig, Reduction};
+use epwire::comm::{AllReduceNorm, Blocks, CommConfig, Reduction};
 use epwire::{Comm, Error, Mask};
+use half::bf16;
 
 use crate::{complete, ranks};
 
@@ -92,6 +93,34 @@ fn ranks_that_call_different_operations_are_all_told_both() {
         assert!(comm.take_fault().unwrap() && !comm.take_fault().unwrap());
         comm.set_active(&Mask::all(3), 7, 0).unwrap();
         assert!(comm.barrier_blocking().unwrap().is_complete());
+    });
+}
+
+#[test]
+fn ranks_that_normalise_a_sum_differently_are_all_told_both() {
+    ranks(3, &CommConfig::default().deadline(Duration::from_secs(2)), |comm| {
+        let (part, weight) = ([bf16::ONE; 256], [bf16::ONE; 128]);
+        let (mut sum, mut out) = ([bf16::ZERO; 256], [bf16::ZERO; 256]);
+        let mut normalise = |epsilon| {
+            let call = AllReduceNorm::new(&part[..], &mut sum[..], &weight[..], &mut out[..], 128);
+            comm.run_blocking(call.epsilon(epsilon))
+        };
+        let told = |ended: Result<epwire::Outcome, Error>, texts: [&str; 2]| {
+            let error = ended.expect_err(texts[1]);
+            assert!(matches!(error, Error::Mismatch(_)), "{error}");
+            assert!(texts.iter().all(|text| error.to_string().contains(text)), "{error}, not {texts:?}");
+        };
+        let usual = "all_reduce_norm of 2 rows of 128 bf16, epsilon 1e-06";
+        told(normalise(if comm.rank() == 1 { 1e-5 } else { 1e-6 }), [usual, "epsilon 1e-05"]);
+        comm.set_active(&Mask::all(3), 7, 0).unwrap();
+        let ended = match comm.rank() {
+            2 => comm.all_reduce_blocking(&part, &mut [bf16::ZERO; 256], Reduction::Sum),
+            _ => normalise(1e-6),
+        };
+        told(ended, [usual, "all_reduce of 256 bf16 (sum)"]);
+        comm.set_active(&Mask::all(3), 8, 0).unwrap();
+        complete(normalise(1e-6));
+        assert_eq!((sum, out), ([bf16::from_f32(3.0); 256], [bf16::ONE; 256]));
     });
 }
 

@@ -1,15 +1,17 @@
 /* Collectives on GPUs against the host engine, bit for bit: each rank has a communicator of each kind, and
  * both execute each operation on copies of the same bytes. Kinds, types and reductions, sizes from 0 bytes to
  * 64 MiB, odd counts, any alignment, in place, several in a row, replayed from a graph; uneven blocks and
- * columns of matrices. Then a rank calls a different operation, a rank does not come, and the others
- * continue. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
+ * columns of matrices; sums that are normalised. Then a rank calls a different operation, a rank does not
+ * come, and the others continue. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs
+ * reach their peers.
  *
- *     test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] [--seed N] [--small]
- *                [--deadline-ms N] [--seconds N]
+ *     test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] [--seed N]
+ *                [--small | --norms] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--heap | --register] [--nccl PATH]
  *
  * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. With both,
- * or with --rings, no operation goes by lines. --small is shorter: up to 4 MiB, and fewer of all.
+ * or with --rings, no operation goes by lines. --small is shorter: up to 4 MiB, fewer of all, and all come to
+ * each norm. --norms: only what disturbs norms.
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
  * is at PATH. */
@@ -26,7 +28,7 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
 static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms, heap,
-                                  registers, rings;
+                                  registers, rings, norms;
 static const char *nccl_path;
 
 /* Of a buffer. */
@@ -569,6 +571,10 @@ static void fill_values(uint16_t *to, uint64_t count, int half, uint64_t seed_of
     }
 }
 
+/* The memory of a norm in the pool, after what is summed: an allocation would wait for kernels of other
+ * ranks.
+ */
+#define BEHIND (UINT64_C(32) << 20)
 typedef struct norm_memory {
     unsigned char *residual, *weight, *out, *scales;
 } norm_memory;
@@ -581,8 +587,7 @@ static norm_memory norm_memory_of(unsigned char *base, uint64_t count) {
 
 static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uint64_t rows, int residual,
                      uint64_t number) {
-    /* Placed after the summed data in the pool: an allocation would wait for kernels of other ranks. */
-    const uint64_t behind = UINT64_C(32) << 20, count = rows * hidden;
+    const uint64_t behind = BEHIND, count = rows * hidden;
     int half = number % 3 == 2;
     uint64_t bytes = 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
     const side *sides[2] = {&r->gpu, &r->host};
@@ -636,9 +641,6 @@ static void run_norms(const rank_state *r) {
     run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
     run_norm(r, EPW_PAYLOAD_SAME, 2056, 7, 0, number++);
     run_norm(r, EPW_PAYLOAD_SAME, 8, 0, 1, number++);
-    /* Ranks that cut one sum into different rows: one kernel on some, two on others. */
-    int odd = r->links->rank % 2 == 1;
-    run_norm(r, EPW_PAYLOAD_SAME, odd ? 8192 : 8, odd ? 1 : 1024, 1, number++);
     ranks_meet(r->links);
     if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
 }
@@ -810,77 +812,209 @@ static void run_points(rank_state *r) {
 
 /* ---- trouble ---- */
 
-static epw_status sum_of_ones(const rank_state *r, uint64_t count, epw_outcome *outcome) {
-    float *ones = (float *)(void *)r->host.send;
-    for (uint64_t i = 0; i < count; i++) ones[i] = 1;
-    REQUIRE_CUDA(cudaMemcpyAsync(r->gpu.send, ones, count * 4, cudaMemcpyHostToDevice, r->stream));
+/* What is summed: ones of all ranks, as f32, or as bf16 in rows that are normalised. */
+typedef struct ones {
+    uint64_t count;
+    uint32_t hidden; /* elements of a row; 0: there is no norm */
+} ones;
+
+/* Bits of bf16: 1, and what nobody has written. */
+enum { ONE = 0x3f80, UNTOUCHED = 0x5a5a };
+
+static epw_norm norm_of_ones(const rank_state *r, ones o) {
+    norm_memory m = norm_memory_of(r->gpu.send + BEHIND, o.count);
+    epw_norm norm = EPW_NORM_INIT;
+    norm.hidden = o.hidden;
+    norm.rows = o.count / o.hidden;
+    norm.residual = m.residual;
+    norm.weight = m.weight;
+    norm.out = m.out;
+    return norm;
+}
+
+/* `norm`: of the ones, if they have one. */
+static epw_coll sum_of(const rank_state *r, ones o, const epw_norm *norm) {
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_REDUCE;
+    c.type = o.hidden > 0 ? EPW_TYPE_BF16 : EPW_TYPE_F32;
+    c.op = EPW_SUM;
+    c.count = o.count;
+    c.send = r->gpu.send;
+    c.recv = r->gpu.recv;
+    c.norm = norm;
+    return c;
+}
+
+static epw_status call_and_wait(const rank_state *r, const epw_coll *c, epw_outcome *outcome) {
     epw_work work = 0;
     epw_call call = on_stream(r);
     call.work = &work;
-    epw_status status =
-        epw_all_reduce(r->gpu.comm, r->gpu.send, r->gpu.recv, count, EPW_TYPE_F32, EPW_SUM, &call, NULL);
-    if (status != EPW_OK) return status;
-    status = epw_work_wait(r->gpu.comm, work, 60000 * MS, outcome);
-    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, count * 4, cudaMemcpyDeviceToHost, r->stream));
+    epw_status status = epw_group(r->gpu.comm, c, 1, &call, NULL);
+    return status == EPW_OK ? epw_work_wait(r->gpu.comm, work, 60000 * MS, outcome) : status;
+}
+
+static void set_bf16(unsigned char *to, uint64_t count, uint16_t bits) {
+    for (uint64_t i = 0; i < count; i++) memcpy(to + 2 * i, &bits, 2);
+}
+
+/* The bytes of a norm's memory, without scales. */
+static uint64_t norm_bytes(const rank_state *r, ones o) {
+    return o.hidden > 0 ? (uint64_t)(norm_memory_of(r->copy, o.count).scales - r->copy) : 0;
+}
+
+/* Ones to give, and ones as the residual and as the weights. */
+static void fill_ones(const rank_state *r, ones o) {
+    for (uint64_t i = 0; i < o.count && o.hidden == 0; i++) ((float *)(void *)r->host.send)[i] = 1;
+    uint64_t bytes = 4 * o.count;
+    if (o.hidden > 0) {
+        norm_memory m = norm_memory_of(r->host.send + BEHIND, o.count);
+        bytes = BEHIND + norm_bytes(r, o);
+        set_bf16(r->host.send, o.count, ONE);
+        set_bf16(m.residual, o.count, ONE);
+        set_bf16(m.weight, o.hidden, ONE);
+        set_bf16(m.out, o.count, UNTOUCHED);
+    }
+    REQUIRE_CUDA(cudaMemcpyAsync(r->gpu.send, r->host.send, bytes, cudaMemcpyHostToDevice, r->stream));
+}
+
+/* Copies the result to r->copy, and a norm's behind it. */
+static epw_status sum_of_ones(const rank_state *r, ones o, epw_outcome *outcome) {
+    epw_norm norm = EPW_NORM_INIT;
+    if (o.hidden > 0) norm = norm_of_ones(r, o);
+    epw_coll c = sum_of(r, o, o.hidden > 0 ? &norm : NULL);
+    fill_ones(r, o);
+    epw_status status = call_and_wait(r, &c, outcome);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, 4 * o.count, cudaMemcpyDeviceToHost, r->stream));
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy + BEHIND, r->gpu.send + BEHIND, norm_bytes(r, o),
+                                 cudaMemcpyDeviceToHost, r->stream));
     await_all(r, "a sum");
     return status;
 }
 
-static void require_sum(const rank_state *r, uint64_t count, uint32_t members) {
-    const float *sum = (const float *)(const void *)r->copy;
+static void require_bf16(const rank_state *r, const unsigned char *at, uint64_t count, uint16_t bits,
+                         const char *what) {
     for (uint64_t i = 0; i < count; i++)
+        REQUIRE(memcmp(at + 2 * i, &bits, 2) == 0, "rank %u: element %llu of %s is %02x%02x, not %04x",
+                r->links->rank, (unsigned long long)i, what, at[2 * i + 1], at[2 * i], bits);
+}
+
+/* Those of a small number. */
+static uint16_t bf16_of(uint32_t number) {
+    float wide = (float)number;
+    uint32_t bits;
+    memcpy(&bits, &wide, 4);
+    return (uint16_t)(bits >> 16);
+}
+
+static void require_sum(const rank_state *r, ones o, uint32_t members) {
+    const float *sum = (const float *)(const void *)r->copy;
+    for (uint64_t i = 0; i < o.count && o.hidden == 0; i++)
         REQUIRE(sum[i] == (float)members, "rank %u: sum %llu is %g, not %u", r->links->rank,
                 (unsigned long long)i, (double)sum[i], members);
+    if (o.hidden == 0) return;
+    norm_memory m = norm_memory_of(r->copy + BEHIND, o.count);
+    require_bf16(r, r->copy, o.count, bf16_of(members), "a sum");
+    require_bf16(r, m.residual, o.count, bf16_of(members + 1), "a residual");
+    require_bf16(r, m.out, o.count, ONE, "a norm");
+}
+
+/* What was to be summed is as it was, and without a sum nothing is normalised. */
+static void require_no_sum(const rank_state *r, ones o) {
+    uint64_t bytes = (o.hidden > 0 ? 2 : 4) * o.count;
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.send, bytes, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "a copy");
+    REQUIRE(memcmp(r->copy, r->host.send, bytes) == 0, "rank %u: its input is not as it was", r->links->rank);
+    if (o.hidden == 0) return;
+    norm_memory m = norm_memory_of(r->copy + BEHIND, o.count);
+    require_bf16(r, m.residual, o.count, ONE, "a residual without a sum");
+    require_bf16(r, m.out, o.count, UNTOUCHED, "a norm without a sum");
 }
 
 /* All ranks begin the next membership, and a sum in it is complete. */
-static void continue_together(rank_state *r, uint64_t count) {
+static void continue_together(rank_state *r, ones o) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     ranks_meet(r->links);
     activate(r, all_of(r->links));
-    REQUIRE_OK(sum_of_ones(r, count, &outcome));
+    REQUIRE_OK(sum_of_ones(r, o, &outcome));
     REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
-    require_sum(r, count, r->links->ranks);
+    require_sum(r, o, r->links->ranks);
     ranks_meet(r->links);
 }
 
-/* The last rank calls a different operation: all ranks learn its name, and continue in the next membership.
- */
-static void differ(rank_state *r, uint64_t count) {
+/* The last rank makes the other call: all ranks learn what both are, and continue in the next membership with
+ * a sum of `after`. */
+static void differ(rank_state *r, const epw_coll *usual, const char *usual_words, const epw_coll *other,
+                   const char *other_words, ones after) {
     const rank_links *links = r->links;
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    epw_status status;
-    if (links->rank + 1 == links->ranks) {
-        epw_work work = 0;
-        epw_call call = on_stream(r);
-        call.work = &work;
-        REQUIRE_OK(epw_all_gather(r->gpu.comm, r->gpu.send, r->gpu.recv, 100, EPW_TYPE_U8, &call, NULL));
-        status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
-    } else {
-        status = sum_of_ones(r, count, &outcome);
-    }
-    REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d, missing %llx", links->rank, status,
-            (unsigned long long)outcome.missing.bits[0]);
+    epw_status status = call_and_wait(r, links->rank + 1 == links->ranks ? other : usual, &outcome);
+    REQUIRE(status == EPW_ERR_MISMATCH, "rank %u, %s: status %d, missing %llx", links->rank, other_words,
+            status, (unsigned long long)outcome.missing.bits[0]);
     const char *text = epw_last_error();
-    REQUIRE(strstr(text, "all_gather of 100 u8") != NULL && strstr(text, "all_reduce") != NULL, "%s", text);
-    status = sum_of_ones(r, count, &outcome);
+    REQUIRE(strstr(text, usual_words) != NULL && strstr(text, other_words) != NULL, "%s lacks %s or %s", text,
+            usual_words, other_words);
+    status = sum_of_ones(r, after, &outcome);
     REQUIRE(status == EPW_ERR_MISMATCH, "the next call: status %d", status);
-    continue_together(r, count);
+    continue_together(r, after);
+}
+
+static void differ_in_kind(rank_state *r, uint64_t count) {
+    const ones o = {.count = count};
+    epw_coll sum = sum_of(r, o, NULL), gather = EPW_COLL_INIT;
+    gather.kind = EPW_ALL_GATHER;
+    gather.type = EPW_TYPE_U8;
+    gather.count = 100;
+    gather.send = r->gpu.send;
+    gather.recv = r->gpu.recv;
+    differ(r, &sum, "all_reduce of", &gather, "all_gather of 100 u8", o);
+}
+
+/* The last rank calls another norm, or none. */
+static void differ_in_norms(rank_state *r) {
+    const ones o = {.count = 4 * 128, .hidden = 128}, plain = {.count = 4 * 128};
+    const epw_norm usual = norm_of_ones(r, o);
+    const epw_coll call = sum_of(r, o, &usual);
+    const char *words = "all_reduce_norm of 4 rows of 128 bf16, epsilon 1e-06";
+    epw_norm other = usual;
+    epw_coll its = sum_of(r, o, &other);
+    other.hidden = 256;
+    other.rows = 2;
+    differ(r, &call, words, &its, "2 rows of 256 bf16", o);
+    other = usual;
+    other.rows = 3;
+    its.count = 3 * 128;
+    differ(r, &call, words, &its, "3 rows of 128 bf16", o);
+    other = usual;
+    other.epsilon = 1e-5f;
+    its = sum_of(r, o, &other);
+    differ(r, &call, words, &its, "epsilon 1e-05", o);
+    other = usual;
+    other.payload = EPW_PAYLOAD_FP8_F32;
+    other.scales = norm_memory_of(r->gpu.send + BEHIND, o.count).scales;
+    differ(r, &call, words, &its, "to fp8 with f32 scales", o);
+    other = usual;
+    its.type = EPW_TYPE_F16;
+    differ(r, &call, words, &its, "4 rows of 128 f16", o);
+    its.type = EPW_TYPE_BF16;
+    its.norm = NULL;
+    differ(r, &call, words, &its, "all_reduce of 512 bf16 (sum)", o);
+    differ(r, &its, "all_reduce of 512 bf16 (sum)", &call, words, plain);
 }
 
 /* The last rank does not come: the others wait for a bounded time, name it, and continue without it. */
-static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
+static void lose(rank_state *r, ones o, uint64_t deadline_ns) {
     const rank_links *links = r->links;
     uint64_t last = UINT64_C(1) << (links->ranks - 1);
     if (links->rank + 1 < links->ranks) {
         epw_outcome outcome = EPW_OUTCOME_INIT;
         uint64_t began = now_ns();
-        REQUIRE_OK(sum_of_ones(r, count, &outcome));
+        REQUIRE_OK(sum_of_ones(r, o, &outcome));
         uint64_t took = now_ns() - began;
         REQUIRE(outcome.degraded == 1 && outcome.missing.bits[0] == last, "rank %u: missing %llx",
                 links->rank, (unsigned long long)outcome.missing.bits[0]);
         REQUIRE(took < 3 * deadline_ns, "rank %u: took %llu ms", links->rank,
                 (unsigned long long)(took / MS));
+        require_no_sum(r, o);
         epw_membership now = EPW_MEMBERSHIP_INIT;
         REQUIRE_OK(epw_comm_membership(r->gpu.comm, &now));
         REQUIRE(now.suspects.bits[0] == last, "suspects %llx", (unsigned long long)now.suspects.bits[0]);
@@ -888,23 +1022,33 @@ static void lose(rank_state *r, uint64_t count, uint64_t deadline_ns) {
         REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
         REQUIRE(faulted == 1, "the fault is not reported");
         began = now_ns();
-        REQUIRE_OK(sum_of_ones(r, count, &outcome)); /* the lost rank is not waited for again */
+        REQUIRE_OK(sum_of_ones(r, o, &outcome)); /* the lost rank is not waited for again */
         took = now_ns() - began;
         REQUIRE(outcome.degraded == 1 && took < deadline_ns, "took %llu ms", (unsigned long long)(took / MS));
+        require_no_sum(r, o);
     }
     ranks_meet(links);
     if (links->rank + 1 < links->ranks) {
         epw_outcome outcome = EPW_OUTCOME_INIT;
         activate(r, all_of(links) & ~last);
-        REQUIRE_OK(sum_of_ones(r, count, &outcome));
+        REQUIRE_OK(sum_of_ones(r, o, &outcome));
         REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
-        require_sum(r, count, links->ranks - 1);
+        require_sum(r, o, links->ranks - 1);
     } else {
         r->epoch++;
     }
-    ranks_meet(links);
-    activate(r, all_of(links));
-    ranks_meet(links);
+    continue_together(r, o);
+}
+
+static void disturb_norms(rank_state *r) {
+    const ones one_kernel = {3 * 128, 128}, two_kernels = {8000, 8};
+    const epw_norm norm = norm_of_ones(r, two_kernels);
+    const epw_coll normed = sum_of(r, two_kernels, &norm), plain = sum_of(r, two_kernels, NULL);
+    differ_in_norms(r);
+    differ(r, &normed, "all_reduce_norm of 1000 rows", &plain, "all_reduce of 8000 bf16", two_kernels);
+    lose(r, one_kernel, deadline());
+    lose(r, two_kernels, deadline());
+    if (r->links->rank == 0) printf("norms that differ are named; without a rank there is none\n");
 }
 
 /* Rank 0 gives up the others, which come late, and overwrites what it has lent them. They must not take its
@@ -929,7 +1073,7 @@ static void read_too_late(rank_state *r) {
         REQUIRE(outcome.missing.bits[0] & 1, "rank %u has taken bytes that were not lent any more",
                 links->rank);
     }
-    continue_together(r, COUNT);
+    continue_together(r, (ones){.count = COUNT});
 }
 
 /* Rank 0 scatters in place, and so has nothing else to do, and overwrites what it has scattered as soon as
@@ -1110,19 +1254,23 @@ static int rank_main(const rank_links *links) {
     open_rank(&r, links);
     if (timed) {
         take_times(&r);
+    } else if (norms) {
+        disturb_norms(&r);
     } else {
         run_cases(&r);
         run_blocks(&r);
         run_norms(&r);
         run_points(&r);
         if (links->ranks > 1) {
-            differ(&r, 5000);
-            if (links->ranks > 2) differ(&r, 200000); /* shared out, by packets */
-            differ(&r, 3000000);
-            lose(&r, 5000, deadline());
-            if (links->ranks > 2 && !small) lose(&r, 200000, deadline());
-            lose(&r, 3000000, deadline());
-            if (links->ranks > 3 && !small) lose(&r, 4100000, deadline()); /* the most that goes by lines */
+            differ_in_kind(&r, 5000);
+            if (links->ranks > 2) differ_in_kind(&r, 200000); /* shared out, by packets */
+            differ_in_kind(&r, 3000000);
+            lose(&r, (ones){.count = 5000}, deadline());
+            if (links->ranks > 2 && !small) lose(&r, (ones){.count = 200000}, deadline());
+            lose(&r, (ones){.count = 3000000}, deadline());
+            if (links->ranks > 3 && !small) /* the most that goes by lines */
+                lose(&r, (ones){.count = 4100000}, deadline());
+            if (!small) disturb_norms(&r);
             if (lends()) {
                 overwrite_soon(&r);
                 read_too_late(&r);
@@ -1146,6 +1294,7 @@ int main(int argc, char **argv) {
                                     {.name = "--rings", .number = &rings, .preset = 1},
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--small", .number = &small, .preset = 1},
+                                    {.name = "--norms", .number = &norms, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
                                     {.name = "--deadline-ms", .number = &deadline_ms},
                                     {0}};
@@ -1153,7 +1302,7 @@ int main(int argc, char **argv) {
     int bad = ranks_options(
         argc, argv, options,
         "usage: test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] "
-        "[--seed N] [--small] [--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
+        "[--seed N] [--small | --norms] [--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
     return ranks_main(rank_main, ranks, processes, argv);

@@ -273,15 +273,19 @@ static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     return epw_coll_gpu_run_queue(&by_queues, blocks, e->on.stream);
 }
 
-/* Whether a sum that is normalised goes to all ranks by packets in one step. It depends on the sum alone,
- * since ranks may cut it into different rows. */
-static bool goes_in_one_step(const struct epw_coll_gpu *g, uint64_t bytes) {
-    return !g->queues && fits_packets(&g->window, EPW_ALL_REDUCE, bytes) &&
-           parts(bytes, 8 * SMALL_THREADS) <= g->window.blocks;
+/* The blocks of a kernel that has a warp for each piece of 128 elements. */
+static uint64_t norm_blocks(const epw_norm *n) {
+    return parts(n->rows * parts(n->hidden, EPW_FP8_BLOCK), SMALL_THREADS / 32);
 }
 
-/* One kernel sums and normalises, if it has a warp for each piece of 128 elements. Otherwise a second kernel
- * follows that of the sum, whose blocks take whole rows. */
+/* Whether one kernel sums, by packets in one step, and normalises. */
+static bool takes_one_kernel(const struct epw_coll_gpu *g, const epw_norm *n) {
+    const epw_coll_window *w = &g->window;
+    return !g->queues && fits_packets(w, EPW_ALL_REDUCE, 2 * n->rows * n->hidden) &&
+           norm_blocks(n) <= w->blocks;
+}
+
+/* If one kernel is too few, a second one follows that of the sum, and its blocks take whole rows. */
 static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *call) {
     const epw_norm *n = c->norm;
     epw_coll_norm_args args = {.common = coll_args(e, c, call),
@@ -294,16 +298,9 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
                                .out = n->out,
                                .scales = n->scales};
     const struct epw_coll_gpu *g = e->comm->gpu;
-    int error;
-    if (goes_in_one_step(g, args.common.bytes)) {
-        uint64_t blocks = parts(n->rows * parts(n->hidden, EPW_FP8_BLOCK), SMALL_THREADS / 32);
-        if (blocks <= g->window.blocks)
-            return epw_coll_gpu_run_norm(&args, blocks_for(&g->window, blocks), e->on.stream);
-        blocks = parts(args.common.bytes, 8 * SMALL_THREADS);
-        error = epw_coll_gpu_run(&args.common, blocks_for(&g->window, blocks), e->on.stream);
-    } else {
-        error = launch_dense(e, &args.common);
-    }
+    if (takes_one_kernel(g, n))
+        return epw_coll_gpu_run_norm(&args, blocks_for(&g->window, norm_blocks(n)), e->on.stream);
+    int error = launch_dense(e, &args.common);
     if (error != cudaSuccess) return error;
     return epw_coll_gpu_run_norm_alone(&args, blocks_for(&g->window, n->rows), e->on.stream);
 }
@@ -419,9 +416,9 @@ static epw_status not_there(const epw_comm *comm, const char *op) {
 static void count_all(const enqueuing *e, const epw_coll *ops, size_t count) {
     for (size_t i = 0; i < count && !e->on.captured; i++) {
         const struct epw_coll_gpu *g = e->comm->gpu;
-        uint64_t bytes = message_bytes(&ops[i]);
-        bool one_step = ops[i].norm != NULL && goes_in_one_step(g, bytes);
-        epw_coll_gpu_count(e->comm, &ops[i], !one_step && shares_out(g, ops[i].kind, bytes));
+        bool one_step = ops[i].norm != NULL && takes_one_kernel(g, ops[i].norm);
+        bool shared = !one_step && shares_out(g, ops[i].kind, message_bytes(&ops[i]));
+        epw_coll_gpu_count(e->comm, &ops[i], shared);
     }
 }
 
