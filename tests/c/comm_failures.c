@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <unistd.h>
 
-enum { COUNT = 40000, SMALL = 4 };
+enum { COUNT = 40000, SMALL = 8 };
 #define DEADLINE (longer * slower * 200 * MS)
 #define SLACK    (longer * slower * 150 * MS) /* for a busy machine */
 
@@ -63,6 +63,12 @@ static epw_coll coll_of_norm(const epw_norm *norm) {
     return c;
 }
 
+static unsigned char *untouched(uint64_t bytes) {
+    unsigned char *memory = malloc(bytes);
+    if (memory == NULL) abort();
+    return memset(memory, 0x5a, bytes);
+}
+
 static void check_untouched(const unsigned char *memory, uint64_t bytes, const char *what) {
     uint64_t bad = 0;
     for (uint64_t i = 0; i < bytes; i++) bad += memory[i] != 0x5a;
@@ -87,9 +93,32 @@ static void add_up(uint32_t rank, void *context) {
     free(sums);
 }
 
+/* Rows of ones, added to a residual of ones. */
+static void add_up_and_normalise(uint32_t rank, void *context) {
+    enum { ROWS = 3, HIDDEN = 128, ALL = ROWS * HIDDEN, ONE = 0x3f80 };
+    static const uint16_t wholes[] = {0, ONE, 0x4000, 0x4040, 0x4080}; /* 0 to 4 */
+    const comms *c = context;
+    uint16_t mine[ALL], sums[ALL], residual[ALL], weights[HIDDEN], out[ALL];
+    for (int i = 0; i < ALL; i++) mine[i] = residual[i] = weights[i % HIDDEN] = ONE;
+    epw_norm norm = EPW_NORM_INIT;
+    norm.rows = ROWS;
+    norm.hidden = HIDDEN;
+    norm.weight = weights;
+    norm.residual = residual;
+    norm.out = out;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_all_reduce_norm(c->of[rank], mine, sums, EPW_TYPE_BF16, &norm, NULL, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u lacks %llx", rank, (unsigned long long)outcome.missing.bits[0]);
+    int bad = 0;
+    for (int i = 0; i < ALL; i++)
+        bad += sums[i] != wholes[c->ranks] || residual[i] != wholes[c->ranks + 1] || out[i] != ONE;
+    CHECK_MSG(bad == 0, "%d wrong elements", bad);
+}
+
 static void the_next_epoch_is_exact(const comms *c, uint32_t epoch) {
     activate_comms(c, epoch);
     on_all(c->ranks, add_up, (void *)(uintptr_t)c);
+    on_all(c->ranks, add_up_and_normalise, (void *)(uintptr_t)c);
 }
 
 /* ---- who never calls ---- */
@@ -98,6 +127,7 @@ typedef struct scene {
     comms c;
     uint32_t kind;
     uint64_t count;
+    bool normed; /* the sum is normalised, in rows of 8 */
 } scene;
 
 /* An operation in which all wait for rank 2; checks the time and who is missing. */
@@ -112,6 +142,9 @@ static void lack_rank_2(uint32_t rank, void *context) {
     op.kind = s->kind;
     op.type = EPW_TYPE_I32;
     op.count = s->count;
+    unsigned char *of_norm = untouched(4 * s->count);
+    epw_norm norm = norm_of(s->count / 8, 8, of_norm);
+    if (s->normed) op = coll_of_norm(&norm);
     op.send = mine;
     op.recv = got;
     uint64_t began = epw_now_ns();
@@ -126,6 +159,7 @@ static void lack_rank_2(uint32_t rank, void *context) {
     int bad = 0;
     for (uint64_t i = 0; i < s->count; i++) bad += mine[i] != (int32_t)i;
     CHECK_MSG(bad == 0, "%d of the input are not as they were", bad);
+    check_untouched(of_norm, 4 * s->count, "a norm without a sum");
     /* The next operation does not wait for a deadline again. */
     began = epw_now_ns();
     CHECK_OK(epw_barrier(s->c.of[rank], NULL, &outcome));
@@ -135,14 +169,22 @@ static void lack_rank_2(uint32_t rank, void *context) {
     CHECK_OK(epw_send(s->c.of[rank], mine, 1, EPW_TYPE_I32, 2, 0, NULL, &outcome));
     CHECK_MSG(lacks(&outcome, 2) && outcome.record.cause == EPW_CAUSE_SUSPECTED && outcome.record.peer == 2,
               "cause %u, peer %u", outcome.record.cause, outcome.record.peer);
+    if (s->normed) {
+        CHECK_OK(epw_group(s->c.of[rank], &op, 1, NULL, &outcome));
+        CHECK_MSG(lacks(&outcome, 2) && !lacks(&outcome, 1 - rank), "rank %u: missing %llx", rank,
+                  (unsigned long long)outcome.missing.bits[0]);
+        check_untouched(of_norm, 4 * s->count, "a norm without a sum, after the loss");
+    }
     free(mine);
     free(got);
+    free(of_norm);
 }
 
 static void a_rank_that_never_calls_is_missing(void) {
-    static const uint32_t kinds[] = {EPW_ALL_REDUCE, EPW_ALL_GATHER, EPW_REDUCE_SCATTER, EPW_ALL_TO_ALL};
-    for (uint32_t i = 0; i < 8; i++) {
-        scene s = {.c = made(3), .kind = kinds[i / 2], .count = i % 2 ? COUNT : SMALL};
+    static const uint32_t kinds[] = {EPW_ALL_REDUCE, EPW_ALL_GATHER, EPW_REDUCE_SCATTER, EPW_ALL_TO_ALL,
+                                     EPW_ALL_REDUCE};
+    for (uint32_t i = 0; i < 10; i++) {
+        scene s = {.c = made(3), .kind = kinds[i / 2], .count = i % 2 ? COUNT : SMALL, .normed = i / 2 == 4};
         on_all(3, lack_rank_2, &s);
         the_next_epoch_is_exact(&s.c, 2);
         close_comms(&s.c);
@@ -319,6 +361,8 @@ static void a_farewell_ends_each_channel_by_itself(void) {
 typedef struct ending {
     comms c;
     uint32_t how;
+    uint64_t count;
+    bool normed; /* the sum is normalised */
 } ending;
 
 enum { DESTROYS, IS_REVOKED, DROPS, DROPS_LATE };
@@ -327,22 +371,33 @@ static void wait_without_rank_1(uint32_t rank, void *context) {
     ending *e = context;
     int32_t *mine = calloc(COUNT, sizeof *mine), *sums = calloc(COUNT, sizeof *sums);
     if (mine == NULL || sums == NULL) abort();
+    unsigned char *of_norm = untouched(4 * COUNT);
+    epw_norm norm = norm_of(e->count / 8, 8, of_norm);
+    epw_coll op = EPW_COLL_INIT;
+    op.kind = EPW_ALL_REDUCE;
+    op.type = EPW_TYPE_I32;
+    op.count = e->count;
+    if (e->normed) op = coll_of_norm(&norm);
+    op.send = mine;
+    op.recv = sums;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     if (rank == 1) {
         epw_work work;
         epw_call call = EPW_CALL_INIT;
         call.work = &work;
         if (e->how >= DROPS) {
-            CHECK_OK(epw_all_reduce(e->c.of[1], mine, sums, COUNT, EPW_TYPE_I32, EPW_SUM, &call, NULL));
+            CHECK_OK(epw_group(e->c.of[1], &op, 1, &call, NULL));
             if (e->how == DROPS_LATE) usleep(20000);
             CHECK_OK(epw_work_drop(e->c.of[1], work));
             memset(mine, 0xff, COUNT * sizeof *mine);
             memset(sums, 0x5a, COUNT * sizeof *sums);
+            memset(of_norm, 0x5a, 4 * COUNT);
             CHECK_OK(epw_barrier(e->c.of[1], NULL, &outcome));
             CHECK_MSG(!outcome.degraded, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
             int bad = 0;
             for (int i = 0; i < COUNT; i++) bad += sums[i] != 0x5a5a5a5a;
             CHECK_MSG(bad == 0, "%d of a dropped buffer were written", bad);
+            check_untouched(of_norm, 4 * COUNT, "a dropped norm");
         } else {
             usleep(20000);
             epw_mask mask = only(1);
@@ -356,10 +411,12 @@ static void wait_without_rank_1(uint32_t rank, void *context) {
         }
         free(mine);
         free(sums);
+        free(of_norm);
         return;
     }
     uint64_t began = epw_now_ns();
-    CHECK_OK(epw_all_reduce(e->c.of[rank], mine, sums, COUNT, EPW_TYPE_I32, EPW_SUM, NULL, &outcome));
+    CHECK_OK(epw_group(e->c.of[rank], &op, 1, NULL, &outcome));
+    if (outcome.degraded) check_untouched(of_norm, 4 * COUNT, "a norm without a sum");
     if (e->how < DROPS) {
         CHECK_MSG(epw_now_ns() - began < DEADLINE, "%llu ms",
                   (unsigned long long)((epw_now_ns() - began) / MS));
@@ -376,12 +433,15 @@ static void wait_without_rank_1(uint32_t rank, void *context) {
     }
     free(mine);
     free(sums);
+    free(of_norm);
 }
 
 static void ranks_that_end_early_are_missing_at_once(void) {
     for (uint32_t how = DESTROYS; how <= DROPS_LATE; how++) {
         for (int round = 0; round < 5; round++) {
-            ending e = {.c = made(3), .how = how};
+            /* A small sum has all parts by the time it is dropped. */
+            ending e = {
+                .c = made(3), .how = how, .count = round == 3 ? SMALL : COUNT, .normed = round % 2 == 1};
             on_all(3, wait_without_rank_1, &e);
             if (how != DESTROYS) the_next_epoch_is_exact(&e.c, 2);
             close_comms(&e.c);

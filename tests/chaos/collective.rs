@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use epwire::comm::{Call, Calls, Reduction};
+use epwire::comm::{AllReduceNorm, Call, Calls, Reduction};
 use epwire::{Comm, Mask, Outcome};
+use half::bf16;
 
 use crate::noise::Begun;
 use crate::step::{Stop, meet_fate, report};
@@ -15,6 +16,7 @@ use crate::wire::{self, Op, Place, Point, Run, Setup, Trap};
 pub(crate) enum Kind {
     AllReduce,
     AllReduceInPlace,
+    AllReduceNorm,
     Reduce,
     ReduceScatter,
     AllGather,
@@ -26,9 +28,10 @@ pub(crate) enum Kind {
     Ring,
 }
 
-pub(crate) const KINDS: [Kind; 10] = [
+pub(crate) const KINDS: [Kind; 11] = [
     Kind::AllReduce,
     Kind::AllReduceInPlace,
+    Kind::AllReduceNorm,
     Kind::Reduce,
     Kind::ReduceScatter,
     Kind::AllGather,
@@ -190,6 +193,7 @@ impl Collectives {
                 let (outcome, buffer) = turn.carry(Call::all_reduce_in_place(own, Reduction::Sum))?;
                 self.check_sum(shape, active, &outcome, &buffer, 0)
             }
+            Kind::AllReduceNorm => self.run_norm(shape, active, turn),
             Kind::Reduce => {
                 let recv = if is_root { one() } else { none() };
                 let (outcome, (_, recv)) = turn.carry(Call::reduce(own, recv, Reduction::Sum, root))?;
@@ -233,6 +237,39 @@ impl Collectives {
                 self.check_block(shape, &outcome, &recv, before, 0)
             }
         }
+    }
+
+    /// A sum of whole numbers, added to a residual of ones, in rows of eight: so few and small that every step of it but
+    /// the last ones is exact.
+    fn run_norm(&self, shape: &Shape, active: &Mask, turn: Turn<'_>) -> Result<(), Stop> {
+        const CHANNELS: usize = 8;
+        let shape = &Shape { len: shape.len.next_multiple_of(CHANNELS), ..*shape };
+        let numbers = |times: u32| -> Vec<bf16> {
+            self.slice(shape, 0, 1).iter().map(|x| bf16::from_f32((x % 16 * times) as f32)).collect()
+        };
+        let given = numbers(self.times(shape, self.setup.rank, 0));
+        let (ones, zeros) = (|| vec![bf16::ONE; shape.len], || vec![bf16::ZERO; shape.len]);
+        let weight = vec![bf16::ONE; CHANNELS];
+        let call = AllReduceNorm::new(given.clone(), zeros(), weight, zeros(), CHANNELS).residual(ones());
+        let (outcome, found) = turn.carry(call)?;
+        wrong_if(found.send != given, || format!("{shape:?}: the input has changed"))?;
+        if !outcome.is_complete() {
+            return Ok(());
+        }
+        let sum = numbers(active.iter().map(|from| self.times(shape, from, 0)).sum());
+        let residual: Vec<f32> = sum.iter().map(|x| x.to_f32() + 1.0).collect();
+        let normalised = residual.chunks_exact(CHANNELS).flat_map(|row| {
+            let squares: f32 = row.iter().map(|x| x * x).sum();
+            let root = 1.0 / (squares / CHANNELS as f32 + 1e-6).sqrt();
+            row.iter().map(move |x| bf16::from_f32(x * root))
+        });
+        wrong_if(found.recv != sum, || format!("{shape:?}: a complete sum is wrong"))?;
+        wrong_if(!found.residual.iter().map(|x| x.to_f32()).eq(residual.iter().copied()), || {
+            format!("{shape:?}: the residual of a complete sum is wrong")
+        })?;
+        wrong_if(!found.out.iter().copied().eq(normalised), || {
+            format!("{shape:?}: what is normalised of a complete sum is wrong")
+        })
     }
 
     /// A reduction that lacks nobody must be exact; one that lacks a member has no result.
