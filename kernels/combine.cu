@@ -1,11 +1,14 @@
 // The combine kernels and their launch.
 #include "kernels/ep/answer.cuh"
 #include "kernels/ep/collect.cuh"
+#include "kernels/ep/combine_many.cuh"
 #include "kernels/launch.cuh"
 
 namespace epw {
 
-template <typename T, Answers With>
+// Many: with the code for blocks that have many tokens each. Small operations load their code from memory as they go, and take a
+// microsecond longer (H100) if it is among theirs.
+template <typename T, Answers With, bool Many>
 __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ Combine a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Operation o;
@@ -35,14 +38,20 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
     }
     const SourceOrder order(a, c->ends, sends);
     opening.write(o, false);
-    Answerer<With> answerer(a, s, order, memory + a.table_size);
+    Answerer<With, Many> answerer(a, s, order, memory + a.table_size);
     __syncthreads();
     if (o.stage != (sends ? EPW_GPU_DISPATCHED : EPW_GPU_ANSWERED)) {
         answerer.abandon();
         refuse(o, sends, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if (sends) answer_all<T, With>(a, o, s, order, answerer, expected.marked, first_row);
+    if constexpr (Many) {
+        if (!o.posts) {
+            combine_many<T>(a, o, s, expected, memory);
+            return;
+        }
+    }
+    if (sends) answer_all<T, With, Many>(a, o, s, order, answerer, expected.marked, first_row);
     if (receives) {
         collect<T, With != Answers::rows>(a, o, expected, s.batch); // for sums all weights are 1
         return;
@@ -55,24 +64,28 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
 
 using Kernel = void (*)(Combine);
 
-template <typename T> static Kernel choose(Answers with) {
+template <typename T> static Kernel choose(Answers with, bool many) {
     switch (with) {
     case Answers::rows:
-        return combine_kernel<T, Answers::rows>;
+        return many ? combine_kernel<T, Answers::rows, true> : combine_kernel<T, Answers::rows, false>;
     case Answers::sums:
-        return combine_kernel<T, Answers::sums>;
+        return combine_kernel<T, Answers::sums, false>;
     default:
-        return combine_kernel<T, Answers::parts>;
+        return combine_kernel<T, Answers::parts, false>;
     }
 }
 
-static Kernel choose(uint32_t dtype, Answers with) { return dtype == EPW_F16 ? choose<F16>(with) : choose<Bf16>(with); }
+static Kernel choose(uint32_t dtype, Answers with, bool many) {
+    return dtype == EPW_F16 ? choose<F16>(with, many) : choose<Bf16>(with, many);
+}
 
 cudaError_t prepare_combine() {
     for (uint32_t dtype : {EPW_BF16, EPW_F16}) {
         for (Answers with : {Answers::rows, Answers::sums, Answers::parts}) {
-            cudaError_t error = prepare(choose(dtype, with), kCombineThreads, kAnswerMemory);
-            if (error != cudaSuccess) return error;
+            for (bool many : {false, true}) {
+                cudaError_t error = prepare(choose(dtype, with, many), kCombineThreads, kAnswerMemory);
+                if (error != cudaSuccess) return error;
+            }
         }
     }
     return cudaSuccess;
@@ -82,6 +95,6 @@ cudaError_t prepare_combine() {
 
 extern "C" int epw_gpu_combine(const epw_combine_args *args, uint32_t blocks, void *stream) {
     const epw::Combine a(*args, blocks);
-    return epw::launch_in_stream(epw::choose(a.dtype, a.answers_with()), blocks, epw::kCombineThreads, a.shared_size(),
+    return epw::launch_in_stream(epw::choose(a.dtype, a.answers_with(), a.many), blocks, epw::kCombineThreads, a.shared_size(),
                                  static_cast<cudaStream_t>(stream), a);
 }

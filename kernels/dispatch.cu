@@ -87,7 +87,6 @@ cudaError_t prepare_dispatch() {
 
 extern "C" int epw_gpu_dispatch(const epw_dispatch_args *args, uint32_t blocks, void *stream) {
     const epw::Dispatch a(*args, blocks);
-    size_t shared = a.batch_at + epw::kBatchMemory;
-    return epw::launch_in_stream(epw::choose(a.dtype, a.in.payload, a.spreads()), blocks, epw::kThreads, shared,
+    return epw::launch_in_stream(epw::choose(a.dtype, a.in.payload, a.spreads()), blocks, epw::kThreads, a.shared_size(),
                                  static_cast<cudaStream_t>(stream), a);
 }

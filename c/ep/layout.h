@@ -3,7 +3,8 @@
  *
  *   0                 header          written by the owner
  *   4096              line[source]    128 bytes of signal words, written by that source alone
- *   expert_counts     [lane][source]  rows for each local expert, written by that source alone
+ *   expert_counts     [lane][source]  rows for each local expert, and a progress word, written by that source
+ *                                     alone
  *   control_bytes     dispatch        [lane][source][token] slots of slot_bytes
  *   + dispatch_bytes  combine         [lane][answerer][token][answer] rows of hidden 16-bit values +
  *   combine_bytes
@@ -84,7 +85,7 @@ typedef struct epw_layout {
     uint64_t slot_bytes;   /* one dispatch slot */
     uint64_t header_bytes; /* its part before the payload */
     uint64_t row_bytes;    /* hidden 16-bit values */
-    uint64_t count_bytes;  /* expert counts of one source, whole cache lines */
+    uint64_t count_bytes;  /* expert counts and progress word of one source, whole cache lines */
     /* First byte of each area, and bytes of it per lane. */
     uint64_t expert_counts, expert_counts_lane;
     uint64_t dispatch, dispatch_lane;
@@ -107,6 +108,15 @@ EPW_INLINE uint64_t epw_sideband_offset(const epw_layout *l) {
 /* Rows that `source` sends to each local expert of the owner: u32 [local_experts]. */
 EPW_INLINE uint64_t epw_expert_counts_offset(const epw_layout *l, uint32_t lane, uint32_t source) {
     return l->expert_counts + lane * l->expert_counts_lane + source * l->count_bytes;
+}
+
+/* The progress word of `answerer`: while it answers many rows it tells how many of this rank's it has
+ * answered so far, the first ones, so that these are summed while others are on their way. Only a hint:
+ * whether answers count is decided by the combine word alone, and where peers tell no progress, or answer a
+ * few rows only, all answers are awaited by that. A dispatch clears the words of its lane before it permits
+ * anybody to answer, so that none of them is taken for that of a later operation with the same number. */
+EPW_INLINE uint64_t epw_progress_offset(const epw_layout *l, uint32_t lane, uint32_t answerer) {
+    return epw_expert_counts_offset(l, lane, answerer) + l->count_bytes - sizeof(uint64_t);
 }
 
 /* Dispatch slot of `row` from `source`. */

@@ -145,7 +145,7 @@ epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout 
     uint32_t most_answers = config->topk < local ? config->topk : local;
 
     uint64_t expert_counts = epw_floor_bytes(config->ranks);
-    uint64_t count_bytes = epw_align(local * sizeof(uint32_t), SLOT_ALIGN);
+    uint64_t count_bytes = epw_align(local * sizeof(uint32_t) + sizeof(uint64_t), SLOT_ALIGN);
     uint64_t expert_counts_lane = config->ranks * count_bytes;
     uint64_t control = epw_align(expert_counts + expert_counts_lane * config->lanes, PAGE);
     uint64_t dispatch = mul(mul(rows, slot), config->lanes);

@@ -9,8 +9,19 @@
 
 namespace epw {
 
+// A copy of whole 16-byte units.
+struct Copy {
+    const unsigned char *from;
+    unsigned char *to;
+    uint32_t bytes; // 0: none
+    uint32_t row;   // in the sequence of answers
+};
+
 struct __align__(16) AnswerShared {
-    Batch batch;
+    union {
+        Batch batch;
+        Copy copies[64]; // of a warp that sends: see combine_many.cuh
+    };
     uint64_t loaded[kMaxTiles];           // barriers: a tile is loaded
     uint32_t received[EPW_GPU_MAX_RANKS]; // rows received from each source: all of them are answered, or none
 };
@@ -149,7 +160,7 @@ struct Parts {
 // A block's pass over its rows: which rows they are, and the first loads. The constructor issues these before the operation is
 // known, which is safe: they read only this rank's memory, and within bounds, whatever stage the lane is in (by the API all of
 // the caller's rows exist).
-template <Answers With> struct Answerer {
+template <Answers With, bool Many = false> struct Answerer {
     OwnRows rows;
     uint32_t warps, number; // warps, or teams of warps, that take rows one by one; this one's number
     uint32_t half;          // 1: teams of two warps
@@ -171,7 +182,7 @@ template <Answers With> struct Answerer {
         if (!has(0)) return;
         row = Row(a, order, rows.number(number));
         if constexpr (With == Answers::rows) {
-            if (threadIdx.x % 32 == 0) passage.load(a.given_row(row.place(a)), min(kPieceBytes, a.row_size));
+            if (!Many && threadIdx.x % 32 == 0) passage.load(a.given_row(row.place(a)), min(kPieceBytes, a.row_size));
         } else {
             entry = Entry(a, row);
         }
@@ -184,7 +195,7 @@ template <Answers With> struct Answerer {
     }
     // The lane is in another stage, so the operation is refused: a load in flight must complete before the block ends.
     __device__ __forceinline__ void abandon() {
-        if (With == Answers::rows && has(0) && threadIdx.x % 32 == 0) passage.await_loaded();
+        if (With == Answers::rows && !Many && has(0) && threadIdx.x % 32 == 0) passage.await_loaded();
     }
 };
 
@@ -231,9 +242,9 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
 }
 
 // Copies rows unchanged, each row by one warp.
-template <typename T>
+template <typename T, bool Many>
 __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
-                                            Answerer<Answers::rows> &w, const uint32_t *) {
+                                            Answerer<Answers::rows, Many> &w, const uint32_t *) {
     const uint32_t laneid = threadIdx.x % 32;
     for (uint32_t first = 0; w.has(first); first += w.warps) {
         if (first > 0) w.find(a, order, first);
@@ -242,7 +253,7 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
         unsigned char *to = w.row.to(a, o);
         for (uint32_t at = 0; at < a.row_size; at += kPieceBytes) {
             const uint32_t bytes = min(kPieceBytes, a.row_size - at);
-            if (first > 0 || at > 0) w.passage.load(from + at, bytes);
+            if (first > 0 || at > 0 || Many) w.passage.load(from + at, bytes);
             w.passage.store(to + at, bytes);
         }
     }
@@ -267,27 +278,16 @@ __device__ __noinline__ inline void post_answers(const Combine &a, const Operati
     }
 }
 
-// Counts the answers to the thread's peer, after it was told. Called by the last block to send.
-__device__ __noinline__ inline void count_answers(const Combine &a, const Operation &o, const AnswerShared &s) {
-    const uint32_t peer = threadIdx.x;
+// Counts the answers to a peer, after it was told. Called by the last block to send.
+__device__ __noinline__ inline void count_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint32_t peer) {
     if (peer >= o.ranks || !has(o.present, peer) || has(o.suspects, peer) || has(o.missing, peer)) return;
     const uint32_t answers = a.in.mode == EPW_COMBINE_ORDERED ? o.state->owed[peer] : s.received[peer];
     ptx::reduce_relaxed_gpu(&o.state->traffic.answers_sent[peer], answers);
 }
 
-// Answers every row; the kernel's last block then posts the words. `first_row`: the table of first rows.
-template <typename T, Answers With>
-__device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
-                                           Answerer<With> &w, bool marked, const uint32_t *first_row) {
-    answer_rows<T>(a, o, s, order, w, first_row);
-    // Writer of the words: the last block, here. It has acquired what every block has released: the sums, which all threads of a
-    // block stored before its barrier, or the rows that one thread of each warp has seen complete. Its release at system scope
-    // passes that on to the peer, whose acquire of the word sees all of it. The words also say that this rank has read the peer's
-    // slots.
-    if (!last_to_send(o)) return;
-    const uint32_t peer = threadIdx.x;
-    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
-    if (peer >= EPW_GPU_MAX_RANKS) return;
+// Posts the word to a peer that is not behind a queue, once all rows are answered: writer and reader as in answer_all().
+__device__ __forceinline__ void tell_answers(const Combine &a, const Operation &o, const AnswerShared &s, uint32_t peer,
+                                             bool marked) {
     // This half gives up no peers besides suspects; the receiving half does.
     const bool tells = has(o.mapped, peer) & !has(o.suspects, peer), missing = has(o.missing, peer);
     const uint32_t received = s.received[peer];
@@ -296,7 +296,21 @@ __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, Answe
         uint32_t value = rows | (a.in.mode == EPW_COMBINE_ORDERED && marked ? EPW_ANSWER_ORDERED : 0);
         signal_mapped(o, peer, EPW_WORD_COMBINE, epw_word(o.epoch, o.op, value));
     }
-    if (a.lane.counts) count_answers(a, o, s);
+    if (a.lane.counts) count_answers(a, o, s, peer);
+}
+
+// Answers every row; the kernel's last block then posts the words. `first_row`: the table of first rows.
+template <typename T, Answers With, bool Many>
+__device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
+                                           Answerer<With, Many> &w, bool marked, const uint32_t *first_row) {
+    answer_rows<T>(a, o, s, order, w, first_row);
+    // Writer of the words: the last block, here. It has acquired what every block has released: the sums, which all threads of a
+    // block stored before its barrier, or the rows that one thread of each warp has seen complete. Its release at system scope
+    // passes that on to the peer, whose acquire of the word sees all of it. The words also say that this rank has read the peer's
+    // slots.
+    if (!last_to_send(o)) return;
+    if (o.posts) post_answers(a, o, s, a.in.mode == EPW_COMBINE_ORDERED, marked);
+    if (threadIdx.x < EPW_GPU_MAX_RANKS) tell_answers(a, o, s, threadIdx.x, marked);
 }
 
 } // namespace epw

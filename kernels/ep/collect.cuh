@@ -22,15 +22,17 @@ __device__ __forceinline__ uint32_t answer_cause(const Combine &a, const Expecte
     return rows == 0 || ordered == (a.in.mode == EPW_COMBINE_ORDERED) ? EPW_CAUSE_NONE : EPW_CAUSE_FORMAT;
 }
 
-// Finds where the answers to token t lie, in the order in which they are summed, and puts them as row `at` of the batch. Called
-// by one warp.
-__device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
-                                    uint32_t at) {
-    const epw_layout &l = a.lane.layout;
-    uint32_t laneid = threadIdx.x % 32, row = 0, count, place;
+// A thread's entry of a token, loaded but not yet examined.
+struct TokenEntry {
     int32_t expert = -1;
+    uint32_t row = 0; // its number among those sent to the expert's rank
     float weight = 1.0f;
-    if (laneid < l.topk) {
+
+    TokenEntry() = default;
+    __device__ __forceinline__ TokenEntry(const Combine &a, uint32_t t) {
+        const epw_layout &l = a.lane.layout;
+        const uint32_t laneid = threadIdx.x % 32;
+        if (laneid >= l.topk) return;
         size_t entry = size_t(t) * l.topk + laneid;
         expert = a.lane.arrays.ids[entry];
         row = a.lane.arrays.sent_row[entry];
@@ -39,36 +41,60 @@ __device__ inline void find_answers(const Combine &a, const Operation &o, const 
             weight = given ? a.in.topk_weights[size_t(t) * a.topk + laneid] : a.lane.arrays.weights[entry];
         }
     }
-    uint32_t rank = expert >= 0 ? a.per_rank.divide(uint32_t(expert)) : EPW_GPU_MAX_RANKS;
-    const bool here = expert >= 0 && has(answered, rank);
-    const uint32_t before = (1u << laneid) - 1;
-    uint32_t entries = __ballot_sync(0xffffffffu, here), expected = __popc(__ballot_sync(0xffffffffu, expert >= 0));
-    const uint32_t answer = __popc(__match_any_sync(0xffffffffu, rank) & before); // earlier entries of the same rank
-    bool added = here;
-    if (a.in.mode == EPW_COMBINE_ORDERED) {
-        // In the order of the entries; the answers of one rank lie in that order too.
-        count = __popc(entries);
-        place = __popc(entries & before);
-    } else {
-        // One answer of each rank, in ascending order of ranks.
-        added = here && answer == 0;
-        const uint32_t firsts = __ballot_sync(0xffffffffu, added);
-        count = __popc(firsts);
-        place = 0;
+};
+
+// Where the answers to a token lie, in the order in which they are summed.
+struct TokenAnswers {
+    const unsigned char *from; // of the thread's part
+    uint32_t count;            // of all parts
+    bool has;                  // this thread has a part
+    uint32_t place, rank;      // in the order; that it comes from
+
+    // Of the ranks in `answered`. Called by a whole warp.
+    __device__ __forceinline__ TokenAnswers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t,
+                                            const TokenEntry &entry) {
+        const epw_layout &l = a.lane.layout;
+        const uint32_t laneid = threadIdx.x % 32, before = (1u << laneid) - 1;
+        rank = entry.expert >= 0 ? a.per_rank.divide(uint32_t(entry.expert)) : EPW_GPU_MAX_RANKS;
+        const bool here = entry.expert >= 0 && epw::has(answered, rank);
+        uint32_t entries = __ballot_sync(0xffffffffu, here), expected = __popc(__ballot_sync(0xffffffffu, entry.expert >= 0));
+        const uint32_t answer = __popc(__match_any_sync(0xffffffffu, rank) & before); // earlier entries of the same rank
+        has = here;
+        if (a.in.mode == EPW_COMBINE_ORDERED) {
+            // In the order of the entries; the answers of one rank lie in that order too.
+            count = __popc(entries);
+            place = __popc(entries & before);
+        } else {
+            // One answer of each rank, in ascending order of ranks.
+            has = here && answer == 0;
+            const uint32_t firsts = __ballot_sync(0xffffffffu, has);
+            count = __popc(firsts);
+            place = 0;
 #pragma unroll 1
-        for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
-            if (__shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank) place++;
+            for (uint32_t rest = firsts; rest != 0; rest &= rest - 1) {
+                if (__shfl_sync(0xffffffffu, rank, __ffs(rest) - 1) < rank) place++;
+            }
+        }
+        // A thread without a part computes an address that is never read.
+        const uint32_t slot = rank * l.max_tokens + entry.row;
+        from = written_by(o, has ? rank : o.rank) + a.answers.offset(slot * l.answers + answer);
+        if (a.own_stays && rank == o.rank) from = a.given_row(slot);
+        if (laneid == 0 && a.out.contributions) {
+            reinterpret_cast<ushort2 *>(a.out.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
         }
     }
-    // A thread without a part computes an address that is never read.
-    const uint32_t slot = rank * l.max_tokens + row;
-    const unsigned char *from = written_by(o, added ? rank : o.rank) + a.answers.offset(slot * l.answers + answer);
-    if (a.own_stays && rank == o.rank) from = a.given_row(slot);
-    put_row(batch, at, static_cast<unsigned char *>(a.out.out) + uint64_t(t) * l.row_bytes, count, added, place, from, weight,
-            rank);
-    if (laneid == 0 && a.out.contributions) {
-        reinterpret_cast<ushort2 *>(a.out.contributions)[t] = {uint16_t(__popc(entries)), uint16_t(expected)};
-    }
+};
+
+__device__ __forceinline__ unsigned char *sum_of(const Combine &a, uint32_t t) {
+    return static_cast<unsigned char *>(a.out.out) + uint64_t(t) * a.lane.layout.row_bytes;
+}
+
+// Finds where the answers to token t lie and puts them as row `at` of the batch. Called by one warp.
+__device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
+                                    uint32_t at) {
+    const TokenEntry entry(a, t);
+    const TokenAnswers answers(a, o, answered, t, entry);
+    put_row(batch, at, sum_of(a, t), answers.count, answers.has, answers.place, answers.from, entry.weight, answers.rank);
 }
 
 // Fills the batch with every stride-th token from `first` on; returns their number. Ends with a barrier.
@@ -229,14 +255,17 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
     close(o, EPW_PHASE_COMBINE_SEND, EPW_GPU_FREE);
 }
 
+// Peers that do not take part count as settled. Seen by the block after its next barrier.
+__device__ __forceinline__ void settle_absent(const Operation &o, Expected &expected) {
+    const uint32_t word = threadIdx.x - kThreads;
+    if (word < EPW_RANK_WORDS) expected.settled.words[word] = ~o.present.words[word];
+}
+
 // Waits for the answers and sums them. The answers to a token are added as they arrive, but in their fixed order; their addresses
 // are looked up before, as if every peer answered.
 template <typename T, bool Weighted>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
-    // Peers that do not take part count as settled.
-    if (threadIdx.x - kThreads < EPW_RANK_WORDS) {
-        expected.settled.words[threadIdx.x - kThreads] = ~o.present.words[threadIdx.x - kThreads];
-    }
+    settle_absent(o, expected);
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
     if (threadIdx.x >= kThreads) {
         await_answers(a, o, expected);

@@ -171,15 +171,23 @@ __device__ __noinline__ inline void take_lost(Operation &o) {
     o.lost = load_now(o.peers->gone);
     if (is_closed(o)) o.last = 0;
 }
+__device__ __forceinline__ void count_as_sent(Operation &o) {
+    uint64_t mine = o.gave_up ? kGaveUp + 1 : 1;
+    uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
+    o.last = (passed & (kGaveUp - 1)) == gridDim.x;
+    if (passed >= kGaveUp) take_lost(o);
+}
 __device__ __forceinline__ bool last_to_send(Operation &o) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-        uint64_t mine = o.gave_up ? kGaveUp + 1 : 1;
-        uint64_t passed = ptx::add_acq_rel_gpu(&o.state->sent_blocks, mine) + mine - o.sent_before;
-        o.last = (passed & (kGaveUp - 1)) == gridDim.x;
-        if (passed >= kGaveUp) take_lost(o);
-    }
+    if (threadIdx.x == 0) count_as_sent(o);
     __syncthreads();
+    return o.last != 0;
+}
+// The same for a block of which one warp sends, and nothing else: called by this warp.
+__device__ __forceinline__ bool warp_last_to_send(Operation &o) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) count_as_sent(o);
+    __syncwarp();
     return o.last != 0;
 }
 

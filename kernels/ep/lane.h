@@ -15,7 +15,10 @@
 static_assert(EPW_GPU_PEERS == EPW_GPU_MAX_RANKS, "what the floor holds of a group, and what a plan may ask for");
 
 #define EPW_GPU_BLOCKS 256 /* the most blocks of a kernel */
-#define EPW_GPU_NOTES  64  /* bad ids recorded by one operation: few enough that no two writers share a slot of the ring */
+#define EPW_GPU_FEW    96  /* kernels with fewer blocks have many tokens for each; with more, they fill the wire by a row each */
+#define EPW_GPU_LEADS  (UINT32_C(1) << 31) /* in arrays.index: the token's first entry for its rank */
+#define EPW_GPU_PARTS  16                  /* the most parts of the answers after which a combine tells its progress */
+#define EPW_GPU_NOTES  64 /* bad ids recorded by one operation: few enough that no two writers share a slot of the ring */
 
 /* The stage of a lane. An operation that finds another stage than it needs does nothing but put a record (EPW_CAUSE_HELD). */
 enum {
@@ -43,6 +46,10 @@ typedef struct epw_gpu_arrays {
     int32_t *ids;
     float *weights;
     uint32_t *sent_row;
+    /* For the same tokens, where blocks have many of them: numbers in the experts' lists, with EPW_GPU_LEADS. */
+    uint32_t *index;
+    /* What each block has counted of its own tokens, by expert and by rank: see kernels/ep/runs.cuh. [EPW_GPU_FEW] */
+    uint32_t *counted;
     epw_gpu_report *report;
 } epw_gpu_arrays;
 
@@ -72,6 +79,11 @@ typedef struct epw_gpu_traffic {
     epw_gpu_sum rows_received[EPW_GPU_PEERS], bytes_received[EPW_GPU_PEERS], answers_received[EPW_GPU_PEERS];
     uint64_t rows_sent[EPW_GPU_PEERS], bytes_sent[EPW_GPU_PEERS], answers_sent[EPW_GPU_PEERS];
 } epw_gpu_traffic;
+
+/* Bytes of what a block counts: 16 bits for each expert and each rank. */
+EPW_INLINE uint32_t epw_gpu_counted_bytes(uint32_t experts, uint32_t ranks) {
+    return ((experts + ranks) * (uint32_t)sizeof(uint16_t) + 15) & ~15u;
+}
 
 typedef struct epw_gpu_lane_state {
     epw_gpu_turn turns[EPW_GPU_BLOCKS];
@@ -104,10 +116,21 @@ typedef struct epw_gpu_lane_state {
     /* The value that out_blocks reaches at the end of the last kernel for which arrays.added holds. */
     uint64_t added_at;
 
+    /* Writer: a block of a dispatch, when arrays.counted has what it has counted, and when its tokens are numbered: sent_before +
+     * 1 of the kernel. Reader: the kernel's other blocks. */
+    uint64_t counted[EPW_GPU_FEW], numbered[EPW_GPU_FEW];
+    /* How many of the tokens that a block has numbered are taken to be sent, by any block; begun anew by it before `numbered`. */
+    uint32_t taken[EPW_GPU_FEW];
+
     /* State of one kernel, changed by atomics of its blocks; zero between kernels. */
     uint32_t troubled;      /* blocks in trouble so far */
     uint32_t noted;         /* bad routing ids found; the first EPW_GPU_NOTES of them are recorded */
     epw_rank_set malformed; /* peers with a malformed row, found only by the block that handles the row */
+
+    /* Of a combine with many rank-major rows: see kernels/ep/combine_many.cuh. Changed by atomics of its blocks; zeroed by the
+     * dispatch before. */
+    uint32_t answers_taken, sums_taken; /* how many are, by any block */
+    uint32_t sent_parts[EPW_GPU_PARTS]; /* rows that have been sent of each part of the answers */
 
     /* Writer: kernels that leave something incomplete. Reader: the next checkpoint, which clears it. */
     uint32_t faulted;

@@ -21,30 +21,69 @@ __device__ __forceinline__ uint32_t quantised_chunk(uint32_t n, uint32_t k) {
     return first ^ k * kBlockThreads;
 }
 
-// Writes share n of the staged piece to `payload`, and the scale of its block to `scales`. Called by whole warps, with
-// neighbouring shares: kBlockThreads neighbours share a block. Threads that are not `inside` only take part in the shuffles.
+// Where a share is written: its chunks, and the scale of its block.
+struct ShareAt {
+    unsigned char *chunk[kQuantised];
+    unsigned char *scale;
+
+    // Share n of a piece.
+    __device__ __forceinline__ ShareAt(unsigned char *payload, unsigned char *scales, uint32_t n, uint32_t bytes_of_scale)
+        : chunk{payload + quantised_chunk(n, 0) * 8, payload + quantised_chunk(n, 1) * 8},
+          scale(scales + n / kBlockThreads * bytes_of_scale) {}
+    // To a share that lies so many bytes further on.
+    __device__ __forceinline__ void advance(uint32_t in_payload, uint32_t in_scales) {
+        for (unsigned char *&at : chunk) at += in_payload;
+        scale += in_scales;
+    }
+};
+
+// Quantises `Count` shares of a thread, of which share number k is written to `to[k]` if the thread is inside[k]; their steps are
+// interleaved, because each waits long for the one before it. `first`: the thread writes its blocks' scales. Called by whole
+// warps, with neighbouring shares: kBlockThreads neighbours share a block.
+template <typename T, uint32_t Payload, uint32_t Count>
+__device__ __forceinline__ void quantise_shares(const uint4 (&x)[Count][kQuantised], bool first, const bool (&inside)[Count],
+                                                const ShareAt (&to)[Count]) {
+    uint32_t largest[Count];
+#pragma unroll
+    for (uint32_t i = 0; i < Count; i++) {
+        largest[i] = T::larger(T::larger(T::larger(x[i][0].x, x[i][0].y), T::larger(x[i][0].z, x[i][0].w)),
+                               T::larger(T::larger(x[i][1].x, x[i][1].y), T::larger(x[i][1].z, x[i][1].w)));
+    }
+#pragma unroll
+    for (uint32_t step = kBlockThreads / 2; step > 0; step /= 2) {
+#pragma unroll
+        for (uint32_t i = 0; i < Count; i++) {
+            largest[i] = T::larger(largest[i], __shfl_xor_sync(0xffffffffu, largest[i], step));
+        }
+    }
+    Scale s[Count];
+    uint2 packed[Count][kQuantised];
+#pragma unroll
+    for (uint32_t i = 0; i < Count; i++) {
+        float amax = fmaxf(fmaxf(fabsf(T::low(largest[i])), fabsf(T::high(largest[i]))), 1e-4f); // fmaxf drops a NaN too
+        s[i] = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
+#pragma unroll
+        for (uint32_t k = 0; k < kQuantised; k++) packed[i][k] = quantise_eight<T>(x[i][k], s[i].inverse);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < Count; i++) {
+        if (!inside[i]) continue;
+#pragma unroll
+        for (uint32_t k = 0; k < kQuantised; k++) *reinterpret_cast<uint2 *>(to[i].chunk[k]) = packed[i][k];
+        if (!first) continue;
+        if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
+            *to[i].scale = __float_as_uint(s[i].scale) >> 23;
+        } else {
+            *reinterpret_cast<float *>(to[i].scale) = s[i].scale;
+        }
+    }
+}
+// Quantises share n of the staged piece into `payload` and `scales`.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], uint32_t n, bool inside, unsigned char *payload,
                                                 unsigned char *scales) {
-    uint32_t largest = T::larger(T::larger(T::larger(x[0].x, x[0].y), T::larger(x[0].z, x[0].w)),
-                                 T::larger(T::larger(x[1].x, x[1].y), T::larger(x[1].z, x[1].w)));
-#pragma unroll
-    for (uint32_t step = kBlockThreads / 2; step > 0; step /= 2) {
-        largest = T::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-    }
-    if (!inside) return;
-    float amax = fmaxf(fmaxf(fabsf(T::low(largest)), fabsf(T::high(largest))), 1e-4f); // fmaxf drops a NaN too
-    Scale s = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
-#pragma unroll
-    for (uint32_t k = 0; k < kQuantised; k++) {
-        reinterpret_cast<uint2 *>(payload)[quantised_chunk(n, k)] = quantise_eight<T>(x[k], s.inverse);
-    }
-    if (n % kBlockThreads != 0) return;
-    if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
-        scales[n / kBlockThreads] = __float_as_uint(s.scale) >> 23;
-    } else {
-        reinterpret_cast<float *>(scales)[n / kBlockThreads] = s.scale;
-    }
+    const uint4(&one)[1][kQuantised] = reinterpret_cast<const uint4(&)[1][kQuantised]>(x);
+    quantise_shares<T, Payload, 1>(one, n % kBlockThreads == 0, {inside}, {ShareAt(payload, scales, n, scale_bytes(Payload))});
 }
 
 } // namespace epw

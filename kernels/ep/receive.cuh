@@ -581,6 +581,30 @@ __device__ __noinline__ inline void decide_sources(Operation &o) {
     __syncthreads();
 }
 
+// Lists the thread's entry and those after it.
+__device__ __forceinline__ void list_more(const Dispatch &a, Operation &o, const ReceiveShared &s, const uint32_t *table,
+                                          ListEntry e, Share share) {
+    constexpr uint32_t kAtOnce = 3; // entries of a thread that are on their way together
+    bool more = true;
+#pragma unroll 1
+    while (more) {
+        ListEntry places[kAtOnce] = {e, e, e};
+        Received entries[kAtOnce] = {};
+        bool came[kAtOnce];
+#pragma unroll
+        for (uint32_t k = 0; k < kAtOnce; k++) {
+            places[k] = e;
+            came[k] = more && e.came(a, s);
+            if (came[k]) entries[k] = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
+            more = more && e.go_on(a, share);
+        }
+#pragma unroll
+        for (uint32_t k = 0; k < kAtOnce; k++) {
+            if (came[k]) list_entry(a, o, table, entries[k], places[k]);
+        }
+    }
+}
+
 // Waits for the rows and lays them out. After trouble, the closing block decides which peers take part, and does the whole layout
 // again, alone, if some do not or if blocks are absent. It repeats this until no further peer drops out; there are fewer each
 // time.
@@ -605,12 +629,8 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         format = a.format.hash; // the formats of other sources have been checked
         // By the block with the fewest rows. A single block may be the closing one, which does it again.
         if (share.block == share.blocks - 1) write_counts(a, o, s, table, share.blocks == 1);
-        while (in_place) {
-            if (mine) list_entry(a, o, table, entry, e);
-            if (!e.go_on(a, share)) break;
-            mine = e.came(a, s);
-            if (mine) entry = read_entry(a, slot_of(a, o, e.source, e.row), e.j);
-        }
+        if (in_place && mine) list_entry(a, o, table, entry, e);
+        if (in_place && __builtin_expect(e.go_on(a, share), 0)) list_more(a, o, s, table, e, share);
         if constexpr (Spreads) spread.run(a, o, s, table, memory);
         if (alone) {
             __syncthreads(); // makes what every thread has refused visible

@@ -89,6 +89,9 @@ struct Token {
 // How many of the tokens so far have each expert, and each rank: counters in shared memory.
 struct Census {
     uint32_t *experts, *ranks;
+
+    __device__ __forceinline__ void add_expert(uint32_t expert) const { atomicAdd(&experts[expert], 1u); }
+    __device__ __forceinline__ void add_rank(uint32_t rank, uint32_t n) const { atomicAdd(&ranks[rank], n); }
 };
 
 // Ids of tokens to be counted: each thread has one of every kThreads, and the ids of a token are 2^entry_shift neighbours. Ids

@@ -15,6 +15,8 @@ struct SendShared {
     uint32_t awaits;                    // some peer's permission was missing at the first look
     unsigned char *slots[EPW_MAX_TOPK]; // for each entry of the token: the slot to which unstaged scales go
     uint64_t loaded[2];                 // barriers: a tile's row is loaded
+    uint64_t teams_loaded[kMaxTiles];   // the same in send_many.cuh
+    uint32_t next[kWarps];              // there, the token that each team takes up
 };
 
 // Records in the lane where the token went, for combine: the thread's entry in row `row` of those sent to its rank. Called by a
@@ -273,9 +275,13 @@ __device__ __forceinline__ void tell_counts(const Dispatch &a, const Operation &
         uint32_t *counts = reinterpret_cast<uint32_t *>(control_at(o, rank, epw_expert_counts_offset(&l, o.lane, o.rank)));
         if (reachable) counts[e - rank * l.local_experts] = census.experts[e];
     }
+    if (threadIdx.x < EPW_GPU_PARTS) o.state->sent_parts[threadIdx.x] = 0;
+    if (threadIdx.x == 0) o.state->answers_taken = o.state->sums_taken = 0;
     if (threadIdx.x < l.ranks) {
         uint64_t word = epw_word(o.epoch, o.op, census.ranks[threadIdx.x]);
         ptx::store_relaxed_gpu(&o.state->sent[threadIdx.x], word);
+        // Reader: this rank's next combine. Ordered before what the peer writes there by the word that permits it to answer.
+        *reinterpret_cast<uint64_t *>(a.lane.window + epw_progress_offset(&l, o.lane, threadIdx.x)) = 0;
         if (a.lane.counts && l.answers > 1) {
             uint32_t due = 0;
 #pragma unroll 1

@@ -1,9 +1,11 @@
-// The sending half of dispatch where blocks are few and have many tokens each: a team of warps handles a token at a time, so that
-// many rows are on their way at once, and no warp waits for those that send other rows. The fewer tokens a block has, the larger
-// the teams. With many blocks the wire is full in any case, and send.cuh begins sooner.
+// The sending half of dispatch where blocks are few and have many tokens each. These are numbered first. Then each team of warps
+// takes a token at a time and sends its row, so that many rows are on their way at once, and no warp waits for those that send
+// other rows. A block that has sent its tokens goes on with those of others: SMs that share a way to memory or to the wire with
+// several busy ones take up to twice as long for a row. The fewer tokens a block has, the larger the teams. With many blocks the
+// wire is full in any case, and send.cuh begins sooner.
 #pragma once
 
-#include "kernels/ep/batch.cuh"
+#include "kernels/ep/runs.cuh"
 #include "kernels/ep/send.cuh"
 
 namespace epw {
@@ -32,69 +34,93 @@ struct Teams {
     }
 };
 
-// The tokens of this block: others follow.
-struct OwnTokens {
-    uint32_t begin, end;
+// Returns a block that has tokens left, looking at the next one first, or kNobody. Blocks that have not numbered theirs will send
+// them. Called by a whole warp.
+__device__ __noinline__ inline uint32_t block_with_tokens(const Dispatch &a, const Operation &o) {
+#pragma unroll 1
+    for (uint32_t first = 1; first < gridDim.x; first += 32) {
+        const uint32_t after = first + threadIdx.x % 32;
+        const uint32_t block = blockIdx.x + after < gridDim.x ? blockIdx.x + after : blockIdx.x + after - gridDim.x;
+        const bool has = after < gridDim.x && ptx::load_acquire_gpu(&o.state->numbered[block]) == o.sent_before + 1 &&
+                         ptx::load_relaxed_gpu(&o.state->taken[block]) < tokens_of_block(a, block).count();
+        const uint32_t some = __ballot_sync(0xffffffffu, has);
+        if (some != 0) return __shfl_sync(0xffffffffu, block, __ffs(some) - 1);
+    }
+    return kNobody;
+}
 
-    __device__ __forceinline__ explicit OwnTokens(const Dispatch &a)
-        : begin(blockIdx.x * a.each + min(blockIdx.x, a.more)), end(begin + a.each + (blockIdx.x < a.more)) {}
+// Takes tokens to be sent, one at a time, each of which is numbered. Used by the leader of a team.
+struct Taker {
+    uint32_t whose = blockIdx.x; // the block whose tokens are taken
+    uint32_t ticket;             // of thread 0: number of the token that was asked for; may be on its way
+
+    __device__ __forceinline__ void ask(const Operation &o) {
+        if (threadIdx.x % 32 == 0) ticket = atomicAdd(&o.state->taken[whose], 1u);
+    }
+    // The token that was asked for, or one of another block; kNobody if there is none left.
+    __device__ __forceinline__ uint32_t take(const Dispatch &a, const Operation &o) {
+        while (true) {
+            const Stretch tokens = tokens_of_block(a, whose);
+            const uint32_t n = __shfl_sync(0xffffffffu, ticket, 0);
+            if (n < tokens.count()) return tokens.begin + n;
+            whose = block_with_tokens(a, o);
+            if (whose == kNobody) return kNobody;
+            ask(o);
+        }
+    }
 };
 
-// A block's pass over its tokens, a batch at a time: one for each team.
+// A team at work.
 template <typename T, uint32_t Payload> struct TeamSender {
     static constexpr bool kQuantise = quantises(Payload);
     static constexpr uint32_t kPerScale = EPW_FP8_BLOCK / scale_bytes(Payload); // payload bytes for each byte of scales
-    static constexpr uint32_t kShares = 4; // of a piece that is to be quantised, on their way to a thread's registers
+    static constexpr uint32_t kShares = 6;            // of a piece that is to be quantised, on their way to a thread's registers
+    static constexpr uint32_t kEach = kQuantised * 8; // bytes of a share when it is quantised
 
     const Dispatch &a;
-    BatchShared &batch;
-    const Census census;
-    const OwnTokens own;
+    SendShared &s;
     const Teams teams;
-    unsigned char *const tile;
-    uint32_t loads = 0;   // into the tile
-    uint32_t batches = 0; // before this one
+    unsigned char *const memory;
+    uint32_t loads = 0; // into the tile
     uint4 held[kShares][kQuantised];
-    Token token; // of the team's leader, in this batch
-    Numbers numbers;
-    Token following; // in the next one; being loaded
+    const unsigned char *from = nullptr; // the next share to be loaded
+    Taker taker;                         // of the leader, as the following; each team of the block has a first token of its own
+    Routed token, following;             // the next one is being loaded
 
-    __device__ __forceinline__ TeamSender(const Dispatch &a, BatchShared &batch, Census census, unsigned char *memory)
-        : a(a), batch(batch), census(census), own(a), teams(a, own.end - own.begin), tile(memory + teams.team * a.tiles.bytes) {}
+    __device__ __forceinline__ TeamSender(const Dispatch &a, SendShared &s, unsigned char *memory)
+        : a(a), s(s), teams(a, tokens_of_block(a, blockIdx.x).count()), memory(memory), taker{blockIdx.x, teams.team} {}
 
-    // Issues the first loads from memory.
-    __device__ __forceinline__ void begin() {
-        if (teams.works()) clear_rest();
-        const uint32_t t = own.begin + teams.team;
-        if (!has_token(t)) return;
-        if (teams.leads()) following.load(a, t);
-        fetch(t, 0);
+    // Loads the first row into the L2 cache. Called before numbers are known, and before registers are free for the row.
+    __device__ __forceinline__ void prefetch() const {
+        const uint32_t t = tokens_of_block(a, blockIdx.x).begin + teams.team;
+        if (!teams.works() || t >= a.in.tokens) return;
+        const unsigned char *row = row_of(t, 0);
+        const uint32_t bytes = bytes_of(0) * (kQuantise ? 2 : 1);
+#pragma unroll 1
+        for (uint32_t i = teams.thread() * 128; i < bytes; i += teams.threads() * 128) ptx::prefetch_l2(row + i);
     }
-    // Waits for those into the tile, when nothing is to be sent.
-    __device__ __forceinline__ void abandon() const {
-        if (has_token(own.begin + teams.team) && teams.thread() == 0) await_loaded();
-    }
-    // Sends the tokens. Called by the whole block, as all of these.
+
+    // Sends tokens until there are none left. Called by all warps.
     __device__ __forceinline__ void run(Operation &o);
 
   private:
+    __device__ __forceinline__ unsigned char *tile() const { return memory + teams.team * a.tiles.bytes; }
     // Clears the padding behind the header and the row, because the engine moves whole units: zeros are sent, never stale shared
     // memory. Nothing else is written there.
     __device__ __forceinline__ void clear_rest() const {
         const uint32_t header = uint32_t(epw_sideband_offset(&a.lane.layout)) + a.in.sideband_bytes;
         const uint32_t row = a.format.payload_bytes + a.scales_size + teams.thread();
 #pragma unroll 1
-        for (uint32_t i = header + teams.thread(); i < a.tiles.header; i += teams.threads()) tile[i] = 0;
+        for (uint32_t i = header + teams.thread(); i < a.tiles.header; i += teams.threads()) tile()[i] = 0;
         if (row < a.whole) payload()[row] = 0;
         ptx::fence_shared_before_bulk();
     }
 
-    __device__ __forceinline__ bool has_token(uint32_t t) const { return teams.works() && t < own.end; }
     __device__ __forceinline__ uint32_t bytes_of(uint32_t piece) const {
         return min(a.pieces.bytes, a.format.payload_bytes - piece * a.pieces.bytes);
     }
-    __device__ __forceinline__ unsigned char *payload() const { return tile + a.tiles.header; }
-    __device__ __forceinline__ uint64_t *loaded() const { return &batch.loaded[teams.team]; }
+    __device__ __forceinline__ unsigned char *payload() const { return tile() + a.tiles.header; }
+    __device__ __forceinline__ uint64_t *loaded() const { return &s.teams_loaded[teams.team]; }
     __device__ __forceinline__ const unsigned char *row_of(uint32_t t, uint32_t piece) const {
         return static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride +
                uint64_t(piece) * a.pieces.bytes * (kQuantise ? 2 : 1);
@@ -103,22 +129,31 @@ template <typename T, uint32_t Payload> struct TeamSender {
     // Begins to load a piece: into registers, as much of it as there is room for, or into the tile.
     __device__ __forceinline__ void fetch(uint32_t t, uint32_t piece) {
         if constexpr (kQuantise) {
+            from = row_of(t, piece) + quantised_chunk(teams.thread(), 0) * 16;
+            int32_t left = bytes_from_first_share(piece);
 #pragma unroll
-            for (uint32_t k = 0; k < kShares; k++) fetch_share(t, piece, k, held[k]);
+            for (uint32_t k = 0; k < kShares; k++, left -= between()) fetch_share(left > 0, held[k]);
         } else if (teams.thread() == 0) {
             ptx::barrier_expect(loaded(), bytes_of(piece));
             ptx::bulk_load(payload(), row_of(t, piece), bytes_of(piece), loaded());
         }
     }
-    // The thread's share number i of the piece.
-    __device__ __forceinline__ uint32_t share(uint32_t i) const { return i * teams.threads() + teams.thread(); }
-    __device__ __forceinline__ void fetch_share(uint32_t t, uint32_t piece, uint32_t i, uint4 (&to)[kQuantised]) const {
-        const unsigned char *from = row_of(t, piece);
+    // Payload bytes of a piece from the thread's first share on: not positive if it has none. Its other shares follow at this
+    // distance.
+    __device__ __forceinline__ int32_t bytes_from_first_share(uint32_t piece) const {
+        return int32_t(bytes_of(piece)) - int32_t(teams.thread() * kEach);
+    }
+    __device__ __forceinline__ int32_t between() const { return int32_t(teams.threads() * kEach); }
+    // Begins to load the thread's next share. What a thread outside of the piece holds is never used.
+    __device__ __forceinline__ void fetch_share(bool inside, uint4 (&to)[kQuantised]) {
+        if (inside) {
 #pragma unroll
-        for (uint32_t k = 0; k < kQuantised; k++) {
-            const uint32_t chunk = quantised_chunk(share(i), k);
-            to[k] = chunk * 8 < bytes_of(piece) ? ptx::load_relaxed_gpu_once(from + chunk * 16) : uint4{};
+            for (uint32_t k = 0; k < kQuantised; k++) {
+                const int32_t chunks = int32_t(quantised_chunk(teams.thread(), k)) - int32_t(quantised_chunk(teams.thread(), 0));
+                to[k] = ptx::load_relaxed_gpu_once(from + chunks * 16);
+            }
         }
+        from += between() * 2;
     }
     __device__ __forceinline__ void await_loaded() const {
         if constexpr (!kQuantise) {
@@ -132,15 +167,22 @@ template <typename T, uint32_t Payload> struct TeamSender {
     __device__ __forceinline__ void put_piece(uint32_t t, uint32_t piece) {
         const uint32_t bytes = bytes_of(piece);
         if constexpr (kQuantise) {
-            constexpr uint32_t kEach = kQuantised * 8; // bytes of a share
-#pragma unroll 1
-            for (uint32_t first = 0; first * teams.threads() * kEach < bytes; first += kShares) {
+            ShareAt to(payload(), payload() + bytes, teams.thread(), scale_bytes(Payload));
+            int32_t left = bytes_from_first_share(piece);
+            const int32_t of_warp = int32_t(threadIdx.x % 32 * kEach); // from the warp's first thread on there is so much more
+            while (left + of_warp > 0) {
 #pragma unroll
-                for (uint32_t k = 0; k < kShares; k++) {
-                    const uint32_t n = share(first + k);
-                    if ((n & ~31u) * kEach >= bytes) break;
-                    quantise_chunks<T, Payload>(held[k], n, n * kEach < bytes, payload(), payload() + bytes);
-                    fetch_share(t, piece, first + k + kShares, held[k]);
+                for (uint32_t k = 0; k < kShares; k += 2) {
+                    ShareAt next = to;
+                    next.advance(between(), between() / kPerScale);
+                    const uint4(&two)[2][kQuantised] = reinterpret_cast<const uint4(&)[2][kQuantised]>(held[k]);
+                    quantise_shares<T, Payload, 2>(two, teams.thread() % kBlockThreads == 0, {left > 0, left > between()},
+                                                   {to, next});
+                    fetch_share(left > int32_t(kShares) * between(), held[k]);
+                    fetch_share(left > int32_t(kShares + 1) * between(), held[k + 1]);
+                    to.advance(2 * between(), 2 * between() / kPerScale);
+                    left -= 2 * between();
+                    if (left + of_warp <= 0) break;
                 }
             }
             const uint32_t rest = bytes / kPerScale + teams.thread(); // padding after a row's last piece: see clear_rest()
@@ -155,14 +197,14 @@ template <typename T, uint32_t Payload> struct TeamSender {
     __device__ __forceinline__ void put_header(uint32_t t) const {
         const epw_layout &l = a.lane.layout;
         const uint32_t laneid = threadIdx.x % 32;
-        if (laneid == 0) *reinterpret_cast<uint4 *>(tile) = {t, a.format.hash, 0, 0};
+        if (laneid == 0) *reinterpret_cast<uint4 *>(tile()) = {t, a.format.hash, 0, 0};
         if (laneid < l.topk) {
-            reinterpret_cast<epw_entry *>(tile + sizeof(epw_slot_header))[laneid] = {int32_t(token.expert), token.kept_weight()};
-            reinterpret_cast<uint32_t *>(tile + epw_indices_offset(&l))[laneid] = numbers.index;
+            reinterpret_cast<epw_entry *>(tile() + sizeof(epw_slot_header))[laneid] = {int32_t(token.expert), token.weight};
+            reinterpret_cast<uint32_t *>(tile() + epw_indices_offset(&l))[laneid] = token.index & ~EPW_GPU_LEADS;
         }
         const unsigned char *sideband = static_cast<const unsigned char *>(a.in.sideband) + size_t(t) * a.in.sideband_bytes;
 #pragma unroll 1
-        for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) tile[epw_sideband_offset(&l) + i] = sideband[i];
+        for (uint32_t i = laneid; i < a.in.sideband_bytes; i += 32) tile()[epw_sideband_offset(&l) + i] = sideband[i];
     }
     // Waits until what the tile holds has been read.
     __device__ __forceinline__ void reuse_tile() const {
@@ -170,35 +212,12 @@ template <typename T, uint32_t Payload> struct TeamSender {
         teams.meet();
     }
 
-    // Takes up the batch whose first token is `first`. Numbers are known after the next barrier.
-    __device__ __forceinline__ void begin_batch(uint32_t first) {
-        if (first == own.begin) {
-            count_many(a, census, own.begin);
-        } else {
-            while (!ptx::barrier_try_wait(&batch.numbered, batches & 1)) { // bounded: all warps come there
-            }
-            batches++;
-            if (teams.leads()) add(token);
-        }
-        token = following;
-        if (!teams.works() || !teams.leads()) return;
-        if (first + teams.team < own.end) token.look(a);
-        batch.put(token, teams.team);
-    }
-    __device__ __forceinline__ void number_batch(bool has) {
-        if (teams.leads() && has) numbers = Numbers(a, census, batch, token, teams.team);
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(&batch.numbered);
-    }
-    __device__ __forceinline__ void add(const Token &token) const {
-        if (token.expert != kNobody) atomicAdd(&census.experts[token.expert], 1u);
-        if (token.leads) atomicAdd(&census.ranks[token.rank], 1u);
-    }
-
     // The slot to which this thread's entry sends the row; nullptr if it sends none, or an earlier entry sends it there.
     __device__ __forceinline__ unsigned char *slot(const Operation &o) const {
-        if (!token.leads || !has(o.reachable, token.rank)) return nullptr;
-        return at(o, token.rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, numbers.row));
+        if (!(token.index & EPW_GPU_LEADS)) return nullptr;
+        const uint32_t rank = a.per_rank.divide(token.expert);
+        if (!has(o.reachable, rank)) return nullptr;
+        return at(o, rank, epw_slot_offset(&a.lane.layout, a.lane.index, a.lane.rank, token.row));
     }
     // Sends the piece, and with the first one the header. Called by the leader; the first entry for each rank sends.
     __device__ __forceinline__ void send_piece(const Operation &o, uint32_t piece) const {
@@ -207,7 +226,7 @@ template <typename T, uint32_t Payload> struct TeamSender {
             const uint32_t bytes = bytes_of(piece), at = piece * a.pieces.bytes;
             unsigned char *row = to + a.lane.layout.header_bytes;
             if (piece == 0) {
-                ptx::bulk_store(to, tile, a.tiles.header + (a.whole ? a.whole : bytes));
+                ptx::bulk_store(to, tile(), a.tiles.header + (a.whole ? a.whole : bytes));
             } else {
                 ptx::bulk_store(row + at, payload(), bytes);
             }
@@ -226,62 +245,70 @@ template <typename T, uint32_t Payload> struct TeamSender {
             copy_scales(a, t, to + a.lane.layout.header_bytes + a.format.payload_bytes, threadIdx.x % 32, 32);
         }
     }
-    // Begins to load the token of the next batch.
-    __device__ __forceinline__ void fetch_next(uint32_t t) {
-        if (!has_token(t)) return;
-        if (teams.leads()) following.load(a, t);
-        if (!kQuantise) reuse_tile();
+    // Takes the next token and begins to load it, and asks for the one after it. Returns it, or kNobody.
+    __device__ __forceinline__ uint32_t take(const Operation &o) {
+        uint32_t t = 0;
+        if (teams.leads()) {
+            t = taker.take(a, o);
+            if (t != kNobody) {
+                taker.ask(o);
+                following.load(a, t);
+            }
+            if (teams.size > 1 && threadIdx.x % 32 == 0) s.next[teams.team] = t;
+        }
+        if (teams.size > 1) {
+            teams.meet();
+            t = s.next[teams.team];
+        }
+        if (t == kNobody) return t;
+        if (!kQuantise && loads > 0) reuse_tile();
         fetch(t, 0);
+        return t;
     }
 };
 
 template <typename T, uint32_t Payload> __device__ __forceinline__ void TeamSender<T, Payload>::run(Operation &o) {
+    if (!teams.works()) return;
     const bool leads = teams.leads();
+    clear_rest();
 #pragma unroll 1
-    for (uint32_t first = own.begin; first < own.end; first += teams.count) {
-        const uint32_t t = first + teams.team;
-        const bool has = has_token(t);
-        begin_batch(first);
-        __syncthreads(); // the entries of the batch are put, and the tokens before it are counted
-        number_batch(has);
-        for (uint32_t piece = 0; has && piece < a.pieces.count; piece++) {
-            if (piece > 0 || (kQuantise && first > own.begin)) reuse_tile();
+    for (uint32_t t = take(o), next; t != kNobody; t = next) {
+        token = following;
+        for (uint32_t piece = 0; piece < a.pieces.count; piece++) {
+            if (loads > 0 && (piece > 0 || kQuantise)) reuse_tile();
             if (piece > 0) fetch(t, piece);
             if (piece == 0 && leads) put_header(t);
             put_piece(t, piece);
             if (leads) send_piece(o, piece);
             loads++;
         }
-        fetch_next(t + teams.count);
-        if (!leads || !has) continue;
-        remember(a, token, numbers.row, t);
-        if (token.bad) note_bad_id(o, t, threadIdx.x % 32, raw_value(a, token.raw));
-        if (!kQuantise && !a.whole && a.scales_size > 0) send_scales(o, t);
+        next = take(o);
+        if (leads && !kQuantise && !a.whole && a.scales_size > 0) send_scales(o, t);
     }
-    if (blockIdx.x < gridDim.x - 1) return;
-    __syncthreads(); // all numbers have been read
-    if (leads) add(token);
-    __syncthreads();
-    tell_counts(a, o, census);
 }
 
 // Called by the whole block, which sees the operation after its first barrier. `counts`: a counter for each expert.
 template <typename T, uint32_t Payload>
 __device__ __forceinline__ void send_many(const Dispatch &a, Operation &o, SendShared &s, unsigned char *memory,
                                           uint32_t *counts) {
-    BatchShared &batch = *reinterpret_cast<BatchShared *>(memory + a.batch_at);
-    if (threadIdx.x < kMaxTiles) ptx::barrier_init(&batch.loaded[threadIdx.x], 1);
-    if (threadIdx.x == kMaxTiles) ptx::barrier_init(&batch.numbered, kWarps);
+    const Census census = {counts, s.ranks};
+    if (threadIdx.x < kMaxTiles) ptx::barrier_init(&s.teams_loaded[threadIdx.x], 1);
     if (threadIdx.x < 32) ptx::fence_barrier_init();
+    uint32_t *runs = reinterpret_cast<uint32_t *>(memory);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < a.runs * a.run_size / 4; i += kThreads) runs[i] = 0;
     __syncthreads();
-    TeamSender<T, Payload> sender(a, batch, {counts, s.ranks}, memory);
-    sender.begin();
-    if (o.stage != EPW_GPU_FREE) {
-        sender.abandon();
-        return;
-    }
+    if (o.stage != EPW_GPU_FREE) return;
+    TeamSender<T, Payload> sender(a, s, memory);
+    sender.prefetch();
+    number_tokens(a, o, census, memory, sender.teams.count);
     await_permission(o);
     __syncthreads(); // the set of reachable peers is known
+    if (blockIdx.x == gridDim.x - 1) {
+        count_runs(a, census, memory);
+        __syncthreads();
+        tell_counts(a, o, census);
+    }
     sender.run(o);
     tell_rows(a, o);
 }

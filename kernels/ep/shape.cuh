@@ -38,9 +38,6 @@ struct Pieces {
     }
 };
 
-// Blocks that fill the wire though each works on one row at a time.
-constexpr uint32_t kFullWire = 96;
-
 struct Dispatch : epw_dispatch_args {
     RowTiles tiles;
     Pieces pieces;
@@ -50,8 +47,9 @@ struct Dispatch : epw_dispatch_args {
     uint32_t scales_size; // bytes of a row's scales
     uint32_t whole;       // bytes of a row and its scales that are sent in one store; 0: they are not
     uint32_t entry_shift; // a row's entries are handled by 2^entry_shift threads, the smallest power of two >= topk
-    uint32_t many;        // the blocks have many tokens each: see send_many.cuh, and for the following, batch.cuh
-    uint32_t batch_at;    // offset of struct BatchShared, behind the tiles and the table
+    uint32_t many;        // the blocks have many tokens each: see send_many.cuh, and for the following, runs.cuh
+    uint32_t runs;        // of a block's tokens: each is numbered by a warp
+    uint32_t run_size;    // bytes of a run's counters, which lie where the tiles are later
     uint32_t count_shift; // a token is counted by 2^count_shift threads
     uint32_t each, more;  // tokens of a block; how many blocks, the first ones, have one more
     uint32_t copies_all;  // received rows are copied; else they stay where they are and the output lists point to them
@@ -60,15 +58,18 @@ struct Dispatch : epw_dispatch_args {
         : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
           pieces(a.in.payload, a.format.payload_bytes), per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
           experts(a.lane.layout.local_experts * a.lane.layout.ranks), scales_size(a.format.scale_count * a.format.scale_bytes),
-          whole(0), entry_shift(0), many(blocks < kFullWire && in.tokens > 2 * blocks),
-          batch_at(tiles.bytes * tiles.count + table_bytes(lane.layout)), count_shift(0), each(in.tokens / blocks),
-          more(in.tokens % blocks), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
+          whole(0), entry_shift(0), many(0), runs(0), run_size(epw_gpu_counted_bytes(experts, lane.layout.ranks)), count_shift(0),
+          each(in.tokens / blocks), more(in.tokens % blocks), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
+        runs = min(kWarps, tiles.bytes * tiles.count / run_size);
+        many = blocks < EPW_GPU_FEW && in.tokens > 2 * blocks && each < 0xffff && runs > 0;
         while (1u << entry_shift < a.lane.layout.topk) entry_shift++;
         count_shift = entry_shift > 3 ? entry_shift - 3 : 0; // each thread has eight entries
         if (pieces.count == 1 && (quantises(a.in.payload) || scales_size <= kScaleRoom)) {
             whole = align_16(a.format.payload_bytes + scales_size);
         }
     }
+
+    size_t shared_size() const { return size_t(tiles.bytes) * tiles.count + table_bytes(lane.layout); }
 
     // Rows that come to an inbox are copied in any case: into the window.
     bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != lane.window); }
@@ -86,6 +87,10 @@ enum class Answers {
     parts // expert-major, ordered: the output of each of its experts
 };
 
+// In combine_many.cuh: the most ranks, one for each thread of a warp; and tiles from which is stored while others are loaded;
+// pieces of a row.
+constexpr uint32_t kAnswerersOfMany = 32, kStoresOfMany = 4, kPiecesOfMany = 4;
+
 struct Combine : epw_combine_args {
     AnswerTiles tiles;
     Area slots;       // the slots of a source begin at element source * max_tokens
@@ -93,16 +98,23 @@ struct Combine : epw_combine_args {
     Divisor per_rank; // experts
     Divisor blocks;   // blocks of the kernel
     uint32_t row_size;
-    uint32_t own_stays;  // rows of this rank's own tokens are summed where the caller has put them: no answer is copied for them
-    uint32_t table_size; // bytes of the table of first rows in shared memory, needed only to find experts' outputs
+    uint32_t many;        // the blocks have many tokens each: see combine_many.cuh
+    uint32_t share_shift; // there a token is summed by 2^share_shift warps: more than one, so that the last tokens take less time
+    uint32_t own_stays;   // rows of this rank's own tokens are summed where the caller has put them: no answer is copied for them
+    uint32_t table_size;  // bytes of the table of first rows in shared memory, needed only to find experts' outputs
 
     Combine(const epw_combine_args &a, uint32_t blocks)
         : epw_combine_args(a),
           tiles(a.lane.layout), slots{epw_slot_offset(&a.lane.layout, a.lane.index, 0, 0), uint32_t(a.lane.layout.slot_bytes)},
           answers{epw_answer_offset(&a.lane.layout, a.lane.index, 0, 0, 0), uint32_t(a.lane.layout.row_bytes)},
-          per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)),
-          own_stays(answers_with() == Answers::rows && halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE)),
-          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0) {}
+          per_rank(a.lane.layout.local_experts), blocks(blocks), row_size(uint32_t(a.lane.layout.row_bytes)), many(0),
+          share_shift(0), own_stays(answers_with() == Answers::rows && halves == (EPW_GPU_SEND | EPW_GPU_RECEIVE)),
+          table_size(a.output_layout == EPW_EXPERT_MAJOR && (a.halves & EPW_GPU_SEND) ? table_bytes(a.lane.layout) : 0) {
+        const uint32_t each = tokens / blocks;
+        many = own_stays && lane.layout.ranks > 1 && lane.layout.ranks <= kAnswerersOfMany && tiles.count > kStoresOfMany &&
+               row_size <= kPiecesOfMany * kPieceBytes && each >= (blocks > 32 ? 24 : 48);
+        share_shift = each >= 128 ? 0 : 2;
+    }
 
     Answers answers_with() const {
         if (output_layout == EPW_RANK_MAJOR) return Answers::rows;

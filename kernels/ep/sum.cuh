@@ -46,12 +46,12 @@ struct Held {
     uint4 chunk[kChunks];
 };
 
-// Weighted: each part is multiplied by its weight. Never fused.
-template <typename T, bool Weighted>
-__device__ __forceinline__ void add_part(float (&total)[kChunks][8], const Held &held, float weight) {
+// Adds a part's chunks. Weighted: each is multiplied by the part's weight. Never fused.
+template <typename T, bool Weighted, uint32_t Chunks>
+__device__ __forceinline__ void add_part(float (&total)[Chunks][8], const uint4 (&chunk)[Chunks], float weight) {
 #pragma unroll
-    for (uint32_t k = 0; k < kChunks; k++) {
-        const uint32_t pairs[] = {held.chunk[k].x, held.chunk[k].y, held.chunk[k].z, held.chunk[k].w};
+    for (uint32_t k = 0; k < Chunks; k++) {
+        const uint32_t pairs[] = {chunk[k].x, chunk[k].y, chunk[k].z, chunk[k].w};
 #pragma unroll
         for (uint32_t n = 0; n < 4; n++) {
             float low = T::low(pairs[n]), high = T::high(pairs[n]);
@@ -99,7 +99,7 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
             for (Held &h : held) {
                 const Part &part = batch.parts[added];
                 bool last = part.last;
-                add_part<T, Weighted>(total, h, part.weight);
+                add_part<T, Weighted>(total, h.chunk, part.weight);
                 fetch(h); // arrives while the sum continues
                 unsigned char *to = batch.to[added / EPW_MAX_TOPK] + column;
                 added = part_after(added, last);

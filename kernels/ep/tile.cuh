@@ -33,9 +33,6 @@ inline uint32_t table_bytes(const epw_layout &l) {
     return align_128((l.local_experts * l.ranks + 1) * uint32_t(sizeof(uint32_t)));
 }
 
-// For what dispatch knows of a batch of tokens, behind the table: struct BatchShared.
-constexpr uint32_t kBatchMemory = 2048;
-
 // Dispatch: [header][payload][scales].
 struct RowTiles : Tiles {
     uint32_t header;
@@ -43,7 +40,7 @@ struct RowTiles : Tiles {
     RowTiles(const epw_layout &l, uint32_t payload_bytes, uint32_t scale_bytes)
         : Tiles(uint32_t(l.header_bytes) + align_16(payload_bytes < kPieceBytes ? payload_bytes : kPieceBytes) +
                     (scale_bytes < kScaleRoom ? scale_bytes : kScaleRoom) + 16,
-                kBlockMemory - table_bytes(l) - kBatchMemory),
+                kBlockMemory - table_bytes(l)),
           header(uint32_t(l.header_bytes)) {}
 };
 

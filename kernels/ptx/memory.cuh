@@ -54,6 +54,12 @@ __device__ __forceinline__ uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) {
     return before;
 }
 
+__device__ __forceinline__ uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v) {
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(p), "r"(v) : "memory");
+    return before;
+}
+
 // Atomic compare-and-swap at GPU scope, acquire and release. Returns whether *p was `from`.
 __device__ __forceinline__ bool compare_swap_acq_rel_gpu(uint64_t *p, uint64_t from, uint64_t to) {
     uint64_t was;

@@ -156,8 +156,8 @@
 //! 6. `kernels/dispatch.cu`: `epw_gpu_dispatch` launches it, and `dispatch_kernel` is its body.
 //! 7. `kernels/ep/lane.cuh`: `Opening` reads what the lane's former kernel left behind.
 //! 8. `kernels/ep/send.cuh`: `Sender` moves one token at a time through shared memory to its slots. Where few blocks have
-//!    many tokens, `TeamSender` of `send_many.cuh` moves several at a time.
-//! 9. `kernels/ep/route.cuh`: `Token` says where its rows go, and numbers them.
+//!    many tokens, `TeamSender` of `send_many.cuh` moves several at a time, and blocks share them out as they go.
+//! 9. `kernels/ep/route.cuh`: `Token` says where its rows go, and numbers them; for many tokens `runs.cuh` does.
 //! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` converts the token to FP8 on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
 //! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
@@ -168,7 +168,8 @@
 //! 17. `kernels/combine.cu`: `epw_gpu_combine` launches the kernel that answers and collects.
 //! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers to the tokens' ranks.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
-//! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up.
+//! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up. With many rank-major rows `kernels/ep/combine_many.cuh` does 18 to 20,
+//!     and sums tokens while answers to others are on their way.
 //!
 //! What peers behind queues write goes to a second area of the same layout, `c/peer/inbox.h`: `written_by` in
 //! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` copies its rows into the

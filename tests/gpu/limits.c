@@ -461,6 +461,110 @@ static void malformed(uint32_t gpus) {
     echo_close(&e);
 }
 
+/* Dispatch of rank-major rows, which combine answers where they are. */
+static void send_in_place(echo_rank *r) {
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    in.layout = EPW_RANK_MAJOR;
+    in.tokens = r->config.max_tokens;
+    in.x = r->x;
+    in.topk_idx = r->topk_idx;
+    in.topk = r->config.topk;
+    in.stream = out.stream = r->stream;
+    REQUIRE_OK(epw_dispatch(r->buffer, &in, &out, &r->handle, NULL));
+}
+
+static void answer_in_place(echo_rank *r) {
+    epw_combine_input in = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output out = EPW_COMBINE_OUTPUT_INIT;
+    in.stream = out.stream = r->stream;
+    out.out = r->out;
+    REQUIRE_OK(epw_combine(r->buffer, r->handle, &in, &out, NULL));
+}
+
+enum { EXPONENT = 1 << 7 }; /* of bf16: adding it doubles a value */
+
+/* Tokens that did not come back as often as they have ranks among `answers`: never, once or twice. */
+static uint32_t wrong_in_place(const echo_rank *r, uint32_t answers) {
+    const epw_config *c = &r->config;
+    size_t values = (size_t)c->max_tokens * c->hidden;
+    uint16_t *out = malloc(values * sizeof *out);
+    uint32_t wrong = 0;
+    REQUIRE(out != NULL, "no memory");
+    REQUIRE_CUDA(cudaMemcpy(out, r->out, values * sizeof *out, cudaMemcpyDeviceToHost));
+    for (uint32_t t = 0; t < c->max_tokens; t++) {
+        uint32_t ranks = 0, differs = 0;
+        for (uint32_t j = 0; j < c->topk; j++)
+            ranks |= 1u << (uint32_t)r->ids[t * c->topk + j] / (c->experts / c->ranks);
+        ranks &= answers;
+        for (size_t i = (size_t)t * c->hidden; i < (size_t)(t + 1) * c->hidden; i++)
+            differs |= out[i] != (ranks == 0 ? 0u : r->tokens[i] + (ranks == 3 ? EXPONENT : 0u));
+        wrong += differs;
+    }
+    free(out);
+    return wrong;
+}
+
+/* Two ranks whose blocks have many tokens each: see kernels/ep/combine_many.cuh. */
+static void open_many(echo *e, uint32_t gpus, uint64_t deadline_ns) {
+    epw_config config = config_of(2, 256, 512, 32, 4);
+    config.lanes = 1;
+    config.sms = 4;
+    config.deadline_ns = deadline_ns;
+    echo_open(e, &config, gpus);
+}
+
+/* Writes the word by which its peer tells the rank how many answers to it have been sent. */
+static void put_progress(echo_rank *r, uint32_t op, uint32_t answers) {
+    const uint64_t word = epw_word(1, op, answers);
+    unsigned char *at =
+        epw_peers_own(&r->buffer->peers) + epw_progress_offset(&r->buffer->layout, 0, 1 - r->config.rank);
+    REQUIRE_CUDA(cudaMemcpy(at, &word, sizeof word, cudaMemcpyDefault));
+    REQUIRE_CUDA(cudaDeviceSynchronize());
+}
+
+/* A word by which the peer told its progress in an operation of the same number, long ago, is not taken for
+ * one of this operation: the answers of the operation before are still where its own will be. */
+static void old_progress(uint32_t gpus) {
+    static echo e;
+    open_many(&e, gpus, 10000 * MS);
+    for (uint32_t op = 1; op <= 4; op++) {
+        echo_fill(&e, op);
+        for (uint32_t i = 0; op > 1 && i < 2; i++) put_progress(&e.rank[i], op, e.rank[i].config.max_tokens);
+        for (uint32_t i = 0; i < 2; i++) send_in_place(&e.rank[i]);
+        echo_settle(&e, "a dispatch");
+        answer_in_place(&e.rank[op % 2]);
+        nanosleep(&(struct timespec){.tv_nsec = 50 * MS}, NULL);
+        answer_in_place(&e.rank[(op + 1) % 2]);
+        echo_settle(&e, "a combine");
+        for (uint32_t i = 0; i < 2; i++) {
+            echo_missing(&e.rank[i], 0, "a step");
+            REQUIRE(wrong_in_place(&e.rank[i], 3) == 0, "operation %u: %u tokens of rank %u are wrong", op,
+                    wrong_in_place(&e.rank[i], 3), i);
+        }
+    }
+    echo_close(&e);
+}
+
+/* A peer that is lost after it has told some progress: no sum has any of its answers. */
+static void lost_after_progress(uint32_t gpus) {
+    static echo e;
+    open_many(&e, gpus, 2000 * MS);
+    echo_rank *r = &e.rank[0];
+    for (uint32_t op = 1; op <= 2; op++) {
+        echo_fill(&e, op);
+        for (uint32_t i = 0; i < 2; i++) send_in_place(&e.rank[i]);
+        echo_settle(&e, "a dispatch");
+        if (op == 2) put_progress(r, op, r->config.max_tokens / 2);
+        for (uint32_t i = 0; i < 3 - op; i++) answer_in_place(&e.rank[i]);
+        echo_settle(&e, "a combine");
+        echo_missing(r, op == 1 ? 0 : 2, "a step");
+        REQUIRE(wrong_in_place(r, op == 1 ? 3 : 1) == 0, "operation %u: %u tokens are wrong", op,
+                wrong_in_place(r, op == 1 ? 3 : 1));
+    }
+    echo_close(&e);
+}
+
 static const gpu_case cases[] = {
     {"ranks_33", ranks_33, 1, 120},
     {"ranks_63", ranks_63, 1, 120},
@@ -473,6 +577,8 @@ static const gpu_case cases[] = {
     {"tails", tails, 1, 60},
     {"garbage", garbage, 1, 60},
     {"malformed", malformed, 1, 60},
+    {"old_progress", old_progress, 1, 60},
+    {"lost_after_progress", lost_after_progress, 1, 60},
 };
 
 int main(int argc, char **argv) {

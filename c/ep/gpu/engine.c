@@ -49,6 +49,8 @@ static uint64_t carve(const epw_config *c, void *memory, epw_gpu_shared **shared
         arrays->ids = take(&a, entries * sizeof *arrays->ids);
         arrays->weights = take(&a, entries * sizeof *arrays->weights);
         arrays->sent_row = take(&a, entries * sizeof *arrays->sent_row);
+        arrays->index = take(&a, entries * sizeof *arrays->index);
+        arrays->counted = take(&a, EPW_GPU_FEW * (uint64_t)epw_gpu_counted_bytes(c->experts, c->ranks));
         arrays->report = take(&a, sizeof *arrays->report);
     }
     return a.used;

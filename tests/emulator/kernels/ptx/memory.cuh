@@ -22,6 +22,7 @@ inline uint64_t load_relaxed_sys(const uint64_t *p) { return emulated_load(p); }
 inline uint32_t load_relaxed_sys(const uint32_t *p) { return emulated_load(p); }
 
 inline uint64_t add_acq_rel_gpu(uint64_t *p, uint64_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
+inline uint32_t add_acq_rel_gpu(uint32_t *p, uint32_t v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 inline bool compare_swap_acq_rel_gpu(uint64_t *p, uint64_t from, uint64_t to) {
     return __atomic_compare_exchange_n(p, &from, to, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
