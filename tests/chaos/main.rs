@@ -143,7 +143,8 @@ fn main() {
         true => trial(scenario).with_kind("nothing is mapped over queues").with_ignored_flag(true),
         false => trial(scenario),
     });
-    let trials = on_one.chain(on_hosts).collect();
+    // First what waits longest, for the others to run beside it.
+    let trials = on_hosts.chain(on_one).collect();
     let arguments = Arguments { test_threads: Some(AT_A_TIME), ..Arguments::from_args() };
     libtest_mimic::run(&arguments, trials).exit();
 }
