@@ -76,6 +76,23 @@ static inline unsigned times_busier(void) {
     return stretch <= 1 ? 1 : stretch >= 8 ? 8 : (unsigned)(stretch + 1);
 }
 
+/* The seeds of a test whose cases are left to chance, `for (uint64_t seed = s.first; seed < s.end; seed +=
+ * s.step)`: `cases` of them, from 1. EPW_TEST_CASES and EPW_TEST_SEED set how many and the first;
+ * EPW_TEST_STEP=3 leaves only each third of them. */
+typedef struct seeds {
+    uint64_t first, end, step;
+} seeds;
+
+static inline uint64_t number_from(const char *variable, uint64_t otherwise) {
+    const char *text = getenv(variable);
+    return text != NULL ? strtoull(text, NULL, 10) : otherwise;
+}
+
+static inline seeds seeds_of_test(uint64_t cases) {
+    uint64_t first = number_from("EPW_TEST_SEED", 1), step = number_from("EPW_TEST_STEP", 1);
+    return (seeds){first, first + number_from("EPW_TEST_CASES", cases), step > 0 ? step : 1};
+}
+
 /* The exit code of main(); prints the result. */
 static inline int check_result(const char *name) {
     unsigned made = atomic_load(&checks_made), failed = atomic_load(&checks_failed);

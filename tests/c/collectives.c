@@ -4,7 +4,7 @@
  * collectives of one seed run one after the other on the same communicator; some are begun together and
  * waited for later.
  *
- * EPW_TEST_CASES: the number of seeds. EPW_TEST_SEED: the first one. */
+ * See seeds_of_test() for the variables that choose others. */
 #include "comms.h"
 
 #include <inttypes.h>
@@ -512,9 +512,7 @@ static void one_case(uint64_t seed) {
 }
 
 int main(void) {
-    const char *cases = getenv("EPW_TEST_CASES"), *seed = getenv("EPW_TEST_SEED");
-    uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
-    uint64_t count = cases != NULL ? strtoull(cases, NULL, 10) : CASES;
-    for (uint64_t i = 0; i < count; i++) one_case(first + i);
+    seeds s = seeds_of_test(CASES);
+    for (uint64_t seed = s.first; seed < s.end; seed += s.step) one_case(seed);
     return check_result("collectives");
 }

@@ -3,7 +3,7 @@
  * collectives between them. Each message arrives once, in the order of its pair and tag. Also errors: too
  * little room, no partner, too many unreceived messages.
  *
- * EPW_TEST_CASES: the number of seeds. EPW_TEST_SEED: the first one. */
+ * See seeds_of_test() for the variables that choose others. */
 #include "comms.h"
 
 #include "base/clock.h"
@@ -445,10 +445,8 @@ static void what_waits_for_this_rank_itself_ends_in_its_own_time(void) {
 }
 
 int main(void) {
-    const char *cases = getenv("EPW_TEST_CASES"), *seed = getenv("EPW_TEST_SEED");
-    uint64_t first = seed != NULL ? strtoull(seed, NULL, 10) : 1;
-    uint64_t count = cases != NULL ? strtoull(cases, NULL, 10) : CASES;
-    for (uint64_t i = 0; i < count; i++) one_case(first + i);
+    seeds s = seeds_of_test(CASES);
+    for (uint64_t seed = s.first; seed < s.end; seed += s.step) one_case(seed);
     crossing_sends_of_groups_meet();
     senders_wait_where_too_much_is_unreceived();
     a_message_without_room_is_consumed();

@@ -1,9 +1,6 @@
 /* Prefill against a plain reference: random groups, rings of 2 to 16 tokens, every layout, payload and mode,
- * in one call, in halves, counted first, and with a routing that is used again. Each case has a seed:
- *
- * prefill_cases            the first 1,000
- * prefill_cases SEED       one of them
- * prefill_cases FIRST END  these */
+ * in one call, in halves, counted first, and with a routing that is used again. Each case has a seed; see
+ * seeds_of_test() for the variables that choose others. */
 #include "prefills.h"
 
 #include <stdbool.h>
@@ -520,9 +517,8 @@ static void run_case(uint64_t seed) {
     destroy_prefills(&g);
 }
 
-int main(int count, char **arguments) {
-    uint64_t first = count > 1 ? strtoull(arguments[1], NULL, 10) : 0;
-    uint64_t end = count > 2 ? strtoull(arguments[2], NULL, 10) : count > 1 ? first + 1 : CASES;
-    for (uint64_t seed = first; seed < end; seed++) run_case(seed);
+int main(void) {
+    seeds s = seeds_of_test(CASES);
+    for (uint64_t seed = s.first; seed < s.end; seed += s.step) run_case(seed);
     return check_result("prefill_cases");
 }
