@@ -207,8 +207,10 @@ fn a_launcher_tells_in_the_log_which_process_runs_which_rank_and_how_it_ended() 
         let running = shell(2, script, &of).restarts(2).spawn().unwrap();
         let (stopper, first) = (running.stopper(), running.ids()[1]);
         let waiting = std::thread::spawn(move || running.wait(LIMIT).unwrap());
+        // The process writes before the launcher knows its id.
         wait_until("the third start", || {
             std::fs::read_to_string(of.join("1")).is_ok_and(|starts| starts.len() == 3)
+                && stopper.id(1).is_some()
         });
         let third = stopper.id(1).unwrap();
         assert!(third != first && exists(third) && stopper.id(2).is_none());
