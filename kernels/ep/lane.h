@@ -119,7 +119,8 @@ typedef struct epw_gpu_lane_state {
     /* Writer: a block of a dispatch, when arrays.counted has what it has counted, and when its tokens are numbered: sent_before +
      * 1 of the kernel. Reader: the kernel's other blocks. */
     uint64_t counted[EPW_GPU_FEW], numbered[EPW_GPU_FEW];
-    /* How many of the tokens that a block has numbered are taken to be sent, by any block; begun anew by it before `numbered`. */
+    /* For each block, how many of its tokens have been taken to be sent, by it or by others. The block sets it before `numbered`.
+     */
     uint32_t taken[EPW_GPU_FEW];
 
     /* State of one kernel, changed by atomics of its blocks; zero between kernels. */

@@ -98,14 +98,11 @@ static void add_up_and_normalise(uint32_t rank, void *context) {
     enum { ROWS = 3, HIDDEN = 128, ALL = ROWS * HIDDEN, ONE = 0x3f80 };
     static const uint16_t wholes[] = {0, ONE, 0x4000, 0x4040, 0x4080}; /* 0 to 4 */
     const comms *c = context;
-    uint16_t mine[ALL], sums[ALL], residual[ALL], weights[HIDDEN], out[ALL];
-    for (int i = 0; i < ALL; i++) mine[i] = residual[i] = weights[i % HIDDEN] = ONE;
-    epw_norm norm = EPW_NORM_INIT;
-    norm.rows = ROWS;
-    norm.hidden = HIDDEN;
+    uint16_t mine[ALL], sums[ALL], both[2 * ALL], weights[HIDDEN];
+    const uint16_t *residual = both, *out = both + ALL;
+    for (int i = 0; i < ALL; i++) mine[i] = both[i] = weights[i % HIDDEN] = ONE;
+    epw_norm norm = norm_of(ROWS, HIDDEN, (unsigned char *)both);
     norm.weight = weights;
-    norm.residual = residual;
-    norm.out = out;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     CHECK_OK(epw_all_reduce_norm(c->of[rank], mine, sums, EPW_TYPE_BF16, &norm, NULL, &outcome));
     CHECK_MSG(!outcome.degraded, "rank %u lacks %llx", rank, (unsigned long long)outcome.missing.bits[0]);
