@@ -5,6 +5,9 @@
  * by swapping the word that it last stored: if a request has arrived meanwhile the swap fails, and the holder
  * continues.
  *
+ * A thread need not take the bell to ring for its own entries if all before them are rung for: until these
+ * are marked nobody else can. It then only moves the count.
+ *
  * Once the queue is given up nobody takes the bell any more, and its holder does not ring for anything posted
  * later. */
 #ifndef EPW_NIC_DOORBELL_H
@@ -56,6 +59,20 @@ EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *b
     } while (!epw_compare_swap_64(word, seen, count | EPW_BELL_HELD));
     bell->flush |= (seen & EPW_BELL_FLUSH) != 0;
     return false;
+}
+
+/* Whether all entries below `index` are rung for, and the queue is not given up. If `index` is that of the
+ * caller's entries, nobody but the caller changes the former until it marks them. To be fenced before the
+ * caller rings, which then comes after the record and doorbell of whoever rang before. */
+EPW_INLINE bool epw_bell_has_reached(const uint64_t *word, uint64_t index) {
+    uint64_t seen = epw_load_fenced_later_64(word);
+    return seen >> EPW_BELL_COUNT_SHIFT == index && !(seen & EPW_BELL_GIVEN_UP);
+}
+
+/* The caller has rung for the entries from `index` to `end` without the bell. False: somebody holds the bell,
+ * or there is a request. Writer: the caller, its record and doorbell. Reader: whoever takes the bell. */
+EPW_INLINE bool epw_bell_pass(uint64_t *word, uint64_t index, uint64_t end) {
+    return epw_compare_swap_64(word, index << EPW_BELL_COUNT_SHIFT, end << EPW_BELL_COUNT_SHIFT);
 }
 
 /* Gives the queue up: from now on nobody rings for what this thread posts, or for what is posted by a thread

@@ -2,9 +2,9 @@
  * Plain integers, so that one struct serves C and CUDA.
  *
  * In kernels, words shared only by posters use GPU scope, whose fences do not wait for stores across the bus;
- * words that the NIC writes or reads use system scope. An entry is passed on by both: a poster stores the
- * entry and releases its mark; whoever rings acquires the mark and releases the record, and with it the
- * entry, to the NIC. */
+ * words that the NIC writes or reads use system scope. An entry is passed on by its poster, which stores the
+ * entry and releases the record to the NIC; or by two threads: the poster releases its mark, and whoever
+ * rings acquires the mark and releases the record, and with it the entry. */
 #ifndef EPW_NIC_ORDER_H
 #define EPW_NIC_ORDER_H
 
@@ -22,18 +22,23 @@ EPW_INLINE uint64_t epw_load_acquire_64(const uint64_t *at) {
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
 }
-EPW_INLINE bool epw_mark_is(const uint32_t *at, uint32_t lap) {
-    uint32_t value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
-    return value == lap;
+/* Called once before marks: here a fence for all of them, which passes on what the thread has seen, too; on
+ * the host each mark releases by itself. */
+EPW_INLINE void epw_before_marks(void) {
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
 }
-EPW_INLINE void epw_mark(uint32_t *at, uint32_t lap) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(lap) : "memory");
+EPW_INLINE void epw_mark(uint64_t *at, uint64_t value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 EPW_INLINE uint64_t epw_load_relaxed_64(const uint64_t *at) {
     uint64_t value;
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
     return value;
+}
+/* An acquire together with this thread's next fence, that of epw_store_record for example; until then loads
+ * and swaps do not wait for it. On the host it is an acquire by itself. */
+EPW_INLINE uint64_t epw_load_fenced_later_64(const uint64_t *at) {
+    return epw_load_relaxed_64(at);
 }
 /* True if *at was `from`. Orders nothing. */
 EPW_INLINE bool epw_compare_swap_relaxed_64(uint64_t *at, uint64_t from, uint64_t to) {
@@ -73,6 +78,10 @@ EPW_INLINE uint32_t epw_load_acquire_32(const uint32_t *at) {
 EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
+/* A store after all earlier stores, and after what this thread has seen. */
+EPW_INLINE void epw_store_record(uint32_t *at, uint32_t value) {
+    asm volatile("fence.acq_rel.sys; st.relaxed.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
+}
 /* A store to an adapter's register. The two observers: this thread, whose stores to the record and the
  * entries come before it; and the adapter, which reads those once the doorbell has reached it. */
 EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
@@ -81,11 +90,9 @@ EPW_INLINE void epw_store_doorbell(uint64_t *at, uint64_t value) {
 
 #else
 
-EPW_INLINE bool epw_mark_is(const uint32_t *at, uint32_t lap) {
-    return __atomic_load_n(at, __ATOMIC_ACQUIRE) == lap;
-}
-EPW_INLINE void epw_mark(uint32_t *at, uint32_t lap) {
-    __atomic_store_n(at, lap, __ATOMIC_RELEASE);
+EPW_INLINE void epw_before_marks(void) {}
+EPW_INLINE void epw_mark(uint64_t *at, uint64_t value) {
+    __atomic_store_n(at, value, __ATOMIC_RELEASE);
 }
 EPW_INLINE uint64_t epw_load_acquire_64(const uint64_t *at) {
     return __atomic_load_n(at, __ATOMIC_ACQUIRE);
@@ -101,6 +108,12 @@ EPW_INLINE void epw_store_release_32(uint32_t *at, uint32_t value) {
 }
 EPW_INLINE uint64_t epw_load_relaxed_64(const uint64_t *at) {
     return __atomic_load_n(at, __ATOMIC_RELAXED);
+}
+EPW_INLINE uint64_t epw_load_fenced_later_64(const uint64_t *at) {
+    return epw_load_acquire_64(at);
+}
+EPW_INLINE void epw_store_record(uint32_t *at, uint32_t value) {
+    epw_store_release_32(at, value);
 }
 /* True if *at was `from`. Orders nothing. */
 EPW_INLINE bool epw_compare_swap_relaxed_64(uint64_t *at, uint64_t from, uint64_t to) {

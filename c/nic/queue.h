@@ -1,7 +1,8 @@
 /* A send queue as its posters see it: threads of the host or of kernels, any number at a time.
  *
- *     try_reserve -> build the entries -> publish -> ring        is_done, failed: what has become of them
- *     reserve                                                    await, quiet
+ *     try_begin -> build the entries -> finish                   is_done, failed: what has become of them
+ *     try_reserve -> build the entries -> publish -> ring        await, quiet
+ *     reserve
  *
  * No poster waits for another one, except in the three functions that take a time limit: reserve, await and
  * quiet. A reservation takes slots only if there is room. Publishing marks the slots; the thread that holds
@@ -9,8 +10,12 @@
  * doorbell held leaves its request there. So a poster that is stopped between its reservation and its marks
  * delays only the entries after its own.
  *
- * A slot is free again once its entry has completed, and the marks of each lap differ from those of the
- * previous one. Completions hold 16 bits of an index, so the depth is at most half of what these can
+ * If the NIC was told of everything before a post when that began, its thread tells of it without marks and
+ * without the doorbell, since nobody else can yet. This is the short way, with one atomic operation and one
+ * fence between the poster and the NIC.
+ *
+ * A slot is free again once its entry has completed; the mark of an earlier one that is left there is another
+ * number. Completions hold 16 bits of an index, so the depth is at most half of what these can
  * distinguish. */
 #ifndef EPW_NIC_QUEUE_H
 #define EPW_NIC_QUEUE_H
@@ -27,7 +32,7 @@
 typedef struct epw_queue {
     /* Fixed. */
     epw_entry_block *entries; /* [depth] */
-    uint32_t *marks;          /* [depth], zeroed: the lap in which a slot was last published, from 1 */
+    uint64_t *marks;          /* [depth], zeroed: 1 more than the index of the last entry published there */
     uint32_t *record;         /* doorbell record: two words, of which the second belongs to the send queue;
                                  see give_up */
     uint64_t *doorbell;       /* register */
@@ -78,25 +83,22 @@ EPW_INLINE epw_entry_block *epw_queue_slot(epw_queue *q, uint64_t index) {
     return &q->entries[index & (q->depth - 1)];
 }
 
-EPW_INLINE uint32_t epw_queue_lap(const epw_queue *q, uint64_t index) {
-    return (uint32_t)(index / q->depth) + 1;
-}
-
 /* The entries are built. Writer: the thread that reserved them. Reader: whoever rings, which acquires each
  * mark, and so the entries and what they point to, before its own release of record and doorbell. */
 EPW_INLINE void epw_queue_publish(epw_queue *q, uint64_t index, uint32_t count) {
-    for (uint32_t i = 0; i < count; i++)
-        epw_mark(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
+    epw_before_marks();
+    for (uint64_t i = index; i < index + count; i++) epw_mark(&q->marks[i & (q->depth - 1)], i + 1);
 }
 
 EPW_INLINE bool epw_queue_is_marked(const epw_queue *q, uint64_t index) {
-    return epw_mark_is(&q->marks[index & (q->depth - 1)], epw_queue_lap(q, index));
+    return epw_load_acquire_64(&q->marks[index & (q->depth - 1)]) == index + 1;
 }
 
-/* The entries below `index` may be fetched. Writer: the holder of the bell. Reader: the NIC, which loads the
- * doorbell, then the record, then the entries; each of these stores comes after all earlier ones. */
+/* The entries below `index` may be fetched. Writer: the holder of the bell, or the poster of the first
+ * entries of which the NIC was not told yet, before it marks them. Reader: the NIC, which loads the doorbell,
+ * then the record, then the entries; each of these stores comes after all earlier ones. */
 EPW_INLINE void epw_queue_tell(epw_queue *q, uint64_t index) {
-    epw_store_release_32(q->record + 1, epw_doorbell_record(index));
+    epw_store_record(q->record + 1, epw_doorbell_record(index));
     epw_store_doorbell(q->doorbell, epw_doorbell(q->pair, index));
 }
 
@@ -130,6 +132,87 @@ EPW_INLINE bool epw_queue_ring_for(epw_queue *q, bool flush, uint64_t own, uint3
 EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
     return epw_queue_ring_for(q, flush, 0, 0);
 }
+
+/* ---- posting at once ---- */
+
+typedef struct epw_queue_post {
+    /* Of the queue. A kernel loads them before it begins: its acquires empty the cache, and behind them each
+     * would take as long as an index. */
+    epw_entry_block *entries;
+    uint32_t *record;
+    uint64_t *doorbell;
+    uint32_t depth, pair;
+
+    uint32_t count;
+    bool next;      /* the NIC was told of all entries before it */
+    uint64_t index; /* of its first entry */
+} epw_queue_post;
+
+EPW_INLINE epw_queue_post epw_queue_post_to(const epw_queue *q) {
+    epw_queue_post post = {q->entries, q->record, q->doorbell, q->depth, q->pair, 0, false, 0};
+    return post;
+}
+
+/* As try_reserve, if then at most `room` entries are not done, 1 to depth. The loads do not wait for each
+ * other, so that they take a kernel the time of one. */
+EPW_INLINE bool epw_queue_try_begin(epw_queue *q, uint32_t count, uint32_t room, epw_queue_post *post) {
+    for (;;) { /* terminates: a swap fails only where another one has succeeded */
+        uint64_t at = epw_load_relaxed_64(&q->reserved);
+        bool next = epw_bell_has_reached(&q->bell, at);
+        uint64_t needed = at + count <= room ? 0 : at + count - room;
+        if (!epw_queue_is_done(q, needed)) return false;
+        if (!epw_compare_swap_relaxed_64(&q->reserved, at, at + count)) continue;
+        post->index = at;
+        post->count = count;
+        post->next = next;
+        return true;
+    }
+}
+
+/* Where the post's entry of this index is built. */
+EPW_INLINE epw_entry_block *epw_queue_post_slot(const epw_queue_post *post, uint64_t index) {
+    return &post->entries[index & (post->depth - 1)];
+}
+
+/* As epw_queue_tell. */
+EPW_INLINE void epw_queue_post_tell(const epw_queue_post *post, uint64_t index) {
+    epw_store_record(post->record + 1, epw_doorbell_record(index));
+    epw_store_doorbell(post->doorbell, epw_doorbell(post->pair, index));
+}
+
+/* The entries of the post below `end` are built: rings for those already, or publishes them, so that they are
+ * rung for if they fill a batch. True if it has rung, as ring. */
+EPW_INLINE bool epw_queue_finish_part(epw_queue *q, epw_queue_post *post, uint64_t end) {
+    if (post->next) {
+        epw_queue_post_tell(post, end);
+        return true;
+    }
+    uint32_t count = (uint32_t)(end - post->index);
+    epw_queue_publish(q, post->index, count);
+    post->index = end;
+    post->count -= count;
+    return epw_queue_ring(q, false);
+}
+
+/* The entries are built: publishes them and rings for all that was posted. Writer: the calling thread, and
+ * those that it has synchronized with after they built entries. True if it has rung, see ring.
+ *
+ * On the short way what another poster has published behind the post is rung for by that poster, which finds
+ * the bell where this one has left it; or, if it had looked before, by this one, whose swap then acquires its
+ * marks. */
+EPW_INLINE bool epw_queue_finish(epw_queue *q, const epw_queue_post *post) {
+    uint64_t end = post->index + post->count;
+    bool told = post->next, passed = false;
+    if (told) {
+        epw_queue_post_tell(post, end);
+        passed = epw_bell_pass(&q->bell, post->index, end);
+        if (passed && !epw_queue_is_marked(q, end)) return true;
+    }
+    if (!passed) epw_queue_publish(q, post->index, post->count);
+    return epw_queue_ring_for(q, !passed, post->index, passed ? 0 : post->count) || told;
+}
+
+/* ---- giving up ---- */
 
 /* A post has failed for lack of room, and later posts must not pass for everything that was sent: the queue
  * is given up. Nobody rings for it any more. The first word of its record (which belongs to the receive queue

@@ -66,7 +66,7 @@ struct epw_peers_gpu {
 
     /* For peers behind queues; NULL if there can be none. */
     epw_gpu_way *ways; /* [lanes][EPW_GPU_PEERS], in device memory */
-    uint32_t *marks;   /* and of each [epw_queue_depth] */
+    uint64_t *marks;   /* and of each [epw_queue_depth] */
     pthread_mutex_t rings_lock;
     unsigned char *rings;                  /* that nobody uses, see remote_gpu.c */
     struct epw_gpu_entries *spare_entries; /* the same of those on the GPU */

@@ -137,7 +137,7 @@ uint64_t epw_remote_gpu_ways_bytes(uint32_t lanes) {
 }
 
 uint64_t epw_remote_gpu_marks_bytes(uint32_t lanes, uint32_t ranks, uint32_t depth) {
-    return (uint64_t)lanes * ranks * depth * sizeof(uint32_t);
+    return (uint64_t)lanes * ranks * depth * sizeof(uint64_t);
 }
 
 /* Where peers behind queues write: to the window if that is asked for, with EPW_RINGS_AUTO only if adapters
@@ -195,7 +195,7 @@ epw_status epw_remote_gpu_enter(const epw_peers *peers, uint32_t peer, const epw
     cudaError_t error = cudaSuccess;
     uint32_t depth = peers->depth;
     for (uint32_t lane = 0; ways != NULL && error == cudaSuccess && lane < peers->lanes; lane++) {
-        uint32_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
+        uint64_t *marks = g->marks + ((size_t)lane * peers->ranks + peer) * depth;
         epw_gpu_way *way = &g->pinned->ways[lane][peer];
         *way = ways[lane];
         way->queue.marks = marks;

@@ -24,7 +24,7 @@ typedef struct epw_way {
     unsigned char *ring;      /* in pinned memory, if kernels post to it; else NULL */
     epw_gpu_entries *entries; /* the entries, if they are on the GPU; else NULL */
     uint64_t *doorbell;       /* the address at which the GPU has mapped an adapter's register; else NULL */
-    uint32_t *marks;          /* NULL there */
+    uint64_t *marks;          /* NULL there */
     epw_queue queue;
     epw_key its; /* keys to what this rank may write in the peer's window, and to its own image, from which it
                     sends */

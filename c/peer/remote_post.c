@@ -31,23 +31,22 @@ static uint64_t image_of(const epw_way *w, uint64_t offset) {
     return w->image[area] + (offset - w->stretches[area].offset);
 }
 
-/* The entries of a signal; the doorbell may be rung for those below `published`. */
+/* The entries of a signal; the doorbell may be rung for those below `told`. */
 typedef struct posting {
     epw_way *w;
-    uint64_t next, published;
+    epw_queue_post post;
+    uint64_t next, told;
 } posting;
-
-static void publish(posting *p, bool flush) {
-    epw_queue_publish(&p->w->queue, p->published, (uint32_t)(p->next - p->published));
-    p->published = p->next;
-    if (epw_queue_ring(&p->w->queue, flush)) epw_end_ring(&p->w->end);
-}
 
 /* Where the next entry is built, and its index. The doorbell is rung for one batch of entries at a time. */
 static epw_entry_block *next_entry(posting *p, uint64_t *index) {
-    if (p->next - p->published >= p->w->queue.batch) publish(p, false);
+    epw_queue *q = &p->w->queue;
+    if (p->next - p->told >= q->batch) {
+        if (epw_queue_finish_part(q, &p->post, p->next)) epw_end_ring(&p->w->end);
+        p->told = p->next;
+    }
     *index = p->next++;
-    return epw_queue_slot(&p->w->queue, *index);
+    return epw_queue_slot(q, *index);
 }
 
 static void post_lent_rows(posting *p, const epw_range *range) {
@@ -96,13 +95,17 @@ static void post_word(posting *p, epw_key its, uint64_t offset, uint64_t value) 
 
 /* Room for these entries; false: the queue is full, and now broken. */
 static bool begin(epw_way *w, uint32_t entries, posting *out) {
-    uint64_t index;
-    if (!epw_queue_try_reserve(&w->queue, entries, &index)) {
+    epw_queue_post post = epw_queue_post_to(&w->queue);
+    if (!epw_queue_try_begin(&w->queue, entries, w->queue.depth, &post)) {
         epw_end_break(&w->end);
         return false;
     }
-    *out = (posting){w, index, index};
+    *out = (posting){w, post, post.index, post.index};
     return true;
+}
+
+static void finish(const posting *p) {
+    if (epw_queue_finish(&p->w->queue, &p->post)) epw_end_ring(&p->w->end);
 }
 
 void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset, uint64_t value,
@@ -118,7 +121,7 @@ void epw_remote_signal(const epw_peers *peers, uint32_t lane, uint32_t peer, uin
         uint32_t area = area_of(w, ranges[i].offset);
         if (entries_of(&ranges[i]) > 0 && area < EPW_AREAS) epw_store_release_64(&w->flushed[area], p.next);
     }
-    publish(&p, true);
+    finish(&p);
 }
 
 /* A key opens memory to the queue pairs of one adapter: the host's way shares its adapter with lane 0. */
@@ -128,7 +131,7 @@ void epw_remote_tell_kernels(const epw_peers *peers, uint32_t peer, uint64_t off
     posting p;
     if (!begin(w, 1, &p)) return;
     post_word(&p, peers->remotes[peer]->ways[0].its, offset, value);
-    publish(&p, true);
+    finish(&p);
 }
 
 bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t areas) {

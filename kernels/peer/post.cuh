@@ -33,23 +33,31 @@ __device__ __forceinline__ epw_gpu_way *way_to(const epw_gpu_peers *peers, uint3
 }
 
 // Writes an entry that was built in registers, in four 16-byte stores: the widest that cross the bus at once.
-__device__ __forceinline__ void put_entry(epw_queue *q, uint64_t index, const epw_entry_block &e) {
-    uint4 *slot = reinterpret_cast<uint4 *>(epw_queue_slot(q, index));
+__device__ __forceinline__ void put_entry(const epw_queue_post &post, uint64_t index, const epw_entry_block &e) {
+    uint4 *slot = reinterpret_cast<uint4 *>(epw_queue_post_slot(&post, index));
 #pragma unroll
     for (int i = 0; i < 4; i++) slot[i] = {e.words[4 * i], e.words[4 * i + 1], e.words[4 * i + 2], e.words[4 * i + 3]};
 }
 
-__device__ __forceinline__ epw_entry_block word_entry(const epw_gpu_way *way, uint64_t index, uint64_t offset, uint64_t value) {
+__device__ __forceinline__ void put_word(const epw_queue_post &post, uint64_t index, epw_key its, uint64_t offset,
+                                         uint64_t value) {
     epw_entry_block e;
-    epw_entry_write_word(&e, way->queue.pair, index, {offset, way->its}, value, EPW_SIGNAL_ALWAYS);
-    return e;
+    epw_entry_write_word(&e, post.pair, index, {offset, its}, value, EPW_SIGNAL_ALWAYS);
+    put_entry(post, index, e);
 }
 
-// Reserves queue slots, waiting at most `patience` ns for room. Returns false if the queue is broken, or has been given up here.
-// Called by one thread.
-__device__ __forceinline__ bool reserve(epw_queue *q, uint32_t entries, uint64_t patience, uint64_t *index) {
+__device__ __forceinline__ void put_row(const epw_queue_post &post, uint64_t index, epw_place_of remote, epw_place_of local,
+                                        uint32_t bytes) {
+    epw_entry_block e;
+    epw_entry_write(&e, post.pair, index, remote, local, bytes, EPW_SIGNAL_ERRORS);
+    put_entry(post, index, e);
+}
+
+// Begins a post, waiting at most `patience` ns for room. Returns false if the queue is broken, or has been given up here. Called
+// by one thread.
+__device__ __forceinline__ bool begin_post(epw_queue *q, uint32_t entries, uint64_t patience, epw_queue_post *post) {
     const uint64_t until = ptx::global_timer_ns() + patience;
-    while (!epw_queue_try_reserve(q, entries, index)) {
+    while (!epw_queue_try_begin(q, entries, post->depth, post)) {
         if (epw_load_acquire_64(&q->completions.error) == 0 && ptx::global_timer_ns() < until) continue;
         epw_queue_give_up(q); // has no effect if the queue is broken already
         return false;
@@ -57,19 +65,21 @@ __device__ __forceinline__ bool reserve(epw_queue *q, uint32_t entries, uint64_t
     return true;
 }
 
-// Posts a word to `offset` of the peer's window, after everything posted before. Called by one thread.
+// Posts a word to `offset` of the peer's window, after everything posted before. Returns false if there is no room. Called by one
+// thread.
+__device__ __forceinline__ bool try_post_word(epw_queue *q, epw_key its, uint64_t offset, uint64_t value) {
+    epw_queue_post post = epw_queue_post_to(q);
+    if (!epw_queue_try_begin(q, 1, post.depth, &post)) return false;
+    put_word(post, post.index, its, offset, value);
+    epw_queue_finish(q, &post);
+    return true;
+}
+
+// The same for any peer; gives its queue up if there is no room.
 __device__ __noinline__ inline void post_word(const epw_gpu_peers *peers, uint32_t lane, uint32_t peer, uint64_t offset,
                                               uint64_t value) {
     epw_gpu_way *way = way_to(peers, lane, peer);
-    epw_queue *q = &way->queue;
-    uint64_t index;
-    if (!epw_queue_try_reserve(q, 1, &index)) {
-        epw_queue_give_up(q);
-        return;
-    }
-    put_entry(q, index, word_entry(way, index, offset, value));
-    epw_queue_publish(q, index, 1);
-    epw_queue_ring(q, true);
+    if (!try_post_word(&way->queue, way->its, offset, value)) epw_queue_give_up(&way->queue);
 }
 
 // Posts the ranges, then the word; waits at most `patience` ns for room. Called by a whole warp. Writer of the data in the
@@ -78,40 +88,32 @@ __device__ __noinline__ inline void post(const epw_gpu_peers *peers, uint32_t la
                                          uint32_t count, uint64_t offset, uint64_t value, uint64_t patience) {
     const uint32_t all = 0xffffffffu, thread = threadIdx.x % 32;
     epw_gpu_way *way = way_to(peers, lane, peer);
-    epw_queue *q = &way->queue;
+    epw_queue_post begun = epw_queue_post_to(&way->queue);
+    const epw_key its = way->its, own = way->own;
+    const uint64_t image = way->image;
     uint32_t entries = 1;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i++) entries += ranges[i].entries();
-    uint64_t index = 0;
-    const bool room = thread != 0 || reserve(q, entries, patience, &index);
+    const bool room = thread != 0 || begin_post(&way->queue, entries, patience, &begun);
     if (!__all_sync(all, room)) return;
-    index = __shfl_sync(all, index, 0);
+    const uint64_t index = __shfl_sync(all, begun.index, 0);
 #pragma unroll 1
     for (uint32_t i = thread; i < entries; i += 32) {
         uint32_t n = i, r = 0;
 #pragma unroll 1
         for (; r < count && n >= ranges[r].entries(); r++) n -= ranges[r].entries();
-        epw_entry_block e;
         if (r == count) {
-            e = word_entry(way, index + i, offset, value);
-        } else {
-            const Range &range = ranges[r];
-            const uint64_t at = uint64_t(n) * range.stride, from = reinterpret_cast<uint64_t>(range.from) - way->image;
-            const uint32_t bytes = range.entries() == 1 ? range.bytes * range.count : range.bytes;
-            epw_entry_write(&e, q->pair, index + i, {range.offset + at, way->its}, {from + at, way->own}, bytes,
-                            EPW_SIGNAL_ERRORS);
+            put_word(begun, index + i, its, offset, value);
+            continue;
         }
-        put_entry(q, index + i, e);
+        const Range &range = ranges[r];
+        const uint64_t at = uint64_t(n) * range.stride, from = reinterpret_cast<uint64_t>(range.from) - image;
+        put_row(begun, index + i, {range.offset + at, its}, {from + at, own},
+                range.entries() == 1 ? range.bytes * range.count : range.bytes);
     }
-    // Writer: each thread, of its entries. Reader: the thread that rings the doorbell, and through it the NIC.
-    ptx::fence_sys();
+    // Writer: each thread, of its entries. Reader: the first thread, whose fences pass them on to the NIC or to whoever rings.
     __syncwarp();
-#pragma unroll 1
-    for (uint32_t i = thread; i < entries; i += 32) {
-        ptx::store_relaxed_sys(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
-    }
-    __syncwarp();
-    if (thread == 0) epw_queue_ring_for(q, true, index, entries);
+    if (thread == 0) epw_queue_finish(&way->queue, &begun);
     __syncwarp();
 }
 
@@ -122,28 +124,18 @@ template <typename RangeOf>
 __device__ __noinline__ bool try_post(const Peers &p, uint32_t peer, uint32_t count, const RangeOf &range_of, uint32_t word,
                                       uint64_t value, uint32_t most) {
     epw_gpu_way *way = way_to(p.peers, p.lane, peer);
-    epw_queue *q = &way->queue;
-    const uint32_t entries = count + 1;
-    const uint64_t needed = epw_load_relaxed_64(&q->reserved) + entries;
-    uint64_t index;
-    if (needed > most && !epw_queue_is_done(q, needed - most)) return false;
-    if (!epw_queue_try_reserve(q, entries, &index)) return false;
+    epw_queue_post begun = epw_queue_post_to(&way->queue);
+    const epw_key its = way->its, own = way->own;
+    const uint64_t image = way->image;
+    if (!epw_queue_try_begin(&way->queue, count + 1, most, &begun)) return false;
 #pragma unroll 1
     for (uint32_t i = 0; i < count; i++) {
         const Range range = range_of(i);
-        epw_entry_block e;
-        epw_entry_write(&e, q->pair, index + i, {range.offset, way->its},
-                        {reinterpret_cast<uint64_t>(range.from) - way->image, way->own}, range.bytes, EPW_SIGNAL_ERRORS);
-        put_entry(q, index + i, e);
+        put_row(begun, begun.index + i, {range.offset, its}, {reinterpret_cast<uint64_t>(range.from) - image, own}, range.bytes);
     }
-    put_entry(q, index + count, word_entry(way, index + count, epw_word_offset(p.rank, p.lane, word), value));
-    // Writer: this thread, of the entries. Reader: whoever rings, and through it the NIC. And of stores that were seen: an
-    // acquire.
-    ptx::fence_sys();
-#pragma unroll 1
-    for (uint32_t i = 0; i < entries; i++)
-        ptx::store_relaxed_sys(&q->marks[(index + i) & (q->depth - 1)], epw_queue_lap(q, index + i));
-    epw_queue_ring_for(q, true, index, entries);
+    put_word(begun, begun.index + count, its, epw_word_offset(p.rank, p.lane, word), value);
+    // Its fences pass on the entries, and stores that were seen.
+    epw_queue_finish(&way->queue, &begun);
     return true;
 }
 

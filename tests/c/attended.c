@@ -29,7 +29,7 @@ typedef struct side {
     epw_mlx5_pair *pair;
     unsigned char *ring; /* outlives its pairs */
     epw_queue queue;
-    uint32_t marks[DEPTH];
+    uint64_t marks[DEPTH];
     uint64_t link;
     atomic_uint broken;
     _Alignas(4096) unsigned char memory[BYTES];

@@ -267,7 +267,7 @@ static void rows_that_leave_the_region_are_refused(void) {
     close_end(&e);
 }
 
-static epw_queue queue_of(const end *e, uint32_t marks[DEPTH]) {
+static epw_queue queue_of(const end *e, uint64_t marks[DEPTH]) {
     const epw_pair_memory *memory = epw_pair_memory_of(e->pair);
     return (epw_queue){.entries = (epw_entry_block *)memory->entries,
                        .marks = marks,
@@ -284,7 +284,7 @@ static void a_range_is_sent_as_one_frame(void) {
     enum { ROWS = 10, BYTES = 6000, STRIDE = 8000 };
     end e;
     open_end(&e);
-    uint32_t marks[DEPTH] = {0};
+    uint64_t marks[DEPTH] = {0};
     epw_queue queue = queue_of(&e, marks);
     for (uint32_t i = 0; i < WINDOW; i++) e.window[i] = (unsigned char)(i / STRIDE);
     uint64_t index = 0;
@@ -342,7 +342,7 @@ static void acks_come_by_any_connection_of_the_peer(void) {
     open_end(&e);
     uint64_t links[2];
     int other = connect_by(&e, 1, &links[0]), stranger = connect_by(&e, 2, &links[1]);
-    uint32_t marks[DEPTH] = {0};
+    uint64_t marks[DEPTH] = {0};
     epw_queue queue = queue_of(&e, marks);
     uint64_t index = 0;
     CHECK(epw_queue_try_reserve(&queue, 2, &index));

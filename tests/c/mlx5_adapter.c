@@ -496,7 +496,7 @@ static void a_region_that_the_kernel_does_not_take_is_refused(void) {
  * failed. */
 static bool send_word(bench *from, const bench *to, uint64_t index, uint64_t value) {
     const epw_pair_memory *memory = epw_mlx5_pair_memory(from->pair);
-    static uint32_t marks[DEPTH];
+    static uint64_t marks[DEPTH];
     memset(marks, 0, sizeof marks);
     epw_queue queue = {
         .entries = (epw_entry_block *)memory->entries,

@@ -109,7 +109,7 @@ typedef struct way {
     epw_pair *far;  /* the peer's pair, which receives */
     epw_nic *nic, *far_nic;
     epw_queue q;
-    uint32_t marks[DEPTH];
+    uint64_t marks[DEPTH];
     uint32_t source_key, window_key, far_key;
     unsigned char *source, *window;
     uint64_t posted;

@@ -147,7 +147,7 @@ enum { DEPTH_MAX = 64, KINDS = 3 };
 typedef struct rig {
     epw_queue q;
     epw_entry_block entries[DEPTH_MAX];
-    uint32_t marks[DEPTH_MAX];
+    uint64_t marks[DEPTH_MAX];
     uint32_t record[2];
     uint64_t doorbell;
     _Alignas(64) uint32_t completion[16];

@@ -23,26 +23,23 @@ __global__ void nops_kernel(epw_queue *queues, uint32_t batches, uint32_t batch,
     const uint32_t thread = threadIdx.x;
     const uint64_t began = ptx::global_timer_ns();
     epw_queue *q = &queues[blockIdx.x];
-    uint64_t index = 0;
+    epw_queue_post begun = epw_queue_post_to(q);
     bool late = false;
     for (uint32_t n = 0; n < batches && !late; n++) {
-        while (thread == 0 && !late && !epw_queue_try_reserve(q, batch, &index))
+        while (thread == 0 && !late && !epw_queue_try_begin(q, batch, begun.depth, &begun))
             late = ptx::global_timer_ns() - began > limit_ns;
         late = __shfl_sync(0xffffffffu, late, 0);
-        index = __shfl_sync(0xffffffffu, index, 0);
+        const uint64_t index = __shfl_sync(0xffffffffu, begun.index, 0);
         if (late) break;
         if (thread < batch) {
             epw_entry_block e;
-            epw_entry_nop(&e, q->pair, index + thread,
+            epw_entry_nop(&e, begun.pair, index + thread,
                           thread == batch - 1 ? EPW_SIGNAL_ALWAYS : EPW_SIGNAL_ERRORS);
-            put_entry(q, index + thread, e);
-            // Writer: each thread, of its entry. Reader: the NIC, after it has acquired the doorbell.
-            ptx::fence_sys();
-            ptx::store_relaxed_sys(&q->marks[(index + thread) & (q->depth - 1)],
-                                   epw_queue_lap(q, index + thread));
+            put_entry(begun, index + thread, e);
         }
+        // Writer: each thread, of its entry. Reader: the first thread, whose fences pass them on.
         __syncwarp();
-        if (thread == 0) epw_queue_ring_for(q, true, index, batch);
+        if (thread == 0) epw_queue_finish(q, &begun);
         __syncwarp();
     }
     if (thread != 0) return;
@@ -64,13 +61,7 @@ __global__ void ping_pong_kernel(poster_end end, int first, uint32_t rounds, uin
     bool late = false;
     for (uint64_t n = 1; n <= rounds && !late; n++) {
         if (!first) late = !await_word(end.window, n, began + limit_ns);
-        uint64_t index;
-        if (late || !epw_queue_try_reserve(end.queue, 1, &index)) break;
-        epw_entry_block e;
-        epw_entry_write_word(&e, end.queue->pair, index, {0, end.its}, n, EPW_SIGNAL_ALWAYS);
-        put_entry(end.queue, index, e);
-        epw_queue_publish(end.queue, index, 1);
-        epw_queue_ring(end.queue, true);
+        if (late || !try_post_word(end.queue, end.its, 0, n)) break;
         if (first) late = !await_word(end.window, n, began + limit_ns);
     }
     note(result, began, late);

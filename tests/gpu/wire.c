@@ -66,7 +66,7 @@ static epw_pair *open_pair(const end *e, uint32_t peer, epw_queue *queue) {
     REQUIRE_OK(epw_pair_create(epw_fabric_nic(e->fabric), &options, here, &pair));
     const epw_pair_memory *memory = epw_pair_memory_of(pair);
     *queue = (epw_queue){.entries = (epw_entry_block *)memory->entries,
-                         .marks = on_gpu(DEPTH * sizeof(uint32_t)),
+                         .marks = on_gpu(DEPTH * sizeof(uint64_t)),
                          .record = memory->record,
                          .doorbell = memory->doorbell,
                          .completions.entry = (const uint32_t *)memory->completion,

@@ -128,7 +128,7 @@ static bool await_word(const uint64_t *word, uint64_t value) {
  * rung. */
 static void post_word(epw_mlx5_pair *pair, const epw_keys *keys, uint64_t value) {
     const epw_pair_memory *memory = epw_mlx5_pair_memory(pair);
-    uint32_t marks[DEPTH] = {0};
+    uint64_t marks[DEPTH] = {0};
     uint64_t index = 0;
     epw_queue queue = {.entries = (epw_entry_block *)memory->entries,
                        .marks = marks,

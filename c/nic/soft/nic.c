@@ -322,14 +322,18 @@ static void hand_over(epw_nic *nic, bool ack_waits) {
     nic->called |= needed;
 }
 
-/* If all bytes come through rings, sockets only show which ends are gone: drivers look at them this often. */
+/* If all bytes come through rings, sockets only show which ends are gone: drivers look at them this often,
+ * and so does the thread when it polls. */
 #define LOOK_NS 20000
 
+static bool is_rings_alone(const epw_nic *nic) {
+    return nic->ring_links == nic->open_links;
+}
+
 static void take_in_all(epw_nic *nic, struct epoll_event *events) {
-    bool rings_alone = nic->ring_links == nic->open_links && nic->now_ns != 0;
     take_from_rings(nic);
     epw_carry_take(nic);
-    if (rings_alone && nic->now_ns - nic->looked_ns < LOOK_NS) return;
+    if (is_rings_alone(nic) && nic->now_ns != 0 && nic->now_ns - nic->looked_ns < LOOK_NS) return;
     nic->looked_ns = nic->now_ns;
     take_in(nic, events, epoll_wait(nic->epoll, events, EVENTS, 0), false);
     epw_carry_take(nic);
@@ -444,7 +448,8 @@ static void *nic_main(void *argument) {
     struct epoll_event events[EVENTS];
     bool polls = false;
     uint64_t busy_ns = 0; /* when polling: the last time at which there was something to do */
-    uint64_t idle_ns = 0; /* since then */
+    uint64_t now_ns = 0, idle_ns = 0, looked_ns = 0;
+    bool looks = true;
     int looks_after_ms = -1;
     uint32_t drives = 0;
     bool held = false, listens = false; /* a call ends its sleep */
@@ -454,7 +459,9 @@ static void *nic_main(void *argument) {
         uint32_t rests = atomic_load_explicit(&nic->rests, memory_order_seq_cst);
         if (polls) {
             if (listens) nap(nic, idle_ns);
-            count = epoll_wait(nic->epoll, events, EVENTS, 0);
+            looks |= listens || now_ns - looked_ns >= LOOK_NS;
+            if (looks) count = epoll_wait(nic->epoll, events, EVENTS, 0);
+            if (looks) looked_ns = now_ns;
         } else if (is_driven(nic, drives) && !held) {
             drives = atomic_load_explicit(&nic->drives, memory_order_relaxed);
             doze(nic, rests);
@@ -477,10 +484,11 @@ static void *nic_main(void *argument) {
         send_all(nic);
         held = nic->held_links > 0;
         if (polls) {
-            uint64_t now_ns = epw_now_ns();
+            now_ns = epw_now_ns();
             if (busy) busy_ns = now_ns;
             idle_ns = now_ns - busy_ns;
         }
+        looks = !is_rings_alone(nic);
         bool may_sleep = polls ? idle_ns >= POLL_NS : held || !is_driven(nic, drives);
         listens = may_sleep && !nic->goes_on && listen_to_rings(nic);
         ending = nic->ending;
