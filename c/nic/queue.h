@@ -136,11 +136,10 @@ EPW_INLINE bool epw_queue_ring(epw_queue *q, bool flush) {
 /* ---- posting at once ---- */
 
 typedef struct epw_queue_post {
-    /* Of the queue. A kernel loads them before it begins: its acquires empty the cache, and behind them each
-     * would take as long as an index. */
+    /* Of the queue, loaded beside the index: a kernel's acquires empty the cache, and behind them each of
+     * these would take as long as that. */
     epw_entry_block *entries;
     uint32_t *record;
-    uint64_t *doorbell;
     uint32_t depth, pair;
 
     uint32_t count;
@@ -149,22 +148,22 @@ typedef struct epw_queue_post {
 } epw_queue_post;
 
 EPW_INLINE epw_queue_post epw_queue_post_to(const epw_queue *q) {
-    epw_queue_post post = {q->entries, q->record, q->doorbell, q->depth, q->pair, 0, false, 0};
+    epw_queue_post post = {q->entries, q->record, q->depth, q->pair, 0, false, 0};
     return post;
 }
 
 /* As try_reserve, if then at most `room` entries are not done, 1 to depth. The loads do not wait for each
  * other, so that they take a kernel the time of one. */
 EPW_INLINE bool epw_queue_try_begin(epw_queue *q, uint32_t count, uint32_t room, epw_queue_post *post) {
-    for (;;) { /* terminates: a swap fails only where another one has succeeded */
-        uint64_t at = epw_load_relaxed_64(&q->reserved);
-        bool next = epw_bell_has_reached(&q->bell, at);
-        uint64_t needed = at + count <= room ? 0 : at + count - room;
+    for (;;) { /* terminates: each time around, another post has begun or more entries are done */
+        epw_queue_post begun = epw_queue_post_to(q);
+        begun.count = count;
+        begun.index = epw_load_relaxed_64(&q->reserved);
+        begun.next = epw_bell_has_reached(&q->bell, begun.index);
+        uint64_t end = begun.index + count, needed = end <= room ? 0 : end - room;
         if (!epw_queue_is_done(q, needed)) return false;
-        if (!epw_compare_swap_relaxed_64(&q->reserved, at, at + count)) continue;
-        post->index = at;
-        post->count = count;
-        post->next = next;
+        if (!epw_compare_swap_relaxed_64(&q->reserved, begun.index, end)) continue;
+        *post = begun;
         return true;
     }
 }
@@ -175,16 +174,16 @@ EPW_INLINE epw_entry_block *epw_queue_post_slot(const epw_queue_post *post, uint
 }
 
 /* As epw_queue_tell. */
-EPW_INLINE void epw_queue_post_tell(const epw_queue_post *post, uint64_t index) {
+EPW_INLINE void epw_queue_post_tell(epw_queue *q, const epw_queue_post *post, uint64_t index) {
     epw_store_record(post->record + 1, epw_doorbell_record(index));
-    epw_store_doorbell(post->doorbell, epw_doorbell(post->pair, index));
+    epw_store_doorbell(q->doorbell, epw_doorbell(q->pair, index));
 }
 
 /* The entries of the post below `end` are built: rings for those already, or publishes them, so that they are
  * rung for if they fill a batch. True if it has rung, as ring. */
 EPW_INLINE bool epw_queue_finish_part(epw_queue *q, epw_queue_post *post, uint64_t end) {
     if (post->next) {
-        epw_queue_post_tell(post, end);
+        epw_queue_post_tell(q, post, end);
         return true;
     }
     uint32_t count = (uint32_t)(end - post->index);
@@ -204,7 +203,7 @@ EPW_INLINE bool epw_queue_finish(epw_queue *q, const epw_queue_post *post) {
     uint64_t end = post->index + post->count;
     bool told = post->next, passed = false;
     if (told) {
-        epw_queue_post_tell(post, end);
+        epw_queue_post_tell(q, post, end);
         passed = epw_bell_pass(&q->bell, post->index, end);
         if (passed && !epw_queue_is_marked(q, end)) return true;
     }

@@ -68,8 +68,8 @@ __device__ __forceinline__ bool begin_post(epw_queue *q, uint32_t entries, uint6
 // Posts a word to `offset` of the peer's window, after everything posted before. Returns false if there is no room. Called by one
 // thread.
 __device__ __forceinline__ bool try_post_word(epw_queue *q, epw_key its, uint64_t offset, uint64_t value) {
-    epw_queue_post post = epw_queue_post_to(q);
-    if (!epw_queue_try_begin(q, 1, post.depth, &post)) return false;
+    epw_queue_post post;
+    if (!epw_queue_try_begin(q, 1, q->depth, &post)) return false;
     put_word(post, post.index, its, offset, value);
     epw_queue_finish(q, &post);
     return true;

@@ -268,15 +268,26 @@ static void *post_main(void *argument) {
     for (uint64_t at = 0; at < EACH;) {
         uint32_t count = 1 + (uint32_t)(at * 7 % 5);
         if (count > EACH - at) count = (uint32_t)(EACH - at);
-        while (!epw_queue_try_reserve(&p->r->q, count, &index)) {
+        bool at_once = at % 3 != 0; /* posters of both kinds meet */
+        epw_queue_post post = {.index = 0};
+        while (!(at_once ? epw_queue_try_begin(&p->r->q, count, p->r->q.depth, &post)
+                         : epw_queue_try_reserve(&p->r->q, count, &index))) {
             /* The entries for which there is no room may be waiting for a doorbell that others have left
              * out. */
             epw_queue_ring(&p->r->q, true);
             sched_yield();
         }
-        for (uint32_t i = 0; i < count; i++) build(p->r, index + i, p->first + at + i, i + 1 == count);
-        epw_queue_publish(&p->r->q, index, count);
-        epw_queue_ring(&p->r->q, at % 11 == 0);
+        if (at_once) index = post.index;
+        for (uint32_t i = 0; i < count; i++) {
+            build(p->r, index + i, p->first + at + i, i + 1 == count);
+            if (at_once && i == 1) epw_queue_finish_part(&p->r->q, &post, index + 2);
+        }
+        if (at_once) {
+            epw_queue_finish(&p->r->q, &post);
+        } else {
+            epw_queue_publish(&p->r->q, index, count);
+            epw_queue_ring(&p->r->q, at % 11 == 0);
+        }
         at += count;
     }
     epw_queue_ring(&p->r->q, true);
@@ -310,10 +321,18 @@ static void *ring_once_main(void *argument) {
     poster *p = argument;
     uint64_t index = 0;
     for (uint64_t at = 0; at < ROUNDS; at++) {
-        while (!epw_queue_try_reserve(&p->r->q, 1, &index)) sched_yield();
-        build(p->r, index, p->first + at, true);
-        epw_queue_publish(&p->r->q, index, 1);
-        epw_queue_ring(&p->r->q, true);
+        epw_queue_post post;
+        if (at % 2 == 0) {
+            while (!epw_queue_try_begin(&p->r->q, 1, p->r->q.depth, &post)) sched_yield();
+            index = post.index;
+            build(p->r, index, p->first + at, true);
+            epw_queue_finish(&p->r->q, &post);
+        } else {
+            while (!epw_queue_try_reserve(&p->r->q, 1, &index)) sched_yield();
+            build(p->r, index, p->first + at, true);
+            epw_queue_publish(&p->r->q, index, 1);
+            epw_queue_ring(&p->r->q, true);
+        }
         if (await_done(p->r, index + 1)) continue;
         CHECK_MSG(false, "nobody rang for entry %llu", (unsigned long long)index);
         break;
@@ -377,6 +396,118 @@ static void nothing_is_rung_for_behind_a_post_that_was_lost(void) {
     uint64_t before = *r->q.doorbell;
     CHECK(!epw_queue_ring(&r->q, true));
     CHECK(*r->q.doorbell == before && epw_record_is_given_up(r->q.record));
+    close_rig(r);
+}
+
+/* ---- posting at once ---- */
+
+static epw_queue_post begin(rig *r, uint32_t count) {
+    epw_queue_post post = {.index = UINT64_MAX};
+    CHECK(epw_queue_try_begin(&r->q, count, r->q.depth, &post) && post.count == count);
+    return post;
+}
+
+static void a_post_in_its_turn_needs_no_mark_and_no_bell(void) {
+    rig *r = open_rig(16, 64, 64);
+    epw_bell holder;
+    epw_queue_post post = begin(r, 2);
+    CHECK(post.next && post.index == 0);
+    for (uint64_t i = 0; i < 2; i++) build(r, i, i, true);
+    CHECK(epw_queue_finish(&r->q, &post));
+    CHECK(await_done(r, 2) && r->marks[0] == 0 && r->marks[1] == 0);
+    CHECK(epw_bell_has_reached(&r->q.bell, 2));
+
+    /* Even while another thread holds the bell, which then finds that it has nothing to do. */
+    CHECK(epw_bell_take(&r->q.bell, false, &holder) && holder.rung == 2);
+    post = begin(r, 1);
+    build(r, 2, 2, true);
+    CHECK(post.next && epw_queue_finish(&r->q, &post));
+    CHECK(await_done(r, 3));
+    CHECK(!epw_bell_let_go(&r->q.bell, 2, &holder) && epw_queue_is_marked(&r->q, 2));
+    holder.rung = 3;
+    holder.flush = false;
+    CHECK(epw_bell_let_go(&r->q.bell, 2, &holder) && epw_bell_has_reached(&r->q.bell, 3));
+    close_rig(r);
+}
+
+static void posts_out_of_turn_wait_for_those_before_them(void) {
+    rig *r = open_rig(16, 1, 64);
+    epw_queue_post first = begin(r, 1), second = begin(r, 1), third = begin(r, 1);
+    CHECK(first.next && !second.next && !third.next);
+    build(r, 2, 2, true);
+    CHECK(!epw_queue_finish(&r->q, &third));
+    build(r, 1, 1, true);
+    CHECK(!epw_queue_finish(&r->q, &second));
+    nanosleep(&(struct timespec){0, 20 * (long)MS}, NULL);
+    CHECK(!epw_queue_is_done(&r->q, 1));
+    build(r, 0, 0, true);
+    CHECK(epw_queue_finish(&r->q, &first));
+    CHECK(await_done(r, 3));
+    close_rig(r);
+}
+
+/* Of what is published, but not flushed, behind the post the bell's word says nothing. */
+static void a_post_in_its_turn_rings_for_what_was_published_behind_it(void) {
+    rig *r = open_rig(16, 1, 64);
+    uint64_t second = 77;
+    epw_queue_post first = begin(r, 1);
+    CHECK(epw_queue_try_reserve(&r->q, 1, &second) && second == 1);
+    build(r, 1, 1, true);
+    epw_queue_publish(&r->q, 1, 1);
+    CHECK(!epw_queue_ring(&r->q, false));
+    build(r, 0, 0, true);
+    CHECK(epw_queue_finish(&r->q, &first));
+    CHECK(await_done(r, 2));
+    close_rig(r);
+}
+
+static void parts_of_a_post_are_told_of_before_the_rest_is_built(void) {
+    rig *r = open_rig(16, 2, 64);
+    for (uint64_t at = 0; at < 9; at += 4) {
+        uint64_t before = 77;
+        bool in_turn = at < 8;
+        if (!in_turn) CHECK(epw_queue_try_reserve(&r->q, 1, &before) && before == at);
+        uint64_t from = at + !in_turn;
+        epw_queue_post post = begin(r, 4);
+        CHECK(post.next == in_turn && post.index == from);
+        for (uint64_t i = from; i < from + 2; i++) build(r, i, i, true);
+        CHECK(epw_queue_finish_part(&r->q, &post, from + 2) == in_turn);
+        if (!in_turn) {
+            build(r, before, before, true);
+            epw_queue_publish(&r->q, before, 1);
+            CHECK(epw_queue_ring(&r->q, false));
+        }
+        CHECK(await_done(r, from + 2) && !epw_queue_is_done(&r->q, from + 3));
+        for (uint64_t i = from + 2; i < from + 4; i++) build(r, i, i, true);
+        CHECK(epw_queue_finish(&r->q, &post) && await_done(r, from + 4));
+    }
+    close_rig(r);
+}
+
+static void a_post_takes_no_more_than_its_room(void) {
+    rig *r = open_rig(16, 1, 64);
+    epw_queue_post post;
+    atomic_store(&r->frozen, true);
+    CHECK(epw_queue_try_begin(&r->q, 4, 4, &post));
+    for (uint64_t i = 0; i < 4; i++) build(r, i, i, true);
+    epw_queue_finish(&r->q, &post);
+    CHECK(!epw_queue_try_begin(&r->q, 1, 4, &post) && epw_queue_try_begin(&r->q, 1, 5, &post));
+    build(r, 4, 4, true);
+    epw_queue_finish(&r->q, &post);
+    atomic_store(&r->frozen, false);
+    CHECK(await_done(r, 5));
+    CHECK(epw_queue_try_begin(&r->q, 4, 4, &post) && post.index == 5);
+    close_rig(r);
+}
+
+static void a_post_that_begins_behind_a_lost_one_is_not_told_of(void) {
+    rig *r = open_rig(16, 1, 64);
+    epw_queue_give_up(&r->q);
+    uint64_t before = r->doorbell;
+    epw_queue_post post = begin(r, 1);
+    build(r, 0, 0, true);
+    CHECK(!post.next && !epw_queue_finish(&r->q, &post));
+    CHECK(r->doorbell == before && r->record[1] == 0);
     close_rig(r);
 }
 
@@ -634,6 +765,12 @@ int main(void) {
     a_bell_with_requests_is_not_let_go();
     a_bell_that_is_given_up_is_taken_no_more();
     nothing_is_rung_for_behind_a_post_that_was_lost();
+    a_post_in_its_turn_needs_no_mark_and_no_bell();
+    posts_out_of_turn_wait_for_those_before_them();
+    a_post_in_its_turn_rings_for_what_was_published_behind_it();
+    parts_of_a_post_are_told_of_before_the_rest_is_built();
+    a_post_takes_no_more_than_its_room();
+    a_post_that_begins_behind_a_lost_one_is_not_told_of();
     completions_are_read_from_these_bytes();
     looks_are_joined_by_their_maximum();
     each_syndrome_has_a_text();
