@@ -348,6 +348,14 @@ static epw_call on_stream(const rank_state *r) {
     return call;
 }
 
+static epw_status call_and_wait(const rank_state *r, const epw_coll *c, epw_outcome *outcome) {
+    epw_work work = 0;
+    epw_call call = on_stream(r);
+    call.work = &work;
+    epw_status status = epw_group(r->gpu.comm, c, 1, &call, NULL);
+    return status == EPW_OK ? epw_work_wait(r->gpu.comm, work, 60000 * MS, outcome) : status;
+}
+
 static void capture(const rank_state *r, const epw_coll *ops, size_t count, uint32_t replays) {
     epw_call call = on_stream(r);
     cudaGraph_t graph = NULL;
@@ -559,6 +567,33 @@ static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, ui
     compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
 }
 
+/* The first rank gathers blocks with gaps between them, the others densely. */
+static void gather_beside_dense(const rank_state *r) {
+    enum { BLOCK = 400000, GAP = 16 };
+    uint32_t n = r->links->ranks, gap = r->links->rank == 0 ? GAP : 0;
+    uint64_t offsets[64];
+    for (uint32_t p = 0; p < n; p++) offsets[p] = p * (BLOCK + (uint64_t)gap);
+    shape s = {.kind = EPW_ALL_GATHER,
+               .type = EPW_TYPE_F32,
+               .count = BLOCK,
+               .send_bytes = 4 * BLOCK,
+               .recv_bytes = 4 * (BLOCK + (uint64_t)gap) * n,
+               .send_at = GUARD,
+               .recv_at = GUARD};
+    const side *sides[2] = {&r->gpu, &r->host};
+    epw_coll c[2];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    fill_rank(r, &s, 77);
+    for (uint32_t i = 0; i < 2; i++) {
+        c[i] = coll_of(&s, r->links->rank, sides[i]);
+        if (gap > 0) c[i].recv_offsets = offsets;
+    }
+    REQUIRE_OK(call_and_wait(r, &c[0], &outcome));
+    REQUIRE(outcome.degraded == 0, "gaps: missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    REQUIRE_OK(epw_group(r->host.comm, &c[1], 1, NULL, &outcome));
+    compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, 0);
+}
+
 /* ---- norms ---- */
 
 /* Rows of bf16 or f16 with values typical of a layer, and now and then an infinity. */
@@ -682,6 +717,7 @@ static void run_blocks(rank_state *r) {
             run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 1, (int)uneven, number++);
         }
     }
+    gather_beside_dense(r);
     ranks_meet(r->links);
     for (uint32_t i = 0; i < (small ? 2 : 8) && r->links->ranks > 1; i++) miscount(r);
     if (r->links->rank == 0)
@@ -843,14 +879,6 @@ static epw_coll sum_of(const rank_state *r, ones o, const epw_norm *norm) {
     c.recv = r->gpu.recv;
     c.norm = norm;
     return c;
-}
-
-static epw_status call_and_wait(const rank_state *r, const epw_coll *c, epw_outcome *outcome) {
-    epw_work work = 0;
-    epw_call call = on_stream(r);
-    call.work = &work;
-    epw_status status = epw_group(r->gpu.comm, c, 1, &call, NULL);
-    return status == EPW_OK ? epw_work_wait(r->gpu.comm, work, 60000 * MS, outcome) : status;
 }
 
 static void set_bf16(unsigned char *to, uint64_t count, uint16_t bits) {

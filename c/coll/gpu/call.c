@@ -252,6 +252,8 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
         args.common.pieces = g->window.slot_bytes;
     } else {
         blocks = choose(g, &args.common, &way);
+        /* Nothing is lent, and ranks with dense blocks wait to be told. */
+        args.common.tells_lent = !g->queues && args.common.pieces > 0;
     }
     if (way == BY_LINES) return epw_coll_gpu_run_lines_of_blocks(&args, blocks, e->on.stream);
     if (!g->queues) return epw_coll_gpu_run_blocks(&args, blocks, e->on.stream);
