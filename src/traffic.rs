@@ -28,6 +28,9 @@ pub struct Traffic {
     pub bytes_sent: u64,
     /// Bytes from all ranks.
     pub bytes_received: u64,
+    /// Of a communicator on a GPU: how often copy engines have moved the bytes of an operation, in replays of graphs
+    /// too; see [`CommConfig::copy_engines_from`](crate::CommConfig::copy_engines_from).
+    pub operations_copied: u64,
     /// The part of each rank, indexed by rank.
     pub peers: Vec<PeerTraffic>,
 }
@@ -55,6 +58,7 @@ impl Traffic {
             rows_answered,
             bytes_sent,
             bytes_received,
+            operations_copied,
             ..
         } = traffic;
         let peers = peers.iter().map(|peer| PeerTraffic {
@@ -63,7 +67,16 @@ impl Traffic {
             waited: Duration::from_nanos(peer.wait_ns),
         });
         let peers = peers.collect();
-        Self { operations, rows_sent, rows_received, rows_answered, bytes_sent, bytes_received, peers }
+        Self {
+            operations,
+            rows_sent,
+            rows_received,
+            rows_answered,
+            bytes_sent,
+            bytes_received,
+            operations_copied,
+            peers,
+        }
     }
 }
 
@@ -77,6 +90,7 @@ impl fmt::Display for Traffic {
             rows_answered,
             bytes_sent,
             bytes_received,
+            operations_copied: _,
             peers: _,
         } = self;
         write!(

@@ -80,7 +80,7 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
-enum { TERMS = 9 };
+enum { TERMS = 10 };
 
 static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_term terms[TERMS]) {
     const epw_term all[TERMS] = {{"communicator version", c->version},
@@ -89,6 +89,7 @@ static void terms_of(const epw_comm_config *c, const epw_coll_layout *l, epw_ter
                                  {"slots", l->slots},
                                  {"slot_bytes", l->slot_bytes},
                                  {"heap_bytes", l->heap_bytes},
+                                 {"copy_engines_from", c->copy_engines_from},
                                  {"deadline_ns", c->deadline_ns},
                                  {"sms", l->blocks},
                                  {"use of lines, from the links between GPUs,", l->keeps_lines}};
@@ -142,6 +143,11 @@ static bool take_gpu_fault(epw_comm *comm) {
     return comm->gpu != NULL && epw_coll_gpu_take_fault(comm);
 }
 
+/* Writer: a kernel. */
+static uint64_t operations_copied(const epw_comm *comm) {
+    return comm->gpu != NULL ? __atomic_load_n(&comm->gpu->pinned->copied, __ATOMIC_RELAXED) : 0;
+}
+
 /* After the peer was connected or disconnected, even if that has failed. */
 static epw_status forget_former(epw_comm *comm, uint32_t peer, epw_status status) {
     epw_coll_gpu_forget_registered(comm, peer);
@@ -161,6 +167,11 @@ static epw_status forget_former(epw_comm *comm, uint32_t peer, epw_status status
 static bool take_gpu_fault(epw_comm *comm) {
     (void)comm;
     return false;
+}
+
+static uint64_t operations_copied(const epw_comm *comm) {
+    (void)comm;
+    return 0;
 }
 
 static const epw_peers_user *choose_user(const epw_comm *comm) {
@@ -344,8 +355,10 @@ epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership)
 
 epw_status epw_comm_traffic(const epw_comm *comm, epw_traffic *traffic, epw_peer_traffic *peers) {
     epw_status status = check(comm, "traffic");
-    if (status != EPW_OK) return status;
-    return epw_peers_traffic(&comm->peers, epw_comm_where(comm, "traffic"), traffic, peers);
+    if (status == EPW_OK)
+        status = epw_peers_traffic(&comm->peers, epw_comm_where(comm, "traffic"), traffic, peers);
+    if (status == EPW_OK) traffic->operations_copied = operations_copied(comm);
+    return status;
 }
 
 epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {

@@ -20,6 +20,17 @@ epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where) {
     return EPW_OK;
 }
 
+int epw_stream_capture_id(cudaStream_t stream, unsigned long long *id) {
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+#if CUDART_VERSION >= 13000
+    cudaError_t error = cudaStreamGetCaptureInfo(stream, &capture, id, NULL, NULL, NULL, NULL);
+#else
+    cudaError_t error = cudaStreamGetCaptureInfo(stream, &capture, id);
+#endif
+    if (capture == cudaStreamCaptureStatusNone) *id = 0;
+    return error;
+}
+
 epw_status epw_stream_check_deadline(const epw_stream_call *call, uint64_t deadline_ns, const char *whose,
                                      epw_where where) {
     if (!call->captured || deadline_ns == 0) return EPW_OK;

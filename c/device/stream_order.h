@@ -44,6 +44,9 @@ typedef struct epw_stream_call {
 /* Sets `captured`, or `invalidated` with EPW_ERR_STATE. */
 epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where);
 
+/* A number of the capture that the stream belongs to; 0: none. A cudaError_t. */
+int epw_stream_capture_id(cudaStream_t stream, unsigned long long *id);
+
 /* EPW_ERR_INVALID if a captured call has a deadline of its own; `whose` names the deadline that replays use.
  */
 epw_status epw_stream_check_deadline(const epw_stream_call *call, uint64_t deadline_ns, const char *whose,

@@ -608,15 +608,17 @@ EPW_API epw_status epw_checkpoint_verdict(epw_buffer *buffer, uint32_t epoch, ui
  * without headers, counts and signal words. */
 typedef struct epw_traffic {
     uint32_t size;
-    uint32_t peer_size;      /* of epw_peer_traffic */
-    uint64_t operations;     /* that have ended, complete or degraded: dispatches and combines; of a
-                                communicator, collectives, sends and receives */
-    uint64_t rows_sent;      /* by dispatch: one for each token and each rank that it goes to */
-    uint64_t rows_received;  /* by dispatch, and valid */
-    uint64_t rows_answered;  /* by combine: one for each received row; ordered: one for each of the row's
-                                experts on this rank */
-    uint64_t bytes_sent;     /* to all ranks */
-    uint64_t bytes_received; /* from all ranks */
+    uint32_t peer_size;         /* of epw_peer_traffic */
+    uint64_t operations;        /* that have ended, complete or degraded: dispatches and combines; of a
+                                   communicator, collectives, sends and receives */
+    uint64_t rows_sent;         /* by dispatch: one for each token and each rank that it goes to */
+    uint64_t rows_received;     /* by dispatch, and valid */
+    uint64_t rows_answered;     /* by combine: one for each received row; ordered: one for each of the row's
+                                   experts on this rank */
+    uint64_t bytes_sent;        /* to all ranks */
+    uint64_t bytes_received;    /* from all ranks */
+    uint64_t operations_copied; /* of a communicator on a GPU: how often copy engines have moved the bytes of
+                                   an operation, in replays too; see epw_comm_alloc */
 } epw_traffic;
 
 /* Its part with one rank; the way to that rank is epw_buffer_path, epw_prefill_path or epw_comm_path. */
@@ -1053,10 +1055,15 @@ typedef struct epw_comm_config {
     uint32_t sms; /* CUDA: the most thread blocks of a kernel, [1, 64], the same on all ranks; 0: 32, or 8
                      where queues are permitted. As in epw_config the SMs belong to this communicator: create
                      it before a buffer that takes all that are free */
-    uint32_t queue_depth; /* as in epw_config; each rank may have its own */
+    uint32_t queue_depth;       /* as in epw_config; each rank may have its own */
+    uint64_t copy_engines_from; /* CUDA: bytes of recv from which on copy engines move an all-gather or
+                                   all-to-all of equal blocks, see epw_comm_alloc; 0: none */
 } epw_comm_config;
 
 #define EPW_COMM_CONFIG_VERSION 1
+
+/* For copy_engines_from: smaller operations are faster by kernels. */
+#define EPW_COPY_ENGINES_FROM 16777216
 #define EPW_COMM_CONFIG_INIT                                                                                 \
     {                                                                                                        \
         .size = sizeof(epw_comm_config), .version = EPW_COMM_CONFIG_VERSION, .paths = EPW_PATH_ALL,          \
@@ -1114,7 +1121,23 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
  * epw_comm_register), at multiples of 16 bytes, and blocks are multiples of 16 bytes. These buffers are those
  * that send; of an all-reduce also those that receive. An in-place all-to-all copies, and so does a
  * broadcast. EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no
- * operation uses it; epw_comm_destroy frees all of it. */
+ * operation uses it; epw_comm_destroy frees all of it.
+ *
+ * On GPUs, with config.copy_engines_from, copy engines instead of SMs read the peers' memory, in an
+ * all-gather or all-to-all of equal blocks that peers can read so and that has at least so many bytes at
+ * recv. A kernel of one block begins the operation; one that has nothing to move ends it. The send of each
+ * rank must be at the same offset: allocate in the same order on all ranks, or register ranges of the same
+ * sizes in the same order. If some are elsewhere, or a rank is missing, this is found on the GPU, and the
+ * last kernel moves the bytes, with the same result after a longer time; epw_traffic counts the operations
+ * where copies did. The copies of an operation must take less than the deadline. If a rank is missing or
+ * calls differ, recv holds anything, also in the place of that rank.
+ *
+ * In a graph, only memory of epw_comm_alloc is read so, by copies from fixed addresses: the window of a
+ * member that such a graph was captured with stays mapped, and its memory allocated, until epw_comm_destroy,
+ * even if the peer is disconnected or ends. Replays with another peer in its place have the right result, by
+ * kernels, until the graph is captured again. Three streams of the communicator's own copy at the same time
+ * as the caller's; where one of them belongs to another capture that has not ended, only the caller's does.
+ */
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
 

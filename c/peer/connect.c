@@ -138,6 +138,30 @@ static epw_status part(epw_peers *peers, epw_where where) {
     return status;
 }
 
+const unsigned char *epw_peers_mapped(const epw_peers *peers, uint32_t peer) {
+    const epw_route *route = &peers->routes[peer];
+    if (route->path == EPW_PATH_NONE || route->path == EPW_PATH_QUEUE) return NULL;
+    return epw_at(route->lanes[0].rows, 0);
+}
+
+void epw_peers_keep_mapped(epw_peers *peers, const epw_mask *which) {
+    lock(peers);
+    for (uint32_t i = 0; i < EPW_MASK_WORDS; i++) peers->mapped.bits[i] |= which->bits[i];
+    unlock(peers);
+}
+
+/* Called with the peer claimed, when it has no route any more. */
+static void let_go(epw_peers *peers, uint32_t peer) {
+    epw_import *import = peers->imports[peer];
+    lock(peers);
+    bool stays = epw_mask_has(&peers->mapped, peer);
+    if (stays) epw_import_keep(import, &peers->kept);
+    epw_mask_drop(&peers->mapped, peer);
+    unlock(peers);
+    if (!stays) epw_import_close(import);
+    peers->imports[peer] = NULL;
+}
+
 /* Called with the peer claimed. Order: nothing of this rank writes there any more, the farewell is posted,
  * the route is removed, the window is unmapped; epw_import_close then tells the peer that its lease has
  * ended. The route of a rank that is not a member has been removed before: the last membership has told it,
@@ -157,8 +181,7 @@ static epw_status disconnect(epw_peers *peers, epw_where where, bool member, con
     } else {
         epw_remote_disconnect(peers, (uint32_t)where.peer);
     }
-    epw_import_close(import);
-    peers->imports[where.peer] = NULL;
+    let_go(peers, (uint32_t)where.peer);
     return EPW_OK;
 }
 

@@ -46,6 +46,7 @@ epw_status epw_peers_create(epw_peers *peers, const epw_peers_options *options) 
 void epw_peers_destroy(epw_peers *peers) {
     epw_remotes_close(peers);
     for (uint32_t p = 0; peers->imports != NULL && p < peers->ranks; p++) epw_import_close(peers->imports[p]);
+    epw_imports_close(peers->kept);
     bool inherited = epw_peers_inherited(peers);
     epw_window_destroy(peers->window);
     free(peers->imports);

@@ -77,6 +77,8 @@ typedef struct epw_peers {
     epw_route *routes;     /* [ranks]; changed with the lock held, that of a member with the user locked as
                               well */
     epw_import **imports;  /* [ranks]; an entry belongs to the thread that has claimed the peer */
+    epw_mask mapped;       /* peers whose windows stay mapped when they are disconnected */
+    epw_import *kept;      /* such windows; changed with the lock held, as is the set */
     epw_mask connecting;   /* claimed by a thread that connects or disconnects it */
     uint64_t incarnations; /* given out so far */
 
@@ -151,6 +153,13 @@ static inline epw_remote_shape epw_peers_shape(const epw_peers *peers) {
     return (epw_remote_shape){peers->ranks, peers->lanes, peers->depth, peers->user->footprint,
                               peers->user_context};
 }
+
+/* Where a member's window is mapped; NULL: it is not, or not any more. With the user locked. */
+const unsigned char *epw_peers_mapped(const epw_peers *peers, uint32_t peer);
+
+/* From now on the windows of these peers, which are connected, stay mapped until epw_peers_destroy: graphs
+ * have their addresses. */
+void epw_peers_keep_mapped(epw_peers *peers, const epw_mask *which);
 
 /* Disconnects those that are: called by epw_peers_destroy. */
 void epw_remotes_close(epw_peers *peers);

@@ -33,6 +33,7 @@ struct epw_import {
     int lease_fd;         /* and the connection that holds its lease */
     epw_blob_queue queue; /* EPW_PATH_QUEUE */
     epw_nonce window;     /* nonce of the peer's window */
+    epw_import *next;     /* of those that are kept */
 };
 
 /* ---- a rank's own window ------------------------------------------------------------------------ */
@@ -418,6 +419,19 @@ epw_status epw_import_ring(epw_import *import, epw_where where) {
     bool there = epw_offer_ring(import->offer, import->rank);
     epw_process_unlock();
     return there ? EPW_OK : destroyed(where);
+}
+
+void epw_import_keep(epw_import *import, epw_import **kept) {
+    import->next = *kept;
+    *kept = import;
+}
+
+void epw_imports_close(epw_import *kept) {
+    while (kept != NULL) {
+        epw_import *next = kept->next;
+        epw_import_close(kept);
+        kept = next;
+    }
 }
 
 void epw_import_close(epw_import *import) {

@@ -102,6 +102,11 @@ epw_status epw_import_ring(epw_import *import, epw_where where);
  * once no call of the previous fn is running; so does epw_window_destroy. */
 void epw_window_on_ring(epw_window *window, void (*fn)(void *context, uint32_t rank), void *context);
 
+/* In place of epw_import_close: the window stays mapped, and the lease held, until epw_imports_close. `kept`:
+ * a list, empty if it is NULL. */
+void epw_import_keep(epw_import *import, epw_import **kept);
+void epw_imports_close(epw_import *kept);
+
 /* Unmaps, then ends the lease. The caller's writes, including those of its kernels, must be done. NULL is
  * allowed. */
 void epw_import_close(epw_import *import);

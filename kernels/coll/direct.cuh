@@ -474,9 +474,13 @@ struct Teller {
 
 // ---- all of it ----
 
-__device__ __forceinline__ void await_taken(Collective &c, Ring ring, uint32_t peer, uint64_t count) {
-    const uint64_t offset = epw_coll_count(&c.args.at, ring, peer, blockIdx.x, EPW_COLL_TAKEN);
+// Waits until the peer has told that it has read `count` pieces or rounds that this block, or another one, has lent.
+__device__ __forceinline__ void await_taken_by(Collective &c, Ring ring, uint32_t peer, uint32_t block, uint64_t count) {
+    const uint64_t offset = epw_coll_count(&c.args.at, ring, peer, block, EPW_COLL_TAKEN);
     await_peer(c, peer, count_word(c, count), [&] { return has_count(c, count_at(c, offset), count); });
+}
+__device__ __forceinline__ void await_taken(Collective &c, Ring ring, uint32_t peer, uint64_t count) {
+    await_taken_by(c, ring, peer, blockIdx.x, count);
 }
 
 // Waits until the peers have finished reading, or are given up, and notes what they and this rank have read.

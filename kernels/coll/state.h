@@ -148,11 +148,13 @@ typedef struct epw_coll_report {
 
 typedef struct epw_coll_state {
     epw_coll_turn turns[EPW_COLL_BLOCKS];
-    uint64_t out_blocks;  /* blocks that have ended, since creation */
-    uint64_t closed;      /* the value of out_blocks at the end of the last kernel that is closed by a
-                           * block */
-    epw_rank_set missing; /* ranks that any block of the operation misses; empty between kernels */
-    uint64_t halted;      /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
+    uint64_t out_blocks;        /* blocks that have ended, since creation */
+    uint64_t closed;            /* the value of out_blocks at the end of the last kernel that is closed by a
+                                 * block */
+    epw_rank_set missing;       /* ranks that any block of the operation misses; empty between kernels */
+    uint32_t copied;            /* 1: copies move the bytes of the operation that has begun, see copies.cuh */
+    uint64_t operations_copied; /* how often they did, since creation */
+    uint64_t halted; /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
     epw_coll_report reports[EPW_COLL_REPORTS]; /* by ticket */
     epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 } epw_coll_state;
@@ -184,6 +186,14 @@ typedef struct epw_coll_args {
     unsigned char *recv;
     uint64_t bytes; /* of the whole message, or of each block */
 } epw_coll_args;
+
+/* An operation by copies: what the host copies from each rank. */
+typedef struct epw_coll_copies_args {
+    epw_coll_args common;
+    const unsigned char *from[EPW_COLL_BULK_RANKS];
+    uint64_t *copied; /* mapped host memory: operations_copied */
+    uint32_t failed;  /* 1: the host could not copy */
+} epw_coll_copies_args;
 
 /* An all-reduce and the normalisation after it: see epw_norm. */
 typedef struct epw_coll_norm_args {
@@ -269,6 +279,10 @@ int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks,
 int epw_coll_gpu_prepare_lines(void);
 int epw_coll_gpu_run_lines(const epw_coll_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_lines_of_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
+/* By copies: what comes before them, and after them with as many blocks as kernels that read lent memory have. */
+int epw_coll_gpu_prepare_copies(void);
+int epw_coll_gpu_begin_copies(const epw_coll_copies_args *args, void *stream);
+int epw_coll_gpu_end_copies(const epw_coll_copies_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_points(const epw_coll_point_args *args, uint32_t blocks, void *stream);
 
 /* Clears suspects, begins the epoch and tells every peer that is or was active. */

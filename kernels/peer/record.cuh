@@ -38,6 +38,9 @@ __device__ __forceinline__ void tell_host(uint32_t *flag) {
     ptx::store_relaxed_sys(flag, 1);
 }
 
+// A count in mapped host memory. Writer: one thread at a time. Reader: the host, at any time.
+__device__ __forceinline__ void show_host(uint64_t *count, uint64_t value) { ptx::store_relaxed_sys(count, value); }
+
 // Publishes how many notes of the lane found no room for a record, since creation. Reader: epw_take_errors.
 __device__ __forceinline__ void tell_unrecorded(const Peers &p, uint64_t count) {
     ptx::store_relaxed_sys(&p.peers->shared->ring->unrecorded[p.lane], count);

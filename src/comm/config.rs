@@ -44,6 +44,10 @@ pub struct CommConfig {
     /// Bytes for [`Comm::alloc`](super::Comm::alloc) or, on a GPU, [`Comm::alloc_gpu`](super::Comm::alloc_gpu), up to
     /// 16 TiB, the same on all ranks. 0 by default.
     pub heap_bytes: u64,
+    /// On a GPU: bytes of the receiving buffer from which on copy engines, not SMs, move an all-gather or all-to-all of
+    /// memory that peers read; see [copy engines](super#copy-engines). The same on all ranks;
+    /// [`COPY_ENGINES_FROM`](Self::COPY_ENGINES_FROM) is a good choice. 0, the default: kernels move all.
+    pub copy_engines_from: u64,
     /// How peers may be reached. On GPUs `paths.queue` is the same on all ranks: where it is set all operations, with
     /// mapped peers too, take the slower way through rings. By default it is set if members are on several hosts; for
     /// a [subset](super::Comm::subset_with) on GPUs, if its own members are.
@@ -61,6 +65,7 @@ impl Default for CommConfig {
             slots: 0,
             slot_bytes: 0,
             heap_bytes: 0,
+            copy_engines_from: 0,
             paths: Paths::default(),
             deadline,
         }
@@ -73,6 +78,7 @@ setters!(CommConfig {
     slots: u32,
     slot_bytes: u32,
     heap_bytes: u64,
+    copy_engines_from: u64,
     paths: Paths,
     deadline: Duration
 });
@@ -80,18 +86,27 @@ setters!(CommConfig {
 /// One line: `on host, paths thread,shm,vmm,ipc, deadline 10s`, and the sizes that are given.
 impl fmt::Display for CommConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { device, sms, slots, slot_bytes, heap_bytes, paths, deadline } = self;
+        let Self { device, sms, slots, slot_bytes, heap_bytes, copy_engines_from, paths, deadline } = self;
         write!(f, "on {device}, paths {paths}, deadline {deadline:?}")?;
         for (count, what) in [(*sms, "SMs"), (*slots, "slots to a ring"), (*slot_bytes, "bytes to a slot")] {
             if count > 0 {
                 write!(f, ", {count} {what}")?;
             }
         }
-        if *heap_bytes > 0 { write!(f, ", a heap of {heap_bytes} bytes") } else { Ok(()) }
+        if *heap_bytes > 0 {
+            write!(f, ", a heap of {heap_bytes} bytes")?;
+        }
+        match copy_engines_from {
+            0 => Ok(()),
+            bytes => write!(f, ", copy engines from {bytes} bytes on"),
+        }
     }
 }
 
 impl CommConfig {
+    /// For [`copy_engines_from`](Self::copy_engines_from): smaller operations are faster by kernels.
+    pub const COPY_ENGINES_FROM: u64 = sys::EPW_COPY_ENGINES_FROM as u64;
+
     /// Checks the configuration for `ranks` ranks and computes the sizes. Errors name the field and the limit. Queues
     /// have at least the depth that `EPWIRE_QUEUE_DEPTH` asks for; a value of it or of `EPWIRE_RINGS` that nobody accepts
     /// is an error too.
@@ -126,6 +141,7 @@ impl CommConfig {
             slot_bytes: self.slot_bytes,
             paths: self.paths.to_c(),
             heap_bytes: self.heap_bytes,
+            copy_engines_from: self.copy_engines_from,
             deadline_ns: self.deadline.as_nanos().try_into().unwrap_or(u64::MAX),
             ..ffi::empty_comm_config()
         }
@@ -133,7 +149,7 @@ impl CommConfig {
 
     /// The fields that must be equal on all ranks, by name: the ranks compare them before they connect.
     pub(super) fn fields(&self) -> Vec<(String, String)> {
-        let Self { device, sms, slots, slot_bytes, heap_bytes, deadline, paths } = self;
+        let Self { device, sms, slots, slot_bytes, heap_bytes, copy_engines_from, deadline, paths } = self;
         // On GPUs all ranks move bytes in the same way, which depends on this.
         let queues = paths.queue && *device != Device::Host;
         [
@@ -143,6 +159,7 @@ impl CommConfig {
             ("slots", slots.to_string()),
             ("slot_bytes", slot_bytes.to_string()),
             ("heap_bytes", heap_bytes.to_string()),
+            ("copy_engines_from", copy_engines_from.to_string()),
             ("deadline", format!("{deadline:?}")),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -219,6 +236,18 @@ mod tests {
             assert!(failure.text.starts_with(field), "{field}: {error}");
             assert_eq!(failure.rank, None, "a plan is that of every rank: {error}");
         }
+    }
+
+    #[test]
+    fn a_configuration_prints_in_a_line_and_says_what_all_ranks_share() {
+        let from = CommConfig::COPY_ENGINES_FROM;
+        let config = CommConfig::default().heap_bytes(4096).copy_engines_from(from);
+        assert_eq!(
+            config.to_string(),
+            "on host, paths thread,shm,vmm,ipc, deadline 10s, a heap of 4096 bytes, copy engines from 16777216 bytes on"
+        );
+        assert!(config.fields().contains(&("copy_engines_from".to_owned(), from.to_string())));
+        assert_eq!(config.to_c(0, 2).copy_engines_from, from);
     }
 
     #[test]

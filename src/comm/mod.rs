@@ -69,6 +69,7 @@
 //! | `ncclSend`, `ncclRecv` | `MPI_Send`, `MPI_Recv`; `MPI_Isend`, `MPI_Irecv` | [`Comm::send`], [`Comm::recv`] |
 //! | `ncclGroupStart`, `ncclGroupEnd` | `MPI_Sendrecv`, `MPI_Waitall` | [`Calls`] |
 //! | | `MPI_Wait`, `MPI_Test`, `MPI_Request_free` | [`Work::wait`], [`Work::try_wait`], dropping the [`Work`] |
+//! | `NCCL_CTA_POLICY_ZERO` | | [`CommConfig::copy_engines_from`] |
 //! | `ncclSum`, `ncclProd`, `ncclMin`, `ncclMax`, `ncclAvg` | `MPI_SUM`, `MPI_PROD`, `MPI_MIN`, `MPI_MAX` | [`Reduction`] |
 //!
 //! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce followed by the residual addition, RMSNorm and
@@ -125,6 +126,23 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! # Copy engines
+//! On GPUs, with [`CommConfig::copy_engines_from`], copy engines instead of SMs read the peers' memory in an all-gather
+//! or all-to-all of equal blocks whose receiving buffer has at least so many bytes. A kernel of one block tells and
+//! awaits the calls; copies follow, several at a time; a kernel that has nothing to move tells the peers that they are
+//! done. This needs what is said above of memory that peers read and, because the host makes the copies, the senders'
+//! buffers at the same offset on all ranks: allocate them in the same order, or register memory of the same sizes in
+//! the same order. An all-gather may be in place.
+//!
+//! If a buffer is elsewhere on some rank, or a rank is missing, the last kernel moves the bytes itself: the result is
+//! the same and comes later. [`Traffic::operations_copied`](crate::Traffic::operations_copied) tells how often copies
+//! did. The copies of an operation must take less than the [deadline](CommConfig::deadline).
+//!
+//! In a graph they read memory of [`Comm::alloc_gpu`] only, at addresses that the graph keeps. So the window of a member
+//! stays mapped, and its memory allocated, until the communicator is dropped, if such a graph was captured with that
+//! member, even if the member has ended. Replays with another member in its place have the right result, by kernels;
+//! capture again to have it by copies.
 
 mod blocks;
 mod call;

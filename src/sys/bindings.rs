@@ -22,6 +22,7 @@ pub const EPW_BLOB_MAX: u32 = 1024;
 pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
+pub const EPW_COPY_ENGINES_FROM: u32 = 16777216;
 pub const EPW_REGISTRATIONS_MAX: u32 = 32;
 pub const EPW_REGISTRATION_BLOB_MAX: u32 = 1152;
 pub const EPW_TAG_MAX: u32 = 2147483647;
@@ -1048,10 +1049,13 @@ experts on this rank*/
     pub bytes_sent: u64,
     /// from all ranks
     pub bytes_received: u64,
+    /** of a communicator on a GPU: how often copy engines have moved the bytes of
+an operation, in replays too; see epw_comm_alloc*/
+    pub operations_copied: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_traffic"][::core::mem::size_of::<epw_traffic>() - 56usize];
+    ["Size of epw_traffic"][::core::mem::size_of::<epw_traffic>() - 64usize];
     ["Alignment of epw_traffic"][::core::mem::align_of::<epw_traffic>() - 8usize];
     [
         "Offset of field: epw_traffic::size",
@@ -1077,6 +1081,9 @@ const _: () = {
     [
         "Offset of field: epw_traffic::bytes_received",
     ][::core::mem::offset_of!(epw_traffic, bytes_received) - 48usize];
+    [
+        "Offset of field: epw_traffic::operations_copied",
+    ][::core::mem::offset_of!(epw_traffic, operations_copied) - 56usize];
 };
 /// Its part with one rank; the way to that rank is epw_buffer_path, epw_prefill_path or epw_comm_path.
 #[repr(C)]
@@ -1964,10 +1971,13 @@ it before a buffer that takes all that are free*/
     pub sms: u32,
     /// as in epw_config; each rank may have its own
     pub queue_depth: u32,
+    /** CUDA: bytes of recv from which on copy engines move an all-gather or
+all-to-all of equal blocks, see epw_comm_alloc; 0: none*/
+    pub copy_engines_from: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of epw_comm_config"][::core::mem::size_of::<epw_comm_config>() - 64usize];
+    ["Size of epw_comm_config"][::core::mem::size_of::<epw_comm_config>() - 72usize];
     [
         "Alignment of epw_comm_config",
     ][::core::mem::align_of::<epw_comm_config>() - 8usize];
@@ -2010,6 +2020,9 @@ const _: () = {
     [
         "Offset of field: epw_comm_config::queue_depth",
     ][::core::mem::offset_of!(epw_comm_config, queue_depth) - 60usize];
+    [
+        "Offset of field: epw_comm_config::copy_engines_from",
+    ][::core::mem::offset_of!(epw_comm_config, copy_engines_from) - 64usize];
 };
 impl Default for epw_comm_config {
     fn default() -> Self {
@@ -2188,7 +2201,22 @@ unsafe extern "C" {
  epw_comm_register), at multiples of 16 bytes, and blocks are multiples of 16 bytes. These buffers are those
  that send; of an all-reduce also those that receive. An in-place all-to-all copies, and so does a
  broadcast. EPW_ERR_LIMIT: heap_bytes does not suffice. Any thread may free it, in any order, when no
- operation uses it; epw_comm_destroy frees all of it.*/
+ operation uses it; epw_comm_destroy frees all of it.
+
+ On GPUs, with config.copy_engines_from, copy engines instead of SMs read the peers' memory, in an
+ all-gather or all-to-all of equal blocks that peers can read so and that has at least so many bytes at
+ recv. A kernel of one block begins the operation; one that has nothing to move ends it. The send of each
+ rank must be at the same offset: allocate in the same order on all ranks, or register ranges of the same
+ sizes in the same order. If some are elsewhere, or a rank is missing, this is found on the GPU, and the
+ last kernel moves the bytes, with the same result after a longer time; epw_traffic counts the operations
+ where copies did. The copies of an operation must take less than the deadline. If a rank is missing or
+ calls differ, recv holds anything, also in the place of that rank.
+
+ In a graph, only memory of epw_comm_alloc is read so, by copies from fixed addresses: the window of a
+ member that such a graph was captured with stays mapped, and its memory allocated, until epw_comm_destroy,
+ even if the peer is disconnected or ends. Replays with another peer in its place have the right result, by
+ kernels, until the graph is captured again. Three streams of the communicator's own copy at the same time
+ as the caller's; where one of them belongs to another capture that has not ended, only the caller's does.*/
     pub fn epw_comm_alloc(
         comm: *mut epw_comm,
         bytes: u64,

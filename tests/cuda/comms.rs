@@ -268,7 +268,8 @@ pub(crate) fn what_a_communicator_on_a_gpu_cannot_take_is_named(gpus: u32) {
     });
 }
 
-/// In memory of the communicator, which peers read; of a rank that uses other memory; and what is refused.
+/// In memory of the communicator, which peers read, also by copy engines; of a rank that uses other memory; and what is
+/// refused.
 pub(crate) fn memory_that_peers_read_gives_the_same_sums(gpus: u32) {
     const LEN: usize = 1_000_000;
     const BYTES: usize = 2 * LEN;
@@ -278,8 +279,9 @@ pub(crate) fn memory_that_peers_read_gives_the_same_sums(gpus: u32) {
             scope.spawn(move || {
                 let context = CudaContext::new(group.rank() as usize).unwrap();
                 let stream = context.new_stream().unwrap();
+                let device = Device::Cuda(group.rank());
                 let config =
-                    CommConfig::default().device(Device::Cuda(group.rank())).heap_bytes(2 * BYTES as u64);
+                    CommConfig::default().device(device).heap_bytes(2 * BYTES as u64).copy_engines_from(1);
                 let gpu = Comm::create_blocking(group, config).unwrap();
                 let host = Comm::create_blocking(group, CommConfig::default()).unwrap();
                 let refused = gpu.alloc::<f32>(1).unwrap_err().to_string();
@@ -311,6 +313,24 @@ pub(crate) fn memory_that_peers_read_gives_the_same_sums(gpus: u32) {
                     assert!(sums == want, "case {case}, rank {}", group.rank());
                     group.barrier_blocking("case").unwrap();
                 }
+                let (ranks, block) = (gpu.ranks() as usize, LEN / gpu.ranks() as usize / 8 * 8);
+                let values = vec![bf16::from_f32(group.rank() as f32 + 1.0); block];
+                let mut want = vec![bf16::ZERO; ranks * block];
+                complete(&host.all_gather_blocking(&values, &mut want).unwrap());
+                // SAFETY: as above.
+                let gathered = unsafe {
+                    result::memcpy_htod_sync(send.address(), &values).unwrap();
+                    let view = TensorRef::from_raw(send.address(), DType::Bf16, 1, block, 2 * block);
+                    let out = TensorMut::from_raw(recv.address(), DType::Bf16, ranks * block);
+                    gpu.enqueue(Call::all_gather(view, out), (&stream).into()).unwrap();
+                    stream.synchronize().unwrap();
+                    let mut gathered = vec![bf16::ZERO; ranks * block];
+                    result::memcpy_dtoh_sync(&mut gathered, recv.address()).unwrap();
+                    gathered
+                };
+                assert!(gathered == want, "gathered on rank {}", group.rank());
+                let by_copies = u64::from((2..=8).contains(&ranks));
+                assert_eq!(gpu.traffic().unwrap().operations_copied, by_copies, "of {ranks} ranks");
                 assert_eq!(format!("{send:?}"), format!("GpuBuffer[{BYTES} bytes at {:#x}]", send.address()));
                 drop(send);
                 gpu.alloc_gpu(BYTES).unwrap();

@@ -107,11 +107,12 @@ void run_graph(const Graph &g) {
 }
 
 struct Capture {
+    unsigned long long id;
     Graph graph;
     std::vector<CUstream_st *> streams; // by branch
 };
 
-std::atomic<unsigned long long> streams_made{0};
+std::atomic<unsigned long long> streams_made{0}, captures_begun{0};
 
 std::mutex registered_lock;
 std::set<void *> registered; // host memory, by where it begins
@@ -539,12 +540,18 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to) {
     return cudaSuccess;
 }
 
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+    resolve(stream)->enqueue([=] { function(data); });
+    return cudaSuccess;
+}
+
 // ---- Graphs
 
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) { return cudaSuccess; }
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
     const std::lock_guard<std::mutex> guard(stream->lock);
     stream->capture = std::make_shared<Capture>();
+    stream->capture->id = ++captures_begun;
     stream->branch = 0;
     stream->capture->graph.branches.resize(1);
     stream->capture->streams.push_back(stream);
@@ -554,6 +561,14 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
     stream = resolve(stream);
     const std::lock_guard<std::mutex> guard(stream->lock);
     *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *id, cudaGraph_t *,
+                                     const cudaGraphNode_t **, const cudaGraphEdgeData **, size_t *) {
+    stream = resolve(stream);
+    const std::lock_guard<std::mutex> guard(stream->lock);
+    *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (stream->capture) *id = stream->capture->id;
     return cudaSuccess;
 }
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out) {

@@ -5,16 +5,17 @@
  * come, and the others continue. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs
  * reach their peers.
  *
- *     test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] [--seed N]
- *                [--small | --norms] [--deadline-ms N] [--seconds N]
- *     test_comms --time [--ranks N] [--heap | --register] [--nccl PATH]
+ *     test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--copy-engines] [--cases N]
+ *                [--seed N] [--small | --norms] [--deadline-ms N] [--seconds N]
+ *     test_comms --time [--ranks N] [--heap | --register] [--copy-engines] [--eager] [--nccl PATH]
  *
  * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. With both,
  * or with --rings, no operation goes by lines. --small is shorter: up to 4 MiB, fewer of all, and all come to
- * each norm. --norms: only what disturbs norms.
+ * each norm. --norms: only what disturbs norms. --copy-engines, with --heap or --register: copy engines move
+ * all-gathers and all-to-alls of any size.
  *
- * --time prints microseconds of each operation, from a CUDA graph of 20, beside those of NCCL, whose library
- * is at PATH. */
+ * --time prints microseconds of each operation, from a CUDA graph of 20 or, with --eager, 20 calls, beside
+ * those of NCCL, whose library is at PATH. */
 #include "nccl.h"
 #include "ranks.h"
 
@@ -28,7 +29,7 @@ enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
 static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms, heap,
-                                  registers, rings, norms;
+                                  registers, rings, norms, copy_engines, eager;
 static const char *nccl_path;
 
 /* Of a buffer. */
@@ -142,6 +143,7 @@ static void open_rank(rank_state *r, const rank_links *links) {
     config.sms = ranks_sms(links, 1, 32);
     uint64_t bytes = timed ? LARGEST_TIMED : POOL_BYTES;
     if (heap) config.heap_bytes = 2 * bytes;
+    config.copy_engines_from = copy_engines;
     if (rings || (lends() && !timed)) config.slots = 8; /* what it is anyway, but then there are no lines */
     epw_config path = EPW_CONFIG_INIT;
     path.rank = links->rank;
@@ -482,6 +484,25 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
     }
 }
 
+/* Calls of both kinds, until their buffers have been aligned at random in the same way on all ranks. */
+static uint64_t run_copied(const rank_state *r, uint64_t number) {
+    static const uint32_t kinds[] = {EPW_ALL_GATHER, EPW_ALL_TO_ALL};
+    for (uint32_t k = 0; k < 2; k++) {
+        uint64_t copied = 0, was = count_both(r).gpu.operations_copied;
+        for (uint32_t i = 0; i < 20 && copied == 0; i++) {
+            uint64_t state = 5; /* which is not captured */
+            shape s = {.kind = kinds[k],
+                       .type = EPW_TYPE_F32,
+                       .count = largest_bytes() / 4 / r->links->ranks / 4 * 4};
+            run_case(r, number++, &s, 1, &state);
+            copied = count_both(r).gpu.operations_copied - was;
+        }
+        REQUIRE(copied == 1, "kind %u: %llu operations by copy engines", kinds[k],
+                (unsigned long long)copied);
+    }
+    return number;
+}
+
 static void run_cases(const rank_state *r) {
     uint64_t number = 0;
     /* Each kind once, small and large; each type and reduction. */
@@ -513,6 +534,7 @@ static void run_cases(const rank_state *r) {
         run_case(r, number++, s, count, &state);
     }
     static const uint32_t shared[] = {EPW_ALL_REDUCE, EPW_BROADCAST};
+    if (copy_engines && r->links->ranks > 1) number = run_copied(r, number);
     for (uint32_t k = 0; k < 2; k++) {
         shape largest = {.kind = shared[k], .type = EPW_TYPE_BF16, .count = largest_bytes() / 2};
         uint64_t state = 5; /* which is not captured */
@@ -1137,38 +1159,57 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Captures a graph of GRAPH operations. `n`: by NCCL. */
-static cudaGraphExec_t graph_of(const rank_state *r, const epw_coll *c, const nccl *n) {
+/* GRAPH operations: calls or, with `exec`, a graph of them. `n`: by NCCL. */
+typedef struct batch {
+    const epw_coll *c;
+    const nccl *n;
+    cudaGraphExec_t exec;
+} batch;
+
+static void call_all(const rank_state *r, const batch *b) {
     epw_call call = on_stream(r);
+    for (uint32_t i = 0; i < GRAPH; i++) {
+        if (b->n != NULL) {
+            nccl_enqueue(b->n, b->c, r->stream);
+        } else {
+            REQUIRE_OK(epw_group(r->gpu.comm, b->c, 1, &call, NULL));
+        }
+    }
+}
+
+static batch batch_of(const rank_state *r, const epw_coll *c, const nccl *n) {
+    batch b = {.c = c, .n = n};
     cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
     if (n != NULL) { /* NCCL connects the ranks in their first call */
         nccl_enqueue(n, c, r->stream);
         await_all(r, "NCCL");
     }
+    if (eager) return b;
     REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    for (uint32_t i = 0; i < GRAPH; i++) {
-        if (n != NULL) {
-            nccl_enqueue(n, c, r->stream);
-        } else {
-            REQUIRE_OK(epw_group(r->gpu.comm, c, 1, &call, NULL));
-        }
-    }
+    call_all(r, &b);
     REQUIRE_CUDA(cudaStreamEndCapture(r->stream, &graph));
-    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    REQUIRE_CUDA(cudaGraphInstantiate(&b.exec, graph, 0));
     REQUIRE_CUDA(cudaGraphDestroy(graph));
-    return exec;
+    return b;
 }
 
-static float time_of_graph(const rank_state *r, cudaGraphExec_t exec, cudaEvent_t from, cudaEvent_t to) {
+static void free_batch(const batch *b) {
+    if (b->exec != NULL) REQUIRE_CUDA(cudaGraphExecDestroy(b->exec));
+}
+
+static float time_of_batch(const rank_state *r, const batch *b, cudaEvent_t from, cudaEvent_t to) {
     epw_call call = on_stream(r);
     float ms = 0;
     ranks_meet(r->links);
     REQUIRE_OK(epw_barrier(r->gpu.comm, &call, NULL));
     REQUIRE_CUDA(cudaEventRecord(from, r->stream));
-    REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+    if (b->exec != NULL) {
+        REQUIRE_CUDA(cudaGraphLaunch(b->exec, r->stream));
+    } else {
+        call_all(r, b);
+    }
     REQUIRE_CUDA(cudaEventRecord(to, r->stream));
-    await_all(r, "a graph of operations");
+    await_all(r, "operations");
     REQUIRE_CUDA(cudaEventElapsedTime(&ms, from, to));
     return ms * 1000 / GRAPH;
 }
@@ -1184,18 +1225,24 @@ static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t 
     c.send = r->gpu.send;
     c.recv = r->gpu.recv;
     uint32_t both = n != NULL && kind != EPW_BARRIER ? 2 : 1;
-    cudaGraphExec_t exec[2] = {graph_of(r, &c, NULL), both == 2 ? graph_of(r, &c, n) : NULL};
+    batch batches[2];
+    for (uint32_t k = 0; k < both; k++) batches[k] = batch_of(r, &c, k == 1 ? n : NULL);
+    uint64_t copied = count_both(r).gpu.operations_copied;
     cudaEvent_t from, to;
     REQUIRE_CUDA(cudaEventCreate(&from));
     REQUIRE_CUDA(cudaEventCreate(&to));
     float times[2][ROUNDS];
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        for (uint32_t k = 0; k < both; k++) times[k][i] = time_of_graph(r, exec[k], from, to);
+        for (uint32_t k = 0; k < both; k++) times[k][i] = time_of_batch(r, &batches[k], from, to);
     }
+    copied = count_both(r).gpu.operations_copied - copied;
+    int by_copies = copy_engines && (heap || eager) && (kind == EPW_ALL_GATHER || kind == EPW_ALL_TO_ALL);
+    REQUIRE(copied == (by_copies ? ROUNDS * GRAPH : 0), "copy engines have moved %llu operations",
+            (unsigned long long)copied);
     for (uint32_t k = 0; k < both; k++) {
         qsort(times[k], ROUNDS, sizeof times[k][0], by_value);
         us[k] = times[k][ROUNDS / 2];
-        REQUIRE_CUDA(cudaGraphExecDestroy(exec[k]));
+        free_batch(&batches[k]);
     }
     REQUIRE_CUDA(cudaEventDestroy(from));
     REQUIRE_CUDA(cudaEventDestroy(to));
@@ -1226,16 +1273,15 @@ static void take_norm_times(const rank_state *r) {
         c.count = rows * HIDDEN;
         c.send = r->gpu.send;
         c.recv = r->gpu.recv;
-        cudaGraphExec_t exec[2];
-        exec[0] = graph_of(r, &c, NULL);
-        c.norm = &norm;
-        exec[1] = graph_of(r, &c, NULL);
+        epw_coll normed = c;
+        normed.norm = &norm;
+        batch batches[2] = {batch_of(r, &c, NULL), batch_of(r, &normed, NULL)};
         float times[2][ROUNDS];
         for (uint32_t i = 0; i < 2 * ROUNDS; i++)
-            times[i % 2][i / 2] = time_of_graph(r, exec[i % 2], from, to);
+            times[i % 2][i / 2] = time_of_batch(r, &batches[i % 2], from, to);
         for (uint32_t k = 0; k < 2; k++) {
             qsort(times[k], ROUNDS, sizeof times[k][0], by_value);
-            REQUIRE_CUDA(cudaGraphExecDestroy(exec[k]));
+            free_batch(&batches[k]);
         }
         if (r->links->rank == 0)
             printf("%4llu rows of %u: all_reduce %7.2f, with residual, norm and FP8 %7.2f\n",
@@ -1255,11 +1301,12 @@ static void take_times(const rank_state *r) {
     float us[5][2];
     time_of(r, n, EPW_BARRIER, 0, us[0]);
     if (first)
-        printf("%u ranks on %u GPUs, us of rank 0, median of %d graphs of %d%s\nbarrier %.2f\n"
+        printf("%u ranks on %u GPUs, us of rank 0, median of %d %s of %d%s%s\nbarrier %.2f\n"
                "%10s %17s %17s %17s %17s %17s\n",
-               r->links->ranks, r->links->gpus, ROUNDS, GRAPH, n != NULL ? "; behind each, NCCL's" : "",
-               (double)us[0][0], "bytes", "all_reduce", "all_gather", "all_to_all", "reduce_scatter",
-               "broadcast");
+               r->links->ranks, r->links->gpus, ROUNDS, eager ? "rows" : "graphs", GRAPH,
+               copy_engines ? "; all_gather and all_to_all by copy engines" : "",
+               n != NULL ? "; behind each, NCCL's" : "", (double)us[0][0], "bytes", "all_reduce",
+               "all_gather", "all_to_all", "reduce_scatter", "broadcast");
     for (uint64_t bytes = 1024; bytes <= LARGEST_TIMED; bytes *= bytes < 1 << 18 ? 4 : 2) {
         for (uint32_t k = 0; k < 5; k++) time_of(r, n, kinds[k], bytes, us[k]);
         if (!first) continue;
@@ -1320,6 +1367,8 @@ int main(int argc, char **argv) {
                                     {.name = "--heap", .number = &heap, .preset = 1},
                                     {.name = "--register", .number = &registers, .preset = 1},
                                     {.name = "--rings", .number = &rings, .preset = 1},
+                                    {.name = "--copy-engines", .number = &copy_engines, .preset = 1},
+                                    {.name = "--eager", .number = &eager, .preset = 1},
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--small", .number = &small, .preset = 1},
                                     {.name = "--norms", .number = &norms, .preset = 1},
@@ -1329,8 +1378,9 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     int bad = ranks_options(
         argc, argv, options,
-        "usage: test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--cases N] "
-        "[--seed N] [--small | --norms] [--deadline-ms N] [--seconds N] [--time [--nccl PATH]]");
+        "usage: test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--copy-engines] "
+        "[--cases N] [--seed N] [--small | --norms] [--deadline-ms N] [--seconds N] "
+        "[--time [--eager] [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
     return ranks_main(rank_main, ranks, processes, argv);

@@ -128,7 +128,7 @@ static bool fits_lines(const epw_coll_window *w, uint32_t kind, uint64_t bytes) 
 
 static way way_of(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {
     const epw_coll_window *w = &g->window;
-    if (g->queues) return BY_PIECES;
+    if (g->queues || epw_coll_gpu_wants_copies(g, kind, bytes)) return BY_PIECES;
     if (g->lines && bytes * (w->ranks - 1) > LINES_LEAST && fits_lines(w, kind, bytes)) return BY_LINES;
     return fits_packets(w, kind, bytes) ? BY_PACKETS : BY_PIECES;
 }
@@ -269,6 +269,9 @@ static int launch_dense(const enqueuing *e, epw_coll_args *args) {
     if (!g->queues) {
         args->tells_lent = args->pieces > 0;
         args->lent = lent_of(e->comm, args);
+        epw_coll_copies_args copies;
+        if (epw_coll_gpu_find_copies(e->comm, args, &copies))
+            return epw_coll_gpu_run_copies(e->comm, &copies, blocks, &e->on);
         return epw_coll_gpu_run(args, blocks, e->on.stream);
     }
     epw_coll_queue_args by_queues = {reach_of(e), *args};

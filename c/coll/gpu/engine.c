@@ -174,6 +174,7 @@ static epw_status make_memory(epw_comm *comm, epw_where where) {
     g->pinned = host;
     g->differing = SEEN_BY_GPU(device, differing);
     g->faulted = SEEN_BY_GPU(device, faulted);
+    g->copied = SEEN_BY_GPU(device, copied);
     status = epw_cuda_alloc(ordinal, carve(g, NULL), where, &g->memory);
     if (status != EPW_OK) return status;
     carve(g, g->memory);
@@ -191,6 +192,8 @@ static epw_status load_kernels(epw_comm *comm, epw_where where) {
     if (status != EPW_OK) return status;
     int error = comm->gpu->queues ? epw_coll_gpu_prepare_queues() : epw_coll_gpu_prepare();
     if (error == cudaSuccess && comm->gpu->lines) error = epw_coll_gpu_prepare_lines();
+    if (error == cudaSuccess && comm->gpu->copies_from > 0)
+        error = epw_coll_gpu_open_copies(&comm->gpu->copying);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of collectives");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -220,6 +223,8 @@ epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     g->queues = comm->layout.entries > 0;
     g->window = g->queues ? shape_of(&comm->config, true) : window_of(&comm->config);
     if (g->queues) g->areas = areas_of(&g->window);
+    bool reads = !g->queues && g->window.ranks > 1 && g->window.ranks <= EPW_COLL_BULK_RANKS;
+    g->copies_from = reads ? comm->config.copy_engines_from : 0;
     epw_status status = epw_cuda_open(comm->config.device, where);
     g->lines = g->window.lines > 0 && comm->layout.keeps_lines;
     if (status == EPW_OK) status = take_sms(comm, where);
@@ -249,6 +254,7 @@ void epw_coll_gpu_close(epw_comm *comm) {
     if (epw_cuda_enter_relaxed(ordinal, epw_comm_where(comm, "destroy"), &scope) == EPW_OK) {
         free_works(g->works, true);
         free_works(g->spare, true);
+        epw_coll_gpu_close_copies(&g->copying);
         epw_cuda_leave_relaxed(&scope);
     }
     if (g->memory != NULL) epw_cuda_free(ordinal, g->memory); /* waits for copies that were given up */

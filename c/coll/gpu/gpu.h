@@ -1,7 +1,7 @@
 /* Communicators on GPUs: engine.c makes the state that a communicator has beside its window when kernels move
  * the bytes, and changes peers and membership; call.c enqueues operations, and reports their outcome;
- * blocks.c lays out uneven blocks; traffic.c counts what calls move; registered.c has the memory of
- * epw_comm_register, this rank's and the peers'. */
+ * blocks.c lays out uneven blocks; copies.c has what copy engines move; traffic.c counts what calls move;
+ * registered.c has the memory of epw_comm_register, this rank's and the peers'. */
 #ifndef EPW_COLL_GPU_GPU_H
 #define EPW_COLL_GPU_GPU_H
 
@@ -14,6 +14,7 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *config, bool queues, epw_whe
 
 #ifdef EPW_CUDA
 
+#include "device/stream_order.h"
 #include "kernels/coll/queues.h"
 #include "peer/gpu_engine.h"
 
@@ -28,6 +29,7 @@ epw_stretch epw_coll_gpu_footprint(void *user, uint32_t source, uint32_t lane, u
 typedef struct epw_coll_pinned {
     epw_coll_differing differing;
     uint32_t faulted;
+    uint64_t copied;        /* see epw_coll_copies_args */
     epw_coll_report report; /* a copy of the device's */
     /* The source of copies to the device's. */
     epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
@@ -49,6 +51,13 @@ typedef struct epw_coll_imported {
     uint64_t incarnation; /* of the peer */
 } epw_coll_imported;
 
+/* Where copies run besides the caller's stream, and events of its waiting for them. */
+enum { EPW_COLL_COPY_STREAMS = 3 };
+typedef struct epw_coll_copying {
+    cudaStream_t streams[EPW_COLL_COPY_STREAMS];
+    cudaEvent_t begun, ended[EPW_COLL_COPY_STREAMS];
+} epw_coll_copying;
+
 /* A call whose end the caller waits for: tickets first to last. */
 typedef struct epw_coll_work {
     epw_work id;
@@ -63,8 +72,9 @@ struct epw_coll_gpu {
     bool queues; /* peers may be reached by queues: the window and the kernels are those of
                     kernels/coll/queues.h */
     epw_coll_areas areas;
-    bool lines;   /* operations may go by lines */
-    void *memory; /* device memory that holds the next five */
+    bool lines;           /* operations may go by lines */
+    uint64_t copies_from; /* bytes of recv from which on operations may go by copies; 0: none */
+    void *memory;         /* device memory that holds the next five */
     epw_gpu_shared *shared;
     epw_gpu_peers *peers;
     epw_coll_state *state;
@@ -73,6 +83,8 @@ struct epw_coll_gpu {
     epw_coll_pinned *pinned;
     epw_coll_differing *differing; /* the GPU's address of the pinned one; so is the next */
     uint32_t *faulted;
+    uint64_t *copied;
+    epw_coll_copying copying; /* if copies_from */
 
     epw_registration registrations; /* made so far */
     epw_coll_own own[EPW_COLL_REGISTRATIONS];
@@ -108,6 +120,23 @@ void epw_coll_gpu_count(epw_comm *comm, const epw_coll *call, bool shares);
  * which offset of those that ranks tell each other. With the lock held. */
 bool epw_coll_gpu_find_registered(const epw_comm *comm, const void *buffer, uint64_t bytes, bool later,
                                   uint64_t *at);
+
+/* Whether an operation of this kind goes by copies where all ranks can lend their sends. `bytes`: of a block.
+ * The same on all ranks. */
+bool epw_coll_gpu_wants_copies(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes);
+
+/* Prepares copies, in a scope of the GPU; a cudaError_t. Close it even after an error. */
+int epw_coll_gpu_open_copies(epw_coll_copying *copying);
+void epw_coll_gpu_close_copies(epw_coll_copying *copying);
+
+/* Whether copies move the bytes of this operation, which is dense and otherwise complete; and from where.
+ * With the lock held. */
+bool epw_coll_gpu_find_copies(const epw_comm *comm, const epw_coll_args *args, epw_coll_copies_args *out);
+
+/* Enqueues such an operation; a cudaError_t. `blocks`: that it would have without copies. With the lock held,
+ * in a scope of the GPU. */
+int epw_coll_gpu_run_copies(epw_comm *comm, epw_coll_copies_args *args, uint32_t blocks,
+                            const epw_stream_call *on);
 
 /* Enqueues, on the floor's stream, which registered memory is lent to these members: what all of them have
  * mapped. With the lock held, in a scope of the GPU, and no kernel running. A cudaError_t. */
