@@ -48,6 +48,9 @@ pub struct Args {
     /// With --collective: tensors lie in memory of the communicator, which peers of the host read without a copy on the way
     #[arg(long)]
     pub heap: bool,
+    /// With --collective and --heap on GPUs: copy engines move all-gathers and all-to-alls of any size
+    #[arg(long, requires = "heap")]
+    pub copy_engines: bool,
     /// Tokens of each rank
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "128")]
     pub tokens: Vec<u32>,

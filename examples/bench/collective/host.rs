@@ -17,6 +17,9 @@ pub fn measure(args: &Args, group: &Group, _local_rank: u32) -> Result<ExitCode,
     if args.sms != [0] {
         return Err("--sms needs --device cuda".into());
     }
+    if args.copy_engines {
+        return Err("--copy-engines needs --device cuda".into());
+    }
     let meeting = Meeting::new(group)?;
     let mut rows = Vec::new();
     for &bytes in &args.bytes.0 {

@@ -28,8 +28,11 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let machine = gpus::describe(&gpu, group)?;
     let most = args.bytes.0.iter().copied().max().unwrap_or(0) as usize;
     let heap_bytes = if args.heap { 2 * (most as u64 + 64) } else { 0 };
-    let config =
-        CommConfig::default().device(Device::Cuda(gpu.ordinal)).sms(args.chosen_sms()).heap_bytes(heap_bytes);
+    let config = CommConfig::default()
+        .device(Device::Cuda(gpu.ordinal))
+        .sms(args.chosen_sms())
+        .heap_bytes(heap_bytes)
+        .copy_engines_from(args.copy_engines.into());
     let comm = Comm::create_blocking(group, config)?;
     let memory = || {
         Ok::<_, Error>(if args.heap {
@@ -49,7 +52,12 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
         }
     }
     let paths: Vec<_> = (0..comm.ranks()).map(|peer| comm.path(peer).to_string()).collect();
-    let machine = format!("{machine}; rank 0 reaches them by {}; graphs of {CALLS} calls", paths.join(", "));
+    let mut machine =
+        format!("{machine}; rank 0 reaches them by {}; graphs of {CALLS} calls", paths.join(", "));
+    let copied = comm.traffic()?.operations_copied;
+    if copied > 0 {
+        machine += &format!("; {copied} calls by copy engines");
+    }
     report(args, group, &rows, &machine)
 }
 
