@@ -156,14 +156,15 @@ EPW_INLINE epw_queue_post epw_queue_post_to(const epw_queue *q) {
  * other, so that they take a kernel the time of one. */
 EPW_INLINE bool epw_queue_try_begin(epw_queue *q, uint32_t count, uint32_t room, epw_queue_post *post) {
     for (;;) { /* terminates: each time around, another post has begun or more entries are done */
-        epw_queue_post begun = epw_queue_post_to(q);
-        begun.count = count;
-        begun.index = epw_load_relaxed_64(&q->reserved);
-        begun.next = epw_bell_has_reached(&q->bell, begun.index);
-        uint64_t end = begun.index + count, needed = end <= room ? 0 : end - room;
+        uint64_t index = epw_load_relaxed_64(&q->reserved);
+        bool next = epw_bell_has_reached(&q->bell, index);
+        uint64_t end = index + count, needed = end <= room ? 0 : end - room;
         if (!epw_queue_is_done(q, needed)) return false;
-        if (!epw_compare_swap_relaxed_64(&q->reserved, begun.index, end)) continue;
-        *post = begun;
+        if (!epw_compare_swap_relaxed_64(&q->reserved, index, end)) continue;
+        *post = epw_queue_post_to(q);
+        post->count = count;
+        post->index = index;
+        post->next = next;
         return true;
     }
 }
