@@ -6,8 +6,17 @@
 
 namespace epw {
 
-// Many: with the code for blocks that have many tokens each. Small operations load their code from memory as they go, and take a
-// microsecond longer (H100) if it is among theirs.
+// Where rows to be summed are noted.
+template <bool Many> __device__ __forceinline__ auto &batch_of(const Combine &a, AnswerShared &s, unsigned char *memory) {
+    if constexpr (Many) {
+        return *reinterpret_cast<ManyRows *>(memory + a.table_size);
+    } else {
+        return s.batch;
+    }
+}
+
+// Many: for blocks that have several rows each (sums), or with the code for blocks that have many tokens each (rows). Small
+// operations load their code from memory as they go, and take a microsecond longer (H100) if it is among theirs.
 template <typename T, Answers With, bool Many>
 __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __grid_constant__ Combine a) {
     extern __shared__ __align__(128) unsigned char memory[];
@@ -45,15 +54,16 @@ __global__ void __launch_bounds__(kCombineThreads, 1) combine_kernel(const __gri
         refuse(o, sends, sends ? EPW_PHASE_COMBINE_SEND : EPW_PHASE_COMBINE_RECEIVE);
         return;
     }
-    if constexpr (Many) {
+    if constexpr (Many && With == Answers::rows) {
         if (!o.posts) {
             combine_many<T>(a, o, s, expected, memory);
             return;
         }
     }
-    if (sends) answer_all<T, With, Many>(a, o, s, order, answerer, expected.marked, first_row);
+    auto &batch = batch_of < With == Answers::sums && Many > (a, s, memory);
+    if (sends) answer_all<T>(a, o, s, order, answerer, batch, expected.marked, first_row);
     if (receives) {
-        collect<T, With != Answers::rows>(a, o, expected, s.batch); // for sums all weights are 1
+        collect<T, With != Answers::rows>(a, o, expected, batch); // for sums all weights are 1
         return;
     }
     ptx::let_next_begin();
@@ -69,7 +79,7 @@ template <typename T> static Kernel choose(Answers with, bool many) {
     case Answers::rows:
         return many ? combine_kernel<T, Answers::rows, true> : combine_kernel<T, Answers::rows, false>;
     case Answers::sums:
-        return combine_kernel<T, Answers::sums, false>;
+        return many ? combine_kernel<T, Answers::sums, true> : combine_kernel<T, Answers::sums, false>;
     default:
         return combine_kernel<T, Answers::parts, false>;
     }

@@ -169,7 +169,7 @@ template <Answers With, bool Many = false> struct Answerer {
     Passage passage;        // otherwise: the first piece of the warp's first row is being loaded
 
     __device__ __forceinline__ Answerer(const Combine &a, AnswerShared &s, const SourceOrder &order, unsigned char *tiles)
-        : rows(a, order), warps(kBatch), number(threadIdx.x / 32), half(0), passage{} {
+        : rows(a, order), warps(kWarps), number(threadIdx.x / 32), half(0), passage{} {
         if constexpr (With != Answers::sums) {
             warps = min(a.tiles.count, kWarps);
             if (number < warps) passage = {tiles + number * a.tiles.bytes, &s.loaded[number]};
@@ -200,26 +200,29 @@ template <Answers With, bool Many = false> struct Answerer {
 };
 
 // Computes weighted sums, one batch of rows at a time.
-template <typename T>
-__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &s, const SourceOrder &order,
-                                            Answerer<Answers::sums> &w, const uint32_t *first_row) {
-    for (uint32_t first = 0; first < w.rows.count; first += kBatch) {
-        if (w.has(first)) {
-            if (first > 0) w.find(a, order, first);
-            const Parts parts(a, w.row, w.entry, first_row);
+template <typename T, bool Many, typename Batch>
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, Batch &batch, const SourceOrder &order,
+                                            Answerer<Answers::sums, Many> &w, const uint32_t *first_row) {
+    for (uint32_t first = 0; first < w.rows.count; first += Batch::kRows) {
+#pragma unroll 1
+        for (uint32_t at = 0; at < Batch::kRows && w.has(first + at); at += w.warps) {
+            const Row row = w.row;
+            const Parts parts(a, row, w.entry, first_row);
+            if (w.has(first + at + w.warps)) w.find(a, order, first + at + w.warps);
             uint32_t place = __popc(parts.holders & ((1u << threadIdx.x % 32) - 1));
-            put_row(s.batch, w.number, w.row.to(a, o), __popc(parts.holders), parts.has, place, parts.from, parts.weight, 0);
+            put_row(batch, at + w.number, row.to(a, o), __popc(parts.holders), parts.has, place, parts.from, parts.weight, 0,
+                    a.lane.window);
         }
         __syncthreads();
-        accumulate<T, true>(s.batch, min(w.rows.count - first, kBatch), a.row_size, nullptr);
+        accumulate<T, true>(batch, min(w.rows.count - first, Batch::kRows), a.row_size, nullptr);
         __syncthreads(); // all threads have read the batch
     }
 }
 
 // Copies parts unchanged: the parts of a row by one warp, or by a team.
-template <typename T>
-__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
-                                            Answerer<Answers::parts> &w, const uint32_t *first_row) {
+template <typename T, bool Many, typename Batch>
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, Batch &, const SourceOrder &order,
+                                            Answerer<Answers::parts, Many> &w, const uint32_t *first_row) {
     const uint32_t laneid = threadIdx.x % 32, member = threadIdx.x / 32 & w.half;
     for (uint32_t first = 0; w.has(first); first += w.warps) {
         if (first > 0) w.find(a, order, first);
@@ -242,8 +245,8 @@ __device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o
 }
 
 // Copies rows unchanged, each row by one warp.
-template <typename T, bool Many>
-__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, AnswerShared &, const SourceOrder &order,
+template <typename T, bool Many, typename Batch>
+__device__ __forceinline__ void answer_rows(const Combine &a, const Operation &o, Batch &, const SourceOrder &order,
                                             Answerer<Answers::rows, Many> &w, const uint32_t *) {
     const uint32_t laneid = threadIdx.x % 32;
     for (uint32_t first = 0; w.has(first); first += w.warps) {
@@ -300,10 +303,10 @@ __device__ __forceinline__ void tell_answers(const Combine &a, const Operation &
 }
 
 // Answers every row; the kernel's last block then posts the words. `first_row`: the table of first rows.
-template <typename T, Answers With, bool Many>
+template <typename T, Answers With, bool Many, typename Batch>
 __device__ __forceinline__ void answer_all(const Combine &a, Operation &o, AnswerShared &s, const SourceOrder &order,
-                                           Answerer<With, Many> &w, bool marked, const uint32_t *first_row) {
-    answer_rows<T>(a, o, s, order, w, first_row);
+                                           Answerer<With, Many> &w, Batch &batch, bool marked, const uint32_t *first_row) {
+    answer_rows<T, Many>(a, o, batch, order, w, first_row);
     // Writer of the words: the last block, here. It has acquired what every block has released: the sums, which all threads of a
     // block stored before its barrier, or the rows that one thread of each warp has seen complete. Its release at system scope
     // passes that on to the peer, whose acquire of the word sees all of it. The words also say that this rank has read the peer's

@@ -90,25 +90,35 @@ __device__ __forceinline__ unsigned char *sum_of(const Combine &a, uint32_t t) {
 }
 
 // Finds where the answers to token t lie and puts them as row `at` of the batch. Called by one warp.
+template <typename Batch>
 __device__ inline void find_answers(const Combine &a, const Operation &o, const epw_rank_set &answered, uint32_t t, Batch &batch,
                                     uint32_t at) {
     const TokenEntry entry(a, t);
     const TokenAnswers answers(a, o, answered, t, entry);
-    put_row(batch, at, sum_of(a, t), answers.count, answers.has, answers.place, answers.from, entry.weight, answers.rank);
+    put_row(batch, at, sum_of(a, t), answers.count, answers.has, answers.place, answers.from, entry.weight, answers.rank,
+            a.lane.window);
 }
 
 // Fills the batch with every stride-th token from `first` on; returns their number. Ends with a barrier.
+template <typename Batch>
 __device__ inline uint32_t find_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered, Batch &batch,
                                        uint32_t first, uint32_t stride) {
-    uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32, t = first + warp * stride;
-    if (warp < kBatch && t < a.tokens) find_answers(a, o, answered, t, batch, warp);
+    const uint32_t laneid = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll 1
+    for (uint32_t i = warp; warp < kWarps && i < Batch::kRows && first + i * stride < a.tokens; i += kWarps)
+        find_answers(a, o, answered, first + i * stride, batch, i);
     __syncthreads();
-    return __popc(__ballot_sync(0xffffffffu, laneid < kBatch && first + laneid * stride < a.tokens));
+    uint32_t rows = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < Batch::kRows; i += 32)
+        rows += __popc(__ballot_sync(0xffffffffu, i + laneid < Batch::kRows && first + (i + laneid) * stride < a.tokens));
+    return rows;
 }
 
 // The same for further batches, or to sum again. Also begins with a barrier: all threads have read the previous batch.
-__device__ __noinline__ inline uint32_t find_more_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered,
-                                                         Batch &batch, uint32_t first, uint32_t stride) {
+template <typename Batch>
+__device__ __noinline__ uint32_t find_more_tokens(const Combine &a, const Operation &o, const epw_rank_set &answered,
+                                                  Batch &batch, uint32_t first, uint32_t stride) {
     __syncthreads();
     return find_tokens(a, o, answered, batch, first, stride);
 }
@@ -232,7 +242,7 @@ __device__ __noinline__ inline void count_collected(const Combine &a, const Oper
 }
 
 // Decides whose answers count, and sums again, alone, if some do not or if blocks are absent. Called by the closing block.
-template <typename T, bool Weighted>
+template <typename T, bool Weighted, typename Batch>
 __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o, const Expected &expected, Batch &batch) {
     if (o.again && o.unordered) keep_who_answered(a, o, expected);
     if (threadIdx.x == 0) {
@@ -240,7 +250,7 @@ __device__ __forceinline__ void close_collecting(const Combine &a, Operation &o,
         o.absent = o.active - o.kept;
     }
     __syncthreads();
-    for (uint32_t t = 0; o.again && t < a.tokens; t += kBatch) {
+    for (uint32_t t = 0; o.again && t < a.tokens; t += Batch::kRows) {
         uint32_t rows = find_more_tokens(a, o, o.kept, batch, t, 1);
         accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
     }
@@ -263,7 +273,7 @@ __device__ __forceinline__ void settle_absent(const Operation &o, Expected &expe
 
 // Waits for the answers and sums them. The answers to a token are added as they arrive, but in their fixed order; their addresses
 // are looked up before, as if every peer answered.
-template <typename T, bool Weighted>
+template <typename T, bool Weighted, typename Batch>
 __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected &expected, Batch &batch) {
     settle_absent(o, expected);
     uint32_t rows = find_tokens(a, o, o.present, batch, blockIdx.x, gridDim.x);
@@ -274,7 +284,7 @@ __device__ __forceinline__ void collect(const Combine &a, Operation &o, Expected
     }
     for (uint32_t t = blockIdx.x; t < a.tokens;) {
         accumulate<T, Weighted>(batch, rows, a.row_size, &expected.settled);
-        t += kBatch * gridDim.x;
+        t += Batch::kRows * gridDim.x;
         if (t < a.tokens) rows = find_more_tokens(a, o, o.present, batch, t, gridDim.x);
     }
     if (must_close(o, EPW_GPU_FREE, a.halves & EPW_GPU_SEND)) close_collecting<T, Weighted>(a, o, expected, batch);

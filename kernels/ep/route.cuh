@@ -90,6 +90,12 @@ struct Token {
 struct Census {
     uint32_t *experts, *ranks;
 
+    // Called by the whole block.
+    __device__ __forceinline__ void clear(const Dispatch &a) const {
+#pragma unroll 1
+        for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) experts[i] = 0;
+        if (threadIdx.x < a.lane.layout.ranks) ranks[threadIdx.x] = 0;
+    }
     __device__ __forceinline__ void add_expert(uint32_t expert) const { atomicAdd(&experts[expert], 1u); }
     __device__ __forceinline__ void add_rank(uint32_t rank, uint32_t n) const { atomicAdd(&ranks[rank], n); }
 };

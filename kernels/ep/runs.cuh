@@ -25,8 +25,10 @@ struct Counted {
     RawId raw[kEach];
     uint32_t number; // of the thread among those of its token
 
-    __device__ __forceinline__ Counted(const Dispatch &a, uint32_t t, bool inside) {
-        number = threadIdx.x & ((1u << a.count_shift) - 1);
+    Counted() = default;
+    // Of token t.
+    __device__ __forceinline__ Counted(const Dispatch &a, uint32_t t, bool inside)
+        : number(threadIdx.x & ((1u << a.count_shift) - 1)) {
 #pragma unroll
         for (uint32_t k = 0; k < kEach; k++) {
             raw[k] = load_id(a, t, number * kEach + k, inside && number * kEach + k < a.in.topk);
@@ -82,12 +84,12 @@ struct Counted {
 };
 
 // Counts the tokens in [from, to). Called by `threads` threads, whole warps, of which this is number `thread`.
+// `now`: what the thread counts first.
 template <typename Counters>
 __device__ __forceinline__ void count_many(const Dispatch &a, const Counters &counters, uint32_t from, uint32_t to,
-                                           uint32_t thread, uint32_t threads) {
+                                           uint32_t thread, uint32_t threads, Counted now) {
     const uint32_t each = threads >> a.count_shift, first = from + (thread >> a.count_shift);
     const uint32_t of_warp = from + ((thread & ~31u) >> a.count_shift); // its first one
-    Counted now(a, first, first < to);
 #pragma unroll 1
     for (uint32_t begin = 0; of_warp + begin < to; begin += each) {
         const uint32_t t = first + begin + each;
@@ -95,6 +97,12 @@ __device__ __forceinline__ void count_many(const Dispatch &a, const Counters &co
         now.add_to(a, counters);
         now = next;
     }
+}
+
+// What thread number `thread` of those that count the tokens in [from, to) counts first.
+__device__ __forceinline__ Counted first_counted(const Dispatch &a, uint32_t from, uint32_t to, uint32_t thread) {
+    const uint32_t t = from + (thread >> a.count_shift);
+    return {a, t, t < to};
 }
 
 // How many tokens of a block have each expert and each rank, of those before a place in a run: 16 bits each, in shared memory.
@@ -113,8 +121,8 @@ struct RunCensus {
     }
 };
 
-// Makes of each run's own counts those of all runs before it, and writes the counts of all runs to `all`. Called by the whole
-// block.
+// Makes of each run's own counts those of all runs before it, and writes the counts of all runs to `all`, unless it is nullptr.
+// Called by the whole block.
 __device__ __forceinline__ void add_up_runs(uint32_t *runs, uint32_t count, uint32_t words, uint32_t *all) {
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < words; i += kThreads) { // two counters at a time
@@ -125,12 +133,9 @@ __device__ __forceinline__ void add_up_runs(uint32_t *runs, uint32_t count, uint
             runs[run * words + i] = before;
             before += own;
         }
-        all[i] = before;
+        if (all) all[i] = before;
     }
 }
-
-// So many tokens a block counts by itself in the time that it takes to be told.
-constexpr uint32_t kCounted = kThreads;
 
 // Adds `n` to a counter of the census, by its place in a RunCensus.
 __device__ __forceinline__ void add_counted(const Dispatch &a, Census census, uint32_t place, uint32_t n) {
@@ -182,9 +187,17 @@ __device__ __forceinline__ void count_runs(const Dispatch &a, Census census, uns
 
 // What the lane keeps of a token, of which this thread has an entry: for whoever sends it, and for combine.
 struct Routed {
+    static_assert(kNobody == uint32_t(-1));
     uint32_t expert = kNobody, index = 0, row = 0; // `index` with EPW_GPU_LEADS
     float weight = 0.0f;
 
+    __device__ __forceinline__ void store(const Dispatch &a, uint32_t t, uint32_t j) const {
+        const size_t at = size_t(t) * a.lane.layout.topk + j;
+        a.lane.arrays.ids[at] = int32_t(expert);
+        a.lane.arrays.weights[at] = weight;
+        a.lane.arrays.sent_row[at] = row;
+        a.lane.arrays.index[at] = index;
+    }
     __device__ __forceinline__ void load(const Dispatch &a, uint32_t t) {
         if (threadIdx.x % 32 >= a.lane.layout.topk) return;
         const size_t at = size_t(t) * a.lane.layout.topk + threadIdx.x % 32;
@@ -201,6 +214,7 @@ struct RawEntry {
     RawId id;
     float weight = 0.0f;
 
+    RawEntry() = default;
     __device__ __forceinline__ RawEntry(const Dispatch &a, uint32_t first, uint32_t end)
         : t(first + (threadIdx.x % 32 >> a.entry_shift)), j(threadIdx.x & ((1u << a.entry_shift) - 1)) {
         const bool inside = t < end && j < a.in.topk;
@@ -231,12 +245,9 @@ __device__ __forceinline__ void number_run(const Dispatch &a, Operation &o, Cens
         if (valid) counted.add_expert(id);
         if (leads) counted.add_rank(rank, 1);
         __syncwarp();
+        const Routed here = {valid ? id : kNobody, index | (leads ? EPW_GPU_LEADS : 0), row, valid ? entry.weight : 0.0f};
         if (entry.t < run.end && entry.j < a.lane.layout.topk) {
-            const size_t at = size_t(entry.t) * a.lane.layout.topk + entry.j;
-            a.lane.arrays.ids[at] = valid ? int32_t(id) : -1;
-            a.lane.arrays.weights[at] = valid ? entry.weight : 0.0f;
-            a.lane.arrays.sent_row[at] = row;
-            a.lane.arrays.index[at] = index | (leads ? EPW_GPU_LEADS : 0);
+            here.store(a, entry.t, entry.j);
             const int64_t raw = raw_value(a, entry.id);
             if (!valid && raw != kNone) note_bad_id(o, entry.t, entry.j, raw);
         }
@@ -244,35 +255,59 @@ __device__ __forceinline__ void number_run(const Dispatch &a, Operation &o, Cens
     }
 }
 
-// Numbers the block's tokens. Afterwards `census`, in which nothing is counted before, has the tokens of earlier blocks, and
-// `runs` the counters of its runs. Called by the whole block; ends with a barrier. `teams`: of the block, each of which has taken
-// a token.
-__device__ __forceinline__ void number_tokens(const Dispatch &a, Operation &o, Census census, unsigned char *runs,
-                                              uint32_t teams) {
-    const uint32_t words = a.run_size / 4, warp = threadIdx.x / 32;
-    const Stretch own = tokens_of_block(a, blockIdx.x);
-    const Stretch run(own.begin, warp, own.count() / a.runs, own.count() % a.runs);
-    const RunCensus counted = {reinterpret_cast<uint16_t *>(runs + warp * a.run_size), a.experts};
-    const bool works = warp < a.runs;
-    const RawEntry first(a, run.begin, works ? run.end : run.begin);
-    if (works) count_many(a, counted, run.begin, run.end, threadIdx.x % 32, 32);
-    __syncthreads();
-    uint32_t *all = a.lane.arrays.counted;
-    add_up_runs(reinterpret_cast<uint32_t *>(runs), a.runs, words, all + blockIdx.x * words);
-    __syncthreads();
-    // Writer: this thread, for its block. Reader: thread blockIdx.x of the blocks after it, for theirs.
-    if (threadIdx.x == 0) ptx::store_release_gpu(&o.state->counted[blockIdx.x], o.sent_before + 1);
-    if (own.begin > kCounted && await_counts(o)) {
-        add_up_blocks(a, census, all, words);
-    } else {
-        count_many(a, census, 0, own.begin, threadIdx.x, kThreads);
+// A block's tokens while they are numbered: each warp has a run of them, which may be empty.
+struct Numbering {
+    Stretch own, run;       // the block's tokens; the warp's run
+    bool works;             // the warp has a run
+    bool alone;             // the block counts the tokens before its own by itself; otherwise other blocks tell it
+    RawEntry first;         // the run's first entries
+    Counted of_run, before; // what this thread counts first: of the run, and of the tokens before the block's
+
+    __device__ __forceinline__ Numbering(const Dispatch &a, Stretch own)
+        : own(own), run(own.begin, threadIdx.x / 32, own.count() / a.runs, own.count() % a.runs),
+          works(threadIdx.x / 32 < a.runs), alone(own.begin <= kCounted) {}
+
+    // Issues the first loads.
+    __device__ __forceinline__ void load(const Dispatch &a) {
+        first = RawEntry(a, run.begin, works ? run.end : run.begin);
+        of_run = first_counted(a, run.begin, works ? run.end : run.begin, threadIdx.x % 32);
+        before = first_counted(a, 0, alone ? own.begin : 0, threadIdx.x);
     }
-    __syncthreads();
-    if (works) number_run(a, o, census, counted, run, first);
-    if (threadIdx.x == 0) o.state->taken[blockIdx.x] = min(teams, own.count());
-    __syncthreads();
-    // Writer: this thread, for its block. Reader: whoever takes tokens of this block.
-    if (threadIdx.x == 0) ptx::store_release_gpu(&o.state->numbered[blockIdx.x], o.sent_before + 1);
-}
+    // Counts what the block can count by itself. `census`: nothing is counted in it; `runs`: counters of the runs, zeroed. Called
+    // by the whole block, as the following; its next barrier comes first.
+    __device__ __forceinline__ void count(const Dispatch &a, Census census, unsigned char *runs) const {
+        if (works) count_many(a, counters(a, runs), run.begin, run.end, threadIdx.x % 32, 32, of_run);
+        if (alone) count_many(a, census, 0, own.begin, threadIdx.x, kThreads, before);
+    }
+    // Numbers the tokens. Afterwards `census` has the tokens of earlier blocks, and `runs` those of each run and the ones before
+    // it. Ends with a barrier. `taken`: how many tokens have been taken to be sent.
+    __device__ __forceinline__ void number(const Dispatch &a, Operation &o, Census census, unsigned char *runs, uint32_t taken) {
+        const uint32_t words = a.run_size / 4;
+        const bool tells = a.in.tokens > kCounted; // else every block counts by itself, in less time
+        uint32_t *all = a.lane.arrays.counted;
+        add_up_runs(reinterpret_cast<uint32_t *>(runs), a.runs, words, tells ? all + blockIdx.x * words : nullptr);
+        __syncthreads();
+        // Writer: this thread, for its block. Reader: thread blockIdx.x of the blocks after it, for theirs.
+        if (tells && threadIdx.x == 0) ptx::store_release_gpu(&o.state->counted[blockIdx.x], o.sent_before + 1);
+        if (!alone) {
+            if (await_counts(o)) {
+                add_up_blocks(a, census, all, words);
+            } else {
+                count_many(a, census, 0, own.begin, threadIdx.x, kThreads, first_counted(a, 0, own.begin, threadIdx.x));
+            }
+            __syncthreads();
+        }
+        if (works) number_run(a, o, census, counters(a, runs), run, first);
+        if (threadIdx.x == 0) o.state->taken[blockIdx.x] = taken;
+        __syncthreads();
+        // Writer: this thread, for its block. Reader: whoever takes tokens of this block.
+        if (threadIdx.x == 0) ptx::store_release_gpu(&o.state->numbered[blockIdx.x], o.sent_before + 1);
+    }
+
+  private:
+    __device__ __forceinline__ RunCensus counters(const Dispatch &a, unsigned char *runs) const {
+        return {reinterpret_cast<uint16_t *>(runs + threadIdx.x / 32 * a.run_size), a.experts};
+    }
+};
 
 } // namespace epw

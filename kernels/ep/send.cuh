@@ -1,6 +1,7 @@
-// The sending half of dispatch. A block handles one token at a time: its row passes through shared memory, is quantised on the
-// way, and is stored in bulk to each rank that owns one of its experts; the row's header is stored beside it. The next row, or
-// piece of a row, is loaded meanwhile.
+// The sending half of dispatch where blocks have more tokens than tiles (see send_few.cuh), or rows do not fit one, and there are
+// many blocks (see send_many.cuh for few). A block handles one token at a time: its row passes through shared memory, is
+// quantised on the way, and is stored in bulk to each rank that owns one of its experts; the row's header is stored beside it.
+// The next row, or piece of a row, is loaded meanwhile.
 #pragma once
 
 #include "kernels/ep/lane.cuh"
@@ -17,6 +18,11 @@ struct SendShared {
     uint64_t loaded[2];                 // barriers: a tile's row is loaded
     uint64_t teams_loaded[kMaxTiles];   // the same in send_many.cuh
     uint32_t next[kWarps];              // there, the token that each team takes up
+
+    __device__ __forceinline__ void init_teams() {
+        if (threadIdx.x < kMaxTiles) ptx::barrier_init(&teams_loaded[threadIdx.x], 1);
+        if (threadIdx.x < 32) ptx::fence_barrier_init();
+    }
 };
 
 // Records in the lane where the token went, for combine: the thread's entry in row `row` of those sent to its rank. Called by a
@@ -98,9 +104,7 @@ template <typename T, uint32_t Payload> struct Sender {
     // memory. The caller synchronises the block next.
     __device__ __forceinline__ Sender(const Dispatch &a, SendShared &s, unsigned char *memory, uint32_t *counts)
         : a(a), s(s), memory(memory), census{counts, s.ranks} {
-#pragma unroll 1
-        for (uint32_t i = threadIdx.x; i < a.experts; i += kThreads) counts[i] = 0;
-        if (threadIdx.x < a.lane.layout.ranks) s.ranks[threadIdx.x] = 0;
+        census.clear(a);
         if (a.halves & EPW_GPU_SEND) clear_rest();
     }
 

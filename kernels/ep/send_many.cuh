@@ -1,8 +1,8 @@
-// The sending half of dispatch where blocks are few and have many tokens each. These are numbered first. Then each team of warps
-// takes a token at a time and sends its row, so that many rows are on their way at once, and no warp waits for those that send
-// other rows. A block that has sent its tokens goes on with those of others: SMs that share a way to memory or to the wire with
-// several busy ones take up to twice as long for a row. The fewer tokens a block has, the larger the teams. With many blocks the
-// wire is full in any case, and send.cuh begins sooner.
+// The sending half of dispatch where blocks are few and have many tokens each. These are numbered first, see runs.cuh. Then each
+// team of warps takes a token at a time and sends its row, so that many rows are on their way at once, and no warp waits for
+// those that send other rows. A block that has sent its tokens goes on with those of others: SMs that share a way to memory or to
+// the wire with several busy ones take up to twice as long for a row. The fewer tokens a block has, the larger the teams. With
+// many blocks the wire is full in any case, and send.cuh begins sooner.
 #pragma once
 
 #include "kernels/ep/runs.cuh"
@@ -16,7 +16,7 @@ struct Teams {
 
     __device__ __forceinline__ Teams(const Dispatch &a, uint32_t tokens) {
         static_assert(kWarps == 14);
-        size = tokens <= 2 ? 7 : tokens <= 7 ? 2 : 1;
+        size = a.few ? 1 : tokens <= 2 ? 7 : tokens <= 7 ? 2 : 1;
         count = min(kWarps / size, a.tiles.count);
         team = threadIdx.x / 32 / size;
         member = threadIdx.x / 32 - team * size;
@@ -87,12 +87,12 @@ template <typename T, uint32_t Payload> struct TeamSender {
     Taker taker;                         // of the leader, as the following; each team of the block has a first token of its own
     Routed token, following;             // the next one is being loaded
 
-    __device__ __forceinline__ TeamSender(const Dispatch &a, SendShared &s, unsigned char *memory)
-        : a(a), s(s), teams(a, tokens_of_block(a, blockIdx.x).count()), memory(memory), taker{blockIdx.x, teams.team} {}
+    __device__ __forceinline__ TeamSender(const Dispatch &a, SendShared &s, unsigned char *memory, Stretch own)
+        : a(a), s(s), teams(a, own.count()), memory(memory), taker{blockIdx.x, teams.team} {}
 
-    // Loads the first row into the L2 cache. Called before numbers are known, and before registers are free for the row.
-    __device__ __forceinline__ void prefetch() const {
-        const uint32_t t = tokens_of_block(a, blockIdx.x).begin + teams.team;
+    // Loads the first row, of token t, into the L2 cache. Called before numbers are known, and before registers are free for the
+    // row.
+    __device__ __forceinline__ void prefetch(uint32_t t) const {
         if (!teams.works() || t >= a.in.tokens) return;
         const unsigned char *row = row_of(t, 0);
         const uint32_t bytes = bytes_of(0) * (kQuantise ? 2 : 1);
@@ -101,9 +101,51 @@ template <typename T, uint32_t Payload> struct TeamSender {
     }
 
     // Sends tokens until there are none left. Called by all warps.
-    __device__ __forceinline__ void run(Operation &o);
+    __device__ __forceinline__ void run(const Operation &o) {
+        if (!teams.works()) return;
+        clear_rest();
+        uint32_t next = take(o);
+#pragma unroll 1
+        while (next != kNobody) {
+            const uint32_t t = next;
+            token = following;
+            send(o, t, [&] { next = take(o); });
+        }
+    }
+    // Sends token t, whose row is in the tile or on its way to it. `entry`: this thread's entry. The team is one warp.
+    __device__ __forceinline__ void send_staged(const Operation &o, uint32_t t, const Routed &entry) {
+        token = entry;
+        put_header(t);
+        if (!kQuantise && a.scales_size > 0) copy_scales(a, t, payload() + a.format.payload_bytes, threadIdx.x % 32, 32);
+        clear_rest(); // ends with a fence
+        __syncwarp();
+        send_piece(o, 0);
+    }
+
+    // Waits until the piece that is being loaded is in the tile.
+    __device__ __forceinline__ void await_loaded() const {
+        if constexpr (!kQuantise) {
+            while (!ptx::barrier_try_wait(loaded(), loads & 1)) {
+            }
+        }
+    }
 
   private:
+    // Sends token t, whose first piece is being loaded. `then`: takes up the next one.
+    template <typename Then> __device__ __forceinline__ void send(const Operation &o, uint32_t t, const Then &then) {
+        const bool leads = teams.leads();
+#pragma unroll 1
+        for (uint32_t piece = 0; piece < a.pieces.count; piece++) {
+            if (loads > 0 && (piece > 0 || kQuantise)) reuse_tile();
+            if (piece > 0) fetch(t, piece);
+            if (piece == 0 && leads) put_header(t);
+            put_piece(t, piece);
+            if (leads) send_piece(o, piece);
+            loads++;
+        }
+        then();
+        if (leads && !kQuantise && !a.whole && a.scales_size > 0) send_scales(o, t);
+    }
     __device__ __forceinline__ unsigned char *tile() const { return memory + teams.team * a.tiles.bytes; }
     // Clears the padding behind the header and the row, because the engine moves whole units: zeros are sent, never stale shared
     // memory. Nothing else is written there.
@@ -154,12 +196,6 @@ template <typename T, uint32_t Payload> struct TeamSender {
             }
         }
         from += between() * 2;
-    }
-    __device__ __forceinline__ void await_loaded() const {
-        if constexpr (!kQuantise) {
-            while (!ptx::barrier_try_wait(loaded(), loads & 1)) {
-            }
-        }
     }
 
     // Writes what the team itself puts into the tile beside the header: a quantised piece, or the scales of a row that the engine
@@ -267,50 +303,56 @@ template <typename T, uint32_t Payload> struct TeamSender {
     }
 };
 
-template <typename T, uint32_t Payload> __device__ __forceinline__ void TeamSender<T, Payload>::run(Operation &o) {
-    if (!teams.works()) return;
-    const bool leads = teams.leads();
-    clear_rest();
-#pragma unroll 1
-    for (uint32_t t = take(o), next; t != kNobody; t = next) {
-        token = following;
-        for (uint32_t piece = 0; piece < a.pieces.count; piece++) {
-            if (loads > 0 && (piece > 0 || kQuantise)) reuse_tile();
-            if (piece > 0) fetch(t, piece);
-            if (piece == 0 && leads) put_header(t);
-            put_piece(t, piece);
-            if (leads) send_piece(o, piece);
-            loads++;
-        }
-        next = take(o);
-        if (leads && !kQuantise && !a.whole && a.scales_size > 0) send_scales(o, t);
-    }
-}
+// A block's pass over its tokens, as Sender in send.cuh.
+template <typename T, uint32_t Payload> struct ManySender {
+    static constexpr uint32_t kPermits = kWarps - 1; // the warp that looks at permission
 
-// Called by the whole block, which sees the operation after its first barrier. `counts`: a counter for each expert.
-template <typename T, uint32_t Payload>
-__device__ __forceinline__ void send_many(const Dispatch &a, Operation &o, SendShared &s, unsigned char *memory,
-                                          uint32_t *counts) {
-    const Census census = {counts, s.ranks};
-    if (threadIdx.x < kMaxTiles) ptx::barrier_init(&s.teams_loaded[threadIdx.x], 1);
-    if (threadIdx.x < 32) ptx::fence_barrier_init();
-    uint32_t *runs = reinterpret_cast<uint32_t *>(memory);
+    const Dispatch &a;
+    SendShared &s;
+    unsigned char *const runs; // counters of the runs, where the tiles are later
+    const Census census;
+    const Stretch own; // the block's tokens
+    TeamSender<T, Payload> sender;
+    Numbering numbering;
+    Permission permission;
+
+    __device__ __forceinline__ ManySender(const Dispatch &a, SendShared &s, unsigned char *memory, uint32_t *counts)
+        : a(a), s(s), runs(memory), census{counts, s.ranks}, own(tokens_of_block(a, blockIdx.x)), sender(a, s, memory, own),
+          numbering(a, own) {
+        census.clear(a);
 #pragma unroll 1
-    for (uint32_t i = threadIdx.x; i < a.runs * a.run_size / 4; i += kThreads) runs[i] = 0;
-    __syncthreads();
-    if (o.stage != EPW_GPU_FREE) return;
-    TeamSender<T, Payload> sender(a, s, memory);
-    sender.prefetch();
-    number_tokens(a, o, census, memory, sender.teams.count);
-    await_permission(o);
-    __syncthreads(); // the set of reachable peers is known
-    if (blockIdx.x == gridDim.x - 1) {
-        count_runs(a, census, memory);
-        __syncthreads();
-        tell_counts(a, o, census);
+        for (uint32_t i = threadIdx.x; i < a.runs * a.run_size / 4; i += kThreads) reinterpret_cast<uint32_t *>(runs)[i] = 0;
+        s.init_teams();
     }
-    sender.run(o);
-    tell_rows(a, o);
-}
+
+    __device__ __forceinline__ void begin() {
+        numbering.load(a);
+        sender.prefetch(own.begin + sender.teams.team);
+    }
+    __device__ __forceinline__ void look() {
+        if (threadIdx.x / 32 == kPermits) permission.look(a);
+    }
+    __device__ __forceinline__ void run(Operation &o) {
+        numbering.count(a, census, runs);
+        if (threadIdx.x / 32 == kPermits) {
+            const bool there = permission.is_there(a);
+            if (threadIdx.x % 32 == 0) s.awaits = !there;
+        }
+        __syncthreads(); // all warps have counted, and the operation is visible
+        if (o.stage != EPW_GPU_FREE) return;
+        numbering.number(a, o, census, runs, min(sender.teams.count, own.count()));
+        if (s.awaits) {
+            await_permission(o);
+            __syncthreads(); // the set of reachable peers is known
+        }
+        if (blockIdx.x == gridDim.x - 1) {
+            count_runs(a, census, runs);
+            __syncthreads();
+            tell_counts(a, o, census);
+        }
+        sender.run(o);
+        tell_rows(a, o);
+    }
+};
 
 } // namespace epw

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/ep/quantise.cuh"
+#include "kernels/ep/sum.cuh"
 #include "kernels/ep/tile.cuh"
 
 namespace epw {
@@ -38,6 +39,9 @@ struct Pieces {
     }
 };
 
+// So many tokens a block counts by itself in the time that it takes to be told by others.
+constexpr uint32_t kCounted = kThreads;
+
 struct Dispatch : epw_dispatch_args {
     RowTiles tiles;
     Pieces pieces;
@@ -47,9 +51,10 @@ struct Dispatch : epw_dispatch_args {
     uint32_t scales_size; // bytes of a row's scales
     uint32_t whole;       // bytes of a row and its scales that are sent in one store; 0: they are not
     uint32_t entry_shift; // a row's entries are handled by 2^entry_shift threads, the smallest power of two >= topk
+    uint32_t few;         // the most tokens of a block, if their rows pass at once: see send_few.cuh; else 0
     uint32_t many;        // the blocks have many tokens each: see send_many.cuh, and for the following, runs.cuh
     uint32_t runs;        // of a block's tokens: each is numbered by a warp
-    uint32_t run_size;    // bytes of a run's counters, which lie where the tiles are later
+    uint32_t run_size;    // bytes of a run's counters
     uint32_t count_shift; // a token is counted by 2^count_shift threads
     uint32_t each, more;  // tokens of a block; how many blocks, the first ones, have one more
     uint32_t copies_all;  // received rows are copied; else they stay where they are and the output lists point to them
@@ -58,19 +63,24 @@ struct Dispatch : epw_dispatch_args {
         : epw_dispatch_args(a), tiles(a.lane.layout, a.format.payload_bytes, a.format.scale_count * a.format.scale_bytes),
           pieces(a.in.payload, a.format.payload_bytes), per_rank(a.lane.layout.local_experts), sources(a.lane.layout.ranks),
           experts(a.lane.layout.local_experts * a.lane.layout.ranks), scales_size(a.format.scale_count * a.format.scale_bytes),
-          whole(0), entry_shift(0), many(0), runs(0), run_size(epw_gpu_counted_bytes(experts, lane.layout.ranks)), count_shift(0),
-          each(in.tokens / blocks), more(in.tokens % blocks), copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
-        runs = min(kWarps, tiles.bytes * tiles.count / run_size);
+          whole(0), entry_shift(0), many(0), few(0), runs(0), run_size(epw_gpu_counted_bytes(experts, lane.layout.ranks)),
+          count_shift(0), each(in.tokens / blocks), more(in.tokens % blocks),
+          copies_all(in.layout == EPW_EXPERT_MAJOR || asks_for_rows()) {
+        const uint32_t most = each + (more > 0), memory = tiles.bytes * tiles.count;
+        runs = min(kWarps, memory / run_size);
         many = blocks < EPW_GPU_FEW && in.tokens > 2 * blocks && each < 0xffff && runs > 0;
         while (1u << entry_shift < a.lane.layout.topk) entry_shift++;
         count_shift = entry_shift > 3 ? entry_shift - 3 : 0; // each thread has eight entries
         if (pieces.count == 1 && (quantises(a.in.payload) || scales_size <= kScaleRoom)) {
             whole = align_16(a.format.payload_bytes + scales_size);
         }
+        const bool fits = most <= min(kWarps, tiles.count) && most * tiles.bytes + kWarps * 32 * sizeof(uint32_t) <= memory;
+        if (whole > 0 && fits) few = most;
     }
 
     size_t shared_size() const { return size_t(tiles.bytes) * tiles.count + table_bytes(lane.layout); }
 
+    bool sends_few() const { return (halves & EPW_GPU_SEND) && few > 0; }
     // Rows that come to an inbox are copied in any case: into the window.
     bool spreads() const { return (halves & EPW_GPU_RECEIVE) && (copies_all || lane.inbox != lane.window); }
 
@@ -98,7 +108,7 @@ struct Combine : epw_combine_args {
     Divisor per_rank; // experts
     Divisor blocks;   // blocks of the kernel
     uint32_t row_size;
-    uint32_t many;        // the blocks have many tokens each: see combine_many.cuh
+    uint32_t many;        // the blocks have many tokens each: see combine_many.cuh; or, for sums, several rows each
     uint32_t share_shift; // there a token is summed by 2^share_shift warps: more than one, so that the last tokens take less time
     uint32_t own_stays;   // rows of this rank's own tokens are summed where the caller has put them: no answer is copied for them
     uint32_t table_size;  // bytes of the table of first rows in shared memory, needed only to find experts' outputs
@@ -113,6 +123,7 @@ struct Combine : epw_combine_args {
         const uint32_t each = tokens / blocks;
         many = own_stays && lane.layout.ranks > 1 && lane.layout.ranks <= kAnswerersOfMany && tiles.count > kStoresOfMany &&
                row_size <= kPiecesOfMany * kPieceBytes && each >= (blocks > 32 ? 24 : 48);
+        if (answers_with() == Answers::sums) many = tokens > blocks && row_size >= kStretch;
         share_shift = each >= 128 ? 0 : 2;
     }
 
@@ -127,8 +138,8 @@ struct Combine : epw_combine_args {
     }
     // Bytes of shared memory: the table, and tiles for answers that are copied unchanged.
     size_t shared_size() const {
-        bool passes = (halves & EPW_GPU_SEND) && answers_with() != Answers::sums;
-        return table_size + (passes ? size_t(tiles.bytes) * tiles.count : 0);
+        if (answers_with() == Answers::sums) return table_size + (many ? sizeof(ManyRows) : 0);
+        return table_size + (halves & EPW_GPU_SEND ? size_t(tiles.bytes) * tiles.count : 0);
     }
 };
 

@@ -1,5 +1,5 @@
-// Sums of rows, in registers: each thread handles the same channels of every part, and loads parts a few ahead of the one that it
-// adds, across row boundaries.
+// Sums of rows, in registers: each thread handles the same channels of every part of a row, and loads parts a few ahead of the
+// one that it adds, across row boundaries.
 #pragma once
 
 #include "kernels/peer/rank_set.cuh"
@@ -8,36 +8,41 @@
 
 namespace epw {
 
-constexpr uint32_t kBatch = kWarps; // rows looked up at a time, one by each warp
-constexpr uint32_t kAhead = 4;      // parts in flight per thread
-constexpr uint32_t kChunks = 2;     // 16-byte chunks that a thread holds of each part
+constexpr uint32_t kAhead = 4;  // parts in flight per thread
+constexpr uint32_t kChunks = 2; // 16-byte chunks that a thread holds of each part
 
 struct __align__(16) Part {
-    const unsigned char *from; // nullptr: zeros
+    const unsigned char *from;
     float weight;
-    uint16_t last; // the last part of its row
+    uint16_t last; // 1: the last part of its row; or kNoParts
     uint16_t rank; // the rank that it comes from
 };
+constexpr uint16_t kNoParts = 2; // the row has no parts: its sum is zero, whatever is read here
 
 // Rows to be summed, in shared memory: their parts, in the order in which they are added, and the destinations. The parts of row
-// i begin at index i * EPW_MAX_TOPK; a row has at least one.
-struct Batch {
-    Part parts[kBatch * EPW_MAX_TOPK];
-    unsigned char *to[kBatch];
+// i begin at index i * EPW_MAX_TOPK; a row has at least one. Each warp looks up every kWarps-th row.
+template <uint32_t Rows> struct RowsToSum {
+    static constexpr uint32_t kRows = Rows;
+    Part parts[kRows * EPW_MAX_TOPK];
+    unsigned char *to[kRows];
 };
+using Batch = RowsToSum<kWarps>;
+using ManyRows = RowsToSum<4 * kWarps>; // where blocks have several rows each
 
 __device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
     static_assert((EPW_MAX_TOPK & (EPW_MAX_TOPK - 1)) == 0);
     return (last ? number | (EPW_MAX_TOPK - 1) : number) + 1;
 }
 
-// Makes a row of the batch from `count` parts; a thread that `has` a part puts it at `place`. Called by one warp.
-__device__ __forceinline__ void put_row(Batch &batch, uint32_t at, unsigned char *to, uint32_t count, bool has, uint32_t place,
-                                        const unsigned char *from, float weight, uint32_t rank) {
+// Makes a row of the batch from `count` parts; a thread that `has` a part puts it at `place`. `readable`: memory as long as a
+// row. Called by one warp.
+template <typename Rows>
+__device__ __forceinline__ void put_row(Rows &batch, uint32_t at, unsigned char *to, uint32_t count, bool has, uint32_t place,
+                                        const unsigned char *from, float weight, uint32_t rank, const unsigned char *readable) {
     uint32_t laneid = threadIdx.x % 32;
     if (has) batch.parts[at * EPW_MAX_TOPK + place] = {from, weight, place + 1 == count, uint16_t(rank)};
     if (laneid != 0) return;
-    if (count == 0) batch.parts[at * EPW_MAX_TOPK] = {nullptr, 0.0f, 1, 0};
+    if (count == 0) batch.parts[at * EPW_MAX_TOPK] = {readable, 0.0f, kNoParts, 0};
     batch.to[at] = to;
 }
 
@@ -65,10 +70,10 @@ __device__ __forceinline__ void add_part(float (&total)[Chunks][8], const uint4 
     }
 }
 
-// Computes the batch's `rows` sums, each starting from +0, and writes them with ordinary stores. Called by the whole block, which
-// sees the batch, though only its first kThreads threads work; the batch may be reused after the block's next barrier. A part is
-// read once `settled` holds its rank, inserted by a thread that has acquired what that rank has written. Without `settled` the
-// block has acquired everything already.
+// Computes the `rows` sums of a batch, a row by the whole block at a time, each starting from +0, and writes them with ordinary
+// stores. Called by the whole block, which sees the batch, though only its first kThreads threads work; the batch may be reused
+// after the block's next barrier. A part is read once `settled` holds its rank, inserted by a thread that has acquired what that
+// rank has written. Without `settled` the block has acquired everything already.
 //
 // The compiler lays out the functions of a kernel after it in the order of their mangled names. With this name the sums come
 // first, so that the code every combine runs is one stretch of the instruction cache, with the rare code after it. With the rare
@@ -87,7 +92,7 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
             if (settled) known.await(*settled, part.rank);
 #pragma unroll
             for (uint32_t k = 0; k < kChunks; k++) {
-                bool there = part.from != nullptr && column + k * kStep < row_bytes;
+                bool there = part.last != kNoParts && column + k * kStep < row_bytes;
                 h.chunk[k] = there ? ptx::load_relaxed_gpu_once(part.from + column + k * kStep) : uint4{};
             }
         };
@@ -112,6 +117,70 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
                 }
                 if (added == rows * EPW_MAX_TOPK) break;
             }
+        }
+    }
+}
+
+// The same sums, for rows of at least kStretch bytes: each warp has the same stretch of every row, or of every other one if there
+// are more warps than stretches in a row. So there are fewer instructions to a byte, and these are what limits few SMs. The last
+// stretch ends with the row, and may repeat bytes of the one before it.
+constexpr uint32_t kWide = 4, kStretch = kWide * 32 * 16; // 16-byte chunks that a thread holds of each part; bytes
+template <typename T, bool Weighted>
+__device__ __noinline__ void accumulate(const ManyRows &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
+    constexpr uint32_t kDeep = 3; // parts in flight per thread
+    struct Held {
+        uint4 chunk[kWide];
+        float weight;
+        uint32_t last;
+    };
+    const uint32_t stretches = (row_bytes + kStretch - 1) / kStretch;
+    uint32_t stretch = threadIdx.x / 32, group = 0, groups = 1;
+    for (; stretch >= stretches && stretches * groups < kWarps; stretch -= stretches) group++;
+    while ((groups + 1) * stretches <= kWarps) groups++;
+    if (threadIdx.x >= kThreads || group >= groups) return;
+    Glance known;
+#pragma unroll 1
+    for (; stretch < stretches; stretch += kWarps) {
+        const uint32_t begin = min(stretch * kStretch, row_bytes - kStretch) + threadIdx.x % 32 * 16;
+        uint32_t row = group, next = group * EPW_MAX_TOPK; // of the part that is loaded next; its index
+        Held held[kDeep];
+        auto fetch = [&](Held &h) {
+            const uint4 part = reinterpret_cast<const uint4 *>(batch.parts)[next];
+            if (settled) known.await(*settled, part.w >> 16);
+            const unsigned char *from = reinterpret_cast<const unsigned char *>(uint64_t(part.y) << 32 | part.x) + begin;
+            h.weight = __uint_as_float(part.z);
+            h.last = part.w & 0xffff;
+#pragma unroll
+            for (uint32_t k = 0; k < kWide; k++) h.chunk[k] = ptx::load_relaxed_gpu_once(from + k * 512);
+            // After the last row its last part is loaded again, in vain.
+            const bool ends = h.last != 0, more = !ends || row + groups < rows;
+            if (ends) row += groups;
+            if (more) next = ends ? row * EPW_MAX_TOPK : next + 1;
+        };
+        uint32_t added = group; // the row that is added
+        if (added >= rows) return;
+#pragma unroll
+        for (Held &h : held) fetch(h);
+        float total[kWide][8] = {};
+        while (true) {
+#pragma unroll
+            for (Held &h : held) {
+                const uint32_t last = h.last;
+                add_part<T, Weighted>(total, h.chunk, h.weight);
+                fetch(h); // arrives while the sum continues
+                if (!last) continue;
+                unsigned char *to = batch.to[added] + begin;
+#pragma unroll
+                for (uint32_t k = 0; k < kWide; k++) {
+                    const uint4 sum = pack_eight<T>(total[k]);
+                    ptx::store(to + k * 512, last == kNoParts ? uint4{} : sum);
+#pragma unroll
+                    for (float &channel : total[k]) channel = 0.0f;
+                }
+                added += groups;
+                if (added >= rows) break;
+            }
+            if (added >= rows) break;
         }
     }
 }
