@@ -33,8 +33,8 @@
 //! log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and communicators move, once for each
 //! operation and peer.
 //!
-//! `tests/faults/run` changes one line at a time, in the product as listed in `tests/faults/core.txt` and in the
-//! explorer's model of windows and leases as listed in `tests/faults/model.txt`, and checks that the test named there
+//! `tests/faults/run` changes one line at a time, in the product as listed in `tests/faults/core.txt` and in what
+//! explorers model themselves as listed in `tests/faults/model.txt`, and checks that the test named there
 //! detects it. `tests/faults/run --rust` does the same for the group: its state machine, its members' part and its log,
 //! from `tests/faults/rust.txt`. `.ci/run faults` runs both. `tests/faults/run --cuda` does the same with
 //! `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` builds elsewhere and
@@ -169,7 +169,8 @@
 //! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers to the tokens' ranks.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
 //! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up. With many rank-major rows `kernels/ep/combine_many.cuh` does 18 to 20,
-//!     and sums tokens while answers to others are on their way.
+//!     and sums tokens while answers to others are on their way: `tests/c/progress_model.c` explores the words by which
+//!     peers learn of them.
 //!
 //! What peers behind queues write goes to a second area of the same layout, `c/peer/inbox.h`: `written_by` in
 //! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` copies its rows into the
