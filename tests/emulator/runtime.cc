@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <condition_variable>
@@ -242,8 +243,26 @@ bool is_device(int device) { return device >= 0 && device < emulated::device_cou
 
 namespace emulated {
 
-cudaError_t enqueue(const Body *body, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
+namespace {
+std::mutex permits_lock;
+std::map<const void *, size_t> permits; // bytes of dynamic shared memory for a kernel's blocks, if more than kShared
+constexpr size_t kShared = 48 << 10;
+} // namespace
+
+void permit_shared(const void *kernel, size_t bytes) {
+    const std::lock_guard lock(permits_lock);
+    permits[kernel] = std::max(kShared, bytes);
+}
+
+static bool is_permitted(const void *kernel, size_t bytes) {
+    const std::lock_guard lock(permits_lock);
+    const auto found = permits.find(kernel);
+    return bytes <= (found == permits.end() ? kShared : found->second);
+}
+
+cudaError_t enqueue(const void *kernel, const Body *body, dim3 grid, dim3 block, size_t shared, cudaStream_t stream) {
     const std::shared_ptr<const Body> own(body);
+    if (!is_permitted(kernel, shared)) return done(cudaErrorInvalidValue);
     if (grid.x * grid.y * grid.z == 0 || block.x * block.y * block.z == 0 || block.x * block.y * block.z > 1024)
         return done(cudaErrorInvalidConfiguration);
     stream = resolve(stream);

@@ -166,6 +166,15 @@ struct Entry {
     uint32_t source, token, row; // row: in rank-major layout
 };
 
+// Blocks with the same x share a list: each has kWarps entries, then leaves as many to each of the others. It
+// keeps only its own ones, so that its shared memory suffices for any number of tokens.
+__device__ bool is_ours(uint32_t i) {
+    return i / kWarps % gridDim.y == blockIdx.y;
+}
+__device__ uint32_t place_of(uint32_t i) {
+    return i / (kWarps * gridDim.y) * kWarps + i % kWarps;
+}
+
 // Walks the tokens routed to `expert` or, if that is -1, those of source `only` that are routed to any expert
 // of this rank. Called by one warp.
 __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t sources, int32_t expert,
@@ -188,7 +197,8 @@ __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t source
             if (expert < 0) listed = here && source == only;
             uint32_t all_here = __ballot_sync(~0u, here), all_listed = __ballot_sync(~0u, listed);
             uint32_t row = source * s.max_tokens + rows + __popc(all_here & below);
-            if (listed) entries[count + __popc(all_listed & below)] = {source, t, row};
+            uint32_t i = count + __popc(all_listed & below);
+            if (listed && is_ours(i)) entries[place_of(i)] = {source, t, row};
             rows += __popc(all_here);
             count += __popc(all_listed);
         }
@@ -281,7 +291,7 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
                 atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
         }
         for (uint32_t i = blockIdx.y * kWarps + warp; i < list.count; i += gridDim.y * kWarps) {
-            Entry entry = entries[i];
+            Entry entry = entries[place_of(i)];
             w.source = entry.source;
             w.token = entry.token;
             w.row = i;
@@ -307,9 +317,10 @@ __global__ void answer_kernel(const traffic_shape s, const traffic_memory m, con
     }
     if (p.layout == EPW_EXPERT_MAJOR) return;
     for (uint32_t i = blockIdx.y * kWarps + warp; i < list.count; i += gridDim.y * kWarps) {
-        Token token = token_of(s, traffic_key(&s, x, iteration), entries[i].token);
-        w.token = entries[i].token;
-        w.row = entries[i].row;
+        Entry entry = entries[place_of(i)];
+        Token token = token_of(s, traffic_key(&s, x, iteration), entry.token);
+        w.token = entry.token;
+        w.row = entry.row;
         w.what = TRAFFIC_SOURCE_TOKEN;
         if (lane == 0) expect(m, w, w.token, m.source_token[w.row]);
         check_entries(s, m, w, token);
@@ -359,8 +370,8 @@ __device__ void check_packed(const traffic_shape &s, const traffic_memory &m, co
     if (begin > p.places || next > p.places) return; // told by the expert before
     if (first_block) check_empty(m, w, begin + count, x + 1 < local ? next : p.places);
     for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < count; i += gridDim.y * kWarps) {
-        w.source = entries[i].source;
-        w.token = entries[i].token;
+        w.source = entries[place_of(i)].source;
+        w.token = entries[place_of(i)].token;
         w.row = begin + i;
         Token token = token_of(s, traffic_key(&s, w.source, m.state->iteration), w.token);
         if (threadIdx.x % 32 == 0) {
@@ -387,7 +398,7 @@ __device__ void check_dense(const traffic_shape &s, const traffic_memory &m, con
     if (first_block && threadIdx.x == 0) expect(m, w, begin, m.source_offsets[x]);
     if (first_block && x + 1 == s.ranks) check_empty(m, w, begin + list.count, p.places);
     for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < list.count; i += gridDim.y * kWarps) {
-        w.token = entries[i].token;
+        w.token = entries[place_of(i)].token;
         w.row = begin + i;
         Token token = token_of(s, traffic_key(&s, x, m.state->iteration), w.token);
         if (threadIdx.x % 32 == 0) check_owner(m, w);
@@ -491,7 +502,8 @@ int answer(void (*kernel)(traffic_shape, traffic_memory, traffic_places), const 
            const traffic_memory *m, const traffic_places *p, void *stream) {
     uint32_t local = shape->experts / shape->ranks, rows = shape->ranks * shape->max_tokens;
     dim3 grid(local > shape->ranks ? local : shape->ranks, (rows + 511) / 512);
-    kernel<<<grid, kThreads, rows * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
+    uint32_t each = kWarps * grid.y, entries = (rows + each - 1) / each * kWarps; // of a block
+    kernel<<<grid, kThreads, entries * sizeof(Entry), static_cast<cudaStream_t>(stream)>>>(*shape, *m, *p);
     return cudaGetLastError();
 }
 

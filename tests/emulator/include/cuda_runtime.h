@@ -37,8 +37,12 @@
 
 namespace emulated {
 
-// Takes over `body`, and runs it in the stream.
-cudaError_t enqueue(const Body *body, dim3 grid, dim3 block, size_t shared, cudaStream_t stream);
+// Takes over `body`, and runs it in the stream. Blocks of a kernel get 48 KiB of dynamic shared memory, or what was permitted for
+// it.
+cudaError_t enqueue(const void *kernel, const Body *body, dim3 grid, dim3 block, size_t shared, cudaStream_t stream);
+void permit_shared(const void *kernel, size_t bytes);
+
+template <typename... Args> const void *address_of(void (*kernel)(Args...)) { return reinterpret_cast<const void *>(kernel); }
 
 template <typename... Args> struct Call final : Body {
     void (*kernel)(Args...);
@@ -54,7 +58,7 @@ template <typename... Args> struct Launcher {
     size_t shared;
     cudaStream_t stream;
     void operator()(const std::decay_t<Args> &...arguments) const {
-        enqueue(new Call<Args...>(kernel, arguments...), grid, block, shared, stream);
+        enqueue(address_of(kernel), new Call<Args...>(kernel, arguments...), grid, block, shared, stream);
     }
 };
 template <typename... Args>
@@ -76,10 +80,14 @@ template <typename T> inline T exchange_one(uint32_t mask, T value, uint32_t fro
 
 template <typename Args>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *c, void (*kernel)(Args), const Args &arguments) {
-    return emulated::enqueue(new emulated::Call<Args>(kernel, arguments), c->gridDim, c->blockDim, c->dynamicSmemBytes,
-                             c->stream);
+    return emulated::enqueue(emulated::address_of(kernel), new emulated::Call<Args>(kernel, arguments), c->gridDim, c->blockDim,
+                             c->dynamicSmemBytes, c->stream);
 }
-template <typename... Args> cudaError_t cudaFuncSetAttribute(void (*)(Args...), cudaFuncAttribute, int) { return cudaSuccess; }
+template <typename... Args> cudaError_t cudaFuncSetAttribute(void (*kernel)(Args...), cudaFuncAttribute which, int value) {
+    if (which == cudaFuncAttributeMaxDynamicSharedMemorySize)
+        emulated::permit_shared(emulated::address_of(kernel), size_t(value));
+    return cudaSuccess;
+}
 template <typename... Args>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*)(Args...), int, size_t) {
     *blocks = 1;
