@@ -16,6 +16,7 @@
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20 or, with --eager, 20 calls, beside
  * those of NCCL, whose library is at PATH. */
+#include "coll/gpu/gpu.h"
 #include "nccl.h"
 #include "ranks.h"
 
@@ -1090,6 +1091,86 @@ static void lose(rank_state *r, ones o, uint64_t deadline_ns) {
     continue_together(r, o);
 }
 
+/* Of a norm in which a rank stops. */
+enum { STOPPED_ROWS = 3, STOPPED_HIDDEN = 1024, STOPPED_WORDS = STOPPED_ROWS * STOPPED_HIDDEN / 4 };
+
+/* What a rank's packet is, by kernels/peer/packet.cuh. */
+typedef struct packet {
+    uint64_t data, tag;
+} packet;
+
+/* Waits until all words of the last rank's message have come, in the first operation of the epoch, and takes
+ * back those after the first `arrived`, as if it had died before it sent them. */
+static void receive_some_words(const rank_state *r, uint64_t words, uint64_t arrived) {
+    const epw_comm *comm = r->gpu.comm;
+    const uint64_t began = now_ns();
+    for (uint64_t parity = 0;; parity ^= 1) {
+        uint64_t come = 0;
+        packet *seen = (packet *)(void *)r->copy;
+        unsigned char *at = epw_peers_own(&comm->peers) +
+                            epw_coll_packets(&comm->gpu->window, parity, r->links->ranks - 1) +
+                            EPW_COLL_CALL_PACKETS * EPW_COLL_PACKET;
+        REQUIRE_CUDA(cudaMemcpyAsync(seen, at, words * sizeof *seen, cudaMemcpyDeviceToHost, r->stream));
+        await_all(r, "a look at packets");
+        while (come < words && epw_word_epoch(seen[come].tag) == r->epoch) come++;
+        REQUIRE(come == words || now_ns() - began < deadline(), "rank %u: %llu of %llu words have come",
+                r->links->rank, (unsigned long long)come, (unsigned long long)words);
+        if (come < words) continue;
+        if (arrived == words) return;
+        REQUIRE_CUDA(
+            cudaMemsetAsync(at + arrived * sizeof *seen, 0, (words - arrived) * sizeof *seen, r->stream));
+        await_all(r, "taking back packets");
+        return;
+    }
+}
+
+/* Rows whose words have not all come are as they were; others are too, or they are right. */
+static void require_some_rows(const rank_state *r, ones o, uint64_t arrived) {
+    const norm_memory m = norm_memory_of(r->copy + BEHIND, o.count);
+    const uint16_t sum = bf16_of(r->links->ranks + 1), one = ONE;
+    for (uint64_t row = 0; row < o.count / o.hidden; row++) {
+        const unsigned char *residual = m.residual + 2 * row * o.hidden, *out = m.out + 2 * row * o.hidden;
+        bool whole = (row + 1) * o.hidden <= 4 * arrived && memcmp(residual, &one, 2) != 0;
+        require_bf16(r, residual, o.hidden, whole ? sum : ONE, "a residual after a loss");
+        require_bf16(r, out, o.hidden, whole ? ONE : UNTOUCHED, "a norm after a loss");
+    }
+}
+
+/* The last rank stops in the middle of a norm that one kernel makes, when this many of its words have been
+ * sent: after all of them it would only add squares. Pieces of a row whose words have come wait for the
+ * squares of those whose words have not, and the rank is lost as soon as these are given up. */
+static void stop_amid(rank_state *r, uint64_t arrived) {
+    const rank_links *links = r->links;
+    const ones o = {STOPPED_ROWS * STOPPED_HIDDEN, STOPPED_HIDDEN};
+    const uint64_t last = UINT64_C(1) << (links->ranks - 1);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    activate(r, all_of(links));
+    ranks_meet(links);
+    if (links->rank + 1 < links->ranks) {
+        receive_some_words(r, STOPPED_WORDS, arrived);
+        ranks_meet(links);
+        uint64_t began = now_ns();
+        REQUIRE_OK(sum_of_ones(r, o, &outcome));
+        uint64_t took = now_ns() - began, missing = arrived < STOPPED_WORDS ? last : 0;
+        REQUIRE(outcome.missing.bits[0] == missing, "rank %u, %llu words: missing %llx", links->rank,
+                (unsigned long long)arrived, (unsigned long long)outcome.missing.bits[0]);
+        REQUIRE(took < 3 * deadline(), "rank %u: took %llu ms", links->rank, (unsigned long long)(took / MS));
+        if (missing == 0) require_sum(r, o, links->ranks);
+        if (missing != 0) require_some_rows(r, o, arrived);
+    } else {
+        const epw_norm norm = norm_of_ones(r, o);
+        const epw_coll c = sum_of(r, o, &norm);
+        epw_work work = 0;
+        epw_call call = on_stream(r);
+        call.work = &work;
+        fill_ones(r, o);
+        REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+        ranks_meet(links);
+        REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
+    }
+    lose(r, o, deadline());
+}
+
 static void disturb_norms(rank_state *r) {
     const ones one_kernel = {3 * 128, 128}, two_kernels = {8000, 8};
     const epw_norm norm = norm_of_ones(r, two_kernels);
@@ -1098,6 +1179,9 @@ static void disturb_norms(rank_state *r) {
     differ(r, &normed, "all_reduce_norm of 1000 rows", &plain, "all_reduce of 8000 bf16", two_kernels);
     lose(r, one_kernel, deadline());
     lose(r, two_kernels, deadline());
+    static const uint64_t arrived[] = {0, STOPPED_WORDS / 3 + 101, STOPPED_WORDS - 1, STOPPED_WORDS};
+    for (uint32_t i = 0; i < sizeof arrived / sizeof arrived[0] && !r->gpu.comm->gpu->queues; i++)
+        stop_amid(r, arrived[i]);
     if (r->links->rank == 0) printf("norms that differ are named; without a rank there is none\n");
 }
 
