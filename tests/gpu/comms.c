@@ -11,8 +11,9 @@
  *
  * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. With both,
  * or with --rings, no operation goes by lines. --small is shorter: up to 4 MiB, fewer of all, and all come to
- * each norm. --norms: only what disturbs norms. --copy-engines, with --heap or --register: copy engines move
- * all-gathers and all-to-alls of any size.
+ * each norm. --norms: only what disturbs norms; with --processes, the last rank's process ends in one of them
+ * at last. --copy-engines, with --heap or --register: copy engines move all-gathers and all-to-alls of any
+ * size.
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20 or, with --eager, 20 calls, beside
  * those of NCCL, whose library is at PATH. */
@@ -22,8 +23,10 @@
 
 #include "require.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
 #define POOL_BYTES    (UINT64_C(80) << 20)
@@ -1171,6 +1174,51 @@ static void stop_amid(rank_state *r, uint64_t arrived) {
     lose(r, o, deadline());
 }
 
+/* The process of the last rank ends between its words and the squares of its rows. The others, who have the
+ * words, have a sum, and lose the rank in the next operation; then they continue without it. r->links has no
+ * place for it any more. */
+static void die_amid(rank_state *r) {
+    static rank_links others;
+    const rank_links *links = r->links;
+    const ones o = {STOPPED_ROWS * STOPPED_HIDDEN, STOPPED_HIDDEN};
+    const uint32_t last = links->ranks - 1;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    pid_t process = getpid();
+    activate(r, all_of(links));
+    ranks_meet(links);
+    if (links->rank == last) {
+        const epw_norm norm = norm_of_ones(r, o);
+        const epw_coll c = sum_of(r, o, &norm);
+        epw_call call = on_stream(r);
+        fill_ones(r, o);
+        REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+        for (uint32_t p = 0; p < last; p++) ranks_say(links->to[p], &process, sizeof process);
+        ranks_meet(links);
+        _exit(0); /* while its kernel waits for the words of the others */
+    }
+    ranks_hear(links->to[last], &process, sizeof process);
+    receive_some_words(r, STOPPED_WORDS, STOPPED_WORDS);
+    ranks_meet(links);
+    for (uint64_t began = now_ns(); kill(process, 0) == 0; usleep(1000))
+        REQUIRE(now_ns() - began < 20000 * MS, "rank %u has not ended", last);
+    REQUIRE_OK(sum_of_ones(r, o, &outcome));
+    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    require_sum(r, o, links->ranks);
+    uint64_t began = now_ns();
+    REQUIRE_OK(sum_of_ones(r, o, &outcome));
+    uint64_t took = now_ns() - began;
+    REQUIRE(outcome.missing.bits[0] == UINT64_C(1) << last, "missing %llx",
+            (unsigned long long)outcome.missing.bits[0]);
+    REQUIRE(took < 3 * deadline(), "rank %u: took %llu ms", links->rank, (unsigned long long)(took / MS));
+    require_no_sum(r, o);
+    others = *links;
+    others.ranks--;
+    r->links = &others;
+    continue_together(r, o);
+    if (links->rank == 0)
+        printf("a process that ends in the middle of a norm is lost in the next operation\n");
+}
+
 static void disturb_norms(rank_state *r) {
     const ones one_kernel = {3 * 128, 128}, two_kernels = {8000, 8};
     const epw_norm norm = norm_of_ones(r, two_kernels);
@@ -1415,6 +1463,7 @@ static int rank_main(const rank_links *links) {
         take_times(&r);
     } else if (norms) {
         disturb_norms(&r);
+        if (processes && links->ranks > 1 && !lends() && !r.gpu.comm->gpu->queues) die_amid(&r);
     } else {
         run_cases(&r);
         run_blocks(&r);
