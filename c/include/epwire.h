@@ -1063,7 +1063,7 @@ typedef struct epw_comm_config {
 #define EPW_COMM_CONFIG_VERSION 1
 
 /* For copy_engines_from: smaller operations are faster by kernels. */
-#define EPW_COPY_ENGINES_FROM 16777216
+#define EPW_COPY_ENGINES_FROM 33554432
 #define EPW_COMM_CONFIG_INIT                                                                                 \
     {                                                                                                        \
         .size = sizeof(epw_comm_config), .version = EPW_COMM_CONFIG_VERSION, .paths = EPW_PATH_ALL,          \

@@ -1,6 +1,6 @@
-// The sending half of dispatch where blocks have more tokens than tiles (see send_few.cuh), or rows do not fit one, and there are
-// many blocks (see send_many.cuh for few). A block handles one token at a time: its row passes through shared memory, is
-// quantised on the way, and is stored in bulk to each rank that owns one of its experts; the row's header is stored beside it.
+// The sending half of dispatch where blocks have one token each, or more than their tiles have room for (see send_few.cuh) while
+// there are many blocks (see send_many.cuh for few). A block handles one token at a time: its row passes through shared memory,
+// is quantised on the way, and is stored in bulk to each rank that owns one of its experts; the row's header is stored beside it.
 // The next row, or piece of a row, is loaded meanwhile.
 #pragma once
 

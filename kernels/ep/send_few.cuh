@@ -1,5 +1,6 @@
-// The sending half of dispatch where the rows of all tokens of a block lie in its tiles at the same time, as in decode. The whole
-// block loads and quantises them, while it counts the tokens before them. Then each warp numbers one token and sends its row.
+// The sending half of dispatch where blocks have several tokens each, whose rows all lie in the block's tiles at the same time.
+// The whole block loads and quantises them, while it counts the tokens before them. Then each warp numbers one token and sends
+// its row. With one token to a block, send.cuh takes 0.8 to 1.7 us less (H200).
 #pragma once
 
 #include "kernels/ep/send_many.cuh"

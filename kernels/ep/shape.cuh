@@ -51,7 +51,7 @@ struct Dispatch : epw_dispatch_args {
     uint32_t scales_size; // bytes of a row's scales
     uint32_t whole;       // bytes of a row and its scales that are sent in one store; 0: they are not
     uint32_t entry_shift; // a row's entries are handled by 2^entry_shift threads, the smallest power of two >= topk
-    uint32_t few;         // the most tokens of a block, if their rows pass at once: see send_few.cuh; else 0
+    uint32_t few;         // the most tokens of a block, if it has several whose rows pass at once: see send_few.cuh; else 0
     uint32_t many;        // the blocks have many tokens each: see send_many.cuh, and for the following, runs.cuh
     uint32_t runs;        // of a block's tokens: each is numbered by a warp
     uint32_t run_size;    // bytes of a run's counters
@@ -75,7 +75,7 @@ struct Dispatch : epw_dispatch_args {
             whole = align_16(a.format.payload_bytes + scales_size);
         }
         const bool fits = most <= min(kWarps, tiles.count) && most * tiles.bytes + kWarps * 32 * sizeof(uint32_t) <= memory;
-        if (whole > 0 && fits) few = most;
+        if (whole > 0 && fits && in.tokens > blocks) few = most;
     }
 
     size_t shared_size() const { return size_t(tiles.bytes) * tiles.count + table_bytes(lane.layout); }

@@ -244,7 +244,7 @@ mod tests {
         let config = CommConfig::default().heap_bytes(4096).copy_engines_from(from);
         assert_eq!(
             config.to_string(),
-            "on host, paths thread,shm,vmm,ipc, deadline 10s, a heap of 4096 bytes, copy engines from 16777216 bytes on"
+            "on host, paths thread,shm,vmm,ipc, deadline 10s, a heap of 4096 bytes, copy engines from 33554432 bytes on"
         );
         assert!(config.fields().contains(&("copy_engines_from".to_owned(), from.to_string())));
         assert_eq!(config.to_c(0, 2).copy_engines_from, from);
