@@ -55,13 +55,23 @@ __device__ bool await_word(const uint64_t *word, uint64_t value, uint64_t until)
     return true;
 }
 
+// Posts a word to the beginning of the peer's window, in the same steps as post() and try_post(). Returns
+// false if there is no room.
+__device__ bool try_post_word(epw_queue *q, epw_key its, uint64_t value) {
+    epw_queue_post begun;
+    if (!epw_queue_try_begin(q, 1, q->depth, &begun)) return false;
+    put_word(begun, begun.index, its, 0, value);
+    epw_queue_finish(q, &begun);
+    return true;
+}
+
 __global__ void ping_pong_kernel(poster_end end, int first, uint32_t rounds, uint64_t limit_ns,
                                  poster_result *result) {
     const uint64_t began = ptx::global_timer_ns();
     bool late = false;
     for (uint64_t n = 1; n <= rounds && !late; n++) {
         if (!first) late = !await_word(end.window, n, began + limit_ns);
-        if (late || !try_post_word(end.queue, end.its, 0, n)) break;
+        if (late || !try_post_word(end.queue, end.its, n)) break;
         if (first) late = !await_word(end.window, n, began + limit_ns);
     }
     note(result, began, late);
