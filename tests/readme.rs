@@ -195,6 +195,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "bench --device cuda --ranks 2 --layout packed,dense --tokens 4096 --experts 256 --sms 16,24,64,all",
         "needs two GPUs",
     ),
+    (
+        "bench --device cuda --ranks 2 --experts 256 --payload fp8 --tokens 128 --cases pair --graph --sms 16,24,64,all",
+        "as above",
+    ),
     ("cargo add epwire half", "changes the reader's own program"),
     ("cargo add tokio --features rt-multi-thread,time,macros,signal", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
