@@ -20,7 +20,7 @@ macro_rules! c_programs {
 }
 
 c_programs! {
-    "tests/c" { adapter_choice adapter_events adapter_probe api attended auth await_any blobs collectives comm_failures comm_hostile comm_misuse comm_sizes comm_traffic cuda cuda_window deadlines enqueue exchange failures farewells fault_plans fd_server float_state forks frames hostile inbox init leases lent_rows links log mapped_registers membership memory_limit misuse mlx5_adapter mlx5_commands mlx5_lacks mlx5_library mlx5_wire nic_faults no_threads norms numerics payload_tail points polling pool prefill_cases prefill_enqueue prefill_failures prefill_given_up prefill_hostile prefill_payloads prefill_traffic private_bytes queue reconnect remainder resets ring_links rings sha256 sm_ledger soft_nic sums terms totals traffic unreadable verbs_library verbs_probe verbs_wire verdicts waits watched_words window wire_bytes }
+    "tests/c" { adapter_choice adapter_events adapter_probe api attended auth await_any blobs collectives comm_failures comm_hostile comm_misuse comm_sizes comm_traffic cuda cuda_window deadlines enqueue exchange failures farewells fault_plans fd_server float_state forks frames hostile inbox init leases lent_rows links log mapped_registers membership memory_limit misuse mlx5_adapter mlx5_commands mlx5_lacks mlx5_library mlx5_wire nic_faults no_threads norms numerics payload_tail points polling pool prefill_cases prefill_enqueue prefill_failures prefill_given_up prefill_hostile prefill_payloads prefill_traffic private_bytes queue queue_schedules reconnect remainder resets ring_links rings sha256 sm_ledger soft_nic sums terms totals traffic unreadable verbs_library verbs_probe verbs_wire verdicts waits watched_words window wire_bytes }
     "examples/c" { two_processes }
 }
 

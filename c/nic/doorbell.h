@@ -5,8 +5,9 @@
  * by swapping the word that it last stored: if a request has arrived meanwhile the swap fails, and the holder
  * continues.
  *
- * A thread need not take the bell to ring for its own entries if all before them are rung for: until these
- * are marked nobody else can. It then only moves the count.
+ * A thread need not take the bell to ring for its own entries if all before them are rung for: since it never
+ * marks these nobody else can. It then only moves the count, even while another thread holds the bell, which
+ * finds it moved when it lets go.
  *
  * Once the queue is given up nobody takes the bell any more, and its holder does not ring for anything posted
  * later. */
@@ -20,6 +21,7 @@ enum {
     EPW_BELL_AGAIN = 2, /* slots were published while it was held */
     EPW_BELL_FLUSH = 4, /* somebody asks to ring for all that was posted, published yet or not */
     EPW_BELL_GIVEN_UP = 8,
+    EPW_BELL_FLAGS = 15,
     EPW_BELL_COUNT_SHIFT = 4
 };
 
@@ -47,8 +49,8 @@ EPW_INLINE bool epw_bell_take(uint64_t *word, bool flush, epw_bell *bell) {
 }
 
 /* Releases the bell, and records what the holder has done, and its flush if a later holder must still do
- * that. False if there are requests: the caller keeps the bell, and has the requests. If the queue is given
- * up the word stays as it is. */
+ * that. False if there are requests, or others have moved the count: the caller keeps the bell, and has both.
+ * If the queue is given up the word stays as it is. */
 EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *bell) {
     uint64_t count = bell->rung << EPW_BELL_COUNT_SHIFT;
     uint64_t seen = left_there << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
@@ -56,23 +58,30 @@ EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *b
     do {
         seen = epw_load_relaxed_64(word);
         if (seen & EPW_BELL_GIVEN_UP) return true;
-    } while (!epw_compare_swap_64(word, seen, count | EPW_BELL_HELD));
+        if (bell->rung < seen >> EPW_BELL_COUNT_SHIFT) bell->rung = seen >> EPW_BELL_COUNT_SHIFT;
+    } while (!epw_compare_swap_64(word, seen, bell->rung << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD));
     bell->flush |= (seen & EPW_BELL_FLUSH) != 0;
     return false;
 }
 
 /* Whether all entries below `index` are rung for, and the queue is not given up. If `index` is that of the
- * caller's entries, nobody but the caller changes the former until it marks them. To be fenced before the
- * caller rings, which then comes after the record and doorbell of whoever rang before. */
+ * caller's entries, nobody but the caller moves the count as long as these are not marked. To be fenced
+ * before the caller rings, which then comes after the record and doorbell of whoever rang before. */
 EPW_INLINE bool epw_bell_has_reached(const uint64_t *word, uint64_t index) {
     uint64_t seen = epw_load_fenced_later_64(word);
     return seen >> EPW_BELL_COUNT_SHIFT == index && !(seen & EPW_BELL_GIVEN_UP);
 }
 
-/* The caller has rung for the entries from `index` to `end` without the bell. False: somebody holds the bell,
- * or there is a request. Writer: the caller, its record and doorbell. Reader: whoever takes the bell. */
-EPW_INLINE bool epw_bell_pass(uint64_t *word, uint64_t index, uint64_t end) {
-    return epw_compare_swap_64(word, index << EPW_BELL_COUNT_SHIFT, end << EPW_BELL_COUNT_SHIFT);
+/* The caller has rung for the entries from `index` to `end` without the bell, and has not marked them: the
+ * NIC may have completed them already, and then their slots, with the marks, belong to others. Requests stay
+ * as they are: who made them has published its entries, or will. Writer: the caller, its record and doorbell.
+ * Reader: whoever holds the bell or takes it. */
+EPW_INLINE void epw_bell_pass(uint64_t *word, uint64_t index, uint64_t end) {
+    uint64_t flags = 0;
+    /* Terminates: a swap fails only where another one has left other flags. */
+    while (!epw_compare_swap_64(word, index << EPW_BELL_COUNT_SHIFT | flags,
+                                end << EPW_BELL_COUNT_SHIFT | flags))
+        flags = epw_load_relaxed_64(word) & EPW_BELL_FLAGS;
 }
 
 /* Gives the queue up: from now on nobody rings for what this thread posts, or for what is posted by a thread

@@ -11,7 +11,7 @@
  * delays only the entries after its own.
  *
  * If the NIC was told of everything before a post when that began, its thread tells of it without marks and
- * without the doorbell, since nobody else can yet. This is the short way, with one atomic operation and one
+ * without the doorbell, since nobody else can. This is the short way, with one atomic operation and one
  * fence between the poster and the NIC.
  *
  * A slot is free again once its entry has completed; the mark of an earlier one that is left there is another
@@ -95,8 +95,8 @@ EPW_INLINE bool epw_queue_is_marked(const epw_queue *q, uint64_t index) {
 }
 
 /* The entries below `index` may be fetched. Writer: the holder of the bell, or the poster of the first
- * entries of which the NIC was not told yet, before it marks them. Reader: the NIC, which loads the doorbell,
- * then the record, then the entries; each of these stores comes after all earlier ones. */
+ * entries of which the NIC was not told yet, which it does not mark. Reader: the NIC, which loads the
+ * doorbell, then the record, then the entries; each of these stores comes after all earlier ones. */
 EPW_INLINE void epw_queue_tell(epw_queue *q, uint64_t index) {
     epw_store_record(q->record + 1, epw_doorbell_record(index));
     epw_store_doorbell(q->doorbell, epw_doorbell(q->pair, index));
@@ -194,22 +194,24 @@ EPW_INLINE bool epw_queue_finish_part(epw_queue *q, epw_queue_post *post, uint64
     return epw_queue_ring(q, false);
 }
 
-/* The entries are built: publishes them and rings for all that was posted. Writer: the calling thread, and
- * those that it has synchronized with after they built entries. True if it has rung, see ring.
+/* The entries are built: rings for all that was posted, and publishes them if that is not its own to do.
+ * Writer: the calling thread, and those that it has synchronized with after they built entries. True if it
+ * has rung, see ring.
  *
  * On the short way what another poster has published behind the post is rung for by that poster, which finds
  * the bell where this one has left it; or, if it had looked before, by this one, whose swap then acquires its
  * marks. */
 EPW_INLINE bool epw_queue_finish(epw_queue *q, const epw_queue_post *post) {
     uint64_t end = post->index + post->count;
-    bool told = post->next, passed = false;
+    bool told = post->next;
     if (told) {
         epw_queue_post_tell(q, post, end);
-        passed = epw_bell_pass(&q->bell, post->index, end);
-        if (passed && !epw_queue_is_marked(q, end)) return true;
+        epw_bell_pass(&q->bell, post->index, end);
+        if (!epw_queue_is_marked(q, end)) return true;
+    } else {
+        epw_queue_publish(q, post->index, post->count);
     }
-    if (!passed) epw_queue_publish(q, post->index, post->count);
-    return epw_queue_ring_for(q, !passed, post->index, passed ? 0 : post->count) || told;
+    return epw_queue_ring_for(q, !told, post->index, told ? 0 : post->count) || told;
 }
 
 /* ---- giving up ---- */

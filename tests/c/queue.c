@@ -247,9 +247,13 @@ static void build(rig *r, uint64_t index, uint64_t value, bool signals) {
                          signals ? EPW_SIGNAL_ALWAYS : EPW_SIGNAL_ERRORS);
 }
 
+static bool is_late(uint64_t began) {
+    return epw_now_ns() - began > 5000 * MS;
+}
+
 static bool await_done(rig *r, uint64_t index) {
     for (uint64_t began = epw_now_ns(); !epw_queue_is_done(&r->q, index); sched_yield())
-        if (epw_now_ns() - began > 5000 * MS) return false;
+        if (is_late(began)) return false;
     return true;
 }
 
@@ -270,8 +274,13 @@ static void *post_main(void *argument) {
         if (count > EACH - at) count = (uint32_t)(EACH - at);
         bool at_once = at % 3 != 0; /* posters of both kinds meet */
         epw_queue_post post = {.index = 0};
+        uint64_t began = epw_now_ns();
         while (!(at_once ? epw_queue_try_begin(&p->r->q, count, p->r->q.depth, &post)
                          : epw_queue_try_reserve(&p->r->q, count, &index))) {
+            if (is_late(began)) {
+                CHECK_MSG(false, "no room for value %llu", (unsigned long long)(p->first + at));
+                return NULL;
+            }
             /* The entries for which there is no room may be waiting for a doorbell that others have left
              * out. */
             epw_queue_ring(&p->r->q, true);
@@ -423,10 +432,43 @@ static void a_post_in_its_turn_needs_no_mark_and_no_bell(void) {
     build(r, 2, 2, true);
     CHECK(post.next && epw_queue_finish(&r->q, &post));
     CHECK(await_done(r, 3));
-    CHECK(!epw_bell_let_go(&r->q.bell, 2, &holder) && epw_queue_is_marked(&r->q, 2));
-    holder.rung = 3;
-    holder.flush = false;
-    CHECK(epw_bell_let_go(&r->q.bell, 2, &holder) && epw_bell_has_reached(&r->q.bell, 3));
+    CHECK(!epw_bell_let_go(&r->q.bell, 2, &holder) && holder.rung == 3 && !holder.flush);
+    CHECK(epw_bell_let_go(&r->q.bell, 3, &holder) && epw_bell_has_reached(&r->q.bell, 3));
+    close_rig(r);
+}
+
+/* The NIC has completed a post, and another poster has taken and marked its slot, before the holder of the
+ * bell looks again. */
+static void a_slot_taken_again_while_the_bell_is_held_hides_nothing(void) {
+    rig *r = open_rig(16, 1, 64);
+    epw_bell holder;
+    epw_queue_post post = begin(r, 2);
+    for (uint64_t i = 0; i < 2; i++) build(r, i, i, true);
+    CHECK(post.next && epw_bell_take(&r->q.bell, false, &holder));
+    CHECK(epw_queue_finish(&r->q, &post) && await_done(r, 2));
+    uint64_t index = 77;
+    CHECK(epw_queue_try_reserve(&r->q, 16, &index) && index == 2);
+    for (uint64_t i = 2; i < 18; i++) build(r, i, i, true);
+    epw_queue_publish(&r->q, 2, 16);
+    CHECK(!epw_queue_ring(&r->q, true)); /* the holder's task */
+    CHECK(!epw_bell_let_go(&r->q.bell, 0, &holder) && holder.rung == 2 && holder.flush);
+    CHECK(epw_bell_let_go(&r->q.bell, 2, &holder));
+    CHECK(epw_queue_ring(&r->q, true) && await_done(r, 18));
+    close_rig(r);
+}
+
+/* Somebody who has let go of the bell wanted all that was posted to be rung for. */
+static void a_post_in_its_turn_serves_a_flush_that_was_left(void) {
+    rig *r = open_rig(16, 16, 64);
+    uint64_t second = 77;
+    epw_queue_post first = begin(r, 1);
+    CHECK(epw_queue_try_reserve(&r->q, 1, &second) && second == 1);
+    CHECK(!epw_queue_ring(&r->q, true));
+    build(r, 0, 0, true);
+    CHECK(epw_queue_finish(&r->q, &first) && await_done(r, 1));
+    build(r, 1, 1, true);
+    epw_queue_publish(&r->q, 1, 1);
+    CHECK(epw_queue_ring(&r->q, false) && await_done(r, 2));
     close_rig(r);
 }
 
@@ -766,6 +808,8 @@ int main(void) {
     a_bell_that_is_given_up_is_taken_no_more();
     nothing_is_rung_for_behind_a_post_that_was_lost();
     a_post_in_its_turn_needs_no_mark_and_no_bell();
+    a_slot_taken_again_while_the_bell_is_held_hides_nothing();
+    a_post_in_its_turn_serves_a_flush_that_was_left();
     posts_out_of_turn_wait_for_those_before_them();
     a_post_in_its_turn_rings_for_what_was_published_behind_it();
     parts_of_a_post_are_told_of_before_the_rest_is_built();
