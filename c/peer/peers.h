@@ -320,6 +320,7 @@ typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
     atomic_bool held;                       /* it may not be seen yet */
+    atomic_bool elsewhere;                  /* no awaited peer wants this core, see epw_wants_core */
     _Atomic uint64_t dropped, epoch, value; /* as they were seen */
     _Atomic uint64_t since;                 /* when the wait began */
     _Atomic uint64_t until;
@@ -329,8 +330,8 @@ typedef struct epw_watch {
 void epw_peers_choose_waits(epw_peers *peers, uint32_t threads);
 
 /* Notes what was seen of the awaited word, and until when a sleeper may sleep. */
-void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
-                   uint64_t until);
+void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, bool elsewhere,
+                   uint64_t since, uint64_t until);
 void epw_watch_clear(epw_watch *watch);
 
 /* Sleeps until one of these words has changed, or as long as the watch allows, at most timeout_ns. Spins and

@@ -1,10 +1,10 @@
 /* See sleep.h, and epw_watch in peers.h.
  *
- * A waiter first spins, if every rank can have a core; then it yields, because a word that comes within
- * microseconds is not worth two system calls and a wake-up; then it sleeps, in slices that grow with the
- * wait, so that a wait of seconds takes almost no time of a core. Before it sleeps it drives the NIC, if
- * there is one, so that a word from behind a queue need not wake another thread first; while it sleeps the
- * NIC's thread does that. */
+ * A waiter first spins, if every rank can have a core, or for a moment if those that it waits for run on
+ * others; then it yields, because a word that comes within microseconds is not worth two system calls and a
+ * wake-up; then it sleeps, in slices that grow with the wait, so that a wait of seconds takes almost no time
+ * of a core. Before it sleeps it drives the NIC, if there is one, so that a word from behind a queue need not
+ * wake another thread first; while it sleeps the NIC's thread does that. */
 #include "peer/sleep.h"
 
 #include "base/barrier.h"
@@ -47,6 +47,28 @@ void epw_futex_wake(_Atomic uint64_t *word) {
 void epw_futex_wait(_Atomic uint64_t *word, uint64_t value, uint64_t ns) {
     struct timespec timeout = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     syscall(SYS_futex, (uint32_t *)word, FUTEX_WAIT, (uint32_t)value, &timeout, NULL, 0);
+}
+
+/* ---- cores ---- */
+
+static _Atomic uint32_t *core_in(uint64_t window) {
+    return (_Atomic uint32_t *)&((epw_window_header *)(uintptr_t)window)->core;
+}
+
+uint32_t epw_core_tell(const epw_peers *peers) {
+    if (peers->gpu != NULL) return 0; /* the window is not the host's memory */
+    _Atomic uint32_t *told = core_in((uint64_t)(uintptr_t)epw_peers_own(peers));
+    uint32_t core = (uint32_t)(sched_getcpu() + 1); /* 0 if the system does not say */
+    if (atomic_load_explicit(told, memory_order_relaxed) != core)
+        atomic_store_explicit(told, core, memory_order_relaxed);
+    return core;
+}
+
+bool epw_wants_core(const epw_peers *peers, uint32_t peer, uint32_t core) {
+    const epw_route *route = &peers->routes[peer];
+    if (core == 0 || route->path == EPW_PATH_NONE || route->path == EPW_PATH_QUEUE) return true;
+    uint32_t its = atomic_load_explicit(core_in(route->lanes[0].control), memory_order_relaxed);
+    return its == 0 || its == core;
 }
 
 /* ---- the bell ---- */
@@ -104,10 +126,11 @@ void epw_watch_clear(epw_watch *watch) {
     atomic_store_explicit(&watch->peer, UINT32_MAX, memory_order_relaxed);
 }
 
-void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t since,
-                   uint64_t until) {
+void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, bool elsewhere,
+                   uint64_t since, uint64_t until) {
     atomic_store_explicit(&watch->word, word, memory_order_relaxed);
     atomic_store_explicit(&watch->held, seen->held, memory_order_relaxed);
+    atomic_store_explicit(&watch->elsewhere, elsewhere, memory_order_relaxed);
     atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
     atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
     atomic_store_explicit(&watch->value, seen->stored, memory_order_relaxed);
@@ -121,6 +144,7 @@ typedef struct sight {
     _Atomic uint64_t *dropped, *epoch, *word;
     uint64_t dropped_seen, epoch_seen, word_seen;
     bool held; /* may have arrived but not count yet */
+    bool elsewhere;
 } sight;
 
 static bool changed(const sight *s, memory_order order) {
@@ -136,12 +160,12 @@ static uint64_t least(uint64_t a, uint64_t b) {
 /* Spins, then yields, and drives the NIC meanwhile, so that what arrives need not wake another thread. True
  * if a word has changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
-    uint64_t now = began;
+    uint64_t now = began, spin_ns = s->elsewhere ? EPW_SPIN_ELSEWHERE_NS : peers->spin_ns;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
         if (changed(s, memory_order_acquire)) return true;
         epw_remotes_drive(peers, now);
         if (changed(s, memory_order_acquire)) return true;
-        if (now - began < peers->spin_ns) {
+        if (now - began < spin_ns) {
             epw_cpu_relax();
         } else {
             sched_yield();
@@ -186,7 +210,8 @@ static bool read_watch(const epw_peers *peers, uint32_t lane, const epw_watch *w
                  .dropped_seen = atomic_load_explicit(&watch->dropped, memory_order_relaxed),
                  .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
                  .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed),
-                 .held = atomic_load_explicit(&watch->held, memory_order_relaxed)};
+                 .held = atomic_load_explicit(&watch->held, memory_order_relaxed),
+                 .elsewhere = atomic_load_explicit(&watch->elsewhere, memory_order_relaxed)};
     *until = atomic_load_explicit(&watch->until, memory_order_relaxed);
     *since = atomic_load_explicit(&watch->since, memory_order_relaxed);
     return true;

@@ -101,7 +101,10 @@ typedef struct epw_window_header {
     uint32_t listeners; /* threads of the owner that listen to the bell */
     uint32_t bell;      /* rung by whoever posts while there are listeners. Only a hint: nothing is decided by
                            it */
-    uint32_t reserved[29];
+    uint32_t reserved[13];
+    uint32_t core; /* 1 more than the number of the core on which a thread of the owner last waited; 0: not
+                      known. Only a hint, and on a line of its own */
+    uint32_t reserved_too[15];
 } epw_window_header;
 
 #define EPW_LINES_OFFSET 4096u

@@ -1,7 +1,11 @@
 /* What a rank learns about its waits: wait_ns names the rank that is late, and counts nothing else. */
 #include "group.h"
 
+#include "ep/buffer.h"
+#include "peer/sleep.h"
+
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -231,7 +235,28 @@ static void who_comes_while_this_rank_copies_kept_nobody_waiting(void) {
     destroy(&g);
 }
 
+/* Where ranks outnumber cores, waits depend on who needs the waiter's core. */
+static void ranks_know_where_others_wait(void) {
+    group g = make_group(2, 10000 * MS);
+    const epw_peers *own = &g.of[0]->peers, *other = &g.of[1]->peers;
+    bool queued = path_of_test() == EPW_PATH_QUEUE; /* that host is not looked into */
+    cpu_set_t all, one;
+    CHECK(sched_getaffinity(0, sizeof all, &all) == 0);
+    CPU_ZERO(&one);
+    CPU_SET(sched_getcpu(), &one);
+    CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
+    uint32_t core = (uint32_t)sched_getcpu() + 1;
+    CHECK(epw_wants_core(own, 1, core) && epw_wants_core(own, 1, core + 1)); /* it has not waited yet */
+    CHECK(epw_core_tell(other) == core);
+    CHECK(epw_wants_core(own, 1, core) && epw_wants_core(own, 1, core + 1) == queued);
+    CHECK(epw_wants_core(own, 1, 0)); /* who does not know its own core */
+    CHECK(epw_wants_core(other, 0, core + 1));
+    CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
+    destroy(&g);
+}
+
 int main(void) {
+    ranks_know_where_others_wait();
     a_late_peer_shows_and_the_others_do_not();
     who_comes_while_this_rank_copies_kept_nobody_waiting();
     a_long_wait_takes_next_to_nothing_of_a_core();

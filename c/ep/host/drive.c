@@ -54,22 +54,34 @@ void epw_host_hear(epw_buffer *b, epw_lane *lane) {
             epw_lane_hear_suspect(&lane->machine, peer, epw_peers_revoked(&b->peers, peer));
 }
 
-/* Looks at every peer that is awaited. A sleeper sleeps on the first that is still awaited. */
-static void look_round(epw_buffer *b, epw_lane *lane, uint64_t now, uint32_t *sleep_on, uint32_t *sleep_word,
-                       epw_look *sleep_seen) {
+/* What a lane waits for after a look. */
+typedef struct awaited {
+    uint32_t peer; /* the first that is still awaited; UINT32_MAX: none */
+    uint32_t word;
+    epw_look seen;
+    bool elsewhere; /* none of those that are awaited wants this core */
+} awaited;
+
+/* Looks at every peer that is awaited. */
+static awaited look_round(epw_buffer *b, epw_lane *lane, uint64_t now) {
     epw_machine *m = &lane->machine;
-    *sleep_on = UINT32_MAX;
+    bool shares = b->peers.spin_ns == 0;
+    uint32_t core = shares ? epw_core_tell(&b->peers) : 0;
+    awaited a = {.peer = UINT32_MAX, .elsewhere = shares};
     for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
         uint32_t word, still;
         if (!epw_lane_awaits(m, peer, &word)) continue;
         epw_look seen;
         epw_look_at(&b->peers, epw_lane_index(b, lane), peer, word, &seen);
         epw_lane_see(m, peer, &seen, now);
-        if (*sleep_on != UINT32_MAX || !epw_lane_awaits(m, peer, &still) || still != word) continue;
-        *sleep_on = peer;
-        *sleep_word = word;
-        *sleep_seen = seen;
+        if (!epw_lane_awaits(m, peer, &still) || still != word) continue;
+        a.elsewhere = a.elsewhere && !epw_wants_core(&b->peers, peer, core);
+        if (a.peer != UINT32_MAX) continue;
+        a.peer = peer;
+        a.word = word;
+        a.seen = seen;
     }
+    return a;
 }
 
 /* Carries out a decision about rows; returns the time afterwards. */
@@ -107,18 +119,16 @@ static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
     uint64_t now = epw_now_ns();
     for (;;) { /* ends: an iteration without work sleeps or returns, and the operation bounds the work */
         if (debts_alone && !m->paying) return EPW_OK;
-        uint32_t sleep_on, sleep_word = 0;
-        epw_look seen;
         epw_host_hear(b, lane);
-        look_round(b, lane, now, &sleep_on, &sleep_word, &seen);
+        awaited on = look_round(b, lane, now);
         bool worked = false;
         for (;;) {
             epw_decision d = epw_lane_decide(m, now);
             if (d.act == EPW_ACT_DONE) return EPW_OK;
             if (d.act == EPW_ACT_SLEEP) {
-                if (worked || sleep_on == UINT32_MAX) break; /* time has passed: look again first */
+                if (worked || on.peer == UINT32_MAX) break; /* time has passed: look again first */
                 uint64_t since = m->paying ? m->debt_wait.began : m->wait.began;
-                epw_watch_set(&lane->host->watch, sleep_on, sleep_word, &seen, since, d.until);
+                epw_watch_set(&lane->host->watch, on.peer, on.word, &on.seen, on.elsewhere, since, d.until);
                 return EPW_PENDING;
             }
             if (d.act == EPW_ACT_POST) {
