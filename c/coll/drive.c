@@ -557,18 +557,11 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
     return status;
 }
 
-/* How long to spin after the last progress. */
-static uint64_t spin_ns(const epw_comm *comm) {
-    if (comm->peers.spin_ns > 0) return comm->peers.spin_ns;
-    uint32_t core = epw_core_tell(&comm->peers);
-    EPW_COMM_OTHERS(p, comm)
-    if (is_owing(comm, p) && epw_wants_core(&comm->peers, epw_coll_rank(comm, p), core)) return 0;
-    return EPW_SPIN_ELSEWHERE_NS;
-}
-
-/* Gives the core away for a moment, and takes in what arrived by queues. */
+/* Spins or gives the core away for a moment, and takes in what arrived by queues. */
 static void yield(epw_comm *comm, uint64_t idle_ns, uint64_t now) {
-    bool spins = idle_ns < spin_ns(comm);
+    epw_mask owing = {{0}};
+    EPW_COMM_OTHERS(p, comm) if (is_owing(comm, p)) epw_mask_add(&owing, epw_coll_rank(comm, p));
+    bool spins = epw_should_spin(&comm->peers, &owing, idle_ns);
     pthread_mutex_unlock(&comm->lock);
     epw_remotes_drive(&comm->peers, now);
     if (spins) {

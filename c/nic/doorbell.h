@@ -6,8 +6,8 @@
  * continues.
  *
  * A thread need not take the bell to ring for its own entries if all before them are rung for: since it never
- * marks these nobody else can. It then only moves the count, even while another thread holds the bell, which
- * finds it moved when it lets go.
+ * marks its entries, nobody else can. It then only moves the count, even while another thread holds the bell,
+ * which finds it moved when it lets go.
  *
  * Once the queue is given up nobody takes the bell any more, and its holder does not ring for anything posted
  * later. */
@@ -49,13 +49,13 @@ EPW_INLINE bool epw_bell_take(uint64_t *word, bool flush, epw_bell *bell) {
 }
 
 /* Releases the bell, and records what the holder has done, and its flush if a later holder must still do
- * that. False if there are requests, or others have moved the count: the caller keeps the bell, and has both.
- * If the queue is given up the word stays as it is. */
+ * that. False if there are requests, or another thread has moved the count: the caller keeps the bell, and
+ * *bell then has the flush and the new count. If the queue is given up the word stays as it is. */
 EPW_INLINE bool epw_bell_let_go(uint64_t *word, uint64_t left_there, epw_bell *bell) {
     uint64_t count = bell->rung << EPW_BELL_COUNT_SHIFT;
     uint64_t seen = left_there << EPW_BELL_COUNT_SHIFT | EPW_BELL_HELD;
     if (epw_compare_swap_64(word, seen, count | (bell->flush ? EPW_BELL_FLUSH : 0))) return true;
-    do {
+    do { /* terminates: a swap fails only where another one has succeeded */
         seen = epw_load_relaxed_64(word);
         if (seen & EPW_BELL_GIVEN_UP) return true;
         if (bell->rung < seen >> EPW_BELL_COUNT_SHIFT) bell->rung = seen >> EPW_BELL_COUNT_SHIFT;
@@ -73,9 +73,10 @@ EPW_INLINE bool epw_bell_has_reached(const uint64_t *word, uint64_t index) {
 }
 
 /* The caller has rung for the entries from `index` to `end` without the bell, and has not marked them: the
- * NIC may have completed them already, and then their slots, with the marks, belong to others. Requests stay
- * as they are: who made them has published its entries, or will. Writer: the caller, its record and doorbell.
- * Reader: whoever holds the bell or takes it. */
+ * NIC may have completed them already, and then their slots, with the marks, belong to others. Flags stay
+ * as they are: a holder serves the requests when it lets go, and a flush that was left in a free word is
+ * served by the next thread that takes the bell. Writer: the caller, its record and doorbell. Reader: whoever
+ * holds the bell or takes it. */
 EPW_INLINE void epw_bell_pass(uint64_t *word, uint64_t index, uint64_t end) {
     uint64_t flags = 0;
     /* Terminates: a swap fails only where another one has left other flags. */
@@ -84,9 +85,9 @@ EPW_INLINE void epw_bell_pass(uint64_t *word, uint64_t index, uint64_t end) {
         flags = epw_load_relaxed_64(word) & EPW_BELL_FLAGS;
 }
 
-/* Gives the queue up: from now on nobody rings for what this thread posts, or for what is posted by a thread
- * that acquires something that this one releases later. Such a thread finds the queue given up when it takes
- * the bell, or in the word while it holds it. */
+/* Gives the queue up: from now on nobody rings for posts that this thread begins, or that a thread begins
+ * which has acquired something that this one released later. Such a thread finds the queue given up when it
+ * takes the bell, or in the word while it holds it. */
 EPW_INLINE void epw_bell_give_up(uint64_t *word) {
     uint64_t seen;
     do { /* terminates: a swap fails only where another one has succeeded */

@@ -11,8 +11,8 @@
  * delays only the entries after its own.
  *
  * If the NIC was told of everything before a post when that began, its thread tells of it without marks and
- * without the doorbell, since nobody else can. This is the short way, with one atomic operation and one
- * fence between the poster and the NIC.
+ * without the doorbell, since nobody else can. This is the short way: between the poster and the NIC
+ * there are one swap, of `reserved`, and the fences of record and doorbell.
  *
  * A slot is free again once its entry has completed; the mark of an earlier one that is left there is another
  * number. Completions hold 16 bits of an index, so the depth is at most half of what these can
@@ -194,13 +194,13 @@ EPW_INLINE bool epw_queue_finish_part(epw_queue *q, epw_queue_post *post, uint64
     return epw_queue_ring(q, false);
 }
 
-/* The entries are built: rings for all that was posted, and publishes them if that is not its own to do.
+/* The entries are built: rings for all that was posted, and publishes them if others must ring first.
  * Writer: the calling thread, and those that it has synchronized with after they built entries. True if it
  * has rung, see ring.
  *
  * On the short way what another poster has published behind the post is rung for by that poster, which finds
  * the bell where this one has left it; or, if it had looked before, by this one, whose swap then acquires its
- * marks. */
+ * marks; or by the holder of the bell, who finds the count moved when it lets go. */
 EPW_INLINE bool epw_queue_finish(epw_queue *q, const epw_queue_post *post) {
     uint64_t end = post->index + post->count;
     bool told = post->next;

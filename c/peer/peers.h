@@ -320,7 +320,7 @@ typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
     atomic_bool held;                       /* it may not be seen yet */
-    atomic_bool elsewhere;                  /* no awaited peer wants this core, see epw_wants_core */
+    atomic_bool elsewhere;                  /* no awaited peer may need the core of the thread that looked */
     _Atomic uint64_t dropped, epoch, value; /* as they were seen */
     _Atomic uint64_t since;                 /* when the wait began */
     _Atomic uint64_t until;

@@ -64,11 +64,19 @@ uint32_t epw_core_tell(const epw_peers *peers) {
     return core;
 }
 
-bool epw_wants_core(const epw_peers *peers, uint32_t peer, uint32_t core) {
+bool epw_may_need_core(const epw_peers *peers, uint32_t peer, uint32_t core) {
     const epw_route *route = &peers->routes[peer];
     if (core == 0 || route->path == EPW_PATH_NONE || route->path == EPW_PATH_QUEUE) return true;
     uint32_t its = atomic_load_explicit(core_in(route->lanes[0].control), memory_order_relaxed);
     return its == 0 || its == core;
+}
+
+bool epw_should_spin(const epw_peers *peers, const epw_mask *awaited, uint64_t idle_ns) {
+    if (peers->spin_ns > 0) return idle_ns < peers->spin_ns;
+    uint32_t core = epw_core_tell(peers);
+    if (idle_ns >= EPW_SPIN_ELSEWHERE_NS || epw_mask_empty(awaited)) return false;
+    EPW_MASK_FOR(peer, awaited, peers->ranks) if (epw_may_need_core(peers, peer, core)) return false;
+    return true;
 }
 
 /* ---- the bell ---- */
@@ -160,7 +168,8 @@ static uint64_t least(uint64_t a, uint64_t b) {
 /* Spins, then yields, and drives the NIC meanwhile, so that what arrives need not wake another thread. True
  * if a word has changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
-    uint64_t now = began, spin_ns = s->elsewhere ? EPW_SPIN_ELSEWHERE_NS : peers->spin_ns;
+    uint64_t now = began, spin_ns = s->elsewhere ? EPW_SPIN_ELSEWHERE_NS : 0;
+    if (spin_ns < peers->spin_ns) spin_ns = peers->spin_ns;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
         if (changed(s, memory_order_acquire)) return true;
         epw_remotes_drive(peers, now);

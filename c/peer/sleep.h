@@ -19,16 +19,22 @@ void epw_bell_look(const epw_peers *peers, bool sleeps, epw_awaited *out);
 void epw_watch_look(const epw_peers *peers, uint32_t lane, const epw_watch *watch, bool sleeps, uint64_t now,
                     epw_awaited *out);
 
-/* Tells peers on which core this thread waits. Returns its number, for epw_wants_core. */
+/* Tells peers on which core this thread waits. Returns 1 more than its number; 0: not known, or the window is
+ * on a GPU. */
 uint32_t epw_core_tell(const epw_peers *peers);
 
-/* Whether the peer may need this core before it can do what is awaited: it last waited there, or that is not
- * known. With the user locked, as whoever uses a route. */
-bool epw_wants_core(const epw_peers *peers, uint32_t peer, uint32_t core);
+/* Whether the peer may need the core, given as epw_core_tell does, before it can do what is awaited: it last
+ * waited there, or that is not known, as with peers behind queues. With a lock of the user held, as whoever
+ * uses a route. */
+bool epw_may_need_core(const epw_peers *peers, uint32_t peer, uint32_t core);
 
-/* How long a waiter spins before it yields where ranks outnumber cores, if none of the peers that it waits
- * for wants its core: a word from a rank that runs comes sooner than the core comes back. */
+/* Where ranks outnumber cores, how long a waiter spins before it yields if none of those that it waits for
+ * may need its core: the word of a peer that runs usually comes sooner than sched_yield returns. */
 #define EPW_SPIN_ELSEWHERE_NS UINT64_C(500)
+
+/* Whether a waiter should spin, not yield, that waits for these peers and has seen nothing new for idle_ns.
+ * Locks: as above. */
+bool epw_should_spin(const epw_peers *peers, const epw_mask *awaited, uint64_t idle_ns);
 
 /* Whether a wait that began at `since` is one that yields before it sleeps. */
 static inline bool epw_wait_is_young(const epw_peers *peers, uint64_t since, uint64_t now) {

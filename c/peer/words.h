@@ -101,11 +101,14 @@ typedef struct epw_window_header {
     uint32_t listeners; /* threads of the owner that listen to the bell */
     uint32_t bell;      /* rung by whoever posts while there are listeners. Only a hint: nothing is decided by
                            it */
-    uint32_t reserved[13];
-    uint32_t core; /* 1 more than the number of the core on which a thread of the owner last waited; 0: not
-                      known. Only a hint, and on a line of its own */
-    uint32_t reserved_too[15];
+    uint32_t pad_bell[29];
+    /* 1 more than the number of a core on which the owner has waited; 0: not known. Writer: each thread of
+     * the owner that waits, so the last one counts. Reader: waiters of peers on the same host, if ranks
+     * outnumber cores. A hint that orders nothing, away from the words that posters read. */
+    uint32_t core;
+    uint32_t pad_core[31];
 } epw_window_header;
+static_assert(offsetof(epw_window_header, core) == 128, "processors fetch lines in pairs");
 
 #define EPW_LINES_OFFSET 4096u
 

@@ -471,18 +471,11 @@ static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
-/* How long to spin after the last progress. */
-static uint64_t spin_ns(const epw_prefill *p, const epw_prefill_lane *lane) {
-    if (p->peers.spin_ns > 0) return p->peers.spin_ns;
-    uint32_t core = epw_core_tell(&p->peers);
-    FOR_OTHERS(peer, p, lane)
-    if (is_owing(p, lane, peer) && epw_wants_core(&p->peers, peer, core)) return 0;
-    return EPW_SPIN_ELSEWHERE_NS;
-}
-
-/* Gives the core away for a moment, and takes in what arrived by queues. */
+/* Spins or gives the core away for a moment, and takes in what arrived by queues. */
 static void yield(epw_prefill *p, epw_prefill_lane *lane, uint64_t idle_ns, uint64_t now) {
-    bool spins = idle_ns < spin_ns(p, lane);
+    epw_mask owing = {{0}};
+    FOR_OTHERS(peer, p, lane) if (is_owing(p, lane, peer)) epw_mask_add(&owing, peer);
+    bool spins = epw_should_spin(&p->peers, &owing, idle_ns);
     epw_prefill_unlock(p, lane);
     epw_remotes_drive(&p->peers, now);
     if (spins) {

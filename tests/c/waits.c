@@ -246,11 +246,22 @@ static void ranks_know_where_others_wait(void) {
     CPU_SET(sched_getcpu(), &one);
     CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
     uint32_t core = (uint32_t)sched_getcpu() + 1;
-    CHECK(epw_wants_core(own, 1, core) && epw_wants_core(own, 1, core + 1)); /* it has not waited yet */
+    CHECK(epw_may_need_core(own, 1, core) && epw_may_need_core(own, 1, core + 1)); /* it has not waited yet */
     CHECK(epw_core_tell(other) == core);
-    CHECK(epw_wants_core(own, 1, core) && epw_wants_core(own, 1, core + 1) == queued);
-    CHECK(epw_wants_core(own, 1, 0)); /* who does not know its own core */
-    CHECK(epw_wants_core(other, 0, core + 1));
+    CHECK(epw_may_need_core(own, 1, core) && epw_may_need_core(own, 1, core + 1) == queued);
+    CHECK(epw_may_need_core(own, 1, 0)); /* who does not know its own core */
+    CHECK(epw_may_need_core(other, 0, core + 1));
+    /* Rank 1 waits here, and then on another core. */
+    epw_mask none = {{0}}, it = {{2}};
+    g.of[0]->peers.spin_ns = 0; /* as where ranks outnumber cores */
+    CHECK(!epw_should_spin(own, &none, 0));
+    CHECK(!epw_should_spin(own, &it, 0));
+    ((epw_window_header *)(void *)epw_peers_own(other))->core = core + 1;
+    CHECK(epw_should_spin(own, &it, 0) == !queued);
+    CHECK(!epw_should_spin(own, &it, EPW_SPIN_ELSEWHERE_NS));
+    CHECK(((epw_window_header *)(void *)epw_peers_own(own))->core == core);
+    g.of[0]->peers.spin_ns = 1000; /* and where they do not */
+    CHECK(epw_should_spin(own, &it, 999) && !epw_should_spin(own, &it, 1000));
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
     destroy(&g);
 }

@@ -59,15 +59,14 @@ typedef struct awaited {
     uint32_t peer; /* the first that is still awaited; UINT32_MAX: none */
     uint32_t word;
     epw_look seen;
-    bool elsewhere; /* none of those that are awaited wants this core */
+    bool elsewhere; /* none of those that are awaited may need this core */
 } awaited;
 
 /* Looks at every peer that is awaited. */
 static awaited look_round(epw_buffer *b, epw_lane *lane, uint64_t now) {
     epw_machine *m = &lane->machine;
-    bool shares = b->peers.spin_ns == 0;
-    uint32_t core = shares ? epw_core_tell(&b->peers) : 0;
-    awaited a = {.peer = UINT32_MAX, .elsewhere = shares};
+    awaited a = {.peer = UINT32_MAX};
+    epw_mask all = {{0}};
     for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
         uint32_t word, still;
         if (!epw_lane_awaits(m, peer, &word)) continue;
@@ -75,12 +74,13 @@ static awaited look_round(epw_buffer *b, epw_lane *lane, uint64_t now) {
         epw_look_at(&b->peers, epw_lane_index(b, lane), peer, word, &seen);
         epw_lane_see(m, peer, &seen, now);
         if (!epw_lane_awaits(m, peer, &still) || still != word) continue;
-        a.elsewhere = a.elsewhere && !epw_wants_core(&b->peers, peer, core);
+        epw_mask_add(&all, peer);
         if (a.peer != UINT32_MAX) continue;
         a.peer = peer;
         a.word = word;
         a.seen = seen;
     }
+    a.elsewhere = epw_should_spin(&b->peers, &all, 0);
     return a;
 }
 
