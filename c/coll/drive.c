@@ -561,7 +561,7 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
 static void yield(epw_comm *comm, uint64_t idle_ns, uint64_t now) {
     epw_mask owing = {{0}};
     EPW_COMM_OTHERS(p, comm) if (is_owing(comm, p)) epw_mask_add(&owing, epw_coll_rank(comm, p));
-    bool spins = epw_should_spin(&comm->peers, &owing, idle_ns);
+    bool spins = idle_ns < epw_spin_ns(&comm->peers, &owing);
     pthread_mutex_unlock(&comm->lock);
     epw_remotes_drive(&comm->peers, now);
     if (spins) {

@@ -320,8 +320,8 @@ typedef struct epw_watch {
     _Atomic uint32_t peer; /* UINT32_MAX: nothing to sleep on */
     _Atomic uint32_t word;
     atomic_bool held;                       /* it may not be seen yet */
-    atomic_bool elsewhere;                  /* no awaited peer may need the core of the thread that looked */
     _Atomic uint64_t dropped, epoch, value; /* as they were seen */
+    _Atomic uint64_t spin_ns;               /* before the sleeper yields */
     _Atomic uint64_t since;                 /* when the wait began */
     _Atomic uint64_t until;
 } epw_watch;
@@ -330,7 +330,7 @@ typedef struct epw_watch {
 void epw_peers_choose_waits(epw_peers *peers, uint32_t threads);
 
 /* Notes what was seen of the awaited word, and until when a sleeper may sleep. */
-void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, bool elsewhere,
+void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t spin_ns,
                    uint64_t since, uint64_t until);
 void epw_watch_clear(epw_watch *watch);
 

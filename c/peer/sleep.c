@@ -71,12 +71,12 @@ bool epw_may_need_core(const epw_peers *peers, uint32_t peer, uint32_t core) {
     return its == 0 || its == core;
 }
 
-bool epw_should_spin(const epw_peers *peers, const epw_mask *awaited, uint64_t idle_ns) {
-    if (peers->spin_ns > 0) return idle_ns < peers->spin_ns;
+uint64_t epw_spin_ns(const epw_peers *peers, const epw_mask *awaited) {
+    if (peers->spin_ns > 0) return peers->spin_ns;
     uint32_t core = epw_core_tell(peers);
-    if (idle_ns >= EPW_SPIN_ELSEWHERE_NS || epw_mask_empty(awaited)) return false;
-    EPW_MASK_FOR(peer, awaited, peers->ranks) if (epw_may_need_core(peers, peer, core)) return false;
-    return true;
+    if (epw_mask_empty(awaited)) return 0;
+    EPW_MASK_FOR(peer, awaited, peers->ranks) if (epw_may_need_core(peers, peer, core)) return 0;
+    return EPW_SPIN_ELSEWHERE_NS;
 }
 
 /* ---- the bell ---- */
@@ -134,11 +134,11 @@ void epw_watch_clear(epw_watch *watch) {
     atomic_store_explicit(&watch->peer, UINT32_MAX, memory_order_relaxed);
 }
 
-void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, bool elsewhere,
+void epw_watch_set(epw_watch *watch, uint32_t peer, uint32_t word, const epw_look *seen, uint64_t spin_ns,
                    uint64_t since, uint64_t until) {
     atomic_store_explicit(&watch->word, word, memory_order_relaxed);
     atomic_store_explicit(&watch->held, seen->held, memory_order_relaxed);
-    atomic_store_explicit(&watch->elsewhere, elsewhere, memory_order_relaxed);
+    atomic_store_explicit(&watch->spin_ns, spin_ns, memory_order_relaxed);
     atomic_store_explicit(&watch->dropped, seen->sight.dropped, memory_order_relaxed);
     atomic_store_explicit(&watch->epoch, seen->sight.epoch_word, memory_order_relaxed);
     atomic_store_explicit(&watch->value, seen->stored, memory_order_relaxed);
@@ -152,7 +152,7 @@ typedef struct sight {
     _Atomic uint64_t *dropped, *epoch, *word;
     uint64_t dropped_seen, epoch_seen, word_seen;
     bool held; /* may have arrived but not count yet */
-    bool elsewhere;
+    uint64_t spin_ns;
 } sight;
 
 static bool changed(const sight *s, memory_order order) {
@@ -168,13 +168,12 @@ static uint64_t least(uint64_t a, uint64_t b) {
 /* Spins, then yields, and drives the NIC meanwhile, so that what arrives need not wake another thread. True
  * if a word has changed, or the time is over. */
 static bool changed_soon(const epw_peers *peers, const sight *s, uint64_t began, uint64_t until) {
-    uint64_t now = began, spin_ns = s->elsewhere ? EPW_SPIN_ELSEWHERE_NS : 0;
-    if (spin_ns < peers->spin_ns) spin_ns = peers->spin_ns;
+    uint64_t now = began;
     while (now < until && now - began < peers->spin_ns + peers->yield_ns) {
         if (changed(s, memory_order_acquire)) return true;
         epw_remotes_drive(peers, now);
         if (changed(s, memory_order_acquire)) return true;
-        if (now - began < spin_ns) {
+        if (now - began < s->spin_ns) {
             epw_cpu_relax();
         } else {
             sched_yield();
@@ -220,7 +219,7 @@ static bool read_watch(const epw_peers *peers, uint32_t lane, const epw_watch *w
                  .epoch_seen = atomic_load_explicit(&watch->epoch, memory_order_relaxed),
                  .word_seen = atomic_load_explicit(&watch->value, memory_order_relaxed),
                  .held = atomic_load_explicit(&watch->held, memory_order_relaxed),
-                 .elsewhere = atomic_load_explicit(&watch->elsewhere, memory_order_relaxed)};
+                 .spin_ns = atomic_load_explicit(&watch->spin_ns, memory_order_relaxed)};
     *until = atomic_load_explicit(&watch->until, memory_order_relaxed);
     *since = atomic_load_explicit(&watch->since, memory_order_relaxed);
     return true;

@@ -32,9 +32,8 @@ bool epw_may_need_core(const epw_peers *peers, uint32_t peer, uint32_t core);
  * may need its core: the word of a peer that runs usually comes sooner than sched_yield returns. */
 #define EPW_SPIN_ELSEWHERE_NS UINT64_C(500)
 
-/* Whether a waiter should spin, not yield, that waits for these peers and has seen nothing new for idle_ns.
- * Locks: as above. */
-bool epw_should_spin(const epw_peers *peers, const epw_mask *awaited, uint64_t idle_ns);
+/* How long a thread that waits for these peers spins before it yields. Locks: as above. */
+uint64_t epw_spin_ns(const epw_peers *peers, const epw_mask *awaited);
 
 /* Whether a wait that began at `since` is one that yields before it sleeps. */
 static inline bool epw_wait_is_young(const epw_peers *peers, uint64_t since, uint64_t now) {

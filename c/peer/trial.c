@@ -231,7 +231,7 @@ epw_status epw_trial_await(epw_trial *trial, uint32_t peer, uint64_t bytes, uint
         if (epw_now_ns() >= until)
             return epw_fail(EPW_ERR_TIMEOUT, where, "no word of number %llu has arrived",
                             (unsigned long long)number);
-        epw_watch_set(&trial->watch, peer, WORD, &seen, false, began, until);
+        epw_watch_set(&trial->watch, peer, WORD, &seen, trial->peers.spin_ns, began, until);
         epw_watch_sleep(&trial->peers, 0, &trial->watch, UINT64_MAX);
     }
 }

@@ -475,7 +475,7 @@ static uint64_t least(uint64_t a, uint64_t b) {
 static void yield(epw_prefill *p, epw_prefill_lane *lane, uint64_t idle_ns, uint64_t now) {
     epw_mask owing = {{0}};
     FOR_OTHERS(peer, p, lane) if (is_owing(p, lane, peer)) epw_mask_add(&owing, peer);
-    bool spins = epw_should_spin(&p->peers, &owing, idle_ns);
+    bool spins = idle_ns < epw_spin_ns(&p->peers, &owing);
     epw_prefill_unlock(p, lane);
     epw_remotes_drive(&p->peers, now);
     if (spins) {

@@ -108,7 +108,7 @@ static void a_word_wakes_a_sleeper(uint32_t word) {
         sleeper s = {.peers = &g.of[0]->peers, .timeout_ns = 3 * MS};
         epw_look seen;
         epw_look_at(s.peers, 0, 1, EPW_WORD_DISPATCH, &seen);
-        epw_watch_set(&s.watch, 1, EPW_WORD_DISPATCH, &seen, false, 1, UINT64_MAX);
+        epw_watch_set(&s.watch, 1, EPW_WORD_DISPATCH, &seen, 0, 1, UINT64_MAX);
         sleep_once(&s);
         if (s.slept_ns < briefest) briefest = s.slept_ns;
         uncut += s.slept_ns >= 2 * MS;

@@ -254,14 +254,13 @@ static void ranks_know_where_others_wait(void) {
     /* Rank 1 waits here, and then on another core. */
     epw_mask none = {{0}}, it = {{2}};
     g.of[0]->peers.spin_ns = 0; /* as where ranks outnumber cores */
-    CHECK(!epw_should_spin(own, &none, 0));
-    CHECK(!epw_should_spin(own, &it, 0));
+    CHECK(epw_spin_ns(own, &none) == 0);
+    CHECK(epw_spin_ns(own, &it) == 0);
     ((epw_window_header *)(void *)epw_peers_own(other))->core = core + 1;
-    CHECK(epw_should_spin(own, &it, 0) == !queued);
-    CHECK(!epw_should_spin(own, &it, EPW_SPIN_ELSEWHERE_NS));
+    CHECK(epw_spin_ns(own, &it) == (queued ? 0 : EPW_SPIN_ELSEWHERE_NS));
     CHECK(((epw_window_header *)(void *)epw_peers_own(own))->core == core);
     g.of[0]->peers.spin_ns = 1000; /* and where they do not */
-    CHECK(epw_should_spin(own, &it, 999) && !epw_should_spin(own, &it, 1000));
+    CHECK(epw_spin_ns(own, &it) == 1000);
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
     destroy(&g);
 }

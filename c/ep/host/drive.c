@@ -59,14 +59,13 @@ typedef struct awaited {
     uint32_t peer; /* the first that is still awaited; UINT32_MAX: none */
     uint32_t word;
     epw_look seen;
-    bool elsewhere; /* none of those that are awaited may need this core */
+    epw_mask all;
 } awaited;
 
 /* Looks at every peer that is awaited. */
 static awaited look_round(epw_buffer *b, epw_lane *lane, uint64_t now) {
     epw_machine *m = &lane->machine;
     awaited a = {.peer = UINT32_MAX};
-    epw_mask all = {{0}};
     for (uint32_t peer = 0; peer < b->config.ranks; peer++) {
         uint32_t word, still;
         if (!epw_lane_awaits(m, peer, &word)) continue;
@@ -74,13 +73,12 @@ static awaited look_round(epw_buffer *b, epw_lane *lane, uint64_t now) {
         epw_look_at(&b->peers, epw_lane_index(b, lane), peer, word, &seen);
         epw_lane_see(m, peer, &seen, now);
         if (!epw_lane_awaits(m, peer, &still) || still != word) continue;
-        epw_mask_add(&all, peer);
+        epw_mask_add(&a.all, peer);
         if (a.peer != UINT32_MAX) continue;
         a.peer = peer;
         a.word = word;
         a.seen = seen;
     }
-    a.elsewhere = epw_should_spin(&b->peers, &all, 0);
     return a;
 }
 
@@ -128,7 +126,8 @@ static epw_status step(epw_buffer *b, epw_lane *lane, bool debts_alone) {
             if (d.act == EPW_ACT_SLEEP) {
                 if (worked || on.peer == UINT32_MAX) break; /* time has passed: look again first */
                 uint64_t since = m->paying ? m->debt_wait.began : m->wait.began;
-                epw_watch_set(&lane->host->watch, on.peer, on.word, &on.seen, on.elsewhere, since, d.until);
+                uint64_t spin_ns = epw_spin_ns(&b->peers, &on.all);
+                epw_watch_set(&lane->host->watch, on.peer, on.word, &on.seen, spin_ns, since, d.until);
                 return EPW_PENDING;
             }
             if (d.act == EPW_ACT_POST) {
