@@ -22,16 +22,17 @@ struct BlockMemory {
 
     static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 18 * 1024; // less what the kernels declare statically
     uint32_t peer_bytes;                                             // of all peers: numbers of openings, and attendants
-    uint32_t head, tile, lines, movers, count, tiles, bytes;
+    uint32_t head, piece, tile, lines, movers, count, tiles, bytes;
 
     static __host__ __device__ uint32_t movers_of(uint32_t blocks, uint32_t most) {
         const uint32_t wanted = kEnoughMovers / blocks;
         return wanted > most ? most : wanted < kLeastMovers ? kLeastMovers : wanted;
     }
 
-    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)
+    // `quantised`: this rank quantises the rows that it sends.
+    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, bool quantised, uint32_t blocks)
         : peer_bytes(l.ranks * (kFirsts + kAttendant)), head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes),
-          tile(Tiles::bytes_of(head, kind)), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
+          piece(Tiles::piece_of(kind, quantised)), tile(Tiles::bytes_of(head, kind, quantised)), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
           movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))), count(fitting() < movers ? fitting() : movers),
           tiles(count * tile), bytes(tiles + movers * lines + peer_bytes) {}
 
@@ -63,7 +64,7 @@ struct Roles {
     __device__ __forceinline__ uint32_t teller() const { return m.movers; }
     __device__ __forceinline__ uint32_t registrar() const { return m.movers + 1; }
     __device__ __forceinline__ uint32_t attended_peer() const { return threadIdx.x - (m.movers + 2) * 32; }
-    __device__ __forceinline__ Tile tile() const { return {{memory, free, m.tile, m.head}, loaded + warp() * kFeeds}; }
+    __device__ __forceinline__ Tile tile() const { return {{memory, free, m.tile, m.head, m.piece}, loaded + warp()}; }
     __device__ __forceinline__ uint32_t all_tiles() const { return m.count < 32 ? (1u << m.count) - 1 : ~0u; }
     __device__ __forceinline__ uint32_t *kept() const {
         return reinterpret_cast<uint32_t *>(memory + m.tiles + warp() * m.lines);
@@ -139,12 +140,12 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     prefill_dispatch_kernel(const __grid_constant__ epw_prefill_dispatch_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
-    __shared__ uint64_t loaded[kRowMovers * kFeeds];
+    __shared__ uint64_t loaded[kRowMovers];
     __shared__ Post posts[kRowMovers];
     __shared__ uint32_t free;
-    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 0, gridDim.x)};
+    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 0, quantises(a.in.payload), gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
-    init_barriers(loaded, kRowMovers * kFeeds);
+    init_barriers(loaded, kRowMovers);
     if (threadIdx.x == 0) free = roles.all_tiles();
     if (threadIdx.x < kRowMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
@@ -193,12 +194,12 @@ template <typename T, bool Queues>
 __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(const __grid_constant__ epw_prefill_combine_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
-    __shared__ uint64_t loaded[kAnswerMovers * kFeeds];
+    __shared__ uint64_t loaded[kAnswerMovers];
     __shared__ Post posts[kAnswerMovers];
     __shared__ uint32_t free;
-    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 1, gridDim.x)};
+    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 1, false, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
-    init_barriers(loaded, kAnswerMovers * kFeeds);
+    init_barriers(loaded, kAnswerMovers);
     if (threadIdx.x == 0) free = roles.all_tiles();
     if (threadIdx.x < kAnswerMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
@@ -263,7 +264,7 @@ extern "C" int epw_prefill_gpu_prepare(bool queues) {
 extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
     using namespace epw;
     const epw_prefill_layout &l = args->call.lane.layout;
-    const BlockMemory m(l, 0, blocks);
+    const BlockMemory m(l, 0, epw::quantises(args->in.payload), blocks);
     const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
     const auto kernel = half     ? queues ? prefill_dispatch_kernel<F16, true> : prefill_dispatch_kernel<F16, false>
                             : queues ? prefill_dispatch_kernel<Bf16, true>
@@ -274,7 +275,7 @@ extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *arg
 extern "C" int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
     using namespace epw;
     const epw_prefill_layout &l = args->call.lane.layout;
-    const BlockMemory m(l, 1, blocks);
+    const BlockMemory m(l, 1, false, blocks);
     const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
     const auto kernel = half     ? queues ? prefill_combine_kernel<F16, true> : prefill_combine_kernel<F16, false>
                             : queues ? prefill_combine_kernel<Bf16, true>

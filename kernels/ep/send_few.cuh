@@ -149,7 +149,7 @@ template <typename T, uint32_t Payload> struct FewSender {
             for (uint32_t i = 0; i < kPairs; i++, first += 2) {
                 if (first >= rows) break;
                 const ShareAt to[] = {share_of(first, share), share_of(first + 1, share)};
-                quantise_shares<T, Payload, 2>(held[i], share % kBlockThreads == 0, {inside, inside && first + 1 < rows}, to);
+                quantise_shares<T, 2>(Payload, held[i], share % kBlockThreads == 0, {inside, inside && first + 1 < rows}, to);
                 load(first + 2 * kPairs, held[i]);
             }
         }

@@ -2,7 +2,7 @@
 // costs a GPU thread a hundred cycles, during which rows would wait.
 #pragma once
 
-#include "kernels/ep/quantise.cuh"
+#include "kernels/numerics/quantise.cuh"
 #include "kernels/ep/sum.cuh"
 #include "kernels/ep/tile.cuh"
 

@@ -39,112 +39,117 @@ template <typename T, bool Weighted> __device__ __forceinline__ void add_cell(fl
     }
 }
 
-// A warp sums so many bytes of a row at a time, some cells to a lane.
-constexpr uint32_t kUnit = kAnswerPiece / kFeeds, kCells = kUnit / (32 * 16);
+// A warp sums so many bytes of a row at a time, some chunks of 16 bytes in each lane.
+constexpr uint32_t kChunks = 4, kUnit = kChunks * 32 * 16;
+using Chunks = uint4[kChunks];
+using Totals = float[kChunks][8];
 
-template <typename T> __device__ __forceinline__ void add_cells(float (&totals)[kCells][8], const uint4 (&cells)[kCells]) {
+template <typename T, bool Weighted> __device__ __forceinline__ void add(Totals &totals, const Chunks &chunks, float weight) {
 #pragma unroll
-    for (uint32_t n = 0; n < kCells; n++) add_cell<T, false>(totals[n], cells[n], 1.0f);
+    for (uint32_t n = 0; n < kChunks; n++) add_cell<T, Weighted>(totals[n], chunks[n], weight);
 }
-// Rounds the totals, which are zero afterwards.
-template <typename T> __device__ __forceinline__ void round_off(float (&totals)[kCells][8], uint4 (&cells)[kCells]) {
+// The lane's chunks of the totals, rounded. The totals are zero afterwards.
+template <typename T> __device__ __forceinline__ void round_off(Totals &totals, Chunks &chunks) {
 #pragma unroll
-    for (uint32_t n = 0; n < kCells; n++) {
-        cells[n] = pack_eight<T>(totals[n]);
+    for (uint32_t n = 0; n < kChunks; n++) {
+        chunks[n] = pack_eight<T>(totals[n]);
 #pragma unroll
-        for (uint32_t i = 0; i < 8; i++) totals[n][i] = 0.0f;
+        for (float &total : totals[n]) total = 0.0f;
     }
 }
 
-// The rows of a sum on their way to this warp: a unit of each row, then the next one of each. kFeeds of them are under way at the
-// same time.
+// Adds what round_off() has left in shared memory.
+template <typename T> __device__ __forceinline__ void add_inner(Totals &totals, const unsigned char *inner) {
+    Chunks chunks;
+#pragma unroll
+    for (uint32_t n = 0; n < kChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(inner + n * 512);
+    add<T, false>(totals, chunks, 1.0f);
+}
+
+// The rows of a sum on their way to this warp: a unit of each row, then the next one of each. kAhead of them are under way at the
+// same time, each lane's chunks by themselves.
 struct Feed {
+    static constexpr uint32_t kAhead = 6;
+
     const Addend *const rows;
     const uint32_t count, bytes; // of a row
-    unsigned char *const units;
-    uint64_t *const loaded;
-    uint32_t parities;            // of the barriers
-    uint32_t row = 0, column = 0; // of the next unit to be loaded
-    uint32_t number = 0;          // where the next one comes that is to be read
+    unsigned char *const units;  // the lane's first chunk of the first of them; of the others each is 32 chunks further on
+    uint32_t row = 0, column = threadIdx.x % 32 * 16; // of the next unit to be loaded: the lane's first byte
+    uint32_t number = 0;                              // of the next one that is to be read
 
-    __device__ __forceinline__ Feed(const Addend *rows, uint32_t count, uint32_t bytes, unsigned char *units, uint64_t *loaded,
-                                    uint32_t parities)
-        : rows(rows), count(count), bytes(count > 0 ? bytes : 0), units(units), loaded(loaded), parities(parities) {
+    __device__ __forceinline__ Feed(const Addend *rows, uint32_t count, uint32_t bytes, unsigned char *units)
+        : rows(rows), count(count), bytes(count > 0 ? bytes : 0), units(units + threadIdx.x % 32 * 16) {
 #pragma unroll 1
-        for (uint32_t i = 0; i < kFeeds; i++) load(i);
+        for (uint32_t i = 0; i < kAhead; i++) load(i);
     }
     __device__ __forceinline__ void load(uint32_t to) {
-        if (column >= bytes) return;
-        if (threadIdx.x % 32 == 0) {
-            const uint32_t some = min(kUnit, bytes - column);
-            ptx::barrier_expect(&loaded[to], some);
-            ptx::bulk_load(units + to * kUnit, rows[row].row + column, some, &loaded[to]);
+        if (column < bytes) {
+            const unsigned char *from = rows[row].row + column;
+#pragma unroll
+            for (uint32_t n = 0; n < kChunks; n++) {
+                ptx::copy_16(units + to * kUnit + n * 512, from + n * 512, column + n * 512 < bytes);
+            }
+            if (++row == count) {
+                row = 0;
+                column += kUnit;
+            }
         }
-        if (++row < count) return;
-        row = 0;
-        column += kUnit;
+        ptx::copies_commit();
     }
-    // The lane's first cell of the next unit; of the others each is 32 cells behind the one before.
-    __device__ __forceinline__ const uint4 *await() {
-        while (!ptx::barrier_try_wait(&loaded[number], parities >> number & 1)) {
-        }
-        parities ^= 1u << number;
-        return reinterpret_cast<const uint4 *>(units + number * kUnit) + threadIdx.x % 32;
-    }
-    // All lanes have read it.
-    __device__ __forceinline__ void pass() {
-        __syncwarp();
+    // The lane's chunks of the next unit.
+    __device__ __forceinline__ void take(Chunks &chunks) {
+        ptx::copies_wait<kAhead - 1>();
+#pragma unroll
+        for (uint32_t n = 0; n < kChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(units + number * kUnit + n * 512);
         load(number);
-        number = number + 1 < kFeeds ? number + 1 : 0;
+        number = number + 1 < kAhead ? number + 1 : 0;
     }
     // Adds the next unit.
-    template <typename T, bool Weighted> __device__ __forceinline__ void add(float (&totals)[kCells][8], float weight) {
-        const uint4 *cells = await();
-#pragma unroll
-        for (uint32_t n = 0; n < kCells; n++) add_cell<T, Weighted>(totals[n], cells[32 * n], weight);
-        pass();
+    template <typename T, bool Weighted> __device__ __forceinline__ void add(Totals &totals, float weight) {
+        Chunks chunks;
+        take(chunks);
+        epw::add<T, Weighted>(totals, chunks, weight);
     }
 };
+static_assert((Feed::kAhead + 1) * kUnit <= kAnswerPiece, "a unit more is that of the inner sum");
 
 template <typename T, bool Weighted>
-__device__ __forceinline__ void add_outer(Feed &feed, const Addends &sum, float (&totals)[kCells][8],
-                                          const uint4 (&inner)[kCells]) {
+__device__ __forceinline__ void add_outer(Feed &feed, const Addends &sum, Totals &totals, const unsigned char *inner) {
 #pragma unroll 1
     for (uint32_t i = 0; i < sum.outer; i++) {
-        if (i == sum.inner_at) add_cells<T>(totals, inner);
+        if (i == sum.inner_at) add_inner<T>(totals, inner);
         feed.add<T, Weighted>(totals, Weighted ? sum.rows[sum.inner + i].weight : 1.0f);
     }
 }
 
-// Sums rows of `bytes` in order, from +0, through a tile's units. Never fused. Called by the whole warp, which sees the addends.
-// What peers have written of them is visible to bulk copies. Returns the parities of the barriers.
+// Sums rows of `bytes` in order, from +0, through a tile's piece. Never fused. Called by the whole warp, which sees the addends.
 template <typename T>
-__device__ __noinline__ uint32_t add_rows(unsigned char *to, Addends sum, uint32_t bytes, unsigned char *units, uint64_t *loaded,
-                                          uint32_t parities) {
-    Feed feed(sum.rows, sum.inner + sum.outer, bytes, units, loaded, parities);
-    float totals[kCells][8] = {};
-    uint4 cells[kCells], inner[kCells] = {};
+__device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint32_t bytes, unsigned char *piece) {
+    Feed feed(sum.rows, sum.inner + sum.outer, bytes, piece);
+    unsigned char *inner = piece + Feed::kAhead * kUnit + threadIdx.x % 32 * 16; // the lane's first chunk of the inner sum
+    Totals totals = {};
+    Chunks chunks;
 #pragma unroll 1
-    for (uint32_t column = 0; column < bytes; column += kUnit) {
+    for (uint32_t column = threadIdx.x % 32 * 16; column - threadIdx.x % 32 * 16 < bytes; column += kUnit) {
 #pragma unroll 1
-        for (uint32_t i = 0; i < sum.inner; i++) {
-            feed.add<T, true>(totals, sum.rows[i].weight);
+        for (uint32_t i = 0; i < sum.inner; i++) feed.add<T, true>(totals, sum.rows[i].weight);
+        if (sum.inner > 0) {
+            round_off<T>(totals, chunks);
+#pragma unroll
+            for (uint32_t n = 0; n < kChunks; n++) *reinterpret_cast<uint4 *>(inner + n * 512) = chunks[n];
         }
-        if (sum.inner > 0) round_off<T>(totals, inner);
         if (sum.weighted) {
             add_outer<T, true>(feed, sum, totals, inner);
         } else {
             add_outer<T, false>(feed, sum, totals, inner);
         }
-        if (sum.outer == sum.inner_at) add_cells<T>(totals, inner);
-        round_off<T>(totals, cells);
+        if (sum.inner > 0 && sum.outer == sum.inner_at) add_inner<T>(totals, inner);
+        round_off<T>(totals, chunks);
 #pragma unroll
-        for (uint32_t n = 0; n < kCells; n++) {
-            const uint32_t at = column + n * 512 + threadIdx.x % 32 * 16;
-            if (at < bytes) ptx::store(to + at, cells[n]);
+        for (uint32_t n = 0; n < kChunks; n++) {
+            if (column + n * 512 < bytes) ptx::store(to + column + n * 512, chunks[n]);
         }
     }
-    return feed.parities;
 }
 
 template <typename T, bool Queues> struct AnswerMover {
@@ -212,7 +217,7 @@ template <typename T, bool Queues> struct AnswerMover {
         tile.give_back();
     }
     __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
-        tile.parities = add_rows<T>(to, sum, row_bytes, tile.piece, tile.loaded, tile.parities);
+        add_rows<T>(to, sum, row_bytes, tile.piece);
     }
     __device__ __forceinline__ Addend *addends() const { return reinterpret_cast<Addend *>(tile.head); }
 
@@ -349,7 +354,6 @@ template <typename T, bool Queues> struct AnswerMover {
             at = 0;
             for (uint32_t some = adders; some != 0; some &= some - 1) at += __shfl_sync(all, e.rank, __ffs(some) - 1) < e.rank;
         }
-        ptx::fence_global_before_bulk(); // the answers were acquired by generic loads
         tile.get();
         Addends of_token = {addends(), 0, uint32_t(__popc(adders & ~inner_lane)), ~0u, ordered};
         if (inner_lane != 0) {

@@ -83,25 +83,29 @@ template <typename T, bool Queues> struct RowMover {
     // Bytes of the payload, at most, and from byte `at` on.
     __device__ __forceinline__ uint32_t piece() const {
         if (!quantises(a.in.payload)) return kRowPiece;
-        return a.format.payload_bytes <= kRowPiece / 2 ? kRowPiece / 2 : kQuantisedPiece;
+        return a.format.payload_bytes <= kQuantisedRow ? kQuantisedRow : kQuantisedPiece;
     }
     __device__ __forceinline__ uint32_t piece_at(uint32_t at) const { return min(piece(), a.format.payload_bytes - at); }
     __device__ __forceinline__ uint32_t scales_in(uint32_t bytes) const {
         return quantises(a.in.payload) ? bytes / EPW_FP8_BLOCK : 0;
     }
 
+    __device__ __forceinline__ const unsigned char *piece_of(uint32_t t, uint32_t at) const {
+        return static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride + uint64_t(at) * (quantises(a.in.payload) ? 2 : 1);
+    }
     // Begins to fill the tile with a piece of a token.
     __device__ __forceinline__ void load(uint32_t t, uint32_t at) const {
-        const uint32_t wide = quantises(a.in.payload) ? 2 : 1;
         if (at > 0) tile.reuse();
-        tile.load(static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride + uint64_t(at) * wide, piece_at(at) * wide);
+        if (!quantises(a.in.payload)) tile.load(piece_of(t, at), piece_at(at));
     }
     // The piece is in the tile afterwards as it travels.
-    __device__ __forceinline__ void finish(uint32_t at) {
+    __device__ __forceinline__ void finish(uint32_t t, uint32_t at) {
+        if (!quantises(a.in.payload)) {
+            tile.await();
+            return;
+        }
         const uint32_t bytes = piece_at(at);
-        tile.await();
-        if (!quantises(a.in.payload)) return;
-        quantise<T>(tile.piece, tile.scales, bytes, a.in.payload);
+        quantise<T>(piece_of(t, at), tile.piece, tile.scales, tile.staged, bytes, a.in.payload);
         // So that a peer does not see what was there before.
         const uint32_t made = scales_in(bytes) * a.format.scale_bytes;
         if (made + laneid < whole_units(made)) tile.scales[made + laneid] = 0;
@@ -179,17 +183,19 @@ template <typename T, bool Queues> struct RowMover {
             to[i] = i < bytes ? from.at[i / each * from.stride + i % each] : 0;
     }
 
-    __device__ __forceinline__ void send_row(uint32_t t, uint32_t k, const Leaving &e, const Places &own, unsigned char *slot) {
+    // Passes row k of the handful, of token t, through a tile to its places here, if it has some, and to a slot, if there is one.
+    __device__ __forceinline__ void pass(uint32_t t, uint32_t k, const Leaving &e, const Places &own, unsigned char *slot) {
         unsigned char *payload = slot + l.header_bytes;
+        tile.get();
 #pragma unroll 1
         for (uint32_t at = 0; at < a.format.payload_bytes; at += piece()) {
             const uint32_t bytes = piece_at(at), scales = scales_in(bytes) * a.format.scale_bytes;
             load(t, at);
-            if (at == 0) put_header(t, k, e);
-            finish(at);
+            if (at == 0 && slot != nullptr) put_header(t, k, e);
+            finish(t, at);
             tile.wrote();
             put_own(own, k, at);
-            if (laneid != 0) continue;
+            if (laneid != 0 || slot == nullptr) continue;
             if (at == 0) ptx::bulk_store(slot, tile.head, uint32_t(l.header_bytes));
             ptx::bulk_store(payload + at, tile.piece, bytes);
             if (scales > 0) {
@@ -198,10 +204,10 @@ template <typename T, bool Queues> struct RowMover {
             }
             ptx::bulk_commit();
         }
-        if (!quantises(a.in.payload) && a.format.scale_count > 0) {
-            send_given_scales(t, payload + a.format.payload_bytes);
-            put_scales(own, k, given_scales(t), 0, a.format.scale_count);
-        }
+        tile.give_back();
+        if (quantises(a.in.payload) || a.format.scale_count == 0) return;
+        if (slot != nullptr) send_given_scales(t, payload + a.format.payload_bytes);
+        put_scales(own, k, given_scales(t), 0, a.format.scale_count);
     }
     // The finished piece, to places of this rank.
     __device__ __forceinline__ void put_own(const Places &places, uint32_t k, uint32_t at) {
@@ -223,9 +229,7 @@ template <typename T, bool Queues> struct RowMover {
 #pragma unroll 1
             for (uint32_t k = 0; k < some; k++) {
                 const uint32_t t = __shfl_sync(0xffffffffu, token, first_lane(k));
-                tile.get();
-                send_row(t, k, e, own, slot_there(o, peer, number + first + k));
-                tile.give_back();
+                pass(t, k, e, own, slot_there(o, peer, number + first + k));
             }
         }
         ptx::bulk_wait_all();
@@ -375,8 +379,8 @@ template <typename T, bool Queues> struct RowMover {
     __device__ __forceinline__ void take_payload(const Places &places, uint32_t k, const unsigned char *payload) {
         tile.get();
 #pragma unroll 1
-        for (uint32_t at = 0; at < a.format.payload_bytes; at += kRowPiece) {
-            const uint32_t bytes = min(kRowPiece, a.format.payload_bytes - at);
+        for (uint32_t at = 0; at < a.format.payload_bytes; at += tile.pool.piece) {
+            const uint32_t bytes = min(tile.pool.piece, a.format.payload_bytes - at);
             if (at > 0) tile.reuse();
             tile.load(payload + at, bytes);
             tile.await();
@@ -430,22 +434,10 @@ template <typename T, bool Queues> struct RowMover {
 #pragma unroll 1
             for (uint32_t k = 0; k < some; k++) {
                 if (!__shfl_sync(0xffffffffu, has, first_lane(k))) continue;
-                take_own_row(__shfl_sync(0xffffffffu, token, first_lane(k)), places, k);
+                pass(__shfl_sync(0xffffffffu, token, first_lane(k)), k, e, places, nullptr);
             }
         }
     }
-    __device__ __forceinline__ void take_own_row(uint32_t t, const Places &places, uint32_t k) {
-        tile.get();
-#pragma unroll 1
-        for (uint32_t at = 0; at < a.format.payload_bytes; at += piece()) {
-            load(t, at);
-            finish(at);
-            put_own(places, k, at);
-        }
-        tile.give_back();
-        if (!quantises(a.in.payload)) put_scales(places, k, given_scales(t), 0, a.format.scale_count);
-    }
-
     // ---- all of it ----
 
     // Lines: those to each peer, then those from each. A mover that sends does so first, and then takes as the others do.

@@ -25,7 +25,7 @@ namespace epw {
 
 // The most movers of a block, and the warps beside them: the teller, the registrar and a warp of attendants. Where more warps
 // have attendants, movers are fewer.
-constexpr uint32_t kRowMovers = 24, kAnswerMovers = 17, kLeastMovers = 8; // of a dispatch, of a combine
+constexpr uint32_t kRowMovers = 16, kAnswerMovers = 14, kLeastMovers = 8; // of a dispatch, of a combine
 constexpr uint32_t kEnoughMovers = 1536; // of all blocks: more of them only look at the same words
 constexpr uint32_t kMeeting = 1;         // a barrier's number
 constexpr uint32_t kSenders = 512;       // movers of all blocks that send rows of a dispatch at the same time

@@ -1,9 +1,9 @@
-// Tiles: a row passes through one in pieces, loaded and stored by bulk copies, or quantised on the way. A block has a pool of
+// Tiles: a row passes through one in pieces, loaded by bulk copies, or quantised on the way from memory, and stored by bulk copies. A block has a pool of
 // them and more movers than tiles: a mover has one only while its row is in it, not while it looks for rows, or waits until they
 // have arrived at the peer.
 #pragma once
 
-#include "kernels/numerics/number.cuh"
+#include "kernels/numerics/quantise.cuh"
 #include "kernels/prefill/operation.cuh"
 #include "kernels/ptx/bulk.cuh"
 
@@ -13,35 +13,39 @@ namespace epw {
 __host__ __device__ __forceinline__ uint32_t whole_units(uint32_t bytes) { return (bytes + 15) & ~15u; }
 __host__ __device__ __forceinline__ uint32_t whole_lines(uint64_t bytes) { return uint32_t((bytes + 127) & ~uint64_t(127)); }
 
-// [head][piece][scales of the piece]. The head is that of a dispatched row; in a combine, the list of rows that are summed.
-constexpr uint32_t kRowPiece = 14336; // bytes of a payload, or of the channels that are quantised to half as many
-constexpr uint32_t kRowScales = kRowPiece / 2 / EPW_FP8_BLOCK * 4; // whole 16-byte units
+// [head][piece][scales of the piece][what is to be quantised]. The head is that of a dispatched row; in a combine, the list of rows that are summed.
+constexpr uint32_t kRowPiece = 14336, kQuantisedRow = 7168; // bytes of a payload; of one that this rank quantises
+constexpr uint32_t kRowScales = kQuantisedRow / EPW_FP8_BLOCK * 4; // whole 16-byte units
 // Of a row that is quantised in several pieces, so that the scales of each, of a byte or more, are whole units.
-constexpr uint32_t kQuantisedPiece = kRowPiece / 2 / (16 * EPW_FP8_BLOCK) * (16 * EPW_FP8_BLOCK);
-constexpr uint32_t kAnswerPiece = 10240; // of a combine
-
-constexpr uint32_t kFeeds = 5; // parts of a tile that are loaded apart from each other, see combine.cuh
+constexpr uint32_t kQuantisedPiece = kQuantisedRow / (16 * EPW_FP8_BLOCK) * (16 * EPW_FP8_BLOCK);
+// Of a row on its way to be quantised: two shares of each lane, and how many such pairs are under way.
+constexpr uint32_t kStagedPair = 2048, kStagedPairs = 3;
+constexpr uint32_t kAnswerPiece = 14336; // of a combine
 
 // The tiles of a block, in its shared memory.
 struct Tiles {
     unsigned char *memory;
     uint32_t *free; // bit i: tile i. Writers: movers, which take and give back
-    uint32_t bytes, head;
+    uint32_t bytes, head, piece;
 
-    static __host__ __device__ __forceinline__ uint32_t bytes_of(uint32_t head, uint32_t kind) {
-        return whole_lines(head) + (kind == 0 ? kRowPiece + whole_lines(kRowScales) : kAnswerPiece);
+    static __host__ __device__ __forceinline__ uint32_t piece_of(uint32_t kind, bool quantised) {
+        return kind != 0 ? kAnswerPiece : quantised ? kQuantisedRow : kRowPiece;
+    }
+    static __host__ __device__ __forceinline__ uint32_t bytes_of(uint32_t head, uint32_t kind, bool quantised) {
+        return whole_lines(head) + piece_of(kind, quantised) + (quantised ? whole_lines(kRowScales) + kStagedPairs * kStagedPair : 0);
     }
 };
 
 // A mover's access to the pool. All functions are called by the whole warp.
 struct Tile {
     const Tiles pool;
-    uint64_t *loaded;          // [kFeeds] barriers: of a piece the first one
-    uint32_t parities, number; // bit i: of barrier i
-    unsigned char *head, *piece, *scales;
+    uint64_t *loaded; // a barrier
+    uint32_t parity, number;
+    unsigned char *head, *piece, *scales, *staged;
 
     __device__ __forceinline__ Tile(const Tiles &pool, uint64_t *loaded)
-        : pool(pool), loaded(loaded), parities(0), number(0), head(nullptr), piece(nullptr), scales(nullptr) {}
+        : pool(pool), loaded(loaded), parity(0), number(0), head(nullptr), piece(nullptr), scales(nullptr),
+          staged(nullptr) {}
 
     // Waits for a tile. Writer of what lies in it: its last user, before give_back().
     __device__ __forceinline__ void get() {
@@ -55,7 +59,8 @@ struct Tile {
         __syncwarp(); // the other lanes come after the acquire
         head = pool.memory + number * pool.bytes;
         piece = head + whole_lines(pool.head);
-        scales = piece + kRowPiece;
+        scales = piece + pool.piece;
+        staged = scales + whole_lines(kRowScales);
     }
     // Its stores read it before, and what lanes have done in it comes before the bulk copies of its next user.
     __device__ __forceinline__ void give_back() {
@@ -81,49 +86,53 @@ struct Tile {
         ptx::bulk_load(piece, from, bytes, loaded);
     }
     __device__ __forceinline__ void await() {
-        while (!ptx::barrier_try_wait(loaded, parities & 1)) {
+        while (!ptx::barrier_try_wait(loaded, parity)) {
         }
-        parities ^= 1;
+        parity ^= 1;
     }
 };
 
-// Quantises the piece of `channels`, whole blocks, of type T, where it lies. Called by the whole warp.
-//
-// Four lanes share a block and its scale: a lane holds 32 channels, in chunks of eight, and takes up its chunks in such an order
-// that the lanes of one access use all banks. What is written in a turn lies before what later turns read.
+// Quantises a piece of a row, of so many bytes when it is quantised, whole blocks, on its way from memory into the tile. What is
+// loaded, two shares of each lane at a time, lies in `staged` until the lane reads it. Called by the whole warp.
 template <typename T>
-__device__ __noinline__ void quantise(unsigned char *piece, unsigned char *scales, uint32_t channels, uint32_t payload) {
-    constexpr uint32_t kChunks = 4, kShare = EPW_FP8_BLOCK / (8 * kChunks); // of a lane; lanes of a block
-    const uint32_t laneid = threadIdx.x % 32, chunks = channels / 8, turn = laneid / 2 + laneid / 8;
+__device__ __forceinline__ void quantise(const unsigned char *from, unsigned char *piece, unsigned char *scales,
+                                         unsigned char *staged, uint32_t bytes, uint32_t payload) {
+    constexpr uint32_t kBetween = 32 * kQuantised * 8; // bytes from a lane's share to its next one
+    const uint32_t laneid = threadIdx.x % 32, pairs = (bytes + 2 * kBetween - 1) / (2 * kBetween);
+    const uint32_t of_scale = scale_bytes(payload), scales_between = kBetween / EPW_FP8_BLOCK * of_scale;
+    const int32_t apart = int32_t(quantised_chunk(laneid, 1) * 16) - int32_t(quantised_chunk(laneid, 0) * 16);
+    from += quantised_chunk(laneid, 0) * 16;
+    staged += laneid * 16;
+    int32_t left = int32_t(bytes) - int32_t(laneid * kQuantised * 8); // from the lane's next share on; not positive if it has none
+    const auto load = [&](uint32_t pair, unsigned char *to) {
+        if (pair < pairs) {
+            const int32_t inside = int32_t(bytes - pair * 2 * kBetween) - int32_t(laneid * kQuantised * 8);
+            ptx::copy_16(to, from, inside > 0);
+            ptx::copy_16(to + 512, from + apart, inside > 0);
+            ptx::copy_16(to + 1024, from + 2 * kBetween, inside > int32_t(kBetween));
+            ptx::copy_16(to + 1536, from + 2 * kBetween + apart, inside > int32_t(kBetween));
+        }
+        ptx::copies_commit();
+        from += 4 * kBetween;
+    };
+#pragma unroll
+    for (uint32_t i = 0; i < kStagedPairs; i++) load(i, staged + i * kStagedPair);
+    ShareAt to(piece, scales, laneid, of_scale);
+    uint32_t number = 0; // of the pair's place
 #pragma unroll 1
-    for (uint32_t first = laneid * kChunks; first - laneid * kChunks < chunks; first += 32 * kChunks) {
-        const bool has = first < chunks;
-        uint4 x[kChunks];
-        uint32_t largest = 0;
+    for (uint32_t i = 0; i < pairs; i++) {
+        ptx::copies_wait<kStagedPairs - 1>();
+        unsigned char *at = staged + number * kStagedPair;
+        uint4 x[2][kQuantised];
 #pragma unroll
-        for (uint32_t k = 0; k < kChunks; k++) {
-            x[k] = has ? reinterpret_cast<const uint4 *>(piece)[first + (turn + k) % kChunks] : uint4{};
-            largest = T::larger(largest, T::larger(T::larger(x[k].x, x[k].y), T::larger(x[k].z, x[k].w)));
-        }
-#pragma unroll
-        for (uint32_t step = kShare / 2; step > 0; step /= 2) {
-            largest = T::larger(largest, __shfl_xor_sync(0xffffffffu, largest, step));
-        }
-        __syncwarp(); // all lanes have read
-        if (!has) continue;
-        const float amax = fmaxf(fmaxf(fabsf(T::low(largest)), fabsf(T::high(largest))), 1e-4f); // fmaxf drops a NaN too
-        const Scale s = payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
-#pragma unroll
-        for (uint32_t k = 0; k < kChunks; k++) {
-            reinterpret_cast<uint2 *>(piece)[first + (turn + k) % kChunks] = quantise_eight<T>(x[k], s.inverse);
-        }
-        if (laneid % kShare != 0) continue;
-        const uint32_t block = first / (kShare * kChunks);
-        if (payload == EPW_PAYLOAD_FP8_UE8M0) {
-            scales[block] = __float_as_uint(s.scale) >> 23;
-        } else {
-            reinterpret_cast<float *>(scales)[block] = s.scale;
-        }
+        for (uint32_t k = 0; k < 4; k++) x[k / 2][k % 2] = *reinterpret_cast<const uint4 *>(at + k * 512);
+        load(i + kStagedPairs, at); // arrives while this lane goes on
+        ShareAt next = to;
+        next.advance(kBetween, scales_between);
+        quantise_shares<T, 2>(payload, x, laneid % kBlockThreads == 0, {left > 0, left > int32_t(kBetween)}, {to, next});
+        to.advance(2 * kBetween, 2 * scales_between);
+        left -= 2 * kBetween;
+        number = number + 1 < kStagedPairs ? number + 1 : 0;
     }
 }
 

@@ -51,6 +51,7 @@ struct Fiber {
     uint32_t seen;
     uint32_t polls;
     uint64_t group; // of bulk stores: the one that is open
+    uint64_t copies; // the same of its own copies
     uint64_t lanes[32];
 };
 
@@ -67,6 +68,14 @@ struct Meeting {
 
 struct Warp {
     Meeting meetings[32];
+};
+
+// Of a thread for itself.
+struct Copy {
+    void *to;
+    const void *from; // nullptr: zeros
+    uint32_t thread;
+    uint64_t group;
 };
 
 struct Store {
@@ -100,6 +109,7 @@ struct Worker {
     Barrier barriers[16];
     Warp warps[kMostThreads / 32];
     std::vector<Store> stores;
+    std::vector<Copy> copies;
     std::vector<Load> loads;
     void *scheduler; // its stack while a fiber runs
     Fiber *current;
@@ -296,6 +306,7 @@ void run_block(Worker &w) {
     copy_some(w, 1); // what was read
     copy_some(w, 1);
     w.stores.clear();
+    w.copies.clear();
 }
 
 void *work(void *argument) {
@@ -460,6 +471,28 @@ void bulk_store(void *to, const void *from, uint32_t bytes) {
 }
 
 void bulk_commit() { worker->current->group++; }
+
+void copy_16(void *to, const void *from) {
+    check_copy(to, from, 16);
+    worker->copies.push_back({to, from, uint32_t(worker->current - worker->fibers), worker->current->copies});
+}
+
+void copies_commit() { worker->current->copies++; }
+
+void copies_await(uint32_t left) {
+    Worker &w = *worker;
+    const auto thread = uint32_t(w.current - w.fibers);
+    for (size_t i = w.copies.size(); i-- > 0;) {
+        const Copy copy = w.copies[i];
+        if (copy.thread != thread || copy.group + left >= w.current->copies) continue;
+        if (copy.from) {
+            memcpy(copy.to, copy.from, 16);
+        } else {
+            memset(copy.to, 0, 16);
+        }
+        drop(w.copies, i);
+    }
+}
 
 void bulk_await(uint32_t left, bool written) {
     Worker &w = *worker;

@@ -1,8 +1,8 @@
 // Quantising a row while it passes through registers: e4m3 with one scale per 128 channels, numerically as in c/numerics/.
 #pragma once
 
-#include "kernels/ep/launch.h"
 #include "kernels/numerics/number.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace epw {
 
@@ -40,8 +40,8 @@ struct ShareAt {
 // Quantises `Count` shares of a thread, of which share number k is written to `to[k]` if the thread is inside[k]; their steps are
 // interleaved, because each waits long for the one before it. `first`: the thread writes its blocks' scales. Called by whole
 // warps, with neighbouring shares: kBlockThreads neighbours share a block.
-template <typename T, uint32_t Payload, uint32_t Count>
-__device__ __forceinline__ void quantise_shares(const uint4 (&x)[Count][kQuantised], bool first, const bool (&inside)[Count],
+template <typename T, uint32_t Count>
+__device__ __forceinline__ void quantise_shares(uint32_t payload, const uint4 (&x)[Count][kQuantised], bool first, const bool (&inside)[Count],
                                                 const ShareAt (&to)[Count]) {
     uint32_t largest[Count];
 #pragma unroll
@@ -61,7 +61,7 @@ __device__ __forceinline__ void quantise_shares(const uint4 (&x)[Count][kQuantis
 #pragma unroll
     for (uint32_t i = 0; i < Count; i++) {
         float amax = fmaxf(fmaxf(fabsf(T::low(largest[i])), fabsf(T::high(largest[i]))), 1e-4f); // fmaxf drops a NaN too
-        s[i] = Payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
+        s[i] = payload == EPW_PAYLOAD_FP8_F32 ? scale_f32(amax) : scale_power_of_two(amax);
 #pragma unroll
         for (uint32_t k = 0; k < kQuantised; k++) packed[i][k] = quantise_eight<T>(x[i][k], s[i].inverse);
     }
@@ -71,7 +71,7 @@ __device__ __forceinline__ void quantise_shares(const uint4 (&x)[Count][kQuantis
 #pragma unroll
         for (uint32_t k = 0; k < kQuantised; k++) *reinterpret_cast<uint2 *>(to[i].chunk[k]) = packed[i][k];
         if (!first) continue;
-        if (Payload == EPW_PAYLOAD_FP8_UE8M0) {
+        if (payload == EPW_PAYLOAD_FP8_UE8M0) {
             *to[i].scale = __float_as_uint(s[i].scale) >> 23;
         } else {
             *reinterpret_cast<float *>(to[i].scale) = s[i].scale;
@@ -83,7 +83,7 @@ template <typename T, uint32_t Payload>
 __device__ __forceinline__ void quantise_chunks(const uint4 (&x)[kQuantised], uint32_t n, bool inside, unsigned char *payload,
                                                 unsigned char *scales) {
     const uint4(&one)[1][kQuantised] = reinterpret_cast<const uint4(&)[1][kQuantised]>(x);
-    quantise_shares<T, Payload, 1>(one, n % kBlockThreads == 0, {inside}, {ShareAt(payload, scales, n, scale_bytes(Payload))});
+    quantise_shares<T, 1>(Payload, one, n % kBlockThreads == 0, {inside}, {ShareAt(payload, scales, n, scale_bytes(Payload))});
 }
 
 } // namespace epw
