@@ -14,58 +14,57 @@ constexpr uint32_t kFirsts = 2 * sizeof(uint64_t), kAttendant = sizeof(Attendant
 static_assert(sizeof(Attendant<false>) <= kAttendant && kAttendant % 8 == 0 && alignof(Attendant<true>) == 8,
               "a place for an attendant of either kind");
 
-// A block's shared memory: the pool of tiles, then for each mover the tickets that it keeps, then what there is of each peer:
+// A block's shared memory: the movers' tiles, then for each mover the tickets that it keeps, then what there is of each peer:
 // numbers of openings, and in the first block its attendant. The tiles' memory is first that of the numbering. A block has an SM
 // to itself (c/device/sm_ledger.h), and takes most of it.
 struct BlockMemory {
     static __host__ __device__ uint32_t attending(const epw_prefill_layout &l) { return (l.ranks + 31) / 32; } // warps
 
-    static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 18 * 1024; // less what the kernels declare statically
+    static constexpr uint32_t kMost = EPW_GPU_SM_MEMORY - 13 * 1024; // less what the kernels declare statically
     uint32_t peer_bytes;                                             // of all peers: numbers of openings, and attendants
-    uint32_t head, piece, tile, lines, movers, count, tiles, bytes;
+    uint32_t head, tile, lines, movers, tiles, bytes;
 
-    static __host__ __device__ uint32_t movers_of(uint32_t blocks, uint32_t most) {
-        const uint32_t wanted = kEnoughMovers / blocks;
-        return wanted > most ? most : wanted < kLeastMovers ? kLeastMovers : wanted;
+    static __host__ __device__ uint32_t wanted(uint32_t blocks, uint32_t most) {
+        const uint32_t share = kEnoughMovers / blocks;
+        return share > most ? most : share < kLeastMovers ? kLeastMovers : share;
     }
 
-    // `quantised`: this rank quantises the rows that it sends.
-    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, bool quantised, uint32_t blocks)
+    __host__ __device__ BlockMemory(const epw_prefill_layout &l, uint32_t kind, uint32_t blocks)
         : peer_bytes(l.ranks * (kFirsts + kAttendant)), head(kind == 0 ? uint32_t(l.header_bytes) : kAddendBytes),
-          piece(Tiles::piece_of(kind, quantised)), tile(Tiles::bytes_of(head, kind, quantised)), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
-          movers(movers_of(blocks, most_movers(kind) + 1 - attending(l))), count(fitting() < movers ? fitting() : movers),
-          tiles(count * tile), bytes(tiles + movers * lines + peer_bytes) {}
-
-  private:
-    __host__ __device__ uint32_t fitting() const { return (kMost - movers * lines - peer_bytes) / tile; }
+          tile(tile_bytes(head)), lines(2 * l.ranks * uint32_t(sizeof(uint32_t))),
+          movers(wanted(blocks, most_movers(kind) + 1 - attending(l))) {
+        const uint32_t fitting = (kMost - peer_bytes) / (tile + lines);
+        if (movers > fitting) movers = fitting;
+        tiles = movers * tile;
+        bytes = tiles + movers * lines + peer_bytes;
+    }
 };
 
 // What is common to both kernels: one warp of a block does one thing.
 struct Roles {
     unsigned char *memory;
     uint64_t *loaded;
-    uint32_t *free; // tiles
     const BlockMemory m;
 
     __device__ __forceinline__ uint32_t warp() const { return threadIdx.x / 32; }
     // Where there are many blocks the first one only attends to peers: its movers would slow that down.
     __device__ __forceinline__ uint32_t attending_blocks() const { return gridDim.x < kManyBlocks ? 0 : 1; }
     __device__ __forceinline__ bool moves() const { return warp() < m.movers && blockIdx.x >= attending_blocks(); }
-    // Half of the movers send at first, and no more than keep the wire busy: rows are not to queue there for long, while others
-    // wait for a mover. But all do in a kernel that does nothing else.
-    __device__ __forceinline__ Movers movers(const Prefill &o) const {
-        const uint32_t half = (m.movers + 1) / 2, few = (kSenders + gridDim.x - 1) / gridDim.x;
-        const bool among = !o.does(EPW_PREFILL_RECEIVES) || warp() < (o.call.kind == 0 ? min(few, half) : half);
-        const bool sends = among && o.does(EPW_PREFILL_SENDS);
+    // Half of the movers send, and no more than keep the wire busy: rows are not to queue there for long, while others wait for a
+    // mover. But all do in a kernel that does nothing else, and, if they have nothing else to do, where few blocks quantise:
+    // there the wire idles.
+    __device__ __forceinline__ Movers movers(const Prefill &o, bool quantise) const {
+        const uint32_t half = (m.movers + 1) / 2, few = o.call.kind == 0 ? (kSenders + gridDim.x - 1) / gridDim.x : half;
+        const bool all = !o.does(EPW_PREFILL_RECEIVES), first = warp() < min(few, half);
+        const bool sends = all || first || (quantise && gridDim.x < kManyBlocks), can = o.does(EPW_PREFILL_SENDS);
         const uint32_t before = attending_blocks();
-        return {(blockIdx.x - before) * m.movers + warp(), (gridDim.x - before) * m.movers, sends};
+        return {(blockIdx.x - before) * m.movers + warp(), (gridDim.x - before) * m.movers, can && sends, can && (all || first)};
     }
     __device__ __forceinline__ bool tells() const { return warp() == teller() && blockIdx.x >= attending_blocks(); }
     __device__ __forceinline__ uint32_t teller() const { return m.movers; }
     __device__ __forceinline__ uint32_t registrar() const { return m.movers + 1; }
     __device__ __forceinline__ uint32_t attended_peer() const { return threadIdx.x - (m.movers + 2) * 32; }
-    __device__ __forceinline__ Tile tile() const { return {{memory, free, m.tile, m.head, m.piece}, loaded + warp()}; }
-    __device__ __forceinline__ uint32_t all_tiles() const { return m.count < 32 ? (1u << m.count) - 1 : ~0u; }
+    __device__ __forceinline__ Tile tile() const { return {memory + warp() * m.tile, m.head, loaded + 2 * warp()}; }
     __device__ __forceinline__ uint32_t *kept() const {
         return reinterpret_cast<uint32_t *>(memory + m.tiles + warp() * m.lines);
     }
@@ -140,13 +139,11 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     prefill_dispatch_kernel(const __grid_constant__ epw_prefill_dispatch_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
-    __shared__ uint64_t loaded[kRowMovers];
+    __shared__ uint64_t loaded[2 * kRowMovers];
     __shared__ Post posts[kRowMovers];
-    __shared__ uint32_t free;
-    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 0, quantises(a.in.payload), gridDim.x)};
+    const Roles roles = {memory, loaded, BlockMemory(a.call.lane.layout, 0, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
-    init_barriers(loaded, kRowMovers);
-    if (threadIdx.x == 0) free = roles.all_tiles();
+    init_barriers(loaded, 2 * kRowMovers);
     if (threadIdx.x < kRowMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
     if (!open<Queues>(o, a.call, roles.firsts())) {
@@ -163,7 +160,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     }
     if (roles.moves() && !a.call.gives_up) {
         Tile tile = roles.tile();
-        RowMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
+        RowMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o, quantises(a.in.payload)));
     } else if (roles.tells() && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() == roles.registrar()) {
@@ -194,13 +191,11 @@ template <typename T, bool Queues>
 __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(const __grid_constant__ epw_prefill_combine_args a) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Prefill o;
-    __shared__ uint64_t loaded[kAnswerMovers];
+    __shared__ uint64_t loaded[2 * kAnswerMovers];
     __shared__ Post posts[kAnswerMovers];
-    __shared__ uint32_t free;
-    const Roles roles = {memory, loaded, &free, BlockMemory(a.call.lane.layout, 1, false, gridDim.x)};
+    const Roles roles = {memory, loaded, BlockMemory(a.call.lane.layout, 1, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
-    init_barriers(loaded, kAnswerMovers);
-    if (threadIdx.x == 0) free = roles.all_tiles();
+    init_barriers(loaded, 2 * kAnswerMovers);
     if (threadIdx.x < kAnswerMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
     if (!open<Queues>(o, a.call, roles.firsts())) {
@@ -211,7 +206,7 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     if (ordered && o.does(EPW_PREFILL_SENDS) && !a.call.gives_up) number_entries(a, o);
     if (roles.moves() && !a.call.gives_up) {
         Tile tile = roles.tile();
-        AnswerMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o));
+        AnswerMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o, false));
     } else if (roles.tells() && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
@@ -264,7 +259,7 @@ extern "C" int epw_prefill_gpu_prepare(bool queues) {
 extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
     using namespace epw;
     const epw_prefill_layout &l = args->call.lane.layout;
-    const BlockMemory m(l, 0, epw::quantises(args->in.payload), blocks);
+    const BlockMemory m(l, 0, blocks);
     const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
     const auto kernel = half     ? queues ? prefill_dispatch_kernel<F16, true> : prefill_dispatch_kernel<F16, false>
                             : queues ? prefill_dispatch_kernel<Bf16, true>
@@ -275,7 +270,7 @@ extern "C" int epw_prefill_gpu_run_dispatch(const epw_prefill_dispatch_args *arg
 extern "C" int epw_prefill_gpu_run_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
     using namespace epw;
     const epw_prefill_layout &l = args->call.lane.layout;
-    const BlockMemory m(l, 1, false, blocks);
+    const BlockMemory m(l, 1, blocks);
     const bool half = args->call.dtype == EPW_F16, queues = args->call.lane.queue_room > 0;
     const auto kernel = half     ? queues ? prefill_combine_kernel<F16, true> : prefill_combine_kernel<F16, false>
                             : queues ? prefill_combine_kernel<Bf16, true>

@@ -213,7 +213,7 @@ template <typename T, uint32_t Payload> struct TeamSender {
                     next.advance(between(), between() / kPerScale);
                     const uint4(&two)[2][kQuantised] = reinterpret_cast<const uint4(&)[2][kQuantised]>(held[k]);
                     quantise_shares<T, 2>(Payload, two, teams.thread() % kBlockThreads == 0, {left > 0, left > between()},
-                                                   {to, next});
+                                          {to, next});
                     fetch_share(left > int32_t(kShares) * between(), held[k]);
                     fetch_share(left > int32_t(kShares + 1) * between(), held[k + 1]);
                     to.advance(2 * between(), 2 * between() / kPerScale);

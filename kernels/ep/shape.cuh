@@ -123,7 +123,9 @@ struct Combine : epw_combine_args {
         const uint32_t each = tokens / blocks;
         many = own_stays && lane.layout.ranks > 1 && lane.layout.ranks <= kAnswerersOfMany && tiles.count > kStoresOfMany &&
                row_size <= kPiecesOfMany * kPieceBytes && each >= (blocks > 32 ? 24 : 48);
-        if (answers_with() == Answers::sums) many = tokens > blocks && row_size >= kStretch;
+        if (answers_with() == Answers::sums) {
+            many = tokens > blocks && row_size >= kStretch && table_size + sizeof(SumsMemory) <= kAnswerMemory;
+        }
         share_shift = each >= 128 ? 0 : 2;
     }
 
@@ -138,7 +140,7 @@ struct Combine : epw_combine_args {
     }
     // Bytes of shared memory: the table, and tiles for answers that are copied unchanged.
     size_t shared_size() const {
-        if (answers_with() == Answers::sums) return table_size + (many ? sizeof(ManyRows) : 0);
+        if (answers_with() == Answers::sums) return table_size + (many ? sizeof(SumsMemory) : 0);
         return table_size + (halves & EPW_GPU_SEND ? size_t(tiles.bytes) * tiles.count : 0);
     }
 };

@@ -5,10 +5,10 @@
 #include "kernels/peer/rank_set.cuh"
 #include "kernels/numerics/number.cuh"
 #include "kernels/ep/tile.cuh"
+#include "kernels/ptx/bulk.cuh"
 
 namespace epw {
 
-constexpr uint32_t kAhead = 4;  // parts in flight per thread
 constexpr uint32_t kChunks = 2; // 16-byte chunks that a thread holds of each part
 
 struct __align__(16) Part {
@@ -27,7 +27,7 @@ template <uint32_t Rows> struct RowsToSum {
     unsigned char *to[kRows];
 };
 using Batch = RowsToSum<kWarps>;
-using ManyRows = RowsToSum<4 * kWarps>; // where blocks have several rows each
+using ManyRows = RowsToSum<2 * kWarps>; // where blocks have several rows each
 
 __device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
     static_assert((EPW_MAX_TOPK & (EPW_MAX_TOPK - 1)) == 0);
@@ -81,6 +81,7 @@ __device__ __forceinline__ void add_part(float (&total)[Chunks][8], const uint4 
 template <typename T, bool Weighted>
 __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
     constexpr uint32_t kStep = kThreads * 16; // from a thread's chunk to its next
+    constexpr uint32_t kAhead = 4;            // parts in flight per thread
     Glance known;
     for (uint32_t column = threadIdx.x * 16; threadIdx.x < kThreads && column < row_bytes; column += kChunks * kStep) {
         uint32_t fetched = 0, added = 0; // indices of parts
@@ -123,64 +124,67 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
 
 // The same sums, for rows of at least kStretch bytes: each warp has the same stretch of every row, or of every other one if there
 // are more warps than stretches in a row. So there are fewer instructions to a byte, and these are what limits few SMs. The last
-// stretch ends with the row, and may repeat bytes of the one before it.
+// stretch ends with the row, and may repeat bytes of the one before it. Parts come by a thread's own copies, which, unlike loads,
+// can be awaited one by one.
 constexpr uint32_t kWide = 4, kStretch = kWide * 32 * 16; // 16-byte chunks that a thread holds of each part; bytes
+constexpr uint32_t kDeep = 3;                             // parts of a warp on their way
+struct SumsMemory {
+    ManyRows rows;
+    unsigned char parts[kWarps][kDeep][kStretch];
+};
 template <typename T, bool Weighted>
-__device__ __noinline__ void accumulate(const ManyRows &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
-    constexpr uint32_t kDeep = 3; // parts in flight per thread
-    struct Held {
-        uint4 chunk[kWide];
-        float weight;
-        uint32_t last;
-    };
-    const uint32_t stretches = (row_bytes + kStretch - 1) / kStretch;
-    uint32_t stretch = threadIdx.x / 32, group = 0, groups = 1;
+__device__ __noinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
+    const uint32_t stretches = (row_bytes + kStretch - 1) / kStretch, warp = threadIdx.x / 32;
+    uint32_t stretch = warp, group = 0, groups = 1;
     for (; stretch >= stretches && stretches * groups < kWarps; stretch -= stretches) group++;
     while ((groups + 1) * stretches <= kWarps) groups++;
-    if (threadIdx.x >= kThreads || group >= groups) return;
+    if (threadIdx.x >= kThreads || group >= groups || group >= rows) return;
+    unsigned char *const own = reinterpret_cast<SumsMemory &>(batch).parts[warp][0] + threadIdx.x % 32 * 16;
     Glance known;
 #pragma unroll 1
     for (; stretch < stretches; stretch += kWarps) {
         const uint32_t begin = min(stretch * kStretch, row_bytes - kStretch) + threadIdx.x % 32 * 16;
-        uint32_t row = group, next = group * EPW_MAX_TOPK; // of the part that is loaded next; its index
-        Held held[kDeep];
-        auto fetch = [&](Held &h) {
-            const uint4 part = reinterpret_cast<const uint4 *>(batch.parts)[next];
-            if (settled) known.await(*settled, part.w >> 16);
-            const unsigned char *from = reinterpret_cast<const unsigned char *>(uint64_t(part.y) << 32 | part.x) + begin;
-            h.weight = __uint_as_float(part.z);
-            h.last = part.w & 0xffff;
+        uint32_t row = group, next = group * EPW_MAX_TOPK; // of the part that is copied next; its index
+        const auto fetch = [&](uint32_t place) {
+            if (row < rows) {
+                const uint4 part = reinterpret_cast<const uint4 *>(batch.parts)[next];
+                if (settled) known.await(*settled, part.w >> 16);
+                const unsigned char *from = reinterpret_cast<const unsigned char *>(uint64_t(part.y) << 32 | part.x) + begin;
 #pragma unroll
-            for (uint32_t k = 0; k < kWide; k++) h.chunk[k] = ptx::load_relaxed_gpu_once(from + k * 512);
-            // After the last row its last part is loaded again, in vain.
-            const bool ends = h.last != 0, more = !ends || row + groups < rows;
-            if (ends) row += groups;
-            if (more) next = ends ? row * EPW_MAX_TOPK : next + 1;
-        };
-        uint32_t added = group; // the row that is added
-        if (added >= rows) return;
-#pragma unroll
-        for (Held &h : held) fetch(h);
-        float total[kWide][8] = {};
-        while (true) {
-#pragma unroll
-            for (Held &h : held) {
-                const uint32_t last = h.last;
-                add_part<T, Weighted>(total, h.chunk, h.weight);
-                fetch(h); // arrives while the sum continues
-                if (!last) continue;
-                unsigned char *to = batch.to[added] + begin;
-#pragma unroll
-                for (uint32_t k = 0; k < kWide; k++) {
-                    const uint4 sum = pack_eight<T>(total[k]);
-                    ptx::store(to + k * 512, last == kNoParts ? uint4{} : sum);
-#pragma unroll
-                    for (float &channel : total[k]) channel = 0.0f;
-                }
-                added += groups;
-                if (added >= rows) break;
+                for (uint32_t k = 0; k < kWide; k++) ptx::copy_16(own + place * kStretch + k * 512, from + k * 512, true);
+                const bool ends = (part.w & 0xffff) != 0;
+                if (ends) row += groups;
+                next = ends ? row * EPW_MAX_TOPK : next + 1;
             }
-            if (added >= rows) break;
+            ptx::copies_commit();
+        };
+#pragma unroll 1
+        for (uint32_t place = 0; place < kDeep; place++) fetch(place);
+        float total[kWide][8] = {};
+        uint32_t added = group, part = group * EPW_MAX_TOPK, place = 0; // the row that is added, and its part
+#pragma unroll 1
+        while (added < rows) {
+            const Part &now = batch.parts[part];
+            const uint32_t last = now.last;
+            ptx::copies_wait<kDeep - 1>();
+            uint4 chunk[kWide];
+#pragma unroll
+            for (uint32_t k = 0; k < kWide; k++) chunk[k] = *reinterpret_cast<const uint4 *>(own + place * kStretch + k * 512);
+            fetch(place); // arrives while the sum continues
+            place = place + 1 < kDeep ? place + 1 : 0;
+            add_part<T, Weighted>(total, chunk, now.weight);
+            part++;
+            if (!last) continue;
+            unsigned char *to = batch.to[added] + begin;
+#pragma unroll
+            for (uint32_t k = 0; k < kWide; k++) {
+                const uint4 sum = pack_eight<T>(total[k]);
+                ptx::store(to + k * 512, last == kNoParts ? uint4{} : sum);
+#pragma unroll
+                for (float &channel : total[k]) channel = 0.0f;
+            }
+            added += groups;
+            part = added * EPW_MAX_TOPK;
         }
     }
 }

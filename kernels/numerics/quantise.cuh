@@ -41,8 +41,8 @@ struct ShareAt {
 // interleaved, because each waits long for the one before it. `first`: the thread writes its blocks' scales. Called by whole
 // warps, with neighbouring shares: kBlockThreads neighbours share a block.
 template <typename T, uint32_t Count>
-__device__ __forceinline__ void quantise_shares(uint32_t payload, const uint4 (&x)[Count][kQuantised], bool first, const bool (&inside)[Count],
-                                                const ShareAt (&to)[Count]) {
+__device__ __forceinline__ void quantise_shares(uint32_t payload, const uint4 (&x)[Count][kQuantised], bool first,
+                                                const bool (&inside)[Count], const ShareAt (&to)[Count]) {
     uint32_t largest[Count];
 #pragma unroll
     for (uint32_t i = 0; i < Count; i++) {

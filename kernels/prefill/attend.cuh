@@ -58,9 +58,10 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         discards |= call.gives_up;
         end = rings.written;
         if (opens || ends || sends) end = out_first + 1 + (sends ? rows : ends ? 1 : 0);
-        if (has(o.opened, peer)) {
+        if (has(o.opened, peer)) { // and movers may send, see Numbering
             opens = false;
             begun = true;
+            allowed = sends;
         }
         free = out_first > slots() ? out_first - slots() : 0; // else the messages behind them would not have been written
         come = in_first + (passed ? 1 : 0);

@@ -111,7 +111,7 @@ struct Feed {
         epw::add<T, Weighted>(totals, chunks, weight);
     }
 };
-static_assert((Feed::kAhead + 1) * kUnit <= kAnswerPiece, "a unit more is that of the inner sum");
+static_assert((Feed::kAhead + 1) * kUnit <= 2 * kHalf, "one more unit is that of the inner sum");
 
 template <typename T, bool Weighted>
 __device__ __forceinline__ void add_outer(Feed &feed, const Addends &sum, Totals &totals, const unsigned char *inner) {
@@ -122,11 +122,12 @@ __device__ __forceinline__ void add_outer(Feed &feed, const Addends &sum, Totals
     }
 }
 
-// Sums rows of `bytes` in order, from +0, through a tile's piece. Never fused. Called by the whole warp, which sees the addends.
+// Sums rows of `bytes` in order, from +0, through the halves of a tile. Never fused. Called by the whole warp, which sees the
+// addends.
 template <typename T>
-__device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint32_t bytes, unsigned char *piece) {
-    Feed feed(sum.rows, sum.inner + sum.outer, bytes, piece);
-    unsigned char *inner = piece + Feed::kAhead * kUnit + threadIdx.x % 32 * 16; // the lane's first chunk of the inner sum
+__device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint32_t bytes, unsigned char *halves) {
+    Feed feed(sum.rows, sum.inner + sum.outer, bytes, halves);
+    unsigned char *inner = halves + Feed::kAhead * kUnit + threadIdx.x % 32 * 16; // the lane's first chunk of the inner sum
     Totals totals = {};
     Chunks chunks;
 #pragma unroll 1
@@ -203,56 +204,63 @@ template <typename T, bool Queues> struct AnswerMover {
     // ---- answers ----
 
     __device__ __forceinline__ void copy(unsigned char *to, const unsigned char *from) {
-        tile.get();
-#pragma unroll 1
-        for (uint32_t at = 0; at < row_bytes; at += kAnswerPiece) {
-            const uint32_t bytes = min(kAnswerPiece, row_bytes - at);
-            if (at > 0) tile.reuse();
-            tile.load(from + at, bytes);
-            tile.await();
-            if (laneid != 0) continue;
-            ptx::bulk_store(to + at, tile.piece, bytes);
-            ptx::bulk_commit();
-        }
-        tile.give_back();
+        const auto bytes = [&](uint32_t i) { return min(kPiece, row_bytes - i * kPiece); };
+        tile.stream((row_bytes + kPiece - 1) / kPiece,
+                    [&](uint32_t i, uint32_t half) { tile.load(half, from + i * kPiece, bytes(i)); },
+                    [&](uint32_t i, const unsigned char *half) {
+                        if (laneid != 0) return;
+                        ptx::bulk_store(to + i * kPiece, half, bytes(i));
+                        ptx::bulk_commit();
+                    });
     }
     __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
-        add_rows<T>(to, sum, row_bytes, tile.piece);
+        add_rows<T>(to, sum, row_bytes, tile.halves);
     }
     __device__ __forceinline__ Addend *addends() const { return reinterpret_cast<Addend *>(tile.head); }
 
     __device__ __forceinline__ void answer(uint32_t peer, uint32_t number, uint32_t answers) {
         const uint64_t message = o.out_first[peer] + 1 + number;
         ptx::fence_global_before_bulk(); // the slots were granted to this warp by generic loads
+        Given next = given(peer, number);
 #pragma unroll 1
-        for (uint32_t k = 0; k < answers; k++) write_answer(peer, number + k, slot_there(o, peer, message + k));
+        for (uint32_t k = 0; k < answers; k++) {
+            const Given now = next;
+            if (k + 1 < answers) next = given(peer, number + k + 1); // is loaded meanwhile
+            write_answer(now, slot_there(o, peer, message + k));
+        }
         ptx::bulk_wait_all();
         __syncwarp();
         post_written<Queues>(o, posts, laneid < answers, peer, message + laneid);
         if (laneid == 0) count_moved(o.state->peers[peer].send, answers);
     }
 
-    // Answer number `number` to the peer. Ordered: to one entry of a row; else to a whole row.
-    __device__ __forceinline__ void write_answer(uint32_t peer, uint32_t number, unsigned char *slot) {
-        unsigned char *to = slot + l.answer_head;
+    // What answer number `number` to the peer is made of. Ordered: one entry of a row, in `column`; else a whole row.
+    struct Given {
+        Made made;
+        uint32_t column;
+    };
+    __device__ __forceinline__ Given given(uint32_t peer, uint32_t number) const {
         uint32_t row = number, column = 0;
         if (ordered) {
             const uint32_t entry = r.entries[size_t(peer) * a.call.lane.max_tokens * l.topk + number];
             row = entry / l.topk;
             column = entry % l.topk;
         }
-        const Made m = made(peer, row);
+        return {made(peer, row), column};
+    }
+    __device__ __forceinline__ void write_answer(const Given &given, unsigned char *slot) {
+        unsigned char *to = slot + l.answer_head;
+        const Made &m = given.made;
         uint32_t mask = __ballot_sync(0xffffffffu, m.goes());
-        const uint32_t place = __shfl_sync(0xffffffffu, m.place, ordered ? column : mask ? __ffs(mask) - 1 : 0);
-        if (ordered) mask &= 1u << column;
+        const uint32_t place = __shfl_sync(0xffffffffu, m.place, ordered ? given.column : mask ? __ffs(mask) - 1 : 0);
+        if (ordered) mask &= 1u << given.column;
         if (laneid == 0) ptx::store(slot, {mask, a.call.hash, EPW_MESSAGE_ROW, o.op});
         if (laneid < l.topk) reinterpret_cast<float *>(slot + sizeof(epw_row_head))[laneid] = m.value;
         if (mask != 0 && experts && !ordered) {
-            tile.get();
+            tile.reuse();
             const uint32_t count = put_made(m, addends());
             __syncwarp();
             sum_up(to, {addends(), 0, count, ~0u, true});
-            tile.give_back();
         } else if (mask != 0) {
             copy(to, made_at(place));
         }
@@ -354,7 +362,7 @@ template <typename T, bool Queues> struct AnswerMover {
             at = 0;
             for (uint32_t some = adders; some != 0; some &= some - 1) at += __shfl_sync(all, e.rank, __ffs(some) - 1) < e.rank;
         }
-        tile.get();
+        tile.reuse();
         Addends of_token = {addends(), 0, uint32_t(__popc(adders & ~inner_lane)), ~0u, ordered};
         if (inner_lane != 0) {
             of_token.inner = put_made(m, of_token.rows);
@@ -375,7 +383,6 @@ template <typename T, bool Queues> struct AnswerMover {
         }
         __syncwarp();
         sum_up(static_cast<unsigned char *>(a.out.out) + size_t(t) * row_bytes, of_token);
-        tile.give_back();
         __syncwarp();
         const bool reads = e.leads && here && !own;
         post_read<Queues>(o, posts, reads, e.rank, message);
@@ -420,7 +427,7 @@ template <typename T, bool Queues> struct AnswerMover {
                 holds = false;
                 continue;
             }
-            const Ticket ticket = sends ? lines.pick(find, wait) : Ticket{0, 0, 0};
+            const Ticket ticket = sends ? lines.pick(find, wait, [](uint32_t) { return true; }) : Ticket{0, 0, 0};
             if (ticket.rows > 0) {
                 answer(ticket.line, ticket.row, ticket.rows);
                 continue;

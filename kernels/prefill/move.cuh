@@ -66,7 +66,8 @@ template <typename T, bool Queues> struct RowMover {
     // Movers that send may also move rows to this rank's own places, see claim_own(). With many blocks rows of 8-bit values are
     // not to wait for anything before they are on the wire.
     const bool shares_own;
-    bool sends_own = false; // this one does: places are known
+    bool sends_own = false;     // this one does: places are known
+    bool tile_streamed = false; // stores may be reading the second half of the tile
 
     __device__ __forceinline__ RowMover(const epw_prefill_dispatch_args &a, Prefill &o, Tile &tile, Post &posts)
         : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), shift(shift_of(l.topk)),
@@ -82,34 +83,43 @@ template <typename T, bool Queues> struct RowMover {
 
     // Bytes of the payload, at most, and from byte `at` on.
     __device__ __forceinline__ uint32_t piece() const {
-        if (!quantises(a.in.payload)) return kRowPiece;
-        return a.format.payload_bytes <= kQuantisedRow ? kQuantisedRow : kQuantisedPiece;
+        return quantises(a.in.payload) && a.format.payload_bytes > kPiece ? kQuantisedPiece : kPiece;
     }
     __device__ __forceinline__ uint32_t piece_at(uint32_t at) const { return min(piece(), a.format.payload_bytes - at); }
-    __device__ __forceinline__ uint32_t scales_in(uint32_t bytes) const {
-        return quantises(a.in.payload) ? bytes / EPW_FP8_BLOCK : 0;
+    __device__ __forceinline__ const unsigned char *row_of(uint32_t t) const {
+        return static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride;
     }
 
-    __device__ __forceinline__ const unsigned char *piece_of(uint32_t t, uint32_t at) const {
-        return static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride + uint64_t(at) * (quantises(a.in.payload) ? 2 : 1);
+    // A piece of a row of the handful.
+    struct Piece {
+        uint32_t rows; // the first lanes of this row and those behind it
+        uint32_t at;   // first byte
+    };
+    __device__ __forceinline__ void advance(Piece &p) const {
+        p.at += piece();
+        if (p.at < a.format.payload_bytes) return;
+        p.at = 0;
+        p.rows &= p.rows - 1;
     }
-    // Begins to fill the tile with a piece of a token.
-    __device__ __forceinline__ void load(uint32_t t, uint32_t at) const {
-        if (at > 0) tile.reuse();
-        if (!quantises(a.in.payload)) tile.load(piece_of(t, at), piece_at(at));
-    }
-    // The piece is in the tile afterwards as it travels.
-    __device__ __forceinline__ void finish(uint32_t t, uint32_t at) {
-        if (!quantises(a.in.payload)) {
-            tile.await();
-            return;
-        }
-        const uint32_t bytes = piece_at(at);
-        quantise<T>(piece_of(t, at), tile.piece, tile.scales, tile.staged, bytes, a.in.payload);
-        // So that a peer does not see what was there before.
-        const uint32_t made = scales_in(bytes) * a.format.scale_bytes;
-        if (made + laneid < whole_units(made)) tile.scales[made + laneid] = 0;
-        tile.wrote();
+    __device__ __forceinline__ uint32_t number_of(const Piece &p) const { return (__ffs(p.rows) - 1) >> shift; }
+    // Passes rows that are not quantised through the tile, those whose first lanes are given. from(k): where row k of the handful
+    // lies; `behind`: bytes that are loaded with its last piece; store(k, at, half): stores a piece that lies in a half.
+    template <typename From, typename Store>
+    __device__ __forceinline__ void stream(uint32_t rows, uint32_t behind, const From &from, const Store &store) {
+        const uint32_t pieces = (a.format.payload_bytes + piece() - 1) / piece();
+        Piece loads = {rows, 0}, stores = {rows, 0};
+        tile.stream(
+            __popc(rows) * pieces,
+            [&](uint32_t, uint32_t half) {
+                const uint32_t bytes = piece_at(loads.at);
+                const bool last = loads.at + bytes == a.format.payload_bytes;
+                tile.load(half, from(number_of(loads)) + loads.at, bytes + (last ? behind : 0));
+                advance(loads);
+            },
+            [&](uint32_t, const unsigned char *half) {
+                store(number_of(stores), stores.at, half);
+                advance(stores);
+            });
     }
 
     // ---- to peers ----
@@ -183,36 +193,68 @@ template <typename T, bool Queues> struct RowMover {
             to[i] = i < bytes ? from.at[i / each * from.stride + i % each] : 0;
     }
 
-    // Passes row k of the handful, of token t, through a tile to its places here, if it has some, and to a slot, if there is one.
-    __device__ __forceinline__ void pass(uint32_t t, uint32_t k, const Leaving &e, const Places &own, unsigned char *slot) {
-        unsigned char *payload = slot + l.header_bytes;
-        tile.get();
+    // Stores a piece, with the first one the header, to a slot.
+    __device__ __forceinline__ void send_piece(unsigned char *slot, uint32_t at, const unsigned char *from) const {
+        if (laneid != 0) return;
+        if (at == 0) ptx::bulk_store(slot, tile.head, uint32_t(l.header_bytes));
+        ptx::bulk_store(slot + l.header_bytes + at, from, piece_at(at));
+        ptx::bulk_commit();
+    }
+    // Quantises token t, row k of the handful, and stores it to its places here, if it has some, and to a slot, if there is one.
+    __device__ __forceinline__ void quantise(uint32_t t, uint32_t k, const Leaving &e, const Places &own, unsigned char *slot) {
+        if (tile_streamed) tile.reuse();
+        tile_streamed = false; // from here on stores read the first half only
 #pragma unroll 1
         for (uint32_t at = 0; at < a.format.payload_bytes; at += piece()) {
-            const uint32_t bytes = piece_at(at), scales = scales_in(bytes) * a.format.scale_bytes;
-            load(t, at);
+            const uint32_t bytes = piece_at(at), count = bytes / EPW_FP8_BLOCK, scales = count * a.format.scale_bytes;
+            unsigned char *made = tile.half(0), *made_scales = made + kPiece;
+            Quantiser<T> quantiser(row_of(t) + 2 * uint64_t(at), bytes, tile.half(1));
+            tile.reuse();
             if (at == 0 && slot != nullptr) put_header(t, k, e);
-            finish(t, at);
+            quantiser.run(made, made_scales, a.in.payload);
+            // So that a peer does not see what was there before.
+            if (scales + laneid < whole_units(scales)) made_scales[scales + laneid] = 0;
             tile.wrote();
-            put_own(own, k, at);
-            if (laneid != 0 || slot == nullptr) continue;
-            if (at == 0) ptx::bulk_store(slot, tile.head, uint32_t(l.header_bytes));
-            ptx::bulk_store(payload + at, tile.piece, bytes);
-            if (scales > 0) {
-                const uint32_t before = at / EPW_FP8_BLOCK * a.format.scale_bytes;
-                ptx::bulk_store(payload + a.format.payload_bytes + before, tile.scales, whole_units(scales));
-            }
+            spread(own, k, at, made);
+            put_scales(own, k, {made_scales, a.format.scale_bytes}, at / EPW_FP8_BLOCK, count);
+            if (slot == nullptr) continue;
+            send_piece(slot, at, made);
+            if (laneid != 0) continue;
+            unsigned char *to = slot + l.header_bytes + a.format.payload_bytes + at / EPW_FP8_BLOCK * a.format.scale_bytes;
+            ptx::bulk_store(to, made_scales, whole_units(scales));
             ptx::bulk_commit();
         }
-        tile.give_back();
-        if (quantises(a.in.payload) || a.format.scale_count == 0) return;
-        if (slot != nullptr) send_given_scales(t, payload + a.format.payload_bytes);
+    }
+    // The caller's scales of rows that are not quantised.
+    __device__ __forceinline__ void pass_scales(uint32_t t, uint32_t k, const Places &own, unsigned char *slot) {
+        if (a.format.scale_count == 0) return;
+        if (slot != nullptr) send_given_scales(t, slot + l.header_bytes + a.format.payload_bytes);
         put_scales(own, k, given_scales(t), 0, a.format.scale_count);
     }
-    // The finished piece, to places of this rank.
-    __device__ __forceinline__ void put_own(const Places &places, uint32_t k, uint32_t at) {
-        spread(places, k, at, piece_at(at));
-        put_scales(places, k, {tile.scales, a.format.scale_bytes}, at / EPW_FP8_BLOCK, scales_in(piece_at(at)));
+    // Passes the handful's rows on whose first lanes are given, of the lanes' tokens, to their places here and to slot(k).
+    template <typename Slot>
+    __device__ __forceinline__ void pass(uint32_t rows, uint32_t token, const Leaving &e, const Places &own, const Slot &slot) {
+        const auto token_of = [&](uint32_t k) { return __shfl_sync(0xffffffffu, token, first_lane(k)); };
+        if (quantises(a.in.payload)) {
+            for (; rows != 0; rows &= rows - 1) {
+                const uint32_t k = (__ffs(rows) - 1) >> shift;
+                quantise(token_of(k), k, e, own, slot(k));
+            }
+            return;
+        }
+        tile_streamed = true;
+        stream(
+            rows, 0, [&](uint32_t k) { return row_of(token_of(k)); },
+            [&](uint32_t k, uint32_t at, const unsigned char *half) {
+                unsigned char *to = slot(k);
+                if (to != nullptr && at == 0) {
+                    put_header(token_of(k), k, e);
+                    tile.wrote();
+                }
+                spread(own, k, at, half);
+                if (to != nullptr) send_piece(to, at, half);
+                if (at + piece_at(at) == a.format.payload_bytes) pass_scales(token_of(k), k, own, to);
+            });
     }
 
     __device__ __forceinline__ void send(uint32_t peer, uint32_t row, uint32_t rows) {
@@ -226,11 +268,8 @@ template <typename T, bool Queues> struct RowMover {
             const Leaving e = leaving(token, of < some && j < l.topk);
             Places own = {EPW_PREFILL_ELSEWHERE, -1, 0.0f};
             if (sends_own) own = claim_own(peer, token, e);
-#pragma unroll 1
-            for (uint32_t k = 0; k < some; k++) {
-                const uint32_t t = __shfl_sync(0xffffffffu, token, first_lane(k));
-                pass(t, k, e, own, slot_there(o, peer, number + first + k));
-            }
+            const uint32_t all = __ballot_sync(0xffffffffu, of < some && j == 0);
+            pass(all, token, e, own, [&](uint32_t k) { return slot_there(o, peer, number + first + k); });
         }
         ptx::bulk_wait_all();
         __syncwarp();
@@ -312,11 +351,11 @@ template <typename T, bool Queues> struct RowMover {
         }
     }
 
-    // Stores the piece in the tile to all places of row k of the handful.
-    __device__ __forceinline__ void spread(const Places &places, uint32_t k, uint32_t at, uint32_t bytes) {
+    // Stores a piece to all places of row k of the handful.
+    __device__ __forceinline__ void spread(const Places &places, uint32_t k, uint32_t at, const unsigned char *from) {
         if (of != k || !places.goes() || a.out.rows == nullptr) return;
         auto *to = static_cast<unsigned char *>(a.out.rows) + uint64_t(places.place) * a.format.payload_bytes + at;
-        ptx::bulk_store(to, tile.piece, bytes);
+        ptx::bulk_store(to, from, piece_at(at));
         ptx::bulk_commit();
     }
 
@@ -375,18 +414,20 @@ template <typename T, bool Queues> struct RowMover {
         return e;
     }
 
-    // Moves a payload through the tile to the places of row k.
-    __device__ __forceinline__ void take_payload(const Places &places, uint32_t k, const unsigned char *payload) {
-        tile.get();
-#pragma unroll 1
-        for (uint32_t at = 0; at < a.format.payload_bytes; at += tile.pool.piece) {
-            const uint32_t bytes = min(tile.pool.piece, a.format.payload_bytes - at);
-            if (at > 0) tile.reuse();
-            tile.load(payload + at, bytes);
-            tile.await();
-            spread(places, k, at, bytes);
-        }
-        tile.give_back();
+    // Whether a row's scales, which follow it in its slot, pass through the tile with it.
+    __device__ __forceinline__ bool scales_pass() const {
+        const uint32_t scales = whole_units(a.format.scale_count * a.format.scale_bytes);
+        return piece_at(0) == a.format.payload_bytes && a.format.payload_bytes + scales <= kHalf;
+    }
+    template <typename Payload>
+    __device__ __forceinline__ void take_payloads(uint32_t rows, const Places &places, const Payload &payload) {
+        const uint32_t scales = scales_pass() ? whole_units(a.format.scale_count * a.format.scale_bytes) : 0;
+        tile_streamed = true;
+        stream(rows, scales, payload, [&](uint32_t k, uint32_t at, const unsigned char *half) {
+            spread(places, k, at, half);
+            if (scales == 0) return;
+            put_scales(places, k, {half + a.format.payload_bytes, a.format.scale_bytes}, 0, a.format.scale_count);
+        });
     }
 
     __device__ __forceinline__ void take(uint32_t source, uint32_t row, uint32_t rows) {
@@ -401,13 +442,13 @@ template <typename T, bool Queues> struct RowMover {
             __syncwarp();
             const Places places = place(source, own_row, e);
             put_indices(places, source, e, slot + sizeof(epw_row_head) + l.topk * (sizeof(epw_entry) + 4));
-#pragma unroll 1
-            for (uint32_t k = 0; k < some; k++) {
-                if (!__shfl_sync(0xffffffffu, e.good, first_lane(k))) continue;
-                const unsigned char *payload = slot_here<Queues>(o, source, number + first + k) + l.header_bytes;
-                if (a.out.rows != nullptr) take_payload(places, k, payload);
-                const ScalesAt scales = {payload + a.format.payload_bytes, a.format.scale_bytes};
-                put_scales(places, k, scales, 0, a.format.scale_count);
+            const uint32_t good = __ballot_sync(0xffffffffu, e.good && of < some && j == 0);
+            const auto payload = [&](uint32_t k) { return slot_here<Queues>(o, source, number + first + k) + l.header_bytes; };
+            if (a.out.rows != nullptr) take_payloads(good, places, payload);
+            if (a.out.rows != nullptr && scales_pass()) continue;
+            for (uint32_t left = good; left != 0; left &= left - 1) {
+                const uint32_t k = (__ffs(left) - 1) >> shift;
+                put_scales(places, k, {payload(k) + a.format.payload_bytes, a.format.scale_bytes}, 0, a.format.scale_count);
             }
         }
         __syncwarp(); // all lanes have read the slots
@@ -431,27 +472,21 @@ template <typename T, bool Queues> struct RowMover {
             const uint32_t token = has ? r.sent_tokens[begin + number] : 0;
             const Leaving e = leaving(token, has && j < l.topk);
             const Places places = place_own(number, own_entry(token, e, has));
-#pragma unroll 1
-            for (uint32_t k = 0; k < some; k++) {
-                if (!__shfl_sync(0xffffffffu, has, first_lane(k))) continue;
-                pass(__shfl_sync(0xffffffffu, token, first_lane(k)), k, e, places, nullptr);
-            }
+            const uint32_t rows_here = __ballot_sync(0xffffffffu, has && j == 0);
+            pass(rows_here, token, e, places, [](uint32_t) -> unsigned char * { return nullptr; });
         }
     }
+
     // ---- all of it ----
 
-    // Lines: those to each peer, then those from each. A mover that sends does so first, and then takes as the others do.
+    // Lines: those to each peer, then those from each.
     __device__ __forceinline__ void run(uint32_t *kept, const Movers &movers) {
         epw_prefill_gpu_peer *peers = o.state->peers;
         const uint32_t own = o.ranks + o.rank;
         Lines lines = {o, kept, 2 * o.ranks, batch_of(l, a.in.tokens, movers.count), movers.count, own};
-        bool sending = movers.sends, cleared = !o.does(EPW_PREFILL_RECEIVES);
-        const auto begin = [&] {
-            lines.begin(sending ? o.rank + 1 + movers.number : own + 1 + movers.number, [&](uint32_t line) {
-                return sending ? line < o.ranks && line != o.rank : line >= o.ranks && o.does(EPW_PREFILL_RECEIVES);
-            });
-        };
-        begin();
+        const bool receives = o.does(EPW_PREFILL_RECEIVES);
+        lines.begin((movers.sends_first ? o.rank : own) + 1 + movers.number,
+                    [&](uint32_t line) { return line < o.ranks ? movers.sends && line != o.rank : receives; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & {
             return line < o.ranks ? peers[line].send : peers[line - o.ranks].take;
         };
@@ -460,34 +495,32 @@ template <typename T, bool Queues> struct RowMover {
             if (line == own) return {nullptr, 0};
             return arrival_of(o, line - o.ranks, o.in_first[line - o.ranks] + 1 + row);
         };
+        const auto prefers = [&](uint32_t line) { return (line < o.ranks) == movers.sends_first; };
+        bool cleared = !receives;
 #pragma unroll 1
         for (;;) { // ends when no line has any more rows: attendants' waits are bounded
-            const bool asks = sending && !sends_own && shares_own;
+            const bool asks = movers.sends && !sends_own && shares_own;
             const uint32_t placed = asks ? ptx::load_relaxed_gpu(&o.state->placed) : 0; // comes while a row is looked for
-            if (!sending && !cleared && ptx::load_acquire_gpu(&o.state->placed)) {
-                clear_rest(a, o, movers.number, movers.count);
-                cleared = true;
-            }
-            __syncwarp();
-            const Ticket ticket = lines.pick(find, wait);
+            const Ticket ticket = lines.pick(find, wait, prefers);
             if (asks && __shfl_sync(0xffffffffu, placed, 0)) {
                 sends_own = __shfl_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed), 0) != 0;
             }
-            if (ticket.rows == 0) {
-                const bool ended = lines.have_ended();
-                if (ended && !sending && __all_sync(0xffffffffu, cleared)) break;
-                if (ended && sending) {
-                    sending = false;
-                    begin();
+            if (ticket.rows > 0) {
+                if (ticket.line < o.ranks) {
+                    send(ticket.line, ticket.row, ticket.rows);
+                } else if (ticket.line == own) {
+                    take_own(ticket.row, ticket.rows);
                 } else {
-                    pause();
+                    take(ticket.line - o.ranks, ticket.row, ticket.rows);
                 }
-            } else if (ticket.line < o.ranks) {
-                send(ticket.line, ticket.row, ticket.rows);
-            } else if (ticket.line == own) {
-                take_own(ticket.row, ticket.rows);
+            } else if (!cleared && __any_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed))) {
+                __syncwarp();
+                clear_rest(a, o, movers.number, movers.count);
+                cleared = true;
+            } else if (cleared && lines.have_ended()) {
+                break;
             } else {
-                take(ticket.line - o.ranks, ticket.row, ticket.rows);
+                pause();
             }
         }
         ptx::bulk_wait_all();

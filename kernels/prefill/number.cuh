@@ -2,7 +2,8 @@
 //
 // A warp of each block takes a stretch of tokens. It counts them; all blocks meet; then the numbers at which each stretch begins
 // are known, and the warps go over their tokens again. 32 entries are handled at a time, those of whole tokens. Then the first
-// block also knows what its openings say, and writes them at once, where the peer has a slot for them; else attendants do later.
+// block also knows what its openings say, and writes them at once, where the peer has a slot for them; else attendants do later,
+// who also open the lines to those peers.
 #pragma once
 
 #include "kernels/prefill/operation.cuh"
@@ -170,7 +171,12 @@ struct Numbering {
         }
         __syncthreads();
         if (blockIdx.x != 0) return;
-        if (peer != kNone && has(o.opened, peer)) tell_opening<false>(o, peer, first[peer + 1] - first[peer], true);
+        if (peer != kNone && has(o.opened, peer)) {
+            const uint32_t rows = first[peer + 1] - first[peer];
+            tell_opening<false>(o, peer, rows, true);
+            if (rows > 0 && o.does(EPW_PREFILL_SENDS))
+                open_line(o.state->peers[peer].send, rows); // movers wait for the numbering
+        }
         for (uint32_t i = threadIdx.x; i <= o.ranks; i += blockDim.x) {
             r.sent_first[i] = first[i];
             if (i < o.ranks) r.announced[i] = r.received[i] = 0;

@@ -24,8 +24,8 @@
 namespace epw {
 
 // The most movers of a block, and the warps beside them: the teller, the registrar and a warp of attendants. Where more warps
-// have attendants, movers are fewer.
-constexpr uint32_t kRowMovers = 16, kAnswerMovers = 14, kLeastMovers = 8; // of a dispatch, of a combine
+// have attendants, movers are fewer. As many tiles fill an SM's memory; a combine's movers have 128 registers if there are 13.
+constexpr uint32_t kRowMovers = 14, kAnswerMovers = 13, kLeastMovers = 8; // of a dispatch, of a combine
 constexpr uint32_t kEnoughMovers = 1536; // of all blocks: more of them only look at the same words
 constexpr uint32_t kMeeting = 1;         // a barrier's number
 constexpr uint32_t kSenders = 512;       // movers of all blocks that send rows of a dispatch at the same time
@@ -331,7 +331,8 @@ __device__ __forceinline__ uint32_t lanes_of_token(uint32_t shift) {
 // This mover among those of all blocks.
 struct Movers {
     uint32_t number, count;
-    bool sends; // this one
+    bool sends;       // this one does,
+    bool sends_first; // and prefers that to what else it does
 };
 
 // Rows of one line that a mover moves one behind the other.
@@ -356,7 +357,7 @@ struct Lines {
     uint32_t count;
     uint32_t batch;  // the most rows of a ticket
     uint32_t movers; // that share the rows: when few are left, each takes fewer, so that all end at the same time
-    uint32_t last;   // a line whose rows are moved only if no others can be; kNone: none
+    uint32_t last;   // a line of which tickets are taken only if no other has any; kNone: none
     uint32_t start = 0;
 
     // Lines that `used` does not name have no rows.
@@ -366,6 +367,7 @@ struct Lines {
         __syncwarp();
     }
     static __device__ __forceinline__ uint32_t ticket_of(uint32_t row, uint32_t rows) { return row * 8 + rows; }
+    static __device__ __forceinline__ bool holds(uint32_t ticket) { return ticket < kEnded && ticket % 8 != 0; }
     // Takes a ticket if none is held. Returns whether its first row can be moved; `opened`: as the line has it.
     template <typename Wait>
     __device__ __forceinline__ bool look(uint32_t number, uint32_t &ticket, uint32_t &opened, epw_prefill_line &line,
@@ -388,35 +390,42 @@ struct Lines {
     }
 
     // The next rows that can be moved. `find` gives the line of a number, `wait` the flag for which a row of it waits. What the
-    // flags say is acquired. Called by the whole warp.
-    template <typename Find, typename Wait> __device__ __forceinline__ Ticket pick(const Find &find, const Wait &wait) {
+    // flags say is acquired. First come lines that the mover `prefers`, and tickets that it holds, then other lines, at last
+    // `last`: no ticket is taken of a line while others come first. Called by the whole warp.
+    template <typename Find, typename Wait, typename Prefers>
+    __device__ __forceinline__ Ticket pick(const Find &find, const Wait &wait, const Prefers &prefers) {
         const uint32_t all = 0xffffffffu, laneid = threadIdx.x % 32;
+        bool left = true; // there are lines that have not been looked at
 #pragma unroll 1
-        for (uint32_t base = 0; base < count; base += 32) {
-            const uint32_t i = base + laneid;
-            const uint32_t number = start + i < count ? start + i : start + i - count;
-            uint32_t ticket = kEnded, opened = 0;
-            bool ready = false;
-            if (i < count && kept[number] != kEnded) {
-                ticket = kept[number];
-                ready = look(number, ticket, opened, find(number), wait);
-                kept[number] = ticket;
+        for (uint32_t turn = 0; left; turn++) {
+            left = false;
+#pragma unroll 1
+            for (uint32_t base = 0; base < count; base += 32) {
+                const uint32_t i = base + laneid;
+                const uint32_t number = start + i < count ? start + i : start + i - count;
+                uint32_t ticket = i < count ? kept[number] : kEnded, opened = 0;
+                const bool comes = holds(ticket) || turn == 2 || (number != last && (turn == 1 || prefers(number)));
+                bool ready = false;
+                if (ticket != kEnded && comes) {
+                    ready = look(number, ticket, opened, find(number), wait);
+                    kept[number] = ticket;
+                }
+                left = left || __any_sync(all, ticket != kEnded && !comes);
+                const uint32_t some = __ballot_sync(all, ready);
+                if (some == 0) continue;
+                const uint32_t chosen = __ffs(some) - 1, line = __shfl_sync(all, number, chosen);
+                const uint32_t first = __shfl_sync(all, ticket / 8, chosen), most = __shfl_sync(all, ticket % 8, chosen);
+                // Those from the first one on whose flags are set.
+                const bool set = laneid < most && wait(line, first + laneid).is_set(o); // acquires
+                const uint32_t rows = __ffs(~__ballot_sync(all, set)) - 1;
+                if (laneid == chosen) {
+                    const uint32_t next = first + rows;
+                    kept[number] = rows < most ? ticket_of(next, most - rows) : ticket_of(opened - 1 - next, 0);
+                }
+                start = line + 1 < count ? line + 1 : 0;
+                __syncwarp();
+                return {line, first, rows};
             }
-            const uint32_t any = __ballot_sync(all, ready), first_ones = __ballot_sync(all, ready && number != last);
-            const uint32_t some = first_ones ? first_ones : any;
-            if (some == 0) continue;
-            const uint32_t chosen = __ffs(some) - 1, line = __shfl_sync(all, number, chosen);
-            const uint32_t first = __shfl_sync(all, ticket / 8, chosen), most = __shfl_sync(all, ticket % 8, chosen);
-            // Those from the first one on whose flags are set.
-            const bool set = laneid < most && wait(line, first + laneid).is_set(o); // acquires
-            const uint32_t rows = __ffs(~__ballot_sync(all, set)) - 1;
-            if (laneid == chosen) {
-                const uint32_t next = first + rows;
-                kept[number] = rows < most ? ticket_of(next, most - rows) : ticket_of(opened - 1 - next, 0);
-            }
-            start = line + 1 < count ? line + 1 : 0;
-            __syncwarp();
-            return {line, first, rows};
         }
         __syncwarp();
         return {0, 0, 0};

@@ -72,8 +72,8 @@ template <int Left> __device__ __forceinline__ void bulk_wait() {
 __device__ __forceinline__ void bulk_wait_all() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Copies 16 bytes of global memory to shared memory for this thread alone, or writes zeros if it is not `inside`; both addresses
-// are aligned to 16. A load into registers is waited for together with all that were issued after it, in loops at least, since the
-// compiler has few counters to tell them apart; these copies complete in the order of their groups.
+// are aligned to 16. A load into registers is waited for together with all that were issued after it, in loops at least, since
+// the compiler has few counters to tell them apart; these copies complete in the order of their groups.
 __device__ __forceinline__ void copy_16(void *shared, const void *global, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)), "l"(global), "r"(inside ? 16 : 0)
                  : "memory");
@@ -83,6 +83,8 @@ __device__ __forceinline__ void copy_16(void *shared, const void *global, bool i
 __device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most `Left` of this thread's groups are incomplete; it may read what the others have copied.
-template <int Left> __device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory"); }
+template <int Left> __device__ __forceinline__ void copies_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(Left) : "memory");
+}
 
 } // namespace epw::ptx

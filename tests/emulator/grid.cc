@@ -50,7 +50,7 @@ struct Fiber {
     const uint32_t *watched;
     uint32_t seen;
     uint32_t polls;
-    uint64_t group; // of bulk stores: the one that is open
+    uint64_t group;  // of bulk stores: the one that is open
     uint64_t copies; // the same of its own copies
     uint64_t lanes[32];
 };
