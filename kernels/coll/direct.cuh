@@ -9,6 +9,8 @@
 // landed. Large operations go in rounds, because peers that wait for a round time it by the deadline. Smaller ones do not: a
 // fence waits for all loads in flight, so telling peers of a round while the next one is being loaded takes until it is.
 //
+// An all-reduce of two members has one step instead of two, unless it is in place: see each_folds_all().
+//
 // No rank ends the operation before its peers have finished reading, unless it gives them up. Then it withdraws what it has told
 // them, before the caller can write to that memory. A reader looks again after its last load, so it never uses bytes that were no
 // longer lent.
@@ -143,6 +145,21 @@ __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
         if (l.words[rank] != 0 && (l.send[rank] == nullptr || l.recv[rank] == nullptr)) l.by_all = 0;
     }
     __syncthreads();
+}
+
+// Whether two members reduce without sharing out: each reads the whole of what the peer sends, and folds it all. The link carries
+// as many bytes each way as if each made a half and passed it on, and nobody waits for a half. As the peer reads this rank's send
+// until the end, results must not lie there; in place they would, and then the halves are shared out. Both members tell by the
+// same words, so they decide alike; one that has given the other up decides for itself, and its result is void.
+__device__ __forceinline__ bool each_folds_all(const Collective &c, const Lent &l) {
+    if (c.args.kind != EPW_ALL_REDUCE || c.members != 2) return false;
+    for (uint32_t rank = 0; rank < c.ranks; rank++) {
+        if (!has(c.active, rank)) continue;
+        if (l.words[rank] == 0) return false;
+        const uint64_t send = epw_coll_lent_send(l.words[rank]), recv = epw_coll_lent_recv(l.words[rank]);
+        if (send < recv + c.args.bytes && recv < send + c.args.bytes) return false;
+    }
+    return true;
 }
 
 // In place of what a rank has told that it lends: a result of it lacks a rank; or nothing is lent any more.
@@ -504,6 +521,8 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
         run_rings<T>(c, r);
         return;
     }
+    // Readers: all threads, after the barrier of load_progress().
+    if (threadIdx.x == kBringer && each_folds_all(c, l)) c.args.shared_out = 0;
     load_progress(c, r);
     const Share share(is_shared_out(c) ? c.part : c.args.bytes);
     if (threadIdx.x == kBringer) {

@@ -176,7 +176,7 @@ typedef struct epw_coll_args {
     uint32_t kind, type, op, root; /* as in epw_coll */
     uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells; 0: by packets or lines */
     uint32_t bulk;                 /* 1: by rings and bulk copies */
-    uint32_t shared_out;           /* 1: in two steps, see flows.cuh; the same on all ranks */
+    uint32_t shared_out;           /* 1: in two steps, see flows.cuh, unless lent memory spares them; the same on all ranks */
     uint64_t ticket;               /* running number of eager calls; 0: captured */
     uint64_t deadline_ns;          /* 0: the group's */
     uint64_t call[2];

@@ -212,7 +212,8 @@ typedef struct shape {
     uint32_t kind, type, op, root;
     uint64_t count, send_bytes, recv_bytes; /* offsets of this rank's buffers */
     uint64_t send_at, recv_at;
-    int in_place;
+    uint64_t in_place; /* mask of ranks */
+    int aligned;       /* the buffers of all ranks are, to 16 bytes */
 } shape;
 
 static int has_blocks_of_send(uint32_t kind) {
@@ -241,14 +242,14 @@ static shape make_shape(uint64_t *state, uint32_t count_of_ranks, uint64_t most)
     int blocks = has_blocks_of_send(s.kind) || has_blocks_of_recv(s.kind);
     s.count = bytes / sizes[s.type] / (blocks ? count_of_ranks : 1);
     if (lends() && s.count > 16 && below(state, 4) > 0) s.count -= s.count % 16;
-    s.in_place = below(state, 3) == 0;
+    if (below(state, 3) == 0) s.in_place = below(state, 3) > 0 ? ~UINT64_C(0) : next(state);
     return s;
 }
 
 /* The next free place of a pool, with random alignment. Memory that peers shall read must be aligned on all
  * ranks. */
-static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes) {
-    uint64_t odd = below(state, lends() ? 16 : 2) > 0 ? 0 : below(state, 64);
+static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes, int aligned) {
+    uint64_t odd = aligned || below(state, lends() ? 16 : 2) > 0 ? 0 : below(state, 64);
     uint64_t at = *used + GUARD + odd;
     *used = (at + bytes + GUARD + 255) / 256 * 256;
     return at;
@@ -257,7 +258,7 @@ static uint64_t place(uint64_t *state, uint64_t *used, uint64_t bytes) {
 static int is_single(const shape *s, uint32_t rank) {
     int everyone = s->kind == EPW_ALL_REDUCE || s->kind == EPW_REDUCE_SCATTER || s->kind == EPW_ALL_GATHER ||
                    s->kind == EPW_ALL_TO_ALL;
-    return s->in_place && (everyone || rank == s->root);
+    return (s->in_place >> rank & 1) && (everyone || rank == s->root);
 }
 
 static void lay_out(shape *s, uint32_t rank, uint32_t count_of_ranks, uint64_t *state, uint64_t used[2]) {
@@ -265,8 +266,9 @@ static void lay_out(shape *s, uint32_t rank, uint32_t count_of_ranks, uint64_t *
     s->send_bytes = bytes * (has_blocks_of_send(s->kind) ? count_of_ranks : 1);
     s->recv_bytes = bytes * (has_blocks_of_recv(s->kind) ? count_of_ranks : 1);
     if (s->kind == EPW_BARRIER) s->send_bytes = s->recv_bytes = 0;
-    s->send_at = place(state, &used[0], s->send_bytes);
-    s->recv_at = place(state, &used[1], s->recv_bytes > s->send_bytes ? s->recv_bytes : s->send_bytes);
+    s->send_at = place(state, &used[0], s->send_bytes, s->aligned);
+    s->recv_at =
+        place(state, &used[1], s->recv_bytes > s->send_bytes ? s->recv_bytes : s->send_bytes, s->aligned);
     (void)rank;
 }
 
@@ -339,11 +341,12 @@ static void compare(const rank_state *r, const shape *s, const char *what, const
     REQUIRE(0,
             "case %llu, rank %u of %u: %llu bytes of %s are wrong, the first at %lld of %llu (%016llx for "
             "%016llx): kind "
-            "%u type %u op %u root %u count %llu in place %d, aligned to %llu and %llu",
+            "%u type %u op %u root %u count %llu in place %llx, aligned to %llu and %llu",
             (unsigned long long)number, r->links->rank, r->links->ranks, (unsigned long long)wrong, what,
             (long long)first - GUARD, (unsigned long long)bytes, (unsigned long long)found,
             (unsigned long long)wanted, s->kind, s->type, s->op, s->root, (unsigned long long)s->count,
-            s->in_place, (unsigned long long)s->send_at % 16, (unsigned long long)s->recv_at % 16);
+            (unsigned long long)s->in_place, (unsigned long long)s->send_at % 16,
+            (unsigned long long)s->recv_at % 16);
 }
 
 /* ---- cases ---- */
@@ -447,7 +450,7 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
         REQUIRE(used[0] <= POOL_BYTES && used[1] <= POOL_BYTES, "pools are too small");
         fill_rank(r, &shapes[i], number * 7919 + i * 104729);
         ops[i] = coll_of(&shapes[i], rank, &r->gpu);
-        if (shapes[i].in_place) repeats = 0; /* repeating it would be a different operation */
+        if (shapes[i].in_place != 0) repeats = 0; /* repeating it would be a different operation */
     }
     await_all(r, "copies");
     uint64_t how = below(state, 3);
@@ -1282,6 +1285,97 @@ static void overwrite_soon(rank_state *r) {
     }
 }
 
+/* How many parts of a result the peer's first block has told, as it wrote that here. */
+static uint64_t parts_told(const rank_state *r, uint32_t peer) {
+    enum { WHOLE = 1 }; /* the ring, as in kernels/coll/large.cuh */
+    const epw_comm *comm = r->gpu.comm;
+    uint64_t word = 0;
+    const unsigned char *own = epw_peers_own(&comm->peers);
+    REQUIRE_CUDA(cudaMemcpyAsync(&word,
+                                 own + epw_coll_count(&comm->gpu->window, WHOLE, peer, 0, EPW_COLL_WRITTEN),
+                                 sizeof word, cudaMemcpyDeviceToHost, r->stream));
+    await_all(r, "a look at a count");
+    return epw_word_epoch(word) == r->epoch ? epw_word_step(word) : 0;
+}
+
+/* All-reduces of two members, of which none, both or one is in place, in turns. Only if none is, each folds
+ * all of it, and tells no part to the other. */
+static void reduce_in_turns(rank_state *r) {
+    enum { MEMBERS = 3 };
+    static const uint64_t in_place[] = {0, 3, 0, 1, 2};
+    const uint64_t bytes[] = {(1 << 20) + 4104, 3000008, small ? 3 << 20 : (72 << 20) + 8};
+    const uint32_t me = r->links->rank;
+    if (me >= 2) {
+        r->epoch++;
+        ranks_meet(r->links);
+        return;
+    }
+    activate(r, MEMBERS);
+    for (uint32_t i = 0; i < 30; i++) {
+        uint64_t state = 5; /* which is not captured */
+        shape s = {.kind = EPW_ALL_REDUCE, .type = (i + i / 5) % 10, .op = i / 2 % 5, .aligned = 1};
+        s.in_place = in_place[i % 5];
+        s.count = bytes[i % 7 < 6 ? i % 2 : 2] / sizes[s.type];
+        uint64_t before = parts_told(r, 1 - me);
+        run_case(r, 1000 + i, &s, 1, &state);
+        int told = parts_told(r, 1 - me) != before;
+        REQUIRE(told == (s.in_place != 0), "rank %u, in place %llx: the other has told %s part", me,
+                (unsigned long long)s.in_place, told ? "a" : "no");
+    }
+    ranks_meet(r->links);
+    if (me == 0) printf("sums of two members have the same bits, in place or not\n");
+}
+
+/* The last rank ends in the middle of a sum, when it has told its call and what it lends, but has read
+ * nothing. The others read what it has lent, and give it up because it never says that it has read theirs. */
+static void stop_after_telling(rank_state *r, ones o) {
+    enum { PACKETS = EPW_COLL_CALL_PACKETS + 1 };
+    const rank_links *links = r->links;
+    const uint64_t last = UINT64_C(1) << (links->ranks - 1);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    ranks_meet(links);
+    activate(r, all_of(links));
+    ranks_meet(links);
+    if (links->rank + 1 < links->ranks) {
+        const epw_comm *comm = r->gpu.comm;
+        const uint64_t began = now_ns(), bytes = PACKETS * sizeof(packet);
+        packet told[PACKETS] = {{0, 0}};
+        unsigned char *at = epw_peers_own(&comm->peers) +
+                            epw_coll_packets(&comm->gpu->window, 1, links->ranks - 1); /* of operation 1 */
+        while (epw_word_epoch(told[PACKETS - 1].tag) != r->epoch) {
+            REQUIRE(now_ns() - began < deadline(), "rank %u: no call has come", links->rank);
+            REQUIRE_CUDA(cudaMemcpyAsync(told, at, bytes, cudaMemcpyDeviceToHost, r->stream));
+            await_all(r, "a look at packets");
+        }
+        ranks_meet(links);
+        ranks_meet(links); /* the last rank has ended, and withdrawn what it lent */
+        REQUIRE_CUDA(cudaMemcpyAsync(at, told, bytes, cudaMemcpyHostToDevice, r->stream));
+        await_all(r, "putting packets back");
+        uint64_t resumed = now_ns();
+        REQUIRE_OK(sum_of_ones(r, o, &outcome));
+        uint64_t took = now_ns() - resumed;
+        REQUIRE(outcome.missing.bits[0] == last, "rank %u: missing %llx", links->rank,
+                (unsigned long long)outcome.missing.bits[0]);
+        REQUIRE(took < 3 * deadline(), "rank %u: took %llu ms", links->rank, (unsigned long long)(took / MS));
+        require_no_sum(r, o);
+    } else {
+        const epw_coll c = sum_of(r, o, NULL);
+        const epw_mask others = {{all_of(links) & ~last}};
+        epw_work work = 0;
+        epw_call call = on_stream(r);
+        call.work = &work;
+        fill_ones(r, o);
+        REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+        ranks_meet(links);
+        REQUIRE_OK(epw_comm_revoke(r->gpu.comm, &others)); /* which have not come */
+        REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
+        REQUIRE(outcome.missing.bits[0] == others.bits[0], "missing %llx",
+                (unsigned long long)outcome.missing.bits[0]);
+        ranks_meet(links);
+    }
+    continue_together(r, o);
+}
+
 /* ---- times ---- */
 
 enum { GRAPH = 20, ROUNDS = 7 };
@@ -1480,6 +1574,8 @@ static int rank_main(const rank_links *links) {
                 lose(&r, (ones){.count = 4100000}, deadline());
             if (!small) disturb_norms(&r);
             if (lends()) {
+                reduce_in_turns(&r);
+                stop_after_telling(&r, (ones){.count = 3000000});
                 overwrite_soon(&r);
                 read_too_late(&r);
             }
