@@ -158,7 +158,7 @@
 //! 8. `kernels/ep/send.cuh`: `Sender` moves one token at a time through shared memory to its slots. Where few blocks have
 //!    many tokens, `TeamSender` of `send_many.cuh` moves several at a time, and blocks share them out as they go.
 //! 9. `kernels/ep/route.cuh`: `Token` says where its rows go, and numbers them; for many tokens `runs.cuh` does.
-//! 10. `kernels/ep/quantise.cuh`: `quantise_chunks` converts the token to FP8 on the way.
+//! 10. `kernels/numerics/quantise.cuh`: `quantise_chunks` converts the token to FP8 on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
 //! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
 //! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
