@@ -20,9 +20,7 @@ inline void bulk_commit() { emulated::bulk_commit(); }
 template <int Left> inline void bulk_wait_read() { emulated::bulk_await(Left, false); }
 template <int Left> inline void bulk_wait() { emulated::bulk_await(Left, true); }
 inline void bulk_wait_all() { emulated::bulk_await(0, true); }
-inline void copy_16(void *shared, const void *global, bool inside) {
-    emulated::copy_16(shared, inside ? global : nullptr);
-}
+inline void copy_16(void *shared, const void *global, bool inside) { emulated::copy_16(shared, inside ? global : nullptr); }
 inline void copies_commit() { emulated::copies_commit(); }
 template <int Left> inline void copies_wait() { emulated::copies_await(Left); }
 
