@@ -124,6 +124,7 @@ struct Combine : epw_combine_args {
         many = own_stays && lane.layout.ranks > 1 && lane.layout.ranks <= kAnswerersOfMany && tiles.count > kStoresOfMany &&
                row_size <= kPiecesOfMany * kPieceBytes && each >= (blocks > 32 ? 24 : 48);
         if (answers_with() == Answers::sums) {
+            // Beside a table of more than some 700 experts there is no room for that.
             many = tokens > blocks && row_size >= kStretch && table_size + sizeof(SumsMemory) <= kAnswerMemory;
         }
         share_shift = each >= 128 ? 0 : 2;

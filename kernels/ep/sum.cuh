@@ -1,9 +1,9 @@
 // Sums of rows, in registers: each thread handles the same channels of every part of a row, and loads parts a few ahead of the
-// one that it adds, across row boundaries.
+// one that it adds, across row boundaries; where blocks have several rows, into shared memory.
 #pragma once
 
 #include "kernels/peer/rank_set.cuh"
-#include "kernels/numerics/number.cuh"
+#include "kernels/numerics/add.cuh"
 #include "kernels/ep/tile.cuh"
 #include "kernels/ptx/bulk.cuh"
 
@@ -50,25 +50,6 @@ __device__ __forceinline__ void put_row(Rows &batch, uint32_t at, unsigned char 
 struct Held {
     uint4 chunk[kChunks];
 };
-
-// Adds a part's chunks. Weighted: each is multiplied by the part's weight. Never fused.
-template <typename T, bool Weighted, uint32_t Chunks>
-__device__ __forceinline__ void add_part(float (&total)[Chunks][8], const uint4 (&chunk)[Chunks], float weight) {
-#pragma unroll
-    for (uint32_t k = 0; k < Chunks; k++) {
-        const uint32_t pairs[] = {chunk[k].x, chunk[k].y, chunk[k].z, chunk[k].w};
-#pragma unroll
-        for (uint32_t n = 0; n < 4; n++) {
-            float low = T::low(pairs[n]), high = T::high(pairs[n]);
-            if (Weighted) {
-                low = __fmul_rn(weight, low);
-                high = __fmul_rn(weight, high);
-            }
-            total[k][2 * n] = __fadd_rn(total[k][2 * n], low);
-            total[k][2 * n + 1] = __fadd_rn(total[k][2 * n + 1], high);
-        }
-    }
-}
 
 // Computes the `rows` sums of a batch, a row by the whole block at a time, each starting from +0, and writes them with ordinary
 // stores. Called by the whole block, which sees the batch, though only its first kThreads threads work; the batch may be reused

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "kernels/numerics/number.cuh"
-#include "kernels/ptx/memory.cuh"
 
 namespace epw {
 

@@ -3,6 +3,7 @@
 // front of the rings.
 #pragma once
 
+#include "kernels/numerics/add.cuh"
 #include "kernels/prefill/place.cuh"
 #include "kernels/prefill/tell.cuh"
 #include "kernels/prefill/tile.cuh"
@@ -24,34 +25,15 @@ struct Addends {
 };
 constexpr uint32_t kMostAddends = 2 * EPW_MAX_TOPK + 2, kAddendBytes = kMostAddends * sizeof(Addend);
 
-// Adds the eight values of a cell.
-template <typename T, bool Weighted> __device__ __forceinline__ void add_cell(float (&total)[8], uint4 cell, float weight) {
-    const uint32_t pairs[] = {cell.x, cell.y, cell.z, cell.w};
-#pragma unroll
-    for (uint32_t n = 0; n < 4; n++) {
-        float low = T::low(pairs[n]), high = T::high(pairs[n]);
-        if (Weighted) {
-            low = __fmul_rn(weight, low);
-            high = __fmul_rn(weight, high);
-        }
-        total[2 * n] = __fadd_rn(total[2 * n], low);
-        total[2 * n + 1] = __fadd_rn(total[2 * n + 1], high);
-    }
-}
-
 // A warp sums so many bytes of a row at a time, some chunks of 16 bytes in each lane.
-constexpr uint32_t kChunks = 4, kUnit = kChunks * 32 * 16;
-using Chunks = uint4[kChunks];
-using Totals = float[kChunks][8];
+constexpr uint32_t kUnitChunks = 4, kUnit = kUnitChunks * 32 * 16;
+using Chunks = uint4[kUnitChunks];
+using Totals = float[kUnitChunks][8];
 
-template <typename T, bool Weighted> __device__ __forceinline__ void add(Totals &totals, const Chunks &chunks, float weight) {
-#pragma unroll
-    for (uint32_t n = 0; n < kChunks; n++) add_cell<T, Weighted>(totals[n], chunks[n], weight);
-}
 // The lane's chunks of the totals, rounded. The totals are zero afterwards.
 template <typename T> __device__ __forceinline__ void round_off(Totals &totals, Chunks &chunks) {
 #pragma unroll
-    for (uint32_t n = 0; n < kChunks; n++) {
+    for (uint32_t n = 0; n < kUnitChunks; n++) {
         chunks[n] = pack_eight<T>(totals[n]);
 #pragma unroll
         for (float &total : totals[n]) total = 0.0f;
@@ -62,8 +44,8 @@ template <typename T> __device__ __forceinline__ void round_off(Totals &totals, 
 template <typename T> __device__ __forceinline__ void add_inner(Totals &totals, const unsigned char *inner) {
     Chunks chunks;
 #pragma unroll
-    for (uint32_t n = 0; n < kChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(inner + n * 512);
-    add<T, false>(totals, chunks, 1.0f);
+    for (uint32_t n = 0; n < kUnitChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(inner + n * 512);
+    add_part<T, false>(totals, chunks, 1.0f);
 }
 
 // The rows of a sum on their way to this warp: a unit of each row, then the next one of each. kAhead of them are under way at the
@@ -86,7 +68,7 @@ struct Feed {
         if (column < bytes) {
             const unsigned char *from = rows[row].row + column;
 #pragma unroll
-            for (uint32_t n = 0; n < kChunks; n++) {
+            for (uint32_t n = 0; n < kUnitChunks; n++) {
                 ptx::copy_16(units + to * kUnit + n * 512, from + n * 512, column + n * 512 < bytes);
             }
             if (++row == count) {
@@ -100,7 +82,7 @@ struct Feed {
     __device__ __forceinline__ void take(Chunks &chunks) {
         ptx::copies_wait<kAhead - 1>();
 #pragma unroll
-        for (uint32_t n = 0; n < kChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(units + number * kUnit + n * 512);
+        for (uint32_t n = 0; n < kUnitChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(units + number * kUnit + n * 512);
         load(number);
         number = number + 1 < kAhead ? number + 1 : 0;
     }
@@ -108,7 +90,7 @@ struct Feed {
     template <typename T, bool Weighted> __device__ __forceinline__ void add(Totals &totals, float weight) {
         Chunks chunks;
         take(chunks);
-        epw::add<T, Weighted>(totals, chunks, weight);
+        add_part<T, Weighted>(totals, chunks, weight);
     }
 };
 static_assert((Feed::kAhead + 1) * kUnit <= 2 * kHalf, "one more unit is that of the inner sum");
@@ -137,7 +119,7 @@ __device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint
         if (sum.inner > 0) {
             round_off<T>(totals, chunks);
 #pragma unroll
-            for (uint32_t n = 0; n < kChunks; n++) *reinterpret_cast<uint4 *>(inner + n * 512) = chunks[n];
+            for (uint32_t n = 0; n < kUnitChunks; n++) *reinterpret_cast<uint4 *>(inner + n * 512) = chunks[n];
         }
         if (sum.weighted) {
             add_outer<T, true>(feed, sum, totals, inner);
@@ -147,7 +129,7 @@ __device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint
         if (sum.inner > 0 && sum.outer == sum.inner_at) add_inner<T>(totals, inner);
         round_off<T>(totals, chunks);
 #pragma unroll
-        for (uint32_t n = 0; n < kChunks; n++) {
+        for (uint32_t n = 0; n < kUnitChunks; n++) {
             if (column + n * 512 < bytes) ptx::store(to + column + n * 512, chunks[n]);
         }
     }
@@ -408,8 +390,8 @@ template <typename T, bool Queues> struct AnswerMover {
 
     // ---- all of it ----
 
-    // A mover that sends takes up a token only when it can send nothing, but then makes its sum before it sends more: the answers
-    // of a token occupy their slots until they are summed.
+    // A mover that sends takes up a token only when it can send nothing, and then makes its sum, once the answers are here,
+    // before it sends more: they occupy their slots until they are summed.
     __device__ __forceinline__ void run(uint32_t *kept, const Movers &movers) {
         epw_prefill_gpu_peer *peers = o.state->peers;
         Lines lines = {o, kept, o.ranks, batch_of(l, a.tokens, movers.count), movers.count, kNone};

@@ -1,10 +1,11 @@
 // A prefill operation from the first instruction of a kernel to the last: who of a block does what, how blocks meet, and the
 // lines in which rows wait to be moved.
 //
-// Warps of a block. *Movers* move rows, each one row at a time; there are enough of them to keep an SM's share of rows in flight,
-// and they never access a peer's words. A *teller* sets the flags of what they have moved (tell.cuh). In the first block there is
-// also an *attendant* for each peer, one thread, which alone reads and writes the words between this rank and that peer
-// (attend.cuh), and a *registrar*, one warp, which finds out where rows go once all have been counted (place.cuh).
+// Warps of a block. *Movers* move rows, each a few at a time, through a tile of its own (tile.cuh); they are as many as have
+// tiles, some prefer to send and others to take, and they never access a peer's words. A *teller* sets the flags of what they
+// have moved (tell.cuh). In the first block there is also an *attendant* for each peer, one thread, which alone reads and writes
+// the words between this rank and that peer (attend.cuh), and a *registrar*, one warp, which finds out where rows go once all
+// have been counted (place.cuh).
 //
 // Attendants tell movers which rows there are. A mover takes the next few rows of a line as a ticket, by an atomic addition, and
 // looks at the flags of their slots until the first of them may be moved: until the peer has given the slot back, or has written
@@ -24,11 +25,11 @@
 namespace epw {
 
 // The most movers of a block, and the warps beside them: the teller, the registrar and a warp of attendants. Where more warps
-// have attendants, movers are fewer. As many tiles fill an SM's memory; a combine's movers have 128 registers if there are 13.
+// have attendants, movers are fewer. So many tiles fill an SM's memory; and up to 13 movers of a combine have 128 registers each.
 constexpr uint32_t kRowMovers = 14, kAnswerMovers = 13, kLeastMovers = 8; // of a dispatch, of a combine
 constexpr uint32_t kEnoughMovers = 1536; // of all blocks: more of them only look at the same words
 constexpr uint32_t kMeeting = 1;         // a barrier's number
-constexpr uint32_t kSenders = 512;       // movers of all blocks that send rows of a dispatch at the same time
+constexpr uint32_t kSenders = 512;       // movers of all blocks that prefer to send rows of a dispatch
 constexpr uint32_t kManyBlocks = 32;     // with this many or more, the first one moves no rows
 __host__ __device__ constexpr uint32_t most_movers(uint32_t kind) { return kind == 0 ? kRowMovers : kAnswerMovers; }
 __host__ __device__ constexpr uint32_t most_threads(uint32_t kind) { return (most_movers(kind) + 3) * 32; }
@@ -404,13 +405,15 @@ struct Lines {
                 const uint32_t i = base + laneid;
                 const uint32_t number = start + i < count ? start + i : start + i - count;
                 uint32_t ticket = i < count ? kept[number] : kEnded, opened = 0;
-                const bool comes = holds(ticket) || turn == 2 || (number != last && (turn == 1 || prefers(number)));
+                const bool early = holds(ticket) || (number != last && prefers(number));
+                const bool comes = turn == 0 ? early : !early && (number == last) == (turn == 2);
+                const bool later = ticket != kEnded && !early && (number == last ? turn < 2 : turn < 1);
                 bool ready = false;
                 if (ticket != kEnded && comes) {
                     ready = look(number, ticket, opened, find(number), wait);
                     kept[number] = ticket;
                 }
-                left = left || __any_sync(all, ticket != kEnded && !comes);
+                left = left || __any_sync(all, later);
                 const uint32_t some = __ballot_sync(all, ready);
                 if (some == 0) continue;
                 const uint32_t chosen = __ffs(some) - 1, line = __shfl_sync(all, number, chosen);

@@ -1,6 +1,6 @@
 // Tiles: rows pass through shared memory in pieces. Each mover has a tile of its own, of two halves: a piece is loaded into one
 // of them while the piece before it is stored from the other, both by bulk copies. A row that is to be quantised is loaded into
-// the second half, from where its lanes take it, and stored from the first one.
+// the second half, from which its lanes take it, and stored from the first one.
 #pragma once
 
 #include "kernels/numerics/quantise.cuh"

@@ -96,16 +96,6 @@ __device__ __forceinline__ void set_bits_release_block(uint32_t *p, uint32_t bit
     asm volatile("red.release.cta.shared::cta.or.b32 [%0], %1;" ::"r"(shared_address(p)), "r"(bits) : "memory");
 }
 
-// Takes bits of a set that others give back as above. Returns what was there.
-__device__ __forceinline__ uint32_t clear_bits_acquire_block(uint32_t *p, uint32_t bits) {
-    uint32_t before;
-    asm volatile("atom.acquire.cta.shared::cta.and.b32 %0, [%1], %2;"
-                 : "=r"(before)
-                 : "r"(shared_address(p)), "r"(~bits)
-                 : "memory");
-    return before;
-}
-
 // The same for counts, and for words that are taken back.
 __device__ __forceinline__ void add_release_block(uint32_t *p, uint32_t n) {
     asm volatile("red.release.cta.shared::cta.add.u32 [%0], %1;" ::"r"(shared_address(p)), "r"(n) : "memory");
@@ -114,10 +104,7 @@ __device__ __forceinline__ void clear_release_block(uint32_t *p) {
     asm volatile("st.release.cta.shared::cta.u32 [%0], 0;" ::"r"(shared_address(p)) : "memory");
 }
 
-// Sets bits in global memory with which threads tell a thread of another block what has happened.
-__device__ __forceinline__ void set_bits_release_gpu(uint32_t *p, uint32_t bits) {
-    asm volatile("red.release.gpu.global.or.b32 [%0], %1;" ::"l"(p), "r"(bits) : "memory");
-}
+// Tells threads of other blocks, by a word in global memory, what has happened.
 __device__ __forceinline__ void store_release_gpu(uint32_t *p, uint32_t v) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
 }

@@ -234,6 +234,14 @@ void copy_some(Worker &w, uint32_t of) {
     }
 }
 
+void carry_out(const Copy &copy) {
+    if (copy.from) {
+        memcpy(copy.to, copy.from, 16);
+    } else {
+        memset(copy.to, 0, 16);
+    }
+}
+
 void check_copy(const void *a, const void *b, uint32_t bytes) {
     if ((uintptr_t(a) | uintptr_t(b) | bytes) % 16 != 0 || bytes == 0) fail("a bulk copy is not of whole 16-byte units");
 }
@@ -474,7 +482,13 @@ void bulk_commit() { worker->current->group++; }
 
 void copy_16(void *to, const void *from) {
     check_copy(to, from, 16);
-    worker->copies.push_back({to, from, uint32_t(worker->current - worker->fibers), worker->current->copies});
+    Worker &w = *worker;
+    const Copy copy = {to, from, uint32_t(w.current - w.fibers), w.current->copies};
+    if (random_below(w, 2) != 0) {
+        w.copies.push_back(copy);
+    } else {
+        carry_out(copy);
+    }
 }
 
 void copies_commit() { worker->current->copies++; }
@@ -482,16 +496,15 @@ void copies_commit() { worker->current->copies++; }
 void copies_await(uint32_t left) {
     Worker &w = *worker;
     const auto thread = uint32_t(w.current - w.fibers);
-    for (size_t i = w.copies.size(); i-- > 0;) {
-        const Copy copy = w.copies[i];
-        if (copy.thread != thread || copy.group + left >= w.current->copies) continue;
-        if (copy.from) {
-            memcpy(copy.to, copy.from, 16);
+    size_t kept = 0;
+    for (const Copy &copy : w.copies) {
+        if (copy.thread == thread && copy.group + left < w.current->copies) {
+            carry_out(copy);
         } else {
-            memset(copy.to, 0, 16);
+            w.copies[kept++] = copy;
         }
-        drop(w.copies, i);
     }
+    w.copies.resize(kept);
 }
 
 void bulk_await(uint32_t left, bool written) {

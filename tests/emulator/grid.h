@@ -53,7 +53,8 @@ void bulk_commit();
 // Of this thread's groups of stores all but the last `left` have been read, or read and written.
 void bulk_await(uint32_t left, bool written);
 
-// A thread's own copies to shared memory, which are carried out when they are awaited. Without `from` zeros are written.
+// A thread's own copies to shared memory, which are carried out at once or when they are awaited. Without `from` zeros are
+// written.
 void copy_16(void *to, const void *from);
 void copies_commit();
 void copies_await(uint32_t left);

@@ -31,10 +31,8 @@ inline void reduce_relaxed_gpu(uint64_t *p, uint64_t v) { __atomic_fetch_add(p, 
 inline uint64_t load_acquire_gpu(const uint64_t *p) { return emulated_load(p); }
 inline uint32_t load_acquire_gpu(const uint32_t *p) { return emulated_load(p); }
 inline uint32_t load_acquire_block(const uint32_t *p) { return emulated_load(p); }
-inline void set_bits_release_gpu(uint32_t *p, uint32_t bits) { __atomic_fetch_or(p, bits, __ATOMIC_RELEASE); }
 inline void store_release_gpu(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 inline void set_bits_release_block(uint32_t *p, uint32_t bits) { __atomic_fetch_or(p, bits, __ATOMIC_RELEASE); }
-inline uint32_t clear_bits_acquire_block(uint32_t *p, uint32_t bits) { return __atomic_fetch_and(p, ~bits, __ATOMIC_ACQUIRE); }
 inline void add_release_block(uint32_t *p, uint32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELEASE); }
 inline void clear_release_block(uint32_t *p) { __atomic_store_n(p, 0, __ATOMIC_RELEASE); }
 inline uint32_t load_relaxed_gpu(const uint32_t *p) { return emulated_load(p); }
