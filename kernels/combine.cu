@@ -9,7 +9,7 @@ namespace epw {
 // Where rows to be summed are noted.
 template <bool Many> __device__ __forceinline__ auto &batch_of(const Combine &a, AnswerShared &s, unsigned char *memory) {
     if constexpr (Many) {
-        return reinterpret_cast<SumsMemory *>(memory + a.table_size)->rows;
+        return *reinterpret_cast<ManyRows *>(memory + a.table_size);
     } else {
         return s.batch;
     }

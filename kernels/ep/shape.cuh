@@ -125,7 +125,7 @@ struct Combine : epw_combine_args {
                row_size <= kPiecesOfMany * kPieceBytes && each >= (blocks > 32 ? 24 : 48);
         if (answers_with() == Answers::sums) {
             // Beside a table of more than some 700 experts there is no room for that.
-            many = tokens > blocks && row_size >= kStretch && table_size + sizeof(SumsMemory) <= kAnswerMemory;
+            many = tokens > blocks && row_size >= kStretch && table_size + sizeof(ManyRows) <= kAnswerMemory;
         }
         share_shift = each >= 128 ? 0 : 2;
     }
@@ -141,7 +141,7 @@ struct Combine : epw_combine_args {
     }
     // Bytes of shared memory: the table, and tiles for answers that are copied unchanged.
     size_t shared_size() const {
-        if (answers_with() == Answers::sums) return table_size + (many ? sizeof(SumsMemory) : 0);
+        if (answers_with() == Answers::sums) return table_size + (many ? sizeof(ManyRows) : 0);
         return table_size + (halves & EPW_GPU_SEND ? size_t(tiles.bytes) * tiles.count : 0);
     }
 };

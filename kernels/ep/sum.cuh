@@ -27,7 +27,6 @@ template <uint32_t Rows> struct RowsToSum {
     unsigned char *to[kRows];
 };
 using Batch = RowsToSum<kWarps>;
-using ManyRows = RowsToSum<2 * kWarps>; // where blocks have several rows each
 
 __device__ __forceinline__ uint32_t part_after(uint32_t number, bool last) {
     static_assert((EPW_MAX_TOPK & (EPW_MAX_TOPK - 1)) == 0);
@@ -109,9 +108,8 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
 // can be awaited one by one.
 constexpr uint32_t kWide = 4, kStretch = kWide * 32 * 16; // 16-byte chunks that a thread holds of each part; bytes
 constexpr uint32_t kDeep = 3;                             // parts of a warp on their way
-struct SumsMemory {
-    ManyRows rows;
-    unsigned char parts[kWarps][kDeep][kStretch];
+struct ManyRows : RowsToSum<2 * kWarps> {
+    unsigned char copied[kWarps][kDeep][kStretch];
 };
 template <typename T, bool Weighted>
 __device__ __noinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
@@ -120,7 +118,7 @@ __device__ __noinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t
     for (; stretch >= stretches && stretches * groups < kWarps; stretch -= stretches) group++;
     while ((groups + 1) * stretches <= kWarps) groups++;
     if (threadIdx.x >= kThreads || group >= groups || group >= rows) return;
-    unsigned char *const own = reinterpret_cast<SumsMemory &>(batch).parts[warp][0] + threadIdx.x % 32 * 16;
+    unsigned char *const own = batch.copied[warp][0] + threadIdx.x % 32 * 16;
     Glance known;
 #pragma unroll 1
     for (; stretch < stretches; stretch += kWarps) {
