@@ -1058,19 +1058,38 @@ static void differ_in_norms(rank_state *r) {
     differ(r, &its, "all_reduce of 512 bf16 (sum)", &call, words, plain);
 }
 
+/* Sums ones within a few deadlines; exactly these ranks are missing. `after`: what has come before. */
+static epw_outcome sum_without(const rank_state *r, ones o, uint64_t missing, uint64_t deadline_ns,
+                               const char *after) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    uint64_t began = now_ns();
+    REQUIRE_OK(sum_of_ones(r, o, &outcome));
+    uint64_t took = now_ns() - began;
+    REQUIRE(outcome.missing.bits[0] == missing, "rank %u%s: missing %llx", r->links->rank, after,
+            (unsigned long long)outcome.missing.bits[0]);
+    REQUIRE(took < 3 * deadline_ns, "rank %u%s: took %llu ms", r->links->rank, after,
+            (unsigned long long)(took / MS));
+    return outcome;
+}
+
+/* Begins a sum of ones, with a norm behind it or without. */
+static epw_work begin_sum(const rank_state *r, ones o, const epw_norm *norm) {
+    const epw_coll c = sum_of(r, o, norm);
+    epw_work work = 0;
+    epw_call call = on_stream(r);
+    call.work = &work;
+    fill_ones(r, o);
+    REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+    return work;
+}
+
 /* The last rank does not come: the others wait for a bounded time, name it, and continue without it. */
 static void lose(rank_state *r, ones o, uint64_t deadline_ns) {
     const rank_links *links = r->links;
     uint64_t last = UINT64_C(1) << (links->ranks - 1);
     if (links->rank + 1 < links->ranks) {
-        epw_outcome outcome = EPW_OUTCOME_INIT;
-        uint64_t began = now_ns();
-        REQUIRE_OK(sum_of_ones(r, o, &outcome));
-        uint64_t took = now_ns() - began;
-        REQUIRE(outcome.degraded == 1 && outcome.missing.bits[0] == last, "rank %u: missing %llx",
-                links->rank, (unsigned long long)outcome.missing.bits[0]);
-        REQUIRE(took < 3 * deadline_ns, "rank %u: took %llu ms", links->rank,
-                (unsigned long long)(took / MS));
+        epw_outcome outcome = sum_without(r, o, last, deadline_ns, "");
+        REQUIRE(outcome.degraded == 1, "rank %u: not degraded", links->rank);
         require_no_sum(r, o);
         epw_membership now = EPW_MEMBERSHIP_INIT;
         REQUIRE_OK(epw_comm_membership(r->gpu.comm, &now));
@@ -1078,9 +1097,9 @@ static void lose(rank_state *r, ones o, uint64_t deadline_ns) {
         uint32_t faulted = 0;
         REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
         REQUIRE(faulted == 1, "the fault is not reported");
-        began = now_ns();
+        uint64_t began = now_ns();
         REQUIRE_OK(sum_of_ones(r, o, &outcome)); /* the lost rank is not waited for again */
-        took = now_ns() - began;
+        uint64_t took = now_ns() - began;
         REQUIRE(outcome.degraded == 1 && took < deadline_ns, "took %llu ms", (unsigned long long)(took / MS));
         require_no_sum(r, o);
     }
@@ -1155,22 +1174,15 @@ static void stop_amid(rank_state *r, uint64_t arrived) {
     if (links->rank + 1 < links->ranks) {
         receive_some_words(r, STOPPED_WORDS, arrived);
         ranks_meet(links);
-        uint64_t began = now_ns();
-        REQUIRE_OK(sum_of_ones(r, o, &outcome));
-        uint64_t took = now_ns() - began, missing = arrived < STOPPED_WORDS ? last : 0;
-        REQUIRE(outcome.missing.bits[0] == missing, "rank %u, %llu words: missing %llx", links->rank,
-                (unsigned long long)arrived, (unsigned long long)outcome.missing.bits[0]);
-        REQUIRE(took < 3 * deadline(), "rank %u: took %llu ms", links->rank, (unsigned long long)(took / MS));
+        const uint64_t missing = arrived < STOPPED_WORDS ? last : 0;
+        char words[40];
+        snprintf(words, sizeof words, ", %llu words", (unsigned long long)arrived);
+        sum_without(r, o, missing, deadline(), words);
         if (missing == 0) require_sum(r, o, links->ranks);
         if (missing != 0) require_some_rows(r, o, arrived);
     } else {
         const epw_norm norm = norm_of_ones(r, o);
-        const epw_coll c = sum_of(r, o, &norm);
-        epw_work work = 0;
-        epw_call call = on_stream(r);
-        call.work = &work;
-        fill_ones(r, o);
-        REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+        const epw_work work = begin_sum(r, o, &norm);
         ranks_meet(links);
         REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
     }
@@ -1207,12 +1219,7 @@ static void die_amid(rank_state *r) {
     REQUIRE_OK(sum_of_ones(r, o, &outcome));
     REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
     require_sum(r, o, links->ranks);
-    uint64_t began = now_ns();
-    REQUIRE_OK(sum_of_ones(r, o, &outcome));
-    uint64_t took = now_ns() - began;
-    REQUIRE(outcome.missing.bits[0] == UINT64_C(1) << last, "missing %llx",
-            (unsigned long long)outcome.missing.bits[0]);
-    REQUIRE(took < 3 * deadline(), "rank %u: took %llu ms", links->rank, (unsigned long long)(took / MS));
+    sum_without(r, o, UINT64_C(1) << last, deadline(), "");
     require_no_sum(r, o);
     others = *links;
     others.ranks--;
@@ -1332,7 +1339,6 @@ static void stop_after_telling(rank_state *r, ones o) {
     enum { PACKETS = EPW_COLL_CALL_PACKETS + 1 };
     const rank_links *links = r->links;
     const uint64_t last = UINT64_C(1) << (links->ranks - 1);
-    epw_outcome outcome = EPW_OUTCOME_INIT;
     ranks_meet(links);
     activate(r, all_of(links));
     ranks_meet(links);
@@ -1351,21 +1357,12 @@ static void stop_after_telling(rank_state *r, ones o) {
         ranks_meet(links); /* the last rank has ended, and withdrawn what it lent */
         REQUIRE_CUDA(cudaMemcpyAsync(at, told, bytes, cudaMemcpyHostToDevice, r->stream));
         await_all(r, "putting packets back");
-        uint64_t resumed = now_ns();
-        REQUIRE_OK(sum_of_ones(r, o, &outcome));
-        uint64_t took = now_ns() - resumed;
-        REQUIRE(outcome.missing.bits[0] == last, "rank %u: missing %llx", links->rank,
-                (unsigned long long)outcome.missing.bits[0]);
-        REQUIRE(took < 3 * deadline(), "rank %u: took %llu ms", links->rank, (unsigned long long)(took / MS));
+        sum_without(r, o, last, deadline(), "");
         require_no_sum(r, o);
     } else {
-        const epw_coll c = sum_of(r, o, NULL);
         const epw_mask others = {{all_of(links) & ~last}};
-        epw_work work = 0;
-        epw_call call = on_stream(r);
-        call.work = &work;
-        fill_ones(r, o);
-        REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        const epw_work work = begin_sum(r, o, NULL);
         ranks_meet(links);
         REQUIRE_OK(epw_comm_revoke(r->gpu.comm, &others)); /* which have not come */
         REQUIRE_OK(epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome));
