@@ -252,6 +252,14 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs a GPU",
     ),
     (
+        "compute-sanitizer --tool synccheck --num-cuda-barriers 16384 build/test_prefill_stress --ranks 2 --operations 72 --tokens 32",
+        "needs a GPU",
+    ),
+    (
+        "compute-sanitizer --tool initcheck build/test_prefill_stress --ranks 2 --operations 72 --tokens 32 --ipc",
+        "needs a GPU",
+    ),
+    (
         "cargo run --release --features candle-cuda --example candle_moe -- --ranks 2 --device cuda",
         "needs GPUs, and minutes for candle's kernels; step candle has clippy look at it",
     ),

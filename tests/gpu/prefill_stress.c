@@ -17,7 +17,7 @@ enum { LANES = 2, STEPS = 4, AHEAD = 8, OF_A_BUFFER = 2000 }; /* operations */
 enum { OPERATIONS = 2 * STEPS + 1 };
 
 static struct {
-    uint32_t operations, seed, ranks, processes, sms, tokens, pause_us, seconds;
+    uint32_t operations, seed, ranks, processes, ipc, sms, tokens, pause_us, seconds;
 } options = {.operations = 50000, .seed = 1, .tokens = 256, .pause_us = 50, .seconds = 300};
 
 static const ranks_option named[] = {
@@ -25,6 +25,7 @@ static const ranks_option named[] = {
     {"--seed", .number = &options.seed},
     {"--ranks", .number = &options.ranks},
     {"--processes", .number = &options.processes, .preset = 1},
+    {"--ipc", .number = &options.ipc, .preset = 1},
     {"--sms", .number = &options.sms},
     {"--tokens", .number = &options.tokens},
     {"--pause-us", .number = &options.pause_us},
@@ -32,9 +33,10 @@ static const ranks_option named[] = {
     {0},
 };
 
-static const char usage[] = "prefill_stress [--operations N] [--seed N] [--ranks N] [--processes]\n      "
-                            " [--sms N (of a buffer)] [--tokens N (at most)] [--pause-us N] [--seconds N "
-                            "(limit)]";
+static const char usage[] =
+    "prefill_stress [--operations N] [--seed N] [--ranks N] [--processes] "
+    "[--ipc]\n       [--sms N (of a buffer)] [--tokens N (at most)] [--pause-us N] [--seconds N "
+    "(limit)]";
 
 /* ---- shapes ---- */
 
@@ -57,6 +59,7 @@ static epw_prefill_config config_of(const rank_links *links, uint32_t index) {
     if (index % 8 == 7) ep->hidden = 7168;
     ep->lanes = LANES;
     ep->device = ranks_gpu(links);
+    if (options.ipc) ep->paths = EPW_PATH_SELF | EPW_PATH_THREAD | EPW_PATH_IPC;
     ep->deadline_ns = 60 * 1000 * MS;
     /* Few blocks, each of which does everything, and as many as there are. */
     uint32_t few = index % 2 == 0 ? LANES * between(&random, 1, 12) : 0;
