@@ -36,22 +36,13 @@ template <> __device__ __forceinline__ float narrow<float>(float x) { return x !
 template <> __device__ __forceinline__ double narrow<double>(double x) {
     return x != x ? __longlong_as_double(0x7ff8000000000000ll) : x;
 }
-template <> __device__ __forceinline__ F16Bits narrow<F16Bits>(float x) {
-    return {x != x ? uint16_t(0x7e00) : uint16_t(ptx::round_to_f16(x, 0.0f))};
-}
-template <> __device__ __forceinline__ Bf16Bits narrow<Bf16Bits>(float x) {
-    return {x != x ? uint16_t(0x7fc0) : uint16_t(ptx::round_to_bf16(x, 0.0f))};
-}
+template <> __device__ __forceinline__ F16Bits narrow<F16Bits>(float x) { return {uint16_t(ptx::round_to_f16(x, 0.0f))}; }
+template <> __device__ __forceinline__ Bf16Bits narrow<Bf16Bits>(float x) { return {uint16_t(ptx::round_to_bf16(x, 0.0f))}; }
 
 // Two elements in one word.
 template <typename T> constexpr bool is_16_bit_float = std::is_same_v<T, F16Bits> || std::is_same_v<T, Bf16Bits>;
 template <typename T> __device__ __forceinline__ uint32_t narrow_pair(float low, float high) {
-    constexpr bool kIsF16 = std::is_same_v<T, F16Bits>;
-    constexpr uint32_t kNan = kIsF16 ? 0x7e00 : 0x7fc0;
-    uint32_t pair = kIsF16 ? ptx::round_to_f16(low, high) : ptx::round_to_bf16(low, high);
-    if (low != low) pair = (pair & 0xffff0000u) | kNan;
-    if (high != high) pair = (pair & 0xffffu) | kNan << 16;
-    return pair;
+    return std::is_same_v<T, F16Bits> ? ptx::round_to_f16(low, high) : ptx::round_to_bf16(low, high);
 }
 
 template <typename A> __device__ __forceinline__ A add(A a, A b) {

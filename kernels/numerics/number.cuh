@@ -20,8 +20,7 @@ struct Bf16 {
     static __device__ __forceinline__ float high(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
     // For each half the larger magnitude, with either sign; NaN only if both are NaN.
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_bf16(a, b); }
-    static constexpr uint32_t kNaN = 0x7fc0;
-    // Packs the halves of a pair, rounded to nearest even. A NaN stays a NaN with unspecified payload.
+    // Packs the halves of a pair, rounded to nearest even. Every NaN becomes the same one.
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_bf16(low, high); }
 };
 
@@ -29,25 +28,12 @@ struct F16 {
     static __device__ __forceinline__ float low(uint32_t pair) { return ptx::low_f16(pair); }
     static __device__ __forceinline__ float high(uint32_t pair) { return ptx::high_f16(pair); }
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_f16(a, b); }
-    static constexpr uint32_t kNaN = 0x7e00;
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_f16(low, high); }
 };
 
-// Converts eight values to 16 bits each; every NaN becomes T::kNaN.
+// Converts eight values to 16 bits each.
 template <typename T> __device__ __forceinline__ uint4 pack_eight(const float (&x)[8]) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) pairs[i] = T::pack(x[2 * i], x[2 * i + 1]);
-    // The sum is NaN if any value is NaN, or if infinities cancel; in the latter case the checks below change nothing.
-    float any = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-    if (any != any) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (x[2 * i] != x[2 * i]) pairs[i] = (pairs[i] & 0xffff0000u) | T::kNaN;
-            if (x[2 * i + 1] != x[2 * i + 1]) pairs[i] = (pairs[i] & 0xffffu) | T::kNaN << 16;
-        }
-    }
-    return {pairs[0], pairs[1], pairs[2], pairs[3]};
+    return {T::pack(x[0], x[1]), T::pack(x[2], x[3]), T::pack(x[4], x[5]), T::pack(x[6], x[7])};
 }
 
 // Multiplies four values, two pairs of T, by `inverse` and converts them to e4m3: round to nearest even, saturating; NaN becomes

@@ -28,15 +28,16 @@ __device__ __forceinline__ uint32_t max_magnitudes_f16(uint32_t a, uint32_t b) {
     return pair;
 }
 
-// Rounds to nearest even.
+// Rounds to nearest even; every NaN becomes the quiet one, 0x7fc0 or 0x7e00. The conversion makes it 0x7fff, the only result
+// that is above that as a signed integer.
 __device__ __forceinline__ uint32_t round_to_bf16(float low, float high) {
     uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;\nmin.s16x2 %0, %0, %3;" : "=r"(pair) : "f"(high), "f"(low), "r"(0x7fc07fc0));
     return pair;
 }
 __device__ __forceinline__ uint32_t round_to_f16(float low, float high) {
     uint32_t pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;\nmin.s16x2 %0, %0, %3;" : "=r"(pair) : "f"(high), "f"(low), "r"(0x7e007e00));
     return pair;
 }
 

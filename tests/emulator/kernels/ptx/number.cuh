@@ -23,13 +23,12 @@ inline uint32_t max_magnitudes_f16(uint32_t a, uint32_t b) {
 
 inline uint32_t emulated_bf16(float x) {
     const uint32_t bits = emulated_bits<uint32_t>(x);
-    if (x != x) return 0x7fff;
+    if (x != x) return 0x7fc0;
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 inline uint32_t round_to_bf16(float low, float high) { return emulated_bf16(low) | emulated_bf16(high) << 16; }
-inline uint32_t round_to_f16(float low, float high) {
-    return emulated_bits<uint16_t>(_Float16(low)) | uint32_t(emulated_bits<uint16_t>(_Float16(high))) << 16;
-}
+inline uint32_t emulated_f16(float x) { return x != x ? 0x7e00 : emulated_bits<uint16_t>(_Float16(x)); }
+inline uint32_t round_to_f16(float low, float high) { return emulated_f16(low) | emulated_f16(high) << 16; }
 
 inline uint32_t emulated_e4m3(float x) {
     if (x != x) return 0x7f;
