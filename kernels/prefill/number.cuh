@@ -27,10 +27,16 @@ __host__ __device__ __forceinline__ uint32_t counters_in(uint32_t bytes, uint32_
     return tallies < most ? tallies : most;
 }
 
-__device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint32_t t, uint32_t j) {
+// An id as it lies in memory: nothing is computed with it before it is needed, so that several are loaded at the same time.
+constexpr uint64_t kNoId = ~uint64_t(0);
+__device__ __forceinline__ uint64_t load_id(const epw_dispatch_input &in, uint32_t t, uint32_t j) {
     const size_t at = size_t(t) * in.topk + j;
-    if (in.idx_type == EPW_I64) return static_cast<const int64_t *>(in.topk_idx)[at];
-    const int32_t id = static_cast<const int32_t *>(in.topk_idx)[at];
+    if (in.idx_type == EPW_I64) return static_cast<const uint64_t *>(in.topk_idx)[at];
+    return static_cast<const uint32_t *>(in.topk_idx)[at];
+}
+__device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint64_t loaded) {
+    if (in.idx_type == EPW_I64 || loaded == kNoId) return int64_t(loaded);
+    const int32_t id = int32_t(loaded);
     return in.idx_type == EPW_I32 || id == -1 ? id : int64_t(uint32_t(id));
 }
 
@@ -62,6 +68,7 @@ struct Numbering {
     uint32_t *tallies, *first;
     const uint32_t shift; // a token has 2^shift lanes
     uint32_t from, to;    // the warp's tokens
+    uint32_t rows_to_peer = 0;
 
     __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes,
                                          uint32_t warps, uint32_t peer)
@@ -77,18 +84,31 @@ struct Numbering {
 
     __device__ __forceinline__ uint32_t step() const { return tokens_at_once(shift); }
 
-    // Called by a whole warp.
-    __device__ __forceinline__ int64_t raw(uint32_t at) const {
+    // The entries of the tokens from `at` on. Called by a whole warp.
+    __device__ __forceinline__ uint64_t id(uint32_t at) const {
         const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
-        return t < to && j < a.in.topk ? raw_id(a.in, t, j) : -1;
+        return t < to && j < a.in.topk ? load_id(a.in, t, j) : kNoId;
     }
     __device__ __forceinline__ float weight(uint32_t at) const {
         const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
         return a.in.topk_weights && t < to && j < a.in.topk ? a.in.topk_weights[size_t(t) * a.in.topk + j] : 0.0f;
     }
-    // Of what raw(at) has returned.
-    __device__ __forceinline__ Entry entry(uint32_t at, int64_t raw) const {
+    // Calls handle(at, what load(at) returned) for all steps; what they need is loaded for several of them at the same time.
+    template <typename Load, typename Handle>
+    __device__ __forceinline__ void each_step(const Load &load, const Handle &handle) const {
+#pragma unroll 1
+        for (uint32_t at = from; at < to;) {
+            const auto first = load(at), second = load(at + step()), third = load(at + 2 * step()), last = load(at + 3 * step());
+#pragma unroll 1
+            for (uint32_t k = 0; k < 4 && at < to; k++, at += step()) {
+                handle(at, k < 2 ? (k == 0 ? first : second) : k == 2 ? third : last);
+            }
+        }
+    }
+    // Of what id(at) has returned.
+    __device__ __forceinline__ Entry entry(uint32_t at, uint64_t loaded) const {
         const uint32_t laneid = threadIdx.x % 32, each = 1u << shift, local = o.layout().local_experts;
+        const int64_t raw = raw_id(a.in, loaded);
         Entry e;
         e.t = at + (laneid >> shift);
         e.j = laneid & (each - 1);
@@ -108,21 +128,18 @@ struct Numbering {
 
     __device__ __forceinline__ void count() {
         uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
-        int64_t next = raw(from);
-#pragma unroll 1
-        for (uint32_t at = from; at < to; at += step()) {
-            const int64_t now = next;
-            next = raw(at + step()); // is loaded meanwhile
-            const Entry e = entry(at, now);
-            if (e.bad && atomicAdd(&o.state->bad_ids, 1u) == 0) {
-                o.state->bad_at = uint64_t(e.t) << 32 | e.j;
-                o.state->bad_id = uint64_t(e.raw);
-            }
-            if (e.rank == kNone) continue;
-            atomicAdd(&own[e.id], 1u);
-            if (e.leads) atomicAdd(&own[tally.rows_of(e.rank)], 1u);
-            atomicAdd(&own[tally.entries_of(e.rank)], 1u);
-        }
+        each_step([&](uint32_t at) { return id(at); },
+                  [&](uint32_t at, uint64_t loaded) {
+                      const Entry e = entry(at, loaded);
+                      if (e.bad && atomicAdd(&o.state->bad_ids, 1u) == 0) {
+                          o.state->bad_at = uint64_t(e.t) << 32 | e.j;
+                          o.state->bad_id = uint64_t(e.raw);
+                      }
+                      if (e.rank == kNone) return;
+                      atomicAdd(&own[e.id], 1u);
+                      if (e.leads) atomicAdd(&own[tally.rows_of(e.rank)], 1u);
+                      atomicAdd(&own[tally.entries_of(e.rank)], 1u);
+                  });
     }
 
     // The warps' tallies become the numbers at which their stretches begin. The first block notes the totals.
@@ -171,12 +188,7 @@ struct Numbering {
         }
         __syncthreads();
         if (blockIdx.x != 0) return;
-        if (peer != kNone && has(o.opened, peer)) {
-            const uint32_t rows = first[peer + 1] - first[peer];
-            tell_opening<false>(o, peer, rows, true);
-            if (rows > 0 && o.does(EPW_PREFILL_SENDS))
-                open_line(o.state->peers[peer].send, rows); // movers wait for the numbering
-        }
+        if (peer != kNone) rows_to_peer = first[peer + 1] - first[peer];
         for (uint32_t i = threadIdx.x; i <= o.ranks; i += blockDim.x) {
             r.sent_first[i] = first[i];
             if (i < o.ranks) r.announced[i] = r.received[i] = 0;
@@ -188,41 +200,49 @@ struct Numbering {
         const epw_prefill_gpu_routing &r = a.call.routing;
         const uint32_t width = o.layout().topk;
         uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
-        int64_t next = raw(from);
-        float next_weight = weight(from);
-#pragma unroll 1
-        for (uint32_t at = from; at < to; at += step()) {
-            const int64_t now = next;
-            const float its_weight = next_weight;
-            next = raw(at + step()); // is loaded meanwhile
-            next_weight = weight(at + step());
-            const Entry e = entry(at, now);
-            const bool goes = e.rank != kNone;
-            const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
-            const uint32_t leaders = same_as(e.leads, e.rank);
-            uint32_t index = 0, number = 0, row = kNone;
-            if (goes) {
-                index = own[e.id] + __popc(of_expert & lanes_before());
-                number = own[tally.entries_of(e.rank)] + __popc(of_rank & lanes_before());
-                if (e.leads) row = own[tally.rows_of(e.rank)] + __popc(leaders & lanes_before());
-            }
-            const uint32_t leader = goes ? __ffs(of_rank & e.segment) - 1 : threadIdx.x % 32;
-            row = __shfl_sync(0xffffffffu, row, leader);
-            __syncwarp(); // the counters have been read
-            // The last lane of each group moves its counter on.
-            if (goes && of_expert >> threadIdx.x % 32 == 1) own[e.id] += __popc(of_expert);
-            if (goes && of_rank >> threadIdx.x % 32 == 1) own[tally.entries_of(e.rank)] += __popc(of_rank);
-            if (e.leads && leaders >> threadIdx.x % 32 == 1) own[tally.rows_of(e.rank)] += __popc(leaders);
-            __syncwarp();
-            if (!e.inside) continue;
-            const size_t entry = size_t(e.t) * width + e.j;
-            r.ids[entry] = int32_t(e.id);
-            r.weights[entry] = its_weight;
-            r.sent_row[entry] = row;
-            r.sent_entry[entry] = number;
-            r.sent_index[entry] = index;
-            if (e.leads) r.sent_tokens[first[e.rank] + row] = e.t;
-        }
+        struct Loaded {
+            uint64_t id;
+            float weight;
+        };
+        each_step(
+            [&](uint32_t at) {
+                return Loaded{id(at), weight(at)};
+            },
+            [&](uint32_t at, const Loaded &loaded) {
+                const Entry e = entry(at, loaded.id);
+                const bool goes = e.rank != kNone;
+                const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
+                const uint32_t leaders = same_as(e.leads, e.rank);
+                uint32_t index = 0, number = 0, row = kNone;
+                if (goes) {
+                    index = own[e.id] + __popc(of_expert & lanes_before());
+                    number = own[tally.entries_of(e.rank)] + __popc(of_rank & lanes_before());
+                    if (e.leads) row = own[tally.rows_of(e.rank)] + __popc(leaders & lanes_before());
+                }
+                const uint32_t leader = goes ? __ffs(of_rank & e.segment) - 1 : threadIdx.x % 32;
+                row = __shfl_sync(0xffffffffu, row, leader);
+                __syncwarp(); // the counters have been read
+                // The last lane of each group moves its counter on.
+                if (goes && of_expert >> threadIdx.x % 32 == 1) own[e.id] += __popc(of_expert);
+                if (goes && of_rank >> threadIdx.x % 32 == 1) own[tally.entries_of(e.rank)] += __popc(of_rank);
+                if (e.leads && leaders >> threadIdx.x % 32 == 1) own[tally.rows_of(e.rank)] += __popc(leaders);
+                __syncwarp();
+                if (!e.inside) return;
+                const size_t entry = size_t(e.t) * width + e.j;
+                r.ids[entry] = int32_t(e.id);
+                r.weights[entry] = loaded.weight;
+                r.sent_row[entry] = row;
+                r.sent_entry[entry] = number;
+                r.sent_index[entry] = index;
+                if (e.leads) r.sent_tokens[first[e.rank] + row] = e.t;
+            });
+    }
+
+    // Called by the thread of the peer, when its block has written what the opening says. Movers are numbering meanwhile.
+    __device__ __forceinline__ void open_peer() const {
+        if (peer == kNone || !has(o.opened, peer)) return;
+        if (rows_to_peer > 0 && o.does(EPW_PREFILL_SENDS)) open_line(o.state->peers[peer].send, rows_to_peer);
+        tell_opening<false>(o, peer, rows_to_peer, true);
     }
 
     // Called by the whole block. All that is counted is known afterwards; to the first `threads` threads of each block, whole
@@ -244,7 +264,10 @@ struct Numbering {
         }
         meet(o);
         if (blockIdx.x < blocks) add_up();
-        if (threadIdx.x >= threads) return;
+        if (threadIdx.x >= threads) {
+            open_peer();
+            return;
+        }
         if (blockIdx.x < blocks && threadIdx.x / 32 < counters) number();
         ptx::fence_shared_before_bulk();
         meet(o, threads);
