@@ -26,9 +26,10 @@ struct Addends {
 constexpr uint32_t kMostAddends = 2 * EPW_MAX_TOPK + 2, kAddendBytes = kMostAddends * sizeof(Addend);
 
 // A warp sums so many bytes of a row at a time, some chunks of 16 bytes in each lane.
-constexpr uint32_t kUnitChunks = 4, kUnit = kUnitChunks * 32 * 16;
+constexpr uint32_t kUnitChunks = 4, kUnit = kUnitChunks * 32 * 16, kAhead = 6;
 using Chunks = uint4[kUnitChunks];
 using Totals = float[kUnitChunks][8];
+static_assert((kAhead + 1) * kUnit <= 2 * kHalf, "one more unit is that of the inner sum");
 
 // The lane's chunks of the totals, rounded. The totals are zero afterwards.
 template <typename T> __device__ __forceinline__ void round_off(Totals &totals, Chunks &chunks) {
@@ -49,27 +50,26 @@ template <typename T> __device__ __forceinline__ void add_inner(Totals &totals, 
 }
 
 // The rows of a sum on their way to this warp: a unit of each row, then the next one of each. kAhead of them are under way at the
-// same time, each lane's chunks by themselves.
-struct Feed {
-    static constexpr uint32_t kAhead = 6;
-
+// same time, each lane's chunks by themselves. Whole: the rows are whole units.
+template <bool Whole> struct Feed {
     const Addend *const rows;
-    const uint32_t count, bytes; // of a row
-    unsigned char *const units;  // the lane's first chunk of the first of them; of the others each is 32 chunks further on
-    uint32_t row = 0, column = threadIdx.x % 32 * 16; // of the next unit to be loaded: the lane's first byte
-    uint32_t number = 0;                              // of the next one that is to be read
+    const uint32_t count, bytes;  // of a row
+    unsigned char *const units;   // the lane's first chunk of the first unit; of the others each is 32 chunks further on
+    uint32_t row = 0, column = 0; // of the next unit to be loaded: its first byte
+    uint32_t at = 0;              // where the next one lies that is to be read
 
     __device__ __forceinline__ Feed(const Addend *rows, uint32_t count, uint32_t bytes, unsigned char *units)
         : rows(rows), count(count), bytes(count > 0 ? bytes : 0), units(units + threadIdx.x % 32 * 16) {
 #pragma unroll 1
-        for (uint32_t i = 0; i < kAhead; i++) load(i);
+        for (uint32_t i = 0; i < kAhead; i++) load(i * kUnit);
     }
     __device__ __forceinline__ void load(uint32_t to) {
         if (column < bytes) {
-            const unsigned char *from = rows[row].row + column;
+            const uint32_t first = column + threadIdx.x % 32 * 16; // the lane's first byte
+            const unsigned char *from = rows[row].row + first;
 #pragma unroll
             for (uint32_t n = 0; n < kUnitChunks; n++) {
-                ptx::copy_16(units + to * kUnit + n * 512, from + n * 512, column + n * 512 < bytes);
+                ptx::copy_16(units + to + n * 512, from + n * 512, Whole || first + n * 512 < bytes);
             }
             if (++row == count) {
                 row = 0;
@@ -82,9 +82,9 @@ struct Feed {
     __device__ __forceinline__ void take(Chunks &chunks) {
         ptx::copies_wait<kAhead - 1>();
 #pragma unroll
-        for (uint32_t n = 0; n < kUnitChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(units + number * kUnit + n * 512);
-        load(number);
-        number = number + 1 < kAhead ? number + 1 : 0;
+        for (uint32_t n = 0; n < kUnitChunks; n++) chunks[n] = *reinterpret_cast<const uint4 *>(units + at + n * 512);
+        load(at);
+        at = at + kUnit < kAhead * kUnit ? at + kUnit : 0;
     }
     // Adds the next unit.
     template <typename T, bool Weighted> __device__ __forceinline__ void add(Totals &totals, float weight) {
@@ -93,44 +93,45 @@ struct Feed {
         add_part<T, Weighted>(totals, chunks, weight);
     }
 };
-static_assert((Feed::kAhead + 1) * kUnit <= 2 * kHalf, "one more unit is that of the inner sum");
 
-template <typename T, bool Weighted>
-__device__ __forceinline__ void add_outer(Feed &feed, const Addends &sum, Totals &totals, const unsigned char *inner) {
+template <typename T, bool Weighted, bool Whole>
+__device__ __forceinline__ void add_outer(Feed<Whole> &feed, const Addends &sum, Totals &totals, const unsigned char *inner) {
 #pragma unroll 1
     for (uint32_t i = 0; i < sum.outer; i++) {
         if (i == sum.inner_at) add_inner<T>(totals, inner);
-        feed.add<T, Weighted>(totals, Weighted ? sum.rows[sum.inner + i].weight : 1.0f);
+        feed.template add<T, Weighted>(totals, Weighted ? sum.rows[sum.inner + i].weight : 1.0f);
     }
 }
 
 // Sums rows of `bytes` in order, from +0, through the halves of a tile. Never fused. Called by the whole warp, which sees the
 // addends.
-template <typename T>
+template <typename T, bool Whole>
 __device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint32_t bytes, unsigned char *halves) {
-    Feed feed(sum.rows, sum.inner + sum.outer, bytes, halves);
-    unsigned char *inner = halves + Feed::kAhead * kUnit + threadIdx.x % 32 * 16; // the lane's first chunk of the inner sum
+    ptx::assume_shared(sum.rows);
+    ptx::assume_shared(halves);
+    Feed<Whole> feed(sum.rows, sum.inner + sum.outer, bytes, halves);
+    unsigned char *inner = halves + kAhead * kUnit + threadIdx.x % 32 * 16; // the lane's first chunk of the inner sum
     Totals totals = {};
     Chunks chunks;
 #pragma unroll 1
     for (uint32_t column = threadIdx.x % 32 * 16; column - threadIdx.x % 32 * 16 < bytes; column += kUnit) {
 #pragma unroll 1
-        for (uint32_t i = 0; i < sum.inner; i++) feed.add<T, true>(totals, sum.rows[i].weight);
+        for (uint32_t i = 0; i < sum.inner; i++) feed.template add<T, true>(totals, sum.rows[i].weight);
         if (sum.inner > 0) {
             round_off<T>(totals, chunks);
 #pragma unroll
             for (uint32_t n = 0; n < kUnitChunks; n++) *reinterpret_cast<uint4 *>(inner + n * 512) = chunks[n];
         }
         if (sum.weighted) {
-            add_outer<T, true>(feed, sum, totals, inner);
+            add_outer<T, true, Whole>(feed, sum, totals, inner);
         } else {
-            add_outer<T, false>(feed, sum, totals, inner);
+            add_outer<T, false, Whole>(feed, sum, totals, inner);
         }
         if (sum.inner > 0 && sum.outer == sum.inner_at) add_inner<T>(totals, inner);
         round_off<T>(totals, chunks);
 #pragma unroll
         for (uint32_t n = 0; n < kUnitChunks; n++) {
-            if (column + n * 512 < bytes) ptx::store(to + column + n * 512, chunks[n]);
+            if (Whole || column + n * 512 < bytes) ptx::store(to + column + n * 512, chunks[n]);
         }
     }
 }
@@ -196,7 +197,8 @@ template <typename T, bool Queues> struct AnswerMover {
                     });
     }
     __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
-        add_rows<T>(to, sum, row_bytes, tile.halves);
+        const bool whole = row_bytes % kUnit == 0;
+        whole ? add_rows<T, true>(to, sum, row_bytes, tile.halves) : add_rows<T, false>(to, sum, row_bytes, tile.halves);
     }
     __device__ __forceinline__ Addend *addends() const { return reinterpret_cast<Addend *>(tile.head); }
 

@@ -9,6 +9,9 @@ namespace epw::ptx {
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+// Tells the compiler that `p` points to shared memory, which it cannot see in a function that is not inlined.
+__device__ __forceinline__ void assume_shared(const void *p) { __builtin_assume(__isShared(p)); }
+
 __device__ __forceinline__ uint64_t load_acquire_sys(const uint64_t *p) {
     uint64_t v;
     asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");

@@ -12,6 +12,8 @@ template <typename T> inline T emulated_load(const T *p) {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);
 }
 
+inline void assume_shared(const void *) {}
+
 inline uint64_t load_acquire_sys(const uint64_t *p) { return emulated_load(p); }
 inline uint32_t load_acquire_sys(const uint32_t *p) { return emulated_load(p); }
 inline void store_release_sys(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
