@@ -260,20 +260,20 @@ template <typename T, bool Queues> struct AnswerMover {
         bool leads; // the first that awaits this answer
     };
 
-    __device__ __forceinline__ Asked asked(uint32_t t) const {
-        const size_t at = size_t(t) * l.topk + laneid;
-        Asked e = {0, 0, false, false, false};
+    // What is loaded of it.
+    struct Looked {
         int32_t id = -1;
-        uint32_t row = ~0u;
-        if (laneid < l.topk) {
-            id = r.ids[at];
-            row = r.sent_row[at];
-        }
-        e.routed = id >= 0;
-        e.sent = e.routed && row != ~0u;
-        if (e.routed) e.rank = uint32_t(id) / l.local_experts;
-        e.number = row;
-        if (e.sent && ordered && e.rank != o.rank) e.number = r.sent_entry[at];
+        uint32_t row = kNone;
+    };
+    __device__ __forceinline__ Looked look(uint32_t t) const {
+        if (laneid >= l.topk) return {};
+        const size_t at = size_t(t) * l.topk + laneid;
+        return {r.ids[at], r.sent_row[at]};
+    }
+    __device__ __forceinline__ Asked asked(uint32_t t, const Looked &looked) const {
+        Asked e = {0, looked.row, looked.id >= 0, looked.id >= 0 && looked.row != kNone, false};
+        if (e.routed) e.rank = uint32_t(looked.id) / l.local_experts;
+        if (e.sent && ordered && e.rank != o.rank) e.number = r.sent_entry[size_t(t) * l.topk + laneid];
         const uint32_t same = __match_any_sync(0xffffffffu, e.sent ? e.rank : 0x80000000u | laneid);
         e.leads = e.sent && (ordered || (same & lanes_below()) == 0);
         return e;
@@ -400,15 +400,26 @@ template <typename T, bool Queues> struct AnswerMover {
         lines.begin(o.rank + 1 + movers.number, [&](uint32_t line) { return movers.sends && line != o.rank; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & { return peers[line].send; };
         const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, o.out_first[line] + 1 + row); };
-        bool sends = movers.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false;
-        uint32_t token = 0;
+        bool sends = movers.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false, follows = false;
+        uint32_t token = 0, next = 0;
         Asked e = {};
+        // While there are many tokens, and nothing to send, the next one is taken up with the one before it, so that the loads
+        // for it overlap with that one's.
+        const auto takes_ahead = [&] { return !sends && token + 4 * movers.count < a.tokens; };
+        const auto take_up = [&](uint32_t some) { return laneid == 0 ? atomicAdd(&o.state->sums, some) : 0; };
 #pragma unroll 1
         while (sends || sums) { // ends when no line has any more rows, and all tokens are taken up: attendants' waits are bounded
             bool here = false;
             if (holds && is_complete(e, here)) {
+                const Looked looked = follows ? look(next) : Looked{};
+                const bool takes = follows && takes_ahead();
+                const uint32_t taken = takes ? take_up(1) : 0;
                 make_sum(token, e, here);
-                holds = false;
+                holds = follows;
+                if (follows) e = asked(next, looked);
+                token = follows ? next : token;
+                next = __shfl_sync(0xffffffffu, taken, 0);
+                follows = takes && next < a.tokens;
                 continue;
             }
             const Ticket ticket = sends ? lines.pick(find, wait, [](uint32_t) { return true; }) : Ticket{0, 0, 0};
@@ -418,9 +429,12 @@ template <typename T, bool Queues> struct AnswerMover {
             }
             sends = sends && !lines.have_ended();
             if (sums && !holds) {
-                token = __shfl_sync(0xffffffffu, laneid == 0 ? atomicAdd(&o.state->sums, 1u) : 0, 0);
+                const bool takes = takes_ahead();
+                token = __shfl_sync(0xffffffffu, take_up(takes ? 2 : 1), 0);
+                next = token + 1;
+                follows = takes && next < a.tokens;
                 holds = sums = token < a.tokens;
-                if (holds) e = asked(token);
+                if (holds) e = asked(token, look(token));
             } else {
                 pause();
             }
