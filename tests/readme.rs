@@ -229,7 +229,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (
         "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" mix failure \
          \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble direct limits wide wire comms replaced_comm registered copies prefill \
-         prefill_paths prefill_stress prefill_failure prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
+         prefill_paths prefill_scales prefill_stress prefill_failure prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
         "needs GPUs; step cuda_kernels builds all of these programs",
     ),
     (

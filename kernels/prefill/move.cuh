@@ -216,7 +216,7 @@ template <typename T, bool Queues> struct RowMover {
             if (scales + laneid < whole_units(scales)) made_scales[scales + laneid] = 0;
             tile.wrote();
             spread(own, k, at, made);
-            put_scales(own, k, {made_scales, a.format.scale_bytes}, at / EPW_FP8_BLOCK, count);
+            spread_scales(own, k, made_scales, at / EPW_FP8_BLOCK, count);
             if (slot == nullptr) continue;
             send_piece(slot, at, made);
             if (laneid != 0) continue;
@@ -323,6 +323,22 @@ template <typename T, bool Queues> struct RowMover {
         }
     }
 
+    // The same of scales that lie in the tile: in bulk, if they lie by rows of whole units.
+    __device__ __forceinline__ void spread_scales(const Places &places, uint32_t k, const unsigned char *from, uint32_t first,
+                                                  uint32_t count) {
+        const uint32_t own = a.format.scale_bytes, bytes = count * own;
+        const bool packed = a.in.payload == EPW_PAYLOAD_FP8_UE8M0;
+        const uint64_t row = packed ? (a.format.scale_count + 3) / 4 * 4 : uint64_t(a.format.scale_count) * own;
+        auto *to = static_cast<unsigned char *>(a.out.scales);
+        const uint64_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | row | first * own | bytes;
+        if (a.out.scale_order != 1 || all % 16 != 0) {
+            put_scales(places, k, {from, own}, first, count);
+        } else if (of == k && places.goes() && to != nullptr) {
+            ptx::bulk_store(to + places.place * row + first * own, from, bytes);
+            ptx::bulk_commit();
+        }
+    }
+
     // What is said of the rows of a handful beside their payloads. `band`: of the lane's row.
     __device__ __forceinline__ void put_indices(const Places &places, uint32_t source, const Entering &e,
                                                 const unsigned char *band) {
@@ -426,7 +442,7 @@ template <typename T, bool Queues> struct RowMover {
         stream(rows, scales, payload, [&](uint32_t k, uint32_t at, const unsigned char *half) {
             spread(places, k, at, half);
             if (scales == 0) return;
-            put_scales(places, k, {half + a.format.payload_bytes, a.format.scale_bytes}, 0, a.format.scale_count);
+            spread_scales(places, k, half + a.format.payload_bytes, 0, a.format.scale_count);
         });
     }
 
