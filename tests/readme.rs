@@ -252,7 +252,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs a GPU",
     ),
     (
-        "compute-sanitizer --tool synccheck --num-cuda-barriers 16384 build/test_prefill_stress --ranks 2 --operations 72 --tokens 32",
+        "compute-sanitizer --tool synccheck --num-cuda-barriers 16384 build/test_prefill_stress --ranks 2 --operations 12 --tokens 32",
         "needs a GPU",
     ),
     (
