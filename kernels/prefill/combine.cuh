@@ -197,8 +197,11 @@ template <typename T, bool Queues> struct AnswerMover {
                     });
     }
     __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
-        const bool whole = row_bytes % kUnit == 0;
-        whole ? add_rows<T, true>(to, sum, row_bytes, tile.halves) : add_rows<T, false>(to, sum, row_bytes, tile.halves);
+        if (row_bytes % kUnit == 0) {
+            add_rows<T, true>(to, sum, row_bytes, tile.halves);
+        } else {
+            add_rows<T, false>(to, sum, row_bytes, tile.halves);
+        }
     }
     __device__ __forceinline__ Addend *addends() const { return reinterpret_cast<Addend *>(tile.head); }
 
