@@ -348,12 +348,14 @@ fn a_waker_may_drop_the_last_communicator() {
     until("the waker has dropped it", || waker.0.lock().unwrap().is_none());
     until("it has ended by itself", || progress_threads() == 0);
     drop(peer);
-    // The next one starts it again.
-    let ranks = comms(PATIENT);
+    // The next one that has to wait starts it again.
+    let [comm, late] = comms(PATIENT);
     thread::scope(|scope| {
-        for comm in &ranks {
-            scope.spawn(move || block_on(barriers(comm, 10)));
-        }
+        scope.spawn(|| {
+            thread::sleep(Duration::from_millis(100));
+            block_on(barriers(&late, 10));
+        });
+        block_on(barriers(&comm, 10));
     });
     until("it has its name", || progress_threads() == 1);
 }
