@@ -66,9 +66,9 @@ struct Numbering {
     const uint32_t blocks;   // that count
     const uint32_t peer;     // whose opening this thread writes, a mapped one; kNone: none
     uint32_t *tallies, *first;
-    const uint32_t shift; // a token has 2^shift lanes
-    uint32_t from, to;    // the warp's tokens
-    uint32_t rows_to_peer = 0;
+    const uint32_t shift;      // a token has 2^shift lanes
+    uint32_t from, to;         // the warp's tokens
+    uint32_t rows_to_peer = 0; // what its opening says
 
     __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes,
                                          uint32_t warps, uint32_t peer)

@@ -8,6 +8,7 @@
  * reason, if there is no GPU. */
 #include "ranks.h"
 #include "require.h"
+#include "traffic.h"
 
 #include "../c/check.h"
 #include "prefill/parts.h"
@@ -64,9 +65,8 @@ static plan choose(uint32_t number, uint32_t ranks) {
 }
 
 static uint32_t below(uint64_t *state, uint32_t n) {
-    uint64_t x = (*state += UINT64_C(0x9e3779b97f4a7c15));
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    return (uint32_t)((x ^ x >> 29) % n);
+    *state += UINT64_C(0x9e3779b97f4a7c15);
+    return (uint32_t)(traffic_mix(*state) % n);
 }
 
 /* Those of rank `rank`. */
