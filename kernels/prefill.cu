@@ -47,20 +47,17 @@ struct Roles {
     const BlockMemory m;
 
     __device__ __forceinline__ uint32_t warp() const { return threadIdx.x / 32; }
-    // Where there are many blocks the first one only attends to peers: its movers would slow that down.
-    __device__ __forceinline__ uint32_t attending_blocks() const { return gridDim.x < kManyBlocks ? 0 : 1; }
-    __device__ __forceinline__ bool moves() const { return warp() < m.movers && blockIdx.x >= attending_blocks(); }
+    __device__ __forceinline__ bool moves(const Prefill &o) const { return warp() < m.movers && o.block >= attending_blocks(o); }
     // Half of the movers send, and no more than keep the wire busy: rows are not to queue there for long, while others wait for a
     // mover. But all do in a kernel that does nothing else, and, if they have nothing else to do, where few blocks quantise:
     // there the wire idles.
-    __device__ __forceinline__ Movers movers(const Prefill &o, bool quantise) const {
-        const uint32_t half = (m.movers + 1) / 2, few = o.call.kind == 0 ? (kSenders + gridDim.x - 1) / gridDim.x : half;
+    __device__ __forceinline__ Sending sending(const Prefill &o, bool quantise) const {
+        const uint32_t half = (m.movers + 1) / 2, few = o.call.kind == 0 ? (kSenders + o.blocks - 1) / o.blocks : half;
         const bool all = !o.does(EPW_PREFILL_RECEIVES), first = warp() < min(few, half);
-        const bool sends = all || first || (quantise && gridDim.x < kManyBlocks), can = o.does(EPW_PREFILL_SENDS);
-        const uint32_t before = attending_blocks();
-        return {(blockIdx.x - before) * m.movers + warp(), (gridDim.x - before) * m.movers, can && sends, can && (all || first)};
+        const bool sends = all || first || (quantise && o.blocks < kManyBlocks), can = o.does(EPW_PREFILL_SENDS);
+        return {can && sends, can && (all || first)};
     }
-    __device__ __forceinline__ bool tells() const { return warp() == teller() && blockIdx.x >= attending_blocks(); }
+    __device__ __forceinline__ bool tells(const Prefill &o) const { return warp() == teller() && o.block >= attending_blocks(o); }
     __device__ __forceinline__ uint32_t teller() const { return m.movers; }
     __device__ __forceinline__ uint32_t registrar() const { return m.movers + 1; }
     __device__ __forceinline__ uint32_t attended_peer() const { return threadIdx.x - (m.movers + 2) * 32; }
@@ -133,6 +130,13 @@ __device__ __forceinline__ uint32_t row_bytes(const epw_prefill_dispatch_args &a
     return uint32_t(a.call.lane.layout.header_bytes) + a.format.payload_bytes + scales;
 }
 
+// Whether scales of rows are grouped. Called by warps that move rows, or would, of a kernel in which rows are received.
+__device__ __forceinline__ bool groups_scales(const ScaleShape &scales, const Prefill &o) {
+    if (!scales.may_group) return false;
+    while (!ptx::load_acquire_gpu(&o.state->placed)) pause(); // bounded: the registrar's waits are
+    return o.state->groups;
+}
+
 // `Queues`: some peers may be behind queues.
 template <typename T, bool Queues>
 __global__ void __launch_bounds__(most_threads(0), 1)
@@ -141,12 +145,16 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     __shared__ Prefill o;
     __shared__ uint64_t loaded[2 * kRowMovers];
     __shared__ Post posts[kRowMovers];
+    __shared__ ScaleShape scales;
+    __shared__ InGroup groups[kRowMovers * 32];
     const Roles roles = {memory, loaded, BlockMemory(a.call.lane.layout, 0, gridDim.x)};
     const epw_prefill_gpu_routing &r = a.call.routing;
     init_barriers(loaded, 2 * kRowMovers);
     if (threadIdx.x < kRowMovers) posts[threadIdx.x].lanes = 0;
+    if (threadIdx.x == 0) scales = ScaleShape::of(a);
+    if (threadIdx.x < kRowMovers * 32) groups[threadIdx.x] = a.out.scale_order == 1 ? InGroup::by_row() : InGroup::alone();
     ptx::wait_for_stream();
-    if (!open<Queues>(o, a.call, roles.firsts())) {
+    if (!open<Queues>(o, a.call, roles.firsts(), roles.m.movers, a.in.tokens)) {
         close_shut(o);
         return;
     }
@@ -158,10 +166,16 @@ __global__ void __launch_bounds__(most_threads(0), 1)
             Numbering(a, o, memory, roles.m.tiles, roles.m.movers, peer).run(roles.registrar() * 32);
         }
     }
-    if (roles.moves() && !a.call.gives_up) {
+    if (roles.warp() < roles.m.movers && !a.call.gives_up) {
         Tile tile = roles.tile();
-        RowMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o, quantises(a.in.payload)));
-    } else if (roles.tells() && !a.call.gives_up) {
+        if (roles.moves(o))
+            RowMover<T, Queues>(a, o, tile, posts[roles.warp()], scales, groups)
+                .run(roles.kept(), roles.sending(o, quantises(a.in.payload)));
+        if (o.does(EPW_PREFILL_RECEIVES) && groups_scales(scales, o)) {
+            meet(o, roles.m.movers * 32); // all rows are there
+            turn_groups(a, o, scales, tile.halves, o.block * roles.m.movers + roles.warp(), o.blocks * roles.m.movers);
+        }
+    } else if (roles.tells(o) && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() == roles.registrar()) {
         if (!a.call.gives_up) Registrar<Queues>(a, o).run();
@@ -198,16 +212,16 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     init_barriers(loaded, 2 * kAnswerMovers);
     if (threadIdx.x < kAnswerMovers) posts[threadIdx.x].lanes = 0;
     ptx::wait_for_stream();
-    if (!open<Queues>(o, a.call, roles.firsts())) {
+    if (!open<Queues>(o, a.call, roles.firsts(), roles.m.movers, a.tokens)) {
         close_shut(o);
         return;
     }
     const bool ordered = a.in.mode == EPW_COMBINE_ORDERED;
     if (ordered && o.does(EPW_PREFILL_SENDS) && !a.call.gives_up) number_entries(a, o);
-    if (roles.moves() && !a.call.gives_up) {
+    if (roles.moves(o) && !a.call.gives_up) {
         Tile tile = roles.tile();
-        AnswerMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.movers(o, false));
-    } else if (roles.tells() && !a.call.gives_up) {
+        AnswerMover<T, Queues>(a, o, tile, posts[roles.warp()]).run(roles.kept(), roles.sending(o, false));
+    } else if (roles.tells(o) && !a.call.gives_up) {
         tell(o, posts, roles.m.movers);
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
         const uint32_t peer = roles.attended_peer();

@@ -85,6 +85,8 @@ pub const ORDER: &str = "EPWIRE_ORDER";
 pub const PORTS: &str = "EPWIRE_PORTS";
 /// Instruction set of the host's inner loops; the C core reads it.
 pub const ISA: &str = "EPWIRE_ISA";
+/// From which size on collectives read pieces from the memory of peers' callers; the C core reads it.
+pub const PULL_FROM: &str = "EPWIRE_PULL_FROM";
 
 /// What to log about paths, memberships and peers given up; the C core reads it.
 pub const LOG: &str = "EPWIRE_LOG";
@@ -239,6 +241,13 @@ pub const VARIABLES: &[Variable] = &[
         default: "the best that the processor has",
         doc: "Instruction set of the host's inner loops: `avx512` or `avx2` on x86-64, `base` everywhere. Results \
               have the same bits with each. A name that is unknown or cannot run here is an error.",
+    },
+    Variable {
+        name: PULL_FROM,
+        default: "measured once per process",
+        doc: "Bytes from which on collectives on the host read a piece straight from memory of a peer's caller \
+              (`process_vm_readv`), if that is permitted, in place of two copies through a ring; or `never`. Unless \
+              set, a process measures for a millisecond which is faster. Results have the same bits with each.",
     },
     Variable {
         name: LOG,

@@ -6,6 +6,7 @@ mod fabric;
 mod floor;
 mod known;
 mod prefill;
+mod records;
 mod status;
 
 use std::ffi::{CStr, CString, c_void};
@@ -27,7 +28,7 @@ pub(crate) use floor::Floor;
 use floor::floor;
 pub(crate) use known::Known;
 pub(crate) use prefill::{
-    Prefill, Routing, count as prefill_count, empty_combine as empty_prefill_combine,
+    EnqueuedCounts, Prefill, Routing, count as prefill_count, empty_combine as empty_prefill_combine,
     empty_combine_output as empty_prefill_combine_output, empty_config as empty_prefill_config,
     empty_output as empty_prefill_output, plan as prefill_plan,
 };
@@ -130,7 +131,7 @@ impl Drop for Buffer {
 
 floor!(Buffer: epw_buffer_export, epw_buffer_connect_within, epw_buffer_disconnect, epw_buffer_probe, epw_buffer_path,
     epw_buffer_wire, epw_buffer_trouble, epw_buffer_set_active, epw_buffer_revoke, epw_buffer_membership,
-    epw_buffer_newest_epoch, epw_buffer_diverged, epw_buffer_traffic);
+    epw_buffer_suspects, epw_buffer_newest_epoch, epw_buffer_diverged, epw_buffer_traffic);
 
 impl Buffer {
     pub(crate) fn create(config: &sys::epw_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
@@ -313,15 +314,10 @@ impl Buffer {
 
     /// Up to `capacity` of the records written since the last call, and how many were lost.
     pub(crate) fn take_errors(&self, capacity: u32) -> Result<(Vec<sys::epw_error_record>, u64)> {
-        let mut records = vec![sys::epw_error_record::default(); capacity as usize];
-        let (mut count, mut lost) = (0, 0);
-        // SAFETY: records has `capacity` places; the others are valid places to write to.
-        check(unsafe {
-            let size = size_of::<sys::epw_error_record>();
-            sys::epw_take_errors(self.0.as_ptr(), records.as_mut_ptr(), size, capacity, &mut count, &mut lost)
-        })?;
-        records.truncate(count as usize);
-        Ok((records, lost))
+        // SAFETY: the buffer is alive; `take` gives valid places.
+        records::take(capacity, |records, size, count, lost| unsafe {
+            sys::epw_take_errors(self.0.as_ptr(), records, size, capacity, count, lost)
+        })
     }
 
     pub(crate) fn dispatched_rows(&self, handle: sys::epw_handle) -> Result<Rows> {

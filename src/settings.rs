@@ -34,13 +34,15 @@ pub(crate) fn paths(names: &str) -> Result<[bool; 5], ParseNameError> {
     Ok(paths)
 }
 
-/// What the core reads: `EPWIRE_LOG`, `EPWIRE_LOG_FILE` and `EPWIRE_ISA`. Opens the log.
+/// What the core reads: `EPWIRE_LOG`, `EPWIRE_LOG_FILE`, `EPWIRE_ISA` and `EPWIRE_PULL_FROM`. Opens the log.
 fn of_the_core() -> Result<(), String> {
     // SAFETY: any thread may call it.
     said(unsafe { sys::epw_log_open(sys::epw_where::NOWHERE) })?;
     let mut chosen = std::ptr::null();
     // SAFETY: `chosen` is a valid place to write to; any thread may call.
-    said(unsafe { sys::epw_numerics_choose(sys::epw_where::NOWHERE, &mut chosen) })
+    said(unsafe { sys::epw_numerics_choose(sys::epw_where::NOWHERE, &mut chosen) })?;
+    // SAFETY: it writes a number, which lives here; any thread may call.
+    said(unsafe { sys::epw_pull_wanted(sys::epw_where::NOWHERE, &mut 0) })
 }
 
 /// The core's error text, if this status is an error.

@@ -53,6 +53,20 @@ fn the_bench_measures_every_case_by_default_and_each_beside_its_floor() {
 }
 
 #[test]
+fn the_bench_takes_tokens_that_are_fp8_already() {
+    let mut bench = Command::new(example::build("bench"));
+    let options = "--ranks 2 --tokens 5 --hidden 256 --payload fp8-given --layout expert-major,rank-major,packed,dense \
+                   --iterations 2 --json";
+    bench.args(options.split_whitespace());
+    let (output, said) = ended(bench);
+    assert!(output.status.success() && said.is_empty(), "{}: {said}", output.status);
+    let rows = String::from_utf8(output.stdout).unwrap();
+    let right =
+        rows.lines().filter(|row| row.contains("\"payload\":\"fp8-given\"") && row.ends_with("\"wrong\":0}"));
+    assert_eq!(right.count(), 4 * 3, "{rows}");
+}
+
+#[test]
 fn the_doctor_says_which_rank_has_no_adapter() {
     let doctor = example::build("doctor");
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();

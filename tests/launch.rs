@@ -286,6 +286,7 @@ fn a_wrong_variable_is_refused_before_any_rank_starts() {
         ("EPWIRE_LOG", "loud", "give off, warn, info or trace"),
         ("EPWIRE_LOG_FILE", "/no folder/log", "No such file"),
         ("EPWIRE_ISA", "mmx", "this processor can run"),
+        ("EPWIRE_PULL_FROM", "64k", "a number of bytes from 1"),
         ("EPWIRE_PATHS", "shm,tcp", "\"tcp\" is not a path"),
         ("EPWIRE_NIC", "hard", "give soft, strict, fake or mlx5"),
         ("EPWIRE_WIRES", "udp", "give some of local, tcp, verbs"),

@@ -196,6 +196,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "needs two GPUs",
     ),
     (
+        "cargo run --release --features cuda,cudarc --example bench -- --ranks 2 --device cuda --layout packed,dense --tokens 4096 --experts 256 \
+    --payload fp8,fp8-given --sms 8,16,24,32,64,all",
+        "as above",
+    ),
+    (
         "bench --device cuda --ranks 2 --experts 256 --payload fp8 --tokens 128 --cases pair --graph --sms 16,24,64,all",
         "as above",
     ),
@@ -228,8 +233,8 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "(for t in same \"same --processes\" stress \"stress --processes\" \"stress --ranks 2\" \"stress --ranks 1\" mix failure \
-         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble direct limits wide wire comms replaced_comm registered copies prefill \
-         prefill_paths prefill_scales prefill_stress prefill_failure prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
+         \"failure --large\" \"failure --ranks 2\" overlap paths moves trouble direct limits wide wire comms subsets replaced_comm registered copies prefill \
+         prefill_paths prefill_counts prefill_scales prefill_stress prefill_tokens prefill_failure prefill_errors prefill_overlap; do build/test_$t || [ $? = 77 ] || exit 1 done)",
         "needs GPUs; step cuda_kernels builds all of these programs",
     ),
     (
@@ -245,6 +250,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "compute-sanitizer --error-exitcode 1 --tool initcheck build/test_stress --small --ranks 2 --ipc",
+        "needs a GPU",
+    ),
+    (
+        "for t in memcheck synccheck; do for n in 1 2; do compute-sanitizer --error-exitcode 1 --tool $t build/test_comms \
+         --small --ranks $n --cases 2 --deadline-ms 60000 --seconds 540 || break 2; done; done",
         "needs a GPU",
     ),
     (
@@ -291,6 +301,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (".ci/run roce", "takes minutes, in a virtual machine"),
     (".ci/run fuzz", "is part of CI"),
     (".ci/beside_mpi --dispatch", "takes a minute; step beside_mpi takes one turn of it, with a limit"),
+    (".ci/run faults_of_rules", "is part of CI"),
     (".ci/run faults", "takes many minutes; the tests themselves are part of CI"),
     ("FUZZ_SECONDS=3600 .ci/run fuzz", "takes hours; CI has it run for 10 seconds a target"),
     ("cargo run --release --example serve", "serves until it is told to end; tests/serve.rs runs it"),

@@ -245,6 +245,8 @@ mod c {
         "c/peer/rules.h",
         "c/ep/layout.h",
         "c/ep/report.h",
+        "c/prefill/gate.h",
+        "c/prefill/lane_sms.h",
         "c/prefill/layout.h",
         "c/prefill/rules.h",
         "c/include/epwire.h",

@@ -48,8 +48,12 @@ static inline uint64_t whole_row(const epw_comm *comm, const blocks *b) {
 /* The blocks of all ranks in send or recv. A call with only one block on that side uses `single` instead. */
 static inline blocks blocks_in(const epw_comm *comm, const epw_coll *c, bool in_recv) {
     uint64_t element = epw_type_bytes(c->type), pitch = in_recv ? c->recv_pitch : c->send_pitch;
-    blocks b = {.counts = in_recv ? c->recv_counts : c->send_counts,
-                .offsets = in_recv ? c->recv_offsets : c->send_offsets,
+    /* Those of send in an all-to-all in place may be left out: they are those of recv. */
+    bool same = c->kind == EPW_ALL_TO_ALL && c->send == c->recv;
+    bool counts_of_recv = in_recv || (same && c->send_counts == NULL),
+         offsets_of_recv = in_recv || (same && c->send_offsets == NULL);
+    blocks b = {.counts = counts_of_recv ? c->recv_counts : c->send_counts,
+                .offsets = offsets_of_recv ? c->recv_offsets : c->send_offsets,
                 .count = c->count,
                 .element = element,
                 .rows = c->rows > 0 ? c->rows : 1,

@@ -129,8 +129,10 @@ static epw_status check_shape(const epw_comm *comm, const epw_coll *c) {
                      "only reduce_scatter, scatter and all_to_all take send_counts and send_offsets");
     if ((c->recv_counts != NULL || c->recv_offsets != NULL) && !counts_of_recv(c->kind))
         return wrong(comm, c, "only all_gather, gather and all_to_all take recv_counts and recv_offsets");
-    if (c->kind == EPW_ALL_TO_ALL && (c->send_counts != NULL) != (c->recv_counts != NULL))
-        return wrong(comm, c, "give both send_counts and recv_counts, or neither");
+    bool one_buffer = c->kind == EPW_ALL_TO_ALL && c->send == c->recv && c->send_counts == NULL;
+    if (c->kind == EPW_ALL_TO_ALL && (c->send_counts != NULL) != (c->recv_counts != NULL) && !one_buffer)
+        return wrong(comm, c,
+                     "give both send_counts and recv_counts, or neither; in place recv_counts are enough");
     if ((c->rows > 1 || c->send_pitch != 0 || c->recv_pitch != 0) && c->kind != EPW_ALL_GATHER &&
         c->kind != EPW_REDUCE_SCATTER)
         return wrong(comm, c, "only all_gather and reduce_scatter take rows and pitches");
@@ -184,10 +186,32 @@ static bool has_nothing(const epw_comm *comm, const epw_coll *c, const uint64_t 
     return any == 0;
 }
 static bool sends_nothing(const epw_comm *comm, const epw_coll *c) {
-    return has_nothing(comm, c, c->send_counts, c->recv_counts);
+    bool like_recv = c->kind == EPW_ALL_TO_ALL && c->send_counts == NULL; /* equal blocks, or in place */
+    return has_nothing(comm, c, like_recv ? c->recv_counts : c->send_counts, c->recv_counts);
 }
 static bool receives_nothing(const epw_comm *comm, const epw_coll *c) {
     return has_nothing(comm, c, c->recv_counts, c->send_counts);
+}
+
+/* In place, an all-to-all sends what it receives: blocks of the same sizes at the same places. */
+static epw_status check_exchange(const epw_comm *comm, const epw_coll *c) {
+    const uint64_t *const sent[2] = {c->send_counts, c->send_offsets}, *const received[2] = {c->recv_counts,
+                                                                                             c->recv_offsets};
+    static const char *const names[2] = {"counts", "offsets"};
+    for (int i = 0; i < 2; i++) {
+        if (sent[i] == NULL) continue; /* those of recv */
+        if (received[i] == NULL)
+            return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, epw_kind_name(c->kind)),
+                            "in place send_%s is recv_%s, or NULL, but recv_%s is NULL", names[i], names[i],
+                            names[i]);
+        for (uint32_t r = 0; r < comm->layout.ranks; r++) {
+            if (sent[i][r] == received[i][r]) continue;
+            return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, epw_kind_name(c->kind)),
+                            "send_%s[%u] is %llu, recv_%s[%u] %llu: in place they must be equal", names[i], r,
+                            (unsigned long long)sent[i][r], names[i], r, (unsigned long long)received[i][r]);
+        }
+    }
+    return EPW_OK;
 }
 
 static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
@@ -255,9 +279,11 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     if (wants_recv(comm, c) && c->recv == NULL && !receives_nothing(comm, c))
         return wrong(comm, c, "recv is NULL");
     /* Empty buffers may well have the same address. */
-    if (c->kind == EPW_ALL_TO_ALL && c->send == c->recv && c->send_counts != NULL &&
-        !sends_nothing(comm, c) && !receives_nothing(comm, c))
-        return wrong(comm, c, "in place all blocks are equal: leave send_counts and recv_counts NULL");
+    if (c->kind == EPW_ALL_TO_ALL && c->send == c->recv && !sends_nothing(comm, c) &&
+        !receives_nothing(comm, c)) {
+        status = check_exchange(comm, c);
+        if (status != EPW_OK) return status;
+    }
     uint32_t me = comm->config.rank;
     if (c->kind == EPW_ALL_TO_ALL && c->send_counts != NULL && c->send_counts[me] != c->recv_counts[me])
         return epw_fail(
@@ -367,7 +393,7 @@ epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const ep
     if (status != EPW_OK) return status;
     if (comm->gpu != NULL) return epw_coll_gpu_group(comm, ops, count, call, outcome);
 
-    epw_job *job = calloc(1, sizeof *job);
+    epw_job *job = malloc(sizeof *job);
     epw_op *first = NULL;
     if (job == NULL || !make_ops(comm, ops, count, job, &first)) {
         epw_ops_free(first);
@@ -389,11 +415,11 @@ epw_status epw_group(epw_comm *comm, const epw_coll *ops, size_t count, const ep
         return status;
     }
     job->id = ++comm->next_work;
-    enter(comm, ops, count, job, first, epw_now_ns());
-    if (job->waits) return epw_comm_wait(comm, job, UINT64_MAX, outcome);
-    uint64_t until;
+    uint64_t now = epw_now_ns(), until;
+    enter(comm, ops, count, job, first, now);
+    if (job->waits) return epw_comm_wait(comm, job, now, UINT64_MAX, outcome);
     *call->work = job->id;
-    epw_comm_step(comm, &until);
+    epw_comm_step(comm, &now, &until);
     pthread_mutex_unlock(&comm->lock);
     return EPW_OK;
 }
@@ -505,7 +531,7 @@ epw_status epw_work_wait(epw_comm *comm, epw_work work, uint64_t timeout_ns, epw
     epw_status status = find(comm, "work_wait", work, &job);
     if (status != EPW_OK) return status;
     status = check_call(comm, NULL, outcome);
-    if (status == EPW_OK) return epw_comm_wait(comm, job, timeout_ns, outcome);
+    if (status == EPW_OK) return epw_comm_wait(comm, job, epw_now_ns(), timeout_ns, outcome);
     pthread_mutex_unlock(&comm->lock);
     return status;
 }
@@ -528,7 +554,7 @@ epw_status epw_work_drop(epw_comm *comm, epw_work work) {
     while (*at != job) at = &(*at)->next;
     *at = job->next;
     free(job);
-    epw_comm_step(comm, &until);
+    epw_comm_step(comm, &now, &until);
     pthread_mutex_unlock(&comm->lock);
     return EPW_OK;
 }

@@ -2,6 +2,7 @@
 #include "coll/parts.h"
 #include "coll/gpu/gpu.h"
 #include "coll/heap.h"
+#include "coll/pull.h"
 #include "coll/point.h"
 
 #include "base/log.h"
@@ -9,6 +10,7 @@
 #include "device/cuda.h"
 #include "ipc/process.h"
 #include "nic/fabric.h"
+#include "peer/gpu_suspects.h"
 #include "peer/remote.h"
 
 #include <stdio.h>
@@ -105,6 +107,9 @@ static epw_status make_host_parts(epw_comm *comm, epw_where where) {
     epw_nonce nonce;
     epw_status status = epw_nonce_make(where, &nonce);
     memcpy(comm->secret, nonce.bytes, sizeof comm->secret);
+    uint64_t ring_bytes = (uint64_t)comm->layout.slots * comm->layout.slot_bytes;
+    if (status == EPW_OK)
+        status = epw_pull_choose(where, ring_bytes, comm->peers.spin_ns == 0, &comm->pull_from);
     if (status == EPW_OK) status = epw_numerics_choose(where, &comm->numerics);
     if (status == EPW_OK) status = epw_sums_choose(where, &comm->sums);
     return status;
@@ -191,14 +196,17 @@ static bool leave_gpu(epw_comm *comm, bool inherited) {
 
 static void tell_plan(const epw_comm *comm) {
     const epw_comm_config *c = &comm->config;
-    char device[32] = "on the host", heap[EPW_LOG_SIZE], window[EPW_LOG_SIZE];
+    char device[32] = "on the host", pulls[48] = "", heap[EPW_LOG_SIZE], window[EPW_LOG_SIZE];
     if (!epw_log_on(EPW_LOG_PLAN, EPW_LOG_INFO)) return;
     if (c->device != EPW_DEVICE_HOST) snprintf(device, sizeof device, "on GPU %d", c->device);
+    if (comm->gpu == NULL && comm->pull_from != UINT64_MAX)
+        snprintf(pulls, sizeof pulls, ", pulls from %llu bytes on", (unsigned long long)comm->pull_from);
     epw_log(EPW_LOG_PLAN, EPW_LOG_INFO, (epw_where){"create", (int)c->rank, -1},
-            "communicator of %u ranks %s: rings of %u slots of %u bytes, heap %s, deadline %.10g ms; "
+            "communicator of %u ranks %s: rings of %u slots of %u bytes%s, heap %s, deadline %.10g ms; "
             "window %s",
-            c->ranks, device, comm->layout.slots, comm->layout.slot_bytes, epw_log_size(c->heap_bytes, heap),
-            (double)c->deadline_ns / 1e6, epw_log_size(comm->layout.window_bytes, window));
+            c->ranks, device, comm->layout.slots, comm->layout.slot_bytes, pulls,
+            epw_log_size(c->heap_bytes, heap), (double)c->deadline_ns / 1e6,
+            epw_log_size(comm->layout.window_bytes, window));
 }
 
 epw_status epw_comm_create(const epw_comm_config *config, epw_comm **out) {
@@ -340,6 +348,12 @@ epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t 
 epw_status epw_comm_revoke(epw_comm *comm, const epw_mask *peers) {
     epw_status status = check_given(comm, "revoke", "peers", peers);
     return status == EPW_OK ? epw_peers_revoke(&comm->peers, peers) : status;
+}
+
+epw_status epw_comm_suspects(epw_comm *comm, int32_t *suspects, void *stream) {
+    epw_status status = check(comm, "suspects");
+    if (status != EPW_OK) return status;
+    return epw_peers_enqueue_suspects(&comm->peers, suspects, stream, epw_comm_where(comm, "suspects"));
 }
 
 epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership) {

@@ -120,15 +120,23 @@ static void hear(epw_comm *comm, uint64_t now) {
 
 /* ---- looking ---- */
 
+static bool points_await(const epw_comm *comm, const epw_coll_peer *p) {
+    return comm->pointing && epw_point_awaits(p);
+}
+
+static bool points_have_more(const epw_comm *comm, const epw_coll_peer *p) {
+    return comm->pointing && epw_point_has_more(p);
+}
+
 /* Whether this rank waits for messages of the peer on this channel. */
-static bool awaits_messages(const epw_coll_peer *p, uint32_t channel) {
-    return channel == EPW_CHANNEL_COLLECTIVE ? p->in.open : epw_point_awaits(p);
+static bool awaits_messages(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
+    return channel == EPW_CHANNEL_COLLECTIVE ? p->in.open : points_await(comm, p);
 }
 
 static bool awaits_taken(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
     const epw_ring *ring = &p->rings[channel];
     if (epw_ring_lends(ring)) return true;
-    bool more = channel == EPW_CHANNEL_COLLECTIVE ? p->out.open : epw_point_has_more(p);
+    bool more = channel == EPW_CHANNEL_COLLECTIVE ? p->out.open : points_have_more(comm, p);
     return more && !epw_ring_has_room(ring, comm->layout.slots);
 }
 
@@ -198,13 +206,13 @@ static void greet(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 
 static void look_at(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
     for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
-        if (awaits_messages(p, c)) look(comm, p, c, EPW_WORD_POSTED, now);
+        if (awaits_messages(comm, p, c)) look(comm, p, c, EPW_WORD_POSTED, now);
         if (awaits_taken(comm, p, c)) look(comm, p, c, EPW_WORD_TAKEN, now);
     }
-    if (!p->begun && (p->out.open || epw_point_has_more(p)))
+    if (!p->begun && (p->out.open || points_have_more(comm, p)))
         look(comm, p, EPW_CHANNEL_COLLECTIVE, EPW_WORD_TAKEN, now);
     greet(comm, p, now);
-    if (!p->reads && (p->out.open || epw_point_has_more(p))) {
+    if (!p->reads && (p->out.open || points_have_more(comm, p))) {
         uint64_t may =
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MAY_PULL);
         p->reads = epw_word_epoch(may) == epoch_of(comm);
@@ -232,7 +240,7 @@ static void look_for_unexpected(epw_comm *comm, uint64_t now) {
 
 /* Whether the peer has still to do its part in any operation. */
 static bool is_awaited(const epw_comm *comm, const epw_coll_peer *p) {
-    return (comm->running && !epw_flow_over(p)) || epw_point_awaits(p) || epw_point_has_more(p);
+    return (comm->running && !epw_flow_over(p)) || points_await(comm, p) || points_have_more(comm, p);
 }
 
 /* Whether the peer must act next. It need not if its messages lie here unread because the fold lacks those of
@@ -241,7 +249,8 @@ static bool is_owing(const epw_comm *comm, const epw_coll_peer *p) {
     const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
     bool blocked = p->out.open && (!p->begun || !epw_ring_has_room(ring, comm->layout.slots));
     bool silent = p->in.open && !epw_ring_may_read(ring);
-    return (comm->running && (blocked || silent || epw_ring_lends(ring))) || epw_point_owed(p);
+    return (comm->running && (blocked || silent || epw_ring_lends(ring))) ||
+           (comm->pointing && epw_point_owed(p));
 }
 
 /* The clock of a peer that need not act is stopped. */
@@ -251,7 +260,8 @@ static void rest_clock(const epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 
 /* Whether everything awaited on the channel has been read after the peer's farewell was seen. */
 static bool has_ended(const epw_comm *comm, const epw_coll_peer *p, uint32_t channel) {
-    return epw_ring_ended(&p->rings[channel], awaits_messages(p, channel), awaits_taken(comm, p, channel));
+    return epw_ring_ended(&p->rings[channel], awaits_messages(comm, p, channel),
+                          awaits_taken(comm, p, channel));
 }
 
 /* What the peer wrote before its farewell is still taken in. */
@@ -311,7 +321,7 @@ static void end_collective(epw_comm *comm, epw_status status) {
         if (job->outcome.record.cause == EPW_CAUSE_NONE) job->outcome.record = comm->record;
     }
     count_moved(comm, op, job != NULL && status == EPW_OK);
-    EPW_COMM_PEERS(p, comm) p->out = p->in = (epw_flow){0};
+    EPW_COMM_PEERS(p, comm) p->out.open = p->in.open = false;
     comm->running = false;
     comm->queue = op->next;
     if (comm->queue == NULL) comm->queue_end = &comm->queue;
@@ -499,9 +509,9 @@ static void end_all(epw_comm *comm, uint64_t now) {
     epw_points_end(comm, EPW_ERR_MISMATCH);
 }
 
-bool epw_comm_step(epw_comm *comm, uint64_t *until) {
+bool epw_comm_step(epw_comm *comm, uint64_t *time, uint64_t *until) {
     bool moved = false, more = true;
-    uint64_t began = epw_now_ns(), now = began;
+    uint64_t began = *time, now = began;
     if (comm->rested != 0) count_waits(comm, comm->rested, now);
     hear(comm, now);
     while (more && now - began < TURN_NS && !epw_comm_heed_mismatch(comm)) {
@@ -517,7 +527,9 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
         }
         more |= epw_points_move(comm, now);
         moved |= more;
-        if (more) {
+        if (more && !is_under_way(comm) && !comm->pointing) {
+            more = false;
+        } else if (more) {
             now = epw_now_ns();
             tell_between_turns(comm, now);
         } else {
@@ -531,6 +543,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *until) {
     if (more && !comm->mismatched) *until = now;
     comm->rested = comm->waiting && !more ? now : 0;
     comm->look_again = *until;
+    *time = now;
     return moved;
 }
 
@@ -548,8 +561,10 @@ static epw_status consume(epw_comm *comm, epw_job *job, epw_where where, epw_out
     } else if (status == EPW_ERR_TIMEOUT) {
         status = epw_fail(status, where, "a send or receive of this rank to itself has no counterpart");
     } else if (status == EPW_ERR_LIMIT) {
-        status = epw_fail(status, where, "a message of %llu bytes has arrived, recv has room for %llu",
-                          (unsigned long long)job->limit[0], (unsigned long long)job->limit[1]);
+        char text[EPW_CALL_TEXT];
+        where.peer = (int)job->sender;
+        status = epw_fail(status, where, "the peer's message is a %s, recv has room for %llu",
+                          epw_descriptor_text(&job->longer, text), (unsigned long long)job->room);
     } else if (outcome != NULL) {
         *outcome = job->outcome;
     }
@@ -572,13 +587,13 @@ static void yield(epw_comm *comm, uint64_t idle_ns, uint64_t now) {
     pthread_mutex_lock(&comm->lock);
 }
 
-epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_outcome *outcome) {
-    uint64_t began = epw_now_ns(), idle = began, until;
+epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t began, uint64_t timeout_ns,
+                         epw_outcome *outcome) {
+    uint64_t now = began, idle = began, until;
     epw_work id = job->id;
     for (;;) { /* ends with the job, whose waits are bounded, or after timeout_ns */
-        bool moved = epw_comm_step(comm, &until);
+        bool moved = epw_comm_step(comm, &now, &until);
         if (job->left == 0) break;
-        uint64_t now = epw_now_ns();
         if (now - began >= timeout_ns) {
             pthread_mutex_unlock(&comm->lock);
             return EPW_PENDING;
@@ -588,7 +603,8 @@ epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_
             yield(comm, now - idle, now);
         } else {
             uint32_t heard = epw_bell_listen(&comm->peers);
-            moved = epw_comm_step(comm, &until);
+            now = epw_now_ns();
+            moved = epw_comm_step(comm, &now, &until);
             bool ended = job->left == 0;
             pthread_mutex_unlock(&comm->lock);
             uint64_t most = least(comm->held ? HELD_SLICE_NS : SLICE_NS, timeout_ns - (now - began));
@@ -604,6 +620,7 @@ epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_
             return epw_fail(EPW_ERR_STATE, epw_comm_where(comm, "wait"),
                             "the work was consumed or dropped by another thread");
         }
+        now = epw_now_ns();
     }
     epw_status status = consume(comm, job, epw_comm_where(comm, "wait"), outcome);
     pthread_mutex_unlock(&comm->lock);
@@ -629,7 +646,7 @@ static bool has_news(epw_comm *comm) {
             const epw_ring *ring = &p->rings[c];
             uint64_t posted = epw_word_from(&comm->peers, c, peer, EPW_WORD_POSTED);
             uint64_t taken = epw_word_from(&comm->peers, c, peer, EPW_WORD_TAKEN);
-            if (awaits_messages(p, c) && says_more(comm, posted, ring->seen)) return true;
+            if (awaits_messages(comm, p, c) && says_more(comm, posted, ring->seen)) return true;
             if (awaits_taken(comm, p, c) && says_more(comm, taken, ring->taken)) return true;
             epw_sight seen = {.dropped = epw_word_from(&comm->peers, c, peer, EPW_WORD_DROPPED),
                               .epoch_word = epw_word_from(&comm->peers, c, peer, EPW_WORD_EPOCH)};
@@ -702,7 +719,7 @@ void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch
     comm->own_word = epoch_word;
     comm->look_again = UINT64_MAX;
     comm->rested = 0;
-    comm->running = comm->waiting = comm->beaconed = comm->mismatched = false;
+    comm->running = comm->pointing = comm->waiting = comm->beaconed = comm->mismatched = false;
     comm->calls = comm->members = 0;
     comm->before = comm->now = (epw_descriptor){0};
     EPW_COMM_PEERS(p, comm) {

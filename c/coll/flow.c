@@ -1,6 +1,7 @@
 /* Moves the bytes of the current collective: writes messages for peers, reads messages of peers, and folds
  * what they give. Nothing here waits: what cannot continue is left for the next step. */
 #include "coll/heap.h"
+#include "coll/pull.h"
 
 #include "base/barrier.h"
 #include "base/clock.h"
@@ -8,11 +9,10 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 
 enum {
-    /* From this size on, the peer reads a piece from the caller's memory, if it can. */
-    PULL_FROM_BYTES = 16 << 10,
+    /* From this size on, the peer reads a piece from memory that epw_comm_alloc gave. */
+    HEAP_FROM_BYTES = 16 << 10,
     /* A part of a result that is worth a message of its own. */
     ANNOUNCE_BYTES = 64 << 10,
     /* Bytes that are copied between two looks at the rings. */
@@ -37,15 +37,7 @@ void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t by
 }
 
 bool epw_pull(const epw_coll_peer *p, void *to, uint64_t address, uint64_t bytes) {
-    while (bytes > 0) { /* ends: each iteration reads something, or returns */
-        struct iovec here = {to, bytes}, there = {(void *)(uintptr_t)address, bytes};
-        ssize_t got = process_vm_readv((pid_t)p->pid, &here, 1, &there, 1, 0);
-        if (got <= 0) return false;
-        to = (char *)to + got;
-        address += (uint64_t)got;
-        bytes -= (uint64_t)got;
-    }
-    return true;
+    return epw_pull_from(p->pid, to, address, bytes);
 }
 
 /* ---- the current leg of a flow ---- */
@@ -81,11 +73,10 @@ epw_message *epw_slot_for(epw_comm *comm, epw_coll_peer *p, uint32_t channel, ui
 
 uint32_t epw_carry_of(const epw_comm *comm, const epw_coll_peer *p, const void *from, uint64_t bytes,
                       uint64_t *address) {
-    if (bytes < PULL_FROM_BYTES || epw_is_queued(&comm->peers, epw_coll_rank(comm, p)))
-        return EPW_CARRY_INLINE;
-    if (epw_heap_holds(comm, from, bytes, address)) return EPW_CARRY_HEAP;
+    if (epw_is_queued(&comm->peers, epw_coll_rank(comm, p))) return EPW_CARRY_INLINE;
+    if (bytes >= HEAP_FROM_BYTES && epw_heap_holds(comm, from, bytes, address)) return EPW_CARRY_HEAP;
     *address = (uint64_t)(uintptr_t)from;
-    return p->reads ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
+    return p->reads && bytes >= comm->pull_from ? EPW_CARRY_PULL : EPW_CARRY_INLINE;
 }
 
 /* Copies the next bytes of a leg, row after row. */
@@ -444,13 +435,14 @@ bool epw_flows_move(epw_comm *comm, epw_op *op, uint64_t now) {
                write_message(comm, op, p))
             moved = true;
     }
-    epw_rings_post(comm, now);
+    if (moved) epw_rings_post(comm, now);
     for (uint32_t i = 0; i + 1 < comm->layout.ranks; i++) moved |= read_some(comm, op, in_turn(comm, i));
     moved |= fold_some(comm, op);
     moved |= copy_own(comm, op);
-    if (moved && comm->streams) epw_stream_fence();
+    if (!moved) return false;
+    if (comm->streams) epw_stream_fence();
     epw_rings_post(comm, now);
-    return moved;
+    return true;
 }
 
 bool epw_flow_over(const epw_coll_peer *p) {

@@ -6,7 +6,9 @@
  * part and be in its next call, or its message may lie unread in the ring of a rank that expects none. So
  * each message also carries the previous call, and each rank remembers its own. If all ranks wait for each
  * other while lending memory, the message lies in a ring from which nothing is expected: a rank that waits
- * looks there too. */
+ * looks there too.
+ *
+ * A message of another type than the receive with its tag is reported in the same way, by the receiver. */
 #include "coll/parts.h"
 
 #include "base/clock.h"
@@ -35,11 +37,10 @@ static epw_mismatch describe(const epw_comm *comm, uint32_t peer, const epw_mess
     return found;
 }
 
-void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *from, const epw_descriptor *own, uint64_t now) {
-    if (comm->mismatched) return;
+/* Sends what this rank has found to all members. */
+static void tell_all(epw_comm *comm, const epw_mismatch *found, uint64_t now) {
     comm->mismatched = true;
-    comm->mismatch =
-        describe(comm, epw_coll_rank(comm, from), &from->rings[EPW_CHANNEL_COLLECTIVE].message, own);
+    comm->mismatch = *found;
     uint64_t offset = epw_mismatch_offset(&comm->layout, comm->config.rank);
     uint64_t word = epw_epoch_word(epw_word_epoch(comm->own_word), 1);
     epw_range range = {
@@ -54,6 +55,20 @@ void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *from, const epw_descriptor
         epw_signal(&comm->peers, EPW_CHANNEL_COLLECTIVE, peer, EPW_WORD_MISMATCH, word, &range, 1);
         p->spoke = now;
     }
+}
+
+void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *from, const epw_descriptor *own, uint64_t now) {
+    if (comm->mismatched) return;
+    epw_mismatch found =
+        describe(comm, epw_coll_rank(comm, from), &from->rings[EPW_CHANNEL_COLLECTIVE].message, own);
+    tell_all(comm, &found, now);
+}
+
+void epw_comm_mismatched_message(epw_comm *comm, epw_coll_peer *from, const epw_descriptor *own,
+                                 const epw_descriptor *sent, uint64_t now) {
+    if (comm->mismatched) return;
+    epw_mismatch found = {.rank = {comm->config.rank, epw_coll_rank(comm, from)}, .call = {*own, *sent}};
+    tell_all(comm, &found, now);
 }
 
 bool epw_comm_heed_mismatch(epw_comm *comm) {
@@ -75,6 +90,11 @@ epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where) {
     epw_descriptor_text(&m->call[0], first);
     epw_descriptor_text(&m->call[1], second);
     where.peer = m->rank[0] == comm->config.rank ? (int)m->rank[1] : (int)m->rank[0];
+    if (m->call[0].kind == EPW_RECV)
+        return epw_fail(EPW_ERR_MISMATCH, where,
+                        "ranks have called different operations: rank %u has called %s, and the message of "
+                        "rank %u is a %s; continue in a new membership",
+                        m->rank[0], first, m->rank[1], second);
     if (m->number[0] == m->number[1])
         return epw_fail(EPW_ERR_MISMATCH, where,
                         "ranks have called different operations: collective %u of this epoch is %s on rank "

@@ -14,6 +14,8 @@
  *     drive.c    steps all of it: reads words, waits, gives up peers
  *     mismatch.c reports different calls on every rank
  *     comm.c     creating, connecting, membership
+ *     exchange.c host memory that ranks exchange, also by a communicator on a GPU
+ *     subset.c   communicators of some of the ranks
  *
  * If windows are GPU memory, kernels do the work of program.c to drive.c, and gpu/ enqueues them. */
 #ifndef EPW_COLL_PARTS_H
@@ -95,10 +97,12 @@ typedef struct epw_fold {
 /* One call: it ends when all its operations have ended. */
 typedef struct epw_job {
     epw_work id;
-    uint32_t left;     /* operations that have not ended */
-    bool waits;        /* its caller waits, and so cannot drop it */
-    epw_status status; /* EPW_OK, or the first failure */
-    uint64_t limit[2]; /* EPW_ERR_LIMIT: bytes that arrived, bytes that fit */
+    uint32_t left;         /* operations that have not ended */
+    bool waits;            /* its caller waits, and so cannot drop it */
+    epw_status status;     /* EPW_OK, or the first failure */
+    epw_descriptor longer; /* EPW_ERR_LIMIT: the message, the rank that sent it, and the elements of `recv` */
+    uint32_t sender;
+    uint64_t room;
     uint64_t deadline_ns;
     epw_outcome outcome;
     struct epw_job *next;
@@ -129,6 +133,7 @@ struct epw_comm {
     uint32_t members;
     uint64_t suspicions;      /* the floor's count of suspicions, as last read */
     unsigned char secret[16]; /* of the greeting */
+    uint64_t pull_from;       /* peers read pieces from this size on by process_vm_readv */
 
     /* The state of the wait. */
     uint32_t beacon;
@@ -151,6 +156,7 @@ struct epw_comm {
     bool exchanges; /* in place, and blocks are exchanged: a peer's block is written only after this rank's
                        has been sent */
     epw_fold fold;
+    bool pointing;                 /* a send or receive is under way, or a peer is still to be told of one */
     epw_error_record record;       /* of the collective */
     epw_error_record point_record; /* of the member that was given up last */
     const void **rows;             /* [ranks] */
@@ -180,7 +186,7 @@ static inline uint32_t epw_coll_rank(const epw_comm *comm, const epw_coll_peer *
 }
 
 static inline bool epw_coll_is_me(const epw_comm *comm, const epw_coll_peer *p) {
-    return epw_coll_rank(comm, p) == comm->config.rank;
+    return p == &comm->of[comm->config.rank];
 }
 
 /* Whether the peer takes part in operations that begin now: it is a member, and has not been given up. */
@@ -254,6 +260,10 @@ void epw_coll_copy(const epw_comm *comm, void *to, const void *from, uint64_t by
 /* The peer's next message is not of the current collective, `own`: tells all members. */
 void epw_comm_mismatch(epw_comm *comm, epw_coll_peer *p, const epw_descriptor *own, uint64_t now);
 
+/* The peer's message has the tag of this receive, `own`, and another type: tells all members. */
+void epw_comm_mismatched_message(epw_comm *comm, epw_coll_peer *from, const epw_descriptor *own,
+                                 const epw_descriptor *sent, uint64_t now);
+
 /* Whether this rank or a peer has found a mismatch. */
 bool epw_comm_heed_mismatch(epw_comm *comm);
 
@@ -261,9 +271,9 @@ epw_status epw_comm_fail_mismatch(const epw_comm *comm, epw_where where);
 
 /* ---- drive.c ---- */
 
-/* Advances all operations, with the lock held. True: something has moved; *until: when to look again even if
- * nobody rings. */
-bool epw_comm_step(epw_comm *comm, uint64_t *until);
+/* Advances all operations, with the lock held. True: something has moved. *time: the time, at the begin and
+ * at the end of the step; *until: when to look again even if nobody rings. */
+bool epw_comm_step(epw_comm *comm, uint64_t *time, uint64_t *until);
 
 /* Whether the peer has begun the epoch on every channel, and has received what this rank posted in the
  * previous one. */
@@ -294,7 +304,8 @@ epw_error_record epw_comm_suspected(const epw_comm *comm, const epw_coll_peer *p
 void epw_comm_begin_epoch(epw_comm *comm, const epw_mask *active, uint64_t epoch_word);
 void epw_comm_part(epw_comm *comm, uint32_t peer);
 
-/* Waits for the job, and frees it if it has ended; otherwise EPW_PENDING. */
-epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t timeout_ns, epw_outcome *outcome);
+/* Waits for the job, from `began`, which is now, and frees it if it has ended; otherwise EPW_PENDING. */
+epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t began, uint64_t timeout_ns,
+                         epw_outcome *outcome);
 
 #endif

@@ -1,10 +1,15 @@
 /* See point.h. */
 #include "coll/point.h"
 
+#include "base/clock.h"
+#include "coll/credits.h"
+
 #include <stdlib.h>
 #include <string.h>
 
 enum { READ_BYTES = 1 << 20 }; /* read from a peer's memory in one turn */
+
+static const epw_credit_limits limits = {EPW_UNRECEIVED_MAX, EPW_EAGER_BYTES};
 
 /* A send or a receive. */
 typedef struct transfer {
@@ -15,42 +20,34 @@ typedef struct transfer {
     uint32_t offer; /* number of the offer, 0: none */
     uint32_t carry; /* for a message in the peer's memory: PULL or HEAP; `address` is where */
     uint64_t address;
-    uint64_t until; /* for a send or receive to this rank itself: when it is given up */
+    epw_status status; /* another than EPW_OK: it has failed, and continues for the peer's sake */
+    uint64_t until;    /* for a send or receive to this rank itself: when it is given up */
     struct transfer *next;
 } transfer;
 
 /* A message that has arrived before its receive. */
 typedef struct arrival {
-    uint32_t tag, carry, offer;
+    epw_descriptor what;
+    uint32_t carry, offer;
     uint64_t bytes, address;
     struct arrival *next;
     unsigned char copy[];
 } arrival;
-
-/* An answer to an offer that waits for a free slot. */
-typedef struct reply {
-    uint32_t carry;
-    uint64_t address;
-    struct reply *next;
-} reply;
 
 typedef struct epw_point {
     transfer *sends;    /* not announced yet */
     transfer *offered;  /* the peer reads it, or will ask for it */
     transfer *asked;    /* asked for, and written as slots become free */
     transfer *receives; /* not matched yet */
-    transfer *awaited;  /* matched with an offer that was asked for; its bytes are arriving */
+    transfer *matched;  /* matched with an offer, to be asked for once a slot is free */
+    transfer *awaited;  /* asked for; its bytes are arriving */
     transfer *reading;  /* matched with a message that this rank reads from the peer's memory, a piece in each
                            turn */
+    transfer *read;     /* has been read there. Its call ends when the answer DONE is written: the peer waits
+                           for that, and this rank may not step again for long */
     arrival *arrivals;
-    uint32_t kept; /* number of arrivals; kept_bytes: of these, the bytes that were copied */
-    uint64_t kept_bytes;
-    reply *replies;
-    uint32_t offers;          /* offers made */
-    uint64_t unmatched_bytes; /* sent, and not known to be received */
-    uint32_t unmatched;
-    uint64_t matched_bytes; /* received here, and not reported yet */
-    uint32_t matched;
+    uint32_t offers; /* offers made */
+    epw_credits credits;
 } epw_point;
 
 /* The end of a list. */
@@ -92,6 +89,7 @@ static void count(epw_comm *comm, const transfer *t, bool ended) {
 }
 
 static void end(transfer *t, epw_comm *comm, epw_status status) {
+    if (t->status != EPW_OK) status = t->status;
     count(comm, t, t->job != NULL && status == EPW_OK);
     comm->faulted |= t->job == NULL || status != EPW_OK || t->job->outcome.degraded;
     if (t->job != NULL) {
@@ -101,34 +99,43 @@ static void end(transfer *t, epw_comm *comm, epw_status status) {
     free(t);
 }
 
+static void note_without(const transfer *t, uint32_t peer, const epw_error_record *record) {
+    if (t->job == NULL) return;
+    epw_mask_add(&t->job->outcome.missing, peer);
+    t->job->outcome.degraded = 1;
+    if (t->job->outcome.record.cause == EPW_CAUSE_NONE) t->job->outcome.record = *record;
+}
+
 static void end_without(transfer *t, epw_comm *comm, uint32_t peer, const epw_error_record *record) {
-    if (t->job != NULL) {
-        epw_mask_add(&t->job->outcome.missing, peer);
-        t->job->outcome.degraded = 1;
-        if (t->job->outcome.record.cause == EPW_CAUSE_NONE) t->job->outcome.record = *record;
-    }
+    note_without(t, peer, record);
     end(t, comm, EPW_OK);
 }
 
-/* Ends a transfer that the peer has given up. */
-static void end_partial(transfer *t, epw_comm *comm, const epw_coll_peer *p) {
+/* Notes that the peer has given the transfer up. */
+static void note_partial(const transfer *t, const epw_comm *comm, const epw_coll_peer *p) {
     epw_error_record partial = {.phase = EPW_PHASE_POINT,
                                 .cause = EPW_CAUSE_PARTIAL,
                                 .rank = comm->config.rank,
                                 .peer = epw_coll_rank(comm, p),
                                 .lane = EPW_CHANNEL_POINT,
                                 .epoch = epw_word_epoch(comm->own_word)};
-    end_without(t, comm, epw_coll_rank(comm, p), &partial);
+    note_without(t, epw_coll_rank(comm, p), &partial);
+}
+
+static void end_partial(transfer *t, epw_comm *comm, const epw_coll_peer *p) {
+    note_partial(t, comm, p);
+    end(t, comm, EPW_OK);
 }
 
 static transfer **list_of(epw_point *point, uint32_t number) {
-    transfer **lists[] = {&point->sends,    &point->offered, &point->asked,
-                          &point->receives, &point->awaited, &point->reading};
+    transfer **lists[] = {&point->sends,   &point->offered, &point->asked,   &point->receives,
+                          &point->matched, &point->awaited, &point->reading, &point->read};
     return lists[number];
 }
-enum { LISTS = 6 };
+enum { LISTS = 8 };
 
 void epw_point_lose(epw_comm *comm, epw_coll_peer *p) {
+    while (p->point->read != NULL) end(take_first(&p->point->read), comm, EPW_OK); /* they lack nothing */
     for (uint32_t i = 0; i < LISTS; i++) {
         transfer **list = list_of(p->point, i);
         while (*list != NULL)
@@ -154,11 +161,6 @@ void epw_points_forget(epw_comm *comm) {
             arrival *a = point->arrivals;
             point->arrivals = a->next;
             free(a);
-        }
-        while (point->replies != NULL) {
-            reply *r = point->replies;
-            point->replies = r->next;
-            free(r);
         }
         *point = (epw_point){0};
     }
@@ -214,7 +216,15 @@ bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t 
     }
     if (!epw_point_owed(p) && epw_flow_over(p)) epw_comm_wait_begins(p, now);
     append(call->kind == EPW_SEND ? &p->point->sends : &p->point->receives, t);
+    comm->pointing = true;
     return true;
+}
+
+/* Whether nothing is under way, and the peer has been told of all that it has sent. */
+static bool is_idle(epw_point *point) {
+    for (uint32_t i = 0; i < LISTS; i++)
+        if (*list_of(point, i) != NULL) return false;
+    return !epw_credits_to_report(&point->credits);
 }
 
 bool epw_point_awaits(const epw_coll_peer *p) {
@@ -223,7 +233,8 @@ bool epw_point_awaits(const epw_coll_peer *p) {
            (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
 }
 
-/* Whether the list has a transfer that was not dropped: the peer need not receive a send that was dropped. */
+/* Whether the list has a transfer that was not dropped: the peer need not receive a send that was dropped, or
+ * make room for the answer to a receive that was. */
 static bool any_wanted(const transfer *t) {
     while (t != NULL && t->job == NULL) t = t->next;
     return t != NULL;
@@ -232,24 +243,17 @@ static bool any_wanted(const transfer *t) {
 bool epw_point_owed(const epw_coll_peer *p) {
     const epw_point *point = p->point;
     return any_wanted(point->sends) || any_wanted(point->offered) || point->asked != NULL ||
-           point->receives != NULL || point->awaited != NULL;
+           point->receives != NULL || point->matched != NULL || point->awaited != NULL ||
+           any_wanted(point->read);
 }
 
 bool epw_point_has_more(const epw_coll_peer *p) {
     const epw_point *point = p->point;
-    return point->sends != NULL || point->asked != NULL || point->replies != NULL || point->matched > 0;
+    return point->sends != NULL || point->asked != NULL || point->matched != NULL || point->read != NULL ||
+           epw_credits_to_report(&point->credits);
 }
 
 /* ---- to peers ---- */
-
-static bool add_reply(epw_point *point, uint32_t carry, uint64_t address) {
-    reply *r = malloc(sizeof *r);
-    if (r == NULL) return false;
-    *r = (reply){.carry = carry, .address = address};
-    END_OF(point->replies, reply);
-    *end_ = r;
-    return true;
-}
 
 /* Writes a message with this header, followed by its bytes of `from` if it is inline. */
 static void write(epw_comm *comm, epw_coll_peer *p, const epw_message *said, const unsigned char *from) {
@@ -269,19 +273,25 @@ static epw_descriptor what(const transfer *t) {
     return epw_descriptor_of(&t->call, 0);
 }
 
-static bool write_replies(epw_comm *comm, epw_coll_peer *p) {
+/* Writes an answer to an offer, or a report of what was received. */
+static bool write_answer(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
-    reply *r = point->replies;
-    if (r != NULL) {
-        write(comm, p, &(epw_message){.carry = r->carry, .address = r->address}, NULL);
-        point->replies = r->next;
-        free(r);
+    if (point->matched != NULL) {
+        transfer *t = take_first(&point->matched);
+        write(comm, p, &(epw_message){.carry = EPW_CARRY_ASK, .address = t->offer}, NULL);
+        append(&point->awaited, t);
         return true;
     }
-    if (point->matched == 0) return false;
-    epw_message said = {.carry = EPW_CARRY_MATCHED, .bytes = point->matched_bytes, .address = point->matched};
-    write(comm, p, &said, NULL);
-    point->matched_bytes = point->matched = 0;
+    if (point->read != NULL) {
+        transfer *t = take_first(&point->read);
+        write(comm, p, &(epw_message){.carry = EPW_CARRY_DONE, .address = t->offer}, NULL);
+        end(t, comm, EPW_OK);
+        return true;
+    }
+    if (!epw_credits_to_report(&point->credits)) return false;
+    epw_credit said = epw_credits_report(&point->credits);
+    write(comm, p, &(epw_message){.carry = EPW_CARRY_MATCHED, .bytes = said.bytes, .address = said.messages},
+          NULL);
     return true;
 }
 
@@ -306,12 +316,12 @@ static bool write_asked(epw_comm *comm, epw_coll_peer *p) {
 static bool write_send(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
     transfer *t = point->sends;
-    if (t == NULL || point->unmatched == EPW_UNRECEIVED_MAX) return false;
+    if (t == NULL || !epw_credits_may_send(&point->credits, limits)) return false;
     /* A send that was dropped is offered too, so that its receive matches it, and learns that nothing comes.
      */
     bool dropped = t->job == NULL;
-    bool eager = !dropped && t->bytes <= comm->layout.slot_bytes &&
-                 point->unmatched_bytes + t->bytes <= EPW_EAGER_BYTES;
+    bool eager =
+        !dropped && epw_credits_are_enough(&point->credits, t->bytes, comm->layout.slot_bytes, limits);
     epw_message said = {.carry = EPW_CARRY_INLINE, .what = what(t), .bytes = t->bytes};
     if (!eager) {
         /* The peer may read the caller's memory only if the call cannot be dropped. */
@@ -321,10 +331,9 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
         said.call = t->offer = ++point->offers;
     }
     write(comm, p, &said, bytes_to_send(t));
-    point->unmatched++;
+    epw_credits_sent(&point->credits, eager ? t->bytes : 0);
     take_first(&point->sends);
     if (eager) {
-        point->unmatched_bytes += t->bytes;
         t->done = t->bytes;
         end(t, comm, EPW_OK);
     } else {
@@ -335,19 +344,21 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
 
 /* ---- from peers ---- */
 
-static void matched(epw_point *point, uint64_t eager_bytes) {
-    point->matched++;
-    point->matched_bytes += eager_bytes;
+/* For the error of a receive that has no room for the message. */
+static void note_length(transfer *t, const epw_descriptor *sent) {
+    t->status = EPW_ERR_LIMIT;
+    if (t->job == NULL || t->job->status != EPW_OK) return;
+    t->job->status = t->status;
+    t->job->longer = *sent;
+    t->job->room = t->call.count;
+    t->job->sender = t->call.peer;
 }
 
 /* If the message is longer than the receive that it matches, the message is consumed and the receive
  * fails. */
-static bool too_long(epw_comm *comm, transfer *t, uint64_t bytes) {
-    if (bytes <= t->bytes) return false;
-    if (t->job != NULL && t->job->status == EPW_OK) {
-        t->job->limit[0] = bytes;
-        t->job->limit[1] = t->bytes;
-    }
+static bool too_long(epw_comm *comm, transfer *t, const epw_descriptor *sent) {
+    if (sent->count <= t->call.count) return false;
+    note_length(t, sent);
     end(t, comm, EPW_ERR_LIMIT);
     return true;
 }
@@ -356,38 +367,27 @@ static bool too_long(epw_comm *comm, transfer *t, uint64_t bytes) {
 static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival *a,
                     const unsigned char *bytes) {
     epw_point *point = p->point;
-    bool eager = a->carry == EPW_CARRY_INLINE, long_one = a->bytes > t->bytes;
-    matched(point, eager ? a->bytes : 0);
+    bool eager = a->carry == EPW_CARRY_INLINE, long_one = a->what.count > t->call.count;
+    epw_credits_matched(&point->credits, eager ? a->bytes : 0);
     if (eager) {
-        if (too_long(comm, t, a->bytes)) return;
+        if (too_long(comm, t, &a->what)) return;
         if (a->bytes > 0) memcpy(t->call.recv, bytes, a->bytes);
         t->done = a->bytes;
         end(t, comm, EPW_OK);
-        return;
-    }
-    if (a->carry == EPW_CARRY_OFFER) {
-        /* A message that is too long is asked for all the same, and discarded. */
-        if (!add_reply(point, EPW_CARRY_ASK, a->offer)) p->gone = EPW_CAUSE_FORMAT;
-        t->offer = a->offer;
-        if (long_one && t->job != NULL) {
-            t->job->limit[0] = a->bytes, t->job->limit[1] = t->bytes;
-            if (t->job->status == EPW_OK) t->job->status = EPW_ERR_LIMIT;
-            t->call.recv = NULL;
-        }
-        t->bytes = a->bytes;
-        append(&point->awaited, t);
-        return;
-    }
-    if (long_one) {
-        if (!add_reply(point, EPW_CARRY_DONE, a->offer)) p->gone = EPW_CAUSE_FORMAT;
-        too_long(comm, t, a->bytes);
         return;
     }
     t->offer = a->offer;
     t->carry = a->carry;
     t->address = a->address;
     t->bytes = a->bytes;
-    append(&point->reading, t);
+    if (long_one) note_length(t, &a->what);
+    if (a->carry == EPW_CARRY_OFFER) {
+        /* A message that is too long is asked for all the same, and discarded. */
+        if (long_one) t->call.recv = NULL;
+        append(&point->matched, t);
+    } else {
+        append(long_one ? &point->read : &point->reading, t);
+    }
 }
 
 /* Reads only the next piece from the peer's memory, so that threads that step this communicator, and peers
@@ -402,43 +402,49 @@ static bool read_lent(epw_comm *comm, epw_coll_peer *p) {
                                               t->address + t->done, bytes);
     if (wanted && given) t->done += bytes;
     if (wanted && given && t->done < t->bytes) return true;
-    take_first(&p->point->reading);
-    if (!add_reply(p->point, EPW_CARRY_DONE, t->offer)) p->gone = EPW_CAUSE_FORMAT;
-    if (given) {
-        end(t, comm, EPW_OK);
-    } else {
-        end_partial(t, comm, p);
-    }
+    if (!given) note_partial(t, comm, p);
+    append(&p->point->read, take_first(&p->point->reading));
     return true;
 }
 
-static transfer *matching_receive(epw_point *point, uint32_t tag) {
-    transfer *t = point->receives;
-    while (t != NULL && t->call.tag != tag) t = t->next;
-    if (t != NULL) unlink_from(&point->receives, t);
+/* Takes the first receive with the message's tag out of the list. If it is of another type, all ranks are
+ * told, and the epoch is over: receive and message stay, and nothing else may be matched, since it would be
+ * out of order. */
+static transfer *matching_receive(epw_comm *comm, epw_coll_peer *p, const epw_descriptor *sent) {
+    transfer *t = p->point->receives;
+    while (t != NULL && t->call.tag != sent->peer) t = t->next;
+    if (t == NULL) return NULL;
+    if (t->call.type != sent->type) {
+        epw_descriptor own = what(t);
+        own.kind = EPW_RECV;
+        epw_comm_mismatched_message(comm, p, &own, sent, epw_now_ns());
+        return NULL;
+    }
+    unlink_from(&p->point->receives, t);
     return t;
 }
 
 static bool keep(epw_point *point, const arrival *a, const unsigned char *bytes) {
     uint64_t copied = a->carry == EPW_CARRY_INLINE ? a->bytes : 0;
-    /* A sender that counts correctly stays within both limits. */
-    if (point->kept == EPW_UNRECEIVED_MAX || point->kept_bytes + copied > EPW_EAGER_BYTES) return false;
+    if (!epw_credits_keep(&point->credits, copied, limits)) return false;
     arrival *kept = malloc(sizeof *kept + copied);
-    if (kept == NULL) return false;
+    if (kept == NULL) {
+        epw_credits_unkeep(&point->credits, copied);
+        return false;
+    }
     *kept = *a;
     kept->next = NULL;
     if (copied > 0) memcpy(kept->copy, bytes, copied);
     END_OF(point->arrivals, arrival);
     *end_ = kept;
-    point->kept++;
-    point->kept_bytes += copied;
     return true;
 }
 
 static bool arrived(epw_comm *comm, epw_coll_peer *p, const epw_message *m, const unsigned char *bytes) {
     arrival a = {
-        .tag = m->what.peer, .carry = m->carry, .offer = m->call, .bytes = m->bytes, .address = m->address};
-    transfer *t = matching_receive(p->point, a.tag);
+        .what = m->what, .carry = m->carry, .offer = m->call, .bytes = m->bytes, .address = m->address};
+    if (m->what.count > m->bytes || m->what.count * epw_type_bytes(m->what.type) != m->bytes) return false;
+    transfer *t = matching_receive(comm, p, &a.what);
     if (t == NULL) return keep(p->point, &a, bytes);
     receive(comm, p, t, &a, bytes);
     return true;
@@ -480,13 +486,6 @@ static bool read_there(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
     return true;
 }
 
-static bool was_matched(epw_point *point, const epw_message *m) {
-    if (m->address > point->unmatched || m->bytes > point->unmatched_bytes) return false;
-    point->unmatched -= (uint32_t)m->address;
-    point->unmatched_bytes -= m->bytes;
-    return true;
-}
-
 static bool is_send(const epw_comm *comm, const epw_message *m) {
     return m->what.kind == EPW_SEND && m->what.peer <= EPW_TAG_MAX &&
            (m->carry != EPW_CARRY_INLINE || m->bytes <= comm->layout.slot_bytes);
@@ -509,7 +508,7 @@ static bool take_in(epw_comm *comm, epw_coll_peer *p, const epw_message *m, cons
     case EPW_CARRY_DONE:
         return read_there(comm, p, m);
     case EPW_CARRY_MATCHED:
-        return was_matched(p->point, m);
+        return epw_credits_returned(&p->point->credits, m->address, m->bytes);
     default:
         return false;
     }
@@ -535,16 +534,16 @@ static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
 /* Matches receives that were called after their message had arrived. */
 static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
     bool moved = false;
-    for (arrival **at = &p->point->arrivals; *at != NULL && p->point->receives != NULL;) {
-        transfer *t = matching_receive(p->point, (*at)->tag);
+    for (arrival **at = &p->point->arrivals;
+         *at != NULL && p->point->receives != NULL && !comm->mismatched;) {
+        transfer *t = matching_receive(comm, p, &(*at)->what);
         if (t == NULL) {
             at = &(*at)->next;
             continue;
         }
         arrival *a = *at;
         *at = a->next;
-        p->point->kept--;
-        if (a->carry == EPW_CARRY_INLINE) p->point->kept_bytes -= a->bytes;
+        epw_credits_unkeep(&p->point->credits, a->carry == EPW_CARRY_INLINE ? a->bytes : 0);
         receive(comm, p, t, a, a->copy);
         free(a);
         moved = true;
@@ -556,11 +555,12 @@ static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
 
 static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
-    for (transfer **at = &point->sends; *at != NULL; at = &(*at)->next) {
-        transfer *t = *at, *r = matching_receive(point, t->call.tag);
+    for (transfer **at = &point->sends; *at != NULL && !comm->mismatched; at = &(*at)->next) {
+        epw_descriptor sent = what(*at);
+        transfer *t = *at, *r = matching_receive(comm, p, &sent);
         if (r == NULL) continue;
         *at = t->next;
-        if (too_long(comm, r, t->bytes)) {
+        if (too_long(comm, r, &sent)) {
             /* it has ended */
         } else if (t->job == NULL) {
             end_partial(r, comm, p);
@@ -592,6 +592,7 @@ static bool give_up_on_myself(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
 uint64_t epw_points_expiry(const epw_comm *comm) {
     const epw_point *own = comm->of[comm->config.rank].point;
     uint64_t first = UINT64_MAX;
+    if (!comm->pointing) return first;
     for (const transfer *t = own->sends; t != NULL; t = t->next)
         if (t->until < first) first = t->until;
     for (const transfer *t = own->receives; t != NULL; t = t->next)
@@ -602,24 +603,27 @@ uint64_t epw_points_expiry(const epw_comm *comm) {
 /* ---- all of it ---- */
 
 bool epw_points_move(epw_comm *comm, uint64_t now) {
-    bool moved = false;
+    bool moved = false, idle = true;
+    if (!comm->pointing) return false;
     EPW_COMM_PEERS(p, comm) {
-        if (!epw_coll_present(p)) continue;
+        if (!epw_coll_present(p) || comm->mismatched) continue;
         if (epw_coll_is_me(comm, p)) {
             while (give_myself(comm, p) || give_up_on_myself(comm, p, now)) moved = true;
             continue;
         }
         /* Messages that arrived earlier are matched first. */
         moved |= match_arrivals(comm, p);
-        while (read_ring(comm, p)) moved = true;
+        while (!comm->mismatched && read_ring(comm, p)) moved = true;
         moved |= read_lent(comm, p);
         bool more = true;
         while (more && p->begun && p->gone == EPW_CAUSE_NONE &&
                epw_ring_has_room(&p->rings[EPW_CHANNEL_POINT], comm->layout.slots)) {
-            more = write_replies(comm, p) || write_asked(comm, p) || write_send(comm, p);
+            more = write_answer(comm, p) || write_asked(comm, p) || write_send(comm, p);
             moved |= more;
         }
     }
+    EPW_COMM_PEERS(p, comm) if (epw_coll_present(p)) idle &= is_idle(p->point);
+    comm->pointing = !idle;
     if (moved) epw_rings_post(comm, now);
     return moved;
 }

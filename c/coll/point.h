@@ -2,10 +2,11 @@
  *
  * A small message is sent at once, as long as no more than EPW_EAGER_BYTES from this rank are unreceived at
  * the peer. A message that is larger, or beyond that limit, is offered. Once a receive matches, the peer
- * reads it from this rank's memory and answers DONE, or, if it cannot read that memory, it answers ASK and
- * the bytes follow in messages. Messages that have arrived before their receives are kept in order, copies of
- * small ones as well as offers, at most EPW_UNRECEIVED_MAX from each peer: senders count them, and are told
- * which were matched (MATCHED). So a ring is always read to its end, and no message blocks another. */
+ * reads it from this rank's memory and answers DONE, or, if it cannot or should not read that memory, it
+ * answers ASK and the bytes follow in messages. Messages that have arrived before their receives are kept in
+ * order, copies of small ones as well as offers, at most EPW_UNRECEIVED_MAX from each peer: senders count
+ * them, and are told which were matched (MATCHED). So a ring is always read to its end, and no message blocks
+ * another. */
 #ifndef EPW_COLL_POINT_H
 #define EPW_COLL_POINT_H
 

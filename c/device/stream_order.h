@@ -1,7 +1,9 @@
 /* Keeps eager calls in order, whatever streams of the caller they are on: the work of each call runs after
  * that of the previous one. A call records an event after its work; the next call, if on another stream,
- * makes that stream wait for the event. Under capture neither happens: a captured stream cannot wait for an
- * event recorded outside, and the caller orders replays.
+ * makes that stream wait for the event. Under capture neither happens: the caller orders replays.
+ *
+ * Other streams can be made to wait for the last call, whichever of the two is under capture. A captured call
+ * records an event of its own for that, which is part of the graph and means nothing outside of its capture.
  *
  * If CUDA fails to record the event, the call still succeeds, because its work runs. Calls on the same stream
  * need no event, and the next one records it; calls that do need it are refused.
@@ -23,6 +25,10 @@ typedef struct epw_stream_order {
     unsigned long long stream_id; /* of that call's stream: unlike a handle, an id is never reused */
     bool enqueued;                /* there was such a call: the two above are valid */
     bool unmarked;                /* except the event, which CUDA could not record after that call's work */
+    /* Of the last captured call. NULL: no stream waits for captured calls. */
+    cudaEvent_t inside;
+    unsigned long long capture_id; /* in which it was recorded; 0: there was no such call, or CUDA could not
+                                      record it */
 } epw_stream_order;
 
 /* A call that enqueues work. */
@@ -32,6 +38,10 @@ typedef struct epw_stream_call {
     bool captured;
     bool invalidated; /* its capture was invalidated by a call that captures do not allow */
 } epw_stream_call;
+
+/* cudaError_ts. `inside`: streams will wait for captured calls too. Freeing is allowed after an error. */
+int epw_stream_order_make(epw_stream_order *order, bool inside);
+void epw_stream_order_free(epw_stream_order *order);
 
 /* Error texts for when the event is needed but missing: for a call on another stream, and for a wait on the
  * host. `whose`: "the", "the lane's" or "the routing's" last call. */
@@ -58,8 +68,14 @@ epw_status epw_stream_check_deadline(const epw_stream_call *call, uint64_t deadl
 epw_status epw_stream_follow(epw_stream_call *call, const epw_stream_order *order, const char *unmarked,
                              epw_where where);
 
-/* Records the event after the call's work, unless the call is captured. */
+/* Records the event after the call's work; if the call is captured, the other event. */
 void epw_stream_mark(const epw_stream_call *call, epw_stream_order *order);
+
+/* Makes any stream wait for the last call. `captured`: that call was; the stream then joins its capture, or
+ * is in it already. If only the stream is under capture, each launch of its graph waits for the calls that
+ * are eager and were made before the launch. EPW_ERR_STATE names why it cannot wait. */
+epw_status epw_stream_wait_for(epw_stream_call *waiting, const epw_stream_order *order, bool captured,
+                               const char *unmarked, epw_where where);
 
 /* EPW_ERR_STATE with the text `unmarked` if the last call has no event. Needs no scope. */
 epw_status epw_stream_require_marked(const epw_stream_order *order, const char *unmarked, epw_where where);

@@ -6,6 +6,7 @@
 #include "ep/terms.h"
 #include "numerics/numerics.h"
 #include "peer/copies.h"
+#include "peer/gpu_suspects.h"
 #include "peer/remote.h"
 
 #include <stdio.h>
@@ -250,6 +251,12 @@ epw_status epw_buffer_revoke(epw_buffer *b, const epw_mask *peers) {
     if (status != EPW_OK) return status;
     if (peers == NULL) return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "revoke"), "peers is NULL");
     return epw_peers_revoke(&b->peers, peers);
+}
+
+epw_status epw_buffer_suspects(epw_buffer *b, int32_t *suspects, void *stream) {
+    epw_status status = epw_buffer_check(b, "suspects");
+    if (status != EPW_OK) return status;
+    return epw_peers_enqueue_suspects(&b->peers, suspects, stream, epw_buffer_where(b, "suspects"));
 }
 
 epw_status epw_buffer_membership(const epw_buffer *b, epw_membership *membership) {

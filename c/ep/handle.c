@@ -2,6 +2,7 @@
  * calls that work on a handle in any stage. */
 #include "ep/buffer.h"
 #include "ep/input.h"
+#include "peer/records.h"
 
 /* Counted over all buffers of the process: no two handles are the same, so that one of another buffer is
  * recognised. */
@@ -162,16 +163,9 @@ epw_status epw_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outco
 epw_status epw_take_errors(epw_buffer *b, epw_error_record *records, size_t record_size, uint32_t capacity,
                            uint32_t *count, uint64_t *lost) {
     epw_status status = epw_buffer_check(b, "take_errors");
+    if (status == EPW_OK)
+        status = epw_records_check(records, record_size, count, epw_buffer_where(b, "take_errors"));
     if (status != EPW_OK) return status;
-    if (records == NULL || count == NULL) {
-        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "take_errors"), "%s is NULL",
-                        records == NULL ? "records" : "count");
-    }
-    if (record_size != sizeof *records) {
-        return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, "take_errors"),
-                        "record_size is %zu, this library's is %zu: give sizeof(epw_error_record)",
-                        record_size, sizeof *records);
-    }
     return b->engine->take_errors(b, records, capacity, count, lost);
 }
 

@@ -14,7 +14,7 @@
  * EPW_ERR_INVALID, and the caller must be built again with the header of the library that it loads; only
  * epw_last_error_detail serves a caller of any size, so that errors can be read. Three
  * structs have no `size`: epw_mask, which never grows; epw_error_record, whose size is part of
- * epw_outcome.size and an argument of epw_take_errors; and epw_peer_traffic, whose size is
+ * epw_outcome.size and an argument of epw_take_errors and its like; and epw_peer_traffic, whose size is
  * epw_traffic.peer_size. The macros are for C; C++ before 20 and other languages use the functions. The
  * caller fills in what is marked [in], the library what is marked [out]. No function aborts. Functions that
  * can fail return a status; after an error, epw_last_error() says in words what went wrong on this thread. A
@@ -553,6 +553,15 @@ EPW_API void epw_membership_init(epw_membership *membership);
 /* The current membership. membership [in: size, out]. Any thread. */
 EPW_API epw_status epw_buffer_membership(const epw_buffer *buffer, epw_membership *membership);
 
+/* CUDA: enqueues on `stream` a small kernel that tells the program's kernels of the suspects. It writes for
+ * each rank 0 if it takes part, 1 if it is a suspect of the membership, or -1 if it is no member, all as of
+ * this point of the stream: what work before it has found is there. Not 0 means that nothing is sent there or
+ * awaited from there. May be captured; each replay looks again. It waits for no work but that of `stream`,
+ * and of earlier such kernels on streams that no lane's last call used. As calls are, it is waited for before
+ * the membership changes and before the buffer is destroyed; replays must have run. Any thread.
+ * suspects [out, device memory, ranks]. EPW_ERR_STATE: the buffer is on the host. */
+EPW_API epw_status epw_buffer_suspects(epw_buffer *buffer, int32_t *suspects, void *stream);
+
 /* The newest epoch that this rank or one of its active peers has begun. If it is larger than this rank's own,
  * others have moved on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
  * peer; EPW_ERR_TIMEOUT if the GPU does not finish that within 10 ms. */
@@ -682,7 +691,7 @@ enum {
 };
 
 /* The first peer that an operation gave up, with every variable of that wait. The library fills it in as a
- * part of epw_outcome and in epw_take_errors; in both cases the caller has passed its size. */
+ * part of epw_outcome, and in epw_take_errors and its like; in all cases the caller has passed its size. */
 typedef struct epw_error_record {
     uint32_t phase; /* EPW_PHASE_* */
     uint32_t cause; /* EPW_CAUSE_* */
@@ -735,15 +744,15 @@ typedef struct epw_dispatch_input {
     uint32_t scale_bytes;      /* opaque only: bytes of one scale: 1, 2, 4 or 8 */
     uint32_t sideband_bytes;   /* of this call, [0, config.sideband_bytes]; the same on all ranks */
     uint32_t layout;           /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR: how this rank wants what it receives */
-    int32_t lane;              /* 0, 1, or -1: the lanes in turn. All ranks use the same lane for the same
-                                  operation */
+    int32_t lane; /* 0, 1, or -1: the lanes in turn, of prefill lane 0. All ranks use the same lane for the
+                     same operation */
     uint32_t nonblocking; /* 1: return EPW_PENDING instead of waiting; epw_poll continues. The memory of all
                              inputs and outputs must live until the operation has finished or been released */
     uint64_t deadline_ns; /* of this rank's waits, at least the buffer's; 0: the buffer's */
     void *stream;         /* CUDA: the cudaStream_t to enqueue on; see "CUDA" */
     uint32_t sms; /* CUDA: the most SMs for the kernels of this operation, both halves; 0, or more than the
-                     lane's part of config.sms: that part. A captured call keeps the number. Ranks may have
-                     different ones */
+                     lane's part of config.sms (of prefill: than what its lane may take): that part. A
+                     captured call keeps the number. Ranks may have different ones */
     uint32_t reserved;
 } epw_dispatch_input;
 
@@ -948,10 +957,16 @@ EPW_API epw_status epw_release_on(epw_buffer *buffer, epw_handle handle, void *s
 /* CUDA: makes `stream` (as in a call; of the buffer's GPU) wait for what calls have enqueued so far on the
  * handle's lane: what is enqueued on `stream` later runs after that. Enqueues nothing if `stream` is that of
  * the lane's last call, since this then holds already. Also takes a consumed handle, until the lane's next
- * dispatch. The host waits for nothing. Any thread, also while another uses the handle.
+ * dispatch. The host waits for nothing. Any thread, also while another uses the handle. Under capture:
+ * - The handle's last call was captured: `stream` joins its capture, if it is not in it already, and waits
+ *   for that call, as by an event that the program records behind it. Before the capture ends, the program
+ *   makes its first stream wait for `stream`, as CUDA demands of all streams that have joined.
+ * - Only `stream` is under capture: whenever the graph is launched, it waits for what eager calls have
+ *   enqueued on the lane before the launch. It must not be launched any more once the buffer is destroyed.
  * EPW_ERR_STATE: the lane has moved on to another dispatch, or the handle is another buffer's; the handle's
- * last call was captured, or `stream` is under capture (order such streams by events of the program, captured
- * with the calls, or around the graph's launch); the buffer is on the host. */
+ * last call was captured, and its capture has ended (let `stream` wait for the graph), or `stream` is under
+ * another capture, or is the legacy default stream; the buffer is on the host. A refused call leaves captures
+ * as they were. */
 EPW_API epw_status epw_stream_wait(epw_buffer *buffer, epw_handle handle, void *stream);
 
 /* CUDA: the outcome of the last half that was enqueued for `handle`; EPW_PENDING if the GPU has not run it
@@ -988,7 +1003,35 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * All members call the same collectives in the same order, with the same type, reduction, root and counts. If
  * a rank calls another one, the operation ends with EPW_ERR_MISMATCH on every rank that waits in it, and so
  * does the next call of every other rank; the error names both calls. The communicator can be used again from
- * its next membership on. Sends and receives are matched by peer and tag, in the order of the calls.
+ * its next membership on. Sends and receives are matched by peer and tag, in the order of the calls; a
+ * message of another type than the receive that it matches is such a mismatch too. On the host that receive
+ * writes nothing, and what was sent and not received is lost with the membership, as always when one ends:
+ * also if its send was complete.
+ *
+ *     NCCL                         MPI                              here
+ *     ncclCommInitRank             MPI_Init                         epw_comm_create, epw_comm_connect
+ *     ncclCommUserRank, -Count     MPI_Comm_rank, MPI_Comm_size     rank and ranks of epw_comm_config
+ *     ncclCommSplit                MPI_Comm_split                   epw_comm_subset
+ *     ncclMemAlloc                 MPI_Alloc_mem, MPI_Win_allocate  epw_comm_alloc
+ *     ncclCommRegister             MPI_Win_create                   epw_comm_register on GPUs
+ *     ncclBroadcast, ncclBcast     MPI_Bcast                        epw_broadcast
+ *     ncclAllReduce                MPI_Allreduce                    epw_all_reduce
+ *     ncclReduce                   MPI_Reduce                       epw_reduce
+ *     ncclReduceScatter            MPI_Reduce_scatter_block         epw_reduce_scatter
+ *     ncclAllGather                MPI_Allgather                    epw_all_gather
+ *     ncclAlltoAll                 MPI_Alltoall                     epw_all_to_all
+ *     ncclGather, ncclScatter      MPI_Gather, MPI_Scatter          epw_gather, epw_scatter
+ *                                  MPI_Allgatherv, MPI_Alltoallv    epw_group, counts and offsets in epw_coll
+ *                                  and others that end with v
+ *                                  MPI_IN_PLACE                     see the kinds of operations below
+ *                                  MPI_Barrier                      epw_barrier
+ *     ncclSend, ncclRecv           MPI_Send, MPI_Recv               epw_send, epw_recv
+ *                                  MPI_Ibarrier, MPI_Isend, ...     the same calls, with epw_call.work
+ *     ncclGroupStart, -End         MPI_Sendrecv                     epw_group
+ *                                  MPI_Wait, MPI_Test               epw_work_wait, epw_work_poll
+ *                                  MPI_Request_free                 epw_work_drop
+ *     ncclSum, -Prod, -Min, -Max,  MPI_SUM, MPI_PROD, MPI_MIN,      EPW_SUM, EPW_PRODUCT, EPW_MIN, EPW_MAX,
+ *     ncclAvg                      MPI_MAX                          EPW_AVERAGE
  *
  * Operations follow the rules of dispatch and combine: every wait is bounded, a peer that is silent for a
  * deadline is given up for the epoch, and the outcome names who is missing. The parts of `recv` that a
@@ -1001,15 +1044,17 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * begins with the first member's element. A NaN result is the positive quiet NaN. EPW_MIN and EPW_MAX give
  * NaN if any element is one, and treat -0 as less than +0. EPW_AVERAGE divides the sum by the number of
  * members: floats before the rounding, integers exactly, then rounded towards zero. With one member the
- * element is copied. So the bits are the same on every rank, on every device and in every run.
+ * element is copied. So the bits are the same on every rank, on every device and in every run. Sums are never
+ * in two levels: no partial sums of the ranks of a host, or of any other group, are added up.
  *
  * Buffers may have any alignment and any count; with a count of 0 they may be NULL. `send` and `recv` may be
  * the same where the description says "in place"; otherwise they must not overlap.
  *
- * Memory. Small pieces travel through rings of slots in the peers' windows. Where the host permits it, peers
- * of the same host read large ones straight from the caller's buffer (process_vm_readv), or from memory that
- * epw_comm_alloc gave, with no system call; behind queues, and where this is not permitted, everything goes
- * through the rings, which costs one more copy on each side.
+ * Memory. Pieces travel through rings of slots in the peers' windows: one copy into a slot, and one from
+ * there. Large ones that lie in memory that epw_comm_alloc gave are read there by peers of the same host,
+ * with no system call and one copy. Those in any other memory are read there too (process_vm_readv), from the
+ * size on from which that is faster, if it is and the host permits it: a process measures this once, unless
+ * EPWIRE_PULL_FROM says it.
  *
  * Any thread may call; calls on one communicator take turns. */
 typedef struct epw_comm epw_comm;
@@ -1112,8 +1157,44 @@ EPW_API const char *epw_comm_trouble(const epw_comm *comm, uint32_t peer, char *
 EPW_API epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t epoch, uint64_t step);
 EPW_API epw_status epw_comm_revoke(epw_comm *comm, const epw_mask *peers);
 EPW_API epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership);
+EPW_API epw_status epw_comm_suspects(epw_comm *comm, int32_t *suspects, void *stream);
 EPW_API epw_status epw_comm_newest_epoch(epw_comm *comm, uint32_t *epoch);
 EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t step, epw_mask *ranks);
+
+/* Exchanges host memory among the members, also of a communicator on a GPU: for what ranks tell each other
+ * when they set something up, such as the blobs of their registrations. An all-to-all in place: `bytes` bytes
+ * at memory + r * bytes go to rank r, and those that rank r has for this rank take their place. All members
+ * call it, in the same order relative to the collectives of `comm`, with the same number of bytes. Returns
+ * when it has ended.
+ *     CUDA. Not for the steps of a program: it waits on the host, for a kernel on a stream of the
+ * communicator's own, which runs after what eager calls on `comm` have enqueued, and whose waits are those of
+ * a collective. Later calls run after it, as it has ended. No stream of the caller waits for it or joins it:
+ * streams may be under capture meanwhile, and are not changed. Replays are the caller's to wait for before it
+ * calls. `comm` keeps GPU memory for this, 64 KiB or what is exchanged, until it is destroyed.
+ * EPW_ERR_TIMEOUT: the GPU has not come to it and past it within 2 * EPW_WAIT_DEADLINES_MAX deadlines.
+ * memory [in, out], outcome [in: size, out], may be NULL. */
+#define EPW_EXCHANGE_MAX 65536 /* the most bytes for a rank */
+EPW_API epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, epw_outcome *outcome);
+
+/* A communicator of the ranks of `mask`, renumbered from 0 in ascending order, without connections that the
+ * program makes: what its ranks need goes by collectives of `comm`, on a GPU by epw_comm_exchange, with all
+ * that is said there. All members of `comm` call it, in the same order relative to its collectives. Each
+ * passes a mask that contains it, or one that does not: then *out is NULL. All ranks of a mask pass that same
+ * mask, and masks do not overlap. NULL as `config` is that of `comm`: the subset is on the same device.
+ * Otherwise it is equal on all ranks of the mask where epw_comm_create wants that, and rank and ranks in it
+ * are not read: with it one on the host makes a subset on GPUs, and the other way round. On a GPU a subset
+ * takes SMs of its own, config.sms of them. A fabric must be one that was created for this rank's number in
+ * the subset, which may differ from its number in `comm`: where there are queues, give a config. Blocks for
+ * as long as `comm` waits for its members, and connections take. Its membership is that of `comm`, as far as
+ * ranks are in the mask, with its epoch and step. From then on it is a communicator of its own, with a window
+ * of its own: its program tells it of later memberships, exports it to ranks that come and connects them, and
+ * destroys it. EPW_ERR_MISMATCH: masks overlap. EPW_ERR_PEER: a member is missing, or a rank of the mask,
+ * which is named, could not make or connect its part. Wrong arguments of this rank alone are refused before
+ * anything is exchanged: the others wait for it, as in any collective. After an error *out is NULL, on all
+ * ranks of the mask unless the last exchange has lost a rank, and `comm` goes on; on a GPU what was made is
+ * freed, which waits for the work that runs there. mask [in], config [in], out [out]. */
+EPW_API epw_status epw_comm_subset(epw_comm *comm, const epw_mask *mask, const epw_comm_config *config,
+                                   epw_comm **out);
 
 /* Memory in the communicator's window, aligned to 64 bytes; the window is zeroed when the communicator is
  * created. On a GPU it is that GPU's memory. Peers that map the window read this memory directly, without a
@@ -1234,7 +1315,7 @@ enum {
     EPW_ALL_GATHER = 5,     /* rank r's send to block r of everyone's recv; in place: send is this rank's
                                block of recv */
     EPW_ALL_TO_ALL = 6, /* block p of send to rank p, into this rank's block of recv there; in place: recv ==
-                           send, with equal blocks */
+                           send, where block p is sent to rank p and then holds what rank p has sent */
     EPW_GATHER = 7,     /* rank r's send to block r of root's recv; in place at root: send is its own block */
     EPW_SCATTER = 8,    /* block r of root's send to rank r's recv; in place at root: recv is its own block */
     EPW_SEND = 9,
@@ -1285,7 +1366,10 @@ typedef struct epw_coll {
     /* Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
      * all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
      * equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
-     * the other. */
+     * the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
+     * send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
+     * recv_counts[this rank] at p. As with other counts, a rank that has another one there is
+     * EPW_ERR_MISMATCH. */
     const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;
     /* Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
      * row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
@@ -1345,10 +1429,15 @@ EPW_API epw_status epw_gather(epw_comm *comm, const void *send, void *recv, uint
                               uint32_t root, const epw_call *call, epw_outcome *outcome);
 EPW_API epw_status epw_scatter(epw_comm *comm, const void *send, void *recv, uint64_t count, uint32_t type,
                                uint32_t root, const epw_call *call, epw_outcome *outcome);
+/* On the host a message that fits a slot (slot_bytes of epw_comm_plan) is complete once it has been copied,
+ * as long as such messages to the peer that it has not received take at most 256 KiB. Any other is complete
+ * when it has been received. At most 1,024 messages of one rank to another are announced and not received:
+ * further sends wait for receives. */
 EPW_API epw_status epw_send(epw_comm *comm, const void *send, uint64_t count, uint32_t type, uint32_t peer,
                             uint32_t tag, const epw_call *call, epw_outcome *outcome);
-/* EPW_ERR_LIMIT: the message is longer than `count` elements; it is consumed. A shorter one leaves the rest
- * of `recv` as it was. */
+/* EPW_ERR_LIMIT: the message, which the error names, is longer than `count` elements; it is consumed. A
+ * shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
+ * received messages are kept here, within the limits of epw_send, so none of them holds up another one. */
 EPW_API epw_status epw_recv(epw_comm *comm, void *recv, uint64_t count, uint32_t type, uint32_t peer,
                             uint32_t tag, const epw_call *call, epw_outcome *outcome);
 
@@ -1384,12 +1473,20 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
  * On a GPU (config.ep.device) all memory passed to calls is memory of the GPU, and `stream` is a
  * cudaStream_t. A call enqueues one kernel and returns without waiting. It may be captured into a graph, both
  * halves of an operation into the same one. It takes neither `nonblocking` nor `outcome`: epw_prefill_poll
- * says how the last eager operation of a routing has ended. Ids that are out of range or repeated are left
- * out, and make the outcome degraded with EPW_CAUSE_ROUTING. x, rows, expert_out, bias and out are aligned to
+ * says how the last eager operation of a routing has ended, and epw_prefill_take_errors what went wrong in
+ * replays too. Ids that are out of range or repeated are left out, and make the outcome degraded with
+ * EPW_CAUSE_ROUTING. x, rows, expert_out, bias and out are aligned to
  * 16 bytes, other memory to its elements. A routing has room for ranks * max_tokens rows from the start.
- * EPW_HALF_COUNTS enqueues a kernel as well: epw_prefill_received is EPW_PENDING until the counts are there.
- * The lanes share config.ep.sms. For peers behind queues (config.ep.fabric) kernels write to pinned host
- * memory and read from there, see epw_prefill_sizes. */
+ * EPW_HALF_COUNTS enqueues a kernel as well, which waits for the counts and ends: epw_prefill_received is
+ * EPW_PENDING until they are there, and then no kernel of the operation runs until the receiving half.
+ *
+ * Two lanes share config.ep.sms. A kernel that begins while the other lane has none in flight takes nearly
+ * all of them: of 24 one is kept for the other lane, of 132 there are 17. If both have one in flight, the
+ * second takes what is left, at most half, and the next kernels of both take at most half, until 16 in a row
+ * have begun alone. `sms` of an operation limits this. Replays are no different.
+ *
+ * For peers behind queues (config.ep.fabric) kernels write to pinned host memory and read from there, see
+ * epw_prefill_sizes. */
 typedef struct epw_prefill epw_prefill;
 
 /* Records which rows each rank sends to which other, and where they lie: a dispatch fills it in; combine
@@ -1467,11 +1564,21 @@ EPW_API epw_status epw_prefill_set_active(epw_prefill *prefill, const epw_mask *
                                           uint64_t step);
 EPW_API epw_status epw_prefill_revoke(epw_prefill *prefill, const epw_mask *peers);
 EPW_API epw_status epw_prefill_membership(const epw_prefill *prefill, epw_membership *membership);
+EPW_API epw_status epw_prefill_suspects(epw_prefill *prefill, int32_t *suspects, void *stream);
 EPW_API epw_status epw_prefill_newest_epoch(epw_prefill *prefill, uint32_t *epoch);
 EPW_API epw_status epw_prefill_diverged(epw_prefill *prefill, uint32_t epoch, uint64_t step, epw_mask *ranks);
 
 /* Whether an operation that has ended since the last such call was incomplete, as epw_comm_take_fault. */
 EPW_API epw_status epw_prefill_take_fault(epw_prefill *prefill, uint32_t *faulted);
+
+/* CUDA: moves error records, as epw_take_errors does, also those of replays, which have no outcome. Each
+ * kernel writes one for the first peer that it loses (not for peers that were suspects before), one with
+ * cause EPW_CAUSE_ROUTING for each bad id, at most 64 for one operation, and one with EPW_CAUSE_OVERFLOW if
+ * rows had no place. Of a kernel whose blocks did not all get SMs in time, `peer` is this rank. A complete
+ * operation writes none. On the host there are none. */
+EPW_API epw_status epw_prefill_take_errors(epw_prefill *prefill, epw_error_record *records,
+                                           size_t record_size, uint32_t capacity, uint32_t *count,
+                                           uint64_t *lost);
 
 /* As epw_buffer_traffic, but with wait_ns on GPUs too. Of a split operation all of it counts when its second
  * half ends; on a GPU what each half has moved counts when that half ends. An answer counts as a whole row,
@@ -1521,7 +1628,8 @@ typedef struct epw_prefill_output {
     void *sideband;           /* [C, sideband_bytes] */
     uint32_t *counts;         /* [E]: places of each expert, those of lost sources included */
     uint32_t *offsets;        /* [E]: packed: first place of each expert; expert-major: e * C */
-    uint32_t *overflow;       /* [E]: rows of each expert that did not fit */
+    uint32_t *overflow;       /* packed and expert-major [E]: rows of each expert that did not fit; dense and
+                                 rank-major [ranks]: rows of each source, 0 in rank-major */
     uint32_t *source_counts;  /* [ranks]: rows received from each source; 0 for one that was lost */
     uint32_t *source_offsets; /* [ranks]: dense and rank-major: first place of each source */
     int32_t *row_expert;   /* packed and expert-major [C]: local expert; -1 in places without a row: padding,
@@ -1598,7 +1706,7 @@ typedef struct epw_prefill_combine_input {
                              bias[1], before the sum is rounded; NULL: none */
     uint64_t deadline_ns; /* at least the buffer's; 0: the buffer's */
     void *stream;         /* for GPUs */
-    uint32_t sms;         /* for GPUs: as in epw_dispatch_input */
+    uint32_t sms;         /* CUDA: the most SMs for the kernels of this operation; 0: see epw_prefill */
     uint32_t reserved;
 } epw_prefill_combine_input;
 
@@ -1625,7 +1733,8 @@ EPW_API void epw_prefill_combine_output_init(epw_prefill_combine_output *output)
 
 /* Answers every received row of the routing's dispatch and, if `output` is not NULL, receives the answers to
  * this rank's own rows and sums them. With `output` NULL this is the sending half: at most split_tokens
- * (ordered: split_tokens_ordered) rows from each rank. */
+ * (ordered: split_tokens_ordered) rows from each rank. CUDA: the host knows how many there are once an eager
+ * dispatch has run, of a routing that no graph has; otherwise max_tokens must be within the limit. */
 EPW_API epw_status epw_prefill_combine(epw_prefill *prefill, epw_routing *routing,
                                        const epw_prefill_combine_input *input,
                                        const epw_prefill_combine_output *output, epw_outcome *outcome);
@@ -1640,6 +1749,11 @@ EPW_API epw_status epw_prefill_poll(epw_prefill *prefill, epw_routing *routing, 
 /* Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
  * the operation: any thread may call it while another polls. EPW_ERR_STATE: no operation runs there. */
 EPW_API epw_status epw_prefill_await(epw_prefill *prefill, uint32_t lane, uint64_t timeout_ns);
+
+/* On a GPU: makes `stream` wait for the last call that was enqueued for the routing, under capture as
+ * epw_stream_wait does. EPW_ERR_STATE also if there was no such call. Any thread, one at a time for each
+ * routing. */
+EPW_API epw_status epw_prefill_stream_wait(epw_prefill *prefill, const epw_routing *routing, void *stream);
 
 /* Gives up an operation of the routing that is under way, or of which a half is still to come, as
  * epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
@@ -1656,6 +1770,18 @@ EPW_API uint32_t epw_routing_lane(const epw_routing *routing);
 EPW_API epw_status epw_prefill_count(const epw_prefill_config *config, const void *topk_idx,
                                      uint32_t idx_type, uint32_t tokens, uint32_t topk, uint32_t *rank_tokens,
                                      uint32_t *expert_tokens, uint8_t *in_rank);
+
+/* The same on the GPU of a prefill buffer: enqueues the count on `stream` and returns. All arrays are in the
+ * GPU's memory, and any thread may call. rank_tokens, expert_tokens and in_rank as above. bad_ids [out, 1]:
+ * how many ids were out of range or repeat one of their token: these are ignored, where epw_prefill_count
+ * refuses them. Each output may be NULL; numbers are aligned as their type needs. It uses a few SMs, waits
+ * for no peer, needs no membership and belongs to no lane: it comes behind what is on the stream, and is not
+ * ordered with operations on other streams. It may be captured. tokens is at most the buffer's max_tokens.
+ * EPW_ERR_STATE: the buffer is on the host. */
+EPW_API epw_status epw_prefill_enqueue_count(epw_prefill *prefill, const void *topk_idx, uint32_t idx_type,
+                                             uint32_t tokens, uint32_t topk, uint32_t *rank_tokens,
+                                             uint32_t *expert_tokens, uint8_t *in_rank, uint32_t *bad_ids,
+                                             void *stream);
 
 #ifdef __cplusplus
 }

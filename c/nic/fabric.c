@@ -110,6 +110,10 @@ uint32_t epw_fabric_rings(const epw_fabric *fabric) {
     return fabric != NULL ? fabric->rings : EPW_RINGS_HOST;
 }
 
+uint32_t epw_fabric_rank(const epw_fabric *fabric) {
+    return fabric->rank;
+}
+
 uint32_t epw_fabric_queue_depth(const epw_fabric *fabric) {
     return fabric != NULL ? fabric->queue_depth : 0;
 }

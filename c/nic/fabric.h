@@ -41,6 +41,9 @@ epw_status epw_fabric_link(epw_fabric *fabric, uint32_t peer, const epw_fabric_a
 
 epw_nic *epw_fabric_nic(const epw_fabric *fabric);
 
+/* The rank that it was created for. */
+uint32_t epw_fabric_rank(const epw_fabric *fabric);
+
 /* The adapter of this number on which queue pairs are created; NULL: the soft NIC. The connections to other
  * fabrics stay in use, because their ends show which peers have ended. */
 epw_mlx5 *epw_fabric_adapter(const epw_fabric *fabric, uint32_t number);

@@ -7,6 +7,7 @@
 
 #ifdef EPW_CUDA
 #include "base/clock.h"
+#include "kernels/peer/suspects.h"
 
 #include <sched.h>
 #include <stddef.h>
@@ -103,7 +104,7 @@ static void fill(uint64_t table[EPW_AREAS][EPW_GPU_PEERS], uint32_t peer, const 
     table[EPW_AREA_ANSWERS][peer] = areas->answers;
 }
 
-static epw_status make_events(epw_peers_gpu *g, uint32_t lanes, epw_where where) {
+static epw_status make_events(epw_peers_gpu *g, uint32_t lanes, bool inside, epw_where where) {
     epw_cuda_scope scope;
     epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
     if (status != EPW_OK) return status;
@@ -112,7 +113,8 @@ static epw_status make_events(epw_peers_gpu *g, uint32_t lanes, epw_where where)
     for (uint32_t use = 0; error == cudaSuccess && use < EPW_WORD_COPIES; use++)
         error = cudaEventCreateWithFlags(&g->copied[use], cudaEventDisableTiming);
     for (uint32_t lane = 0; error == cudaSuccess && lane < lanes; lane++)
-        error = cudaEventCreateWithFlags(&g->orders[lane].event, cudaEventDisableTiming);
+        error = (cudaError_t)epw_stream_order_make(&g->orders[lane], inside);
+    if (error == cudaSuccess) error = (cudaError_t)epw_stream_order_make(&g->looks, false);
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -133,6 +135,16 @@ static epw_status make_pinned(epw_peers_gpu *g, const epw_peers_gpu_options *opt
     return epw_cuda_copy(g->device, g->stream, options->shared, &shared, sizeof shared, where);
 }
 
+static epw_status load_kernel(const epw_peers_gpu *g, epw_where where) {
+    epw_cuda_scope scope;
+    epw_status status = epw_cuda_enter_relaxed(g->device, where, &scope);
+    if (status != EPW_OK) return status;
+    int error = epw_gpu_prepare_suspects();
+    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernel that tells suspects");
+    epw_cuda_leave_relaxed(&scope);
+    return status;
+}
+
 epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *options, epw_where where) {
     epw_peers_gpu *g = calloc(1, sizeof *g);
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the peers' part on the GPU");
@@ -141,8 +153,9 @@ epw_status epw_peers_open_gpu(epw_peers *peers, const epw_peers_gpu_options *opt
     g->deadline_ns = options->deadline_ns;
     g->unmarked = options->unmarked;
     memcpy(g->lanes, options->lanes, sizeof g->lanes);
-    epw_status status = epw_cuda_stream_create(g->device, where, &g->stream);
-    if (status == EPW_OK) status = make_events(g, peers->lanes, where);
+    epw_status status = load_kernel(g, where);
+    if (status == EPW_OK) status = epw_cuda_stream_create(g->device, where, &g->stream);
+    if (status == EPW_OK) status = make_events(g, peers->lanes, options->joined, where);
     if (status == EPW_OK) status = make_pinned(g, options, where);
     if (status == EPW_OK) status = epw_remote_gpu_open(peers, where);
     for (uint32_t lane = 0; status == EPW_OK && lane < peers->lanes; lane++) {
@@ -169,9 +182,8 @@ void epw_peers_close_gpu(epw_peers *peers) {
         for (uint32_t use = 0; use < EPW_WORD_COPIES; use++) {
             if (g->copied[use] != NULL) cudaEventDestroy(g->copied[use]);
         }
-        for (uint32_t lane = 0; lane < peers->lanes; lane++) {
-            if (g->orders[lane].event != NULL) cudaEventDestroy(g->orders[lane].event);
-        }
+        for (uint32_t lane = 0; lane < peers->lanes; lane++) epw_stream_order_free(&g->orders[lane]);
+        epw_stream_order_free(&g->looks);
         epw_cuda_leave_relaxed(&scope);
     }
     epw_remote_gpu_close(peers);

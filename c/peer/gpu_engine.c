@@ -10,14 +10,16 @@ epw_status epw_peers_require_marked(const epw_peers *peers, uint32_t lane, epw_w
     return epw_stream_require_marked(epw_lane_order(peers, lane), peers->gpu->unmarked, where);
 }
 
+/* Also for kernels that tell suspects. */
 static epw_status await_lanes(const epw_peers *peers, epw_holding lanes, uint64_t timeout_ns,
                               epw_where where) {
     uint64_t began = epw_now_ns();
-    for (uint32_t lane = 0; lane < peers->lanes; lane++) {
-        const epw_stream_order *order = epw_lane_order(peers, lane);
+    for (uint32_t lane = 0; lane <= peers->lanes; lane++) {
+        const epw_stream_order *order =
+            lane < peers->lanes ? epw_lane_order(peers, lane) : &peers->gpu->looks;
         if (lanes == EPW_NOT_HELD) peers->user->lock(peers->user_context);
         bool enqueued = order->enqueued;
-        epw_status status = epw_peers_require_marked(peers, lane, where);
+        epw_status status = epw_stream_require_marked(order, peers->gpu->unmarked, where);
         if (lanes == EPW_NOT_HELD) peers->user->unlock(peers->user_context);
         if (status != EPW_OK) return status;
         if (!enqueued) continue;

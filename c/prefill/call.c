@@ -42,7 +42,6 @@ static const char *foreign(const epw_prefill_output *out) {
                                            : NULL;
     }
     return out->offsets != NULL        ? "offsets"
-           : out->overflow != NULL     ? "overflow"
            : out->ranges != NULL       ? "ranges"
            : out->row_expert != NULL   ? "row_expert"
            : out->row_position != NULL ? "row_position"
@@ -359,7 +358,6 @@ static epw_status check_sums(epw_where where, const epw_routing *r, const epw_pr
 
 /* A sending half writes all its answers before the peers' receiving halves, so the ring must hold them. */
 static epw_status check_split(epw_where where, const epw_prefill *p, const epw_routing *r, bool ordered) {
-    if (p->gpu != NULL) return epw_prefill_gpu_check_split(p, ordered, where);
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
         uint64_t answers = epw_routing_answers(r, s, ordered);
         if (answers < p->layout.slots || s == p->config.ep.rank) continue;
@@ -381,7 +379,8 @@ epw_status epw_prefill_combine(epw_prefill *p, epw_routing *r, const epw_prefill
     if (status == EPW_OK) status = check_combine(where, p, r, in);
     if (status == EPW_OK && out != NULL) status = check_sums(where, r, out);
     if (status == EPW_OK) status = check_outcome(where, outcome);
-    if (status == EPW_OK && out == NULL) status = check_split(where, p, r, in->mode == EPW_COMBINE_ORDERED);
+    bool splits = status == EPW_OK && out == NULL && p->gpu == NULL; /* for GPUs see gpu/call.c */
+    if (splits) status = check_split(where, p, r, in->mode == EPW_COMBINE_ORDERED);
     if (status != EPW_OK) return status;
     uint32_t width = in->width != 0 ? in->width : p->config.ep.hidden;
     uint32_t hash = mix(mix(mix(2166136261u, in->mode), width), in->row_values != NULL);
@@ -481,6 +480,15 @@ epw_status epw_prefill_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns
     epw_awaited *all[] = {&one};
     epw_await_any(all, 1, NULL, 0);
     return EPW_OK;
+}
+
+epw_status epw_prefill_stream_wait(epw_prefill *p, const epw_routing *r, void *stream) {
+    epw_where where = {"stream_wait", -1, -1};
+    epw_status status = check_both(p, r, &where);
+    if (status != EPW_OK) return status;
+    if (p->gpu != NULL) return epw_prefill_gpu_stream_wait(p, r, stream);
+    return epw_fail(EPW_ERR_STATE, where,
+                    "on the host device calls are on no stream: see epw_prefill_await and epw_prefill_poll");
 }
 
 epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {

@@ -238,6 +238,19 @@ static bool is_complete(const epw_prefill *p, const epw_prefill_lane *lane, uint
     return true;
 }
 
+bool epw_prefill_lacks_answer(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer) {
+    const epw_routing *r = lane->routing;
+    uint32_t t = lane->next_token;
+    if (lane->kind != EPW_KIND_COMBINE || lane->dropped || !lane->receives || r == NULL || t >= r->tokens)
+        return false;
+    for (uint32_t j = 0; j < p->layout.topk; j++) {
+        size_t entry = (size_t)t * p->layout.topk + j;
+        if (r->ids[entry] < 0 || epw_rank_of(p, r->ids[entry]) != peer) continue;
+        if (r->sent_row[entry] != EPW_NO_PLACE && !has_answer(p, lane, entry, peer)) return true;
+    }
+    return false;
+}
+
 typedef struct sum_job {
     epw_prefill *p;
     epw_prefill_lane *lane;

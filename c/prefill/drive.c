@@ -175,10 +175,12 @@ static void look_around(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) {
 }
 
 /* Whether the peer must act next. It need not if its messages lie here unread because those of others are
- * lacking. */
+ * lacking; but it must if they are some of its answers to a token, of which more are to come. */
 static bool is_owing(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer) {
     const epw_row_ring *ring = &lane->streams[lane->kind][peer].ring;
-    return awaits_room(p, lane, peer) || (awaits_messages(lane, peer) && ring->seen == ring->taken);
+    if (awaits_room(p, lane, peer)) return true;
+    return awaits_messages(lane, peer) &&
+           (ring->seen == ring->taken || epw_prefill_lacks_answer(p, lane, peer));
 }
 
 /* What the peer wrote before its farewell is still read. */
@@ -439,7 +441,7 @@ static void count_waits(epw_prefill *p, epw_prefill_lane *lane, uint64_t since, 
 }
 
 epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane) {
-    uint64_t now = epw_now_ns();
+    uint64_t now = epw_now_ns(), began = now;
     if (lane->rested != 0) count_waits(p, lane, lane->rested, now);
     lane->rested = 0;
     lane->moved = false;
@@ -456,6 +458,7 @@ epw_status epw_prefill_step(epw_prefill *p, epw_prefill_lane *lane) {
             tell_between_turns(p, lane, now);
         } else if (!lose_silent(p, lane, now)) {
             tell_and_rest(p, lane, now);
+            if (!lane->moved) count_waits(p, lane, began, now);
             lane->rested = now;
             return EPW_PENDING;
         }

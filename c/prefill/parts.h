@@ -207,8 +207,9 @@ bool epw_routing_place(epw_routing *r);
 /* The rows that the output needs; in expert-major, per expert. At most 2^32 - 1. */
 uint64_t epw_routing_extent(const epw_routing *r, uint32_t layout, uint32_t alignment);
 
-/* The rows of an expert that have no place. */
+/* The rows of an expert, or in a layout by source of a source, that have no place. */
 uint64_t epw_routing_passing(const epw_routing *r, uint32_t e);
+uint64_t epw_routing_source_passing(const epw_routing *r, uint32_t source);
 
 /* Whether a dispatch that is given up has left its routing unchanged: it uses the routing again and was given
  * no weights. Otherwise some weights have already been replaced. */
@@ -241,6 +242,9 @@ bool epw_prefill_send(epw_prefill *p, epw_prefill_lane *lane);
 bool epw_prefill_take(epw_prefill *p, epw_prefill_lane *lane);
 bool epw_prefill_answer(epw_prefill *p, epw_prefill_lane *lane);
 bool epw_prefill_sum(epw_prefill *p, epw_prefill_lane *lane);
+
+/* Whether the sum of the next token lacks an answer of the peer. */
+bool epw_prefill_lacks_answer(const epw_prefill *p, const epw_prefill_lane *lane, uint32_t peer);
 
 /* Takes an opening out of the ring. */
 void epw_prefill_open(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer);

@@ -4,6 +4,8 @@
 #include "base/log.h"
 #include "ep/engine.h"
 #include "ep/terms.h"
+#include "peer/gpu_suspects.h"
+#include "peer/records.h"
 #include "peer/remote.h"
 #include "prefill/gpu/gpu.h"
 
@@ -318,6 +320,12 @@ epw_status epw_prefill_revoke(epw_prefill *p, const epw_mask *peers) {
     return status == EPW_OK ? epw_peers_revoke(&p->peers, peers) : status;
 }
 
+epw_status epw_prefill_suspects(epw_prefill *p, int32_t *suspects, void *stream) {
+    epw_status status = check(p, "suspects");
+    if (status != EPW_OK) return status;
+    return epw_peers_enqueue_suspects(&p->peers, suspects, stream, epw_prefill_where(p, "suspects"));
+}
+
 epw_status epw_prefill_membership(const epw_prefill *p, epw_membership *membership) {
     epw_status status = check_given(p, "membership", "membership", membership);
     if (status != EPW_OK) return status;
@@ -345,5 +353,14 @@ epw_status epw_prefill_take_fault(epw_prefill *p, uint32_t *faulted) {
         *faulted = atomic_exchange_explicit(&p->faulted, false, memory_order_relaxed);
         *faulted |= epw_prefill_gpu_take_fault(p);
     }
+    return status;
+}
+
+epw_status epw_prefill_take_errors(epw_prefill *p, epw_error_record *records, size_t record_size,
+                                   uint32_t capacity, uint32_t *count, uint64_t *lost) {
+    epw_status status = check(p, "take_errors");
+    if (status == EPW_OK)
+        status = epw_records_check(records, record_size, count, epw_prefill_where(p, "take_errors"));
+    if (status == EPW_OK) epw_prefill_gpu_take_errors(p, records, capacity, count, lost);
     return status;
 }

@@ -426,15 +426,18 @@ static void place(epw_prefill *p, epw_prefill_lane *lane) {
         return;
     }
     lane->placed = true;
+    bool by_expert = epw_by_expert(r->layout);
     for (uint32_t e = 0; e < p->layout.local_experts; e++) {
         if (out->counts != NULL) out->counts[e] = r->expert_rows[e];
         if (out->offsets != NULL) out->offsets[e] = r->offsets[e];
-        if (out->overflow != NULL) out->overflow[e] = (uint32_t)epw_routing_passing(r, e);
+        if (out->overflow != NULL && by_expert) out->overflow[e] = (uint32_t)epw_routing_passing(r, e);
     }
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
         uint64_t first =
             r->layout == EPW_RANK_MAJOR ? (uint64_t)s * p->config.ep.max_tokens : r->row_first[s];
         if (out->source_offsets != NULL) out->source_offsets[s] = (uint32_t)first;
+        if (out->overflow != NULL && !by_expert)
+            out->overflow[s] = (uint32_t)epw_routing_source_passing(r, s);
     }
     clear_places(p, lane);
 }

@@ -152,6 +152,11 @@ uint64_t epw_routing_passing(const epw_routing *r, uint32_t e) {
     return passing(r, r->offsets[e], r->expert_rows[e]);
 }
 
+uint64_t epw_routing_source_passing(const epw_routing *r, uint32_t source) {
+    /* Rank-major has a place for every row. */
+    return r->layout == EPW_RANK_MAJOR ? 0 : passing(r, r->row_first[source], r->announced[source]);
+}
+
 bool epw_routing_place(epw_routing *r) {
     const epw_prefill_layout *l = &r->of->layout;
     uint32_t local = l->local_experts;
@@ -195,45 +200,4 @@ uint64_t epw_routing_answers(const epw_routing *r, uint32_t source, bool ordered
     uint64_t entries = 0;
     for (uint32_t e = 0; e < local; e++) entries += r->counts[(size_t)source * local + e];
     return entries;
-}
-
-/* ---- counting without sending ---- */
-
-epw_status epw_prefill_count(const epw_prefill_config *config, const void *topk_idx, uint32_t idx_type,
-                             uint32_t tokens, uint32_t topk, uint32_t *rank_tokens, uint32_t *expert_tokens,
-                             uint8_t *in_rank) {
-    epw_prefill_layout l;
-    epw_status status = epw_prefill_lay_out("count", config, &l, NULL);
-    if (status != EPW_OK) return status;
-    const epw_config *c = &config->ep;
-    epw_where where = {"count", (int)c->rank, -1};
-    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
-    epw_row_format format;
-    in.tokens = tokens;
-    in.x = in.topk_idx = topk_idx;
-    in.idx_type = idx_type;
-    in.topk = topk;
-    status = epw_input_check(where, c, &in, true, &format);
-    int32_t ids[EPW_MAX_TOPK];
-    float weights[EPW_MAX_TOPK];
-    for (uint32_t t = 0; t < tokens && status == EPW_OK; t++)
-        status = epw_input_read_topk(where, c, &in, t, ids, weights);
-    if (status != EPW_OK) return status;
-    if (rank_tokens != NULL) memset(rank_tokens, 0, c->ranks * sizeof rank_tokens[0]);
-    if (expert_tokens != NULL) memset(expert_tokens, 0, c->experts * sizeof expert_tokens[0]);
-    if (in_rank != NULL) memset(in_rank, 0, (size_t)tokens * c->ranks);
-    for (uint32_t t = 0; t < tokens; t++) {
-        (void)epw_input_read_topk(where, c, &in, t, ids, weights);
-        for (uint32_t j = 0; j < topk; j++) {
-            if (ids[j] < 0) continue;
-            uint32_t rank = (uint32_t)ids[j] / l.local_experts;
-            bool again = false;
-            for (uint32_t i = 0; i < j; i++)
-                again |= ids[i] >= 0 && (uint32_t)ids[i] / l.local_experts == rank;
-            if (expert_tokens != NULL) expert_tokens[ids[j]]++;
-            if (rank_tokens != NULL && !again) rank_tokens[rank]++;
-            if (in_rank != NULL) in_rank[(size_t)t * c->ranks + rank] = 1;
-        }
-    }
-    return EPW_OK;
 }

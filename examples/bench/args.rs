@@ -64,7 +64,7 @@ pub struct Args {
     /// Experts per token
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "8")]
     pub topk: Vec<u32>,
-    /// What dispatch sends (fp8: of bf16 tokens, with an f32 scale per 128 channels); combine returns 16-bit rows
+    /// What dispatch sends (fp8: bf16 tokens, quantised with an f32 scale per 128 channels; fp8-given: those of the caller, with their scales); combine returns 16-bit rows
     #[arg(long, value_enum, value_delimiter = ',', default_value = "bf16")]
     pub payload: Vec<Payload>,
     /// How received rows are laid out
@@ -101,9 +101,12 @@ pub struct Args {
     /// With --layout packed and dense: slots of a ring from one rank to another [default: the library's choice]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub ring: u32,
-    /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs
+    /// Lanes of the buffer, one of which is measured; on GPUs each has its share of the SMs, in prefill nearly all while it is alone
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     pub lanes: u32,
+    /// On GPUs: what operations also add to sums of the caller
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    pub with: Vec<With>,
     /// On the host: how often the floor counts a row as read that dispatch copies to several places
     #[arg(long, value_enum, default_value_t = Reads::Once)]
     pub reads: Reads,
@@ -156,6 +159,29 @@ pub enum Payload {
     Bf16,
     F16,
     Fp8,
+    Fp8Given,
+}
+
+impl Payload {
+    pub fn is_fp8(self) -> bool {
+        matches!(self, Self::Fp8 | Self::Fp8Given)
+    }
+
+    /// Bytes of a row of so many channels as it travels, and how many scales of 4 bytes travel with it.
+    pub fn row(self, hidden: u32) -> (usize, usize) {
+        let hidden = hidden as usize;
+        if self.is_fp8() { (hidden, hidden / 128) } else { (2 * hidden, 0) }
+    }
+}
+
+/// `--with`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum With {
+    /// The rows of each expert
+    ExpertTotals,
+    /// The time waited for each rank
+    WaitNs,
 }
 
 /// `--layout`
@@ -215,8 +241,10 @@ pub struct Shape {
 impl Args {
     /// The shapes to be measured by this many ranks. An error names what does not fit.
     pub fn shapes(&self, ranks: u32) -> Result<Vec<(Shape, Vec<Case>)>, crate::Error> {
-        if self.device == Device::Host && (self.graph || self.split || self.table || self.sms != [0]) {
-            return Err("--graph, --split, --sms and --table need --device cuda".into());
+        if self.device == Device::Host
+            && (self.graph || self.split || self.table || self.sms != [0] || !self.with.is_empty())
+        {
+            return Err("--graph, --split, --sms, --with and --table need --device cuda".into());
         }
         let shapes = match self.table {
             true => table::shapes(self)?,
@@ -288,6 +316,7 @@ impl Shape {
             .dtype(dtype)
             .combine_dtype(dtype)
             .ordered(self.combine == Combine::Ordered)
+            .opaque_bytes(if self.payload == Payload::Fp8Given { self.payload_bytes() as u32 } else { 0 })
             .threads(args.threads)
             .device(device)
             .sms(args.chosen_sms())
@@ -303,15 +332,31 @@ impl Shape {
     /// Type of tokens, expert outputs and combined rows.
     pub fn dtype(&self) -> epwire::Float16 {
         match self.payload {
-            Payload::Bf16 | Payload::Fp8 => epwire::Float16::Bf16,
+            Payload::Bf16 | Payload::Fp8 | Payload::Fp8Given => epwire::Float16::Bf16,
             Payload::F16 => epwire::Float16::F16,
         }
+    }
+
+    /// Bytes of a row as it travels, with its scales.
+    pub fn payload_bytes(&self) -> u64 {
+        let (bytes, scales) = self.payload.row(self.hidden);
+        (bytes + 4 * scales) as u64
+    }
+
+    /// Bytes of a token as it is given to dispatch.
+    pub fn token_bytes(&self) -> u64 {
+        if self.payload == Payload::Fp8Given { self.payload_bytes() } else { 2 * u64::from(self.hidden) }
     }
 
     pub fn payload(&self) -> epwire::Payload {
         match self.payload {
             Payload::Bf16 | Payload::F16 => epwire::Payload::SameAsInput,
             Payload::Fp8 => epwire::Payload::Fp8 { scale: Fp8Scale::F32 },
+            Payload::Fp8Given => epwire::Payload::Opaque {
+                row_bytes: self.hidden,
+                scale_count: self.hidden / 128,
+                scale_bytes: 4,
+            },
         }
     }
 
@@ -372,6 +417,7 @@ mod tests {
             ("--layout rank-major --combine ordered", "expert-major"),
             ("--graph", "--device cuda"),
             ("--sms 8", "--device cuda"),
+            ("--with wait-ns", "--device cuda"),
             ("--layout dense --combine ordered", "expert-major"),
             ("--layout packed --ring 70000", "ring_tokens"),
         ] {

@@ -2,8 +2,7 @@
 
 use clap::ValueEnum;
 use epwire::{
-    Combine, CombineOutput, CombineRows, Device, Dispatch, DispatchBuffers, Dispatched, EpBuffer, Float16,
-    Group, TensorRef,
+    Combine, CombineOutput, CombineRows, Device, DispatchBuffers, Dispatched, EpBuffer, Float16, Group,
 };
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -17,6 +16,7 @@ use crate::floor::Traffic;
 use crate::pattern::{self, Memory};
 use crate::prefill::Prefill;
 use crate::samples::{Meeting, Samples, complete, now};
+use crate::tokens::Tokens;
 
 /// `--cases`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub trait Subject {
     fn expected(&self) -> &Expected;
 
     /// The next iteration's tokens.
-    fn renew(&mut self);
+    fn renew(&mut self) -> Result<(), Error>;
 
     /// An iteration, with its checks.
     fn iterate(&mut self, case: Case) -> Result<Timed, Error>;
@@ -69,7 +69,7 @@ pub fn subject<'a>(
 pub fn run(subject: &mut dyn Subject, case: Case, count: u32, warmup: bool) -> Result<Samples, Error> {
     let mut samples = Samples::default();
     for _ in 0..count {
-        subject.renew();
+        subject.renew()?;
         let (moments, cores, wrong) = subject.iterate(case)?;
         samples.wrong += wrong;
         if !warmup {
@@ -86,8 +86,7 @@ struct Decode<'a> {
     buffer: EpBuffer,
     meeting: &'a Meeting,
     expected: Expected,
-    /// `[tokens, hidden]`
-    x: Memory,
+    tokens: Tokens,
     received: DispatchBuffers,
     /// Expert-major `[local_experts, M, hidden]`, rank-major `[M, hidden]`.
     outputs: Memory,
@@ -104,9 +103,9 @@ impl Subject for Decode<'_> {
         &self.expected
     }
 
-    fn renew(&mut self) {
+    fn renew(&mut self) -> Result<(), Error> {
         self.expected.iteration += 1;
-        self.expected.make_tokens(&mut self.x);
+        self.tokens.make(&self.expected)
     }
 
     fn iterate(&mut self, case: Case) -> Result<Timed, Error> {
@@ -131,7 +130,7 @@ impl<'a> Decode<'a> {
         Ok(Self {
             received: buffer.dispatch_buffers(shape.payload(), shape.layout(), 0)?,
             expected: Expected::new(args, shape, group.rank(), plan),
-            x: Memory::zeroed(shape.tokens as usize * hidden),
+            tokens: Tokens::zeroed(&shape),
             outputs: Memory::zeroed(lists * plan.rows * hidden),
             out: Memory::zeroed(shape.tokens as usize * hidden),
             meeting,
@@ -191,16 +190,8 @@ impl<'a> Decode<'a> {
     }
 
     fn dispatch(&mut self) -> Result<Dispatched, Error> {
-        let Expected { shape, dtype, .. } = &self.expected;
-        let routing = self.expected.routing();
-        let input = Dispatch::new(
-            pattern::tensor(*dtype, &self.x, shape.hidden),
-            TensorRef::new(&routing.experts, routing.topk),
-        )
-        .weights(TensorRef::new(&routing.weights, routing.topk))
-        .payload(shape.payload())
-        .layout(shape.layout())
-        .lane(0);
+        let shape = &self.expected.shape;
+        let input = self.tokens.input(&self.expected).layout(shape.layout());
         let mut output = self.received.output();
         if shape.layout == Layout::RankMajor {
             output.scales = None; // read in place, as the rows are

@@ -5,7 +5,7 @@ use epwire::prefill::PrefillPlan;
 use epwire::{Float16, Fp8Scale, Plan, TensorMut, quantize_fp8};
 
 use crate::Error;
-use crate::args::{Args, Combine, Layout, Payload, Shape};
+use crate::args::{Args, Combine, Layout, Shape};
 use crate::cases::Case;
 use crate::pattern::{self, Pattern};
 use crate::routing::{self, Arrival, Lists, Routing};
@@ -82,7 +82,7 @@ impl Expected {
 
     /// Whether ranks answer with the tokens themselves: a pair of 16-bit rows that stay in place.
     pub fn returns_tokens(&self, case: Case) -> bool {
-        case == Case::Pair && self.shape.layout == Layout::RankMajor && self.shape.payload != Payload::Fp8
+        case == Case::Pair && self.shape.layout == Layout::RankMajor && !self.shape.payload.is_fp8()
     }
 
     /// The row that `source` sends for a token in this iteration.
@@ -110,6 +110,19 @@ impl Expected {
         for (token, row) in (0..).zip(x.chunks_exact_mut(self.shape.hidden as usize)) {
             row.copy_from_slice(self.token_row(self.rank, token));
         }
+    }
+
+    /// The tokens in FP8. x: `[tokens, hidden]`, scales: `[tokens, hidden / 128]`
+    pub fn make_fp8_tokens(&self, x: &mut [u8], scales: &mut [f32]) -> Result<(), Error> {
+        let mut row = Wire::new(&self.shape);
+        let (bytes, blocks) = (row.payload.len(), row.numbers.len());
+        for (token, (x, scales)) in (0..).zip(x.chunks_exact_mut(bytes).zip(scales.chunks_exact_mut(blocks)))
+        {
+            row.set(self.dtype, self.token_row(self.rank, token))?;
+            x.copy_from_slice(&row.payload);
+            scales.copy_from_slice(&row.numbers);
+        }
+        Ok(())
     }
 
     /// For prefill: the number of rows for which its output must have room.
@@ -243,9 +256,7 @@ struct Wire {
 
 impl Wire {
     fn new(shape: &Shape) -> Self {
-        let hidden = shape.hidden as usize;
-        let (payload, blocks) =
-            if shape.payload == Payload::Fp8 { (hidden, hidden / 128) } else { (2 * hidden, 0) };
+        let (payload, blocks) = shape.payload.row(shape.hidden);
         Self { payload: vec![0; payload], scales: vec![0; 4 * blocks], numbers: vec![0.0; blocks] }
     }
 

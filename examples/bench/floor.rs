@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 use epwire::Group;
 
-use crate::args::{Combine, Payload, Shape};
+use crate::args::{Combine, Shape};
 use crate::cases::Case;
 use crate::moves::{self, BLOCK, Block, Way};
 use crate::routing::Routing;
@@ -34,7 +34,7 @@ Floor:
   waking up is part of it, just before the case and just after it. The fastest round counts, by the fastest way that the
   processor has (column floor by): the C library's memcpy, rep movsb, AVX2 or AVX-512 stores past the caches.
   D is the number of (token, rank) rows, K that of (token, expert) rows, N that of tokens; P are the bytes of a payload
-  with its scales, H those of a 16-bit row. Indices, headers and signals are not counted.
+  with its scales, H those of a 16-bit row (of a token of fp8-given: P). Indices, headers and signals are not counted.
                                   read              written           extent
     dispatch, rank-major          N*H               D*P               N*H + D*P
     dispatch, expert-major        N*H + D*P         D*P + K*P         N*H + D*P + K*P
@@ -77,7 +77,7 @@ On GPUs (--device cuda):
     --split     a graph of 50 operations in halves, each half between two stamps as above, with pauses of 100 us between
                 them; the median of each replay
     --table     both, for the cases of the guide's table, one row each; windows are those that the plan says
-    --sms       one row for each number in the list
+    --sms       one row for each number in the list, with a floor of its own: see below
   Packed and dense rows are those of a prefill buffer, of which --split takes rings that hold all: see --ring.
   Before a case is timed, some of its operations are checked as on the host, and another one after it. What timed ones
   leave in memory of the caller is checked as well; rows in the window are not, and in a timed combine of rank-major rows
@@ -85,7 +85,12 @@ On GPUs (--device cuda):
   Floor: bytes / rate + signal + launch, twice the latter two for the pair. Bytes are those of rows to other ranks, of the rank
   that sends or receives most: D*P for dispatch, D*H for combine, K*H for ordered, of which rows to itself are no part.
   Rate: that at which every GPU stores to all peers at once, with all SMs; signal: half of a word's way to a peer and
-  back; launch: from empty kernel to empty kernel, timed as the operations are.";
+  back; launch: from empty kernel to empty kernel, timed as the operations are.
+  Where --sms lists numbers, the same run measures for each how fast one block on each of so many SMs reads, writes and
+  copies memory of its own, of the operation's extent or 256 MiB if that is less, and stores to all peers, all GPUs at once
+  (1e9 bytes a second, the slowest one's). SMs us: the time in which they move a rank's share of the table above, once read,
+  where what is written is copied and what is left is read or written alone; or the bytes to peers, if that takes
+  longer. The floor then has the greater of this and wire us, its bytes / rate.";
 
 /// `--reads`
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -121,10 +126,9 @@ impl Traffic {
         let to_experts = tokens * u64::from(shape.topk);
         let [to_ranks, to_others] = rows(shape, routings);
         let slots = |bytes: u64, at: usize| rings.map_or(bytes, |rings| bytes.min(rings[at]));
-        let hidden = u64::from(shape.hidden);
-        let row = 2 * hidden;
-        let fp8 = shape.payload == Payload::Fp8;
-        let payload = if fp8 { hidden + hidden / 128 * 4 } else { row };
+        let row = 2 * u64::from(shape.hidden);
+        let fp8 = shape.payload.is_fp8();
+        let (token, payload) = (shape.token_bytes(), shape.payload_bytes());
 
         let in_slots = if prefill || (expert_major && !fp8) { to_others } else { to_ranks } * payload;
         // Bytes in memory of the caller.
@@ -139,7 +143,7 @@ impl Traffic {
             Reads::Once => tokens,
             Reads::Each if prefill => to_others,
             Reads::Each => to_ranks,
-        } * row;
+        } * token;
         let slots_read = match reads {
             Reads::Once if expert_major || dense => in_slots,
             Reads::Once => 0,
@@ -148,7 +152,7 @@ impl Traffic {
         let dispatch = Self {
             read: tokens_read + slots_read,
             written: in_slots + lists,
-            extent: tokens * row + slots(in_slots, 0) + lists,
+            extent: tokens * token + slots(in_slots, 0) + lists,
         };
 
         let outputs = if expert_major { to_experts } else { to_ranks } * row;
@@ -323,7 +327,7 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Layout;
+    use crate::args::{Layout, Payload};
     use crate::routing::Spread;
 
     const SHAPE: Shape = Shape {

@@ -28,6 +28,7 @@ mod report;
 mod routing;
 mod samples;
 mod table;
+mod tokens;
 mod wire;
 
 #[cfg(test)]

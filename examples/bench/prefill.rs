@@ -3,15 +3,16 @@
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, PrefillOutput, Routing,
 };
-use epwire::{Device, Dispatch, Group, HostBuffer, ScaleOrder, TensorMut, TensorRef};
+use epwire::{Device, Group, HostBuffer, ScaleOrder, TensorMut};
 
 use crate::Error;
-use crate::args::{Args, Layout, Payload, Shape};
+use crate::args::{Args, Layout, Shape};
 use crate::cases::{Case, Subject, Timed};
 use crate::cpu::Clocks;
 use crate::expected::{ALIGNMENT, Expected};
 use crate::pattern;
 use crate::samples::{Meeting, complete, now};
+use crate::tokens::Tokens;
 
 /// A buffer whose rings have fewer slots than an operation has rows.
 #[derive(Debug)]
@@ -19,8 +20,7 @@ pub struct Prefill<'a> {
     buffer: PrefillBuffer,
     meeting: &'a Meeting,
     expected: Expected,
-    /// `[tokens, hidden]`
-    x: HostBuffer<u16>,
+    tokens: Tokens,
     /// `[places, payload]`
     rows: HostBuffer<u8>,
     scales: HostBuffer<f32>,
@@ -42,9 +42,9 @@ impl Subject for Prefill<'_> {
         &self.expected
     }
 
-    fn renew(&mut self) {
+    fn renew(&mut self) -> Result<(), Error> {
         self.expected.iteration += 1;
-        self.expected.make_tokens(&mut self.x);
+        self.tokens.make(&self.expected)
     }
 
     fn iterate(&mut self, case: Case) -> Result<Timed, Error> {
@@ -95,10 +95,9 @@ impl<'a> Prefill<'a> {
         let buffer = PrefillBuffer::create_blocking(group, shape.prefill(args, Device::Host))?;
         let expected = Expected::of_prefill(args, shape, group.rank(), buffer.plan());
         let (hidden, tokens, places) = (shape.hidden as usize, shape.tokens as usize, expected.places());
-        let (payload, blocks) =
-            if shape.payload == Payload::Fp8 { (hidden, hidden / 128) } else { (2 * hidden, 0) };
+        let (payload, blocks) = shape.payload.row(shape.hidden);
         Ok(Self {
-            x: HostBuffer::zeroed(tokens * hidden),
+            tokens: Tokens::zeroed(&shape),
             rows: HostBuffer::zeroed(places * payload),
             scales: HostBuffer::zeroed(places.next_multiple_of(4) * blocks),
             counts: vec![0; buffer.plan().local_experts.max(buffer.plan().ranks) as usize],
@@ -114,15 +113,8 @@ impl<'a> Prefill<'a> {
     }
 
     fn dispatch(&mut self) -> Result<Routing, Error> {
-        let Expected { shape, dtype, .. } = &self.expected;
-        let routing = self.expected.routing();
-        let input = Dispatch::new(
-            pattern::tensor(*dtype, &self.x, shape.hidden),
-            TensorRef::new(&routing.experts, routing.topk),
-        )
-        .weights(TensorRef::new(&routing.weights, routing.topk))
-        .payload(shape.payload())
-        .lane(0);
+        let shape = &self.expected.shape;
+        let input = self.tokens.input(&self.expected);
         let capacity = self.expected.places();
         let output = if shape.layout == Layout::Dense {
             PrefillOutput::new(PrefillLayout::Dense, capacity)
@@ -136,9 +128,9 @@ impl<'a> Prefill<'a> {
                 .row_expert(&mut self.row_experts)
         };
         let output = output.rows(TensorMut::new(&mut self.rows));
-        let output = match shape.payload {
-            Payload::Fp8 => output.scales(TensorMut::new(&mut self.scales)),
-            _ => output,
+        let output = match shape.payload.is_fp8() {
+            true => output.scales(TensorMut::new(&mut self.scales)),
+            false => output,
         };
         let (made, outcome) = self.buffer.dispatch_blocking(input, output)?;
         complete(&outcome)?;

@@ -3,7 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Combine, Device, Layout, Payload, Shape};
+use crate::args::{Combine, Device, Layout, Payload, Shape, With};
 use crate::cases::Case;
 use crate::cpu::{self, Used};
 use crate::moves::Way;
@@ -56,8 +56,14 @@ pub struct OnGpu {
     pub timing: Timing,
     /// Thread blocks asked for, 0: chosen by the library.
     pub sms: u32,
+    /// Where numbers of SMs are listed.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub of_sms: Option<OfSms>,
     /// Of the buffer.
     pub lanes: u32,
+    /// What operations also add to sums of the caller.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub with: Vec<With>,
     /// Of the ranks' medians the least and the middle one; p50_us is the greatest.
     pub fastest_us: f64,
     pub middle_us: f64,
@@ -77,6 +83,28 @@ pub struct OnGpu {
     pub store_gbs: Option<f64>,
     pub signal_us: f64,
     pub gap_us: f64,
+}
+
+/// The parts of the floor where numbers of SMs are listed, of which the greater counts.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OfSms {
+    /// The bytes between GPUs, with all SMs.
+    pub wire_us: f64,
+    /// All bytes, with so many SMs.
+    pub sms_us: f64,
+    #[serde(flatten)]
+    pub rates: Rates,
+}
+
+/// In 1e9 bytes a second, by one block of 1024 threads on each of so many SMs, all ranks at once, the slowest one's: reading,
+/// writing and copying memory of its own, and storing to all peers (none alone).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    pub read_gbs: f64,
+    pub write_gbs: f64,
+    pub copy_gbs: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub peers_gbs: Option<f64>,
 }
 
 /// How operations on GPUs were timed.
@@ -139,10 +167,11 @@ impl Row {
         if !is_uniform(routing) {
             rest += &format!(", {}", word(routing));
         }
-        if let Some(OnGpu { timing, sms, lanes, .. }) = gpu {
+        if let Some(OnGpu { timing, sms, lanes, with, .. }) = gpu {
             let lanes = if *lanes > 1 { format!(", {lanes} lanes") } else { String::new() };
             let sms = if *sms > 0 { format!(", {sms} SMs") } else { String::new() };
-            rest += &format!("{lanes}{sms}, {}", word(timing));
+            let with: String = with.iter().map(|with| format!(", {}", word(with))).collect();
+            rest += &format!("{lanes}{sms}{with}, {}", word(timing));
         }
         if let Some(OnQueue { wire, .. }) = queue {
             rest += ", queue";
@@ -209,7 +238,7 @@ pub fn table(rows: &[Row]) -> Table {
     }
     let sms = rows.iter().any(|row| row.gpu.as_ref().is_some_and(|gpu| gpu.sms > 0));
     if sms {
-        header.push("SMs");
+        header.extend(["SMs", "wire us", "SMs us", "read", "write", "copy", "to peers"]);
     }
     table.set_header(header);
     for row in rows {
@@ -249,8 +278,14 @@ pub fn table(rows: &[Row]) -> Table {
                 cells.extend([there(send_us), there(receive_us)]);
             }
         }
-        if let Some(OnGpu { sms: chosen, .. }) = row.gpu.as_ref().filter(|_| sms) {
+        if let Some(OnGpu { sms: chosen, of_sms, .. }) = row.gpu.as_ref().filter(|_| sms) {
             cells.push(if *chosen > 0 { chosen.to_string() } else { "all".to_owned() });
+            if let Some(OfSms { wire_us, sms_us, rates }) = of_sms {
+                let Rates { read_gbs, write_gbs, copy_gbs, peers_gbs } = *rates;
+                cells.extend([us(*wire_us), us(*sms_us)]);
+                cells.extend([read_gbs, write_gbs, copy_gbs].map(|rate| format!("{rate:.0}")));
+                cells.extend(peers_gbs.map(|rate| format!("{rate:.0}")));
+            }
         }
         table.add_row(cells);
     }
@@ -300,7 +335,13 @@ pub mod tests {
         let gpu = OnGpu {
             timing: Timing::Graph,
             sms: 8,
+            of_sms: Some(OfSms {
+                wire_us: 1.0,
+                sms_us: 2.0,
+                rates: Rates { read_gbs: 830.0, write_gbs: 450.0, copy_gbs: 360.0, peers_gbs: None },
+            }),
             lanes: 2,
+            with: vec![With::WaitNs],
             fastest_us: 1.0,
             middle_us: 2.0,
             nvlink_gbs: 300.0,
@@ -316,11 +357,12 @@ pub mod tests {
         let value = serde_json::json!(row);
         assert_eq!((value["timing"].as_str(), value["send_us"].as_f64()), (Some("graph"), Some(4.0)));
         assert!(value.get("receive_us").is_none());
+        assert_eq!((value["sms_us"].as_f64(), value["copy_gbs"].as_f64()), (Some(2.0), Some(360.0)));
         let back: Row = serde_json::from_value(value).unwrap();
         assert_eq!((back.gpu.as_ref(), back.routing), (row.gpu.as_ref(), Spread::Zipf));
-        assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, graph"), "{}", back.name());
+        assert!(back.name().ends_with(", zipf, 2 lanes, 8 SMs, wait-ns, graph"), "{}", back.name());
         let table = table(&[row]).to_string();
-        assert!(table.contains("send us") && table.contains("SMs"), "{table}");
+        assert!(table.contains("send us") && table.contains("SMs us") && table.contains("830"), "{table}");
     }
 
     #[test]

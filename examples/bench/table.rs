@@ -168,7 +168,9 @@ mod tests {
                 let gpu = OnGpu {
                     timing: Timing::Graph,
                     sms: 0,
+                    of_sms: None,
                     lanes: 1,
+                    with: Vec::new(),
                     fastest_us: 19.0,
                     middle_us: 19.5,
                     nvlink_gbs: 300.0,

@@ -9,7 +9,7 @@ use clap::ValueEnum;
 use epwire::{Group, internals::Trial};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{Args, Combine, Payload, Shape};
+use crate::args::{Args, Combine, Shape};
 use crate::cases::Case;
 use crate::routing::Routing;
 use crate::samples::{Meeting, Samples, now, spans, taken};
@@ -176,8 +176,7 @@ pub fn sent(case: Case, shape: &Shape, routings: &[Routing]) -> Vec<Vec<u64>> {
     let count = routings.len();
     let local_experts = shape.experts / count as u32;
     let row = 2 * u64::from(shape.hidden);
-    let hidden = u64::from(shape.hidden);
-    let payload = if shape.payload == Payload::Fp8 { hidden + hidden / 128 * 4 } else { row };
+    let payload = shape.payload_bytes();
     let mut sent = vec![vec![0; count]; count];
     for (source, routing) in routings.iter().enumerate() {
         for token in 0..routing.tokens() {
@@ -308,6 +307,7 @@ fn ranges(trial: &Trial, rank: u32, number: &mut u64) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::args::Layout;
+    use crate::args::Payload;
     use crate::routing::Spread;
 
     const SHAPE: Shape = Shape {

@@ -138,16 +138,21 @@ __device__ __forceinline__ void send_blocks(Collective &c, Rings &r, const epw_c
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
             if (piece_to(c, b, peer, j) > 0) post_piece(c, r, ring, peer);
         }
+        note_sent(r, team);
     }
 }
 
 __device__ __forceinline__ void take_blocks(Collective &c, Rings &r, const epw_coll_blocks_args &b, Team team) {
     const uint64_t size = c.args.pieces;
+    const bool exchanges = is_exchanged(c);
+    uint32_t round = 0;
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j * size < b.take_bytes; j += gridDim.x) {
+        round++;
         for (uint32_t source = team.thread(); source < c.ranks; source += team.threads) {
             if (piece_from(c, b, source, j) > 0) await_piece(c, r, kWhole, source);
         }
+        if (exchanges && team.thread() == 0) await_sent(c, r, round);
         if (team.meet_any(c.stopped)) return;
         give_itself<uint4>(c, b, j * size, (j + 1) * size, team.thread(), team.threads);
 #pragma unroll 1

@@ -98,6 +98,25 @@ __device__ __forceinline__ void post_taken(const Collective &c, Rings &r, Ring r
     tell_taken(c, ring, source, ++r.read[ring][source]);
 }
 
+// ---- in place ----
+
+// An all-to-all in place: what a round writes must have been sent.
+__device__ __forceinline__ bool is_exchanged(const Collective &c) {
+    return c.args.kind == EPW_ALL_TO_ALL && c.args.send == c.args.recv;
+}
+// Writer: the first thread of the sending team, after each round. Reader: await_sent(), which acquires it: the memory that this
+// round has read may be overwritten.
+__device__ __forceinline__ void note_sent(Rings &r, Team team) {
+    if (team.thread() != 0) return;
+    __threadfence_block();
+    atomicAdd(&r.sent, 1u);
+}
+// By one thread. Bounded, because the sending team's waits are.
+__device__ __forceinline__ void await_sent(const Collective &c, const Rings &r, uint32_t round) {
+    while (ptx::load_acquire_block(&r.sent) < round && !*static_cast<const volatile uint32_t *>(&c.stopped)) {
+    }
+}
+
 // ---- sending ----
 
 __device__ __forceinline__ uint32_t given_piece(const Collective &c, uint32_t peer, uint64_t j) {
@@ -122,11 +141,7 @@ __device__ __forceinline__ void send_pieces(Collective &c, Rings &r, Team team, 
         for (uint32_t peer = team.thread(); peer < c.ranks; peer += team.threads) {
             if (given_piece(c, peer, j) > 0) post_piece(c, r, ring, peer);
         }
-        // Reader: take_pieces, which acquires it: the memory that this round has read may be overwritten.
-        if (team.thread() == 0) {
-            __threadfence_block();
-            atomicAdd(&r.sent, 1u);
-        }
+        note_sent(r, team);
     }
 }
 
@@ -270,7 +285,7 @@ __device__ __forceinline__ uint32_t taken_piece(const Collective &c, uint32_t so
 }
 
 __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, uint64_t rounds_end) {
-    const bool exchanges = c.args.kind == EPW_ALL_TO_ALL && c.args.send == c.args.recv, noted = is_shared_out(c);
+    const bool exchanges = is_exchanged(c), noted = is_shared_out(c);
     const Folding own = given_to_itself(c); // of a broadcast that is shared out: more than the parts that are taken
     const uint64_t own_end = (own.bytes + c.args.pieces - 1) / c.args.pieces;
     uint32_t round = 0;
@@ -282,10 +297,7 @@ __device__ __forceinline__ void take_pieces(Collective &c, Rings &r, Team team, 
             await_piece(c, r, kWhole, source);
             if (noted && takes_part(c, source) && !c.stopped) heed_note(c, r, source);
         }
-        if (exchanges && team.thread() == 0) { // bounded: the sending team's waits are
-            while (ptx::load_acquire_block(&r.sent) < round && !*static_cast<volatile uint32_t *>(&c.stopped)) {
-            }
-        }
+        if (exchanges && team.thread() == 0) await_sent(c, r, round);
         if (team.meet_any(c.stopped)) return;
         const uint32_t mine = piece_bytes(c, own.bytes, j);
         if (mine > 0) {

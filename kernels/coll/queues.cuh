@@ -234,18 +234,8 @@ __device__ __forceinline__ void send_all(QueuedCollective &c, Rings &r, const Fl
             const uint32_t bytes = __shfl_sync(kWholeWarp, bytes_to(c, f, peer, j), 0);
             if (bytes > 0) tell_piece(c, r, ring, peer, bytes, false);
         }
-        // Reader: await_sent(), which acquires it: the memory that this round has read may be overwritten.
-        if (team.thread() == 0) {
-            __threadfence_block();
-            atomicAdd(&r.sent, 1u);
-        }
+        note_sent(r, team);
         team.meet(); // r.written is known to the team
-    }
-}
-
-// In place: what a round writes must have been sent. Bounded, because the sending team's waits are. By one thread.
-__device__ __forceinline__ void await_sent(const QueuedCollective &c, const Rings &r, uint32_t round) {
-    while (ptx::load_acquire_block(&r.sent) < round && !*static_cast<const volatile uint32_t *>(&c.stopped)) {
     }
 }
 
@@ -341,7 +331,7 @@ __device__ __forceinline__ void fold_all(QueuedCollective &c, Rings &r, const Fl
 
 template <typename Flows> __device__ __forceinline__ void take_all(QueuedCollective &c, Rings &r, const Flows &f, Team team) {
     const uint64_t size = c.args.pieces;
-    const bool exchanges = c.args.kind == EPW_ALL_TO_ALL && c.args.send == c.args.recv, noted = is_shared_out(c);
+    const bool exchanges = is_exchanged(c), noted = is_shared_out(c);
     uint32_t round = 0;
 #pragma unroll 1
     for (uint64_t j = blockIdx.x; j * size < f.taken(c); j += gridDim.x) {

@@ -18,7 +18,6 @@ static_assert(EPW_GPU_PEERS == EPW_GPU_MAX_RANKS, "what the floor holds of a gro
 #define EPW_GPU_FEW    96  /* kernels with fewer blocks have many tokens for each; with more, they fill the wire by a row each */
 #define EPW_GPU_LEADS  (UINT32_C(1) << 31) /* in arrays.index: the token's first entry for its rank */
 #define EPW_GPU_PARTS  16                  /* the most parts of the answers after which a combine tells its progress */
-#define EPW_GPU_NOTES  64 /* bad ids recorded by one operation: few enough that no two writers share a slot of the ring */
 
 /* The stage of a lane. An operation that finds another stage than it needs does nothing but put a record (EPW_CAUSE_HELD). */
 enum {

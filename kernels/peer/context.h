@@ -11,9 +11,10 @@
 #include "peer/words.h"
 
 #define EPW_GPU_RECORDS 256
+#define EPW_GPU_NOTES   64 /* bad ids recorded by one operation: few enough that no two writers share a slot of the ring */
 
 /* Error records, in mapped host memory. Writer of slot n % EPW_GPU_RECORDS: the kernel that drew number n; it clears
- * `sequence`, writes the record, then stores n + 1. Reader: epw_take_errors, which reads `sequence` on both sides of the
+ * `sequence`, writes the record, then stores n + 1. Reader: epw_records_take, which reads `sequence` on both sides of the
  * record. */
 typedef struct epw_gpu_ring {
     struct {

@@ -10,14 +10,15 @@ namespace epw {
 __device__ inline void put_record(epw_gpu_shared *shared, const epw_error_record *record) {
     uint64_t n = atomicAdd(reinterpret_cast<unsigned long long *>(&shared->records), 1ull);
     auto *slot = &shared->ring->slots[n % EPW_GPU_RECORDS];
-    // Writer: this thread. Reader: epw_take_errors on the host, which reads `sequence`, the record, and `sequence` again.
+    // Writer: this thread. Reader: epw_records_take on the host, which reads `sequence`, the record, and `sequence` again.
     ptx::store_relaxed_sys(&slot->sequence, 0);
     __threadfence_system();
     slot->record = *record;
     ptx::store_release_sys(&slot->sequence, n + 1);
 }
 
-// Puts a record that blames no peer: for a bad routing id, or for a lane that is not in the stage the operation needs.
+// Puts a record that blames no peer: for a bad routing id, for rows without a place, or for a lane that is not in the stage the
+// operation needs.
 __device__ __noinline__ inline void put_note(const Peers &p, uint32_t phase, uint32_t cause, uint64_t expected, uint64_t seen) {
     epw_error_record r = {};
     r.phase = phase;
@@ -25,7 +26,7 @@ __device__ __noinline__ inline void put_note(const Peers &p, uint32_t phase, uin
     r.rank = r.peer = p.rank;
     r.lane = p.lane;
     r.epoch = p.epoch;
-    r.op = p.op;
+    r.op = p.op & EPW_OP_MAX;
     r.expected = expected;
     r.seen = seen;
     r.deadline_ns = p.deadline;
@@ -41,7 +42,7 @@ __device__ __forceinline__ void tell_host(uint32_t *flag) {
 // A count in mapped host memory. Writer: one thread at a time. Reader: the host, at any time.
 __device__ __forceinline__ void show_host(uint64_t *count, uint64_t value) { ptx::store_relaxed_sys(count, value); }
 
-// Publishes how many notes of the lane found no room for a record, since creation. Reader: epw_take_errors.
+// Publishes how many notes of the lane found no room for a record, since creation. Reader: epw_records_take.
 __device__ __forceinline__ void tell_unrecorded(const Peers &p, uint64_t count) {
     ptx::store_relaxed_sys(&p.peers->shared->ring->unrecorded[p.lane], count);
 }
@@ -59,7 +60,7 @@ __device__ __noinline__ inline void record_loss(const Peers &p, uint32_t phase, 
     r->peer = peer;
     r->lane = p.lane;
     r->epoch = p.epoch;
-    r->op = p.op;
+    r->op = p.op & EPW_OP_MAX;
     r->waiting = waiting;
     r->expected = expected;
     r->seen = seen;

@@ -397,18 +397,18 @@ template <typename T, bool Queues> struct AnswerMover {
 
     // A mover that sends takes up a token only when it can send nothing, and then makes its sum, once the answers are here,
     // before it sends more: they occupy their slots until they are summed.
-    __device__ __forceinline__ void run(uint32_t *kept, const Movers &movers) {
+    __device__ __forceinline__ void run(uint32_t *kept, const Sending &sending) {
         epw_prefill_gpu_peer *peers = o.state->peers;
-        Lines lines = {o, kept, o.ranks, batch_of(l, a.tokens, movers.count), movers.count, kNone};
-        lines.begin(o.rank + 1 + movers.number, [&](uint32_t line) { return movers.sends && line != o.rank; });
+        Lines lines = {o, kept, o.ranks, kNone};
+        lines.begin(o.rank + 1 + mover(o), [&](uint32_t line) { return sending.sends && line != o.rank; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & { return peers[line].send; };
         const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, o.out_first[line] + 1 + row); };
-        bool sends = movers.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false, follows = false;
+        bool sends = sending.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false, follows = false;
         uint32_t token = 0, next = 0;
         Asked e = {};
         // While there are many tokens, and nothing to send, the next one is taken up with the one before it, so that the loads
         // for it overlap with that one's.
-        const auto takes_ahead = [&] { return !sends && token + 4 * movers.count < a.tokens; };
+        const auto takes_ahead = [&] { return !sends && token + 4 * o.movers < a.tokens; };
         const auto take_up = [&](uint32_t some) { return laneid == 0 ? atomicAdd(&o.state->sums, some) : 0; };
 #pragma unroll 1
         while (sends || sums) { // ends when no line has any more rows, and all tokens are taken up: attendants' waits are bounded
@@ -454,7 +454,7 @@ __device__ __noinline__ inline void number_entries(const epw_prefill_combine_arg
     __shared__ uint32_t of_warps[most_threads(1) / 32 + 1];
     const epw_prefill_gpu_routing &r = a.call.routing;
     const uint32_t topk = o.layout().topk, warp = threadIdx.x / 32, laneid = threadIdx.x % 32, warps = blockDim.x / 32;
-    for (uint32_t source = blockIdx.x; source < o.ranks; source += gridDim.x) {
+    for (uint32_t source = o.block; source < o.ranks; source += o.blocks) {
         const size_t first = size_t(source) * a.call.lane.max_tokens;
         uint32_t before = 0; // entries of the rows so far
 #pragma unroll 1

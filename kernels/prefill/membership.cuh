@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(EPW_GPU_PEERS) prefill_epoch_kernel(const __gr
         if (peer != 0) continue;
         lane.peers->epoch_word = a.epoch_word;
         lane.peers->active = a.active;
-        s->gate = s->ops[0] = s->ops[1] = 0;
+        s->gate = s->passed = s->ops[0] = s->ops[1] = 0;
+        if (lane.taken) *lane.taken = 0;
         s->missing = {};
         s->met = s->out = 0;
         s->placed = s->sums = s->bad_ids = 0;

@@ -4,15 +4,8 @@
 
 #include "kernels/prefill/place.cuh"
 #include "kernels/prefill/tell.cuh"
-#include "kernels/prefill/tile.cuh"
 
 namespace epw {
-
-// Scales of a row, in any memory: of scale i byte b lies at `at + i * stride + b`.
-struct ScalesAt {
-    const unsigned char *at;
-    uint64_t stride;
-};
 
 // What a lane knows of its entry of a row.
 struct Entering {
@@ -60,20 +53,24 @@ template <typename T, bool Queues> struct RowMover {
     const epw_prefill_layout &l;
     Tile &tile;
     Post &posts;
+    const ScaleShape &shape; // of scales
+    InGroup *const groups;   // that of the lane's place, in shared memory: registers are scarce
     const uint32_t laneid = threadIdx.x % 32;
     const uint32_t shift; // a row has 2^shift lanes, at least one for each entry
     const uint32_t of, j; // the lane's row in a handful, and its entry of that row
     // Movers that send may also move rows to this rank's own places, see claim_own(). With many blocks rows of 8-bit values are
     // not to wait for anything before they are on the wire.
-    const bool shares_own;
+    __device__ __forceinline__ bool shares_own() const {
+        return o.does(EPW_PREFILL_SENDS) && o.does(EPW_PREFILL_RECEIVES) &&
+               (o.blocks < kManyBlocks || a.in.payload == EPW_PAYLOAD_SAME);
+    }
     bool sends_own = false;     // this one does: places are known
     bool tile_streamed = false; // stores may be reading the second half of the tile
 
-    __device__ __forceinline__ RowMover(const epw_prefill_dispatch_args &a, Prefill &o, Tile &tile, Post &posts)
-        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), shift(shift_of(l.topk)),
-          of(laneid >> shift), j(laneid & ((1u << shift) - 1)),
-          shares_own(o.does(EPW_PREFILL_SENDS) && o.does(EPW_PREFILL_RECEIVES) &&
-                     (gridDim.x < kManyBlocks || a.in.payload == EPW_PAYLOAD_SAME)) {}
+    __device__ __forceinline__ RowMover(const epw_prefill_dispatch_args &a, Prefill &o, Tile &tile, Post &posts,
+                                        const ScaleShape &shape, InGroup *groups)
+        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), shape(shape),
+          groups(groups + threadIdx.x), shift(shift_of(l.topk)), of(laneid >> shift), j(laneid & ((1u << shift) - 1)) {}
 
     __device__ __forceinline__ uint32_t handful() const { return tokens_at_once(shift); }
     __device__ __forceinline__ uint32_t first_lane(uint32_t k) const { return k << shift; } // of row k
@@ -103,17 +100,20 @@ template <typename T, bool Queues> struct RowMover {
     }
     __device__ __forceinline__ uint32_t number_of(const Piece &p) const { return (__ffs(p.rows) - 1) >> shift; }
     // Passes rows that are not quantised through the tile, those whose first lanes are given. from(k): where row k of the handful
-    // lies; `behind`: bytes that are loaded with its last piece; store(k, at, half): stores a piece that lies in a half.
-    template <typename From, typename Store>
-    __device__ __forceinline__ void stream(uint32_t rows, uint32_t behind, const From &from, const Store &store) {
+    // lies; `behind`: bytes that are loaded behind its last piece, which follow it in memory or, if Apart, lie at scales(k);
+    // store(k, at, half): stores a piece that lies in a half.
+    template <bool Apart, typename From, typename Scales, typename Store>
+    __device__ __forceinline__ void stream(uint32_t rows, uint32_t behind, const From &from, const Scales &scales,
+                                           const Store &store) {
         const uint32_t pieces = (a.format.payload_bytes + piece() - 1) / piece();
         Piece loads = {rows, 0}, stores = {rows, 0};
         tile.stream(
             __popc(rows) * pieces,
             [&](uint32_t, uint32_t half) {
                 const uint32_t bytes = piece_at(loads.at);
-                const bool last = loads.at + bytes == a.format.payload_bytes;
-                tile.load(half, from(number_of(loads)) + loads.at, bytes + (last ? behind : 0));
+                const uint32_t k = number_of(loads), also = loads.at + bytes == a.format.payload_bytes ? behind : 0;
+                tile.load(half, from(k) + loads.at, Apart ? bytes : bytes + also, Apart ? also : 0);
+                if (Apart && also != 0) tile.load_behind(half, bytes, scales(k), also);
                 advance(loads);
             },
             [&](uint32_t, const unsigned char *half) {
@@ -200,6 +200,14 @@ template <typename T, bool Queues> struct RowMover {
         ptx::bulk_store(slot + l.header_bytes + at, from, piece_at(at));
         ptx::bulk_commit();
     }
+    // Stores scales from number `first` on to a slot, with zeros that follow them up to a whole unit.
+    __device__ __forceinline__ void send_scales(unsigned char *slot, const unsigned char *from, uint32_t first,
+                                                uint32_t bytes) const {
+        if (laneid != 0) return;
+        unsigned char *to = slot + l.header_bytes + a.format.payload_bytes + first * a.format.scale_bytes;
+        ptx::bulk_store(to, from, whole_units(bytes));
+        ptx::bulk_commit();
+    }
     // Quantises token t, row k of the handful, and stores it to its places here, if it has some, and to a slot, if there is one.
     __device__ __forceinline__ void quantise(uint32_t t, uint32_t k, const Leaving &e, const Places &own, unsigned char *slot) {
         if (tile_streamed) tile.reuse();
@@ -216,20 +224,11 @@ template <typename T, bool Queues> struct RowMover {
             if (scales + laneid < whole_units(scales)) made_scales[scales + laneid] = 0;
             tile.wrote();
             spread(own, k, at, made);
-            spread_scales(own, k, made_scales, at / EPW_FP8_BLOCK, count);
+            spread_scales(own, k, true, made_scales, at / EPW_FP8_BLOCK, count);
             if (slot == nullptr) continue;
             send_piece(slot, at, made);
-            if (laneid != 0) continue;
-            unsigned char *to = slot + l.header_bytes + a.format.payload_bytes + at / EPW_FP8_BLOCK * a.format.scale_bytes;
-            ptx::bulk_store(to, made_scales, whole_units(scales));
-            ptx::bulk_commit();
+            send_scales(slot, made_scales, at / EPW_FP8_BLOCK, scales);
         }
-    }
-    // The caller's scales of rows that are not quantised.
-    __device__ __forceinline__ void pass_scales(uint32_t t, uint32_t k, const Places &own, unsigned char *slot) {
-        if (a.format.scale_count == 0) return;
-        if (slot != nullptr) send_given_scales(t, slot + l.header_bytes + a.format.payload_bytes);
-        put_scales(own, k, given_scales(t), 0, a.format.scale_count);
     }
     // Passes the handful's rows on whose first lanes are given, of the lanes' tokens, to their places here and to slot(k).
     template <typename Slot>
@@ -243,8 +242,11 @@ template <typename T, bool Queues> struct RowMover {
             return;
         }
         tile_streamed = true;
-        stream(
-            rows, 0, [&](uint32_t k) { return row_of(token_of(k)); },
+        const uint32_t scales = shape.given;
+        const bool by_words = shape.given_by_words;
+        stream<true>(
+            rows, scales, [&](uint32_t k) { return row_of(token_of(k)); },
+            [&](uint32_t k) { return given_scales(token_of(k)).at; },
             [&](uint32_t k, uint32_t at, const unsigned char *half) {
                 unsigned char *to = slot(k);
                 if (to != nullptr && at == 0) {
@@ -253,8 +255,14 @@ template <typename T, bool Queues> struct RowMover {
                 }
                 spread(own, k, at, half);
                 if (to != nullptr) send_piece(to, at, half);
-                if (at + piece_at(at) == a.format.payload_bytes) pass_scales(token_of(k), k, own, to);
+                if (a.format.scale_count == 0 || at + piece_at(at) != a.format.payload_bytes) return;
+                const uint32_t t = token_of(k);
+                if (to != nullptr && scales != 0) send_scales(to, half + a.format.payload_bytes, 0, scales);
+                if (to != nullptr && scales == 0) send_given_scales(t, to + l.header_bytes + a.format.payload_bytes);
+                const unsigned char *from = scales != 0 ? half + a.format.payload_bytes : given_scales(t).at;
+                if (by_words) spread_scales(own, k, scales != 0, from, 0, a.format.scale_count);
             });
+        if (!by_words) put_scales(rows, own, [&](uint32_t k) { return given_scales(token_of(k)); });
     }
 
     __device__ __forceinline__ void send(uint32_t peer, uint32_t row, uint32_t rows) {
@@ -279,63 +287,28 @@ template <typename T, bool Queues> struct RowMover {
 
     // ---- to their places ----
 
-    // Copies scales [first, first + count) of row k of the handful to its places.
-    __device__ __forceinline__ void put_scales(const Places &places, uint32_t k, ScalesAt from, uint32_t first, uint32_t count) {
-        const uint32_t goes = __ballot_sync(0xffffffffu, places.goes() && of == k);
-        if (a.out.scales == nullptr || count == 0 || goes == 0) return;
-        const bool packed = a.in.payload == EPW_PAYLOAD_FP8_UE8M0, by_row = a.out.scale_order == 1;
-        const uint32_t own = a.format.scale_bytes, each = packed ? 4 : own, bytes = count * own;
-        const uint32_t elements = packed ? (a.format.scale_count + 3) / 4 : a.format.scale_count;
-        const uint64_t column = (a.out.capacity * each + 15) & ~uint64_t(15), whole = uint64_t(elements) * each;
-        const auto at = [&](uint32_t place, uint32_t i) { // of byte i of the row's scales
-            uint32_t list = 0, row = place;
-            if (a.out.layout == EPW_EXPERT_MAJOR) {
-                list = place / uint32_t(a.out.capacity);
-                row = place - list * uint32_t(a.out.capacity);
-            }
-            auto *lists = static_cast<unsigned char *>(a.out.scales);
-            if (by_row) return lists + (list * a.out.capacity + row) * whole + i;
-            return lists + (uint64_t(list) * elements + i / each) * column + uint64_t(row) * each + i % each;
-        };
-        // Elements of whole words that lie one behind the other are copied by words, and zeros behind them.
-        const bool words = each % 4 == 0 && from.stride == own;
-        const uint32_t step = words ? 4 : 1, end = (bytes + each - 1) / each * each;
-#pragma unroll 1
-        for (uint32_t base = 0; base < end; base += 32 * step) {
-            const uint32_t n = base + laneid * step;
-            uint32_t value = 0;
-            if (words && n < end) {
-                value = *reinterpret_cast<const uint32_t *>(from.at + n);
-                if (bytes - n < 4) value &= (1u << 8 * (bytes - n)) - 1;
-            } else if (n < bytes) {
-                value = from.at[n / own * from.stride + n % own];
-            }
-            for (uint32_t left = goes; left != 0; left &= left - 1) {
-                const uint32_t place = __shfl_sync(0xffffffffu, places.place, __ffs(left) - 1);
-                if (n >= end) continue;
-                unsigned char *to = at(place, first * own + n);
-                if (words) {
-                    *reinterpret_cast<uint32_t *>(to) = value;
-                } else {
-                    *to = uint8_t(value);
-                }
-            }
+    // Copies scales [first, first + count) of row k of the handful, which lie one behind the other, to its places: in bulk, if
+    // they lie in the tile, and there by rows of whole units, or else by words.
+    __device__ __forceinline__ void spread_scales(const Places &places, uint32_t k, bool in_tile, const unsigned char *from,
+                                                  uint32_t first, uint32_t count) {
+        const bool goes = places.goes() && of == k && shape.lists != nullptr;
+        const uint32_t begin = first * shape.own, bytes = count * shape.own;
+        if (in_tile && shape.row_units && (uint32_t(reinterpret_cast<uintptr_t>(from)) | begin | bytes) % 16 == 0) {
+            if (!goes) return;
+            ptx::bulk_store(shape.lists + places.place * shape.whole + begin, from, bytes);
+            ptx::bulk_commit();
+        } else {
+            const uint32_t some = __ballot_sync(0xffffffffu, goes);
+            if (some != 0 && bytes != 0) put_words(shape, some, places.place, *groups, from, begin, bytes);
         }
     }
-
-    // The same of scales that lie in the tile: in bulk, if they lie by rows of whole units.
-    __device__ __forceinline__ void spread_scales(const Places &places, uint32_t k, const unsigned char *from, uint32_t first,
-                                                  uint32_t count) {
-        const uint32_t own = a.format.scale_bytes, bytes = count * own;
-        const bool packed = a.in.payload == EPW_PAYLOAD_FP8_UE8M0;
-        const uint64_t row = packed ? (a.format.scale_count + 3) / 4 * 4 : uint64_t(a.format.scale_count) * own;
-        auto *to = static_cast<unsigned char *>(a.out.scales);
-        const uint64_t all = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from) | row | first * own | bytes;
-        if (a.out.scale_order != 1 || all % 16 != 0) {
-            put_scales(places, k, {from, own}, first, count);
-        } else if (of == k && places.goes() && to != nullptr) {
-            ptx::bulk_store(to + places.place * row + first * own, from, bytes);
-            ptx::bulk_commit();
+    // The same of all scales of the rows whose first lanes are given, byte by byte. from(k): where those of row k lie.
+    template <typename From> __device__ __forceinline__ void put_scales(uint32_t rows, const Places &places, const From &from) {
+        if (shape.lists == nullptr || a.format.scale_count == 0) return;
+#pragma unroll 1
+        for (; rows != 0; rows &= rows - 1) {
+            const uint32_t k = (__ffs(rows) - 1) >> shift, goes = __ballot_sync(0xffffffffu, places.goes() && of == k);
+            if (goes != 0) put_bytes(shape, goes, places.place, *groups, from(k), 0, a.format.scale_count * a.format.scale_bytes);
         }
     }
 
@@ -395,6 +368,10 @@ template <typename T, bool Queues> struct RowMover {
             if (j == 0) r.row_token[number] = e.token;
         }
         if (!by_expert(a.out.layout)) places.place = has && j == 0 ? source_place(source, row) : EPW_PREFILL_ELSEWHERE;
+        if (places.goes() && shape.may_group) {
+            const uint32_t list = by_expert(a.out.layout) ? uint32_t(e.expert) : source;
+            *groups = InGroup::of(places.place - uint32_t(first_of_list(a, list)), a.call.lane.grouped[list]);
+        }
         return places;
     }
     __device__ __forceinline__ uint32_t source_place(uint32_t source, uint32_t row) const {
@@ -430,20 +407,19 @@ template <typename T, bool Queues> struct RowMover {
         return e;
     }
 
-    // Whether a row's scales, which follow it in its slot, pass through the tile with it.
-    __device__ __forceinline__ bool scales_pass() const {
-        const uint32_t scales = whole_units(a.format.scale_count * a.format.scale_bytes);
-        return piece_at(0) == a.format.payload_bytes && a.format.payload_bytes + scales <= kHalf;
-    }
     template <typename Payload>
     __device__ __forceinline__ void take_payloads(uint32_t rows, const Places &places, const Payload &payload) {
-        const uint32_t scales = scales_pass() ? whole_units(a.format.scale_count * a.format.scale_bytes) : 0;
+        const uint32_t scales = shape.received;
         tile_streamed = true;
-        stream(rows, scales, payload, [&](uint32_t k, uint32_t at, const unsigned char *half) {
+        stream<false>(rows, scales, payload, payload, [&](uint32_t k, uint32_t at, const unsigned char *half) {
             spread(places, k, at, half);
-            if (scales == 0) return;
-            spread_scales(places, k, half + a.format.payload_bytes, 0, a.format.scale_count);
+            if (a.format.scale_count == 0 || at + piece_at(at) != a.format.payload_bytes) return;
+            if (!shape.by_words) return;
+            const unsigned char *in = scales != 0 ? half : payload(k);
+            spread_scales(places, k, scales != 0, in + a.format.payload_bytes, 0, a.format.scale_count);
         });
+        if (shape.by_words) return;
+        put_scales(rows, places, [&](uint32_t k) { return ScalesAt{payload(k) + a.format.payload_bytes, shape.own}; });
     }
 
     __device__ __forceinline__ void take(uint32_t source, uint32_t row, uint32_t rows) {
@@ -460,12 +436,7 @@ template <typename T, bool Queues> struct RowMover {
             put_indices(places, source, e, slot + sizeof(epw_row_head) + l.topk * (sizeof(epw_entry) + 4));
             const uint32_t good = __ballot_sync(0xffffffffu, e.good && of < some && j == 0);
             const auto payload = [&](uint32_t k) { return slot_here<Queues>(o, source, number + first + k) + l.header_bytes; };
-            if (a.out.rows != nullptr) take_payloads(good, places, payload);
-            if (a.out.rows != nullptr && scales_pass()) continue;
-            for (uint32_t left = good; left != 0; left &= left - 1) {
-                const uint32_t k = (__ffs(left) - 1) >> shift;
-                put_scales(places, k, {payload(k) + a.format.payload_bytes, a.format.scale_bytes}, 0, a.format.scale_count);
-            }
+            take_payloads(good, places, payload);
         }
         __syncwarp(); // all lanes have read the slots
         post_read<Queues>(o, posts, laneid < rows, source, number + laneid);
@@ -481,7 +452,7 @@ template <typename T, bool Queues> struct RowMover {
         for (uint32_t first = 0; first < rows; first += handful()) {
             const uint32_t some = min(handful(), rows - first), number = last - first - min(of, some - 1);
             bool has = of < some;
-            if (shares_own) {
+            if (shares_own()) {
                 const bool claims = has && j == 0 && claim(o, number);
                 has = __shfl_sync(0xffffffffu, claims, first_lane(of));
             }
@@ -496,13 +467,13 @@ template <typename T, bool Queues> struct RowMover {
     // ---- all of it ----
 
     // Lines: those to each peer, then those from each.
-    __device__ __forceinline__ void run(uint32_t *kept, const Movers &movers) {
+    __device__ __forceinline__ void run(uint32_t *kept, const Sending &sending) {
         epw_prefill_gpu_peer *peers = o.state->peers;
         const uint32_t own = o.ranks + o.rank;
-        Lines lines = {o, kept, 2 * o.ranks, batch_of(l, a.in.tokens, movers.count), movers.count, own};
+        Lines lines = {o, kept, 2 * o.ranks, own};
         const bool receives = o.does(EPW_PREFILL_RECEIVES);
-        lines.begin((movers.sends_first ? o.rank : own) + 1 + movers.number,
-                    [&](uint32_t line) { return line < o.ranks ? movers.sends && line != o.rank : receives; });
+        lines.begin((sending.first ? o.rank : own) + 1 + mover(o),
+                    [&](uint32_t line) { return line < o.ranks ? sending.sends && line != o.rank : receives; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & {
             return line < o.ranks ? peers[line].send : peers[line - o.ranks].take;
         };
@@ -511,11 +482,11 @@ template <typename T, bool Queues> struct RowMover {
             if (line == own) return {nullptr, 0};
             return arrival_of(o, line - o.ranks, o.in_first[line - o.ranks] + 1 + row);
         };
-        const auto prefers = [&](uint32_t line) { return (line < o.ranks) == movers.sends_first; };
+        const auto prefers = [&](uint32_t line) { return (line < o.ranks) == sending.first; };
         bool cleared = !receives;
 #pragma unroll 1
         for (;;) { // ends when no line has any more rows: attendants' waits are bounded
-            const bool asks = movers.sends && !sends_own && shares_own;
+            const bool asks = sending.sends && !sends_own && shares_own();
             const uint32_t placed = asks ? ptx::load_relaxed_gpu(&o.state->placed) : 0; // comes while a row is looked for
             const Ticket ticket = lines.pick(find, wait, prefers);
             if (asks && __shfl_sync(0xffffffffu, placed, 0)) {
@@ -531,7 +502,7 @@ template <typename T, bool Queues> struct RowMover {
                 }
             } else if (!cleared && __any_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed))) {
                 __syncwarp();
-                clear_rest(a, o, movers.number, movers.count);
+                clear_rest(a, o, mover(o), o.movers);
                 cleared = true;
             } else if (cleared && lines.have_ended()) {
                 break;
@@ -544,5 +515,24 @@ template <typename T, bool Queues> struct RowMover {
         if (laneid == 0) ptx::add_release_block(&o.ended, 1);
     }
 };
+
+// Turns the groups of scales, see scales.cuh: a share of them, that of warp `warp` of `warps`. `memory`: of this warp. Their rows
+// are there.
+__device__ __noinline__ inline void turn_groups(const epw_prefill_dispatch_args &a, const Prefill &o, const ScaleShape &s,
+                                                unsigned char *memory, uint32_t warp, uint32_t warps) {
+    ptx::assume_shared(&s);
+    static_assert(kGroupBytes <= 2 * kHalf, "a group is turned in a tile");
+    const uint32_t lists = by_expert(a.out.layout) ? o.layout().local_experts : o.ranks, *grouped = a.call.lane.grouped;
+    uint32_t most = 0; // rows of a list
+    for (uint32_t list = threadIdx.x % 32; list < lists; list += 32) most = max(most, grouped[list]);
+#pragma unroll
+    for (uint32_t step = 16; step > 0; step /= 2) most = max(most, __shfl_xor_sync(0xffffffffu, most, step));
+#pragma unroll 1
+    for (uint32_t i = warp; i < lists * ((most + kGroup - 1) / kGroup); i += warps) {
+        const uint32_t list = i % lists, first = i / lists * kGroup, rows = grouped[list];
+        if (first >= rows) continue;
+        turn_group(s, uint32_t(first_of_list(a, list)) + first, min(kGroup, rows - first), reinterpret_cast<uint32_t *>(memory));
+    }
+}
 
 } // namespace epw

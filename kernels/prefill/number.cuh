@@ -6,7 +6,7 @@
 // who also open the lines to those peers.
 #pragma once
 
-#include "kernels/prefill/operation.cuh"
+#include "kernels/prefill/ids.cuh"
 
 namespace epw {
 
@@ -27,19 +27,6 @@ __host__ __device__ __forceinline__ uint32_t counters_in(uint32_t bytes, uint32_
     return tallies < most ? tallies : most;
 }
 
-// An id as it lies in memory: nothing is computed with it before it is needed, so that several are loaded at the same time.
-constexpr uint64_t kNoId = ~uint64_t(0);
-__device__ __forceinline__ uint64_t load_id(const epw_dispatch_input &in, uint32_t t, uint32_t j) {
-    const size_t at = size_t(t) * in.topk + j;
-    if (in.idx_type == EPW_I64) return static_cast<const uint64_t *>(in.topk_idx)[at];
-    return static_cast<const uint32_t *>(in.topk_idx)[at];
-}
-__device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint64_t loaded) {
-    if (in.idx_type == EPW_I64 || loaded == kNoId) return int64_t(loaded);
-    const int32_t id = int32_t(loaded);
-    return in.idx_type == EPW_I32 || id == -1 ? id : int64_t(uint32_t(id));
-}
-
 // An entry of a token, one in each lane.
 struct Entry {
     uint32_t t, j;
@@ -52,11 +39,16 @@ struct Entry {
     uint32_t segment; // the lanes of the token
 };
 
-// The lanes with the same value as this one; a lane without one is alone.
-__device__ __forceinline__ uint32_t same_as(bool has, uint32_t value) {
-    return __match_any_sync(0xffffffffu, has ? value : 0x80000000u | threadIdx.x % 32);
+// Records a bad id of the token, and keeps the first one for the operation's outcome.
+__device__ __noinline__ inline void note_bad_id(const Prefill &o, uint32_t t, uint32_t column, int64_t id) {
+    const uint64_t at = uint64_t(t) << 32 | column;
+    const uint32_t before = atomicAdd(&o.state->bad_ids, 1u);
+    if (before == 0) {
+        o.state->bad_at = at;
+        o.state->bad_id = uint64_t(id);
+    }
+    if (before < EPW_GPU_NOTES) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, at, uint64_t(id));
 }
-__device__ __forceinline__ uint32_t lanes_before() { return (1u << threadIdx.x % 32) - 1; }
 
 struct Numbering {
     const epw_prefill_dispatch_args &a;
@@ -73,11 +65,11 @@ struct Numbering {
     __device__ __forceinline__ Numbering(const epw_prefill_dispatch_args &a, Prefill &o, unsigned char *memory, uint32_t bytes,
                                          uint32_t warps, uint32_t peer)
         : a(a), o(o), tally{a.call.lane.experts, o.ranks}, counters(counters_in(bytes, a.call.lane.experts, o.ranks, warps)),
-          blocks(min(gridDim.x, kCountingBlocks)),
+          blocks(min(o.blocks, kCountingBlocks)),
           peer(blockIdx.x == 0 && is_prefill_peer(o, peer) && !has(o.queued, peer) ? peer : kNone),
           tallies(reinterpret_cast<uint32_t *>(memory)), first(tallies + counters * tally.size()),
           shift(shift_of(o.layout().topk)) {
-        const uint64_t stretch = uint64_t(blockIdx.x) * counters + threadIdx.x / 32, stretches = uint64_t(blocks) * counters;
+        const uint64_t stretch = uint64_t(o.block) * counters + threadIdx.x / 32, stretches = uint64_t(blocks) * counters;
         from = uint32_t(min(stretch, stretches) * a.in.tokens / stretches);
         to = uint32_t(min(stretch + 1, stretches) * a.in.tokens / stretches);
     }
@@ -115,14 +107,12 @@ struct Numbering {
         e.inside = e.t < to && e.j < o.layout().topk;
         e.raw = raw;
         e.segment = lanes_of_token(shift);
-        const bool in_range = e.raw >= 0 && e.raw < int64_t(a.call.lane.experts);
-        const bool repeats = same_as(in_range, uint32_t(e.raw)) & e.segment & lanes_before();
-        e.bad = e.raw < -1 || (e.raw >= 0 && !in_range) || (in_range && repeats);
-        e.id = in_range && !repeats ? uint32_t(e.raw) : kNone;
+        const NamedExpert named(raw, a.call.lane.experts, e.segment);
+        e.bad = named.bad;
+        e.id = named.id;
         e.rank = e.id == kNone ? kNone : e.id / local;
         if (e.rank != kNone && !has(o.present, e.rank)) e.rank = kNone;
-        e.leads = e.rank != kNone;
-        if (same_as(e.leads, e.rank) & e.segment & lanes_before()) e.leads = false;
+        e.leads = leads_to(e.rank, e.segment);
         return e;
     }
 
@@ -131,10 +121,7 @@ struct Numbering {
         each_step([&](uint32_t at) { return id(at); },
                   [&](uint32_t at, uint64_t loaded) {
                       const Entry e = entry(at, loaded);
-                      if (e.bad && atomicAdd(&o.state->bad_ids, 1u) == 0) {
-                          o.state->bad_at = uint64_t(e.t) << 32 | e.j;
-                          o.state->bad_id = uint64_t(e.raw);
-                      }
+                      if (e.bad) note_bad_id(o, e.t, e.j, e.raw);
                       if (e.rank == kNone) return;
                       atomicAdd(&own[e.id], 1u);
                       if (e.leads) atomicAdd(&own[tally.rows_of(e.rank)], 1u);
@@ -158,7 +145,7 @@ struct Numbering {
 #pragma unroll
             for (uint32_t block = 0; block < kCountingBlocks; block++) {
                 all += of_blocks[block];
-                if (block < blockIdx.x) before += of_blocks[block];
+                if (block < o.block) before += of_blocks[block];
             }
             constexpr uint32_t kAtOnce = 8;
 #pragma unroll 1
@@ -257,18 +244,18 @@ struct Numbering {
             insert(o.opened, peer);
         }
         __syncthreads();
-        for (uint32_t i = threadIdx.x; i < size && blockIdx.x < blocks; i += blockDim.x) {
+        for (uint32_t i = threadIdx.x; i < size && o.block < blocks; i += blockDim.x) {
             uint32_t all = 0;
             for (uint32_t c = 0; c < counters; c++) all += tallies[c * size + i];
-            a.call.lane.tallies[size_t(blockIdx.x) * size + i] = all;
+            a.call.lane.tallies[size_t(o.block) * size + i] = all;
         }
         meet(o);
-        if (blockIdx.x < blocks) add_up();
+        if (o.block < blocks) add_up();
         if (threadIdx.x >= threads) {
             open_peer();
             return;
         }
-        if (blockIdx.x < blocks && threadIdx.x / 32 < counters) number();
+        if (o.block < blocks && threadIdx.x / 32 < counters) number();
         ptx::fence_shared_before_bulk();
         meet(o, threads);
     }
@@ -279,7 +266,7 @@ __device__ __forceinline__ void renew_weights(const epw_prefill_dispatch_args &a
     const uint32_t width = o.layout().topk;
     const uint64_t all = uint64_t(a.in.tokens) * a.in.topk;
     if (a.in.topk_weights == nullptr) return;
-    for (uint64_t i = uint64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < all; i += uint64_t(gridDim.x) * blockDim.x) {
+    for (uint64_t i = uint64_t(o.block) * blockDim.x + threadIdx.x; i < all; i += uint64_t(o.blocks) * blockDim.x) {
         a.call.routing.weights[i / a.in.topk * width + i % a.in.topk] = a.in.topk_weights[i];
     }
     meet(o);

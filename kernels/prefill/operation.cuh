@@ -16,11 +16,14 @@
 // instances of their own (`Queues`), in which the attendant of each of them also carries flags over the queue (relay.cuh).
 //
 // Every wait is bounded. Attendants wait for peers as all kernels do (peer/wait.cuh), and give a peer up that is silent. Movers
-// and the registrar wait for attendants, and blocks for one another, only once all blocks are known to run, see enter().
+// and the registrar wait for attendants, and blocks for one another, only once all blocks that work are known to run, see
+// enter().
 #pragma once
 
 #include "kernels/peer/packet.cuh"
 #include "kernels/prefill/state.h"
+#include "prefill/gate.h"
+#include "prefill/lane_sms.h"
 
 namespace epw {
 
@@ -65,7 +68,10 @@ struct Rings {
 struct Prefill : Peers {
     epw_prefill_gpu_call call; // from here it comes fast, see Rings
     epw_prefill_gpu_state *state;
-    unsigned char *window; // of this rank
+    uint32_t block, blocks; // of those that work: the number of this one, and how many they are
+    uint32_t mover, movers; // of those of all blocks: the number of this block's first one, and how many they are
+    uint32_t batch;         // the most rows of a mover's ticket
+    unsigned char *window;  // of this rank
     Rings rings;
     uint64_t *out_first, *in_first; // [ranks] numbers of the openings to the peers and from them; shared memory
     uint64_t meetings;              // arrivals at meetings once all meetings of this operation are over
@@ -94,23 +100,69 @@ __device__ __forceinline__ void open_line(epw_prefill_line &line, uint64_t rows)
 
 // ---- beginning ----
 
-constexpr uint32_t kClosed = 1u << 31;
+__device__ __forceinline__ void give_sms_back(const epw_prefill_gpu_lane &lane) {
+    if (lane.taken) atomicAnd(lane.taken, epw_sms_others(lane.lane));
+}
 
-// Whether all blocks of the kernel run; the same answer for all of them. If some get no SM for too long, the gate is closed until
-// the next epoch, and no operation of the lane does anything. Called by one thread.
-__device__ __noinline__ inline bool enter(epw_prefill_gpu_state *s, uint64_t deadline) {
-    if (atomicAdd(&s->gate, 1u) & kClosed) return false;
-    const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * deadline;
-    for (;;) { // ends: the others come, or time is over
-        const uint32_t now = ptx::load_acquire_gpu(&s->gate);
-        if (now & kClosed) return false;
-        if (now == gridDim.x) return true;
-        if (ptx::global_timer_ns() - began >= most && atomicCAS(&s->gate, now, now | kClosed) == now) return false;
+// Takes SMs for this kernel, as many as there are for its lane.
+__device__ __forceinline__ uint32_t take_sms(const epw_prefill_gpu_lane &lane) {
+    if (!lane.taken) return gridDim.x;
+    for (uint32_t word = ptx::load_relaxed_gpu(lane.taken);;) { // ends: each time the other lane has begun or ended a kernel
+        const epw_sms_taken taken = epw_sms_take(word, lane.lane, gridDim.x, lane.sms);
+        const uint32_t seen = atomicCAS(lane.taken, word, taken.word);
+        if (seen == word) return taken.sms;
+        word = seen;
     }
 }
 
-// Called by the whole block. Returns false if nothing is to be done. `firsts`: shared memory for two numbers of each rank.
-template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &call, uint64_t *firsts) {
+// Opens the gate for the next kernel, once as many blocks as the grid has are through. close() counts all that have worked, each
+// of the others counts itself.
+__device__ __forceinline__ void pass_gate(epw_prefill_gpu_state *s, uint32_t blocks) {
+    if (blocks != gridDim.x && atomicAdd(&s->passed, blocks) + blocks != gridDim.x) return;
+    s->passed = 0;
+    s->gate = 0;
+}
+
+// Numbers the blocks: the grid's first one, then the others in the order in which they come. As many as there are SMs for work,
+// and wait for one another here; the rest has nothing to do. If too few get an SM for too long, the gate is closed until the next
+// epoch, and no operation of the lane does anything: returns false then, in all blocks that wait or come later. Called by one
+// thread.
+__device__ __noinline__ inline bool enter(Prefill &o, const epw_prefill_gpu_lane &lane) {
+    epw_prefill_gpu_state *s = o.state;
+    uint32_t now = blockIdx.x == 0 ? atomicOr(&s->gate, EPW_GATE_FIRST) : atomicAdd(&s->gate, 1u);
+    o.block = epw_gate_number(now, blockIdx.x == 0);
+    if (now == 0) {
+        const uint32_t sms = take_sms(lane);
+        if (atomicAdd(&s->gate, epw_gate_opening(sms)) & EPW_GATE_CLOSED) give_sms_back(lane);
+    }
+    const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * o.deadline;
+    for (;;) { // ends: the others come, or time is over
+        now = ptx::load_acquire_gpu(&s->gate);
+        if (now & EPW_GATE_CLOSED) return false;
+        o.blocks = epw_gate_blocks(now);
+        if (epw_gate_passes(now, o.block)) break;
+        if (ptx::global_timer_ns() - began < most || atomicCAS(&s->gate, now, now | EPW_GATE_CLOSED) != now) continue;
+        if (o.blocks > 0) give_sms_back(lane);
+        return false;
+    }
+    if (o.block >= o.blocks) pass_gate(s, 1);
+    return true;
+}
+
+// Few movers take several rows at a time, which share what a ticket costs; many take one, so that all have some of a ring.
+constexpr uint32_t kBatch = 4;
+__device__ __forceinline__ uint32_t batch_of(const epw_prefill_layout &l, uint32_t tokens, uint32_t movers) {
+    return min(max(min(tokens, l.slots) / movers, 1u), kBatch);
+}
+
+// Where there are many blocks the first one only attends to peers: its movers would slow that down.
+__device__ __forceinline__ uint32_t attending_blocks(const Prefill &o) { return o.blocks < kManyBlocks ? 0 : 1; }
+
+// Called by the whole block. Returns false if this block has nothing to do. `firsts`: shared memory for two numbers of each rank;
+// `movers`: of a block.
+template <bool Queues>
+__device__ __forceinline__ bool open(Prefill &o, const epw_prefill_gpu_call &call, uint64_t *firsts, uint32_t movers,
+                                     uint32_t tokens) {
     const epw_prefill_gpu_lane &lane = call.lane;
     epw_gpu_peers *peers = lane.peers;
     const epw_area area = call.kind == 0 ? EPW_AREA_ROWS : EPW_AREA_ANSWERS;
@@ -162,13 +214,16 @@ template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const ep
         o.settled = o.ended = o.counted = o.placed = 0;
     }
     __syncthreads(); // what is read above is written only when all blocks have begun
-    if (threadIdx.x == 0) o.troubled = !enter(o.state, o.deadline);
+    if (threadIdx.x == 0) o.troubled = !enter(o, lane);
     __syncthreads();
-    if (o.troubled) return false;
+    if (o.troubled || o.block >= o.blocks) return false;
     if (threadIdx.x == 0) {
         uint32_t attended = 0;
         for (uint32_t peer = 0; peer < o.ranks; peer++) attended += is_prefill_peer(o, peer);
         o.attended = attended;
+        o.mover = (o.block - attending_blocks(o)) * movers; // of a block whose movers move
+        o.movers = (o.blocks - attending_blocks(o)) * movers;
+        o.batch = batch_of(lane.layout, tokens, o.movers);
     }
     if (blockIdx.x == 0) { // whose view of the peers is the one that counts
         for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
@@ -181,14 +236,14 @@ template <bool Queues> __device__ __forceinline__ bool open(Prefill &o, const ep
     return true;
 }
 
-// All blocks wait for one another: what any thread has written before is visible to all afterwards. Called by the first `threads`
-// threads of each block, whole warps.
+// All blocks that work wait for one another: what any thread has written before is visible to all afterwards. Called by the first
+// `threads` threads of each block, whole warps.
 __device__ __noinline__ inline void meet(Prefill &o, uint32_t threads) {
     ptx::team_barrier(kMeeting, threads);
     if (threadIdx.x == 0) {
-        o.meetings += gridDim.x;
+        o.meetings += o.blocks;
         ptx::add_acq_rel_gpu(&o.state->met, 1);
-        while (ptx::load_acquire_gpu(&o.state->met) < o.meetings) { // bounded: all blocks run, see enter()
+        while (ptx::load_acquire_gpu(&o.state->met) < o.meetings) { // bounded: they all run, see enter()
         }
     }
     ptx::team_barrier(kMeeting, threads);
@@ -329,23 +384,19 @@ __device__ __forceinline__ uint32_t lanes_of_token(uint32_t shift) {
 
 // ---- lines ----
 
-// This mover among those of all blocks.
-struct Movers {
-    uint32_t number, count;
-    bool sends;       // this one does,
-    bool sends_first; // and prefers that to what else it does
+// What a mover does.
+struct Sending {
+    bool sends; // rows to peers, or answers,
+    bool first; // and prefers that to what else it does
 };
+
+// The number of this mover among those of all blocks. Looked up where it is needed: registers are scarce.
+__device__ __forceinline__ uint32_t mover(const Prefill &o) { return o.mover + threadIdx.x / 32; }
 
 // Rows of one line that a mover moves one behind the other.
 struct Ticket {
     uint32_t line, row, rows; // rows 0: nothing can be moved now
 };
-
-constexpr uint32_t kBatch = 4; // the most rows of a ticket
-// Few movers take several rows at a time, which share what a ticket costs; many take one, so that all have some of a ring.
-__device__ __forceinline__ uint32_t batch_of(const epw_prefill_layout &l, uint32_t tokens, uint32_t movers) {
-    return min(max(min(tokens, l.slots) / movers, 1u), kBatch);
-}
 
 // In `kept`: the line was not opened yet; it has no more rows for this mover. A ticket of no rows: none is held, and in place of
 // a row it says how many rows nobody had taken up when this mover took its last one.
@@ -356,9 +407,7 @@ struct Lines {
     const Prefill &o;
     uint32_t *kept; // row * 8 + rows
     uint32_t count;
-    uint32_t batch;  // the most rows of a ticket
-    uint32_t movers; // that share the rows: when few are left, each takes fewer, so that all end at the same time
-    uint32_t last;   // a line of which tickets are taken only if no other has any; kNone: none
+    uint32_t last; // a line of which tickets are taken only if no other has any; kNone: none
     uint32_t start = 0;
 
     // Lines that `used` does not name have no rows.
@@ -381,7 +430,8 @@ struct Lines {
             opened = ptx::load_relaxed_gpu(&line.opened);
         }
         if (ticket % 8 == 0) {
-            const uint32_t rows = number == last ? min(batch, 2u) : min(max(ticket / 8 / movers, 1u), batch);
+            // When few are left, each mover takes fewer, so that all end at the same time.
+            const uint32_t rows = number == last ? min(o.batch, 2u) : min(max(ticket / 8 / o.movers, 1u), o.batch);
             ticket = ticket_of(atomicAdd(&line.next, rows), rows);
         }
         const uint32_t row = ticket / 8, end = opened - 1;
@@ -450,7 +500,7 @@ __device__ __forceinline__ void pause() { __nanosleep(100); }
 __device__ __forceinline__ void await_others_out(const Prefill &o) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        while (ptx::load_acquire_gpu(&o.state->out) < gridDim.x - 1) { // bounded: attendants have ended
+        while (ptx::load_acquire_gpu(&o.state->out) < o.blocks - 1) { // bounded: attendants have ended
         }
     }
     __syncthreads();
@@ -510,12 +560,14 @@ __device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
     tell_host(o.call.lane.faulted);
 }
 
-// Of a kernel whose blocks did not all get SMs: this rank counts itself and all peers as lost. Called by the whole block.
+// Of a block that does not work. If too few of the kernel got SMs, this rank counts itself and all peers as lost. Called by the
+// whole block.
 __device__ __noinline__ inline void close_shut(Prefill &o) {
-    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    if (!o.troubled || blockIdx.x != 0 || threadIdx.x != 0) return;
     const uint32_t phase = o.call.kind == 0 ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND;
     o.state->missing = o.active;
     fill_record(o, o.state->record, phase, EPW_CAUSE_TIMEOUT, o.rank);
+    put_record(o.peers->shared, &o.state->record);
     report(o, true);
 }
 
@@ -563,6 +615,12 @@ __device__ __noinline__ inline void close(Prefill &o) {
         s->record.expected = rows;
         s->record.seen = rows - overflow;
     }
+    if (recorded) put_record(o.peers->shared, &o.peers->record);
+    if (overflow > 0) put_note(o, phase, EPW_CAUSE_OVERFLOW, rows, rows - overflow);
+    if (bad_ids > EPW_GPU_NOTES) {
+        s->unrecorded += bad_ids - EPW_GPU_NOTES;
+        tell_unrecorded(o, s->unrecorded);
+    }
     report(o, any(missing) || named || recorded || bad_ids > 0 || overflow > 0);
     if (o.troubled || recorded) {
         end_waits(o);
@@ -577,7 +635,8 @@ __device__ __noinline__ inline void close(Prefill &o) {
     s->met = s->out = 0;
     s->placed = s->sums = s->bad_ids = 0;
     s->rows = s->overflow = 0;
-    s->gate = 0;
+    give_sms_back(o.call.lane);
+    pass_gate(s, o.blocks);
 }
 
 } // namespace epw

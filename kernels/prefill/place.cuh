@@ -2,7 +2,7 @@
 // of nobody.
 #pragma once
 
-#include "kernels/prefill/operation.cuh"
+#include "kernels/prefill/scales.cuh"
 
 namespace epw {
 
@@ -18,6 +18,12 @@ __device__ __forceinline__ uint32_t expert_place(const epw_prefill_output &out, 
 __device__ __forceinline__ uint64_t first_of_source(uint32_t layout, const epw_prefill_gpu_routing &r, uint32_t max_tokens,
                                                     uint32_t source) {
     return layout == EPW_RANK_MAJOR ? uint64_t(source) * max_tokens : r.row_first[source];
+}
+
+// Place of the first row of an expert, or of a source.
+__device__ __forceinline__ uint64_t first_of_list(const epw_prefill_dispatch_args &a, uint32_t list) {
+    const epw_prefill_gpu_routing &r = a.call.routing;
+    return by_expert(a.out.layout) ? r.offsets[list] : first_of_source(a.out.layout, r, a.call.lane.max_tokens, list);
 }
 
 // ---- the registrar, a warp of the first block ----
@@ -87,8 +93,8 @@ template <bool Queues> struct Registrar {
         return offset + rows > a.out.capacity ? offset + rows - a.out.capacity : 0;
     }
 
-    // An expert for each lane at a time. Returns the rows of all of them.
-    __device__ __forceinline__ uint64_t place_experts(uint64_t &overflow) {
+    // An expert for each lane at a time. Returns the rows of all of them. `groups`: scales of rows are grouped.
+    __device__ __forceinline__ uint64_t place_experts(bool groups, uint64_t &overflow) {
         const uint32_t laneid = threadIdx.x % 32, alignment = a.out.alignment;
         uint64_t end = 0, all = 0, over = 0;
 #pragma unroll 1
@@ -120,9 +126,10 @@ template <bool Queues> struct Registrar {
                 r.expert_rows[e] = rows;
                 r.offsets[e] = offset < ~0u ? uint32_t(offset) : ~0u;
                 r.told[o.ranks + e] = rows;
+                if (groups && by_expert(a.out.layout)) a.call.lane.grouped[e] = rows - uint32_t(passes);
                 if (a.out.counts) a.out.counts[e] = rows;
                 if (a.out.offsets) a.out.offsets[e] = r.offsets[e];
-                if (a.out.overflow) a.out.overflow[e] = uint32_t(passes);
+                if (a.out.overflow && by_expert(a.out.layout)) a.out.overflow[e] = uint32_t(passes);
                 over += passes;
                 all += rows;
             }
@@ -133,11 +140,17 @@ template <bool Queues> struct Registrar {
     }
 
     // Called by one lane. Returns the rows of all sources.
-    __device__ __forceinline__ uint64_t place_sources() {
+    __device__ __forceinline__ uint64_t place_sources(bool groups) {
         uint32_t before = 0;
         for (uint32_t source = 0; source < o.ranks; source++) {
             r.row_first[source] = before;
             r.told[source] = r.announced[source];
+            if (!by_expert(a.out.layout)) {
+                const uint32_t rows = r.announced[source];
+                const uint32_t passes = a.out.layout == EPW_DENSE ? uint32_t(passing(before, rows)) : 0;
+                if (a.out.overflow) a.out.overflow[source] = passes;
+                if (groups) a.call.lane.grouped[source] = rows - passes;
+            }
             before += r.announced[source];
             if (a.out.source_offsets) {
                 a.out.source_offsets[source] = uint32_t(first_of_source(a.out.layout, r, a.call.lane.max_tokens, source));
@@ -146,12 +159,25 @@ template <bool Queues> struct Registrar {
         return before;
     }
 
+    // Whether scales of rows are grouped; if not, rows are in no group.
+    __device__ __forceinline__ bool group() const {
+        const uint32_t laneid = threadIdx.x % 32;
+        if (!ScaleShape::of(a).may_group) return false; // nobody asks
+        uint64_t rows = 0;
+        for (uint32_t source = laneid; source < o.ranks; source += 32) rows += r.announced[source];
+        const bool groups = sum(rows) >= kGroupedRows * o.blocks;
+        for (uint32_t list = laneid; !groups && list < max(local, o.ranks); list += 32) a.call.lane.grouped[list] = 0;
+        if (laneid == 0) o.state->groups = groups;
+        return groups;
+    }
+
     __device__ __forceinline__ void place() {
         epw_prefill_gpu_state *s = o.state;
         uint64_t overflow = 0;
-        const uint64_t of_experts = place_experts(overflow);
+        const bool groups = group();
+        const uint64_t of_experts = place_experts(groups, overflow);
         if (threadIdx.x % 32 == 0) {
-            const uint64_t of_sources = place_sources();
+            const uint64_t of_sources = place_sources(groups);
             const bool experts = by_expert(a.out.layout);
             s->rows = experts ? of_experts : of_sources;
             s->overflow = experts ? overflow : a.out.layout == EPW_RANK_MAJOR ? 0 : passing(0, of_sources);

@@ -57,18 +57,21 @@ typedef struct epw_prefill_gpu_traffic {
 
 /* A lane between two kernels. What belongs to one kernel is zero outside it. */
 typedef struct epw_prefill_gpu_state {
-    uint32_t gate;   /* see enter() in operation.cuh */
-    uint32_t ops[2]; /* [kind] operations begun in this epoch */
+    uint32_t gate, passed; /* see enter() in operation.cuh */
+    uint32_t ops[2];       /* [kind] operations begun in this epoch */
+
+    uint64_t unrecorded; /* bad ids that found no room in the ring of records, since creation */
 
     /* Of the operation, also between its halves. */
     epw_rank_set missing;
     epw_error_record record; /* of the first loss */
 
     /* Of one kernel. */
-    uint64_t met, out; /* blocks that have come to meetings, and that are out */
-    uint32_t placed;   /* it is known where rows go */
-    uint32_t sums;     /* the next token whose sum nobody has taken up */
-    uint32_t bad_ids;
+    uint64_t met, out;       /* blocks that have come to meetings, and that are out */
+    uint32_t placed;         /* it is known where rows go */
+    uint32_t groups;         /* then: scales of rows are grouped */
+    uint32_t sums;           /* the next token whose sum nobody has taken up */
+    uint32_t bad_ids;        /* the first EPW_GPU_NOTES of them are recorded */
     uint64_t bad_at, bad_id; /* the first of them: token and column, and what it was */
     uint64_t rows, overflow; /* received, and without a place */
 
@@ -116,14 +119,16 @@ typedef struct epw_prefill_gpu_lane {
     uint32_t *tallies; /* [blocks][experts + 2 * ranks] what each block has counted */
     uint32_t *claims;  /* [(max_tokens + 31) / 32] bit i of word n: a mover has taken up row 32 n + i of this rank itself.
                         * Zero outside kernels */
+    uint32_t *grouped; /* [max(local experts, ranks)] rows of each list whose scales are grouped, see scales.cuh */
     unsigned char *window;
     /* For peers behind queues, see relay.cuh. */
     const unsigned char *inbox; /* where they write in place of the window */
     uint64_t *outgoing;         /* [EPW_OUTGOING_AREAS][ranks][slots] flags for them, by area and kind */
     uint32_t queue_room;        /* entries of a queue that messages may take; 0: there are no queues */
     uint32_t *faulted;          /* mapped host memory: some operation was incomplete */
+    uint32_t *taken;            /* of all lanes: SMs that kernels have taken, see c/prefill/lane_sms.h; NULL: there is one lane */
     epw_prefill_layout layout;
-    uint32_t rank, lane, max_tokens, experts;
+    uint32_t rank, lane, max_tokens, experts, sms; /* sms: of all lanes */
 } epw_prefill_gpu_lane;
 
 /* What is common to dispatches and combines. */

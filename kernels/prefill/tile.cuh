@@ -47,11 +47,14 @@ struct Tile {
         ptx::fence_shared_before_bulk();
         __syncwarp();
     }
-    // Begins to fill a half with whole units; waits until it is full.
-    __device__ __forceinline__ void load(uint32_t i, const unsigned char *from, uint32_t bytes) const {
+    // Begins to fill a half with whole units, `more` of them by load_behind(); waits until it is full.
+    __device__ __forceinline__ void load(uint32_t i, const unsigned char *from, uint32_t bytes, uint32_t more = 0) const {
         if (threadIdx.x % 32 != 0) return;
-        ptx::barrier_expect(&loaded[i], bytes);
+        ptx::barrier_expect(&loaded[i], bytes + more);
         ptx::bulk_load(half(i), from, bytes, &loaded[i]);
+    }
+    __device__ __forceinline__ void load_behind(uint32_t i, uint32_t at, const unsigned char *from, uint32_t bytes) const {
+        if (threadIdx.x % 32 == 0) ptx::bulk_load(half(i) + at, from, bytes, &loaded[i]);
     }
     __device__ __forceinline__ void await(uint32_t i) {
         while (!ptx::barrier_try_wait(&loaded[i], parities >> i & 1)) {

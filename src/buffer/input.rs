@@ -90,7 +90,7 @@ impl<T: View> Dispatch<'_, T> {
         Self { scales: Some((scales, true)), ..self }
     }
 
-    /// The lane; by default lanes alternate. All ranks use the same lane for the same operation.
+    /// The lane; by default lanes alternate, and prefill takes lane 0. All ranks use the same lane for the same operation.
     #[must_use]
     pub fn lane(self, lane: u32) -> Self {
         Self { lane: Some(lane), ..self }

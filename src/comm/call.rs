@@ -209,6 +209,11 @@ impl<R: Target> Call<R> {
     pub fn all_to_all_in_place(buffer: R) -> Self {
         Self::in_place(buffer, Shape::of(sys::EPW_ALL_TO_ALL))
     }
+
+    /// See [`Comm::all_to_all_blocks_in_place`](super::Comm::all_to_all_blocks_in_place).
+    pub fn all_to_all_blocks_in_place(buffer: R, blocks: Blocks) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_ALL_TO_ALL).blocks(blocks))
+    }
 }
 
 impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>> Call<(S, R)> {
@@ -415,6 +420,9 @@ impl Lowered {
             .map(|()| 0),
         };
         if let Some(blocks) = &shape.blocks {
+            if spans.in_place {
+                op.send = recv.cast_const().cast();
+            }
             let laid = blocks.lay_out(shape.name, rank, ranks)?;
             return self.add_blocks(shape, op, laid, [sends, receives], place);
         }
@@ -519,6 +527,10 @@ impl Lowered {
                 receives,
                 if shape.kind == sys::EPW_ALL_GATHER || is_root { laid.extent } else { 0 },
             )?;
+        } else if shape.kind == sys::EPW_ALL_TO_ALL && shape.recv_blocks.is_none() {
+            // In place: those of send are the same.
+            (op.recv_counts, op.recv_offsets) = (counts, offsets);
+            short("the buffer", receives, laid.extent)?;
         } else {
             (op.send_counts, op.send_offsets) = (counts, offsets);
             let all = shape.kind != sys::EPW_SCATTER || is_root;

@@ -3,7 +3,7 @@
 use super::call::Calls;
 use super::communicator::Comm;
 use super::work::Work;
-use crate::cuda::{Gpu, StreamRef};
+use crate::cuda::{Gpu, StreamRef, TensorMut, enqueue_suspects};
 use crate::error::Result;
 
 /// Calls of a communicator on a GPU ([`CommConfig::device`](super::CommConfig::device)). Their buffers are views of its
@@ -62,5 +62,12 @@ impl Comm {
         unsafe { self.inner.ffi.enqueue(&lowered.ops, self.deadline(), stream.raw, Some(&mut work)) }?;
         self.inner.tell_traffic();
         Ok(Work::enqueued(&self.inner, work))
+    }
+
+    /// As [`EpBuffer::enqueue_suspects`](crate::EpBuffer::enqueue_suspects); a subset writes for its own ranks.
+    pub fn enqueue_suspects(&self, suspects: TensorMut<'_>, stream: StreamRef<'_>) -> Result<()> {
+        let Self { inner, .. } = self;
+        let place = (inner.rank, inner.plan.ranks);
+        enqueue_suspects(&*inner.ffi, place, inner.config.device, suspects, &stream)
     }
 }

@@ -55,6 +55,15 @@ impl Inner {
         Outcome::of(&*self.ffi, outcome)
     }
 
+    /// Exchanges blocks of host memory, one for each rank, on whichever device the communicator is. Waits.
+    pub(super) fn exchange(&self, mut memory: Vec<u8>) -> Result<(Outcome, Vec<u8>)> {
+        let bytes = memory.len() / self.plan.ranks as usize;
+        let mut outcome = ffi::empty_outcome();
+        // SAFETY: memory has so many bytes for each rank.
+        unsafe { self.ffi.exchange(&mut memory, bytes as u64, &mut outcome) }?;
+        Ok((self.ended(&outcome)?, memory))
+    }
+
     /// For host memory.
     pub(super) fn lower(&self, calls: &mut impl Calls) -> Result<Lowered> {
         if self.config.device != Device::Host {

@@ -62,7 +62,7 @@
 //! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
 //! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`] |
 //! | `ncclAllGather` | `MPI_Allgather`, `MPI_Allgatherv` | [`Comm::all_gather`], [`Comm::all_gather_blocks`] |
-//! | `ncclAlltoAll` | `MPI_Alltoall`, `MPI_Alltoallv` | [`Comm::all_to_all`], [`Comm::all_to_all_blocks`] |
+//! | `ncclAlltoAll` | `MPI_Alltoall`, `MPI_Alltoallv` | [`Comm::all_to_all`], [`Comm::all_to_all_blocks`], each also in place |
 //! | `ncclGather` | `MPI_Gather`, `MPI_Gatherv` | [`Comm::gather`], [`Comm::gather_blocks`] |
 //! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`] |
 //! | | `MPI_Barrier`, `MPI_Ibarrier` | [`Comm::barrier_blocking`], [`Comm::barrier`] |
@@ -82,7 +82,8 @@
 //! survives, in place it does not. Complete here does not mean complete everywhere: see [`Comm::take_fault`].
 //!
 //! If ranks call different operations, all of them get [`Error::Mismatch`](crate::Error::Mismatch), which names both
-//! calls; the communicator can be used again from its next membership on.
+//! calls; the communicator can be used again from its next membership on. A message of another type than its receive is
+//! such a case too.
 //!
 //! A communicator that was [created](Comm::create) with a group follows it: [`Group::step`](crate::Group::step) begins
 //! the next membership for all buffers and communicators at the same step. No operation may be in flight then: await
@@ -90,18 +91,23 @@
 //!
 //! # Memory
 //! Small pieces travel through rings of slots in the peers' windows, and so does everything behind queues. How peers of
-//! the same host read pieces of 16 KiB and more depends on where they lie:
+//! the same host read large pieces depends on where they lie, how large they are, and on the machine:
 //!
 //! | the input is in | its peers | all-reduce | all-gather | all-to-all |
 //! |---|---|---|---|---|
-//! | memory from [`Comm::alloc`] | have it mapped: no system call, and reductions add straight from it | 133 ms | 77 ms | 73 ms |
-//! | any other memory | read it by `process_vm_readv`, which copies in the kernel | 229 ms | 122 ms | 144 ms |
-//! | the same, where the system forbids this call | get it through the rings: one more copy on each side | 780 ms | 452 ms | 235 ms |
+//! | memory from [`Comm::alloc`], pieces from 16 KiB on | have it mapped: no system call, and reductions add straight from it | 6.3 ms | 4.3 ms | 3.4 ms |
+//! | any other memory | get it through the rings: one more copy, of bytes that are still in a cache | 8.4 ms | 5.5 ms | 5.2 ms |
+//! | any other memory | read it by `process_vm_readv`, which copies in the kernel | 13.6 ms | 7.3 ms | 6.9 ms |
 //!
-//! The times are those of 64 MiB of `f32` between 2 processes on 2 cores that other programs used too (medians of 7
-//! runs of `bench --collective`, with and without `--heap`, in turns; the third line under a seccomp filter): compare
-//! them with each other. A sandbox, Yama's `ptrace_scope` or another user's process may forbid the call; then
-//! `EPWIRE_LOG=path=info` says so for each peer. Results are the same.
+//! The times are those of 64 MiB of `f32` between 2 processes on the 2 cores of a virtual machine that nothing else used
+//! (AMD EPYC, 2026-11-29; medians of 5 runs of `bench --ranks 2 --collective all_reduce,all_gather,all_to_all --bytes 64M
+//! --iterations 7`, with `--heap` and with `EPWIRE_PULL_FROM` as `never` and 16384). Which of the last two is faster
+//! depends on the machine, so a process measures it once and takes the faster one, for each size. There is one
+//! exception. A ring holds 256 KiB, and must be filled again for more: where ranks outnumber the cores, both ends then
+//! wait for a core each time, so larger pieces are read by `process_vm_readv` in any case. Where the cores of ranks are
+//! also busy with other programs, `EPWIRE_PULL_FROM=262145` does the same. A sandbox, Yama's `ptrace_scope` or another
+//! user's process may forbid the call; then `EPWIRE_LOG=path=info` says so for each peer, and all goes through the
+//! rings. Results are the same.
 //!
 //! Registration would speed up nothing on the host: messages carry the addresses of their bytes, so that peers read any
 //! memory without an agreement in advance, and private memory of a process cannot be mapped by others later on. Tensors

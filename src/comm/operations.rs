@@ -277,6 +277,25 @@ impl Comm {
         self.run_blocking(Call::all_to_all_in_place(buffer))
     }
 
+    /// [`Comm::all_to_all_blocks`] in one buffer, as `MPI_Alltoallv` with `MPI_IN_PLACE`: block p goes to rank p, and then
+    /// holds what rank p has sent. So both ranks of a pair must give each other's block the same size:
+    /// [`Error::Mismatch`](crate::Error::Mismatch) if they do not. If a member is missing, its block may be lost.
+    pub fn all_to_all_blocks_in_place<R>(&self, buffer: R, blocks: Blocks) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::all_to_all_blocks_in_place(buffer, blocks))
+    }
+
+    /// [`Comm::all_to_all_blocks_in_place`] on this thread.
+    pub fn all_to_all_blocks_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        blocks: Blocks,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::all_to_all_blocks_in_place(buffer, blocks))
+    }
+
     /// `send` `[n]` of rank r becomes row r of the root's `recv` `[ranks, n]`. Elsewhere `recv` is not accessed, and
     /// may be empty.
     pub fn gather<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
@@ -346,8 +365,10 @@ impl Comm {
         self.run_blocking(Call::scatter_blocks(send, recv, blocks, root))
     }
 
-    /// Sends all of `send` to a receive of `peer` with this tag, at most 2,147,483,647. Small messages are complete
-    /// before the peer has called: up to 256 KiB that it has not received yet.
+    /// Sends all of `send` to a receive of `peer` with this tag, at most 2,147,483,647. On the host a message that fits
+    /// a slot ([`CommPlan`](super::CommPlan)) is complete before the peer has called, as long as such messages that it
+    /// has not received take at most 256 KiB. Any other is complete when it has been received. At most 1,024 messages
+    /// of one rank to another are announced and not received; further sends wait for receives.
     pub fn send<S>(&self, send: S, peer: u32, tag: u32) -> Work<S>
     where
         S: Input + Send + 'static,
@@ -362,7 +383,9 @@ impl Comm {
 
     /// Receives the next message of `peer` with this tag, of the same type, into the front of `recv`. A message with
     /// fewer elements leaves the rest unchanged; one with more is [`Error::Limit`](crate::Error::Limit), and is
-    /// consumed.
+    /// consumed. One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send
+    /// and the receive; `recv` is then unchanged, and what was sent and not received is lost with the membership, also
+    /// if its send was complete.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,

@@ -1,23 +1,23 @@
 //! Whether and how enqueued work has ended, seen from the host.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::stream::StreamRef;
 use super::view::Site;
 use super::waiting::{late, until};
-use crate::buffer::{EpBuffer, Inner};
+use crate::buffer::Inner;
 use crate::error::Result;
-use crate::ffi::{Floor, Progress};
-use crate::outcome::{ErrorRecord, Outcome};
+use crate::ffi::Progress;
+use crate::outcome::Outcome;
 use crate::sys;
 
 /// The last call that was enqueued for a handle, and those before it: wait on the host for the GPU to have run them, then ask
 /// how it ended; or let another stream wait for them. The stream of the call itself needs no wait: what comes later on it
 /// runs later.
 ///
-/// Valid until the lane's next dispatch is enqueued, and not for captured calls: [`Error::State`](crate::Error::State).
+/// Valid until the lane's next dispatch is enqueued: [`Error::State`](crate::Error::State). That of a captured call is only
+/// good for [`Completion::wait_on`].
 /// Cheap to clone; `Send` and `Sync`. Keeps its buffer alive.
 #[doc(alias = "Event")]
 #[derive(Debug, Clone)]
@@ -57,13 +57,18 @@ impl Completion {
     }
 
     /// Makes `stream` wait for the work: what is enqueued on it from now on runs afterwards. Returns at once, and
-    /// enqueues nothing on the stream of the call itself.
+    /// enqueues nothing on the stream of the call itself. Under capture:
+    ///
+    /// * If the call was captured, `stream` joins that capture, unless it is in it already. Like every stream that has
+    ///   joined, it must be waited for by the first one before the capture ends, by an event of the program.
+    /// * If only `stream` is under capture, its graph waits, whenever it is launched, for what eager calls have enqueued
+    ///   on the lane before the launch. It must not be launched any more once the buffer is gone.
     ///
     /// # Errors
     ///
     /// [`Error::Invalid`](crate::Error::Invalid): a stream of another GPU. [`Error::State`](crate::Error::State): as
-    /// above, or `stream` is under capture. Order the streams of a capture by events captured with them, or make the
-    /// stream that launches the graph wait.
+    /// above; or the call was captured, and its capture has ended (then let `stream` wait for the graph), or `stream` is
+    /// under another capture or the legacy default stream. Captures are not harmed.
     pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
         let device = self.inner.gpu("stream_wait")?;
         Site::new("stream_wait", self.inner.rank, device, &stream)?;
@@ -77,46 +82,5 @@ impl Completion {
     pub fn outcome(&self) -> Result<Option<Outcome>> {
         let ffi = &self.inner.ffi;
         ffi.outcome(self.handle)?.map(|outcome| Outcome::of(&**ffi, &outcome)).transpose()
-    }
-}
-
-/// What kernels have recorded since the last [`EpBuffer::take_errors`].
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
-#[non_exhaustive]
-#[must_use = "they are given out once"]
-pub struct Errors {
-    /// Oldest first.
-    pub records: Vec<ErrorRecord>,
-    /// How many were lost: records overwritten before anybody took them, and bad ids of one operation beyond 64.
-    pub lost: u64,
-}
-
-/// `none`, or the records in their order, with a semicolon between them, and how many were lost.
-impl fmt::Display for Errors {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut between = "";
-        for record in &self.records {
-            write!(f, "{between}{record}")?;
-            between = "; ";
-        }
-        match self.lost {
-            0 if self.records.is_empty() => f.pad("none"),
-            0 => Ok(()),
-            lost => write!(f, "{between}{lost} lost"),
-        }
-    }
-}
-
-impl EpBuffer {
-    /// Takes the records that kernels have written since the last call: peers given up, routing ids not followed,
-    /// replays out of turn. They lie in host memory: the call neither asks the GPU nor waits. Always empty for a host
-    /// buffer, whose outcomes and errors already say everything.
-    pub fn take_errors(&self) -> Result<Errors> {
-        /// More than the kernels' ring holds.
-        const CAPACITY: u32 = 512;
-        let (records, lost) = self.inner.ffi.take_errors(CAPACITY)?;
-        let known = self.inner.ffi.known();
-        let record = |record| ErrorRecord::from_c(record, known);
-        Ok(Errors { records: records.iter().filter_map(record).collect(), lost })
     }
 }

@@ -40,8 +40,9 @@
 //! If it is the per-thread default stream, it is that of the dropping thread: the release runs after the handle's last
 //! call, but not after what another thread has enqueued since; use `release_on` there.
 //!
-//! A captured call has no [`Completion`] outcome: look at `contributions` and
-//! [`EpBuffer::take_errors`](crate::EpBuffer::take_errors). cudarc's event tracking cannot be captured: switch it off
+//! A captured call has no outcome: look at `contributions` and
+//! [`EpBuffer::take_errors`](crate::EpBuffer::take_errors). Its [`Completion`] lets other streams wait for it within the
+//! capture, which they thereby join; and a graph of another stream can wait for calls that are not captured. cudarc's event tracking cannot be captured: switch it off
 //! (`CudaContext::disable_event_tracking`) for what a graph uses.
 //!
 //! # Prefill
@@ -49,7 +50,8 @@
 //! [`enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch),
 //! [`enqueue_dispatch_count`](crate::prefill::PrefillBuffer::enqueue_dispatch_count) and
 //! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for
-//! combine and for dispatching again. The rules above for streams, memory and graphs apply, with these differences:
+//! combine and for dispatching again; [`enqueue_count`](crate::prefill::PrefillBuffer::enqueue_count) counts where tokens
+//! would go. The rules above for streams, memory and graphs apply, with these differences:
 //!
 //! * A dispatch and a combine are one operation each: nothing has to be released, and a routing may be combined any
 //!   number of times. [`PrefillCompletion`] waits on the host and has the outcome, also of bad ids
@@ -58,29 +60,36 @@
 //!   until then, and both halves are on one stream; for raw addresses the caller promises it.
 //! * A dispatch needs memory for its routing. It reuses that of a former routing (up to 4 are kept), or allocates it,
 //!   during which CUDA may wait for the GPU. Memory of captured operations is kept until the buffer is dropped.
-//! * Both halves of an operation are captured into one graph. Counts that a program waits for cannot be captured.
+//! * Both halves of an operation are captured into one graph. Counts that a program waits for cannot be captured. What went
+//!   wrong in replays, bad ids and rows without a place among it, is in
+//!   [`PrefillBuffer::take_errors`](crate::prefill::PrefillBuffer::take_errors).
 //!
 //! # Routing
 //! An id that is out of range or repeated within its token counts as "not routed". The first 64 of an operation are
-//! recorded and the others are counted, see [`EpBuffer::take_errors`](crate::EpBuffer::take_errors).
+//! recorded and the others are counted, see [`EpBuffer::take_errors`](crate::EpBuffer::take_errors) and that of prefill.
 
 mod completion;
 #[cfg(feature = "cudarc")]
 mod cudarc;
+mod errors;
 mod held;
 mod memory;
 mod operation;
 mod prefill;
 mod stream;
+mod suspects;
 mod view;
 mod waiting;
 
-pub use completion::{Completion, Errors};
+pub use completion::Completion;
+pub use errors::Errors;
 pub use memory::{CombineOutput, DispatchOutput, Gpu};
 pub use operation::{Combining, Dispatched, Dispatching, WindowRows};
 pub use prefill::{
-    PrefillCombineOutput, PrefillCombining, PrefillCompletion, PrefillDispatching, PrefillOutput, Routing,
+    PrefillCombineOutput, PrefillCombining, PrefillCompletion, PrefillCounts, PrefillDispatching,
+    PrefillOutput, Routing,
 };
 pub use stream::StreamRef;
+pub(crate) use suspects::enqueue_suspects;
 pub(crate) use view::{Origin, Site};
 pub use view::{TensorMut, TensorRef};

@@ -37,7 +37,7 @@ impl Drop for Comm {
 }
 
 floor!(Comm: epw_comm_export, epw_comm_connect_within, epw_comm_disconnect, epw_comm_probe, epw_comm_path, epw_comm_wire, epw_comm_trouble,
-    epw_comm_set_active, epw_comm_revoke, epw_comm_membership, epw_comm_newest_epoch, epw_comm_diverged, epw_comm_traffic);
+    epw_comm_set_active, epw_comm_revoke, epw_comm_membership, epw_comm_suspects, epw_comm_newest_epoch, epw_comm_diverged, epw_comm_traffic);
 
 pub(crate) fn empty_config() -> sys::epw_comm_config {
     // SAFETY: it is one of the header's init functions.
@@ -161,6 +161,22 @@ impl Comm {
     ) -> Result<()> {
         // SAFETY: by this function's contract; without a work the call waits.
         unsafe { self.group(ops, deadline, ptr::null_mut(), ptr::null_mut(), outcome) }
+    }
+
+    /// Exchanges `bytes` bytes with each rank, on whichever device the communicator is, and waits.
+    ///
+    /// # Safety
+    /// `memory` has so many bytes for each rank of the communicator.
+    pub(crate) unsafe fn exchange(
+        &self,
+        memory: &mut [u8],
+        bytes: u64,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<()> {
+        let at = memory.as_mut_ptr().cast();
+        // SAFETY: the communicator is alive, memory has the size by this function's contract, and outcome carries its size.
+        check(unsafe { sys::epw_comm_exchange(self.0.as_ptr(), at, bytes, outcome) })?;
+        Ok(())
     }
 
     /// Begins them.

@@ -1,6 +1,7 @@
 //! What a buffer and a communicator have in common: their use of the layer of peers. The C core has the same functions
 //! for both, under two names; here each is one method.
 
+use std::ffi::c_void;
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -32,6 +33,12 @@ pub(crate) trait Floor: Send + Sync + Debug {
     }
     fn known(&self) -> &Known;
     fn membership(&self) -> Result<sys::epw_membership>;
+    /// On a GPU: enqueues what it says of each rank.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of its GPU, and `suspects` has a place for each rank, which lives until this work has run.
+    unsafe fn suspects(&self, suspects: *mut i32, stream: *mut c_void) -> Result<()>;
     fn newest_epoch(&self) -> Result<u32>;
     /// The peers that have begun the epoch at another step.
     fn diverged(&self, epoch: u32, step: u64) -> Result<Mask>;
@@ -43,7 +50,7 @@ pub(crate) trait Floor: Send + Sync + Debug {
 /// field 2 is what the program knows.
 macro_rules! floor {
     ($owner:ty: $export:ident, $connect:ident, $disconnect:ident, $probe:ident, $path:ident, $wire:ident, $trouble:ident, $set_active:ident,
-     $revoke:ident, $membership:ident, $newest_epoch:ident, $diverged:ident, $traffic:ident) => {
+     $revoke:ident, $membership:ident, $suspects:ident, $newest_epoch:ident, $diverged:ident, $traffic:ident) => {
         impl $crate::ffi::floor::Floor for $owner {
             fn known(&self) -> &$crate::ffi::known::Known {
                 &self.2
@@ -114,6 +121,12 @@ macro_rules! floor {
                 // SAFETY: the C object is alive, membership carries its size.
                 check(unsafe { sys::$membership(self.0.as_ptr(), &mut membership) })?;
                 Ok(membership)
+            }
+
+            unsafe fn suspects(&self, suspects: *mut i32, stream: *mut std::ffi::c_void) -> Result<()> {
+                // SAFETY: by this function's contract; the C object is alive.
+                check(unsafe { sys::$suspects(self.0.as_ptr(), suspects, stream) })?;
+                Ok(())
             }
 
             fn newest_epoch(&self) -> Result<u32> {

@@ -9,6 +9,7 @@ use super::awaited::Watched;
 use super::fabric::Fabric;
 use super::floor::floor;
 use super::known::Known;
+use super::records;
 use super::status::{Progress, c_mask, check, check_of_group, error, initialised, nanos, place};
 use crate::error::Result;
 use crate::mask::Mask;
@@ -58,7 +59,7 @@ impl Drop for Prefill {
 }
 
 floor!(Prefill: epw_prefill_export, epw_prefill_connect_within, epw_prefill_disconnect, epw_prefill_probe, epw_prefill_path,
-    epw_prefill_wire, epw_prefill_trouble, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_newest_epoch,
+    epw_prefill_wire, epw_prefill_trouble, epw_prefill_set_active, epw_prefill_revoke, epw_prefill_membership, epw_prefill_suspects, epw_prefill_newest_epoch,
     epw_prefill_diverged, epw_prefill_traffic);
 
 /// The sizes of a group's buffers. They hold for every rank, so errors name none.
@@ -111,7 +112,48 @@ pub(crate) unsafe fn count(
     Ok(())
 }
 
+/// Where a count on a GPU goes; null: not wanted.
+#[derive(Debug)]
+pub(crate) struct EnqueuedCounts {
+    pub(crate) rank_tokens: *mut u32,
+    pub(crate) expert_tokens: *mut u32,
+    pub(crate) in_rank: *mut u8,
+    pub(crate) bad_ids: *mut u32,
+}
+
 impl Prefill {
+    /// Enqueues a count on the buffer's GPU.
+    ///
+    /// # Safety
+    /// In its memory `topk_idx` has `tokens * topk` ids of `idx_type`, and the lists have the ranks, the experts, tokens times
+    /// ranks, and one, until what is enqueued has run. The stream is one of that GPU.
+    pub(crate) unsafe fn enqueue_count(
+        &self,
+        topk_idx: *const u8,
+        (idx_type, tokens, topk): (u32, u32, u32),
+        to: &EnqueuedCounts,
+        stream: *mut c_void,
+    ) -> Result<()> {
+        let &EnqueuedCounts { rank_tokens, expert_tokens, in_rank, bad_ids } = to;
+        let (of, ids) = (self.0.as_ptr(), topk_idx.cast());
+        // SAFETY: by this function's contract.
+        check(unsafe {
+            sys::epw_prefill_enqueue_count(
+                of,
+                ids,
+                idx_type,
+                tokens,
+                topk,
+                rank_tokens,
+                expert_tokens,
+                in_rank,
+                bad_ids,
+                stream,
+            )
+        })?;
+        Ok(())
+    }
+
     pub(crate) fn create(config: &sys::epw_prefill_config, fabric: Option<Arc<Fabric>>) -> Result<Self> {
         let at = fabric.as_ref().map_or(ptr::null_mut(), |fabric| fabric.as_ptr());
         let ep = sys::epw_config { fabric: at, ..config.ep };
@@ -143,6 +185,14 @@ impl Prefill {
         // SAFETY: the buffer is alive.
         check(unsafe { sys::epw_prefill_take_fault(self.0.as_ptr(), &mut faulted) })?;
         Ok(faulted == 1)
+    }
+
+    /// Up to `capacity` of the records written since the last call, and how many were lost.
+    pub(crate) fn take_errors(&self, capacity: u32) -> Result<(Vec<sys::epw_error_record>, u64)> {
+        // SAFETY: the buffer is alive; `take` gives valid places.
+        records::take(capacity, |records, size, count, lost| unsafe {
+            sys::epw_prefill_take_errors(self.0.as_ptr(), records, size, capacity, count, lost)
+        })
     }
 }
 
@@ -322,6 +372,17 @@ impl Routing {
     pub(crate) unsafe fn look(&self, outcome: &mut sys::epw_outcome) -> Result<Progress> {
         // SAFETY: by this function's contract.
         check(unsafe { sys::epw_prefill_poll(self.of.0.as_ptr(), self.at.as_ptr(), outcome) })
+    }
+
+    /// On a GPU: makes `stream` wait for the last call.
+    ///
+    /// # Safety
+    ///
+    /// `stream` is one of the buffer's GPU.
+    pub(crate) unsafe fn stream_wait(&self, stream: *mut c_void) -> Result<()> {
+        // SAFETY: by this function's contract; both are alive.
+        check(unsafe { sys::epw_prefill_stream_wait(self.of.0.as_ptr(), self.at.as_ptr(), stream) })?;
+        Ok(())
     }
 
     /// The lane of the last operation.

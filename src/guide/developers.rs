@@ -132,7 +132,8 @@
 //!
 //! Which slot may be written or read, and what the words of a ring mean, is defined by the pure functions of
 //! `c/coll/rules.h`: the explorer in `tests/c/comm_model.c` runs them through every state of small groups. Sends and
-//! receives use rings of their own, `c/coll/point.c`, and memory that peers map comes from `c/coll/heap.c`.
+//! receives use rings of their own, `c/coll/point.c`, with credits whose rules, `c/coll/credits.h`, are explored by
+//! `tests/c/point_model.c`; and memory that peers map comes from `c/coll/heap.c`.
 //!
 //! # The way of rows in a prefill
 //!

@@ -85,9 +85,9 @@ impl<T: View> PrefillCombine<'_, T> {
         Self { deadline: Some(deadline), ..self }
     }
 
-    /// On a GPU: the most SMs that the kernels of this combine take, in both halves. 0, the default, or more than the
-    /// lane's part of [`EpConfig::sms`](crate::EpConfig::sms): that part. A captured call keeps the number. Ranks may
-    /// choose different ones.
+    /// On a GPU: the most SMs that the kernels of this combine take, in both halves. 0, the default, or more than its
+    /// lane may take of [`EpConfig::sms`](crate::EpConfig::sms): as many as that. A captured call keeps the number. Ranks
+    /// may choose different ones.
     #[must_use]
     pub fn sms(self, sms: u32) -> Self {
         Self { sms, ..self }

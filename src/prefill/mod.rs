@@ -90,6 +90,7 @@
 mod buffer;
 mod combine;
 mod config;
+mod count;
 mod operation;
 mod output;
 mod routing;
@@ -98,6 +99,7 @@ pub(crate) use buffer::Inner;
 pub use buffer::PrefillBuffer;
 pub use combine::PrefillCombine;
 pub use config::{PrefillConfig, PrefillPlan};
+pub(crate) use count::shape_of_ids;
 pub(crate) use output::Shape;
 pub use output::{
     GenericPrefillCombineOutput, GenericPrefillOutput, PrefillCombineOutput, PrefillLayout, PrefillOutput,

@@ -145,7 +145,7 @@ pub struct GenericPrefillOutput<'a, M: Memory> {
     pub counts: Option<List<'a, M, u32>>,
     /// By expert: `[E]` first place of each expert.
     pub offsets: Option<List<'a, M, u32>>,
-    /// By expert: `[E]` rows of each expert that have no place.
+    /// By expert: `[E]` rows of each expert that have no place. By source: `[ranks]` rows of each source, 0 in rank-major.
     pub overflow: Option<List<'a, M, u32>>,
     /// `[ranks]` rows received from each source; 0 for a lost one.
     pub source_counts: Option<List<'a, M, u32>>,
@@ -325,7 +325,7 @@ impl<M: Memory> GenericPrefillOutput<'_, M> {
             sideband: Need::of::<u8>(places.saturating_mul(sideband_bytes)),
             counts: Need::of::<u32>(experts),
             offsets: of_expert(Need::of::<u32>(experts)),
-            overflow: of_expert(Need::of::<u32>(experts)),
+            overflow: Need::of::<u32>(if by_expert { experts } else { ranks }),
             source_counts: Need::of::<u32>(ranks),
             source_offsets: of_source(Need::of::<u32>(ranks)),
             row_expert: of_expert(Need::of::<i32>(places)),

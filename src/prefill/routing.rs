@@ -16,7 +16,6 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
 use crate::outcome::Outcome;
 use crate::sys;
-use crate::tensor::{DType, TensorRef, sealed::View as _};
 
 /// What a dispatch has found out about which rows go where and where they lie. With it, experts' outputs are combined,
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
@@ -176,6 +175,34 @@ impl PrefillBuffer {
         run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) })
     }
 
+    /// [`PrefillBuffer::dispatch_again_blocking`] that never blocks the executor. Dropping the future gives the dispatch up:
+    /// the routing stays as it was unless weights were given, else it is empty.
+    ///
+    /// # Errors
+    ///
+    /// As for `dispatch_again_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
+    /// given up here: try again.
+    pub async fn dispatch_again(
+        &self,
+        routing: &mut Routing,
+        input: Dispatch<'_>,
+        mut output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        let inner = &*self.inner;
+        self.check_own(routing)?;
+        let begun = {
+            let c = input.to_c(inner.rank, &inner.config.ep, &())?;
+            let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
+            let request = input.request();
+            let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
+            let how = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);
+            // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
+            begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) })
+        };
+        // SAFETY: as above.
+        unsafe { finish(inner, "dispatch", &mut routing.ffi, begun) }.await
+    }
+
     /// The sending half of a dispatch, of at most [`split_tokens`](super::PrefillPlan::split_tokens) tokens: returns
     /// once all rows are handed over for the peers. What is computed before [`PrefillDispatching::receive_blocking`]
     /// overlaps with their transfer.
@@ -292,42 +319,6 @@ impl PrefillBuffer {
             run(inner, "combine_send", |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
-
-    /// How many of these tokens go to each rank and to each expert, and which token goes where: `[ranks]`, `[experts]`
-    /// and `[tokens, ranks]`. `topk_idx` as for [`Dispatch::new`]. Sends nothing.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Invalid`] for ids out of range or repeated.
-    pub fn count(&self, topk_idx: TensorRef<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<bool>)> {
-        let inner = &*self.inner;
-        let invalid = |text: String| Error::Invalid(Failure::new("count", inner.rank, text));
-        let ids = topk_idx.matrix();
-        let idx_type = match ids.dtype {
-            DType::I32 => sys::EPW_I32,
-            DType::U32 => sys::EPW_U32,
-            DType::I64 => sys::EPW_I64,
-            other => return Err(invalid(format!("topk_idx is {other:?}, must be I32, U32 or I64"))),
-        };
-        if !ids.is_dense() {
-            return Err(invalid("topk_idx is not dense".to_owned()));
-        }
-        let (tokens, topk) = (u32::try_from(ids.rows), u32::try_from(ids.cols));
-        let (Ok(tokens), Ok(topk)) = (tokens, topk) else {
-            return Err(invalid("topk_idx does not fit 32 bits".to_owned()));
-        };
-        let ranks = inner.plan.ranks as usize;
-        let mut rank_tokens = vec![0; ranks];
-        let mut expert_tokens = vec![0; inner.config.ep.experts as usize];
-        let mut in_rank = vec![0; ids.rows.saturating_mul(ranks)];
-        let config = inner.config.to_c(inner.rank, inner.plan.ranks);
-        let shape = (idx_type, tokens, topk);
-        // SAFETY: the ids are a dense matrix of that shape, the lists have the required lengths.
-        unsafe {
-            ffi::prefill_count(&config, ids.ptr, shape, &mut rank_tokens, &mut expert_tokens, &mut in_rank)
-        }?;
-        Ok((rank_tokens, expert_tokens, in_rank.into_iter().map(|is| is == 1).collect()))
-    }
 }
 
 impl Routing {
@@ -402,6 +393,26 @@ impl PrefillDispatching<'_> {
 }
 
 impl PrefillCombining<'_> {
+    /// [`PrefillCombining::receive_blocking`] that never blocks the executor. Dropping the future gives the combine up.
+    ///
+    /// # Errors
+    ///
+    /// As for `receive_blocking`.
+    pub async fn receive(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
+        let shape = self.routing.shape;
+        let (routing, inner) = (&mut self.routing.ffi, &*self.inner.inner);
+        let begun = {
+            let to = output.as_c(inner, (shape.tokens, shape.topk, self.width), &())?;
+            let to = sys::epw_prefill_combine_output { nonblocking: 1, ..to };
+            // SAFETY: all sizes have been checked, and the borrows, those of the sending half too, outlive this future.
+            begin(inner, |outcome| unsafe { routing.collect(&to, Some(outcome)) })
+        };
+        // SAFETY: as above.
+        let outcome = unsafe { finish(inner, "combine_receive", routing, begun) }.await?;
+        self.collected = true;
+        Ok(outcome)
+    }
+
     /// The receiving half, on this thread.
     ///
     /// # Errors

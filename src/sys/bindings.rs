@@ -23,6 +23,7 @@ pub const EPW_TROUBLE_TEXT: u32 = 512;
 pub const EPW_STEP_MAX: u64 = 2199023255551;
 pub const EPW_COMM_CONFIG_VERSION: u32 = 1;
 pub const EPW_COPY_ENGINES_FROM: u32 = 33554432;
+pub const EPW_EXCHANGE_MAX: u32 = 65536;
 pub const EPW_REGISTRATIONS_MAX: u32 = 32;
 pub const EPW_REGISTRATION_BLOB_MAX: u32 = 1152;
 pub const EPW_TAG_MAX: u32 = 2147483647;
@@ -961,6 +962,20 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    /** CUDA: enqueues on `stream` a small kernel that tells the program's kernels of the suspects. It writes for
+ each rank 0 if it takes part, 1 if it is a suspect of the membership, or -1 if it is no member, all as of
+ this point of the stream: what work before it has found is there. Not 0 means that nothing is sent there or
+ awaited from there. May be captured; each replay looks again. It waits for no work but that of `stream`,
+ and of earlier such kernels on streams that no lane's last call used. As calls are, it is waited for before
+ the membership changes and before the buffer is destroyed; replays must have run. Any thread.
+ suspects [out, device memory, ranks]. EPW_ERR_STATE: the buffer is on the host.*/
+    pub fn epw_buffer_suspects(
+        buffer: *mut epw_buffer,
+        suspects: *mut i32,
+        stream: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
     /** The newest epoch that this rank or one of its active peers has begun. If it is larger than this rank's own,
  others have moved on, and wait for this rank there. epoch [out]. Any thread. CUDA: copies a word for each
  peer; EPW_ERR_TIMEOUT if the GPU does not finish that within 10 ms.*/
@@ -1178,7 +1193,7 @@ pub const EPW_CAUSE_LINK: u32 = 10;
 them fit the capacity of the output*/
 pub const EPW_CAUSE_OVERFLOW: u32 = 11;
 /** The first peer that an operation gave up, with every variable of that wait. The library fills it in as a
- part of epw_outcome and in epw_take_errors; in both cases the caller has passed its size.*/
+ part of epw_outcome, and in epw_take_errors and its like; in all cases the caller has passed its size.*/
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct epw_error_record {
@@ -1323,8 +1338,8 @@ pub struct epw_dispatch_input {
     pub sideband_bytes: u32,
     /// EPW_EXPERT_MAJOR or EPW_RANK_MAJOR: how this rank wants what it receives
     pub layout: u32,
-    /** 0, 1, or -1: the lanes in turn. All ranks use the same lane for the same
-operation*/
+    /** 0, 1, or -1: the lanes in turn, of prefill lane 0. All ranks use the same lane for the
+same operation*/
     pub lane: i32,
     /** 1: return EPW_PENDING instead of waiting; epw_poll continues. The memory of all
 inputs and outputs must live until the operation has finished or been released*/
@@ -1334,8 +1349,8 @@ inputs and outputs must live until the operation has finished or been released*/
     /// CUDA: the cudaStream_t to enqueue on; see "CUDA"
     pub stream: *mut ::core::ffi::c_void,
     /** CUDA: the most SMs for the kernels of this operation, both halves; 0, or more than the
-lane's part of config.sms: that part. A captured call keeps the number. Ranks may have
-different ones*/
+lane's part of config.sms (of prefill: than what its lane may take): that part. A
+captured call keeps the number. Ranks may have different ones*/
     pub sms: u32,
     pub reserved: u32,
 }
@@ -1846,10 +1861,16 @@ unsafe extern "C" {
     /** CUDA: makes `stream` (as in a call; of the buffer's GPU) wait for what calls have enqueued so far on the
  handle's lane: what is enqueued on `stream` later runs after that. Enqueues nothing if `stream` is that of
  the lane's last call, since this then holds already. Also takes a consumed handle, until the lane's next
- dispatch. The host waits for nothing. Any thread, also while another uses the handle.
+ dispatch. The host waits for nothing. Any thread, also while another uses the handle. Under capture:
+ - The handle's last call was captured: `stream` joins its capture, if it is not in it already, and waits
+   for that call, as by an event that the program records behind it. Before the capture ends, the program
+   makes its first stream wait for `stream`, as CUDA demands of all streams that have joined.
+ - Only `stream` is under capture: whenever the graph is launched, it waits for what eager calls have
+   enqueued on the lane before the launch. It must not be launched any more once the buffer is destroyed.
  EPW_ERR_STATE: the lane has moved on to another dispatch, or the handle is another buffer's; the handle's
- last call was captured, or `stream` is under capture (order such streams by events of the program, captured
- with the calls, or around the graph's launch); the buffer is on the host.*/
+ last call was captured, and its capture has ended (let `stream` wait for the graph), or `stream` is under
+ another capture, or is the legacy default stream; the buffer is on the host. A refused call leaves captures
+ as they were.*/
     pub fn epw_stream_wait(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -2184,6 +2205,13 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    pub fn epw_comm_suspects(
+        comm: *mut epw_comm,
+        suspects: *mut i32,
+        stream: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
     pub fn epw_comm_newest_epoch(comm: *mut epw_comm, epoch: *mut u32) -> epw_status;
 }
 unsafe extern "C" {
@@ -2192,6 +2220,39 @@ unsafe extern "C" {
         epoch: u32,
         step: u64,
         ranks: *mut epw_mask,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    pub fn epw_comm_exchange(
+        comm: *mut epw_comm,
+        memory: *mut ::core::ffi::c_void,
+        bytes: u64,
+        outcome: *mut epw_outcome,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** A communicator of the ranks of `mask`, renumbered from 0 in ascending order, without connections that the
+ program makes: what its ranks need goes by collectives of `comm`, on a GPU by epw_comm_exchange, with all
+ that is said there. All members of `comm` call it, in the same order relative to its collectives. Each
+ passes a mask that contains it, or one that does not: then *out is NULL. All ranks of a mask pass that same
+ mask, and masks do not overlap. NULL as `config` is that of `comm`: the subset is on the same device.
+ Otherwise it is equal on all ranks of the mask where epw_comm_create wants that, and rank and ranks in it
+ are not read: with it one on the host makes a subset on GPUs, and the other way round. On a GPU a subset
+ takes SMs of its own, config.sms of them. A fabric must be one that was created for this rank's number in
+ the subset, which may differ from its number in `comm`: where there are queues, give a config. Blocks for
+ as long as `comm` waits for its members, and connections take. Its membership is that of `comm`, as far as
+ ranks are in the mask, with its epoch and step. From then on it is a communicator of its own, with a window
+ of its own: its program tells it of later memberships, exports it to ranks that come and connects them, and
+ destroys it. EPW_ERR_MISMATCH: masks overlap. EPW_ERR_PEER: a member is missing, or a rank of the mask,
+ which is named, could not make or connect its part. Wrong arguments of this rank alone are refused before
+ anything is exchanged: the others wait for it, as in any collective. After an error *out is NULL, on all
+ ranks of the mask unless the last exchange has lost a rank, and `comm` goes on; on a GPU what was made is
+ freed, which waits for the work that runs there. mask [in], config [in], out [out].*/
+    pub fn epw_comm_subset(
+        comm: *mut epw_comm,
+        mask: *const epw_mask,
+        config: *const epw_comm_config,
+        out: *mut *mut epw_comm,
     ) -> epw_status;
 }
 unsafe extern "C" {
@@ -2321,7 +2382,7 @@ pub const EPW_REDUCE_SCATTER: u32 = 4;
 block of recv*/
 pub const EPW_ALL_GATHER: u32 = 5;
 /** block p of send to rank p, into this rank's block of recv there; in place: recv ==
-send, with equal blocks*/
+send, where block p is sent to rank p and then holds what rank p has sent*/
 pub const EPW_ALL_TO_ALL: u32 = 6;
 /// rank r's send to block r of root's recv; in place at root: send is its own block
 pub const EPW_GATHER: u32 = 7;
@@ -2425,22 +2486,34 @@ pub struct epw_coll {
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
  equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
- the other.*/
+ the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
+ send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
+ recv_counts[this rank] at p. As with other counts, a rank that has another one there is
+ EPW_ERR_MISMATCH.*/
     pub send_counts: *const u64,
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
  equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
- the other.*/
+ the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
+ send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
+ recv_counts[this rank] at p. As with other counts, a rank that has another one there is
+ EPW_ERR_MISMATCH.*/
     pub send_offsets: *const u64,
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
  equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
- the other.*/
+ the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
+ send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
+ recv_counts[this rank] at p. As with other counts, a rank that has another one there is
+ EPW_ERR_MISMATCH.*/
     pub recv_counts: *const u64,
     /** Uneven blocks: in send of reduce_scatter and scatter, in recv of all_gather and gather, in both of
  all_to_all. [ranks]; counts are the same on every rank, except that in all_to_all send_counts[p] here
  equals recv_counts[this rank] at p. Counts NULL: `count` elements each. Offsets NULL: one block after
- the other.*/
+ the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
+ send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
+ recv_counts[this rank] at p. As with other counts, a rank that has another one there is
+ EPW_ERR_MISMATCH.*/
     pub recv_offsets: *const u64,
     /** Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
  row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
@@ -2704,6 +2777,10 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    /** On the host a message that fits a slot (slot_bytes of epw_comm_plan) is complete once it has been copied,
+ as long as such messages to the peer that it has not received take at most 256 KiB. Any other is complete
+ when it has been received. At most 1,024 messages of one rank to another are announced and not received:
+ further sends wait for receives.*/
     pub fn epw_send(
         comm: *mut epw_comm,
         send: *const ::core::ffi::c_void,
@@ -2716,8 +2793,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** EPW_ERR_LIMIT: the message is longer than `count` elements; it is consumed. A shorter one leaves the rest
- of `recv` as it was.*/
+    /** EPW_ERR_LIMIT: the message, which the error names, is longer than `count` elements; it is consumed. A
+ shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
+ received messages are kept here, within the limits of epw_send, so none of them holds up another one.*/
     pub fn epw_recv(
         comm: *mut epw_comm,
         recv: *mut ::core::ffi::c_void,
@@ -3015,6 +3093,13 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    pub fn epw_prefill_suspects(
+        prefill: *mut epw_prefill,
+        suspects: *mut i32,
+        stream: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
     pub fn epw_prefill_newest_epoch(
         prefill: *mut epw_prefill,
         epoch: *mut u32,
@@ -3033,6 +3118,21 @@ unsafe extern "C" {
     pub fn epw_prefill_take_fault(
         prefill: *mut epw_prefill,
         faulted: *mut u32,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** CUDA: moves error records, as epw_take_errors does, also those of replays, which have no outcome. Each
+ kernel writes one for the first peer that it loses (not for peers that were suspects before), one with
+ cause EPW_CAUSE_ROUTING for each bad id, at most 64 for one operation, and one with EPW_CAUSE_OVERFLOW if
+ rows had no place. Of a kernel whose blocks did not all get SMs in time, `peer` is this rank. A complete
+ operation writes none. On the host there are none.*/
+    pub fn epw_prefill_take_errors(
+        prefill: *mut epw_prefill,
+        records: *mut epw_error_record,
+        record_size: usize,
+        capacity: u32,
+        count: *mut u32,
+        lost: *mut u64,
     ) -> epw_status;
 }
 unsafe extern "C" {
@@ -3104,7 +3204,8 @@ that of block b in byte b%4, ceil(K/4) in place of K, zero-padded*/
     pub counts: *mut u32,
     /// [E]: packed: first place of each expert; expert-major: e * C
     pub offsets: *mut u32,
-    /// [E]: rows of each expert that did not fit
+    /** packed and expert-major [E]: rows of each expert that did not fit; dense and
+rank-major [ranks]: rows of each source, 0 in rank-major*/
     pub overflow: *mut u32,
     /// [ranks]: rows received from each source; 0 for one that was lost
     pub source_counts: *mut u32,
@@ -3320,7 +3421,7 @@ bias[1], before the sum is rounded; NULL: none*/
     pub deadline_ns: u64,
     /// for GPUs
     pub stream: *mut ::core::ffi::c_void,
-    /// for GPUs: as in epw_dispatch_input
+    /// CUDA: the most SMs for the kernels of this operation; 0: see epw_prefill
     pub sms: u32,
     pub reserved: u32,
 }
@@ -3453,7 +3554,8 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Answers every received row of the routing's dispatch and, if `output` is not NULL, receives the answers to
  this rank's own rows and sums them. With `output` NULL this is the sending half: at most split_tokens
- (ordered: split_tokens_ordered) rows from each rank.*/
+ (ordered: split_tokens_ordered) rows from each rank. CUDA: the host knows how many there are once an eager
+ dispatch has run, of a routing that no graph has; otherwise max_tokens must be within the limit.*/
     pub fn epw_prefill_combine(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -3489,6 +3591,16 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
+    /** On a GPU: makes `stream` wait for the last call that was enqueued for the routing, under capture as
+ epw_stream_wait does. EPW_ERR_STATE also if there was no such call. Any thread, one at a time for each
+ routing.*/
+    pub fn epw_prefill_stream_wait(
+        prefill: *mut epw_prefill,
+        routing: *const epw_routing,
+        stream: *mut ::core::ffi::c_void,
+    ) -> epw_status;
+}
+unsafe extern "C" {
     /** Gives up an operation of the routing that is under way, or of which a half is still to come, as
  epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
  dispatch with EPW_ROUTE_AGAIN that had no topk_weights, it is as before, and may be combined or used again.
@@ -3515,5 +3627,26 @@ unsafe extern "C" {
         rank_tokens: *mut u32,
         expert_tokens: *mut u32,
         in_rank: *mut u8,
+    ) -> epw_status;
+}
+unsafe extern "C" {
+    /** The same on the GPU of a prefill buffer: enqueues the count on `stream` and returns. All arrays are in the
+ GPU's memory, and any thread may call. rank_tokens, expert_tokens and in_rank as above. bad_ids [out, 1]:
+ how many ids were out of range or repeat one of their token: these are ignored, where epw_prefill_count
+ refuses them. Each output may be NULL; numbers are aligned as their type needs. It uses a few SMs, waits
+ for no peer, needs no membership and belongs to no lane: it comes behind what is on the stream, and is not
+ ordered with operations on other streams. It may be captured. tokens is at most the buffer's max_tokens.
+ EPW_ERR_STATE: the buffer is on the host.*/
+    pub fn epw_prefill_enqueue_count(
+        prefill: *mut epw_prefill,
+        topk_idx: *const ::core::ffi::c_void,
+        idx_type: u32,
+        tokens: u32,
+        topk: u32,
+        rank_tokens: *mut u32,
+        expert_tokens: *mut u32,
+        in_rank: *mut u8,
+        bad_ids: *mut u32,
+        stream: *mut ::core::ffi::c_void,
     ) -> epw_status;
 }

@@ -91,6 +91,11 @@ unsafe extern "C" {
     pub fn epw_numerics_choose(place: epw_where, out: *mut *const epw_numerics) -> epw_status;
 }
 
+// From `c/coll/pull.h`.
+unsafe extern "C" {
+    pub fn epw_pull_wanted(place: epw_where, out: *mut u64) -> epw_status;
+}
+
 /// From `c/device/memory_limit.h`, for the doctor.
 #[repr(C)]
 #[derive(Debug)]

@@ -2,7 +2,7 @@
  * even counts, buffers of any alignment, in place or not, even and uneven blocks, rows with pitches, 1 to 9
  * ranks as threads, rings with a few small slots or large ones, heap memory or the caller's. Several
  * collectives of one seed run one after the other on the same communicator; some are begun together and
- * waited for later.
+ * waited for later, some are groups of one call, with messages between neighbours among them.
  *
  * See seeds_of_test() for the variables that choose others. */
 #include "comms.h"
@@ -10,9 +10,12 @@
 #include <inttypes.h>
 #include <stdbool.h>
 
-enum { CASES = 120, OPS = 12, GUARD = 64, BYTES_MAX = 1 << 20 };
+enum { CASES = 170, OPS = 12, GUARD = 64, BYTES_MAX = 1 << 20, IN_GROUP = 4, MESSAGES = 2 };
 
 static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
+
+enum { SMALL_ONES = 1900 };
+static unsigned operations, small_ones; /* of all cases; of these, below 64 KiB */
 
 static uint64_t next(uint64_t *state) {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);
@@ -42,6 +45,9 @@ typedef struct test_case {
     uint32_t count;
     shape shapes[OPS];
     bool together; /* all are begun before the first is awaited */
+    bool grouped;
+    uint32_t groups, group[OPS];      /* the collectives of each call: one, unless it is a group */
+    uint64_t messages[OPS][MESSAGES]; /* of a group: bytes to the next rank, and to the one behind it */
 } test_case;
 
 /* The bytes of element i of what `rank` sends: small numbers, so that float sums are exact in any order. */
@@ -213,7 +219,8 @@ static uint64_t all_elements(const shape *s, uint32_t ranks) {
 
 static uint64_t pair_offset(const shape *s, uint32_t rank, uint32_t peer, bool from) {
     uint64_t at = 0;
-    for (uint32_t p = 0; p < peer; p++) at += from ? s->pair[rank][p] : s->pair[p][rank];
+    for (uint32_t p = 0; p < peer; p++)
+        at += (from ? s->pair[rank][p] : s->pair[p][rank]) + (s->gaps ? 2 : 0);
     return at;
 }
 
@@ -376,9 +383,14 @@ static epw_coll coll_of(const shape *s, uint32_t ranks, uint32_t rank, buffers *
         for (uint32_t p = 0; p < ranks; p++) {
             b->arrays[0][p] = s->pair[rank][p];
             b->arrays[1][p] = s->pair[p][rank];
+            b->arrays[2][p] = pair_offset(s, rank, p, true);
+            b->arrays[3][p] = pair_offset(s, rank, p, false);
         }
-        c.send_counts = b->arrays[0];
         c.recv_counts = b->arrays[1];
+        if (s->gaps) c.recv_offsets = b->arrays[3];
+        if (s->in_place && s->seed % 2 == 0) return c; /* those of send are the same */
+        c.send_counts = b->arrays[0];
+        if (s->gaps) c.send_offsets = b->arrays[2];
         return c;
     }
     bool blocks_sent = has_blocks(s->kind, true), blocks_received = has_blocks(s->kind, false);
@@ -421,30 +433,98 @@ static void prepare(const test_case *t, uint32_t rank, uint32_t i, buffers *b, u
     fill(s, t->c.ranks, rank, b);
 }
 
+/* ---- groups ---- */
+
+/* The messages of one call: sent[m] to the rank that is m + 1 behind this one, got[m] from the one that is m
+ * + 1 before it. */
+typedef struct crossing {
+    unsigned char *sent[MESSAGES], *got[MESSAGES];
+} crossing;
+
+static unsigned char byte_of(const test_case *t, uint32_t rank, uint32_t group, uint32_t m, uint64_t i) {
+    return (unsigned char)(t->seed * 31 + rank * 101 + group * 17 + m * 7 + i * 13 + (i >> 8));
+}
+
+/* Puts `one` at a place of its own among these, whose order stays the same. */
+static void insert(epw_coll *all, uint32_t *count, epw_coll one, uint64_t *state) {
+    uint32_t at = (uint32_t)below(state, ++*count);
+    memmove(&all[at + 1], &all[at], (*count - 1 - at) * sizeof *all);
+    all[at] = one;
+}
+
+static void add_messages(const test_case *t, uint32_t rank, uint32_t g, crossing *x, epw_coll *ops,
+                         uint32_t *count, uint64_t *state) {
+    for (uint32_t m = 0; m < MESSAGES; m++) {
+        uint64_t bytes = t->messages[g][m];
+        uint32_t ranks = t->c.ranks, step = (m + 1) % ranks;
+        x->sent[m] = malloc(bytes + 1);
+        x->got[m] = malloc(bytes + 1);
+        if (x->sent[m] == NULL || x->got[m] == NULL) abort();
+        memset(x->got[m], 0xa5, bytes + 1);
+        for (uint64_t i = 0; i < bytes; i++) x->sent[m][i] = byte_of(t, rank, g, m, i);
+        epw_coll c = EPW_COLL_INIT;
+        c.type = EPW_TYPE_U8;
+        c.count = bytes;
+        c.tag = m;
+        c.kind = EPW_SEND;
+        c.peer = (rank + step) % ranks;
+        c.send = x->sent[m];
+        insert(ops, count, c, state);
+        c.kind = EPW_RECV;
+        c.peer = (rank + ranks - step) % ranks;
+        c.send = NULL;
+        c.recv = x->got[m];
+        insert(ops, count, c, state);
+    }
+}
+
+static void check_messages(const test_case *t, uint32_t rank, uint32_t g, const crossing *x) {
+    for (uint32_t m = 0; m < MESSAGES; m++) {
+        uint32_t ranks = t->c.ranks, from = (rank + ranks - (m + 1) % ranks) % ranks;
+        uint64_t bad = x->got[m][t->messages[g][m]] != 0xa5;
+        for (uint64_t i = 0; i < t->messages[g][m]; i++) bad += x->got[m][i] != byte_of(t, from, g, m, i);
+        CHECK_MSG(bad == 0, "seed %" PRIu64 ", rank %u, call %u: %" PRIu64 " bytes of message %u", t->seed,
+                  rank, g, bad, m);
+        free(x->sent[m]);
+        free(x->got[m]);
+    }
+}
+
 static void run_case(uint32_t rank, void *context) {
     const test_case *t = context;
     uint64_t state = t->seed + rank;
     buffers b[OPS];
+    crossing x[OPS];
     epw_work works[OPS];
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    for (uint32_t i = 0; i < t->count; i++) {
-        prepare(t, rank, i, &b[i], &state);
-        epw_coll c = coll_of(&t->shapes[i], t->c.ranks, rank, &b[i]);
+    for (uint32_t g = 0, i = 0; g < t->groups; g++) {
+        epw_coll ops[IN_GROUP + 2 * MESSAGES];
+        uint32_t count = 0;
+        for (; count < t->group[g]; i++, count++) {
+            prepare(t, rank, i, &b[i], &state);
+            ops[count] = coll_of(&t->shapes[i], t->c.ranks, rank, &b[i]);
+        }
+        if (t->grouped) add_messages(t, rank, g, &x[g], ops, &count, &state);
         epw_call call = EPW_CALL_INIT;
-        call.work = &works[i];
-        CHECK_OK(epw_group(t->c.of[rank], &c, 1, t->together ? &call : NULL, &outcome));
+        call.work = &works[g];
+        CHECK_OK(epw_group(t->c.of[rank], ops, count, t->together ? &call : NULL, &outcome));
+        CHECK_MSG(t->together || outcome.degraded == 0, "seed %" PRIu64, t->seed);
     }
-    for (uint32_t i = 0; i < t->count; i++) {
-        if (t->together) CHECK_OK(epw_work_wait(t->c.of[rank], works[i], UINT64_MAX, &outcome));
+    for (uint32_t g = 0, i = 0; g < t->groups; g++) {
+        if (t->together) CHECK_OK(epw_work_wait(t->c.of[rank], works[g], UINT64_MAX, &outcome));
         CHECK_MSG(outcome.degraded == 0, "seed %" PRIu64, t->seed);
-        const shape *s = &t->shapes[i];
-        uint64_t bad = wrong(s, t->c.ranks, rank, &b[i]);
-        CHECK_MSG(bad == 0,
-                  "seed %" PRIu64 ", rank %u of %u, operation %u: %" PRIu64
-                  " wrong: kind %u type %u op %u root %u count %" PRIu64 " in place %d uneven %d pitched %d",
-                  t->seed, rank, t->c.ranks, i, bad, s->kind, s->type, s->op, s->root, s->count, s->in_place,
-                  s->uneven, s->pitched);
-        give_back(t->c.of[rank], &b[i]);
+        if (t->grouped) check_messages(t, rank, g, &x[g]);
+        for (uint32_t last = i + t->group[g]; i < last; i++) {
+            const shape *s = &t->shapes[i];
+            uint64_t bad = wrong(s, t->c.ranks, rank, &b[i]);
+            CHECK_MSG(bad == 0,
+                      "seed %" PRIu64 ", rank %u of %u, operation %u, call %u: %" PRIu64
+                      " wrong: kind %u type %u op %u root %u count %" PRIu64
+                      " in place %d uneven %d pitched %d",
+                      t->seed, rank, t->c.ranks, i, g, bad, s->kind, s->type, s->op, s->root, s->count,
+                      s->in_place, s->uneven, s->pitched);
+            give_back(t->c.of[rank], &b[i]);
+        }
     }
 }
 
@@ -484,10 +564,35 @@ static shape make_shape(uint64_t *state, uint32_t ranks) {
         s.counts[r] = some_count(state, s.count + 2);
         for (uint32_t p = 0; p < ranks; p++) s.pair[r][p] = some_count(state, s.count / 2 + 2);
     }
-    if (s.uneven && s.kind == EPW_ALL_TO_ALL) s.in_place = false;
+    if (s.uneven && s.kind == EPW_ALL_TO_ALL) {
+        s.gaps = s.seed % 3 == 0;
+        for (uint32_t r = 0; s.in_place && r < ranks; r++)
+            for (uint32_t p = 0; p < r; p++) s.pair[r][p] = s.pair[p][r];
+    }
     if (s.uneven && s.pitched)
         for (uint32_t r = 0; r < ranks; r++) s.counts[r]++;
     return s;
+}
+
+/* Divides the collectives among calls: one each, or groups. */
+static void make_groups(test_case *t, uint64_t *state) {
+    t->groups = 0;
+    for (uint32_t i = 0; i < t->count; i += t->group[t->groups++]) {
+        uint64_t left = t->count - i, most = left < IN_GROUP ? left : IN_GROUP;
+        t->group[t->groups] = t->grouped ? 1 + (uint32_t)below(state, most) : 1;
+        for (uint32_t m = 0; m < MESSAGES; m++)
+            t->messages[t->groups][m] = some_count(state, below(state, 4) == 0 ? BYTES_MAX / 2 : 40000);
+    }
+}
+
+/* Whether no rank's buffer of this has 64 KiB. */
+static bool is_small(const shape *s, uint32_t ranks) {
+    uint64_t most = 0;
+    for (uint32_t r = 0; r < 2 * ranks; r++) {
+        uint64_t elements = buffer_elements(s, ranks, r / 2, r % 2 == 0);
+        most = elements > most ? elements : most;
+    }
+    return most * sizes[s->type] < 64 << 10;
 }
 
 static void one_case(uint64_t seed) {
@@ -501,11 +606,19 @@ static void one_case(uint64_t seed) {
     config.slot_bytes = slot_bytes[below(&state, 5)];
     config.heap_bytes = below(&state, 2) == 0 ? 0 : 4 << 20;
     t.c = open_comms(ranks, config);
+    if (seed % 2 == 0) pull_from(&t.c, UINT64_MAX);
     t.together = below(&state, 3) == 0;
+    uint64_t grouping = ~seed; /* of its own, so that the cases are those of earlier versions */
+    t.grouped = below(&grouping, 2) == 0;
     for (uint32_t epoch = 1; epoch <= 2; epoch++) {
         activate_comms(&t.c, epoch);
         t.count = 1 + (uint32_t)below(&state, OPS);
-        for (uint32_t i = 0; i < t.count; i++) t.shapes[i] = make_shape(&state, ranks);
+        for (uint32_t i = 0; i < t.count; i++) {
+            t.shapes[i] = make_shape(&state, ranks);
+            operations++;
+            small_ones += is_small(&t.shapes[i], ranks);
+        }
+        make_groups(&t, &grouping);
         on_all(ranks, run_case, &t);
     }
     close_comms(&t.c);
@@ -514,5 +627,7 @@ static void one_case(uint64_t seed) {
 int main(void) {
     seeds s = seeds_of_test(CASES);
     for (uint64_t seed = s.first; seed < s.end; seed += s.step) one_case(seed);
+    printf("%u operations, of these %u below 64 KiB\n", operations, small_ones);
+    if (s.step == 1 && s.end - s.first == CASES) CHECK_MSG(small_ones >= SMALL_ONES, "only %u", small_ones);
     return check_result("collectives");
 }

@@ -514,7 +514,8 @@ static void call_otherwise(uint32_t rank, void *context) {
     const quarrel *q = context;
     static int32_t send[3][3 * COUNT], recv[3][3 * COUNT];
     epw_coll op = q->of[rank];
-    op.send = send[rank];
+    bool in_place = op.kind == EPW_ALL_TO_ALL && op.recv_counts != NULL && op.send_counts == NULL;
+    op.send = in_place ? recv[rank] : send[rank];
     op.recv = recv[rank];
     epw_status status = epw_group(q->c.of[rank], &op, 1, NULL, NULL);
     if (status == EPW_OK) status = epw_barrier(q->c.of[rank], NULL, NULL);
@@ -535,7 +536,17 @@ static epw_coll coll_like(uint32_t kind, uint32_t type, uint64_t count, uint32_t
     return c;
 }
 
+/* With these counts of its blocks; NULL: `count` each. */
+static epw_coll uneven(uint32_t kind, const uint64_t *sent, const uint64_t *received) {
+    epw_coll c = coll_like(kind, EPW_TYPE_I32, 8, EPW_SUM, 0);
+    c.send_counts = sent;
+    c.recv_counts = received;
+    return c;
+}
+
 static void different_calls_are_named_on_every_rank(void) {
+    static const uint64_t eights[] = {8, 8, 8}, first[] = {9, 8, 8}, last[] = {8, 8, 9}, none[] = {0, 8, 8},
+                          much[] = {COUNT, COUNT, COUNT}, less[] = {COUNT, COUNT - 1, COUNT};
     memset(of_quarrels, 0x5a, sizeof of_quarrels);
     const epw_norm two = norm_of(2, 128, of_quarrels), three = norm_of(3, 128, of_quarrels),
                    four = norm_of(4, 64, of_quarrels), many = norm_of(COUNT / 8, 8, of_quarrels);
@@ -573,6 +584,49 @@ static void different_calls_are_named_on_every_rank(void) {
         {coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 1),
          coll_like(EPW_SCATTER, EPW_TYPE_I32, 8, 0, 0),
          {"scatter of 8 i32 of root 1", "scatter of 8 i32 of root 0"}},
+        /* Of uneven blocks each pair of ranks compares its own. In all_to_all what one sends is compared with
+         * what the other expects of it. */
+        {uneven(EPW_ALL_TO_ALL, eights, eights),
+         uneven(EPW_ALL_TO_ALL, eights, first),
+         {"all_to_all of 8 i32 for this pair", "all_to_all of 9 i32 for this pair"}},
+        {uneven(EPW_ALL_TO_ALL, eights, eights),
+         uneven(EPW_ALL_TO_ALL, first, eights),
+         {"all_to_all of 8 i32 for this pair", "all_to_all of 9 i32 for this pair"}},
+        /* Who sends nothing has no message to say so in: its next call tells. */
+        {uneven(EPW_ALL_TO_ALL, eights, eights),
+         uneven(EPW_ALL_TO_ALL, none, eights),
+         {"all_to_all of 8 i32 for this pair", "barrier"}},
+        {uneven(EPW_ALL_TO_ALL, much, much),
+         uneven(EPW_ALL_TO_ALL, less, much),
+         {"of 40000 i32 for this pair", "of 39999 i32 for this pair"}},
+        /* In place one count is both. */
+        {uneven(EPW_ALL_TO_ALL, NULL, eights),
+         uneven(EPW_ALL_TO_ALL, NULL, first),
+         {"all_to_all of 8 i32 for this pair", "all_to_all of 9 i32"}},
+        {uneven(EPW_ALL_TO_ALL, NULL, much),
+         uneven(EPW_ALL_TO_ALL, NULL, less),
+         {"of 40000 i32 for this pair", "of 39999 i32 for this pair"}},
+        {uneven(EPW_ALL_TO_ALL, NULL, eights),
+         uneven(EPW_ALL_TO_ALL, NULL, none),
+         {"all_to_all of 8 i32 for this pair", "rank 2"}}, /* which may be in its barrier */
+        {uneven(EPW_ALL_GATHER, NULL, eights),
+         uneven(EPW_ALL_GATHER, NULL, last),
+         {"all_gather of 8 i32 for this pair", "all_gather of 9 i32 for this pair"}},
+        {uneven(EPW_ALL_GATHER, NULL, eights),
+         uneven(EPW_ALL_GATHER, NULL, first),
+         {"all_gather of 8 i32 for this pair", "all_gather of 9 i32 for this pair"}},
+        {uneven(EPW_ALL_GATHER, NULL, much),
+         uneven(EPW_ALL_GATHER, NULL, less),
+         {"of 40000 i32 for this pair", "of 39999 i32 for this pair"}},
+        {uneven(EPW_REDUCE_SCATTER, eights, NULL),
+         uneven(EPW_REDUCE_SCATTER, last, NULL),
+         {"reduce_scatter of 8 i32 (sum) for this pair", "reduce_scatter of 9 i32 (sum) for this pair"}},
+        {uneven(EPW_GATHER, NULL, eights),
+         uneven(EPW_GATHER, NULL, last),
+         {"gather of 8 i32 of root 0 for this pair", "gather of 9 i32 of root 0 for this pair"}},
+        {uneven(EPW_SCATTER, eights, NULL),
+         uneven(EPW_SCATTER, last, NULL),
+         {"scatter of 8 i32 of root 0 for this pair", "scatter of 9 i32 of root 0 for this pair"}},
         {norm, coll_of_norm(&three), {"all_reduce_norm of 2 rows of 128 bf16", "of 3 rows of 128 bf16"}},
         {norm, coll_of_norm(&four), {"2 rows of 128 bf16", "4 rows of 64 bf16"}},
         {norm, coll_of_norm(&wide), {"epsilon 1e-06", "epsilon 1e-05"}},

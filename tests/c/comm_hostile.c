@@ -79,6 +79,7 @@ static void activate_two(const comms *c, uint32_t epoch) {
 int main(void) {
     const epw_descriptor sum = {.kind = EPW_ALL_REDUCE, .type = EPW_TYPE_I32, .op = EPW_SUM, .count = COUNT};
     const epw_descriptor message = {.kind = EPW_SEND, .type = EPW_TYPE_I32, .count = COUNT};
+    const epw_descriptor untyped = {.kind = EPW_SEND, .type = 99, .count = COUNT};
     const epw_descriptor unknown = {.kind = 77, .type = 99, .op = 88, .count = COUNT};
     const uint64_t huge = UINT64_MAX - 63;
     const trick tricks[] = {
@@ -98,6 +99,8 @@ int main(void) {
         {"a word that runs ahead", 1, 32, 0, 1000, 1, EPW_CARRY_INLINE, 0, sum, false},
         {"a send of another number", 7, 32, 0, 0, 0, EPW_CARRY_INLINE, 0, message, true},
         {"a send beyond the slot", 1, huge, 0, 0, 0, EPW_CARRY_INLINE, 0, message, true},
+        {"a send of another length", 1, 28, 0, 0, 0, EPW_CARRY_INLINE, 0, message, true},
+        {"a send of no type", 1, 32, 0, 0, 0, EPW_CARRY_INLINE, 0, untyped, true},
         {"a send that is none", 1, 32, 0, 0, 0, EPW_CARRY_INLINE, 0, sum, true},
         {"a send from nowhere", 1, 32, huge, 0, 1, EPW_CARRY_HEAP, 0, message, true},
         {"what was not asked for", 1, 32, 0, 0, 5, EPW_CARRY_INLINE, 0, message, true},

@@ -44,7 +44,7 @@ static void configurations_are_refused_by_field(void) {
  * complete. */
 static void operations_are_refused_by_field(epw_comm *comm) {
     epw_coll c;
-    static const uint64_t counts[2] = {1, 1}, huge[2] = {UINT64_MAX, 1};
+    static const uint64_t counts[2] = {1, 1}, others[2] = {1, 2}, huge[2] = {UINT64_MAX, 1};
 #define REFUSED_COLL(name, status, words, ...)                                                               \
     do {                                                                                                     \
         c = coll_of(name);                                                                                   \
@@ -68,8 +68,14 @@ static void operations_are_refused_by_field(epw_comm *comm) {
     REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "give both send_counts and recv_counts",
                  c.send_counts = counts);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "recv_counts", c.recv_counts = huge);
-    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "in place all blocks are equal", c.recv = memory;
-                 c.send_counts = c.recv_counts = counts);
+    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "send_counts[1] is 1, recv_counts[1] 2: in place",
+                 c.recv = memory;
+                 c.send_counts = counts, c.recv_counts = others);
+    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "send_offsets[1] is 1, recv_offsets[1] 2: in place",
+                 c.recv = memory;
+                 c.send_offsets = counts, c.recv_offsets = others);
+    REFUSED_COLL(EPW_ALL_TO_ALL, EPW_ERR_INVALID, "recv_offsets is NULL", c.recv = memory;
+                 c.send_offsets = counts);
     REFUSED_COLL(EPW_BROADCAST, EPW_ERR_INVALID, "rows and pitches", c.rows = 2);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_INVALID, "send_pitch 3", c.rows = 2; c.send_pitch = 3);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "rows is ", c.rows = UINT64_MAX);

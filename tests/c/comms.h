@@ -6,6 +6,8 @@
 
 #include "group.h"
 
+#include "coll/parts.h"
+
 #include <pthread.h>
 
 enum { COMM_RANKS_MAX = 9 };
@@ -28,6 +30,12 @@ static inline epw_mask all_of(uint32_t ranks) {
     return mask;
 }
 
+/* From now on pieces of this size and larger are read from memory of their callers, whatever is faster here;
+ * UINT64_MAX: none are. */
+static inline void pull_from(const comms *c, uint64_t bytes) {
+    for (uint32_t r = 0; r < c->ranks; r++) c->of[r]->pull_from = bytes;
+}
+
 /* `like` has all fields but ranks, rank and paths. */
 static inline comms open_comms(uint32_t ranks, epw_comm_config like) {
     comms c = {.ranks = ranks};
@@ -41,6 +49,7 @@ static inline comms open_comms(uint32_t ranks, epw_comm_config like) {
         like.fabric = path.fabric;
         CHECK_OK(epw_comm_create(&like, &c.of[r]));
     }
+    pull_from(&c, 16 << 10);
     for (uint32_t r = 0; r < ranks; r++)
         for (uint32_t p = 0; p < ranks; p++)
             if (p != r) CHECK_OK(connect_comm(c.of[r], r, c.of[p], p));

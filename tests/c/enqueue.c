@@ -353,11 +353,7 @@ static void streams_wait_for_no_other_calls(void) {
     CHECK_OK(epw_release(b, old));
     epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
     REFUSED(epw_stream_wait(b, old, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "moved on");
-    fake.captured = 1;
-    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "under capture");
     CHECK_OK(epw_release(b, handle));
-    fake.captured = 0;
-    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "was captured");
     CHECK_MSG(fake.waits == 0 && fake.depth == 0, "%d waits", fake.waits);
     destroy(&g);
 
@@ -365,6 +361,103 @@ static void streams_wait_for_no_other_calls(void) {
     epw_config config = config_of(0, 1);
     CHECK_OK(epw_buffer_create(&config, &host.of[0]));
     REFUSED(epw_stream_wait(host.of[0], 2, FIRST_STREAM), EPW_ERR_STATE, op, 0, -1, "host device");
+    destroy(&host);
+}
+
+static void streams_join_the_capture_of_a_call(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    const char *op = "stream_wait";
+    const epw_stream_order *order = &b->peers.gpu->orders[0];
+    fake.captured = 7;
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    CHECK_OK(epw_stream_wait(b, handle, SECOND_STREAM));
+    CHECK(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == order->inside &&
+          fake.flags == 0);
+    fake.captured = 8;
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "under another capture");
+    fake.captured = 0; /* the other stream is in none yet */
+    CHECK_OK(epw_stream_wait(b, handle, SECOND_STREAM));
+    CHECK(fake.waits == 2 && fake.waited == order->inside);
+    REFUSED(epw_stream_wait(b, handle, NULL), EPW_ERR_STATE, op, 0, -1, "legacy default stream");
+    fake.unawaited = cudaErrorCapturedEvent;
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "its capture has ended");
+    fake.unawaited = cudaErrorInvalidValue; /* as CUDA 13.0 has it */
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "its capture has ended");
+    fake.unawaited = cudaErrorLaunchFailure;
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_SYSTEM, op, 0, -1, "cudaStreamWaitEvent");
+    fake.unawaited = 0;
+    fake.captured = 9;
+    fake.recording = cudaErrorMemoryAllocation;
+    CHECK_OK(epw_release(b, handle));
+    fake.recording = 0;
+    REFUSED(epw_stream_wait(b, handle, SECOND_STREAM), EPW_ERR_STATE, op, 0, -1, "could record no event");
+    CHECK(fake.waits == 2 && !order->enqueued);
+    fake.captured = 0;
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
+static void a_graph_waits_for_calls_outside_of_it(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    const epw_stream_order *order = &b->peers.gpu->orders[0];
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 0);
+    fake.captured = 7;
+    CHECK_OK(epw_stream_wait(b, handle, SECOND_STREAM));
+    CHECK(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == order->event);
+    CHECK(fake.flags == cudaEventWaitExternal);
+    fake.captured = 0;
+    CHECK_OK(epw_release(b, handle));
+    destroy(&g);
+    CHECK(fake.depth == 0);
+}
+
+/* The kernel is behind its stream alone; who frees what it reads waits for it, whichever stream it is on. */
+static void suspects_are_told_behind_what_the_stream_does(void) {
+    group g = make_gpu_group();
+    epw_buffer *b = g.of[0];
+    const char *op = "suspects";
+    const epw_peers_gpu *floor = b->peers.gpu;
+    int32_t suspects[3];
+    REFUSED(epw_buffer_suspects(NULL, suspects, NULL), EPW_ERR_INVALID, op, -1, -1, "buffer is NULL");
+    REFUSED(epw_buffer_suspects(b, NULL, NULL), EPW_ERR_INVALID, op, 0, -1, "suspects is NULL");
+    REFUSED(epw_buffer_suspects(b, (void *)((char *)suspects + 2), NULL), EPW_ERR_INVALID, op, 0, -1,
+            "aligned to 4 bytes");
+    epw_handle handle = dispatch_on(b, FIRST_STREAM, 1);
+    CHECK_OK(epw_buffer_suspects(b, suspects, FIRST_STREAM));
+    CHECK(fake.waits == 0 && fake.records == 2 && fake.launches == 2 && fake.stream == FIRST_STREAM &&
+          !floor->looks.enqueued && told_suspects_of == b->gpu->lanes[0].peers);
+    CHECK_OK(epw_buffer_suspects(b, suspects, SECOND_STREAM));
+    CHECK_MSG(fake.waits == 0 && floor->looks.enqueued, "%d waits for a lane", fake.waits);
+    CHECK_OK(epw_buffer_suspects(b, suspects, NULL));
+    CHECK(fake.waits == 1 && fake.waiting == NULL && fake.waited == floor->looks.event);
+    fake.captured = 1;
+    CHECK_OK(epw_buffer_suspects(b, suspects, SECOND_STREAM));
+    CHECK(fake.waits == 1 && fake.records == 4 && fake.launches == 5);
+    fake.captured = 0;
+    fake.failing = cudaErrorLaunchOutOfResources;
+    REFUSED(epw_buffer_suspects(b, suspects, FIRST_STREAM), EPW_ERR_SYSTEM, op, 0, -1, "tells suspects");
+    fake.failing = 0;
+    CHECK_OK(epw_release(b, handle));
+
+    epw_mask all = first_ranks(2);
+    fake.recording = cudaErrorMemoryAllocation;
+    CHECK_OK(epw_buffer_suspects(b, suspects, SECOND_STREAM));
+    fake.recording = 0;
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_STATE, "set_active", 0, -1, "no event behind");
+    REFUSED(epw_buffer_suspects(b, suspects, NULL), EPW_ERR_STATE, op, 0, -1, "same stream");
+    CHECK_OK(epw_buffer_suspects(b, suspects, SECOND_STREAM));
+    fake.done = 0;
+    REFUSED(epw_buffer_set_active(b, &all, 2, 0), EPW_ERR_TIMEOUT, "set_active", 0, -1, "enqueued before");
+    fake.done = 1;
+    destroy(&g);
+    CHECK(fake.depth == 0);
+
+    group host = {.ranks = 1};
+    epw_config config = config_of(0, 1);
+    CHECK_OK(epw_buffer_create(&config, &host.of[0]));
+    REFUSED(epw_buffer_suspects(host.of[0], suspects, NULL), EPW_ERR_STATE, op, 0, -1, "host device");
     destroy(&host);
 }
 
@@ -799,6 +892,9 @@ int main(void) {
     streams_follow_each_other();
     another_stream_waits_for_a_lane();
     streams_wait_for_no_other_calls();
+    streams_join_the_capture_of_a_call();
+    a_graph_waits_for_calls_outside_of_it();
+    suspects_are_told_behind_what_the_stream_does();
     a_handle_spans_two_captures();
     captures_neither_wait_nor_record();
     a_release_under_an_invalidated_capture_is_owed();

@@ -8,6 +8,7 @@
 #include "check.h"
 
 #include "device/cuda.h"
+#include "kernels/peer/suspects.h"
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -16,17 +17,20 @@
 static struct fake {
     int depth;       /* scopes entered and not left */
     int done;        /* enqueued work has run */
-    int captured;    /* streams are under capture, */
+    int captured;    /* streams are under the capture of this number, */
     int invalidated; /* or were, until a forbidden call */
     int failing;     /* result of a launch, */
+    int unawaited;   /* of a wait for an event, */
     int recording;   /* and the result of recording an event, */
     int spared;      /* after this many that succeed */
     int hangs;       /* nothing runs any more after the membership kernel, */
     int stalls;      /* or after a copy */
-    int launches, records, waits, frees;
+    int launches, waits, frees;
+    int records;        /* of events, outside of captures */
     void *stream;       /* of the last launch */
     void *waiting;      /* the stream that last waited, */
-    cudaEvent_t waited; /* and the event that it waited for */
+    cudaEvent_t waited; /* the event that it waited for, */
+    unsigned flags;     /* and how */
     uint32_t blocks;
 } fake = {.done = 1};
 
@@ -41,7 +45,7 @@ static cudaError_t fake_event_record(cudaEvent_t event, cudaStream_t stream) {
     (void)stream;
     CHECK(event != NULL && fake.depth == 1);
     if (fake.recording && fake.spared-- <= 0) return (cudaError_t)fake.recording;
-    fake.records++;
+    if (!fake.captured) fake.records++;
     return cudaSuccess;
 }
 static cudaError_t fake_event_create(cudaEvent_t *event, unsigned flags) {
@@ -60,15 +64,22 @@ static cudaError_t fake_is_capturing(cudaStream_t stream, enum cudaStreamCapture
                                : cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }
+static cudaError_t fake_capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                     unsigned long long *id) {
+    *id = (unsigned long long)fake.captured;
+    return fake_is_capturing(stream, status);
+}
 static cudaError_t fake_stream_id(cudaStream_t stream, unsigned long long *id) {
     *id = (uintptr_t)stream;
     return cudaSuccess;
 }
 static cudaError_t fake_wait_event(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-    CHECK(event != NULL && flags == 0 && fake.depth == 1);
+    CHECK(event != NULL && fake.depth == 1);
+    if (fake.unawaited) return (cudaError_t)fake.unawaited;
     fake.waits++;
     fake.waiting = stream;
     fake.waited = event;
+    fake.flags = flags;
     return cudaSuccess;
 }
 static cudaError_t fake_memcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
@@ -144,6 +155,17 @@ static int fake_launch(uint32_t blocks, void *stream) {
     return 0;
 }
 
+static const epw_gpu_peers *told_suspects_of; /* by the last kernel */
+static int fake_prepare_suspects(void) {
+    CHECK(fake.depth == 1);
+    return 0;
+}
+static int fake_run_suspects(const epw_suspects_args *args, void *stream) {
+    CHECK(args->out != NULL && args->ranks > 0);
+    told_suspects_of = args->peers;
+    return fake_launch(1, stream);
+}
+
 #define cudaEventQuery           fake_event_query
 #define cudaGetLastError         fake_get_last_error
 #define cudaEventRecord          fake_event_record
@@ -168,10 +190,16 @@ static int fake_launch(uint32_t blocks, void *stream) {
 #define epw_cuda_stream_destroy  fake_free
 #define epw_cuda_copy            fake_copy
 
+#define epw_gpu_prepare_suspects fake_prepare_suspects
+#define epw_gpu_run_suspects     fake_run_suspects
+#undef cudaStreamGetCaptureInfo
+#define cudaStreamGetCaptureInfo(stream, status, id, ...) fake_capture_info(stream, status, id)
+
 /* The peer floor's part, the order of streams and the choice of SMs are not renamed: the linker finds these
  * first, so the library's connect uses them too. */
 #include "../../c/device/stream_order.c"
 #include "../../c/peer/gpu.c"
+#include "../../c/peer/gpu_suspects.c"
 #include "../../c/ep/gpu/sms.c"
 
 #endif

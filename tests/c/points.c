@@ -1,7 +1,7 @@
 /* Sends and receives against a plain model: seeded messages between all pairs, with a few tags, of sizes from
  * 0 to more than what is sent eagerly, received in another order of tags, by works and by groups, with
  * collectives between them. Each message arrives once, in the order of its pair and tag. Also errors: too
- * little room, no partner, too many unreceived messages.
+ * little room, another type, no partner, too many unreceived messages.
  *
  * See seeds_of_test() for the variables that choose others. */
 #include "comms.h"
@@ -11,7 +11,9 @@
 #include "coll/point.h"
 
 #include <inttypes.h>
+#include <signal.h>
 #include <stdbool.h>
+#include <time.h>
 
 enum { CASES = 60, MESSAGES = 24, TAGS = 3, ROUNDS = 3, LONG = 300 << 10 };
 
@@ -140,6 +142,7 @@ static void one_case(uint64_t seed) {
     config.slot_bytes = 64u << below(&state, 8);
     config.heap_bytes = below(&state, 2) == 0 ? 0 : 2 << 20;
     t.c = open_comms(1 + (uint32_t)below(&state, 4), config);
+    if (seed % 2 == 0) pull_from(&t.c, UINT64_MAX);
     for (uint32_t epoch = 1; epoch <= 2; epoch++) {
         activate_comms(&t.c, epoch);
         t.count = 1 + (uint32_t)below(&state, MESSAGES);
@@ -239,7 +242,9 @@ static void too_long(uint32_t rank, void *context) {
             CHECK_OK(epw_send(c->of[0], from, bytes[i], EPW_TYPE_U8, 1, 0, NULL, NULL));
         } else {
             epw_status status = epw_recv(c->of[1], to, 8, EPW_TYPE_U8, 0, 0, NULL, NULL);
-            REFUSED(status, EPW_ERR_LIMIT, "wait", 1, -1, "recv has room for 8");
+            REFUSED(status, EPW_ERR_LIMIT, "wait", 1, 0,
+                    i == 0 ? "send of 9 u8 with tag 0, recv has room for 8"
+                           : "send of 307200 u8 with tag 0, recv has room for 8");
             CHECK(to[0] == 0);
         }
         /* The message is consumed: the next one matches the next receive. */
@@ -258,6 +263,91 @@ static void a_message_without_room_is_consumed(void) {
     comms c = open_comms(2, config);
     activate_comms(&c, 1);
     on_all(2, too_long, &c);
+    close_comms(&c);
+}
+
+/* Messages of another type than their receives. Rank 2 waits for both others in a barrier. */
+typedef struct other_type {
+    comms c;
+    uint64_t floats; /* of the message */
+    bool late;       /* the receive is called when the message has arrived */
+    pthread_barrier_t turn;
+} other_type;
+
+static void told_of_types(epw_status status, const char *what, uint64_t floats) {
+    char message[48];
+    snprintf(message, sizeof message, "rank 0 is a send of %" PRIu64 " f32 with tag 3", floats);
+    CHECK_MSG(status == EPW_ERR_MISMATCH && strstr(epw_last_error(), message) != NULL &&
+                  strstr(epw_last_error(), "rank 1 has called recv of 12 u8 with tag 3") != NULL,
+              "%s: %s, %s", what, epw_status_name(status), epw_last_error());
+}
+
+static void confuse_types(uint32_t rank, void *context) {
+    other_type *o = context;
+    epw_comm *comm = o->c.of[rank];
+    static const float from[LONG / 4];
+    static const unsigned char bytes[12];
+    unsigned char to[12];
+    memset(to, 0x5a, sizeof to);
+    epw_call call = EPW_CALL_INIT;
+    epw_work works[2];
+    call.work = &works[0];
+    if (rank == 0) {
+        if (!o->late) pthread_barrier_wait(&o->turn);
+        CHECK_OK(epw_send(comm, from, o->floats, EPW_TYPE_F32, 1, 3, &call, NULL));
+        /* This one would fit, but is not the first of its tag. */
+        call.work = &works[1];
+        epw_status second = epw_send(comm, bytes, 12, EPW_TYPE_U8, 1, 3, &call, NULL);
+        if (o->late) pthread_barrier_wait(&o->turn);
+        if (second == EPW_OK) second = epw_work_wait(comm, works[1], UINT64_MAX, NULL);
+        if (second != EPW_OK) told_of_types(second, "the second send", o->floats);
+        /* A small one is complete before it is received. */
+        epw_status first = epw_work_wait(comm, works[0], UINT64_MAX, NULL);
+        if (o->floats == LONG / 4 || first != EPW_OK) told_of_types(first, "the send", o->floats);
+    } else if (rank == 1) {
+        if (o->late) pthread_barrier_wait(&o->turn);
+        epw_status status = epw_recv(comm, to, 12, EPW_TYPE_U8, 0, 3, &call, NULL);
+        if (!o->late) pthread_barrier_wait(&o->turn);
+        if (status == EPW_OK) status = epw_work_wait(comm, works[0], UINT64_MAX, NULL);
+        told_of_types(status, "the receive", o->floats);
+        for (uint32_t i = 0; i < 12; i++) CHECK_MSG(to[i] == 0x5a, "byte %u was written", i);
+    }
+    told_of_types(epw_barrier(comm, NULL, NULL), "a barrier", o->floats);
+}
+
+static void a_message_of_another_type_is_named_on_every_rank(void) {
+    static const uint64_t floats[] = {3, 0, LONG / 4};
+    for (uint32_t i = 0; i < 6; i++) {
+        epw_comm_config config = EPW_COMM_CONFIG_INIT;
+        other_type o = {.c = open_comms(3, config), .floats = floats[i / 2], .late = i % 2 == 1};
+        pthread_barrier_init(&o.turn, NULL, 2);
+        activate_comms(&o.c, 1);
+        on_all(3, confuse_types, &o);
+        pthread_barrier_destroy(&o.turn);
+        activate_comms(&o.c, 2);
+        o.c.ranks = 2;
+        on_all(2, too_long, &o.c); /* the next epoch has none of these messages */
+        o.c.ranks = 3;
+        close_comms(&o.c);
+    }
+}
+
+static void a_send_to_itself_of_another_type_is_named(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    comms c = open_comms(1, config);
+    activate_comms(&c, 1);
+    uint32_t words[2] = {1, 2}, got = 77;
+    epw_coll ops[3] = {EPW_COLL_INIT, EPW_COLL_INIT, EPW_COLL_INIT};
+    for (uint32_t i = 0; i < 3; i++) {
+        ops[i].kind = i < 2 ? EPW_SEND : EPW_RECV;
+        ops[i].type = i == 0 ? EPW_TYPE_F32 : EPW_TYPE_U32;
+        ops[i].count = 1;
+        ops[i].send = &words[i % 2];
+        ops[i].recv = &got;
+    }
+    REFUSED(epw_group(c.of[0], ops, 3, NULL, NULL), EPW_ERR_MISMATCH, "wait", 0, 0,
+            "has called recv of 1 u32 with tag 0, and the message of rank 0 is a send of 1 f32");
+    CHECK(got == 77);
     close_comms(&c);
 }
 
@@ -418,6 +508,82 @@ static void a_long_read_is_done_in_pieces(void) {
     close_comms(&c);
 }
 
+/* A rank whose thread is stopped for a while in its call: it lends a message, and its ring has room for two
+ * of the other rank's. */
+typedef struct paused {
+    comms c;
+    pthread_t thread;
+    unsigned char *lent;
+    epw_outcome outcome;
+} paused;
+
+enum { PAUSED_BYTES = 100 << 10, SMALL_ONES = 2 };
+
+static void pause_here(int number) {
+    (void)number;
+    nanosleep(&(struct timespec){.tv_nsec = 300000000}, NULL);
+}
+
+static epw_coll of_bytes(uint32_t kind, uint32_t peer, void *memory, uint64_t bytes, uint32_t tag) {
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = kind;
+    c.type = EPW_TYPE_U8;
+    c.count = bytes;
+    c.peer = peer;
+    c.tag = tag;
+    if (kind == EPW_SEND) {
+        c.send = memory;
+    } else {
+        c.recv = memory;
+    }
+    return c;
+}
+
+static void *lend_and_pause(void *context) {
+    paused *t = context;
+    unsigned char small[SMALL_ONES];
+    epw_coll ops[1 + SMALL_ONES];
+    ops[0] = of_bytes(EPW_SEND, 0, t->lent, PAUSED_BYTES, 0);
+    for (uint32_t i = 0; i < SMALL_ONES; i++) ops[1 + i] = of_bytes(EPW_RECV, 0, &small[i], 1, i);
+    CHECK_OK(epw_group(t->c.of[1], ops, 1 + SMALL_ONES, NULL, &t->outcome));
+    CHECK_MSG(small[0] == 1 && small[1] == 2, "%u and %u", small[0], small[1]);
+    return NULL;
+}
+
+/* The answer to a lent message finds the ring full. The call that owes it does not end before it is written:
+ * the peer waits for it, and nobody may step this rank again. */
+static void a_receive_ends_when_its_answer_is_written(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.slots = SMALL_ONES;
+    config.deadline_ns = UINT64_C(2000000000) * times_slower();
+    config.heap_bytes = 1 << 20;
+    paused t = {.c = open_comms(2, config), .outcome = EPW_OUTCOME_INIT};
+    activate_comms(&t.c, 1);
+    void *heap = NULL;
+    CHECK_OK(epw_comm_alloc(t.c.of[1], PAUSED_BYTES, &heap));
+    t.lent = heap;
+    memset(t.lent, 7, PAUSED_BYTES);
+    struct sigaction action = {.sa_handler = pause_here};
+    sigaction(SIGUSR1, &action, NULL);
+    if (pthread_create(&t.thread, NULL, lend_and_pause, &t) != 0) abort();
+    nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL); /* until it has written its offer */
+    pthread_kill(t.thread, SIGUSR1);
+    unsigned char small[SMALL_ONES] = {1, 2}, *got = malloc(PAUSED_BYTES);
+    if (got == NULL) abort();
+    epw_coll ops[1 + SMALL_ONES];
+    for (uint32_t i = 0; i < SMALL_ONES; i++) ops[i] = of_bytes(EPW_SEND, 1, &small[i], 1, i);
+    ops[SMALL_ONES] = of_bytes(EPW_RECV, 1, got, PAUSED_BYTES, 0);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_group(t.c.of[0], ops, SMALL_ONES, NULL, &outcome)); /* fill the ring */
+    CHECK_OK(epw_group(t.c.of[0], &ops[SMALL_ONES], 1, NULL, &outcome));
+    CHECK(outcome.degraded == 0 && got[0] == 7 && got[PAUSED_BYTES - 1] == 7);
+    pthread_join(t.thread, NULL); /* with nobody to step rank 0 */
+    CHECK_MSG(t.outcome.degraded == 0, "cause %u", t.outcome.record.cause);
+    free(got);
+    epw_comm_free(t.c.of[1], heap);
+    close_comms(&t.c);
+}
+
 /* Each ends by its own deadline, in whatever order they were called, and a thread that awaits one is
  * woken. */
 static void what_waits_for_this_rank_itself_ends_in_its_own_time(void) {
@@ -450,11 +616,14 @@ int main(void) {
     crossing_sends_of_groups_meet();
     senders_wait_where_too_much_is_unreceived();
     a_message_without_room_is_consumed();
+    a_message_of_another_type_is_named_on_every_rank();
+    a_send_to_itself_of_another_type_is_named();
     a_send_to_itself_that_meets_none_ends();
     what_waits_for_this_rank_itself_ends_in_its_own_time();
     a_dropped_send_to_itself_is_missing();
     a_send_that_is_dropped_before_it_is_written_is_missing();
     a_dropped_send_waits_for_no_receive();
     KEEP_TIME(a_long_read_is_done_in_pieces());
+    a_receive_ends_when_its_answer_is_written();
     return check_result("points");
 }

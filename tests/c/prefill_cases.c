@@ -341,8 +341,29 @@ static void check_lists(const rank *d, uint32_t dispatches) {
     }
 }
 
+/* The rows without a place, of each expert or of each source. */
+static void check_overflow(const rank *d) {
+    const plan *p = d->p;
+    uint32_t want[EXPERTS_MAX] = {0}, lists = by_expert(d->layout) ? p->local : p->config.ep.ranks;
+    for (uint32_t s = 0; s < p->config.ep.ranks; s++) {
+        uint32_t last = UINT32_MAX; /* the token that was counted last: by source, it is one row */
+        for (uint32_t i = 0; i < d->all[s].tokens * p->topk; i++) {
+            int32_t e = d->all[s].ids[i];
+            uint32_t t = i / p->topk;
+            if (e < 0 || home_of(p, e) != d->rank || place_of(d, s, t, i % p->topk) != UINT64_MAX) continue;
+            if (by_expert(d->layout)) want[(uint32_t)e - d->rank * p->local]++;
+            if (!by_expert(d->layout) && t != last) want[s]++;
+            last = t;
+        }
+    }
+    for (uint32_t i = 0; i < lists; i++)
+        CHECK_MSG(d->overflow[i] == want[i], "seed %llu: rank %u, layout %u: overflow %u is %u, not %u",
+                  (unsigned long long)p->seed, d->rank, d->layout, i, d->overflow[i], want[i]);
+}
+
 static void check_dispatch(const rank *d) {
     const plan *p = d->p;
+    check_overflow(d);
     uint64_t places = d->capacity * (d->layout == EPW_EXPERT_MAJOR ? p->local : 1), filled = 0, marked = 0;
     uint8_t *used = calloc(places + 1, 1);
     for (uint32_t s = 0; s < p->config.ep.ranks; s++) {
@@ -405,7 +426,7 @@ static void dispatch_round(rank *me, epw_routing *routing, uint32_t round) {
     out.expert_totals_i32 = me->totals_i32;
     out.ranges = expert ? me->ranges : NULL;
     out.offsets = expert ? me->offsets : NULL;
-    out.overflow = expert ? me->overflow : NULL;
+    out.overflow = me->overflow;
     out.row_expert = expert ? me->row_expert : NULL;
     out.row_position = expert ? me->row_position : NULL;
     out.row_weight = expert ? me->row_weight : NULL;

@@ -7,6 +7,7 @@
 
 #include "fake_cuda.h"
 #include "prefills.h"
+#include "kernels/prefill/count.h"
 #include "kernels/prefill/state.h"
 #include "prefill/parts.h"
 
@@ -32,15 +33,25 @@ static int fake_part(const epw_prefill_part_args *args, void *stream) {
     CHECK(args->lane_count == 2);
     return fake_launch(1, stream);
 }
+static int fake_prepare_count(void) {
+    return 0;
+}
+static int fake_count(const epw_prefill_count_args *args, void *stream) {
+    CHECK(args->ranks == 1 && args->experts > 0 && args->in.topk_idx != NULL && args->bad_ids == NULL);
+    return fake_launch(1, stream);
+}
 
-#define epw_prefill_gpu_prepare      fake_prepare
-#define epw_prefill_gpu_run_dispatch fake_dispatch
-#define epw_prefill_gpu_run_combine  fake_combine
-#define epw_prefill_gpu_run_epoch    fake_epoch
-#define epw_prefill_gpu_run_part     fake_part
+#define epw_prefill_gpu_prepare       fake_prepare
+#define epw_prefill_gpu_prepare_count fake_prepare_count
+#define epw_prefill_gpu_run_count     fake_count
+#define epw_prefill_gpu_run_dispatch  fake_dispatch
+#define epw_prefill_gpu_run_combine   fake_combine
+#define epw_prefill_gpu_run_epoch     fake_epoch
+#define epw_prefill_gpu_run_part      fake_part
 /* Not renamed, as in fake_cuda.h. */
 #include "../../c/prefill/gpu/engine.c"
 #include "../../c/prefill/gpu/call.c"
+#include "../../c/prefill/gpu/count.c"
 
 /* ---- a rank ---- */
 
@@ -247,6 +258,31 @@ static void a_routing_is_behind_its_eager_work_on_another_lane(void) {
     destroy_alone(p);
 }
 
+static void streams_wait_for_the_last_call_of_a_routing(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p), *other = make_routing(p);
+    const char *op = "stream_wait";
+    REFUSED(epw_prefill_stream_wait(NULL, r, FIRST_STREAM), EPW_ERR_INVALID, op, -1, -1, "prefill is NULL");
+    REFUSED(epw_prefill_stream_wait(p, r, FIRST_STREAM), EPW_ERR_STATE, op, 0, -1, "no operation");
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    CHECK_OK(dispatch(p, other, FIRST_STREAM, 0)); /* the lane has gone on */
+    CHECK_OK(epw_prefill_stream_wait(p, r, FIRST_STREAM));
+    CHECK(fake.waits == 0);
+    CHECK_OK(epw_prefill_stream_wait(p, r, SECOND_STREAM));
+    CHECK(fake.waits == 1 && fake.waiting == SECOND_STREAM && fake.waited == r->gpu->order.event &&
+          fake.flags == 0);
+    fake.captured = 1;
+    CHECK_OK(epw_prefill_stream_wait(p, r, SECOND_STREAM));
+    CHECK(fake.waits == 2 && fake.waited == r->gpu->order.event && fake.flags == cudaEventWaitExternal);
+    CHECK_OK(combine(p, r, FIRST_STREAM));
+    CHECK_OK(epw_prefill_stream_wait(p, r, SECOND_STREAM));
+    CHECK(fake.waits == 3 && fake.waited == r->gpu->order.inside && fake.flags == 0);
+    fake.captured = 0;
+    epw_routing_free(other);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
 /* Freed routings are examined when another one is created. */
 static int frees_of_next_routing(epw_prefill *p) {
     fake.frees = 0;
@@ -286,6 +322,60 @@ static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
     }
 }
 
+static epw_status count(epw_prefill *p, void *stream) {
+    static uint32_t tokens[LOCAL];
+    return epw_prefill_enqueue_count(p, ids, EPW_I32, N, K, NULL, tokens, NULL, NULL, stream);
+}
+
+/* It is behind nothing, and nothing is behind it: no event, though other streams have work of the lanes. */
+static void a_count_has_no_place_among_the_operations_of_a_lane(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    CHECK_OK(dispatch(p, r, FIRST_STREAM, 0));
+    fake.launches = fake.records = fake.waits = 0;
+    CHECK_OK(count(p, SECOND_STREAM));
+    CHECK(fake.launches == 1 && fake.stream == SECOND_STREAM && fake.records == 0 && fake.waits == 0);
+    CHECK_OK(combine(p, r, FIRST_STREAM));
+    CHECK(fake.launches == 2 && fake.waits == 0);
+    fake.captured = 1;
+    CHECK_OK(count(p, SECOND_STREAM));
+    fake.captured = 0;
+    fake.invalidated = 1;
+    REFUSED(count(p, SECOND_STREAM), EPW_ERR_STATE, "count", 0, -1, "capture");
+    fake.invalidated = 0;
+    fake.failing = cudaErrorLaunchOutOfResources;
+    CHECK(count(p, SECOND_STREAM) == EPW_ERR_SYSTEM);
+    fake.failing = 0;
+    CHECK(fake.depth == 0);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
+/* That the ring's reader does what it should is seen in enqueue.c. */
+static void records_are_taken_from_the_ring_of_the_kernels(void) {
+    epw_prefill *p = make_alone();
+    epw_gpu_ring *ring = &p->gpu->pinned->ring;
+    epw_error_record taken[4];
+    uint32_t count;
+    uint64_t lost;
+    for (uint64_t n = 0; n < 2; n++) {
+        ring->slots[n].record = (epw_error_record){.cause = EPW_CAUSE_ROUTING, .seen = n};
+        ring->slots[n].sequence = n + 1;
+    }
+    ring->unrecorded[1] = 3;
+    CHECK_OK(epw_prefill_take_errors(p, taken, sizeof taken[0], 4, &count, &lost));
+    CHECK(count == 2 && lost == 3 && taken[0].seen == 0 && taken[1].seen == 1);
+    CHECK_OK(epw_prefill_take_errors(p, taken, sizeof taken[0], 4, &count, &lost));
+    CHECK(count == 0 && lost == 0);
+    REFUSED(epw_prefill_take_errors(p, taken, sizeof taken[0] - 8, 4, &count, &lost), EPW_ERR_INVALID,
+            "take_errors", 0, -1, "record_size is 56, this library's is 64");
+    REFUSED(epw_prefill_take_errors(p, NULL, sizeof taken[0], 4, &count, &lost), EPW_ERR_INVALID,
+            "take_errors", 0, -1, "records is NULL");
+    REFUSED(epw_prefill_take_errors(NULL, taken, sizeof taken[0], 4, &count, &lost), EPW_ERR_INVALID,
+            "take_errors", -1, -1, "prefill is NULL");
+    destroy_alone(p);
+}
+
 int main(void) {
     waits_last_until_the_event_is_done();
     an_operation_has_the_sms_that_it_asks_for();
@@ -293,8 +383,11 @@ int main(void) {
     a_routing_whose_event_fails_has_no_end();
     a_half_that_cannot_be_given_up_leaves_its_lane_useless();
     a_routing_is_behind_its_eager_work_on_another_lane();
+    streams_wait_for_the_last_call_of_a_routing();
     memory_of_a_routing_is_kept_while_its_kernel_may_run();
     memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
+    a_count_has_no_place_among_the_operations_of_a_lane();
+    records_are_taken_from_the_ring_of_the_kernels();
     return check_result("prefill_enqueue");
 }
 #endif

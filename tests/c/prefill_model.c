@@ -1,6 +1,8 @@
 /* Exploration of the rules of prefill's rings and credits: every state of small groups of ranks that dispatch
  * and combine through rings of 1 and 2 slots. c/prefill/rules.h itself runs; its caller is modelled here
- * after c/prefill/drive.c. Lanes share no ring and no word, so one lane is explored. Checked in every state:
+ * after c/prefill/drive.c. Lanes share no ring and no word, so one lane is explored; what they do share is
+ * prefill_lanes_model's matter, and what blocks of kernels share prefill_blocks_model's. Checked in every
+ * state:
  *  - no slot is written before its owner has taken what lies there, or has begun the epoch;
  *  - what is taken is the message of this epoch, this operation and this number;
  *  - rows are taken only once all openings have arrived, and answers only in the order of tokens;

@@ -3,6 +3,7 @@
  * as make_prefills says. */
 #include "prefills.h"
 
+#include <stdbool.h>
 #include <unistd.h>
 
 enum { RANKS = 3, LOCAL = EXPERTS / RANKS, ROUNDS = 2, WIDTH = 64 };
@@ -153,6 +154,104 @@ static void the_wait_for_a_peer_is_counted(void) {
     destroy_prefills(&g);
 }
 
+/* ---- wait_ns of the outputs ---- */
+
+enum { LATE = RANKS - 1, LATE_MS = 40, GIVEN = 1000 };
+
+/* Three ranks on one thread, of which the last begins each operation late. */
+typedef struct waits {
+    prefills g;
+    batch made[RANKS];
+    epw_routing *routings[RANKS];
+    epw_status ended[RANKS];
+    epw_outcome outcomes[RANKS];
+    uint64_t waited[RANKS][RANKS + 1];
+    _Alignas(64) uint16_t out[RANKS][TOKENS * WIDTH];
+} waits;
+
+typedef epw_status begins(waits *w, uint32_t rank);
+
+static epw_status begin_dispatch(waits *w, uint32_t rank) {
+    epw_dispatch_input in = make_batch(&w->made[rank], rank);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    in.nonblocking = 1;
+    out.capacity = RANKS * TOKENS * TOPK;
+    out.wait_ns = w->waited[rank];
+    return epw_prefill_dispatch(w->g.of[rank], w->routings[rank], &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out,
+                                &w->outcomes[rank]);
+}
+
+static epw_status begin_combine(waits *w, uint32_t rank) {
+    static _Alignas(64) const uint16_t expert_out[RANKS * TOKENS * TOPK * WIDTH];
+    epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
+    epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    in.expert_out = expert_out;
+    in.width = WIDTH;
+    in.nonblocking = 1;
+    out.out = w->out[rank];
+    out.wait_ns = w->waited[rank];
+    return epw_prefill_combine(w->g.of[rank], w->routings[rank], &in, &out, &w->outcomes[rank]);
+}
+
+/* Continues all operations that have begun. True: one of them has not ended. */
+static bool continue_all(waits *w, uint32_t ranks) {
+    bool more = false;
+    for (uint32_t r = 0; r < ranks; r++) {
+        if (w->ended[r] != EPW_PENDING) continue;
+        w->ended[r] = epw_prefill_poll(w->g.of[r], w->routings[r], &w->outcomes[r]);
+        more |= w->ended[r] == EPW_PENDING;
+    }
+    return more;
+}
+
+static uint64_t clock_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000 * MS + (uint64_t)now.tv_nsec;
+}
+
+/* The output adds the whole delay to the late rank's number, not half of it to another one's, and nothing to
+ * its own and to what lies behind. */
+static void the_output_says_who_was_waited_for(waits *w, begins *begin, bool pauses) {
+    for (uint32_t r = 0; r < RANKS; r++)
+        for (uint32_t p = 0; p <= RANKS; p++) w->waited[r][p] = GIVEN;
+    for (uint32_t r = 0; r < RANKS; r++) w->outcomes[r] = (epw_outcome)EPW_OUTCOME_INIT;
+    for (uint32_t r = 0; r < LATE; r++) w->ended[r] = begin(w, r);
+    uint32_t turn = 0; /* without pauses the first rank has nearly all of them */
+    for (uint64_t began = clock_ns(); clock_ns() - began < LATE_MS * MS;) {
+        (void)continue_all(w, pauses || turn++ % 64 == 0 ? LATE : 1);
+        if (pauses) usleep(500);
+    }
+    for (uint32_t r = 0; r < LATE; r++) CHECK(w->ended[r] == EPW_PENDING);
+    w->ended[LATE] = begin(w, LATE);
+    while (continue_all(w, RANKS)) {
+    }
+    for (uint32_t r = 0; r < RANKS; r++) {
+        CHECK(w->ended[r] == EPW_OK && !w->outcomes[r].degraded);
+        for (uint32_t p = 0; p <= RANKS; p++) {
+            uint64_t added = w->waited[r][p] - GIVEN;
+            bool was_late = p == LATE && r != LATE, nobody = p == r || p == RANKS;
+            CHECK_MSG(nobody     ? added == 0
+                      : was_late ? added >= LATE_MS * MS * 3 / 4
+                                 : added < LATE_MS * MS / 2,
+                      "rank %u: %llu ns for %u", r, (unsigned long long)added, p);
+        }
+    }
+}
+
+static void outputs_say_who_was_waited_for(void) {
+    static waits w;
+    epw_prefill_config config = config_for(RANKS, TOKENS * TOPK + 1);
+    w.g = make_prefills(&config);
+    for (uint32_t r = 0; r < RANKS; r++) CHECK_OK(epw_routing_create(w.g.of[r], &w.routings[r]));
+    for (int pauses = 0; pauses < 2; pauses++) {
+        the_output_says_who_was_waited_for(&w, begin_dispatch, pauses);
+        the_output_says_who_was_waited_for(&w, begin_combine, pauses);
+    }
+    for (uint32_t r = 0; r < RANKS; r++) epw_routing_free(w.routings[r]);
+    destroy_prefills(&w.g);
+}
+
 static void wrong_calls_are_refused(void) {
     epw_prefill_config config = config_for(1, 0);
     prefills g = make_prefills(&config);
@@ -170,6 +269,7 @@ int main(void) {
         rows_and_bytes_are_those_of_the_routing(EPW_COMBINE_ORDERED, EPW_PAYLOAD_FP8_F32, halves);
     }
     the_wait_for_a_peer_is_counted();
+    outputs_say_who_was_waited_for();
     wrong_calls_are_refused();
     return check_result("prefill_traffic");
 }

@@ -99,6 +99,7 @@ fn replaced(seed: u64, end: End) {
         End::Buffer => verdict::lost_in_group(&reports, victim, 1),
         // A communicator and its subset lose it independently.
         End::Comm => verdict::at_most_lost(&reports, victim),
+        End::Prefill => unreachable!("none of these"),
     }
     survivors.iter().for_each(|rank| cluster.worker(*rank).tell(&Command::Change));
     for rank in &survivors {

@@ -27,6 +27,8 @@ impl Worker {
     fn spawn(rank: u32) -> Self {
         let mut child = Program::new(std::env::current_exe().expect("this program has a path"))
             .env(worker::VARIABLE, deadline().as_millis().to_string())
+            // Ranks of collectives then read memory of others' callers, whatever is faster here; over queues they cannot.
+            .env(epwire::env::PULL_FROM, "16384")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -191,6 +193,15 @@ pub(crate) enum Rows {
     Large,
 }
 
+/// The rings of prefill buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ring {
+    /// Rows wait for slots that peers give back.
+    Short,
+    /// It has a slot for each message of an operation, as halves need.
+    HoldsAll,
+}
+
 pub(crate) struct Cluster {
     pub(crate) workers: Vec<Worker>,
     pub(crate) setup: Setup,
@@ -215,6 +226,7 @@ impl Cluster {
             lanes,
             threads,
             rank_major,
+            ring_tokens: 0,
             deadline_ms,
         };
         Self { workers: (0..RANKS).map(Worker::spawn).collect(), setup }
@@ -241,6 +253,22 @@ impl Cluster {
     pub(crate) fn ready_comms(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
         let mut cluster = Self::spawn(seed, choices, rows);
         cluster.setup.end = End::Comm;
+        for rank in 0..RANKS {
+            cluster.create(rank);
+        }
+        cluster.connect_all();
+        cluster.set_active(&everyone(), 1);
+        cluster
+    }
+
+    /// The same with prefill buffers, whose rings have so many slots.
+    pub(crate) fn ready_prefill(seed: u64, choices: &mut Choices, rows: Rows, ring: Ring) -> Self {
+        let mut cluster = Self::spawn(seed, choices, rows);
+        cluster.setup.end = End::Prefill;
+        cluster.setup.ring_tokens = match ring {
+            Ring::Short => 1 + choices.below(4) as u32,
+            Ring::HoldsAll => cluster.setup.max_tokens + 1,
+        };
         for rank in 0..RANKS {
             cluster.create(rank);
         }

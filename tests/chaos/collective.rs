@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use epwire::comm::{AllReduceNorm, Call, Calls, Reduction};
+use epwire::comm::{AllReduceNorm, Blocks, Call, Calls, Reduction};
 use epwire::{Comm, Mask, Outcome};
 use half::bf16;
 
@@ -26,9 +26,15 @@ pub(crate) enum Kind {
     Scatter,
     /// Each rank sends to the next one and receives from the previous one, all at once.
     Ring,
+    Barrier,
+    AllGatherInPlace,
+    AllToAllInPlace,
+    AllGatherUneven,
+    AllToAllUneven,
+    ReduceScatterUneven,
 }
 
-pub(crate) const KINDS: [Kind; 11] = [
+pub(crate) const KINDS: [Kind; 17] = [
     Kind::AllReduce,
     Kind::AllReduceInPlace,
     Kind::AllReduceNorm,
@@ -40,6 +46,12 @@ pub(crate) const KINDS: [Kind; 11] = [
     Kind::Gather,
     Kind::Scatter,
     Kind::Ring,
+    Kind::Barrier,
+    Kind::AllGatherInPlace,
+    Kind::AllToAllInPlace,
+    Kind::AllGatherUneven,
+    Kind::AllToAllUneven,
+    Kind::ReduceScatterUneven,
 ];
 
 /// The most elements of a block, and the number of offsets at which blocks begin in a table.
@@ -68,9 +80,26 @@ pub(crate) struct Collectives {
 struct Shape {
     kind: Kind,
     hash: u64,
-    /// Elements of a block.
+    /// Elements of a block, of an uneven operation the most of them.
     len: usize,
     root: u32,
+}
+
+impl Shape {
+    /// Elements of what rank `from` gives rank `to`.
+    fn part(&self, from: u32, to: u32) -> usize {
+        let of = match self.kind {
+            Kind::AllGatherUneven => [from, 0],
+            Kind::ReduceScatterUneven => [to, 1],
+            Kind::AllToAllUneven => [from, 2 + to],
+            _ => return self.len,
+        };
+        // Of some ranks nothing.
+        match mix(&[self.hash, of[0].into(), of[1].into()]) as usize % (self.len + 1) {
+            few if few % 5 == 0 => 0,
+            many => many,
+        }
+    }
 }
 
 /// An operation that is to be begun.
@@ -155,21 +184,23 @@ impl Collectives {
 
     /// What rank `from` gives rank `to`.
     fn block(&self, shape: &Shape, from: u32, to: u32) -> &[u32] {
-        self.slice(shape, to, self.times(shape, from, to))
+        &self.slice(shape, to, self.times(shape, from, to))[..shape.part(from, to)]
     }
 
     fn times(&self, shape: &Shape, from: u32, to: u32) -> u32 {
         1 + mix(&[shape.hash, from.into(), to.into()]) as u32 % TIMES
     }
 
+    /// What rank `to` is given, so many times, and what lies behind it.
     fn slice(&self, shape: &Shape, to: u32, times: u32) -> &[u32] {
         let first = mix(&[shape.hash, to.into()]) as usize % TABLE;
-        &self.tables[times as usize][first..][..shape.len]
+        &self.tables[times as usize][first..]
     }
 
     /// The sum of what all ranks give rank `to`.
     fn sum(&self, shape: &Shape, active: &Mask, to: u32) -> &[u32] {
-        self.slice(shape, to, active.iter().map(|from| self.times(shape, from, to)).sum())
+        let times = active.iter().map(|from| self.times(shape, from, to)).sum();
+        &self.slice(shape, to, times)[..shape.part(to, to)]
     }
 
     fn blocks(&self, shape: &Shape) -> Vec<u32> {
@@ -183,6 +214,7 @@ impl Collectives {
         let one = || vec![UNTOUCHED; shape.len];
         let all = || vec![UNTOUCHED; shape.len * ranks as usize];
         let none = Vec::<u32>::new;
+        let blocks = |part: &dyn Fn(u32) -> usize| Blocks::new((0..ranks).map(part).collect::<Vec<_>>());
         match shape.kind {
             Kind::AllReduce => {
                 let (outcome, (send, recv)) = turn.carry(Call::all_reduce(own, one(), Reduction::Sum))?;
@@ -215,7 +247,7 @@ impl Collectives {
             Kind::Gather => {
                 let recv = if is_root { all() } else { none() };
                 let (outcome, (_, recv)) = turn.carry(Call::gather(own, recv, root))?;
-                self.check_blocks(shape, active, &outcome, &recv, 0)
+                if is_root { self.check_blocks(shape, active, &outcome, &recv, 0) } else { Ok(()) }
             }
             Kind::Broadcast => {
                 let buffer = if is_root { own } else { one() };
@@ -226,6 +258,39 @@ impl Collectives {
                 let send = if is_root { self.blocks(shape) } else { none() };
                 let (outcome, (_, recv)) = turn.carry(Call::scatter(send, one(), root))?;
                 self.check_block(shape, &outcome, &recv, root, me)
+            }
+            Kind::Barrier => turn.carry(Call::barrier()).map(drop),
+            Kind::AllGatherInPlace => {
+                let mut buffer = all();
+                buffer[me as usize * shape.len..][..shape.len].copy_from_slice(&own);
+                let (outcome, buffer) = turn.carry(Call::all_gather_in_place(buffer))?;
+                self.check_blocks(shape, active, &outcome, &buffer, 0)
+            }
+            Kind::AllToAllInPlace => {
+                let mut buffer = self.blocks(shape);
+                for absent in (0..ranks).filter(|rank| !active.contains(*rank)) {
+                    buffer[absent as usize * shape.len..][..shape.len].fill(UNTOUCHED);
+                }
+                let (outcome, buffer) = turn.carry(Call::all_to_all_in_place(buffer))?;
+                self.check_blocks(shape, active, &outcome, &buffer, me)
+            }
+            Kind::AllGatherUneven => {
+                let whole = blocks(&|from| shape.part(from, 0));
+                let (outcome, (_, recv)) = turn.carry(Call::all_gather_blocks(own, all(), whole))?;
+                self.check_blocks(shape, active, &outcome, &recv, 0)
+            }
+            Kind::AllToAllUneven => {
+                let (to, from) = (blocks(&|to| shape.part(me, to)), blocks(&|from| shape.part(from, me)));
+                let call = Call::all_to_all_blocks(self.blocks(shape), to, all(), from);
+                let (outcome, (_, recv)) = turn.carry(call)?;
+                self.check_blocks(shape, active, &outcome, &recv, me)
+            }
+            Kind::ReduceScatterUneven => {
+                let parts = blocks(&|to| shape.part(me, to));
+                let recv = vec![UNTOUCHED; shape.part(me, me)];
+                let call = Call::reduce_scatter_blocks(self.blocks(shape), recv, parts, Reduction::Sum);
+                let (outcome, (_, recv)) = turn.carry(call)?;
+                self.check_sum(shape, active, &outcome, &recv, me)
             }
             Kind::Ring => {
                 let members: Vec<u32> = active.iter().collect();
@@ -245,7 +310,10 @@ impl Collectives {
         const CHANNELS: usize = 8;
         let shape = &Shape { len: shape.len.next_multiple_of(CHANNELS), ..*shape };
         let numbers = |times: u32| -> Vec<bf16> {
-            self.slice(shape, 0, 1).iter().map(|x| bf16::from_f32((x % 16 * times) as f32)).collect()
+            self.slice(shape, 0, 1)[..shape.len]
+                .iter()
+                .map(|x| bf16::from_f32((x % 16 * times) as f32))
+                .collect()
         };
         let given = numbers(self.times(shape, self.setup.rank, 0));
         let (ones, zeros) = (|| vec![bf16::ONE; shape.len], || vec![bf16::ZERO; shape.len]);
@@ -297,7 +365,10 @@ impl Collectives {
         found: &[u32],
         to: u32,
     ) -> Result<(), Stop> {
-        for (from, row) in (0..).zip(found.chunks_exact(shape.len)) {
+        let mut rest = found;
+        for from in 0..self.setup.ranks {
+            let (row, behind) = rest.split_at(shape.part(from, to));
+            rest = behind;
             if active.contains(from) {
                 self.check_block(shape, outcome, row, from, to)?;
             } else {
@@ -305,7 +376,7 @@ impl Collectives {
                 wrong_if(!alone, || format!("{shape:?}: the row of rank {from}, no member, was written"))?;
             }
         }
-        Ok(())
+        wrong_if(rest.iter().any(|x| *x != UNTOUCHED), || format!("{shape:?}: what lies behind was written"))
     }
 
     fn check_block(

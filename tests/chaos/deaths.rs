@@ -39,7 +39,7 @@ fn missed_at(step: u32, point: Point) -> (u32, Call) {
         Point::BeforeSend => (step, Call::Dispatch),
         Point::DispatchSent | Point::Dispatched => (step, Call::Combine),
         Point::CombineSent => (step + 1, Call::Dispatch),
-        Point::Begun => unreachable!("of communicators"),
+        Point::Begun | Point::Counted => unreachable!("of communicators and prefill"),
     }
 }
 

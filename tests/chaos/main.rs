@@ -9,6 +9,7 @@
 
 mod awaiting;
 mod bootstrap;
+mod case;
 mod clock;
 mod cluster;
 mod collective;
@@ -17,6 +18,8 @@ mod deaths;
 mod history;
 mod network;
 mod noise;
+mod prefill;
+mod prefills;
 mod step;
 mod stops;
 mod traffic;
@@ -36,7 +39,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
 
-/// 306 cases in all.
+/// 330 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("histories_of_a_run_that_its_members_serve", 20, history::of_a_run_that_its_members_serve),
     ("histories_of_a_run_with_a_server_by_itself", 20, history::of_a_run_with_a_server_by_itself),
@@ -76,6 +79,8 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ),
     ("killed_in_a_collective", 30, collectives::killed_in_a_collective),
     ("stopped_in_a_collective", 14, collectives::stopped_in_a_collective),
+    ("killed_in_prefill", 16, prefills::killed_in_prefill),
+    ("stopped_in_prefill", 8, prefills::stopped_in_prefill),
     ("killed_while_joining", 6, bootstrap::killed_while_joining),
     ("killed_while_connecting_through_the_group", 6, bootstrap::killed_while_connecting_through_the_group),
     ("stopped_while_joining", 4, bootstrap::stopped_while_joining),

@@ -51,11 +51,26 @@ impl<H> From<Box<epwire::Refused<H>>> for Stop {
 }
 
 /// Tokens in the form that dispatch takes.
-struct Tokens {
-    x: Vec<bf16>,
-    ids: Vec<i32>,
-    weights: Vec<f32>,
-    sideband: Vec<u8>,
+pub(crate) struct Tokens {
+    pub(crate) x: Vec<bf16>,
+    pub(crate) ids: Vec<i32>,
+    pub(crate) weights: Vec<f32>,
+    pub(crate) sideband: Vec<u8>,
+}
+
+impl Tokens {
+    pub(crate) fn of(traffic: &Traffic, of: Sender) -> Self {
+        let mut tokens = Self { x: Vec::new(), ids: Vec::new(), weights: Vec::new(), sideband: Vec::new() };
+        for token in 0..traffic.tokens(of) {
+            tokens.x.extend_from_slice(traffic.row(of, token));
+            for (expert, weight) in traffic.routing(of, token) {
+                tokens.ids.push(expert);
+                tokens.weights.push(weight);
+            }
+            tokens.sideband.extend_from_slice(&Traffic::sideband(of, token));
+        }
+        tokens
+    }
 }
 
 impl Bench {
@@ -74,19 +89,6 @@ impl Bench {
         Sender { source: self.setup.rank, epoch: run.epoch, step }
     }
 
-    fn tokens(&self, of: Sender) -> Tokens {
-        let mut tokens = Tokens { x: Vec::new(), ids: Vec::new(), weights: Vec::new(), sideband: Vec::new() };
-        for token in 0..self.traffic.tokens(of) {
-            tokens.x.extend_from_slice(self.traffic.row(of, token));
-            for (expert, weight) in self.traffic.routing(of, token) {
-                tokens.ids.push(expert);
-                tokens.weights.push(weight);
-            }
-            tokens.sideband.extend_from_slice(&Traffic::sideband(of, token));
-        }
-        tokens
-    }
-
     /// Runs step `step`; `at` is called at each point and may wait there. Appends the calls' reports to `ops`.
     pub(crate) fn step(
         &mut self,
@@ -96,7 +98,7 @@ impl Bench {
         ops: &mut Vec<Op>,
     ) -> Result<(), Stop> {
         let own = self.own(run, step);
-        let tokens = self.tokens(own);
+        let tokens = Tokens::of(&self.traffic, own);
         let hidden = self.setup.hidden as usize;
         let halves = run.split || [run.hold, run.release].iter().flatten().any(|(s, _)| *s == step);
         let gives_up = |point| run.release == Some((step, point));

@@ -1,7 +1,8 @@
 //! Ranks that are stopped and continued later, and processes that take the place of a stopped one.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::case::Case;
 use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but, everyone};
 use crate::noise::deadline;
 use crate::verdict;
@@ -33,64 +34,27 @@ fn stop_in_step(cluster: &mut Cluster, choices: &mut Choices, victim: u32, rows:
 }
 
 /// A case whose victim was stopped in step 3 of a run of all ranks.
-struct Case {
-    choices: Choices,
-    cluster: Cluster,
-    victim: u32,
-    survivors: Vec<u32>,
-    rows: Rows,
-    held: bool,
+fn stopped(seed: u64) -> (Case, Rows) {
+    let mut choices = Choices::new(seed);
+    let rows = if choices.coin() { Rows::Small } else { Rows::Large };
+    let mut cluster = Cluster::ready(seed, &mut choices, rows);
+    let victim = choices.rank();
+    let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
+    let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
+    (Case { choices, cluster, victim, survivors: all_but(victim), steps: STEPS, held }, rows)
 }
 
-impl Case {
-    fn stopped(seed: u64) -> Self {
-        let mut choices = Choices::new(seed);
-        let rows = if choices.coin() { Rows::Small } else { Rows::Large };
-        let mut cluster = Cluster::ready(seed, &mut choices, rows);
-        let victim = choices.rank();
-        let run = Run { split: choices.coin(), ..Run::new(1, 1, STEPS) };
-        let held = stop_in_step(&mut cluster, &mut choices, victim, rows, &run);
-        Self { choices, cluster, victim, survivors: all_but(victim), rows, held }
-    }
-}
-
-fn let_go(cluster: &mut Cluster, victim: u32, held: bool) {
-    let victim = cluster.worker(victim);
-    if held {
-        victim.tell(&Command::Go);
-    }
-    victim.cont();
-}
-
-/// A stop that the machine has prolonged to a deadline, according to its noise, does not count as short; then the next
-/// scenario's rules apply.
 pub(crate) fn a_short_stop_is_forgiven(seed: u64) {
-    let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
-    let began = Instant::now();
-    std::thread::sleep(deadline() * (30 + choices.below(31) as u32) / 100);
-    let_go(&mut cluster, victim, held);
-    let stopped = began.elapsed();
-    let others = cluster.hear_ran(&survivors);
-    let ran = cluster.worker(victim).ran();
-    // The stop begins slightly before, and ends slightly after, the measured time, and the waiting ranks are delayed as
-    // well.
-    if stopped + 3 * verdict::noise(&others) < deadline() {
-        verdict::complete(&others, STEPS);
-        verdict::complete(&[(victim, ran)], STEPS);
-        cluster.go_on(&everyone(), 2);
-    } else {
-        eprintln!("chaos: the machine drew a stop out to {stopped:?}");
-        verdict::at_most_lost(&others, victim);
-        cluster.go_on(&survivors, 2);
-    }
+    stopped(seed).0.forgiven();
 }
 
 /// Some ranks give it up, some do not, and it may give up some: in any case no row is wrong, nobody waits too long,
 /// nobody loses another rank, and all can continue without it.
 pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
-    let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
-    std::thread::sleep(deadline() * (90 + choices.below(21) as u32) / 100);
-    let_go(&mut cluster, victim, held);
+    let (mut case, _) = stopped(seed);
+    std::thread::sleep(deadline() * (90 + case.choices.below(21) as u32) / 100);
+    case.let_go();
+    let Case { mut cluster, victim, survivors, .. } = case;
     let reports = cluster.hear_ran(&survivors);
     verdict::at_most_lost(&reports, victim);
     cluster.worker(victim).ran();
@@ -100,34 +64,16 @@ pub(crate) fn a_stop_of_about_a_deadline_confuses_nobody(seed: u64) {
 /// The others continue without a stopped rank. When it runs again, its late writes do not change what they read, it
 /// learns that it was dropped, and after another handshake it is a member again.
 pub(crate) fn an_evicted_rank_changes_nothing_and_comes_back(seed: u64) {
-    let Case { mut choices, mut cluster, victim, survivors, rows, held } = Case::stopped(seed);
-    let reports = cluster.hear_ran(&survivors);
-    verdict::lost(&reports, victim, 1);
-
-    cluster.set_active(&survivors, 2);
-    let busy = if rows == Rows::Small { 60 } else { 12 };
-    cluster.tell_run(&survivors, &Run::new(2, 1, busy));
-    std::thread::sleep(choices.micros(5000));
-    let_go(&mut cluster, victim, held);
-    let late = cluster.worker(victim).ran();
-    let reports = cluster.hear_ran(&survivors);
-    verdict::complete(&reports, busy);
-    verdict::evicted(victim, &late, &survivors);
-
-    cluster.connect(victim, &survivors);
-    // Over queues each side needs the current blob of the other.
-    if choices.coin() || crate::is_by_queue() {
-        for rank in &survivors {
-            cluster.connect(*rank, &[victim]);
-        }
-    }
-    cluster.go_on(&everyone(), 3);
+    let (mut case, rows) = stopped(seed);
+    let reports = case.cluster.hear_ran(&case.survivors);
+    verdict::lost(&reports, case.victim, 1);
+    case.evicted(if rows == Rows::Small { 60 } else { 12 }, verdict::evicted);
 }
 
 /// Another process cannot take the place of a stopped rank while that may still write: whether it is stopped, continued
 /// or evicted, only its end frees the place.
 pub(crate) fn a_replacement_waits_for_the_old_process_to_end(seed: u64) {
-    let Case { mut choices, mut cluster, victim, survivors, held, .. } = Case::stopped(seed);
+    let Case { mut choices, mut cluster, victim, survivors, held, .. } = stopped(seed).0;
     let reports = cluster.hear_ran(&survivors);
     verdict::lost(&reports, victim, 1);
     cluster.set_active(&survivors, 2);

@@ -138,6 +138,14 @@ pub(crate) fn evicted_from_collectives(rank: u32, ran: &Ran, others: &[u32]) {
     evicted_by(rank, ran, others, &["Superseded", "Evicted", "Dropped", "Suspected", "Partial"]);
 }
 
+/// The same for prefill. Over queues its own clock may be the first to say so: what has come by a queue while the process was
+/// stopped may be taken in only after the wait has looked at the time.
+pub(crate) fn evicted_from_prefill(rank: u32, ran: &Ran, others: &[u32]) {
+    let told = ["Superseded", "Evicted", "Dropped", "Suspected"];
+    let or_late = [told.as_slice(), &["Timeout"]].concat();
+    evicted_by(rank, ran, others, if crate::is_by_queue() { &or_late } else { &told });
+}
+
 fn evicted_by(rank: u32, ran: &Ran, others: &[u32], causes: &[&str]) {
     let last = ran.ops.last().expect("it ran steps");
     assert_eq!(last.missing, others, "rank {rank} still works with those who continued: {last:?}");

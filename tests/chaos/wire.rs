@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 pub(crate) enum End {
     Buffer,
     Comm,
+    Prefill,
 }
 
-/// A worker's buffer or communicator, and the seed that determines all traffic.
+/// A worker's buffer or communicator or prefill buffer, and the seed that determines all traffic.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) end: End,
@@ -22,6 +23,8 @@ pub(crate) struct Setup {
     pub(crate) lanes: u32,
     pub(crate) threads: u32,
     pub(crate) rank_major: bool,
+    /// Of a prefill buffer. In a history 0: there is none beside the buffer.
+    pub(crate) ring_tokens: u32,
     pub(crate) deadline_ms: u64,
 }
 
@@ -113,6 +116,8 @@ pub(crate) enum Place {
 pub(crate) enum Point {
     BeforeSend,
     DispatchSent,
+    /// For a prefill buffer: all know how many rows come, and none has been sent.
+    Counted,
     Dispatched,
     CombineSent,
     /// For a communicator: the operation has begun and is not awaited yet.

@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 
 use epwire::comm::CommConfig;
 use epwire::group::GroupOptions;
+use epwire::prefill::PrefillBuffer;
 use epwire::{Comm, EpBuffer, EpConfig, Error, Group, Mask};
 
 use crate::clock;
 use crate::collective::Collectives;
 use crate::noise::{self, Begun, deadline};
+use crate::prefill::{Prefill, prefill_config};
 use crate::step::{Bench, Stop};
 use crate::traffic::{LOCAL_EXPERTS, SIDEBAND, TOPK};
 use crate::trap;
@@ -25,8 +27,13 @@ pub(crate) fn main() {
     noise::watch();
     let deadline = std::env::var(VARIABLE).ok().and_then(|ms| ms.parse().ok());
     noise::set_deadline(deadline.expect("the test says the deadline"));
-    let mut worker =
-        Worker { commands: std::io::stdin().lock().lines(), group: None, bench: None, collectives: None };
+    let mut worker = Worker {
+        commands: std::io::stdin().lock().lines(),
+        group: None,
+        bench: None,
+        collectives: None,
+        prefill: None,
+    };
     while let Some(command) = worker.next() {
         noise::forget();
         let began = Begun::now();
@@ -83,12 +90,13 @@ fn comm_config(setup: &Setup) -> CommConfig {
     CommConfig::default().deadline(Duration::from_millis(setup.deadline_ms))
 }
 
-/// A worker has either `bench` or `collectives`, or neither.
+/// A worker has one of `bench`, `collectives` and `prefill`, or none.
 struct Worker {
     commands: Lines<StdinLock<'static>>,
     group: Option<Group>,
     bench: Option<Bench>,
     collectives: Option<Collectives>,
+    prefill: Option<Prefill>,
 }
 
 impl Worker {
@@ -111,6 +119,11 @@ impl Worker {
                 let comm = Comm::unconnected(setup.rank, setup.ranks, comm_config(&setup))?;
                 self.collectives = Some(Collectives::new(setup, comm));
             }
+            Command::Create(setup) if setup.end == End::Prefill => {
+                let config = prefill_config(&setup);
+                let buffer = PrefillBuffer::unconnected(setup.rank, setup.ranks, config)?;
+                self.prefill = Some(Prefill::new(setup, buffer));
+            }
             Command::Create(setup) => {
                 let buffer = EpBuffer::unconnected(setup.rank, setup.ranks, config(&setup))?;
                 self.bench = Some(Bench::new(setup, buffer)?);
@@ -132,9 +145,10 @@ impl Worker {
             Command::GiveUpConnect { peer, blob } => self.give_up_connect(peer, &blob)?,
             Command::SetActive { ranks, epoch } => {
                 let mask: Mask = ranks.into_iter().collect();
-                match &self.collectives {
-                    Some(collectives) => collectives.comm.set_active(&mask, epoch, 0)?,
-                    None => self.buffer().set_active(&mask, epoch, 0)?,
+                match (&self.collectives, &self.prefill) {
+                    (Some(collectives), _) => collectives.comm.set_active(&mask, epoch, 0)?,
+                    (_, Some(prefill)) => prefill.buffer.set_active(&mask, epoch, 0)?,
+                    _ => self.buffer().set_active(&mask, epoch, 0)?,
                 }
             }
             Command::Run(run) => return self.run(&run).map(Some),
@@ -189,32 +203,39 @@ impl Worker {
     }
 
     fn export(&self) -> Result<Vec<Vec<u8>>, Error> {
-        match &self.collectives {
-            Some(Collectives { comm, .. }) => {
-                let blob = |peer| if peer == comm.rank() { Ok(Vec::new()) } else { comm.export(peer) };
-                (0..comm.ranks()).map(blob).collect()
+        fn blobs<F>(rank: u32, ranks: u32, blob: F) -> Result<Vec<Vec<u8>>, Error>
+        where
+            F: Fn(u32) -> Result<Vec<u8>, Error>,
+        {
+            (0..ranks).map(|peer| if peer == rank { Ok(Vec::new()) } else { blob(peer) }).collect()
+        }
+        match (&self.collectives, &self.prefill) {
+            (Some(Collectives { comm, .. }), _) => blobs(comm.rank(), comm.ranks(), |peer| comm.export(peer)),
+            (_, Some(Prefill { buffer, .. })) => {
+                blobs(buffer.rank(), buffer.ranks(), |peer| buffer.export(peer))
             }
-            None => {
+            _ => {
                 let buffer = self.buffer();
-                let blob = |peer| if peer == buffer.rank() { Ok(Vec::new()) } else { buffer.export(peer) };
-                (0..buffer.ranks()).map(blob).collect()
+                blobs(buffer.rank(), buffer.ranks(), |peer| buffer.export(peer))
             }
         }
     }
 
     fn connect(&self, peer: u32, blob: &[u8]) -> Result<(), Error> {
-        match &self.collectives {
-            Some(collectives) => collectives.comm.connect_blocking(peer, blob),
-            None => self.buffer().connect_blocking(peer, blob),
+        match (&self.collectives, &self.prefill) {
+            (Some(collectives), _) => collectives.comm.connect_blocking(peer, blob),
+            (_, Some(prefill)) => prefill.buffer.connect_blocking(peer, blob),
+            _ => self.buffer().connect_blocking(peer, blob),
         }
     }
 
     /// The addresses of the peers' windows in this process.
     fn windows(&mut self) -> &mut HashMap<u32, usize> {
-        let Self { collectives, bench, .. } = self;
-        match collectives {
-            Some(collectives) => &mut collectives.windows,
-            None => &mut bench.as_mut().expect("the test creates the buffer first").windows,
+        let Self { collectives, prefill, bench, .. } = self;
+        match (collectives, prefill) {
+            (Some(collectives), _) => &mut collectives.windows,
+            (_, Some(prefill)) => &mut prefill.windows,
+            _ => &mut bench.as_mut().expect("the test creates the buffer first").windows,
         }
     }
 
@@ -240,7 +261,7 @@ impl Worker {
 
     fn run(&mut self, run: &Run) -> Result<Reply, Stop> {
         let mut ops = Vec::new();
-        let Self { commands, bench, collectives, .. } = self;
+        let Self { commands, bench, collectives, prefill, .. } = self;
         for step in run.first..run.first + run.steps {
             let mut at = |point| {
                 if run.hold == Some((step, point)) {
@@ -249,9 +270,10 @@ impl Worker {
                     let _ = commands.next();
                 }
             };
-            match collectives {
-                Some(collectives) => collectives.step(run, step, &mut at, &mut ops)?,
-                None => {
+            match (&mut *collectives, &mut *prefill) {
+                (Some(collectives), _) => collectives.step(run, step, &mut at, &mut ops)?,
+                (_, Some(prefill)) => prefill.step(run, step, &mut at, &mut ops)?,
+                _ => {
                     let bench = bench.as_mut().expect("the test creates the buffer first");
                     bench.step(run, step, &mut at, &mut ops)?;
                 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use epwire::comm::{CommConfig, Reduction};
-use epwire::{Cause, Phase};
+use epwire::{Cause, Comm, EpBuffer, EpConfig, Phase, Verdict};
 
-use crate::{complete, ranks};
+use crate::{complete, groups, ranks};
 
 fn config() -> CommConfig {
     CommConfig::default().deadline(Duration::from_secs(2))
@@ -95,5 +95,54 @@ fn a_silent_rank_is_missing_within_its_deadline() {
             "{record}"
         );
         assert!(began.elapsed() < deadline * 5, "{:?}", began.elapsed());
+    });
+}
+
+/// Ends a step as the guide says.
+fn end_step(buffer: &EpBuffer, comm: &Comm, step: u64) -> (bool, epwire::Checkpoint) {
+    let faulted = comm.take_fault().unwrap();
+    if faulted {
+        buffer.fault().unwrap();
+    }
+    (faulted, buffer.checkpoint(step).unwrap())
+}
+
+/// Only rank 1, the root, can know that rank 2 gave nothing: the others have done their part, or are not in the call.
+#[test]
+fn what_one_rank_alone_lacks_is_in_the_verdict_of_the_step_everywhere() {
+    let deadline = Duration::from_secs(1);
+    std::thread::scope(|scope| {
+        for group in groups(3) {
+            scope.spawn(move || {
+                let config = EpConfig::new(1, 16, 3, 1).deadline(Duration::from_secs(20)).threads(1);
+                let buffer = EpBuffer::create_blocking(&group, config).unwrap();
+                let comm = Comm::create_blocking(&group, CommConfig::default().deadline(deadline)).unwrap();
+                let me = group.rank();
+                complete(comm.barrier_blocking());
+                let mut ends = vec![end_step(&buffer, &comm, 1)];
+                let (own, mut all) = ([me; 2], [9; 6]);
+                if me < 2 {
+                    let outcome = comm.gather_blocking(&own, &mut all[..if me == 1 { 6 } else { 0 }], 1);
+                    let missing = outcome.unwrap().missing;
+                    assert_eq!(missing, (2..3).filter(|_| me == 1).collect());
+                }
+                ends.push(end_step(&buffer, &comm, 2));
+                ends.push(end_step(&buffer, &comm, 3));
+                assert_eq!(
+                    ends.iter().map(|(faulted, _)| *faulted).collect::<Vec<_>>(),
+                    [false, me == 1, false]
+                );
+                group.barrier_blocking("all have ended their steps").unwrap();
+                let verdict = |(_, end): &(bool, epwire::Checkpoint)| loop {
+                    match end.verdict().unwrap() {
+                        Verdict::Pending => std::thread::sleep(Duration::from_millis(1)),
+                        known => break known,
+                    }
+                };
+                let verdicts: Vec<_> = ends.iter().map(verdict).collect();
+                assert_eq!(verdicts, [Verdict::Clean, Verdict::Faulted, Verdict::Clean]);
+                group.barrier_blocking("end").unwrap();
+            });
+        }
     });
 }

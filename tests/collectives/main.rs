@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod failures;
+#[path = "../groups/mod.rs"]
+mod groups;
 mod large;
 mod operations;
 mod processes;
@@ -17,9 +19,11 @@ mod together;
 use epwire::comm::{CommConfig, Work};
 use epwire::{Comm, Group};
 
+use groups::groups;
+
 /// Runs this on a thread for each rank of a communicator, and returns the results by rank.
 fn ranks<T: Send>(ranks: u32, config: &CommConfig, run: impl Fn(&Comm) -> T + Sync) -> Vec<T> {
-    let groups = Group::threads(ranks).unwrap();
+    let groups = groups(ranks);
     std::thread::scope(|scope| {
         let run = &run;
         let rank = |group: Group| {

@@ -19,7 +19,6 @@ use half::bf16;
 use crate::random::Random;
 use crate::{all_of, complete};
 
-const RANKS: u32 = 4;
 const HIDDEN: usize = 64;
 const DEADLINE: Duration = Duration::from_millis(800);
 
@@ -30,13 +29,13 @@ fn heartbeat() -> Heartbeat {
         .handshake(Duration::from_secs(5))
 }
 
-/// Starts the ranks, each of which runs the ignored test of this name. All must exit with success, also the one that
-/// dies.
-fn run(test: &str) {
+/// Starts as many ranks, each of which runs the ignored test of this name. All must exit with success, also the one
+/// that dies.
+fn run(test: &str, ranks: u32) {
     let token = Token::random().unwrap();
-    let options = ServerOptions::new("collectives", RANKS).token(Some(token.clone())).heartbeat(heartbeat());
+    let options = ServerOptions::new("collectives", ranks).token(Some(token.clone())).heartbeat(heartbeat());
     let server = Server::bind_blocking("127.0.0.1:0", options).unwrap();
-    let running = Ranks::new(RANKS)
+    let running = Ranks::new(ranks)
         .server(&server)
         .run_id("collectives")
         .token(token)
@@ -45,17 +44,17 @@ fn run(test: &str) {
         .spawn()
         .unwrap();
     let ended = running.wait(Some(Duration::from_secs(60))).unwrap();
-    assert_eq!(ended, Ended::Success, "{ended}");
+    assert_eq!(ended, Ended::Success, "{ranks} ranks: {ended}");
 }
 
 #[test]
 fn communicators_a_subset_and_a_buffer_go_on_together_in_any_order() {
-    run("mixing_rank");
+    (1..=9).for_each(|ranks| run("mixing_rank", ranks));
 }
 
 #[test]
 fn a_rank_that_dies_midway_is_missing_and_the_next_membership_is_exact() {
-    run("mortal_rank");
+    [3, 4, 8].iter().for_each(|ranks| run("mortal_rank", *ranks));
 }
 
 fn join() -> Group {
@@ -64,13 +63,19 @@ fn join() -> Group {
     Group::join_blocking(options).unwrap()
 }
 
+/// What the ranks give whose number, beginning with 1, each of them adds.
+fn sum_of(ranks: &Mask) -> u32 {
+    ranks.iter().map(|rank| rank + 1).sum()
+}
+
 /// Sends a token of this rank to an expert of each rank and back. Returns the ranks from which it has come back.
 fn exchange(buffer: &EpBuffer) -> Mask {
     let mut received = buffer.dispatch_buffers(Payload::SameAsInput, Layout::ExpertMajor, 0).unwrap();
     let x = vec![bf16::from_f32(1.0); HIDDEN];
-    let (experts, weights) = ([0i32, 1, 2, 3], [1f32; 4]);
-    let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&experts, 4))
-        .weights(TensorRef::new(&weights, 4));
+    let experts: Vec<i32> = (0..buffer.ranks() as i32).collect();
+    let weights = vec![1f32; experts.len()];
+    let input = Dispatch::new(TensorRef::new(&x, HIDDEN), TensorRef::new(&experts, experts.len()))
+        .weights(TensorRef::new(&weights, weights.len()));
     let dispatched = buffer.dispatch_blocking(input, received.output()).unwrap();
     let rows: Vec<bf16> =
         received.rows.chunks(2).map(|bytes| bf16::from_le_bytes([bytes[0], bytes[1]])).collect();
@@ -82,23 +87,27 @@ fn exchange(buffer: &EpBuffer) -> Mask {
     present
 }
 
-fn config() -> EpConfig {
-    EpConfig::new(2, HIDDEN as u32, RANKS, 4).deadline(DEADLINE).threads(1)
+fn config(ranks: u32) -> EpConfig {
+    EpConfig::new(2, HIDDEN as u32, ranks, ranks).deadline(DEADLINE).threads(1)
 }
 
 #[test]
 #[ignore = "is a rank that another test starts"]
 fn mixing_rank() {
     let group = join();
+    let (rank, ranks) = (group.rank(), group.world());
     let comm_config = CommConfig::default().deadline(DEADLINE * 4).heap_bytes(1 << 20);
-    let buffer = EpBuffer::create_blocking(&group, config().deadline(DEADLINE * 4)).unwrap();
+    let buffer = EpBuffer::create_blocking(&group, config(ranks).deadline(DEADLINE * 4)).unwrap();
     let first = Comm::create_blocking(&group, comm_config.clone()).unwrap();
     let second = Comm::create_blocking(&group, comm_config).unwrap();
-    let mine: Mask = if group.rank() < 2 { [0, 1] } else { [2, 3] }.into_iter().collect();
+    let middle = ranks.div_ceil(2);
+    let mine: Mask = if rank < middle { 0..middle } else { middle..ranks }.collect();
     let half = first.subset_blocking(&mine).unwrap().unwrap();
-    let comms = [(&first, 10), (&second, 10), (&half, if group.rank() < 2 { 3 } else { 7 })];
-    let mut own = Random::new(u64::from(group.rank()) + 77);
-    for round in 0..60u64 {
+    let all = Mask::all(ranks);
+    let comms = [(&first, sum_of(&all)), (&second, sum_of(&all)), (&half, sum_of(&mine))];
+    let mut own = Random::new(u64::from(rank) + 77);
+    // As many as ever with four ranks, fewer where each of them takes longer.
+    for round in 0..if ranks == 4 { 60u64 } else { 60 / u64::from(ranks + 2) } {
         group.step_blocking().unwrap();
         // Each rank uses its own order; -1 is the buffer.
         let mut order = [0, 1, 2, -1i32];
@@ -106,13 +115,13 @@ fn mixing_rank() {
         let mut begun = Vec::new();
         for what in order {
             let Some((comm, sum)) = usize::try_from(what).ok().map(|at| comms[at]) else {
-                assert_eq!(exchange(&buffer), Mask::all(RANKS));
+                assert_eq!(exchange(&buffer), all);
                 continue;
             };
             let n =
                 1 + Random::new(round * 10 + what as u64).below(if round % 7 == 0 { 400_000 } else { 3000 });
             let mut send = comm.alloc::<f32>(n.min(100_000)).unwrap();
-            send.fill(group.rank() as f32 + 1.0);
+            send.fill(rank as f32 + 1.0);
             let recv = vec![0f32; send.len()];
             begun.push((comm.all_reduce(send, recv, Reduction::Sum), sum));
         }
@@ -128,7 +137,6 @@ fn mixing_rank() {
     group.leave_blocking().unwrap();
 }
 
-const MORTAL: u32 = 2;
 const LAST: u64 = 5;
 
 #[test]
@@ -136,17 +144,20 @@ const LAST: u64 = 5;
 fn mortal_rank() {
     let group = join();
     let comm_config = CommConfig::default().deadline(DEADLINE);
-    let buffer = EpBuffer::create_blocking(&group, config()).unwrap();
+    let ranks = group.world();
+    let mortal = Random::new(u64::from(ranks)).range(1, ranks as usize - 1) as u32;
+    let buffer = EpBuffer::create_blocking(&group, config(ranks)).unwrap();
     let comm = Comm::create_blocking(&group, comm_config).unwrap();
-    let odd: Mask = [1, 2, 3].into_iter().collect();
-    let subset = comm.subset_blocking(&odd).unwrap();
+    // Without rank 0, so that numbers in it differ.
+    let subset = comm.subset_blocking(&(1..ranks).collect()).unwrap();
+    let gone: Mask = [mortal].into_iter().collect();
     let began = Instant::now();
     let (mut changed, mut after, mut degraded) = (None, 0, 0);
     while after < 5 {
         assert!(began.elapsed() < Duration::from_secs(30), "the membership does not change");
         let step = group.step_blocking().unwrap();
         if let Some(change) = step.change.filter(|change| !change.left.is_empty()) {
-            assert_eq!(change.left, [MORTAL].into_iter().collect());
+            assert_eq!(change.left, gone);
             changed = Some(change);
             // All began it at the same step.
             for now in [buffer.membership().unwrap(), comm.membership().unwrap()] {
@@ -154,14 +165,14 @@ fn mortal_rank() {
             }
             if let Some(subset) = &subset {
                 let now = subset.membership().unwrap();
-                let active: Mask = [0, 2].into_iter().collect();
+                let active: Mask = (0..ranks - 1).filter(|rank| rank + 1 != mortal).collect();
                 assert_eq!((now.active, now.epoch, now.step), (active, change.epoch, step.number));
             }
         }
-        let members: Vec<u32> = comm.membership().unwrap().active.iter().collect();
+        let members = comm.membership().unwrap().active;
         let mut large = vec![group.rank() + 1; 300_000];
         let work = comm.all_reduce_in_place(std::mem::take(&mut large), Reduction::Sum);
-        if group.rank() == MORTAL && step.number == LAST {
+        if group.rank() == mortal && step.number == LAST {
             // SAFETY: ends the process at once, like a kill except for the exit code: the test checks the others'
             // codes.
             unsafe { libc::_exit(0) };
@@ -169,24 +180,25 @@ fn mortal_rank() {
         let (outcome, buffer_of) = work.wait();
         let outcome = outcome.unwrap();
         if outcome.is_complete() {
-            let sum: u32 = members.iter().map(|rank| rank + 1).sum();
+            let sum = sum_of(&members);
             assert!(buffer_of.iter().all(|x| *x == sum), "step {}: {}", step.number, buffer_of[0]);
         } else {
-            assert_eq!(outcome.missing, [MORTAL].into_iter().collect(), "{:?}", outcome.record);
+            assert_eq!(outcome.missing, gone, "{:?}", outcome.record);
             degraded += 1;
         }
         // The dead rank has not called it.
         let barrier = comm.barrier_blocking().unwrap();
         degraded += barrier.missing.len();
-        assert!(barrier.missing.minus(&[MORTAL].into_iter().collect()).is_empty(), "{barrier:?}");
+        assert!(barrier.missing.minus(&gone).is_empty(), "{barrier:?}");
         exchange(&buffer);
         if let Some(subset) = &subset {
-            let mut sum = [group.rank()];
+            let mut sum = [group.rank() + 1];
             let outcome = subset.all_reduce_in_place_blocking(&mut sum, Reduction::Sum).unwrap();
             match outcome.is_complete() {
-                true => assert_eq!(sum[0], if changed.is_some() { 4 } else { 6 }),
+                true => assert_eq!(sum[0], sum_of(&members) - 1, "without what rank 0 has"),
                 false => {
-                    assert_eq!(outcome.missing, [1].into_iter().collect(), "the rank's number in the subset")
+                    let number: Mask = [mortal - 1].into_iter().collect();
+                    assert_eq!(outcome.missing, number, "the rank's number in the subset");
                 }
             }
         }

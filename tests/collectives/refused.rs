@@ -97,6 +97,29 @@ fn ranks_that_call_different_operations_are_all_told_both() {
 }
 
 #[test]
+fn a_message_of_another_type_than_its_receive_is_told_to_all() {
+    ranks(3, &CommConfig::default().deadline(Duration::from_secs(2)), |comm| {
+        let told = |error: Error| {
+            let text = error.to_string();
+            assert!(matches!(error, Error::Mismatch(_)), "{text}");
+            let both = ["rank 1 has called recv of 12 u8 with tag 4", "rank 0 is a send of 3 f32 with tag 4"];
+            assert!(both.iter().all(|call| text.contains(call)), "{text}");
+        };
+        let mut recv = [7u8; 12];
+        match comm.rank() {
+            // Complete, because so small a message needs no receive, or told at once.
+            0 => drop(comm.send_blocking(&[1.0f32; 3], 1, 4).map_err(told)),
+            1 => told(comm.recv_blocking(&mut recv, 0, 4).unwrap_err()),
+            _ => {}
+        }
+        assert_eq!(recv, [7; 12]);
+        told(comm.barrier_blocking().unwrap_err());
+        comm.set_active(&Mask::all(3), 7, 0).unwrap();
+        assert!(comm.barrier_blocking().unwrap().is_complete());
+    });
+}
+
+#[test]
 fn ranks_that_normalise_a_sum_differently_are_all_told_both() {
     ranks(3, &CommConfig::default().deadline(Duration::from_secs(2)), |comm| {
         let (part, weight) = ([bf16::ONE; 256], [bf16::ONE; 128]);
@@ -127,7 +150,7 @@ fn ranks_that_normalise_a_sum_differently_are_all_told_both() {
 /// As in a server whose rank 0 ends while the others disagree on what to do: the loss brings another membership.
 #[test]
 fn after_a_mismatch_the_next_membership_of_the_group_makes_a_communicator_usable() {
-    let groups = epwire::Group::threads(3).unwrap();
+    let groups = crate::groups(3);
     let run = |group: epwire::Group| {
         std::thread::spawn(move || {
             let config = CommConfig::default().deadline(Duration::from_secs(2));
@@ -159,7 +182,7 @@ fn after_a_mismatch_the_next_membership_of_the_group_makes_a_communicator_usable
 
 #[test]
 fn a_configuration_that_differs_is_named() {
-    let groups = epwire::Group::threads(2).unwrap();
+    let groups = crate::groups(2);
     let create = |group: epwire::Group| {
         std::thread::spawn(move || {
             let config = CommConfig::default().heap_bytes(u64::from(group.rank()) * 4096);

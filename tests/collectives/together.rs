@@ -6,13 +6,13 @@ use std::time::Duration;
 use epwire::comm::{CommConfig, Reduction};
 use epwire::{Cause, Comm, Group};
 
-use crate::complete;
+use crate::{complete, groups};
 
 /// Runs this on a thread for each rank, with two communicators of the same ranks.
 fn pairs(ranks: u32, config: &CommConfig, run: impl Fn(&Group, Comm, Comm) + Sync) {
     std::thread::scope(|scope| {
         let run = &run;
-        for group in Group::threads(ranks).unwrap() {
+        for group in groups(ranks) {
             scope.spawn(move || {
                 let create = || Comm::create_blocking(&group, config.clone()).unwrap();
                 let (first, second) = (create(), create());

@@ -1,5 +1,6 @@
 //! A step captured once and replayed.
 
+use epwire::cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use epwire::{EpBuffer, Error};
 use half::bf16;
 
@@ -36,6 +37,48 @@ pub(crate) fn a_captured_step_replays_with_new_tokens(gpus: u32) {
         }
         let errors = buffer.take_errors().unwrap();
         assert!(errors.records.is_empty() && errors.lost == 0, "{errors:?}");
+    });
+}
+
+pub(crate) fn a_stream_joins_a_capture_and_a_graph_waits_for_calls(gpus: u32) {
+    ranks(&config(gpus), gpus, true, |buffer| {
+        let gpu = Gpu::of(buffer);
+        // SAFETY: this test orders the streams of this context itself.
+        unsafe { gpu.context.disable_event_tracking() };
+        let tokens = Tokens::identity(buffer.rank(), gpus);
+        let mut step = Step::new(&gpu, buffer, &tokens);
+        let other = gpu.context.new_stream().unwrap();
+        let mut copied = gpu.zeros::<bf16>(tokens.x.len());
+        gpu.stream.synchronize().unwrap();
+
+        gpu.begin_capture();
+        let captured = step.enqueue(&gpu, buffer, Some(0));
+        captured.wait_on((&other).into()).unwrap();
+        other.memcpy_dtod(&step.out, &mut copied).unwrap();
+        gpu.stream.join(&other).unwrap();
+        let graph = gpu.end_capture();
+        let error = captured.wait_on((&other).into()).unwrap_err();
+        assert!(matches!(&error, Error::State(f) if f.text.contains("capture has ended")), "{error}");
+        for _ in 0..3 {
+            gpu.stream.memset_zeros(&mut copied).unwrap();
+            graph.launch().unwrap();
+            assert!(gpu.get(&copied) == tokens.x, "the copy began too early");
+        }
+        step.enqueue(&gpu, buffer, Some(0)).wait_blocking(PATIENT).unwrap();
+
+        let called = step.enqueue(&gpu, buffer, Some(0));
+        other.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
+        called.wait_on((&other).into()).unwrap();
+        other.memcpy_dtod(&step.out, &mut copied).unwrap();
+        let graph = other.end_capture(CUgraphInstantiate_flags(0)).unwrap().unwrap();
+        for _ in 0..3 {
+            gpu.stream.memset_zeros(&mut copied).unwrap();
+            gpu.stream.memset_zeros(&mut step.out).unwrap();
+            let _ = step.enqueue(&gpu, buffer, Some(0));
+            graph.launch().unwrap();
+            other.synchronize().unwrap();
+            assert!(gpu.get(&copied) == tokens.x, "the graph did not wait for the step");
+        }
     });
 }
 

@@ -10,6 +10,7 @@ mod prefill;
 mod prefill_calls;
 mod recovery;
 mod same;
+mod subsets;
 mod verdicts;
 mod world;
 
@@ -23,10 +24,15 @@ type Test = fn(u32);
 const TESTS: &[(&str, Test)] = &[
     ("a_gpu_delivers_and_combines_what_the_host_does", same::a_gpu_delivers_and_combines_what_the_host_does),
     ("a_captured_step_replays_with_new_tokens", graph::a_captured_step_replays_with_new_tokens),
+    (
+        "a_stream_joins_a_capture_and_a_graph_waits_for_calls",
+        graph::a_stream_joins_a_capture_and_a_graph_waits_for_calls,
+    ),
     ("prefill_gives_what_the_host_gives", prefill::prefill_gives_what_the_host_gives),
     ("prefill_over_queues_gives_what_the_host_gives", prefill::prefill_over_queues_gives_what_the_host_gives),
     ("a_captured_prefill_replays_with_new_tokens", prefill_calls::a_captured_prefill_replays_with_new_tokens),
     ("a_captured_routing_may_be_dropped", prefill_calls::a_captured_routing_may_be_dropped),
+    ("tokens_are_counted_as_on_the_host", prefill_calls::tokens_are_counted_as_on_the_host),
     ("halves_of_prefill_may_be_dropped", prefill_calls::halves_of_prefill_may_be_dropped),
     ("refused_calls_of_prefill_name_the_reason", prefill_calls::refused_calls_of_prefill_name_the_reason),
     ("completions_of_prefill_are_futures", prefill_calls::completions_of_prefill_are_futures),
@@ -58,6 +64,17 @@ const TESTS: &[(&str, Test)] = &[
     ("memory_that_is_registered_gives_the_same_sums", comms::memory_that_is_registered_gives_the_same_sums),
     ("ranks_that_call_different_collectives_are_told", comms::ranks_that_call_different_collectives_are_told),
     ("blocks_on_a_gpu_lie_where_those_of_the_host_do", comms::blocks_on_a_gpu_lie_where_those_of_the_host_do),
+    (
+        "a_communicator_on_a_gpu_has_subsets_on_it_and_on_the_host",
+        subsets::a_communicator_on_a_gpu_has_subsets_on_it_and_on_the_host,
+    ),
+    (
+        "a_subset_on_a_gpu_comes_between_the_calls_around_it",
+        subsets::a_subset_on_a_gpu_comes_between_the_calls_around_it,
+    ),
+    ("masks_on_a_gpu_that_overlap_are_named", subsets::masks_on_a_gpu_that_overlap_are_named),
+    ("a_subset_on_a_gpu_names_who_cannot_make_it", subsets::a_subset_on_a_gpu_names_who_cannot_make_it),
+    ("a_subset_on_a_gpu_names_who_does_not_come", subsets::a_subset_on_a_gpu_names_who_does_not_come),
 ];
 
 fn main() {

@@ -54,6 +54,7 @@ const CASES: &[Case] = {
         case(F32, ExpertMajor, Ordered, Whole),
         case(UE8M0, PACKED, Ordered, Halves),
         Case { overflows: true, ..case(F32, PACKED, RankReduced, Whole) },
+        Case { overflows: true, ..case(BF16, Dense, RankReduced, Whole) },
     ]
 };
 
@@ -176,7 +177,7 @@ lists! {
     sideband: u8 = true, sizes.places * 8;
     counts: u32 = true, LOCAL_EXPERTS;
     offsets: u32 = sizes.by_expert(), LOCAL_EXPERTS;
-    overflow: u32 = sizes.by_expert(), LOCAL_EXPERTS;
+    overflow: u32 = true, if sizes.by_expert() { LOCAL_EXPERTS } else { sizes.ranks };
     source_counts: u32 = true, sizes.ranks;
     source_offsets: u32 = !sizes.by_expert(), sizes.ranks;
     row_expert: i32 = sizes.by_expert(), sizes.places;

@@ -3,10 +3,10 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use epwire::cuda::{PrefillCombineOutput, PrefillCompletion, PrefillOutput, Routing};
+use epwire::cuda::{Errors, PrefillCombineOutput, PrefillCompletion, PrefillCounts, PrefillOutput, Routing};
 use epwire::cudarc::driver::CudaSlice;
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillLayout};
-use epwire::{Dispatch, Error, Refused, TensorRef};
+use epwire::{Cause, Dispatch, Error, Refused, TensorRef};
 use half::bf16;
 
 use crate::prefill::config;
@@ -95,6 +95,19 @@ pub(crate) fn a_captured_prefill_replays_with_new_tokens(gpus: u32) {
         let received = routing.received_blocking(LAYOUT, PATIENT).unwrap();
         assert!(received.counts.iter().sum::<u32>() > 0 && received.capacity <= step.capacity());
         assert!(!buffer.take_fault().unwrap());
+        assert_eq!(buffer.take_errors().unwrap(), Errors::default());
+
+        let (kept, mut ids) = (gpu.get(&step.sent.ids), gpu.get(&step.sent.ids));
+        ids[TOPK - 1] = 1 << 20;
+        gpu.stream.memcpy_htod(&ids, &mut step.sent.ids).unwrap();
+        graph.launch().unwrap();
+        gpu.stream.memcpy_htod(&kept, &mut step.sent.ids).unwrap();
+        graph.launch().unwrap();
+        gpu.stream.synchronize().unwrap();
+        let errors = buffer.take_errors().unwrap();
+        let causes: Vec<_> = errors.records.iter().map(|record| record.cause).collect();
+        assert_eq!((causes, errors.lost), (vec![Cause::Routing], 0));
+        assert!(buffer.take_fault().unwrap() && !buffer.take_fault().unwrap());
     });
 }
 
@@ -126,6 +139,38 @@ pub(crate) fn a_captured_routing_may_be_dropped(gpus: u32) {
             combine.launch().unwrap();
             assert!(gpu.get(&step.out) == tokens.x);
         }
+    });
+}
+
+pub(crate) fn tokens_are_counted_as_on_the_host(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let (sent, ranks) = (OnGpu::new(gpu, tokens), gpus as usize);
+        let mut rank_tokens = gpu.zeros::<i32>(ranks);
+        let mut expert_tokens = gpu.zeros::<u32>(LOCAL_EXPERTS * ranks);
+        let mut in_rank = gpu.zeros::<u8>(tokens.len() * ranks);
+        let mut bad_ids = gpu.put(&[7u32]);
+        let counts = PrefillCounts::new()
+            .rank_tokens(gpu.view_mut(&mut rank_tokens))
+            .expert_tokens(gpu.view_mut(&mut expert_tokens))
+            .in_rank(gpu.view_mut(&mut in_rank))
+            .bad_ids(gpu.view_mut(&mut bad_ids));
+        buffer.enqueue_count(gpu.view(&sent.ids, TOPK), counts, gpu.stream()).unwrap();
+        let (of_ranks, of_experts, goes) = buffer.count(TensorRef::new(&tokens.ids, TOPK)).unwrap();
+        assert!(gpu.get(&rank_tokens).iter().zip(&of_ranks).all(|(gpu, host)| *gpu as u32 == *host));
+        assert_eq!(gpu.get(&expert_tokens), of_experts);
+        assert!(gpu.get(&in_rank).iter().zip(&goes).all(|(gpu, host)| *gpu == u8::from(*host)));
+        assert_eq!(gpu.get(&bad_ids), [0]);
+
+        let ids = || gpu.view(&sent.ids, TOPK);
+        let mut short = gpu.zeros::<u8>(tokens.len() * ranks - 1);
+        let counts = PrefillCounts::new().in_rank(gpu.view_mut(&mut short));
+        refused(buffer.enqueue_count(ids(), counts, gpu.stream()), "in_rank has");
+        let counts = PrefillCounts::new().rank_tokens(gpu.view_mut(&mut short));
+        refused(buffer.enqueue_count(ids(), counts, gpu.stream()), "rank_tokens has");
+        let x = gpu.view(&sent.x, HIDDEN);
+        refused(buffer.enqueue_count(x, PrefillCounts::new(), gpu.stream()), "topk_idx is Bf16");
+        let wide = gpu.view(&sent.ids, tokens.ids.len());
+        refused(buffer.enqueue_count(wide, PrefillCounts::new(), gpu.stream()), "topk is");
     });
 }
 
@@ -207,7 +252,12 @@ pub(crate) fn completions_of_prefill_are_futures(gpus: u32) {
         assert!(runtime.block_on(waits).unwrap().unwrap().is_complete());
         let received = runtime.block_on(routing.received(LAYOUT, PATIENT)).unwrap();
         assert_eq!(received.source_counts.len(), gpus as usize);
+        let (former, other) = (routing.completion(), gpu.context.new_stream().unwrap());
         let combined = step.combine(gpu, &mut routing);
+        assert!(matches!(former.wait_on((&other).into()), Err(Error::State(_))));
+        combined.wait_on((&other).into()).unwrap();
+        other.synchronize().unwrap();
+        assert!(combined.is_done().unwrap(), "the other stream did not wait for the combine");
         assert!(runtime.block_on(combined.wait(PATIENT)).unwrap().is_complete());
         assert!(gpu.get(&step.out) == tokens.x);
     });

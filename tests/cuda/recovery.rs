@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use epwire::cuda::{Completion, Dispatched};
-use epwire::cudarc::driver::CudaGraph;
 use epwire::cudarc::driver::sys::CUgraphInstantiate_flags;
+use epwire::cudarc::driver::{CudaGraph, CudaSlice};
 use epwire::{Cause, Checkpoint, Device, EpBuffer, Error, Mask};
 
 use crate::world::{Gpu, PATIENT, Step, Tokens, config};
@@ -54,6 +54,19 @@ impl Rank {
         let step = &mut self.steps[EVERYWHERE].1;
         let input = step.sent.dispatch(&self.gpu);
         self.buffer.enqueue_dispatch(input, step.received.output(&self.gpu), self.gpu.stream()).unwrap()
+    }
+
+    /// What kernels behind the enqueued work see.
+    fn suspects(&self) -> CudaSlice<i32> {
+        let mut suspects = self.gpu.zeros(self.buffer.ranks() as usize);
+        self.buffer.enqueue_suspects(self.gpu.view_mut(&mut suspects), self.gpu.stream()).unwrap();
+        let mut few = self.gpu.zeros::<i32>(1);
+        let error = self.buffer.enqueue_suspects(self.gpu.view_mut(&mut few), self.gpu.stream()).unwrap_err();
+        assert!(
+            matches!(&error, Error::Invalid(f) if f.text.starts_with("suspects has 1 of I32")),
+            "{error}"
+        );
+        suspects
     }
 
     pub(crate) fn checkpoint(&self, step: u64) -> Result<Checkpoint, Error> {
@@ -125,8 +138,11 @@ pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
     // The last rank is silent: the others continue without its rows, and report that.
     let silent = ranks.pop().unwrap();
     let enqueued: Vec<_> = ranks.iter_mut().map(|rank| rank.enqueue(EVERYWHERE)).collect();
-    for (rank, completion) in ranks.iter().zip(enqueued) {
+    let told: Vec<_> = ranks.iter().map(Rank::suspects).collect();
+    for ((rank, completion), told) in ranks.iter().zip(enqueued).zip(told) {
         completion.wait_blocking(PATIENT).unwrap();
+        let expected: Vec<_> = (0..count).map(|rank| i32::from(rank == lost)).collect();
+        assert_eq!(rank.gpu.get(&told), expected, "as of the end of the step");
         let outcome = completion.outcome().unwrap().unwrap();
         assert_eq!(outcome.missing.iter().collect::<Vec<_>>(), [lost]);
         let records = rank.buffer.take_errors().unwrap().records;
@@ -137,6 +153,8 @@ pub(crate) fn a_silent_rank_is_skipped_and_replaced(gpus: u32) {
         assert_eq!(now.suspects.iter().collect::<Vec<_>>(), [lost]);
     }
     set_active(&ranks, &survivors, 2);
+    let told = ranks[0].suspects();
+    assert_eq!(ranks[0].gpu.get(&told)[last], -1, "no member any more");
     assert_exact(&mut ranks, NOT_TO_THE_LAST);
 
     // Another rank takes its place. Graphs that were captured before are replayed with it, and it captures one by

@@ -49,7 +49,7 @@ pub(crate) fn prefill_ranks<T: Send>(
 }
 
 /// The same with what `make` makes.
-fn on_ranks<B, T: Send>(
+pub(crate) fn on_ranks<B, T: Send>(
     ranks: u32,
     on_gpus: bool,
     make: impl Fn(&Group, Device) -> B + Sync,

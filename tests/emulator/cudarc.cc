@@ -133,6 +133,9 @@ CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t bytes, CUst
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream) {
     return copy(memory(to), from, bytes, stream);
 }
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream) {
+    return result(cudaMemcpyAsync(memory(to), memory(from), bytes, cudaMemcpyDeviceToDevice, stream));
+}
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t bytes, CUstream stream) {
     return copy(to, memory(from), bytes, stream);
 }

@@ -78,32 +78,37 @@ struct Count {
     }
 };
 
-// What a captured stream does: work; or it marks a point for other streams, or waits for one.
+// What a captured stream does: work; or it marks a point for other streams, or waits for one, or for an event of outside.
 struct Step {
-    enum { run, mark, await } what;
+    enum { run, mark, await, outside } what;
     Work work;
-    size_t point;
+    size_t point; // or which of the events
 };
 
 struct Graph {
     std::vector<std::vector<Step>> branches; // the first is the stream that began the capture
     size_t points = 0;
+    std::vector<cudaEvent_t> outside;
 };
 
-void run_branch(const Graph &g, size_t branch, std::vector<Count> &points) {
+// Of the events of outside: what had been recorded when the graph was launched.
+using Recorded = std::vector<std::pair<Count *, uint64_t>>;
+
+void run_branch(const Graph &g, size_t branch, std::vector<Count> &points, const Recorded &recorded) {
     for (const Step &s : g.branches[branch]) {
         if (s.what == Step::run) s.work();
         if (s.what == Step::mark) points[s.point].raise(1);
         if (s.what == Step::await) points[s.point].await(1);
+        if (s.what == Step::outside) recorded[s.point].first->await(recorded[s.point].second);
     }
 }
 
-void run_graph(const Graph &g) {
+void run_graph(const Graph &g, const Recorded &recorded) {
     std::vector<Count> points(g.points);
     std::vector<pthread_t> threads(g.branches.size());
     for (size_t i = 1; i < g.branches.size(); i++)
-        start_thread(new Work([&g, &points, i] { run_branch(g, i, points); }), false, &threads[i]);
-    run_branch(g, 0, points);
+        start_thread(new Work([&, i] { run_branch(g, i, points, recorded); }), false, &threads[i]);
+    run_branch(g, 0, points, recorded);
     for (size_t i = 1; i < g.branches.size(); i++) pthread_join(threads[i], nullptr);
 }
 
@@ -111,6 +116,7 @@ struct Capture {
     unsigned long long id;
     Graph graph;
     std::vector<CUstream_st *> streams; // by branch
+    std::atomic<bool> ended{false};
 };
 
 std::atomic<unsigned long long> streams_made{0}, captures_begun{0};
@@ -525,13 +531,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     });
     return cudaSuccess;
 }
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
     stream = resolve(stream);
     uint64_t recording;
     {
         const std::lock_guard<std::mutex> guard(stream->lock);
         const std::lock_guard<std::mutex> own(event->lock);
         if (event->capture) {
+            if (event->capture->ended) return done(cudaErrorInvalidValue);
             if (!stream->capture) {
                 stream->capture = event->capture;
                 stream->branch = event->capture->graph.branches.size();
@@ -542,7 +549,13 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
             stream->capture->graph.branches[stream->branch].push_back({Step::await, nullptr, event->point});
             return cudaSuccess;
         }
-        if (stream->capture) return cudaSuccess; // reached before the graph runs, as far as epwire uses it
+        if (stream->capture) {
+            if (flags != cudaEventWaitExternal) return done(cudaErrorStreamCaptureIsolation);
+            Graph &graph = stream->capture->graph;
+            graph.branches[stream->branch].push_back({Step::outside, nullptr, graph.outside.size()});
+            graph.outside.push_back(event);
+            return cudaSuccess;
+        }
         recording = event->recorded;
     }
     stream->enqueue([=] { event->reached.await(recording); });
@@ -593,6 +606,7 @@ cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatu
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *out) {
     const std::shared_ptr<Capture> capture = stream->capture;
     if (!capture) return done(cudaErrorIllegalState);
+    capture->ended = true;
     for (cudaStream_t s : capture->streams) {
         const std::lock_guard<std::mutex> guard(s->lock);
         s->capture = nullptr;
@@ -606,7 +620,12 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *out, cudaGraph_t graph, unsign
 }
 cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    resolve(stream)->enqueue([graph = exec->graph] { run_graph(*graph); });
+    Recorded recorded;
+    for (cudaEvent_t event : exec->graph->outside) {
+        const std::lock_guard<std::mutex> own(event->lock);
+        recorded.emplace_back(&event->reached, event->recorded);
+    }
+    resolve(stream)->enqueue([graph = exec->graph, recorded] { run_graph(*graph, recorded); });
     return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

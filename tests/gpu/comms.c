@@ -422,6 +422,7 @@ static void compare_traffic(const rank_state *r, const counted *was, const shape
  * the part that this rank makes. The root of a broadcast, rank 0 here, makes no part and gets none. */
 static void check_shared_out(const rank_state *r, uint32_t kind, uint64_t bytes, const counted *was) {
     uint32_t me = r->links->rank, root = kind == EPW_BROADCAST;
+    if (r->links->ranks == 1) return;
     uint64_t sharers = r->links->ranks - root, each = ((bytes + sharers - 1) / sharers + 15) / 16 * 16;
     uint64_t parts[RANKS_LIMIT] = {0};
     for (uint32_t p = root; p < r->links->ranks; p++) {
@@ -596,6 +597,77 @@ static void run_blocks_of(const rank_state *r, uint32_t kind, uint64_t count, ui
     compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
 }
 
+/* Blocks with gaps between them, exchanged in one buffer: even ones, and uneven ones, of which some are
+ * empty. Some ranks give only what `recv` has. */
+static void exchange_blocks_of(const rank_state *r, uint64_t count, int uneven, uint64_t number) {
+    enum { GAP = 3 };
+    uint32_t rank = r->links->rank, n = r->links->ranks;
+    uint64_t counts[64], offsets[64], all = 0;
+    for (uint32_t p = 0; p < n; p++) {
+        counts[p] = uneven ? (p + rank) % 3 * count + (p + rank) % 2 : count;
+        offsets[p] = all;
+        all += counts[p] + GAP;
+    }
+    shape s = {.kind = EPW_ALL_TO_ALL,
+               .type = EPW_TYPE_BF16,
+               .count = count,
+               .send_bytes = 2 * all,
+               .recv_bytes = 2 * all,
+               .send_at = GUARD,
+               .recv_at = GUARD + 2 * rank,
+               .in_place = ~UINT64_C(0)};
+    const side *sides[2] = {&r->gpu, &r->host};
+    epw_coll c[2];
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    fill_rank(r, &s, number * 7919);
+    await_all(r, "copies");
+    for (uint32_t i = 0; i < 2; i++) {
+        c[i] = coll_of(&s, rank, sides[i]);
+        c[i].recv_offsets = offsets;
+        if (uneven) c[i].recv_counts = counts;
+        if (rank % 2 == 0) continue;
+        c[i].send_offsets = offsets;
+        c[i].send_counts = c[i].recv_counts;
+    }
+    REQUIRE_OK(call_and_wait(r, &c[0], &outcome));
+    REQUIRE(outcome.degraded == 0, "exchange: missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    REQUIRE_OK(epw_group(r->host.comm, &c[1], 1, NULL, &outcome));
+    compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, number);
+}
+
+/* One side is empty, and lies where the other does: nothing of that is in place. The first rank gives, all
+ * others take. */
+static void give_nothing_in_place(const rank_state *r) {
+    enum { COUNT = 50000 };
+    uint32_t rank = r->links->rank, n = r->links->ranks;
+    uint64_t blocks[64], none[64] = {0};
+    for (uint32_t p = 0; p < n; p++) blocks[p] = p == 0 ? 0 : COUNT;
+    shape s = {.kind = EPW_ALL_TO_ALL,
+               .type = EPW_TYPE_U8,
+               .send_bytes = COUNT * (uint64_t)n,
+               .recv_bytes = COUNT * (uint64_t)n,
+               .send_at = GUARD,
+               .recv_at = GUARD,
+               .in_place = ~UINT64_C(0)};
+    uint64_t first[64] = {COUNT};
+    const side *sides[2] = {&r->gpu, &r->host};
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    fill_rank(r, &s, 78);
+    await_all(r, "copies");
+    for (uint32_t i = 0; i < 2; i++) {
+        epw_coll c = coll_of(&s, rank, sides[i]);
+        c.send_counts = rank == 0 ? blocks : none;
+        c.recv_counts = rank == 0 ? none : first;
+        if (i == 0) {
+            REQUIRE_OK(call_and_wait(r, &c, &outcome));
+        } else {
+            REQUIRE_OK(epw_group(r->host.comm, &c, 1, NULL, &outcome));
+        }
+        REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
+    }
+    compare(r, &s, "recv", r->host.recv + s.recv_at, r->gpu.recv + s.recv_at, s.recv_bytes, 0);
+}
+
 /* The first rank gathers blocks with gaps between them, the others densely. */
 static void gather_beside_dense(const rank_state *r) {
     enum { BLOCK = 400000, GAP = 16 };
@@ -710,7 +782,7 @@ static void run_norms(const rank_state *r) {
 }
 
 /* A rank passes a different count for one peer only: both ranks learn of it. */
-static void miscount(rank_state *r) {
+static void miscount(rank_state *r, int in_place) {
     uint32_t n = r->links->ranks, rank = r->links->rank;
     uint64_t to[64], from[64];
     for (uint32_t p = 0; p < n; p++) to[p] = from[p] = 40000;
@@ -722,6 +794,11 @@ static void miscount(rank_state *r) {
     c.recv = r->gpu.recv;
     c.send_counts = to;
     c.recv_counts = from;
+    if (in_place) {
+        c.send = c.recv;
+        c.send_counts = NULL;
+        c.recv_counts = to;
+    }
     epw_call call = on_stream(r);
     epw_work work = 0;
     epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -744,11 +821,13 @@ static void run_blocks(rank_state *r) {
             run_blocks_of(r, EPW_ALL_GATHER, counts[i], 7, (int)uneven, number++);
             run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 7, (int)uneven, number++);
             run_blocks_of(r, EPW_REDUCE_SCATTER, counts[i], 1, (int)uneven, number++);
+            exchange_blocks_of(r, counts[i] * 4, (int)uneven, number++);
         }
     }
     gather_beside_dense(r);
+    give_nothing_in_place(r);
     ranks_meet(r->links);
-    for (uint32_t i = 0; i < (small ? 2 : 8) && r->links->ranks > 1; i++) miscount(r);
+    for (uint32_t i = 0; i < (small ? 2 : 8) && r->links->ranks > 1; i++) miscount(r, i % 2);
     if (r->links->rank == 0)
         printf("%llu cases of blocks: same bits as the host\n", (unsigned long long)number);
 }
@@ -1083,6 +1162,17 @@ static epw_work begin_sum(const rank_state *r, ones o, const epw_norm *norm) {
     return work;
 }
 
+static void require_told_suspects(const rank_state *r, uint64_t suspects) {
+    int32_t *told = NULL;
+    size_t bytes = r->links->ranks * sizeof *told;
+    REQUIRE_CUDA(cudaHostAlloc((void **)&told, bytes, cudaHostAllocDefault));
+    memset(told, 0x55, bytes);
+    REQUIRE_OK(epw_comm_suspects(r->gpu.comm, told, r->stream));
+    await_stream(r->stream, 10000 * MS, "suspects");
+    require_told(told, r->links->ranks, all_of(r->links), suspects, "suspects");
+    REQUIRE_CUDA(cudaFreeHost(told));
+}
+
 /* The last rank does not come: the others wait for a bounded time, name it, and continue without it. */
 static void lose(rank_state *r, ones o, uint64_t deadline_ns) {
     const rank_links *links = r->links;
@@ -1094,6 +1184,7 @@ static void lose(rank_state *r, ones o, uint64_t deadline_ns) {
         epw_membership now = EPW_MEMBERSHIP_INIT;
         REQUIRE_OK(epw_comm_membership(r->gpu.comm, &now));
         REQUIRE(now.suspects.bits[0] == last, "suspects %llx", (unsigned long long)now.suspects.bits[0]);
+        require_told_suspects(r, last);
         uint32_t faulted = 0;
         REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
         REQUIRE(faulted == 1, "the fault is not reported");

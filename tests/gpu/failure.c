@@ -48,6 +48,7 @@ typedef struct member {
     cudaGraphExec_t graph;
     uint64_t *stamps; /* [2], device memory */
     uint64_t *waits;  /* [ranks], device memory */
+    int32_t *told;    /* [ranks], pinned: the suspects */
     uint32_t cause;   /* cause of the next loss: silence until `bound`, or at once a lost connection */
     uint64_t bound;   /* limit of the wait for the lost rank */
     uint64_t mask;
@@ -109,6 +110,12 @@ static void take_records(const member *m, uint32_t peer, uint32_t phase) {
     REQUIRE(phase == 0 || count > 0, "no error record of the loss of rank %u", peer);
 }
 
+/* Enqueued before the host knows. */
+static void tell_suspects(const member *m) {
+    memset(m->told, 0x55, m->config.ranks * sizeof *m->told);
+    REQUIRE_OK(epw_buffer_suspects(m->buffer, m->told, m->lane.stream));
+}
+
 static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const char *op) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     uint64_t took = elapsed_ns(m);
@@ -119,6 +126,7 @@ static void lost_in_time(const member *m, uint32_t peer, uint32_t phase, const c
             "%s: cause %u phase %u peer %u", op, outcome.record.cause, outcome.record.phase,
             outcome.record.peer);
     REQUIRE_SUSPECTS(m->buffer, bit(peer), m->cause == EPW_CAUSE_TIMEOUT ? bit(peer) : 0);
+    require_told(m->told, m->config.ranks, m->mask, bit(peer), op);
     REQUIRE(is_in_time(m, took), "%s: took %llu us with a deadline of %llu us", op,
             (unsigned long long)(took / 1000), (unsigned long long)(m->bound / 1000));
     uint64_t waits[RANKS_LIMIT];
@@ -172,6 +180,7 @@ static void lose_dispatch(member *m, uint32_t peer) {
     m->handle = step_dispatch(l, plain, options.tokens);
     stamp(m, 1);
     measure_no_more(m);
+    tell_suspects(m);
     settle(m, "a dispatch that loses a rank");
     lost_in_time(m, peer, EPW_PHASE_DISPATCH_RECEIVE, "dispatch");
     step_answer(l, plain, options.tokens, m->handle);
@@ -192,6 +201,7 @@ static void lose_combine(member *m, uint32_t peer) {
     step_combine(l, plain, m->handle);
     stamp(m, 1);
     measure_no_more(m);
+    tell_suspects(m);
     step_check(l, plain, options.tokens);
     settle(m, "a combine that loses a rank");
     lost_in_time(m, peer, EPW_PHASE_COMBINE_RECEIVE, "combine");
@@ -239,6 +249,9 @@ static void create(member *m, const rank_links *links, uint64_t iteration) {
     void *waits = NULL;
     REQUIRE_CUDA(cudaMalloc(&waits, links->ranks * sizeof *m->waits));
     m->waits = waits;
+    void *told = NULL;
+    REQUIRE_CUDA(cudaHostAlloc(&told, links->ranks * sizeof *m->told, cudaHostAllocDefault));
+    m->told = told;
 }
 
 static void activate(member *m, uint64_t mask, uint32_t epoch) {

@@ -242,54 +242,158 @@ static void change_streams(const rank_links *links, const test_case *c) {
     close_member(&m, links);
 }
 
-/* Copies, on another stream, what calls on the lane's stream write, as the host finds it after waiting for
- * that other stream only. */
-static void copy_behind(const member *m, epw_handle handle, cudaStream_t stream, void *to, const void *from,
-                        size_t bytes) {
-    REQUIRE_OK(epw_stream_wait(m->buffer, handle, stream));
-    REQUIRE_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream));
-    REQUIRE_CUDA(cudaStreamSynchronize(stream));
+/* What a second stream copies of a step, in pinned memory: otherwise the host would wait in the copy. */
+typedef struct copies {
+    void *rows, *out, *scratch;
+    cudaStream_t stream;
+} copies;
+
+static copies make_copies(const member *m) {
+    copies at = {0};
+    size_t rows_bytes = m->lane.row.expert_rows_bytes;
+    REQUIRE_CUDA(cudaHostAlloc(&at.rows, rows_bytes, cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaHostAlloc(&at.out, out_bytes(), cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaHostAlloc(&at.scratch, rows_bytes + out_bytes(), cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&at.stream, cudaStreamNonBlocking));
+    return at;
 }
 
-/* Requires that `copy` equals what lies at `from`, which has been checked. */
-static void same(const void *copy, const void *from, void *scratch, size_t bytes, const char *name) {
+static void free_copies(const copies *at) {
+    REQUIRE_CUDA(cudaStreamDestroy(at->stream));
+    REQUIRE_CUDA(cudaFreeHost(at->rows));
+    REQUIRE_CUDA(cudaFreeHost(at->out));
+    REQUIRE_CUDA(cudaFreeHost(at->scratch));
+}
+
+static void copy(const copies *at, void *to, const void *from, size_t bytes) {
+    REQUIRE_CUDA(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, at->stream));
+}
+
+/* As the host finds it after waiting for that other stream only. */
+static void copy_behind(const member *m, epw_handle handle, const copies *at, void *to, const void *from,
+                        size_t bytes) {
+    REQUIRE_OK(epw_stream_wait(m->buffer, handle, at->stream));
+    copy(at, to, from, bytes);
+    REQUIRE_CUDA(cudaStreamSynchronize(at->stream));
+}
+
+/* Requires that `copied` equals what lies at `from`, which has been checked. */
+static void same(const void *copied, const void *from, void *scratch, size_t bytes, const char *name) {
     REQUIRE_CUDA(cudaMemcpy(scratch, from, bytes, cudaMemcpyDeviceToHost));
-    REQUIRE(memcmp(copy, scratch, bytes) == 0, "the copy of %s began too early", name);
+    REQUIRE(memcmp(copied, scratch, bytes) == 0, "the copy of %s began too early", name);
 }
 
 static void wait_on_another_stream(const rank_links *links, const test_case *c) {
     member m;
     open_member(&m, links, c);
     step_lane *l = &m.lane;
-    size_t rows_bytes = l->row.expert_rows_bytes;
-    void *rows = NULL, *out = NULL, *scratch = NULL; /* pinned, otherwise the host would wait in the copy */
-    cudaStream_t other = NULL;
-    REQUIRE_CUDA(cudaHostAlloc(&rows, rows_bytes, cudaHostAllocDefault));
-    REQUIRE_CUDA(cudaHostAlloc(&out, out_bytes(), cudaHostAllocDefault));
-    REQUIRE_CUDA(cudaHostAlloc(&scratch, rows_bytes + out_bytes(), cudaHostAllocDefault));
-    REQUIRE_CUDA(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking));
+    copies at = make_copies(&m);
     for (uint32_t round = 0; round < 4 * ROUNDS; round++) {
         step_kind kind = step_kind_of(links->rank, round % COPIED_KINDS);
         spoil_outputs(&m);
         step_make(l);
         epw_handle handle = step_dispatch(l, kind, TOKENS);
-        copy_behind(&m, handle, other, rows, l->memory.rows, rows_bytes);
+        copy_behind(&m, handle, &at, at.rows, l->memory.rows, l->row.expert_rows_bytes);
         step_answer(l, kind, TOKENS, handle);
         step_combine(l, kind, handle);
-        copy_behind(&m, handle, other, out, l->memory.out, out_bytes());
+        copy_behind(&m, handle, &at, at.out, l->memory.out, out_bytes());
         step_check(l, kind, TOKENS);
         exact(&m, "a step with another stream behind it");
-        same(rows, l->memory.rows, scratch, rows_bytes, "rows");
-        same(out, l->memory.out, scratch, out_bytes(), "out");
+        same(at.rows, l->memory.rows, at.scratch, l->row.expert_rows_bytes, "rows");
+        same(at.out, l->memory.out, at.scratch, out_bytes(), "out");
     }
     close_member(&m, links);
-    REQUIRE_CUDA(cudaStreamDestroy(other));
-    REQUIRE_CUDA(cudaFreeHost(rows));
-    REQUIRE_CUDA(cudaFreeHost(out));
-    REQUIRE_CUDA(cudaFreeHost(scratch));
+    free_copies(&at);
 }
 
 /* ---- graphs ---- */
+
+static void refuse_wait(const member *m, epw_handle handle, cudaStream_t stream, const char *words) {
+    epw_status status = epw_stream_wait(m->buffer, handle, stream);
+    REQUIRE(status == EPW_ERR_STATE, "%s: %s", epw_status_name(status), epw_last_error());
+    REQUIRE(strstr(epw_last_error(), words) != NULL, "wanted \"%s\" in: %s", words, epw_last_error());
+}
+
+/* A step whose rows and sums a second stream copies, once each is there. */
+static cudaGraphExec_t capture_copied_step(member *m, step_kind kind, const copies *at, epw_handle *handle) {
+    step_lane *l = &m->lane;
+    cudaEvent_t joined = NULL;
+    REQUIRE_CUDA(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
+    step_capture(l->stream);
+    step_make(l);
+    *handle = step_dispatch(l, kind, TOKENS);
+    REQUIRE_OK(epw_stream_wait(m->buffer, *handle, at->stream));
+    copy(at, at->rows, l->memory.rows, l->row.expert_rows_bytes);
+    step_answer(l, kind, TOKENS, *handle);
+    step_combine(l, kind, *handle);
+    REQUIRE_OK(epw_stream_wait(m->buffer, *handle, at->stream));
+    copy(at, at->out, l->memory.out, out_bytes());
+    REQUIRE_CUDA(cudaEventRecord(joined, at->stream));
+    REQUIRE_CUDA(cudaStreamWaitEvent(l->stream, joined, 0));
+    step_check(l, kind, TOKENS);
+    cudaGraphExec_t graph = step_captured(l->stream);
+    REQUIRE_CUDA(cudaEventDestroy(joined));
+    return graph;
+}
+
+/* A stream joins the capture of a dispatch and its combine by waiting for them. */
+static void join_a_capture(const rank_links *links, const test_case *c) {
+    member m;
+    open_member(&m, links, c);
+    step_lane *l = &m.lane;
+    copies at = make_copies(&m);
+    for (uint32_t k = 0; k < COPIED_KINDS; k++) {
+        epw_handle handle = 0;
+        cudaGraphExec_t graph = capture_copied_step(&m, step_kind_of(links->rank, k), &at, &handle);
+        refuse_wait(&m, handle, at.stream, "its capture has ended");
+        refuse_wait(&m, handle, NULL, "legacy default stream");
+        step_capture(at.stream);
+        refuse_wait(&m, handle, at.stream, "under another capture");
+        copy(&at, at.out, l->memory.out, out_bytes());
+        REQUIRE_CUDA(cudaGraphExecDestroy(step_captured(at.stream))); /* which is still good */
+        for (int i = 0; i < REPLAYS; i++) {
+            spoil_outputs(&m);
+            REQUIRE_CUDA(cudaGraphLaunch(graph, l->stream));
+            exact(&m, "a graph with a second stream");
+            same(at.rows, l->memory.rows, at.scratch, l->row.expert_rows_bytes, "rows");
+            same(at.out, l->memory.out, at.scratch, out_bytes(), "out");
+        }
+        REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    }
+    close_member(&m, links);
+    free_copies(&at);
+}
+
+/* A graph of another stream waits for the calls that were made before it is launched. */
+static void wait_from_a_graph(const rank_links *links, const test_case *c) {
+    member m;
+    open_member(&m, links, c);
+    step_lane *l = &m.lane;
+    copies at = make_copies(&m);
+    cudaGraphExec_t graph = NULL;
+    for (uint32_t round = 0; round < 4 * ROUNDS; round++) {
+        step_kind kind = step_kind_of(links->rank, round % COPIED_KINDS);
+        spoil_outputs(&m);
+        step_make(l);
+        epw_handle handle = step_dispatch(l, kind, TOKENS);
+        step_answer(l, kind, TOKENS, handle);
+        step_combine(l, kind, handle);
+        if (graph == NULL) {
+            step_capture(at.stream);
+            REQUIRE_OK(epw_stream_wait(m.buffer, handle, at.stream));
+            copy(&at, at.out, l->memory.out, out_bytes());
+            graph = step_captured(at.stream);
+        }
+        REQUIRE_CUDA(cudaGraphLaunch(graph, at.stream));
+        await_stream(at.stream, 60 * 1000 * MS, "a graph behind a step");
+        step_check(l, kind, TOKENS);
+        exact(&m, "a step with a graph behind it");
+        same(at.out, l->memory.out, at.scratch, out_bytes(), "out");
+    }
+    REQUIRE_CUDA(cudaGraphExecDestroy(graph));
+    close_member(&m, links);
+    free_copies(&at);
+}
 
 /* With different tokens than before. */
 static void replay_in_turn(member *m, step_kind kind, epw_handle handle, cudaGraphExec_t dispatching,
@@ -358,6 +462,8 @@ static const test_case cases[] = {
     {"one-visible-gpu", run_steps, EPW_PATH_ALL, MAPPED, HIDDEN_BUT_ONE},
     {"default-streams", change_streams, EPW_PATH_ALL, MAPPED, IN_ORDER},
     {"stream-wait", wait_on_another_stream, EPW_PATH_ALL, MAPPED, IN_ORDER},
+    {"stream-wait-captured", join_a_capture, EPW_PATH_ALL, MAPPED, IN_ORDER},
+    {"stream-wait-graph", wait_from_a_graph, EPW_PATH_ALL, MAPPED, IN_ORDER},
     {"two-graphs", share_a_handle, EPW_PATH_ALL, MAPPED, IN_ORDER},
 };
 

@@ -3,8 +3,8 @@
  * used again. Each case comes from one seed, and runs first on host threads, then on kernels. Ranks are
  * threads of this process.
  *
- * Then one rank is delayed, which must delay no other; two lanes are used at the same time; a dispatch that
- * uses its routing again is given up; and blocks get no SM.
+ * Then one rank is delayed, which must delay no other, and the others' outputs name it; two lanes are used at
+ * the same time; a dispatch that uses its routing again is given up; and blocks get no SM.
  *
  * With EPW_TEST_PATH, see ranks.h, the ranks on GPUs reach each other by queues.
  *
@@ -314,7 +314,7 @@ static void make_outputs(rank *me) {
     take(me, OUT_BAND, places * c->sideband_bytes);
     take(me, COUNTS, local * 4);
     take(me, OFFSETS, local * 4);
-    take(me, OVERFLOW_, local * 4);
+    take(me, OVERFLOW_, (by_expert(me->layout) ? local : ranks) * 4);
     take(me, SOURCE_COUNTS, ranks * 4);
     take(me, SOURCE_OFFSETS, ranks * 4);
     for (int a = ROW_EXPERT; a <= ROW_WEIGHT; a++) take(me, a, places * 4);
@@ -427,7 +427,7 @@ static epw_prefill_output output_of(const rank *me, unsigned char *const at[ARRA
     out.sideband = me->p->sideband ? at[OUT_BAND] : NULL;
     out.counts = (uint32_t *)at[COUNTS];
     out.offsets = experts ? (uint32_t *)at[OFFSETS] : NULL;
-    out.overflow = experts ? (uint32_t *)at[OVERFLOW_] : NULL;
+    out.overflow = (uint32_t *)at[OVERFLOW_];
     out.source_counts = (uint32_t *)at[SOURCE_COUNTS];
     out.source_offsets = experts ? NULL : (uint32_t *)at[SOURCE_OFFSETS];
     out.row_expert = experts ? (int32_t *)at[ROW_EXPERT] : NULL;
@@ -941,6 +941,77 @@ static int run_given_up(const rank_links *links) {
     return 0;
 }
 
+/* ---- a rank that is late ---- */
+
+enum { LATE = HELD_RANKS - 1, GIVEN = 1000 };
+
+/* The delay was added to the number of the rank that was late, not half of it to another one's, and nothing
+ * to this rank's own and to what lies behind. */
+static void check_waits(const rank_links *links, const uint64_t *on_gpu, uint64_t late_ns, const char *what) {
+    uint64_t waited[HELD_RANKS + 1];
+    REQUIRE_CUDA(cudaMemcpy(waited, on_gpu, sizeof waited, cudaMemcpyDeviceToHost));
+    for (uint32_t p = 0; p <= HELD_RANKS; p++) {
+        uint64_t added = waited[p] - GIVEN;
+        bool was_late = p == LATE && links->rank != LATE, nobody = p == links->rank || p == HELD_RANKS;
+        CHECK_MSG(nobody     ? added == 0
+                  : was_late ? added >= late_ns * 3 / 4
+                             : added < late_ns / 2,
+                  "rank %u, %s: %llu ns for %u, the late rank %u came after %llu", links->rank, what,
+                  (unsigned long long)added, p, LATE, (unsigned long long)late_ns);
+    }
+}
+
+static void begin_waits(const rank_links *links, uint64_t *on_gpu, uint64_t late_ns) {
+    uint64_t given[HELD_RANKS + 1];
+    for (uint32_t p = 0; p <= HELD_RANKS; p++) given[p] = GIVEN;
+    REQUIRE_CUDA(cudaMemcpy(on_gpu, given, sizeof given, cudaMemcpyHostToDevice));
+    REQUIRE_CUDA(cudaStreamSynchronize(NULL));
+    ranks_meet(links);
+    if (links->rank == LATE)
+        nanosleep(&(struct timespec){(time_t)(late_ns / 1000 / MS), (long)(late_ns % (1000 * MS))}, NULL);
+}
+
+/* The outputs of a dispatch and of a combine say who was waited for. */
+static int run_waits(const rank_links *links) {
+    plan p = {.config = EPW_PREFILL_CONFIG_INIT};
+    epw_config *c = &p.config.ep;
+    c->ranks = c->experts = c->topk = HELD_RANKS;
+    c->lanes = 1;
+    c->max_tokens = HELD_TOKENS;
+    c->hidden = 64;
+    c->deadline_ns = 60000 * MS;
+    p.config.ring_tokens = HELD_TOKENS + 1;
+    uint64_t late_ns = 200 * longer * times_slower() * MS;
+    uint64_t *waited = NULL;
+    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
+    REQUIRE_CUDA(cudaMalloc((void **)&waited, (HELD_RANKS + 1) * sizeof *waited));
+    epw_prefill *prefill = make(&p, links, ranks_gpu(links));
+    exchange x = make_exchange(prefill, 0);
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
+    await_stream(x.stream, 120000 * MS, "a first dispatch");
+    x.out.wait_ns = waited;
+    begin_waits(links, waited, late_ns);
+    REQUIRE_OK(epw_prefill_dispatch(prefill, x.routing, &x.in, EPW_ROUTE_NEW, 0, &x.out, NULL));
+    await_stream(x.stream, 120000 * MS, "a dispatch");
+    check_waits(links, waited, late_ns, "dispatch");
+
+    epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
+    epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    in.expert_out = x.out.rows;
+    in.stream = out.stream = x.stream;
+    out.out = x.memory; /* its tokens, which are no longer needed */
+    out.wait_ns = waited;
+    begin_waits(links, waited, late_ns);
+    REQUIRE_OK(epw_prefill_combine(prefill, x.routing, &in, &out, NULL));
+    await_stream(x.stream, 120000 * MS, "a combine");
+    check_waits(links, waited, late_ns, "combine");
+    end_exchange(&x, links);
+    ranks_meet(links);
+    destroy_on_gpu(links, prefill);
+    REQUIRE_CUDA(cudaFree(waited));
+    return 0;
+}
+
 /* ---- blocks that get no SM ---- */
 
 static void require_lost_itself(epw_prefill *prefill, exchange *x) {
@@ -951,6 +1022,10 @@ static void require_lost_itself(epw_prefill *prefill, exchange *x) {
     CHECK(outcome.degraded == 1 && outcome.missing.bits[0] == 1);
     CHECK_MSG(outcome.record.cause == EPW_CAUSE_TIMEOUT && outcome.record.peer == 0, "cause %u, peer %u",
               outcome.record.cause, outcome.record.peer);
+    epw_error_record record;
+    uint32_t taken = 0;
+    REQUIRE_OK(epw_prefill_take_errors(prefill, &record, sizeof record, 1, &taken, NULL));
+    CHECK(taken == 1 && record.cause == EPW_CAUSE_TIMEOUT && record.peer == 0);
 }
 
 /* Other work keeps some blocks of a kernel off the GPU for longer than the kernel waits for them: the rank
@@ -1008,6 +1083,7 @@ int main(int argc, char **argv) {
                   argv);
     if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
     if (options.ranks == 0) ranks_run(run_given_up, HELD_RANKS, gpus, 0, argv);
+    if (options.ranks == 0) KEEP_TIME(ranks_run(run_waits, HELD_RANKS, gpus, 0, argv));
     if (options.ranks == 0 && !ranks_by_queue()) ranks_run(run_late, 1, gpus, 0, argv);
     uint64_t failed = atomic_load(&checks_failed);
     printf("prefill: %s cases=%u checks=%llu failed=%llu\n", failed == 0 ? "OK" : "FAILED", options.cases,

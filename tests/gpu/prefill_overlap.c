@@ -1,7 +1,7 @@
 /* Prefill on a few SMs beside matrix products on the others: how long both take together, for how long the
  * longer one takes alone. Pairs of dispatch and combine, about as long as the products, in a graph; the
- * products are enqueued before them, or behind them. Exit code 77, with the reason, if there is no GPU or no
- * cuBLAS. */
+ * products are enqueued before them, or behind them. With --limit it fails where that ratio is larger. Exit
+ * code 77, with the reason, if there is no GPU or no cuBLAS. */
 #include "cublas.h"
 #include "echo.h"
 #include "hog.h"
@@ -15,7 +15,8 @@ enum { REPEATS = 11, PRODUCTS = 2 };
 
 static struct {
     uint32_t ranks, processes, sms, n, tokens, hidden, experts, topk, seconds;
-    const char *library;
+    const char *library, *limit;
+    double most; /* the limit; 0: none */
 } options = {.sms = 24,
              .n = 8192,
              .tokens = 4096,
@@ -36,12 +37,14 @@ static const ranks_option named[] = {
     {"--topk", .number = &options.topk},
     {"--seconds", .number = &options.seconds},
     {"--cublas", .text = &options.library},
+    {"--limit", .text = &options.limit}, /* read into `most` */
     {0},
 };
 
 static const char usage[] =
     "prefill_overlap [--ranks N] [--processes] [--sms N (of prefill)] [--n N (of a product)] [--tokens N]\n"
-    "       [--hidden N] [--experts N] [--topk N] [--seconds N (limit)] [--cublas PATH]";
+    "       [--hidden N] [--experts N] [--topk N] [--seconds N (limit)] [--cublas PATH]\n"
+    "       [--limit RATIO (of the time of both together to that of the longer one alone)]";
 
 /* ---- pairs of dispatch and combine ---- */
 
@@ -188,6 +191,12 @@ static double measure(const rank_links *links, const clocks *c, pairs *p, cudaGr
     return slowest;
 }
 
+/* All ranks have the same numbers. */
+static void require_within_limit(const char *order, double ratio) {
+    REQUIRE(options.most == 0 || ratio <= options.most, "%s: a ratio of %.3f is above the limit of %s", order,
+            ratio, options.limit);
+}
+
 /* Returns whether there are products to measure beside. */
 static int run_case(const rank_links *links, const clocks *c, int fp8, uint32_t layout) {
     int sms = 0;
@@ -211,6 +220,8 @@ static int run_case(const rank_links *links, const clocks *c, int fp8, uint32_t 
                "products_first_us=%.0f ratio=%.2f pairs_first_us=%.0f ratio=%.2f\n",
                fp8 ? "FP8" : "BF16", layout == EPW_PACKED ? "packed" : "dense", count, options.sms, pairs_us,
                products, before, before / longer, behind, behind / longer);
+    require_within_limit("products first", before / longer);
+    require_within_limit("pairs first", behind / longer);
     REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     cublas_close(gemm);
     close_pairs(links, &p);
@@ -239,6 +250,14 @@ static int rank_main(const rank_links *links) {
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     if (ranks_options(argc, argv, named, usage) != 0) return 2;
+    if (options.limit != NULL) {
+        char *end;
+        options.most = strtod(options.limit, &end);
+        if (*end != '\0' || end == options.limit || !(options.most >= 1)) {
+            fprintf(stderr, "--limit is %s, must be a ratio of at least 1\n", options.limit);
+            return 2;
+        }
+    }
     ranks_limit("prefill_overlap", options.seconds);
     return ranks_main(rank_main, options.ranks, options.processes, argv);
 }

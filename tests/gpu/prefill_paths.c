@@ -1,6 +1,7 @@
 /* Prefill with mapped peers and peers behind queues in one group: a rank that is replaced by one that is
  * reached the other way, while the ranks that stay replay the graphs that they captured before; a rank that
- * comes back after it was given up; a connection that is lost; and counts that no peer can send. Each case is
+ * comes back after it was given up; a connection that is lost; counts that no peer can send; and streams
+ * that wait for operations, in graphs too. Each case is
  * a process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
  * reason, if there is no GPU. */
 #include "cases.h"
@@ -9,6 +10,9 @@
 #include "prefill/parts.h"
 #include "ranks.h"
 #include "step.h"
+
+#include <stdbool.h>
+#include <stddef.h>
 
 enum { RANKS = 3, TOKENS = 24, HIDDEN = 64, ROWS = RANKS * TOKENS, MOVER = 2, ALL = (1 << RANKS) - 1 };
 enum { MAPPED = EPW_PATH_SELF | EPW_PATH_THREAD | EPW_PATH_QUEUE, QUEUED = EPW_PATH_SELF | EPW_PATH_QUEUE };
@@ -188,7 +192,14 @@ static void step(const char *what) {
 
 /* Ranks 0 and 1 dispatch, and the last one does not: the others give it up, for this cause. */
 static void require_lost(uint32_t cause, const char *what) {
-    for (uint32_t r = 0; r < MOVER; r++) dispatch(&members[r]);
+    static int32_t *told[MOVER]; /* of the suspects */
+    for (uint32_t r = 0; r < MOVER; r++) {
+        dispatch(&members[r]);
+        if (told[r] == NULL)
+            REQUIRE_CUDA(cudaHostAlloc((void **)&told[r], RANKS * sizeof *told[r], cudaHostAllocPortable));
+        memset(told[r], 0x55, RANKS * sizeof *told[r]);
+        REQUIRE_OK(epw_prefill_suspects(members[r].prefill, told[r], members[r].stream));
+    }
     for (uint32_t r = 0; r < MOVER; r++) {
         epw_outcome outcome = EPW_OUTCOME_INIT;
         await_stream(members[r].stream, 60000 * MS, what);
@@ -197,6 +208,7 @@ static void require_lost(uint32_t cause, const char *what) {
                 "%s: rank %u: missing %llx, peer %u", what, r, (unsigned long long)outcome.missing.bits[0],
                 outcome.record.peer);
         REQUIRE(outcome.record.cause == cause, "%s: rank %u: cause %u", what, r, outcome.record.cause);
+        require_told(told[r], RANKS, ALL, 1u << MOVER, what);
     }
 }
 
@@ -206,7 +218,108 @@ static void require_path(uint32_t from, uint32_t to, uint32_t path) {
             epw_path_name(path));
 }
 
+/* ---- another stream ---- */
+
+/* What a second stream copies behind a dispatch and behind its combine, in pinned memory. */
+typedef struct watcher {
+    cudaStream_t stream;
+    cudaGraphExec_t graph; /* of its own, which copies the sums */
+    memory *seen;
+} watcher;
+
+static void copy_seen(const member *m, const watcher *w, size_t offset, size_t bytes) {
+    REQUIRE_CUDA(cudaMemcpyAsync((unsigned char *)w->seen + offset, (unsigned char *)m->on_gpu + offset,
+                                 bytes, cudaMemcpyDeviceToHost, w->stream));
+}
+
+static void wait_for(const member *m, const watcher *w) {
+    REQUIRE_OK(epw_prefill_stream_wait(m->prefill, m->routing, w->stream));
+}
+
+/* The second stream joins the capture, and leaves it before it ends. */
+static void capture_watched(member *m, const watcher *w) {
+    cudaEvent_t joined = NULL;
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    REQUIRE_CUDA(cudaEventCreateWithFlags(&joined, cudaEventDisableTiming));
+    step_capture(m->stream);
+    dispatch(m);
+    wait_for(m, w);
+    copy_seen(m, w, offsetof(memory, rows), sizeof w->seen->rows);
+    combine(m);
+    wait_for(m, w);
+    copy_seen(m, w, offsetof(memory, sums), sizeof w->seen->sums);
+    REQUIRE_CUDA(cudaEventRecord(joined, w->stream));
+    REQUIRE_CUDA(cudaStreamWaitEvent(m->stream, joined, 0));
+    m->graph = step_captured(m->stream);
+    REQUIRE_CUDA(cudaEventDestroy(joined));
+    epw_status status = epw_prefill_stream_wait(m->prefill, m->routing, w->stream);
+    REQUIRE(status == EPW_ERR_STATE && strstr(epw_last_error(), "capture has ended") != NULL, "%s: %s",
+            epw_status_name(status), epw_last_error());
+}
+
+/* Without graphs. */
+static void call_all(void) {
+    for (uint32_t r = 0; r < RANKS; r++) {
+        dispatch(&members[r]);
+        combine(&members[r]);
+    }
+    for (uint32_t r = 0; r < RANKS; r++) await_stream(members[r].stream, 60000 * MS, "operations");
+}
+
+static void require_seen(const member *m, const watcher *w, bool rows, const char *what) {
+    static memory at;
+    REQUIRE_CUDA(cudaMemcpy(&at, m->on_gpu, sizeof at, cudaMemcpyDeviceToHost));
+    REQUIRE(!rows || memcmp(w->seen->rows, at.rows, sizeof at.rows) == 0, "%s: rank %u: rows too early", what,
+            m->config.rank);
+    REQUIRE(memcmp(w->seen->sums, at.sums, sizeof at.sums) == 0, "%s: rank %u: sums too early", what,
+            m->config.rank);
+}
+
 /* ---- cases ---- */
+
+/* Streams that copy what operations write, in the operations' graph and in graphs of their own. Each rank's
+ * work is there before that of the next rank, so it waits. */
+static void watched(uint32_t gpus) {
+    enum { ROUNDS = 20 };
+    const uint32_t paths[RANKS] = {MAPPED, MAPPED, MAPPED};
+    watcher w[RANKS] = {{0}};
+    open_all(gpus, paths);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
+        REQUIRE_CUDA(cudaStreamCreateWithFlags(&w[r].stream, cudaStreamNonBlocking));
+        REQUIRE_CUDA(cudaHostAlloc((void **)&w[r].seen, sizeof *w[r].seen, cudaHostAllocDefault));
+        capture_watched(&members[r], &w[r]);
+    }
+    for (int i = 0; i < ROUNDS; i++) {
+        step("a watched graph");
+        for (uint32_t r = 0; r < RANKS; r++) require_seen(&members[r], &w[r], true, "a watched graph");
+    }
+    call_all();
+    for (uint32_t r = 0; r < RANKS; r++) {
+        REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
+        step_capture(w[r].stream);
+        wait_for(&members[r], &w[r]);
+        copy_seen(&members[r], &w[r], offsetof(memory, sums), sizeof w[r].seen->sums);
+        w[r].graph = step_captured(w[r].stream);
+    }
+    for (int i = 0; i < ROUNDS; i++) {
+        for (uint32_t r = 0; r < RANKS; r++) fill(&members[r]);
+        for (uint32_t r = 0; r < RANKS; r++) {
+            dispatch(&members[r]);
+            combine(&members[r]);
+            REQUIRE_CUDA(cudaGraphLaunch(w[r].graph, w[r].stream));
+        }
+        for (uint32_t r = 0; r < RANKS; r++) await_stream(w[r].stream, 60000 * MS, "a watching graph");
+        for (uint32_t r = 0; r < RANKS; r++) require_seen(&members[r], &w[r], false, "a watching graph");
+    }
+    for (uint32_t r = 0; r < RANKS; r++) {
+        REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
+        REQUIRE_CUDA(cudaGraphExecDestroy(w[r].graph));
+        REQUIRE_CUDA(cudaStreamDestroy(w[r].stream));
+        REQUIRE_CUDA(cudaFreeHost(w[r].seen));
+    }
+    close_all();
+}
 
 /* Ranks 0 and 1 map each other all the time. */
 static void moves(uint32_t gpus) {
@@ -282,6 +395,7 @@ static void nonsense(uint32_t gpus) {
 }
 
 static const gpu_case cases[] = {{"moves", moves, 1, 120},
+                                 {"watched", watched, 1, 60},
                                  {"comes_back", comes_back, 1, 120},
                                  {"link_lost", link_lost, 1, 60},
                                  {"nonsense", nonsense, 1, 60}};

@@ -70,4 +70,13 @@ static inline void await_stream(cudaStream_t stream, uint64_t timeout_ns, const 
                 (unsigned long long)now_.silent.bits[0]);                                                    \
     } while (0)
 
+/* What a kernel was told of the ranks, in pinned memory, which nothing writes now. */
+static inline void require_told(const int32_t *told, uint32_t ranks, uint64_t members, uint64_t suspects,
+                                const char *what) {
+    for (uint32_t r = 0; r < ranks; r++) {
+        int32_t wanted = !(members >> r & 1) ? -1 : (int32_t)(suspects >> r & 1);
+        REQUIRE(told[r] == wanted, "%s: rank %u: %d, not %d", what, r, (int)told[r], (int)wanted);
+    }
+}
+
 #endif

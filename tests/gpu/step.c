@@ -14,6 +14,7 @@ static const char *const fault_names[TRAFFIC_FAULTS] = {
     [TRAFFIC_ROW_WEIGHT] = "row_weights",
     [TRAFFIC_EXPERT_ROW] = "expert_rows",
     [TRAFFIC_OFFSET] = "offset",
+    [TRAFFIC_OVERFLOW] = "overflow",
     [TRAFFIC_ROW_SOURCE] = "row_source",
     [TRAFFIC_ROW_POSITION] = "row_position",
     [TRAFFIC_PAYLOAD] = "payload",

@@ -149,6 +149,17 @@ __global__ void make_kernel(const traffic_shape s, const traffic_memory m) {
             m.ids[t * s.topk + lane] = t < tokens ? expert_of(s, token, lane) : -1;
             m.weights[t * s.topk + lane] = weight_of(token, lane);
         }
+        if (m.given_scales) {
+            auto *row = reinterpret_cast<uint64_t *>(m.x) + size_t(t) * s.hidden / kChunk;
+            auto *scales = reinterpret_cast<unsigned char *>(m.given_scales) + t * m.given_row_stride;
+            for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32) {
+                row[chunk] = codes_of(token, chunk);
+                uint32_t block = chunk / (EPW_FP8_BLOCK / kChunk);
+                *reinterpret_cast<float *>(scales + block * m.given_block_stride) =
+                    scale_of(exponent_of(token, chunk));
+            }
+            continue;
+        }
         auto *row = reinterpret_cast<uint4 *>(m.x + size_t(t) * s.hidden);
         for (uint32_t chunk = lane; chunk < s.hidden / kChunk; chunk += 32)
             row[chunk] = channels_of(token, chunk);
@@ -215,7 +226,8 @@ __device__ void walk(const traffic_shape &s, uint64_t iteration, uint64_t source
 // the weighted sum of those of all of the token's experts here, if that is -1. Called by one warp.
 __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const traffic_places &p, Where w,
                           const Token &token, uint32_t list, uint32_t row) {
-    uint32_t lane = threadIdx.x % 32, local = s.experts / s.ranks, lists = list * s.ranks * s.max_tokens;
+    uint32_t lane = threadIdx.x % 32, local = s.experts / s.ranks;
+    uint32_t lists = list * (p.places > 0 ? p.places : s.ranks * s.max_tokens);
     const unsigned char *from = p.rows + uint64_t(lists + row) * p.row_stride;
     const auto *scales = reinterpret_cast<const unsigned char *>(p.scales) + list * p.scale_list_stride +
                          row * p.scale_row_stride;
@@ -230,6 +242,15 @@ __device__ void check_row(const traffic_shape &s, const traffic_memory &m, const
         if (chunk % (EPW_FP8_BLOCK / kChunk) != 0) continue;
         w.what = TRAFFIC_SCALE;
         uint32_t block = chunk / (EPW_FP8_BLOCK / kChunk);
+        if (p.payload == EPW_PAYLOAD_FP8_UE8M0) {
+            if (block % 4 != 0) continue;
+            uint32_t word = 0;
+            for (uint32_t i = 0; i < 4 && block + i < s.hidden / EPW_FP8_BLOCK; i++)
+                word |= uint32_t(127 + exponent_of(token, (block + i) * (EPW_FP8_BLOCK / kChunk))) << 8 * i;
+            expect(m, w, word,
+                   *reinterpret_cast<const uint32_t *>(scales + block / 4 * p.scale_block_stride));
+            continue;
+        }
         uint32_t found = *reinterpret_cast<const uint32_t *>(scales + block * p.scale_block_stride);
         expect(m, w, __float_as_uint(scale_of(exponent_of(token, chunk))), found);
     }
@@ -355,21 +376,32 @@ __device__ void check_owner(const traffic_memory &m, Where w) {
     expect(m, w, w.token, uint32_t(m.row_token[w.row]));
 }
 
+// Of `count` rows from place `begin` on, those that have a place.
+__device__ uint32_t placed_of(const traffic_places &p, uint32_t begin, uint32_t count) {
+    if (begin >= p.places) return 0;
+    return count < p.places - begin ? count : p.places - begin;
+}
+
 // The rows of local expert x, from its offset on, and the places up to the next expert's offset, or the last.
 __device__ void check_packed(const traffic_shape &s, const traffic_memory &m, const traffic_places &p,
                              const List &list, const Entry *entries, uint32_t x) {
     uint32_t local = s.experts / s.ranks, begin = m.offsets[x], count = list.count;
-    uint32_t next = begin + (count + p.alignment - 1) / p.alignment * p.alignment;
     int32_t expert = int32_t(s.rank * local + x);
     Where w = {TRAFFIC_OFFSET, p.layout, 0, 0, 0, 0, int32_t(x)};
     bool first_block = blockIdx.y == 0;
+    bool packed = p.layout == EPW_PACKED;
+    uint32_t next = (x + 1) * p.places;
+    if (packed) next = begin + (count + p.alignment - 1) / p.alignment * p.alignment;
+    uint32_t placed = placed_of(p, packed ? begin : 0, count), own = packed ? 0 : x;
     if (first_block && threadIdx.x == 0) {
         if (x == 0) expect(m, w, 0, begin);
         if (x + 1 < local) expect(m, w, next, m.offsets[x + 1]);
+        w.what = TRAFFIC_OVERFLOW;
+        expect(m, w, count - placed, m.overflow[x]);
     }
-    if (begin > p.places || next > p.places) return; // told by the expert before
-    if (first_block) check_empty(m, w, begin + count, x + 1 < local ? next : p.places);
-    for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < count; i += gridDim.y * kWarps) {
+    if (packed && (x + 1 == local || next > p.places)) next = p.places;
+    if (first_block && begin + placed < next) check_empty(m, w, begin + placed, next);
+    for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < placed; i += gridDim.y * kWarps) {
         w.source = entries[place_of(i)].source;
         w.token = entries[place_of(i)].token;
         w.row = begin + i;
@@ -384,20 +416,26 @@ __device__ void check_packed(const traffic_shape &s, const traffic_memory &m, co
             w.what = TRAFFIC_ROW_WEIGHT;
             expect(m, w, __float_as_uint(weight_of(token, j)), __float_as_uint(m.row_weight[w.row]));
         }
-        check_row(s, m, p, w, token, 0, w.row);
+        check_row(s, m, p, w, token, own, packed ? w.row : i);
     }
 }
 
-// The rows of source x, behind those of the sources before; of the last one also the places behind them.
+// The rows of source x, behind those of the sources before, or rank-major at its place; and the places behind
+// them, if no other source's are there.
 __device__ void check_dense(const traffic_shape &s, const traffic_memory &m, const traffic_places &p,
                             const List &list, const Entry *entries, uint32_t x) {
     uint32_t begin = 0;
-    for (uint32_t source = 0; source < x; source++) begin += list.rank_rows[source];
+    bool dense = p.layout == EPW_DENSE, last = x + 1 == s.ranks;
+    for (uint32_t source = 0; dense && source < x; source++) begin += list.rank_rows[source];
+    if (!dense) begin = x * s.max_tokens;
+    uint32_t placed = placed_of(p, begin, list.count), end = last    ? p.places
+                                                             : dense ? 0
+                                                                     : begin + s.max_tokens;
     Where w = {TRAFFIC_OFFSET, p.layout, x, 0, 0, 0, -1};
     bool first_block = blockIdx.y == 0;
     if (first_block && threadIdx.x == 0) expect(m, w, begin, m.source_offsets[x]);
-    if (first_block && x + 1 == s.ranks) check_empty(m, w, begin + list.count, p.places);
-    for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < list.count; i += gridDim.y * kWarps) {
+    if (first_block && begin + placed < end) check_empty(m, w, begin + placed, end);
+    for (uint32_t i = blockIdx.y * kWarps + threadIdx.x / 32; i < placed; i += gridDim.y * kWarps) {
         w.token = entries[place_of(i)].token;
         w.row = begin + i;
         Token token = token_of(s, traffic_key(&s, x, m.state->iteration), w.token);
@@ -407,23 +445,24 @@ __device__ void check_dense(const traffic_shape &s, const traffic_memory &m, con
     }
 }
 
-// Blocks of index x check local expert x's count and, of a packed dispatch, its rows; of a dense one those of
-// source x.
+// Blocks of index x check local expert x's count and, of a dispatch by expert, its rows; of one by source
+// those of source x.
 __global__ void placed_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
     extern __shared__ Entry entries[];
     __shared__ List list;
     uint64_t iteration = m.state->iteration, sources = m.state->sources;
     uint32_t local = s.experts / s.ranks, x = blockIdx.x;
-    bool packed = p.layout == EPW_PACKED, tells = blockIdx.y == 0 && threadIdx.x == 0;
+    bool by_expert = p.layout == EPW_PACKED || p.layout == EPW_EXPERT_MAJOR,
+         tells = blockIdx.y == 0 && threadIdx.x == 0;
     if (x < local) {
         if (threadIdx.x < 32) walk(s, iteration, sources, int32_t(s.rank * local + x), 0, list, entries);
         __syncthreads();
         if (tells) expect(m, {TRAFFIC_COUNT, p.layout, 0, 0, 0, 0, int32_t(x)}, list.count, m.counts[x]);
-        if (tells && packed) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
-        if (packed) check_packed(s, m, p, list, entries, x);
+        if (tells && by_expert) atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
+        if (by_expert) check_packed(s, m, p, list, entries, x);
         __syncthreads();
     }
-    if (x >= s.ranks || packed) return;
+    if (x >= s.ranks || by_expert) return;
     if (threadIdx.x < 32) walk(s, iteration, sources, -1, x, list, entries);
     __syncthreads();
     if (tells) {
@@ -431,6 +470,48 @@ __global__ void placed_kernel(const traffic_shape s, const traffic_memory m, con
         atomicAdd(reinterpret_cast<unsigned long long *>(&m.state->rows), list.count);
     }
     check_dense(s, m, p, list, entries, x);
+}
+
+// A block of one warp for each expert, then one for each rank, of which those do nothing whose rank has its
+// rows by source, or by expert: the number of each of this rank's entries among the rows there, and how many
+// rows each expert has.
+__global__ void number_kernel(const traffic_shape s, const traffic_memory m, const traffic_places p) {
+    uint64_t iteration = m.state->iteration;
+    uint32_t local = s.experts / s.ranks, x = blockIdx.x, lane = threadIdx.x, below = (1u << lane) - 1,
+             count = 0;
+    bool of_expert = x < s.experts;
+    uint32_t rank = of_expert ? x / local : x - s.experts, layout = p.ends[rank].layout;
+    if (of_expert != (layout == EPW_PACKED || layout == EPW_EXPERT_MAJOR)) return;
+    for (uint32_t source = 0; source < s.ranks; source++) {
+        uint64_t key = traffic_key(&s, source, iteration);
+        uint32_t tokens = traffic_tokens(&s, key);
+        for (uint32_t first = 0; first < tokens; first += 32) {
+            uint32_t t = first + lane, entries = 0; // bit j: entry j is one of these
+            Token token = token_of(s, key, t);
+            for (uint32_t j = 0; j < s.topk && t < tokens; j++) {
+                int32_t e = expert_of(s, token, j);
+                if (e >= 0 && (of_expert ? uint32_t(e) == x : uint32_t(e) / local == rank))
+                    entries |= 1u << j;
+            }
+            uint32_t all = __ballot_sync(~0u, entries != 0), number = count + __popc(all & below);
+            for (uint32_t j = 0; j < s.topk && source == s.rank; j++)
+                if (entries >> j & 1) m.numbers[t * s.topk + j] = number;
+            count += __popc(all);
+        }
+    }
+    if (of_expert && lane == 0) m.expert_counts[x] = count;
+}
+
+// Whether entry j of token t, for expert e, has a place at its rank.
+__device__ bool has_place(const traffic_shape &s, const traffic_memory &m, const traffic_places &p,
+                          uint32_t t, uint32_t j, uint32_t e) {
+    uint32_t local = s.experts / s.ranks;
+    const traffic_end &end = p.ends[e / local];
+    if (!p.cuts || end.capacity == TRAFFIC_HOLDS_ALL) return true;
+    uint64_t place = m.numbers[t * s.topk + j];
+    for (uint32_t before = e / local * local; end.layout == EPW_PACKED && before < e; before++)
+        place += (m.expert_counts[before] + end.alignment - 1) / end.alignment * end.alignment;
+    return place < end.capacity;
 }
 
 // One warp per token.
@@ -445,7 +526,8 @@ __global__ void check_kernel(const traffic_shape s, const traffic_memory m, cons
         for (uint32_t j = 0; j < s.topk && t < tokens; j++) {
             int32_t e = expert_of(s, token, j);
             wanted += e >= 0;
-            arrived += e >= 0 && (answers >> (uint32_t(e) / local) & 1);
+            arrived +=
+                e >= 0 && (answers >> (uint32_t(e) / local) & 1) && has_place(s, m, p, t, j, uint32_t(e));
         }
         if (lane == 0)
             expect(m, w, arrived | wanted << 16, reinterpret_cast<const uint32_t *>(m.contributions)[t]);
@@ -454,7 +536,7 @@ __global__ void check_kernel(const traffic_shape s, const traffic_memory m, cons
             float sums[kChunk] = {};
             for (uint32_t j = 0; j < s.topk && t < tokens; j++) {
                 int32_t e = expert_of(s, token, j);
-                if (e >= 0 && (answers >> (uint32_t(e) / local) & 1))
+                if (e >= 0 && (answers >> (uint32_t(e) / local) & 1) && has_place(s, m, p, t, j, uint32_t(e)))
                     add_answer(sums, token, e, chunk, weight_of(token, j));
             }
             w.channel = chunk * kChunk;
@@ -479,7 +561,8 @@ extern "C" int traffic_prepare(void) {
     const void *kernels[] = {
         reinterpret_cast<const void *>(next_kernel),   reinterpret_cast<const void *>(make_kernel),
         reinterpret_cast<const void *>(answer_kernel), reinterpret_cast<const void *>(placed_kernel),
-        reinterpret_cast<const void *>(check_kernel),  reinterpret_cast<const void *>(stamp_kernel)};
+        reinterpret_cast<const void *>(check_kernel),  reinterpret_cast<const void *>(number_kernel),
+        reinterpret_cast<const void *>(stamp_kernel)};
     for (const void *kernel : kernels) {
         cudaError_t error = cudaFuncGetAttributes(&ignored, kernel);
         if (error != cudaSuccess) return error;
@@ -517,6 +600,13 @@ extern "C" int traffic_answer(const traffic_shape *shape, const traffic_memory *
 extern "C" int traffic_answer_placed(const traffic_shape *shape, const traffic_memory *m,
                                      const traffic_places *p, void *stream) {
     return answer(placed_kernel, shape, m, p, stream);
+}
+
+extern "C" int traffic_number(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                              void *stream) {
+    number_kernel<<<shape->experts + shape->ranks, 32, 0, static_cast<cudaStream_t>(stream)>>>(*shape, *m,
+                                                                                               *p);
+    return cudaGetLastError();
 }
 
 extern "C" int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,

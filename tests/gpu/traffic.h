@@ -10,6 +10,8 @@
 
 #include "epwire.h"
 
+#include <stdbool.h>
+
 #ifdef __CUDACC__
 #define TRAFFIC_FN __host__ __device__ static inline
 #else
@@ -62,6 +64,7 @@ enum {
     TRAFFIC_ROW_WEIGHT,
     TRAFFIC_EXPERT_ROW,
     TRAFFIC_OFFSET,
+    TRAFFIC_OVERFLOW,
     TRAFFIC_ROW_SOURCE,
     TRAFFIC_ROW_POSITION,
     TRAFFIC_PAYLOAD,
@@ -98,17 +101,34 @@ typedef struct traffic_memory {
     uint16_t *contributions;
     /* Of prefill, whose rows, scales, row_experts, row_weights and expert_out are those of its places. */
     uint32_t *offsets, *source_offsets;
+    uint32_t *overflow;
     int32_t *row_expert, *row_source, *row_token, *row_position; /* [places] */
     float *row_weight;
+    /* Not NULL: x has rows of e4m3 codes, and their scales are given here, at these strides in bytes. */
+    float *given_scales;
+    uint64_t given_row_stride, given_block_stride;
+    /* [max_tokens, topk] the number of each entry's row among those of its expert or source at its rank, and
+     * [experts] how many rows each expert has: what decides which rows have no place. */
+    uint32_t *numbers, *expert_counts;
 } traffic_memory;
+
+/* Where the rows go that come to a rank. */
+typedef struct traffic_end {
+    uint32_t layout, alignment;
+    uint32_t capacity; /* UINT32_MAX: it holds all */
+} traffic_end;
+
+#define TRAFFIC_HOLDS_ALL UINT32_MAX
 
 /* Where received rows lie and where answers go. Strides are in bytes. */
 typedef struct traffic_places {
-    uint32_t layout;    /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR; of prefill EPW_PACKED or EPW_DENSE */
-    uint32_t payload;   /* EPW_PAYLOAD_SAME or EPW_PAYLOAD_FP8_F32 */
+    uint32_t layout;    /* EPW_EXPERT_MAJOR or EPW_RANK_MAJOR; of prefill also EPW_PACKED or EPW_DENSE */
+    uint32_t payload;   /* EPW_PAYLOAD_*, opaque: codes with an f32 for each block */
     uint32_t tokens;    /* rows of `out` */
-    uint32_t places;    /* of prefill: more than there can be rows */
+    uint32_t places;    /* of prefill: the capacity; rows beyond it must not be there */
     uint32_t alignment; /* packed */
+    bool cuts;          /* of prefill: some rank has not room for all rows, see `ends` */
+    traffic_end ends[8];
     const unsigned char *rows;
     const float *scales;
     unsigned char *expert_out; /* may be `rows`: then each row is read before it is overwritten */
@@ -135,6 +155,10 @@ int traffic_answer(const traffic_shape *shape, const traffic_memory *m, const tr
 /* The same for a dispatch of prefill. */
 int traffic_answer_placed(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
                           void *stream);
+
+/* Before traffic_check, where p->cuts: numbers the rows that this rank has sent. */
+int traffic_number(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p,
+                   void *stream);
 
 /* Checks combined tokens. */
 int traffic_check(const traffic_shape *shape, const traffic_memory *m, const traffic_places *p, void *stream);

@@ -8,6 +8,8 @@
 #include "ranks.h"
 #include "step.h"
 
+#include <stdbool.h>
+
 static void sleep_ms(uint32_t ms) {
     nanosleep(&(struct timespec){ms / 1000, (long)(ms % 1000) * 1000000}, NULL);
 }
@@ -33,6 +35,46 @@ static uint64_t whole_step(echo *e, echo_rank *r, const char *what) {
     REQUIRE(echo_wrong(e, r, all) == 0 && echo_miscounted(e, r, all) == 0,
             "%s: %u tokens are wrong, %u counts", what, echo_wrong(e, r, all), echo_miscounted(e, r, all));
     return took;
+}
+
+/* ---- suspects told to kernels ---- */
+
+/* In pinned memory. */
+typedef struct telling {
+    int32_t *by_call, *by_graph;
+    cudaGraphExec_t graph;
+    cudaStream_t stream; /* of the graph */
+} telling;
+
+static void tell(const echo_rank *r, const telling *t, bool by_call) {
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    REQUIRE_OK(
+        epw_buffer_suspects(r->buffer, by_call ? t->by_call : t->by_graph, by_call ? r->stream : t->stream));
+}
+
+static telling make_telling(const echo_rank *r) {
+    telling t = {0};
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    REQUIRE_CUDA(cudaHostAlloc((void **)&t.by_call, ECHO_RANKS * sizeof *t.by_call, cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaHostAlloc((void **)&t.by_graph, ECHO_RANKS * sizeof *t.by_graph, cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&t.stream, cudaStreamNonBlocking));
+    step_capture(t.stream);
+    tell(r, &t, false);
+    t.graph = step_captured(t.stream);
+    return t;
+}
+
+static void launch_telling(const echo_rank *r, const telling *t, const char *what) {
+    REQUIRE_CUDA(cudaSetDevice(r->config.device));
+    REQUIRE_CUDA(cudaGraphLaunch(t->graph, t->stream));
+    await_stream(t->stream, 10000 * MS, what);
+}
+
+static void free_telling(const telling *t) {
+    REQUIRE_CUDA(cudaGraphExecDestroy(t->graph));
+    REQUIRE_CUDA(cudaStreamDestroy(t->stream));
+    REQUIRE_CUDA(cudaFreeHost(t->by_call));
+    REQUIRE_CUDA(cudaFreeHost(t->by_graph));
 }
 
 /* ---- blocks that begin late ---- */
@@ -758,7 +800,11 @@ static void revoked(uint32_t gpus) {
     echo_fill(&e, 1);
     whole_step(&e, &e.rank[2], "before");
     echo_fill(&e, 2);
+    telling t = make_telling(&e.rank[0]);
     for (uint32_t r = 0; r < 2; r++) echo_dispatch(&e.rank[r], ECHO_BOTH);
+    tell(&e.rank[0], &t, true);
+    launch_telling(&e.rank[0], &t, "a graph on another stream");
+    require_told(t.by_graph, 3, 7, 0, "a graph before anybody is revoked");
     sleep_ms(200);
     for (uint32_t r = 0; r < 2; r++)
         REQUIRE(cudaStreamQuery(e.rank[r].stream) == cudaErrorNotReady, "rank %u does not wait", r);
@@ -769,6 +815,9 @@ static void revoked(uint32_t gpus) {
     }
     echo_settle(&e, "a dispatch without a revoked rank");
     REQUIRE(now_ns() - began < 100 * MS, "it took %llu ms", (unsigned long long)((now_ns() - began) / MS));
+    require_told(t.by_call, 3, 7, 4, "behind the dispatch");
+    launch_telling(&e.rank[0], &t, "a graph after it");
+    require_told(t.by_graph, 3, 7, 4, "a graph after it");
     for (uint32_t half = 0; half < 3; half++) {
         for (uint32_t r = 0; r < 2; r++) {
             epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -788,6 +837,14 @@ static void revoked(uint32_t gpus) {
     echo_settle(&e, "a dispatch of a revoked rank");
     REQUIRE(now_ns() - began < deadline / 2, "a revoked rank is not told");
     echo_missing(&e.rank[2], 3, "a rank that the others have dropped");
+    for (uint32_t r = 0; r < 2; r++)
+        REQUIRE_OK(epw_buffer_set_active(e.rank[r].buffer, &(epw_mask){{3}}, 2, 0));
+    launch_telling(&e.rank[0], &t, "a graph without the rank");
+    require_told(t.by_graph, 3, 3, 0, "a graph without the rank");
+    REQUIRE_OK(epw_buffer_revoke(e.rank[0].buffer, &(epw_mask){{2}})); /* which no wait has found yet */
+    launch_telling(&e.rank[0], &t, "a graph after another one is revoked");
+    require_told(t.by_graph, 3, 3, 2, "a graph after another one is revoked");
+    free_telling(&t);
     echo_close(&e);
 }
 

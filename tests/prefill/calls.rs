@@ -101,6 +101,41 @@ fn halves_leave_time_between_them_where_the_rings_hold_all() {
 }
 
 #[test]
+fn a_routing_is_used_again_and_sums_are_received_by_futures() {
+    let config = config().ring_tokens(TOKENS as u32 * LOCAL as u32 + 1);
+    ranks(&config, |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut memory = memory(buffer);
+        block_on(async {
+            let first = Sent::new(0, rank);
+            let (mut routing, _) = buffer.dispatch(first.input(), memory.output()).await.unwrap();
+            for round in 1..4 {
+                let sent = Sent::new(round, rank);
+                let again = buffer.dispatch_again(&mut routing, sent.input(), memory.output());
+                complete(&again.await.unwrap());
+                memory.check_lists(rank, round);
+                memory.check_rows(round);
+                let outputs = memory.outputs(rank, HIDDEN);
+                let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+                let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+                let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
+                let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+                complete(&sending.receive(to).await.unwrap());
+                check_sums(round, rank, HIDDEN, &out);
+            }
+            // Output that does not fit gives the combine up, as all ranks do.
+            let outputs = memory.outputs(rank, HIDDEN);
+            let mut none = HostBuffer::<bf16>::zeroed(0);
+            let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
+            let error =
+                sending.receive(PrefillCombineOutput::new(TensorMut::new(&mut none))).await.unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)), "{error}");
+        });
+    });
+}
+
+#[test]
 fn halves_of_more_than_the_rings_hold_are_refused_before_anything_is_sent() {
     ranks(&config(), |buffer| {
         let rank = buffer.rank() as usize;
@@ -155,6 +190,28 @@ fn a_routing_dispatches_other_rows_and_combines_other_widths_and_carries_values_
                 assert_eq!(got, want, "rank {rank}, token {t}, entry {j}");
             }
         }
+    });
+}
+
+#[test]
+fn rows_by_source_that_overflow_are_reported_for_each_source() {
+    ranks(&config(), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (rows, whole) = reference::rows(rank, PrefillLayout::Dense);
+        for capacity in [whole, whole / 3, 0] {
+            let mut memory = Memory::new(PrefillLayout::Dense, capacity);
+            let (_, outcome) = buffer.dispatch_blocking(Sent::new(0, rank).input(), memory.output()).unwrap();
+            assert_eq!(outcome.is_complete(), capacity == whole);
+            for (source, overflow) in memory.overflow.iter().enumerate() {
+                let left = rows.iter().filter(|row| row.source == source && row.place >= capacity);
+                assert_eq!(*overflow as usize, left.count(), "source {source}, capacity {capacity}");
+            }
+            memory.check_rows(0);
+        }
+        let mut memory =
+            Memory::new(PrefillLayout::RankMajor, reference::rows(rank, PrefillLayout::RankMajor).1);
+        complete(&buffer.dispatch_blocking(Sent::new(0, rank).input(), memory.output()).unwrap().1);
+        assert_eq!(memory.overflow, [0; RANKS]);
     });
 }
 

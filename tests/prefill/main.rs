@@ -5,6 +5,8 @@
 
 mod calls;
 mod failures;
+#[path = "../groups/mod.rs"]
+mod groups;
 mod layouts;
 mod reference;
 mod refused;
@@ -12,8 +14,9 @@ mod refused;
 use std::time::Duration;
 
 use epwire::prefill::{PrefillBuffer, PrefillConfig};
-use epwire::{EpConfig, Group, Outcome};
+use epwire::{EpConfig, Outcome};
 
+use groups::groups;
 use reference::{EXPERTS, HIDDEN, RANKS, TOKENS, TOPK};
 
 /// Rings with fewer slots than a rank has rows for another.
@@ -28,9 +31,8 @@ fn config() -> PrefillConfig {
 
 /// Runs this on a thread for each rank of a buffer.
 fn ranks(config: &PrefillConfig, run: impl Fn(&PrefillBuffer) + Sync) {
-    let groups = Group::threads(RANKS as u32).unwrap();
     std::thread::scope(|scope| {
-        for group in groups {
+        for group in groups(RANKS as u32) {
             let run = &run;
             scope.spawn(move || {
                 let buffer = PrefillBuffer::create_blocking(&group, config.clone()).unwrap();

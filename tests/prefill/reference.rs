@@ -153,7 +153,7 @@ impl Memory {
             band: vec![9; places * 4],
             counts: vec![9; LOCAL],
             offsets: vec![9; LOCAL],
-            overflow: vec![9; LOCAL],
+            overflow: vec![9; if by_expert(layout) { LOCAL } else { RANKS }],
             source_counts: vec![9; RANKS],
             source_offsets: vec![9; RANKS],
             row_expert: vec![9; places],
@@ -182,11 +182,11 @@ impl Memory {
             .row_token(&mut self.row_token)
             .expert_totals(&mut self.expert_totals)
             .expert_totals_i32(&mut self.expert_totals_i32)
+            .overflow(&mut self.overflow)
             .wait_ns(&mut self.wait_ns);
         if by_expert(self.layout) {
             output
                 .offsets(&mut self.offsets)
-                .overflow(&mut self.overflow)
                 .row_expert(&mut self.row_expert)
                 .row_position(&mut self.row_position)
                 .row_weight(&mut self.row_weight)

@@ -96,6 +96,7 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     refused(of(none().counts(&mut short)), "output.counts");
     refused(of(none().offsets(&mut short)), "output.offsets");
     refused(of(none().overflow(&mut short)), "output.overflow");
+    refused(of(by_source().overflow(&mut [])), "output.overflow");
     refused(of(none().source_counts(&mut [])), "output.source_counts");
     refused(of(none().row_expert(&mut ints)), "output.row_expert");
     refused(of(none().row_source(&mut ints)), "output.row_source");

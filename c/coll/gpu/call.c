@@ -246,6 +246,8 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
     epw_coll_blocks_args args = {.common = coll_args(e, c, call), .uneven = is_uneven(c)};
     const struct epw_coll_gpu *g = e->comm->gpu;
     epw_coll_gpu_lay_out(e->comm, c, &args);
+    /* An empty send at recv's address exchanges nothing: no round of it would ever have been sent. */
+    if (args.give_bytes == 0) args.common.send = NULL;
     uint32_t blocks = g->window.blocks;
     way way = BY_PIECES;
     if (args.uneven) {

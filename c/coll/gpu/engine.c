@@ -251,6 +251,7 @@ void epw_coll_gpu_close(epw_comm *comm) {
     int32_t ordinal = comm->config.device;
     epw_cuda_scope scope;
     epw_coll_gpu_close_registered(comm);
+    epw_coll_gpu_close_staging(comm);
     if (epw_cuda_enter_relaxed(ordinal, epw_comm_where(comm, "destroy"), &scope) == EPW_OK) {
         free_works(g->works, true);
         free_works(g->spare, true);
@@ -270,6 +271,7 @@ void epw_coll_gpu_abandon(epw_comm *comm) {
     free_works(comm->gpu->works, false);
     free_works(comm->gpu->spare, false);
     epw_coll_gpu_close_registered(comm); /* frees descriptions: nothing is mapped in a child */
+    epw_coll_gpu_abandon_staging(comm);
     free(comm->gpu);
     comm->gpu = NULL;
 }

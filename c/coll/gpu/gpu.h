@@ -58,6 +58,15 @@ typedef struct epw_coll_copying {
     cudaEvent_t begun, ended[EPW_COLL_COPY_STREAMS];
 } epw_coll_copying;
 
+/* What an exchange of host memory goes through, see exchange.c. */
+typedef struct epw_coll_staging {
+    bool taken; /* by an exchange, or by a kernel of one that has failed */
+    uint64_t bytes;
+    void *memory; /* of the GPU, */
+    void *stream; /* and where the exchange runs */
+    struct epw_coll_staging *next;
+} epw_coll_staging;
+
 /* A call whose end the caller waits for: tickets first to last. */
 typedef struct epw_coll_work {
     epw_work id;
@@ -92,6 +101,7 @@ struct epw_coll_gpu {
 
     uint64_t tickets;             /* given to eager operations so far */
     epw_coll_work *works, *spare; /* those that are awaited, and those whose events can be reused */
+    epw_coll_staging *staging;    /* all that was made */
 };
 
 extern const epw_peers_user epw_coll_gpu_user; /* the user is an epw_comm */
@@ -147,6 +157,10 @@ void epw_coll_gpu_forget_registered(epw_comm *comm, uint32_t peer);
 
 /* Lets go of all registered memory. Nothing uses it any more. */
 void epw_coll_gpu_close_registered(epw_comm *comm);
+
+/* Frees what exchanges went through: its GPU memory too, or in a forked process only the descriptions. */
+void epw_coll_gpu_close_staging(epw_comm *comm);
+void epw_coll_gpu_abandon_staging(epw_comm *comm);
 
 /* EPW_ERR_MISMATCH, naming the calls, if kernels have found that ranks called different operations. */
 epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where);

@@ -372,23 +372,35 @@ epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle) {
                     "on a GPU the host does not see what has arrived: enqueue the receiving half");
 }
 
-/* Finds and locks the lane that `handle`, held or consumed, was the last to use, if its last call was eager.
- */
+/* Finds and locks the lane that `handle`, held or consumed, was the last to use. */
 static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
     uint32_t index = (uint32_t)(handle & 1);
     if (index >= b->config.lanes || handle >> 1 == 0)
         return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "not a handle of this buffer");
     epw_lane *lane = &b->lanes[index];
     pthread_mutex_lock(&lane->lock);
-    epw_status status = EPW_OK;
     if (lane->generation != handle >> 1) {
+        epw_lane_unlock(b, lane);
+        return epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
+                        "the lane has moved on to another dispatch, or the handle is not one of this buffer");
+    }
+    *out = lane;
+    return EPW_OK;
+}
+
+/* The same, if its last call was eager and has an event to wait for. */
+static epw_status find_last_eager(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
+    epw_lane *lane = NULL;
+    epw_where where = epw_buffer_where(b, op);
+    epw_status status = find_last(b, op, handle, &lane);
+    if (status != EPW_OK) return status;
+    uint32_t index = epw_lane_index(b, lane);
+    if (b->gpu->lanes[index].captured) {
         status =
-            epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
-                     "the lane has moved on to another dispatch, or the handle is not one of this buffer");
-    } else if (b->gpu->lanes[index].captured) {
-        status =
-            epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
+            epw_fail(EPW_ERR_STATE, where,
                      "the handle's last call was captured: it runs when its graph does, see epw_take_errors");
+    } else {
+        status = epw_peers_require_marked(&b->peers, index, where);
     }
     if (status != EPW_OK) {
         epw_lane_unlock(b, lane);
@@ -400,12 +412,10 @@ static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, ep
 
 epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
     epw_lane *lane = NULL;
-    epw_status status = find_last(b, "await", handle, &lane);
+    epw_status status = find_last_eager(b, "await", handle, &lane);
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
-    status = epw_peers_require_marked(&b->peers, index, epw_buffer_where(b, "await"));
     epw_lane_unlock(b, lane);
-    if (status != EPW_OK) return status;
     return epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, timeout_ns,
                                  epw_buffer_where(b, "await"));
 }
@@ -415,12 +425,10 @@ epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stre
     epw_status status = find_last(b, "stream_wait", handle, &lane);
     if (status != EPW_OK) return status;
     enqueuing e = enqueuing_of(b, lane, "stream_wait", stream);
-    status = enqueue_begin(&e, 0);
-    if (status == EPW_OK) epw_cuda_leave();
-    if (status == EPW_OK && e.on.captured) {
-        status = epw_fail(EPW_ERR_STATE, e.where,
-                          "the stream is under capture, and cannot wait for an event recorded outside: let "
-                          "the stream that launches the graph wait");
+    status = epw_cuda_enter(b->config.device, e.where);
+    if (status == EPW_OK) {
+        status = epw_stream_wait_for(&e.on, e.order, e.lane->captured, EPW_GPU_UNMARKED, e.where);
+        epw_cuda_leave();
     }
     epw_lane_unlock(b, lane);
     return status;
@@ -448,12 +456,10 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (outcome == NULL) return epw_fail(EPW_ERR_INVALID, where, "outcome is NULL");
     epw_status status = epw_outcome_check(b, "outcome_read", outcome);
     epw_lane *lane = NULL;
-    if (status == EPW_OK) status = find_last(b, "outcome_read", handle, &lane);
+    if (status == EPW_OK) status = find_last_eager(b, "outcome_read", handle, &lane);
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
-    status = epw_peers_require_marked(&b->peers, index, where);
-    if (status == EPW_OK)
-        status = epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, 0, where);
+    status = epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, 0, where);
     if (status == EPW_OK) status = fetch_report(b, index, where);
     if (status == EPW_OK) {
         const epw_gpu_report *report = &b->gpu->pinned->reports[index];
@@ -503,56 +509,9 @@ epw_status epw_gpu_call_traffic(const epw_buffer *b, epw_traffic *traffic, epw_p
     return status;
 }
 
-/* Reads record number n, if its slot holds it. Writer: a kernel, at any time. The sequence number is read
- * before and after the record: if both are equal, the record is whole. Returns the first: n + 1 and *whole if
- * the record is there; less if it has not been written completely yet; more if a later one has taken its
- * slot. */
-static uint64_t read_record(const epw_gpu_ring *ring, uint64_t n, epw_error_record *record, bool *whole) {
-    const _Atomic uint64_t *sequence = (const _Atomic uint64_t *)&ring->slots[n % EPW_GPU_RECORDS].sequence;
-    uint64_t before = atomic_load_explicit(sequence, memory_order_acquire);
-    *whole = false;
-    if (before != n + 1) return before;
-    memcpy(record, &ring->slots[n % EPW_GPU_RECORDS].record, sizeof *record);
-    atomic_thread_fence(memory_order_acquire); /* copy before the second read */
-    *whole = atomic_load_explicit(sequence, memory_order_relaxed) == before;
-    return before;
-}
-
-/* For both lanes. Writer of each: the closing block of the lane's kernel. */
-static uint64_t count_unrecorded(const epw_gpu_ring *ring) {
-    const _Atomic uint64_t *counts = (const _Atomic uint64_t *)ring->unrecorded;
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < EPW_MAX_LANES; i++) {
-        sum += atomic_load_explicit(&counts[i], memory_order_relaxed);
-    }
-    return sum;
-}
-
 epw_status epw_gpu_call_take_errors(epw_buffer *b, epw_error_record *records, uint32_t capacity,
                                     uint32_t *count, uint64_t *lost) {
-    epw_gpu *g = b->gpu;
-    uint64_t overwritten = 0;
-    *count = 0;
-    pthread_mutex_lock(&g->errors_lock);
-    while (*count < capacity) {
-        bool whole;
-        uint64_t sequence = read_record(&g->pinned->ring, g->errors_taken, &records[*count], &whole);
-        if (whole) {
-            ++*count;
-            ++g->errors_taken;
-        } else if (sequence > g->errors_taken + 1) {
-            /* Of the records up to `sequence`, about the last EPW_GPU_RECORDS are still there. */
-            overwritten += sequence - EPW_GPU_RECORDS - g->errors_taken;
-            g->errors_taken = sequence - EPW_GPU_RECORDS;
-        } else if (sequence != g->errors_taken + 1) {
-            break;
-        }
-    }
-    uint64_t unrecorded = count_unrecorded(&g->pinned->ring);
-    overwritten += unrecorded - g->unrecorded_told;
-    g->unrecorded_told = unrecorded;
-    pthread_mutex_unlock(&g->errors_lock);
-    if (lost != NULL) *lost = overwritten;
+    epw_records_take(&b->gpu->errors, &b->gpu->pinned->ring, records, capacity, count, lost);
     return EPW_OK;
 }
 #else

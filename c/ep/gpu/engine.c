@@ -87,6 +87,7 @@ static epw_status make_memory(epw_buffer *b, epw_where where) {
         .shared = g->shared,
         .ring = (void *)((unsigned char *)device + offsetof(epw_gpu_pinned, ring)),
         .unmarked = EPW_GPU_UNMARKED,
+        .joined = true,
     };
     for (uint32_t i = 0; i < b->config.lanes; i++) floor.lanes[i] = g->lanes[i].peers;
     status = epw_peers_open_gpu(&b->peers, &floor, where);
@@ -127,7 +128,7 @@ static epw_status gpu_open(epw_buffer *b) {
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     b->gpu = g;
     pthread_mutex_init(&g->traffic_lock, NULL);
-    pthread_mutex_init(&g->errors_lock, NULL);
+    epw_records_open(&g->errors);
     epw_status status = epw_cuda_open(b->config.device, where);
     if (status == EPW_OK) status = load_kernels(b, where);
     if (status == EPW_OK) status = choose_blocks(b, where);
@@ -148,7 +149,7 @@ static void gpu_close(epw_buffer *b) {
     epw_peers_close_gpu(&b->peers);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
     epw_sm_ledger_give(g->share); /* none of its kernels runs any more */
-    pthread_mutex_destroy(&g->errors_lock);
+    epw_records_close(&g->errors);
     pthread_mutex_destroy(&g->traffic_lock);
     free(g);
     b->gpu = NULL;

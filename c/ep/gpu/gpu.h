@@ -6,6 +6,7 @@
 #include "ep/buffer.h"
 #include "kernels/ep/launch.h"
 #include "peer/gpu_engine.h"
+#include "peer/records.h"
 
 #include <cuda_runtime_api.h>
 
@@ -35,9 +36,7 @@ struct epw_gpu {
 
     pthread_mutex_t traffic_lock; /* for what is copied of it */
     bool counts;                  /* kernels count, since somebody has asked for the counts; atomic */
-    pthread_mutex_t errors_lock;
-    uint64_t errors_taken;    /* number of the next record that epw_take_errors gives out */
-    uint64_t unrecorded_told; /* bad ids without a record that it has already reported as lost */
+    epw_record_reader errors;     /* of pinned->ring */
 };
 
 #define EPW_GPU_UNMARKED EPW_UNMARKED_AWAITED("the lane's")

@@ -180,17 +180,6 @@ static epw_status check_sums(epw_where where, const epw_prefill_combine_output *
     return EPW_CHECK_ALIGNED(where, pointers);
 }
 
-epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where) {
-    uint32_t local = p->layout.local_experts;
-    uint64_t each = !ordered ? 1 : p->layout.topk < local ? p->layout.topk : local;
-    if (each * p->config.ep.max_tokens < p->layout.slots) return EPW_OK;
-    return epw_fail(
-        EPW_ERR_LIMIT, where,
-        "up to %llu answers may go to a peer, a sending half has room for %u in rings of %u: raise "
-        "ring_tokens, or combine in one",
-        (unsigned long long)(each * p->config.ep.max_tokens), p->layout.slots - 1, p->layout.slots);
-}
-
 /* ---- dispatch ---- */
 
 /* Enqueues some parts of the dispatch that the routing's memory describes. Locked. */
@@ -317,6 +306,47 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
 
 /* ---- combine ---- */
 
+/* EPW_OK: the host knows how many rows have come, and this will not change: the dispatch has run, and no
+ * graph runs it again. EPW_PENDING: it does not know. */
+static epw_status find_counts(const enqueuing *e) {
+    const struct epw_prefill_gpu_memory *m = e->routing;
+    if (!m->counted || m->in_graph || e->on.captured) return EPW_PENDING;
+    return m->order.enqueued ? look_at(e->p, m, e->where) : EPW_OK;
+}
+
+/* A sending half writes all its answers before the peers' receiving halves, so the ring must hold them. Where
+ * the host does not know how many there are, it must hold as many as there can be. */
+static epw_status check_split(enqueuing *e, bool ordered) {
+    const epw_prefill *p = e->p;
+    uint32_t local = p->layout.local_experts;
+    uint64_t each = !ordered ? 1 : p->layout.topk < local ? p->layout.topk : local;
+    uint64_t most = each * p->config.ep.max_tokens;
+    if (most < p->layout.slots) return EPW_OK;
+    epw_status status = epw_cuda_enter(p->config.ep.device, e->where);
+    if (status != EPW_OK) return status;
+    status = epw_stream_find_capture(&e->on, e->where);
+    epw_cuda_leave();
+    if (status != EPW_OK) return status;
+    status = find_counts(e);
+    if (status != EPW_OK && status != EPW_PENDING) return status;
+    bool known = status == EPW_OK;
+    for (uint32_t s = 0; s < p->layout.ranks; s++) {
+        uint64_t answers = known ? each * e->routing->told[s] : most;
+        if (answers < p->layout.slots || s == p->config.ep.rank) continue;
+        epw_where where = e->where;
+        where.peer = (int)s;
+        return epw_fail(EPW_ERR_LIMIT, where,
+                        "up to %llu answers go to it, a sending half has room for %u in rings of %u: raise "
+                        "ring_tokens, or combine in one%s",
+                        (unsigned long long)answers, p->layout.slots - 1, p->layout.slots,
+                        known
+                            ? ""
+                            : ", or await the dispatch of a routing that no graph has, so that the number of "
+                              "rows is known");
+    }
+    return EPW_OK;
+}
+
 static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t parts, bool gives_up,
                                   const epw_prefill_combine_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
@@ -350,6 +380,11 @@ epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_pre
     if (status != EPW_OK) return status;
     uint32_t parts = EPW_PREFILL_OPENS | EPW_PREFILL_COUNTS | EPW_PREFILL_SENDS | EPW_PREFILL_RECEIVES;
     uint32_t rest = out != NULL ? 0 : EPW_PREFILL_COUNTS | EPW_PREFILL_RECEIVES;
+    if (out == NULL) status = check_split(&e, in->mode == EPW_COMBINE_ORDERED);
+    if (status != EPW_OK) {
+        leave_lane(&e);
+        return status;
+    }
     r->gpu->combine = *in;
     r->gpu->hash = hash;
     status = enqueue_combine(&e, r, parts & ~rest, false, out);
@@ -403,6 +438,21 @@ epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t index, uint64_t timeou
     return status == EPW_PENDING ? EPW_OK : status;
 }
 
+/* The routing's own event, since the lane may have gone on to another routing. */
+epw_status epw_prefill_gpu_stream_wait(epw_prefill *p, const epw_routing *r, void *stream) {
+    epw_where where = epw_prefill_where(p, "stream_wait");
+    const struct epw_prefill_gpu_memory *m = r->gpu;
+    epw_stream_call waiting = {.stream = stream};
+    if (!m->captured && !m->order.enqueued)
+        return epw_fail(EPW_ERR_STATE, where, "no operation of the routing has been enqueued");
+    epw_status status = epw_cuda_enter(p->config.ep.device, where);
+    if (status != EPW_OK) return status;
+    status =
+        epw_stream_wait_for(&waiting, &m->order, m->captured, EPW_UNMARKED_AWAITED("the routing's"), where);
+    epw_cuda_leave();
+    return status;
+}
+
 /* What is enqueued runs. Of half an operation the other one is a kernel that tells peers so, and discards
  * what they send; it touches no memory but the routing's, which is kept until it has ended. Of a captured
  * half there is nothing to end. */
@@ -443,10 +493,6 @@ epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t lay
     (void)p, (void)r, (void)layout, (void)alignment, (void)rows, (void)counts, (void)source_counts;
     return none("received");
 }
-epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where) {
-    (void)p, (void)ordered, (void)where;
-    return none("combine");
-}
 epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_prefill_combine_input *in,
                                    uint32_t hash, const epw_prefill_combine_output *out,
                                    const epw_outcome *outcome) {
@@ -465,6 +511,10 @@ epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *out
 epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t lane, uint64_t timeout_ns) {
     (void)p, (void)lane, (void)timeout_ns;
     return none("await");
+}
+epw_status epw_prefill_gpu_stream_wait(epw_prefill *p, const epw_routing *r, void *stream) {
+    (void)p, (void)r, (void)stream;
+    return none("stream_wait");
 }
 epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r) {
     (void)p, (void)r;

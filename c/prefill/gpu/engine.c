@@ -8,8 +8,10 @@
 
 #ifdef EPW_CUDA
 #include "ep/gpu/sms.h"
+#include "kernels/prefill/count.h"
 #include "peer/remote_gpu.h"
 #include "peer/sizes.h"
+#include "prefill/lane_sms.h"
 
 #include <stddef.h>
 #include <stdlib.h>
@@ -53,6 +55,7 @@ static void carve_lane(epw_prefill_gpu_lane *lane, const epw_config *c, const ep
     lane->state = take(a, sizeof *lane->state);
     lane->tallies = take_numbers(a, blocks * (experts + 2 * (uint64_t)l->ranks));
     lane->claims = take_numbers(a, (c->max_tokens + 31) / 32);
+    lane->grouped = take_numbers(a, l->local_experts > l->ranks ? l->local_experts : l->ranks);
     if (has_queues(c))
         lane->outgoing = take(a, EPW_OUTGOING_AREAS * (uint64_t)l->ranks * l->slots * sizeof *lane->outgoing);
 }
@@ -62,7 +65,11 @@ static uint64_t carve(const epw_config *c, const epw_prefill_layout *l, uint32_t
                       epw_gpu_shared **shared, epw_prefill_gpu_place places[EPW_MAX_LANES]) {
     arena a = {memory, 0};
     *shared = take(&a, sizeof **shared);
-    for (uint32_t i = 0; i < c->lanes; i++) carve_lane(&places[i].args, c, l, blocks, &a);
+    uint32_t *taken = c->lanes > 1 ? take_numbers(&a, 1) : NULL;
+    for (uint32_t i = 0; i < c->lanes; i++) {
+        carve_lane(&places[i].args, c, l, blocks, &a);
+        places[i].args.taken = taken;
+    }
     return a.used;
 }
 
@@ -123,6 +130,7 @@ static void fill_lane(epw_prefill *p, uint32_t index, uint32_t *faulted) {
     lane->lane = index;
     lane->max_tokens = p->config.ep.max_tokens;
     lane->experts = p->config.ep.experts;
+    lane->sms = epw_sm_share_of(p->gpu->share);
 }
 
 static epw_status make_memory(epw_prefill *p, epw_where where) {
@@ -140,6 +148,8 @@ static epw_status make_memory(epw_prefill *p, epw_where where) {
     epw_peers_gpu_options floor = {.device = ordinal,
                                    .deadline_ns = p->config.ep.deadline_ns,
                                    .shared = g->shared,
+                                   .ring =
+                                       (void *)((unsigned char *)device + offsetof(epw_prefill_pinned, ring)),
                                    .unmarked = EPW_UNMARKED_AWAITED("the lane's")};
     uint32_t *faulted = (void *)((unsigned char *)device +
                                  offsetof(epw_prefill_pinned, faulted)); /* as the GPU addresses it */
@@ -150,8 +160,13 @@ static epw_status make_memory(epw_prefill *p, epw_where where) {
 }
 
 static epw_status take_sms(epw_prefill *p, epw_where where) {
-    return epw_gpu_take_sms(&p->config.ep, UINT32_MAX, "prefill buffer", where, &p->gpu->share,
-                            &p->gpu->blocks);
+    uint32_t of_lane;
+    epw_status status =
+        epw_gpu_take_sms(&p->config.ep, UINT32_MAX, "prefill buffer", where, &p->gpu->share, &of_lane);
+    if (status != EPW_OK) return status;
+    p->gpu->blocks = epw_sm_share_of(p->gpu->share);
+    if (p->config.ep.lanes > 1) p->gpu->blocks -= epw_sms_kept(p->gpu->blocks);
+    return status;
 }
 
 static epw_status load_kernels(epw_prefill *p, epw_where where) {
@@ -159,6 +174,7 @@ static epw_status load_kernels(epw_prefill *p, epw_where where) {
     epw_status status = epw_cuda_enter_relaxed(p->config.ep.device, where, &scope);
     if (status != EPW_OK) return status;
     int error = epw_prefill_gpu_prepare(has_queues(&p->config.ep));
+    if (error == cudaSuccess) error = epw_prefill_gpu_prepare_count();
     if (error != cudaSuccess) status = epw_fail_cuda(error, where, "loading the kernels of prefill");
     epw_cuda_leave_relaxed(&scope);
     return status;
@@ -170,6 +186,7 @@ epw_status epw_prefill_gpu_open(epw_prefill *p, epw_where where) {
     p->gpu = g;
     pthread_mutex_init(&g->lock, NULL);
     pthread_mutex_init(&g->traffic_lock, NULL);
+    epw_records_open(&g->errors);
     epw_status status = epw_cuda_open(p->config.ep.device, where);
     if (status == EPW_OK) status = take_sms(p, where);
     if (status == EPW_OK) status = load_kernels(p, where);
@@ -191,6 +208,7 @@ void epw_prefill_gpu_close(epw_prefill *p) {
     if (g->stream != NULL) epw_cuda_stream_destroy(ordinal, g->stream);
     if (g->pinned != NULL) epw_cuda_host_free(ordinal, g->pinned);
     epw_sm_ledger_give(g->share); /* no kernel of it runs any more */
+    epw_records_close(&g->errors);
     pthread_mutex_destroy(&g->traffic_lock);
     pthread_mutex_destroy(&g->lock);
     free(g);
@@ -238,6 +256,16 @@ bool epw_prefill_gpu_take_fault(epw_prefill *p) {
     return p->gpu != NULL && __atomic_exchange_n(&p->gpu->pinned->faulted, 0, __ATOMIC_ACQ_REL) != 0;
 }
 
+void epw_prefill_gpu_take_errors(epw_prefill *p, epw_error_record *records, uint32_t capacity,
+                                 uint32_t *count, uint64_t *lost) {
+    if (p->gpu != NULL) {
+        epw_records_take(&p->gpu->errors, &p->gpu->pinned->ring, records, capacity, count, lost);
+        return;
+    }
+    *count = 0;
+    if (lost != NULL) *lost = 0;
+}
+
 /* ---- routings ---- */
 
 static void free_memory(const epw_prefill *p, struct epw_prefill_gpu_memory *m) {
@@ -245,7 +273,7 @@ static void free_memory(const epw_prefill *p, struct epw_prefill_gpu_memory *m) 
     epw_cuda_scope scope;
     if (m->order.event != NULL &&
         epw_cuda_enter_relaxed(ordinal, epw_prefill_where(p, "routing"), &scope) == EPW_OK) {
-        cudaEventDestroy(m->order.event);
+        epw_stream_order_free(&m->order);
         epw_cuda_leave_relaxed(&scope);
     }
     if (m->memory != NULL) epw_cuda_free(ordinal, m->memory);
@@ -271,7 +299,7 @@ static epw_status fill_memory(const epw_prefill *p, struct epw_prefill_gpu_memor
     epw_cuda_scope scope;
     status = epw_cuda_enter_relaxed(c->device, where, &scope);
     if (status != EPW_OK) return status;
-    cudaError_t error = cudaEventCreateWithFlags(&m->order.event, cudaEventDisableTiming);
+    cudaError_t error = (cudaError_t)epw_stream_order_make(&m->order, true);
     epw_cuda_leave_relaxed(&scope);
     return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, where, "cudaEventCreateWithFlags");
 }
@@ -470,5 +498,12 @@ epw_status epw_prefill_gpu_count(const epw_prefill *p, epw_traffic *traffic, epw
 bool epw_prefill_gpu_take_fault(epw_prefill *p) {
     (void)p;
     return false;
+}
+
+void epw_prefill_gpu_take_errors(epw_prefill *p, epw_error_record *records, uint32_t capacity,
+                                 uint32_t *count, uint64_t *lost) {
+    (void)p, (void)records, (void)capacity;
+    *count = 0;
+    if (lost != NULL) *lost = 0;
 }
 #endif

@@ -1,6 +1,6 @@
 /* Prefill where kernels move the rows (kernels/prefill/). engine.c makes what a buffer and a routing have
  * beside the window, and changes peers and membership; call.c enqueues operations, and says what has become
- * of them.
+ * of them; count.c counts.
  *
  * The window, its messages and the use of its slots are those of the host engine, but each message has flags
  * of its own in place of counts, except over queues (prefill/layout.h). Calls enqueue, and never wait. What
@@ -32,7 +32,6 @@ epw_status epw_prefill_gpu_receive(epw_prefill *p, epw_routing *r, const epw_pre
                                    const epw_outcome *outcome);
 epw_status epw_prefill_gpu_received(epw_prefill *p, epw_routing *r, uint32_t layout, uint32_t alignment,
                                     uint64_t *rows, uint32_t *counts, uint32_t *source_counts);
-epw_status epw_prefill_gpu_check_split(const epw_prefill *p, bool ordered, epw_where where);
 epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_prefill_combine_input *in,
                                    uint32_t hash, const epw_prefill_combine_output *out,
                                    const epw_outcome *outcome);
@@ -40,7 +39,19 @@ epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_pre
                                    const epw_outcome *outcome);
 epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome);
 epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t lane, uint64_t timeout_ns);
+epw_status epw_prefill_gpu_stream_wait(epw_prefill *p, const epw_routing *r, void *stream);
 epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r);
+
+/* Where a count goes; each may be NULL. See epw_prefill_enqueue_count. */
+typedef struct epw_prefill_counts {
+    uint32_t *rank_tokens, *expert_tokens;
+    uint8_t *in_rank;
+    uint32_t *bad_ids;
+} epw_prefill_counts;
+
+/* See epwire.h; the ids' arguments have been checked but for what is the GPU's. */
+epw_status epw_prefill_gpu_enqueue_count(const epw_prefill *p, const epw_dispatch_input *in,
+                                         const epw_prefill_counts *out, epw_where where);
 
 /* Whether the half that is due is of a dispatch that uses its routing again. */
 bool epw_prefill_gpu_uses_again(const epw_routing *r);
@@ -61,16 +72,22 @@ epw_status epw_prefill_gpu_count(const epw_prefill *p, epw_traffic *traffic, epw
 /* Whether an operation was incomplete since the last such call. */
 bool epw_prefill_gpu_take_fault(epw_prefill *p);
 
+/* See epw_prefill_take_errors; a buffer on the host has no records. */
+void epw_prefill_gpu_take_errors(epw_prefill *p, epw_error_record *records, uint32_t capacity,
+                                 uint32_t *count, uint64_t *lost);
+
 #ifdef EPW_CUDA
 
 #include "kernels/prefill/state.h"
 #include "peer/gpu_engine.h"
+#include "peer/records.h"
 
 #include <cuda_runtime_api.h>
 
 /* Pinned host memory that kernels write, and a copy of what they have counted. */
 typedef struct epw_prefill_pinned {
     epw_prefill_gpu_traffic traffic[EPW_MAX_LANES];
+    epw_gpu_ring ring;
     uint32_t faulted;
 } epw_prefill_pinned;
 
@@ -84,7 +101,7 @@ typedef struct epw_prefill_gpu_place {
 
 struct epw_prefill_gpu {
     struct epw_sm_share *share;
-    uint32_t blocks; /* of a kernel */
+    uint32_t blocks; /* of a kernel, at most: see prefill/lane_sms.h */
     void *memory;    /* device memory that holds `shared` and what the lanes have */
     epw_gpu_shared *shared;
     epw_prefill_pinned *pinned;
@@ -94,6 +111,7 @@ struct epw_prefill_gpu {
     struct epw_prefill_gpu_memory *abandoned; /* of routings that are gone, and that kernels may still use */
     pthread_mutex_t lock;                     /* of the last two */
     pthread_mutex_t traffic_lock;             /* of pinned->traffic */
+    epw_record_reader errors;                 /* of pinned->ring */
     bool counts; /* kernels count, since somebody has asked for the counts; atomic */
 };
 

@@ -21,7 +21,7 @@ macro_rules! small {
     )*};
 }
 small!(
-    i8 => |v: u8| v as i8, i32 => i32::from, i64 => i64::from, f32 => f32::from, f64 => f64::from,
+    i8 => |v: u8| v as i8, u8 => u8::from, i32 => i32::from, u32 => u32::from, i64 => i64::from, u64 => u64::from, f32 => f32::from, f64 => f64::from,
     f16 => |v: u8| f16::from_f32(f32::from(v)), bf16 => |v: u8| bf16::from_f32(f32::from(v))
 );
 

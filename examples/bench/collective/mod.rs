@@ -40,8 +40,11 @@ pub enum Collective {
 #[serde(rename_all = "snake_case")]
 pub enum Type {
     I8,
+    U8,
     I32,
+    U32,
     I64,
+    U64,
     F16,
     Bf16,
     F32,

@@ -89,8 +89,11 @@ impl Subject<'_> {
     fn row(&self, collective: Collective, r#type: Type, bytes: u64) -> Result<Row, Error> {
         let run = match r#type {
             Type::I8 => Self::run::<i8>,
+            Type::U8 => Self::run::<u8>,
             Type::I32 => Self::run::<i32>,
+            Type::U32 => Self::run::<u32>,
             Type::I64 => Self::run::<i64>,
+            Type::U64 => Self::run::<u64>,
             Type::F16 => Self::run::<f16>,
             Type::Bf16 => Self::run::<bf16>,
             Type::F32 => Self::run::<f32>,

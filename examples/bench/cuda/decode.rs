@@ -2,10 +2,12 @@
 
 use epwire::cuda::{self, CombineOutput, DispatchOutput, StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaSlice;
-use epwire::{Combine, DType, Device, Dispatch, EpBuffer, Group, Payload, RowShape};
+use epwire::{Combine, DType, Device, EpBuffer, Group, Payload, RowShape};
 
 use super::gpu::Gpu;
 use super::subject::{Between, Subject};
+use super::sums::Sums;
+use super::tokens::Tokens;
 use crate::Error;
 use crate::args::{Args, Layout, Shape};
 use crate::cases::Case;
@@ -19,18 +21,16 @@ pub struct Decode<'g> {
     rows: RowShape,
     /// Where expert outputs begin, and how many follow on: `(first row, rows)`.
     filled: Vec<(usize, usize)>,
+    tokens: Tokens<'g>,
+    sums: Sums<'g>,
     device: OnDevice,
     host: OnHost,
 }
 
 /// Memory of the GPU. Freed when the stream has run all its uses.
 struct OnDevice {
-    /// `[tokens, hidden]`, as `out`.
-    x: CudaSlice<u8>,
+    /// `[tokens, hidden]`
     out: CudaSlice<u8>,
-    /// `[tokens, topk]`
-    experts: CudaSlice<u8>,
-    weights: CudaSlice<u8>,
     /// What dispatch delivers, as `epwire::DispatchBuffers` has it.
     rows: CudaSlice<u8>,
     scales: CudaSlice<u8>,
@@ -47,7 +47,6 @@ struct OnDevice {
 
 /// The host memory for copies to and from the GPU. Places to which no row is sent take no memory.
 struct OnHost {
-    x: Memory,
     out: Memory,
     outputs: Memory,
     rows: Vec<u8>,
@@ -69,10 +68,7 @@ impl<'g> Decode<'g> {
         let when = |wanted: bool, bytes: usize| gpu.zeroed(if wanted { bytes } else { 0 });
         let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
         let device = OnDevice {
-            x: gpu.zeroed(n * hidden * 2)?,
             out: gpu.zeroed(n * hidden * 2)?,
-            experts: gpu.zeroed(n * k * 4)?,
-            weights: gpu.zeroed(n * k * 4)?,
             rows: when(expert_major, rows.expert_rows_bytes)?,
             scales: when(expert_major, rows.expert_scales_bytes)?,
             counts: gpu.zeroed(experts * 4)?,
@@ -84,21 +80,26 @@ impl<'g> Decode<'g> {
             expert_rows: when(!expert_major, experts * plan.rows * 4)?,
             outputs: gpu.zeroed(lists * plan.rows * hidden * 2)?,
         };
-        let routing = expected.routing();
-        // SAFETY: both have [tokens, topk] numbers of 4 bytes.
-        unsafe {
-            gpu.upload(gpu.address(&device.experts), &routing.experts)?;
-            gpu.upload(gpu.address(&device.weights), &routing.weights)?;
-        }
         let host = OnHost {
-            x: Memory::zeroed(n * hidden),
             out: Memory::zeroed(n * hidden),
             outputs: Memory::zeroed(lists * plan.rows * hidden),
             rows: vec![0; if expert_major { rows.expert_rows_bytes } else { 0 }],
             scales: vec![0; if expert_major { rows.expert_scales_bytes } else { 0 }],
             counts: vec![0; experts],
         };
-        Ok(Self { filled: filled(&expected, plan.rows, lists), buffer, expected, gpu, rows, device, host })
+        let tokens = Tokens::new(gpu, &expected)?;
+        let sums = Sums::new(gpu, args, plan.local_experts, plan.ranks)?;
+        Ok(Self {
+            filled: filled(&expected, plan.rows, lists),
+            buffer,
+            expected,
+            gpu,
+            rows,
+            tokens,
+            sums,
+            device,
+            host,
+        })
     }
 
     fn stream(&self) -> StreamRef<'_> {
@@ -117,23 +118,6 @@ impl<'g> Decode<'g> {
         }
     }
 
-    /// What dispatch takes.
-    fn input(&self) -> Dispatch<'_, TensorRef<'_>> {
-        let shape = &self.expected.shape;
-        let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
-        let view = |memory, dtype: DType, cols: usize| {
-            let address = self.gpu.address(memory);
-            // SAFETY: allocated with this many rows; it lives as long as the subject, which outlives its graphs, and is
-            // written in the order of the one stream that everything here is enqueued on.
-            unsafe { TensorRef::from_raw(address, dtype, n, cols, cols * dtype.bytes()) }
-        };
-        Dispatch::new(view(&self.device.x, self.dtype(), hidden), view(&self.device.experts, DType::I32, k))
-            .weights(view(&self.device.weights, DType::F32, k))
-            .payload(shape.payload())
-            .layout(shape.layout())
-            .lane(0)
-    }
-
     fn output(&self) -> DispatchOutput<'_> {
         let device = &self.device;
         let output = DispatchOutput::default()
@@ -141,6 +125,7 @@ impl<'g> Decode<'g> {
             .source_counts(self.whole(&device.source_counts, DType::U32))
             .ranges(self.whole(&device.ranges, DType::U32))
             .source_token(self.whole(&device.source_token, DType::U32));
+        let output = self.sums.of_dispatch(output);
         if self.rank_major() {
             // Rows and scales are read in place.
             return output
@@ -163,13 +148,14 @@ impl<'g> Decode<'g> {
         let lists = if self.rank_major() { 1 } else { self.buffer.plan().local_experts as usize };
         let (rows, hidden) = (lists * self.buffer.plan().rows, shape.hidden as usize);
         let address = self.gpu.address(&self.device.outputs);
-        // SAFETY: as in `input`.
+        // SAFETY: allocated with this many rows; it lives as long as the subject, which outlives its graphs, and is written in
+        // the order of the one stream that everything here is enqueued on.
         let outputs = unsafe { TensorRef::from_raw(address, self.dtype(), rows, hidden, 2 * hidden) };
         Combine::new(outputs).mode(shape.mode())
     }
 
     fn combine_output(&self) -> CombineOutput<'_> {
-        CombineOutput::new(self.whole(&self.device.out, self.dtype()))
+        self.sums.of_combine(CombineOutput::new(self.whole(&self.device.out, self.dtype())))
     }
 
     fn dtype(&self) -> DType {
@@ -271,7 +257,11 @@ impl Subject for Decode<'_> {
     }
 
     fn dispatch(&self) -> Result<cuda::Dispatched, Error> {
-        Ok(self.buffer.enqueue_dispatch(self.input(), self.output(), self.stream())?)
+        Ok(self.buffer.enqueue_dispatch(
+            self.tokens.input().layout(self.expected.shape.layout()),
+            self.output(),
+            self.stream(),
+        )?)
     }
 
     fn combine(&self, dispatched: cuda::Dispatched, case: Case) -> Result<(), Error> {
@@ -286,7 +276,9 @@ impl Subject for Decode<'_> {
     }
 
     fn dispatch_halves(&self, between: Between<'_>) -> Result<cuda::Dispatched, Error> {
-        let sent = self.buffer.enqueue_dispatch_send(self.input(), self.stream())?;
+        let sent = self
+            .buffer
+            .enqueue_dispatch_send(self.tokens.input().layout(self.expected.shape.layout()), self.stream())?;
         between()?;
         Ok(sent.enqueue_receive(self.output(), self.stream()).map_err(epwire::Error::from)?)
     }
@@ -309,13 +301,12 @@ impl Subject for Decode<'_> {
 
     fn renew(&mut self) -> Result<(), Error> {
         self.expected.iteration += 1;
-        self.expected.make_tokens(&mut self.host.x);
+        self.tokens.renew(&self.expected)?;
         self.expected.make_outputs(&mut self.host.outputs);
         let hidden = self.expected.shape.hidden as usize;
         let (gpu, device) = (self.gpu, &mut self.device);
-        // SAFETY: `x` has as many bytes on both sides, as has every part of `outputs`.
+        // SAFETY: every part has as many bytes on both sides.
         unsafe {
-            gpu.upload(gpu.address(&device.x), &self.host.x)?;
             for &(first, rows) in &self.filled {
                 let at = gpu.address(&device.outputs) + (first * hidden * 2) as u64;
                 gpu.upload(at, &self.host.outputs[first * hidden..][..rows * hidden])?;

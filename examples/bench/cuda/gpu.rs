@@ -17,6 +17,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 
 /// Threads of a block of the probes.
 const THREADS: u32 = 1024;
+/// Bytes that a block reads or copies at a time.
+pub const CHUNK: u64 = 64 << 10;
 
 /// All of it is used only by the thread that created it.
 #[derive(Debug)]
@@ -25,12 +27,14 @@ pub struct Gpu {
     pub stream: Arc<CudaStream>,
     pub context: Arc<CudaContext>,
     /// Streaming multiprocessors.
-    multiprocessors: u32,
+    pub multiprocessors: u32,
     // Loaded for the life of the process, as the primary context is.
     empty: sys::CUfunction,
     pause: sys::CUfunction,
     stamp: sys::CUfunction,
     store: sys::CUfunction,
+    read: sys::CUfunction,
+    copy: sys::CUfunction,
     ping: sys::CUfunction,
 }
 
@@ -62,6 +66,8 @@ impl Gpu {
             pause: kernel("pause")?,
             stamp: kernel("stamp")?,
             store: kernel("store")?,
+            read: kernel("read")?,
+            copy: kernel("copy")?,
             ping: kernel("ping")?,
             context,
         })
@@ -187,16 +193,38 @@ impl Gpu {
         Ok(())
     }
 
-    /// Enqueues stores of `bytes` to each of `count` addresses, with all SMs.
+    /// Enqueues stores of `bytes` to each of `count` addresses, with so many SMs, or as many fewer as make their shares equal.
     ///
     /// # Safety
     /// `table` holds `count` addresses of memory, of this GPU or mapped from another, with `bytes` bytes each.
-    pub unsafe fn launch_store(&self, table: u64, count: u32, bytes: u64) -> Result<(), Error> {
+    pub unsafe fn launch_store(&self, table: u64, count: u32, bytes: u64, sms: u32) -> Result<(), Error> {
         let (mut table, mut number, mut bytes) = (table, count, bytes);
-        let blocks = (self.multiprocessors / count).max(1) * count;
+        let blocks = (sms / count).max(1) * count;
         let mut arguments = [argument(&mut table), argument(&mut number), argument(&mut bytes)];
         // SAFETY: arguments of the types that the kernel declares; the rest by this function's contract.
         unsafe { self.launch(self.store, blocks, THREADS, &mut arguments) }
+    }
+
+    /// Enqueues a reading of `bytes`, a multiple of [`CHUNK`], with so many SMs.
+    ///
+    /// # Safety
+    /// As many bytes of zeros of this GPU's memory lie at `from`.
+    pub unsafe fn launch_read(&self, from: u64, bytes: u64, sms: u32) -> Result<(), Error> {
+        let (mut from, mut to, mut chunks) = (from, from, u32::try_from(bytes / CHUNK)?);
+        let mut arguments = [argument(&mut from), argument(&mut chunks), argument(&mut to)];
+        // SAFETY: arguments of the types that the kernel declares; the rest by this function's contract.
+        unsafe { self.launch(self.read, sms, THREADS, &mut arguments) }
+    }
+
+    /// Enqueues a copy of `bytes`, a multiple of [`CHUNK`], with so many SMs.
+    ///
+    /// # Safety
+    /// As many bytes of this GPU's memory lie at `from` and at `to`.
+    pub unsafe fn launch_copy(&self, from: u64, to: u64, bytes: u64, sms: u32) -> Result<(), Error> {
+        let (mut from, mut to, mut chunks) = (from, to, u32::try_from(bytes / CHUNK)?);
+        let mut arguments = [argument(&mut from), argument(&mut to), argument(&mut chunks)];
+        // SAFETY: arguments of the types that the kernel declares; the rest by this function's contract.
+        unsafe { self.launch(self.copy, sms, THREADS, &mut arguments) }
     }
 
     /// Enqueues one side of an exchange of numbers, which ends within `limit` for each number.

@@ -7,8 +7,11 @@ mod gpus;
 mod moved;
 mod prefill;
 mod probe;
+mod sms;
 mod subject;
+mod sums;
 mod timing;
+mod tokens;
 
 use std::process::ExitCode;
 
@@ -25,7 +28,8 @@ use self::timing::{Halves, middle};
 use crate::args::{Args, Device, Shape};
 use crate::cases::Case;
 use crate::cpu::{self, Meter};
-use crate::report::{OnGpu, Row, Timing};
+use crate::floor::{Reads, Traffic};
+use crate::report::{OfSms, OnGpu, Rates, Row, Timing};
 use crate::samples::Figures;
 use crate::{Error, ranks, show};
 
@@ -56,10 +60,11 @@ pub fn measure(args: &Args, group: &Group, local_rank: u32) -> Result<ExitCode, 
     let gpus = gpus::describe(&gpu, group)?;
     let machine = Machine::probe(&gpu, group, args.graph)?;
     let (mut rows, mut paths) = (Vec::new(), Vec::new());
+    let swept = args.sms != [0];
     for (shape, cases) in args.shapes(ranks::count(group))? {
         // One buffer after the other, because each takes all SMs.
         for args in args.sms.iter().map(|sms| Args { sms: vec![*sms], ..args.clone() }) {
-            let run = Run { gpu: &gpu, group, args: &args, shape, machine: &machine };
+            let run = Run { gpu: &gpu, group, args: &args, shape, machine: &machine, swept };
             (rows, paths) = match shape.layout.is_prefill() {
                 true => run.rows(Prefill::new(&gpu, group, &args, shape)?, &cases, rows)?,
                 false => run.rows(Decode::new(&gpu, group, &args, shape)?, &cases, rows)?,
@@ -81,6 +86,8 @@ struct Run<'a> {
     args: &'a Args,
     shape: Shape,
     machine: &'a Machine,
+    /// Whether numbers of SMs are listed: each then has its own floor.
+    swept: bool,
 }
 
 impl Run<'_> {
@@ -99,7 +106,7 @@ impl Run<'_> {
 
     /// Checks and times a case. All ranks call it.
     fn row(&self, subject: &mut impl Subject, case: Case) -> Result<Row, Error> {
-        let Self { gpu, group, args, shape, machine } = *self;
+        let Self { gpu, group, args, shape, machine, swept } = *self;
         let mut wrong = 0;
         for _ in 0..CHECKED {
             wrong += subject.check(case)?;
@@ -129,15 +136,27 @@ impl Run<'_> {
             receive_us = Some(slowest(gather(group, &receive)?));
         }
 
-        let moved = Moved::of(case, &shape, &subject.expected().routings);
-        let floor_us = machine.floor_us(moved.busiest, moved.operations);
+        let routings = &subject.expected().routings;
+        let moved = Moved::of(case, &shape, routings);
+        let mut floor_us = machine.wire_us(moved.busiest);
+        let mut of_sms = None;
+        if swept {
+            let traffic = Traffic::of(case, &shape, routings, Reads::Once, None);
+            let rates = Rates::probe(gpu, group, args.chosen_sms(), traffic.extent / routings.len() as u64)?;
+            let (wire_us, sms_us) = (floor_us, rates.floor_us(&traffic, routings.len(), moved.sent));
+            floor_us = wire_us.max(sms_us);
+            of_sms = Some(OfSms { wire_us, sms_us, rates });
+        }
+        let floor_us = floor_us + machine.idle_us(moved.operations);
         let figures = figures(&all, wrong);
         let mut medians: Vec<f64> = all.into_iter().map(middle).collect();
         medians.sort_by(f64::total_cmp);
         let gpu = OnGpu {
             timing: if args.graph { Timing::Graph } else { Timing::Eager },
             sms: args.chosen_sms(),
+            of_sms,
             lanes: args.lanes,
+            with: args.with.clone(),
             fastest_us: medians.first().copied().unwrap_or(0.0) / 1e3,
             middle_us: middle(medians) / 1e3,
             nvlink_gbs: moved.sent as f64 / figures.p50_us / 1e3,

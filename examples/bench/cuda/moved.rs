@@ -1,6 +1,6 @@
 //! Bytes that an operation must bring from GPU to GPU.
 
-use crate::args::{Combine, Payload, Shape};
+use crate::args::{Combine, Shape};
 use crate::cases::Case;
 use crate::routing::Routing;
 
@@ -17,9 +17,7 @@ pub struct Moved {
 
 impl Moved {
     pub fn of(case: Case, shape: &Shape, routings: &[Routing]) -> Self {
-        let hidden = u64::from(shape.hidden);
-        let row = 2 * hidden;
-        let payload = if shape.payload == Payload::Fp8 { hidden + hidden / 128 * 4 } else { row };
+        let (row, payload) = (2 * u64::from(shape.hidden), shape.payload_bytes());
         let to_ranks = Crossing::count(shape, routings, false);
         let dispatch =
             Self { sent: to_ranks.sent * payload, busiest: to_ranks.busiest() * payload, operations: 1 };
@@ -74,7 +72,7 @@ impl Crossing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Layout;
+    use crate::args::{Layout, Payload};
     use crate::routing::Spread;
 
     /// Ten tokens of each of four ranks go to four experts of rank 0: 30 rows cross, 10 of each source.

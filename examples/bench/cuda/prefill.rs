@@ -3,10 +3,12 @@
 use epwire::cuda::{PrefillCombineOutput, PrefillOutput, Routing, StreamRef, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaSlice;
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillLayout};
-use epwire::{DType, Device, Dispatch, Float16, Group, Payload, ScaleOrder};
+use epwire::{DType, Device, Float16, Group, Payload, ScaleOrder};
 
 use super::gpu::Gpu;
 use super::subject::{Between, Subject};
+use super::sums::Sums;
+use super::tokens::Tokens;
 use crate::Error;
 use crate::args::{Args, Layout, Shape};
 use crate::cases::Case;
@@ -17,18 +19,16 @@ pub struct Prefill<'g> {
     buffer: PrefillBuffer,
     expected: Expected,
     gpu: &'g Gpu,
+    tokens: Tokens<'g>,
+    sums: Sums<'g>,
     device: OnDevice,
     host: OnHost,
 }
 
 /// Memory of the GPU. Freed when the stream has come past its uses.
 struct OnDevice {
-    /// `[tokens, hidden]`, as `out`.
-    x: CudaSlice<u8>,
+    /// `[tokens, hidden]`
     out: CudaSlice<u8>,
-    /// `[tokens, topk]`
-    experts: CudaSlice<u8>,
-    weights: CudaSlice<u8>,
     /// `[places, payload]`
     rows: CudaSlice<u8>,
     scales: CudaSlice<u8>,
@@ -43,7 +43,6 @@ struct OnDevice {
 
 /// Where it comes from and goes to on the host.
 struct OnHost {
-    x: Memory,
     out: Memory,
     outputs: Memory,
     rows: Vec<u8>,
@@ -60,15 +59,11 @@ impl<'g> Prefill<'g> {
         let expected = Expected::of_prefill(args, shape, group.rank(), &plan);
         let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
         let places = expected.places();
-        let (payload, blocks) =
-            if shape.payload() == Payload::SameAsInput { (2 * hidden, 0) } else { (hidden, hidden / 128) };
+        let (payload, blocks) = shape.payload.row(shape.hidden);
         let (rows, scales) = (places * payload, places.next_multiple_of(4) * blocks * 4);
         let counts = if shape.layout == Layout::Dense { plan.ranks } else { plan.local_experts } as usize;
         let device = OnDevice {
-            x: gpu.zeroed(n * hidden * 2)?,
             out: gpu.zeroed(n * hidden * 2)?,
-            experts: gpu.zeroed(n * k * 4)?,
-            weights: gpu.zeroed(n * k * 4)?,
             rows: gpu.zeroed(rows)?,
             scales: gpu.zeroed(scales)?,
             counts: gpu.zeroed(counts * 4)?,
@@ -76,21 +71,16 @@ impl<'g> Prefill<'g> {
             row_weights: gpu.zeroed(places * k * 4)?,
             outputs: gpu.zeroed(places * hidden * 2)?,
         };
-        let routing = expected.routing();
-        // SAFETY: both have [tokens, topk] numbers of 4 bytes.
-        unsafe {
-            gpu.upload(gpu.address(&device.experts), &routing.experts)?;
-            gpu.upload(gpu.address(&device.weights), &routing.weights)?;
-        }
         let host = OnHost {
-            x: Memory::zeroed(n * hidden),
             out: Memory::zeroed(n * hidden),
             outputs: Memory::zeroed(places * hidden),
             rows: vec![0; rows],
             scales: vec![0; scales],
             counts: vec![0; counts],
         };
-        Ok(Self { buffer, expected, gpu, device, host })
+        let tokens = Tokens::new(gpu, &expected)?;
+        let sums = Sums::new(gpu, args, plan.local_experts, plan.ranks)?;
+        Ok(Self { buffer, expected, gpu, tokens, sums, device, host })
     }
 
     fn stream(&self) -> StreamRef<'_> {
@@ -114,15 +104,6 @@ impl<'g> Prefill<'g> {
         unsafe { TensorMut::from_raw(self.gpu.address(memory), dtype, memory.len() / dtype.bytes()) }
     }
 
-    fn input(&self) -> Dispatch<'_, TensorRef<'_>> {
-        let (shape, device) = (&self.expected.shape, &self.device);
-        let (n, k, hidden) = (shape.tokens as usize, shape.topk as usize, shape.hidden as usize);
-        let (x, ids) =
-            (self.view(&device.x, self.dtype(), n, hidden), self.view(&device.experts, DType::I32, n, k));
-        let weights = self.view(&device.weights, DType::F32, n, k);
-        Dispatch::new(x, ids).weights(weights).payload(shape.payload()).lane(0)
-    }
-
     fn output(&self) -> PrefillOutput<'_> {
         let (shape, device) = (&self.expected.shape, &self.device);
         let capacity = self.expected.places();
@@ -137,7 +118,7 @@ impl<'g> Prefill<'g> {
                 .counts(self.whole(&device.counts, DType::U32))
                 .row_expert(self.whole(&device.row_experts, DType::I32))
         };
-        let output = output.rows(self.whole(&device.rows, DType::U8));
+        let output = self.sums.of_prefill(output.rows(self.whole(&device.rows, DType::U8)));
         match shape.payload() {
             Payload::SameAsInput => output,
             _ => output.scales(self.whole(&device.scales, DType::U8)),
@@ -151,7 +132,7 @@ impl<'g> Prefill<'g> {
     }
 
     fn combine_output(&self) -> PrefillCombineOutput<'_> {
-        PrefillCombineOutput::new(self.whole(&self.device.out, self.dtype()))
+        self.sums.of_prefill_combine(PrefillCombineOutput::new(self.whole(&self.device.out, self.dtype())))
     }
 }
 
@@ -171,7 +152,7 @@ impl Subject for Prefill<'_> {
     }
 
     fn dispatch(&self) -> Result<Routing, Error> {
-        Ok(self.buffer.enqueue_dispatch(self.input(), self.output(), self.stream())?)
+        Ok(self.buffer.enqueue_dispatch(self.tokens.input(), self.output(), self.stream())?)
     }
 
     fn combine(&self, mut routing: Routing, _: Case) -> Result<(), Error> {
@@ -184,7 +165,7 @@ impl Subject for Prefill<'_> {
     }
 
     fn dispatch_halves(&self, between: Between<'_>) -> Result<Routing, Error> {
-        let sent = self.buffer.enqueue_dispatch_send(self.input(), self.stream())?;
+        let sent = self.buffer.enqueue_dispatch_send(self.tokens.input(), self.stream())?;
         between()?;
         Ok(sent.enqueue_receive(self.output(), self.stream()).map_err(epwire::Error::from)?)
     }
@@ -206,12 +187,11 @@ impl Subject for Prefill<'_> {
 
     fn renew(&mut self) -> Result<(), Error> {
         self.expected.iteration += 1;
-        self.expected.make_tokens(&mut self.host.x);
+        self.tokens.renew(&self.expected)?;
         self.expected.make_outputs(&mut self.host.outputs);
         let (gpu, device) = (self.gpu, &mut self.device);
         // SAFETY: as many bytes on both sides.
         unsafe {
-            gpu.upload(gpu.address(&device.x), &self.host.x)?;
             gpu.upload(gpu.address(&device.outputs), &self.host.outputs)?;
         }
         for memory in [&mut device.out, &mut device.counts, &mut device.rows, &mut device.scales] {

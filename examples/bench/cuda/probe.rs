@@ -22,7 +22,8 @@ pub struct Machine {
 
 /// Bytes that a rank stores to each peer in a launch: beyond what a cache holds.
 const STORE_BYTES: u64 = 32 << 20;
-const STORES: u32 = 8;
+/// Launches that are timed together.
+const MOVES: u32 = 8;
 const ROUNDS: u32 = 5;
 /// Numbers that go out and come back.
 const PINGS: u32 = 2000;
@@ -37,7 +38,7 @@ impl Machine {
         let (mut rate, mut signal) = (f64::INFINITY, 0.0);
         if ranks::count(group) > 1 {
             let area = Area::new(gpu, group)?;
-            rate = store_rate(gpu, group, &area)?;
+            rate = store_rate(gpu, group, &area, gpu.multiprocessors)?;
             signal = signal_ns(gpu, group, &area)?;
             area.close(group)?;
         }
@@ -50,9 +51,14 @@ impl Machine {
         })
     }
 
-    /// Microseconds for this many bytes of the busiest rank and this many operations.
-    pub fn floor_us(&self, bytes: u64, operations: u32) -> f64 {
-        bytes as f64 / self.rate * 1e6 + f64::from(operations) * (self.signal_us + self.gap_us)
+    /// Microseconds for this many bytes that the busiest rank sends or receives.
+    pub fn wire_us(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.rate * 1e6
+    }
+
+    /// Microseconds of this many operations that move nothing.
+    pub fn idle_us(&self, operations: u32) -> f64 {
+        f64::from(operations) * (self.signal_us + self.gap_us)
     }
 }
 
@@ -88,18 +94,29 @@ fn gap_ns(gpu: &Gpu, graph: bool) -> Result<f64, Error> {
     Ok(times[times.len() / 2])
 }
 
-/// The best of some rounds, so that a busy moment lowers no floor.
-fn store_rate(gpu: &Gpu, group: &Group, area: &Area) -> Result<f64, Error> {
-    let ranks = u64::from(ranks::count(group));
+/// Bytes a second that each GPU sends while all store to all others with so many SMs.
+pub fn store_rate(gpu: &Gpu, group: &Group, area: &Area, sms: u32) -> Result<f64, Error> {
     let peers: Vec<u64> =
         area.peers(group).map(|peer| peer + Area::WORDS + u64::from(group.rank()) * STORE_BYTES).collect();
     let count = u32::try_from(peers.len())?;
     let table = gpu.zeroed(8 * peers.len())?;
     // SAFETY: as many bytes as the addresses take.
     unsafe { gpu.upload(gpu.address(&table), &peers) }?;
-    // SAFETY: every address is that of this rank's part, STORE_BYTES long, of a peer's area, which is mapped.
-    let run =
-        || (0..STORES).try_for_each(|_| unsafe { gpu.launch_store(gpu.address(&table), count, STORE_BYTES) });
+    rate(gpu, group, u64::from(count) * STORE_BYTES, || {
+        // SAFETY: every address is that of this rank's part, STORE_BYTES long, of a peer's area, which is mapped.
+        unsafe { gpu.launch_store(gpu.address(&table), count, STORE_BYTES, sms) }
+    })
+}
+
+/// Bytes a second of the slowest GPU while all run launches that move `bytes` each: the best of some rounds, so that a
+/// busy moment lowers no floor. All ranks call it.
+pub fn rate(
+    gpu: &Gpu,
+    group: &Group,
+    bytes: u64,
+    launch: impl Fn() -> Result<(), Error>,
+) -> Result<f64, Error> {
+    let run = || (0..MOVES).try_for_each(|_| launch());
     let mut best: f64 = 0.0;
     for _ in 0..ROUNDS {
         meet(group)?;
@@ -107,12 +124,11 @@ fn store_rate(gpu: &Gpu, group: &Group, area: &Area) -> Result<f64, Error> {
         let begin = gpu.mark()?;
         run()?;
         let end = gpu.mark()?;
-        // The others store for as long as they are timed.
+        // The others move for as long as they are timed.
         run()?;
         gpu.wait(&end)?;
-        let bytes = (u64::from(STORES) * (ranks - 1) * STORE_BYTES) as f64;
-        // A round is as fast as its slowest GPU.
-        let rates = gather(group, &[bytes / between(&begin, &end)? * 1e9])?;
+        let moved = f64::from(MOVES) * bytes as f64;
+        let rates = gather(group, &[moved / between(&begin, &end)? * 1e9])?;
         best = best.max(rates.iter().flatten().copied().fold(f64::INFINITY, f64::min));
     }
     gpu.finish()?;
@@ -141,7 +157,7 @@ fn signal_ns(gpu: &Gpu, group: &Group, area: &Area) -> Result<f64, Error> {
 }
 
 /// Memory of this rank into which every other stores, and the others' as mapped here.
-struct Area {
+pub struct Area {
     own: u64,
     /// By rank; none for this one.
     at: Vec<Option<Mapped>>,
@@ -152,7 +168,7 @@ impl Area {
     const WORDS: u64 = 128;
 
     /// All ranks call it.
-    fn new(gpu: &Gpu, group: &Group) -> Result<Self, Error> {
+    pub fn new(gpu: &Gpu, group: &Group) -> Result<Self, Error> {
         let bytes = Self::WORDS + u64::from(group.world()) * STORE_BYTES;
         // SAFETY: freed when the area is dropped. cudarc's own memory comes from a pool that no handle can be made of.
         let own = unsafe { result::malloc_sync(usize::try_from(bytes)?) }?;
@@ -173,7 +189,7 @@ impl Area {
     }
 
     /// No rank frees memory that another still has mapped. All ranks call it.
-    fn close(mut self, group: &Group) -> Result<(), Error> {
+    pub fn close(mut self, group: &Group) -> Result<(), Error> {
         self.at.clear();
         meet(group)
     }
@@ -227,10 +243,10 @@ mod tests {
     #[test]
     fn a_floor_is_bytes_signals_and_launches() {
         let machine = Machine { rate: 350e9, signal_us: 1.25, gap_us: 2.0 };
-        assert_eq!(machine.floor_us(3_500_000, 2), 10.0 + 2.0 * 3.25);
+        assert_eq!((machine.wire_us(3_500_000), machine.idle_us(2)), (10.0, 2.0 * 3.25));
         let alone = Machine { rate: f64::INFINITY, signal_us: 0.0, gap_us: 2.0 };
         assert_eq!(
-            (alone.floor_us(0, 1), alone.to_string().as_str()),
+            (alone.wire_us(0) + alone.idle_us(1), alone.to_string().as_str()),
             (2.0, "from kernel to kernel: 2.00 us")
         );
     }
@@ -238,7 +254,7 @@ mod tests {
     #[test]
     fn the_source_has_the_kernels_that_are_looked_up() {
         let source = include_str!("probe.ptx");
-        for name in ["empty", "pause", "stamp", "store", "ping"] {
+        for name in ["empty", "pause", "stamp", "store", "read", "copy", "ping"] {
             assert!(source.contains(&format!(".visible .entry {name}(")), "{name}");
         }
     }

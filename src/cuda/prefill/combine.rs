@@ -47,9 +47,10 @@ impl Routing {
         Ok(self.completion())
     }
 
-    /// Enqueues the sending half of a combine. The rings must hold the answers to as many rows as each source may send:
-    /// `max_tokens` at most [`split_tokens`](crate::prefill::PrefillPlan::split_tokens), because the host does not know how
-    /// many it has sent. Weights and bias are read by the receiving half, so the inputs stay borrowed.
+    /// Enqueues the sending half of a combine. The rings must hold the answers to the rows of each source, at most
+    /// [`split_tokens`](crate::prefill::PrefillPlan::split_tokens). Until an eager dispatch has been awaited, and of a
+    /// routing that has been captured, the host does not know how many rows have come: then `max_tokens` must be within
+    /// that limit. Weights and bias are read by the receiving half, so the inputs stay borrowed.
     ///
     /// # Errors
     ///

@@ -1,18 +1,20 @@
-//! Whether and how an enqueued operation of prefill has ended, seen from the host.
+//! Whether and how an enqueued operation of prefill has ended, seen from the host and from other streams.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::shared::{Shared, State};
+use super::shared::{Shared, State, site};
+use crate::cuda::stream::StreamRef;
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
 use crate::outcome::Outcome;
 
 /// The last operation that was enqueued for a [`Routing`](super::Routing): wait on the host for the GPU to have run it, and
-/// learn how it ended. The stream of the call itself needs no wait: what comes later on it runs later.
+/// learn how it ended; or let another stream wait for it. The stream of the call itself needs no wait: what comes later on it
+/// runs later.
 ///
-/// Valid until the next operation of the routing is enqueued, and not for captured calls: [`Error::State`]. Cheap to
-/// clone; `Send` and `Sync`. Keeps the routing's memory and its buffer alive; dropping it affects nothing.
+/// Valid until the next operation of the routing is enqueued: [`Error::State`]. That of a captured call is only good for
+/// [`PrefillCompletion::wait_on`]. Cheap to clone; `Send` and `Sync`. Keeps the routing's memory and its buffer alive; dropping it affects nothing.
 #[doc(alias = "Event")]
 #[derive(Debug, Clone)]
 pub struct PrefillCompletion {
@@ -50,12 +52,27 @@ impl PrefillCompletion {
         self.shared.wait(timeout, |state| self.look(state)).await
     }
 
+    /// Makes `stream` wait for the operation, under capture too: as
+    /// [`Completion::wait_on`](crate::cuda::Completion::wait_on), with the routing's calls instead of the lane's.
+    pub fn wait_on(&self, stream: StreamRef<'_>) -> Result<()> {
+        let state = self.shared.lock();
+        site(&self.shared.inner, "stream_wait", &stream)?;
+        self.require_last(&state, "stream_wait")?;
+        // SAFETY: it is a stream of the buffer's GPU: its maker promised that, or it was checked.
+        unsafe { state.routing.stream_wait(stream.raw) }
+    }
+
+    fn require_last(&self, state: &State, operation: &str) -> Result<()> {
+        if state.calls == self.call {
+            return Ok(());
+        }
+        let text = "the routing's next operation has been enqueued: take its completion";
+        Err(Error::State(Failure::new(operation, self.shared.inner.rank, text)))
+    }
+
     fn look(&self, state: &State) -> Result<Option<Outcome>> {
         let inner = &self.shared.inner;
-        if state.calls != self.call {
-            let text = "the routing's next operation has been enqueued: take its completion";
-            return Err(Error::State(Failure::new("wait", inner.rank, text)));
-        }
+        self.require_last(state, "wait")?;
         let mut outcome = ffi::empty_outcome();
         // SAFETY: on a GPU it asks for the state of an event, and touches no memory of the operation.
         let progress = unsafe { state.routing.look(&mut outcome) }?;

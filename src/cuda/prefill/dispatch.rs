@@ -197,7 +197,7 @@ impl PrefillDispatching<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::prefill::{PrefillCombining, PrefillCompletion};
+    use crate::cuda::prefill::{PrefillCombining, PrefillCompletion, PrefillCounts};
     use crate::prefill::PrefillConfig;
     use crate::{DType, EpConfig, Mask};
 
@@ -225,9 +225,11 @@ mod tests {
             buffer.enqueue_dispatch(input(), output, stream).map(drop).unwrap_err(),
             buffer.enqueue_dispatch_send(input(), stream).map(drop).unwrap_err(),
             buffer.enqueue_dispatch_count(input(), stream).map(drop).unwrap_err(),
+            buffer.enqueue_count(matrix(DType::I32, 2), PrefillCounts::new(), stream).unwrap_err(),
         ];
         for error in errors {
             assert!(matches!(&error, Error::State(f) if f.text.contains("Device::Cuda")), "{error}");
         }
+        assert_eq!(buffer.take_errors().unwrap(), crate::cuda::Errors::default());
     }
 }

@@ -2,6 +2,7 @@
 
 mod combine;
 mod completion;
+mod count;
 mod dispatch;
 mod memory;
 mod routing;
@@ -9,6 +10,7 @@ mod shared;
 
 pub use combine::PrefillCombining;
 pub use completion::PrefillCompletion;
+pub use count::PrefillCounts;
 pub use dispatch::PrefillDispatching;
 pub use memory::{PrefillCombineOutput, PrefillOutput};
 pub use routing::Routing;

@@ -24,6 +24,7 @@ pub(crate) fn a_server_by_itself_goes_on_without_most_ranks(seed: u64) {
         lanes: 1,
         threads: 1,
         rank_major: choices.coin(),
+        ring_tokens: 0,
         deadline_ms: deadline().as_millis() as u64 / 2,
     };
     let mut crew = Crew::start(setup, ranks, lease, 0, Served::Apart);

@@ -31,6 +31,7 @@ fn start(seed: u64, lease: Duration) -> Crew {
         lanes: 1,
         threads: 1,
         rank_major: choices.coin(),
+        ring_tokens: 0,
         deadline_ms: DEADLINE.as_millis() as u64,
     };
     let mut crew = Crew::on_hosts(setup, lease, PATIENCE, Hosts::new(RANKS));

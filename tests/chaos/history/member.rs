@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use epwire::group::{GroupOptions, Step};
+use epwire::prefill::PrefillBuffer;
 use epwire::rendezvous::BootstrapError;
 use epwire::rendezvous::driver::Heartbeat;
 use epwire::{EpBuffer, Error, Group};
@@ -15,6 +16,7 @@ use super::ends::Ends;
 use super::news::{News, Order, Start};
 use crate::cluster::Choices;
 use crate::noise;
+use crate::prefill::{Prefill, prefill_config};
 use crate::step::{Bench, Stop};
 use crate::wire::{Point, Run};
 use crate::worker::config;
@@ -84,6 +86,7 @@ fn unless_fenced<T>(mut attempt: impl FnMut() -> Result<T, BootstrapError>) -> R
 struct Member {
     group: Group,
     bench: Bench,
+    prefill: Option<Prefill>,
     runtime: Runtime,
     choices: Choices,
     /// Number of steps in which calls are still to be cancelled.
@@ -105,10 +108,16 @@ impl Member {
             .deadline(Duration::from_millis(start.patience_ms));
         let group = unless_fenced(|| Group::join_blocking(options.clone()))?;
         let buffer = EpBuffer::create_blocking(&group, config(&setup))?;
+        let mut prefill = None;
+        if setup.ring_tokens > 0 {
+            let buffer = PrefillBuffer::create_blocking(&group, prefill_config(&setup))?;
+            prefill = Some(Prefill::new(setup.clone(), buffer));
+        }
         say(&News::Ready { listens: group.server().map(|server| server.local_addr().to_string()) });
         let choices = Choices::new(setup.seed << 8 | u64::from(setup.rank));
         let runtime = Builder::new_current_thread().enable_time().build().expect("a runtime");
-        Ok(Self { bench: Bench::new(setup, buffer)?, group, runtime, choices, cancels: 0, rejoins: false })
+        let bench = Bench::new(setup, buffer)?;
+        Ok(Self { bench, prefill, group, runtime, choices, cancels: 0, rejoins: false })
     }
 
     fn serve(mut self, start: &Start, orders: &Receiver<Order>) -> Result<(), Stop> {
@@ -195,6 +204,12 @@ impl Member {
         }
         let mut ops = Vec::new();
         self.bench.step(&run, step, &mut |_| {}, &mut ops)?;
+        if let Some(prefill) = &mut self.prefill {
+            prefill.step(&Run::new(epoch, step, 1), step, &mut |_| {}, &mut ops)?;
+            if prefill.buffer.take_fault()? {
+                self.bench.buffer.fault()?;
+            }
+        }
         let mut missing: Vec<u32> = ops.into_iter().flat_map(|op| op.missing).collect();
         missing.sort_unstable();
         missing.dedup();

@@ -40,7 +40,7 @@ fn history(seed: u64, served: Served) {
     let mut choices = Choices::new(seed);
     let lease = deadline() * 5 / 4;
     let plan = Plan::draw(&mut choices, served, lease);
-    let setup = Setup {
+    let mut setup = Setup {
         end: End::Buffer,
         seed,
         rank: 0,
@@ -50,9 +50,14 @@ fn history(seed: u64, served: Served) {
         lanes: 1 + choices.below(2) as u32,
         threads: 1,
         rank_major: choices.coin(),
+        ring_tokens: 0,
         deadline_ms: deadline().as_millis() as u64 / 2,
     };
     let lead = 4 * choices.below(2);
+    // In half of the runs ranks have a prefill buffer too, whose rings hold from one row to all of an operation.
+    if choices.coin() {
+        setup.ring_tokens = 1 + choices.below(u64::from(setup.max_tokens) + 2) as u32;
+    }
     let mut crew = Crew::start(setup, plan.initial, lease, lead, served);
     settled(&mut crew);
     for scene in &plan.scenes {

@@ -30,6 +30,7 @@ pub(crate) fn a_newcomer_costs_no_more_than_twice_what_an_unrelated_process_does
         lanes: 2,
         threads: 1,
         rank_major: true,
+        ring_tokens: 0,
         deadline_ms: deadline().as_millis() as u64,
     };
     let mut crew = Crew::start(setup, MEMBERS, 5 * deadline() / 2, LEAD, Served::Apart);

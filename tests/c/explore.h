@@ -1,0 +1,71 @@
+/* Depth-first exploration of all states of a model, beside seen.h. The program says how many bytes a state
+ * has, finds the moves from one, and calls move() with each next state; the way to a violation is kept. */
+#ifndef EPW_TESTS_EXPLORE_H
+#define EPW_TESTS_EXPLORE_H
+
+#include "check.h"
+#include "seen.h"
+
+#include <stdio.h>
+#include <time.h>
+
+enum { EXPLORE_DEPTH_MAX = 8192 };
+#define EXPLORE_STATES_MAX UINT64_C(20000000)
+
+static struct exploration {
+    size_t bytes;
+    void (*find)(const void *state);
+    const char *broken; /* what does not hold, once that is found */
+    uint64_t transitions;
+    unsigned depth, deepest;
+    struct {
+        const char *what;
+        unsigned who, which;
+    } way[EXPLORE_DEPTH_MAX];
+} x;
+
+#define BREAKS(condition, what)                                                                              \
+    do {                                                                                                     \
+        if ((condition) && x.broken == NULL) x.broken = (what);                                              \
+    } while (0)
+
+static void explore_from(const void *state) {
+    if (x.broken != NULL) return;
+    if (++x.depth > x.deepest) x.deepest = x.depth;
+    x.way[x.depth - 1].what = NULL;
+    if (x.depth == EXPLORE_DEPTH_MAX || seen_count > EXPLORE_STATES_MAX) x.broken = "too many states";
+    if (x.broken == NULL) x.find(state);
+    if (x.broken == NULL) x.depth--;
+}
+
+/* From the state that is being expanded to the next one; number `which` of `who` does what. */
+static void move(const void *next, const char *what, unsigned who, unsigned which) {
+    x.transitions++;
+    x.way[x.depth - 1].what = what;
+    x.way[x.depth - 1].who = who;
+    x.way[x.depth - 1].which = which;
+    if (x.broken == NULL && visit(next, x.bytes)) explore_from(next);
+}
+
+/* All states from the first one on. `tells`: prints the way to a violation, in which `who` and `which` number
+ * wholes and parts. */
+static void explore(const char *name, const void *first, size_t bytes, void (*find)(const void *), bool tells,
+                    const char *whole, const char *part) {
+    double began = seconds_of(CLOCK_MONOTONIC);
+    memset(&x, 0, sizeof x);
+    x.bytes = bytes;
+    x.find = find;
+    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
+    seen_count = 0;
+    visit(first, bytes);
+    explore_from(first);
+    printf("%-22s %9llu states %10llu transitions  depth %4u  %5.2f s  %s\n", name,
+           (unsigned long long)seen_count, (unsigned long long)x.transitions, x.deepest,
+           seconds_of(CLOCK_MONOTONIC) - began, x.broken ? x.broken : "holds");
+    fflush(stdout);
+    CHECK_MSG(x.broken == NULL, "%s: %s", name, x.broken);
+    for (unsigned i = 0; tells && x.broken != NULL && i < x.depth && x.way[i].what != NULL; i++)
+        printf("    %s %u, %s %u: %s\n", whole, x.way[i].who, part, x.way[i].which, x.way[i].what);
+}
+
+#endif

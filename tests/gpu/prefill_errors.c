@@ -1,0 +1,386 @@
+/* Records of what goes wrong in prefill, as replays of graphs leave them, which have no outcome, and calls:
+ * bad ids, rows without a place, a rank that has stopped; and combines that cannot be split. Each case is a
+ * process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
+ * reason, if there is no GPU. */
+#include "cases.h"
+#include "ranks.h"
+#include "step.h"
+
+#include <stdbool.h>
+#include <string.h>
+
+enum { RANKS = 2, TOKENS = 40, HIDDEN = 64, ROWS = RANKS * TOKENS, FEW = ROWS - 8, REPLAYS = 3 };
+enum { ENTRIES = TOKENS * RANKS, BAD = 7, BAD_ID = RANKS + 30, RECORDS = 300, NOTES = 64, RING = 256 };
+
+typedef struct member {
+    epw_config config;
+    epw_prefill *prefill;
+    epw_routing *routing;
+    cudaStream_t stream;
+    unsigned char *x, *rows;
+    int32_t *ids;
+    cudaGraphExec_t whole, few; /* a dispatch with room for all rows; with room for FEW */
+} member;
+
+static member members[RANKS];
+static uint32_t ring = TOKENS + 1; /* enough for halves */
+static epw_error_record records[RECORDS];
+
+/* ---- life ---- */
+
+static void open_member(uint32_t rank, uint32_t gpus) {
+    member *m = &members[rank];
+    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    epw_config *c = &config.ep;
+    int sms = 0;
+    c->rank = rank;
+    c->ranks = c->experts = c->topk = RANKS;
+    c->max_tokens = TOKENS;
+    c->hidden = HIDDEN;
+    c->lanes = 1;
+    c->device = (int32_t)(rank % gpus);
+    c->deadline_ns = 2000 * MS;
+    config.ring_tokens = ring;
+    REQUIRE_CUDA(cudaSetDevice(c->device));
+    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, c->device));
+    c->sms = sms / RANKS < 2 ? (uint32_t)sms / RANKS : 2;
+    ranks_path(c);
+    REQUIRE_OK(epw_prefill_create(&config, &m->prefill));
+    REQUIRE_OK(epw_routing_create(m->prefill, &m->routing));
+    m->config = *c;
+    REQUIRE_CUDA(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+    REQUIRE_CUDA(cudaMalloc((void **)&m->x, TOKENS * HIDDEN * 2));
+    REQUIRE_CUDA(cudaMalloc((void **)&m->rows, ROWS * HIDDEN * 2));
+    REQUIRE_CUDA(cudaMalloc((void **)&m->ids, ENTRIES * sizeof *m->ids));
+}
+
+static void join(uint32_t from, uint32_t to) {
+    unsigned char blob[EPW_BLOB_MAX];
+    size_t length = 0;
+    REQUIRE_OK(epw_prefill_export(members[from].prefill, to, blob, &length));
+    REQUIRE_OK(epw_prefill_connect(members[to].prefill, from, blob, length));
+}
+
+static void activate(uint32_t epoch) {
+    for (uint32_t r = 0; r < RANKS; r++)
+        REQUIRE_OK(epw_prefill_set_active(members[r].prefill, &(epw_mask){{(1 << RANKS) - 1}}, epoch, 0));
+}
+
+static void open_all(uint32_t gpus) {
+    for (uint32_t r = 0; r < RANKS; r++) open_member(r, gpus);
+    for (uint32_t r = 0; r < RANKS; r++) join(r, 1 - r);
+    activate(1);
+}
+
+static void close_all(void) {
+    for (uint32_t r = 0; r < RANKS; r++) {
+        const member *m = &members[r];
+        REQUIRE_CUDA(cudaSetDevice(m->config.device));
+        if (m->whole != NULL) REQUIRE_CUDA(cudaGraphExecDestroy(m->whole));
+        if (m->few != NULL) REQUIRE_CUDA(cudaGraphExecDestroy(m->few));
+        epw_routing_free(m->routing);
+        epw_prefill_destroy(m->prefill);
+        epw_fabric_destroy(m->config.fabric);
+    }
+}
+
+/* ---- operations ---- */
+
+/* Each of the first `tokens` tokens goes to every rank, but entries from BAD on are bad, `bad` of them on
+ * rank 0. */
+static void route(uint32_t tokens, uint32_t bad) {
+    for (uint32_t r = 0; r < RANKS; r++) {
+        int32_t ids[ENTRIES];
+        for (uint32_t i = 0; i < ENTRIES; i++) ids[i] = i < tokens * RANKS ? (int32_t)(i % RANKS) : -1;
+        for (uint32_t i = BAD; r == 0 && i < BAD + bad; i++) ids[i] = BAD_ID + (int32_t)i;
+        REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
+        REQUIRE_CUDA(cudaMemcpy(members[r].ids, ids, sizeof ids, cudaMemcpyHostToDevice));
+    }
+}
+
+static epw_prefill_output output(const member *m, uint64_t capacity) {
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    out.layout = EPW_DENSE;
+    out.alignment = 0;
+    out.capacity = capacity;
+    out.rows = m->rows;
+    out.stream = m->stream;
+    return out;
+}
+
+/* capacity 0: the sending half. */
+static void dispatch(const member *m, uint64_t capacity) {
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    epw_prefill_output out = output(m, capacity);
+    in.tokens = TOKENS;
+    in.x = m->x;
+    in.topk_idx = m->ids;
+    in.topk = RANKS;
+    in.lane = 0;
+    in.stream = m->stream;
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    REQUIRE_OK(epw_prefill_dispatch(m->prefill, m->routing, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS,
+                                    capacity > 0 ? &out : NULL, NULL));
+}
+
+static void capture(member *m) {
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    step_capture(m->stream);
+    dispatch(m, ROWS);
+    m->whole = step_captured(m->stream);
+    step_capture(m->stream);
+    dispatch(m, FEW);
+    m->few = step_captured(m->stream);
+}
+
+static void await_all(const char *what) {
+    for (uint32_t r = 0; r < RANKS; r++) await_stream(members[r].stream, 60000 * MS, what);
+}
+
+/* By the first `ranks` ranks. */
+static void replay(uint32_t ranks, bool few, uint32_t times, const char *what) {
+    for (uint32_t i = 0; i < times; i++) {
+        for (uint32_t r = 0; r < ranks; r++) {
+            const member *m = &members[r];
+            REQUIRE_CUDA(cudaSetDevice(m->config.device));
+            REQUIRE_CUDA(cudaGraphLaunch(few ? m->few : m->whole, m->stream));
+        }
+        await_all(what);
+    }
+}
+
+/* ---- records ---- */
+
+static void require_taken(uint32_t rank, uint32_t count, uint64_t lost, const char *what) {
+    uint32_t taken = 0;
+    uint64_t dropped = 99;
+    REQUIRE_OK(epw_prefill_take_errors(members[rank].prefill, records, sizeof(epw_error_record), RECORDS,
+                                       &taken, &dropped));
+    REQUIRE(taken == count && dropped == lost, "%s: rank %u: %u records, %llu lost; first cause %u, peer %u",
+            what, rank, taken, (unsigned long long)dropped, records[0].cause, records[0].peer);
+}
+
+static void require_none(const char *what) {
+    for (uint32_t r = 0; r < RANKS; r++) require_taken(r, 0, 0, what);
+}
+
+/* Of a record of the rank: all of it, but for the words of a wait. */
+static void require_record(const epw_error_record *r, epw_error_record want, const char *what) {
+    REQUIRE(r->cause == want.cause && r->phase == want.phase && r->rank == want.rank && r->peer == want.peer,
+            "%s: cause %u, phase %u, rank %u, peer %u", what, r->cause, r->phase, r->rank, r->peer);
+    REQUIRE(r->lane == 0 && r->epoch == want.epoch && r->op == want.op && r->deadline_ns == 2000 * MS,
+            "%s: lane %u, epoch %u, op %u, deadline %llu", what, r->lane, r->epoch, r->op,
+            (unsigned long long)r->deadline_ns);
+    REQUIRE(want.cause == EPW_CAUSE_TIMEOUT || (r->expected == want.expected && r->seen == want.seen),
+            "%s: expected %llx, seen %llx", what, (unsigned long long)r->expected,
+            (unsigned long long)r->seen);
+}
+
+/* Of the bad id at an entry of rank 0. */
+static epw_error_record bad_id(uint32_t entry, uint32_t epoch, uint32_t op) {
+    return (epw_error_record){.cause = EPW_CAUSE_ROUTING,
+                              .phase = EPW_PHASE_DISPATCH_SEND,
+                              .epoch = epoch,
+                              .op = op,
+                              .expected = (uint64_t)(entry / RANKS) << 32 | entry % RANKS,
+                              .seen = BAD_ID + entry};
+}
+
+static epw_error_record overflow(uint32_t rank, uint32_t op) {
+    return (epw_error_record){.cause = EPW_CAUSE_OVERFLOW,
+                              .phase = EPW_PHASE_DISPATCH_RECEIVE,
+                              .rank = rank,
+                              .peer = rank,
+                              .epoch = 1,
+                              .op = op,
+                              .expected = ROWS,
+                              .seen = FEW};
+}
+
+/* ---- cases ---- */
+
+static void replays(uint32_t gpus) {
+    uint32_t op = 0;
+    open_all(gpus);
+    for (uint32_t r = 0; r < RANKS; r++) capture(&members[r]);
+    route(TOKENS, 0);
+    replay(RANKS, false, 2, "complete replays");
+    require_none("complete replays");
+    op += 2;
+
+    route(TOKENS, 1);
+    replay(RANKS, false, REPLAYS, "a bad id");
+    require_taken(0, REPLAYS, 0, "a bad id");
+    require_taken(1, 0, 0, "a bad id of the other rank");
+    for (uint32_t i = 0; i < REPLAYS; i++) require_record(&records[i], bad_id(BAD, 1, ++op), "a bad id");
+    route(TOKENS, 0);
+    replay(RANKS, false, 1, "good ids again");
+    require_none("good ids again");
+    op++;
+
+    replay(RANKS, true, REPLAYS, "overflow");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        require_taken(r, REPLAYS, 0, "overflow");
+        for (uint32_t i = 0; i < REPLAYS; i++)
+            require_record(&records[i], overflow(r, op + 1 + i), "overflow");
+    }
+    op += REPLAYS;
+    route(FEW / RANKS, 0);
+    replay(RANKS, true, 1, "room for fewer");
+    require_none("room for fewer");
+    op++;
+
+    replay(1, false, REPLAYS, "a rank that has stopped"); /* only the first of them waits */
+    require_taken(0, 1, 0, "a rank that has stopped");
+    require_record(&records[0],
+                   (epw_error_record){.cause = EPW_CAUSE_TIMEOUT,
+                                      .phase = EPW_PHASE_DISPATCH_RECEIVE,
+                                      .peer = 1,
+                                      .epoch = 1,
+                                      .op = op + 1},
+                   "a rank that has stopped");
+    require_taken(1, 0, 0, "the one that has");
+
+    activate(2);
+    replay(RANKS, false, 1, "the next epoch");
+    require_none("the next epoch");
+    route(TOKENS, 1);
+    replay(RANKS, false, 1, "a bad id of the next epoch");
+    require_taken(0, 1, 0, "a bad id of the next epoch");
+    require_record(&records[0], bad_id(BAD, 2, 2), "a bad id of the next epoch");
+    close_all();
+}
+
+/* More bad ids than an operation records, and more records than the ring has room for. */
+static void many(uint32_t gpus) {
+    enum { TOO_MANY = NOTES + 6, OPERATIONS = 5 };
+    open_all(gpus);
+    route(TOKENS, TOO_MANY);
+    for (uint32_t i = 0; i <= OPERATIONS; i++) {
+        for (uint32_t r = 0; r < RANKS; r++) dispatch(&members[r], ROWS);
+        await_all("many bad ids");
+        if (i > 0) continue;
+        bool seen[ENTRIES] = {false};
+        require_taken(0, NOTES, TOO_MANY - NOTES, "many bad ids");
+        for (uint32_t k = 0; k < NOTES; k++) { /* in any order */
+            uint64_t entry = records[k].seen - BAD_ID;
+            REQUIRE(entry >= BAD && entry < BAD + TOO_MANY && !seen[entry], "entry %llu",
+                    (unsigned long long)entry);
+            seen[entry] = true;
+            require_record(&records[k], bad_id((uint32_t)entry, 1, 1), "many bad ids");
+        }
+    }
+    require_taken(0, RING, OPERATIONS * TOO_MANY - RING, "a full ring");
+    for (uint32_t k = 0; k < RING; k++)
+        REQUIRE(records[k].op == 2 + (OPERATIONS * NOTES - RING + k) / NOTES, "record %u is of operation %u",
+                k, records[k].op);
+    require_none("a ring that was emptied");
+    close_all();
+}
+
+/* Calls have records as well as outcomes; of halves each records what it finds. */
+static void halves(uint32_t gpus) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    open_all(gpus);
+    route(TOKENS, 1);
+    for (uint32_t r = 0; r < RANKS; r++) dispatch(&members[r], 0);
+    await_all("sending halves");
+    require_taken(0, 1, 0, "a sending half");
+    require_record(&records[0], bad_id(BAD, 1, 1), "a sending half");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_prefill_output out = output(&members[r], FEW);
+        REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
+        REQUIRE_OK(epw_prefill_receive(members[r].prefill, members[r].routing, &out, NULL));
+    }
+    await_all("receiving halves");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_error_record want = overflow(r, 1);
+        want.expected -= r == BAD % RANKS; /* the token does not go there */
+        require_taken(r, 1, 0, "a receiving half");
+        require_record(&records[0], want, "a receiving half");
+    }
+    REQUIRE_OK(epw_prefill_poll(members[0].prefill, members[0].routing, &outcome));
+    REQUIRE(outcome.degraded == 1 && outcome.record.cause == EPW_CAUSE_ROUTING, "cause %u",
+            outcome.record.cause);
+    require_none("after halves");
+    close_all();
+}
+
+/* A token's values, of which the sum of two is exact. */
+static uint16_t value(uint32_t t) {
+    return (uint16_t)(0x3f80 + 8 * (t % 8));
+}
+
+static epw_status begin_combine(const member *m) {
+    epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
+    in.expert_out = m->rows;
+    in.stream = m->stream;
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    return epw_prefill_combine(m->prefill, m->routing, &in, NULL, NULL);
+}
+
+static void collect(const member *m) {
+    epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    out.out = m->x;
+    out.stream = m->stream;
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    REQUIRE_OK(epw_prefill_collect(m->prefill, m->routing, &out, NULL));
+}
+
+static void require_limit(const member *m, const char *words) {
+    REQUIRE(begin_combine(m) == EPW_ERR_LIMIT && strstr(epw_last_error(), words) != NULL, "%s",
+            epw_last_error());
+}
+
+/* Sums of the first `tokens` tokens, each of which came back from every rank; of the others, zeros. */
+static void require_sums(const member *m, uint32_t tokens) {
+    static uint16_t sums[TOKENS * HIDDEN];
+    REQUIRE_CUDA(cudaMemcpy(sums, m->x, sizeof sums, cudaMemcpyDeviceToHost));
+    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) {
+        uint32_t t = i / HIDDEN,
+                 want = t < tokens ? value(t) + 0x80u : 0; /* twice the value: the next exponent */
+        REQUIRE(sums[i] == want, "token %u: %x, not %x", t, sums[i], want);
+    }
+}
+
+/* A combine of a buffer whose rings do not hold all answers that can be is split if they hold those that
+ * there are, once the host knows their number. */
+static void split(uint32_t gpus) {
+    static uint16_t x[TOKENS * HIDDEN];
+    enum { HELD = 8 };
+    ring = HELD + 1;
+    open_all(gpus);
+    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) x[i] = value(i / HIDDEN);
+    for (uint32_t tokens = HELD; tokens <= HELD + 1; tokens++) {
+        route(tokens, 0);
+        for (uint32_t r = 0; r < RANKS; r++) {
+            REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
+            REQUIRE_CUDA(cudaMemcpy(members[r].x, x, sizeof x, cudaMemcpyHostToDevice));
+            dispatch(&members[r], ROWS);
+        }
+        await_all("dispatches");
+        for (uint32_t r = 0; r < RANKS; r++) {
+            member *m = &members[r];
+            step_capture(m->stream); /* replays may come behind a dispatch of more rows */
+            require_limit(m, "up to 40 answers go to it");
+            require_limit(m, "await the dispatch");
+            REQUIRE_CUDA(cudaGraphExecDestroy(step_captured(m->stream)));
+            if (tokens > HELD) {
+                require_limit(m, r == 0 ? "peer 1: up to 9 answers" : "peer 0: up to 9 answers");
+            } else {
+                REQUIRE_OK(begin_combine(m));
+            }
+        }
+        for (uint32_t r = 0; r < RANKS && tokens == HELD; r++) collect(&members[r]);
+        await_all("sums");
+        for (uint32_t r = 0; r < RANKS && tokens == HELD; r++) require_sums(&members[r], tokens);
+    }
+    close_all();
+}
+
+static const gpu_case cases[] = {
+    {"replays", replays, 1, 120}, {"many", many, 1, 60}, {"halves", halves, 1, 60}, {"split", split, 1, 60}};
+
+int main(int argc, char **argv) {
+    return cases_main("prefill_errors", cases, sizeof cases / sizeof cases[0], argc, argv);
+}
