@@ -142,8 +142,13 @@ template <typename T, typename V> T atomicAdd(T *p, V v) { return __atomic_fetch
 template <typename T, typename V> T atomicSub(T *p, V v) { return __atomic_fetch_sub(p, T(v), __ATOMIC_SEQ_CST); }
 template <typename T, typename V> T atomicOr(T *p, V v) { return __atomic_fetch_or(p, T(v), __ATOMIC_SEQ_CST); }
 template <typename T, typename V> T atomicAnd(T *p, V v) { return __atomic_fetch_and(p, T(v), __ATOMIC_SEQ_CST); }
-template <typename T, typename V> T atomicExch(T *p, V v) { return __atomic_exchange_n(p, T(v), __ATOMIC_SEQ_CST); }
+// A thread may repeat these two until another one of its block has done something, so they let others run.
+template <typename T, typename V> T atomicExch(T *p, V v) {
+    emulated::poll();
+    return __atomic_exchange_n(p, T(v), __ATOMIC_SEQ_CST);
+}
 template <typename T, typename V, typename W> T atomicCAS(T *p, V from, W to) {
+    emulated::poll();
     T was = T(from);
     __atomic_compare_exchange_n(p, &was, T(to), false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
     return was;
