@@ -111,8 +111,11 @@ static void enqueue_sum(const place *p, epw_comm *comm, cudaStream_t stream) {
     REQUIRE_OK(epw_all_reduce(comm, p->send, p->recv, COUNT, EPW_TYPE_U32, EPW_SUM, &call, NULL));
 }
 
+/* The sum is awaited before the copy, because a copy to pageable memory that waits for a kernel holds up
+ * those of other ranks of the process. */
 static void require_sum(const place *p, uint64_t mask, const char *what) {
     static _Thread_local uint32_t values[COUNT];
+    await_stream(p->stream, 60000 * MS, what);
     REQUIRE_CUDA(cudaMemcpyAsync(values, p->recv, sizeof values, cudaMemcpyDeviceToHost, p->stream));
     await_stream(p->stream, 60000 * MS, what);
     for (uint32_t i = 0; i < COUNT; i++) {
