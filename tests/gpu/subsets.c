@@ -449,8 +449,13 @@ static int rank_main(const rank_links *links) {
         cannot_make(&p);
     }
     close_place(&p);
-    if (links->ranks > 1) lose_last(links);
-    if (links->rank == 0) printf("subsets of %u ranks on %u GPUs\n", links->ranks, links->gpus);
+    /* A rank that fails frees its memory, while the kernels of the others wait for it: in a context that it
+     * shares with them that holds up their calls. */
+    int apart = processes || links->gpus >= links->ranks;
+    if (links->ranks > 1 && apart) lose_last(links);
+    if (links->rank == 0)
+        printf("subsets of %u ranks on %u GPUs%s\n", links->ranks, links->gpus,
+               apart ? "" : "; no rank was lost, which needs --processes or a GPU for each");
     return 0;
 }
 
