@@ -292,17 +292,14 @@ __device__ __noinline__ inline bool is_to_close(Operation &o, uint32_t stage, bo
     return o.last != 0;
 }
 
-// The end of a kernel for one of its blocks; the lane moves to `stage`. The whole block calls `at_last` if there was no trouble;
-// it returns whether it has written what the closing block must see, if there is one. Returns false if the block is done. Returns
-// true if there was trouble and this is the closing block: all others are out, or have not begun and will do nothing. o.lost and
-// o.malformed then hold what all blocks have found, and close() clears the shared copies. If o.again, this block must deliver
-// everything again, of all peers that are not left out. `sends`: the kernel has a sending half.
-template <typename AtLast>
-__device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends, const AtLast &at_last) {
+// The end of a kernel for one of its blocks; the lane moves to `stage`. Returns false if the block is done. Returns true if there
+// was trouble and this is the closing block: all others are out, or have not begun and will do nothing. o.lost and o.malformed
+// then hold what all blocks have found, and close() clears the shared copies. If o.again, this block must deliver everything
+// again, of all peers that are not left out. `sends`: the kernel has a sending half. `wrote`: this block has written what the
+// closing block must see, if there is one. Called by the whole block.
+__device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends, bool wrote = false) {
     __syncthreads();
     if (o.troubled) return is_to_close(o, stage, sends); // also set if a peer is lost or refused
-    const bool wrote = at_last();
-    if (wrote) __syncthreads();
     if (threadIdx.x != 0) return false;
     // Reader: the block of the same number in the next kernel, which may have more blocks than this one.
     const uint64_t sent = o.sent_before + (sends ? gridDim.x : 0);
@@ -313,14 +310,11 @@ __device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool se
     if (blockIdx.x == 0 && o.resumes && was_silent(o, o.spoke)) post_beacon(o, EPW_BEACON_NONE);
     // Reader: the closing block, if there is one. Of a block that wrote nothing for it, it acquires nothing by this.
     if (wrote) {
-        ptx::add_acq_rel_gpu(&o.state->out_blocks, 1);
+        ptx::reduce_release_gpu(&o.state->out_blocks, 1);
     } else {
         ptx::reduce_relaxed_gpu(&o.state->out_blocks, 1);
     }
     return false;
-}
-__device__ __forceinline__ bool must_close(Operation &o, uint32_t stage, bool sends) {
-    return must_close(o, stage, sends, [] { return false; });
 }
 
 // Handles peers that some blocks have given up and others may have counted: a peer that has sent what was awaited is kept. Every

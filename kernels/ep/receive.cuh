@@ -149,10 +149,20 @@ __device__ __noinline__ inline void count_received(const Dispatch &a, const Oper
     a.lane.state->owed[source] = owed;
 }
 
-// Writes the totals of all rows for the caller and for combine. Called by one block.
+__device__ __forceinline__ bool wants_totals(const Dispatch &a) { return a.out.expert_totals || a.out.expert_totals_i32; }
+
+// Adds to the caller's sums for a local expert, which lanes and buffers may share. `n` may have wrapped around.
+__device__ __forceinline__ void put_total(const Dispatch &a, uint32_t e, uint64_t n) {
+    if (a.out.expert_totals) ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n);
+    if (a.out.expert_totals_i32) atomicAdd(reinterpret_cast<uint32_t *>(&a.out.expert_totals_i32[e]), uint32_t(n));
+}
+
+// Writes the totals of all rows for the caller and for combine, and `adds` them to the caller's sums: early, so that the stores
+// are done when the block ends, which orders them before the closing block; see correct_totals(). Called by one block.
 __device__ inline void write_counts(const Dispatch &a, const Operation &o, const ReceiveShared &s, const uint32_t *table,
-                                    bool again) {
+                                    bool adds, bool again) {
     const epw_layout &l = a.lane.layout;
+    if (adds && threadIdx.x == 0) o.state->added_at = o.out_before + gridDim.x;
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
         uint32_t fill = 0;
@@ -171,6 +181,10 @@ __device__ inline void write_counts(const Dispatch &a, const Operation &o, const
             fill += count;
         }
         if (a.out.counts) a.out.counts[e] = fill;
+        if (adds) {
+            a.lane.arrays.added[e] = fill;
+            put_total(a, e, fill);
+        }
     }
     if (threadIdx.x < l.ranks) {
         uint32_t end = 0;
@@ -486,27 +500,21 @@ __device__ inline void put_zeros(const Dispatch &a, uint64_t list, uint64_t row,
     for (uint32_t i = laneid; a.out.sideband && i < a.in.sideband_bytes; i += 32) sideband[i] = 0;
 }
 
-__device__ __forceinline__ bool wants_totals(const Dispatch &a) { return a.out.expert_totals || a.out.expert_totals_i32; }
-
-// Adds the number of rows of each local expert to the caller's sums, which lanes and buffers may share. `table` is that of
-// take_counts. The last block does so at its end. If another block is in trouble, which the last one does not know, the closing
-// block puts right what the last one has added: `closes`.
-__device__ inline void add_totals(const Dispatch &a, const Operation &o, const uint32_t *table, bool closes) {
+// If some block was in trouble, which the last one may not have known, the closing block makes good in the caller's sums what
+// the last one has added. `table`: that of take_counts.
+__device__ inline void correct_totals(const Dispatch &a, const Operation &o, const uint32_t *table) {
     const epw_layout &l = a.lane.layout;
-    // Writer: the last block. Reader: the closing block, which has acquired it through out_blocks.
-    uint32_t *added = a.lane.arrays.added;
-    const bool corrects = closes && o.state->added_at == o.out_before;
+    // Writer: write_counts() in the last block. Reader: this one, which has acquired it through out_blocks.
+    const uint32_t *added = a.lane.arrays.added;
+    const bool corrects = o.state->added_at == o.out_before;
 #pragma unroll 1
     for (uint32_t e = threadIdx.x; e < l.local_experts; e += kThreads) {
         uint32_t n = 0;
 #pragma unroll 1
         for (uint32_t source = 0; source < l.ranks; source++) n += table[source * l.local_experts + e];
         const uint64_t before = corrects ? added[e] : 0;
-        if (!closes) added[e] = n;
-        if (a.out.expert_totals) ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], n - before);
-        if (a.out.expert_totals_i32) atomicAdd(reinterpret_cast<uint32_t *>(&a.out.expert_totals_i32[e]), uint32_t(n - before));
+        put_total(a, e, n - before);
     }
-    if (!closes && threadIdx.x == 0) o.state->added_at = o.out_before + gridDim.x;
 }
 
 // Writes rows of zeros, of no expert, to all places of the lists that belong to `sources`: the rows meant for these places were
@@ -628,19 +636,15 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
         take_counts(a, o, s, count, format, table);
         format = a.format.hash; // the formats of other sources have been checked
         // By the block with the fewest rows. A single block may be the closing one, which does it again.
-        if (share.block == share.blocks - 1) write_counts(a, o, s, table, share.blocks == 1);
+        const bool counts = share.block == share.blocks - 1, adds = counts && !alone && wants_totals(a);
+        if (counts) write_counts(a, o, s, table, adds, share.blocks == 1);
         if (in_place && mine) list_entry(a, o, table, entry, e);
         if (in_place && __builtin_expect(e.go_on(a, share), 0)) list_more(a, o, s, table, e, share);
         if constexpr (Spreads) spread.run(a, o, s, table, memory);
         if (alone) {
             __syncthreads(); // makes what every thread has refused visible
         } else {
-            const auto at_last = [&] {
-                const bool adds = wants_totals(a) && share.block == share.blocks - 1;
-                if (adds) add_totals(a, o, table, false);
-                return adds;
-            };
-            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND, at_last)) return;
+            if (!must_close(o, EPW_GPU_DISPATCHED, a.halves & EPW_GPU_SEND, adds)) return;
             if (o.again && o.unordered) keep_who_sent(a, o, s);
         }
         // Every source that is not left out has sent, as this block has seen, and its row count is within bounds.
@@ -652,7 +656,7 @@ __device__ __forceinline__ void receive_rows(const Dispatch &a, Operation &o, Re
     }
     decide_sources(o);
     if (any(o.malformed)) clear_places(a, s, table, o.malformed, memory);
-    if (wants_totals(a)) add_totals(a, o, table, true);
+    if (wants_totals(a)) correct_totals(a, o, table);
     add_waits(o, a.out.wait_ns);
     close(o, EPW_PHASE_DISPATCH_SEND, EPW_GPU_DISPATCHED);
 }

@@ -30,6 +30,7 @@ inline bool compare_swap_acq_rel_gpu(uint64_t *p, uint64_t from, uint64_t to) {
 }
 inline void store_release_gpu(uint64_t *p, uint64_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 inline void reduce_relaxed_gpu(uint64_t *p, uint64_t v) { __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+inline void reduce_release_gpu(uint64_t *p, uint64_t v) { __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 inline uint64_t load_acquire_gpu(const uint64_t *p) { return emulated_load(p); }
 inline uint32_t load_acquire_gpu(const uint32_t *p) { return emulated_load(p); }
 inline uint32_t load_acquire_block(const uint32_t *p) { return emulated_load(p); }
