@@ -408,6 +408,8 @@ static bool lose_silent(epw_comm *comm, uint64_t now) {
         if (cause == EPW_CAUSE_NONE && now >= expiry_of(comm, p))
             cause = p->gone != EPW_CAUSE_NONE ? p->gone : EPW_CAUSE_TIMEOUT;
         if (cause == EPW_CAUSE_NONE) continue;
+        /* Who tells of a mismatch may go on to another epoch before this rank has looked for it again. */
+        if (epw_comm_heed_mismatch(comm)) return lost;
         const epw_ring *ring = &p->rings[EPW_CHANNEL_COLLECTIVE];
         uint32_t phase = comm->running && !epw_flow_over(p) ? EPW_PHASE_COLLECTIVE : EPW_PHASE_POINT;
         epw_comm_lose(comm, p, phase, cause, epw_epoch_word(epoch_of(comm), ring->consumed + 1),

@@ -1,6 +1,7 @@
 //! Invalid calls: refused here with the reason, or noticed by the peers.
 
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use epwire::comm::{AllReduceNorm, Blocks, CommConfig, Reduction};
 use epwire::{Comm, Error, Mask};
@@ -121,6 +122,14 @@ fn a_message_of_another_type_than_its_receive_is_told_to_all() {
 
 #[test]
 fn ranks_that_normalise_a_sum_differently_are_all_told_both() {
+    // Nobody goes on to another epoch before all have been told, as a step of the group has it.
+    let told_so_far = AtomicU32::new(0);
+    let await_all = || {
+        let (all, began) = (told_so_far.fetch_add(1, Ordering::SeqCst) / 3 * 3 + 3, Instant::now());
+        while told_so_far.load(Ordering::SeqCst) < all && began.elapsed() < Duration::from_secs(10) {
+            std::thread::yield_now();
+        }
+    };
     ranks(3, &CommConfig::default().deadline(Duration::from_secs(2)), |comm| {
         let (part, weight) = ([bf16::ONE; 256], [bf16::ONE; 128]);
         let (mut sum, mut out) = ([bf16::ZERO; 256], [bf16::ZERO; 256]);
@@ -129,6 +138,7 @@ fn ranks_that_normalise_a_sum_differently_are_all_told_both() {
             comm.run_blocking(call.epsilon(epsilon))
         };
         let told = |ended: Result<epwire::Outcome, Error>, texts: [&str; 2]| {
+            await_all();
             let error = ended.expect_err(texts[1]);
             assert!(matches!(error, Error::Mismatch(_)), "{error}");
             assert!(texts.iter().all(|text| error.to_string().contains(text)), "{error}, not {texts:?}");
