@@ -5,6 +5,7 @@ mod compare;
 pub mod data;
 pub mod host;
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
@@ -127,12 +128,27 @@ pub fn report(args: &Args, group: &Group, rows: &[Row], machine: &str) -> Result
         }
     } else {
         print(&table(rows))?;
+        print(&averages(rows))?;
         if !machine.is_empty() {
             print(&machine)?;
         }
     }
     let wrong = |row: &Row| row.out_of_place.wrong + row.in_place.map_or(0, |figures| figures.wrong);
     Ok(if rows.iter().all(|row| wrong(row) == 0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The average bus bandwidth of each collective over its sizes, in and out of place. Calls that move nothing have none.
+fn averages(rows: &[Row]) -> String {
+    let mut rates: BTreeMap<Collective, Vec<f64>> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.bytes > 0) {
+        let both = [Some(row.out_of_place), row.in_place];
+        rates.entry(row.collective).or_default().extend(both.iter().flatten().map(|figures| figures.bus_gbs));
+    }
+    let each: Vec<_> = rates
+        .iter()
+        .map(|(name, all)| format!("{} {:.2}", word(name), all.iter().sum::<f64>() / all.len() as f64))
+        .collect();
+    format!("average bus GB/s: {}", if each.is_empty() { "none".into() } else { each.join(", ") })
 }
 
 fn table(rows: &[Row]) -> Table {
@@ -174,6 +190,32 @@ fn table(rows: &[Row]) -> Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn averages_are_of_each_collective_in_and_out_of_place() {
+        let row = |collective, bytes, out_of_place: f64, in_place: Option<f64>| {
+            let figures =
+                |bus_gbs| Figures { p50_us: 1.0, p99_us: 1.0, algorithm_gbs: 1.0, bus_gbs, wrong: 0 };
+            Row {
+                collective,
+                r#type: Type::F32,
+                ranks: 2,
+                device: Device::Host,
+                bytes,
+                heap: false,
+                out_of_place: figures(out_of_place),
+                in_place: in_place.map(figures),
+            }
+        };
+        let rows = [
+            row(Collective::AllReduce, 8, 1.0, Some(2.0)),
+            row(Collective::Barrier, 0, 0.0, None),
+            row(Collective::Broadcast, 8, 7.0, None),
+            row(Collective::AllReduce, 16, 3.0, Some(6.0)),
+        ];
+        assert_eq!(averages(&rows), "average bus GB/s: all_reduce 3.00, broadcast 7.00");
+        assert_eq!(averages(&rows[1..2]), "average bus GB/s: none");
+    }
 
     #[test]
     fn bus_bandwidth_is_as_nccl_tests_have_it() {
