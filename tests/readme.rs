@@ -254,7 +254,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "for t in memcheck synccheck; do for n in 1 2; do compute-sanitizer --error-exitcode 1 --tool $t build/test_comms \
-         --small --ranks $n --cases 2 --deadline-ms 60000 --seconds 540 || break 2; done; done",
+         --small --ranks $n --cases 2 --deadline-ms 15000 --seconds 540 || break 2; done; done",
         "needs a GPU",
     ),
     (
