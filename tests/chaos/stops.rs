@@ -8,7 +8,8 @@ use crate::noise::deadline;
 use crate::verdict;
 use crate::wire::{Command, Point, Reply, Run};
 
-const STEPS: u32 = 6;
+/// Enough that on a busy machine too a rank is stopped before the last one.
+const STEPS: u32 = 20;
 
 /// Stops `victim` in step 3 of a run of all ranks: exactly between two calls or, with large rows, while it writes to a
 /// peer or shortly after a call began. Returns whether it waits there and must be told to continue.
