@@ -68,4 +68,22 @@ static void explore(const char *name, const void *first, size_t bytes, void (*fi
         printf("    %s %u, %s %u: %s\n", whole, x.way[i].who, part, x.way[i].which, x.way[i].what);
 }
 
+/* Explores each of `count` models, or the one that an argument names, whose way to a violation is printed.
+ * `begin` makes model `number` the current one, writes its first state over zeros and returns its name. */
+static int explore_all(const char *program, int given, char **arguments, unsigned count,
+                       const char *(*begin)(unsigned number, void *first), void *first, size_t bytes,
+                       void (*find)(const void *), const char *whole, const char *part) {
+    bool tells = given > 1, found = !tells;
+    for (unsigned i = 0; i < count; i++) {
+        memset(first, 0, bytes);
+        const char *name = begin(i, first);
+        if (tells && strcmp(name, arguments[1]) != 0) continue;
+        found = true;
+        explore(name, first, bytes, find, tells, whole, part);
+    }
+    CHECK_MSG(found, "no model is called %s", arguments[1]);
+    free(seen);
+    return check_result(program);
+}
+
 #endif

@@ -367,18 +367,15 @@ static void find_moves(const void *state_) {
     BREAKS(!any, "deadlock: nobody can move and not all is done");
 }
 
+static const char *begin(unsigned number, void *state_of) {
+    state *first = state_of;
+    m = &models[number];
+    for (unsigned l = 0; l < m->lanes; l++) first->lanes[l].kernel = 1;
+    return m->name;
+}
+
 int main(int given, char **arguments) {
-    bool found = given < 2;
-    for (unsigned i = 0; i < sizeof models / sizeof models[0]; i++) {
-        m = &models[i];
-        if (given > 1 && strcmp(m->name, arguments[1]) != 0) continue;
-        found = true;
-        static state first;
-        memset(&first, 0, sizeof first);
-        for (unsigned l = 0; l < m->lanes; l++) first.lanes[l].kernel = 1;
-        explore(m->name, &first, sizeof first, find_moves, given > 1, "lane", "block");
-    }
-    CHECK_MSG(found, "no model is called %s", arguments[1]);
-    free(seen);
-    return check_result("prefill_gate_model");
+    static state first;
+    return explore_all("prefill_gate_model", given, arguments, sizeof models / sizeof models[0], begin,
+                       &first, sizeof first, find_moves, "lane", "block");
 }
