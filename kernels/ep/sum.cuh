@@ -109,28 +109,33 @@ __device__ __noinline__ void accumulate(const Batch &batch, uint32_t rows, uint3
 constexpr uint32_t kWide = 4, kStretch = kWide * 32 * 16; // 16-byte chunks that a thread holds of each part; bytes
 constexpr uint32_t kDeep = 3;                             // parts of a warp on their way
 struct ManyRows : RowsToSum<2 * kWarps> {
-    unsigned char copied[kWarps][kDeep][kStretch];
+    alignas(128) unsigned char copied[kWarps][kDeep][kStretch];
 };
-template <typename T, bool Weighted>
-__device__ __noinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
+
+// Waits: parts are not all there, see above. A loop without waits has a fifth fewer instructions.
+template <typename T, bool Weighted, bool Waits>
+__device__ __noinline__ void accumulate(const ManyRows &batch, unsigned char *copied, uint32_t rows, uint32_t row_bytes,
+                                        const epw_rank_set *settled) {
+    ptx::assume_shared(&batch);
+    ptx::assume_shared(copied);
     const uint32_t stretches = (row_bytes + kStretch - 1) / kStretch, warp = threadIdx.x / 32;
     uint32_t stretch = warp, group = 0, groups = 1;
     for (; stretch >= stretches && stretches * groups < kWarps; stretch -= stretches) group++;
     while ((groups + 1) * stretches <= kWarps) groups++;
     if (threadIdx.x >= kThreads || group >= groups || group >= rows) return;
-    unsigned char *const own = batch.copied[warp][0] + threadIdx.x % 32 * 16;
+    unsigned char *const own = copied + warp * (kDeep * kStretch) + threadIdx.x % 32 * 16;
     Glance known;
 #pragma unroll 1
     for (; stretch < stretches; stretch += kWarps) {
         const uint32_t begin = min(stretch * kStretch, row_bytes - kStretch) + threadIdx.x % 32 * 16;
         uint32_t row = group, next = group * EPW_MAX_TOPK; // of the part that is copied next; its index
-        const auto fetch = [&](uint32_t place) {
+        const auto fetch = [&](uint32_t at) {
             if (row < rows) {
                 const uint4 part = reinterpret_cast<const uint4 *>(batch.parts)[next];
-                if (settled) known.await(*settled, part.w >> 16);
+                if (Waits) known.await(*settled, part.w >> 16);
                 const unsigned char *from = reinterpret_cast<const unsigned char *>(uint64_t(part.y) << 32 | part.x) + begin;
 #pragma unroll
-                for (uint32_t k = 0; k < kWide; k++) ptx::copy_16(own + place * kStretch + k * 512, from + k * 512, true);
+                for (uint32_t k = 0; k < kWide; k++) ptx::copy_16(own + at + k * 512, from + k * 512, true);
                 const bool ends = (part.w & 0xffff) != 0;
                 if (ends) row += groups;
                 next = ends ? row * EPW_MAX_TOPK : next + 1;
@@ -138,20 +143,20 @@ __device__ __noinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t
             ptx::copies_commit();
         };
 #pragma unroll 1
-        for (uint32_t place = 0; place < kDeep; place++) fetch(place);
+        for (uint32_t place = 0; place < kDeep; place++) fetch(place * kStretch);
         float total[kWide][8] = {};
-        uint32_t added = group, part = group * EPW_MAX_TOPK, place = 0; // the row that is added, and its part
+        uint32_t added = group, part = group * EPW_MAX_TOPK, at = 0; // the row that is added, its part, and where that lies
 #pragma unroll 1
         while (added < rows) {
-            const Part &now = batch.parts[part];
-            const uint32_t last = now.last;
+            const uint2 now = reinterpret_cast<const uint2 *>(batch.parts)[part * 2 + 1];
+            const uint32_t last = now.y & 0xffff;
             ptx::copies_wait<kDeep - 1>();
             uint4 chunk[kWide];
 #pragma unroll
-            for (uint32_t k = 0; k < kWide; k++) chunk[k] = *reinterpret_cast<const uint4 *>(own + place * kStretch + k * 512);
-            fetch(place); // arrives while the sum continues
-            place = place + 1 < kDeep ? place + 1 : 0;
-            add_part<T, Weighted>(total, chunk, now.weight);
+            for (uint32_t k = 0; k < kWide; k++) chunk[k] = *reinterpret_cast<const uint4 *>(own + at + k * 512);
+            fetch(at); // arrives while the sum continues
+            at = at + kStretch < kDeep * kStretch ? at + kStretch : 0;
+            add_part<T, Weighted>(total, chunk, __uint_as_float(now.x));
             part++;
             if (!last) continue;
             unsigned char *to = batch.to[added] + begin;
@@ -165,6 +170,23 @@ __device__ __noinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t
             added += groups;
             part = added * EPW_MAX_TOPK;
         }
+    }
+}
+
+// Whether all ranks are in the set; acquires what was released with their bits. Called by a whole warp.
+__device__ __forceinline__ bool are_settled(const epw_rank_set &settled) {
+    uint32_t bits = ~0u;
+#pragma unroll
+    for (const uint32_t &word : settled.words) bits &= ptx::load_acquire_block(&word);
+    return __all_sync(0xffffffffu, bits == ~0u);
+}
+
+template <typename T, bool Weighted>
+__device__ __forceinline__ void accumulate(ManyRows &batch, uint32_t rows, uint32_t row_bytes, const epw_rank_set *settled) {
+    if (settled && !are_settled(*settled)) {
+        accumulate<T, Weighted, true>(batch, batch.copied[0][0], rows, row_bytes, settled);
+    } else {
+        accumulate<T, Weighted, false>(batch, batch.copied[0][0], rows, row_bytes, nullptr);
     }
 }
 
