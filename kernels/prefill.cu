@@ -1,6 +1,7 @@
 // The kernels of prefill and their launch.
 #include "kernels/prefill/attend.cuh"
 #include "kernels/prefill/combine.cuh"
+#include "kernels/prefill/end.cuh"
 #include "kernels/prefill/membership.cuh"
 #include "kernels/prefill/move.cuh"
 #include "kernels/prefill/number.cuh"
@@ -82,18 +83,9 @@ __device__ __forceinline__ void init_barriers(uint64_t *loaded, uint32_t count) 
     if (threadIdx.x < (count + 31) / 32 * 32) ptx::fence_barrier_init();
 }
 
-// Counts what the kernel has moved. This rank itself has a line of rows only where it takes them. Called by the first block at
-// the end.
-__device__ __noinline__ void count_rows(const epw_prefill_dispatch_args &a, const Prefill &o) {
-    const epw_prefill_gpu_routing &r = a.call.routing;
-    if (!a.call.counts || a.call.gives_up) return;
-    for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
-        const bool own = peer == o.rank;
-        const uint32_t all = r.sent_first[peer + 1] - r.sent_first[peer];
-        const uint64_t sent = own ? (o.does(EPW_PREFILL_SENDS) ? all : 0) : rows_through(o.state->peers[peer].send);
-        const uint64_t received = o.does(EPW_PREFILL_RECEIVES) ? r.received[peer] : 0;
-        count_traffic(o, peer, sent, received, epw_format_bytes(&a.format));
-    }
+// Rows of this rank's tokens that go to the rank.
+__device__ __forceinline__ uint32_t rows_to(const epw_prefill_gpu_routing &r, uint32_t rank) {
+    return r.sent_first[rank + 1] - r.sent_first[rank];
 }
 
 __device__ __forceinline__ uint32_t answers_to(const epw_prefill_combine_args &a, uint32_t peer) {
@@ -103,22 +95,6 @@ __device__ __forceinline__ uint32_t answers_to(const epw_prefill_combine_args &a
     uint32_t entries = 0;
     for (uint32_t e = 0; e < local; e++) entries += r.counts[size_t(peer) * local + e];
     return entries;
-}
-
-__device__ __noinline__ void count_answers(const epw_prefill_combine_args &a, const Prefill &o) {
-    if (!a.call.counts || a.call.gives_up) return;
-    for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
-        uint64_t sent, received;
-        if (peer == o.rank) { // its answers are made where the sums are
-            sent = received = o.does(EPW_PREFILL_RECEIVES) ? answers_to(a, peer) : 0;
-        } else {
-            const epw_prefill_gpu_peer &p = o.state->peers[peer];
-            const uint32_t opened = ptx::load_relaxed_gpu(&p.take.opened);
-            sent = rows_through(p.send);
-            received = opened == 0 ? 0 : opened - 1;
-        }
-        count_traffic(o, peer, sent, received, uint64_t(a.width) * 2);
-    }
 }
 
 // What lies in a slot of a dispatch.
@@ -182,7 +158,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
         const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
-            const uint32_t rows = r.sent_first[peer + 1] - r.sent_first[peer];
+            const uint32_t rows = rows_to(r, peer);
             const uint32_t expected = a.again ? r.received[peer] : kNone;
             roles.attend<Queues>(o, peer, rows, expected, a.again, a.out.wait_ns, opening_bytes(a), row_bytes(a));
         }
@@ -191,14 +167,24 @@ __global__ void __launch_bounds__(most_threads(0), 1)
         go_out(o);
         return;
     }
+    __syncthreads(); // all warps of this block have found out what they can
+    const bool tells = o.does(EPW_PREFILL_RECEIVES) && !a.call.gives_up, counts = a.call.counts && !a.call.gives_up;
+    const bool adds = tells && (a.out.expert_totals || a.out.expert_totals_i32);
+    Came came = {tells && threadIdx.x < o.ranks ? r.announced[threadIdx.x] : 0,
+                 adds && threadIdx.x < a.call.lane.layout.local_experts ? r.expert_rows[threadIdx.x] : 0};
+    // This rank itself has a line of rows only where it takes them.
+    const uint32_t own = counts && threadIdx.x == o.rank && o.does(EPW_PREFILL_SENDS) ? rows_to(r, o.rank) : 0;
     await_others_out(o);
-    gather_refused(o);
+    const AtEnd end(o);
+    const bool whole = is_whole(o, end);
+    clear_peers(o);
     clear_claims(o, a.call.lane.max_tokens);
-    if (o.does(EPW_PREFILL_RECEIVES) && !a.call.gives_up) tell_received(a, o);
-    __syncthreads();
-    count_rows(a, o);
-    __syncthreads();
-    if (threadIdx.x == 0) close(o);
+    if (tells && !whole) came = tell_losses(a, o);
+    if (adds) add_totals(a, o, came);
+    if (counts && threadIdx.x < o.ranks) {
+        count_traffic(o, threadIdx.x, threadIdx.x == o.rank ? own : end.sent, came.rows, epw_format_bytes(&a.format));
+    }
+    if (threadIdx.x == 0) close(o, end, whole);
 }
 
 template <typename T, bool Queues>
@@ -226,7 +212,7 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
     } else if (blockIdx.x == 0 && roles.warp() > roles.registrar()) {
         const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
-            const uint32_t asked = ordered ? r.sent_entries[peer] : r.sent_first[peer + 1] - r.sent_first[peer];
+            const uint32_t asked = ordered ? r.sent_entries[peer] : rows_to(r, peer);
             const uint32_t bytes = uint32_t(a.call.lane.layout.answer_head) + 2 * a.width;
             roles.attend<Queues>(o, peer, answers_to(a, peer), asked, 0, a.out.wait_ns, sizeof(epw_row_head), bytes);
         }
@@ -235,11 +221,16 @@ __global__ void __launch_bounds__(most_threads(1), 1) prefill_combine_kernel(con
         go_out(o);
         return;
     }
+    __syncthreads(); // all warps of this block have found out what they can
+    const bool counts = a.call.counts && !a.call.gives_up && threadIdx.x < o.ranks, own = threadIdx.x == o.rank;
+    // This rank's own answers are made where the sums are.
+    const uint32_t made = counts && own && o.does(EPW_PREFILL_RECEIVES) ? answers_to(a, o.rank) : 0;
     await_others_out(o);
-    gather_refused(o);
-    count_answers(a, o);
-    __syncthreads();
-    if (threadIdx.x == 0) close(o);
+    const AtEnd end(o);
+    const bool whole = is_whole(o, end);
+    clear_peers(o);
+    if (counts) count_traffic(o, threadIdx.x, own ? made : end.sent, own ? made : end.come, uint64_t(a.width) * 2);
+    if (threadIdx.x == 0) close(o, end, whole);
 }
 
 static uint32_t threads_of(const epw_prefill_layout &l, const BlockMemory &m) {

@@ -30,10 +30,10 @@ struct Counter {
 
     // Called by a whole warp.
     __device__ __forceinline__ void count(uint32_t at, uint32_t shift, uint64_t loaded) const {
-        const uint32_t laneid = threadIdx.x % 32, segment = lanes_of_token(shift), step = tokens_at_once(shift);
-        const NamedExpert named(raw_id(a.in, loaded), a.experts, segment);
-        const uint32_t rank = named.id == kNone ? kNone : named.id / (a.experts / a.ranks);
-        const bool leads = leads_to(rank, segment);
+        const uint32_t laneid = threadIdx.x % 32, step = tokens_at_once(shift);
+        const NamedExpert named(raw_id(a.in, loaded), a.experts, a.experts / a.ranks, shift);
+        const uint32_t rank = named.rank;
+        const bool leads = rank != kNone && named.before == 0;
         if (named.bad) atomicAdd(bad_ids, 1u);
         if (named.id != kNone) atomicAdd(&experts[named.id], 1u);
         if (leads) atomicAdd(&ranks[rank], 1u);

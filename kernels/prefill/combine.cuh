@@ -399,7 +399,7 @@ template <typename T, bool Queues> struct AnswerMover {
     // before it sends more: they occupy their slots until they are summed.
     __device__ __forceinline__ void run(uint32_t *kept, const Sending &sending) {
         epw_prefill_gpu_peer *peers = o.state->peers;
-        Lines lines = {o, kept, o.ranks, kNone};
+        Lines lines = {o, kept, o.ranks};
         lines.begin(o.rank + 1 + mover(o), [&](uint32_t line) { return sending.sends && line != o.rank; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & { return peers[line].send; };
         const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, o.out_first[line] + 1 + row); };

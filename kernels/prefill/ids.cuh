@@ -18,28 +18,38 @@ __device__ __forceinline__ int64_t raw_id(const epw_dispatch_input &in, uint64_t
     return in.idx_type == EPW_I32 || id == -1 ? id : int64_t(uint32_t(id));
 }
 
-// The lanes with the same value as this one; a lane without one is alone.
-__device__ __forceinline__ uint32_t same_as(bool has, uint32_t value) {
-    return __match_any_sync(0xffffffffu, has ? value : 0x80000000u | threadIdx.x % 32);
-}
-__device__ __forceinline__ uint32_t lanes_before() { return (1u << threadIdx.x % 32) - 1; }
-
-// What an id says among those of its token, which have the lanes `segment`. Called by a whole warp.
+// What an id says among those of its token, which has 2^shift lanes. Called by a whole warp. (A match of the lanes' values would
+// take as many turns as there are values.)
 struct NamedExpert {
-    uint32_t id; // kNone: none
-    bool bad;    // out of range, or repeats an earlier one of the token
+    uint32_t id, rank; // kNone: none
+    uint32_t before;   // experts of the same rank that the token has named before
+    bool bad;          // out of range, or repeats an earlier one of the token
 
-    __device__ __forceinline__ NamedExpert(int64_t raw, uint32_t experts, uint32_t segment) {
+    // `local`: experts of a rank.
+    __device__ __forceinline__ NamedExpert(int64_t raw, uint32_t experts, uint32_t local, uint32_t shift) {
+        const uint32_t laneid = threadIdx.x % 32, each = 1u << shift, j = laneid & (each - 1);
+        const uint32_t none = (0x8000u | laneid) << 16; // like no other lane's
         const bool in_range = raw >= 0 && raw < int64_t(experts);
-        const bool repeats = same_as(in_range, uint32_t(raw)) & segment & lanes_before();
-        bad = raw < -1 || (raw >= 0 && !in_range) || (in_range && repeats);
-        id = in_range && !repeats ? uint32_t(raw) : kNone;
+        static_assert(EPW_GPU_MAX_RANKS <= 0x8000 && EPW_GPU_MAX_EXPERTS <= 0x10000);
+        uint32_t own = in_range ? uint32_t(raw) / local << 16 | uint32_t(raw) : none;
+        bool repeats;
+        do { // once more without those that repeat others, if there are any
+            repeats = false;
+            before = 0;
+#pragma unroll 1
+            for (uint32_t back = 1; back < each; back++) {
+                const uint32_t other = __shfl_up_sync(0xffffffffu, own, back);
+                if (back > j) continue;
+                repeats = repeats || other == own;
+                before += other >> 16 == own >> 16;
+            }
+            if (repeats) own = none;
+        } while (__any_sync(0xffffffffu, repeats));
+        const bool named = own != none;
+        bad = raw < -1 || (raw >= 0 && !named);
+        id = named ? own & 0xffff : kNone;
+        rank = named ? own >> 16 : kNone;
     }
 };
-// Whether the lane's entry is the token's first for that rank; kNone: it is for none. Called by a whole warp.
-__device__ __forceinline__ bool leads_to(uint32_t rank, uint32_t segment) {
-    const bool follows = same_as(rank != kNone, rank) & segment & lanes_before();
-    return rank != kNone && !follows;
-}
 
 } // namespace epw

@@ -35,15 +35,57 @@ __device__ __noinline__ inline void refuse(const Prefill &o, uint32_t source, ui
     }
 }
 
-// Takes up row `row` of this rank itself. Returns whether nobody has before.
-__device__ __forceinline__ bool claim(const Prefill &o, uint32_t row) {
-    const uint32_t bit = 1u << row % 32;
-    return (atomicOr(&o.call.lane.claims[row / 32], bit) & bit) == 0;
+// Takes up rows of this rank itself, those of one word of claims that `rows` names. Returns those that nobody had taken up.
+__device__ __forceinline__ uint32_t claim(const Prefill &o, uint32_t word, uint32_t rows) {
+    return rows & ~atomicOr(&o.call.lane.claims[word], rows);
 }
 // Called by a block when nobody claims any longer.
 __device__ __forceinline__ void clear_claims(const Prefill &o, uint32_t tokens) {
     for (uint32_t i = threadIdx.x; i < (tokens + 31) / 32; i += blockDim.x) o.call.lane.claims[i] = 0;
 }
+
+__device__ __forceinline__ uint32_t rotate_right(uint32_t bits, uint32_t by) {
+    return bits >> by % 32 | bits << (32 - by % 32) % 32;
+}
+
+// Rows of this rank itself that nobody has taken up yet, as a mover looks for them: it begins anywhere, and goes round once.
+struct OwnRows {
+    uint32_t word, left, rows; // the next word of claims, and how many there are still; all rows
+    uint32_t turn;             // differs from those of other movers, who look at the same words
+    bool known;                // the number of rows is, and where they go
+
+    // Takes up some rows of a word, `most` at most. Returns them; none: none are left. `of`: receives the word's number. Called
+    // by the whole warp.
+    __device__ __forceinline__ uint32_t take(const Prefill &o, uint32_t most, uint32_t &of) {
+        const uint32_t all = 0xffffffffu, laneid = threadIdx.x % 32, words = (rows + 31) / 32;
+#pragma unroll 1
+        while (left > 0) { // ends: each turn leaves words behind, or rows to somebody
+            const uint32_t at = word + laneid < words ? word + laneid : word + laneid - words;
+            uint32_t open = 0;
+            if (laneid < left) {
+                open = ~ptx::load_relaxed_gpu(&o.call.lane.claims[at]);
+                if (at == words - 1 && rows % 32 != 0) open &= (1u << rows % 32) - 1;
+            }
+            const uint32_t some = __ballot_sync(all, open != 0), passed = some ? __ffs(some) - 1 : min(left, 32u);
+            left -= passed;
+            word = word + passed < words ? word + passed : word + passed - words;
+            if (some == 0) continue;
+            turn += 11;
+            const uint32_t chosen = (__ffs(rotate_right(some, turn)) - 1 + turn) % 32; // any of them
+            uint32_t rest = rotate_right(open, turn), taken = 0;
+            for (uint32_t n = 0; n < most && rest != 0; n++) {
+                taken |= rest & -rest;
+                rest &= rest - 1;
+            }
+            taken = rotate_right(taken, 32 - turn % 32);
+            if (laneid == chosen) taken = claim(o, at, taken);
+            taken = __shfl_sync(all, taken, chosen);
+            of = __shfl_sync(all, at, chosen);
+            if (taken != 0) return taken;
+        }
+        return 0;
+    }
+};
 
 // Rows of a ticket are looked up a *handful* at a time: as many as have a lane for each entry of their tokens.
 template <typename T, bool Queues> struct RowMover {
@@ -144,7 +186,8 @@ template <typename T, bool Queues> struct RowMover {
         const uint32_t others = __ballot_sync(all, rank != kNone && rank != o.rank) & row_lanes();
         const uint32_t row = __shfl_sync(all, e.row, ours ? __ffs(ours) - 1 : 0);
         const uint32_t first = __shfl_sync(all, rank, others ? __ffs(others) - 1 : 0);
-        const bool wants = ours != 0 && others != 0 && first == peer, claims = wants && j == 0 && claim(o, row);
+        const bool wants = ours != 0 && others != 0 && first == peer;
+        const bool claims = wants && j == 0 && claim(o, row / 32, 1u << row % 32) != 0;
         return place_own(row, own_entry(t, e, __shfl_sync(all, claims, first_lane(of))));
     }
     // A row of this rank itself, neither checked nor in a slot.
@@ -445,17 +488,18 @@ template <typename T, bool Queues> struct RowMover {
 
     // ---- of this rank itself ----
 
-    // From the last row on: movers that send begin with the first ones, see claim_own().
-    __device__ __forceinline__ void take_own(uint32_t row, uint32_t rows) {
-        const uint32_t begin = r.sent_first[o.rank], last = r.sent_first[o.rank + 1] - begin - 1 - row;
+    // Those of a word of claims that `rows` names, which this mover has taken up.
+    __device__ __forceinline__ void take_own(uint32_t word, uint32_t rows) {
+        const uint32_t begin = r.sent_first[o.rank];
 #pragma unroll 1
-        for (uint32_t first = 0; first < rows; first += handful()) {
-            const uint32_t some = min(handful(), rows - first), number = last - first - min(of, some - 1);
-            bool has = of < some;
-            if (shares_own()) {
-                const bool claims = has && j == 0 && claim(o, number);
-                has = __shfl_sync(0xffffffffu, claims, first_lane(of));
+        for (; rows != 0; rows &= rows - 1) {
+            uint32_t mine = rows; // without those of other lanes before
+            for (uint32_t k = 0; k + 1 < handful(); k++) {
+                if (k < of) mine &= mine - 1;
+                rows &= rows - 1;
             }
+            const bool has = mine != 0;
+            const uint32_t number = word * 32 + (has ? __ffs(mine) - 1 : 0);
             const uint32_t token = has ? r.sent_tokens[begin + number] : 0;
             const Leaving e = leaving(token, has && j < l.topk);
             const Places places = place_own(number, own_entry(token, e, has));
@@ -466,41 +510,56 @@ template <typename T, bool Queues> struct RowMover {
 
     // ---- all of it ----
 
-    // Lines: those to each peer, then those from each.
+    // It is known where rows go: acquires that. The first time, nothing of this rank itself has been looked for.
+    __device__ __forceinline__ bool sees_places(OwnRows &own, uint32_t placed) {
+        if (own.known || !__shfl_sync(0xffffffffu, placed, 0)) return own.known;
+        own.known = __all_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed) != 0);
+        if (!own.known) return false;
+        own.rows = r.sent_first[o.rank + 1] - r.sent_first[o.rank];
+        own.left = (own.rows + 31) / 32;
+        own.word = own.left > 0 ? mover(o) % own.left : 0;
+        own.turn = mover(o) * 7;
+        return true;
+    }
+
+    // Lines: those to each peer, then those from each. Rows of this rank itself come last.
     __device__ __forceinline__ void run(uint32_t *kept, const Sending &sending) {
         epw_prefill_gpu_peer *peers = o.state->peers;
-        const uint32_t own = o.ranks + o.rank;
-        Lines lines = {o, kept, 2 * o.ranks, own};
+        Lines lines = {o, kept, 2 * o.ranks};
         const bool receives = o.does(EPW_PREFILL_RECEIVES);
-        lines.begin((sending.first ? o.rank : own) + 1 + mover(o),
-                    [&](uint32_t line) { return line < o.ranks ? sending.sends && line != o.rank : receives; });
+        lines.begin((sending.first ? 0 : o.ranks) + o.rank + 1 + mover(o), [&](uint32_t line) {
+            return line != o.rank && line != o.ranks + o.rank && (line < o.ranks ? sending.sends : receives);
+        });
         const auto find = [&](uint32_t line) -> epw_prefill_line & {
             return line < o.ranks ? peers[line].send : peers[line - o.ranks].take;
         };
         const auto wait = [&](uint32_t line, uint32_t row) -> Flag {
             if (line < o.ranks) return room_for(o, line, o.out_first[line] + 1 + row);
-            if (line == own) return {nullptr, 0};
             return arrival_of(o, line - o.ranks, o.in_first[line - o.ranks] + 1 + row);
         };
         const auto prefers = [&](uint32_t line) { return (line < o.ranks) == sending.first; };
+        OwnRows own = {};
         bool cleared = !receives;
 #pragma unroll 1
         for (;;) { // ends when no line has any more rows: attendants' waits are bounded
-            const bool asks = sending.sends && !sends_own && shares_own();
+            const bool asks = receives && !own.known;
             const uint32_t placed = asks ? ptx::load_relaxed_gpu(&o.state->placed) : 0; // comes while a row is looked for
             const Ticket ticket = lines.pick(find, wait, prefers);
-            if (asks && __shfl_sync(0xffffffffu, placed, 0)) {
-                sends_own = __shfl_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed), 0) != 0;
-            }
+            const bool known = receives && sees_places(own, placed);
+            sends_own = known && sending.sends && shares_own();
             if (ticket.rows > 0) {
                 if (ticket.line < o.ranks) {
                     send(ticket.line, ticket.row, ticket.rows);
-                } else if (ticket.line == own) {
-                    take_own(ticket.row, ticket.rows);
                 } else {
                     take(ticket.line - o.ranks, ticket.row, ticket.rows);
                 }
-            } else if (!cleared && __any_sync(0xffffffffu, ptx::load_acquire_gpu(&o.state->placed))) {
+                continue;
+            }
+            uint32_t word = 0;
+            const uint32_t rows = known ? own.take(o, min(o.batch, 2u), word) : 0;
+            if (rows != 0) {
+                take_own(word, rows);
+            } else if (known && !cleared) {
                 __syncwarp();
                 clear_rest(a, o, mover(o), o.movers);
                 cleared = true;

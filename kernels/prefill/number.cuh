@@ -1,9 +1,9 @@
 // Who sends what to whom: each token's row at every rank that owns one of its experts is numbered, in the order of tokens.
 //
 // A warp of each block takes a stretch of tokens. It counts them; all blocks meet; then the numbers at which each stretch begins
-// are known, and the warps go over their tokens again. 32 entries are handled at a time, those of whole tokens. Then the first
-// block also knows what its openings say, and writes them at once, where the peer has a slot for them; else attendants do later,
-// who also open the lines to those peers.
+// are known, and the warps go over their tokens again, of which they have noted in shared memory what they found out. 32 entries
+// are handled at a time, those of whole tokens. Then the first block also knows what its openings say, and writes them at once,
+// where the peer has a slot for them; else attendants do later, who also open the lines to those peers.
 #pragma once
 
 #include "kernels/prefill/ids.cuh"
@@ -21,22 +21,29 @@ struct Tally {
     __device__ __forceinline__ uint32_t entries_of(uint32_t rank) const { return experts + ranks + rank; }
 };
 
-// Shared memory of the numbering: tallies of some warps, and the first row to each rank.
+// Shared memory of the numbering: tallies of some warps, the first row to each rank, and notes of entries.
 __host__ __device__ __forceinline__ uint32_t counters_in(uint32_t bytes, uint32_t experts, uint32_t ranks, uint32_t most) {
     const uint32_t tallies = (bytes / 4 - (ranks + 1)) / (experts + 2 * ranks);
     return tallies < most ? tallies : most;
 }
 
-// An entry of a token, one in each lane.
-struct Entry {
-    uint32_t t, j;
-    int64_t raw;
-    bool inside;      // the lane has an entry
-    bool bad;         // its id is out of range, or repeats an earlier one
-    uint32_t id;      // kNone: none
-    uint32_t rank;    // that owns it and takes part; kNone: none
-    bool leads;       // the token's first for that rank
-    uint32_t segment; // the lanes of the token
+// What is known of an entry before rows are numbered, in one word.
+struct Noted {
+    static constexpr uint32_t kRank = 14, kBefore = 22, kGoes = 27, kNoExpert = (1u << kRank) - 1;
+    static_assert(EPW_GPU_MAX_EXPERTS <= kNoExpert && EPW_GPU_MAX_RANKS <= 1u << (kBefore - kRank));
+    static_assert(EPW_MAX_TOPK <= 1u << (kGoes - kBefore));
+    uint32_t word;
+
+    // `goes`: the expert's rank takes part.
+    static __device__ __forceinline__ Noted of(const NamedExpert &e, bool goes) {
+        return {min(e.id, kNoExpert) | (goes ? 1u << kGoes | e.before << kBefore | e.rank << kRank : 0)};
+    }
+    __device__ __forceinline__ uint32_t id() const { return word & kNoExpert; }
+    __device__ __forceinline__ bool has_expert() const { return id() != kNoExpert; }
+    __device__ __forceinline__ uint32_t rank() const { return word >> kRank & ((1u << (kBefore - kRank)) - 1); }
+    __device__ __forceinline__ uint32_t before() const { return word >> kBefore & ((1u << (kGoes - kBefore)) - 1); }
+    __device__ __forceinline__ bool goes() const { return word >> kGoes & 1; }
+    __device__ __forceinline__ bool leads() const { return goes() && before() == 0; } // the token's first for that rank
 };
 
 // Records a bad id of the token, and keeps the first one for the operation's outcome.
@@ -50,6 +57,30 @@ __device__ __noinline__ inline void note_bad_id(const Prefill &o, uint32_t t, ui
     if (before < EPW_GPU_NOTES) put_note(o, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, at, uint64_t(id));
 }
 
+// Entries of tokens up to `to`, each token in 2^shift lanes. All functions are called by a whole warp, for the tokens from `at`
+// on.
+struct Entries {
+    const epw_prefill_dispatch_args &a;
+    const Prefill &o;
+    uint32_t to, shift;
+
+    __device__ __forceinline__ uint64_t id(uint32_t at) const {
+        const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
+        return t < to && j < a.in.topk ? load_id(a.in, t, j) : kNoId;
+    }
+    // What id(at) has returned says. `records`: bad ids are recorded.
+    __device__ __forceinline__ Noted examine(uint32_t at, uint64_t loaded, bool records) const {
+        const int64_t raw = raw_id(a.in, loaded);
+        const NamedExpert named(raw, a.call.lane.experts, o.layout().local_experts, shift);
+        if (records && named.bad) note_bad_id(o, at + (threadIdx.x % 32 >> shift), threadIdx.x & ((1u << shift) - 1), raw);
+        return Noted::of(named, named.rank != kNone && has(o.present, named.rank));
+    }
+};
+// Of entries that have no notes.
+__device__ __noinline__ inline Noted examine_again(const Entries entries, uint32_t at) {
+    return entries.examine(at, entries.id(at), false);
+}
+
 struct Numbering {
     const epw_prefill_dispatch_args &a;
     Prefill &o;
@@ -59,6 +90,8 @@ struct Numbering {
     const uint32_t peer;     // whose opening this thread writes, a mapped one; kNone: none
     uint32_t *tallies, *first;
     const uint32_t shift;      // a token has 2^shift lanes
+    Noted *notes;              // the lane's, of the warp's first steps
+    uint32_t steps;            // that have notes
     uint32_t from, to;         // the warp's tokens
     uint32_t rows_to_peer = 0; // what its opening says
 
@@ -72,15 +105,13 @@ struct Numbering {
         const uint64_t stretch = uint64_t(o.block) * counters + threadIdx.x / 32, stretches = uint64_t(blocks) * counters;
         from = uint32_t(min(stretch, stretches) * a.in.tokens / stretches);
         to = uint32_t(min(stretch + 1, stretches) * a.in.tokens / stretches);
+        const uint32_t used = counters * tally.size() + o.ranks + 1;
+        steps = (bytes / 4 - used) / (counters * 32);
+        notes = reinterpret_cast<Noted *>(tallies + used + threadIdx.x / 32 * steps * 32 + threadIdx.x % 32);
     }
 
     __device__ __forceinline__ uint32_t step() const { return tokens_at_once(shift); }
 
-    // The entries of the tokens from `at` on. Called by a whole warp.
-    __device__ __forceinline__ uint64_t id(uint32_t at) const {
-        const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
-        return t < to && j < a.in.topk ? load_id(a.in, t, j) : kNoId;
-    }
     __device__ __forceinline__ float weight(uint32_t at) const {
         const uint32_t t = at + (threadIdx.x % 32 >> shift), j = threadIdx.x % 32 & ((1u << shift) - 1);
         return a.in.topk_weights && t < to && j < a.in.topk ? a.in.topk_weights[size_t(t) * a.in.topk + j] : 0.0f;
@@ -97,35 +128,18 @@ struct Numbering {
             }
         }
     }
-    // Of what id(at) has returned.
-    __device__ __forceinline__ Entry entry(uint32_t at, uint64_t loaded) const {
-        const uint32_t laneid = threadIdx.x % 32, each = 1u << shift, local = o.layout().local_experts;
-        const int64_t raw = raw_id(a.in, loaded);
-        Entry e;
-        e.t = at + (laneid >> shift);
-        e.j = laneid & (each - 1);
-        e.inside = e.t < to && e.j < o.layout().topk;
-        e.raw = raw;
-        e.segment = lanes_of_token(shift);
-        const NamedExpert named(raw, a.call.lane.experts, e.segment);
-        e.bad = named.bad;
-        e.id = named.id;
-        e.rank = e.id == kNone ? kNone : e.id / local;
-        if (e.rank != kNone && !has(o.present, e.rank)) e.rank = kNone;
-        e.leads = leads_to(e.rank, e.segment);
-        return e;
-    }
-
     __device__ __forceinline__ void count() {
-        uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
-        each_step([&](uint32_t at) { return id(at); },
+        uint32_t *own = tallies + threadIdx.x / 32 * tally.size(), n = 0;
+        const Entries entries = {a, o, to, shift};
+        each_step([&](uint32_t at) { return entries.id(at); },
                   [&](uint32_t at, uint64_t loaded) {
-                      const Entry e = entry(at, loaded);
-                      if (e.bad) note_bad_id(o, e.t, e.j, e.raw);
-                      if (e.rank == kNone) return;
-                      atomicAdd(&own[e.id], 1u);
-                      if (e.leads) atomicAdd(&own[tally.rows_of(e.rank)], 1u);
-                      atomicAdd(&own[tally.entries_of(e.rank)], 1u);
+                      const Noted e = entries.examine(at, loaded, true);
+                      if (n < steps) notes[n * 32] = e;
+                      n++;
+                      if (!e.goes()) return;
+                      atomicAdd(&own[e.id()], 1u);
+                      if (e.leads()) atomicAdd(&own[tally.rows_of(e.rank())], 1u);
+                      atomicAdd(&own[tally.entries_of(e.rank())], 1u);
                   });
     }
 
@@ -185,44 +199,40 @@ struct Numbering {
 
     __device__ __forceinline__ void number() {
         const epw_prefill_gpu_routing &r = a.call.routing;
-        const uint32_t width = o.layout().topk;
-        uint32_t *own = tallies + threadIdx.x / 32 * tally.size();
-        struct Loaded {
-            uint64_t id;
-            float weight;
-        };
-        each_step(
-            [&](uint32_t at) {
-                return Loaded{id(at), weight(at)};
-            },
-            [&](uint32_t at, const Loaded &loaded) {
-                const Entry e = entry(at, loaded.id);
-                const bool goes = e.rank != kNone;
-                const uint32_t of_expert = same_as(goes, e.id), of_rank = same_as(goes, e.rank);
-                const uint32_t leaders = same_as(e.leads, e.rank);
-                uint32_t index = 0, number = 0, row = kNone;
-                if (goes) {
-                    index = own[e.id] + __popc(of_expert & lanes_before());
-                    number = own[tally.entries_of(e.rank)] + __popc(of_rank & lanes_before());
-                    if (e.leads) row = own[tally.rows_of(e.rank)] + __popc(leaders & lanes_before());
-                }
-                const uint32_t leader = goes ? __ffs(of_rank & e.segment) - 1 : threadIdx.x % 32;
-                row = __shfl_sync(0xffffffffu, row, leader);
-                __syncwarp(); // the counters have been read
-                // The last lane of each group moves its counter on.
-                if (goes && of_expert >> threadIdx.x % 32 == 1) own[e.id] += __popc(of_expert);
-                if (goes && of_rank >> threadIdx.x % 32 == 1) own[tally.entries_of(e.rank)] += __popc(of_rank);
-                if (e.leads && leaders >> threadIdx.x % 32 == 1) own[tally.rows_of(e.rank)] += __popc(leaders);
-                __syncwarp();
-                if (!e.inside) return;
-                const size_t entry = size_t(e.t) * width + e.j;
-                r.ids[entry] = int32_t(e.id);
-                r.weights[entry] = loaded.weight;
-                r.sent_row[entry] = row;
-                r.sent_entry[entry] = number;
-                r.sent_index[entry] = index;
-                if (e.leads) r.sent_tokens[first[e.rank] + row] = e.t;
-            });
+        const uint32_t width = o.layout().topk, of = threadIdx.x % 32 >> shift, j = threadIdx.x % 32 & ((1u << shift) - 1);
+        uint32_t *own = tallies + threadIdx.x / 32 * tally.size(), n = 0;
+        each_step([&](uint32_t at) { return weight(at); },
+                  [&](uint32_t at, float weight) {
+                      const Noted e = n < steps ? notes[n * 32] : examine_again({a, o, to, shift}, at);
+                      n++;
+                      const bool goes = e.goes();
+                      uint32_t *expert = &own[e.id()], *entries = &own[tally.entries_of(e.rank())];
+                      uint32_t *rows = &own[tally.rows_of(e.rank())], index = 0, number = 0, row = kNone;
+            // One token after the other, of which each expert has one entry at most.
+#pragma unroll 1
+                      for (uint32_t k = 0; k < step(); k++) {
+                          const bool now = goes && of == k;
+                          if (now) {
+                              index = *expert;
+                              number = *entries + e.before();
+                              row = *rows;
+                          }
+                          __syncwarp(); // the counters have been read
+                          if (now) *expert = index + 1;
+                          if (now) atomicAdd(entries, 1u);
+                          if (now && e.before() == 0) *rows = row + 1;
+                          __syncwarp();
+                      }
+                      const uint32_t t = at + of;
+                      if (t >= to || j >= width) return;
+                      const size_t entry = size_t(t) * width + j;
+                      r.ids[entry] = e.has_expert() ? int32_t(e.id()) : -1;
+                      r.weights[entry] = weight;
+                      r.sent_row[entry] = row;
+                      r.sent_entry[entry] = number;
+                      r.sent_index[entry] = index;
+                      if (e.leads()) r.sent_tokens[first[e.rank()] + row] = t;
+                  });
     }
 
     // Called by the thread of the peer, when its block has written what the opening says. Movers are numbering meanwhile.

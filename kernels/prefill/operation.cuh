@@ -404,10 +404,11 @@ constexpr uint32_t kNoLine = ~0u, kEnded = ~0u - 1;
 
 // A mover's view of lines: which it looks at first, and tickets that it keeps (shared memory, one for each line).
 struct Lines {
+    static constexpr uint32_t kTicket = 8;
+    static_assert(kBatch < kTicket);
     const Prefill &o;
-    uint32_t *kept; // row * 8 + rows
+    uint32_t *kept; // row * kTicket + rows
     uint32_t count;
-    uint32_t last; // a line of which tickets are taken only if no other has any; kNone: none
     uint32_t start = 0;
 
     // Lines that `used` does not name have no rows.
@@ -416,8 +417,8 @@ struct Lines {
         for (uint32_t i = threadIdx.x % 32; i < count; i += 32) kept[i] = used(i) ? kNoLine : kEnded;
         __syncwarp();
     }
-    static __device__ __forceinline__ uint32_t ticket_of(uint32_t row, uint32_t rows) { return row * 8 + rows; }
-    static __device__ __forceinline__ bool holds(uint32_t ticket) { return ticket < kEnded && ticket % 8 != 0; }
+    static __device__ __forceinline__ uint32_t ticket_of(uint32_t row, uint32_t rows) { return row * kTicket + rows; }
+    static __device__ __forceinline__ bool holds(uint32_t ticket) { return ticket < kEnded && ticket % kTicket != 0; }
     // Takes a ticket if none is held. Returns whether its first row can be moved; `opened`: as the line has it.
     template <typename Wait>
     __device__ __forceinline__ bool look(uint32_t number, uint32_t &ticket, uint32_t &opened, epw_prefill_line &line,
@@ -429,20 +430,20 @@ struct Lines {
         } else {
             opened = ptx::load_relaxed_gpu(&line.opened);
         }
-        if (ticket % 8 == 0) {
+        if (ticket % kTicket == 0) {
             // When few are left, each mover takes fewer, so that all end at the same time.
-            const uint32_t rows = number == last ? min(o.batch, 2u) : min(max(ticket / 8 / o.movers, 1u), o.batch);
+            const uint32_t rows = min(max(ticket / kTicket / o.movers, 1u), o.batch);
             ticket = ticket_of(atomicAdd(&line.next, rows), rows);
         }
-        const uint32_t row = ticket / 8, end = opened - 1;
+        const uint32_t row = ticket / kTicket, end = opened - 1;
         const bool ready = wait(number, row).seems_set(o);
-        ticket = row < end ? ticket_of(row, min(ticket % 8, end - row)) : kEnded;
+        ticket = row < end ? ticket_of(row, min(ticket % kTicket, end - row)) : kEnded;
         return ready && ticket != kEnded;
     }
 
     // The next rows that can be moved. `find` gives the line of a number, `wait` the flag for which a row of it waits. What the
-    // flags say is acquired. First come lines that the mover `prefers`, and tickets that it holds, then other lines, at last
-    // `last`: no ticket is taken of a line while others come first. Called by the whole warp.
+    // flags say is acquired. First come lines that the mover `prefers`, and tickets that it holds, then other lines: no ticket is
+    // taken of a line while others come first. Called by the whole warp.
     template <typename Find, typename Wait, typename Prefers>
     __device__ __forceinline__ Ticket pick(const Find &find, const Wait &wait, const Prefers &prefers) {
         const uint32_t all = 0xffffffffu, laneid = threadIdx.x % 32;
@@ -455,9 +456,8 @@ struct Lines {
                 const uint32_t i = base + laneid;
                 const uint32_t number = start + i < count ? start + i : start + i - count;
                 uint32_t ticket = i < count ? kept[number] : kEnded, opened = 0;
-                const bool early = holds(ticket) || (number != last && prefers(number));
-                const bool comes = turn == 0 ? early : !early && (number == last) == (turn == 2);
-                const bool later = ticket != kEnded && !early && (number == last ? turn < 2 : turn < 1);
+                const bool early = holds(ticket) || prefers(number);
+                const bool comes = early == (turn == 0), later = ticket != kEnded && !early && turn == 0;
                 bool ready = false;
                 if (ticket != kEnded && comes) {
                     ready = look(number, ticket, opened, find(number), wait);
@@ -467,13 +467,14 @@ struct Lines {
                 const uint32_t some = __ballot_sync(all, ready);
                 if (some == 0) continue;
                 const uint32_t chosen = __ffs(some) - 1, line = __shfl_sync(all, number, chosen);
-                const uint32_t first = __shfl_sync(all, ticket / 8, chosen), most = __shfl_sync(all, ticket % 8, chosen);
+                const uint32_t first = __shfl_sync(all, ticket / kTicket, chosen);
+                const uint32_t held = __shfl_sync(all, ticket % kTicket, chosen);
                 // Those from the first one on whose flags are set.
-                const bool set = laneid < most && wait(line, first + laneid).is_set(o); // acquires
+                const bool set = laneid < held && wait(line, first + laneid).is_set(o); // acquires
                 const uint32_t rows = __ffs(~__ballot_sync(all, set)) - 1;
                 if (laneid == chosen) {
                     const uint32_t next = first + rows;
-                    kept[number] = rows < most ? ticket_of(next, most - rows) : ticket_of(opened - 1 - next, 0);
+                    kept[number] = rows < held ? ticket_of(next, held - rows) : ticket_of(opened - 1 - next, 0);
                 }
                 start = line + 1 < count ? line + 1 : 0;
                 __syncwarp();
@@ -493,150 +494,5 @@ struct Lines {
 
 // A mover that has found nothing to do looks again after a while: all movers look at the same few words.
 __device__ __forceinline__ void pause() { __nanosleep(100); }
-
-// ---- the end ----
-
-// Waits until all other blocks are out. Called by the whole first block.
-__device__ __forceinline__ void await_others_out(const Prefill &o) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        while (ptx::load_acquire_gpu(&o.state->out) < o.blocks - 1) { // bounded: attendants have ended
-        }
-    }
-    __syncthreads();
-}
-__device__ __forceinline__ void go_out(const Prefill &o) {
-    __syncthreads();
-    if (threadIdx.x == 0) ptx::add_acq_rel_gpu(&o.state->out, 1);
-}
-
-__device__ __noinline__ inline void fill_record(const Prefill &o, epw_error_record &r, uint32_t phase, uint32_t cause,
-                                                uint32_t peer) {
-    r = {};
-    r.phase = phase;
-    r.cause = cause;
-    r.rank = o.rank;
-    r.peer = peer;
-    r.lane = o.lane;
-    r.epoch = o.epoch;
-    r.op = o.op & EPW_OP_MAX;
-    r.deadline_ns = o.deadline;
-}
-
-// Rows of a line that are through; of the lost peer's, those that had arrived.
-__device__ __forceinline__ uint64_t rows_through(const epw_prefill_line &line) {
-    const uint32_t opened = ptx::load_relaxed_gpu(&line.opened);
-    return opened == 0 ? 0 : min(ptx::load_relaxed_gpu(&line.moved), opened - 1);
-}
-
-// Adds what the kernel has moved to and from the peer to the lane's sums. `bytes`: of a row, or an answer. Called by one thread
-// for each rank, of the first block, when all other blocks are out. The last kernel of the operation counts it.
-__device__ __forceinline__ void count_traffic(const Prefill &o, uint32_t peer, uint64_t sent, uint64_t received, uint64_t bytes) {
-    epw_prefill_gpu_traffic &t = o.state->traffic;
-    if (o.call.kind == 0) {
-        ptx::reduce_relaxed_gpu(&t.rows_sent[peer], sent);
-        ptx::reduce_relaxed_gpu(&t.rows_received[peer], received);
-    } else {
-        ptx::reduce_relaxed_gpu(&t.answers_sent[peer], sent);
-    }
-    ptx::reduce_relaxed_gpu(&t.bytes_sent[peer], sent * bytes);
-    ptx::reduce_relaxed_gpu(&t.bytes_received[peer], received * bytes);
-    if (peer == o.rank && o.does(EPW_PREFILL_RECEIVES)) ptx::reduce_relaxed_gpu(&t.operations, 1);
-}
-
-// Tells the host how the operation ended, unless it was complete. Called by one thread.
-__device__ __noinline__ inline void report(const Prefill &o, bool degraded) {
-    epw_prefill_gpu_report *to = o.call.report;
-    const epw_prefill_gpu_state *s = o.state;
-    if (o.call.gives_up) {
-        tell_host(o.call.lane.faulted);
-        return;
-    }
-    if (!degraded || !o.does(EPW_PREFILL_RECEIVES)) return;
-    to->degraded = 1;
-    to->missing = s->missing;
-    to->record = s->record;
-    to->ticket = o.call.ticket;
-    tell_host(o.call.lane.faulted);
-}
-
-// Of a block that does not work. If too few of the kernel got SMs, this rank counts itself and all peers as lost. Called by the
-// whole block.
-__device__ __noinline__ inline void close_shut(Prefill &o) {
-    if (!o.troubled || blockIdx.x != 0 || threadIdx.x != 0) return;
-    const uint32_t phase = o.call.kind == 0 ? EPW_PHASE_DISPATCH_SEND : EPW_PHASE_COMBINE_SEND;
-    o.state->missing = o.active;
-    fill_record(o, o.state->record, phase, EPW_CAUSE_TIMEOUT, o.rank);
-    put_record(o.peers->shared, &o.state->record);
-    report(o, true);
-}
-
-// A peer also lacks if movers have found one of its rows to be invalid, or its rows to have ended early. Called by the whole
-// first block, when all other blocks are out.
-__device__ __forceinline__ void gather_refused(Prefill &o) {
-    for (uint32_t peer = threadIdx.x; peer < o.ranks; peer += blockDim.x) {
-        const epw_prefill_gpu_peer &p = o.state->peers[peer];
-        const uint32_t refused = ptx::load_relaxed_gpu(&p.refused), ended = ptx::load_relaxed_gpu(&p.ended);
-        if (refused | ended) insert(o.lacking, peer);
-    }
-    __syncthreads();
-}
-
-// Called by one thread of the first block, after that.
-__device__ __noinline__ inline void close(Prefill &o) {
-    epw_prefill_gpu_state *s = o.state;
-    const uint32_t phase = o.call.kind == 0 ? EPW_PHASE_DISPATCH_RECEIVE : EPW_PHASE_COMBINE_RECEIVE;
-    const epw_rank_set absent = o.active - o.present;
-    const bool opens = o.does(EPW_PREFILL_OPENS);
-    // All that is loaded is loaded together, before the first store.
-    const bool recorded = ptx::load_relaxed_gpu(&o.peers->recorded);
-    const uint32_t bad_ids = s->bad_ids;
-    const uint64_t overflow = s->overflow, rows = s->rows;
-    epw_rank_set missing = absent | o.lacking;
-    bool named = false; // a loss has been recorded
-    if (opens) {
-        s->record = {};
-        s->ops[o.call.kind] = o.op;
-    } else {
-        missing = missing | s->missing;
-        named = s->record.cause != EPW_CAUSE_NONE;
-    }
-    s->missing = missing;
-    if (!named && any(absent)) {
-        fill_record(o, s->record, phase, EPW_CAUSE_SUSPECTED, first_of(absent));
-    } else if (!named && recorded) {
-        s->record = o.peers->record;
-    } else if (!named && bad_ids > 0) {
-        fill_record(o, s->record, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, o.rank);
-        s->record.expected = s->bad_at;
-        s->record.seen = s->bad_id;
-    } else if (!named && overflow > 0) {
-        fill_record(o, s->record, phase, EPW_CAUSE_OVERFLOW, o.rank);
-        s->record.expected = rows;
-        s->record.seen = rows - overflow;
-    }
-    if (recorded) put_record(o.peers->shared, &o.peers->record);
-    if (overflow > 0) put_note(o, phase, EPW_CAUSE_OVERFLOW, rows, rows - overflow);
-    if (bad_ids > EPW_GPU_NOTES) {
-        s->unrecorded += bad_ids - EPW_GPU_NOTES;
-        tell_unrecorded(o, s->unrecorded);
-    }
-    report(o, any(missing) || named || recorded || bad_ids > 0 || overflow > 0);
-    if (o.troubled || recorded) {
-        end_waits(o);
-        epw_rank_set told;
-        tell_suspects(o, told);
-    }
-    for (uint32_t peer = 0; peer < o.ranks; peer++) {
-        epw_prefill_gpu_peer &p = s->peers[peer];
-        p.send = p.take = {};
-        p.refused = p.ended = 0;
-    }
-    s->met = s->out = 0;
-    s->placed = s->sums = s->bad_ids = 0;
-    s->rows = s->overflow = 0;
-    give_sms_back(o.call.lane);
-    pass_gate(s, o.blocks);
-}
 
 } // namespace epw

@@ -26,6 +26,22 @@ __device__ __forceinline__ uint64_t first_of_list(const epw_prefill_dispatch_arg
     return by_expert(a.out.layout) ? r.offsets[list] : first_of_source(a.out.layout, r, a.call.lane.max_tokens, list);
 }
 
+// Tells the caller of the rows of each source for each expert, if the source has sent any. A share: that of `thread` of
+// `threads`.
+__device__ __noinline__ inline void tell_ranges(const epw_prefill_dispatch_args &a, const Prefill &o, uint32_t thread,
+                                                uint32_t threads) {
+    const epw_prefill_gpu_routing &r = a.call.routing;
+    const uint32_t local = o.layout().local_experts;
+    for (uint32_t e = thread; e < local; e += threads) {
+#pragma unroll 4
+        for (uint32_t source = 0; source < o.ranks; source++) {
+            const uint64_t first = r.base[size_t(source) * local + e];
+            const uint32_t rows = r.received[source] > 0 ? r.counts[size_t(source) * local + e] : 0;
+            a.out.ranges[size_t(e) * o.ranks + source] = first << 32 | rows;
+        }
+    }
+}
+
 // ---- the registrar, a warp of the first block ----
 
 template <bool Queues> struct Registrar {
@@ -184,19 +200,29 @@ template <bool Queues> struct Registrar {
         }
     }
 
-    // What comes of this rank itself is all there.
-    __device__ __forceinline__ void allow_own() {
-        open_line(o.state->peers[o.rank].take, r.sent_first[o.rank + 1] - r.sent_first[o.rank]);
+    // Tells the caller what comes, as if nothing were lost: see tell_losses().
+    __device__ __forceinline__ void tell_received() const {
+        const uint32_t laneid = threadIdx.x % 32;
+        for (uint32_t source = laneid; source < o.ranks; source += 32) {
+            const uint32_t rows = r.announced[source];
+            r.received[source] = rows;
+            if (a.out.source_counts) a.out.source_counts[source] = rows;
+        }
+        __syncwarp();
+        if (a.out.ranges) tell_ranges(a, o, laneid, 32);
     }
 
     // Writer: this warp, of places, through __syncwarp. Readers: attendants, and by them, or by these words, movers.
     __device__ __forceinline__ void run() {
         const uint32_t laneid = threadIdx.x % 32;
         if (o.does(EPW_PREFILL_COUNTS)) {
+            if (!a.again) read_counts(o.rank);
             while (ptx::load_acquire_block(&o.settled) < o.attended) { // bounded: attendants' waits are
             }
             __syncwarp();
-            for (uint32_t source = 0; !a.again && source < o.ranks; source++) read_counts(source);
+            for (uint32_t source = 0; !a.again && source < o.ranks; source++) {
+                if (source != o.rank) read_counts(source);
+            }
             if (laneid == 0) ptx::set_bits_release_block(&o.counted, 1);
         }
         if (o.does(EPW_PREFILL_RECEIVES)) {
@@ -204,9 +230,9 @@ template <bool Queues> struct Registrar {
             __syncwarp();
             if (laneid == 0) {
                 ptx::set_bits_release_block(&o.placed, 1);
-                allow_own();
                 ptx::store_release_gpu(&o.state->placed, 1u);
             }
+            tell_received();
         } else if (o.does(EPW_PREFILL_COUNTS)) {
             tell_counts();
         }
@@ -304,33 +330,46 @@ __device__ __noinline__ inline void forget(const epw_prefill_dispatch_args &a, c
     }
 }
 
-// What the caller is told at the end. Called by the whole first block.
-__device__ __noinline__ inline void tell_received(const epw_prefill_dispatch_args &a, const Prefill &o) {
+// What a thread of the first block knows of the rows that have come.
+struct Came {
+    uint32_t rows;      // of source number threadIdx.x
+    uint64_t of_expert; // of local expert number threadIdx.x
+};
+
+// Of a dispatch of which some source may lack: tells the caller again, without it, and clears its places. Called by the whole
+// first block, when all other blocks are out.
+__device__ __noinline__ inline Came tell_losses(const epw_prefill_dispatch_args &a, const Prefill &o) {
     const epw_prefill_gpu_routing &r = a.call.routing;
-    const uint32_t local = o.layout().local_experts;
+    const uint32_t local = o.layout().local_experts, source = threadIdx.x;
+    Came came = {0, 0};
     bool lost = false;
-    for (uint32_t source = threadIdx.x; source < o.ranks; source += blockDim.x) {
-        const bool came = source == o.rank || (is_prefill_peer(o, source) && !has(o.lacking, source));
+    if (source < o.ranks) {
+        const bool present = source == o.rank || (is_prefill_peer(o, source) && !has(o.lacking, source));
         const bool lost_before = !o.does(EPW_PREFILL_OPENS) && has(o.state->missing, source); // in the half before
-        const uint32_t announced = r.announced[source], received = came && !lost_before ? announced : 0;
-        r.received[source] = received;
-        if (a.out.source_counts) a.out.source_counts[source] = received;
-        lost |= received < announced;
+        const uint32_t announced = r.announced[source];
+        came.rows = present && !lost_before ? announced : 0;
+        lost = came.rows < announced;
+        r.received[source] = came.rows;
+        if (a.out.source_counts) a.out.source_counts[source] = came.rows;
     }
-    if (__syncthreads_or(lost)) {
-        for (uint32_t source = 0; source < o.ranks; source++) {
-            if (r.received[source] == 0 && r.announced[source] > 0) forget(a, o, source);
-        }
+    lost = __syncthreads_or(lost);
+    if (lost && a.out.ranges) tell_ranges(a, o, threadIdx.x, blockDim.x);
+    for (uint32_t s = 0; lost && s < o.ranks; s++) {
+        if (r.received[s] == 0 && r.announced[s] > 0) forget(a, o, s);
     }
     for (uint32_t e = threadIdx.x; e < local; e += blockDim.x) {
-        uint64_t total = 0;
-#pragma unroll 4
-        for (uint32_t source = 0; source < o.ranks; source++) {
-            const uint32_t rows = r.received[source] > 0 ? r.counts[size_t(source) * local + e] : 0;
-            const uint64_t first = r.base[size_t(source) * local + e];
-            if (a.out.ranges) a.out.ranges[size_t(e) * o.ranks + source] = first << 32 | rows;
-            total += rows;
-        }
+        uint32_t rows = 0;
+        for (uint32_t s = 0; s < o.ranks; s++) rows += r.received[s] > 0 ? r.counts[size_t(s) * local + e] : 0;
+        r.expert_rows[e] = rows;
+        if (e == threadIdx.x) came.of_expert = rows;
+    }
+    return came;
+}
+
+// Adds what has come to the caller's sums.
+__device__ __forceinline__ void add_totals(const epw_prefill_dispatch_args &a, const Prefill &o, const Came &came) {
+    for (uint32_t e = threadIdx.x; e < o.layout().local_experts; e += blockDim.x) {
+        const uint64_t total = e == threadIdx.x ? came.of_expert : a.call.routing.expert_rows[e];
         if (a.out.expert_totals) ptx::reduce_relaxed_gpu(&a.out.expert_totals[e], total);
         if (a.out.expert_totals_i32) atomicAdd(reinterpret_cast<uint32_t *>(&a.out.expert_totals_i32[e]), uint32_t(total));
     }

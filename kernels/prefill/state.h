@@ -103,7 +103,7 @@ typedef struct epw_prefill_gpu_routing {
     uint32_t *counts, *base;         /* [ranks, E] of the announced ones, by expert; number of the first among those of the
                                       * expert */
     uint32_t *row_first;             /* [ranks] number of a source's first row among all */
-    uint32_t *expert_rows, *offsets; /* [E] */
+    uint32_t *expert_rows, *offsets; /* [E] the former: announced; in the end, received */
     uint32_t *row_token;             /* [rows] */
     uint32_t *places;                /* [rows, W] */
     float *row_weights;              /* [rows, W] */
