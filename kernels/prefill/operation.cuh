@@ -10,7 +10,8 @@
 // Attendants tell movers which rows there are. A mover takes the next few rows of a line as a ticket, by an atomic addition, and
 // looks at the flags of their slots until the first of them may be moved: until the peer has given the slot back, or has written
 // the row. It keeps the ticket meanwhile and continues with other lines: so a peer that gives no slot back holds up neither rows
-// to other peers nor rows that arrive. Once rows have been moved, the mover sets the flags of their slots at the peer.
+// to other peers nor rows that arrive. Once rows have been moved, the mover sets the flags of their slots at the peer. Rows of
+// this rank itself are in no line: movers that find nothing else look for some that nobody has claimed yet (move.cuh).
 //
 // Peers behind queues write to the inbox, and what is written for them lies in images. Kernels that may have such peers are
 // instances of their own (`Queues`), in which the attendant of each of them also carries flags over the queue (relay.cuh).
