@@ -108,13 +108,14 @@ __device__ __noinline__ inline void close_shut(Prefill &o) {
     report(o, true);
 }
 
-// Returns whether nothing is amiss. Peers that movers have refused lack from now on. Called by the whole first block.
+// Returns whether this kernel is the whole operation, and nothing is amiss. Peers that movers have refused lack from now on.
+// Called by the whole first block.
 __device__ __forceinline__ bool is_whole(Prefill &o, const AtEnd &end) {
     const uint32_t peer = threadIdx.x;
     if (end.refused) insert(o.lacking, peer);
     bool amiss = end.refused || end.recorded || end.bad_ids > 0 || end.overflow > 0;
     if (peer < o.ranks) amiss |= has(o.active, peer) && (!has(o.present, peer) || has(o.lacking, peer));
-    if (peer == 0) amiss |= o.troubled || o.call.gives_up;
+    if (peer == 0) amiss |= o.troubled || o.call.gives_up || !o.does(EPW_PREFILL_OPENS);
     return !__syncthreads_or(amiss);
 }
 
@@ -134,7 +135,7 @@ __device__ __forceinline__ void leave(const Prefill &o) {
     pass_gate(s, o.blocks);
 }
 
-// Of an operation that may lack something.
+// Of an operation that may lack something, or half of one.
 __device__ __noinline__ inline void close_amiss(Prefill &o, const AtEnd end) {
     epw_prefill_gpu_state *s = o.state;
     const uint32_t phase = o.call.kind == 0 ? EPW_PHASE_DISPATCH_RECEIVE : EPW_PHASE_COMBINE_RECEIVE;
@@ -184,7 +185,7 @@ __device__ __noinline__ inline void close_amiss(Prefill &o, const AtEnd end) {
 // common case has little of it.
 __device__ __forceinline__ void close(Prefill &o, const AtEnd &end, bool whole) {
     epw_prefill_gpu_state *s = o.state;
-    if (whole && o.does(EPW_PREFILL_OPENS)) {
+    if (whole) {
         s->record.cause = EPW_CAUSE_NONE;
         s->ops[o.call.kind] = o.op;
         s->missing = {};

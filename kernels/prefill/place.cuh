@@ -336,8 +336,8 @@ struct Came {
     uint64_t of_expert; // of local expert number threadIdx.x
 };
 
-// Of a dispatch of which some source may lack: tells the caller again, without it, and clears its places. Called by the whole
-// first block, when all other blocks are out.
+// Of a dispatch of which some source may lack, or of its second half: tells the caller again, without it, and clears its places.
+// Called by the whole first block, when all other blocks are out.
 __device__ __noinline__ inline Came tell_losses(const epw_prefill_dispatch_args &a, const Prefill &o) {
     const epw_prefill_gpu_routing &r = a.call.routing;
     const uint32_t local = o.layout().local_experts, source = threadIdx.x;
