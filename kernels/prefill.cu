@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
     const bool adds = tells && (a.out.expert_totals || a.out.expert_totals_i32);
     Came came = {tells && threadIdx.x < o.ranks ? r.announced[threadIdx.x] : 0,
                  adds && threadIdx.x < a.call.lane.layout.local_experts ? r.expert_rows[threadIdx.x] : 0};
-    // This rank itself has a line of rows only where it takes them.
+    // Rows of this rank itself are in no line.
     const uint32_t own = counts && threadIdx.x == o.rank && o.does(EPW_PREFILL_SENDS) ? rows_to(r, o.rank) : 0;
     await_others_out(o);
     const AtEnd end(o);

@@ -128,6 +128,7 @@ struct Numbering {
             }
         }
     }
+
     __device__ __forceinline__ void count() {
         uint32_t *own = tallies + threadIdx.x / 32 * tally.size(), n = 0;
         const Entries entries = {a, o, to, shift};
