@@ -22,6 +22,9 @@ struct Bf16 {
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_bf16(a, b); }
     // Packs the halves of a pair, rounded to nearest even. Every NaN becomes the same one.
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_bf16(low, high); }
+    // What pack() makes of +0 + a + b, added in f32: that has more than twice as many bits, so rounding once or twice is the
+    // same.
+    static __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) { return ptx::add_bf16(a, b); }
 };
 
 struct F16 {
@@ -29,6 +32,7 @@ struct F16 {
     static __device__ __forceinline__ float high(uint32_t pair) { return ptx::high_f16(pair); }
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_f16(a, b); }
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_f16(low, high); }
+    static __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) { return ptx::add_f16(a, b); }
 };
 
 // Converts eight values to 16 bits each.

@@ -136,6 +136,24 @@ __device__ __noinline__ void add_rows(unsigned char *to, const Addends sum, uint
     }
 }
 
+// The same for two rows without weights.
+template <typename T, bool Whole>
+__device__ __noinline__ void add_two_rows(unsigned char *to, const Addend *rows, uint32_t bytes, unsigned char *halves) {
+    ptx::assume_shared(rows);
+    ptx::assume_shared(halves);
+    Feed<Whole> feed(rows, 2, bytes, halves);
+#pragma unroll 1
+    for (uint32_t column = threadIdx.x % 32 * 16; column - threadIdx.x % 32 * 16 < bytes; column += kUnit) {
+        Chunks first, second;
+        feed.take(first);
+        feed.take(second);
+#pragma unroll
+        for (uint32_t n = 0; n < kUnitChunks; n++) {
+            if (Whole || column + n * 512 < bytes) ptx::store(to + column + n * 512, add_two<T>(first[n], second[n]));
+        }
+    }
+}
+
 template <typename T, bool Queues> struct AnswerMover {
     const epw_prefill_combine_args &a;
     Prefill &o;
@@ -197,7 +215,13 @@ template <typename T, bool Queues> struct AnswerMover {
                     });
     }
     __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
-        if (row_bytes % kUnit == 0) {
+        if (sum.inner == 0 && sum.outer == 2 && !sum.weighted) {
+            if (row_bytes % kUnit == 0) {
+                add_two_rows<T, true>(to, sum.rows, row_bytes, tile.halves);
+            } else {
+                add_two_rows<T, false>(to, sum.rows, row_bytes, tile.halves);
+            }
+        } else if (row_bytes % kUnit == 0) {
             add_rows<T, true>(to, sum, row_bytes, tile.halves);
         } else {
             add_rows<T, false>(to, sum, row_bytes, tile.halves);

@@ -41,6 +41,22 @@ __device__ __forceinline__ uint32_t round_to_f16(float low, float high) {
     return pair;
 }
 
+// +0 + a + b of each half, rounded once; NaN as above.
+__device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("fma.rn.bf16x2 %0, %1, %3, %4;\nfma.rn.bf16x2 %0, %0, %3, %2;\nmin.s16x2 %0, %0, %5;"
+        : "=&r"(pair)
+        : "r"(a), "r"(b), "r"(0x3f803f80), "r"(0), "r"(0x7fc07fc0));
+    return pair;
+}
+__device__ __forceinline__ uint32_t add_f16(uint32_t a, uint32_t b) {
+    uint32_t pair;
+    asm("fma.rn.f16x2 %0, %1, %3, %4;\nfma.rn.f16x2 %0, %0, %3, %2;\nmin.s16x2 %0, %0, %5;"
+        : "=&r"(pair)
+        : "r"(a), "r"(b), "r"(0x3c003c00), "r"(0), "r"(0x7e007e00));
+    return pair;
+}
+
 // Converts to e4m3, `a` in the lowest byte: round to nearest even, saturating; NaN becomes 0x7f.
 __device__ __forceinline__ uint32_t round_to_e4m3(float a, float b, float c, float d) {
     uint32_t q;

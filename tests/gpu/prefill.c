@@ -233,10 +233,15 @@ static void *take(rank *me, int array, size_t bytes) {
     return me->host[array];
 }
 
+/* Wild: any bits, every fourth time those of a number at the edge of bf16 or f16, so that two of them meet.
+ */
 static void fill_16(uint64_t *s, uint16_t *at, size_t count, bool wild) {
+    static const uint16_t edges[] = {0,      1,      0x7f,   0x80,   0x3ff,  0x400,
+                                     0x7bff, 0x7c00, 0x7e00, 0x7f7f, 0x7f80, 0x7fc0};
     for (size_t i = 0; i < count; i++) {
-        uint16_t bits = (uint16_t)next_random(s);
-        at[i] = wild ? bits : (bits & 0x8fff) | 0x3000;
+        uint64_t random = next_random(s);
+        uint16_t bits = (uint16_t)random, edge = edges[(random >> 18) % (sizeof edges / sizeof *edges)];
+        at[i] = !wild ? (bits & 0x8fff) | 0x3000 : random >> 16 & 3 ? bits : edge | (bits & 0x8000);
     }
 }
 static void fill_floats(uint64_t *s, float *at, size_t count) {

@@ -30,6 +30,14 @@ inline uint32_t round_to_bf16(float low, float high) { return emulated_bf16(low)
 inline uint32_t emulated_f16(float x) { return x != x ? 0x7e00 : emulated_bits<uint16_t>(_Float16(x)); }
 inline uint32_t round_to_f16(float low, float high) { return emulated_f16(low) | emulated_f16(high) << 16; }
 
+inline float emulated_half(uint32_t bits) { return emulated_bits<float>(bits << 16); }
+inline uint32_t add_bf16(uint32_t a, uint32_t b) {
+    return round_to_bf16(0.0f + emulated_half(a) + emulated_half(b), 0.0f + emulated_half(a >> 16) + emulated_half(b >> 16));
+}
+inline uint32_t add_f16(uint32_t a, uint32_t b) {
+    return round_to_f16(0.0f + low_f16(a) + low_f16(b), 0.0f + high_f16(a) + high_f16(b));
+}
+
 inline uint32_t emulated_e4m3(float x) {
     if (x != x) return 0x7f;
     const uint32_t sign = emulated_bits<uint32_t>(x) >> 24 & 0x80;
