@@ -154,6 +154,11 @@ fn name(kind: u32) -> &'static str {
     }
 }
 
+/// Whether the buffer with the blocks of all ranks is the output.
+fn gathers(kind: u32) -> bool {
+    matches!(kind, sys::EPW_ALL_GATHER | sys::EPW_GATHER)
+}
+
 impl Call<()> {
     /// See [`Comm::barrier`](super::Comm::barrier).
     pub fn barrier() -> Self {
@@ -213,6 +218,16 @@ impl<R: Target> Call<R> {
     /// See [`Comm::all_to_all_blocks_in_place`](super::Comm::all_to_all_blocks_in_place).
     pub fn all_to_all_blocks_in_place(buffer: R, blocks: Blocks) -> Self {
         Self::in_place(buffer, Shape::of(sys::EPW_ALL_TO_ALL).blocks(blocks))
+    }
+
+    /// See [`Comm::gather_in_place`](super::Comm::gather_in_place).
+    pub fn gather_in_place(buffer: R, root: u32) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_GATHER).at(root))
+    }
+
+    /// See [`Comm::scatter_in_place`](super::Comm::scatter_in_place).
+    pub fn scatter_in_place(buffer: R, root: u32) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_SCATTER).at(root))
     }
 }
 
@@ -452,13 +467,19 @@ impl Lowered {
                 ));
             }
             sys::EPW_ALL_REDUCE | sys::EPW_REDUCE => sends,
-            sys::EPW_ALL_GATHER | sys::EPW_REDUCE_SCATTER if spans.in_place => {
-                let count = whole_in_place()?;
-                let whole = recv;
-                // Inside the buffer, which has `count` elements for each rank.
-                let own = whole.wrapping_add(rank as usize * count * element);
-                op.send = if shape.kind == sys::EPW_ALL_GATHER { own } else { whole }.cast_const().cast();
-                op.recv = if shape.kind == sys::EPW_ALL_GATHER { whole } else { own }.cast();
+            sys::EPW_ALL_GATHER | sys::EPW_GATHER | sys::EPW_REDUCE_SCATTER | sys::EPW_SCATTER
+                if spans.in_place =>
+            {
+                let rooted = matches!(shape.kind, sys::EPW_GATHER | sys::EPW_SCATTER);
+                let (whole, own, count) = if rooted && !is_root {
+                    (ptr::null_mut(), recv, receives)
+                } else {
+                    let count = whole_in_place()?;
+                    // Inside the buffer, which has `count` elements for each rank.
+                    (recv, recv.wrapping_add(rank as usize * count * element), count)
+                };
+                let (from, to) = if gathers(shape.kind) { (own, whole) } else { (whole, own) };
+                (op.send, op.recv) = (from.cast_const().cast(), to.cast());
                 count
             }
             sys::EPW_ALL_TO_ALL if spans.in_place => {
@@ -512,7 +533,7 @@ impl Lowered {
             Err(Error::Invalid(Failure::new(shape.name, rank, text)))
         };
         let is_root = shape.peer == rank;
-        let gathers = matches!(shape.kind, sys::EPW_ALL_GATHER | sys::EPW_GATHER);
+        let gathers = gathers(shape.kind);
         if laid.rows > 1 {
             op.rows = laid.rows;
             (op.send_pitch, op.recv_pitch) =

@@ -311,6 +311,20 @@ impl Comm {
         self.run_blocking(Call::gather(send, recv, root))
     }
 
+    /// [`Comm::gather`] with input and, at the root, result in one buffer, as `MPI_Gather` with `MPI_IN_PLACE`: at the
+    /// root it is `[ranks, n]`, and the root's input is in its row; elsewhere it is the input `[n]`, and stays as it was.
+    pub fn gather_in_place<R>(&self, buffer: R, root: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::gather_in_place(buffer, root))
+    }
+
+    /// [`Comm::gather_in_place`] on this thread.
+    pub fn gather_in_place_blocking<T: Number>(&self, buffer: &mut [T], root: u32) -> Result<Outcome> {
+        self.run_blocking(Call::gather_in_place(buffer, root))
+    }
+
     /// [`Comm::gather`] to uneven [`Blocks`] of the root's `recv`, as `MPI_Gatherv`. The same blocks everywhere.
     pub fn gather_blocks<S, R>(&self, send: S, recv: R, blocks: Blocks, root: u32) -> Work<(S, R)>
     where
@@ -343,6 +357,20 @@ impl Comm {
     /// [`Comm::scatter`] on this thread.
     pub fn scatter_blocking<T: Number>(&self, send: &[T], recv: &mut [T], root: u32) -> Result<Outcome> {
         self.run_blocking(Call::scatter(send, recv, root))
+    }
+
+    /// [`Comm::scatter`] from one buffer, as `MPI_Scatter` with `MPI_IN_PLACE`: at the root it is the input `[ranks, n]`,
+    /// whose rows, its own too, stay where they are; elsewhere it is `[n]`, and becomes this rank's row.
+    pub fn scatter_in_place<R>(&self, buffer: R, root: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::scatter_in_place(buffer, root))
+    }
+
+    /// [`Comm::scatter_in_place`] on this thread.
+    pub fn scatter_in_place_blocking<T: Number>(&self, buffer: &mut [T], root: u32) -> Result<Outcome> {
+        self.run_blocking(Call::scatter_in_place(buffer, root))
     }
 
     /// [`Comm::scatter`] of uneven [`Blocks`] of the root's `send`, as `MPI_Scatterv`. The same blocks everywhere.

@@ -111,10 +111,20 @@ fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction) {
     let mut recv = if is_root { vec![zero; ranks * n] } else { Vec::new() };
     complete(comm.gather_blocking(&send, &mut recv, root));
     assert_eq!(recv, if is_root { gathered.clone() } else { Vec::new() });
+    let mut buffer = if is_root { vec![zero; ranks * n] } else { send.clone() };
+    if is_root {
+        buffer[block].copy_from_slice(&send);
+    }
+    complete(comm.gather_in_place_blocking(&mut buffer, root));
+    assert_eq!(buffer, if is_root { gathered.clone() } else { send.clone() });
+
     let whole = if is_root { gathered.clone() } else { Vec::new() };
     let mut recv = vec![zero; n];
     complete(comm.scatter_blocking(&whole, &mut recv, root));
     assert_eq!(recv, send);
+    let mut buffer = if is_root { gathered.clone() } else { vec![zero; n] };
+    complete(comm.scatter_in_place_blocking(&mut buffer, root));
+    assert_eq!(buffer, if is_root { gathered } else { send });
 }
 
 #[test]

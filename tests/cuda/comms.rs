@@ -110,6 +110,7 @@ fn every_collective(r: &Rank) {
     for n in COUNTS {
         let root = (n % ranks) as u32;
         let at_root = |len| if r.gpu.rank() == root { len } else { 0 };
+        let in_place = if r.gpu.rank() == root { n * ranks } else { n };
         r.compare(
             [n, n],
             |send, recv| gpu.enqueue(Call::all_reduce(send, recv, sum), r.stream()),
@@ -159,6 +160,16 @@ fn every_collective(r: &Rank) {
             [n, at_root(n * ranks)],
             |send, recv| gpu.enqueue(Call::gather(send, recv, root), r.stream()),
             |send, recv| host.gather_blocking(send, recv, root),
+        );
+        r.compare(
+            [0, in_place],
+            |_, recv| gpu.enqueue(Call::gather_in_place(recv, root), r.stream()),
+            |_, recv| host.gather_in_place_blocking(recv, root),
+        );
+        r.compare(
+            [0, in_place],
+            |_, recv| gpu.enqueue(Call::scatter_in_place(recv, root), r.stream()),
+            |_, recv| host.scatter_in_place_blocking(recv, root),
         );
         r.compare(
             [at_root(n * ranks), n],

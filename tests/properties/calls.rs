@@ -282,11 +282,26 @@ impl Call {
                     Op::all_to_all_blocks(sent(me), Blocks::new(to(me)), recv, Blocks::new(from.clone()));
                 self.pending(comm, call, both, vec![sent(me), expected])
             }
+            Kind::Gather if self.in_place => {
+                let (mut buffer, mut expected) = (given(me, n), given(me, n));
+                if is_root {
+                    buffer = blank(ranks * n);
+                    buffer[block(me)].copy_from_slice(&given(me, n));
+                    expected = filled(blank(ranks * n), &|rank| given(rank, n));
+                }
+                self.pending(comm, Op::gather_in_place(buffer, at), one, vec![expected])
+            }
             Kind::Gather => {
                 let all = filled(blank(ranks * n), &|rank| given(rank, n));
                 let expected = if is_root { all } else { Vec::new() };
                 let call = Op::gather(given(me, n), if_root(ranks * n), at);
                 self.pending(comm, call, both, vec![given(me, n), expected])
+            }
+            Kind::Scatter if self.in_place => {
+                let all = given(root, ranks * n);
+                let (buffer, expected) =
+                    if is_root { (all.clone(), all) } else { (blank(n), all[block(me)].to_vec()) };
+                self.pending(comm, Op::scatter_in_place(buffer, at), one, vec![expected])
             }
             Kind::Scatter => {
                 let all = given(root, ranks * n);
