@@ -25,9 +25,10 @@ small!(
     f16 => |v: u8| f16::from_f32(f32::from(v)), bf16 => |v: u8| bf16::from_f32(f32::from(v))
 );
 
-/// Element `at` of what `rank` sends: 0, 1 or 2.
+/// Element `at` of what `rank` sends: 0, 1 or 2. Without a period, so that a block is unlike those at other places.
 fn element(rank: u32, at: usize) -> u32 {
-    (rank + at as u32 % 3) % 3
+    let mixed = (at as u32).wrapping_mul(0x85eb_ca6b) >> 16;
+    (rank + mixed) % 3
 }
 
 /// Of the sum over all ranks: at most 2 for each rank, which 16-bit floats and i8 represent exactly up to 63 ranks;
@@ -66,31 +67,39 @@ impl Case {
         }
     }
 
+    fn is_root(&self) -> bool {
+        self.rank == 0
+    }
+
     /// In place: the buffer that is both input and output.
-    fn one<'b, T>(&self, send: &'b mut [T], recv: &'b mut [T]) -> &'b mut [T] {
-        if self.collective == Collective::ReduceScatter { send } else { recv }
+    pub fn one<B>(&self, send: B, recv: B) -> B {
+        match self.collective {
+            Collective::ReduceScatter => send,
+            Collective::Gather if !self.is_root() => send,
+            Collective::Scatter if self.is_root() => send,
+            _ => recv,
+        }
     }
 
     pub fn fill<T: Small>(&self, send: &mut [T], recv: &mut [T]) {
         let Self { rank, block, .. } = *self;
         recv.fill(T::small(100));
-        if self.in_place && self.collective == Collective::AllGather {
-            let own = &mut recv[rank as usize * block..][..block];
-            own.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(rank, at)));
-            return;
-        }
-        let into = if self.in_place { self.one(send, recv) } else { &mut *send };
-        into.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(rank, at)));
-        if self.collective == Collective::Broadcast && rank == 0 {
-            recv.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(0, at)));
-        }
+        let input = match (self.collective, self.in_place) {
+            (Collective::AllGather, true) => &mut recv[rank as usize * block..][..block],
+            (Collective::Gather, true) if self.is_root() => &mut recv[..block],
+            (Collective::Broadcast, _) if self.is_root() => recv,
+            (Collective::Broadcast | Collective::Scatter, _) if !self.is_root() => return,
+            (_, true) => self.one(send, recv),
+            (_, false) => send,
+        };
+        input.iter_mut().enumerate().for_each(|(at, x)| *x = T::small(element(rank, at)));
     }
 
     /// The number of wrong elements in this rank's result.
     pub fn wrong<T: Small>(&self, send: &[T], recv: &[T]) -> u64 {
         let Self { rank, ranks, block, .. } = *self;
         let own = rank as usize * block;
-        let root = rank == 0;
+        let root = self.is_root();
         let wrong = |got: &[T], want: &dyn Fn(usize) -> u32| {
             got.iter().enumerate().filter(|&(at, x)| *x != T::small(want(at))).count() as u64
         };
@@ -106,6 +115,7 @@ impl Case {
             Collective::Gather if root => wrong(recv, &|at| element((at / block) as u32, at % block)),
             Collective::AllToAll => wrong(recv, &|at| element((at / block) as u32, own + at % block)),
             Collective::Broadcast => wrong(recv, &|at| element(0, at)),
+            Collective::Scatter if self.in_place && root => wrong(send, &|at| element(0, at)),
             Collective::Scatter => wrong(recv, &|at| element(0, own + at)),
             Collective::Reduce | Collective::Gather => 0,
         }
@@ -114,10 +124,35 @@ impl Case {
 
 #[cfg(test)]
 mod tests {
+    use clap::ValueEnum;
+
     use super::*;
 
     #[test]
+    fn before_a_call_some_rank_has_a_wrong_result_in_place_too() {
+        let wrong = |collective, in_place, rank, bytes| {
+            let case = Case::new::<f32>(collective, in_place, [rank, 4], bytes);
+            let (sends, receives) = case.lengths();
+            let (mut send, mut recv) = (vec![0.0f32; sends], vec![0.0; receives]);
+            case.fill(&mut send, &mut recv);
+            case.wrong(&send, &recv)
+        };
+        for &collective in Collective::value_variants() {
+            for in_place in [false, true] {
+                if collective == Collective::Barrier || in_place && !collective.has_in_place() {
+                    continue;
+                }
+                for bytes in [256, 384, 400, 416] {
+                    let all: u64 = (0..4).map(|rank| wrong(collective, in_place, rank, bytes)).sum();
+                    assert!(all > 0, "{collective:?} of {bytes} bytes, in place: {in_place}");
+                }
+            }
+        }
+    }
+
+    #[test]
     fn sums_are_those_of_the_elements() {
-        assert_eq!(summed(4, 1), 1 + 2 + 1);
+        assert_eq!([0, 1, 2, 3].map(|rank| element(rank, 1)), [2, 0, 1, 2]);
+        assert_eq!(summed(4, 1), 5);
     }
 }

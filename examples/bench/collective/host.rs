@@ -128,14 +128,18 @@ impl Subject<'_> {
             (Collective::Reduce, false) => comm.reduce_blocking(send, recv, Reduction::Sum, 0),
             (Collective::Reduce, true) => comm.reduce_in_place_blocking(recv, Reduction::Sum, 0),
             (Collective::ReduceScatter, false) => comm.reduce_scatter_blocking(send, recv, Reduction::Sum),
-            (Collective::ReduceScatter, true) => comm.reduce_scatter_in_place_blocking(send, Reduction::Sum),
+            (Collective::ReduceScatter, true) => {
+                comm.reduce_scatter_in_place_blocking(case.one(send, recv), Reduction::Sum)
+            }
             (Collective::AllGather, false) => comm.all_gather_blocking(send, recv),
             (Collective::AllGather, true) => comm.all_gather_in_place_blocking(recv),
             (Collective::AllToAll, false) => comm.all_to_all_blocking(send, recv),
             (Collective::AllToAll, true) => comm.all_to_all_in_place_blocking(recv),
             (Collective::Broadcast, _) => comm.broadcast_blocking(recv, 0),
-            (Collective::Gather, _) => comm.gather_blocking(send, recv, 0),
-            (Collective::Scatter, _) => comm.scatter_blocking(send, recv, 0),
+            (Collective::Gather, false) => comm.gather_blocking(send, recv, 0),
+            (Collective::Gather, true) => comm.gather_in_place_blocking(case.one(send, recv), 0),
+            (Collective::Scatter, false) => comm.scatter_blocking(send, recv, 0),
+            (Collective::Scatter, true) => comm.scatter_in_place_blocking(case.one(send, recv), 0),
             (Collective::Barrier, _) => comm.barrier_blocking(),
         }
     }

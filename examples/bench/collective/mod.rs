@@ -87,7 +87,7 @@ pub struct Figures {
 
 impl Collective {
     pub fn has_in_place(self) -> bool {
-        !matches!(self, Self::Broadcast | Self::Barrier | Self::Gather | Self::Scatter)
+        !matches!(self, Self::Broadcast | Self::Barrier)
     }
 
     fn bus_factor(self, ranks: u32) -> f64 {

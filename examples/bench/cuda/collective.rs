@@ -192,15 +192,21 @@ impl Subject<'_> {
                 comm.enqueue(Call::reduce_scatter(send(), recv, sum), stream)
             }
             (Collective::ReduceScatter, true) => {
-                comm.enqueue(Call::reduce_scatter_in_place(of_send, sum), stream)
+                comm.enqueue(Call::reduce_scatter_in_place(case.one(of_send, recv), sum), stream)
             }
             (Collective::AllGather, false) => comm.enqueue(Call::all_gather(send(), recv), stream),
             (Collective::AllGather, true) => comm.enqueue(Call::all_gather_in_place(recv), stream),
             (Collective::AllToAll, false) => comm.enqueue(Call::all_to_all(send(), recv), stream),
             (Collective::AllToAll, true) => comm.enqueue(Call::all_to_all_in_place(recv), stream),
             (Collective::Broadcast, _) => comm.enqueue(Call::broadcast(recv, 0), stream),
-            (Collective::Gather, _) => comm.enqueue(Call::gather(send(), recv, 0), stream),
-            (Collective::Scatter, _) => comm.enqueue(Call::scatter(send(), recv, 0), stream),
+            (Collective::Gather, false) => comm.enqueue(Call::gather(send(), recv, 0), stream),
+            (Collective::Gather, true) => {
+                comm.enqueue(Call::gather_in_place(case.one(of_send, recv), 0), stream)
+            }
+            (Collective::Scatter, false) => comm.enqueue(Call::scatter(send(), recv, 0), stream),
+            (Collective::Scatter, true) => {
+                comm.enqueue(Call::scatter_in_place(case.one(of_send, recv), 0), stream)
+            }
             (Collective::Barrier, _) => comm.enqueue(Call::barrier(), stream),
         };
         Ok(enqueued?)
