@@ -85,8 +85,9 @@ void epw_coll_gpu_abandon_staging(epw_comm *comm) {
 /* ---- the exchange ---- */
 
 /* Waits as long as the kernel may wait for peers, and one before it. */
-static epw_status await(epw_comm *comm, epw_work work, epw_where where, epw_outcome *outcome) {
-    uint64_t most = 2 * EPW_WAIT_DEADLINES_MAX * comm->config.deadline_ns;
+static epw_status await(epw_comm *comm, epw_work work, uint64_t deadline_ns, epw_where where,
+                        epw_outcome *outcome) {
+    uint64_t most = 2 * EPW_WAIT_DEADLINES_MAX * (deadline_ns > 0 ? deadline_ns : comm->config.deadline_ns);
     epw_status status = epw_work_wait(comm, work, most, outcome);
     if (status != EPW_PENDING) return status;
     (void)epw_work_drop(comm, work);
@@ -97,39 +98,43 @@ static epw_status await(epw_comm *comm, epw_work work, epw_where where, epw_outc
 }
 
 /* The stream is empty now, and behind the kernel too, so the copies wait for nothing but themselves. */
-static epw_status exchange_by(epw_comm *comm, epw_coll *c, const epw_coll_staging *s, epw_where where,
-                              epw_outcome *outcome) {
+static epw_status exchange_by(epw_comm *comm, epw_coll *c, const epw_coll_staging *s, uint64_t deadline_ns,
+                              epw_where where, epw_outcome *outcome) {
     uint64_t bytes = comm->layout.ranks * c->count;
     void *memory = c->recv;
     epw_work work = 0;
     epw_call call = EPW_CALL_INIT;
+    call.deadline_ns = deadline_ns;
     call.stream = s->stream;
     call.work = &work;
     c->recv = s->memory;
     c->send = s->memory;
     epw_status status = epw_cuda_copy(comm->config.device, s->stream, s->memory, memory, bytes, where);
     if (status == EPW_OK) status = epw_group(comm, c, 1, &call, NULL);
-    if (status == EPW_OK) status = await(comm, work, where, outcome);
+    if (status == EPW_OK) status = await(comm, work, deadline_ns, where, outcome);
     if (status != EPW_OK) return status;
     return epw_cuda_copy(comm->config.device, s->stream, memory, s->memory, bytes, where);
 }
 
-static epw_status exchange_on_gpu(epw_comm *comm, epw_coll *c, epw_where where, epw_outcome *outcome) {
+static epw_status exchange_on_gpu(epw_comm *comm, epw_coll *c, uint64_t deadline_ns, epw_where where,
+                                  epw_outcome *outcome) {
     epw_coll_staging *staging = NULL;
     epw_status status = take_staging(comm, comm->layout.ranks * c->count, where, &staging);
     if (status != EPW_OK) return status;
-    status = exchange_by(comm, c, staging, where, outcome);
+    status = exchange_by(comm, c, staging, deadline_ns, where, outcome);
     return_staging(comm, staging);
     return status;
 }
 #else
-static epw_status exchange_on_gpu(epw_comm *comm, epw_coll *c, epw_where where, epw_outcome *outcome) {
-    (void)comm, (void)c, (void)outcome;
+static epw_status exchange_on_gpu(epw_comm *comm, epw_coll *c, uint64_t deadline_ns, epw_where where,
+                                  epw_outcome *outcome) {
+    (void)comm, (void)c, (void)deadline_ns, (void)outcome;
     return epw_fail(EPW_ERR_STATE, where, "there is no communicator on a GPU");
 }
 #endif
 
-epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, epw_outcome *outcome) {
+epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, uint64_t deadline_ns,
+                             epw_outcome *outcome) {
     if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){"exchange", -1, -1}, "comm is NULL");
     epw_where where = epw_comm_where(comm, "exchange");
     if (memory == NULL) return epw_fail(EPW_ERR_INVALID, where, "memory is NULL");
@@ -146,6 +151,8 @@ epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, epw_o
     c.count = bytes;
     c.send = memory;
     c.recv = memory;
-    if (comm->gpu != NULL) return exchange_on_gpu(comm, &c, where, outcome);
-    return epw_group(comm, &c, 1, NULL, outcome);
+    if (comm->gpu != NULL) return exchange_on_gpu(comm, &c, deadline_ns, where, outcome);
+    epw_call call = EPW_CALL_INIT;
+    call.deadline_ns = deadline_ns;
+    return epw_group(comm, &c, 1, &call, outcome);
 }

@@ -87,7 +87,7 @@ static epw_status tell(making *m) {
     } else {
         const saying each = *own;
         for (uint32_t r = 0; r < m->comm->layout.ranks; r++) m->said[r] = each;
-        status = epw_comm_exchange(m->comm, m->said, sizeof each, &outcome);
+        status = epw_comm_exchange(m->comm, m->said, sizeof each, 0, &outcome);
     }
     return end_turn(m, status, &outcome);
 }
@@ -95,7 +95,7 @@ static epw_status tell(making *m) {
 static epw_status swap_parcels(making *m) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     if (m->out) return m->status;
-    epw_status status = epw_comm_exchange(m->comm, m->parcels, sizeof *m->parcels, &outcome);
+    epw_status status = epw_comm_exchange(m->comm, m->parcels, sizeof *m->parcels, 0, &outcome);
     return end_turn(m, status, &outcome);
 }
 

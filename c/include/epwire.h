@@ -1172,9 +1172,11 @@ EPW_API epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t st
  * streams may be under capture meanwhile, and are not changed. Replays are the caller's to wait for before it
  * calls. `comm` keeps GPU memory for this, 64 KiB or what is exchanged, until it is destroyed.
  * EPW_ERR_TIMEOUT: the GPU has not come to it and past it within 2 * EPW_WAIT_DEADLINES_MAX deadlines.
- * memory [in, out], outcome [in: size, out], may be NULL. */
+ * memory [in, out]. deadline_ns: as that of epw_call, 0: the communicator's. outcome [in: size, out], may be
+ * NULL. */
 #define EPW_EXCHANGE_MAX 65536 /* the most bytes for a rank */
-EPW_API epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, epw_outcome *outcome);
+EPW_API epw_status epw_comm_exchange(epw_comm *comm, void *memory, uint64_t bytes, uint64_t deadline_ns,
+                                     epw_outcome *outcome);
 
 /* A communicator of the ranks of `mask`, renumbered from 0 in ascending order, without connections that the
  * program makes: what its ranks need goes by collectives of `comm`, on a GPU by epw_comm_exchange, with all

@@ -67,7 +67,7 @@ impl Comm {
 
     /// The same communicator with another deadline for its operations, at least that of the
     /// [configuration](CommConfig::deadline): peers wait for this rank as long, and need not use the same deadline.
-    /// Operations refuse a shorter one, or one of more than a day.
+    /// Operations refuse a shorter one, or one of more than a day. A [subset](Comm::subset) is made with it too.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { inner: self.inner.clone(), deadline: Some(deadline) }
     }

@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::Waker;
+use std::time::Duration;
 
 use super::call::{Calls, Lowered, Place};
 use super::config::{CommConfig, CommPlan};
@@ -56,11 +57,15 @@ impl Inner {
     }
 
     /// Exchanges blocks of host memory, one for each rank, on whichever device the communicator is. Waits.
-    pub(super) fn exchange(&self, mut memory: Vec<u8>) -> Result<(Outcome, Vec<u8>)> {
+    pub(super) fn exchange(
+        &self,
+        mut memory: Vec<u8>,
+        deadline: Option<Duration>,
+    ) -> Result<(Outcome, Vec<u8>)> {
         let bytes = memory.len() / self.plan.ranks as usize;
         let mut outcome = ffi::empty_outcome();
         // SAFETY: memory has so many bytes for each rank.
-        unsafe { self.ffi.exchange(&mut memory, bytes as u64, &mut outcome) }?;
+        unsafe { self.ffi.exchange(&mut memory, bytes as u64, deadline, &mut outcome) }?;
         Ok((self.ended(&outcome)?, memory))
     }
 

@@ -32,11 +32,13 @@ impl Comm {
     /// are in the mask. A member on standby calls it equally often and in the same order, which needs no other rank;
     /// the subset keeps this communicator alive.
     ///
+    /// The collectives wait for peers as long as the deadline says, that of [`Comm::with_deadline`] if this communicator
+    /// is of it. The subset's own operations have the [configuration's](CommConfig::deadline).
+    ///
     /// On a GPU these collectives run on a stream of the communicator's own, after all calls that were made before. They
     /// have ended when the subset is there. No stream of the program waits for them, and streams may be under capture
-    /// meanwhile; replays of graphs with operations of the communicator must have run before. They wait for peers as
-    /// long as the [configuration](CommConfig::deadline) says. The subset takes SMs of its own,
-    /// [`CommConfig::sms`] of them.
+    /// meanwhile; replays of graphs with operations of the communicator must have run before. The subset takes SMs of its
+    /// own, [`CommConfig::sms`] of them.
     ///
     /// Never blocks the executor.
     ///
@@ -215,8 +217,8 @@ impl Turns<'_> {
             let text = "an exchange has failed before";
             return Err(Error::State(Failure::new(OP, self.comm.rank(), text)));
         }
-        let inner = self.comm.inner.clone();
-        let exchange = move || inner.exchange(memory);
+        let (inner, deadline) = (self.comm.inner.clone(), self.comm.deadline());
+        let exchange = move || inner.exchange(memory, deadline);
         let exchanged = spawn_blocking(OP, self.comm.rank(), exchange).await;
         self.out = exchanged.is_err();
         let (outcome, memory) = exchanged?;

@@ -163,7 +163,8 @@ impl Comm {
         unsafe { self.group(ops, deadline, ptr::null_mut(), ptr::null_mut(), outcome) }
     }
 
-    /// Exchanges `bytes` bytes with each rank, on whichever device the communicator is, and waits.
+    /// Exchanges `bytes` bytes with each rank, on whichever device the communicator is, and waits. `deadline`: as for
+    /// `run`.
     ///
     /// # Safety
     /// `memory` has so many bytes for each rank of the communicator.
@@ -171,11 +172,12 @@ impl Comm {
         &self,
         memory: &mut [u8],
         bytes: u64,
+        deadline: Option<Duration>,
         outcome: &mut sys::epw_outcome,
     ) -> Result<()> {
-        let at = memory.as_mut_ptr().cast();
+        let (at, deadline_ns) = (memory.as_mut_ptr().cast(), deadline.map_or(0, nanos));
         // SAFETY: the communicator is alive, memory has the size by this function's contract, and outcome carries its size.
-        check(unsafe { sys::epw_comm_exchange(self.0.as_ptr(), at, bytes, outcome) })?;
+        check(unsafe { sys::epw_comm_exchange(self.0.as_ptr(), at, bytes, deadline_ns, outcome) })?;
         Ok(())
     }
 

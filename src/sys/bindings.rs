@@ -2227,6 +2227,7 @@ unsafe extern "C" {
         comm: *mut epw_comm,
         memory: *mut ::core::ffi::c_void,
         bytes: u64,
+        deadline_ns: u64,
         outcome: *mut epw_outcome,
     ) -> epw_status;
 }

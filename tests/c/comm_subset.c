@@ -133,7 +133,7 @@ static void exchange(uint32_t rank, void *context) {
         epw_outcome outcome = EPW_OUTCOME_INIT;
         for (uint64_t i = 0; i < RANKS * bytes; i++)
             memory[i] = (unsigned char)(50 * rank + 9 * (i / bytes) + i % bytes);
-        CHECK_OK(epw_comm_exchange(t->c.of[rank], memory, bytes, s == 0 ? NULL : &outcome));
+        CHECK_OK(epw_comm_exchange(t->c.of[rank], memory, bytes, 0, s == 0 ? NULL : &outcome));
         CHECK(!outcome.degraded);
         uint64_t wrong = 0;
         for (uint64_t i = 0; i < RANKS * bytes; i++)
@@ -166,13 +166,16 @@ static void wrong_calls_are_refused(void) {
             "config.size is 8");
     unsigned char bytes[2] = {0};
     epw_outcome outcome = {.size = 3};
-    REFUSED(epw_comm_exchange(NULL, bytes, 1, NULL), EPW_ERR_INVALID, "exchange", -1, -1, "comm is NULL");
-    REFUSED(epw_comm_exchange(c.of[0], NULL, 1, NULL), EPW_ERR_INVALID, "exchange", 0, -1, "memory is NULL");
-    REFUSED(epw_comm_exchange(c.of[0], bytes, 0, NULL), EPW_ERR_LIMIT, "exchange", 0, -1, "bytes is 0");
-    REFUSED(epw_comm_exchange(c.of[0], bytes, EPW_EXCHANGE_MAX + 1, NULL), EPW_ERR_LIMIT, "exchange", 0, -1,
-            "bytes is 65537, must be in [1, 65536]");
-    REFUSED(epw_comm_exchange(c.of[0], bytes, 1, &outcome), EPW_ERR_INVALID, "exchange", 0, -1,
+    REFUSED(epw_comm_exchange(NULL, bytes, 1, 0, NULL), EPW_ERR_INVALID, "exchange", -1, -1, "comm is NULL");
+    REFUSED(epw_comm_exchange(c.of[0], NULL, 1, 0, NULL), EPW_ERR_INVALID, "exchange", 0, -1,
+            "memory is NULL");
+    REFUSED(epw_comm_exchange(c.of[0], bytes, 0, 0, NULL), EPW_ERR_LIMIT, "exchange", 0, -1, "bytes is 0");
+    REFUSED(epw_comm_exchange(c.of[0], bytes, EPW_EXCHANGE_MAX + 1, 0, NULL), EPW_ERR_LIMIT, "exchange", 0,
+            -1, "bytes is 65537, must be in [1, 65536]");
+    REFUSED(epw_comm_exchange(c.of[0], bytes, 1, 0, &outcome), EPW_ERR_INVALID, "exchange", 0, -1,
             "outcome.size is 3");
+    REFUSED(epw_comm_exchange(c.of[0], bytes, 1, 1, NULL), EPW_ERR_LIMIT, "group", 0, -1,
+            "deadline is 1 ns, a call may only lengthen");
     close_comms(&c);
 }
 

@@ -1,5 +1,8 @@
 //! Communicators of some of the ranks.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use epwire::comm::{CommConfig, Reduction};
 use epwire::{Comm, Error, Mask};
 
@@ -69,5 +72,18 @@ fn masks_that_cannot_be_are_refused_and_nobody_hangs() {
         let error = result.unwrap_err();
         assert!(matches!(error, Error::Mismatch(_)), "{error}");
         assert_eq!(sum(comm, 1), 3);
+    });
+}
+
+#[test]
+fn a_subset_is_waited_for_as_long_as_the_deadline_says() {
+    let config = CommConfig::default().deadline(Duration::from_secs(1));
+    ranks(3, &config, |comm| {
+        if comm.rank() == 2 {
+            sleep(Duration::from_secs(2));
+        }
+        let patient = comm.with_deadline(Duration::from_secs(30));
+        let all = patient.subset_with_blocking(&mask(&[0, 1, 2]), CommConfig::default()).unwrap();
+        assert_eq!(sum(&all.expect("this rank is in the mask"), 1), 3);
     });
 }

@@ -75,6 +75,10 @@ const TESTS: &[(&str, Test)] = &[
     ("masks_on_a_gpu_that_overlap_are_named", subsets::masks_on_a_gpu_that_overlap_are_named),
     ("a_subset_on_a_gpu_names_who_cannot_make_it", subsets::a_subset_on_a_gpu_names_who_cannot_make_it),
     ("a_subset_on_a_gpu_names_who_does_not_come", subsets::a_subset_on_a_gpu_names_who_does_not_come),
+    (
+        "a_subset_on_a_gpu_is_waited_for_as_long_as_the_deadline_says",
+        subsets::a_subset_on_a_gpu_is_waited_for_as_long_as_the_deadline_says,
+    ),
 ];
 
 fn main() {

@@ -1,5 +1,6 @@
 //! Communicators of some of the ranks of one on GPUs.
 
+use std::thread::sleep;
 use std::time::Duration;
 
 use epwire::comm::{Call, CommConfig};
@@ -148,5 +149,21 @@ pub(crate) fn a_subset_on_a_gpu_names_who_does_not_come(gpus: u32) {
             comm.set_active(&rest, 9, 0).unwrap();
             check(comm.subset_blocking(&rest).unwrap().as_ref(), &rest, me);
         }
+    });
+}
+
+pub(crate) fn a_subset_on_a_gpu_is_waited_for_as_long_as_the_deadline_says(gpus: u32) {
+    let make = |group: &_, device| {
+        let config = config(device, Paths::default()).deadline(Duration::from_secs(2));
+        Comm::create_blocking(group, config).unwrap()
+    };
+    on_ranks(gpus, true, make, |comm| {
+        let (me, all) = (comm.rank(), (0..gpus).collect());
+        if me + 1 == gpus {
+            sleep(Duration::from_secs(4));
+        }
+        let patient = comm.with_deadline(Duration::from_secs(30));
+        let own = config(comm.config().device, Paths::default());
+        check(patient.subset_with_blocking(&all, own).unwrap().as_ref(), &all, me);
     });
 }

@@ -300,12 +300,12 @@ static unsigned char byte_of(uint32_t from, uint32_t to, uint64_t i) {
     return (unsigned char)(31 * from + 7 * to + i);
 }
 
-static void exchange(const place *p, uint64_t bytes) {
+static void exchange(const place *p, uint64_t bytes, uint64_t deadline_ns) {
     static _Thread_local unsigned char memory[RANKS_LIMIT * EPW_EXCHANGE_MAX];
     uint32_t me = p->links->rank, count = p->links->ranks;
     epw_outcome outcome = EPW_OUTCOME_INIT;
     for (uint64_t i = 0; i < count * bytes; i++) memory[i] = byte_of(me, (uint32_t)(i / bytes), i % bytes);
-    REQUIRE_OK(epw_comm_exchange(p->comm, memory, bytes, bytes % 2 ? &outcome : NULL));
+    REQUIRE_OK(epw_comm_exchange(p->comm, memory, bytes, deadline_ns, bytes % 2 ? &outcome : NULL));
     REQUIRE(!outcome.degraded, "degraded");
     for (uint64_t i = 0; i < count * bytes; i++)
         REQUIRE(memory[i] == byte_of((uint32_t)(i / bytes), me, i % bytes), "%llu bytes: byte %llu",
@@ -317,18 +317,27 @@ static void refuse(const place *p) {
     epw_outcome outcome = {.size = 3};
     const struct {
         epw_status status, wanted;
-    } calls[] = {{epw_comm_exchange(p->comm, NULL, 1, NULL), EPW_ERR_INVALID},
-                 {epw_comm_exchange(p->comm, memory, 0, NULL), EPW_ERR_LIMIT},
-                 {epw_comm_exchange(p->comm, memory, EPW_EXCHANGE_MAX + 1, NULL), EPW_ERR_LIMIT},
-                 {epw_comm_exchange(p->comm, memory, 1, &outcome), EPW_ERR_INVALID}};
+    } calls[] = {{epw_comm_exchange(p->comm, NULL, 1, 0, NULL), EPW_ERR_INVALID},
+                 {epw_comm_exchange(p->comm, memory, 0, 0, NULL), EPW_ERR_LIMIT},
+                 {epw_comm_exchange(p->comm, memory, EPW_EXCHANGE_MAX + 1, 0, NULL), EPW_ERR_LIMIT},
+                 {epw_comm_exchange(p->comm, memory, 1, 0, &outcome), EPW_ERR_INVALID}};
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++)
         REQUIRE(calls[i].status == calls[i].wanted, "call %zu: status %d", i, calls[i].status);
 }
 
 static void exchange_all(const place *p) {
     static const uint64_t sizes[] = {1, 16, 1031, 4096, 65535, EPW_EXCHANGE_MAX, 3};
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) exchange(p, sizes[i]);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) exchange(p, sizes[i], 0);
     refuse(p);
+}
+
+/* The last rank comes after the deadline of the communicator, and not after that of the exchange. */
+static void exchange_patiently(const rank_links *links) {
+    enum { DEADLINE = 2000 };
+    place p = open_place(links, DEADLINE * MS);
+    if (links->rank == last_of(&p)) nanosleep(&(struct timespec){2 * DEADLINE / 1000, 0}, NULL);
+    exchange(&p, 1031, 30000 * MS);
+    close_place(&p);
 }
 
 /* ---- failures ---- */
@@ -449,6 +458,7 @@ static int rank_main(const rank_links *links) {
         cannot_make(&p);
     }
     close_place(&p);
+    exchange_patiently(links);
     /* A rank that fails frees its memory, while the kernels of the others wait for it: in a context that it
      * shares with them that holds up their calls. */
     int apart = processes || links->gpus >= links->ranks;
