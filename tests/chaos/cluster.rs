@@ -210,6 +210,10 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Processes without buffers.
     pub(crate) fn spawn(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        Self::spawn_ranks(RANKS, seed, choices, rows)
+    }
+
+    fn spawn_ranks(ranks: u32, seed: u64, choices: &mut Choices, rows: Rows) -> Self {
         let (max_tokens, hidden) = if rows == Rows::Small { (6, 64) } else { (48, 4096) };
         let lanes = 1 + choices.below(2) as u32;
         // The core's own threads block signals, so for traps the caller itself must write its large rows.
@@ -220,7 +224,7 @@ impl Cluster {
             end: End::Buffer,
             seed,
             rank: 0,
-            ranks: RANKS,
+            ranks,
             max_tokens,
             hidden,
             lanes,
@@ -229,7 +233,7 @@ impl Cluster {
             ring_tokens: 0,
             deadline_ms,
         };
-        Self { workers: (0..RANKS).map(Worker::spawn).collect(), setup }
+        Self { workers: (0..ranks).map(Worker::spawn).collect(), setup }
     }
 
     /// With buffers that are not connected.
@@ -249,15 +253,15 @@ impl Cluster {
         cluster
     }
 
-    /// The same with communicators.
-    pub(crate) fn ready_comms(seed: u64, choices: &mut Choices, rows: Rows) -> Self {
-        let mut cluster = Self::spawn(seed, choices, rows);
+    /// The same with communicators, of so many ranks.
+    pub(crate) fn ready_comms(ranks: u32, seed: u64, choices: &mut Choices, rows: Rows) -> Self {
+        let mut cluster = Self::spawn_ranks(ranks, seed, choices, rows);
         cluster.setup.end = End::Comm;
-        for rank in 0..RANKS {
+        for rank in cluster.everyone() {
             cluster.create(rank);
         }
         cluster.connect_all();
-        cluster.set_active(&everyone(), 1);
+        cluster.set_active(&cluster.everyone(), 1);
         cluster
     }
 
@@ -284,6 +288,14 @@ impl Cluster {
 
     pub(crate) fn setup_of(&self, rank: u32) -> Setup {
         Setup { rank, ..self.setup.clone() }
+    }
+
+    pub(crate) fn everyone(&self) -> Vec<u32> {
+        (0..self.setup.ranks).collect()
+    }
+
+    pub(crate) fn all_but(&self, rank: u32) -> Vec<u32> {
+        (0..self.setup.ranks).filter(|r| *r != rank).collect()
     }
 
     pub(crate) fn worker(&mut self, rank: u32) -> &mut Worker {
@@ -342,8 +354,8 @@ impl Cluster {
     }
 
     pub(crate) fn connect_all(&mut self) {
-        for rank in 0..RANKS {
-            self.connect(rank, &everyone());
+        for rank in self.everyone() {
+            self.connect(rank, &self.everyone());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Ranks that die or are stopped in the phases of each collective, while the others run theirs.
 
 use crate::case::Case;
-use crate::cluster::{Choices, Cluster, RANKS, Rows, all_but};
+use crate::cluster::{Choices, Cluster, RANKS, Rows};
 use crate::verdict;
 use crate::wire::{Command, Place, Point, Run, Trap};
 
@@ -26,14 +26,15 @@ enum Phase {
 
 const PHASES: [Phase; 5] = [Phase::Before, Phase::Begun, Phase::Moving, Phase::Message, Phase::Word];
 
-/// A run with all ranks in which the victim has died or stopped. Seeds cover all phases, and with them all kinds.
-fn begin(seed: u64, stop: bool) -> Case {
+/// A run with all of so many ranks in which the victim has died or stopped. Seeds cover all phases, and with them all
+/// kinds.
+fn begin(ranks: u32, seed: u64, stop: bool) -> Case {
     let mut choices = Choices::new(seed);
     let phase = PHASES[(seed / 2 % PHASES.len() as u64) as usize];
     let rows = if phase == Phase::Moving || choices.coin() { Rows::Large } else { Rows::Small };
-    let mut cluster = Cluster::ready_comms(seed, &mut choices, rows);
-    let victim = choices.rank();
-    let survivors = all_but(victim);
+    let mut cluster = Cluster::ready_comms(ranks, seed, &mut choices, rows);
+    let victim = choices.below(u64::from(ranks)) as u32;
+    let survivors = cluster.all_but(victim);
     // The address of the first message of an epoch is known.
     let step = if phase == Phase::Message { 1 } else { 1 + choices.below(3) as u32 };
     let steps = if phase == Phase::Moving { MANY_STEPS } else { STEPS };
@@ -56,7 +57,7 @@ fn begin(seed: u64, stop: bool) -> Case {
         }
         Phase::Message | Phase::Word => {
             let place = if phase == Phase::Message { Place::Message } else { Place::Word };
-            let peer = survivors[choices.below(u64::from(RANKS) - 1) as usize];
+            let peer = survivors[choices.below(survivors.len() as u64) as usize];
             let trap = Some(Trap { step, peer, place, stop });
             cluster.tell_run(&[victim], &Run { trap, ..run });
             let worker = cluster.worker(victim);
@@ -68,15 +69,26 @@ fn begin(seed: u64, stop: bool) -> Case {
 
 /// The others lose it and nobody else, in time; no sum is wrong, and the next epoch is exact.
 pub(crate) fn killed_in_a_collective(seed: u64) {
-    let Case { mut cluster, victim, survivors, .. } = begin(seed, false);
+    let Case { mut cluster, victim, survivors, .. } = begin(RANKS, seed, false);
     let reports = cluster.hear_ran(&survivors);
     verdict::lost_in_collectives(&reports, victim, 1);
     cluster.go_on(&survivors, 2);
 }
 
+/// One of two: nobody else tells the other one, which goes on alone, and then with another process in that place.
+pub(crate) fn one_of_two_is_killed_in_a_collective(seed: u64) {
+    let Case { mut cluster, victim, survivors, .. } = begin(2, seed, false);
+    let reports = cluster.hear_ran(&survivors);
+    verdict::lost_in_collectives(&reports, victim, 1);
+    cluster.go_on(&survivors, 2);
+    drop(cluster.replace(victim));
+    cluster.connect_all();
+    cluster.go_on(&cluster.everyone(), 3);
+}
+
 /// A short stop only costs time. After a long one the others have continued.
 pub(crate) fn stopped_in_a_collective(seed: u64) {
-    let mut case = begin(seed, true);
+    let mut case = begin(RANKS, seed, true);
     if seed.is_multiple_of(2) {
         case.forgiven();
     } else {

@@ -39,7 +39,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 /// A scenario: runs one case from its seed, and panics if it fails.
 type Scenario = fn(u64);
 
-/// 330 cases in all.
+/// 344 cases in all.
 const SCENARIOS: &[(&str, u64, Scenario)] = &[
     ("histories_of_a_run_that_its_members_serve", 20, history::of_a_run_that_its_members_serve),
     ("histories_of_a_run_with_a_server_by_itself", 20, history::of_a_run_with_a_server_by_itself),
@@ -78,6 +78,7 @@ const SCENARIOS: &[(&str, u64, Scenario)] = &[
         stops::a_replacement_waits_for_the_old_process_to_end,
     ),
     ("killed_in_a_collective", 30, collectives::killed_in_a_collective),
+    ("one_of_two_is_killed_in_a_collective", 14, collectives::one_of_two_is_killed_in_a_collective),
     ("stopped_in_a_collective", 14, collectives::stopped_in_a_collective),
     ("killed_in_prefill", 16, prefills::killed_in_prefill),
     ("stopped_in_prefill", 8, prefills::stopped_in_prefill),

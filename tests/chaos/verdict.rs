@@ -40,7 +40,8 @@ pub(crate) fn lost_in_group(reports: &Reports, lost: u32, epoch: u32) {
     lost_somehow(reports, lost, epoch, |_, record| record.cause == "Ended");
 }
 
-/// The same for collectives: a survivor may also have told a rank that it lacks the lost one.
+/// The same for collectives: a survivor may also have told a rank that it lacks the lost one, or its memory, which a rank
+/// was reading, is gone.
 pub(crate) fn lost_in_collectives(reports: &Reports, lost: u32, epoch: u32) {
     lost_somehow(reports, lost, epoch, |_, record| record.cause == "Partial");
 }
