@@ -1,7 +1,8 @@
 /* Records of what goes wrong in prefill, as replays of graphs leave them, which have no outcome, and calls:
- * bad ids, rows without a place, a rank that has stopped; and combines that cannot be split. Each case is a
- * process of its own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the
- * reason, if there is no GPU. */
+ * bad ids, rows without a place, a rank that has stopped; what the first half of a dispatch finds, of which
+ * the outcome tells after the second one; and combines that cannot be split. Each case is a process of its
+ * own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, if there
+ * is no GPU. */
 #include "cases.h"
 #include "ranks.h"
 #include "step.h"
@@ -19,6 +20,8 @@ typedef struct member {
     cudaStream_t stream;
     unsigned char *x, *rows;
     int32_t *ids;
+    float *weights;
+    uint32_t *came;             /* rows of each source */
     cudaGraphExec_t whole, few; /* a dispatch with room for all rows; with room for FEW */
 } member;
 
@@ -52,6 +55,9 @@ static void open_member(uint32_t rank, uint32_t gpus) {
     REQUIRE_CUDA(cudaMalloc((void **)&m->x, TOKENS * HIDDEN * 2));
     REQUIRE_CUDA(cudaMalloc((void **)&m->rows, ROWS * HIDDEN * 2));
     REQUIRE_CUDA(cudaMalloc((void **)&m->ids, ENTRIES * sizeof *m->ids));
+    REQUIRE_CUDA(cudaMalloc((void **)&m->weights, ENTRIES * sizeof *m->weights));
+    REQUIRE_CUDA(cudaMemset(m->weights, 0, ENTRIES * sizeof *m->weights));
+    REQUIRE_CUDA(cudaMalloc((void **)&m->came, RANKS * sizeof *m->came));
 }
 
 static void join(uint32_t from, uint32_t to) {
@@ -104,23 +110,42 @@ static epw_prefill_output output(const member *m, uint64_t capacity) {
     out.alignment = 0;
     out.capacity = capacity;
     out.rows = m->rows;
+    out.source_counts = m->came;
     out.stream = m->stream;
     return out;
 }
 
-/* capacity 0: the sending half. */
-static void dispatch(const member *m, uint64_t capacity) {
+static epw_dispatch_input input(const member *m) {
     epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
-    epw_prefill_output out = output(m, capacity);
     in.tokens = TOKENS;
     in.x = m->x;
     in.topk_idx = m->ids;
     in.topk = RANKS;
     in.lane = 0;
     in.stream = m->stream;
+    return in;
+}
+
+static void dispatch(const member *m, uint64_t capacity) {
+    epw_dispatch_input in = input(m);
+    epw_prefill_output out = output(m, capacity);
     REQUIRE_CUDA(cudaSetDevice(m->config.device));
-    REQUIRE_OK(epw_prefill_dispatch(m->prefill, m->routing, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS,
-                                    capacity > 0 ? &out : NULL, NULL));
+    REQUIRE_OK(epw_prefill_dispatch(m->prefill, m->routing, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL));
+}
+
+/* The first half of a dispatch, EPW_HALF_*. Rows that have weights are of another format. */
+static void begin(const member *m, uint32_t half, bool weighted) {
+    epw_dispatch_input in = input(m);
+    if (weighted) in.topk_weights = m->weights;
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    REQUIRE_OK(epw_prefill_dispatch(m->prefill, m->routing, &in, EPW_ROUTE_NEW, half, NULL, NULL));
+}
+
+/* The second one. */
+static void receive(const member *m, uint64_t capacity) {
+    epw_prefill_output out = output(m, capacity);
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    REQUIRE_OK(epw_prefill_receive(m->prefill, m->routing, &out, NULL));
 }
 
 static void capture(member *m) {
@@ -278,31 +303,115 @@ static void many(uint32_t gpus) {
     close_all();
 }
 
-/* Calls have records as well as outcomes; of halves each records what it finds. */
-static void halves(uint32_t gpus) {
+/* How the rank's last dispatch has ended: complete, or for this reason. */
+static void require_complete(uint32_t rank, const char *what) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    open_all(gpus);
+    REQUIRE_OK(epw_prefill_poll(members[rank].prefill, members[rank].routing, &outcome));
+    REQUIRE(!outcome.degraded, "%s: rank %u: cause %u, peer %u", what, rank, outcome.record.cause,
+            outcome.record.peer);
+}
+
+static void require_outcome(uint32_t rank, uint64_t missing, epw_error_record want, const char *what) {
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    REQUIRE_OK(epw_prefill_poll(members[rank].prefill, members[rank].routing, &outcome));
+    REQUIRE(outcome.degraded && outcome.missing.bits[0] == missing, "%s: rank %u: degraded %u, missing %llx",
+            what, rank, outcome.degraded, (unsigned long long)outcome.missing.bits[0]);
+    require_record(&outcome.record, want, what);
+}
+
+/* Only of the sources in the mask. */
+static void require_came(uint32_t rank, uint64_t sources, const char *what) {
+    uint32_t came[RANKS];
+    REQUIRE_CUDA(cudaMemcpy(came, members[rank].came, sizeof came, cudaMemcpyDeviceToHost));
+    for (uint32_t s = 0; s < RANKS; s++)
+        REQUIRE(came[s] == (sources >> s & 1 ? TOKENS : 0), "%s: rank %u: %u rows of rank %u", what, rank,
+                came[s], s);
+}
+
+/* A bad id of rank 0. Each half records what it finds; the outcome tells first what the first one has found.
+ */
+static void bad_in_half(uint32_t half, uint64_t capacity, uint32_t op) {
     route(TOKENS, 1);
-    for (uint32_t r = 0; r < RANKS; r++) dispatch(&members[r], 0);
-    await_all("sending halves");
-    require_taken(0, 1, 0, "a sending half");
-    require_record(&records[0], bad_id(BAD, 1, 1), "a sending half");
+    for (uint32_t r = 0; r < RANKS; r++) begin(&members[r], half, false);
+    await_all("first halves");
+    require_taken(0, 1, 0, "a first half");
+    require_record(&records[0], bad_id(BAD, 1, op), "a first half");
+    for (uint32_t r = 0; r < RANKS; r++) receive(&members[r], capacity);
+    await_all("second halves");
     for (uint32_t r = 0; r < RANKS; r++) {
-        epw_prefill_output out = output(&members[r], FEW);
-        REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
-        REQUIRE_OK(epw_prefill_receive(members[r].prefill, members[r].routing, &out, NULL));
+        epw_error_record over = overflow(r, op);
+        over.expected -= r == BAD % RANKS; /* the token does not go there */
+        bool overflows = over.expected > capacity;
+        require_taken(r, overflows, 0, "a second half");
+        if (overflows) require_record(&records[0], over, "a second half");
+        if (r == 0) {
+            require_outcome(r, 0, bad_id(BAD, 1, op), "a bad id of a first half");
+        } else if (overflows) {
+            require_outcome(r, 0, over, "a second half without room");
+        } else {
+            require_complete(r, "the rank without a bad id");
+        }
     }
-    await_all("receiving halves");
-    for (uint32_t r = 0; r < RANKS; r++) {
-        epw_error_record want = overflow(r, 1);
-        want.expected -= r == BAD % RANKS; /* the token does not go there */
-        require_taken(r, 1, 0, "a receiving half");
-        require_record(&records[0], want, "a receiving half");
-    }
-    REQUIRE_OK(epw_prefill_poll(members[0].prefill, members[0].routing, &outcome));
-    REQUIRE(outcome.degraded == 1 && outcome.record.cause == EPW_CAUSE_ROUTING, "cause %u",
-            outcome.record.cause);
     require_none("after halves");
+}
+
+/* Rank 1 sends rows of another format, which counts alone tell, and does so in the next dispatch no longer.
+ */
+static void formats_in_half(uint32_t half, uint32_t op) {
+    route(TOKENS, 0);
+    for (uint32_t r = 0; r < RANKS; r++) begin(&members[r], half, r == 1);
+    await_all("first halves of two formats");
+    for (uint32_t r = 0; r < RANKS; r++) receive(&members[r], ROWS);
+    await_all("second halves of two formats");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_error_record want = {.cause = EPW_CAUSE_FORMAT,
+                                 .phase = EPW_PHASE_DISPATCH_RECEIVE,
+                                 .rank = r,
+                                 .peer = 1 - r,
+                                 .epoch = 1,
+                                 .op = op};
+        require_taken(r, 1, 0, "another format");
+        require_record(&records[0], want, "another format");
+        require_outcome(r, 1 << (1 - r), want, "another format");
+        require_came(r, 1 << r, "another format");
+    }
+    for (uint32_t r = 0; r < RANKS; r++) begin(&members[r], half, false);
+    for (uint32_t r = 0; r < RANKS; r++) receive(&members[r], ROWS);
+    await_all("halves of one format");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        require_complete(r, "one format");
+        require_came(r, 3, "one format");
+    }
+    require_none("one format");
+}
+
+/* Rank 1 stops. The half that has found it is the one that records it. */
+static void silent_in_half(uint32_t op) {
+    epw_error_record want = {
+        .cause = EPW_CAUSE_TIMEOUT, .phase = EPW_PHASE_DISPATCH_RECEIVE, .peer = 1, .epoch = 1, .op = op};
+    begin(&members[0], EPW_HALF_COUNTS, false);
+    await_all("a first half without a peer");
+    require_taken(0, 1, 0, "a first half without a peer");
+    require_record(&records[0], want, "a first half without a peer");
+    receive(&members[0], ROWS);
+    await_all("a second half without a peer");
+    require_none("a second half without a peer");
+    require_outcome(0, 2, want, "a second half without a peer");
+    require_came(0, 1, "a second half without a peer");
+}
+
+/* Calls have records as well as outcomes. */
+static void halves(uint32_t gpus) {
+    static const uint32_t firsts[] = {EPW_HALF_SENDS, EPW_HALF_COUNTS};
+    uint32_t op = 0;
+    open_all(gpus);
+    for (uint32_t i = 0; i < 2; i++) {
+        bad_in_half(firsts[i], FEW, ++op);
+        bad_in_half(firsts[i], ROWS, ++op);
+        formats_in_half(firsts[i], ++op);
+        op++;
+    }
+    silent_in_half(++op);
     close_all();
 }
 
