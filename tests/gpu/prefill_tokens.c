@@ -1,8 +1,10 @@
 /* A dispatch of 65,536 tokens of each of two ranks, as many as there may be, and its combine, on GPUs,
  * through rings of few slots, by expert and by source; each row and each sum against the plain reference of
- * tests/c/many_tokens.h. Ranks are threads of this process.
+ * tests/c/many_tokens.h. The one by source is dispatched by a single block, whose warps have more tokens than
+ * they have room for notes of. Ranks are threads of this process.
  *
- * `--tokens N`: fewer, for a GPU that is emulated, where all threads take turns and this takes minutes.
+ * `--tokens N`: fewer, for a GPU that is emulated, where all threads take turns and this takes minutes. From
+ * 13,500 on a single block has no room for notes of all.
  * `--ring N`: slots. Exit code 77, with the reason, if there is no GPU. */
 #include "ranks.h"
 #include "require.h"
@@ -36,7 +38,8 @@ static void require_whole(const rank *me, epw_routing *routing, const char *what
               outcome.record.cause, outcome.record.peer);
 }
 
-static void there_and_back(const rank *me, uint32_t layout) {
+/* `sms`: of the dispatch; 0: all. */
+static void there_and_back(const rank *me, uint32_t layout, uint32_t sms) {
     many_rows here = many_make_room(me->links->rank, layout, layout == EPW_PACKED ? 16 : 0), there = here;
     size_t rows = many_bytes_of_rows(&here), numbers = many_bytes_of_numbers(&here);
     there.rows = on_gpu(here.rows, rows);
@@ -46,12 +49,14 @@ static void there_and_back(const rank *me, uint32_t layout) {
                        here.row_weights};
     enum { LISTS = sizeof of_gpu / sizeof of_gpu[0] };
     for (int i = 0; i < LISTS; i++) *of_gpu[i] = on_gpu(of_host[i], numbers);
+    epw_dispatch_input in = me->in;
     epw_prefill_output out = many_output(&there);
     epw_routing *routing = NULL;
+    in.sms = sms;
     out.stream = me->stream;
     REQUIRE_OK(epw_routing_create(me->prefill, &routing));
     ranks_meet(me->links);
-    REQUIRE_OK(epw_prefill_dispatch(me->prefill, routing, &me->in, EPW_ROUTE_NEW, 0, &out, NULL));
+    REQUIRE_OK(epw_prefill_dispatch(me->prefill, routing, &in, EPW_ROUTE_NEW, 0, &out, NULL));
     require_whole(me, routing, "a dispatch");
     REQUIRE_CUDA(cudaMemcpy(here.rows, there.rows, rows, cudaMemcpyDeviceToHost));
     for (int i = 0; i < LISTS; i++)
@@ -103,8 +108,8 @@ static int run_rank(const rank_links *links) {
     ranks_path(&config.ep);
     REQUIRE_OK(epw_prefill_create(&config, &me.prefill));
     ranks_connect_prefill(links, me.prefill);
-    there_and_back(&me, EPW_PACKED);
-    there_and_back(&me, EPW_DENSE);
+    there_and_back(&me, EPW_PACKED, 0);
+    there_and_back(&me, EPW_DENSE, 1);
     ranks_meet(links);
     epw_prefill_destroy(me.prefill);
     epw_fabric_destroy(config.ep.fabric);
