@@ -4,6 +4,7 @@
  * own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, if there
  * is no GPU. */
 #include "cases.h"
+#include "prefill_ranks.h"
 #include "ranks.h"
 #include "step.h"
 
@@ -33,20 +34,13 @@ static epw_error_record records[RECORDS];
 
 static void open_member(uint32_t rank, uint32_t gpus) {
     member *m = &members[rank];
-    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    epw_prefill_config config = prefill_rank_config(rank, RANKS, gpus);
     epw_config *c = &config.ep;
-    int sms = 0;
-    c->rank = rank;
-    c->ranks = c->experts = c->topk = RANKS;
     c->max_tokens = TOKENS;
     c->hidden = HIDDEN;
-    c->lanes = 1;
-    c->device = (int32_t)(rank % gpus);
     c->deadline_ns = 2000 * MS;
     config.ring_tokens = ring;
     REQUIRE_CUDA(cudaSetDevice(c->device));
-    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, c->device));
-    c->sms = sms / RANKS < 2 ? (uint32_t)sms / RANKS : 2;
     ranks_path(c);
     REQUIRE_OK(epw_prefill_create(&config, &m->prefill));
     REQUIRE_OK(epw_routing_create(m->prefill, &m->routing));
@@ -60,13 +54,6 @@ static void open_member(uint32_t rank, uint32_t gpus) {
     REQUIRE_CUDA(cudaMalloc((void **)&m->came, RANKS * sizeof *m->came));
 }
 
-static void join(uint32_t from, uint32_t to) {
-    unsigned char blob[EPW_BLOB_MAX];
-    size_t length = 0;
-    REQUIRE_OK(epw_prefill_export(members[from].prefill, to, blob, &length));
-    REQUIRE_OK(epw_prefill_connect(members[to].prefill, from, blob, length));
-}
-
 static void activate(uint32_t epoch) {
     for (uint32_t r = 0; r < RANKS; r++)
         REQUIRE_OK(epw_prefill_set_active(members[r].prefill, &(epw_mask){{(1 << RANKS) - 1}}, epoch, 0));
@@ -74,7 +61,8 @@ static void activate(uint32_t epoch) {
 
 static void open_all(uint32_t gpus) {
     for (uint32_t r = 0; r < RANKS; r++) open_member(r, gpus);
-    for (uint32_t r = 0; r < RANKS; r++) join(r, 1 - r);
+    for (uint32_t r = 0; r < RANKS; r++)
+        prefill_rank_join(members[r].prefill, r, members[1 - r].prefill, 1 - r);
     activate(1);
 }
 

@@ -8,6 +8,7 @@
 #include "nic/fabric.h"
 #include "peer/remote_part.h"
 #include "prefill/parts.h"
+#include "prefill_ranks.h"
 #include "ranks.h"
 #include "step.h"
 
@@ -62,21 +63,14 @@ static void fill(const member *m) {
 
 static void open_member(uint32_t rank, uint32_t gpus, uint32_t paths) {
     member *m = &members[rank];
-    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    epw_prefill_config config = prefill_rank_config(rank, RANKS, gpus);
     epw_config *c = &config.ep;
-    int sms = 0;
-    c->rank = rank;
-    c->ranks = c->experts = c->topk = RANKS;
     c->max_tokens = TOKENS;
     c->hidden = HIDDEN;
-    c->lanes = 1;
-    c->device = (int32_t)(rank % gpus);
     c->deadline_ns = deadline_ns;
     c->paths = paths;
     config.ring_tokens = 5;
     REQUIRE_CUDA(cudaSetDevice(c->device));
-    REQUIRE_CUDA(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, c->device));
-    c->sms = sms / RANKS < 2 ? (uint32_t)sms / RANKS : 2;
     ranks_fabric(c);
     REQUIRE_OK(epw_prefill_create(&config, &m->prefill));
     REQUIRE_OK(epw_routing_create(m->prefill, &m->routing));
@@ -96,10 +90,7 @@ static void close_member(member *m) {
 }
 
 static void join(uint32_t from, uint32_t to) {
-    unsigned char blob[EPW_BLOB_MAX];
-    size_t length = 0;
-    REQUIRE_OK(epw_prefill_export(members[from].prefill, to, blob, &length));
-    REQUIRE_OK(epw_prefill_connect_within(members[to].prefill, from, blob, length, 10000 * MS));
+    prefill_rank_join(members[from].prefill, from, members[to].prefill, to);
 }
 
 static void activate(uint64_t mask, uint32_t epoch) {
