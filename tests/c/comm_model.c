@@ -19,12 +19,7 @@
  * comm_model NAME    one of them; prints the path to a violation */
 #include "comm_model/moves.h"
 
-#include "check.h"
-#include "seen.h"
-
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
+#include "explore.h"
 
 /* clang-format off: a model is a line */
 static const model models[] = {
@@ -60,84 +55,30 @@ static const model models[] = {
 };
 /* clang-format on */
 
-enum { MODELS = sizeof models / sizeof models[0], DEPTH_MAX = 4096 };
-#define STATES_MAX UINT64_C(20000000)
+static walker walking;
 
-/* ---- depth first: the stack is the path to a state ---- */
-
-typedef struct explorer {
-    walker w;
-    uint64_t transitions;
-    unsigned depth, deepest;
-    const state *at; /* the state that is being expanded, and the number of moves from it */
-    unsigned changes;
-    const char *broken;
-    struct {
-        const char *what;
-        unsigned rank, peer;
-    } way[DEPTH_MAX];
-} explorer;
-
-static void go(explorer *e, const state *s) {
-    if (e->broken != NULL) return;
-    if (++e->depth > e->deepest) e->deepest = e->depth;
-    e->at = s;
-    e->changes = 0;
-    find_moves(&e->w, s);
-    if (e->changes == 0 && !finished(e->w.m, s) && e->broken == NULL)
-        e->broken = "deadlock: nobody can move and not all is done";
-    if (e->depth == DEPTH_MAX || seen_count > STATES_MAX) e->broken = "too many states";
-    if (e->broken == NULL) e->depth--;
-}
-
+/* Looking again, and dying, do not count as progress. */
 static void take(walker *w, state *next) {
-    explorer *e = (explorer *)w;
-    const state *from = e->at;
-    unsigned at = e->depth - 1;
-    /* Looking again, and dying, do not count as progress. */
-    unsigned changes = e->changes + (next->died == from->died && memcmp(next, from, sizeof *next) != 0);
-    e->transitions++;
-    if (e->broken == NULL) {
-        e->way[at].what = w->what;
-        e->way[at].rank = w->rank;
-        e->way[at].peer = w->peer;
-        e->broken = w->broken;
-        if (e->broken == NULL && visit(next, sizeof *next)) go(e, next);
-    }
-    e->at = from;
-    e->changes = changes;
+    const state *from = x.at;
+    x.changes += next->died == from->died && memcmp(next, from, sizeof *next) != 0;
+    BREAKS(w->broken != NULL, w->broken);
+    move(next, w->what, w->rank, w->peer);
 }
 
-static void explore(const model *m, bool tells) {
-    static explorer e;
+static void find_in(const void *state_) {
+    const state *s = state_;
+    find_moves(&walking, s);
+    BREAKS(x.changes == 0 && !finished(walking.m, s), "deadlock: nobody can move and not all is done");
+}
+
+static const char *begin(unsigned number, void *first) {
+    (void)first;
+    walking = (walker){.m = &models[number], .take = take};
+    return models[number].name;
+}
+
+int main(int given, char **arguments) {
     static state first;
-    struct timespec began, ended;
-    clock_gettime(CLOCK_MONOTONIC, &began);
-    e = (explorer){.w = {.m = m, .take = take}};
-    memset(&first, 0, sizeof first);
-    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
-    seen_count = 0;
-    visit(&first, sizeof first);
-    go(&e, &first);
-    clock_gettime(CLOCK_MONOTONIC, &ended);
-    printf("%-20s %9llu states %10llu transitions  depth %3u  %5.2f s  %s\n", m->name,
-           (unsigned long long)seen_count, (unsigned long long)e.transitions, e.deepest,
-           (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9,
-           e.broken ? e.broken : "holds");
-    fflush(stdout);
-    CHECK_MSG(e.broken == NULL, "%s: %s", m->name, e.broken);
-    for (unsigned i = 0; tells && e.broken != NULL && i < e.depth; i++)
-        printf("    rank %u %s %u\n", e.way[i].rank, e.way[i].what, e.way[i].peer);
-}
-
-int main(int count, char **arguments) {
-    bool found = count < 2;
-    for (unsigned i = 0; i < MODELS; i++) {
-        if (count > 1 && strcmp(models[i].name, arguments[1]) != 0) continue;
-        found = true;
-        explore(&models[i], count > 1);
-    }
-    CHECK_MSG(found, "no model is called %s", arguments[1]);
-    free(seen);
-    return check_result("comm_model");
+    return explore_all("comm_model", given, arguments, sizeof models / sizeof models[0], begin, &first,
+                       sizeof first, find_in, "rank", "peer");
 }

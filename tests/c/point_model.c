@@ -16,12 +16,9 @@
 #include "coll/credits.h"
 #include "coll/rules.h"
 
-#include "check.h"
-#include "seen.h"
+#include "explore.h"
 
-#include <stdio.h>
-
-enum { MAX_CALLS = 6, MAX_SLOTS = 2, MAX_EPOCHS = 2, MAX_REPLIES = 4, DEPTH_MAX = 4096 };
+enum { MAX_CALLS = 6, MAX_SLOTS = 2, MAX_EPOCHS = 2, MAX_REPLIES = 4 };
 
 typedef struct call {
     uint8_t kind; /* 0: no more calls */
@@ -133,21 +130,11 @@ typedef struct state {
     rank ranks[2];
 } state;
 
-static struct explorer {
-    const model *m;
-    uint64_t transitions;
-    unsigned depth, deepest, changes;
-    bool optional; /* the moves of a rank that may never be stepped again */
-    const state *at;
-    const char *broken;
-    struct {
-        const char *what;
-        unsigned rank;
-    } way[DEPTH_MAX];
-} e;
+static const model *now; /* the current one */
+static bool optional;    /* the moves of a rank that may never be stepped again */
 
 static void check(bool holds, const char *broken) {
-    if (!holds && e.broken == NULL) e.broken = broken;
+    BREAKS(!holds, broken);
 }
 
 static uint32_t epoch_of(const rank *me) {
@@ -156,7 +143,7 @@ static uint32_t epoch_of(const rank *me) {
 
 static unsigned calls_of(unsigned r) {
     unsigned n = 0;
-    while (n < MAX_CALLS && e.m->calls[r][n].kind != 0) n++;
+    while (n < MAX_CALLS && now->calls[r][n].kind != 0) n++;
     return n;
 }
 
@@ -179,56 +166,29 @@ static void check_credits(const state *s, unsigned r) {
     epw_credit all = {to->credits.kept.messages + to->credits.matched.messages,
                       to->credits.kept.bytes + to->credits.matched.bytes};
     for (uint64_t n = to->ring.consumed; n < from->ring.posted; n++) {
-        const message *m = &from->slots[n % e.m->slots];
+        const message *m = &from->slots[n % now->slots];
         if (carries_call(m)) epw_credit_add(&all, m->carry == EPW_CARRY_INLINE ? m->bytes : 0);
     }
     for (uint64_t n = from->ring.consumed; n < to->ring.posted; n++) {
-        const message *m = &to->slots[n % e.m->slots];
+        const message *m = &to->slots[n % now->slots];
         if (m->carry != EPW_CARRY_MATCHED) continue;
         all.messages += m->report.messages;
         all.bytes += m->report.bytes;
     }
     const epw_credit *counted = &from->credits.unmatched;
     check(all.messages == counted->messages && all.bytes == counted->bytes, "credits are lost or made up");
-    check(to->kept == to->credits.kept.messages && to->kept <= e.m->most.messages &&
-              to->credits.kept.bytes <= e.m->most.bytes,
+    check(to->kept == to->credits.kept.messages && to->kept <= now->most.messages &&
+              to->credits.kept.bytes <= now->most.bytes,
           "more is kept than the limits permit");
 }
 
-/* ---- depth first: the stack is the path to a state ---- */
-
-static void find_moves(const state *s);
-
-static void go(const state *s) {
-    if (e.broken != NULL) return;
-    if (++e.depth > e.deepest) e.deepest = e.depth;
-    e.at = s;
-    e.changes = 0;
-    e.optional = false;
-    if (e.depth == DEPTH_MAX) e.broken = "too many states";
-    find_moves(s);
-    bool finished = true;
-    for (unsigned r = 0; r < 2; r++)
-        finished &= epoch_of(&s->ranks[r]) == e.m->epochs && all_done(&s->ranks[r], r);
-    check(e.changes > 0 || finished, "deadlock: nobody can move and not all is done");
-    if (e.broken == NULL) e.depth--;
-}
-
+/* Optional moves are no progress. */
 static void take(const state *next, unsigned r, const char *what) {
-    const state *from = e.at;
-    bool optional = e.optional;
-    unsigned at = e.depth - 1, changes = e.changes;
-    if (!optional && memcmp(next, from, sizeof *next) != 0) changes++;
-    e.transitions++;
+    bool before = optional;
+    if (!optional && memcmp(next, x.at, sizeof *next) != 0) x.changes++;
     for (unsigned q = 0; q < 2; q++) check_credits(next, q);
-    if (at < DEPTH_MAX && (e.broken == NULL || e.way[at].what == NULL)) {
-        e.way[at].what = what;
-        e.way[at].rank = r;
-    }
-    if (e.broken == NULL && visit(next, sizeof *next)) go(next);
-    e.at = from;
-    e.changes = changes;
-    e.optional = optional;
+    move(next, what, r, 0);
+    optional = before;
 }
 
 /* ---- from the peer ---- */
@@ -238,14 +198,14 @@ static unsigned turn_of(unsigned r, unsigned i) {
     unsigned turn = 0;
     for (unsigned k = 0; k < i; k++)
         turn +=
-            e.m->calls[r][k].kind == e.m->calls[r][i].kind && e.m->calls[r][k].tag == e.m->calls[r][i].tag;
+            now->calls[r][k].kind == now->calls[r][i].kind && now->calls[r][k].tag == now->calls[r][i].tag;
     return turn;
 }
 
 /* The first receive with this tag that has no message; MAX_CALLS: none. */
 static unsigned receive_for(const rank *me, unsigned r, uint8_t tag) {
     for (unsigned i = 0; i < me->calls; i++)
-        if (e.m->calls[r][i].kind == EPW_RECV && me->of[i].stage == HERE && e.m->calls[r][i].tag == tag)
+        if (now->calls[r][i].kind == EPW_RECV && me->of[i].stage == HERE && now->calls[r][i].tag == tag)
             return i;
     return MAX_CALLS;
 }
@@ -259,7 +219,7 @@ static void receive(rank *me, unsigned r, unsigned i, const message *m) {
     bool eager = m->carry == EPW_CARRY_INLINE;
     epw_credits_matched(&me->credits, eager ? m->bytes : 0);
     check(m->epoch == epoch_of(me), "a message of another epoch is taken in");
-    check(turn_of(r, i) == turn_of(1 - r, m->send) && m->bytes == e.m->calls[r][i].bytes,
+    check(turn_of(r, i) == turn_of(1 - r, m->send) && m->bytes == now->calls[r][i].bytes,
           "a receive has another message");
     me->of[i].bytes = m->bytes;
     me->of[i].stage = eager ? DONE : m->carry == EPW_CARRY_OFFER ? AWAITED : READ;
@@ -281,7 +241,7 @@ static bool take_in(rank *me, unsigned r, const message *m) {
             receive(me, r, i, m);
             return true;
         }
-        if (!epw_credits_keep(&me->credits, m->carry == EPW_CARRY_INLINE ? m->bytes : 0, e.m->most))
+        if (!epw_credits_keep(&me->credits, m->carry == EPW_CARRY_INLINE ? m->bytes : 0, now->most))
             return false;
         me->arrivals[me->kept++] = *m;
         return true;
@@ -318,7 +278,7 @@ static void read_moves(const state *s, unsigned r) {
         return; /* before anything else is read */
     }
     if (!epw_ring_may_read(&me->ring)) return;
-    const message *m = &s->ranks[1 - r].slots[me->ring.consumed % e.m->slots];
+    const message *m = &s->ranks[1 - r].slots[me->ring.consumed % now->slots];
     check(m->number == me->ring.consumed + 1 && take_in(me, r, m), "a correct message is judged faulty");
     epw_ring_consume(&me->ring);
     take(&next, r, "reads a message");
@@ -328,7 +288,7 @@ static void read_moves(const state *s, unsigned r) {
 
 static unsigned first_at(const rank *me, unsigned r, stage at) {
     unsigned i = 0;
-    while (i < MAX_CALLS && (me->of[i].stage != at || e.m->calls[r][i].kind != EPW_SEND)) i++;
+    while (i < MAX_CALLS && (me->of[i].stage != at || now->calls[r][i].kind != EPW_SEND)) i++;
     return i;
 }
 
@@ -351,22 +311,22 @@ static bool next_message(rank *me, unsigned r, message *said) {
     }
     unsigned i = first_at(me, r, ASKED);
     if (i < MAX_CALLS) {
-        uint8_t left = (uint8_t)(e.m->calls[r][i].bytes - me->of[i].done);
+        uint8_t left = (uint8_t)(now->calls[r][i].bytes - me->of[i].done);
         said->carry = EPW_CARRY_INLINE;
         said->offer = me->of[i].offer;
         said->piece = me->of[i].done;
-        said->bytes = left < e.m->slot_bytes ? left : (uint8_t)e.m->slot_bytes;
+        said->bytes = left < now->slot_bytes ? left : (uint8_t)now->slot_bytes;
         me->of[i].done = (uint8_t)(me->of[i].done + said->bytes);
-        if (me->of[i].done == e.m->calls[r][i].bytes) me->of[i].stage = DONE;
+        if (me->of[i].done == now->calls[r][i].bytes) me->of[i].stage = DONE;
         return true;
     }
     i = first_at(me, r, HERE);
-    if (i == MAX_CALLS || !epw_credits_may_send(&me->credits, e.m->most)) return false;
+    if (i == MAX_CALLS || !epw_credits_may_send(&me->credits, now->most)) return false;
     said->send = (uint8_t)i;
-    said->tag = e.m->calls[r][i].tag;
-    said->bytes = e.m->calls[r][i].bytes;
-    bool eager = epw_credits_are_enough(&me->credits, said->bytes, e.m->slot_bytes, e.m->most);
-    said->carry = eager ? EPW_CARRY_INLINE : e.m->lends ? EPW_CARRY_PULL : EPW_CARRY_OFFER;
+    said->tag = now->calls[r][i].tag;
+    said->bytes = now->calls[r][i].bytes;
+    bool eager = epw_credits_are_enough(&me->credits, said->bytes, now->slot_bytes, now->most);
+    said->carry = eager ? EPW_CARRY_INLINE : now->lends ? EPW_CARRY_PULL : EPW_CARRY_OFFER;
     if (!eager) said->offer = me->of[i].offer = ++me->offers;
     epw_credits_sent(&me->credits, eager ? said->bytes : 0);
     me->of[i].stage = eager ? DONE : OFFERED;
@@ -378,10 +338,10 @@ static void write_move(const state *s, unsigned r) {
     rank *me = &next.ranks[r];
     message said;
     memset(&said, 0, sizeof said);
-    if (!me->begun || !epw_ring_has_room(&me->ring, e.m->slots) || !next_message(me, r, &said)) return;
+    if (!me->begun || !epw_ring_has_room(&me->ring, now->slots) || !next_message(me, r, &said)) return;
     said.number = me->ring.posted + 1;
     said.epoch = epoch_of(me);
-    memcpy(&me->slots[me->ring.posted % e.m->slots], &said, sizeof said);
+    memcpy(&me->slots[me->ring.posted % now->slots], &said, sizeof said);
     epw_ring_wrote(&me->ring, false);
     take(&next, r, "writes a message");
 }
@@ -399,7 +359,7 @@ static void look_moves(const state *s, unsigned r) {
     rank *me = &next.ranks[r];
     epw_sight seen = {.epoch_word = peer->own_word, .word = peer->posted};
     me->begun |= epw_ring_begun(seen, me->own_word);
-    check(epw_ring_hear_posted(&me->ring, seen, me->own_word, e.m->slots) != EPW_HEARD_IMPOSSIBLE,
+    check(epw_ring_hear_posted(&me->ring, seen, me->own_word, now->slots) != EPW_HEARD_IMPOSSIBLE,
           "a correct peer is judged faulty");
     take(&next, r, "looks at POSTED");
     next = *s;
@@ -413,7 +373,7 @@ static void look_moves(const state *s, unsigned r) {
 static void post_moves(const state *s, unsigned r) {
     state next = *s;
     rank *me = &next.ranks[r];
-    uint64_t posted = epw_ring_to_announce(&me->ring), taken = epw_ring_to_give_back(&me->ring, e.m->slots);
+    uint64_t posted = epw_ring_to_announce(&me->ring), taken = epw_ring_to_give_back(&me->ring, now->slots);
     if (posted > 0) {
         me->posted = epw_epoch_word(epoch_of(me), posted);
         me->ring.announced = posted;
@@ -447,11 +407,11 @@ static void begin_epoch(const state *s, unsigned r) {
 static void call_moves(const state *s, unsigned r) {
     const rank *me = &s->ranks[r];
     state next = *s;
-    if (me->calls < calls_of(r) && (!e.m->waits || me->calls == 0 || me->of[me->calls - 1].stage == DONE)) {
+    if (me->calls < calls_of(r) && (!now->waits || me->calls == 0 || me->of[me->calls - 1].stage == DONE)) {
         next.ranks[r].of[next.ranks[r].calls++].stage = HERE;
         take(&next, r, "calls");
     }
-    if (epoch_of(me) < e.m->epochs && (all_done(me, r) || e.m->abandons)) begin_epoch(s, r);
+    if (epoch_of(me) < now->epochs && (all_done(me, r) || now->abandons)) begin_epoch(s, r);
     /* What the peer has not done before it began the next epoch, it never will. */
     epw_sight seen = {.epoch_word = s->ranks[1 - r].own_word};
     if (epw_rule_gone(seen, me->own_word) == EPW_CAUSE_NONE || all_done(me, r)) return;
@@ -462,45 +422,34 @@ static void call_moves(const state *s, unsigned r) {
     take(&next, r, "gives the peer up");
 }
 
-static void find_moves(const state *s) {
+static void find_moves(const void *state_) {
+    const state *s = state_;
+    bool finished = true;
+    optional = false;
     for (unsigned r = 0; r < 2; r++) {
         call_moves(s, r);
         if (s->ranks[r].lost) continue;
         post_moves(s, r);
-        e.optional = !is_stepped(&s->ranks[r]);
+        optional = !is_stepped(&s->ranks[r]);
         look_moves(s, r);
         read_moves(s, r);
         write_move(s, r);
-        e.optional = false;
+        optional = false;
     }
+    for (unsigned r = 0; r < 2; r++)
+        finished &= epoch_of(&s->ranks[r]) == now->epochs && all_done(&s->ranks[r], r);
+    check(x.changes > 0 || finished, "deadlock: nobody can move and not all is done");
 }
 
-static void explore(const model *m, bool tells) {
+static const char *begin(unsigned number, void *state_of) {
+    state *first = state_of;
+    now = &models[number];
+    for (unsigned r = 0; r < 2; r++) first->ranks[r].own_word = epw_epoch_word(1, 7);
+    return now->name;
+}
+
+int main(int given, char **arguments) {
     static state first;
-    memset(&e, 0, sizeof e);
-    e.m = m;
-    memset(&first, 0, sizeof first);
-    for (unsigned r = 0; r < 2; r++) first.ranks[r].own_word = epw_epoch_word(1, 7);
-    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
-    seen_count = 0;
-    visit(&first, sizeof first);
-    go(&first);
-    printf("%-20s %9llu states %10llu transitions  depth %3u  %s\n", m->name, (unsigned long long)seen_count,
-           (unsigned long long)e.transitions, e.deepest, e.broken ? e.broken : "holds");
-    fflush(stdout);
-    CHECK_MSG(e.broken == NULL, "%s: %s", m->name, e.broken);
-    for (unsigned i = 0; tells && e.broken != NULL && i < e.depth && e.way[i].what != NULL; i++)
-        printf("    rank %u %s\n", e.way[i].rank, e.way[i].what);
-}
-
-int main(int count, char **arguments) {
-    bool found = count < 2;
-    for (unsigned i = 0; i < sizeof models / sizeof models[0]; i++) {
-        if (count > 1 && strcmp(models[i].name, arguments[1]) != 0) continue;
-        found = true;
-        explore(&models[i], count > 1);
-    }
-    CHECK_MSG(found, "no model is called %s", arguments[1]);
-    free(seen);
-    return check_result("point_model");
+    return explore_all("point_model", given, arguments, sizeof models / sizeof models[0], begin, &first,
+                       sizeof first, find_moves, "rank", NULL);
 }

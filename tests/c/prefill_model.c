@@ -15,19 +15,12 @@
  * shows that the explorer finds planted faults.
  *
  * prefill_model         all models, in seconds
- * prefill_model NAME    one of them */
+ * prefill_model NAME    one of them; prints the path to a violation */
 #include "prefill/rules.h"
 
-#include "check.h"
-#include "seen.h"
+#include "explore.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { RANKS_MAX = 4, SLOTS_MAX = 2, DEPTH_MAX = 4096 };
-#define STATES_MAX UINT64_C(20000000)
+enum { RANKS_MAX = 4, SLOTS_MAX = 2 };
 
 /* Where tokens go. */
 typedef enum shape {
@@ -64,7 +57,7 @@ static const model models[] = {
 };
 /* clang-format on */
 
-enum { MODELS = sizeof models / sizeof models[0], DISPATCH = 0, COMBINE = 1, STEP = 5 };
+enum { DISPATCH = 0, COMBINE = 1, STEP = 5 };
 
 /* A message in a slot. */
 typedef struct message {
@@ -100,20 +93,7 @@ typedef struct state {
 
 /* ---- what a rank does ---- */
 
-typedef struct explorer {
-    const model *m;
-    uint64_t transitions;
-    unsigned depth, deepest;
-    const char *broken;
-    unsigned who[DEPTH_MAX];
-} explorer;
-
-static explorer x;
-
-#define BREAKS(condition, what)                                                                              \
-    do {                                                                                                     \
-        if ((condition) && x.broken == NULL) x.broken = (what);                                              \
-    } while (0)
+static const model *m; /* the current one */
 
 static unsigned epoch_of(const rank *me) {
     return epw_word_epoch(me->own_word);
@@ -124,13 +104,12 @@ static unsigned kind_of(const rank *me) {
 }
 
 static bool goes_to(unsigned from, unsigned token, unsigned to) {
-    const model *m = x.m;
     return from != to && (m->shape == TO_ALL || (from + 1 + token) % m->ranks == to);
 }
 
 static unsigned tokens_to(unsigned from, unsigned to) {
     unsigned tokens = 0;
-    for (unsigned t = 0; t < x.m->tokens; t++) tokens += goes_to(from, t, to);
+    for (unsigned t = 0; t < m->tokens; t++) tokens += goes_to(from, t, to);
     return tokens;
 }
 
@@ -148,8 +127,8 @@ static void begin_epoch(state *s, unsigned r) {
     unsigned epoch = epoch_of(me) + 1;
     memset(me, 0, sizeof *me);
     me->own_word = epw_epoch_word(epoch, STEP);
-    me->op = x.m->combines;
-    for (unsigned p = 0; p < x.m->ranks; p++) {
+    me->op = m->combines;
+    for (unsigned p = 0; p < m->ranks; p++) {
         me->of[p].gone = !is_member(s, epoch, p);
         s->pairs[r][p].epoch_word = me->own_word;
     }
@@ -161,7 +140,7 @@ static void begin_op(state *s, unsigned r) {
     me->op++;
     me->running = true;
     me->token = 0;
-    for (unsigned p = 0; p < x.m->ranks; p++) {
+    for (unsigned p = 0; p < m->ranks; p++) {
         peer *q = &me->of[p];
         bool part = p != r && !q->gone;
         q->taken = q->written = 0;
@@ -174,8 +153,7 @@ static void look(state *s, unsigned r, unsigned p) {
     const pair *its = &s->pairs[p][r];
     epw_stream *stream = &me->of[p].streams[kind_of(me)];
     if (p == r || me->of[p].gone) return;
-    epw_heard posted =
-        epw_ring_hear_posted(&stream->ring, x.m->slots, its->posted[kind_of(me)], me->own_word);
+    epw_heard posted = epw_ring_hear_posted(&stream->ring, m->slots, its->posted[kind_of(me)], me->own_word);
     epw_heard taken = epw_ring_hear_taken(&stream->ring, its->taken[kind_of(me)], me->own_word);
     BREAKS(posted == EPW_HEARD_IMPOSSIBLE || taken == EPW_HEARD_IMPOSSIBLE,
            "a correct peer is judged faulty");
@@ -193,8 +171,8 @@ static void write_one(state *s, unsigned r, unsigned p) {
     const epw_row_ring *its = &owner->of[r].streams[kind].ring;
     BREAKS(!owner->dead && epoch_of(owner) != epoch_of(me),
            "a slot is written before its owner has begun the epoch");
-    BREAKS(!owner->dead && number >= its->taken + x.m->slots, "a slot is written before it was read");
-    s->pairs[r][p].slots[kind][number % x.m->slots] =
+    BREAKS(!owner->dead && number >= its->taken + m->slots, "a slot is written before it was read");
+    s->pairs[r][p].slots[kind][number % m->slots] =
         (message){(uint8_t)epoch_of(me), me->op, q->written, (uint8_t)rows_of(kind, r, p)};
     q->written++;
     epw_stream_wrote(stream, 1);
@@ -205,30 +183,30 @@ static message take_one(state *s, unsigned r, unsigned p) {
     rank *me = &s->ranks[r];
     unsigned kind = kind_of(me);
     epw_stream *stream = &me->of[p].streams[kind];
-    message m = s->pairs[p][r].slots[kind][stream->ring.taken % x.m->slots];
+    message said = s->pairs[p][r].slots[kind][stream->ring.taken % m->slots];
     unsigned index = stream->opened ? me->of[p].taken + 1u : 0;
-    BREAKS(m.epoch != epoch_of(me) || m.op != me->op || m.index != index,
+    BREAKS(said.epoch != epoch_of(me) || said.op != me->op || said.index != index,
            "a message is taken that is not the next one");
-    return m;
+    return said;
 }
 
 static bool all_opened(const rank *me) {
     epw_stream streams[RANKS_MAX];
-    for (unsigned p = 0; p < x.m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
-    return epw_streams_opened(streams, x.m->ranks);
+    for (unsigned p = 0; p < m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
+    return epw_streams_opened(streams, m->ranks);
 }
 
 static void turns_of(const rank *me, epw_turn turns[RANKS_MAX]) {
     epw_stream streams[RANKS_MAX];
-    for (unsigned p = 0; p < x.m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
+    for (unsigned p = 0; p < m->ranks; p++) streams[p] = me->of[p].streams[kind_of(me)];
     memset(turns, 0, RANKS_MAX * sizeof turns[0]);
     /* As in drive.c: answers are at the front of the rings, even if openings are missing. */
-    epw_streams_turn(streams, x.m->ranks, x.m->slots, kind_of(me) == COMBINE || all_opened(me), turns);
+    epw_streams_turn(streams, m->ranks, m->slots, kind_of(me) == COMBINE || all_opened(me), turns);
 }
 
 /* Whether all answers to the next token have arrived, or never will. */
 static bool token_is_here(const rank *me, unsigned r, const epw_turn *turns) {
-    for (unsigned p = 0; p < x.m->ranks; p++) {
+    for (unsigned p = 0; p < m->ranks; p++) {
         const epw_stream *stream = &me->of[p].streams[COMBINE];
         if (!goes_to(r, me->token, p) || me->of[p].gone) continue;
         if (!stream->opened || turns[p].take == 0) return false;
@@ -250,9 +228,9 @@ static bool take(state *s, unsigned r, unsigned p) {
     epw_stream *stream = &me->of[p].streams[kind_of(me)];
     epw_turn turns[RANKS_MAX];
     if (stream->takes && !stream->opened && stream->ring.seen > stream->ring.taken) {
-        message m = take_one(s, r, p);
+        message opening = take_one(s, r, p);
         stream->ring.taken++;
-        epw_stream_open(stream, m.rows);
+        epw_stream_open(stream, opening.rows);
         return true;
     }
     turns_of(me, turns);
@@ -261,8 +239,8 @@ static bool take(state *s, unsigned r, unsigned p) {
         take_row(s, r, p);
         return true;
     }
-    if (p != r || me->token == x.m->tokens || !token_is_here(me, r, turns)) return false;
-    for (unsigned q = 0; q < x.m->ranks; q++)
+    if (p != r || me->token == m->tokens || !token_is_here(me, r, turns)) return false;
+    for (unsigned q = 0; q < m->ranks; q++)
         if (goes_to(r, me->token, q) && !me->of[q].gone) take_row(s, r, q);
     me->token++;
     return true;
@@ -282,12 +260,12 @@ static bool tell(state *s, unsigned r, unsigned p, bool rests) {
     epw_row_ring *ring = &me->of[p].streams[kind].ring;
     bool told = false;
     if (me->of[p].gone || p == r) return false;
-    if (epw_ring_announces(ring, x.m->slots, rests)) {
+    if (epw_ring_announces(ring, m->slots, rests)) {
         s->pairs[r][p].posted[kind] = epw_count_word(me->own_word, ring->written);
         ring->announced = ring->written;
         told = true;
     }
-    if (epw_ring_returns(ring, x.m->slots, rests)) {
+    if (epw_ring_returns(ring, m->slots, rests)) {
         s->pairs[r][p].taken[kind] = epw_count_word(me->own_word, ring->taken);
         ring->returned = ring->taken;
         told = true;
@@ -296,11 +274,11 @@ static bool tell(state *s, unsigned r, unsigned p, bool rests) {
 }
 
 static bool is_over(const rank *me, unsigned r) {
-    for (unsigned p = 0; p < x.m->ranks; p++) {
+    for (unsigned p = 0; p < m->ranks; p++) {
         const epw_stream *stream = &me->of[p].streams[kind_of(me)];
         if (p != r && (stream->to_write > 0 || stream->takes)) return false;
     }
-    return kind_of(me) == DISPATCH || me->token == x.m->tokens;
+    return kind_of(me) == DISPATCH || me->token == m->tokens;
 }
 
 /* Whether the rank could write or take something with what it has seen. */
@@ -308,7 +286,7 @@ static bool is_busy(const state *s, unsigned r) {
     state copy = *s;
     const char *broken = x.broken;
     bool busy = false;
-    for (unsigned p = 0; p < x.m->ranks && !busy; p++) busy = write(&copy, r, p) || take(&copy, r, p);
+    for (unsigned p = 0; p < m->ranks && !busy; p++) busy = write(&copy, r, p) || take(&copy, r, p);
     x.broken = broken;
     return busy;
 }
@@ -320,11 +298,11 @@ static bool go_on(state *s, unsigned r) {
         begin_epoch(s, r);
         return true;
     }
-    if (!me->running && me->op < x.m->ops + x.m->combines) {
+    if (!me->running && me->op < m->ops + m->combines) {
         begin_op(s, r);
         return true;
     }
-    if (!me->running && epoch_of(me) < x.m->epochs) {
+    if (!me->running && epoch_of(me) < m->epochs) {
         begin_epoch(s, r);
         return true;
     }
@@ -340,33 +318,28 @@ static void turn(state *s, unsigned r) {
         go_on(s, r);
         return;
     }
-    for (unsigned p = 0; p < x.m->ranks; p++) look(s, r, p);
-    for (unsigned p = 0; p < x.m->ranks; p++)
+    for (unsigned p = 0; p < m->ranks; p++) look(s, r, p);
+    for (unsigned p = 0; p < m->ranks; p++)
         while (write(s, r, p)) moved = true;
-    for (unsigned p = 0; p < x.m->ranks; p++)
+    for (unsigned p = 0; p < m->ranks; p++)
         while (take(s, r, p)) moved = true;
     bool over = is_over(me, r);
-    for (unsigned p = 0; p < x.m->ranks; p++) tell(s, r, p, over || !moved);
+    for (unsigned p = 0; p < m->ranks; p++) tell(s, r, p, over || !moved);
     if (over) me->running = false;
 }
 
-/* ---- exploring: depth first ---- */
+/* ---- exploring ---- */
 
 static bool finished(const state *s) {
-    for (unsigned r = 0; r < x.m->ranks; r++)
+    for (unsigned r = 0; r < m->ranks; r++)
         if (!s->ranks[r].dead && !s->ranks[r].finished) return false;
     return true;
 }
 
-static void go(const state *s);
-
 /* Whether the state has changed; then it is explored. */
-static bool take_move(const state *from, const state *next, unsigned r) {
-    if (x.broken != NULL) return true;
+static bool take_move(const state *from, const state *next, const char *what, unsigned r, unsigned p) {
     if (memcmp(from, next, sizeof *next) == 0) return false;
-    x.transitions++;
-    x.who[x.depth - 1] = r;
-    if (visit(next, sizeof *next)) go(next);
+    move(next, what, r, p);
     return true;
 }
 
@@ -376,94 +349,71 @@ static bool steps(const state *s, unsigned r) {
     state next = *s;
     if (!me->running) {
         go_on(&next, r);
-        return take_move(s, &next, r);
+        return take_move(s, &next, "goes on", r, r);
     }
-    for (unsigned p = 0; p < x.m->ranks; p++) {
+    for (unsigned p = 0; p < m->ranks; p++) {
         next = *s;
         look(&next, r, p);
-        any |= take_move(s, &next, r);
+        any |= take_move(s, &next, "looks", r, p);
         next = *s;
-        if (write(&next, r, p)) any |= take_move(s, &next, r);
+        if (write(&next, r, p)) any |= take_move(s, &next, "writes", r, p);
         next = *s;
-        if (take(&next, r, p)) any |= take_move(s, &next, r);
+        if (take(&next, r, p)) any |= take_move(s, &next, "takes", r, p);
         next = *s;
-        if (tell(&next, r, p, is_over(me, r) || !is_busy(s, r))) any |= take_move(s, &next, r);
+        if (tell(&next, r, p, is_over(me, r) || !is_busy(s, r))) any |= take_move(s, &next, "tells", r, p);
     }
     if (any || !is_over(me, r)) return any;
     next = *s;
     next.ranks[r].running = false;
-    return take_move(s, &next, r);
+    return take_move(s, &next, "ends the operation", r, r);
 }
 
 /* Each other rank gives up a dead rank that it waits for. */
 static bool give_up(const state *s, unsigned r) {
     bool any = false;
-    for (unsigned p = 0; p < x.m->ranks; p++) {
+    for (unsigned p = 0; p < m->ranks; p++) {
         if (!s->ranks[p].dead || s->ranks[r].of[p].gone || !s->ranks[r].running) continue;
         state next = *s;
         peer *q = &next.ranks[r].of[p];
         q->gone = true;
         for (unsigned kind = 0; kind < 2; kind++) epw_stream_end(&q->streams[kind]);
-        any |= take_move(s, &next, r);
+        any |= take_move(s, &next, "gives up", r, p);
     }
     return any;
 }
 
-static void go(const state *s) {
-    if (x.broken != NULL) return;
-    if (++x.depth > x.deepest) x.deepest = x.depth;
-    if (x.depth == DEPTH_MAX || seen_count > STATES_MAX) x.broken = "too many states";
+static void find_moves(const void *state_) {
+    const state *s = state_;
     bool any = false;
-    for (unsigned r = 0; r < x.m->ranks && x.broken == NULL; r++) {
+    for (unsigned r = 0; r < m->ranks && x.broken == NULL; r++) {
         if (s->ranks[r].dead) continue;
         state next = *s;
-        if (x.m->turns) {
+        if (m->turns) {
             turn(&next, r);
-            any |= take_move(s, &next, r);
+            any |= take_move(s, &next, "takes a turn", r, r);
         } else {
             any |= steps(s, r);
         }
         any |= give_up(s, r);
-        if (!x.m->deaths || s->died || epoch_of(&s->ranks[r]) != 1) continue;
+        if (!m->deaths || s->died || epoch_of(&s->ranks[r]) != 1) continue;
         next = *s;
         next.died = next.ranks[r].dead = true;
         /* Only in an epoch in which all ranks still are: later ones begin without it. */
         bool early = true;
-        for (unsigned p = 0; p < x.m->ranks; p++) early &= epoch_of(&s->ranks[p]) <= 1;
-        if (early) take_move(s, &next, r);
+        for (unsigned p = 0; p < m->ranks; p++) early &= epoch_of(&s->ranks[p]) <= 1;
+        if (early) take_move(s, &next, "dies", r, r);
     }
     BREAKS(!any && !finished(s), "deadlock: nobody can move and not all is done");
-    if (x.broken == NULL) x.depth--;
 }
 
-static void explore(const model *m, bool tells) {
+static const char *begin(unsigned number, void *first) {
+    (void)first;
+    m = &models[number];
+    return m->name;
+}
+
+int main(int given, char **arguments) {
     static state first;
-    struct timespec began, ended;
-    clock_gettime(CLOCK_MONOTONIC, &began);
-    x = (explorer){.m = m};
-    memset(&first, 0, sizeof first);
-    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
-    seen_count = 0;
-    visit(&first, sizeof first);
-    go(&first);
-    clock_gettime(CLOCK_MONOTONIC, &ended);
-    printf("%-20s %9llu states %10llu transitions  depth %3u  %5.2f s  %s\n", m->name,
-           (unsigned long long)seen_count, (unsigned long long)x.transitions, x.deepest,
-           (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9,
-           x.broken ? x.broken : "holds");
-    fflush(stdout);
-    CHECK_MSG(x.broken == NULL, "%s: %s", m->name, x.broken);
-    for (unsigned i = 0; tells && x.broken != NULL && i + 1 < x.depth; i++) printf("    rank %u\n", x.who[i]);
-}
-
-int main(int count, char **arguments) {
-    bool found = count < 2;
-    for (unsigned i = 0; i < MODELS; i++) {
-        if (count > 1 && strcmp(models[i].name, arguments[1]) != 0) continue;
-        found = true;
-        explore(&models[i], count > 1);
-    }
-    CHECK_MSG(found, "no model is called %s", arguments[1]);
-    free(seen);
-    return check_result("prefill_model");
+    return explore_all("prefill_model", given, arguments, sizeof models / sizeof models[0], begin, &first,
+                       sizeof first, find_moves, "rank", "peer");
 }

@@ -13,19 +13,12 @@
  * of one word by several blocks come in any order. tests/faults shows that the explorer finds planted faults.
  *
  * progress_model         all models, in seconds
- * progress_model NAME    one of them */
+ * progress_model NAME    one of them; prints the path to a violation */
 #include "peer/rules.h"
 
-#include "check.h"
-#include "seen.h"
+#include "explore.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-
-enum { ROWS_MAX = 12, PARTS_MAX = 4, BLOCKS = 2, OPEN = 2, DEPTH_MAX = 1024, STEP = 3 };
-#define STATES_MAX UINT64_C(20000000)
+enum { ROWS_MAX = 12, PARTS_MAX = 4, BLOCKS = 2, OPEN = 2, STEP = 3 };
 
 typedef struct model {
     const char *name;
@@ -54,7 +47,7 @@ static const model models[] = {
 };
 /* clang-format on */
 
-enum { MODELS = sizeof models / sizeof models[0] };
+static const model *m; /* the current one */
 
 /* ---- the state ---- */
 
@@ -102,74 +95,44 @@ typedef struct state {
 static uint32_t epoch_of(const state *s, unsigned r) {
     return epw_word_epoch(s->own_word[r]);
 }
-static unsigned total_of(const model *m) {
+static unsigned total_of(void) {
     return m->rows * m->peers;
 }
 /* Rows of the sequence in a part: whole takes, of as many rows of each peer. */
-static unsigned part_of(const model *m) {
-    unsigned part = (total_of(m) + m->parts - 1) / m->parts, whole = m->each * m->peers;
+static unsigned part_of(void) {
+    unsigned part = (total_of() + m->parts - 1) / m->parts, whole = m->each * m->peers;
     return (part + whole - 1) / whole * whole;
 }
-static uint32_t number(const model *m, uint32_t op) {
+static uint32_t number(uint32_t op) {
     return op % m->numbers;
 }
 /* An operation by its place among those of all epochs. */
-static uint8_t id_of(const model *m, const state *s, unsigned r) {
+static uint8_t id_of(const state *s, unsigned r) {
     return (uint8_t)((epoch_of(s, r) - 1) * m->ops + s->op[r]);
 }
 static epw_sight sight_of(const state *s, unsigned writer, uint64_t word) {
     return (epw_sight){.dropped = s->dropped[writer], .epoch_word = s->own_word[writer], .word = word};
 }
 
-/* ---- depth first: the stack is the path to a state ---- */
+/* ---- moves ---- */
 
-typedef struct explorer {
-    const model *m;
-    uint64_t transitions;
-    unsigned depth, deepest, changes;
-    const state *at;
-    const char *what, *broken;
-    const char *way[DEPTH_MAX];
-} explorer;
-
-static explorer x;
-
-#define BREAKS(condition, said)                                                                              \
-    do {                                                                                                     \
-        if ((condition) && x.broken == NULL) x.broken = (said);                                              \
-    } while (0)
-
-static void find_moves(const state *s);
+static const char *said; /* of the move */
 
 static bool finished(const state *s) {
     return s->stage[READER] == DONE && (s->dead || s->stage[ANSWERER] == DONE);
 }
 
-static void go(const state *s) {
-    if (++x.depth > x.deepest) x.deepest = x.depth;
-    x.at = s;
-    x.changes = 0;
-    find_moves(s);
-    BREAKS(x.changes == 0 && !finished(s), "deadlock: nobody can move and not all is done");
-    BREAKS(x.depth == DEPTH_MAX || seen_count > STATES_MAX, "too many states");
-    if (x.broken == NULL) x.depth--;
-}
-
 static state *begin(const state *s, state *next, const char *what) {
     memcpy(next, s, sizeof *next);
-    x.what = what;
+    said = what;
     return next;
 }
 
 /* Death is not progress. */
 static void take(const state *next) {
     const state *from = x.at;
-    unsigned changes = x.changes + (next->dead == from->dead && memcmp(next, from, sizeof *next) != 0);
-    x.transitions++;
-    x.way[x.depth - 1] = x.what;
-    if (x.broken == NULL && visit(next, sizeof *next)) go(next);
-    x.at = from;
-    x.changes = changes;
+    x.changes += next->dead == from->dead && memcmp(next, from, sizeof *next) != 0;
+    move(next, said, 0, 0);
 }
 
 /* ---- epochs ---- */
@@ -177,7 +140,7 @@ static void take(const state *next) {
 static void begin_epoch(const state *s, unsigned r) {
     state next;
     begin(s, &next, r == READER ? "the reader begins an epoch" : "the answerer begins an epoch");
-    if (epoch_of(s, r) == x.m->epochs) {
+    if (epoch_of(s, r) == m->epochs) {
         next.stage[r] = DONE;
     } else {
         next.own_word[r] = epw_epoch_word(epoch_of(s, r) + 1, STEP);
@@ -188,7 +151,7 @@ static void begin_epoch(const state *s, unsigned r) {
 }
 
 static void end_op(state *s, unsigned r, bool alone) {
-    s->stage[r] = alone || s->op[r] == x.m->ops ? BETWEEN : AWAITS;
+    s->stage[r] = alone || s->op[r] == m->ops ? BETWEEN : AWAITS;
     s->op[r] = s->stage[r] == BETWEEN ? 0 : s->op[r] + 1;
 }
 
@@ -200,7 +163,7 @@ static void give_up(state *s, unsigned r) {
 
 static void await_rows(const state *s) {
     state next;
-    uint32_t op = number(x.m, s->op[ANSWERER]);
+    uint32_t op = number(s->op[ANSWERER]);
     epw_verdict verdict = epw_rule_arrived(sight_of(s, READER, s->dispatched), s->own_word[ANSWERER], op);
     for (unsigned tells = 0; verdict == EPW_ARRIVED && tells < 2; tells++) {
         begin(s, &next, tells ? "the rows have come, and are many" : "the rows have come, and are few");
@@ -212,7 +175,7 @@ static void await_rows(const state *s) {
         memset(next.blocks, 0, sizeof next.blocks);
         take(&next);
     }
-    if (verdict == EPW_GONE || (verdict == EPW_WAITING && x.m->impatient)) {
+    if (verdict == EPW_GONE || (verdict == EPW_WAITING && m->impatient)) {
         begin(s, &next, "the answerer gives the reader up");
         give_up(&next, ANSWERER);
         end_op(&next, ANSWERER, true);
@@ -222,12 +185,12 @@ static void await_rows(const state *s) {
 
 /* A store of any block becomes complete. */
 static void complete_stores(const state *s) {
-    for (unsigned n = 0; n < total_of(x.m); n++) {
+    for (unsigned n = 0; n < total_of(); n++) {
         if (s->stores[n] != FLIES) continue;
         state next;
         begin(s, &next, "a store becomes complete");
         next.stores[n] = COMPLETE;
-        if (n % x.m->peers == x.m->peers - 1) next.answers[n / x.m->peers] = id_of(x.m, s, ANSWERER);
+        if (n % m->peers == m->peers - 1) next.answers[n / m->peers] = id_of(s, ANSWERER);
         take(&next);
     }
 }
@@ -237,18 +200,18 @@ static void take_rows(const state *s, unsigned b) {
     begin(s, &next, "a block takes rows");
     block *me = &next.blocks[b];
     me->taken[me->open++] = s->next;
-    for (unsigned n = s->next; n < s->next + x.m->each; n++) {
+    for (unsigned n = s->next; n < s->next + m->each; n++) {
         next.stores[n] = FLIES;
-        if (n % x.m->peers == x.m->peers - 1) next.answers[n / x.m->peers] = 0;
+        if (n % m->peers == m->peers - 1) next.answers[n / m->peers] = 0;
     }
-    next.next = (uint8_t)(s->next + x.m->each);
+    next.next = (uint8_t)(s->next + m->each);
     take(&next);
 }
 
 /* Counts what the block has completed. The last part is told by the combine word. */
 static void note(state *s, block *me) {
-    unsigned part = part_of(x.m);
-    if (s->tells && me->sent > 0 && (me->part + 1u) * part < total_of(x.m)) {
+    unsigned part = part_of();
+    if (s->tells && me->sent > 0 && (me->part + 1u) * part < total_of()) {
         s->sent_parts[me->part] += me->sent;
         me->last = s->sent_parts[me->part] == part;
     }
@@ -257,7 +220,7 @@ static void note(state *s, block *me) {
 
 static bool are_complete(const state *s, unsigned first) {
     bool all = true;
-    for (unsigned n = first; n < first + x.m->each; n++) all &= s->stores[n] == COMPLETE;
+    for (unsigned n = first; n < first + m->each; n++) all &= s->stores[n] == COMPLETE;
     return all;
 }
 
@@ -265,12 +228,12 @@ static void count_rows(const state *s, unsigned b) {
     state next;
     begin(s, &next, "a block counts rows");
     block *me = &next.blocks[b];
-    unsigned n = me->taken[0], part = n / part_of(x.m);
+    unsigned n = me->taken[0], part = n / part_of();
     if (part != me->part && me->sent > 0) {
         note(&next, me);
     } else {
         me->part = (uint8_t)part;
-        me->sent += x.m->each;
+        me->sent += m->each;
         memmove(me->taken, me->taken + 1, --me->open);
         me->taken[me->open] = 0;
     }
@@ -280,7 +243,7 @@ static void count_rows(const state *s, unsigned b) {
 /* How many parts are complete, of those that have none missing before them. */
 static unsigned whole_parts(const state *s) {
     unsigned first = 0;
-    while (first < x.m->parts && s->sent_parts[first] == part_of(x.m)) first++;
+    while (first < m->parts && s->sent_parts[first] == part_of()) first++;
     return first;
 }
 
@@ -297,8 +260,8 @@ static void look_at_parts(const state *s, unsigned b) {
 static void tell(const state *s, unsigned b) {
     state next;
     begin(s, &next, "a block tells the progress");
-    uint32_t rows = s->blocks[b].tells * part_of(x.m) / x.m->peers;
-    next.progress = epw_word(epoch_of(s, ANSWERER), number(x.m, s->op[ANSWERER]), rows);
+    uint32_t rows = s->blocks[b].tells * part_of() / m->peers;
+    next.progress = epw_word(epoch_of(s, ANSWERER), number(s->op[ANSWERER]), rows);
     next.blocks[b].tells = 0;
     take(&next);
 }
@@ -314,9 +277,9 @@ static void block_moves(const state *s, unsigned b) {
         tell(s, b);
         return;
     }
-    if (me->open < OPEN && s->next < total_of(x.m)) take_rows(s, b);
+    if (me->open < OPEN && s->next < total_of()) take_rows(s, b);
     if (me->open > 0 && are_complete(s, me->taken[0])) count_rows(s, b);
-    if (me->open > 0 || s->next < total_of(x.m)) return;
+    if (me->open > 0 || s->next < total_of()) return;
     state next;
     begin(s, &next, "a block has nothing left to send");
     if (me->sent > 0) {
@@ -329,7 +292,7 @@ static void block_moves(const state *s, unsigned b) {
 
 static void answerers_moves(const state *s) {
     state next;
-    if (x.m->dies) {
+    if (m->dies) {
         begin(s, &next, "the answerer dies");
         next.dead = true;
         take(&next);
@@ -344,7 +307,7 @@ static void answerers_moves(const state *s) {
     }
     if (!over) return;
     begin(s, &next, "the last block posts the combine word");
-    next.combined = epw_word(epoch_of(s, ANSWERER), number(x.m, s->op[ANSWERER]), x.m->rows);
+    next.combined = epw_word(epoch_of(s, ANSWERER), number(s->op[ANSWERER]), m->rows);
     end_op(&next, ANSWERER, false);
     take(&next);
 }
@@ -352,15 +315,14 @@ static void answerers_moves(const state *s) {
 /* ---- the rank that sums ---- */
 
 static bool may_give_up(const state *s) {
-    return s->dead || x.m->impatient;
+    return s->dead || m->impatient;
 }
 
 static void clear_progress(const state *s) {
     state next;
     begin(s, &next, "the reader clears the progress word");
-    bool told = epw_word_matches(s->progress, epoch_of(s, READER), number(x.m, s->op[READER]));
-    BREAKS(told && s->answers[0] == id_of(x.m, s, READER),
-           "a word is wiped out that was told for this operation");
+    bool told = epw_word_matches(s->progress, epoch_of(s, READER), number(s->op[READER]));
+    BREAKS(told && s->answers[0] == id_of(s, READER), "a word is wiped out that was told for this operation");
     next.progress = 0;
     next.cleared = true;
     take(&next);
@@ -368,13 +330,13 @@ static void clear_progress(const state *s) {
 
 static void dispatch(const state *s) {
     state next;
-    uint32_t op = s->op[READER], before = number(x.m, op - 1);
+    uint32_t op = s->op[READER], before = number(op - 1);
     epw_sight seen = sight_of(s, ANSWERER, s->combined);
     epw_verdict verdict = epw_rule_may_send(seen, s->own_word[READER], before + 1, op == 1);
     bool may = verdict == EPW_ARRIVED && s->cleared;
     for (unsigned looks = 0; may && looks < 2; looks++) {
         begin(s, &next, looks ? "the reader sends many rows" : "the reader sends a few rows");
-        next.dispatched = epw_word(epoch_of(s, READER), number(x.m, op), x.m->rows);
+        next.dispatched = epw_word(epoch_of(s, READER), number(op), m->rows);
         next.stage[READER] = RUNS;
         next.looks = looks;
         take(&next);
@@ -390,7 +352,7 @@ static void dispatch(const state *s) {
 
 static void await_answers(const state *s) {
     state next;
-    uint32_t op = number(x.m, s->op[READER]);
+    uint32_t op = number(s->op[READER]);
     epw_verdict verdict = epw_rule_arrived(sight_of(s, ANSWERER, s->combined), s->own_word[READER], op);
     if (verdict == EPW_ARRIVED) {
         begin(s, &next, "the reader sees the combine word");
@@ -407,7 +369,7 @@ static void await_answers(const state *s) {
 static void look_at_progress(const state *s) {
     state next;
     begin(s, &next, "the reader looks at the progress word");
-    if (epw_word_matches(s->progress, epoch_of(s, READER), number(x.m, s->op[READER])))
+    if (epw_word_matches(s->progress, epoch_of(s, READER), number(s->op[READER])))
         next.known = (uint8_t)epw_word_value(s->progress);
     take(&next);
 }
@@ -415,7 +377,7 @@ static void look_at_progress(const state *s) {
 static void sum_row(const state *s) {
     state next;
     begin(s, &next, "the reader sums a row");
-    next.wrong |= s->answers[s->summed] != id_of(x.m, s, READER);
+    next.wrong |= s->answers[s->summed] != id_of(s, READER);
     next.summed++;
     take(&next);
 }
@@ -441,46 +403,27 @@ static void readers_moves(const state *s) {
     if (s->stage[READER] != RUNS) return;
     if (!s->settled) await_answers(s);
     if (s->looks && !s->settled) look_at_progress(s);
-    if (s->summed < x.m->rows && (s->settled || s->known > s->summed)) sum_row(s);
-    if (s->summed == x.m->rows && s->settled) close(s);
+    if (s->summed < m->rows && (s->settled || s->known > s->summed)) sum_row(s);
+    if (s->summed == m->rows && s->settled) close(s);
 }
 
-static void find_moves(const state *s) {
+static void find_moves(const void *state_) {
+    const state *s = state_;
     readers_moves(s);
-    if (s->dead) return;
-    answerers_moves(s);
-    complete_stores(s);
+    if (!s->dead) answerers_moves(s);
+    if (!s->dead) complete_stores(s);
+    BREAKS(x.changes == 0 && !finished(s), "deadlock: nobody can move and not all is done");
 }
 
-static void explore(const model *m, bool tells) {
+static const char *begin_model(unsigned number, void *first) {
+    (void)first;
+    m = &models[number];
+    CHECK(total_of() <= ROWS_MAX && m->parts <= PARTS_MAX && m->rows * m->peers % m->each == 0);
+    return m->name;
+}
+
+int main(int given, char **arguments) {
     static state first;
-    struct timespec began, ended;
-    clock_gettime(CLOCK_MONOTONIC, &began);
-    CHECK(total_of(m) <= ROWS_MAX && m->parts <= PARTS_MAX && m->rows * m->peers % m->each == 0);
-    x = (explorer){.m = m};
-    memset(&first, 0, sizeof first);
-    if (seen != NULL) memset(seen, 0, seen_room * sizeof *seen);
-    seen_count = 0;
-    visit(&first, sizeof first);
-    go(&first);
-    clock_gettime(CLOCK_MONOTONIC, &ended);
-    printf("%-16s %9llu states %10llu transitions  depth %3u  %5.2f s  %s\n", m->name,
-           (unsigned long long)seen_count, (unsigned long long)x.transitions, x.deepest,
-           (double)(ended.tv_sec - began.tv_sec) + (double)(ended.tv_nsec - began.tv_nsec) * 1e-9,
-           x.broken ? x.broken : "holds");
-    fflush(stdout);
-    CHECK_MSG(x.broken == NULL, "%s: %s", m->name, x.broken);
-    for (unsigned i = 0; tells && x.broken != NULL && i < x.depth; i++) printf("    %s\n", x.way[i]);
-}
-
-int main(int count, char **arguments) {
-    bool found = count < 2;
-    for (unsigned i = 0; i < MODELS; i++) {
-        if (count > 1 && strcmp(models[i].name, arguments[1]) != 0) continue;
-        found = true;
-        explore(&models[i], count > 1);
-    }
-    CHECK_MSG(found, "no model is called %s", arguments[1]);
-    free(seen);
-    return check_result("progress_model");
+    return explore_all("progress_model", given, arguments, sizeof models / sizeof models[0], begin_model,
+                       &first, sizeof first, find_moves, NULL, NULL);
 }
