@@ -162,16 +162,19 @@ template <typename T, bool Queues> struct AnswerMover {
     Tile &tile;
     Post &posts;
     const uint32_t laneid = threadIdx.x % 32;
+    const uint32_t shift;     // a token has 2^shift lanes, at least one for each entry
+    const uint32_t of, j;     // the lane's token in a handful, and its entry of that token
     const uint32_t row_bytes; // of an answer
     const bool ordered, experts;
 
     __device__ __forceinline__ AnswerMover(const epw_prefill_combine_args &a, Prefill &o, Tile &tile, Post &posts)
-        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), row_bytes(a.width * 2),
-          ordered(a.in.mode == EPW_COMBINE_ORDERED), experts(by_expert(a.layout)) {}
+        : a(a), o(o), r(a.call.routing), l(a.call.lane.layout), tile(tile), posts(posts), shift(shift_of(l.topk)),
+          of(laneid >> shift), j(laneid & ((1u << shift) - 1)), row_bytes(a.width * 2), ordered(a.in.mode == EPW_COMBINE_ORDERED),
+          experts(by_expert(a.layout)) {}
 
     // ---- what the experts have made of a received row ----
 
-    // A lane's entry of the row.
+    // An entry of the row.
     struct Made {
         uint32_t place; // of the entry, or of the whole row; goes(): there is one
         bool ours;      // its expert is this rank's
@@ -180,39 +183,51 @@ template <typename T, bool Queues> struct AnswerMover {
         __device__ __forceinline__ bool goes() const { return place < EPW_PREFILL_NO_PLACE; }
     };
 
-    __device__ __forceinline__ Made made(uint32_t source, uint32_t row) const {
-        const size_t at = (size_t(source) * a.call.lane.max_tokens + row) * l.topk + laneid;
+    __device__ __forceinline__ Made made(uint32_t source, uint32_t row, uint32_t entry) const {
+        const size_t at = (size_t(source) * a.call.lane.max_tokens + row) * l.topk + entry;
         Made m = {EPW_PREFILL_ELSEWHERE, false, 1.0f, 0.0f};
-        if (laneid >= l.topk) return m;
+        if (entry >= l.topk) return m;
         m.place = r.places[at];
         m.ours = m.place != EPW_PREFILL_ELSEWHERE;
         if (!m.goes()) return m;
         if (experts) m.weight = a.in.row_weights ? a.in.row_weights[m.place] : r.row_weights[at];
-        if (a.in.row_values) m.value = a.in.row_values[experts ? m.place : size_t(m.place) * l.topk + laneid];
+        if (a.in.row_values) m.value = a.in.row_values[experts ? m.place : size_t(m.place) * l.topk + entry];
         return m;
     }
     __device__ __forceinline__ const unsigned char *made_at(uint32_t place) const {
         return static_cast<const unsigned char *>(a.in.expert_out) + uint64_t(place) * row_bytes;
     }
-    // Writes the entries' rows as addends to be summed with their weights. Returns how many. Called by the whole warp.
-    __device__ __forceinline__ uint32_t put_made(const Made &m, Addend *to) const {
-        const uint32_t some = __ballot_sync(0xffffffffu, m.goes());
-        if (m.goes()) to[__popc(some & lanes_below())] = {made_at(m.place), m.weight};
+    // Writes the rows of entries that lanes `put` as addends to be summed with their weights. Returns how many. Called by the
+    // whole warp.
+    __device__ __forceinline__ uint32_t put_made(bool put, const Made &m, Addend *to) const {
+        put = put && m.goes();
+        const uint32_t some = __ballot_sync(0xffffffffu, put);
+        if (put) to[__popc(some & lanes_below())] = {made_at(m.place), m.weight};
         return __popc(some);
     }
     static __device__ __forceinline__ uint32_t lanes_below() { return (1u << threadIdx.x % 32) - 1; }
 
     // ---- answers ----
 
+    // Copies the lane's row to `to`, if there is one, those of all lanes one behind the other.
     __device__ __forceinline__ void copy(unsigned char *to, const unsigned char *from) {
-        const auto bytes = [&](uint32_t i) { return min(kPiece, row_bytes - i * kPiece); };
-        tile.stream((row_bytes + kPiece - 1) / kPiece,
-                    [&](uint32_t i, uint32_t half) { tile.load(half, from + i * kPiece, bytes(i)); },
-                    [&](uint32_t i, const unsigned char *half) {
-                        if (laneid != 0) return;
-                        ptx::bulk_store(to + i * kPiece, half, bytes(i));
-                        ptx::bulk_commit();
-                    });
+        const uint32_t rows = __ballot_sync(0xffffffffu, from != nullptr), pieces = (row_bytes + kPiece - 1) / kPiece;
+        Piece loads = {rows, 0}, stores = {rows, 0};
+        const auto of_lane = []<typename Byte>(Byte *row, const Piece &p) {
+            return reinterpret_cast<Byte *>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(row), p.lane())) + p.at;
+        };
+        tile.stream(
+            __popc(rows) * pieces,
+            [&](uint32_t, uint32_t half) {
+                tile.load(half, of_lane(from, loads), min(kPiece, row_bytes - loads.at));
+                loads.advance(kPiece, row_bytes);
+            },
+            [&](uint32_t, unsigned char *half) {
+                unsigned char *slot = of_lane(to, stores);
+                if (laneid == 0) ptx::bulk_store(slot, half, min(kPiece, row_bytes - stores.at));
+                if (laneid == 0) ptx::bulk_commit();
+                stores.advance(kPiece, row_bytes);
+            });
     }
     __device__ __forceinline__ void sum_up(unsigned char *to, const Addends &sum) {
         if (sum.inner == 0 && sum.outer == 2 && !sum.weighted) {
@@ -231,14 +246,17 @@ template <typename T, bool Queues> struct AnswerMover {
 
     __device__ __forceinline__ void answer(uint32_t peer, uint32_t number, uint32_t answers) {
         const uint64_t message = o.out_first[peer] + 1 + number;
-        ptx::fence_global_before_bulk(); // the slots were granted to this warp by generic loads
+        ptx::fence_global_before_bulk();    // the slots were granted to this warp by generic loads
+        const unsigned char *row = nullptr; // that is copied to the slot of the lane's message
         Given next = given(peer, number);
 #pragma unroll 1
         for (uint32_t k = 0; k < answers; k++) {
             const Given now = next;
             if (k + 1 < answers) next = given(peer, number + k + 1); // is loaded meanwhile
-            write_answer(now, slot_there(o, peer, message + k));
+            const unsigned char *copied = write_answer(now, slot_there(o, peer, message + k));
+            if (laneid == k) row = copied;
         }
+        if (ordered || !experts) copy(slot_there(o, peer, message + laneid) + l.answer_head, row);
         ptx::bulk_wait_all();
         __syncwarp();
         post_written<Queues>(o, posts, laneid < answers, peer, message + laneid);
@@ -257,10 +275,10 @@ template <typename T, bool Queues> struct AnswerMover {
             row = entry / l.topk;
             column = entry % l.topk;
         }
-        return {made(peer, row), column};
+        return {made(peer, row, laneid), column};
     }
-    __device__ __forceinline__ void write_answer(const Given &given, unsigned char *slot) {
-        unsigned char *to = slot + l.answer_head;
+    // Writes an answer but for the row that is copied, if it is one: returns that.
+    __device__ __forceinline__ const unsigned char *write_answer(const Given &given, unsigned char *slot) {
         const Made &m = given.made;
         uint32_t mask = __ballot_sync(0xffffffffu, m.goes());
         const uint32_t place = __shfl_sync(0xffffffffu, m.place, ordered ? given.column : mask ? __ffs(mask) - 1 : 0);
@@ -269,17 +287,17 @@ template <typename T, bool Queues> struct AnswerMover {
         if (laneid < l.topk) reinterpret_cast<float *>(slot + sizeof(epw_row_head))[laneid] = m.value;
         if (mask != 0 && experts && !ordered) {
             tile.reuse();
-            const uint32_t count = put_made(m, addends());
+            const uint32_t count = put_made(true, m, addends());
             __syncwarp();
-            sum_up(to, {addends(), 0, count, ~0u, true});
-        } else if (mask != 0) {
-            copy(to, made_at(place));
+            sum_up(slot + l.answer_head, {addends(), 0, count, ~0u, true});
+            return nullptr;
         }
+        return mask != 0 ? made_at(place) : nullptr;
     }
 
     // ---- sums ----
 
-    // A lane's entry of one of this rank's tokens.
+    // Tokens are taken up a *handful* at a time: at most as many as have a lane for each entry. A lane's entry of one of them.
     struct Asked {
         uint32_t rank;   // of its expert
         uint32_t number; // of the answer, or of the row for this rank's own
@@ -287,24 +305,21 @@ template <typename T, bool Queues> struct AnswerMover {
         bool leads; // the first that awaits this answer
     };
 
-    // What is loaded of it.
-    struct Looked {
-        int32_t id = -1;
-        uint32_t row = kNone;
-    };
-    __device__ __forceinline__ Looked look(uint32_t t) const {
-        if (laneid >= l.topk) return {};
-        const size_t at = size_t(t) * l.topk + laneid;
-        return {r.ids[at], r.sent_row[at]};
-    }
-    __device__ __forceinline__ Asked asked(uint32_t t, const Looked &looked) const {
-        Asked e = {0, looked.row, looked.id >= 0, looked.id >= 0 && looked.row != kNone, false};
-        if (e.routed) e.rank = uint32_t(looked.id) / l.local_experts;
-        if (e.sent && ordered && e.rank != o.rank) e.number = r.sent_entry[size_t(t) * l.topk + laneid];
-        const uint32_t same = __match_any_sync(0xffffffffu, e.sent ? e.rank : 0x80000000u | laneid);
+    // `has`: the lane has a token.
+    __device__ __forceinline__ Asked asked(uint32_t t, bool has) const {
+        const size_t at = size_t(t) * l.topk + j;
+        has = has && j < l.topk;
+        const int32_t id = has ? r.ids[at] : -1;
+        const uint32_t row = has ? r.sent_row[at] : kNone;
+        Asked e = {0, row, id >= 0, id >= 0 && row != kNone, false};
+        if (e.routed) e.rank = uint32_t(id) / l.local_experts;
+        if (e.sent && ordered && e.rank != o.rank) e.number = r.sent_entry[at];
+        static_assert(EPW_GPU_MAX_RANKS <= 1u << 16);
+        const uint32_t same = __match_any_sync(0xffffffffu, e.sent ? of << 16 | e.rank : 0x80000000u | laneid);
         e.leads = e.sent && (ordered || (same & lanes_below()) == 0);
         return e;
     }
+    __device__ __forceinline__ uint32_t token_lanes() const { return lanes_of_token(shift); }
 
     // Whether the answer to the entry is here; `awaited`: or may yet come.
     __device__ __forceinline__ bool has_answer(const Asked &e, bool &awaited) const {
@@ -312,31 +327,36 @@ template <typename T, bool Queues> struct AnswerMover {
         if (!e.sent) return false;
         if (e.rank == o.rank) return r.received[o.rank] > 0;
         const epw_prefill_gpu_peer &p = o.state->peers[e.rank];
-        const uint32_t opened = ptx::load_relaxed_gpu(&p.take.opened);
         const Flag arrival = arrival_of(o, e.rank, o.in_first[e.rank] + 1 + e.number);
-        const bool here = e.number + 1 < opened && arrival.seems_set(o) && arrival.is_set(o); // the latter acquires
+        const uint32_t opened = ptx::load_relaxed_gpu(&p.take.opened);
+        const bool seems = arrival.seems_set(o);                               // is loaded meanwhile
+        const bool here = e.number + 1 < opened && seems && arrival.is_set(o); // the latter acquires
         awaited = !here && (opened == 0 || e.number + 1 < opened);
         return here;
     }
 
-    // Whether the token's sum can be made: all its answers are here, or will not come.
-    __device__ __forceinline__ bool is_complete(const Asked &e, bool &here) const {
-        bool awaited;
-        here = has_answer(e, awaited);
-        const bool complete = !__any_sync(0xffffffffu, awaited);
-        __syncwarp();
-        return complete;
+    // Of the handful's tokens whose first lanes are given, those whose sums can be made: all their answers are here, or will not
+    // come. `here`: receives whether the lane's is.
+    __device__ __forceinline__ uint32_t find_complete(const Asked &e, uint32_t tokens, bool &here) const {
+        bool awaited = false;
+        here = (tokens & token_lanes()) != 0 && has_answer(e, awaited);
+        const bool waits = (__ballot_sync(0xffffffffu, awaited) & token_lanes()) != 0;
+        return tokens & __ballot_sync(0xffffffffu, !waits);
     }
 
     __device__ __forceinline__ float home_weight(uint32_t t) const {
-        if (a.in.topk_weights) return laneid < a.topk ? a.in.topk_weights[size_t(t) * a.topk + laneid] : 0.0f;
-        return laneid < l.topk ? r.weights[size_t(t) * l.topk + laneid] : 0.0f;
+        if (a.in.topk_weights) return j < a.topk ? a.in.topk_weights[size_t(t) * a.topk + j] : 0.0f;
+        return j < l.topk ? r.weights[size_t(t) * l.topk + j] : 0.0f;
     }
 
-    __device__ __forceinline__ void make_sum(uint32_t t, const Asked &e, bool here) {
-        const uint32_t all = 0xffffffffu;
+    // Makes the sums of the handful's tokens whose first lanes are given; all that is known of them is looked up at once.
+    __device__ __forceinline__ void make_sums(uint32_t tokens, uint32_t t, const Asked &e, bool here) {
+        const uint32_t all = 0xffffffffu, lanes = token_lanes(), first_lane = of << shift;
+        here = here && (tokens & lanes) != 0;
         const bool own = e.sent && e.rank == o.rank;
         const uint64_t message = o.in_first[e.rank] + 1 + e.number;
+        const uint32_t first_own = __ballot_sync(all, here && own) & lanes;
+        const uint32_t own_row = __shfl_sync(all, e.number, first_own ? __ffs(first_own) - 1 : 0);
         const unsigned char *slot = nullptr, *row = nullptr;
         uint32_t mask = 0;
         float value = 0.0f;
@@ -347,79 +367,98 @@ template <typename T, bool Queues> struct AnswerMover {
             if (good) {
                 mask = head.token;
                 row = slot + l.answer_head;
-                value = __uint_as_float(read_once(slot + sizeof head + laneid * 4));
+                value = __uint_as_float(read_once(slot + sizeof head + j * 4));
             } else if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
                 end_rows(o, EPW_PHASE_COMBINE_RECEIVE, e.rank, e.number);
             } else {
                 refuse_row(o, EPW_PHASE_COMBINE_RECEIVE, e.rank);
             }
         }
-        const uint32_t first_own = __ballot_sync(all, here && own);
         Made m = {EPW_PREFILL_ELSEWHERE, false, 1.0f, 0.0f};
-        if (first_own != 0) m = made(o.rank, __shfl_sync(all, e.number, __ffs(first_own) - 1));
-        const uint32_t own_mask = __ballot_sync(all, m.goes());
+        if (first_own != 0) m = made(o.rank, own_row, j);
+        const uint32_t own_lanes = __ballot_sync(all, m.goes()) & lanes;
+        // The first entry of this rank's own may have no place, while others have one and the same row.
+        const uint32_t own_place = __shfl_sync(all, m.place, own_lanes ? __ffs(own_lanes) - 1 : 0);
         if (here && own) {
-            mask = own_mask;
+            mask = own_lanes >> first_lane;
             value = m.value;
-            row = m.goes() ? made_at(m.place) : nullptr;
+            row = ordered || experts ? m.goes() ? made_at(m.place) : nullptr : made_at(own_place);
         }
-        const bool arrived = here && (mask >> laneid & 1);
+        const bool arrived = here && (mask >> j & 1);
 
         // The addends, in their order.
         const bool adds = e.leads && here && (ordered ? arrived : mask != 0), nested = own && experts && !ordered;
-        const uint32_t adders = __ballot_sync(all, adds), inner_lane = __ballot_sync(all, adds && nested);
+        const uint32_t adders = __ballot_sync(all, adds) & lanes, inner_lane = __ballot_sync(all, adds && nested) & lanes;
         uint32_t at = __popc(adders & lanes_below());
         if (!ordered) { // by ascending rank
             at = 0;
-            for (uint32_t some = adders; some != 0; some &= some - 1) at += __shfl_sync(all, e.rank, __ffs(some) - 1) < e.rank;
+            for (uint32_t some = adders; __any_sync(all, some != 0); some &= some - 1) {
+                const uint32_t other = __shfl_sync(all, e.rank, some ? __ffs(some) - 1 : 0);
+                at += some != 0 && other < e.rank;
+            }
         }
-        tile.reuse();
-        Addends of_token = {addends(), 0, uint32_t(__popc(adders & ~inner_lane)), ~0u, ordered};
-        if (inner_lane != 0) {
-            of_token.inner = put_made(m, of_token.rows);
-            of_token.inner_at = __shfl_sync(all, at, __ffs(inner_lane) - 1);
-            if (at > of_token.inner_at) at--;
+        const float weight = ordered && here ? home_weight(t) : 1.0f;
+#pragma unroll 1
+        for (uint32_t rest = tokens; rest != 0; rest &= rest - 1) {
+            const uint32_t first = __ffs(rest) - 1, inner = __shfl_sync(all, inner_lane, first);
+            const bool ours = first == first_lane;
+            const size_t token = __shfl_sync(all, t, first);
+            tile.reuse();
+            Addends sum = {addends(), 0, uint32_t(__popc(__shfl_sync(all, adders & ~inner_lane, first))), ~0u, ordered};
+            uint32_t outer_at = at;
+            if (inner != 0) {
+                sum.inner = put_made(ours, m, sum.rows);
+                sum.inner_at = __shfl_sync(all, at, __ffs(inner) - 1);
+                if (at > sum.inner_at) outer_at--;
+            }
+            Addend *outer = sum.rows + sum.inner;
+            if (ours && adds && !nested) outer[outer_at] = {row, weight};
+            for (uint32_t i = 0; i < 2; i++) {
+                if (a.in.bias[i] == nullptr) continue;
+                const auto *bias = static_cast<const unsigned char *>(a.in.bias[i]) + token * row_bytes;
+                if (laneid == 0) outer[sum.outer] = {bias, 1.0f};
+                sum.outer++;
+            }
+            __syncwarp();
+            sum_up(static_cast<unsigned char *>(a.out.out) + token * row_bytes, sum);
+            __syncwarp();
+            const bool reads = ours && e.leads && here && !own;
+            post_read<Queues>(o, posts, reads, e.rank, message);
+            if (reads) count_moved(o.state->peers[e.rank].take, 1);
         }
-        // The first entry of this rank's own may have no place, while others have one and the same row.
-        const uint32_t own_place = __shfl_sync(all, m.place, own_mask ? __ffs(own_mask) - 1 : 0);
-        if (adds && own && !ordered && !experts) row = made_at(own_place);
-        Addend *outer = of_token.rows + of_token.inner;
-        const float weight = ordered ? home_weight(t) : 1.0f;
-        if (adds && !nested) outer[at] = {row, weight};
-        for (uint32_t i = 0; i < 2; i++) {
-            if (a.in.bias[i] == nullptr) continue;
-            const auto *bias = static_cast<const unsigned char *>(a.in.bias[i]) + size_t(t) * row_bytes;
-            if (laneid == 0) outer[of_token.outer] = {bias, 1.0f};
-            of_token.outer++;
-        }
-        __syncwarp();
-        sum_up(static_cast<unsigned char *>(a.out.out) + size_t(t) * row_bytes, of_token);
-        __syncwarp();
-        const bool reads = e.leads && here && !own;
-        post_read<Queues>(o, posts, reads, e.rank, message);
-        if (reads) count_moved(o.state->peers[e.rank].take, 1);
-        tell_sum(t, e, here, arrived, value);
+        tell_sums(tokens, t, e, here, arrived, value);
     }
 
-    // What is said of the sum beside it.
-    __device__ __forceinline__ void tell_sum(uint32_t t, const Asked &e, bool here, bool arrived, float value) const {
-        const uint32_t all = 0xffffffffu, words = (o.ranks + 31) / 32;
-        const uint32_t come = __popc(__ballot_sync(all, arrived)), expected = __popc(__ballot_sync(all, e.routed));
-        const uint32_t lacking = __ballot_sync(all, e.routed && !here);
-        if (a.out.values && laneid < a.topk) a.out.values[size_t(t) * a.topk + laneid] = arrived ? value : 0.0f;
-        if (a.out.contributions && laneid < 2) a.out.contributions[2 * size_t(t) + laneid] = uint16_t(laneid ? expected : come);
-        if (a.out.lacks == nullptr) return;
-        uint32_t bits = 0;
-        for (uint32_t some = lacking; some != 0; some &= some - 1) {
-            const uint32_t rank = __shfl_sync(all, e.rank, __ffs(some) - 1);
-            if (rank / 32 == laneid) bits |= bit_of(rank);
+    // What is said of sums beside them.
+    __device__ __forceinline__ void tell_sums(uint32_t tokens, uint32_t t, const Asked &e, bool here, bool arrived,
+                                              float value) const {
+        const uint32_t all = 0xffffffffu, words = (o.ranks + 31) / 32, lanes = token_lanes();
+        const uint32_t come = __popc(__ballot_sync(all, arrived) & lanes);
+        const uint32_t expected = __popc(__ballot_sync(all, e.routed) & lanes);
+        const uint32_t lacking = __ballot_sync(all, e.routed && !here) & lanes;
+        const bool told = (tokens & lanes) != 0;
+        if (a.out.values && told && j < a.topk) a.out.values[size_t(t) * a.topk + j] = arrived ? value : 0.0f;
+        if (a.out.contributions && told && j == 0) {
+            a.out.contributions[2 * size_t(t)] = uint16_t(come);
+            a.out.contributions[2 * size_t(t) + 1] = uint16_t(expected);
         }
-        if (laneid < words) a.out.lacks[size_t(t) * words + laneid] = bits;
+        if (a.out.lacks == nullptr) return;
+#pragma unroll 1
+        for (uint32_t rest = tokens; rest != 0; rest &= rest - 1) {
+            const uint32_t first = __ffs(rest) - 1;
+            const size_t token = __shfl_sync(all, t, first);
+            uint32_t bits = 0;
+            for (uint32_t some = __shfl_sync(all, lacking, first); some != 0; some &= some - 1) {
+                const uint32_t rank = __shfl_sync(all, e.rank, __ffs(some) - 1);
+                if (rank / 32 == laneid) bits |= bit_of(rank);
+            }
+            if (laneid < words) a.out.lacks[token * words + laneid] = bits;
+        }
     }
 
     // ---- all of it ----
 
-    // A mover that sends takes up a token only when it can send nothing, and then makes its sum, once the answers are here,
+    // A mover that sends takes up tokens only when it can send nothing, and then makes their sums, once the answers are here,
     // before it sends more: they occupy their slots until they are summed.
     __device__ __forceinline__ void run(uint32_t *kept, const Sending &sending) {
         epw_prefill_gpu_peer *peers = o.state->peers;
@@ -427,26 +466,17 @@ template <typename T, bool Queues> struct AnswerMover {
         lines.begin(o.rank + 1 + mover(o), [&](uint32_t line) { return sending.sends && line != o.rank; });
         const auto find = [&](uint32_t line) -> epw_prefill_line & { return peers[line].send; };
         const auto wait = [&](uint32_t line, uint32_t row) { return room_for(o, line, o.out_first[line] + 1 + row); };
-        bool sends = sending.sends, sums = o.does(EPW_PREFILL_RECEIVES), holds = false, follows = false;
-        uint32_t token = 0, next = 0;
+        bool sends = sending.sends, sums = o.does(EPW_PREFILL_RECEIVES);
+        uint32_t first = 0, held = 0; // the first token of the handful; first lanes of those whose sums are not made
         Asked e = {};
-        // While there are many tokens, and nothing to send, the next one is taken up with the one before it, so that the loads
-        // for it overlap with that one's.
-        const auto takes_ahead = [&] { return !sends && token + 4 * o.movers < a.tokens; };
-        const auto take_up = [&](uint32_t some) { return laneid == 0 ? atomicAdd(&o.state->sums, some) : 0; };
 #pragma unroll 1
         while (sends || sums) { // ends when no line has any more rows, and all tokens are taken up: attendants' waits are bounded
             bool here = false;
-            if (holds && is_complete(e, here)) {
-                const Looked looked = follows ? look(next) : Looked{};
-                const bool takes = follows && takes_ahead();
-                const uint32_t taken = takes ? take_up(1) : 0;
-                make_sum(token, e, here);
-                holds = follows;
-                if (follows) e = asked(next, looked);
-                token = follows ? next : token;
-                next = __shfl_sync(0xffffffffu, taken, 0);
-                follows = takes && next < a.tokens;
+            const uint32_t complete = held != 0 ? find_complete(e, held, here) : 0;
+            __syncwarp(); // what one lane has acquired, all may read
+            if (complete != 0) {
+                make_sums(complete, first + of, e, here);
+                held &= ~complete;
                 continue;
             }
             const Ticket ticket = sends ? lines.pick(find, wait, [](uint32_t) { return true; }) : Ticket{0, 0, 0};
@@ -455,13 +485,14 @@ template <typename T, bool Queues> struct AnswerMover {
                 continue;
             }
             sends = sends && !lines.have_ended();
-            if (sums && !holds) {
-                const bool takes = takes_ahead();
-                token = __shfl_sync(0xffffffffu, take_up(takes ? 2 : 1), 0);
-                next = token + 1;
-                follows = takes && next < a.tokens;
-                holds = sums = token < a.tokens;
-                if (holds) e = asked(token, look(token));
+            if (sums && held == 0) {
+                // When few are left, each mover takes fewer, so that all end at the same time.
+                const uint32_t some = min(max((a.tokens - first) / (2 * o.movers), 1u), tokens_at_once(shift));
+                first = __shfl_sync(0xffffffffu, laneid == 0 ? atomicAdd(&o.state->sums, some) : 0, 0);
+                const bool has = of < some && first + of < a.tokens;
+                held = __ballot_sync(0xffffffffu, has && j == 0);
+                sums = held != 0;
+                if (sums) e = asked(first + of, has);
             } else {
                 pause();
             }

@@ -129,18 +129,8 @@ template <typename T, bool Queues> struct RowMover {
         return static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride;
     }
 
-    // A piece of a row of the handful.
-    struct Piece {
-        uint32_t rows; // the first lanes of this row and those behind it
-        uint32_t at;   // first byte
-    };
-    __device__ __forceinline__ void advance(Piece &p) const {
-        p.at += piece();
-        if (p.at < a.format.payload_bytes) return;
-        p.at = 0;
-        p.rows &= p.rows - 1;
-    }
-    __device__ __forceinline__ uint32_t number_of(const Piece &p) const { return (__ffs(p.rows) - 1) >> shift; }
+    // Of a row of the handful, for which its first lane stands.
+    __device__ __forceinline__ uint32_t number_of(const Piece &p) const { return p.lane() >> shift; }
     // Passes rows that are not quantised through the tile, those whose first lanes are given. from(k): where row k of the handful
     // lies; `behind`: bytes that are loaded behind its last piece, which follow it in memory or, if Apart, lie at scales(k);
     // store(k, at, half): stores a piece that lies in a half.
@@ -156,11 +146,11 @@ template <typename T, bool Queues> struct RowMover {
                 const uint32_t k = number_of(loads), also = loads.at + bytes == a.format.payload_bytes ? behind : 0;
                 tile.load(half, from(k) + loads.at, Apart ? bytes : bytes + also, Apart ? also : 0);
                 if (Apart && also != 0) tile.load_behind(half, bytes, scales(k), also);
-                advance(loads);
+                loads.advance(piece(), a.format.payload_bytes);
             },
             [&](uint32_t, const unsigned char *half) {
                 store(number_of(stores), stores.at, half);
-                advance(stores);
+                stores.advance(piece(), a.format.payload_bytes);
             });
     }
 

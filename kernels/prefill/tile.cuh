@@ -76,6 +76,21 @@ struct Tile {
     }
 };
 
+// A piece of one of several rows, each of which a lane stands for.
+struct Piece {
+    uint32_t rows; // the lanes of this row and of those behind it
+    uint32_t at;   // its first byte
+
+    __device__ __forceinline__ uint32_t lane() const { return __ffs(rows) - 1; }
+    // To the next one, of pieces of so many bytes.
+    __device__ __forceinline__ void advance(uint32_t piece, uint32_t row_bytes) {
+        at += piece;
+        if (at < row_bytes) return;
+        at = 0;
+        rows &= rows - 1;
+    }
+};
+
 // A piece of a row that is quantised on its way from memory to a tile. What is loaded, two shares of each lane at a time, lies in
 // `staged` until the lane reads it. All functions are called by the whole warp.
 template <typename T> struct Quantiser {
