@@ -357,25 +357,28 @@ template <typename T, bool Queues> struct AnswerMover {
         const uint64_t message = o.in_first[e.rank] + 1 + e.number;
         const uint32_t first_own = __ballot_sync(all, here && own) & lanes;
         const uint32_t own_row = __shfl_sync(all, e.number, first_own ? __ffs(first_own) - 1 : 0);
-        const unsigned char *slot = nullptr, *row = nullptr;
-        uint32_t mask = 0;
+        const bool reads = here && !own;
+        const unsigned char *slot = slot_here<Queues>(o, e.rank, message), *row = nullptr;
+        epw_row_head head = {};
         float value = 0.0f;
-        if (here && !own) { // what lies in a slot is read once
-            slot = slot_here<Queues>(o, e.rank, message);
-            const epw_row_head head = read_head(slot);
+        if (reads) { // what lies in a slot is read once
+            head = read_head(slot);
+            value = __uint_as_float(read_once(slot + sizeof head + j * 4));
+        }
+        Made m = {EPW_PREFILL_ELSEWHERE, false, 1.0f, 0.0f};
+        if (first_own != 0) m = made(o.rank, own_row, j); // is loaded meanwhile
+        uint32_t mask = 0;
+        if (reads) {
             const bool good = head.kind == EPW_MESSAGE_ROW && head.op == o.op && head.format == a.call.hash;
             if (good) {
                 mask = head.token;
                 row = slot + l.answer_head;
-                value = __uint_as_float(read_once(slot + sizeof head + j * 4));
             } else if (head.kind == EPW_MESSAGE_VOID && head.op == o.op) {
                 end_rows(o, EPW_PHASE_COMBINE_RECEIVE, e.rank, e.number);
             } else {
                 refuse_row(o, EPW_PHASE_COMBINE_RECEIVE, e.rank);
             }
         }
-        Made m = {EPW_PREFILL_ELSEWHERE, false, 1.0f, 0.0f};
-        if (first_own != 0) m = made(o.rank, own_row, j);
         const uint32_t own_lanes = __ballot_sync(all, m.goes()) & lanes;
         // The first entry of this rank's own may have no place, while others have one and the same row.
         const uint32_t own_place = __shfl_sync(all, m.place, own_lanes ? __ffs(own_lanes) - 1 : 0);
@@ -422,10 +425,10 @@ template <typename T, bool Queues> struct AnswerMover {
             __syncwarp();
             sum_up(static_cast<unsigned char *>(a.out.out) + token * row_bytes, sum);
             __syncwarp();
-            const bool reads = ours && e.leads && here && !own;
-            post_read<Queues>(o, posts, reads, e.rank, message);
-            if (reads) count_moved(o.state->peers[e.rank].take, 1);
         }
+        const bool ends = e.leads && reads; // with a slot
+        post_read<Queues>(o, posts, ends, e.rank, message);
+        if (ends) count_moved(o.state->peers[e.rank].take, 1);
         tell_sums(tokens, t, e, here, arrived, value);
     }
 
