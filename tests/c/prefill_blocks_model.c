@@ -43,6 +43,7 @@ typedef struct model {
     bool combines;           /* operations begin with a combine */
     bool takers;             /* only the first block's mover sends */
     bool deaths;             /* a rank may die, at any time */
+    unsigned handful;        /* the most tokens that a mover takes up at a time, if more than one */
     bool wide;               /* kernels have as many blocks as there are SMs, so that some find none */
 } model;
 
@@ -68,6 +69,33 @@ static const model models[] = {
     {"four-combine", 4, 1, 1, 2, 1, TO_ALL, TURNS, {2, 1, 1, 1}, .combines = true},
     {"four-combine-round", 4, 1, 2, 5, 1, ROUND, TURNS, {2, 2, 2, 1}, .combines = true},
     {"four-combine-takers", 4, 1, 1, 4, 1, ROUND, TURNS, {2, 2, 1, 1}, .combines = true, .takers = true},
+    {"two-combine-of-two", 2, 1, 1, 2, 2, TO_ALL, STEPS, {2, 2}, .combines = true, .handful = 2},
+    {"two-combine-one-dies",
+     2,
+     1,
+     2,
+     2,
+     1,
+     TO_ALL,
+     STEPS,
+     {2, 1},
+     .combines = true,
+     .handful = 2,
+     .deaths = true},
+    {"four-combine-of-two", 4, 1, 1, 4, 1, ROUND, TURNS, {2, 2, 1, 1}, .combines = true, .handful = 2},
+    {"four-takers-of-three",
+     4,
+     1,
+     1,
+     5,
+     1,
+     ROUND,
+     TURNS,
+     {2, 2, 1, 1},
+     .combines = true,
+     .takers = true,
+     .handful = 3},
+    {"four-both-of-two", 4, 2, 1, 4, 1, ROUND, STARTS, {3, 3, 2, 2}, .combines = true, .handful = 2},
     {"four-both-lanes", 4, 2, 1, 5, 1, ROUND, STARTS, {3, 3, 3, 2}, .combines = false},
     {"four-both-2-slots", 4, 2, 2, 3, 1, TO_ALL, STARTS, {3, 3, 2, 2}, .combines = true},
     {"four-both-one-dies", 4, 2, 1, 5, 1, ROUND, STARTS, {3, 2, 2, 2}, .deaths = true},
@@ -108,7 +136,7 @@ enum { NO_LINE = 0, NO_ROWS = 255, NO_TOKEN = 255 }; /* else 1 + the row of a ti
 
 typedef struct block {
     uint8_t at, number;
-    uint8_t token;                            /* 1 + one that the mover makes the sum of */
+    uint8_t token, held; /* 1 + the first that the mover has taken up; which of them have no sum */
     uint8_t send[RANKS_MAX], take[RANKS_MAX]; /* tickets that the mover keeps */
 } block;
 
@@ -340,9 +368,8 @@ static bool has_answer(const state *s, unsigned r, unsigned l, unsigned token, u
     return here;
 }
 
-static bool make_sum(state *s, unsigned r, unsigned l, block *b) {
-    if (b->token == 0 || b->token == NO_TOKEN) return false;
-    unsigned token = b->token - 1u, here = 0;
+static bool make_sum(state *s, unsigned r, unsigned l, unsigned token) {
+    unsigned here = 0;
     for (unsigned p = 0; p < m->ranks; p++) {
         bool awaited = false;
         if (goes_to(r, token, p) && has_answer(s, r, l, token, p, &awaited)) here |= 1u << p;
@@ -350,14 +377,24 @@ static bool make_sum(state *s, unsigned r, unsigned l, block *b) {
     }
     for (unsigned p = 0; p < m->ranks; p++)
         if (here >> p & 1) take_message(s, r, l, p, 1 + rows_before(r, token, p));
-    b->token = 0;
     return true;
 }
 
-/* A mover takes up a token only when it can send nothing. */
+/* Makes the sums that can be made of tokens that the mover has taken up. */
+static bool make_sums(state *s, unsigned r, unsigned l, block *b) {
+    unsigned before = b->held;
+    for (unsigned k = 0; before >> k != 0; k++)
+        if (before >> k & 1 && make_sum(s, r, l, b->token - 1u + k)) b->held &= (uint8_t) ~(1u << k);
+    if (b->held == 0 && before != 0) b->token = 0;
+    return b->held != before;
+}
+
+/* A mover takes up tokens only when it can send nothing. */
 static bool take_up(lane *on, block *b) {
     if (kind_of(on) == DISPATCH || b->token != 0) return false;
-    b->token = (uint8_t)(on->sums < m->tokens ? 1 + on->sums++ : NO_TOKEN);
+    b->token = (uint8_t)(on->sums < m->tokens ? 1 + on->sums : NO_TOKEN);
+    unsigned most = m->handful > 1 ? m->handful : 1;
+    for (unsigned k = 0; k < most && on->sums < m->tokens; k++, on->sums++) b->held |= (uint8_t)(1u << k);
     return true;
 }
 
@@ -494,7 +531,7 @@ static bool act(state *s, unsigned r, unsigned l, unsigned i, unsigned thing, un
     if (!may_work(on, b)) return false;
     if (thing == SENDS) return sends(i) && p != r && send_row(s, r, l, b, p);
     if (thing == TAKES) return p != r && take_row(s, r, l, b, p);
-    if (thing == SUMS) return p == 0 && make_sum(s, r, l, b);
+    if (thing == SUMS) return p == 0 && make_sums(s, r, l, b);
     return p == 0 && take_up(on, b);
 }
 
