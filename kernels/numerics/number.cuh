@@ -22,8 +22,8 @@ struct Bf16 {
     static __device__ __forceinline__ uint32_t larger(uint32_t a, uint32_t b) { return ptx::max_magnitudes_bf16(a, b); }
     // Packs the halves of a pair, rounded to nearest even. Every NaN becomes the same one.
     static __device__ __forceinline__ uint32_t pack(float low, float high) { return ptx::round_to_bf16(low, high); }
-    // What pack() makes of +0 + a + b, added in f32: that has more than twice as many bits, so rounding once or twice is the
-    // same.
+    // What pack() makes of +0 + a + b, added in f32. That has more than twice as many bits, so for one addition rounding once or
+    // twice is the same.
     static __device__ __forceinline__ uint32_t add(uint32_t a, uint32_t b) { return ptx::add_bf16(a, b); }
 };
 

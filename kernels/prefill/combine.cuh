@@ -197,8 +197,8 @@ template <typename T, bool Queues> struct AnswerMover {
     __device__ __forceinline__ const unsigned char *made_at(uint32_t place) const {
         return static_cast<const unsigned char *>(a.in.expert_out) + uint64_t(place) * row_bytes;
     }
-    // Writes the rows of entries that lanes `put` as addends to be summed with their weights. Returns how many. Called by the
-    // whole warp.
+    // Writes the rows of the entries of lanes with `put` as addends to be summed with their weights. Returns how many. Called by
+    // the whole warp.
     __device__ __forceinline__ uint32_t put_made(bool put, const Made &m, Addend *to) const {
         put = put && m.goes();
         const uint32_t some = __ballot_sync(0xffffffffu, put);
@@ -209,7 +209,7 @@ template <typename T, bool Queues> struct AnswerMover {
 
     // ---- answers ----
 
-    // Copies the lane's row to `to`, if there is one, those of all lanes one behind the other.
+    // Copies each lane's row, if it has one, to the lane's `to`, all of them in one stream of pieces. Called by the whole warp.
     __device__ __forceinline__ void copy(unsigned char *to, const unsigned char *from) {
         const uint32_t rows = __ballot_sync(0xffffffffu, from != nullptr), pieces = (row_bytes + kPiece - 1) / kPiece;
         Piece loads = {rows, 0}, stores = {rows, 0};
@@ -247,7 +247,7 @@ template <typename T, bool Queues> struct AnswerMover {
     __device__ __forceinline__ void answer(uint32_t peer, uint32_t number, uint32_t answers) {
         const uint64_t message = o.out_first[peer] + 1 + number;
         ptx::fence_global_before_bulk();    // the slots were granted to this warp by generic loads
-        const unsigned char *row = nullptr; // that is copied to the slot of the lane's message
+        const unsigned char *row = nullptr; // to be copied to the slot of the lane's message, if there is one
         Given next = given(peer, number);
 #pragma unroll 1
         for (uint32_t k = 0; k < answers; k++) {
@@ -277,7 +277,7 @@ template <typename T, bool Queues> struct AnswerMover {
         }
         return {made(peer, row, laneid), column};
     }
-    // Writes an answer but for the row that is copied, if it is one: returns that.
+    // Writes an answer. If its payload is a row as it is, leaves that to the caller and returns the row, else nullptr.
     __device__ __forceinline__ const unsigned char *write_answer(const Given &given, unsigned char *slot) {
         const Made &m = given.made;
         uint32_t mask = __ballot_sync(0xffffffffu, m.goes());
@@ -297,7 +297,8 @@ template <typename T, bool Queues> struct AnswerMover {
 
     // ---- sums ----
 
-    // Tokens are taken up a *handful* at a time: at most as many as have a lane for each entry. A lane's entry of one of them.
+    // Tokens are taken up a *handful* at a time: at most as many as the warp has lanes for, one for each entry. This is what a
+    // lane knows of its entry.
     struct Asked {
         uint32_t rank;   // of its expert
         uint32_t number; // of the answer, or of the row for this rank's own
@@ -426,9 +427,9 @@ template <typename T, bool Queues> struct AnswerMover {
             sum_up(static_cast<unsigned char *>(a.out.out) + token * row_bytes, sum);
             __syncwarp();
         }
-        const bool ends = e.leads && reads; // with a slot
-        post_read<Queues>(o, posts, ends, e.rank, message);
-        if (ends) count_moved(o.state->peers[e.rank].take, 1);
+        const bool gives = e.leads && reads; // a slot back
+        post_read<Queues>(o, posts, gives, e.rank, message);
+        if (gives) count_moved(o.state->peers[e.rank].take, 1);
         tell_sums(tokens, t, e, here, arrived, value);
     }
 
@@ -461,8 +462,8 @@ template <typename T, bool Queues> struct AnswerMover {
 
     // ---- all of it ----
 
-    // A mover that sends takes up tokens only when it can send nothing, and then makes their sums, once the answers are here,
-    // before it sends more: they occupy their slots until they are summed.
+    // A mover that sends takes up tokens only when it can send nothing, and makes the sum of each as soon as its answers are
+    // here, before it sends more: they occupy their slots until they are summed.
     __device__ __forceinline__ void run(uint32_t *kept, const Sending &sending) {
         epw_prefill_gpu_peer *peers = o.state->peers;
         Lines lines = {o, kept, o.ranks};

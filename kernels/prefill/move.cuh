@@ -129,7 +129,7 @@ template <typename T, bool Queues> struct RowMover {
         return static_cast<const unsigned char *>(a.in.x) + t * a.in.x_stride;
     }
 
-    // Of a row of the handful, for which its first lane stands.
+    // The number in the handful of the piece's row, for which its first lane stands.
     __device__ __forceinline__ uint32_t number_of(const Piece &p) const { return p.lane() >> shift; }
     // Passes rows that are not quantised through the tile, those whose first lanes are given. from(k): where row k of the handful
     // lies; `behind`: bytes that are loaded behind its last piece, which follow it in memory or, if Apart, lie at scales(k);

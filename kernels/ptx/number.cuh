@@ -41,7 +41,7 @@ __device__ __forceinline__ uint32_t round_to_f16(float low, float high) {
     return pair;
 }
 
-// +0 + a + b of each half, rounded once; NaN as above.
+// +0 + a + b of each half, rounded once; the first instruction turns -0 into +0. NaN as above.
 __device__ __forceinline__ uint32_t add_bf16(uint32_t a, uint32_t b) {
     uint32_t pair;
     asm("fma.rn.bf16x2 %0, %1, %3, %4;\nfma.rn.bf16x2 %0, %0, %3, %2;\nmin.s16x2 %0, %0, %5;"

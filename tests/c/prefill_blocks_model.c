@@ -47,7 +47,8 @@ typedef struct model {
     bool wide;               /* kernels have as many blocks as there are SMs, so that some find none */
 } model;
 
-/* clang-format off: a model is a line */
+/* A model is a line. */
+/* clang-format off */
 static const model models[] = {
     /*                  ranks, lanes, slots, tokens, ops */
     {"two", 2, 1, 1, 2, 2, TO_ALL, STEPS, {2, 1}, .combines = false},
@@ -70,31 +71,9 @@ static const model models[] = {
     {"four-combine-round", 4, 1, 2, 5, 1, ROUND, TURNS, {2, 2, 2, 1}, .combines = true},
     {"four-combine-takers", 4, 1, 1, 4, 1, ROUND, TURNS, {2, 2, 1, 1}, .combines = true, .takers = true},
     {"two-combine-of-two", 2, 1, 1, 2, 2, TO_ALL, STEPS, {2, 2}, .combines = true, .handful = 2},
-    {"two-combine-one-dies",
-     2,
-     1,
-     2,
-     2,
-     1,
-     TO_ALL,
-     STEPS,
-     {2, 1},
-     .combines = true,
-     .handful = 2,
-     .deaths = true},
+    {"two-combine-one-dies", 2, 1, 2, 2, 1, TO_ALL, STEPS, {2, 1}, .combines = true, .handful = 2, .deaths = true},
     {"four-combine-of-two", 4, 1, 1, 4, 1, ROUND, TURNS, {2, 2, 1, 1}, .combines = true, .handful = 2},
-    {"four-takers-of-three",
-     4,
-     1,
-     1,
-     5,
-     1,
-     ROUND,
-     TURNS,
-     {2, 2, 1, 1},
-     .combines = true,
-     .takers = true,
-     .handful = 3},
+    {"four-takers-of-three", 4, 1, 1, 5, 1, ROUND, TURNS, {2, 2, 1, 1}, .combines = true, .takers = true, .handful = 3},
     {"four-both-of-two", 4, 2, 1, 4, 1, ROUND, STARTS, {3, 3, 2, 2}, .combines = true, .handful = 2},
     {"four-both-lanes", 4, 2, 1, 5, 1, ROUND, STARTS, {3, 3, 3, 2}, .combines = false},
     {"four-both-2-slots", 4, 2, 2, 3, 1, TO_ALL, STARTS, {3, 3, 2, 2}, .combines = true},

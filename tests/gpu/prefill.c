@@ -74,6 +74,9 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     c->experts = local * ranks;
     c->max_tokens = 1 + below(&s, 40);
     c->topk = p.topk = 1 + below(&s, c->experts < 9 ? c->experts : 9);
+    if (seed % 5 == 2 && c->experts > 16) c->topk = 17 + seed % 16; /* a token has a whole warp */
+    if (c->topk > c->experts) c->topk = c->experts;
+    if (c->topk > p.topk) p.topk = c->topk;
     if (below(&s, 3) == 0 && p.topk > 1) p.topk--;
     p.payload = below(&s, EPW_PAYLOAD_OPAQUE + 1);
     bool quantised = p.payload != EPW_PAYLOAD_SAME && p.payload != EPW_PAYLOAD_OPAQUE;
@@ -107,6 +110,11 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     if (seed % 20 == 16 && p.how != HALVES) c->max_tokens = 1500; /* each ring wraps around often */
     if (ranks == 1 || seed % 4 != 3) return p;
     p.trouble = 1 + below(&s, TROUBLES - 1);
+    if (seed % 8 == 3) { /* movers of a combine take up several tokens */
+        c->max_tokens = 400;
+        c->hidden = 128;
+        p.width = 8 * (1 + seed % 16);
+    }
     p.how = WHOLE;
     p.rounds = 1;
     c->deadline_ns = (p.trouble < COUNTS_GIVEN_UP ? 1200 : 60000) * times_slower() * MS;
@@ -233,8 +241,8 @@ static void *take(rank *me, int array, size_t bytes) {
     return me->host[array];
 }
 
-/* Wild: any bits, every fourth time those of a number at the edge of bf16 or f16, so that two of them meet.
- */
+/* Wild: any bits, one in four at random those of a number at the edge of bf16 or f16, so that two of them
+ * meet. */
 static void fill_16(uint64_t *s, uint16_t *at, size_t count, bool wild) {
     static const uint16_t edges[] = {0,      1,      0x7f,   0x80,   0x3ff,  0x400,
                                      0x7bff, 0x7c00, 0x7e00, 0x7f7f, 0x7f80, 0x7fc0};
@@ -481,8 +489,10 @@ static epw_prefill_combine_output sums_of(const rank *me, unsigned char *const a
 
 /* SMs of a buffer, and of one of its operations: all of the lane's, or some of them. */
 static uint32_t sms_of(const plan *p, const rank_links *links) {
-    uint32_t sms =
-        ranks_sms(links, 1, p->seed % 8 == 5 ? 80 : 4); /* few blocks, or many by the kernels' rule */
+    uint32_t sms = ranks_sms(links, 1,
+                             p->seed % 8 == 5   ? 80 /* few blocks, or many by the kernels' rule */
+                             : p->seed % 8 == 3 ? 1
+                                                : 4);
     return sms < p->config.ep.lanes ? p->config.ep.lanes : sms;
 }
 static uint32_t some_sms(const rank *me, uint32_t choice) {
