@@ -13,20 +13,20 @@ __global__ void __launch_bounds__(kCollThreads, 1) all_reduce_norm_kernel(const 
     close(c);
 }
 
-template <typename T, typename Pair, uint32_t kEach>
-__global__ void __launch_bounds__(kSmallThreads, 1) norm_kernel(const __grid_constant__ epw_coll_norm_args a) {
-    __shared__ float of_pieces[2][kNormPieces];
+template <typename T, typename Pair, uint32_t kTeams>
+__global__ void __launch_bounds__(kNormThreads, 1) norm_kernel(const __grid_constant__ epw_coll_norm_args a) {
+    __shared__ NormSquares squares[kTeams];
     ptx::wait_for_stream();
-    run_norm_alone<T, Pair, kEach>(a, of_pieces);
+    run_norm_alone<T, Pair, kTeams>(a, squares);
     ptx::let_next_begin();
 }
 
 using NormKernel = void (*)(epw_coll_norm_args);
 struct NormKernels {
-    NormKernel fused, alone[2]; // the latter by the length of rows
+    NormKernel fused, alone[3]; // the latter with one team, two and four
 };
 template <typename T, typename Pair> constexpr NormKernels norms_of() {
-    return {all_reduce_norm_kernel<T, Pair>, {norm_kernel<T, Pair, kFewOfRow>, norm_kernel<T, Pair, kMostOfRow>}};
+    return {all_reduce_norm_kernel<T, Pair>, {norm_kernel<T, Pair, 1>, norm_kernel<T, Pair, 2>, norm_kernel<T, Pair, 4>}};
 }
 // By type.
 static const NormKernels norm_kernels[2] = {norms_of<Bf16Bits, Bf16>(), norms_of<F16Bits, F16>()};
@@ -34,8 +34,10 @@ static const NormKernels norm_kernels[2] = {norms_of<Bf16Bits, Bf16>(), norms_of
 static const NormKernels &norm_kernels_of(const epw_coll_norm_args &args) {
     return norm_kernels[args.common.type == EPW_TYPE_BF16 ? 0 : 1];
 }
-static uint32_t length_of(const epw_coll_norm_args &args) {
-    return args.hidden <= 2 * EPW_FP8_BLOCK * kNormWarps * kFewOfRow ? 0 : 1;
+// The binary logarithm of the number of teams of which each has a whole row.
+static uint32_t teams_for(uint32_t hidden) {
+    constexpr uint32_t kOfBlock = 8 * kNormPairs * kNormThreads; // elements that a block's threads have
+    return hidden <= kOfBlock / 4 ? 2 : hidden <= kOfBlock / 2 ? 1 : 0;
 }
 
 } // namespace epw
@@ -45,7 +47,7 @@ extern "C" int epw_coll_gpu_prepare_norm(void) {
     for (const epw::NormKernels &k : epw::norm_kernels) {
         if (error == cudaSuccess) error = epw::prepare(k.fused, epw::kCollThreads, 0);
         for (const epw::NormKernel alone : k.alone) {
-            if (error == cudaSuccess) error = epw::prepare(alone, epw::kSmallThreads, 0);
+            if (error == cudaSuccess) error = epw::prepare(alone, epw::kNormThreads, 0);
         }
     }
     return error;
@@ -57,7 +59,9 @@ extern "C" int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t bl
 }
 
 extern "C" int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks, void *stream) {
-    const epw::NormKernels &k = epw::norm_kernels_of(*args);
-    return epw::launch_in_stream(k.alone[epw::length_of(*args)], blocks, epw::kSmallThreads, 0, static_cast<cudaStream_t>(stream),
-                                 *args);
+    // No more teams than there are rows for.
+    const uint32_t teams = epw::teams_for(args->hidden);
+    const uint64_t rows = (args->rows + blocks - 1) / blocks, begun = rows < 1u << teams ? rows : 1u << teams;
+    return epw::launch_in_stream(epw::norm_kernels_of(*args).alone[teams], blocks, uint32_t(begun) * (epw::kNormThreads >> teams),
+                                 0, static_cast<cudaStream_t>(stream), *args);
 }

@@ -221,21 +221,33 @@ struct NormPair {
     uint64_t words[2];
 };
 
-// Of a row that a block has, warp w has pairs of pieces w, w + kNormWarps and so on, kEach at most.
-template <uint32_t kEach> struct NormRow {
-    const epw_coll_norm_args &a;
-    const uint64_t row;
-    const uint32_t words;
-    NormPair residual[kEach], x[kEach]; // x: what is normalised
+// A block's threads form teams, each of which normalises rows of its own. Of a row, warp w of a team has pairs of pieces w, w +
+// kWarps and so on, kNormPairs at most. A thread loads its pairs of the next row before it normalises those of this one.
+constexpr uint32_t kNormThreads = 1024, kNormPairs = 2;
+static_assert(8 * kNormPairs * kNormThreads >= EPW_NORM_HIDDEN_MAX, "a team of all threads has the longest row");
 
-    __device__ __forceinline__ NormRow(const epw_coll_norm_args &a, uint64_t row) : a(a), row(row), words(a.hidden / 4) {
+template <uint32_t kTeams> struct NormRows {
+    static constexpr uint32_t kWarps = kNormThreads / 32 / kTeams; // of a team
+    const epw_coll_norm_args &a;
+    const uint32_t words;                                               // of a row
+    NormPair weight[kNormPairs], sum[kNormPairs], residual[kNormPairs]; // the latter two: of the next row
+    NormPair x[kNormPairs];                                             // what is normalised
+
+    __device__ __forceinline__ explicit NormRows(const epw_coll_norm_args &a) : a(a), words(a.hidden / 4) {
 #pragma unroll
-        for (uint32_t k = 0; k < kEach; k++) residual[k] = load(a.residual, at(k), k);
+        for (uint32_t k = 0; k < kNormPairs; k++) weight[k] = load(a.weight, word(k), k);
+    }
+    __device__ __forceinline__ void load(uint64_t row) {
+#pragma unroll
+        for (uint32_t k = 0; k < kNormPairs; k++) {
+            sum[k] = load(a.common.recv, at(row, k), k);
+            residual[k] = load(a.residual, at(row, k), k);
+        }
     }
     // Of the warp, and of the lane.
-    static __device__ __forceinline__ uint32_t first(uint32_t k) { return 64 * (threadIdx.x / 32 + k * kNormWarps); }
+    static __device__ __forceinline__ uint32_t first(uint32_t k) { return 64 * (threadIdx.x / 32 % kWarps + k * kWarps); }
     static __device__ __forceinline__ uint32_t word(uint32_t k) { return first(k) + 2 * (threadIdx.x % 32); }
-    __device__ __forceinline__ uint64_t at(uint32_t k) const { return row * words + word(k); }
+    __device__ __forceinline__ uint64_t at(uint64_t row, uint32_t k) const { return row * words + word(k); }
     __device__ __forceinline__ bool has(uint32_t k) const { return first(k) < words; }   // the same for the whole warp
     __device__ __forceinline__ bool inside(uint32_t k) const { return word(k) < words; } // both are, or none
     // Rows are aligned to 16 bytes.
@@ -250,14 +262,18 @@ template <uint32_t kEach> struct NormRow {
     static __device__ __forceinline__ void store(unsigned char *to, uint64_t i, const NormPair &pair) {
         *reinterpret_cast<uint4 *>(to + 8 * i) = cells(pair);
     }
-    template <typename T, typename Pair> __device__ __forceinline__ void add_sum(uint32_t k, const NormPair &sum) {
+    // Turns to the row that has been loaded.
+    template <typename T, typename Pair> __device__ __forceinline__ void turn() {
 #pragma unroll
-        for (uint32_t w = 0; w < 2; w++) x[k].words[w] = add_residual<T, Pair>(a, sum.words[w], residual[k].words[w]);
+        for (uint32_t k = 0; k < kNormPairs; k++) {
+#pragma unroll
+            for (uint32_t w = 0; w < 2; w++) x[k].words[w] = add_residual<T, Pair>(a, sum[k].words[w], residual[k].words[w]);
+        }
     }
     template <typename Pair> __device__ __forceinline__ void tell_squares(float (&of_pieces)[kNormPieces]) const {
         const uint32_t laneid = threadIdx.x % 32;
 #pragma unroll
-        for (uint32_t k = 0; k < kEach; k++) {
+        for (uint32_t k = 0; k < kNormPairs; k++) {
             if (!has(k)) continue;
             float part = __fadd_rn(squares_of_word<Pair>(x[k].words[0]), squares_of_word<Pair>(x[k].words[1]));
 #pragma unroll
@@ -266,7 +282,8 @@ template <uint32_t kEach> struct NormRow {
         }
     }
     // Behind a barrier after that.
-    template <typename T, typename Pair> __device__ __forceinline__ void normalise(const float (&of_pieces)[kNormPieces]) const {
+    template <typename T, typename Pair>
+    __device__ __forceinline__ void normalise(uint64_t row, const float (&of_pieces)[kNormPieces]) const {
         const uint32_t pieces = pieces_of(a);
         float part = 0;
 #pragma unroll
@@ -276,19 +293,18 @@ template <uint32_t kEach> struct NormRow {
         }
         const float root = root_of(a, sum_of_lanes(part));
 #pragma unroll
-        for (uint32_t k = 0; k < kEach; k++) {
-            if (has(k)) write<T, Pair>(k, root);
+        for (uint32_t k = 0; k < kNormPairs; k++) {
+            if (has(k)) write<T, Pair>(row, k, root);
         }
     }
     // Called by whole warps.
-    template <typename T, typename Pair> __device__ __forceinline__ void write(uint32_t k, float root) const {
-        const NormPair weight = load(a.weight, word(k), k);
+    template <typename T, typename Pair> __device__ __forceinline__ void write(uint64_t row, uint32_t k, float root) const {
         NormPair y;
 #pragma unroll
-        for (uint32_t w = 0; w < 2; w++) y.words[w] = normalised<T, Pair>(x[k].words[w], weight.words[w], root);
-        if (inside(k) && a.residual != nullptr) store(a.residual, at(k), x[k]);
+        for (uint32_t w = 0; w < 2; w++) y.words[w] = normalised<T, Pair>(x[k].words[w], weight[k].words[w], root);
+        if (inside(k) && a.residual != nullptr) store(a.residual, at(row, k), x[k]);
         if (a.payload == EPW_PAYLOAD_SAME) {
-            if (inside(k)) store(a.out, at(k), y);
+            if (inside(k)) store(a.out, at(row, k), y);
             return;
         }
         const uint4 values = cells(y);
@@ -303,25 +319,27 @@ template <uint32_t kEach> struct NormRow {
         if (threadIdx.x % 16 == 0) write_scale(a, row, word(k), s);
     }
 };
-constexpr uint32_t kFewOfRow = 2, kMostOfRow = (kNormPieces / 2 + kNormWarps - 1) / kNormWarps; // pairs of a warp's pieces
+// The sums of the squares of a row's pieces, of one row and the next in turn.
+using NormSquares = float[2][kNormPieces];
 
 // Normalises after a sum.
-template <typename T, typename Pair, uint32_t kEach>
-__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, float (&of_pieces)[2][kNormPieces]) {
+template <typename T, typename Pair, uint32_t kTeams>
+__device__ __forceinline__ void run_norm_alone(const epw_coll_norm_args &a, NormSquares (&squares)[kTeams]) {
     const epw_coll_args &common = a.common;
     if (ptx::load_relaxed_gpu(&common.state->halted) || any(load_now(common.shared->suspects) & common.peers->active)) return;
+    constexpr uint32_t kThreads = kNormThreads / kTeams;
+    const uint32_t team = threadIdx.x / kThreads;
+    const uint64_t first = blockIdx.x + team * gridDim.x, step = blockDim.x / kThreads * gridDim.x;
+    NormRows<kTeams> r(a);
     uint32_t turn = 0;
+    if (first < a.rows) r.load(first);
 #pragma unroll 1
-    for (uint64_t row = blockIdx.x; row < a.rows; row += gridDim.x, turn ^= 1) {
-        NormRow<kEach> r(a, row);
-        NormPair sum[kEach];
-#pragma unroll
-        for (uint32_t k = 0; k < kEach; k++) sum[k] = r.load(common.recv, r.at(k), k);
-#pragma unroll
-        for (uint32_t k = 0; k < kEach; k++) r.template add_sum<T, Pair>(k, sum[k]);
-        r.template tell_squares<Pair>(of_pieces[turn]);
-        __syncthreads();
-        r.template normalise<T, Pair>(of_pieces[turn]);
+    for (uint64_t row = first; row < a.rows; row += step, turn ^= 1) {
+        r.template turn<T, Pair>();
+        if (row + step < a.rows) r.load(row + step);
+        r.template tell_squares<Pair>(squares[team][turn]);
+        ptx::team_barrier(1 + team, kThreads);
+        r.template normalise<T, Pair>(row, squares[team][turn]);
     }
 }
 
