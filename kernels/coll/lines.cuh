@@ -76,6 +76,7 @@ template <uint32_t kLines> __device__ __forceinline__ void prefetch_parts(Stretc
         if (at < from.bytes) ptx::prefetch_l2(from.at + at);
     }
 }
+// Large results would take the place of lines in the cache: those of two operations are kept for as long as the communicator.
 template <uint32_t kLines>
 __device__ __forceinline__ void store_parts(Stretch to, const Chunk<kLines> &chunk, const Parts<kLines> &parts) {
     auto *words = reinterpret_cast<uint64_t *>(to.at);
@@ -84,8 +85,8 @@ __device__ __forceinline__ void store_parts(Stretch to, const Chunk<kLines> &chu
 #pragma unroll
     for (uint32_t i = 0; i < kLines; i++) {
         const uint32_t word = chunk.word(i);
-        if (word < count) words[word] = parts[i].low;
-        if (two && word + 1 < count) words[word + 1] = parts[i].high;
+        if (word < count) ptx::store_streaming(&words[word], parts[i].low);
+        if (two && word + 1 < count) ptx::store_streaming(&words[word + 1], parts[i].high);
     }
 }
 
@@ -378,7 +379,8 @@ __device__ __forceinline__ void take_chunk(Collective &c, const Flows &f, const 
 // Lines that all warps of the grid have at once.
 __device__ __forceinline__ uint32_t lines_at_once() { return gridDim.x * (kCollThreads / 32) * kWarpLines; }
 
-// kLines: of a chunk. kSums: the operation is a sum, or folds nothing.
+// kLines: of a chunk. kSums: the operation is a sum, or folds nothing. Calls are awaited while data are on their way: a warp with
+// no lines does it at once, others before they take their first.
 template <typename T, uint32_t kLines, bool kSums, typename Flows>
 __device__ __noinline__ void exchange_lines(Collective &c, Flows f, uint32_t lines) {
     const uint32_t warp = blockIdx.x * (kCollThreads / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -391,6 +393,7 @@ __device__ __noinline__ void exchange_lines(Collective &c, Flows f, uint32_t lin
     const bool shares = is_shared_out(c), folds = Flows::kReduces || shares, takes = !Flows::kReduces || shares;
     const uint32_t lag = shares ? 2 : 1; // chunks between sending and taking
     const uint32_t before = shares ? lines_of(c.part) : 0;
+    if (chunks == 0) await_calls(c);
 #pragma unroll 1
     for (uint32_t j = 0; j < chunks + lag && !warp_stops(c); j++) {
         // Among more members the parts of others take long enough, and what is prefetched is in their way.
@@ -402,6 +405,7 @@ __device__ __noinline__ void exchange_lines(Collective &c, Flows f, uint32_t lin
         if (folds && j - 1 < chunks && !fold_chunk<T, kLines, kSums>(c, f, chunk(j - 1), before)) {
             fold_patiently<T, kLines>(c, f, chunk(j - 1), before);
         }
+        if (j == lag) await_calls(c);
         if (takes && j - lag < chunks) take_chunk<kLines>(c, f, chunk(j - lag), before);
     }
 }
@@ -419,7 +423,7 @@ template <typename T> __device__ __forceinline__ void exchange_whole_words(Colle
     const WordFlows<T> f{table};
     if (lines <= at_once) {
         exchange_lines<T, 1, true>(c, f, lines);
-    } else if (lines > 2 * at_once && (lines <= 4 * at_once || lines >= 32 * at_once)) {
+    } else if (lines > 2 * at_once && (lines <= 4 * at_once || (dense.kReduces && lines >= 32 * at_once))) {
         exchange_lines<T, 4, true>(c, f, lines);
     } else {
         exchange_lines<T, 2, true>(c, f, lines);
@@ -433,13 +437,11 @@ template <typename T> __device__ __forceinline__ void run_lines(Collective &c, W
     } else {
         exchange_line_by_line<T>(c, DenseFlows<T>{});
     }
-    await_calls(c);
 }
 
 template <typename T> __device__ __forceinline__ void run_lines_of_blocks(Collective &c, const epw_coll_blocks_args &b) {
     tell_call(c);
     exchange_line_by_line<T>(c, BlockFlows<T>{b});
-    await_calls(c);
 }
 
 } // namespace epw

@@ -232,6 +232,11 @@ __device__ __forceinline__ void wait_for_stream() { asm volatile("griddepcontrol
 // must still find room.
 __device__ __forceinline__ void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
+// Of what is stored here the L2 cache keeps other lines in preference.
+__device__ __forceinline__ void store_streaming(uint64_t *p, uint64_t v) {
+    asm volatile("st.global.cs.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
 // Brings the line into the L1 cache, until the next acquire at most; or into the L2 cache.
 __device__ __forceinline__ void prefetch(const void *p) { asm volatile("prefetch.global.L1 [%0];" ::"l"(p)); }
 __device__ __forceinline__ void prefetch_l2(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

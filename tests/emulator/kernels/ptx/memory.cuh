@@ -94,6 +94,7 @@ inline bool team_barrier_any(uint32_t id, uint32_t threads, bool says) { return 
 
 // A kernel begins when those before it in the stream have ended.
 inline void wait_for_stream() {}
+inline void store_streaming(uint64_t *p, uint64_t v) { *p = v; }
 inline void prefetch(const void *) {}
 inline void prefetch_l2(const void *) {}
 inline void let_next_begin() {}
