@@ -34,9 +34,11 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Whether every active peer took part and, for prefill, all received rows had a place: see [`Cause::Overflow`].
+    /// Whether every active peer took part and, for prefill, all received rows had a place ([`Cause::Overflow`]) and
+    /// no id was left out ([`Cause::Routing`]).
     pub fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.record.as_ref().is_none_or(|record| record.cause != Cause::Overflow)
+        let cause = self.record.as_ref().map(|record| record.cause);
+        self.missing.is_empty() && !matches!(cause, Some(Cause::Overflow | Cause::Routing))
     }
 
     /// Whether a member was given up: then the group should find out who is still there, which
@@ -249,9 +251,8 @@ impl std::fmt::Display for ErrorRecord {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_record_says_why_and_how_long_it_waited_if_it_did() {
-        let timed_out = ErrorRecord {
+    fn timed_out() -> ErrorRecord {
+        ErrorRecord {
             phase: Phase::CombineReceive,
             cause: Cause::Timeout,
             rank: 0,
@@ -264,7 +265,12 @@ mod tests {
             seen: 0x10,
             elapsed: Duration::from_secs(3),
             deadline: Duration::from_secs(3),
-        };
+        }
+    }
+
+    #[test]
+    fn a_record_says_why_and_how_long_it_waited_if_it_did() {
+        let timed_out = timed_out();
         assert_eq!(
             timed_out.to_string(),
             "rank 0 gave up on peer 2 (combine-receive, timeout) in lane 1, epoch 3, op 7: it was silent for a deadline; after 3s of 3s, \
@@ -284,5 +290,16 @@ mod tests {
         assert!(!outcome(two, nobody).needs_recovery());
         assert!(!outcome(nobody, one).needs_recovery(), "of another lane");
         assert!(!Outcome::default().needs_recovery());
+    }
+
+    #[test]
+    fn rows_without_a_place_and_ids_left_out_make_an_outcome_incomplete() {
+        for cause in [Cause::Overflow, Cause::Routing] {
+            let record = ErrorRecord { cause, ..timed_out() };
+            let outcome = Outcome { record: Some(record.clone()), ..Outcome::default() };
+            assert!(!outcome.is_complete() && !outcome.needs_recovery(), "{outcome}");
+            assert_eq!(outcome.to_string(), record.to_string());
+        }
+        assert!(Outcome::default().is_complete());
     }
 }

@@ -145,27 +145,28 @@ __device__ __noinline__ inline void close_amiss(Prefill &o, const AtEnd end) {
     const uint32_t bad_ids = end.bad_ids;
     const uint64_t overflow = end.overflow, rows = end.rows;
     epw_rank_set missing = absent | o.lacking;
-    bool named = false; // a loss has been recorded
+    bool named = false, misrouted = false; // a record says what else has gone wrong; only that ids were bad
     if (opens) {
         s->record = {};
         s->ops[o.call.kind] = o.op;
     } else {
         missing = missing | s->missing;
-        named = s->record.cause != EPW_CAUSE_NONE;
+        misrouted = s->record.cause == EPW_CAUSE_ROUTING;
+        named = !misrouted && s->record.cause != EPW_CAUSE_NONE;
     }
     s->missing = missing;
     if (!named && any(absent)) {
         fill_record(o, s->record, phase, EPW_CAUSE_SUSPECTED, first_of(absent));
     } else if (!named && recorded) {
         s->record = o.peers->record;
-    } else if (!named && bad_ids > 0) {
-        fill_record(o, s->record, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, o.rank);
-        s->record.expected = s->bad_at;
-        s->record.seen = s->bad_id;
     } else if (!named && overflow > 0) {
         fill_record(o, s->record, phase, EPW_CAUSE_OVERFLOW, o.rank);
         s->record.expected = rows;
         s->record.seen = rows - overflow;
+    } else if (!named && bad_ids > 0) { // last: each of these ids has a note of its own
+        fill_record(o, s->record, EPW_PHASE_DISPATCH_SEND, EPW_CAUSE_ROUTING, o.rank);
+        s->record.expected = s->bad_at;
+        s->record.seen = s->bad_id;
     }
     if (recorded) put_record(o.peers->shared, &o.peers->record);
     if (overflow > 0) put_note(o, phase, EPW_CAUSE_OVERFLOW, rows, rows - overflow);
@@ -173,7 +174,7 @@ __device__ __noinline__ inline void close_amiss(Prefill &o, const AtEnd end) {
         s->unrecorded += bad_ids - EPW_GPU_NOTES;
         tell_unrecorded(o, s->unrecorded);
     }
-    report(o, any(missing) || named || recorded || bad_ids > 0 || overflow > 0);
+    report(o, any(missing) || named || misrouted || recorded || bad_ids > 0 || overflow > 0);
     if (o.troubled || recorded) {
         end_waits(o);
         epw_rank_set told;

@@ -603,7 +603,7 @@ static void check_outcome(const rank *me, epw_prefill *prefill, epw_routing *rou
     }
     REQUIRE_OK(status);
     /* The host refuses such ids, so it was given none. */
-    bool told = host->record.cause != EPW_CAUSE_NONE && host->record.cause != EPW_CAUSE_OVERFLOW;
+    bool told = host->record.cause != EPW_CAUSE_NONE;
     if (counts_ids && me->spoilt && !told) {
         host->degraded = 1;
         host->record.cause = EPW_CAUSE_ROUTING;
