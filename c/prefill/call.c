@@ -102,13 +102,10 @@ static epw_status check_ids(epw_where where, const epw_config *config, const epw
     return status;
 }
 
-/* The routing must have been filled by a dispatch of the current membership. */
+/* The routing must have been filled by a dispatch; of which membership, epw_routing_check_epoch asks. */
 static epw_status check_made(epw_where where, const epw_routing *r) {
     REQUIRE(r->made && !r->busy, EPW_ERR_STATE, "the routing has %s",
             r->busy ? "an operation under way" : "not been filled by a dispatch");
-    REQUIRE(r->epoch == r->of->peers.epoch, EPW_ERR_STATE,
-            "the routing is of epoch %u, the membership now is epoch %u: dispatch again", r->epoch,
-            r->of->peers.epoch);
     return EPW_OK;
 }
 
@@ -221,7 +218,7 @@ epw_status epw_prefill_dispatch(epw_prefill *p, epw_routing *r, const epw_dispat
     epw_prefill_lane *lane = &p->lanes[index];
     status = take_lane(p, lane, in->nonblocking != 0, where);
     if (status != EPW_OK) return status;
-    if (!again) status = epw_routing_take(r, in->tokens, where);
+    status = again ? epw_routing_check_epoch(r, lane, where) : epw_routing_take(r, in->tokens, where);
     if (status != EPW_OK) {
         epw_prefill_unlock(p, lane);
         return status;
@@ -388,6 +385,11 @@ epw_status epw_prefill_combine(epw_prefill *p, epw_routing *r, const epw_prefill
     epw_prefill_lane *lane = &p->lanes[r->lane];
     status = take_lane(p, lane, in->nonblocking != 0, where);
     if (status != EPW_OK) return status;
+    status = epw_routing_check_epoch(r, lane, where);
+    if (status != EPW_OK) {
+        epw_prefill_unlock(p, lane);
+        return status;
+    }
     r->busy = true;
     lane->kind = EPW_KIND_COMBINE;
     lane->routing = r;
@@ -449,7 +451,7 @@ void epw_prefill_look(epw_awaited *self, bool sleeps, uint64_t now) {
     epw_prefill *p = self->owner;
     uint32_t index = (uint32_t)self->of;
     if (p->gpu != NULL) {
-        epw_awaited_by_time(self, epw_prefill_gpu_await(p, index, 0) != EPW_PENDING, now);
+        epw_prefill_gpu_look(self, now);
         return;
     }
     epw_prefill_lane *lane = &p->lanes[index];

@@ -198,6 +198,10 @@ uint32_t epw_prefill_queue_depth(const epw_prefill_config *config, const epw_pre
 /* Makes room for a dispatch of this many tokens. */
 epw_status epw_routing_take(epw_routing *r, uint32_t tokens, epw_where where);
 
+/* Whether it was filled by a dispatch of the current membership. With a lane of the buffer locked, so that no
+ * epoch begins meanwhile. */
+epw_status epw_routing_check_epoch(const epw_routing *r, const epw_prefill_lane *locked, epw_where where);
+
 /* Reads the input, whose ids must have been checked, and numbers the rows for each rank and expert. */
 void epw_routing_number(epw_routing *r, const epw_prefill_lane *lane, const epw_dispatch_input *in);
 

@@ -46,6 +46,14 @@ static uint64_t carve_come(epw_routing *r, uint64_t rows, unsigned char *arena) 
     return used;
 }
 
+epw_status epw_routing_check_epoch(const epw_routing *r, const epw_prefill_lane *locked, epw_where where) {
+    uint32_t now = epw_word_epoch(locked->own_word);
+    if (r->epoch == now) return EPW_OK;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "the routing is of epoch %u, the membership now is epoch %u: dispatch again", r->epoch,
+                    now);
+}
+
 epw_status epw_routing_take(epw_routing *r, uint32_t tokens, epw_where where) {
     if (r->own != NULL && tokens <= r->token_room) return EPW_OK;
     epw_routing sized = {.of = r->of};

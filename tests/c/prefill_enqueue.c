@@ -18,11 +18,11 @@ static int fake_prepare(bool queues) {
     return 0;
 }
 static int fake_dispatch(const epw_prefill_dispatch_args *args, uint32_t blocks, void *stream) {
-    CHECK((args->call.ticket == 0) == fake.captured && args->call.routing.ids != NULL);
+    CHECK((args->call.ticket == 0) == (fake.captured != 0) && args->call.routing.ids != NULL);
     return fake_launch(blocks, stream);
 }
 static int fake_combine(const epw_prefill_combine_args *args, uint32_t blocks, void *stream) {
-    CHECK((args->call.ticket == 0) == fake.captured && args->call.routing.ids != NULL);
+    CHECK((args->call.ticket == 0) == (fake.captured != 0) && args->call.routing.ids != NULL);
     return fake_launch(blocks, stream);
 }
 static int fake_epoch(const epw_prefill_membership_args *args, void *stream) {
@@ -258,6 +258,33 @@ static void a_routing_is_behind_its_eager_work_on_another_lane(void) {
     destroy_alone(p);
 }
 
+/* A replay of a graph with one half would be half an operation. A half that is refused is still due. */
+static void both_halves_are_in_the_same_graph_or_in_none(void) {
+    epw_prefill *p = make_alone();
+    static const struct {
+        int first, second;
+        const char *says;
+    } splits[] = {{0, 7, "was not captured and this one is captured"},
+                  {7, 0, "was captured and this one is not"},
+                  {7, 8, "was captured and this one is captured elsewhere"}};
+    for (size_t i = 0; i < sizeof splits / sizeof splits[0]; i++) {
+        epw_routing *r = make_routing(p);
+        epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+        epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+        out.capacity = N * K;
+        out.stream = FIRST_STREAM;
+        fake.captured = splits[i].first;
+        CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, NULL, NULL));
+        fake.captured = splits[i].second;
+        REFUSED(epw_prefill_receive(p, r, &out, NULL), EPW_ERR_STATE, "receive", 0, -1, splits[i].says);
+        fake.captured = splits[i].first;
+        CHECK_OK(epw_prefill_receive(p, r, &out, NULL));
+        fake.captured = 0;
+        epw_routing_free(r);
+    }
+    destroy_alone(p);
+}
+
 static void streams_wait_for_the_last_call_of_a_routing(void) {
     epw_prefill *p = make_alone();
     epw_routing *r = make_routing(p), *other = make_routing(p);
@@ -386,6 +413,7 @@ int main(void) {
     streams_wait_for_the_last_call_of_a_routing();
     memory_of_a_routing_is_kept_while_its_kernel_may_run();
     memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
+    both_halves_are_in_the_same_graph_or_in_none();
     a_count_has_no_place_among_the_operations_of_a_lane();
     records_are_taken_from_the_ring_of_the_kernels();
     return check_result("prefill_enqueue");

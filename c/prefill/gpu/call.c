@@ -21,8 +21,31 @@ typedef struct enqueuing {
     epw_stream_order *order; /* of the lane */
     struct epw_prefill_gpu_memory *routing;
     epw_stream_call on;
+    unsigned long long capture; /* that of this call; 0: it is eager */
+    bool ends;                  /* it is the half that is due */
     epw_where where;
 } enqueuing;
+
+/* Replays would run one half without the other. */
+static epw_status check_halves(const enqueuing *e) {
+    unsigned long long first = e->routing->capture;
+    if (!e->ends || first == e->capture) return EPW_OK;
+    return epw_fail(
+        EPW_ERR_STATE, e->where,
+        "the half before this one was %s and this one is %s: both go into the same graph, or into "
+        "none",
+        first != 0 ? "captured" : "not captured",
+        e->capture == 0 ? "not"
+        : first != 0    ? "captured elsewhere"
+                        : "captured");
+}
+
+static epw_status find_capture(enqueuing *e) {
+    epw_status status = epw_stream_find_capture(&e->on, e->where);
+    if (status != EPW_OK || !e->on.captured) return status;
+    int error = epw_stream_capture_id(e->on.stream, &e->capture);
+    return error == cudaSuccess ? EPW_OK : epw_fail_cuda(error, e->where, "cudaStreamGetCaptureInfo");
+}
 
 /* Puts the stream behind the lane's former work, and behind the routing's on another lane. */
 static epw_status follow(enqueuing *e) {
@@ -36,7 +59,8 @@ static epw_status follow(enqueuing *e) {
 static epw_status enqueue_begin(enqueuing *e, uint64_t deadline_ns) {
     epw_status status = epw_cuda_enter(e->p->config.ep.device, e->where);
     if (status != EPW_OK) return status;
-    status = epw_stream_find_capture(&e->on, e->where);
+    status = find_capture(e);
+    if (status == EPW_OK) status = check_halves(e);
     if (status == EPW_OK) status = epw_stream_check_deadline(&e->on, deadline_ns, "buffer's", e->where);
     if (status == EPW_OK && !e->on.captured) status = follow(e);
     if (status != EPW_OK) epw_cuda_leave();
@@ -62,7 +86,7 @@ static epw_status enqueue_end(enqueuing *e, int error, uint64_t ticket) {
     }
     epw_cuda_leave();
     if (status != EPW_OK) return status;
-    e->routing->captured = e->on.captured;
+    e->routing->capture = e->capture;
     e->routing->in_graph |= e->on.captured;
     if (e->on.captured) return EPW_OK;
     e->routing->ticket = ticket;
@@ -79,6 +103,7 @@ static epw_status take_lane(epw_prefill *p, epw_routing *r, uint32_t index, cons
                      .order = epw_lane_order(&p->peers, index),
                      .routing = r->gpu,
                      .on = {.stream = stream},
+                     .ends = due != NULL,
                      .where = epw_prefill_where(p, op)};
     pthread_mutex_lock(&p->lanes[index].lock);
     epw_status status = EPW_OK;
@@ -224,6 +249,11 @@ epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_pr
                     : call->counts    ? EPW_PREFILL_SENDS | EPW_PREFILL_RECEIVES
                                       : EPW_PREFILL_COUNTS | EPW_PREFILL_RECEIVES;
     struct epw_prefill_gpu_memory *m = r->gpu;
+    if (call->again) status = epw_routing_check_epoch(r, &p->lanes[call->lane], where);
+    if (status != EPW_OK) {
+        leave_lane(&e);
+        return status;
+    }
     m->in = *in;
     m->format = *call->format;
     m->again = call->again;
@@ -380,7 +410,8 @@ epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_pre
     if (status != EPW_OK) return status;
     uint32_t parts = EPW_PREFILL_OPENS | EPW_PREFILL_COUNTS | EPW_PREFILL_SENDS | EPW_PREFILL_RECEIVES;
     uint32_t rest = out != NULL ? 0 : EPW_PREFILL_COUNTS | EPW_PREFILL_RECEIVES;
-    if (out == NULL) status = check_split(&e, in->mode == EPW_COMBINE_ORDERED);
+    status = epw_routing_check_epoch(r, &p->lanes[r->lane], where);
+    if (status == EPW_OK && out == NULL) status = check_split(&e, in->mode == EPW_COMBINE_ORDERED);
     if (status != EPW_OK) {
         leave_lane(&e);
         return status;
@@ -411,7 +442,7 @@ epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_pre
 epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome) {
     epw_where where = epw_prefill_where(p, "poll");
     const struct epw_prefill_gpu_memory *m = r->gpu;
-    if (m->captured || m->ticket == 0 || r->busy)
+    if (m->capture != 0 || m->ticket == 0 || r->busy)
         return epw_fail(EPW_ERR_STATE, where,
                         r->busy ? "half the operation is still to be called"
                                 : "no operation runs, or it was captured: replays have no outcome");
@@ -426,16 +457,35 @@ epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *out
     return EPW_OK;
 }
 
-epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
+/* Gives the lane back, and waits without it. */
+static epw_status await_locked(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
     epw_where where = epw_prefill_where(p, "await");
     const epw_stream_order *order = epw_lane_order(&p->peers, index);
-    pthread_mutex_lock(&p->lanes[index].lock);
     epw_status status = order->enqueued
                             ? epw_peers_require_marked(&p->peers, index, where)
                             : epw_fail(EPW_ERR_STATE, where, "no operation runs on lane %u", index);
     pthread_mutex_unlock(&p->lanes[index].lock);
-    if (status == EPW_OK) status = epw_peers_await_event(&p->peers, order->event, timeout_ns, where);
+    return status == EPW_OK ? epw_peers_await_event(&p->peers, order->event, timeout_ns, where) : status;
+}
+
+epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t index, uint64_t timeout_ns) {
+    pthread_mutex_lock(&p->lanes[index].lock);
+    epw_status status = await_locked(p, index, timeout_ns);
     return status == EPW_PENDING ? EPW_OK : status;
+}
+
+/* The lane may have gone on to another routing since the awaited call: its event then comes late, so the call
+ * is polled from time to time. */
+void epw_prefill_gpu_look(epw_awaited *self, uint64_t now) {
+    enum { POLLED_EVERY_NS = 200000 };
+    epw_prefill *p = self->owner;
+    uint32_t index = (uint32_t)self->of;
+    if (pthread_mutex_trylock(&p->lanes[index].lock) != 0) {
+        epw_awaited_busy(self);
+        return;
+    }
+    bool ended = await_locked(p, index, 0) != EPW_PENDING;
+    epw_awaited_by_time(self, ended || now - self->since >= POLLED_EVERY_NS, now);
 }
 
 /* The routing's own event, since the lane may have gone on to another routing. */
@@ -443,12 +493,12 @@ epw_status epw_prefill_gpu_stream_wait(epw_prefill *p, const epw_routing *r, voi
     epw_where where = epw_prefill_where(p, "stream_wait");
     const struct epw_prefill_gpu_memory *m = r->gpu;
     epw_stream_call waiting = {.stream = stream};
-    if (!m->captured && !m->order.enqueued)
+    if (m->capture == 0 && !m->order.enqueued)
         return epw_fail(EPW_ERR_STATE, where, "no operation of the routing has been enqueued");
     epw_status status = epw_cuda_enter(p->config.ep.device, where);
     if (status != EPW_OK) return status;
-    status =
-        epw_stream_wait_for(&waiting, &m->order, m->captured, EPW_UNMARKED_AWAITED("the routing's"), where);
+    status = epw_stream_wait_for(&waiting, &m->order, m->capture != 0, EPW_UNMARKED_AWAITED("the routing's"),
+                                 where);
     epw_cuda_leave();
     return status;
 }
@@ -463,7 +513,7 @@ epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r) {
     enqueuing e;
     epw_status status = take_lane(p, r, r->lane, &kind, "cancel", p->gpu->stream, &e);
     if (status != EPW_OK) return status;
-    if (!r->gpu->captured)
+    if (r->gpu->capture == 0)
         status = kind == EPW_KIND_DISPATCH ? enqueue_dispatch(&e, r->gpu->parts, true, NULL)
                                            : enqueue_combine(&e, r, r->gpu->parts, true, NULL);
     if (status == EPW_OK) {
@@ -507,6 +557,9 @@ epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_pre
 epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome) {
     (void)p, (void)r, (void)outcome;
     return none("poll");
+}
+void epw_prefill_gpu_look(epw_awaited *self, uint64_t now) {
+    epw_awaited_by_time(self, true, now);
 }
 epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t lane, uint64_t timeout_ns) {
     (void)p, (void)lane, (void)timeout_ns;

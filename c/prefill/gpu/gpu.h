@@ -39,6 +39,7 @@ epw_status epw_prefill_gpu_collect(epw_prefill *p, epw_routing *r, const epw_pre
                                    const epw_outcome *outcome);
 epw_status epw_prefill_gpu_poll(epw_prefill *p, epw_routing *r, epw_outcome *outcome);
 epw_status epw_prefill_gpu_await(epw_prefill *p, uint32_t lane, uint64_t timeout_ns);
+void epw_prefill_gpu_look(epw_awaited *self, uint64_t now); /* of a lane, see peer/await.h */
 epw_status epw_prefill_gpu_stream_wait(epw_prefill *p, const epw_routing *r, void *stream);
 epw_status epw_prefill_gpu_cancel(epw_prefill *p, epw_routing *r);
 
@@ -124,7 +125,7 @@ struct epw_prefill_gpu_memory {
     epw_stream_order order;                     /* of its eager calls, whatever their lanes */
     uint64_t ticket;                            /* of the last of these; 0: none yet */
     uint32_t lane;                              /* of that */
-    bool captured;                              /* its last call was */
+    unsigned long long capture;                 /* that of its last call; 0: this was eager */
     bool in_graph;                              /* some call was captured: a graph has these addresses */
     bool counted;                               /* a call has told the counts */
     /* Of the half that is due. */
