@@ -664,7 +664,7 @@ static bool has_news(epw_comm *comm) {
 void epw_comm_look(epw_awaited *self, bool sleeps, uint64_t now) {
     epw_comm *comm = self->owner;
     if (comm->gpu != NULL) {
-        epw_awaited_by_time(self, epw_coll_gpu_work_await(comm, self->of, 0) != EPW_PENDING, now);
+        epw_coll_gpu_look(self, now);
         return;
     }
     epw_bell_look(&comm->peers, sleeps, self);

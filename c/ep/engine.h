@@ -83,7 +83,7 @@ typedef struct epw_engine {
     epw_status (*await)(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
     /* epw_buffer_tend. NULL: this engine has no `ready`. */
     epw_status (*tend)(epw_buffer *b, epw_handle handle);
-    /* epw_buffer_look. NULL: `await` is asked again and again. */
+    /* epw_buffer_look. */
     void (*look)(epw_awaited *self, bool sleeps, uint64_t now);
     epw_status (*stream_wait)(epw_buffer *b, epw_handle handle, void *stream);
     epw_status (*outcome_read)(epw_buffer *b, epw_handle handle, epw_outcome *outcome);

@@ -127,11 +127,7 @@ epw_status epw_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
 
 void epw_buffer_look(epw_awaited *self, bool sleeps, uint64_t now) {
     epw_buffer *b = self->owner;
-    if (b->engine->look != NULL) {
-        b->engine->look(self, sleeps, now);
-    } else {
-        epw_awaited_by_time(self, b->engine->await(b, self->of, 0) != EPW_PENDING, now);
-    }
+    b->engine->look(self, sleeps, now);
 }
 
 epw_status epw_buffer_tend(epw_buffer *b, epw_handle handle) {

@@ -924,9 +924,9 @@ EPW_API epw_status epw_release(epw_buffer *buffer, epw_handle handle);
  *   of them has let go of it.
  * - epw_release enqueues on the stream of the handle's last call. If that was the per-thread default stream,
  *   it uses the one of the thread that calls epw_release: a release from another thread runs after the
- *   handle's last call, but not after what the program has enqueued on that call's stream since. Nothing can
- *   be enqueued on a stream whose capture has been invalidated: then the lane's next dispatch releases the
- *   handle first.
+ *   handle's last call, but not after what the program has enqueued on that call's stream since. If CUDA
+ *   cannot enqueue it, epw_release succeeds all the same, and the lane's next dispatch releases the handle
+ *   first; epw_release_on returns the error, except on a stream whose capture has been invalidated.
  * - Values that a peer sends with its rows are clamped, so that nothing outside the windows and the outputs
  *   is read or written. But kernels do not compare counts with the rows' entries, as the host does: if a peer
  *   lies about them, places of expert_rows, or rows of an expert's list, are left unwritten. If a row itself
@@ -1476,11 +1476,14 @@ EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
  * cudaStream_t. A call enqueues one kernel and returns without waiting. It may be captured into a graph, both
  * halves of an operation into the same one. It takes neither `nonblocking` nor `outcome`: epw_prefill_poll
  * says how the last eager operation of a routing has ended, and epw_prefill_take_errors what went wrong in
- * replays too. Ids that are out of range or repeated are left out, and make the outcome degraded with
- * EPW_CAUSE_ROUTING. x, rows, expert_out, bias and out are aligned to
- * 16 bytes, other memory to its elements. A routing has room for ranks * max_tokens rows from the start.
- * EPW_HALF_COUNTS enqueues a kernel as well, which waits for the counts and ends: epw_prefill_received is
- * EPW_PENDING until they are there, and then no kernel of the operation runs until the receiving half.
+ * replays too. Ids that are out of range or repeated are left out, and make the outcome degraded, with
+ * EPW_CAUSE_ROUTING unless a peer is missing or rows have no place as well. x, rows, expert_out, bias and out
+ * are aligned to 16 bytes, other memory to its elements. A routing has room for ranks * max_tokens rows from
+ * the start. EPW_HALF_COUNTS enqueues a kernel as well, which waits for the counts and ends:
+ * epw_prefill_received is EPW_PENDING until they are there, and then no kernel of the operation runs until
+ * the receiving half. A sending half counts
+ * nothing: after it epw_prefill_received is EPW_ERR_STATE until the receiving half has been called. A half
+ * that is captured while the other one is not, or into another graph, is EPW_ERR_STATE.
  *
  * Two lanes share config.ep.sms. A kernel that begins while the other lane has none in flight takes nearly
  * all of them: of 24 one is kept for the other lane, of 132 there are 17. If both have one in flight, the

@@ -99,6 +99,7 @@ static int fake_disconnect(const epw_disconnect_args *args, void *stream) {
 #define epw_gpu_call_poll             tested_poll
 #define epw_gpu_call_ready            tested_ready
 #define epw_gpu_call_await            tested_await
+#define epw_gpu_call_look             tested_look
 #define epw_gpu_call_stream_wait      tested_stream_wait
 #define epw_gpu_call_outcome_read     tested_outcome_read
 #define epw_gpu_call_traffic          tested_traffic
@@ -589,9 +590,14 @@ static void a_failed_launch_changes_nothing(void) {
     fake.failing = 0;
     handle = dispatch_on(b, FIRST_STREAM, 0);
     fake.failing = cudaErrorLaunchFailure;
-    REFUSED(epw_release(b, handle), EPW_ERR_SYSTEM, "release", 0, -1, "release kernel: CUDA");
-    fake.failing = 0;
+    REFUSED(epw_release_on(b, handle, FIRST_STREAM), EPW_ERR_SYSTEM, "release", 0, -1,
+            "release kernel: CUDA");
+    /* Whoever drops the handle has no way to try again, so the release is owed. */
     CHECK_OK(epw_release(b, handle));
+    fake.failing = 0;
+    CHECK(b->lanes[0].machine.stage == EPW_STAGE_FREE && kernels.quiet_releases == 0);
+    CHECK_OK(epw_release(b, dispatch_on(b, FIRST_STREAM, 0)));
+    CHECK(kernels.quiet_releases == 1);
     destroy(&g);
     CHECK(fake.depth == 0);
 }

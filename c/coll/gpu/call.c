@@ -550,14 +550,27 @@ epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work id, uint64_t timeout_
     return status;
 }
 
-/* Waits without the lock: the events of works exist as long as the communicator. */
+/* Gives the lock back, and waits without it: the events of works exist as long as the communicator. */
+static epw_status await_work(epw_comm *locked, epw_work id, uint64_t timeout_ns) {
+    const epw_coll_work *work = *find(locked->gpu, id);
+    cudaEvent_t event = work != NULL ? work->event : NULL;
+    pthread_mutex_unlock(&locked->lock);
+    if (work == NULL) return not_there(locked, "work_await");
+    return epw_peers_await_event(&locked->peers, event, timeout_ns, epw_comm_where(locked, "work_await"));
+}
+
 epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work id, uint64_t timeout_ns) {
     pthread_mutex_lock(&comm->lock);
-    const epw_coll_work *work = *find(comm->gpu, id);
-    cudaEvent_t event = work != NULL ? work->event : NULL;
-    pthread_mutex_unlock(&comm->lock);
-    if (work == NULL) return not_there(comm, "work_await");
-    return epw_peers_await_event(&comm->peers, event, timeout_ns, epw_comm_where(comm, "work_await"));
+    return await_work(comm, id, timeout_ns);
+}
+
+void epw_coll_gpu_look(epw_awaited *self, uint64_t now) {
+    epw_comm *comm = self->owner;
+    if (pthread_mutex_trylock(&comm->lock) != 0) {
+        epw_awaited_busy(self);
+        return;
+    }
+    epw_awaited_by_time(self, await_work(comm, self->of, 0) != EPW_PENDING, now);
 }
 
 /* The kernel runs all the same: the caller may use the buffers again once the stream has passed it. */
@@ -584,6 +597,9 @@ epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count,
 epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work work, uint64_t timeout_ns, epw_outcome *outcome) {
     (void)comm, (void)work, (void)timeout_ns, (void)outcome;
     return none("work_wait");
+}
+void epw_coll_gpu_look(epw_awaited *self, uint64_t now) {
+    epw_awaited_by_time(self, true, now);
 }
 epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns) {
     (void)comm, (void)work, (void)timeout_ns;

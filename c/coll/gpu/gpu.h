@@ -172,6 +172,7 @@ epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count,
                               epw_outcome *outcome);
 epw_status epw_coll_gpu_work_wait(epw_comm *comm, epw_work work, uint64_t timeout_ns, epw_outcome *outcome);
 epw_status epw_coll_gpu_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns);
+void epw_coll_gpu_look(epw_awaited *self, uint64_t now); /* of a work, see peer/await.h */
 epw_status epw_coll_gpu_work_drop(epw_comm *comm, epw_work work);
 
 #endif

@@ -289,13 +289,13 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     enqueuing e = enqueuing_of(b, lane, "release", NULL);
     e.on.stream = stream != NULL ? *stream : e.lane->stream;
     epw_status status = enqueue_begin(&e, 0);
-    if (status != EPW_OK && e.on.invalidated) {
+    bool begun = status == EPW_OK;
+    if (begun) status = enqueue_end(&e, launch_release(&e, false), "launch of the release kernel");
+    /* Whoever names no stream need not try again: the lane's next call enqueues it, or the next epoch. */
+    if (status != EPW_OK && (stream == NULL || e.on.invalidated)) {
         e.lane->owes_release = true;
-        lane->machine.stage = EPW_STAGE_FREE;
-        return EPW_OK;
+        status = EPW_OK;
     }
-    if (status != EPW_OK) return status;
-    status = enqueue_end(&e, launch_release(&e, false), "launch of the release kernel");
     if (status == EPW_OK) lane->machine.stage = EPW_STAGE_FREE;
     return status;
 }
@@ -372,13 +372,18 @@ epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle) {
                     "on a GPU the host does not see what has arrived: enqueue the receiving half");
 }
 
+/* Whether to wait for a lane that another thread has locked; if not, it is EPW_PENDING. */
+typedef enum patience { WAITS, TRIES } patience;
+
 /* Finds and locks the lane that `handle`, held or consumed, was the last to use. */
-static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
+static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, patience patience,
+                            epw_lane **out) {
     uint32_t index = (uint32_t)(handle & 1);
     if (index >= b->config.lanes || handle >> 1 == 0)
         return epw_fail(EPW_ERR_INVALID, epw_buffer_where(b, op), "not a handle of this buffer");
     epw_lane *lane = &b->lanes[index];
-    pthread_mutex_lock(&lane->lock);
+    if (patience == TRIES && pthread_mutex_trylock(&lane->lock) != 0) return EPW_PENDING;
+    if (patience == WAITS) pthread_mutex_lock(&lane->lock);
     if (lane->generation != handle >> 1) {
         epw_lane_unlock(b, lane);
         return epw_fail(EPW_ERR_STATE, epw_buffer_where(b, op),
@@ -389,10 +394,11 @@ static epw_status find_last(epw_buffer *b, const char *op, epw_handle handle, ep
 }
 
 /* The same, if its last call was eager and has an event to wait for. */
-static epw_status find_last_eager(epw_buffer *b, const char *op, epw_handle handle, epw_lane **out) {
+static epw_status find_last_eager(epw_buffer *b, const char *op, epw_handle handle, patience patience,
+                                  epw_lane **out) {
     epw_lane *lane = NULL;
     epw_where where = epw_buffer_where(b, op);
-    epw_status status = find_last(b, op, handle, &lane);
+    epw_status status = find_last(b, op, handle, patience, &lane);
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
     if (b->gpu->lanes[index].captured) {
@@ -410,19 +416,36 @@ static epw_status find_last_eager(epw_buffer *b, const char *op, epw_handle hand
     return EPW_OK;
 }
 
-epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
-    epw_lane *lane = NULL;
-    epw_status status = find_last_eager(b, "await", handle, &lane);
-    if (status != EPW_OK) return status;
-    uint32_t index = epw_lane_index(b, lane);
-    epw_lane_unlock(b, lane);
+/* Waits without the lock: the events of lanes exist as long as the buffer. */
+static epw_status await_last(epw_buffer *b, epw_lane *locked, uint64_t timeout_ns) {
+    uint32_t index = epw_lane_index(b, locked);
+    epw_lane_unlock(b, locked);
     return epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, timeout_ns,
                                  epw_buffer_where(b, "await"));
 }
 
+epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns) {
+    epw_lane *lane = NULL;
+    epw_status status = find_last_eager(b, "await", handle, WAITS, &lane);
+    return status == EPW_OK ? await_last(b, lane, timeout_ns) : status;
+}
+
+void epw_gpu_call_look(epw_awaited *self, bool sleeps, uint64_t now) {
+    epw_buffer *b = self->owner;
+    epw_lane *lane = NULL;
+    (void)sleeps; /* nobody wakes those who wait for a GPU */
+    epw_status status = find_last_eager(b, "await", self->of, TRIES, &lane);
+    if (status == EPW_PENDING) {
+        epw_awaited_busy(self);
+        return;
+    }
+    if (status == EPW_OK) status = await_last(b, lane, 0);
+    epw_awaited_by_time(self, status != EPW_PENDING, now);
+}
+
 epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream) {
     epw_lane *lane = NULL;
-    epw_status status = find_last(b, "stream_wait", handle, &lane);
+    epw_status status = find_last(b, "stream_wait", handle, WAITS, &lane);
     if (status != EPW_OK) return status;
     enqueuing e = enqueuing_of(b, lane, "stream_wait", stream);
     status = epw_cuda_enter(b->config.device, e.where);
@@ -456,7 +479,7 @@ epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outco
     if (outcome == NULL) return epw_fail(EPW_ERR_INVALID, where, "outcome is NULL");
     epw_status status = epw_outcome_check(b, "outcome_read", outcome);
     epw_lane *lane = NULL;
-    if (status == EPW_OK) status = find_last_eager(b, "outcome_read", handle, &lane);
+    if (status == EPW_OK) status = find_last_eager(b, "outcome_read", handle, WAITS, &lane);
     if (status != EPW_OK) return status;
     uint32_t index = epw_lane_index(b, lane);
     status = epw_peers_await_event(&b->peers, epw_lane_order(&b->peers, index)->event, 0, where);

@@ -264,6 +264,7 @@ const epw_engine epw_engine_gpu = {
     .poll = epw_gpu_call_poll,
     .ready = epw_gpu_call_ready,
     .await = epw_gpu_call_await,
+    .look = epw_gpu_call_look,
     .stream_wait = epw_gpu_call_stream_wait,
     .outcome_read = epw_gpu_call_outcome_read,
     .traffic = epw_gpu_call_traffic,

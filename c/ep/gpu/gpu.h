@@ -56,6 +56,7 @@ epw_status epw_gpu_call_report(epw_buffer *b, uint64_t step, bool faulted, void 
 epw_status epw_gpu_call_poll(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_gpu_call_ready(epw_buffer *b, epw_handle handle);
 epw_status epw_gpu_call_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns);
+void epw_gpu_call_look(epw_awaited *self, bool sleeps, uint64_t now);
 epw_status epw_gpu_call_stream_wait(epw_buffer *b, epw_handle handle, void *stream);
 epw_status epw_gpu_call_outcome_read(epw_buffer *b, epw_handle handle, epw_outcome *outcome);
 epw_status epw_gpu_call_traffic(const epw_buffer *b, epw_traffic *traffic, epw_peer_traffic *peers);
