@@ -128,8 +128,9 @@ impl DispatchBuffers {
         if count == 0 {
             return 0..0;
         }
-        let list = self.source_token.len() / self.counts.len() * width;
-        expert * list..expert * list + count * width
+        let list = (self.source_token.len() / self.counts.len()).saturating_mul(width);
+        let first = expert.saturating_mul(list);
+        first..first.saturating_add(count.saturating_mul(width))
     }
 
     /// All of it as an output.

@@ -225,8 +225,8 @@ impl Dispatched {
 
     /// The offset of row `row` of `source`, if it was received.
     fn row_at(&self, rows: &Rows, source: u32, row: usize) -> Option<usize> {
-        let index = source as usize * self.open.inner.config.max_tokens as usize + row;
-        (row < self.source_count(rows, source)).then_some(index * rows.stride)
+        let first = source as usize * self.open.inner.config.max_tokens as usize;
+        (row < self.source_count(rows, source)).then(|| (first + row) * rows.stride)
     }
 }
 

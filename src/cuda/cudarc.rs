@@ -5,6 +5,8 @@ use ::cudarc::driver::{
     CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
 };
 
+use std::sync::Arc;
+
 use super::view::{Origin, TensorMut, TensorRef, address};
 use crate::tensor::Element;
 use crate::tensor::sealed::Matrix;
@@ -76,7 +78,8 @@ impl<'a> TensorMut<'a> {
 fn origin<T>(memory: &impl DeviceSlice<T>, stream: &CudaStream) -> Option<Origin> {
     // A buffer's ordinal never exceeds 32 bits, so this matches none.
     let device = u32::try_from(memory.stream().context().ordinal()).unwrap_or(u32::MAX);
-    Some(Origin { device, stream: stream.cu_stream().cast() })
+    let ordered = Arc::ptr_eq(memory.stream().context(), stream.context());
+    Some(Origin { device, stream: stream.cu_stream().cast(), ordered })
 }
 
 /// Tells the owner of the memory what has been enqueued so far, and keeps the guard.

@@ -18,6 +18,8 @@ pub(super) type Guard<'a> = PhantomData<&'a ()>;
 pub(crate) struct Origin {
     pub(super) device: u32,
     pub(super) stream: *mut c_void,
+    /// Whether the owner of the memory orders what is enqueued on that stream with its own work.
+    pub(super) ordered: bool,
 }
 
 /// A matrix to read in GPU memory: `rows` rows of `cols` elements, each row dense, `row_stride` bytes apart. A call consumes it.
@@ -160,6 +162,10 @@ impl Site {
             }
             Some(origin) if origin.stream != stream => Err(format!(
                 "{name} was viewed for another stream than the one enqueued on: make the view with that one"
+            )),
+            Some(Origin { ordered: false, .. }) => Err(format!(
+                "{name} is memory of another CudaContext than the stream's, and cudarc orders only streams of one: make the \
+                 stream with the context of the memory"
             )),
             _ => Ok(()),
         }
