@@ -119,9 +119,9 @@ fn the_table_of_memory_is_what_plan_says() {
     let plain = |max_tokens| EpConfig::new(max_tokens, 7168, 256, 8);
     let rows = [
         (8, "", plain(128)),
-        (8, "`lanes: 1`", plain(128).lanes(1)),
-        (8, "`ordered`", plain(128).ordered(true)),
-        (8, "`zero_copy`", plain(128).zero_copy(true)),
+        (8, "`.lanes(1)`", plain(128).lanes(1)),
+        (8, "`.ordered(true)`", plain(128).ordered(true)),
+        (8, "`.zero_copy(true)`", plain(128).zero_copy(true)),
         (8, "", plain(512)),
         (64, "", plain(128)),
     ];
