@@ -206,7 +206,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "bench --device cuda --ranks 2 --experts 256 --payload fp8 --tokens 128 --cases pair --graph --sms 16,24,64,all",
         "as above",
     ),
-    ("cargo add epwire half", "changes the reader's own program"),
+    ("cargo add half", "changes the reader's own program"),
     ("cargo add tokio --features rt-multi-thread,time,macros,signal", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
