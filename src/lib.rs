@@ -2,8 +2,10 @@
 //! own its top-k experts, `combine` returns the experts' outputs to the token's rank and sums them with the routing
 //! weights.
 //!
-//! A C core moves the bytes; this crate wraps it in owned types and adds what a server needs around it: detecting how
-//! the process was launched, meeting the other ranks, and agreeing on the remaining members after a failure.
+//! A C core moves the bytes. This crate wraps it in owned types and adds what a server needs: it detects how the process
+//! was launched, brings the ranks together, and lets them agree on the remaining members after a failure. No async
+//! runtime is needed: the futures run on any executor, and there are `_blocking` forms for plain threads
+//! ([`guide::threads`]).
 //!
 //! ```
 //! use epwire::{Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Group, Layout, Payload};
@@ -55,13 +57,16 @@
 //! ```
 //!
 //! # Map
-//! [`launch`] (where am I) -> [`rendezvous`] and [`store`] (meet) -> [`Group`] -> [`EpBuffer`] -> [`Dispatched`] ->
-//! [`Outcome`]. In addition [`doctor`]: which prerequisites of each path the machine meets, and how fast ranks reach
-//! each other.
+//! In the order in which a program uses them:
 //!
-//! A [`prefill`] buffer does the same for the many tokens of prompts, through rings; an [`EpBuffer`] is for decode.
-//!
-//! A [`Comm`] provides collectives, sends and receives among the same ranks: [`comm`].
+//! - [`launch`]: which rank this process is, from the variables of its launcher.
+//! - [`Group`]: the ranks of a run, which meet and agree on the members. Below it are [`rendezvous`] and [`store`].
+//! - [`EpBuffer`]: dispatch and combine for decode. [`Dispatched`] is a dispatch that has still to be combined, and
+//!   [`Outcome`] says how an operation ended.
+//! - [`prefill`]: dispatch and combine for the many tokens of prompts.
+//! - [`comm`]: collectives, sends and receives among the same ranks.
+//! - [`doctor`]: which prerequisites of each path the machine meets, and how fast ranks reach each other.
+//! - [`guide`]: pages about more than one item; [`guide::serving`] is about a whole server.
 //!
 //! # When a rank fails
 //! Every wait is bounded. An operation whose peer dies or falls silent ends with what has arrived, and its [`Outcome`]
@@ -74,9 +79,10 @@
 //! calls.
 //!
 //! # Features
-//! - `succession`, the only default one: the run survives the loss of the member that hosts the rendezvous, see
+//! - `succession`, the only default one: the run survives the loss of the member that hosts the rendezvous server, see
 //!   [`group`]. A program whose ranks meet at [`Ranks::server`](launch::spawn::Ranks::server) can turn it off.
-//! - `cuda`: buffers on GPUs, see [`mod@cuda`]. Needs a CUDA toolkit to build, and a driver only to use a GPU.
+//! - `cuda`: buffers and communicators on GPUs, see [`mod@cuda`]. Needs a CUDA toolkit to build, 12.0 or newer, and a
+//!   driver only to use a GPU.
 //! - `cudarc`: views of cudarc's slices and streams, and that crate as `epwire::cudarc`. Needs no toolkit, and leaves it
 //!   to the program how cudarc links CUDA.
 //! - `tracing`: spans and events. `metrics`: counters, gauges and histograms.
@@ -89,10 +95,17 @@
 //! RDMA adapters need no feature: libibverbs and libmlx5 are opened at run time.
 //!
 //! # Spans and metrics
-//! An *operation* is one call; each half of a split call is also one. The operations of a buffer are `dispatch`,
-//! `dispatch_send`, `dispatch_receive`, `combine`, `combine_send` and `combine_receive`. Those of a [`Comm`] have the
-//! names of its calls, such as `all_reduce`, and `group` stands for several at once. The blocking forms have the same
-//! names.
+//! An *operation* is one call; each half of a split call is also one. The blocking forms have the same names as the
+//! others.
+//!
+//! | of | names of operations |
+//! |---|---|
+//! | [`EpBuffer`] | `dispatch`, `dispatch_send`, `dispatch_receive`, `combine`, `combine_send`, `combine_receive` |
+//! | [`PrefillBuffer`](prefill::PrefillBuffer) | the same; a dispatch that only counts first is a `dispatch_send`, a repeated one a `dispatch` |
+//! | [`Comm`] | those of its calls, such as `all_reduce`; `group` for several calls at once |
+//!
+//! So operations of decode and of prefill have the same names, and the metrics of operations do not tell them apart; the
+//! metrics of traffic below do, by their label `kind`.
 //!
 //! Operations of GPU buffers have not ended when their call returns, so neither spans nor metrics contain them: see
 //! [`cuda::Completion`].

@@ -61,7 +61,9 @@ fn every_page_of_the_guide_is_looked_at_and_linked_in_the_readme() {
 fn the_c_programs_compile_without_warnings_and_run() {
     let said = run_c("readme", block(README, "c"));
     assert!(README.contains(&format!("prints `{}`", said.trim())), "the program says {said:?}");
-    assert_eq!(run_c("guide", block(page!("c"), "c")), "");
+    for (at, code) in blocks(page!("c"), "c").into_iter().enumerate() {
+        assert_eq!(run_c(&format!("guide_{at}"), code), "");
+    }
 }
 
 /// What the program prints, if it compiles without warnings and ends well.
@@ -119,9 +121,9 @@ fn the_table_of_memory_is_what_plan_says() {
     let plain = |max_tokens| EpConfig::new(max_tokens, 7168, 256, 8);
     let rows = [
         (8, "", plain(128)),
-        (8, "`lanes: 1`", plain(128).lanes(1)),
-        (8, "`ordered`", plain(128).ordered(true)),
-        (8, "`zero_copy`", plain(128).zero_copy(true)),
+        (8, "`.lanes(1)`", plain(128).lanes(1)),
+        (8, "`.ordered(true)`", plain(128).ordered(true)),
+        (8, "`.zero_copy(true)`", plain(128).zero_copy(true)),
         (8, "", plain(512)),
         (64, "", plain(128)),
     ];
@@ -204,7 +206,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "bench --device cuda --ranks 2 --experts 256 --payload fp8 --tokens 128 --cases pair --graph --sms 16,24,64,all",
         "as above",
     ),
-    ("cargo add epwire half", "changes the reader's own program"),
+    ("cargo add half", "changes the reader's own program"),
     ("cargo add tokio --features rt-multi-thread,time,macros,signal", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
@@ -223,6 +225,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
         "mpirun -n 4 --host 10.0.0.1:2,10.0.0.2:2 -x EPWIRE_TOKEN_FILE -x EPWIRE_IFNAME -x EPWIRE_PORTS -x EPWIRE_ADDR=10.0.0.1:29700 program",
         "needs two machines; as above",
     ),
+    (
+        "mpiexec -n 4 -ppn 2 -hosts 10.0.0.1,10.0.0.2 -genv EPWIRE_ADDR 10.0.0.1:29700 program",
+        "needs MPICH and two machines; as above",
+    ),
+    ("srun -N 2 --ntasks-per-node 2 program", "needs Slurm and two machines; as above"),
     (
         "cargo nextest archive --features cuda,cudarc --test cuda --archive-file tests.tar.zst",
         "needs cargo-nextest",
@@ -412,13 +419,18 @@ fn simple_commands(script: &str) -> Vec<String> {
     found
 }
 
+/// The blocks of this language on the page, at least one.
+fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
+    let opening = format!("\n```{language}\n");
+    let behind = page.split(&opening).skip(1);
+    let blocks: Vec<_> = behind.map(|rest| rest.split_once("\n```").expect("a closed block").0).collect();
+    assert!(!blocks.is_empty(), "no block of {language}");
+    blocks
+}
+
 /// The only block of this language on the page.
 fn block<'a>(page: &'a str, language: &str) -> &'a str {
-    let opening = format!("\n```{language}\n");
-    let mut blocks = page.split(&opening).skip(1);
-    let (code, _) =
-        blocks.next().expect("a block of this language").split_once("\n```").expect("a closed block");
-    assert!(blocks.next().is_none(), "more than one block of {language}");
+    let [code] = blocks(page, language)[..] else { panic!("more than one block of {language}") };
     code
 }
 

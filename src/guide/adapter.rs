@@ -1,8 +1,9 @@
-//! How the bytes that are sent to an adapter are checked, although no adapter has been tried yet.
+//! How the commands and queue entries for mlx5 adapters are checked, although no adapter has been tried yet. This page
+//! is for contributors and for those who want to judge that path.
 //!
 //! If one bit is wrong, an adapter returns an error code, or silently does something else. So each field is written by
-//! one source here and read by another, and where other projects have written the same, their result is compared with
-//! it:
+//! one piece of code and read by another that was written independently. Where other projects build the same commands or
+//! entries, their bytes are compared too; this page calls these projects *witnesses*:
 //!
 //! * **Literal bytes** in `tests/c/queue.c`, `tests/c/soft_nic.c` and `tests/c/mlx5_commands.c`, written by hand from
 //!   the layouts in the adapter's manual: for every entry, for doorbell record and doorbell, for completions, and for
@@ -66,8 +67,8 @@
 //! its own a second unit, and posts no two stretches. Its WRITE is its first entry, whose index is 0 in both. Its third
 //! completion is the syndrome of a refused write, one of the ten that rdma-core names.
 //!
-//! So of entries, record and doorbell each field has the value that at least one other author gives it, and of commands
-//! each field but those in the last column.
+//! So each field of entries, record and doorbell has the value that at least one other project gives it, and so has each
+//! field of commands except those in the last column.
 //!
 //! # Device functions of others, on a GPU
 //!

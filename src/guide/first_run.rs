@@ -1,12 +1,13 @@
 //! The first run on an RDMA adapter: a checklist that changes one thing per step.
 //!
-//! **No step of this page has been run on an adapter yet**, except the rehearsal. The checklist begins with what needs
-//! least: rings in host memory, doorbells rung by the host, writes of 8 bytes. So whatever fails in a step has a single
-//! cause. Each step has a command, the output to expect, and the claims that it verifies: things that nobody has seen
-//! on hardware so far. If a step fails, stop there, because the next ones depend on it. [`operators`](super::operators)
-//! explains each error text.
+//! **No step of this page has been run on a real adapter yet**; the rehearsal (step 0) runs with an adapter emulated in
+//! software. The checklist begins with what needs least: *rings*, the queues of an adapter, in host memory; *doorbells*,
+//! the registers that start it, written by the host; and writes of 8 bytes. Each step adds one thing, so that a failure
+//! has a single cause. Each step has a command, the output to expect, and what it would verify: behaviour that nobody has
+//! seen on hardware so far. If a step fails, stop there, because the next ones depend on it.
+//! [`operators`](super::operators) explains how to set a host up, and each error text.
 //!
-//! **Send back**, for each step: the command, its complete output, and the exit status. Once for each host:
+//! **Please report**, for each step: the command, its complete output, and the exit status. Once for each host:
 //! `doctor --json`, `ibv_devinfo -v`, `uname -r`, and for a host with GPUs `nvidia-smi -q -d PCIE` and
 //! `nvidia-smi topo -m`. For a step that failed also `dmesg | tail -50` and `cat /proc/driver/nvidia/params`.
 //!
@@ -17,8 +18,8 @@
 //! cargo build --release --examples --features cuda,cudarc
 //! ```
 //!
-//! With GPUs use the second line; the commands below then also need `--features cuda,cudarc`. The two hosts are called
-//! 10.1.0.5 and 10.1.0.6 here, after the addresses of the adapters' interfaces.
+//! On hosts with GPUs use the second line, and add `--features cuda,cudarc` to the commands below. The addresses of the
+//! adapters' interfaces are 10.1.0.5 on the first host and 10.1.0.6 on the second in these examples.
 //!
 //! # 0. Rehearsal, without an adapter
 //!
@@ -35,9 +36,9 @@
 //!   ok       fake_0 queue pair            a word sent to itself arrived
 //! ```
 //!
-//! Between the last two it reports on the GPU, if there is one. The commands below can be rehearsed in this way, with
-//! `fake` in place of `mlx5`, but for those that unplug a port (step 6) and those of rings in a GPU's memory (step 9), which
-//! an adapter in software does not reach.
+//! Between the last two it reports on the GPU, if there is one. The other steps can be rehearsed in this way too, with
+//! `fake` in place of `mlx5`, except steps 6 (an emulated adapter has no port to unplug) and 9 (it does not reach the
+//! memory of a GPU).
 //!
 //! # 1. An adapter alone: one word of 8 bytes to itself
 //!
@@ -69,7 +70,7 @@
 //! EPWIRE_NIC=mlx5 EPWIRE_PATHS=queue cargo run --release --example doctor -- --ranks 2
 //! ```
 //!
-//! should end with a matrix without `NONE`; its figures are what we want to know:
+//! should end with a matrix without `NONE`, which has the figures to report:
 //!
 //! ```text
 //! 2 ranks, each with each: path, time of a word one way, bandwidth
@@ -102,7 +103,8 @@
 //!
 //! # 4. Two hosts
 //!
-//! Run on both hosts, with a token file of the same contents, and with `EPWIRE_RANK` 0 on 10.1.0.5 and 1 on the other:
+//! Put the same token into `/etc/epwire/token` on both hosts. Run these commands on both, with `EPWIRE_RANK=0` on 10.1.0.5
+//! as here, and with `EPWIRE_RANK=1` on the other:
 //!
 //! ```sh
 //! export EPWIRE_TOKEN_FILE=/etc/epwire/token EPWIRE_ADDR=10.1.0.5:29700 EPWIRE_WORLD=2 EPWIRE_LOCAL_RANK=0 EPWIRE_LOCAL_WORLD=1
@@ -196,8 +198,8 @@
 //! cargo run --release --features cuda,cudarc --example bench -- --device cuda --paths queue --nic mlx5 --ranks 2 --tokens 128 --iterations 20
 //! ```
 //!
-//! Each should print a row per case with 0 in the column `#wrong`. Run the second with each of the settings of steps 7 to 9. On RoCE repeat it with the traffic class of the fabric,
-//! for example `EPWIRE_TC=106`, and send the counters `/sys/class/infiniband/mlx5_0/ports/1/hw_counters/*` from before
-//! and after.
+//! Each should print a row per case with 0 in the column `#wrong`. Run the second with each of the settings of steps 7 to
+//! 9. On RoCE repeat it with the traffic class of the fabric, for example `EPWIRE_TC=106`, and report the counters
+//! `/sys/class/infiniband/mlx5_0/ports/1/hw_counters/*` from before and after.
 //!
 //! This step verifies, not yet run on an adapter: every figure.

@@ -1,10 +1,12 @@
-//! For those who run ranks on a cluster: queues by RDMA adapters, from the bare machine to the error texts.
+//! For those who run ranks on a cluster with RDMA adapters: setting hosts up, settings, tuning, and every error text.
 //!
-//! Peers that share no memory with a rank are reached by queues. By default a software NIC drains these, over TCP
-//! between hosts. With `EPWIRE_NIC=mlx5` an mlx5 adapter (ConnectX, BlueField) does. **This has not run on an adapter
-//! yet**: the statements here about the library's own behaviour were verified with an adapter in software
-//! (`EPWIRE_NIC=fake`), and those about hardware, kernels and drivers come from their documentation and from reports by
-//! users of similar libraries. [`first_run`](super::first_run) is the list of steps that will change that.
+//! Peers that share no memory with a rank are reached by queues ([`paths`](super::paths)). By default a NIC in software
+//! takes what is in the queues and sends it, over TCP between hosts. With `EPWIRE_NIC=mlx5` an mlx5 adapter (ConnectX,
+//! BlueField) does. **This has not run on a real adapter yet.** Statements here about the library's own behaviour were
+//! verified with an adapter emulated in software (`EPWIRE_NIC=fake`); those about hardware, kernels and drivers come from
+//! their documentation and from reports by users of similar libraries. [`first_run`](super::first_run) is a checklist for
+//! trying it on an adapter. Adapters of other makes are used through the wire `verbs` (`EPWIRE_WIRES=verbs`), which has
+//! run over Soft-RoCE.
 //!
 //! # Bringing up a host
 //!
@@ -40,8 +42,8 @@
 //!
 //! # Settings
 //!
-//! Environment variables; programs in C set the field of `epw_fabric_options` instead. If they are empty, the default
-//! applies.
+//! These are the environment variables that concern adapters; [`launching`](super::launching) lists all. Programs in C
+//! set the field of `epw_fabric_options` instead. An empty variable counts as unset.
 //!
 //! | variable | field | default | meaning |
 //! |---|---|---|---|
@@ -83,8 +85,8 @@
 //! | `a software NIC`, `a strict software NIC` | no adapter: `EPWIRE_NIC` is `soft`, or `strict`, which is for tests; `verbs by NAME` behind it is the adapter of the verbs wire |
 //! | `a thread of the host rings for kernels` | as `EPWIRE_DOORBELLS` asked, or because the GPU does not map registers; it takes a core while kernels post |
 //!
-//! With `EPWIRE_LOG=warn` each rank logs once what does not go the best way, and why. After the colon stands the error
-//! that `gpu` would have returned in place of `auto`:
+//! With `EPWIRE_LOG=warn` each rank logs once which settings have fallen back, and why. The text after the colon is the
+//! error that the setting `gpu` would have returned where `auto` fell back:
 //!
 //! | in the log | meaning |
 //! |---|---|

@@ -1,8 +1,8 @@
-//! The ranks of one host without a launcher. [`Ranks`] sets their number; the examples take it from `--ranks N`.
+//! Starts the ranks of one host without a launcher. [`Ranks`] sets their number; the examples take it from `--ranks N`.
 //!
-//! The parent hosts the rendezvous, executes its own program again, once per rank, with the same arguments and with
-//! `EPWIRE_RANK` and related variables set, so that [`super::Launch::from_env`] in the children finds their place, and
-//! waits:
+//! The parent hosts the rendezvous server and executes its own program once per rank, with the same arguments. It sets
+//! `EPWIRE_RANK` and related variables, so that [`super::Launch::from_env`] in each child finds its rank. Then it waits
+//! for the ranks to end:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -25,10 +25,10 @@
 //! }
 //! ```
 //!
-//! So by default a rank that fails ends all of them, as suits a batch job. In a server the other ranks should continue
-//! and the lost one be replaced: [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, for
+//! By default a rank that fails ends all of them, which suits a batch job. In a server the other ranks should continue
+//! while the lost one is replaced: see [`Ranks::restarts`]. [`Running::stopper`] ends the ranks from another thread, for
 //! instance when this process gets SIGTERM. `EPWIRE_LOG=info` also prints which process runs which rank, how each ended,
-//! and which restart it was; with the feature `tracing` the same comes as events.
+//! and which restart it was; with the feature `tracing` the same is reported as events.
 
 use std::{
     ffi::OsString,
@@ -80,7 +80,7 @@ impl Ranks {
             deaths: None,
             run_id: None,
             token: None,
-            grace: Duration::from_secs(15),
+            grace: Duration::from_secs(20),
             restarts: 0,
             restarts_within: None,
             program: None,
@@ -95,9 +95,8 @@ impl Ranks {
     }
 
     /// The ranks meet at this server and are told not to host one; they get its run id and token, unless others are
-    /// given. The server is told of each process that has ended,
-    /// for whatever reason, so that the run continues without it and its rank may be taken. For a world of more than
-    /// one rank either this or [`Ranks::address`] is required.
+    /// given. The server is told of each process that has ended, for whatever reason, so that the run continues without
+    /// it and its rank may be taken. For a world of more than one rank either this or [`Ranks::address`] is required.
     pub fn server(mut self, server: &Server) -> Self {
         self.deaths = Some(server.deaths());
         let (run_id, token) = server.credentials();
@@ -125,32 +124,36 @@ impl Ranks {
     }
 
     /// The shared secret to pass on, in `EPWIRE_TOKEN`; it must be UTF-8. Default: that of [`Ranks::server`], else the
-    /// one in this process's environment, if any. On Linux only the same user and root can read another process's environment.
+    /// one in this process's environment, if any. On Linux only the same user and root can read another process's
+    /// environment.
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
         self
     }
 
-    /// How long the others may continue after a rank has failed, before SIGTERM; and after SIGTERM, before SIGKILL.
-    /// Default 15 s. At an orderly end the ranks wait for one that is stopped until it has been removed, for a lease and
-    /// a deadline: the period must be longer than both together.
+    /// How long the other ranks may continue after one has failed before they get SIGTERM, and how long ranks may take
+    /// to end after SIGTERM before they get SIGKILL. At an orderly end the ranks wait for a stopped one until it has been
+    /// removed, which takes a lease and a deadline, so the period must be longer than both together. The default of 20 s
+    /// is, for the default lease of 5 s and the default deadline of 10 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// How many times failed ranks are started again, for all ranks together and as long as they run, or in the time of
-    /// [`Ranks::restarts_within`]. The others continue meanwhile, and the new process joins as a replacement ([`Group::join`](crate::Group::join)). A rank that
-    /// ends with status 0 is not started again. The first restart of a rank is at once; if the new process fails within
-    /// 5 s, the next one comes 0.1 s after that, and so on, each time after twice the delay, at most 5 s. Once a process
-    /// has run for longer than 5 s, the next restart of its rank is at once again. The failure after the last restart ends all ranks, as does any failure with the default of 0.
+    /// How many times failed ranks are restarted, counted over all ranks, in the whole run or in the period of
+    /// [`Ranks::restarts_within`]. Meanwhile the others continue, and the new process joins as a replacement
+    /// ([`Group::join`](crate::Group::join)). A rank that ends with status 0 is not restarted. The first restart of a
+    /// rank is immediate. If the new process fails within 5 s, the next one is started after 0.1 s, and the delay then
+    /// doubles with each such failure, up to 5 s. Once a process has run for longer than 5 s, the next restart of its
+    /// rank is immediate again. The failure after the last permitted restart ends all ranks, as does any failure with
+    /// the default of 0.
     pub fn restarts(mut self, most: u32) -> Self {
         self.restarts = most;
         self
     }
 
-    /// A restart counts for so long. A server runs on however many of its ranks have failed in the course of months, and
-    /// ends when they fail again and again. Default: as long as the ranks run.
+    /// The period in which [`Ranks::restarts`] are counted. With a period of minutes a server survives any number of
+    /// failures spread over months, and ends if its ranks fail again and again. Default: the whole run.
     pub fn restarts_within(mut self, period: Duration) -> Self {
         self.restarts_within = Some(period);
         self
