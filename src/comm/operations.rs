@@ -393,10 +393,11 @@ impl Comm {
         self.run_blocking(Call::scatter_blocks(send, recv, blocks, root))
     }
 
-    /// Sends all of `send` to a receive of `peer` with this tag, at most 2,147,483,647. On the host a message that fits
-    /// a slot ([`CommPlan`](super::CommPlan)) is complete before the peer has called, as long as such messages that it
-    /// has not received take at most 256 KiB. Any other is complete when it has been received. At most 1,024 messages
-    /// of one rank to another are announced and not received; further sends wait for receives.
+    /// Sends all of `send` to a receive of `peer` with this tag, which is at most 2,147,483,647. On the host a message
+    /// that fits into a slot ([`CommPlan::slot_bytes`](super::CommPlan::slot_bytes)) is complete before the peer has
+    /// called, as long as such messages that the peer has not received take at most 256 KiB together. Any other is
+    /// complete when it has been received. At most 1,024 messages from one rank to another can be announced and not
+    /// received; further sends wait for receives.
     pub fn send<S>(&self, send: S, peer: u32, tag: u32) -> Work<S>
     where
         S: Input + Send + 'static,
@@ -409,11 +410,14 @@ impl Comm {
         self.run_blocking(Call::send(send, peer, tag))
     }
 
-    /// Receives the next message of `peer` with this tag, of the same type, into the front of `recv`. A message with
-    /// fewer elements leaves the rest unchanged; one with more is [`Error::Limit`](crate::Error::Limit), and is
-    /// consumed. One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send
-    /// and the receive; `recv` is then unchanged, and what was sent and not received is lost with the membership, also
-    /// if its send was complete.
+    /// Receives the next message of `peer` with this tag, of the same type, into the front of `recv`.
+    ///
+    /// * A message with fewer elements leaves the rest of `recv` unchanged. How many have come is not reported.
+    /// * One with more elements is [`Error::Limit`](crate::Error::Limit), and is consumed. (On a GPU it is
+    ///   [`Error::Mismatch`](crate::Error::Mismatch), see [`Comm::enqueue`].)
+    /// * One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send and the
+    ///   receive. `recv` is then unchanged. Messages that were sent and not received are lost with the membership, also
+    ///   those whose send was complete.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,
