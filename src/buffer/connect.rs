@@ -11,9 +11,9 @@ use crate::peers::{self, End, Setting, present};
 use crate::spawn_blocking::spawn_blocking;
 
 impl EpBuffer {
-    /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
-    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), equally often and in the same order. A
-    /// field that differs is named. A member on standby creates its buffers by itself, in the same order: members
+    /// Creates the buffer of every member of `group` and connects them. All members call this with equal configurations
+    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), equally often and in the same order. If a
+    /// field differs, the error names it. A member on standby creates its buffers by itself, in the same order: members
     /// connect them while they continue to work, and the [`Group::step`] that admits it begins its membership.
     ///
     /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take

@@ -117,8 +117,8 @@ impl Registration {
     }
 
     /// Unmaps what the peers registered in the same call of [`Comm::register`], and ends this rank's registration once they
-    /// have unmapped its memory. All ranks that hold a registration of that call call this, in any order. Before the first
-    /// of them does, all operations on the memory must have ended, replays included, and no rank may use it in an operation
+    /// have unmapped its memory. All ranks that hold a registration from that call must do this, in any order. Before the
+    /// first of them does, all operations on the memory must have ended, replays included, and no rank may use it in an operation
     /// afterwards. Once this has returned `Ok` the memory may be freed.
     ///
     /// Never blocks the executor. Waits at most a [deadline](super::CommConfig::deadline) for the peers. May be called
