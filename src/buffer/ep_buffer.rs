@@ -34,9 +34,9 @@ impl EpBuffer {
     /// on every rank, [`EpBuffer::connect`] on every other rank, then [`EpBuffer::set_active`]. Allocates the window;
     /// waits for nobody.
     ///
-    /// If [`Paths::queue`](crate::Paths::queue) permits queues, they reach the ranks of this host. To reach ranks of other
-    /// hosts a key is needed: that of a group or, if `EPWIRE_WIRES` asks for `tcp`, one made from the process's token and
-    /// `EPWIRE_RUN_ID`.
+    /// If [`Paths::queue`](crate::Paths::queue) permits queues, they reach the ranks of this host. To reach ranks of
+    /// other hosts a key is needed: that of a group or, if `EPWIRE_WIRES` asks for `tcp`, one made from the process's
+    /// token and `EPWIRE_RUN_ID`.
     ///
     /// # Errors
     /// Those of [`Plan::new`]; also [`Error::Invalid`] if `EPWIRE_PATHS` names an unknown path, or the token cannot be

@@ -69,8 +69,8 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     pub expert_totals: Option<List<'a, M, u64>>,
     /// `[E]`: the same, modulo 2^32.
     pub expert_totals_i32: Option<List<'a, M, i32>>,
-    /// `[ranks]`: the nanoseconds spent waiting for each source are added to this, to find the slow one. On a GPU, waits of
-    /// less than about 15 us are not counted.
+    /// `[ranks]`: the nanoseconds spent waiting for each source are added to this, to find the slow one. On a GPU,
+    /// waits of less than about 15 us are not counted.
     pub wait_ns: Option<List<'a, M, u64>>,
 }
 

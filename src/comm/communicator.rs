@@ -66,9 +66,9 @@ impl Comm {
     }
 
     /// The same communicator with a longer deadline for its operations than that of the
-    /// [configuration](CommConfig::deadline). Peers that wait for this rank learn of it and wait as long; they need not use
-    /// the same deadline. Operations refuse one that is shorter than the configuration's or longer than a day. Creating a
-    /// [subset](Comm::subset) takes it too.
+    /// [configuration](CommConfig::deadline). Peers that wait for this rank learn of it and wait as long; they need not
+    /// use the same deadline. Operations refuse one that is shorter than the configuration's or longer than a day.
+    /// Creating a [subset](Comm::subset) takes it too.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { inner: self.inner.clone(), deadline: Some(deadline) }
     }

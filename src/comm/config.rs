@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::names::setters;
 use crate::{ffi, sys};
 
-/// The configuration of a communicator. All fields but `paths` and the ordinal in `device` are equal on all ranks. On GPUs
-/// `paths.queue` is equal too.
+/// The configuration of a communicator. All fields but `paths` and the ordinal in `device` are equal on all ranks. On
+/// GPUs `paths.queue` is equal too.
 ///
 /// ```
 /// use epwire::comm::CommConfig;
@@ -50,8 +50,8 @@ pub struct CommConfig {
     /// [`COPY_ENGINES_FROM`](Self::COPY_ENGINES_FROM) is a good choice. 0, the default: kernels move everything.
     pub copy_engines_from: u64,
     /// How peers may be reached. On GPUs `paths.queue` is the same on all ranks: where it is set, all operations, those
-    /// with mapped peers too, take the slower way through rings. By default it is set if members are on several hosts; for
-    /// a [subset](super::Comm::subset_with) on GPUs, if the members of the subset are.
+    /// with mapped peers too, take the slower way through rings. By default it is set if members are on several hosts;
+    /// for a [subset](super::Comm::subset_with) on GPUs, if the members of the subset are.
     pub paths: Paths,
     /// A peer that shows no sign of life for this long is given up: 1 ms to 1 day. 10 s by default.
     pub deadline: Duration,

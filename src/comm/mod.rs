@@ -123,7 +123,8 @@
 //!
 //! # Memory
 //! On the host, small pieces travel through rings of slots in the peers' windows, and so does everything that goes by
-//! queues. How peers of the same host read large pieces depends on where they lie, how large they are, and on the machine:
+//! queues. How peers of the same host read large pieces depends on where they lie, how large they are, and on the
+//! machine:
 //!
 //! | the input is in | its peers | all-reduce | all-gather | all-to-all |
 //! |---|---|---|---|---|
@@ -171,20 +172,20 @@
 //!
 //! # Copy engines
 //! On GPUs, with [`CommConfig::copy_engines_from`], copy engines instead of SMs read the peers' memory in an all-gather
-//! or all-to-all of equal blocks whose receiving buffer has at least so many bytes. A kernel of one thread block exchanges
-//! the calls with the peers, the copies follow, several at a time, and a last kernel tells the peers that they are done.
-//! The conditions above apply. In addition, because the host enqueues the copies, the senders' buffers must lie at the
-//! same offset on all ranks: allocate them in the same order, or register memory of the same sizes in the same order. An
-//! all-gather may be in place.
+//! or all-to-all of equal blocks whose receiving buffer has at least so many bytes. A kernel of one thread block
+//! exchanges the calls with the peers, the copies follow, several at a time, and a last kernel tells the peers that
+//! they are done. The conditions above apply. In addition, because the host enqueues the copies, the senders' buffers
+//! must lie at the same offset on all ranks: allocate them in the same order, or register memory of the same sizes in
+//! the same order. An all-gather may be in place.
 //!
 //! If a buffer is elsewhere on some rank, or a rank is missing, the last kernel moves the bytes itself: the result is
 //! the same and comes later. [`Traffic::operations_copied`](crate::Traffic::operations_copied) counts the operations that
 //! copy engines have moved. The copies of an operation must take less than the [deadline](CommConfig::deadline).
 //!
-//! In a graph, copies read only memory of [`Comm::alloc_gpu`], at addresses that the graph keeps. So if such a graph was
-//! captured with a member, that member's window stays mapped, and its memory allocated, until the communicator is dropped,
-//! even if the member has ended. Replays with another member in its place give the right result, moved by kernels;
-//! capture the graph again to use copy engines.
+//! In a graph, copies read only memory of [`Comm::alloc_gpu`], at addresses that the graph keeps. So if such a graph
+//! was captured with a member, that member's window stays mapped, and its memory allocated, until the communicator is
+//! dropped, even if the member has ended. Replays with another member in its place give the right result, moved by
+//! kernels; capture the graph again to use copy engines.
 
 mod blocks;
 mod call;

@@ -11,8 +11,8 @@ use crate::error::{Error, Failure, Result};
 use crate::sys;
 
 /// A call that sums rows of `hidden` elements over all ranks, adds the sum to a residual, and normalises each row:
-/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. The numbers of
-/// rows and channels, epsilon and the payload are the same on every rank.
+/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. The numbers
+/// of rows and channels, epsilon and the payload are the same on every rank.
 ///
 /// Results have the same bits on every rank and device. If a member is missing there is no result: each row of the
 /// residual and of `out` is either the old one or unspecified.
@@ -75,8 +75,8 @@ pub struct NormBuffers<S, R, W, O, X, C> {
 impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>, W: Source, O: Target>
     AllReduceNorm<S, R, W, O>
 {
-    /// `send` and `recv` have any number of rows of `hidden` elements, which is a multiple of 8 and at most 16,384. `weight`
-    /// has `hidden` elements, and `out` as many as `recv`. `epsilon` is 1e-6.
+    /// `send` and `recv` have any number of rows of `hidden` elements, which is a multiple of 8 and at most 16,384.
+    /// `weight` has `hidden` elements, and `out` as many as `recv`. `epsilon` is 1e-6.
     pub fn new(send: S, recv: R, weight: W, out: O, hidden: usize) -> Self {
         Self {
             sum: Call::all_reduce(send, recv, Reduction::Sum),

@@ -160,7 +160,8 @@ impl Comm {
         self.run_blocking(Call::reduce_scatter_blocks(send, recv, blocks, reduction))
     }
 
-    /// [`Comm::reduce_scatter`] with the result in row r of `buffer` `[ranks, n]` on rank r. The other rows are unspecified.
+    /// [`Comm::reduce_scatter`] with the result in row r of `buffer` `[ranks, n]` on rank r. The other rows are
+    /// unspecified.
     pub fn reduce_scatter_in_place<R>(&self, buffer: R, reduction: Reduction) -> Work<R>
     where
         R: Output + Send + 'static,
@@ -277,8 +278,8 @@ impl Comm {
         self.run_blocking(Call::all_to_all_in_place(buffer))
     }
 
-    /// [`Comm::all_to_all_blocks`] in one buffer, as `MPI_Alltoallv` with `MPI_IN_PLACE`: block p goes to rank p, and then
-    /// holds what rank p has sent. So both ranks of a pair must give each other's block the same size:
+    /// [`Comm::all_to_all_blocks`] in one buffer, as `MPI_Alltoallv` with `MPI_IN_PLACE`: block p goes to rank p, and
+    /// then holds what rank p has sent. So both ranks of a pair must give each other's block the same size:
     /// [`Error::Mismatch`](crate::Error::Mismatch) if they do not. If a member is missing, its block may be lost.
     pub fn all_to_all_blocks_in_place<R>(&self, buffer: R, blocks: Blocks) -> Work<R>
     where
@@ -345,7 +346,8 @@ impl Comm {
         self.run_blocking(Call::gather_blocks(send, recv, blocks, root))
     }
 
-    /// Row r of the root's `send` `[ranks, n]` becomes `recv` `[n]` of rank r. Elsewhere `send` is not read, and may be empty.
+    /// Row r of the root's `send` `[ranks, n]` becomes `recv` `[n]` of rank r. Elsewhere `send` is not read, and may be
+    /// empty.
     pub fn scatter<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
     where
         S: Input + Send + 'static,

@@ -35,10 +35,10 @@ impl Comm {
     /// These collectives have the deadline of this communicator, including that of [`Comm::with_deadline`]. The subset's
     /// own operations have the [configuration's](CommConfig::deadline).
     ///
-    /// On a GPU the collectives run on a stream of the communicator's own, after all earlier calls on any stream, and have
-    /// ended when this returns. They touch no stream of the program, so streams may be under capture meanwhile. Replays of
-    /// graphs that contain operations of the communicator are not ordered: wait for them before. The subset takes SMs of
-    /// its own, [`CommConfig::sms`] of them.
+    /// On a GPU the collectives run on a stream of the communicator's own, after all earlier calls on any stream, and
+    /// have ended when this returns. They touch no stream of the program, so streams may be under capture meanwhile.
+    /// Replays of graphs that contain operations of the communicator are not ordered: wait for them before. The subset
+    /// takes SMs of its own, [`CommConfig::sms`] of them.
     ///
     /// Never blocks the executor.
     ///
@@ -51,8 +51,8 @@ impl Comm {
         self.subset_with(mask, self.config().clone()).await
     }
 
-    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask. A communicator on the host can make
-    /// one on GPUs in this way, and one on GPUs can make one on the host.
+    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask. A communicator on the host can
+    /// make one on GPUs in this way, and one on GPUs can make one on the host.
     pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if !mask.fits(ranks) {
@@ -210,8 +210,8 @@ impl Turns<'_> {
         Ok(buffer.chunks_exact(BLOCK).map(blob).collect())
     }
 
-    /// Sends each rank its block of `memory`, and returns what they have sent: on a GPU, whose collectives take its memory
-    /// only.
+    /// Sends each rank its block of `memory`, and returns what they have sent: on a GPU, whose collectives take its
+    /// memory only.
     async fn exchange(&mut self, memory: Vec<u8>) -> Result<Vec<u8>> {
         if self.out {
             let text = "an exchange has failed before";

@@ -20,12 +20,12 @@
 //!   outputs are decisions. On the host `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs
 //!   the same code through every state of small groups. Kernels share its rules and words, but not the state machine.
 //! * **Common code above C.** `src/peers` has what buffers and communicators share: paths, connecting, following the
-//!   group, and the thread that waits in place of tasks. `src/ffi/floor.rs` has one trait for the functions that C has for
-//!   both. `src/comm/call.rs` checks every size of a collective against its memory; `src/comm/work.rs` explains why works
-//!   own their buffers.
+//!   group, and the thread that waits in place of tasks. `src/ffi/floor.rs` has one trait for the functions that C has
+//!   for both. `src/comm/call.rs` checks every size of a collective against its memory; `src/comm/work.rs` explains why
+//!   works own their buffers.
 //! * **Tasks** are woken by one thread of the process, `src/peers/progress.rs`. In a round it checks everything that is
-//!   awaited, by `c/peer/await.c`, which knows neither buffers nor communicators: each kind has a function that checks its
-//!   operations and says on which word to sleep, `epw_buffer_look`, `epw_comm_look` or `epw_prefill_look`.
+//!   awaited, by `c/peer/await.c`, which knows neither buffers nor communicators: each kind has a function that checks
+//!   its operations and says on which word to sleep, `epw_buffer_look`, `epw_comm_look` or `epw_prefill_look`.
 //! * **The membership** is a pure state machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
 //!   `src/rendezvous/pace.rs`. Connections reach it through `driver/door.rs` and `driver/hub.rs`. What arrives becomes
 //!   records of a ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by
@@ -34,15 +34,15 @@
 //!   Histories in `machine/tests` and `log/tests` run through thousands of failures of all of these, generated from
 //!   seeds.
 //! * **The log.** What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths
-//!   are chosen, memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its decisions
-//!   to the same log through `src/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
-//!   log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and communicators move, once for each
-//!   operation and peer.
+//!   are chosen, memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its
+//!   decisions to the same log through `src/log.rs`, which also turns log records into `tracing` events.
+//!   `tests/story.rs` checks the log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and
+//!   communicators move, once for each operation and peer.
 //! * **Planted faults.** `tests/faults/run` changes one line at a time, in the product as listed in
-//!   `tests/faults/core.txt` and in what explorers model themselves as listed in `tests/faults/model.txt`, and checks that
-//!   the test named there detects it. `tests/faults/run --rust` does the same for the group: its state machine, its
-//!   members' part and its log, from `tests/faults/rust.txt`. `.ci/run faults` runs both. `tests/faults/run --cuda` does
-//!   the same with `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` builds
+//!   `tests/faults/core.txt` and in what explorers model themselves as listed in `tests/faults/model.txt`, and checks
+//!   that the test named there detects it. `tests/faults/run --rust` does the same for the group: its state machine,
+//!   its members' part and its log, from `tests/faults/rust.txt`. `.ci/run faults` runs both. `tests/faults/run --cuda`
+//!   does the same with `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` builds
 //!   elsewhere and `--run-built` runs there. `tests/emulator` runs the kernels, and these tests of them, without a GPU.
 //!
 //! The lists below name the files that check, decide, move or wait, in the order in which a token first reaches them.
@@ -115,10 +115,10 @@
 //!
 //! Connecting ends when the other end has answered a frame CONNECTED, which comes by that connection too, with a frame
 //! HEARD. The other end refuses if its queue pair still serves a former connection of this rank, because news of the
-//! former connection's end may arrive later than the request for an offer. Both queue pairs then break, and the next offer
-//! has new ones. A software NIC knows whether the pair has taken entries (`c/nic/soft/incoming.c`, `tie`). An adapter does
-//! not say: there a pair that is connected accepts only the pair to which it is connected, and that only once, since a
-//! number may be given out again (`c/nic/other_end.h`).
+//! former connection's end may arrive later than the request for an offer. Both queue pairs then break, and the next
+//! offer has new ones. A software NIC knows whether the pair has taken entries (`c/nic/soft/incoming.c`, `tie`). An
+//! adapter does not say: there a pair that is connected accepts only the pair to which it is connected, and that only
+//! once, since a number may be given out again (`c/nic/other_end.h`).
 //!
 //! A queue pair is warmed up before its first operation, so that the adapter has already fetched its state and resolved
 //! its path. Connecting posts nothing, but the words that begin an epoch are posted on each lane's queue pair to each
@@ -175,8 +175,8 @@
 //! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers to the tokens' ranks.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
 //! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up. With many rank-major rows `kernels/ep/combine_many.cuh` does 18
-//!     to 20, and sums tokens while answers to others are on their way: `tests/c/progress_model.c` explores the words by which
-//!     peers learn of them.
+//!     to 20, and sums tokens while answers to others are on their way: `tests/c/progress_model.c` explores the words
+//!     by which peers learn of them.
 //!
 //! What peers behind queues write goes to a second area of the same layout, `c/peer/inbox.h`: `written_by` in
 //! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` copies its rows into the

@@ -26,8 +26,8 @@ use crate::{observe, sys};
 /// with one operation.
 ///
 /// On a GPU ([`EpConfig::device`](crate::EpConfig::device)) operations are enqueued instead, see
-/// [`cuda`](crate::cuda#prefill). A buffer on the host refuses the calls for GPUs with [`Error::State`], and a buffer on a
-/// GPU refuses those for the host.
+/// [`cuda`](crate::cuda#prefill). A buffer on the host refuses the calls for GPUs with [`Error::State`], and a buffer
+/// on a GPU refuses those for the host.
 #[derive(Debug, Clone)]
 pub struct PrefillBuffer {
     pub(crate) inner: Arc<Inner>,

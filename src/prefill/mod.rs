@@ -75,8 +75,8 @@
 //! On the host, spans and metrics of these operations have the names of decode: `dispatch` (also for
 //! [`dispatch_again`](PrefillBuffer::dispatch_again)), `dispatch_send` (also for
 //! [`dispatch_count`](PrefillBuffer::dispatch_count)), `dispatch_receive`, `combine`, `combine_send` and
-//! `combine_receive`. Their labels are `operation` and `rank` only, so they do not tell prefill from decode; the metrics of
-//! [traffic](PrefillBuffer::traffic) do.
+//! `combine_receive`. Their labels are `operation` and `rank` only, so they do not tell prefill from decode; the
+//! metrics of [traffic](PrefillBuffer::traffic) do.
 //!
 //! # Numbers
 //! The results equal those of decode bit for bit: FP8 conversion and sums are the same code. In rank-reduced combine
