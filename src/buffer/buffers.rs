@@ -85,8 +85,8 @@ impl DispatchBuffers {
         })
     }
 
-    /// The rows of an expert-major dispatch as elements of `T`, `[E, M, payload]`: 16-bit floats of [`Payload::SameAsInput`], or any
-    /// type that the caller's own bytes have.
+    /// The rows of an expert-major dispatch as elements of `T`, `[E, M, payload]`: 16-bit floats of
+    /// [`Payload::SameAsInput`], or any type that the caller's own bytes have.
     ///
     /// ```
     /// # use epwire::{DispatchBuffers, EpConfig, Layout, Payload};

@@ -9,8 +9,8 @@ use crate::error::Result;
 use crate::names::names;
 use crate::sys;
 
-/// Whether all members have completed the operations that ended in a step, see [`Checkpoint::verdict`]. These are all
-/// possible answers: a server that handles each of them needs no arm for `_`.
+/// Whether all members have completed the operations that ended in a step, see [`Checkpoint::verdict`]. There will be no
+/// other variants: a server that handles each of these needs no arm for `_`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Verdict {
     /// Not known yet. Some member has not ended the step; or a lost member leaves it open until the next membership has

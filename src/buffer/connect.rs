@@ -11,9 +11,9 @@ use crate::peers::{self, End, Setting, present};
 use crate::spawn_blocking::spawn_blocking;
 
 impl EpBuffer {
-    /// Creates the buffer of every member of `group` and connects them: all members call this with equal configurations
-    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), equally often and in the same order. A
-    /// field that differs is named. A member on standby creates its buffers by itself, in the same order: members
+    /// Creates the buffer of every member of `group` and connects them. All members call this with equal configurations
+    /// (`threads`, `paths`, `sms` and the ordinal of the device may differ), equally often and in the same order. If a
+    /// field differs, the error names it. A member on standby creates its buffers by itself, in the same order: members
     /// connect them while they continue to work, and the [`Group::step`] that admits it begins its membership.
     ///
     /// Never blocks the executor. Ends within the group's deadline for each of the three steps that the members take
@@ -57,9 +57,9 @@ impl EpBuffer {
     /// [`Error::Mismatch`](crate::Error::Mismatch) if a field of the configuration differs,
     /// [`Error::Fenced`](crate::Error::Fenced) while a former incarnation of this rank, its old process or another
     /// buffer of this one, still has that window mapped, [`Error::Timeout`](crate::Error::Timeout) if the peer does not
-    /// answer within [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone, or has exported queues that
-    /// serve a former connection of this rank (then let it export again), [`Error::NoPath`](crate::Error::NoPath) if it
-    /// cannot be reached.
+    /// answer within [`EpConfig::deadline`], [`Error::Peer`](crate::Error::Peer) if it is gone, or has exported queues
+    /// that serve a former connection of this rank (then let it export again), [`Error::NoPath`](crate::Error::NoPath)
+    /// if it cannot be reached.
     pub async fn connect(&self, peer: u32, blob: &[u8]) -> Result<()> {
         self.connect_aside(vec![(peer, blob.to_vec())]).await
     }

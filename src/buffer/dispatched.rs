@@ -1,5 +1,5 @@
-//! The states of one MoE step as types: `Dispatching` -> `Dispatched` -> `Combining` -> done. Each consumes the one before, so a
-//! step cannot be combined twice, combined before it was received, or combined on another buffer.
+//! The states of one MoE step as types: `Dispatching` -> `Dispatched` -> `Combining` -> done. Each consumes the one
+//! before, so a step cannot be combined twice, combined before it was received, or combined on another buffer.
 
 use std::fmt;
 

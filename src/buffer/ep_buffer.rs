@@ -8,17 +8,22 @@ use crate::error::{Error, Failure, Result};
 use crate::peers::{Setting, Waits, longest_look};
 use crate::{ffi, observe};
 
-/// A rank's window, its mappings of the peers' windows, and its lanes. Cheap to clone; clones share it.
+/// Sends tokens to the ranks that own their experts (dispatch) and returns the experts' outputs, summed with the weights
+/// (combine). Each rank has one, and all ranks [create](EpBuffer::create) theirs together, with the group. For prompts of
+/// thousands of tokens see [`PrefillBuffer`](crate::prefill::PrefillBuffer).
+///
+/// It holds the rank's window (the memory that peers write into), the mappings of the peers' windows, and the lanes. A
+/// lane carries one operation at a time. Cheap to clone; clones share it.
 ///
 /// `Send` and `Sync`: different threads and tasks may use different lanes at the same time. All ranks must begin the
 /// same operations in the same order on the same lanes.
 ///
 /// Waits are bounded by [`EpConfig::deadline`]: an operation whose peers fall silent ends with a degraded
-/// [`Outcome`](crate::Outcome). Async forms never block the polling thread; the work of moving bytes is done in `poll`,
-/// like any computation. The process's progress thread wakes their tasks, so wakers must not block.
+/// [`Outcome`](crate::Outcome). Async forms never block the polling thread; bytes are moved in `poll`. The process's
+/// progress thread calls the tasks' wakers, so wakers must not block.
 ///
-/// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda). Each kind of buffer
-/// refuses the calls of the other with [`Error::State`].
+/// On a GPU ([`EpConfig::device`]) operations are enqueued instead, see [`cuda`](crate::cuda). A buffer on the host
+/// refuses the calls for GPUs with [`Error::State`], and a buffer on a GPU refuses those for the host.
 #[derive(Debug, Clone)]
 pub struct EpBuffer {
     pub(crate) inner: Arc<Inner>,
@@ -27,9 +32,11 @@ pub struct EpBuffer {
 impl EpBuffer {
     /// A buffer that is not connected, for programs that distribute blobs by their own means: call [`EpBuffer::export`]
     /// on every rank, [`EpBuffer::connect`] on every other rank, then [`EpBuffer::set_active`]. Allocates the window;
-    /// waits for nobody. Its queues, if [`Paths::queue`](crate::Paths::queue) permits them, reach ranks of this host.
-    /// To reach those of other hosts a key is needed: that of a group or, if `EPWIRE_WIRES` asks for `tcp`, that of the
-    /// process's token and `EPWIRE_RUN_ID`.
+    /// waits for nobody.
+    ///
+    /// If [`Paths::queue`](crate::Paths::queue) permits queues, they reach the ranks of this host. To reach ranks of
+    /// other hosts a key is needed: that of a group or, if `EPWIRE_WIRES` asks for `tcp`, one made from the process's
+    /// token and `EPWIRE_RUN_ID`.
     ///
     /// # Errors
     /// Those of [`Plan::new`]; also [`Error::Invalid`] if `EPWIRE_PATHS` names an unknown path, or the token cannot be

@@ -37,8 +37,8 @@ impl<'a> Dispatch<'a> {
 }
 
 impl<T: View> Dispatch<'_, T> {
-    /// Tokens `x [n, hidden]` of the configured 16-bit type (opaque payloads: `[n, row_bytes]` as bytes) and their experts
-    /// `topk_idx [n, k]`, i32, u32 or i64, dense; -1 or the unsigned maximum: not routed.
+    /// Tokens `x [n, hidden]` of the configured 16-bit type (opaque payloads: `[n, row_bytes]` as bytes) and their
+    /// experts `topk_idx [n, k]`, i32, u32 or i64, dense; -1 or the unsigned maximum: not routed.
     pub fn new(x: T, topk_idx: T) -> Self {
         Self {
             x,
@@ -90,7 +90,8 @@ impl<T: View> Dispatch<'_, T> {
         Self { scales: Some((scales, true)), ..self }
     }
 
-    /// The lane; by default lanes alternate, and prefill takes lane 0. All ranks use the same lane for the same operation.
+    /// The lane; by default lanes alternate, and prefill takes lane 0. All ranks use the same lane for the same
+    /// operation.
     #[must_use]
     pub fn lane(self, lane: u32) -> Self {
         Self { lane: Some(lane), ..self }
@@ -279,8 +280,8 @@ pub struct Combine<'a, T = TensorRef<'a>> {
 }
 
 impl<T: View> Combine<'_, T> {
-    /// Expert outputs of the combine type, dense: expert-major `[E * M, hidden]`, rank-major `[M, hidden]` already reduced over
-    /// this rank's experts with the weights.
+    /// Expert outputs of the combine type, dense: expert-major `[E * M, hidden]`, rank-major `[M, hidden]` already
+    /// reduced over this rank's experts with the weights.
     pub fn new(expert_out: T) -> Self {
         Self {
             mode: CombineMode::default(),

@@ -65,12 +65,12 @@ pub struct GenericDispatchOutput<'a, M: Memory> {
     pub row_weights: Option<List<'a, M, f32>>,
     /// Rank-major `[E, M]`: the rows of each local expert, `counts[e]` of them.
     pub expert_rows: Option<List<'a, M, u32>>,
-    /// `[E]`: adds the tokens of each local physical expert, for expert load balancing.
+    /// `[E]`: the number of tokens of each local physical expert is added to this, for expert load balancing.
     pub expert_totals: Option<List<'a, M, u64>>,
-    /// `[E]`: adds the same, modulo 2^32.
+    /// `[E]`: the same, modulo 2^32.
     pub expert_totals_i32: Option<List<'a, M, i32>>,
-    /// `[ranks]`: adds the nanoseconds spent waiting for each source, to find the slow one. On a GPU, waits of less
-    /// than about 15 us are not counted.
+    /// `[ranks]`: the nanoseconds spent waiting for each source are added to this, to find the slow one. On a GPU,
+    /// waits of less than about 15 us are not counted.
     pub wait_ns: Option<List<'a, M, u64>>,
 }
 
@@ -110,7 +110,7 @@ pub struct GenericCombineOutput<'a, M: Memory> {
     /// `[n]` pairs: expert contributions that arrived, and that were expected (every routed id, also those of inactive
     /// ranks).
     pub contributions: Option<List<'a, M, [u16; 2]>>,
-    /// `[ranks]`: adds the nanoseconds spent waiting for each peer, as in [`GenericDispatchOutput`].
+    /// `[ranks]`: the nanoseconds spent waiting for each peer are added to this, as in [`GenericDispatchOutput`].
     pub wait_ns: Option<List<'a, M, u64>>,
 }
 

@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::error::{Error, Failure, Result};
 
-/// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a matrix.
+/// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a
+/// matrix.
 ///
 /// ```
 /// use epwire::comm::Blocks;

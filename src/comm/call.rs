@@ -10,9 +10,9 @@ use crate::cuda::Site;
 use crate::error::{Error, Failure, Result};
 use crate::{ffi, sys};
 
-/// One operation with its buffers `B`, for [`Comm::begin`](super::Comm::begin) and [`Comm::run_blocking`](super::Comm::run_blocking),
-/// alone or in a group with others. The constructors have the names and arguments of the methods of
-/// [`Comm`](super::Comm), which say what they do.
+/// One operation with its buffers `B`, for [`Comm::begin`](super::Comm::begin) and
+/// [`Comm::run_blocking`](super::Comm::run_blocking), alone or in a group with others. The constructors have the names
+/// and arguments of the methods of [`Comm`](super::Comm), which say what they do.
 ///
 /// ```
 /// use epwire::comm::{Call, CommConfig};

@@ -65,9 +65,10 @@ impl Comm {
         &self.inner.plan
     }
 
-    /// The same communicator with another deadline for its operations, at least that of the
-    /// [configuration](CommConfig::deadline): peers wait for this rank as long, and need not use the same deadline.
-    /// Operations refuse a shorter one, or one of more than a day. A [subset](Comm::subset) is made with it too.
+    /// The same communicator with a longer deadline for its operations than that of the
+    /// [configuration](CommConfig::deadline). Peers that wait for this rank learn of it and wait as long; they need not
+    /// use the same deadline. Operations refuse one that is shorter than the configuration's or longer than a day.
+    /// Creating a [subset](Comm::subset) takes it too.
     pub fn with_deadline(&self, deadline: Duration) -> Self {
         Self { inner: self.inner.clone(), deadline: Some(deadline) }
     }
@@ -84,8 +85,8 @@ impl Comm {
     }
 
     /// The same on a GPU: memory that peers read without an intermediate copy, see [Memory](super#memory). All of it is
-    /// zero when the communicator is created; what was freed keeps its contents. [`Comm::register`] gives that to memory
-    /// of the program's own.
+    /// zero when the communicator is created; memory that is freed and allocated again keeps its contents.
+    /// [`Comm::register`] makes the program's own memory readable in the same way.
     ///
     /// # Errors
     /// [`Error::Limit`](crate::Error::Limit) if [`CommConfig::heap_bytes`] does not suffice;

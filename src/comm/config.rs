@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::names::setters;
 use crate::{ffi, sys};
 
-/// What a communicator is made with. All fields but `paths` and the ordinal in `device` are equal on all ranks, and on GPUs
-/// so is `paths.queue`.
+/// The configuration of a communicator. All fields but `paths` and the ordinal in `device` are equal on all ranks. On
+/// GPUs `paths.queue` is equal too.
 ///
 /// ```
 /// use epwire::comm::CommConfig;
@@ -35,24 +35,25 @@ pub struct CommConfig {
     /// queues are permitted. This communicator reserves that many SMs until it is dropped, as with
     /// [`EpConfig::sms`](crate::EpConfig::sms): create it before a buffer that takes all free SMs.
     pub sms: u32,
-    /// Slots of the ring from one rank to another (on a GPU: for each block), a power of two in 2 to 256; 0, the default: 8.
+    /// Slots of the ring from one rank to another (on a GPU: for each thread block), a power of two from 2 to 256. 0, the
+    /// default: 8.
     pub slots: u32,
-    /// Bytes that a slot holds, a multiple of 64 in 64 to 16,777,216; 0, the default: as many as make the rings of all
+    /// Bytes that a slot holds, a multiple of 64 from 64 to 16,777,216. 0, the default: so many that the rings of all
     /// ranks take 16 MiB together (on a GPU 64 MiB), but at least 1 KiB and at most 32 KiB. If this or `slots` is set on
     /// GPUs, operations of medium size go through rings, and the window takes 56 MiB less.
     pub slot_bytes: u32,
     /// Bytes for [`Comm::alloc`](super::Comm::alloc) or, on a GPU, [`Comm::alloc_gpu`](super::Comm::alloc_gpu), up to
     /// 16 TiB, the same on all ranks. 0 by default.
     pub heap_bytes: u64,
-    /// On a GPU: bytes of the receiving buffer from which on copy engines, not SMs, move an all-gather or all-to-all of
-    /// memory that peers read; see [copy engines](super#copy-engines). The same on all ranks;
-    /// [`COPY_ENGINES_FROM`](Self::COPY_ENGINES_FROM) is a good choice. 0, the default: kernels move all.
+    /// On a GPU: if the receiving buffer has at least so many bytes, copy engines instead of SMs move an all-gather or
+    /// all-to-all of memory that peers read; see [copy engines](super#copy-engines). The same on all ranks;
+    /// [`COPY_ENGINES_FROM`](Self::COPY_ENGINES_FROM) is a good choice. 0, the default: kernels move everything.
     pub copy_engines_from: u64,
-    /// How peers may be reached. On GPUs `paths.queue` is the same on all ranks: where it is set all operations, with
-    /// mapped peers too, take the slower way through rings. By default it is set if members are on several hosts; for
-    /// a [subset](super::Comm::subset_with) on GPUs, if its own members are.
+    /// How peers may be reached. On GPUs `paths.queue` is the same on all ranks: where it is set, all operations, those
+    /// with mapped peers too, take the slower way through rings. By default it is set if members are on several hosts;
+    /// for a [subset](super::Comm::subset_with) on GPUs, if the members of the subset are.
     pub paths: Paths,
-    /// A peer that is silent for this long is given up: 1 ms to 1 day. 10 s by default.
+    /// A peer that shows no sign of life for this long is given up: 1 ms to 1 day. 10 s by default.
     pub deadline: Duration,
 }
 

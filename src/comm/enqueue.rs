@@ -13,9 +13,18 @@ use crate::error::Result;
 /// A call checks its arguments, enqueues on its stream and returns; later work on that stream sees its results. Calls
 /// on different streams run in the order of the calls, by waiting for an event; any thread may call. Kernels wait for
 /// those of peers: see [`cuda`](crate::cuda), which also says how long memory and streams are needed, and what may be
-/// captured. All members replay their graphs in the same order as each other, and among their calls. Sends and receives
-/// of a group progress together, before its collectives; those of different calls run in the order of the calls, and a
-/// large send waits for its receive before later work runs.
+/// captured. All members replay their graphs in the same order as each other, and among their calls.
+///
+/// Sends and receives of a group progress together, before its collectives. Those of different calls run in the order of
+/// the calls, and a large send waits for its receive before later work runs. A message that is longer than its receive,
+/// or of another type, is [`Error::Mismatch`](crate::Error::Mismatch): the communicator can be used again from the next
+/// membership on.
+///
+/// # Limits
+/// * 256 ranks; 96 for blocks that are uneven, have gaps, or are columns of a matrix.
+/// * 48 sends and receives in a group.
+/// * In a group, 4 peers for each SM of [`CommConfig::sms`](super::CommConfig::sms) to send to or receive from. A peer
+///   that is both sent to and received from counts twice.
 impl Comm {
     /// Enqueues a call, or a group of them. It gives no outcome, as [`Comm::begin_on`] does; a peer that is missing
     /// shows in [`Comm::membership`] and [`Comm::take_fault`].

@@ -1,4 +1,5 @@
-//! Memory that operations read and write: slices that a call borrows, or values that it owns until it has ended; on a GPU, views.
+//! Memory that operations read and write: slices that a call borrows, or values that it owns until it has ended; on a
+//! GPU, views.
 
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;

@@ -33,29 +33,38 @@
 //! ```
 //!
 //! All members call the same collectives in the same order, with the same types, reductions, roots and counts. Sends
-//! and receives are matched by peer and tag, in the order of the calls. Operations of different communicators have no
-//! order among them, nor with those of an [`EpBuffer`](crate::EpBuffer); but a thread that waits in one of them makes
-//! no progress on the others. If ranks wait for operations in different orders, await all `Work` handles concurrently, by `join!` or
-//! as tasks of an executor: each poll then advances its own communicator.
+//! and receives are matched by peer and tag, in the order of the calls.
+//!
+//! Operations of different communicators have no order among them, and none relative to those of an
+//! [`EpBuffer`](crate::EpBuffer). But a thread that waits for one communicator makes no progress on the others. If ranks
+//! may wait for them in different orders, await all `Work` handles concurrently, by `join!` or as tasks of an executor:
+//! each poll then advances its own communicator.
 //!
 //! # Two forms
-//! * `*_blocking` borrows slices and returns an [`Outcome`](crate::Outcome). Not for a thread that serves an async
-//!   executor.
-//! * The others begin the operation at once and return a [`Work`], a handle and future that owns the buffers
-//!   ([`Input`], [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome, whatever
-//!   that is. So a refused call loses nothing, and memory stays safe if a future is dropped or forgotten. Awaiting it
-//!   never blocks the executor; the work of moving and adding is done in `poll`. The process's progress thread wakes
-//!   the task, so its waker must not block.
-//! * Several calls at once, as `ncclGroupStart` and `ncclGroupEnd`: a tuple or `Vec` of [`Call`]s, to [`Comm::begin`]
-//!   or [`Comm::run_blocking`].
+//! * **Blocking.** `*_blocking` borrows slices and returns an [`Outcome`](crate::Outcome). Not for a thread that serves
+//!   an async executor.
+//! * **Async.** The others begin the operation at once and return a [`Work`], which is a handle and a future. It owns
+//!   the buffers ([`Input`], [`Output`]: `Vec`, arrays, [`CommBuffer`] and more) and gives them back with the outcome,
+//!   also after an error. So a refused call loses nothing, and memory stays safe if a future is dropped or forgotten.
+//!   Awaiting it never blocks the executor: bytes are moved and added in `poll`. The process's progress thread calls the
+//!   task's waker, so the waker must not block.
+//!
+//! In both forms several calls can be made at once, as between `ncclGroupStart` and `ncclGroupEnd`: pass a tuple or
+//! `Vec` of [`Call`]s to [`Comm::begin`] or [`Comm::run_blocking`].
 //!
 //! # Names
 //! | NCCL | MPI | here |
 //! |---|---|---|
 //! | `ncclCommInitRank` | `MPI_Init` | [`Comm::create`], of a [`Group`](crate::Group) |
+//! | `ncclCommFinalize`, `ncclCommDestroy` | `MPI_Comm_free` | drop the [`Comm`] and its clones, once their works have ended |
+//! | `ncclCommAbort` | `MPI_Comm_revoke` (ULFM) | every wait is bounded; to end waits for some ranks at once: [`Comm::revoke`], [`Group::revoke`](crate::Group::revoke) |
+//! | `ncclCommGetAsyncError` | | the [`Outcome`](crate::Outcome) of each operation; [`Comm::take_fault`], [`Comm::membership`] |
+//! | `ncclCommShrink` | `MPI_Comm_shrink` (ULFM) | [`Group::step`](crate::Group::step): the same communicator continues without the lost ranks |
 //! | `ncclCommSplit` | `MPI_Comm_split`, `MPI_Comm_create` | [`Comm::subset`] |
+//! | | `MPI_Comm_dup` | [`Comm::subset`] of all ranks |
 //! | `ncclCommUserRank`, `ncclCommCount` | `MPI_Comm_rank`, `MPI_Comm_size` | [`Comm::rank`], [`Comm::ranks`] |
-//! | `ncclMemAlloc` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`] |
+//! | `ncclMemAlloc` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`], on a GPU [`Comm::alloc_gpu`] |
+//! | `ncclMemFree` | `MPI_Free_mem`, `MPI_Win_free` | drop the [`CommBuffer`] or [`GpuBuffer`] |
 //! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`] on GPUs; not needed on the host, see [Memory](#memory) |
 //! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
 //! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
@@ -67,13 +76,36 @@
 //! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`] |
 //! | | `MPI_Barrier`, `MPI_Ibarrier` | [`Comm::barrier_blocking`], [`Comm::barrier`] |
 //! | `ncclSend`, `ncclRecv` | `MPI_Send`, `MPI_Recv`; `MPI_Isend`, `MPI_Irecv` | [`Comm::send`], [`Comm::recv`] |
-//! | `ncclGroupStart`, `ncclGroupEnd` | `MPI_Sendrecv`, `MPI_Waitall` | [`Calls`] |
+//! | `ncclGroupStart`, `ncclGroupEnd` | `MPI_Sendrecv` | [`Calls`] |
 //! | | `MPI_Wait`, `MPI_Test`, `MPI_Request_free` | [`Work::wait`], [`Work::try_wait`], dropping the [`Work`] |
+//! | | `MPI_Waitall`, `MPI_Waitany` | a group of [`Calls`] has one [`Work`]; otherwise `join!` and `select!` over the works |
 //! | `NCCL_CTA_POLICY_ZERO` | | [`CommConfig::copy_engines_from`] |
 //! | `ncclSum`, `ncclProd`, `ncclMin`, `ncclMax`, `ncclAvg` | `MPI_SUM`, `MPI_PROD`, `MPI_MIN`, `MPI_MAX` | [`Reduction`] |
 //!
+//! | NCCL | MPI | type of elements |
+//! |---|---|---|
+//! | `ncclInt8`, `ncclChar` | `MPI_INT8_T` | `i8` |
+//! | `ncclUint8` | `MPI_UINT8_T`, `MPI_BYTE` | `u8` |
+//! | `ncclInt32`, `ncclInt` | `MPI_INT32_T`, `MPI_INT` | `i32` |
+//! | `ncclUint32` | `MPI_UINT32_T` | `u32` |
+//! | `ncclInt64` | `MPI_INT64_T` | `i64` |
+//! | `ncclUint64` | `MPI_UINT64_T` | `u64` |
+//! | `ncclFloat16`, `ncclHalf` | | [`half::f16`] |
+//! | `ncclBfloat16` | | [`half::bf16`] |
+//! | `ncclFloat32`, `ncclFloat` | `MPI_FLOAT` | `f32` |
+//! | `ncclFloat64`, `ncclDouble` | `MPI_DOUBLE` | `f64` |
+//!
+//! On a GPU the type is that of the view, a [`DType`](crate::DType).
+//!
+//! Not here:
+//! * receives from any source or with any tag, probing, and `MPI_Get_count`: a receive does not say how much has come;
+//! * `ncclRedOpCreatePreMulSum`, `MPI_Op_create`, and reductions by logic, bits or location;
+//! * `MPI_Scan` and `MPI_Exscan`, `MPI_Alltoallw`, collectives of neighbours, one-sided access;
+//! * groups of calls over several communicators;
+//! * `ncclFloat8e4m3` and `ncclFloat8e5m2`: move such values as `u8`.
+//!
 //! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce followed by the residual addition, RMSNorm and
-//! quantisation, in one call and on a GPU in one kernel.
+//! quantisation, in one call, and on a GPU for few rows in one kernel.
 //!
 //! # When a member fails
 //! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next
@@ -82,16 +114,17 @@
 //! survives, in place it does not. Complete here does not mean complete everywhere: see [`Comm::take_fault`].
 //!
 //! If ranks call different operations, all of them get [`Error::Mismatch`](crate::Error::Mismatch), which names both
-//! calls; the communicator can be used again from its next membership on. A message of another type than its receive is
-//! such a case too.
+//! calls; the communicator can be used again from its next membership on. The same happens if a message has another type
+//! than its receive.
 //!
 //! A communicator that was [created](Comm::create) with a group follows it: [`Group::step`](crate::Group::step) begins
-//! the next membership for all buffers and communicators at the same step. No operation may be in flight then: await
+//! the next membership for all buffers and communicators at the same step. No operation may be in flight then: await all
 //! works before, or drop them.
 //!
 //! # Memory
-//! Small pieces travel through rings of slots in the peers' windows, and so does everything behind queues. How peers of
-//! the same host read large pieces depends on where they lie, how large they are, and on the machine:
+//! On the host, small pieces travel through rings of slots in the peers' windows, and so does everything that goes by
+//! queues. How peers of the same host read large pieces depends on where they lie, how large they are, and on the
+//! machine:
 //!
 //! | the input is in | its peers | all-reduce | all-gather | all-to-all |
 //! |---|---|---|---|---|
@@ -103,22 +136,26 @@
 //! (AMD EPYC, 2026-11-29; medians of 5 runs of `bench --ranks 2 --collective all_reduce,all_gather,all_to_all --bytes 64M
 //! --iterations 7`, with `--heap` and with `EPWIRE_PULL_FROM` as `never` and 16384). Which of the last two is faster
 //! depends on the machine, so a process measures it once and takes the faster one, for each size. There is one
-//! exception. A ring holds 256 KiB, and must be filled again for more: where ranks outnumber the cores, both ends then
-//! wait for a core each time, so larger pieces are read by `process_vm_readv` in any case. Where the cores of ranks are
-//! also busy with other programs, `EPWIRE_PULL_FROM=262145` does the same. A sandbox, Yama's `ptrace_scope` or another
+//! exception. A ring holds 256 KiB, and has to be filled several times for a larger piece. If ranks outnumber the cores,
+//! both ends would wait for a core each time, so such pieces are read by `process_vm_readv` in any case. If the cores are
+//! busy with other programs, set `EPWIRE_PULL_FROM=262145` to get the same. A sandbox, Yama's `ptrace_scope` or another
 //! user's process may forbid the call; then `EPWIRE_LOG=path=info` says so for each peer, and all goes through the
 //! rings. Results are the same.
 //!
-//! Registration would speed up nothing on the host: messages carry the addresses of their bytes, so that peers read any
-//! memory without an agreement in advance, and private memory of a process cannot be mapped by others later on. Tensors
-//! that are worth it are allocated by [`Comm::alloc`]. [`CommConfig::plan`] says what a window takes.
+//! There is no registration on the host, because it would speed up nothing. Messages carry the addresses of their bytes,
+//! so peers can read any memory without an agreement in advance; and private memory of a process cannot be mapped by
+//! others later on. Allocate large tensors that are sent often by [`Comm::alloc`]. [`CommConfig::plan`] says how much
+//! memory a window takes.
 //!
-//! On GPUs large operations on memory from [`Comm::alloc_gpu`], or memory that [`Comm::register`] has registered, have
-//! no rings either: each rank reads what it needs from its peers' memory. They take this way if on every rank the
-//! buffers that peers read lie in memory of either kind and begin at multiples of 16 bytes: what is sent, and for an
-//! all-reduce also what is received. The blocks of a reduce-scatter, an all-gather or an all-to-all must be multiples of
-//! 16 bytes, and an all-to-all must not be in place. In any other case, for a broadcast, and in a communicator that
-//! permits queues or has more than 8 ranks, all ranks use rings, with the same result.
+//! On GPUs large operations need no rings if their buffers are memory from [`Comm::alloc_gpu`] or memory that
+//! [`Comm::register`] has registered: each rank reads what it needs from its peers' memory. The conditions are:
+//! * On every rank the buffers that peers read are memory of either kind and begin at multiples of 16 bytes. These are
+//!   the buffers that are sent, and in an all-reduce also those that receive.
+//! * The blocks of a reduce-scatter, an all-gather or an all-to-all are multiples of 16 bytes.
+//! * An all-to-all is not in place, and the operation is not a broadcast.
+//! * The communicator permits no queues, and has at most 8 ranks.
+//!
+//! Otherwise all ranks use rings, with the same result.
 //!
 //! Peers can map memory of `cudaMalloc`, and of `cuMemCreate` with a file descriptor as handle type. They cannot map
 //! memory of a pool (`cudaMallocAsync`), from which cudarc and candle allocate, nor managed memory.
@@ -135,20 +172,20 @@
 //!
 //! # Copy engines
 //! On GPUs, with [`CommConfig::copy_engines_from`], copy engines instead of SMs read the peers' memory in an all-gather
-//! or all-to-all of equal blocks whose receiving buffer has at least so many bytes. A kernel of one block tells and
-//! awaits the calls; copies follow, several at a time; a kernel that has nothing to move tells the peers that they are
-//! done. This needs what is said above of memory that peers read and, because the host makes the copies, the senders'
-//! buffers at the same offset on all ranks: allocate them in the same order, or register memory of the same sizes in
+//! or all-to-all of equal blocks whose receiving buffer has at least so many bytes. A kernel of one thread block
+//! exchanges the calls with the peers, the copies follow, several at a time, and a last kernel tells the peers that
+//! they are done. The conditions above apply. In addition, because the host enqueues the copies, the senders' buffers
+//! must lie at the same offset on all ranks: allocate them in the same order, or register memory of the same sizes in
 //! the same order. An all-gather may be in place.
 //!
 //! If a buffer is elsewhere on some rank, or a rank is missing, the last kernel moves the bytes itself: the result is
-//! the same and comes later. [`Traffic::operations_copied`](crate::Traffic::operations_copied) tells how often copies
-//! did. The copies of an operation must take less than the [deadline](CommConfig::deadline).
+//! the same and comes later. [`Traffic::operations_copied`](crate::Traffic::operations_copied) counts the operations that
+//! copy engines have moved. The copies of an operation must take less than the [deadline](CommConfig::deadline).
 //!
-//! In a graph they read memory of [`Comm::alloc_gpu`] only, at addresses that the graph keeps. So the window of a member
-//! stays mapped, and its memory allocated, until the communicator is dropped, if such a graph was captured with that
-//! member, even if the member has ended. Replays with another member in its place have the right result, by kernels;
-//! capture again to have it by copies.
+//! In a graph, copies read only memory of [`Comm::alloc_gpu`], at addresses that the graph keeps. So if such a graph
+//! was captured with a member, that member's window stays mapped, and its memory allocated, until the communicator is
+//! dropped, even if the member has ended. Replays with another member in its place give the right result, moved by
+//! kernels; capture the graph again to use copy engines.
 
 mod blocks;
 mod call;

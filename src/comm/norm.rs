@@ -11,12 +11,15 @@ use crate::error::{Error, Failure, Result};
 use crate::sys;
 
 /// A call that sums rows of `hidden` elements over all ranks, adds the sum to a residual, and normalises each row:
-/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. The numbers of
-/// rows and channels, epsilon and the payload are the same on every rank. On a GPU it is one kernel if peers are reached without queues, the sum travels in packets, and the communicator has an SM for
-/// each 15 pieces of 128 elements: with 32 SMs, and up to 32 ranks, 8 rows of 7168. Larger calls take a second one, which
-/// waits for nobody.
+/// `residual += sum; out = residual / sqrt(mean(residual^2) + epsilon) * weight`. Elements are bf16 or f16. The numbers
+/// of rows and channels, epsilon and the payload are the same on every rank.
+///
 /// Results have the same bits on every rank and device. If a member is missing there is no result: each row of the
 /// residual and of `out` is either the old one or unspecified.
+///
+/// On a GPU it is one kernel if peers are reached without queues, the sum is small enough for packets, and the
+/// communicator has an SM for each 15 pieces of 128 elements: with 32 SMs, and up to 32 ranks, that is 8 rows of 7168.
+/// Larger calls take a second kernel, which waits for nobody.
 ///
 /// Buffers are as those of [`Call`]: slices and owned values on the host, views on a GPU, there aligned to 16 bytes.
 ///
@@ -72,8 +75,8 @@ pub struct NormBuffers<S, R, W, O, X, C> {
 impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>, W: Source, O: Target>
     AllReduceNorm<S, R, W, O>
 {
-    /// `send` and `recv` of any number of rows of `hidden` elements, a multiple of 8, up to 16,384; `weight` of `hidden`; `out` as `recv`.
-    /// `epsilon` is 1e-6.
+    /// `send` and `recv` have any number of rows of `hidden` elements, which is a multiple of 8 and at most 16,384.
+    /// `weight` has `hidden` elements, and `out` as many as `recv`. `epsilon` is 1e-6.
     pub fn new(send: S, recv: R, weight: W, out: O, hidden: usize) -> Self {
         Self {
             sum: Call::all_reduce(send, recv, Reduction::Sum),
@@ -94,14 +97,14 @@ impl<S, R, W, O, X, C> AllReduceNorm<S, R, W, O, X, C> {
         Self { epsilon, ..self }
     }
 
-    /// What the sum is added to, as large as it: the new residual is written there.
+    /// The residual, as large as the sum, which is added to it: the new residual is written there.
     pub fn residual<Y: Target>(self, residual: Y) -> AllReduceNorm<S, R, W, O, Y, C> {
         let Self { sum, weight, out, scales, hidden, epsilon, payload, residual: _ } = self;
         AllReduceNorm { sum, weight, out, residual, scales, hidden, epsilon, payload }
     }
 
-    /// Rows go to `out` as e4m3, bytes, with a scale for each 128 channels: f32, or bytes of [`Fp8Scale::Ue8m0`]. `hidden` is a multiple
-    /// of 128.
+    /// Rows are written to `out` as bytes of FP8 e4m3, and to `scales` one scale for each 128 channels: f32, or bytes of
+    /// [`Fp8Scale::Ue8m0`]. `hidden` must be a multiple of 128.
     pub fn fp8<D: Target>(self, scale: Fp8Scale, scales: D) -> AllReduceNorm<S, R, W, O, X, D> {
         let Self { sum, weight, out, residual, hidden, epsilon, .. } = self;
         AllReduceNorm { sum, weight, out, residual, scales, hidden, epsilon, payload: Payload::Fp8 { scale } }

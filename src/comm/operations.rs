@@ -160,7 +160,8 @@ impl Comm {
         self.run_blocking(Call::reduce_scatter_blocks(send, recv, blocks, reduction))
     }
 
-    /// [`Comm::reduce_scatter`] with the result in row r of `buffer` `[ranks, n]` on rank r. The other rows are unspecified.
+    /// [`Comm::reduce_scatter`] with the result in row r of `buffer` `[ranks, n]` on rank r. The other rows are
+    /// unspecified.
     pub fn reduce_scatter_in_place<R>(&self, buffer: R, reduction: Reduction) -> Work<R>
     where
         R: Output + Send + 'static,
@@ -277,8 +278,8 @@ impl Comm {
         self.run_blocking(Call::all_to_all_in_place(buffer))
     }
 
-    /// [`Comm::all_to_all_blocks`] in one buffer, as `MPI_Alltoallv` with `MPI_IN_PLACE`: block p goes to rank p, and then
-    /// holds what rank p has sent. So both ranks of a pair must give each other's block the same size:
+    /// [`Comm::all_to_all_blocks`] in one buffer, as `MPI_Alltoallv` with `MPI_IN_PLACE`: block p goes to rank p, and
+    /// then holds what rank p has sent. So both ranks of a pair must give each other's block the same size:
     /// [`Error::Mismatch`](crate::Error::Mismatch) if they do not. If a member is missing, its block may be lost.
     pub fn all_to_all_blocks_in_place<R>(&self, buffer: R, blocks: Blocks) -> Work<R>
     where
@@ -345,7 +346,8 @@ impl Comm {
         self.run_blocking(Call::gather_blocks(send, recv, blocks, root))
     }
 
-    /// Row r of the root's `send` `[ranks, n]` becomes `recv` `[n]` of rank r. Elsewhere `send` is not read, and may be empty.
+    /// Row r of the root's `send` `[ranks, n]` becomes `recv` `[n]` of rank r. Elsewhere `send` is not read, and may be
+    /// empty.
     pub fn scatter<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
     where
         S: Input + Send + 'static,
@@ -393,10 +395,11 @@ impl Comm {
         self.run_blocking(Call::scatter_blocks(send, recv, blocks, root))
     }
 
-    /// Sends all of `send` to a receive of `peer` with this tag, at most 2,147,483,647. On the host a message that fits
-    /// a slot ([`CommPlan`](super::CommPlan)) is complete before the peer has called, as long as such messages that it
-    /// has not received take at most 256 KiB. Any other is complete when it has been received. At most 1,024 messages
-    /// of one rank to another are announced and not received; further sends wait for receives.
+    /// Sends all of `send` to a receive of `peer` with this tag, which is at most 2,147,483,647. On the host a message
+    /// that fits into a slot ([`CommPlan::slot_bytes`](super::CommPlan::slot_bytes)) is complete before the peer has
+    /// called, as long as such messages that the peer has not received take at most 256 KiB together. Any other is
+    /// complete when it has been received. At most 1,024 messages from one rank to another can be announced and not
+    /// received; further sends wait for receives.
     pub fn send<S>(&self, send: S, peer: u32, tag: u32) -> Work<S>
     where
         S: Input + Send + 'static,
@@ -409,11 +412,14 @@ impl Comm {
         self.run_blocking(Call::send(send, peer, tag))
     }
 
-    /// Receives the next message of `peer` with this tag, of the same type, into the front of `recv`. A message with
-    /// fewer elements leaves the rest unchanged; one with more is [`Error::Limit`](crate::Error::Limit), and is
-    /// consumed. One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send
-    /// and the receive; `recv` is then unchanged, and what was sent and not received is lost with the membership, also
-    /// if its send was complete.
+    /// Receives the next message of `peer` with this tag, of the same type, into the front of `recv`.
+    ///
+    /// * A message with fewer elements leaves the rest of `recv` unchanged. How many have come is not reported.
+    /// * One with more elements is [`Error::Limit`](crate::Error::Limit), and is consumed. (On a GPU it is
+    ///   [`Error::Mismatch`](crate::Error::Mismatch), see [`Comm::enqueue`].)
+    /// * One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send and the
+    ///   receive. `recv` is then unchanged. Messages that were sent and not received are lost with the membership, also
+    ///   those whose send was complete.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,

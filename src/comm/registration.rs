@@ -15,20 +15,21 @@ use crate::spawn_blocking::spawn_blocking;
 const OP: &str = "register";
 
 impl Comm {
-    /// Registers memory of the program's on this communicator's GPU, from `cudaMalloc` for example, at a device address
-    /// that is a multiple of 16: large operations on it are as fast as on memory of [`Comm::alloc_gpu`], see
-    /// [Memory](super#memory). Views of it are those of any GPU memory. All members call this, equally often and in the
-    /// same order, with memory of any size; peers map the whole allocation in which it lies. `group` is that with which
-    /// the communicator was created, or, of a subset, its parent.
+    /// Registers memory that the program has allocated on this communicator's GPU, for example by `cudaMalloc`, at a
+    /// device address that is a multiple of 16. Large operations on it are then as fast as on memory of
+    /// [`Comm::alloc_gpu`], see [Memory](super#memory); calls take views of it like those of any GPU memory. All
+    /// members call this, equally often and in the same order, with memory of any size. Peers map the whole allocation
+    /// in which it lies. `group` is the one with which the communicator was created or, for a subset, that of its
+    /// parent.
     ///
-    /// No operation of the communicator may be in flight: what was enqueued is waited for within the
-    /// [deadline](super::CommConfig::deadline), replays are the caller's to await. Graphs that are to use this must be
-    /// captured afterwards. A rank that is admitted later has not mapped the memory, and operations use rings until all
-    /// members have [deregistered](Registration::deregister) it and registered it again.
+    /// No operation of the communicator may be in flight. This waits for enqueued calls, within the
+    /// [deadline](super::CommConfig::deadline); the caller must wait for replays of graphs. Graphs that are to use this
+    /// must be captured afterwards. A rank that is admitted later has not mapped the memory, and operations use rings
+    /// until all members have [deregistered](Registration::deregister) it and registered it again.
     ///
-    /// In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly. There this gains
-    /// nothing, but a program need not treat it as a special case: peers map nothing, and operations go as they would
-    /// without it.
+    /// In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly, so registration
+    /// gains nothing. A program need not treat that as a special case: the call succeeds, peers map nothing, and
+    /// operations go as they would without it.
     ///
     /// Never blocks the executor.
     ///
@@ -92,8 +93,9 @@ impl Comm {
 
 /// Memory that [`Comm::register`] has registered, on this rank and its peers.
 ///
-/// Dropping it changes nothing: the memory stays registered until the communicator is dropped, and must stay allocated
-/// until that of every rank is. It keeps the communicator's window alive, but not the membership.
+/// Dropping this handle changes nothing: the memory stays registered until the communicator is dropped, and must stay
+/// allocated until the communicators of all ranks are dropped. It keeps the communicator's window alive, but not the
+/// membership.
 #[must_use = "dropping it leaves the memory registered"]
 pub struct Registration {
     inner: Arc<Inner>,
@@ -116,9 +118,10 @@ impl Registration {
         self.bytes
     }
 
-    /// Unmaps what the peers have registered in the same call, and ends this rank's registration once they have unmapped
-    /// it: all ranks that have it call this, in any order. From the first of these calls on no rank may use the memory
-    /// in an operation; those on it have ended, replays included. Once it has returned `Ok` the memory may be freed.
+    /// Unmaps what the peers registered in the same call of [`Comm::register`], and ends this rank's registration once
+    /// they have unmapped its memory. All ranks that hold a registration from that call must do this, in any order.
+    /// Before the first of them does, all operations on the memory must have ended, replays included, and no rank may
+    /// use it in an operation afterwards. Once this has returned `Ok` the memory may be freed.
     ///
     /// Never blocks the executor. Waits at most a [deadline](super::CommConfig::deadline) for the peers. May be called
     /// again after an error.

@@ -32,13 +32,13 @@ impl Comm {
     /// are in the mask. A member on standby calls it equally often and in the same order, which needs no other rank;
     /// the subset keeps this communicator alive.
     ///
-    /// The collectives wait for peers as long as the deadline says, that of [`Comm::with_deadline`] if this communicator
-    /// is of it. The subset's own operations have the [configuration's](CommConfig::deadline).
+    /// These collectives have the deadline of this communicator, including that of [`Comm::with_deadline`]. The subset's
+    /// own operations have the [configuration's](CommConfig::deadline).
     ///
-    /// On a GPU these collectives run on a stream of the communicator's own, after all calls that were made before. They
-    /// have ended when the subset is there. No stream of the program waits for them, and streams may be under capture
-    /// meanwhile; replays of graphs with operations of the communicator must have run before. The subset takes SMs of its
-    /// own, [`CommConfig::sms`] of them.
+    /// On a GPU the collectives run on a stream of the communicator's own, after all earlier calls on any stream, and
+    /// have ended when this returns. They touch no stream of the program, so streams may be under capture meanwhile.
+    /// Replays of graphs that contain operations of the communicator are not ordered: wait for them before. The subset
+    /// takes SMs of its own, [`CommConfig::sms`] of them.
     ///
     /// Never blocks the executor.
     ///
@@ -51,8 +51,8 @@ impl Comm {
         self.subset_with(mask, self.config().clone()).await
     }
 
-    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask: a communicator on the host may
-    /// so make one on GPUs, and one on GPUs one on the host.
+    /// [`Comm::subset`] with a configuration of its own, equal on all ranks of the mask. A communicator on the host can
+    /// make one on GPUs in this way, and one on GPUs can make one on the host.
     pub async fn subset_with(&self, mask: &Mask, config: CommConfig) -> Result<Option<Self>> {
         let (rank, ranks) = (self.rank(), self.ranks());
         if !mask.fits(ranks) {
@@ -210,8 +210,8 @@ impl Turns<'_> {
         Ok(buffer.chunks_exact(BLOCK).map(blob).collect())
     }
 
-    /// Sends each rank its block of `memory`, and returns what they have sent: on a GPU, whose collectives take its memory
-    /// only.
+    /// Sends each rank its block of `memory`, and returns what they have sent: on a GPU, whose collectives take its
+    /// memory only.
     async fn exchange(&mut self, memory: Vec<u8>) -> Result<Vec<u8>> {
         if self.out {
             let text = "an exchange has failed before";

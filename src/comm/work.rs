@@ -22,8 +22,8 @@ use crate::sys;
 /// Operations in flight, with the buffers `B` that they use. It ends as a future, on any executor; with [`Work::wait`];
 /// or with [`Work::try_wait`] and [`Work::wait_for`]. Each returns the buffers, with the outcome.
 ///
-/// It makes progress while it is awaited or waited for, and whenever another operation of the communicator is. Only
-/// holding it shows peers no sign of life: await it within a deadline.
+/// It makes progress while it is awaited or waited for, and whenever another operation of the communicator is. A work
+/// that is only held shows peers no sign of life: await it within a deadline.
 ///
 /// Dropping it gives the operations up: the buffers are dropped with it and not accessed again, and this rank is
 /// [missing](Outcome::missing) from them for its peers. Forgetting it leaks the buffers.
@@ -73,7 +73,8 @@ impl<B> Work<B> {
         Self { inner: inner.clone(), state, held: Some(held.erase()), observed: Some(observed) }
     }
 
-    /// Waits on this thread until it has ended, which its deadline bounds. Not for a thread that serves an async executor.
+    /// Waits on this thread until it has ended, which its deadline bounds. Not for a thread that serves an async
+    /// executor.
     pub fn wait(mut self) -> (Result<Outcome>, B) {
         loop {
             if let Some(ended) = self.look(Duration::MAX) {

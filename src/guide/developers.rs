@@ -1,45 +1,49 @@
 //! For those who work on epwire itself: how the code is organised, and how a token passes through it.
 //!
+//! Terms on this page:
+//!
+//! * A *word* is a 64-bit signal word in a window: it has one writer, and tells its reader what has happened.
+//! * The *peer* layer is what dispatch, combine, collectives and prefill have in common: words, waits, memberships,
+//!   queues. It knows neither tokens nor experts.
+//! * An *explorer* is a test that runs a state machine or the rules of a protocol through every state of small groups.
+//! * A peer *behind a queue* is one whose window is not mapped: a NIC, in software or an adapter, writes there.
+//!
+//! # The tree
+//!
 //! Dependencies point one way: `examples` use `src`, which calls `c`, which launches `kernels`. Within `c` the folders
-//! are, from the bottom up: `base`; `numerics` and `device`; `ipc`; `window`; `peer`, the layer that knows neither
-//! tokens nor experts; `ep` and `coll`; `prefill`. Within `kernels`: `ptx`, `peer`, `ep`, and a thin `.cu` for each
-//! family of kernels. Nothing above the two `peer` folders stores or loads a signal word. `tests/structure.rs` checks
-//! all of this, and the lists below.
+//! are, from the bottom up: `base`; `numerics` and `device`; `ipc`; `window`; `nic`; `peer`; `ep` (dispatch and combine)
+//! and `coll` (collectives); `prefill`. Within `kernels`: `ptx`; `numerics` and `peer`; `ep`, `prefill` and `coll`; and a
+//! thin `.cu` for each family of kernels. Nothing above the two `peer` folders stores or loads a word.
+//! `tests/structure.rs` checks all of this, and the lists below.
 //!
-//! A lane is a pure state machine, `c/ep/lane.c`: its inputs are observed words of peers and the time, its outputs are
-//! decisions. On the host `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs the same
-//! code through every state of small groups. Kernels share its rules and words, but not the state machine.
-//!
-//! What buffers and communicators have in common above C is `src/peers` (paths, connecting, following the group, the
-//! thread that waits in place of tasks), and in `src/ffi/floor.rs` one trait for the functions that C has for both.
-//! `src/comm/call.rs` checks every size of a collective against its memory; `src/comm/work.rs` explains why works own
-//! their buffers.
-//!
-//! Tasks are woken by one thread of the process, `src/peers/progress.rs`. In a round it looks at all that is awaited by
-//! `c/peer/await.c`, which knows neither buffers nor communicators: each kind has a function that looks and says on
-//! which word to sleep, `epw_buffer_look`, `epw_comm_look` or `epw_prefill_look`.
-//!
-//! The membership is a pure state machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
-//! `src/rendezvous/pace.rs`. Connections reach it through `driver/door.rs` and `driver/hub.rs`. What arrives becomes
-//! records of a ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by
-//! openraft, driven by `driver/shared.rs`); the leading server carries out what follows from a record.
-//! `driver/carrier.rs` is the client's side: it finds the new server after a loss and repeats the unanswered calls.
-//! Histories in `machine/tests` and `log/tests` run through thousands of failures of all of these, generated from
-//! seeds.
-//!
-//! What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths are chosen,
-//! memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its decisions to the
-//! same log through `src/log.rs`, which also turns log records into `tracing` events. `tests/story.rs` checks the
-//! log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and communicators move, once for each
-//! operation and peer.
-//!
-//! `tests/faults/run` changes one line at a time, in the product as listed in `tests/faults/core.txt` and in what
-//! explorers model themselves as listed in `tests/faults/model.txt`, and checks that the test named there
-//! detects it. `tests/faults/run --rust` does the same for the group: its state machine, its members' part and its log,
-//! from `tests/faults/rust.txt`. `.ci/run faults` runs both. `tests/faults/run --cuda` does the same with
-//! `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` builds elsewhere and
-//! `--run-built` runs there.
-//! `tests/emulator` runs the kernels, and these tests of them, on no GPU at all.
+//! * **Lanes.** A lane is a pure state machine, `c/ep/lane.c`: its inputs are the time and the words of peers, its
+//!   outputs are decisions. On the host `c/ep/host/drive.c` carries them out, and the explorer in `tests/c/model.c` runs
+//!   the same code through every state of small groups. Kernels share its rules and words, but not the state machine.
+//! * **Common code above C.** `src/peers` has what buffers and communicators share: paths, connecting, following the
+//!   group, and the thread that waits in place of tasks. `src/ffi/floor.rs` has one trait for the functions that C has
+//!   for both. `src/comm/call.rs` checks every size of a collective against its memory; `src/comm/work.rs` explains why
+//!   works own their buffers.
+//! * **Tasks** are woken by one thread of the process, `src/peers/progress.rs`. In a round it checks everything that is
+//!   awaited, by `c/peer/await.c`, which knows neither buffers nor communicators: each kind has a function that checks
+//!   its operations and says on which word to sleep, `epw_buffer_look`, `epw_comm_look` or `epw_prefill_look`.
+//! * **The membership** is a pure state machine as well, `src/rendezvous/machine.rs`, and so is each member's part in it,
+//!   `src/rendezvous/pace.rs`. Connections reach it through `driver/door.rs` and `driver/hub.rs`. What arrives becomes
+//!   records of a ledger, which is in memory, in a file (`journal`) or shared by several servers (`log`, which is Raft by
+//!   openraft, driven by `driver/shared.rs`); the leading server carries out what follows from a record.
+//!   `driver/carrier.rs` is the client's side: it finds the new server after a loss and repeats the unanswered calls.
+//!   Histories in `machine/tests` and `log/tests` run through thousands of failures of all of these, generated from
+//!   seeds.
+//! * **The log.** What the core reports while it runs goes through `c/base/log.h`, and only from the places where paths
+//!   are chosen, memberships begin and peers are given up (`c/peer/tell.h` has the texts). The group reports its
+//!   decisions to the same log through `src/log.rs`, which also turns log records into `tracing` events.
+//!   `tests/story.rs` checks the log of a run that loses a rank. `c/peer/traffic.h` counts what buffers and
+//!   communicators move, once for each operation and peer.
+//! * **Planted faults.** `tests/faults/run` changes one line at a time, in the product as listed in
+//!   `tests/faults/core.txt` and in what explorers model themselves as listed in `tests/faults/model.txt`, and checks
+//!   that the test named there detects it. `tests/faults/run --rust` does the same for the group: its state machine,
+//!   its members' part and its log, from `tests/faults/rust.txt`. `.ci/run faults` runs both. `tests/faults/run --cuda`
+//!   does the same with `tests/faults/kernels.txt`; if the machine with the GPUs has no compiler, `--build-only` builds
+//!   elsewhere and `--run-built` runs there. `tests/emulator` runs the kernels, and these tests of them, without a GPU.
 //!
 //! The lists below name the files that check, decide, move or wait, in the order in which a token first reaches them.
 //! Files that these share (layouts and descriptors, lanes and handles, the pool of threads) are left out.
@@ -52,7 +56,7 @@
 //! 4. `c/ep/dispatch.c`: `epw_dispatch` checks the rest and finds the lane.
 //! 5. `c/ep/host/send.c`: `epw_host_dispatch` checks the routing, numbers the rows, and writes them to the peers' slots.
 //! 6. `c/ep/host/drive.c`: `epw_host_run` reads words, asks the state machine, and does what it says.
-//! 7. `c/ep/lane.c`: `epw_lane_decide` says whose rows go out now, who is waited for, who is given up.
+//! 7. `c/ep/lane.c`: `epw_lane_decide` decides whose rows go out now, whom to wait for, and whom to give up.
 //! 8. `c/peer/rules.h`: `epw_rule_may_send` judges one peer's words.
 //! 9. `c/numerics/body.inc`: `quantize`, called through `c/ep/input.c`, and copies that bypass the caches, for each
 //!    instruction set.
@@ -104,17 +108,17 @@
 //! `c/nic/mlx5/open.c`, the thread that looks at words, `c/nic/mlx5/watch.c`, and the handling of events,
 //! `c/nic/mlx5/events.c`.
 //!
-//! An adapter does not report to the other end of a queue pair that this end has failed. The connection between the two
-//! fabrics, which exists in addition to the queue pairs, does: a frame ENDED names both numbers
+//! An adapter does not report to the other end of a queue pair that this end has failed. The two fabrics also have a
+//! connection besides the queue pairs, and it does: a frame ENDED names the numbers of both queue pairs
 //! (`c/nic/soft/incoming.c`, `hear_end`), and the other end breaks its own queue pair, of the verbs wire or of an mlx5
-//! adapter, long before a deadline. Only the rank to which the pair is connected may send this.
+//! adapter, long before a deadline. Only the rank to which the pair is connected may send this frame.
 //!
 //! Connecting ends when the other end has answered a frame CONNECTED, which comes by that connection too, with a frame
-//! HEARD. It refuses if its queue pair serves a former connection of this rank, whose end may arrive later than the
-//! request for an offer; both queue pairs then break, and the next offer is of others. A software NIC knows whether the
-//! pair has taken entries (`c/nic/soft/incoming.c`, `tie`). An adapter does not say: there a pair that is connected takes
-//! only the pair to which it is connected, and that only once, since a number may be given out again
-//! (`c/nic/other_end.h`).
+//! HEARD. The other end refuses if its queue pair still serves a former connection of this rank, because news of the
+//! former connection's end may arrive later than the request for an offer. Both queue pairs then break, and the next
+//! offer has new ones. A software NIC knows whether the pair has taken entries (`c/nic/soft/incoming.c`, `tie`). An
+//! adapter does not say: there a pair that is connected accepts only the pair to which it is connected, and that only
+//! once, since a number may be given out again (`c/nic/other_end.h`).
 //!
 //! A queue pair is warmed up before its first operation, so that the adapter has already fetched its state and resolved
 //! its path. Connecting posts nothing, but the words that begin an epoch are posted on each lane's queue pair to each
@@ -161,7 +165,8 @@
 //! 9. `kernels/ep/route.cuh`: `Token` says where its rows go, and numbers them; for many tokens `runs.cuh` does.
 //! 10. `kernels/numerics/quantise.cuh`: `quantise_chunks` converts the token to FP8 on the way.
 //! 11. `kernels/ep/tile.cuh`: `RowTiles` says how much of a row passes through shared memory at a time.
-//! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows, or `signal_behind` rows and word, to a queue.
+//! 12. `kernels/peer/signal.cuh`: `signal_mapped` posts the word that announces the rows; `signal_behind` posts rows and
+//!     word to a queue.
 //! 13. `kernels/peer/wait.cuh`: `await` is where a block waits for a peer.
 //! 14. `c/peer/rules.h`: `epw_rule_may_send` and the other rules judge the peer's words, as on the host.
 //! 15. `kernels/ep/receive.cuh`: `receive_rows` copies rows to the experts' lists.
@@ -169,9 +174,9 @@
 //! 17. `kernels/combine.cu`: `epw_gpu_combine` launches the kernel that answers and collects.
 //! 18. `kernels/ep/answer.cuh`: `answer_all` sends the answers to the tokens' ranks.
 //! 19. `kernels/ep/collect.cuh`: `collect` waits for those to this rank's own tokens.
-//! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up. With many rank-major rows `kernels/ep/combine_many.cuh` does 18 to 20,
-//!     and sums tokens while answers to others are on their way: `tests/c/progress_model.c` explores the words by which
-//!     peers learn of them.
+//! 20. `kernels/ep/sum.cuh`: `accumulate` adds them up. With many rank-major rows `kernels/ep/combine_many.cuh` does 18
+//!     to 20, and sums tokens while answers to others are on their way: `tests/c/progress_model.c` explores the words
+//!     by which peers learn of them.
 //!
 //! What peers behind queues write goes to a second area of the same layout, `c/peer/inbox.h`: `written_by` in
 //! `kernels/peer/words.cuh` says where a source writes, and `land` in `kernels/ep/receive.cuh` copies its rows into the
@@ -199,9 +204,9 @@
 //! * The 1,023rd launch finds the launch queue full. It waits in the driver, and does not delay the NIC's calls.
 //! * Without cudaThreadExchangeStreamCaptureMode(relaxed), calls of cudaEventQuery and cudaStreamQuery by the NIC's
 //!   thread break a global capture of another thread; with it no call did.
-//! * Conclusion: if words and rows of a software NIC must arrive whatever the program does, the kernel fetches them
-//!   from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees memory or loads a
-//!   kernel during the wait. A second context never stops, but is 200 times slower.
+//! * Conclusion: if words and rows of a software NIC must arrive whatever the program does, the kernel has to fetch them
+//!   from pinned memory, `c/peer/inbox.h`. Copy engines of the same context are as fast, but stop while the program frees
+//!   memory or loads a kernel during the wait. A second context never stops, but is 200 times slower.
 //!
 //! # What queues over TCP cost on a host
 //!

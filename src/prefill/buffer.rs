@@ -18,11 +18,16 @@ use crate::spawn_blocking::spawn_blocking;
 use crate::traffic::Traffic;
 use crate::{observe, sys};
 
-/// One rank's side of dispatch and combine for many tokens. Cheap to clone; clones share it. `Send` and `Sync`:
-/// different threads may use different lanes at the same time, each with one operation. See the [module](super).
+/// Sends many tokens at a time to the ranks that own their experts (dispatch) and returns the experts' outputs, summed
+/// with the weights (combine), through rings whose memory does not grow with the tokens. Each rank has one, and all ranks
+/// [create](PrefillBuffer::create) theirs together, with the group. See the [module](super).
+///
+/// Cheap to clone; clones share it. `Send` and `Sync`: different threads may use different lanes at the same time, each
+/// with one operation.
 ///
 /// On a GPU ([`EpConfig::device`](crate::EpConfig::device)) operations are enqueued instead, see
-/// [`cuda`](crate::cuda#prefill). Each kind of buffer refuses the calls of the other with [`Error::State`].
+/// [`cuda`](crate::cuda#prefill). A buffer on the host refuses the calls for GPUs with [`Error::State`], and a buffer
+/// on a GPU refuses those for the host.
 #[derive(Debug, Clone)]
 pub struct PrefillBuffer {
     pub(crate) inner: Arc<Inner>,

@@ -32,7 +32,8 @@ pub struct PrefillConfig {
     /// extra memory here.
     pub ep: EpConfig,
     /// Slots of the ring from one rank to another, one row each, equal on all ranks. 0, the default, means 512 on the
-    /// host and 2048 on GPUs, or fewer, down to 16, if `max_tokens` is smaller or a window would exceed 256 MiB.
+    /// host and 2048 on GPUs, but fewer if `max_tokens` is smaller, or if a window would exceed 256 MiB (then at least
+    /// 16).
     pub ring_tokens: u32,
 }
 

@@ -27,8 +27,8 @@ pub(crate) fn shape_of_ids(inner: &Inner, ids: &Matrix) -> Result<(u32, u32, u32
 
 impl PrefillBuffer {
     /// How many of these tokens go to each rank and to each expert, and which token goes where: `[ranks]`, `[experts]`
-    /// and `[tokens, ranks]`. `topk_idx` as for [`Dispatch::new`](crate::Dispatch::new), in host memory. Sends nothing. For
-    /// ids in GPU memory see [`PrefillBuffer::enqueue_count`].
+    /// and `[tokens, ranks]`. `topk_idx` as for [`Dispatch::new`](crate::Dispatch::new), in host memory. Sends nothing.
+    /// For ids in GPU memory see [`PrefillBuffer::enqueue_count`].
     ///
     /// # Errors
     ///

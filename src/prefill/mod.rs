@@ -56,11 +56,11 @@
 //! # How it works
 //! Each row is copied from its slot to its place in the output as it arrives; the slot is then returned to its source
 //! as a credit. Each peer and direction makes progress by itself: waiting for one peer's credit delays neither rows to
-//! other peers nor receiving. Places depend on the counts of all sources, which are sent before the rows.
+//! other peers nor receiving. Where a row goes depends on the counts of all sources, which are sent before the rows.
 //!
 //! A dispatch and a combine are one operation each. All members call the same operations on the same lane in the same
-//! order; a lane runs one operation at a time, so two in flight need two lanes. What connects a combine with its
-//! dispatch is the caller's [`Routing`].
+//! order; a lane runs one operation at a time, so two in flight need two lanes. A dispatch returns a [`Routing`], which
+//! the caller passes to its combines.
 //!
 //! * In one call: [`PrefillBuffer::dispatch_blocking`] with a given capacity. If rows overflow, the last in order are
 //!   left out, and that is reported.
@@ -69,6 +69,14 @@
 //!   [`PrefillBuffer::combine_send_blocking`]. [`PrefillPlan::split_tokens`] is the limit; more is an error before
 //!   anything is sent.
 //! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
+//!
+//! Each of these has an async form, without `_blocking` in its name, except the halves that send.
+//!
+//! On the host, spans and metrics of these operations have the names of decode: `dispatch` (also for
+//! [`dispatch_again`](PrefillBuffer::dispatch_again)), `dispatch_send` (also for
+//! [`dispatch_count`](PrefillBuffer::dispatch_count)), `dispatch_receive`, `combine`, `combine_send` and
+//! `combine_receive`. Their labels are `operation` and `rank` only, so they do not tell prefill from decode; the
+//! metrics of [traffic](PrefillBuffer::traffic) do.
 //!
 //! # Numbers
 //! The results equal those of decode bit for bit: FP8 conversion and sums are the same code. In rank-reduced combine

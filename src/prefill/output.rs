@@ -132,20 +132,23 @@ pub struct GenericPrefillOutput<'a, M: Memory> {
     pub capacity: usize,
     /// Payloads `[C, payload]`, of any type, aligned to 16 bytes.
     pub rows: Option<Tensor<'a, M>>,
-    /// Row-major `[C, K]`; column-major `[K, stride]` with columns of `C` scales rounded up to 16 bytes each, expert-major one of
-    /// these for each expert. [`Fp8Scale::Ue8m0`](crate::Fp8Scale::Ue8m0): i32 with four exponents each.
+    /// Row-major `[C, K]`; column-major `[K, stride]` with columns of `C` scales rounded up to 16 bytes each,
+    /// expert-major one of these for each expert. [`Fp8Scale::Ue8m0`](crate::Fp8Scale::Ue8m0): i32 with four exponents
+    /// each.
     pub scales: Option<Tensor<'a, M>>,
     /// Order of `scales`.
     pub scale_order: ScaleOrder,
     /// `[C, sideband_bytes]`.
     pub sideband: Option<List<'a, M, u8>>,
-    /// Packed: zeroes the padding between the last row of an expert and the first of the next, and all places of lost sources.
+    /// Packed: zeroes the padding between the last row of an expert and the first of the next, and all places of lost
+    /// sources.
     pub zero_padding: bool,
     /// `[E]` places of each expert, including those of lost sources.
     pub counts: Option<List<'a, M, u32>>,
     /// By expert: `[E]` first place of each expert.
     pub offsets: Option<List<'a, M, u32>>,
-    /// By expert: `[E]` rows of each expert that have no place. By source: `[ranks]` rows of each source, 0 in rank-major.
+    /// By expert: `[E]` rows of each expert that have no place. By source: `[ranks]` rows of each source, 0 in
+    /// rank-major.
     pub overflow: Option<List<'a, M, u32>>,
     /// `[ranks]` rows received from each source; 0 for a lost one.
     pub source_counts: Option<List<'a, M, u32>>,

@@ -175,13 +175,13 @@ impl PrefillBuffer {
         run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) })
     }
 
-    /// [`PrefillBuffer::dispatch_again_blocking`] that never blocks the executor. Dropping the future gives the dispatch up:
-    /// the routing stays as it was unless weights were given, else it is empty.
+    /// [`PrefillBuffer::dispatch_again_blocking`] that never blocks the executor. Dropping the future gives the
+    /// dispatch up: the routing stays as it was unless weights were given, else it is empty.
     ///
     /// # Errors
     ///
-    /// As for `dispatch_again_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
-    /// given up here: try again.
+    /// As for `dispatch_again_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that
+    /// was given up here: try again.
     pub async fn dispatch_again(
         &self,
         routing: &mut Routing,
