@@ -502,62 +502,145 @@ static norm_memory norm_memory_of(unsigned char *base, uint64_t count) {
                          base + 2 * at + 2 * EPW_NORM_HIDDEN_MAX};
 }
 
-static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uint64_t rows, int residual,
-                     uint64_t number) {
-    const uint64_t behind = BEHIND, count = rows * hidden;
-    int half = number % 3 == 2;
-    uint64_t bytes = 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
-    const side *sides[2] = {&r->gpu, &r->host};
+/* How an all_reduce with a norm is called: recv is send, out is recv (of rows as they are), and a graph is
+ * replayed with other values. */
+enum { IN_PLACE = 1, OVER_SUM = 2, CAPTURED = 4, FORMS = 8 };
+
+typedef struct norm_case {
+    uint32_t form, payload, hidden;
+    uint64_t rows, number;
+    int residual;
+} norm_case;
+
+static uint32_t norm_type(const norm_case *n) {
+    return n->number % 3 == 2 ? EPW_TYPE_F16 : EPW_TYPE_BF16;
+}
+
+/* Of what lies behind what is summed. */
+static uint64_t bytes_behind(const norm_case *n) {
+    const uint64_t count = n->rows * n->hidden;
+    return 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
+}
+
+static void fill_norm(const rank_state *r, const norm_case *n, uint64_t replay) {
+    const uint64_t count = n->rows * n->hidden, number = n->number + 1000 * replay;
+    const int half = norm_type(n) == EPW_TYPE_F16;
     fill_values((uint16_t *)(void *)r->host.send, count, half, number * 31 + r->links->rank);
-    fill_values((uint16_t *)(void *)(r->host.send + behind), bytes / 2, half, number * 77 + 5);
-    REQUIRE_CUDA(
-        cudaMemcpyAsync(r->gpu.send, r->host.send, behind + bytes, cudaMemcpyHostToDevice, r->stream));
+    fill_values((uint16_t *)(void *)(r->host.send + BEHIND), bytes_behind(n) / 2, half, number * 77 + 5);
+    copy_to_gpu(r, r->gpu.send, r->host.send, BEHIND + bytes_behind(n));
     await_all(r, "copies");
-    for (uint32_t i = 0; i < 2; i++) {
-        norm_memory m = norm_memory_of(sides[i]->send + behind, count);
-        epw_norm norm = EPW_NORM_INIT;
-        norm.payload = payload;
-        norm.hidden = hidden;
-        norm.rows = rows;
-        norm.residual = residual ? m.residual : NULL;
-        norm.weight = m.weight;
-        norm.out = m.out;
-        norm.scales = payload != EPW_PAYLOAD_SAME ? m.scales : NULL;
-        epw_call call = on_stream(r);
-        epw_outcome outcome = EPW_OUTCOME_INIT;
-        epw_work work = 0;
-        call.work = &work;
-        REQUIRE_OK(epw_all_reduce_norm(sides[i]->comm, sides[i]->send, sides[i]->recv,
-                                       half ? EPW_TYPE_F16 : EPW_TYPE_BF16, &norm, i == 0 ? &call : NULL,
-                                       i == 0 ? NULL : &outcome));
-        if (i == 0) REQUIRE_OK(epw_work_wait(sides[i]->comm, work, 60000 * MS, &outcome));
-        REQUIRE(outcome.degraded == 0, "norm %llu: missing %llx %s", (unsigned long long)number,
-                (unsigned long long)outcome.missing.bits[0], i == 0 ? "on the GPU" : "on the host");
-    }
-    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, 2 * count, cudaMemcpyDeviceToHost, r->stream));
+}
+
+/* The recv of the call. */
+static unsigned char *sum_on(const norm_case *n, const side *on) {
+    return n->form & IN_PLACE ? on->send : on->recv;
+}
+
+static epw_norm norm_of(const norm_case *n, const side *on) {
+    const norm_memory m = norm_memory_of(on->send + BEHIND, n->rows * n->hidden);
+    epw_norm norm = EPW_NORM_INIT;
+    norm.payload = n->payload;
+    norm.hidden = n->hidden;
+    norm.rows = n->rows;
+    norm.residual = n->residual ? m.residual : NULL;
+    norm.weight = m.weight;
+    norm.out = n->form & OVER_SUM ? sum_on(n, on) : m.out;
+    norm.scales = n->payload != EPW_PAYLOAD_SAME ? m.scales : NULL;
+    return norm;
+}
+
+static void call_norm(const rank_state *r, const norm_case *n, const side *on) {
+    const epw_norm norm = norm_of(n, on);
+    const int gpu = on == &r->gpu;
+    epw_call call = on_stream(r);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_work work = 0;
+    call.work = &work;
+    REQUIRE_OK(epw_all_reduce_norm(on->comm, on->send, sum_on(n, on), norm_type(n), &norm, gpu ? &call : NULL,
+                                   gpu ? NULL : &outcome));
+    if (gpu) REQUIRE_OK(epw_work_wait(on->comm, work, 60000 * MS, &outcome));
+    REQUIRE(outcome.degraded == 0, "norm %llu: missing %llx %s", (unsigned long long)n->number,
+            (unsigned long long)outcome.missing.bits[0], gpu ? "on the GPU" : "on the host");
+}
+
+static cudaGraphExec_t capture_norm(const rank_state *r, const norm_case *n) {
+    const epw_norm norm = norm_of(n, &r->gpu);
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_REDUCE;
+    c.type = norm_type(n);
+    c.op = EPW_SUM;
+    c.count = n->rows * n->hidden;
+    c.send = r->gpu.send;
+    c.recv = sum_on(n, &r->gpu);
+    c.norm = &norm;
+    return capture(r, &c, 1);
+}
+
+static void compare_norm(const rank_state *r, const norm_case *n) {
+    const uint64_t sums = 2 * n->rows * n->hidden, bytes = bytes_behind(n);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, sum_on(n, &r->gpu), sums, cudaMemcpyDeviceToHost, r->stream));
     await_all(r, "copies");
-    REQUIRE(memcmp(r->copy, r->host.recv, 2 * count) == 0, "norm %llu: the sums differ",
-            (unsigned long long)number);
-    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.send + behind, bytes, cudaMemcpyDeviceToHost, r->stream));
+    REQUIRE(memcmp(r->copy, sum_on(n, &r->host), sums) == 0, "norm %llu, form %u: the %s differ",
+            (unsigned long long)n->number, n->form, n->form & OVER_SUM ? "results" : "sums");
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.send + BEHIND, bytes, cudaMemcpyDeviceToHost, r->stream));
     await_all(r, "copies");
     for (uint64_t i = 0; i < bytes; i++)
-        REQUIRE(r->copy[i] == r->host.send[behind + i],
-                "norm %llu: payload %u, %llu rows of %u: byte %llu of %llu is %02x, on the host %02x",
-                (unsigned long long)number, payload, (unsigned long long)rows, hidden, (unsigned long long)i,
-                (unsigned long long)bytes, r->copy[i], r->host.send[behind + i]);
+        REQUIRE(
+            r->copy[i] == r->host.send[BEHIND + i],
+            "norm %llu, form %u: payload %u, %llu rows of %u: byte %llu of %llu is %02x, on the host %02x",
+            (unsigned long long)n->number, n->form, n->payload, (unsigned long long)n->rows, n->hidden,
+            (unsigned long long)i, (unsigned long long)bytes, r->copy[i], r->host.send[BEHIND + i]);
+}
+
+static void run_norm(const rank_state *r, const norm_case *n) {
+    cudaGraphExec_t exec = n->form & CAPTURED ? capture_norm(r, n) : NULL;
+    for (uint64_t replay = 0; replay < (n->form & CAPTURED ? 2 : 1); replay++) {
+        fill_norm(r, n, replay);
+        if (exec == NULL) {
+            call_norm(r, n, &r->gpu);
+        } else {
+            REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+            await_all(r, "a norm of a graph");
+        }
+        call_norm(r, n, &r->host);
+        compare_norm(r, n);
+    }
+    if (exec != NULL) REQUIRE_CUDA(cudaGraphExecDestroy(exec));
+}
+
+/* By one kernel and by two, of rows as they are and of FP8. Returns the next number. */
+static uint64_t run_forms(const rank_state *r, uint64_t number) {
+    const norm_case shapes[] = {{.hidden = 1024, .rows = 3, .residual = 1},
+                                {.hidden = 1024, .rows = 3, .residual = 1, .payload = EPW_PAYLOAD_FP8_UE8M0},
+                                {.hidden = 8, .rows = 500},
+                                {.hidden = 7168, .rows = 300, .residual = 1},
+                                {.hidden = 2048, .rows = 90, .payload = EPW_PAYLOAD_FP8_F32}};
+    for (uint32_t form = 1; form < FORMS; form++) {
+        for (uint32_t i = 0; i < (small ? 3 : sizeof shapes / sizeof shapes[0]); i++) {
+            norm_case n = shapes[i];
+            if (n.payload != EPW_PAYLOAD_SAME && form & OVER_SUM) continue;
+            n.form = form;
+            n.number = number++;
+            run_norm(r, &n);
+        }
+    }
+    return number;
 }
 
 static void run_norms(const rank_state *r) {
     static const uint32_t widths[] = {128, 7168, 16384};
     static const uint64_t rows[] = {1, 3, 65, 200};
     uint64_t number = 0;
-    for (uint32_t w = 0; w < 3 - small; w++)
-        for (uint32_t i = small; i < 4 - small; i++)
-            for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++)
-                run_norm(r, payload, widths[w], rows[i], number % 5 != 4, number), number++;
-    run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
-    run_norm(r, EPW_PAYLOAD_SAME, 2056, 7, 0, number++);
-    run_norm(r, EPW_PAYLOAD_SAME, 8, 0, 1, number++);
+    for (uint32_t w = 0; w < 3 - small; w++) {
+        for (uint32_t i = small; i < 4 - small; i++) {
+            for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++, number++)
+                run_norm(r, &(norm_case){0, payload, widths[w], rows[i], number, number % 5 != 4});
+        }
+    }
+    run_norm(r, &(norm_case){0, EPW_PAYLOAD_SAME, 8, 1000, number++, 1});
+    run_norm(r, &(norm_case){0, EPW_PAYLOAD_SAME, 2056, 7, number++, 0});
+    run_norm(r, &(norm_case){0, EPW_PAYLOAD_SAME, 8, 0, number++, 1});
+    number = run_forms(r, number);
     ranks_meet(r->links);
     if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
 }
@@ -884,6 +967,52 @@ static void differ_in_kind(rank_state *r, uint64_t count) {
     gather.send = r->gpu.send;
     gather.recv = r->gpu.recv;
     differ(r, &sum, "all_reduce of", &gather, "all_gather of 100 u8", o);
+}
+
+/* The last rank's call has another root, count, type or reduction. Some go another way than those of the
+ * others, some are shared out among three. */
+static void differ_in_one_thing(rank_state *r) {
+    static const struct {
+        uint32_t kind, type, op, root;
+        uint64_t count;
+        const char *words;
+    } pairs[][2] = {
+        {{EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 0, 20000, "broadcast of 20000 u8 of root 0"},
+         {EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 1, 20000, "broadcast of 20000 u8 of root 1"}},
+        {{EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 0, 1500000, "broadcast of 1500000 u8 of root 0"},
+         {EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 1, 1500000, "broadcast of 1500000 u8 of root 1"}},
+        {{EPW_GATHER, EPW_TYPE_U8, EPW_SUM, 0, 500000, "gather of 500000 u8 of root 0"},
+         {EPW_GATHER, EPW_TYPE_U8, EPW_SUM, 1, 500000, "gather of 500000 u8 of root 1"}},
+        {{EPW_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "reduce of 5000 f32 (sum) of root 0"},
+         {EPW_REDUCE, EPW_TYPE_F32, EPW_SUM, 1, 5000, "reduce of 5000 f32 (sum) of root 1"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "all_reduce of 5000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5001, "all_reduce of 5001 f32 (sum)"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 200000, "all_reduce of 200000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "all_reduce of 5000 f32 (sum)"}},
+        {{EPW_ALL_GATHER, EPW_TYPE_F32, EPW_SUM, 0, 300000, "all_gather of 300000 f32"},
+         {EPW_ALL_GATHER, EPW_TYPE_F32, EPW_SUM, 0, 300001, "all_gather of 300001 f32"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 200000, "all_reduce of 200000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_I32, EPW_SUM, 0, 200000, "all_reduce of 200000 i32 (sum)"}},
+        {{EPW_ALL_TO_ALL, EPW_TYPE_U8, EPW_SUM, 0, 3000, "all_to_all of 3000 u8"},
+         {EPW_ALL_TO_ALL, EPW_TYPE_I8, EPW_SUM, 0, 3000, "all_to_all of 3000 i8"}},
+        {{EPW_REDUCE_SCATTER, EPW_TYPE_F32, EPW_SUM, 0, 300000, "reduce_scatter of 300000 f32 (sum)"},
+         {EPW_REDUCE_SCATTER, EPW_TYPE_F32, EPW_AVERAGE, 0, 300000,
+          "reduce_scatter of 300000 f32 (average)"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "all_reduce of 5000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_MAX, 0, 5000, "all_reduce of 5000 f32 (max)"}}};
+    for (uint32_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        epw_coll calls[2] = {EPW_COLL_INIT, EPW_COLL_INIT};
+        for (uint32_t k = 0; k < 2; k++) {
+            calls[k].kind = pairs[i][k].kind;
+            calls[k].type = pairs[i][k].type;
+            calls[k].op = pairs[i][k].op;
+            calls[k].peer = pairs[i][k].root;
+            calls[k].count = pairs[i][k].count;
+            calls[k].send = r->gpu.send;
+            calls[k].recv = r->gpu.recv;
+        }
+        differ(r, &calls[0], pairs[i][0].words, &calls[1], pairs[i][1].words, (ones){.count = 5000});
+    }
 }
 
 /* The last rank calls another norm, or none. */
@@ -1437,6 +1566,7 @@ static int rank_main(const rank_links *links) {
             differ_in_kind(&r, 5000);
             if (links->ranks > 2) differ_in_kind(&r, 200000); /* shared out, by packets */
             differ_in_kind(&r, 3000000);
+            differ_in_one_thing(&r);
             lose(&r, (ones){.count = 5000}, deadline());
             if (links->ranks > 2 && !small) lose(&r, (ones){.count = 200000}, deadline());
             lose(&r, (ones){.count = 3000000}, deadline());
