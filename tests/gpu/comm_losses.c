@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* With a gap, so that the bytes between blocks are looked at too. */
-enum { SMALL = 5000, LARGE = 300000, GAP = 5, FROM = 1024 };
+enum { SMALL = 5000, LARGE = 300000, GAP = 5, FROM = 1024 /* the bytes of a pool before a buffer */ };
 #define POOL_BYTES (UINT64_C(24) << 20)
 
 static uint32_t ranks, seconds = 120;
@@ -119,8 +118,8 @@ static void run_complete(const rank_state *r, const loss *l, uint32_t root) {
 
 /* ---- a loss ---- */
 
-/* What the last rank was to give, and what is behind it. Of a broadcast that may be shared out that is all
- * but this rank's own part; of a reduction all, as at ranks that receive nothing. */
+/* What this rank receives without the last one, and which bytes of its recv that is: of a broadcast that may
+ * be shared out only what the root itself gives, of a reduction nothing. */
 static void take_expected(const rank_state *r, const loss *l, uint32_t root, unsigned char *expected,
                           unsigned char *given) {
     const uint32_t me = r->links->rank, last = r->links->ranks - 1;
