@@ -274,7 +274,7 @@ __device__ __forceinline__ void spread_chunk(const Collective &c, const Flows &f
     const uint64_t tag = whole ? c.tag : lacking_tag(c);
     if (!whole) {
 #pragma unroll
-        for (uint32_t i = 0; i < kLines; i++) parts[i].low = any(lacks) ? first_of(lacks) : c.ranks;
+        for (uint32_t i = 0; i < kLines; i++) parts[i] = {any(lacks) ? first_of(lacks) : c.ranks, 0};
     }
 #pragma unroll 1
     for (uint32_t d = 1; d < c.ranks; d++) {
@@ -326,7 +326,8 @@ __device__ __forceinline__ bool fold_chunk(Collective &c, const Flows &f, const 
         }
         begun = true;
     }
-    if (!begun || warp_stops(c)) return true;
+    if constexpr (std::is_void_v<T>) whole &= begun; // the root may have been given up before: the others must learn that too
+    if ((Flows::kReduces && !begun) || warp_stops(c)) return true;
     if constexpr (!std::is_void_v<T>) {
         if (c.members > 1) {
 #pragma unroll

@@ -18,22 +18,19 @@
  * --time prints microseconds of each operation, from a CUDA graph of 20 or, with --eager, 20 calls, beside
  * those of NCCL, whose library is at PATH. */
 #include "coll/gpu/gpu.h"
+#include "both.h"
 #include "nccl.h"
-#include "ranks.h"
-
-#include "require.h"
 
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { OPS = 6, GUARD = 64, REPLAYS = 3 };
+enum { OPS = 6, REPLAYS = 3 };
 #define POOL_BYTES    (UINT64_C(80) << 20)
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
-static uint32_t ranks, processes, cases = 60, seed = 1, seconds = 120, timed, small, deadline_ms, heap,
-                                  registers, rings, norms, copy_engines, eager;
+static uint32_t ranks, cases = 60, seed = 1, seconds = 120, timed, small, norms, eager;
 static const char *nccl_path;
 
 /* Of a buffer. */
@@ -41,171 +38,7 @@ static uint64_t largest_bytes(void) {
     return UINT64_C(1) << (small ? 22 : 26);
 }
 
-static const uint32_t sizes[] = {1, 1, 4, 4, 8, 8, 2, 2, 4, 8};
-
-/* Whether peers may read the buffers. */
-static int lends(void) {
-    return heap || registers;
-}
-
-/* ---- a rank ---- */
-
-/* A pool's registration, and those of the peers' pools. */
-typedef struct registered {
-    epw_registration own, theirs[RANKS_LIMIT];
-} registered;
-
-typedef struct side {
-    epw_comm *comm;
-    unsigned char *send, *recv; /* POOL_BYTES each, or, to take times, LARGEST_TIMED */
-} side;
-
-typedef struct rank_state {
-    const rank_links *links;
-    side host, gpu;
-    epw_fabric *fabric;  /* of the communicator on the GPU; NULL: it has none */
-    unsigned char *copy; /* copy of the GPU's result */
-    cudaStream_t stream;
-    uint32_t epoch;
-    registered pools[2]; /* of gpu.send and gpu.recv, with --register */
-} rank_state;
-
-static void activate(rank_state *r, uint64_t members) {
-    epw_mask mask = {{members}};
-    r->epoch++;
-    REQUIRE_OK(epw_comm_set_active(r->gpu.comm, &mask, r->epoch, 0));
-    REQUIRE_OK(epw_comm_set_active(r->host.comm, &mask, r->epoch, 0));
-}
-
-static uint64_t all_of(const rank_links *links) {
-    return (UINT64_C(1) << links->ranks) - 1;
-}
-
-/* Processes that share a GPU take turns on it. */
-static uint64_t deadline(void) {
-    return (deadline_ms > 0 ? deadline_ms : processes ? 10000 : 2000) * MS;
-}
-
-static void take_pool(const rank_state *r, unsigned char **pool, uint64_t bytes) {
-    if (heap) {
-        REQUIRE_OK(epw_comm_alloc(r->gpu.comm, bytes, (void **)pool));
-    } else {
-        REQUIRE_CUDA(cudaMalloc((void **)pool, bytes));
-    }
-}
-
-static void return_pool(const rank_state *r, unsigned char *pool) {
-    if (heap) {
-        epw_comm_free(r->gpu.comm, pool);
-    } else {
-        REQUIRE_CUDA(cudaFree(pool));
-    }
-}
-
-/* Registers a pool, and maps those of the peers. */
-static registered register_pool(const rank_state *r, unsigned char *pool, uint64_t bytes) {
-    const rank_links *links = r->links;
-    unsigned char blob[EPW_REGISTRATION_BLOB_MAX];
-    epw_mask all = {{all_of(links)}};
-    registered made = {0};
-    REQUIRE_OK(epw_comm_register(r->gpu.comm, pool, bytes, &made.own));
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        size_t length = 0;
-        if (p == links->rank) continue;
-        REQUIRE_OK(epw_comm_export_registration(r->gpu.comm, made.own, p, blob, &length));
-        ranks_say(links->to[p], blob, length);
-    }
-    for (uint32_t p = 0; p < links->ranks; p++) {
-        if (p == links->rank) continue;
-        size_t length = ranks_hear(links->to[p], blob, sizeof blob);
-        REQUIRE_OK(epw_comm_import_registration(r->gpu.comm, p, blob, length, &made.theirs[p]));
-    }
-    ranks_meet(links);
-    REQUIRE_OK(epw_comm_lend(r->gpu.comm, made.own, &all));
-    return made;
-}
-
-/* Nobody uses the pools any more. */
-static void deregister_pools(const rank_state *r) {
-    for (uint32_t p = 0; p < r->links->ranks; p++) {
-        if (p == r->links->rank) continue;
-        for (uint32_t i = 0; i < 2; i++) REQUIRE_OK(epw_comm_unmap(r->gpu.comm, p, r->pools[i].theirs[p]));
-    }
-    ranks_meet(r->links);
-    for (uint32_t i = 0; i < 2; i++) REQUIRE_OK(epw_comm_deregister(r->gpu.comm, r->pools[i].own));
-}
-
-static void open_rank(rank_state *r, const rank_links *links) {
-    *r = (rank_state){.links = links};
-    REQUIRE_CUDA(cudaSetDevice(ranks_gpu(links)));
-    epw_comm_config config = EPW_COMM_CONFIG_INIT;
-    config.rank = links->rank;
-    config.ranks = links->ranks;
-    config.deadline_ns = deadline();
-    REQUIRE_OK(epw_comm_create(&config, &r->host.comm));
-    config.device = ranks_gpu(links);
-    config.sms = ranks_sms(links, 1, 32);
-    uint64_t bytes = timed ? LARGEST_TIMED : POOL_BYTES;
-    if (heap) config.heap_bytes = 2 * bytes;
-    config.copy_engines_from = copy_engines;
-    if (rings || (lends() && !timed)) config.slots = 8; /* what it is anyway, but then there are no lines */
-    epw_config path = EPW_CONFIG_INIT;
-    path.rank = links->rank;
-    path.ranks = links->ranks;
-    path.device = config.device;
-    ranks_path(&path);
-    config.fabric = r->fabric = path.fabric;
-    config.paths = path.paths;
-    REQUIRE_OK(epw_comm_create(&config, &r->gpu.comm));
-    ranks_connect_comm(links, r->host.comm);
-    ranks_connect_comm(links, r->gpu.comm);
-    for (uint32_t p = 0; p < links->ranks; p++) ranks_require_path(links, p, epw_comm_path(r->gpu.comm, p));
-    r->host.send = malloc(POOL_BYTES);
-    r->host.recv = malloc(POOL_BYTES);
-    r->copy = malloc(POOL_BYTES);
-    REQUIRE(r->host.send != NULL && r->host.recv != NULL && r->copy != NULL, "no memory");
-    take_pool(r, &r->gpu.send, bytes);
-    take_pool(r, &r->gpu.recv, bytes);
-    REQUIRE_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
-    activate(r, all_of(links));
-    ranks_meet(links);
-    if (!registers) return;
-    r->pools[0] = register_pool(r, r->gpu.send, bytes);
-    r->pools[1] = register_pool(r, r->gpu.recv, bytes);
-    ranks_meet(links);
-}
-
-static void close_rank(rank_state *r) {
-    ranks_meet(r->links);
-    REQUIRE_CUDA(cudaStreamSynchronize(r->stream));
-    if (registers) deregister_pools(r);
-    return_pool(r, r->gpu.send);
-    return_pool(r, r->gpu.recv);
-    epw_comm_destroy(r->gpu.comm);
-    epw_comm_destroy(r->host.comm);
-    epw_fabric_destroy(r->fabric);
-    REQUIRE_CUDA(cudaStreamDestroy(r->stream));
-    free(r->host.send);
-    free(r->host.recv);
-    free(r->copy);
-}
-
-static void await_all(const rank_state *r, const char *what) {
-    await_stream(r->stream, 60 * 1000 * MS, what);
-}
-
 /* ---- what is called ---- */
-
-static uint64_t next(uint64_t *state) {
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static uint64_t below(uint64_t *state, uint64_t bound) {
-    return next(state) % bound;
-}
 
 /* An operation as all ranks call it, and where its buffers lie in a rank's pools. */
 typedef struct shape {
@@ -292,20 +125,6 @@ static epw_coll coll_of(const shape *s, uint32_t rank, const side *on) {
 
 /* ---- bytes ---- */
 
-/* Any bytes, which as floats include NaNs and infinities, or floats whose sums and products stay finite. */
-static void fill(unsigned char *to, uint64_t bytes, uint32_t type, int any, uint64_t state) {
-    uint64_t i = 0;
-    for (; i + 8 <= bytes; i += 8) {
-        uint64_t v = next(&state);
-        if (!any && type == EPW_TYPE_F16) v = (v & 0x8fff8fff8fff8fffu) | 0x3000300030003000u;
-        if (!any && type == EPW_TYPE_BF16) v = (v & 0x807f807f807f807fu) | 0x3f803f003f803f00u;
-        if (!any && type == EPW_TYPE_F32) v = (v & 0x807fffff807fffffu) | 0x3f8000003f000000u;
-        if (!any && type == EPW_TYPE_F64) v = (v & 0x800fffffffffffffu) | 0x3fe0000000000000u;
-        memcpy(to + i, &v, 8);
-    }
-    for (; i < bytes; i++) to[i] = (unsigned char)(i % 2 ? 0x3c : next(&state));
-}
-
 static void fill_rank(const rank_state *r, const shape *s, uint64_t state) {
     int any = !folds(s->kind) || state % 2;
     uint32_t rank = r->links->rank;
@@ -327,57 +146,16 @@ static void fill_rank(const rank_state *r, const shape *s, uint64_t state) {
 
 static void compare(const rank_state *r, const shape *s, const char *what, const unsigned char *host,
                     const unsigned char *gpu, uint64_t bytes, uint64_t number) {
-    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, gpu - GUARD, bytes + 2 * GUARD, cudaMemcpyDeviceToHost, r->stream));
-    await_all(r, "copy");
-    if (memcmp(r->copy, host - GUARD, bytes + 2 * GUARD) == 0) return;
-    uint64_t at = 0, wrong = 0, first = 0;
-    for (; at < bytes + 2 * GUARD; at++) {
-        if (r->copy[at] == host[(int64_t)at - GUARD]) continue;
-        if (wrong++ == 0) first = at;
-    }
-    uint64_t found = 0, wanted = 0;
-    memcpy(&found, r->copy + first / 8 * 8, 8);
-    memcpy(&wanted, host - GUARD + first / 8 * 8, 8);
-    REQUIRE(0,
-            "case %llu, rank %u of %u: %llu bytes of %s are wrong, the first at %lld of %llu (%016llx for "
-            "%016llx): kind "
-            "%u type %u op %u root %u count %llu in place %llx, aligned to %llu and %llu",
-            (unsigned long long)number, r->links->rank, r->links->ranks, (unsigned long long)wrong, what,
-            (long long)first - GUARD, (unsigned long long)bytes, (unsigned long long)found,
-            (unsigned long long)wanted, s->kind, s->type, s->op, s->root, (unsigned long long)s->count,
-            (unsigned long long)s->in_place, (unsigned long long)s->send_at % 16,
-            (unsigned long long)s->recv_at % 16);
+    char words[200];
+    snprintf(words, sizeof words,
+             "case %llu, kind %u type %u op %u root %u count %llu in place %llx, aligned to %llu and %llu",
+             (unsigned long long)number, s->kind, s->type, s->op, s->root, (unsigned long long)s->count,
+             (unsigned long long)s->in_place, (unsigned long long)s->send_at % 16,
+             (unsigned long long)s->recv_at % 16);
+    require_same(r, host, gpu, bytes, what, words);
 }
 
 /* ---- cases ---- */
-
-static epw_call on_stream(const rank_state *r) {
-    epw_call call = EPW_CALL_INIT;
-    call.stream = r->stream;
-    return call;
-}
-
-static epw_status call_and_wait(const rank_state *r, const epw_coll *c, epw_outcome *outcome) {
-    epw_work work = 0;
-    epw_call call = on_stream(r);
-    call.work = &work;
-    epw_status status = epw_group(r->gpu.comm, c, 1, &call, NULL);
-    return status == EPW_OK ? epw_work_wait(r->gpu.comm, work, 60000 * MS, outcome) : status;
-}
-
-static void capture(const rank_state *r, const epw_coll *ops, size_t count, uint32_t replays) {
-    epw_call call = on_stream(r);
-    cudaGraph_t graph = NULL;
-    cudaGraphExec_t exec = NULL;
-    REQUIRE_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    REQUIRE_OK(epw_group(r->gpu.comm, ops, count, &call, NULL));
-    REQUIRE_CUDA(cudaStreamEndCapture(r->stream, &graph));
-    REQUIRE_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    for (uint32_t i = 0; i < replays; i++) REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
-    await_all(r, "replays of a graph");
-    REQUIRE_CUDA(cudaGraphExecDestroy(exec));
-    REQUIRE_CUDA(cudaGraphDestroy(graph));
-}
 
 /* What both communicators have counted. */
 typedef struct counted {
@@ -460,7 +238,10 @@ static void run_case(const rank_state *r, uint64_t number, shape *shapes, uint32
     epw_call call = on_stream(r);
     if (number == 0) ranks_begin_alone(r->links);
     if (captured) {
-        capture(r, ops, count, repeats ? REPLAYS : 1);
+        cudaGraphExec_t exec = capture(r, ops, count);
+        for (int i = 0; i < (repeats ? REPLAYS : 1); i++) REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+        await_all(r, "replays of a graph");
+        REQUIRE_CUDA(cudaGraphExecDestroy(exec));
     } else if (how == 1) {
         epw_work work = 0;
         epw_outcome outcome = EPW_OUTCOME_INIT;
@@ -542,7 +323,7 @@ static void run_cases(const rank_state *r) {
         run_case(r, number++, s, count, &state);
     }
     static const uint32_t shared[] = {EPW_ALL_REDUCE, EPW_BROADCAST};
-    if (copy_engines && r->links->ranks > 1) number = run_copied(r, number);
+    if (both.copy_engines && r->links->ranks > 1) number = run_copied(r, number);
     for (uint32_t k = 0; k < 2; k++) {
         shape largest = {.kind = shared[k], .type = EPW_TYPE_BF16, .count = largest_bytes() / 2};
         uint64_t state = 5; /* which is not captured */
@@ -721,62 +502,145 @@ static norm_memory norm_memory_of(unsigned char *base, uint64_t count) {
                          base + 2 * at + 2 * EPW_NORM_HIDDEN_MAX};
 }
 
-static void run_norm(const rank_state *r, uint32_t payload, uint32_t hidden, uint64_t rows, int residual,
-                     uint64_t number) {
-    const uint64_t behind = BEHIND, count = rows * hidden;
-    int half = number % 3 == 2;
-    uint64_t bytes = 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
-    const side *sides[2] = {&r->gpu, &r->host};
+/* How an all_reduce with a norm is called: recv is send, out is recv (of rows as they are), and a graph is
+ * replayed with other values. */
+enum { IN_PLACE = 1, OVER_SUM = 2, CAPTURED = 4, FORMS = 8 };
+
+typedef struct norm_case {
+    uint32_t form, payload, hidden;
+    uint64_t rows, number;
+    int residual;
+} norm_case;
+
+static uint32_t norm_type(const norm_case *n) {
+    return n->number % 3 == 2 ? EPW_TYPE_F16 : EPW_TYPE_BF16;
+}
+
+/* Of what lies behind what is summed. */
+static uint64_t bytes_behind(const norm_case *n) {
+    const uint64_t count = n->rows * n->hidden;
+    return 4 * count + 1024 + 2 * EPW_NORM_HIDDEN_MAX + count / 32;
+}
+
+static void fill_norm(const rank_state *r, const norm_case *n, uint64_t replay) {
+    const uint64_t count = n->rows * n->hidden, number = n->number + 1000 * replay;
+    const int half = norm_type(n) == EPW_TYPE_F16;
     fill_values((uint16_t *)(void *)r->host.send, count, half, number * 31 + r->links->rank);
-    fill_values((uint16_t *)(void *)(r->host.send + behind), bytes / 2, half, number * 77 + 5);
-    REQUIRE_CUDA(
-        cudaMemcpyAsync(r->gpu.send, r->host.send, behind + bytes, cudaMemcpyHostToDevice, r->stream));
+    fill_values((uint16_t *)(void *)(r->host.send + BEHIND), bytes_behind(n) / 2, half, number * 77 + 5);
+    copy_to_gpu(r, r->gpu.send, r->host.send, BEHIND + bytes_behind(n));
     await_all(r, "copies");
-    for (uint32_t i = 0; i < 2; i++) {
-        norm_memory m = norm_memory_of(sides[i]->send + behind, count);
-        epw_norm norm = EPW_NORM_INIT;
-        norm.payload = payload;
-        norm.hidden = hidden;
-        norm.rows = rows;
-        norm.residual = residual ? m.residual : NULL;
-        norm.weight = m.weight;
-        norm.out = m.out;
-        norm.scales = payload != EPW_PAYLOAD_SAME ? m.scales : NULL;
-        epw_call call = on_stream(r);
-        epw_outcome outcome = EPW_OUTCOME_INIT;
-        epw_work work = 0;
-        call.work = &work;
-        REQUIRE_OK(epw_all_reduce_norm(sides[i]->comm, sides[i]->send, sides[i]->recv,
-                                       half ? EPW_TYPE_F16 : EPW_TYPE_BF16, &norm, i == 0 ? &call : NULL,
-                                       i == 0 ? NULL : &outcome));
-        if (i == 0) REQUIRE_OK(epw_work_wait(sides[i]->comm, work, 60000 * MS, &outcome));
-        REQUIRE(outcome.degraded == 0, "norm %llu: missing %llx %s", (unsigned long long)number,
-                (unsigned long long)outcome.missing.bits[0], i == 0 ? "on the GPU" : "on the host");
-    }
-    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.recv, 2 * count, cudaMemcpyDeviceToHost, r->stream));
+}
+
+/* The recv of the call. */
+static unsigned char *sum_on(const norm_case *n, const side *on) {
+    return n->form & IN_PLACE ? on->send : on->recv;
+}
+
+static epw_norm norm_of(const norm_case *n, const side *on) {
+    const norm_memory m = norm_memory_of(on->send + BEHIND, n->rows * n->hidden);
+    epw_norm norm = EPW_NORM_INIT;
+    norm.payload = n->payload;
+    norm.hidden = n->hidden;
+    norm.rows = n->rows;
+    norm.residual = n->residual ? m.residual : NULL;
+    norm.weight = m.weight;
+    norm.out = n->form & OVER_SUM ? sum_on(n, on) : m.out;
+    norm.scales = n->payload != EPW_PAYLOAD_SAME ? m.scales : NULL;
+    return norm;
+}
+
+static void call_norm(const rank_state *r, const norm_case *n, const side *on) {
+    const epw_norm norm = norm_of(n, on);
+    const int gpu = on == &r->gpu;
+    epw_call call = on_stream(r);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_work work = 0;
+    call.work = &work;
+    REQUIRE_OK(epw_all_reduce_norm(on->comm, on->send, sum_on(n, on), norm_type(n), &norm, gpu ? &call : NULL,
+                                   gpu ? NULL : &outcome));
+    if (gpu) REQUIRE_OK(epw_work_wait(on->comm, work, 60000 * MS, &outcome));
+    REQUIRE(outcome.degraded == 0, "norm %llu: missing %llx %s", (unsigned long long)n->number,
+            (unsigned long long)outcome.missing.bits[0], gpu ? "on the GPU" : "on the host");
+}
+
+static cudaGraphExec_t capture_norm(const rank_state *r, const norm_case *n) {
+    const epw_norm norm = norm_of(n, &r->gpu);
+    epw_coll c = EPW_COLL_INIT;
+    c.kind = EPW_ALL_REDUCE;
+    c.type = norm_type(n);
+    c.op = EPW_SUM;
+    c.count = n->rows * n->hidden;
+    c.send = r->gpu.send;
+    c.recv = sum_on(n, &r->gpu);
+    c.norm = &norm;
+    return capture(r, &c, 1);
+}
+
+static void compare_norm(const rank_state *r, const norm_case *n) {
+    const uint64_t sums = 2 * n->rows * n->hidden, bytes = bytes_behind(n);
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, sum_on(n, &r->gpu), sums, cudaMemcpyDeviceToHost, r->stream));
     await_all(r, "copies");
-    REQUIRE(memcmp(r->copy, r->host.recv, 2 * count) == 0, "norm %llu: the sums differ",
-            (unsigned long long)number);
-    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.send + behind, bytes, cudaMemcpyDeviceToHost, r->stream));
+    REQUIRE(memcmp(r->copy, sum_on(n, &r->host), sums) == 0, "norm %llu, form %u: the %s differ",
+            (unsigned long long)n->number, n->form, n->form & OVER_SUM ? "results" : "sums");
+    REQUIRE_CUDA(cudaMemcpyAsync(r->copy, r->gpu.send + BEHIND, bytes, cudaMemcpyDeviceToHost, r->stream));
     await_all(r, "copies");
     for (uint64_t i = 0; i < bytes; i++)
-        REQUIRE(r->copy[i] == r->host.send[behind + i],
-                "norm %llu: payload %u, %llu rows of %u: byte %llu of %llu is %02x, on the host %02x",
-                (unsigned long long)number, payload, (unsigned long long)rows, hidden, (unsigned long long)i,
-                (unsigned long long)bytes, r->copy[i], r->host.send[behind + i]);
+        REQUIRE(
+            r->copy[i] == r->host.send[BEHIND + i],
+            "norm %llu, form %u: payload %u, %llu rows of %u: byte %llu of %llu is %02x, on the host %02x",
+            (unsigned long long)n->number, n->form, n->payload, (unsigned long long)n->rows, n->hidden,
+            (unsigned long long)i, (unsigned long long)bytes, r->copy[i], r->host.send[BEHIND + i]);
+}
+
+static void run_norm(const rank_state *r, const norm_case *n) {
+    cudaGraphExec_t exec = n->form & CAPTURED ? capture_norm(r, n) : NULL;
+    for (uint64_t replay = 0; replay < (n->form & CAPTURED ? 2 : 1); replay++) {
+        fill_norm(r, n, replay);
+        if (exec == NULL) {
+            call_norm(r, n, &r->gpu);
+        } else {
+            REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+            await_all(r, "a norm of a graph");
+        }
+        call_norm(r, n, &r->host);
+        compare_norm(r, n);
+    }
+    if (exec != NULL) REQUIRE_CUDA(cudaGraphExecDestroy(exec));
+}
+
+/* By one kernel and by two, of rows as they are and of FP8. Returns the next number. */
+static uint64_t run_forms(const rank_state *r, uint64_t number) {
+    const norm_case shapes[] = {{.hidden = 1024, .rows = 3, .residual = 1},
+                                {.hidden = 1024, .rows = 3, .residual = 1, .payload = EPW_PAYLOAD_FP8_UE8M0},
+                                {.hidden = 8, .rows = 500},
+                                {.hidden = 7168, .rows = 300, .residual = 1},
+                                {.hidden = 2048, .rows = 90, .payload = EPW_PAYLOAD_FP8_F32}};
+    for (uint32_t form = 1; form < FORMS; form++) {
+        for (uint32_t i = 0; i < (small ? 3 : sizeof shapes / sizeof shapes[0]); i++) {
+            norm_case n = shapes[i];
+            if (n.payload != EPW_PAYLOAD_SAME && form & OVER_SUM) continue;
+            n.form = form;
+            n.number = number++;
+            run_norm(r, &n);
+        }
+    }
+    return number;
 }
 
 static void run_norms(const rank_state *r) {
     static const uint32_t widths[] = {128, 7168, 16384};
     static const uint64_t rows[] = {1, 3, 65, 200};
     uint64_t number = 0;
-    for (uint32_t w = 0; w < 3 - small; w++)
-        for (uint32_t i = small; i < 4 - small; i++)
-            for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++)
-                run_norm(r, payload, widths[w], rows[i], number % 5 != 4, number), number++;
-    run_norm(r, EPW_PAYLOAD_SAME, 8, 1000, 1, number++);
-    run_norm(r, EPW_PAYLOAD_SAME, 2056, 7, 0, number++);
-    run_norm(r, EPW_PAYLOAD_SAME, 8, 0, 1, number++);
+    for (uint32_t w = 0; w < 3 - small; w++) {
+        for (uint32_t i = small; i < 4 - small; i++) {
+            for (uint32_t payload = 0; payload <= EPW_PAYLOAD_FP8_UE8M0; payload++, number++)
+                run_norm(r, &(norm_case){0, payload, widths[w], rows[i], number, number % 5 != 4});
+        }
+    }
+    run_norm(r, &(norm_case){0, EPW_PAYLOAD_SAME, 8, 1000, number++, 1});
+    run_norm(r, &(norm_case){0, EPW_PAYLOAD_SAME, 2056, 7, number++, 0});
+    run_norm(r, &(norm_case){0, EPW_PAYLOAD_SAME, 8, 0, number++, 1});
+    number = run_forms(r, number);
     ranks_meet(r->links);
     if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
 }
@@ -1103,6 +967,52 @@ static void differ_in_kind(rank_state *r, uint64_t count) {
     gather.send = r->gpu.send;
     gather.recv = r->gpu.recv;
     differ(r, &sum, "all_reduce of", &gather, "all_gather of 100 u8", o);
+}
+
+/* The last rank's call has another root, count, type or reduction. Some go another way than those of the
+ * others, some are shared out among three. */
+static void differ_in_one_thing(rank_state *r) {
+    static const struct {
+        uint32_t kind, type, op, root;
+        uint64_t count;
+        const char *words;
+    } pairs[][2] = {
+        {{EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 0, 20000, "broadcast of 20000 u8 of root 0"},
+         {EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 1, 20000, "broadcast of 20000 u8 of root 1"}},
+        {{EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 0, 1500000, "broadcast of 1500000 u8 of root 0"},
+         {EPW_BROADCAST, EPW_TYPE_U8, EPW_SUM, 1, 1500000, "broadcast of 1500000 u8 of root 1"}},
+        {{EPW_GATHER, EPW_TYPE_U8, EPW_SUM, 0, 500000, "gather of 500000 u8 of root 0"},
+         {EPW_GATHER, EPW_TYPE_U8, EPW_SUM, 1, 500000, "gather of 500000 u8 of root 1"}},
+        {{EPW_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "reduce of 5000 f32 (sum) of root 0"},
+         {EPW_REDUCE, EPW_TYPE_F32, EPW_SUM, 1, 5000, "reduce of 5000 f32 (sum) of root 1"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "all_reduce of 5000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5001, "all_reduce of 5001 f32 (sum)"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 200000, "all_reduce of 200000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "all_reduce of 5000 f32 (sum)"}},
+        {{EPW_ALL_GATHER, EPW_TYPE_F32, EPW_SUM, 0, 300000, "all_gather of 300000 f32"},
+         {EPW_ALL_GATHER, EPW_TYPE_F32, EPW_SUM, 0, 300001, "all_gather of 300001 f32"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 200000, "all_reduce of 200000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_I32, EPW_SUM, 0, 200000, "all_reduce of 200000 i32 (sum)"}},
+        {{EPW_ALL_TO_ALL, EPW_TYPE_U8, EPW_SUM, 0, 3000, "all_to_all of 3000 u8"},
+         {EPW_ALL_TO_ALL, EPW_TYPE_I8, EPW_SUM, 0, 3000, "all_to_all of 3000 i8"}},
+        {{EPW_REDUCE_SCATTER, EPW_TYPE_F32, EPW_SUM, 0, 300000, "reduce_scatter of 300000 f32 (sum)"},
+         {EPW_REDUCE_SCATTER, EPW_TYPE_F32, EPW_AVERAGE, 0, 300000,
+          "reduce_scatter of 300000 f32 (average)"}},
+        {{EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_SUM, 0, 5000, "all_reduce of 5000 f32 (sum)"},
+         {EPW_ALL_REDUCE, EPW_TYPE_F32, EPW_MAX, 0, 5000, "all_reduce of 5000 f32 (max)"}}};
+    for (uint32_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        epw_coll calls[2] = {EPW_COLL_INIT, EPW_COLL_INIT};
+        for (uint32_t k = 0; k < 2; k++) {
+            calls[k].kind = pairs[i][k].kind;
+            calls[k].type = pairs[i][k].type;
+            calls[k].op = pairs[i][k].op;
+            calls[k].peer = pairs[i][k].root;
+            calls[k].count = pairs[i][k].count;
+            calls[k].send = r->gpu.send;
+            calls[k].recv = r->gpu.recv;
+        }
+        differ(r, &calls[0], pairs[i][0].words, &calls[1], pairs[i][1].words, (ones){.count = 5000});
+    }
 }
 
 /* The last rank calls another norm, or none. */
@@ -1538,22 +1448,23 @@ static void time_of(const rank_state *r, const nccl *n, uint32_t kind, uint64_t 
     c.count = bytes / 2 / (blocks ? r->links->ranks : 1);
     c.send = r->gpu.send;
     c.recv = r->gpu.recv;
-    uint32_t both = n != NULL && kind != EPW_BARRIER ? 2 : 1;
+    uint32_t libraries = n != NULL && kind != EPW_BARRIER ? 2 : 1;
     batch batches[2];
-    for (uint32_t k = 0; k < both; k++) batches[k] = batch_of(r, &c, k == 1 ? n : NULL);
+    for (uint32_t k = 0; k < libraries; k++) batches[k] = batch_of(r, &c, k == 1 ? n : NULL);
     uint64_t copied = count_both(r).gpu.operations_copied;
     cudaEvent_t from, to;
     REQUIRE_CUDA(cudaEventCreate(&from));
     REQUIRE_CUDA(cudaEventCreate(&to));
     float times[2][ROUNDS];
     for (uint32_t i = 0; i < ROUNDS; i++) {
-        for (uint32_t k = 0; k < both; k++) times[k][i] = time_of_batch(r, &batches[k], from, to);
+        for (uint32_t k = 0; k < libraries; k++) times[k][i] = time_of_batch(r, &batches[k], from, to);
     }
     copied = count_both(r).gpu.operations_copied - copied;
-    int by_copies = copy_engines && (heap || eager) && (kind == EPW_ALL_GATHER || kind == EPW_ALL_TO_ALL);
+    int by_copies =
+        both.copy_engines && (both.heap || eager) && (kind == EPW_ALL_GATHER || kind == EPW_ALL_TO_ALL);
     REQUIRE(copied == (by_copies ? ROUNDS * GRAPH : 0), "copy engines have moved %llu operations",
             (unsigned long long)copied);
-    for (uint32_t k = 0; k < both; k++) {
+    for (uint32_t k = 0; k < libraries; k++) {
         qsort(times[k], ROUNDS, sizeof times[k][0], by_value);
         us[k] = times[k][ROUNDS / 2];
         free_batch(&batches[k]);
@@ -1618,7 +1529,7 @@ static void take_times(const rank_state *r) {
         printf("%u ranks on %u GPUs, us of rank 0, median of %d %s of %d%s%s\nbarrier %.2f\n"
                "%10s %17s %17s %17s %17s %17s\n",
                r->links->ranks, r->links->gpus, ROUNDS, eager ? "rows" : "graphs", GRAPH,
-               copy_engines ? "; all_gather and all_to_all by copy engines" : "",
+               both.copy_engines ? "; all_gather and all_to_all by copy engines" : "",
                n != NULL ? "; behind each, NCCL's" : "", (double)us[0][0], "bytes", "all_reduce",
                "all_gather", "all_to_all", "reduce_scatter", "broadcast");
     for (uint64_t bytes = 1024; bytes <= LARGEST_TIMED; bytes *= bytes < 1 << 18 ? 4 : 2) {
@@ -1645,7 +1556,7 @@ static int rank_main(const rank_links *links) {
         take_times(&r);
     } else if (norms) {
         disturb_norms(&r);
-        if (processes && links->ranks > 1 && !lends() && !r.gpu.comm->gpu->queues) die_amid(&r);
+        if (both.processes && links->ranks > 1 && !lends() && !r.gpu.comm->gpu->queues) die_amid(&r);
     } else {
         run_cases(&r);
         run_blocks(&r);
@@ -1655,6 +1566,7 @@ static int rank_main(const rank_links *links) {
             differ_in_kind(&r, 5000);
             if (links->ranks > 2) differ_in_kind(&r, 200000); /* shared out, by packets */
             differ_in_kind(&r, 3000000);
+            differ_in_one_thing(&r);
             lose(&r, (ones){.count = 5000}, deadline());
             if (links->ranks > 2 && !small) lose(&r, (ones){.count = 200000}, deadline());
             lose(&r, (ones){.count = 3000000}, deadline());
@@ -1677,20 +1589,20 @@ static int rank_main(const rank_links *links) {
 
 int main(int argc, char **argv) {
     const ranks_option options[] = {{.name = "--ranks", .number = &ranks},
-                                    {.name = "--processes", .number = &processes, .preset = 1},
+                                    {.name = "--processes", .number = &both.processes, .preset = 1},
                                     {.name = "--cases", .number = &cases},
                                     {.name = "--seed", .number = &seed},
                                     {.name = "--seconds", .number = &seconds},
-                                    {.name = "--heap", .number = &heap, .preset = 1},
-                                    {.name = "--register", .number = &registers, .preset = 1},
-                                    {.name = "--rings", .number = &rings, .preset = 1},
-                                    {.name = "--copy-engines", .number = &copy_engines, .preset = 1},
+                                    {.name = "--heap", .number = &both.heap, .preset = 1},
+                                    {.name = "--register", .number = &both.registers, .preset = 1},
+                                    {.name = "--rings", .number = &both.rings, .preset = 1},
+                                    {.name = "--copy-engines", .number = &both.copy_engines, .preset = 1},
                                     {.name = "--eager", .number = &eager, .preset = 1},
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--small", .number = &small, .preset = 1},
                                     {.name = "--norms", .number = &norms, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
-                                    {.name = "--deadline-ms", .number = &deadline_ms},
+                                    {.name = "--deadline-ms", .number = &both.deadline_ms},
                                     {0}};
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
     int bad = ranks_options(
@@ -1700,5 +1612,8 @@ int main(int argc, char **argv) {
         "[--time [--eager] [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);
-    return ranks_main(rank_main, ranks, processes, argv);
+    both.rings |= lends() && !timed; /* as without, but then there are no lines */
+    both.pool_bytes = POOL_BYTES;
+    both.gpu_pool_bytes = timed ? LARGEST_TIMED : POOL_BYTES;
+    return ranks_main(rank_main, ranks, both.processes, argv);
 }

@@ -7,7 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { LANES = 2, COMMS = 2, ACTORS = LANES + COMMS, OPS = 5, MESSAGES = EPW_SCATTER + 1 };
+enum { LANES = 2, COMMS = 2, ACTORS = LANES + COMMS, OPS = 5, MESSAGES = EPW_SCATTER + 1, NORMS };
+enum { HIDDEN = 128, ROW = HIDDEN / 2 }; /* bf16 of a row that is normalised, and u32 */
 #define UNTOUCHED 0xa5a5a5a5u
 
 static uint32_t ranks, processes, rounds = 400, seed = 1, seconds = 300, small;
@@ -27,8 +28,8 @@ static const char usage[] =
 
 /* What all ranks of a communicator do, on u32. */
 typedef struct operation {
-    uint32_t kind, root; /* kind MESSAGES: to the next rank, from the one before */
-    uint64_t count;      /* as epw_coll has it */
+    uint32_t kind, root; /* kind MESSAGES: to the next rank, from the one before; kind NORMS: see row_value */
+    uint64_t count;      /* as epw_coll has it; NORMS: u32 of whole rows */
     uint64_t key;        /* of the values */
 } operation;
 
@@ -39,6 +40,7 @@ typedef struct comm_state {
     cudaGraphExec_t graph; /* of this round; NULL: it was calls */
     uint32_t *send, *recv; /* on the GPU, [OPS][most()] */
     uint32_t *host;        /* pinned, the same */
+    uint16_t *weight;      /* on the GPU, [HIDDEN] */
     operation ops[OPS];
     uint32_t times; /* this round's operations are done so often */
 } comm_state;
@@ -68,13 +70,31 @@ static int takes_blocks(uint32_t kind) {
 
 static void choose(operation *op, uint32_t of, uint64_t *state) {
     uint64_t largest = below(state, 8) == 0 ? most() : below(state, 3) == 0 ? 1024 : most() / 16;
-    op->kind = (uint32_t)below(state, MESSAGES + 1);
+    op->kind = (uint32_t)below(state, NORMS + 1);
     op->root = (uint32_t)below(state, of);
     op->count = below(state, largest / (gives_blocks(op->kind) || takes_blocks(op->kind) ? of : 1) + 1);
+    if (op->kind == NORMS) op->count -= op->count % ROW;
     op->key = below(state, UINT64_MAX);
 }
 
+/* Bits of bf16: of what all ranks give in a row, in all columns, which is 2 to the power of -8 to 7, or its
+ * negative; and of the weight of a column. The norm of such a row is the weights, or their negatives. */
+static uint32_t row_value(const operation *op, uint64_t row) {
+    uint64_t bits = traffic_mix(op->key + row);
+    return (uint32_t)(bits % 2 << 15 | (119 + bits / 2 % 16) << 7);
+}
+static uint32_t weight_of(uint32_t column) {
+    return 0x3f80 + column;
+}
+
+/* Two columns of a norm. */
+static uint32_t norm_value(const operation *op, uint64_t i) {
+    uint32_t column = (uint32_t)(2 * i % HIDDEN), sign = row_value(op, i / ROW) & 0x8000;
+    return (weight_of(column + 1) | sign) << 16 | weight_of(column) | sign;
+}
+
 static uint32_t value(const operation *op, uint32_t rank, uint64_t i) {
+    if (op->kind == NORMS) return row_value(op, i / ROW) * 0x10001;
     return (uint32_t)traffic_mix(op->key + rank) + (uint32_t)i * 0x9e3779b9u;
 }
 
@@ -104,13 +124,16 @@ static uint32_t expected(const operation *op, uint32_t rank, uint32_t of, uint64
         return value(op, op->root, rank * op->count + i);
     case EPW_ALL_TO_ALL:
         return value(op, (uint32_t)block, rank * op->count + at);
+    case NORMS:
+        return norm_value(op, i);
     default:
         return value(op, (rank + of - 1) % of, i);
     }
 }
 
-/* The calls of this round's operations; returns their number. */
-static size_t list(const comm_state *c, const rank_links *links, epw_coll calls[2 * OPS]) {
+/* The calls of this round's operations, and their norms; returns their number. */
+static size_t list(const comm_state *c, const rank_links *links, epw_coll calls[2 * OPS],
+                   epw_norm norms[OPS]) {
     size_t n = 0;
     for (uint32_t i = 0; i < OPS; i++) {
         const operation *op = &c->ops[i];
@@ -129,6 +152,18 @@ static size_t list(const comm_state *c, const rank_links *links, epw_coll calls[
             calls[n++] = coll;
             coll.kind = EPW_RECV;
             coll.peer = (links->rank + links->ranks - 1) % links->ranks;
+        }
+        if (op->kind == NORMS) {
+            norms[i] = (epw_norm)EPW_NORM_INIT;
+            norms[i].epsilon = 0;
+            norms[i].hidden = HIDDEN;
+            norms[i].rows = op->count / ROW;
+            norms[i].weight = c->weight;
+            norms[i].out = coll.recv;
+            coll.kind = EPW_ALL_REDUCE;
+            coll.type = EPW_TYPE_BF16;
+            coll.count = 2 * op->count;
+            coll.norm = &norms[i];
         }
         calls[n++] = coll;
     }
@@ -157,6 +192,10 @@ static void open_comm(comm_state *c, const rank_links *links) {
     REQUIRE_CUDA(cudaMalloc((void **)&c->send, OPS * most() * 4));
     REQUIRE_CUDA(cudaMalloc((void **)&c->recv, OPS * most() * 4));
     REQUIRE_CUDA(cudaHostAlloc((void **)&c->host, OPS * most() * 4, cudaHostAllocDefault));
+    REQUIRE_CUDA(cudaMalloc((void **)&c->weight, HIDDEN * sizeof *c->weight));
+    uint16_t weight[HIDDEN];
+    for (uint32_t i = 0; i < HIDDEN; i++) weight[i] = (uint16_t)weight_of(i);
+    REQUIRE_CUDA(cudaMemcpy(c->weight, weight, sizeof weight, cudaMemcpyHostToDevice));
     REQUIRE_CUDA(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking));
 }
 
@@ -165,6 +204,7 @@ static void close_comm(comm_state *c) {
     epw_fabric_destroy(c->fabric);
     REQUIRE_CUDA(cudaFree(c->send));
     REQUIRE_CUDA(cudaFree(c->recv));
+    REQUIRE_CUDA(cudaFree(c->weight));
     REQUIRE_CUDA(cudaFreeHost(c->host));
     REQUIRE_CUDA(cudaStreamDestroy(c->stream));
 }
@@ -172,6 +212,7 @@ static void close_comm(comm_state *c) {
 /* `common` is the same on all ranks, `own` is not. */
 static void enqueue(comm_state *c, const rank_links *links, uint64_t common, uint64_t own) {
     epw_coll calls[2 * OPS];
+    epw_norm norms[OPS];
     epw_call call = EPW_CALL_INIT;
     call.stream = c->stream;
     c->times = 1 + (uint32_t)below(&common, 2);
@@ -180,7 +221,7 @@ static void enqueue(comm_state *c, const rank_links *links, uint64_t common, uin
         choose(&c->ops[i], links->ranks, &common);
         for (uint64_t k = 0; k < most(); k++) c->host[i * most() + k] = value(&c->ops[i], links->rank, k);
     }
-    size_t n = list(c, links, calls), captured = own % 2, repeats = captured ? 1 : c->times;
+    size_t n = list(c, links, calls, norms), captured = own % 2, repeats = captured ? 1 : c->times;
     REQUIRE_CUDA(cudaMemcpyAsync(c->send, c->host, OPS * most() * 4, cudaMemcpyHostToDevice, c->stream));
     REQUIRE_CUDA(cudaMemsetAsync(c->recv, 0xa5, OPS * most() * 4, c->stream));
     if (captured) step_capture(c->stream);
