@@ -62,12 +62,12 @@ impl Blocks {
         Self { rows, ..self }
     }
 
-    /// Elements from row to row of the buffer with all blocks. By default the sum of `counts`.
+    /// Elements from row to row of the buffer with all blocks. By default, and if it is 0, the sum of `counts`.
     pub fn pitch(self, elements: usize) -> Self {
         Self { pitch: Some(elements), ..self }
     }
 
-    /// Elements from row to row of the buffer with only this rank's block. By default the elements of a row.
+    /// Elements from row to row of the buffer with only this rank's block. By default, and if it is 0, the elements of a row.
     pub fn own_pitch(self, elements: usize) -> Self {
         Self { own_pitch: Some(elements), ..self }
     }
@@ -94,8 +94,10 @@ impl Blocks {
         }
         let offsets = offsets.as_ref().unwrap_or(&behind);
         let rows = (*rows).max(1);
-        let (pitch, own) = (pitch.unwrap_or(sum), counts[rank as usize]);
-        let own_pitch = own_pitch.unwrap_or(own);
+        let own = counts[rank as usize];
+        // C takes 0 for the default too.
+        let or = |pitch: &Option<usize>, default| pitch.filter(|elements| *elements > 0).unwrap_or(default);
+        let (pitch, own_pitch) = (or(pitch, sum), or(own_pitch, own));
         // The end of a block with this many elements in each row.
         let end = |count: usize, pitch: usize| match count {
             0 => Some(0),
@@ -151,6 +153,8 @@ mod tests {
         assert_eq!((spread.extent, spread.own_extent), (23, 5));
         let columns = laid(Blocks::new([4; 3]).rows(16).pitch(20).own_pitch(6));
         assert_eq!((columns.extent, columns.own_extent), (15 * 20 + 12, 15 * 6 + 4));
+        let dense = laid(Blocks::new([4; 3]).rows(16).pitch(0).own_pitch(0));
+        assert_eq!((dense.extent, dense.own_extent), (16 * 12, 16 * 4));
     }
 
     #[test]
