@@ -1,10 +1,14 @@
 //! The positions of the ranks' blocks in a buffer that has one block for each rank.
 
-use std::fmt;
+use std::{fmt, ptr};
 
 use crate::error::{Error, Failure, Result};
+use crate::sys;
 
 /// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a matrix.
+///
+/// Blocks of equal counts are those of the operation without blocks, except in an all-to-all: on a GPU they go the same ways, and
+/// a rank in C may call it with a `count`.
 ///
 /// ```
 /// use epwire::comm::Blocks;
@@ -109,12 +113,16 @@ impl Blocks {
             extent = extent.max(if *count == 0 { 0 } else { end });
         }
         let own_extent = end(own, own_pitch).ok_or_else(too_much)?;
+        let count = counts.iter().all(|count| *count == own).then_some(own as u64);
+        let is_packed = *offsets == behind;
         let c = |list: &[usize]| list.iter().map(|value| *value as u64).collect();
         let (pitch, own_pitch) = (pitch as u64, own_pitch as u64);
 
         Ok(Laid {
             counts: c(counts),
             offsets: c(offsets),
+            count,
+            is_packed,
             rows: rows as u64,
             pitch,
             own_pitch,
@@ -131,6 +139,10 @@ pub(super) struct Laid {
     pub(super) counts: Vec<u64>,
     /// `[ranks]`
     pub(super) offsets: Vec<u64>,
+    /// That of every block, if they are equal.
+    pub(super) count: Option<u64>,
+    /// One block is behind the other, where C has them by default.
+    pub(super) is_packed: bool,
     pub(super) rows: u64,
     pub(super) pitch: u64,
     pub(super) own_pitch: u64,
@@ -138,6 +150,32 @@ pub(super) struct Laid {
     pub(super) extent: usize,
     /// The same for the buffer with only the own block.
     pub(super) own_extent: usize,
+}
+
+impl Laid {
+    /// Describes the call's `recv`, or else its `send`, as the buffer with all blocks. The call then points to this.
+    pub(super) fn describe(&self, call: &mut sys::epw_coll, in_recv: bool) {
+        let counts = match self.count {
+            // In an all-to-all other ranks may have uneven ones.
+            Some(count) if call.kind != sys::EPW_ALL_TO_ALL => {
+                call.count = count;
+                ptr::null()
+            }
+            _ => self.counts.as_ptr(),
+        };
+        let offsets = if counts.is_null() && self.is_packed { ptr::null() } else { self.offsets.as_ptr() };
+        let (mut all, mut own) = (0, 0);
+        if self.rows > 1 {
+            (call.rows, all, own) = (self.rows, self.pitch, self.own_pitch);
+        }
+        if in_recv {
+            (call.recv_counts, call.recv_offsets) = (counts, offsets);
+            (call.send_pitch, call.recv_pitch) = (own, all);
+        } else {
+            (call.send_counts, call.send_offsets) = (counts, offsets);
+            (call.send_pitch, call.recv_pitch) = (all, own);
+        }
+    }
 }
 
 #[cfg(test)]

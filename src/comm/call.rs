@@ -534,36 +534,31 @@ impl Lowered {
         };
         let is_root = shape.peer == rank;
         let gathers = gathers(shape.kind);
-        if laid.rows > 1 {
-            op.rows = laid.rows;
-            (op.send_pitch, op.recv_pitch) =
-                if gathers { (laid.own_pitch, laid.pitch) } else { (laid.pitch, laid.own_pitch) };
-        }
-        let (counts, offsets) = (laid.counts.as_ptr(), laid.offsets.as_ptr());
-        if gathers {
-            (op.recv_counts, op.recv_offsets) = (counts, offsets);
-            short("send", sends, laid.own_extent)?;
-            short(
-                "recv",
-                receives,
-                if shape.kind == sys::EPW_ALL_GATHER || is_root { laid.extent } else { 0 },
-            )?;
-        } else if shape.kind == sys::EPW_ALL_TO_ALL && shape.recv_blocks.is_none() {
-            // In place: those of send are the same.
-            (op.recv_counts, op.recv_offsets) = (counts, offsets);
-            short("the buffer", receives, laid.extent)?;
+        let all = if is_root || !matches!(shape.kind, sys::EPW_GATHER | sys::EPW_SCATTER) {
+            laid.extent
         } else {
-            (op.send_counts, op.send_offsets) = (counts, offsets);
-            let all = shape.kind != sys::EPW_SCATTER || is_root;
-            short("send", sends, if all { laid.extent } else { 0 })?;
-            if shape.kind != sys::EPW_ALL_TO_ALL {
-                short("recv", receives, laid.own_extent)?;
+            0
+        };
+        if shape.kind == sys::EPW_ALL_TO_ALL && shape.recv_blocks.is_none() {
+            // In place: those of send are the same.
+            short("the buffer", receives, laid.extent)?;
+            laid.describe(&mut op, true);
+        } else {
+            if gathers {
+                short("send", sends, laid.own_extent)?;
+                short("recv", receives, all)?;
+            } else {
+                short("send", sends, all)?;
+                if shape.kind != sys::EPW_ALL_TO_ALL {
+                    short("recv", receives, laid.own_extent)?;
+                }
             }
+            laid.describe(&mut op, gathers);
         }
         self.laid.push(laid);
         if let Some(blocks) = &shape.recv_blocks {
             let laid = blocks.lay_out(shape.name, rank, ranks)?;
-            (op.recv_counts, op.recv_offsets) = (laid.counts.as_ptr(), laid.offsets.as_ptr());
+            laid.describe(&mut op, true);
             short("recv", receives, laid.extent)?;
             let (to, from) =
                 (self.laid[self.laid.len() - 1].counts[rank as usize], laid.counts[rank as usize]);

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod blocks;
 mod failures;
 #[path = "../groups/mod.rs"]
 mod groups;
