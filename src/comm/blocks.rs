@@ -72,6 +72,7 @@ impl Blocks {
     }
 
     /// Elements from row to row of the buffer with only this rank's block. By default, and if it is 0, the elements of a row.
+    /// In place it does not apply.
     pub fn own_pitch(self, elements: usize) -> Self {
         Self { own_pitch: Some(elements), ..self }
     }

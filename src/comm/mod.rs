@@ -60,11 +60,11 @@
 //! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
 //! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
 //! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
-//! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`] |
-//! | `ncclAllGather` | `MPI_Allgather`, `MPI_Allgatherv` | [`Comm::all_gather`], [`Comm::all_gather_blocks`] |
+//! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`], each also in place |
+//! | `ncclAllGather` | `MPI_Allgather`, `MPI_Allgatherv` | [`Comm::all_gather`], [`Comm::all_gather_blocks`], each also in place |
 //! | `ncclAlltoAll` | `MPI_Alltoall`, `MPI_Alltoallv` | [`Comm::all_to_all`], [`Comm::all_to_all_blocks`], each also in place |
-//! | `ncclGather` | `MPI_Gather`, `MPI_Gatherv` | [`Comm::gather`], [`Comm::gather_blocks`] |
-//! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`] |
+//! | `ncclGather` | `MPI_Gather`, `MPI_Gatherv` | [`Comm::gather`], [`Comm::gather_blocks`], each also in place |
+//! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`], each also in place |
 //! | | `MPI_Barrier`, `MPI_Ibarrier` | [`Comm::barrier_blocking`], [`Comm::barrier`] |
 //! | `ncclSend`, `ncclRecv` | `MPI_Send`, `MPI_Recv`; `MPI_Isend`, `MPI_Irecv` | [`Comm::send`], [`Comm::recv`] |
 //! | `ncclGroupStart`, `ncclGroupEnd` | `MPI_Sendrecv`, `MPI_Waitall` | [`Calls`] |
