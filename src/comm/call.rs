@@ -49,11 +49,11 @@ pub struct Call<B> {
 
 /// The elements of an operation.
 #[derive(Debug, Clone, Copy)]
-struct Spans {
-    send: Option<Span>,
-    recv: Option<Span>,
+pub(super) struct Spans {
+    pub(super) send: Option<Span>,
+    pub(super) recv: Option<Span>,
     /// Input and output are the same memory: `recv`.
-    in_place: bool,
+    pub(super) in_place: bool,
 }
 
 const NOTHING: Spans = Spans { send: None, recv: None, in_place: false };
@@ -105,8 +105,9 @@ impl Spans {
     }
 }
 
+/// What an operation is, without its buffers.
 #[derive(Debug)]
-struct Shape {
+pub(super) struct Shape {
     kind: u32,
     name: &'static str,
     reduction: Option<Reduction>,
@@ -123,6 +124,10 @@ impl Shape {
     fn of(kind: u32) -> Self {
         let name = name(kind);
         Self { kind, name, reduction: None, peer: 0, tag: 0, blocks: None, recv_blocks: None }
+    }
+
+    pub(super) fn all_reduce(reduction: Reduction) -> Self {
+        Self::of(sys::EPW_ALL_REDUCE).by(reduction)
     }
 
     fn at(self, peer: u32) -> Self {
@@ -213,7 +218,7 @@ impl<R: Target> Call<R> {
 
     /// See [`Comm::all_reduce_in_place`](super::Comm::all_reduce_in_place).
     pub fn all_reduce_in_place(buffer: R, reduction: Reduction) -> Self {
-        Self::in_place(buffer, Shape::of(sys::EPW_ALL_REDUCE).by(reduction))
+        Self::in_place(buffer, Shape::all_reduce(reduction))
     }
 
     /// See [`Comm::reduce_in_place`](super::Comm::reduce_in_place).
@@ -279,7 +284,7 @@ impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>> Call<(S, R)> {
 
     /// See [`Comm::all_reduce`](super::Comm::all_reduce).
     pub fn all_reduce(send: S, recv: R, reduction: Reduction) -> Self {
-        Self::out_of_place(send, recv, Shape::of(sys::EPW_ALL_REDUCE).by(reduction))
+        Self::out_of_place(send, recv, Shape::all_reduce(reduction))
     }
 
     /// See [`Comm::reduce`](super::Comm::reduce).
@@ -448,7 +453,7 @@ tuples!(A B C D E F G H);
 
 impl Lowered {
     /// Everything that makes an operation sound: no count exceeds its memory.
-    fn add(&mut self, shape: &Shape, spans: &Spans, place: Place<'_>) -> Result<()> {
+    pub(super) fn add(&mut self, shape: &Shape, spans: &Spans, place: Place<'_>) -> Result<()> {
         let Place { rank, ranks, .. } = place;
         let n = ranks as usize;
         let wrong = |text: String| Err(Error::Invalid(Failure::new(shape.name, rank, text)));

@@ -73,7 +73,7 @@
 //! | `ncclSum`, `ncclProd`, `ncclMin`, `ncclMax`, `ncclAvg` | `MPI_SUM`, `MPI_PROD`, `MPI_MIN`, `MPI_MAX` | [`Reduction`] |
 //!
 //! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce followed by the residual addition, RMSNorm and
-//! quantisation, in one call and on a GPU in one kernel.
+//! quantisation, in one call and on a GPU in one kernel; also in place.
 //!
 //! # When a member fails
 //! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next
@@ -171,7 +171,7 @@ pub use call::{Call, Calls};
 pub use communicator::Comm;
 pub use config::{CommConfig, CommPlan};
 pub use memory::{CommBuffer, GpuBuffer, Input, Output, Source, Target};
-pub use norm::{AllReduceNorm, MaybeTarget, NormBuffers};
+pub use norm::{AllReduceNorm, MaybeSource, MaybeTarget, NormBuffers};
 pub use number::{Number, Reduction};
 pub use registration::Registration;
 pub use work::Work;

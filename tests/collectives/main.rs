@@ -8,6 +8,7 @@ mod failures;
 #[path = "../groups/mod.rs"]
 mod groups;
 mod large;
+mod norms;
 mod operations;
 mod processes;
 #[path = "../random/mod.rs"]
