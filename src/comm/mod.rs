@@ -56,7 +56,7 @@
 //! | `ncclCommSplit` | `MPI_Comm_split`, `MPI_Comm_create` | [`Comm::subset`] |
 //! | `ncclCommUserRank`, `ncclCommCount` | `MPI_Comm_rank`, `MPI_Comm_size` | [`Comm::rank`], [`Comm::ranks`] |
 //! | `ncclMemAlloc` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`] |
-//! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`] on GPUs; not needed on the host, see [Memory](#memory) |
+//! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`]; not needed on the host, see [Memory](#memory) |
 //! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
 //! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
 //! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
@@ -109,9 +109,10 @@
 //! user's process may forbid the call; then `EPWIRE_LOG=path=info` says so for each peer, and all goes through the
 //! rings. Results are the same.
 //!
-//! Registration would speed up nothing on the host: messages carry the addresses of their bytes, so that peers read any
-//! memory without an agreement in advance, and private memory of a process cannot be mapped by others later on. Tensors
-//! that are worth it are allocated by [`Comm::alloc`]. [`CommConfig::plan`] says what a window takes.
+//! Registration speeds up nothing on the host, where [`Comm::register`] succeeds and peers map nothing: messages carry
+//! the addresses of their bytes, so that peers read any memory without an agreement in advance, and private memory of a
+//! process cannot be mapped by others later on. Tensors that are worth it are allocated by [`Comm::alloc`].
+//! [`CommConfig::plan`] says what a window takes.
 //!
 //! On GPUs large operations on memory from [`Comm::alloc_gpu`], or memory that [`Comm::register`] has registered, have
 //! no rings either: each rank reads what it needs from its peers' memory. They take this way if on every rank the

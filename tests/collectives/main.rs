@@ -15,6 +15,7 @@ mod processes;
 #[expect(dead_code, reason = "other tests use more of it")]
 mod random;
 mod refused;
+mod registrations;
 mod subsets;
 mod together;
 
