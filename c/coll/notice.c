@@ -56,3 +56,12 @@ epw_status epw_notice_parse(const void *bytes, size_t length, uint64_t least, ui
 bool epw_notice_fits(const epw_notice *n, uint64_t window_bytes) {
     return n->offset <= window_bytes && n->bytes <= window_bytes - n->offset;
 }
+
+epw_status epw_notice_check_owner(const epw_notice *n, epw_peers *peers, epw_where where,
+                                  uint64_t *incarnation) {
+    epw_nonce window;
+    epw_status status = epw_peers_connected(peers, where, &window, incarnation);
+    if (status != EPW_OK || epw_nonce_equal(&window, &n->owner)) return status;
+    return epw_fail(EPW_ERR_STATE, where,
+                    "the blob is of another incarnation of the peer than the one that is connected");
+}

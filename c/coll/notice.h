@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "ipc/process.h"
+#include "peer/peers.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,5 +33,10 @@ epw_status epw_notice_parse(const void *bytes, size_t length, uint64_t least, ui
 
 /* Whether the memory lies within a window of this size. */
 bool epw_notice_fits(const epw_notice *notice, uint64_t window_bytes);
+
+/* The window of the peer that is connected, `where.peer`, must be the one that the notice was made with.
+ * incarnation [out]: the peer's. EPW_ERR_STATE: it is another one, or none is connected. */
+epw_status epw_notice_check_owner(const epw_notice *notice, epw_peers *peers, epw_where where,
+                                  uint64_t *incarnation);
 
 #endif

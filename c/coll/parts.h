@@ -15,6 +15,7 @@
  *     mismatch.c reports different calls on every rank
  *     comm.c     creating, connecting, membership
  *     exchange.c host memory that ranks exchange, also by a communicator on a GPU
+ *     registration.c memory of the caller's that is registered
  *     subset.c   communicators of some of the ranks
  *
  * If windows are GPU memory, kernels do the work of program.c to drive.c, and gpu/ enqueues them. */
@@ -165,7 +166,8 @@ struct epw_comm {
 
     epw_job *jobs;
     epw_work next_work;
-    bool faulted; /* an operation that has ended was incomplete */
+    bool faulted;                   /* an operation that has ended was incomplete */
+    epw_registration registrations; /* made so far; on a GPU gpu counts them */
 
     struct epw_coll_gpu
         *gpu; /* see gpu/gpu.h; NULL: windows are host memory, and the fields above are used */

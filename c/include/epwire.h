@@ -1225,11 +1225,11 @@ EPW_API epw_status epw_comm_subset(epw_comm *comm, const epw_mask *mask, const e
 EPW_API epw_status epw_comm_alloc(epw_comm *comm, uint64_t bytes, void **memory);
 EPW_API void epw_comm_free(epw_comm *comm, void *memory);
 
-/* ---- memory of the caller's, on GPUs ----
+/* ---- memory of the caller's ----
  *
- * Large operations on memory of epw_comm_alloc are read directly by peers. Registration gives that to memory
- * that the caller has allocated by cudaMalloc, or by cuMemCreate with a POSIX file descriptor as handle type.
- * Each rank registers its own ranges, of any size, and each peer maps them:
+ * On GPUs large operations on memory of epw_comm_alloc are read directly by peers. Registration gives that to
+ * memory that the caller has allocated by cudaMalloc, or by cuMemCreate with a POSIX file descriptor as
+ * handle type. Each rank registers its own ranges, of any size, and each peer maps them:
  *
  *     epw_comm_register                 the owner; then, for each peer:
  *     epw_comm_export_registration      the owner; the program carries the blob to the peer
@@ -1253,12 +1253,12 @@ EPW_API void epw_comm_free(epw_comm *comm, void *memory);
  * caller's to await. Between the first unmapping of a range and its deregistration its owner must not use it
  * in an operation, unless it has lent it to nobody before.
  *
- * In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly. There
- * registration gains nothing, but a program need not treat it as a special case: these calls check what they
- * get and succeed, peers map nothing, and operations go as they would without registration.
+ * In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly; on the
+ * host they read any memory without this. There registration gains nothing, but a program need not treat it
+ * as a special case: these calls check what they get and succeed, peers map nothing, and operations go as
+ * they would without registration. On the host they do not look at the memory, and have no limits.
  *
- * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, and 32 GiB together with heap_bytes.
- * EPW_ERR_STATE on the host, where memory need not be registered. */
+ * Limits: EPW_REGISTRATIONS_MAX ranges of a rank at a time, and 32 GiB together with heap_bytes. */
 #define EPW_REGISTRATIONS_MAX     32
 #define EPW_REGISTRATION_BLOB_MAX 1152 /* the most bytes of an exported blob */
 
@@ -1268,9 +1268,9 @@ typedef uint64_t epw_registration;
 /* Registers memory of this communicator's GPU, which begins at a multiple of 16 and lies in one allocation.
  * Nobody reads it yet. Peers map the whole allocation (CUDA also shares the 2 MiB in which a small one lies),
  * so they must be trusted with all of it. registration [out].
- * EPW_ERR_INVALID: host memory, managed memory, memory of a pool (cudaMallocAsync) or of another GPU, which
- * peers cannot map; memory that is registered already, or is the communicator's own. EPW_ERR_LIMIT: see
- * above. */
+ * EPW_ERR_INVALID: no memory. On a GPU also host memory, managed memory, memory of a pool (cudaMallocAsync)
+ * or of another GPU, which peers cannot map; memory that is registered already, or is the communicator's own.
+ * EPW_ERR_LIMIT: see above. */
 EPW_API epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes,
                                      epw_registration *registration);
 

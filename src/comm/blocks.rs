@@ -1,11 +1,15 @@
 //! The positions of the ranks' blocks in a buffer that has one block for each rank.
 
-use std::fmt;
+use std::{fmt, ptr};
 
 use crate::error::{Error, Failure, Result};
+use crate::sys;
 
 /// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a
 /// matrix.
+///
+/// Blocks of equal counts are those of the operation without blocks, except in an all-to-all: on a GPU they go the same ways, and
+/// a rank in C may call it with a `count`.
 ///
 /// ```
 /// use epwire::comm::Blocks;
@@ -63,12 +67,13 @@ impl Blocks {
         Self { rows, ..self }
     }
 
-    /// Elements from row to row of the buffer with all blocks. By default the sum of `counts`.
+    /// Elements from row to row of the buffer with all blocks. By default, and if it is 0, the sum of `counts`.
     pub fn pitch(self, elements: usize) -> Self {
         Self { pitch: Some(elements), ..self }
     }
 
-    /// Elements from row to row of the buffer with only this rank's block. By default the elements of a row.
+    /// Elements from row to row of the buffer with only this rank's block. By default, and if it is 0, the elements of a row.
+    /// In place it does not apply.
     pub fn own_pitch(self, elements: usize) -> Self {
         Self { own_pitch: Some(elements), ..self }
     }
@@ -95,8 +100,10 @@ impl Blocks {
         }
         let offsets = offsets.as_ref().unwrap_or(&behind);
         let rows = (*rows).max(1);
-        let (pitch, own) = (pitch.unwrap_or(sum), counts[rank as usize]);
-        let own_pitch = own_pitch.unwrap_or(own);
+        let own = counts[rank as usize];
+        // C takes 0 for the default too.
+        let or = |pitch: &Option<usize>, default| pitch.filter(|elements| *elements > 0).unwrap_or(default);
+        let (pitch, own_pitch) = (or(pitch, sum), or(own_pitch, own));
         // The end of a block with this many elements in each row.
         let end = |count: usize, pitch: usize| match count {
             0 => Some(0),
@@ -108,12 +115,16 @@ impl Blocks {
             extent = extent.max(if *count == 0 { 0 } else { end });
         }
         let own_extent = end(own, own_pitch).ok_or_else(too_much)?;
+        let count = counts.iter().all(|count| *count == own).then_some(own as u64);
+        let is_packed = *offsets == behind;
         let c = |list: &[usize]| list.iter().map(|value| *value as u64).collect();
         let (pitch, own_pitch) = (pitch as u64, own_pitch as u64);
 
         Ok(Laid {
             counts: c(counts),
             offsets: c(offsets),
+            count,
+            is_packed,
             rows: rows as u64,
             pitch,
             own_pitch,
@@ -130,6 +141,10 @@ pub(super) struct Laid {
     pub(super) counts: Vec<u64>,
     /// `[ranks]`
     pub(super) offsets: Vec<u64>,
+    /// That of every block, if they are equal.
+    pub(super) count: Option<u64>,
+    /// One block is behind the other, where C has them by default.
+    pub(super) is_packed: bool,
     pub(super) rows: u64,
     pub(super) pitch: u64,
     pub(super) own_pitch: u64,
@@ -137,6 +152,32 @@ pub(super) struct Laid {
     pub(super) extent: usize,
     /// The same for the buffer with only the own block.
     pub(super) own_extent: usize,
+}
+
+impl Laid {
+    /// Describes the call's `recv`, or else its `send`, as the buffer with all blocks. The call then points to this.
+    pub(super) fn describe(&self, call: &mut sys::epw_coll, in_recv: bool) {
+        let counts = match self.count {
+            // In an all-to-all other ranks may have uneven ones.
+            Some(count) if call.kind != sys::EPW_ALL_TO_ALL => {
+                call.count = count;
+                ptr::null()
+            }
+            _ => self.counts.as_ptr(),
+        };
+        let offsets = if counts.is_null() && self.is_packed { ptr::null() } else { self.offsets.as_ptr() };
+        let (mut all, mut own) = (0, 0);
+        if self.rows > 1 {
+            (call.rows, all, own) = (self.rows, self.pitch, self.own_pitch);
+        }
+        if in_recv {
+            (call.recv_counts, call.recv_offsets) = (counts, offsets);
+            (call.send_pitch, call.recv_pitch) = (own, all);
+        } else {
+            (call.send_counts, call.send_offsets) = (counts, offsets);
+            (call.send_pitch, call.recv_pitch) = (all, own);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -152,6 +193,8 @@ mod tests {
         assert_eq!((spread.extent, spread.own_extent), (23, 5));
         let columns = laid(Blocks::new([4; 3]).rows(16).pitch(20).own_pitch(6));
         assert_eq!((columns.extent, columns.own_extent), (15 * 20 + 12, 15 * 6 + 4));
+        let dense = laid(Blocks::new([4; 3]).rows(16).pitch(0).own_pitch(0));
+        assert_eq!((dense.extent, dense.own_extent), (16 * 12, 16 * 4));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Operations as values: the call, and the memory that it uses.
 
+use std::ffi::c_void;
 use std::ptr;
 
 use super::blocks::{Blocks, Laid};
@@ -48,11 +49,11 @@ pub struct Call<B> {
 
 /// The elements of an operation.
 #[derive(Debug, Clone, Copy)]
-struct Spans {
-    send: Option<Span>,
-    recv: Option<Span>,
+pub(super) struct Spans {
+    pub(super) send: Option<Span>,
+    pub(super) recv: Option<Span>,
     /// Input and output are the same memory: `recv`.
-    in_place: bool,
+    pub(super) in_place: bool,
 }
 
 const NOTHING: Spans = Spans { send: None, recv: None, in_place: false };
@@ -104,8 +105,9 @@ impl Spans {
     }
 }
 
+/// What an operation is, without its buffers.
 #[derive(Debug)]
-struct Shape {
+pub(super) struct Shape {
     kind: u32,
     name: &'static str,
     reduction: Option<Reduction>,
@@ -124,6 +126,10 @@ impl Shape {
         Self { kind, name, reduction: None, peer: 0, tag: 0, blocks: None, recv_blocks: None }
     }
 
+    pub(super) fn all_reduce(reduction: Reduction) -> Self {
+        Self::of(sys::EPW_ALL_REDUCE).by(reduction)
+    }
+
     fn at(self, peer: u32) -> Self {
         Self { peer, ..self }
     }
@@ -134,6 +140,26 @@ impl Shape {
 
     fn blocks(self, blocks: Blocks) -> Self {
         Self { blocks: Some(blocks), ..self }
+    }
+
+    /// Whether this rank has the buffer with the blocks of all ranks.
+    fn has_all(&self, rank: u32) -> bool {
+        self.peer == rank || !matches!(self.kind, sys::EPW_GATHER | sys::EPW_SCATTER)
+    }
+
+    /// A buffer must be as large as its blocks need.
+    fn require(&self, buffer: &str, len: usize, wants: usize, rank: u32) -> Result<()> {
+        if len >= wants {
+            return Ok(());
+        }
+        let text = format!("{buffer} has {len} elements, its blocks need {wants}");
+        Err(Error::Invalid(Failure::new(self.name, rank, text)))
+    }
+
+    /// `send` and `recv`, of which one is the buffer with the blocks of all ranks, and one that with this rank's.
+    fn sides(&self, whole: *mut u8, own: *mut u8) -> (*const c_void, *mut c_void) {
+        let (from, to) = if gathers(self.kind) { (own, whole) } else { (whole, own) };
+        (from.cast_const().cast(), to.cast())
     }
 }
 
@@ -192,7 +218,7 @@ impl<R: Target> Call<R> {
 
     /// See [`Comm::all_reduce_in_place`](super::Comm::all_reduce_in_place).
     pub fn all_reduce_in_place(buffer: R, reduction: Reduction) -> Self {
-        Self::in_place(buffer, Shape::of(sys::EPW_ALL_REDUCE).by(reduction))
+        Self::in_place(buffer, Shape::all_reduce(reduction))
     }
 
     /// See [`Comm::reduce_in_place`](super::Comm::reduce_in_place).
@@ -205,9 +231,19 @@ impl<R: Target> Call<R> {
         Self::in_place(buffer, Shape::of(sys::EPW_REDUCE_SCATTER).by(reduction))
     }
 
+    /// See [`Comm::reduce_scatter_blocks_in_place`](super::Comm::reduce_scatter_blocks_in_place).
+    pub fn reduce_scatter_blocks_in_place(buffer: R, blocks: Blocks, reduction: Reduction) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_REDUCE_SCATTER).by(reduction).blocks(blocks))
+    }
+
     /// See [`Comm::all_gather_in_place`](super::Comm::all_gather_in_place).
     pub fn all_gather_in_place(buffer: R) -> Self {
         Self::in_place(buffer, Shape::of(sys::EPW_ALL_GATHER))
+    }
+
+    /// See [`Comm::all_gather_blocks_in_place`](super::Comm::all_gather_blocks_in_place).
+    pub fn all_gather_blocks_in_place(buffer: R, blocks: Blocks) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_ALL_GATHER).blocks(blocks))
     }
 
     /// See [`Comm::all_to_all_in_place`](super::Comm::all_to_all_in_place).
@@ -225,9 +261,19 @@ impl<R: Target> Call<R> {
         Self::in_place(buffer, Shape::of(sys::EPW_GATHER).at(root))
     }
 
+    /// See [`Comm::gather_blocks_in_place`](super::Comm::gather_blocks_in_place).
+    pub fn gather_blocks_in_place(buffer: R, blocks: Blocks, root: u32) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_GATHER).at(root).blocks(blocks))
+    }
+
     /// See [`Comm::scatter_in_place`](super::Comm::scatter_in_place).
     pub fn scatter_in_place(buffer: R, root: u32) -> Self {
         Self::in_place(buffer, Shape::of(sys::EPW_SCATTER).at(root))
+    }
+
+    /// See [`Comm::scatter_blocks_in_place`](super::Comm::scatter_blocks_in_place).
+    pub fn scatter_blocks_in_place(buffer: R, blocks: Blocks, root: u32) -> Self {
+        Self::in_place(buffer, Shape::of(sys::EPW_SCATTER).at(root).blocks(blocks))
     }
 }
 
@@ -238,7 +284,7 @@ impl<S: Source, R: Target<Item = S::Item, Memory = S::Memory>> Call<(S, R)> {
 
     /// See [`Comm::all_reduce`](super::Comm::all_reduce).
     pub fn all_reduce(send: S, recv: R, reduction: Reduction) -> Self {
-        Self::out_of_place(send, recv, Shape::of(sys::EPW_ALL_REDUCE).by(reduction))
+        Self::out_of_place(send, recv, Shape::all_reduce(reduction))
     }
 
     /// See [`Comm::reduce`](super::Comm::reduce).
@@ -407,7 +453,7 @@ tuples!(A B C D E F G H);
 
 impl Lowered {
     /// Everything that makes an operation sound: no count exceeds its memory.
-    fn add(&mut self, shape: &Shape, spans: &Spans, place: Place<'_>) -> Result<()> {
+    pub(super) fn add(&mut self, shape: &Shape, spans: &Spans, place: Place<'_>) -> Result<()> {
         let Place { rank, ranks, .. } = place;
         let n = ranks as usize;
         let wrong = |text: String| Err(Error::Invalid(Failure::new(shape.name, rank, text)));
@@ -435,11 +481,11 @@ impl Lowered {
             .map(|()| 0),
         };
         if let Some(blocks) = &shape.blocks {
-            if spans.in_place {
-                op.send = recv.cast_const().cast();
-            }
             let laid = blocks.lay_out(shape.name, rank, ranks)?;
-            return self.add_blocks(shape, op, laid, [sends, receives], place);
+            return match spans.in_place {
+                true => self.add_blocks_in_place(shape, op, laid, receives, element, place),
+                false => self.add_blocks(shape, op, laid, [sends, receives], place),
+            };
         }
         let count = match shape.kind {
             sys::EPW_BARRIER => 0,
@@ -470,16 +516,14 @@ impl Lowered {
             sys::EPW_ALL_GATHER | sys::EPW_GATHER | sys::EPW_REDUCE_SCATTER | sys::EPW_SCATTER
                 if spans.in_place =>
             {
-                let rooted = matches!(shape.kind, sys::EPW_GATHER | sys::EPW_SCATTER);
-                let (whole, own, count) = if rooted && !is_root {
-                    (ptr::null_mut(), recv, receives)
-                } else {
+                let (whole, own, count) = if shape.has_all(rank) {
                     let count = whole_in_place()?;
                     // Inside the buffer, which has `count` elements for each rank.
                     (recv, recv.wrapping_add(rank as usize * count * element), count)
+                } else {
+                    (ptr::null_mut(), recv, receives)
                 };
-                let (from, to) = if gathers(shape.kind) { (own, whole) } else { (whole, own) };
-                (op.send, op.recv) = (from.cast_const().cast(), to.cast());
+                (op.send, op.recv) = shape.sides(whole, own);
                 count
             }
             sys::EPW_ALL_TO_ALL if spans.in_place => {
@@ -525,54 +569,56 @@ impl Lowered {
         place: Place<'_>,
     ) -> Result<()> {
         let Place { rank, ranks, .. } = place;
-        let short = |name: &str, have: usize, wants: usize| {
-            if have >= wants {
-                return Ok(());
-            }
-            let text = format!("{name} has {have} elements, its blocks need {wants}");
-            Err(Error::Invalid(Failure::new(shape.name, rank, text)))
-        };
-        let is_root = shape.peer == rank;
-        let gathers = gathers(shape.kind);
-        if laid.rows > 1 {
-            op.rows = laid.rows;
-            (op.send_pitch, op.recv_pitch) =
-                if gathers { (laid.own_pitch, laid.pitch) } else { (laid.pitch, laid.own_pitch) };
-        }
-        let (counts, offsets) = (laid.counts.as_ptr(), laid.offsets.as_ptr());
-        if gathers {
-            (op.recv_counts, op.recv_offsets) = (counts, offsets);
-            short("send", sends, laid.own_extent)?;
-            short(
-                "recv",
-                receives,
-                if shape.kind == sys::EPW_ALL_GATHER || is_root { laid.extent } else { 0 },
-            )?;
-        } else if shape.kind == sys::EPW_ALL_TO_ALL && shape.recv_blocks.is_none() {
-            // In place: those of send are the same.
-            (op.recv_counts, op.recv_offsets) = (counts, offsets);
-            short("the buffer", receives, laid.extent)?;
-        } else {
-            (op.send_counts, op.send_offsets) = (counts, offsets);
-            let all = shape.kind != sys::EPW_SCATTER || is_root;
-            short("send", sends, if all { laid.extent } else { 0 })?;
-            if shape.kind != sys::EPW_ALL_TO_ALL {
-                short("recv", receives, laid.own_extent)?;
-            }
-        }
-        self.laid.push(laid);
+        let all = if shape.has_all(rank) { laid.extent } else { 0 };
+        laid.describe(&mut op, gathers(shape.kind));
         if let Some(blocks) = &shape.recv_blocks {
-            let laid = blocks.lay_out(shape.name, rank, ranks)?;
-            (op.recv_counts, op.recv_offsets) = (laid.counts.as_ptr(), laid.offsets.as_ptr());
-            short("recv", receives, laid.extent)?;
-            let (to, from) =
-                (self.laid[self.laid.len() - 1].counts[rank as usize], laid.counts[rank as usize]);
-            if to != from {
-                let text = format!("this rank sends itself {to} elements, but expects {from}");
+            let from = blocks.lay_out(shape.name, rank, ranks)?;
+            from.describe(&mut op, true);
+            shape.require("send", sends, laid.extent, rank)?;
+            shape.require("recv", receives, from.extent, rank)?;
+            let (gives, gets) = (laid.counts[rank as usize], from.counts[rank as usize]);
+            if gives != gets {
+                let text = format!("this rank sends itself {gives} elements, but expects {gets}");
                 return Err(Error::Invalid(Failure::new(shape.name, rank, text)));
             }
-            self.laid.push(laid);
+            self.laid.push(from);
+        } else if gathers(shape.kind) {
+            shape.require("send", sends, laid.own_extent, rank)?;
+            shape.require("recv", receives, all, rank)?;
+        } else {
+            shape.require("send", sends, all, rank)?;
+            shape.require("recv", receives, laid.own_extent, rank)?;
         }
+        self.laid.push(laid);
+        self.ops.push(op);
+        Ok(())
+    }
+
+    /// This rank's block lies among the others, in a buffer of `len` elements; at a rank that has no others, alone.
+    fn add_blocks_in_place(
+        &mut self,
+        shape: &Shape,
+        mut op: sys::epw_coll,
+        mut laid: Laid,
+        len: usize,
+        element: usize,
+        Place { rank, .. }: Place<'_>,
+    ) -> Result<()> {
+        let buffer: *mut u8 = op.recv.cast();
+        let has_all = shape.has_all(rank);
+        let wants = if has_all { laid.extent } else { laid.own_extent };
+        shape.require("the buffer", len, wants, rank)?;
+        let (count, offset) = (laid.counts[rank as usize], laid.offsets[rank as usize] as usize);
+        (op.send, op.recv) = match has_all {
+            _ if shape.kind == sys::EPW_ALL_TO_ALL => (buffer.cast_const().cast(), buffer.cast()),
+            // It may be said to begin anywhere.
+            true if count == 0 => shape.sides(buffer, ptr::null_mut()),
+            true => shape.sides(buffer, buffer.wrapping_add(offset * element)),
+            false => shape.sides(ptr::null_mut(), buffer),
+        };
+        laid.own_pitch = laid.pitch;
+        laid.describe(&mut op, gathers(shape.kind) || shape.kind == sys::EPW_ALL_TO_ALL);
+        self.laid.push(laid);
         self.ops.push(op);
         Ok(())
     }

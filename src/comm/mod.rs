@@ -65,15 +65,15 @@
 //! | `ncclCommUserRank`, `ncclCommCount` | `MPI_Comm_rank`, `MPI_Comm_size` | [`Comm::rank`], [`Comm::ranks`] |
 //! | `ncclMemAlloc` | `MPI_Alloc_mem`, `MPI_Win_allocate` | [`Comm::alloc`], on a GPU [`Comm::alloc_gpu`] |
 //! | `ncclMemFree` | `MPI_Free_mem`, `MPI_Win_free` | drop the [`CommBuffer`] or [`GpuBuffer`] |
-//! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`] on GPUs; not needed on the host, see [Memory](#memory) |
+//! | `ncclCommRegister`, `ncclCommDeregister` | `MPI_Win_create` | [`Comm::register`], [`Registration::deregister`]; not needed on the host, see [Memory](#memory) |
 //! | `ncclBroadcast`, `ncclBcast` | `MPI_Bcast` | [`Comm::broadcast`] |
 //! | `ncclAllReduce` | `MPI_Allreduce`; in place `MPI_IN_PLACE` | [`Comm::all_reduce`], [`Comm::all_reduce_in_place`] |
 //! | `ncclReduce` | `MPI_Reduce` | [`Comm::reduce`], [`Comm::reduce_in_place`] |
-//! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`] |
-//! | `ncclAllGather` | `MPI_Allgather`, `MPI_Allgatherv` | [`Comm::all_gather`], [`Comm::all_gather_blocks`] |
+//! | `ncclReduceScatter` | `MPI_Reduce_scatter_block`, `MPI_Reduce_scatter` | [`Comm::reduce_scatter`], [`Comm::reduce_scatter_blocks`], each also in place |
+//! | `ncclAllGather` | `MPI_Allgather`, `MPI_Allgatherv` | [`Comm::all_gather`], [`Comm::all_gather_blocks`], each also in place |
 //! | `ncclAlltoAll` | `MPI_Alltoall`, `MPI_Alltoallv` | [`Comm::all_to_all`], [`Comm::all_to_all_blocks`], each also in place |
-//! | `ncclGather` | `MPI_Gather`, `MPI_Gatherv` | [`Comm::gather`], [`Comm::gather_blocks`] |
-//! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`] |
+//! | `ncclGather` | `MPI_Gather`, `MPI_Gatherv` | [`Comm::gather`], [`Comm::gather_blocks`], each also in place |
+//! | `ncclScatter` | `MPI_Scatter`, `MPI_Scatterv` | [`Comm::scatter`], [`Comm::scatter_blocks`], each also in place |
 //! | | `MPI_Barrier`, `MPI_Ibarrier` | [`Comm::barrier_blocking`], [`Comm::barrier`] |
 //! | `ncclSend`, `ncclRecv` | `MPI_Send`, `MPI_Recv`; `MPI_Isend`, `MPI_Irecv` | [`Comm::send`], [`Comm::recv`] |
 //! | `ncclGroupStart`, `ncclGroupEnd` | `MPI_Sendrecv` | [`Calls`] |
@@ -105,7 +105,7 @@
 //! * `ncclFloat8e4m3` and `ncclFloat8e5m2`: move such values as `u8`.
 //!
 //! For tensor-parallel layers [`AllReduceNorm`] is an all-reduce followed by the residual addition, RMSNorm and
-//! quantisation, in one call, and on a GPU for few rows in one kernel.
+//! quantisation, in one call, also in place, and on a GPU for few rows in one kernel.
 //!
 //! # When a member fails
 //! Every wait is bounded. A member that is silent for a [deadline](CommConfig::deadline) is given up until the next
@@ -142,10 +142,10 @@
 //! user's process may forbid the call; then `EPWIRE_LOG=path=info` says so for each peer, and all goes through the
 //! rings. Results are the same.
 //!
-//! There is no registration on the host, because it would speed up nothing. Messages carry the addresses of their bytes,
-//! so peers can read any memory without an agreement in advance; and private memory of a process cannot be mapped by
-//! others later on. Allocate large tensors that are sent often by [`Comm::alloc`]. [`CommConfig::plan`] says how much
-//! memory a window takes.
+//! Registration speeds up nothing on the host, where [`Comm::register`] succeeds and peers map nothing. Messages carry
+//! the addresses of their bytes, so peers can read any memory without an agreement in advance; and private memory of a
+//! process cannot be mapped by others later on. Allocate large tensors that are sent often by [`Comm::alloc`].
+//! [`CommConfig::plan`] says how much memory a window takes.
 //!
 //! On GPUs large operations need no rings if their buffers are memory from [`Comm::alloc_gpu`] or memory that
 //! [`Comm::register`] has registered: each rank reads what it needs from its peers' memory. The conditions are:
@@ -208,7 +208,7 @@ pub use call::{Call, Calls};
 pub use communicator::Comm;
 pub use config::{CommConfig, CommPlan};
 pub use memory::{CommBuffer, GpuBuffer, Input, Output, Source, Target};
-pub use norm::{AllReduceNorm, MaybeTarget, NormBuffers};
+pub use norm::{AllReduceNorm, MaybeSource, MaybeTarget, NormBuffers};
 pub use number::{Number, Reduction};
 pub use registration::Registration;
 pub use work::Work;

@@ -178,6 +178,29 @@ impl Comm {
         self.run_blocking(Call::reduce_scatter_in_place(buffer, reduction))
     }
 
+    /// [`Comm::reduce_scatter_blocks`] with the result in this rank's block of `buffer`. The other blocks are unspecified.
+    pub fn reduce_scatter_blocks_in_place<R>(
+        &self,
+        buffer: R,
+        blocks: Blocks,
+        reduction: Reduction,
+    ) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::reduce_scatter_blocks_in_place(buffer, blocks, reduction))
+    }
+
+    /// [`Comm::reduce_scatter_blocks_in_place`] on this thread.
+    pub fn reduce_scatter_blocks_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        blocks: Blocks,
+        reduction: Reduction,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::reduce_scatter_blocks_in_place(buffer, blocks, reduction))
+    }
+
     /// `send` `[n]` of rank r becomes row r of `recv` `[ranks, n]` on every member.
     pub fn all_gather<S, R>(&self, send: S, recv: R) -> Work<(S, R)>
     where
@@ -222,6 +245,23 @@ impl Comm {
     /// [`Comm::all_gather_in_place`] on this thread.
     pub fn all_gather_in_place_blocking<T: Number>(&self, buffer: &mut [T]) -> Result<Outcome> {
         self.run_blocking(Call::all_gather_in_place(buffer))
+    }
+
+    /// [`Comm::all_gather_blocks`] with the input of rank r in block r of `buffer`.
+    pub fn all_gather_blocks_in_place<R>(&self, buffer: R, blocks: Blocks) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::all_gather_blocks_in_place(buffer, blocks))
+    }
+
+    /// [`Comm::all_gather_blocks_in_place`] on this thread.
+    pub fn all_gather_blocks_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        blocks: Blocks,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::all_gather_blocks_in_place(buffer, blocks))
     }
 
     /// Row p of `send` `[ranks, n]` becomes, on rank p, the row of `recv` `[ranks, n]` with this rank's number.
@@ -346,6 +386,25 @@ impl Comm {
         self.run_blocking(Call::gather_blocks(send, recv, blocks, root))
     }
 
+    /// [`Comm::gather_blocks`] with input and, at the root, result in one buffer, as `MPI_Gatherv` with `MPI_IN_PLACE`: at the
+    /// root it has all blocks, and the root's input is in its block; elsewhere it is the input, and stays as it was.
+    pub fn gather_blocks_in_place<R>(&self, buffer: R, blocks: Blocks, root: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::gather_blocks_in_place(buffer, blocks, root))
+    }
+
+    /// [`Comm::gather_blocks_in_place`] on this thread.
+    pub fn gather_blocks_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        blocks: Blocks,
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::gather_blocks_in_place(buffer, blocks, root))
+    }
+
     /// Row r of the root's `send` `[ranks, n]` becomes `recv` `[n]` of rank r. Elsewhere `send` is not read, and may be
     /// empty.
     pub fn scatter<S, R>(&self, send: S, recv: R, root: u32) -> Work<(S, R)>
@@ -393,6 +452,25 @@ impl Comm {
         root: u32,
     ) -> Result<Outcome> {
         self.run_blocking(Call::scatter_blocks(send, recv, blocks, root))
+    }
+
+    /// [`Comm::scatter_blocks`] from one buffer, as `MPI_Scatterv` with `MPI_IN_PLACE`: at the root it has all blocks, which stay
+    /// where they are; elsewhere it becomes this rank's block.
+    pub fn scatter_blocks_in_place<R>(&self, buffer: R, blocks: Blocks, root: u32) -> Work<R>
+    where
+        R: Output + Send + 'static,
+    {
+        self.begin(Call::scatter_blocks_in_place(buffer, blocks, root))
+    }
+
+    /// [`Comm::scatter_blocks_in_place`] on this thread.
+    pub fn scatter_blocks_in_place_blocking<T: Number>(
+        &self,
+        buffer: &mut [T],
+        blocks: Blocks,
+        root: u32,
+    ) -> Result<Outcome> {
+        self.run_blocking(Call::scatter_blocks_in_place(buffer, blocks, root))
     }
 
     /// Sends all of `send` to a receive of `peer` with this tag, which is at most 2,147,483,647. On the host a message

@@ -1,4 +1,4 @@
-//! Memory that the program has allocated on its GPU, and that peers read without an intermediate copy.
+//! Memory that the program has allocated, on its GPU, and that peers read without an intermediate copy.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,18 +27,19 @@ impl Comm {
     /// must be captured afterwards. A rank that is admitted later has not mapped the memory, and operations use rings
     /// until all members have [deregistered](Registration::deregister) it and registered it again.
     ///
-    /// In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly, so registration
-    /// gains nothing. A program need not treat that as a special case: the call succeeds, peers map nothing, and
-    /// operations go as they would without it.
+    /// In a communicator that permits queues, or has more than 8 ranks, peers read no memory directly, and on the host they
+    /// read any memory without registration. There this gains nothing, but a program need not treat it as a special case:
+    /// the call succeeds, peers map nothing, and operations go as they would without it. On the host any address but 0 is
+    /// taken.
     ///
     /// Never blocks the executor.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for memory that peers cannot map: of a pool (`cudaMallocAsync`, from which cudarc and candle
-    /// allocate), of the host, managed, or of another GPU; or that is registered already. [`Error::Limit`] for more than
-    /// 32 registrations, or 32 GiB together with the heap. [`Error::State`] for a communicator on the host.
-    /// [`Error::Peer`] if another member could not register or map memory, or is gone; those of [`Comm::connect`]. All
-    /// members get an error then, and deregister what they have registered.
+    /// [`Error::Invalid`] for no bytes, or address 0. On a GPU also for memory that peers cannot map: of a pool
+    /// (`cudaMallocAsync`, from which cudarc and candle allocate), of the host, managed, or of another GPU; or that is
+    /// registered already; and [`Error::Limit`] for more than 32 registrations, or 32 GiB together with the heap.
+    /// [`Error::State`] without a membership. [`Error::Peer`] if another member could not register or map memory, or is
+    /// gone; those of [`Comm::connect`]. All members get an error then, and deregister what they have registered.
     ///
     /// # Safety
     /// The memory stays allocated until [`Registration::deregister`] has returned `Ok` or, without that, until the
@@ -108,7 +109,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// The memory's device address.
+    /// The memory's address.
     pub fn address(&self) -> u64 {
         self.address
     }

@@ -96,7 +96,7 @@ impl Comm {
     /// communicator.
     pub(crate) unsafe fn register(&self, address: u64, bytes: u64) -> Result<u64> {
         let (memory, mut registration) = (ptr::with_exposed_provenance_mut(address as usize), 0);
-        // SAFETY: the address is one of a GPU, which the call examines and does not access.
+        // SAFETY: the call examines the address, and does not access the memory.
         check(unsafe { sys::epw_comm_register(self.0.as_ptr(), memory, bytes, &mut registration) })?;
         Ok(registration)
     }

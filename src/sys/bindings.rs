@@ -2294,9 +2294,9 @@ unsafe extern "C" {
     /** Registers memory of this communicator's GPU, which begins at a multiple of 16 and lies in one allocation.
  Nobody reads it yet. Peers map the whole allocation (CUDA also shares the 2 MiB in which a small one lies),
  so they must be trusted with all of it. registration [out].
- EPW_ERR_INVALID: host memory, managed memory, memory of a pool (cudaMallocAsync) or of another GPU, which
- peers cannot map; memory that is registered already, or is the communicator's own. EPW_ERR_LIMIT: see
- above.*/
+ EPW_ERR_INVALID: no memory. On a GPU also host memory, managed memory, memory of a pool (cudaMallocAsync)
+ or of another GPU, which peers cannot map; memory that is registered already, or is the communicator's own.
+ EPW_ERR_LIMIT: see above.*/
     pub fn epw_comm_register(
         comm: *mut epw_comm,
         memory: *mut ::core::ffi::c_void,

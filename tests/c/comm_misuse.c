@@ -134,21 +134,42 @@ static void memory_of_the_heap_has_a_limit(epw_comm *comm) {
     epw_comm_free(comm, more);
 }
 
-/* On the host peers read any memory. */
-static void nothing_is_registered_on_the_host(epw_comm *comm) {
-    epw_registration id = 0;
+/* On the host peers read any memory, and a program may register it all the same. */
+static void registrations_on_the_host_are_only_numbered(const comms *c) {
+    epw_comm *comm = c->of[0];
+    epw_registration first = 0, second = 0, seen = 0;
     unsigned char blob[EPW_REGISTRATION_BLOB_MAX] = {0};
     size_t length = 0;
-    const epw_mask ranks = {{1}};
-    const char *words = "config.device is the host";
-    REFUSED(epw_comm_register(comm, memory, sizeof memory, &id), EPW_ERR_STATE, "register", 0, -1, words);
-    REFUSED(epw_comm_export_registration(comm, 1, 1, blob, &length), EPW_ERR_STATE, "export", 0, -1, words);
-    REFUSED(epw_comm_import_registration(comm, 1, blob, sizeof blob, &id), EPW_ERR_STATE, "import", 0, -1,
-            words);
-    REFUSED(epw_comm_lend(comm, 1, &ranks), EPW_ERR_STATE, "lend", 0, -1, words);
-    REFUSED(epw_comm_unmap(comm, 1, 1), EPW_ERR_STATE, "unmap", 0, -1, words);
-    REFUSED(epw_comm_deregister(comm, 1), EPW_ERR_STATE, "deregister", 0, -1, words);
-    REFUSED(epw_comm_register(NULL, memory, 64, &id), EPW_ERR_INVALID, "register", -1, -1, "comm is NULL");
+    const epw_mask both = {{3}}, strangers = {{5}};
+    CHECK_OK(epw_comm_register(comm, memory, sizeof memory, &first));
+    CHECK_OK(epw_comm_register(comm, memory + 1, 1, &second));
+    CHECK_MSG(first == 1 && second == 2, "%llu and %llu", (unsigned long long)first,
+              (unsigned long long)second);
+    CHECK_OK(epw_comm_export_registration(comm, second, 1, blob, &length));
+    CHECK(length > 0 && length <= sizeof blob);
+    CHECK_OK(epw_comm_import_registration(c->of[1], 0, blob, length, &seen));
+    CHECK(seen == second);
+    CHECK_OK(epw_comm_lend(comm, second, &both));
+    CHECK_OK(epw_comm_unmap(c->of[1], 0, seen));
+    CHECK_OK(epw_comm_deregister(comm, second));
+
+    const char *words = "which this communicator does not have";
+    REFUSED(epw_comm_export_registration(comm, 3, 1, blob, &length), EPW_ERR_INVALID, "export", 0, 1, words);
+    REFUSED(epw_comm_lend(comm, 0, &both), EPW_ERR_INVALID, "lend", 0, -1, words);
+    REFUSED(epw_comm_deregister(comm, 3), EPW_ERR_INVALID, "deregister", 0, -1, words);
+    REFUSED(epw_comm_register(comm, NULL, 64, &seen), EPW_ERR_INVALID, "register", 0, -1,
+            "at least one byte");
+    REFUSED(epw_comm_register(comm, memory, 0, &seen), EPW_ERR_INVALID, "register", 0, -1, "of 0 bytes");
+    REFUSED(epw_comm_register(comm, memory, 64, NULL), EPW_ERR_INVALID, "register", 0, -1,
+            "registration is NULL");
+    REFUSED(epw_comm_register(NULL, memory, 64, &seen), EPW_ERR_INVALID, "register", -1, -1, "comm is NULL");
+    REFUSED(epw_comm_lend(comm, first, &strangers), EPW_ERR_INVALID, "lend", 0, -1, "peer is 2");
+    REFUSED(epw_comm_unmap(comm, 2, 1), EPW_ERR_INVALID, "unmap", 0, -1, "peer is 2");
+    /* A blob is its owner's, and whole. */
+    REFUSED(epw_comm_import_registration(comm, 1, blob, length, &seen), EPW_ERR_STATE, "import", 0, 1,
+            "another incarnation");
+    REFUSED(epw_comm_import_registration(c->of[1], 0, blob, length - 1, &seen), EPW_ERR_INVALID, "import", 1,
+            0, "cut or damaged");
 }
 
 int main(void) {
@@ -164,7 +185,7 @@ int main(void) {
     on_all(2, meet, &c);
     works_are_consumed_once(&c);
     memory_of_the_heap_has_a_limit(c.of[0]);
-    nothing_is_registered_on_the_host(c.of[0]);
+    registrations_on_the_host_are_only_numbered(&c);
     close_comms(&c);
     return check_result("comm_misuse");
 }

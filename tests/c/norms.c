@@ -80,10 +80,14 @@ typedef struct rank_memory {
 typedef struct test {
     comms c;
     uint32_t half, payload, hidden, rows;
-    bool residual, in_place;
+    bool residual, in_place, without_sum; /* the rows take the place of the sum */
     uint16_t *weight;
     rank_memory of[RANKS];
 } test;
+
+static uint16_t *recv_of(const test *t, const rank_memory *m) {
+    return t->in_place ? m->send : m->recv;
+}
 
 static epw_norm norm_of(const test *t, const rank_memory *m) {
     epw_norm norm = EPW_NORM_INIT;
@@ -92,7 +96,7 @@ static epw_norm norm_of(const test *t, const rank_memory *m) {
     norm.rows = t->rows;
     norm.residual = t->residual ? m->residual : NULL;
     norm.weight = t->weight;
-    norm.out = m->out;
+    norm.out = t->without_sum ? recv_of(t, m) : m->out;
     norm.scales = t->payload != EPW_PAYLOAD_SAME ? m->scales : NULL;
     return norm;
 }
@@ -104,10 +108,13 @@ static void run_rank(uint32_t rank, void *context) {
     epw_outcome outcome = EPW_OUTCOME_INIT;
     epw_norm norm = norm_of(t, m);
     memset(m->out, 0x5a, count * sizeof *m->out);
-    CHECK_OK(epw_all_reduce_norm(t->c.of[rank], m->send, t->in_place ? m->send : m->recv, type, &norm, NULL,
-                                 &outcome));
+    const uint16_t *sum = recv_of(t, m);
+    if (t->without_sum) {
+        CHECK_OK(epw_all_reduce(t->c.of[rank], m->send, m->out, count, type, EPW_SUM, NULL, &outcome));
+        sum = m->out;
+    }
+    CHECK_OK(epw_all_reduce_norm(t->c.of[rank], m->send, recv_of(t, m), type, &norm, NULL, &outcome));
     CHECK(outcome.degraded == 0);
-    const uint16_t *sum = t->in_place ? m->send : m->recv;
     for (uint32_t row = 0; row < t->rows; row++) {
         uint32_t at = row * t->hidden;
         uint16_t *residual = t->residual ? m->expected_residual + at : NULL;
@@ -115,7 +122,7 @@ static void run_rank(uint32_t rank, void *context) {
     }
     CHECK(memcmp(m->residual, m->expected_residual, count * sizeof *m->residual) == 0);
     if (t->payload == EPW_PAYLOAD_SAME) {
-        CHECK_MSG(memcmp(m->out, m->expected, count * sizeof *m->out) == 0, "hidden %u", t->hidden);
+        CHECK_MSG(memcmp(norm.out, m->expected, count * sizeof *m->expected) == 0, "hidden %u", t->hidden);
         return;
     }
     uint8_t *q = malloc(count);
@@ -215,12 +222,13 @@ int main(void) {
         t.hidden = t.payload == EPW_PAYLOAD_SAME ? widths[below(5)] : 128 * (1 + below(128));
         t.residual = below(3) != 0;
         t.in_place = below(3) == 0;
+        t.without_sum = t.payload == EPW_PAYLOAD_SAME && below(2) == 0;
         run(&t);
     }
     t.half = t.payload = 0;
     t.hidden = 3072;
     t.residual = true;
-    t.in_place = false;
+    t.in_place = t.without_sum = false;
     bad_norms_are_refused(&t);
     run(&t); /* a refused call has no effect */
     close_comms(&t.c);

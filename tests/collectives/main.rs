@@ -3,16 +3,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod blocks;
 mod failures;
 #[path = "../groups/mod.rs"]
 mod groups;
 mod large;
+mod norms;
 mod operations;
 mod processes;
 #[path = "../random/mod.rs"]
 #[expect(dead_code, reason = "other tests use more of it")]
 mod random;
 mod refused;
+mod registrations;
 mod subsets;
 mod together;
 

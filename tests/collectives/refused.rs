@@ -43,6 +43,22 @@ fn a_call_that_cannot_be_says_which_size_is_wrong_and_gives_its_buffers_back() {
         );
         refused(comm.all_gather_blocks_blocking(two, three, blocks(&[2, 2])), "its blocks need 4");
         refused(comm.all_gather_blocks_blocking(two, three, blocks(&[3, 3])), "its blocks need 3");
+        refused(
+            comm.all_gather_blocks_in_place_blocking(three, blocks(&[2, 2])),
+            "the buffer has 3 elements",
+        );
+        let root = 0;
+        let wants = if comm.rank() == root { "its blocks need 9" } else { "its blocks need 5" };
+        refused(comm.gather_blocks_in_place_blocking(three, blocks(&[4, 5]), root), wants);
+        refused(comm.scatter_blocks_in_place_blocking(three, blocks(&[4, 5]), root), wants);
+        refused(
+            comm.reduce_scatter_blocks_in_place_blocking(
+                three,
+                blocks(&[1, 1]).rows(2).pitch(3),
+                Reduction::Sum,
+            ),
+            "its blocks need 5",
+        );
         let own = [1usize, 2];
         let other: Vec<usize> = own.iter().map(|n| 3 - n).collect();
         let (send, recv) = (&[1f32; 3][..], three);

@@ -405,8 +405,8 @@ pub(crate) fn memory_that_is_registered_gives_the_same_sums(gpus: u32) {
                 let pooled = unsafe { result::malloc_async(stream.cu_stream(), BYTES) }.unwrap();
                 // SAFETY: what is registered is deregistered before it is freed.
                 let register = |comm: &Comm, at| unsafe { comm.register_blocking(group, at, BYTES) };
-                let refused = register(&host, send.0).unwrap_err();
-                assert!(matches!(refused, Error::State(_)), "{refused}");
+                let mut ignored = register(&host, send.0).unwrap();
+                ignored.deregister_blocking().unwrap();
                 let refused = register(&gpu, pooled).unwrap_err();
                 assert!(matches!(refused, Error::Invalid(_)), "{refused}");
                 let refused = register(&gpu, if group.rank() == 0 { pooled } else { send.0 });
@@ -463,6 +463,11 @@ pub(crate) fn blocks_on_a_gpu_lie_where_those_of_the_host_do(gpus: u32) {
                     |send, recv| gpu.enqueue(Call::all_gather_blocks(send, recv, blocks.clone()), r.stream()),
                     |send, recv| host.all_gather_blocks_blocking(send, recv, blocks.clone()),
                 );
+                r.compare(
+                    [0, whole],
+                    |_, recv| gpu.enqueue(Call::all_gather_blocks_in_place(recv, blocks.clone()), r.stream()),
+                    |_, recv| host.all_gather_blocks_in_place_blocking(recv, blocks.clone()),
+                );
                 let sum = Reduction::Sum;
                 r.compare(
                     [whole, part],
@@ -473,6 +478,18 @@ pub(crate) fn blocks_on_a_gpu_lie_where_those_of_the_host_do(gpus: u32) {
                     |send, recv| host.reduce_scatter_blocks_blocking(send, recv, blocks.clone(), sum),
                 );
             }
+            let (root, blocks) = ((n % ranks) as u32, Blocks::new(counts.clone()));
+            let in_place = if gpu.rank() == root { all } else { own };
+            r.compare(
+                [0, in_place],
+                |_, recv| gpu.enqueue(Call::gather_blocks_in_place(recv, blocks.clone(), root), r.stream()),
+                |_, recv| host.gather_blocks_in_place_blocking(recv, blocks.clone(), root),
+            );
+            r.compare(
+                [0, in_place],
+                |_, recv| gpu.enqueue(Call::scatter_blocks_in_place(recv, blocks.clone(), root), r.stream()),
+                |_, recv| host.scatter_blocks_in_place_blocking(recv, blocks.clone(), root),
+            );
             let lengths = |from: usize| (0..ranks).map(|to| n + 3 * from + to).collect::<Vec<_>>();
             let to = Blocks::new(lengths(rank));
             let from = Blocks::new((0..ranks).map(|of| lengths(of)[rank]).collect::<Vec<_>>());

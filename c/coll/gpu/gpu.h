@@ -152,6 +152,19 @@ int epw_coll_gpu_run_copies(epw_comm *comm, epw_coll_copies_args *args, uint32_t
  * mapped. With the lock held, in a scope of the GPU, and no kernel running. A cudaError_t. */
 int epw_coll_gpu_lend(epw_comm *comm, const epw_mask *members);
 
+/* The calls of these names in epwire.h, without the lock, for `where.peer` if for a peer. Arguments are not
+ * NULL, and ranks exist. */
+epw_status epw_coll_gpu_register(epw_comm *comm, void *memory, uint64_t bytes, epw_where where,
+                                 epw_registration *id);
+epw_status epw_coll_gpu_export_registration(epw_comm *comm, epw_registration id, void *blob, size_t *length,
+                                            epw_where where);
+epw_status epw_coll_gpu_import_registration(epw_comm *comm, const unsigned char *blob, size_t length,
+                                            epw_where where, epw_registration *id);
+epw_status epw_coll_gpu_lend_registration(epw_comm *comm, epw_registration id, const epw_mask *ranks,
+                                          epw_where where);
+epw_status epw_coll_gpu_unmap_registration(epw_comm *comm, epw_registration id, epw_where where);
+epw_status epw_coll_gpu_deregister(epw_comm *comm, epw_registration id, epw_where where);
+
 /* Unmaps what former incarnations of the peer have registered. Without the lock. */
 void epw_coll_gpu_forget_registered(epw_comm *comm, uint32_t peer);
 

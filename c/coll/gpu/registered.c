@@ -221,15 +221,6 @@ static epw_status drop(epw_comm *comm, epw_registration id, epw_where where) {
 
 /* ---- peers' ---- */
 
-/* The window of the peer that is connected must be the one that the blob was made with. */
-static epw_status check_owner(epw_comm *comm, const epw_notice *n, epw_where where, uint64_t *incarnation) {
-    epw_nonce window;
-    epw_status status = epw_peers_connected(&comm->peers, where, &window, incarnation);
-    if (status != EPW_OK || epw_nonce_equal(&window, &n->owner)) return status;
-    return epw_fail(EPW_ERR_STATE, where,
-                    "the blob is of another incarnation of the peer than the one that is connected");
-}
-
 static epw_status check_free(const epw_coll_imported *at, const epw_notice *n, epw_where where) {
     if (at->id == 0) return EPW_OK;
     return epw_fail(EPW_ERR_STATE, where,
@@ -248,7 +239,7 @@ static epw_status install(epw_comm *comm, const epw_notice *n, epw_import *impor
                         (unsigned long long)mapped, (unsigned long long)n->bytes,
                         (unsigned long long)n->offset);
     epw_status status = check_free(at, n, where);
-    if (status == EPW_OK) status = check_owner(comm, n, where, &incarnation);
+    if (status == EPW_OK) status = epw_notice_check_owner(n, &comm->peers, where, &incarnation);
     if (status == EPW_OK) status = epw_peers_require_idle(&comm->peers, EPW_HELD, where);
     if (status != EPW_OK) return status;
     epw_coll_registered what = {
@@ -287,13 +278,13 @@ static epw_status map(epw_comm *comm, const epw_notice *n, const unsigned char *
     return status;
 }
 
-static epw_status import(epw_comm *comm, const unsigned char *blob, size_t length, epw_where where,
-                         epw_registration *id) {
+epw_status epw_coll_gpu_import_registration(epw_comm *comm, const unsigned char *blob, size_t length,
+                                            epw_where where, epw_registration *id) {
     epw_notice n;
     uint64_t incarnation = 0;
     epw_status status =
         epw_notice_parse(blob, length, comm->layout.heap_bytes, EPW_COLL_LENT_MOST, where, &n);
-    if (status == EPW_OK) status = check_owner(comm, &n, where, &incarnation);
+    if (status == EPW_OK) status = epw_notice_check_owner(&n, &comm->peers, where, &incarnation);
     if (status == EPW_OK && reads_memory(comm))
         status = map(comm, &n, blob + EPW_NOTICE_BYTES, length - EPW_NOTICE_BYTES, where);
     if (status == EPW_OK) *id = n.id;
@@ -343,97 +334,34 @@ void epw_coll_gpu_close_registered(epw_comm *comm) {
         epw_window_destroy(g->own[slot].window);
     }
 }
-#endif
 
 /* ---- the calls ---- */
 
-static epw_status check(const epw_comm *comm, const char *op) {
-    if (comm == NULL) return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
-    if (comm->gpu != NULL) return EPW_OK;
-    return epw_fail(EPW_ERR_STATE, epw_comm_where(comm, op),
-                    "config.device is the host, where peers read any memory without registration");
-}
-
-static epw_status check_given(const epw_comm *comm, const char *op, const char *name, const void *given) {
-    epw_status status = check(comm, op);
-    if (status != EPW_OK || given != NULL) return status;
-    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, op), "%s is NULL", name);
-}
-
-#ifdef EPW_CUDA
-epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes, epw_registration *registration) {
-    epw_status status = check_given(comm, "register", "registration", registration);
-    if (status != EPW_OK) return status;
+epw_status epw_coll_gpu_register(epw_comm *comm, void *memory, uint64_t bytes, epw_where where,
+                                 epw_registration *id) {
     lock(comm);
-    return unlock(comm, add(comm, memory, bytes, epw_comm_where(comm, "register"), registration));
+    return unlock(comm, add(comm, memory, bytes, where, id));
 }
 
-epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registration, uint32_t peer,
-                                        void *blob, size_t *length) {
-    epw_status status = check_given(comm, "export", "blob", blob);
-    if (status == EPW_OK) status = check_given(comm, "export", "length", length);
-    if (status == EPW_OK) status = epw_peers_check(&comm->peers, "export", peer);
-    if (status != EPW_OK) return status;
+epw_status epw_coll_gpu_export_registration(epw_comm *comm, epw_registration id, void *blob, size_t *length,
+                                            epw_where where) {
     lock(comm);
-    return unlock(comm,
-                  export(comm, registration, blob, length, epw_peers_where(&comm->peers, "export", peer)));
+    return unlock(comm, export(comm, id, blob, length, where));
 }
 
-epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
-                                        epw_registration *registration) {
-    epw_status status = check_given(comm, "import", "blob", blob);
-    if (status == EPW_OK) status = check_given(comm, "import", "registration", registration);
-    if (status == EPW_OK) status = epw_peers_check(&comm->peers, "import", peer);
-    if (status != EPW_OK) return status;
-    return import(comm, blob, length, epw_peers_where(&comm->peers, "import", peer), registration);
-}
-
-epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {
-    epw_status status = check_given(comm, "lend", "ranks", ranks);
-    if (status != EPW_OK) return status;
+epw_status epw_coll_gpu_lend_registration(epw_comm *comm, epw_registration id, const epw_mask *ranks,
+                                          epw_where where) {
     lock(comm);
-    return unlock(comm, lend(comm, registration, ranks, epw_comm_where(comm, "lend")));
+    return unlock(comm, lend(comm, id, ranks, where));
 }
 
-epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration registration) {
-    epw_status status = check(comm, "unmap");
-    if (status == EPW_OK) status = epw_peers_check(&comm->peers, "unmap", peer);
-    if (status != EPW_OK) return status;
+epw_status epw_coll_gpu_unmap_registration(epw_comm *comm, epw_registration id, epw_where where) {
     lock(comm);
-    return unlock(comm, find_and_unmap(comm, registration, epw_peers_where(&comm->peers, "unmap", peer)));
+    return unlock(comm, find_and_unmap(comm, id, where));
 }
 
-epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration) {
-    epw_status status = check(comm, "deregister");
-    if (status != EPW_OK) return status;
+epw_status epw_coll_gpu_deregister(epw_comm *comm, epw_registration id, epw_where where) {
     lock(comm);
-    return unlock(comm, drop(comm, registration, epw_comm_where(comm, "deregister")));
-}
-#else
-epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes, epw_registration *registration) {
-    (void)memory, (void)bytes;
-    return check_given(comm, "register", "registration", registration);
-}
-epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registration, uint32_t peer,
-                                        void *blob, size_t *length) {
-    (void)registration, (void)peer, (void)length;
-    return check_given(comm, "export", "blob", blob);
-}
-epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
-                                        epw_registration *registration) {
-    (void)peer, (void)length, (void)registration;
-    return check_given(comm, "import", "blob", blob);
-}
-epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {
-    (void)registration;
-    return check_given(comm, "lend", "ranks", ranks);
-}
-epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration registration) {
-    (void)peer, (void)registration;
-    return check(comm, "unmap");
-}
-epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration) {
-    (void)registration;
-    return check(comm, "deregister");
+    return unlock(comm, drop(comm, id, where));
 }
 #endif
