@@ -89,8 +89,10 @@
 
 mod buffer;
 mod combine;
+mod combining;
 mod config;
 mod count;
+mod dispatch;
 mod operation;
 mod output;
 mod routing;
@@ -98,10 +100,12 @@ mod routing;
 pub(crate) use buffer::Inner;
 pub use buffer::PrefillBuffer;
 pub use combine::PrefillCombine;
+pub use combining::PrefillCombining;
 pub use config::{PrefillConfig, PrefillPlan};
 pub(crate) use count::shape_of_ids;
+pub use dispatch::PrefillDispatching;
 pub(crate) use output::Shape;
 pub use output::{
     GenericPrefillCombineOutput, GenericPrefillOutput, PrefillCombineOutput, PrefillLayout, PrefillOutput,
 };
-pub use routing::{PrefillCombining, PrefillDispatching, Received, Routing};
+pub use routing::{Received, Routing};
