@@ -15,8 +15,9 @@ impl PrefillBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] and [`Error::Limit`] for impossible arguments; [`Error::State`] if the membership has changed
-    /// since the dispatch, or the lane has another operation.
+    /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) for impossible arguments;
+    /// [`Error::State`](crate::Error::State) if the membership has changed since the dispatch, or the lane has another
+    /// operation.
     pub fn combine_blocking(
         &self,
         routing: &mut Routing,
@@ -35,8 +36,8 @@ impl PrefillBuffer {
     ///
     /// # Errors
     ///
-    /// As for `combine_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
-    /// given up here: try again.
+    /// As for `combine_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an operation of
+    /// the lane that was given up here: try again.
     pub async fn combine(
         &self,
         routing: &mut Routing,
@@ -57,11 +58,13 @@ impl PrefillBuffer {
     }
 
     /// The sending half of a combine, of at most [`split_tokens`](super::PrefillPlan::split_tokens) rows of each
-    /// source.
+    /// source: returns once all answers are handed over for the peers, for which it may wait until they have begun. Not
+    /// for a thread that serves an async executor.
     ///
     /// # Errors
     ///
-    /// As for [`PrefillBuffer::combine_blocking`]; [`Error::Limit`] for more rows, before anything is sent.
+    /// As for [`PrefillBuffer::combine_blocking`]; [`Error::Limit`](crate::Error::Limit) for more rows, before anything
+    /// is sent.
     pub fn combine_send_blocking<'a>(
         &self,
         routing: &'a mut Routing,
@@ -70,9 +73,36 @@ impl PrefillBuffer {
         let inner = &*self.inner;
         self.check_own(routing)?;
         let c = input.to_c(inner, &routing.shape, &())?;
-        // SAFETY: as in `begin_half`.
+        // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
+        // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
         let _ =
             run(inner, "combine_send", |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })?;
+        Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
+    }
+
+    /// [`PrefillBuffer::combine_send_blocking`] that never blocks the executor: answers are sent in `poll`. Dropping the
+    /// future gives the combine up, and leaves the routing as it was.
+    ///
+    /// # Errors
+    ///
+    /// As for `combine_send_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an
+    /// operation of the lane that was given up here: try again.
+    pub async fn combine_send<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: PrefillCombine<'a>,
+    ) -> Result<PrefillCombining<'a>> {
+        let inner = &*self.inner;
+        self.check_own(routing)?;
+        let begun = {
+            let c = input.to_c(inner, &routing.shape, &())?;
+            let c = sys::epw_prefill_combine_input { nonblocking: 1, ..c };
+            // SAFETY: all sizes have been checked, and the borrows outlive this future and the half that it returns, as
+            // in `combine_send_blocking`.
+            begin(inner, |outcome| unsafe { routing.ffi.combine(&c, None, Some(outcome)) })
+        };
+        // SAFETY: as above.
+        let _ = unsafe { finish(inner, "combine_send", &mut routing.ffi, begun) }.await?;
         Ok(PrefillCombining { routing, inner: self.clone(), width: input.width(), collected: false })
     }
 }
@@ -111,7 +141,7 @@ impl PrefillCombining<'_> {
     /// The receiving half, on this thread.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for outputs that do not fit: the combine is given up.
+    /// [`Error::Invalid`](crate::Error::Invalid) for outputs that do not fit: the combine is given up.
     pub fn receive_blocking(mut self, mut output: PrefillCombineOutput<'_>) -> Result<Outcome> {
         let shape = self.routing.shape;
         let to = output.as_c(&self.inner.inner, (shape.tokens, shape.topk, self.width), &())?;

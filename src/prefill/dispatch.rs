@@ -4,13 +4,13 @@ use std::marker::PhantomData;
 
 use super::buffer::PrefillBuffer;
 use super::operation::{begin, finish, run};
-use super::output::{PrefillLayout, PrefillOutput, Shape};
+use super::output::{PrefillLayout, PrefillOutput};
 use super::routing::{Received, Routing};
-use crate::buffer::Dispatch;
+use crate::buffer::{Dispatch, Request};
 use crate::config::Payload;
 use crate::error::Result;
 use crate::outcome::Outcome;
-use crate::{ffi, sys};
+use crate::sys;
 
 impl PrefillBuffer {
     /// Sends this rank's tokens and receives those of the others, on this thread. The [layout](Dispatch::layout) of the
@@ -18,23 +18,16 @@ impl PrefillBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] and [`Error::Limit`] for impossible arguments; [`Error::State`] without a membership, or
-    /// while the lane has another operation. A refused call has no effect.
+    /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) for impossible arguments;
+    /// [`Error::State`](crate::Error::State) without a membership, or while the lane has another operation. A refused
+    /// call has no effect.
     pub fn dispatch_blocking(
         &self,
         input: Dispatch<'_>,
-        mut output: PrefillOutput<'_>,
+        output: PrefillOutput<'_>,
     ) -> Result<(Routing, Outcome)> {
-        let inner = &*self.inner;
-        let (mut routing, c) = self.prepare(&input)?;
-        let request = input.request();
-        let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
-        let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome = run(inner, "dispatch", |outcome| unsafe {
-            routing.ffi.dispatch(&c, how, Some(&to), Some(outcome))
-        })?;
-        routing.shape = routing.shape.of_output(inner, &output);
+        let mut routing = Routing::empty(self, "dispatch")?;
+        let outcome = self.move_rows_blocking(&mut routing, sys::EPW_ROUTE_NEW, &input, output)?;
         Ok((routing, outcome))
     }
 
@@ -43,116 +36,44 @@ impl PrefillBuffer {
     ///
     /// # Errors
     ///
-    /// As for `dispatch_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
-    /// given up here: try again.
+    /// As for `dispatch_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an operation of
+    /// the lane that was given up here: try again.
     pub async fn dispatch(
         &self,
         input: Dispatch<'_>,
-        mut output: PrefillOutput<'_>,
+        output: PrefillOutput<'_>,
     ) -> Result<(Routing, Outcome)> {
-        let inner = &*self.inner;
-        let (mut routing, begun) = {
-            let (mut routing, c) = self.prepare(&input)?;
-            let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
-            let request = input.request();
-            let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
-            let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
-            // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
-            let begun =
-                begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) });
-            (routing, begun)
-        };
-        // SAFETY: as above.
-        let outcome = unsafe { finish(inner, "dispatch", &mut routing.ffi, begun) }.await?;
-        routing.shape = routing.shape.of_output(inner, &output);
+        let mut routing = Routing::empty(self, "dispatch")?;
+        let outcome = self.move_rows(&mut routing, sys::EPW_ROUTE_NEW, &input, output).await?;
         Ok((routing, outcome))
     }
 
-    /// [`PrefillBuffer::dispatch_count_blocking`] that never blocks the executor. Dropping the future gives the
-    /// dispatch up.
-    ///
-    /// # Errors
-    ///
-    /// As for [`PrefillBuffer::dispatch`].
-    pub async fn dispatch_count<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
-        let inner = &*self.inner;
-        let request = input.request();
-        let (mut routing, begun) = {
-            let (mut routing, c) = self.prepare(&input)?;
-            let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
-            let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_COUNTS);
-            // SAFETY: all sizes have been checked, and the borrows outlive this future and the half that it returns.
-            let begun = begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, None, Some(outcome)) });
-            (routing, begun)
-        };
-        // SAFETY: as above.
-        let _ = unsafe { finish(inner, "dispatch_send", &mut routing.ffi, begun) }.await?;
-        Ok(self.half(routing, request.payload, request.sideband_bytes))
-    }
-
-    fn half<'a>(&self, routing: Routing, payload: Payload, sideband_bytes: usize) -> PrefillDispatching<'a> {
-        PrefillDispatching { routing, inner: self.clone(), payload, sideband_bytes, input: PhantomData }
-    }
-
-    /// Dispatches other rows with a routing: the same number of tokens and top-k, the same places and capacity, no
-    /// counts. Without [`Dispatch::weights`] the previous weights are used; the ids are not read.
-    ///
-    /// # Errors
-    ///
-    /// As for [`PrefillBuffer::dispatch_blocking`]; [`Error::State`] also if the membership has changed since.
-    pub fn dispatch_again_blocking(
-        &self,
-        routing: &mut Routing,
-        input: Dispatch<'_>,
-        mut output: PrefillOutput<'_>,
-    ) -> Result<Outcome> {
-        let inner = &*self.inner;
-        self.check_own(routing)?;
-        let c = input.to_c(inner.rank, &inner.config.ep, &())?;
-        let request = input.request();
-        let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
-        let how = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        run(inner, "dispatch", |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) })
-    }
-
-    /// [`PrefillBuffer::dispatch_again_blocking`] that never blocks the executor. Dropping the future gives the dispatch up:
-    /// the routing stays as it was unless weights were given, else it is empty.
-    ///
-    /// # Errors
-    ///
-    /// As for `dispatch_again_blocking`; [`Error::State`] also while peers have not ended an operation of the lane that was
-    /// given up here: try again.
-    pub async fn dispatch_again(
-        &self,
-        routing: &mut Routing,
-        input: Dispatch<'_>,
-        mut output: PrefillOutput<'_>,
-    ) -> Result<Outcome> {
-        let inner = &*self.inner;
-        self.check_own(routing)?;
-        let begun = {
-            let c = input.to_c(inner.rank, &inner.config.ep, &())?;
-            let c = sys::epw_dispatch_input { nonblocking: 1, ..c };
-            let request = input.request();
-            let to = output.as_c(inner, request.payload, request.sideband_bytes, &())?;
-            let how = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);
-            // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
-            begin(inner, |outcome| unsafe { routing.ffi.dispatch(&c, how, Some(&to), Some(outcome)) })
-        };
-        // SAFETY: as above.
-        unsafe { finish(inner, "dispatch", &mut routing.ffi, begun) }.await
-    }
-
     /// The sending half of a dispatch, of at most [`split_tokens`](super::PrefillPlan::split_tokens) tokens: returns
-    /// once all rows are handed over for the peers. What is computed before [`PrefillDispatching::receive_blocking`]
-    /// overlaps with their transfer.
+    /// once all rows are handed over for the peers, for which it may wait until they have begun. What is computed before
+    /// [`PrefillDispatching::receive_blocking`] overlaps with their transfer. Not for a thread that serves an async
+    /// executor.
     ///
     /// # Errors
     ///
-    /// As for [`PrefillBuffer::dispatch_blocking`]; [`Error::Limit`] for more tokens, before anything is sent.
+    /// As for [`PrefillBuffer::dispatch_blocking`]; [`Error::Limit`](crate::Error::Limit) for more tokens, before
+    /// anything is sent.
     pub fn dispatch_send_blocking<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
-        self.begin_half(input, sys::EPW_HALF_SENDS)
+        let mut routing = Routing::empty(self, "dispatch")?;
+        let half = self.begin_blocking(&mut routing, SENDS, &input)?;
+        Ok(PrefillDispatching { routing, half, input: PhantomData })
+    }
+
+    /// [`PrefillBuffer::dispatch_send_blocking`] that never blocks the executor: rows are sent in `poll`. Dropping the
+    /// future gives the dispatch up.
+    ///
+    /// # Errors
+    ///
+    /// As for `dispatch_send_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an
+    /// operation of the lane that was given up here: try again.
+    pub async fn dispatch_send<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
+        let mut routing = Routing::empty(self, "dispatch")?;
+        let half = self.begin(&mut routing, SENDS, &input).await?;
+        Ok(PrefillDispatching { routing, half, input: PhantomData })
     }
 
     /// Sends the counts of a dispatch and waits for those of all peers: [`PrefillDispatching::received`] then reports how
@@ -162,28 +83,126 @@ impl PrefillBuffer {
     ///
     /// As for [`PrefillBuffer::dispatch_blocking`].
     pub fn dispatch_count_blocking<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
-        self.begin_half(input, sys::EPW_HALF_COUNTS)
+        let mut routing = Routing::empty(self, "dispatch")?;
+        let half = self.begin_blocking(&mut routing, COUNTS, &input)?;
+        Ok(PrefillDispatching { routing, half, input: PhantomData })
     }
 
-    fn begin_half<'a>(&self, input: Dispatch<'a>, half: u32) -> Result<PrefillDispatching<'a>> {
-        let (mut routing, c) = self.prepare(&input)?;
-        let request = input.request();
-        // SAFETY: all sizes have been checked, and the borrows outlive the half that is returned, which gives the
-        // operation up when dropped. If it is forgotten, the operation stays and no call continues it.
-        let _ = run(&self.inner, "dispatch_send", |outcome| unsafe {
-            routing.ffi.dispatch(&c, (sys::EPW_ROUTE_NEW, half), None, Some(outcome))
-        })?;
-        Ok(self.half(routing, request.payload, request.sideband_bytes))
+    /// [`PrefillBuffer::dispatch_count_blocking`] that never blocks the executor. Dropping the future gives the
+    /// dispatch up.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PrefillBuffer::dispatch`].
+    pub async fn dispatch_count<'a>(&self, input: Dispatch<'a>) -> Result<PrefillDispatching<'a>> {
+        let mut routing = Routing::empty(self, "dispatch")?;
+        let half = self.begin(&mut routing, COUNTS, &input).await?;
+        Ok(PrefillDispatching { routing, half, input: PhantomData })
     }
 
-    fn prepare(&self, input: &Dispatch<'_>) -> Result<(Routing, sys::epw_dispatch_input)> {
+    /// Dispatches other rows with a routing: the same number of tokens and top-k, the same places and capacity, no
+    /// counts. Without [`Dispatch::weights`] the previous weights are used; the ids are not read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PrefillBuffer::dispatch_blocking`]; [`Error::State`](crate::Error::State) also if the membership has
+    /// changed since.
+    pub fn dispatch_again_blocking(
+        &self,
+        routing: &mut Routing,
+        input: Dispatch<'_>,
+        output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        self.move_rows_blocking(routing, sys::EPW_ROUTE_AGAIN, &input, output)
+    }
+
+    /// [`PrefillBuffer::dispatch_again_blocking`] that never blocks the executor. Dropping the future gives the dispatch up:
+    /// the routing stays as it was unless weights were given, else it is empty.
+    ///
+    /// # Errors
+    ///
+    /// As for `dispatch_again_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an
+    /// operation of the lane that was given up here: try again.
+    pub async fn dispatch_again(
+        &self,
+        routing: &mut Routing,
+        input: Dispatch<'_>,
+        output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        self.move_rows(routing, sys::EPW_ROUTE_AGAIN, &input, output).await
+    }
+
+    /// A whole dispatch on this thread.
+    fn move_rows_blocking(
+        &self,
+        routing: &mut Routing,
+        route: u32,
+        input: &Dispatch<'_>,
+        mut output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
         let inner = &*self.inner;
-        inner.host("dispatch")?;
-        let c = input.to_c(inner.rank, &inner.config.ep, &())?;
-        let c = sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, ..c };
-        let request = input.request();
-        let shape = Shape { tokens: request.tokens, topk: request.topk, ..Shape::default() };
-        Ok((Routing { ffi: ffi::Routing::new(&inner.ffi, 0)?, shape }, c))
+        let c = self.input(routing, input)?;
+        let Request { payload, sideband_bytes, .. } = input.request();
+        let to = output.as_c(inner, payload, sideband_bytes, &())?;
+        let shape = routing.shape.of_input(input).of_output(inner, &output);
+        let how = (route, sys::EPW_HALF_SENDS);
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        run(inner, "dispatch", |outcome| unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) })
+    }
+
+    /// The same in the polls of this future.
+    async fn move_rows(
+        &self,
+        routing: &mut Routing,
+        route: u32,
+        input: &Dispatch<'_>,
+        mut output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        let inner = &*self.inner;
+        let begun = {
+            let c = sys::epw_dispatch_input { nonblocking: 1, ..self.input(routing, input)? };
+            let Request { payload, sideband_bytes, .. } = input.request();
+            let to = output.as_c(inner, payload, sideband_bytes, &())?;
+            let shape = routing.shape.of_input(input).of_output(inner, &output);
+            let how = (route, sys::EPW_HALF_SENDS);
+            // SAFETY: all sizes have been checked, and the borrows outlive this future, which ends the operation or gives it up.
+            begin(inner, |outcome| unsafe { routing.dispatch(shape, &c, how, Some(&to), outcome) })
+        };
+        // SAFETY: as above.
+        unsafe { finish(inner, "dispatch", &mut routing.ffi, begun) }.await
+    }
+
+    /// The first half of a dispatch on this thread. The caller keeps what `input` borrows until the receiving half has
+    /// ended, or the operation has been given up; if the routing is forgotten, the operation stays and no call continues
+    /// it.
+    fn begin_blocking(&self, routing: &mut Routing, how: (u32, u32), input: &Dispatch<'_>) -> Result<Half> {
+        let c = self.input(routing, input)?;
+        let shape = routing.shape.of_input(input);
+        // SAFETY: all sizes have been checked, and the borrows outlive the operation, see above.
+        let _ = run(&self.inner, "dispatch_send", |outcome| unsafe {
+            routing.dispatch(shape, &c, how, None, outcome)
+        })?;
+        Ok(Half::new(self, input))
+    }
+
+    /// The same in the polls of this future.
+    async fn begin(&self, routing: &mut Routing, how: (u32, u32), input: &Dispatch<'_>) -> Result<Half> {
+        let begun = {
+            let c = sys::epw_dispatch_input { nonblocking: 1, ..self.input(routing, input)? };
+            let shape = routing.shape.of_input(input);
+            // SAFETY: all sizes have been checked, and the borrows outlive this future and the operation, see
+            // `begin_blocking`.
+            begin(&self.inner, |outcome| unsafe { routing.dispatch(shape, &c, how, None, outcome) })
+        };
+        // SAFETY: as above.
+        let _ = unsafe { finish(&self.inner, "dispatch_send", &mut routing.ffi, begun) }.await?;
+        Ok(Half::new(self, input))
+    }
+
+    fn input(&self, routing: &Routing, input: &Dispatch<'_>) -> Result<sys::epw_dispatch_input> {
+        self.check_own(routing)?;
+        let c = input.to_c(self.inner.rank, &self.inner.config.ep, &())?;
+        Ok(sys::epw_dispatch_input { layout: sys::EPW_EXPERT_MAJOR, ..c })
     }
 }
 
@@ -193,9 +212,7 @@ impl PrefillBuffer {
 #[must_use = "dropping it gives the dispatch up"]
 pub struct PrefillDispatching<'a> {
     routing: Routing,
-    inner: PrefillBuffer,
-    payload: Payload,
-    sideband_bytes: usize,
+    half: Half,
     input: PhantomData<&'a ()>,
 }
 
@@ -205,9 +222,9 @@ impl PrefillDispatching<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::State`] after a sending half, while some counts have not arrived.
+    /// [`Error::State`](crate::Error::State) after a sending half, while some counts have not arrived.
     pub fn received(&self, layout: PrefillLayout) -> Result<Received> {
-        self.routing.received(&self.inner, layout)
+        self.routing.received(&self.half.buffer, layout)
     }
 
     /// [`PrefillDispatching::receive_blocking`] that never blocks the executor. Dropping the future gives the dispatch
@@ -216,18 +233,9 @@ impl PrefillDispatching<'_> {
     /// # Errors
     ///
     /// As for `receive_blocking`.
-    pub async fn receive(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
-        let Self { mut routing, inner: buffer, payload, sideband_bytes, .. } = self;
-        let inner = &*buffer.inner;
-        let begun = {
-            let to = output.as_c(inner, payload, sideband_bytes, &())?;
-            let to = sys::epw_prefill_output { nonblocking: 1, ..to };
-            // SAFETY: all sizes have been checked, and the borrows, those of the first half too, outlive this future.
-            begin(inner, |outcome| unsafe { routing.ffi.receive(&to, Some(outcome)) })
-        };
-        // SAFETY: as above.
-        let outcome = unsafe { finish(inner, "dispatch_receive", &mut routing.ffi, begun) }.await?;
-        routing.shape = routing.shape.of_output(inner, &output);
+    pub async fn receive(self, output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
+        let Self { mut routing, half, .. } = self;
+        let outcome = half.receive(&mut routing, output).await?;
         Ok((routing, outcome))
     }
 
@@ -235,15 +243,51 @@ impl PrefillDispatching<'_> {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] and [`Error::Limit`] for outputs that do not fit: the dispatch is given up.
-    pub fn receive_blocking(self, mut output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
-        let Self { mut routing, inner, payload, sideband_bytes, .. } = self;
-        let to = output.as_c(&inner.inner, payload, sideband_bytes, &())?;
-        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
-        let outcome = run(&inner.inner, "dispatch_receive", |outcome| unsafe {
-            routing.ffi.receive(&to, Some(outcome))
-        })?;
-        routing.shape = routing.shape.of_output(&inner.inner, &output);
+    /// [`Error::Invalid`](crate::Error::Invalid) and [`Error::Limit`](crate::Error::Limit) for outputs that do not fit:
+    /// the dispatch is given up.
+    pub fn receive_blocking(self, output: PrefillOutput<'_>) -> Result<(Routing, Outcome)> {
+        let Self { mut routing, half, .. } = self;
+        let outcome = half.receive_blocking(&mut routing, output)?;
         Ok((routing, outcome))
     }
 }
+
+/// What the receiving half needs to know of the first one. Whoever has it holds what that one borrows.
+#[derive(Debug)]
+struct Half {
+    buffer: PrefillBuffer,
+    payload: Payload,
+    sideband_bytes: usize,
+}
+
+impl Half {
+    fn new(buffer: &PrefillBuffer, input: &Dispatch<'_>) -> Self {
+        let Request { payload, sideband_bytes, .. } = input.request();
+        Self { buffer: buffer.clone(), payload, sideband_bytes }
+    }
+
+    async fn receive(&self, routing: &mut Routing, mut output: PrefillOutput<'_>) -> Result<Outcome> {
+        let inner = &*self.buffer.inner;
+        let begun = {
+            let to = output.as_c(inner, self.payload, self.sideband_bytes, &())?;
+            let to = sys::epw_prefill_output { nonblocking: 1, ..to };
+            let shape = routing.shape.of_output(inner, &output);
+            // SAFETY: all sizes have been checked, and the borrows, those of the first half too, outlive this future.
+            begin(inner, |outcome| unsafe { routing.receive(shape, &to, outcome) })
+        };
+        // SAFETY: as above.
+        unsafe { finish(inner, "dispatch_receive", &mut routing.ffi, begun) }.await
+    }
+
+    fn receive_blocking(&self, routing: &mut Routing, mut output: PrefillOutput<'_>) -> Result<Outcome> {
+        let inner = &*self.buffer.inner;
+        let to = output.as_c(inner, self.payload, self.sideband_bytes, &())?;
+        let shape = routing.shape.of_output(inner, &output);
+        // SAFETY: all sizes have been checked, and the borrows outlive the call, which ends the operation.
+        run(inner, "dispatch_receive", |outcome| unsafe { routing.receive(shape, &to, outcome) })
+    }
+}
+
+/// `EPW_ROUTE_*` and `EPW_HALF_*` of first halves.
+const SENDS: (u32, u32) = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
+const COUNTS: (u32, u32) = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_COUNTS);

@@ -65,9 +65,8 @@
 //! * In one call: [`PrefillBuffer::dispatch_blocking`] with a given capacity. If rows overflow, the last in order are
 //!   left out, and that is reported.
 //! * Counted first: [`PrefillBuffer::dispatch_count_blocking`] waits for the counts, then the output is allocated.
-//! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send_blocking`],
-//!   [`PrefillBuffer::combine_send_blocking`]. [`PrefillPlan::split_tokens`] is the limit; more is an error before
-//!   anything is sent.
+//! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send`], [`PrefillBuffer::combine_send`].
+//!   [`PrefillPlan::split_tokens`] is the limit; more is an error before anything is sent.
 //! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
 //!
 //! # Numbers

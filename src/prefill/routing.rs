@@ -9,6 +9,7 @@ use super::buffer::{Inner, PrefillBuffer};
 use super::output::{PrefillLayout, Shape};
 use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
+use crate::sys;
 
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
 /// the membership of its dispatch.
@@ -18,6 +19,7 @@ use crate::ffi::{self, Progress};
 #[derive(Debug)]
 pub struct Routing {
     pub(super) ffi: ffi::Routing,
+    /// Of the last call that was not refused, so that it is the C core's as long as that deems the routing filled.
     pub(super) shape: Shape,
 }
 
@@ -53,6 +55,48 @@ impl PrefillBuffer {
 }
 
 impl Routing {
+    /// Empty, for an operation of this name; fails for a buffer on a GPU.
+    pub(super) fn empty(buffer: &PrefillBuffer, operation: &str) -> Result<Self> {
+        buffer.inner.host(operation)?;
+        Ok(Self { ffi: ffi::Routing::new(&buffer.inner.ffi, 0)?, shape: Shape::default() })
+    }
+
+    /// A dispatch of this shape, see [`ffi::Routing::dispatch`].
+    ///
+    /// # Safety
+    ///
+    /// That of the function named.
+    pub(super) unsafe fn dispatch(
+        &mut self,
+        shape: Shape,
+        input: &sys::epw_dispatch_input,
+        how: (u32, u32),
+        output: Option<&sys::epw_prefill_output>,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
+        // SAFETY: by this function's contract.
+        let progress = unsafe { self.ffi.dispatch(input, how, output, Some(outcome)) }?;
+        self.shape = shape;
+        Ok(progress)
+    }
+
+    /// The receiving half, with the shape that it leaves, see [`ffi::Routing::receive`].
+    ///
+    /// # Safety
+    ///
+    /// That of the function named.
+    pub(super) unsafe fn receive(
+        &mut self,
+        shape: Shape,
+        output: &sys::epw_prefill_output,
+        outcome: &mut sys::epw_outcome,
+    ) -> Result<Progress> {
+        // SAFETY: by this function's contract.
+        let progress = unsafe { self.ffi.receive(output, Some(outcome)) }?;
+        self.shape = shape;
+        Ok(progress)
+    }
+
     /// How many rows were received, and which capacity this layout would have needed for them.
     pub fn received(&self, buffer: &PrefillBuffer, layout: PrefillLayout) -> Result<Received> {
         buffer.check_own(self)?;

@@ -1,6 +1,9 @@
 //! The ways to call an operation: at once, counted first, in halves, by futures, on two lanes at a time, and again by
 //! its routing.
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout};
 use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
 use half::bf16;
@@ -8,7 +11,7 @@ use half::bf16;
 use crate::reference::{
     self, HIDDEN, LOCAL, Memory, RANKS, Sent, TOKENS, TOPK, check_sums, expert, sum, tokens,
 };
-use crate::{block_on, complete, config, ranks};
+use crate::{block_on, complete, config, is_pending, is_set, ranks};
 
 const PACKED: PrefillLayout = PrefillLayout::Packed { alignment: 8 };
 
@@ -97,6 +100,51 @@ fn halves_leave_time_between_them_where_the_rings_hold_all() {
         let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
         complete(&sending.receive_blocking(PrefillCombineOutput::new(TensorMut::new(&mut out))).unwrap());
         check_sums(0, rank, HIDDEN, &out);
+    });
+}
+
+/// Two halves of each operation fill the rings from rank 0 to rank 1, and from rank 1 to rank 0: the second one waits for
+/// the receiving half of the first.
+#[test]
+fn sending_halves_are_futures_that_wait_for_room() {
+    let (rows_wait, answers_wait) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut memory = memory(buffer);
+        block_on(async {
+            let [first, second] = [0, 1].map(|round| Sent::new(round, rank));
+            let sending = buffer.dispatch_send(first.input()).await.unwrap();
+            if rank == 1 {
+                is_set(rows_wait).await;
+            }
+            complete(&sending.receive(memory.output()).await.unwrap().1);
+            let mut sending = pin!(buffer.dispatch_send(second.input()));
+            if rank == 0 {
+                assert!(is_pending(sending.as_mut()).await, "rank 1 has not taken the rows of the first one");
+                rows_wait.store(true, Ordering::Release);
+            }
+            let (mut routing, outcome) = sending.await.unwrap().receive(memory.output()).await.unwrap();
+            complete(&outcome);
+            memory.check_rows(1);
+
+            let outputs = memory.outputs(rank, HIDDEN);
+            let input = || PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            for turn in 0..2 {
+                let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+                let mut sending = Box::pin(buffer.combine_send(&mut routing, input()));
+                if rank == 0 && turn == 1 {
+                    assert!(is_pending(sending.as_mut()).await, "rank 1 has not taken the answers");
+                    answers_wait.store(true, Ordering::Release);
+                }
+                let sending = sending.await.unwrap();
+                if rank == 1 && turn == 0 {
+                    is_set(answers_wait).await;
+                }
+                let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+                complete(&sending.receive(to).await.unwrap());
+                check_sums(1, rank, HIDDEN, &out);
+            }
+        });
     });
 }
 
