@@ -99,6 +99,96 @@ impl PrefillBuffer {
         let half = self.begin(&mut routing, COUNTS, &input).await?;
         Ok(PrefillDispatching { routing, half, input: PhantomData })
     }
+    /// [`PrefillBuffer::dispatch_blocking`] into an existing routing, whose memory is used again as far as it suffices: of
+    /// a [new](Routing::new) one, or of one that is no longer needed. What the routing held is gone once the dispatch has
+    /// begun; if the dispatch is given up, the routing is empty.
+    ///
+    /// # Errors
+    ///
+    /// As for `dispatch_blocking`; [`Error::State`](crate::Error::State) also while an operation of the routing is under
+    /// way. A refused call leaves the routing as it was.
+    pub fn dispatch_into_blocking(
+        &self,
+        routing: &mut Routing,
+        input: Dispatch<'_>,
+        output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        self.move_rows_blocking(routing, sys::EPW_ROUTE_NEW, &input, output)
+    }
+
+    /// [`PrefillBuffer::dispatch_into_blocking`] that never blocks the executor. Dropping the future gives the dispatch
+    /// up, and leaves the routing empty.
+    ///
+    /// # Errors
+    ///
+    /// As for `dispatch_into_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an
+    /// operation of the lane that was given up here: try again.
+    pub async fn dispatch_into(
+        &self,
+        routing: &mut Routing,
+        input: Dispatch<'_>,
+        output: PrefillOutput<'_>,
+    ) -> Result<Outcome> {
+        self.move_rows(routing, sys::EPW_ROUTE_NEW, &input, output).await
+    }
+
+    /// [`PrefillBuffer::dispatch_send_blocking`] into an existing routing, as
+    /// [`PrefillBuffer::dispatch_into_blocking`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub fn dispatch_send_into_blocking<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: Dispatch<'a>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin_blocking(routing, SENDS, &input)?;
+        Ok(PrefillDispatchingInto { routing, half, received: false })
+    }
+
+    /// [`PrefillBuffer::dispatch_send`] into an existing routing, as [`PrefillBuffer::dispatch_into`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub async fn dispatch_send_into<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: Dispatch<'a>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin(routing, SENDS, &input).await?;
+        Ok(PrefillDispatchingInto { routing, half, received: false })
+    }
+
+    /// [`PrefillBuffer::dispatch_count_blocking`] into an existing routing, as
+    /// [`PrefillBuffer::dispatch_into_blocking`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub fn dispatch_count_into_blocking<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: Dispatch<'a>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin_blocking(routing, COUNTS, &input)?;
+        Ok(PrefillDispatchingInto { routing, half, received: false })
+    }
+
+    /// [`PrefillBuffer::dispatch_count`] into an existing routing, as [`PrefillBuffer::dispatch_into`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub async fn dispatch_count_into<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: Dispatch<'a>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin(routing, COUNTS, &input).await?;
+        Ok(PrefillDispatchingInto { routing, half, received: false })
+    }
 
     /// Dispatches other rows with a routing: the same number of tokens and top-k, the same places and capacity, no
     /// counts. Without [`Dispatch::weights`] the previous weights are used; the ids are not read.
@@ -249,6 +339,45 @@ impl PrefillDispatching<'_> {
         let Self { mut routing, half, .. } = self;
         let outcome = half.receive_blocking(&mut routing, output)?;
         Ok((routing, outcome))
+    }
+}
+
+/// [`PrefillDispatching`] with a routing of the caller, which is borrowed until the dispatch has ended. Dropping it gives
+/// the dispatch up.
+#[derive(Debug)]
+#[must_use = "dropping it gives the dispatch up"]
+pub struct PrefillDispatchingInto<'a> {
+    routing: &'a mut Routing,
+    half: Half,
+    received: bool,
+}
+
+impl PrefillDispatchingInto<'_> {
+    /// As [`PrefillDispatching::received`].
+    pub fn received(&self, layout: PrefillLayout) -> Result<Received> {
+        self.routing.received(&self.half.buffer, layout)
+    }
+
+    /// As [`PrefillDispatching::receive`].
+    pub async fn receive(mut self, output: PrefillOutput<'_>) -> Result<Outcome> {
+        let outcome = self.half.receive(self.routing, output).await?;
+        self.received = true;
+        Ok(outcome)
+    }
+
+    /// As [`PrefillDispatching::receive_blocking`].
+    pub fn receive_blocking(mut self, output: PrefillOutput<'_>) -> Result<Outcome> {
+        let outcome = self.half.receive_blocking(self.routing, output)?;
+        self.received = true;
+        Ok(outcome)
+    }
+}
+
+impl Drop for PrefillDispatchingInto<'_> {
+    fn drop(&mut self) {
+        if !self.received {
+            self.routing.ffi.cancel();
+        }
     }
 }
 

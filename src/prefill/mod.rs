@@ -67,6 +67,8 @@
 //! * Counted first: [`PrefillBuffer::dispatch_count_blocking`] waits for the counts, then the output is allocated.
 //! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send`], [`PrefillBuffer::combine_send`].
 //!   [`PrefillPlan::split_tokens`] is the limit; more is an error before anything is sent.
+//! * Into a [`Routing`] that is there already: [`PrefillBuffer::dispatch_into`] and its halves allocate nothing that it
+//!   has.
 //! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
 //!
 //! # Numbers
@@ -102,7 +104,7 @@ pub use combine::PrefillCombine;
 pub use combining::PrefillCombining;
 pub use config::{PrefillConfig, PrefillPlan};
 pub(crate) use count::shape_of_ids;
-pub use dispatch::PrefillDispatching;
+pub use dispatch::{PrefillDispatching, PrefillDispatchingInto};
 pub(crate) use output::Shape;
 pub use output::{
     GenericPrefillCombineOutput, GenericPrefillOutput, PrefillCombineOutput, PrefillLayout, PrefillOutput,

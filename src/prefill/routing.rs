@@ -12,7 +12,7 @@ use crate::ffi::{self, Progress};
 use crate::sys;
 
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
-/// the membership of its dispatch.
+/// the membership of its dispatch; [`PrefillBuffer::dispatch_into`] fills it anew, in its memory.
 ///
 /// Dropping it leaves no obligation towards peers; they wait for this rank only in operations that they call and this
 /// rank does not.
@@ -55,10 +55,22 @@ impl PrefillBuffer {
 }
 
 impl Routing {
+    /// An empty one, to be filled by [`PrefillBuffer::dispatch_into`] and the like. The first dispatch allocates its memory
+    /// ([`routing_bytes`](super::PrefillPlan::routing_bytes) for as many tokens as the buffer takes, and more for rows
+    /// that come); later ones allocate only what they need beyond that.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::State`] for a buffer on a GPU, whose routings are [`cuda::Routing`](crate::cuda::Routing);
+    /// [`Error::NoMemory`].
+    pub fn new(buffer: &PrefillBuffer) -> Result<Self> {
+        Self::empty(buffer, "routing")
+    }
+
     /// Empty, for an operation of this name; fails for a buffer on a GPU.
     pub(super) fn empty(buffer: &PrefillBuffer, operation: &str) -> Result<Self> {
         buffer.inner.host(operation)?;
-        Ok(Self { ffi: ffi::Routing::new(&buffer.inner.ffi, 0)?, shape: Shape::default() })
+        Ok(Self { ffi: ffi::Routing::new(&buffer.inner.ffi)?, shape: Shape::default() })
     }
 
     /// A dispatch of this shape, see [`ffi::Routing::dispatch`].

@@ -4,7 +4,7 @@
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout};
+use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, Routing};
 use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
 use half::bf16;
 
@@ -100,6 +100,48 @@ fn halves_leave_time_between_them_where_the_rings_hold_all() {
         let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
         complete(&sending.receive_blocking(PrefillCombineOutput::new(TensorMut::new(&mut out))).unwrap());
         check_sums(0, rank, HIDDEN, &out);
+    });
+}
+
+#[test]
+fn a_routing_is_filled_anew_in_every_way() {
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut routing = Routing::new(buffer).unwrap();
+        for round in 0..12 {
+            let layout = [PACKED, PrefillLayout::Dense][round % 2];
+            let mut memory = Memory::new(layout, reference::rows(rank, layout).1);
+            let sent = Sent::new(round, rank);
+            let outcome = block_on(async {
+                let counted = match round / 2 {
+                    0 => {
+                        return buffer.dispatch_into_blocking(&mut routing, sent.input(), memory.output());
+                    }
+                    1 => return buffer.dispatch_into(&mut routing, sent.input(), memory.output()).await,
+                    2 => {
+                        let sending = buffer.dispatch_send_into_blocking(&mut routing, sent.input())?;
+                        return sending.receive_blocking(memory.output());
+                    }
+                    3 => {
+                        let sending = buffer.dispatch_send_into(&mut routing, sent.input()).await?;
+                        return sending.receive(memory.output()).await;
+                    }
+                    4 => buffer.dispatch_count_into_blocking(&mut routing, sent.input())?,
+                    _ => buffer.dispatch_count_into(&mut routing, sent.input()).await?,
+                };
+                assert_eq!(counted.received(layout)?.capacity, memory.capacity);
+                counted.receive(memory.output()).await
+            });
+            complete(&outcome.unwrap());
+            memory.check_lists(rank, round);
+            memory.check_rows(round);
+            let outputs = memory.outputs(rank, HIDDEN);
+            let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+            let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+            complete(&buffer.combine_blocking(&mut routing, input, to).unwrap());
+            check_sums(round, rank, HIDDEN, &out);
+        }
     });
 }
 
