@@ -222,6 +222,38 @@ impl PrefillBuffer {
         self.move_rows(routing, sys::EPW_ROUTE_AGAIN, &input, output).await
     }
 
+    /// The sending half of [`PrefillBuffer::dispatch_again_blocking`], of at most
+    /// [`split_tokens`](super::PrefillPlan::split_tokens) tokens, as [`PrefillBuffer::dispatch_send_blocking`]. If it is
+    /// given up, the routing stays as it was unless weights were given, else it is empty.
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub fn dispatch_again_send_blocking<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: Dispatch<'a>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin_blocking(routing, SENDS_AGAIN, &input)?;
+        Ok(PrefillDispatchingInto { routing, half, received: false })
+    }
+
+    /// [`PrefillBuffer::dispatch_again_send_blocking`] that never blocks the executor: rows are sent in `poll`. Dropping
+    /// the future gives the dispatch up.
+    ///
+    /// # Errors
+    ///
+    /// As for `dispatch_again_send_blocking`; [`Error::State`](crate::Error::State) also while peers have not ended an
+    /// operation of the lane that was given up here: try again.
+    pub async fn dispatch_again_send<'a>(
+        &self,
+        routing: &'a mut Routing,
+        input: Dispatch<'a>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin(routing, SENDS_AGAIN, &input).await?;
+        Ok(PrefillDispatchingInto { routing, half, received: false })
+    }
+
     /// A whole dispatch on this thread.
     fn move_rows_blocking(
         &self,
@@ -420,3 +452,4 @@ impl Half {
 /// `EPW_ROUTE_*` and `EPW_HALF_*` of first halves.
 const SENDS: (u32, u32) = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
 const COUNTS: (u32, u32) = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_COUNTS);
+const SENDS_AGAIN: (u32, u32) = (sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS);

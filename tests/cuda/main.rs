@@ -37,6 +37,7 @@ const TESTS: &[(&str, Test)] = &[
         prefill_calls::captures_into_one_routing_take_no_more_memory,
     ),
     ("a_routing_is_made_ahead_and_filled_anew", prefill_calls::a_routing_is_made_ahead_and_filled_anew),
+    ("a_routing_dispatches_again_in_halves", prefill_calls::a_routing_dispatches_again_in_halves),
     ("tokens_are_counted_as_on_the_host", prefill_calls::tokens_are_counted_as_on_the_host),
     ("halves_of_prefill_may_be_dropped", prefill_calls::halves_of_prefill_may_be_dropped),
     ("refused_calls_of_prefill_name_the_reason", prefill_calls::refused_calls_of_prefill_name_the_reason),

@@ -223,6 +223,31 @@ pub(crate) fn a_routing_is_made_ahead_and_filled_anew(gpus: u32) {
     });
 }
 
+pub(crate) fn a_routing_dispatches_again_in_halves(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let mut step = Step::new(gpu, gpus, tokens);
+        let mut routing = step.dispatch(gpu, buffer);
+        let received = routing.received_blocking(LAYOUT, PATIENT).unwrap();
+        for _ in 0..2 {
+            gpu.stream.memset_zeros(&mut step.rows).unwrap();
+            let sent = routing.enqueue_dispatch_again_send(step.sent.dispatch(gpu), gpu.stream()).unwrap();
+            assert_eq!(sent.received_blocking(LAYOUT, PATIENT).unwrap(), received);
+            let output = Step::output(step.rows.len() / HIDDEN, &mut step.rows, gpu);
+            let ended = sent.enqueue_receive(output, gpu.stream()).unwrap();
+            assert!(ended.wait_blocking(PATIENT).unwrap().is_complete());
+            step.assert_gives_back(gpu, &mut routing, tokens);
+        }
+        // Given up by all ranks, it leaves the routing as it was, unless it has brought weights.
+        let unweighted = Dispatch::new(gpu.view(&step.sent.x, HIDDEN), gpu.view(&step.sent.ids, TOPK));
+        drop(routing.enqueue_dispatch_again_send(unweighted, gpu.stream()).unwrap());
+        step.assert_gives_back(gpu, &mut routing, tokens);
+        drop(routing.enqueue_dispatch_again_send(step.sent.dispatch(gpu), gpu.stream()).unwrap());
+        let input = PrefillCombine::new(gpu.view(&step.rows, HIDDEN));
+        let output = PrefillCombineOutput::new(gpu.view_mut(&mut step.out));
+        refused(routing.enqueue_combine(input, output, gpu.stream()), "has not been filled by a dispatch");
+    });
+}
+
 pub(crate) fn tokens_are_counted_as_on_the_host(gpus: u32) {
     on_ranks(gpus, |gpu, buffer, tokens| {
         let (sent, ranks) = (OnGpu::new(gpu, tokens), gpus as usize);

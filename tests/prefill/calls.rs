@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, Routing};
-use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
+use epwire::{Cause, Dispatch, Error, HostBuffer, TensorMut, TensorRef};
 use half::bf16;
 
 use crate::reference::{
@@ -187,6 +187,49 @@ fn sending_halves_are_futures_that_wait_for_room() {
                 check_sums(1, rank, HIDDEN, &out);
             }
         });
+    });
+}
+
+#[test]
+fn a_routing_dispatches_again_in_halves() {
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (first, mut memory) = (Sent::new(0, rank), memory(buffer));
+        let (mut routing, _) = buffer.dispatch_blocking(first.input(), memory.output()).unwrap();
+        let received = routing.received(buffer, PACKED).unwrap();
+        for round in 1..5 {
+            let sent = Sent::new(round, rank);
+            let outcome = if round % 2 == 0 {
+                let sending = buffer.dispatch_again_send_blocking(&mut routing, sent.input()).unwrap();
+                assert_eq!(sending.received(PACKED).unwrap(), received);
+                sending.receive_blocking(memory.output())
+            } else {
+                block_on(async {
+                    let sending = buffer.dispatch_again_send(&mut routing, sent.input()).await?;
+                    sending.receive(memory.output()).await
+                })
+            };
+            complete(&outcome.unwrap());
+            memory.check_lists(rank, round);
+            memory.check_rows(round);
+        }
+        let outputs = memory.outputs(rank, HIDDEN);
+        let combine = |routing: &mut Routing| {
+            let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+            let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+            let ended = buffer.combine_blocking(routing, input, to);
+            ended.map(|outcome| (outcome, out))
+        };
+        // Given up by all ranks, it leaves the routing as it was, unless it has brought weights.
+        let unweighted = Dispatch::new(TensorRef::new(&first.x, HIDDEN), TensorRef::new(&first.ids, TOPK));
+        drop(buffer.dispatch_again_send_blocking(&mut routing, unweighted).unwrap());
+        let (outcome, out) = combine(&mut routing).unwrap();
+        complete(&outcome);
+        check_sums(4, rank, HIDDEN, &out);
+        drop(buffer.dispatch_again_send_blocking(&mut routing, first.input()).unwrap());
+        let error = combine(&mut routing).unwrap_err();
+        assert!(error.to_string().contains("has not been filled by a dispatch"), "{error}");
     });
 }
 

@@ -159,6 +159,22 @@ impl Routing {
         Ok(PrefillDispatchingInto { routing: self, received: false, half })
     }
 
+    /// Enqueues the sending half of [`Routing::enqueue_dispatch_again`], of at most
+    /// [`split_tokens`](crate::prefill::PrefillPlan::split_tokens) tokens. If it is given up, the routing stays as it was
+    /// unless weights were given, else it is empty.
+    ///
+    /// # Errors
+    ///
+    /// As for `enqueue_dispatch_again`; [`Error::Limit`] for more tokens.
+    pub fn enqueue_dispatch_again_send<'a>(
+        &'a mut self,
+        input: Dispatch<'a, TensorRef<'a>>,
+        stream: StreamRef<'_>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin((sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS), input, &stream)?;
+        Ok(PrefillDispatchingInto { routing: self, received: false, half })
+    }
+
     /// Enqueues the first half that `how` names.
     fn begin<'a>(
         &mut self,
