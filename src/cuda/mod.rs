@@ -50,8 +50,9 @@
 //! [`enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch),
 //! [`enqueue_dispatch_count`](crate::prefill::PrefillBuffer::enqueue_dispatch_count) and
 //! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for
-//! combine and for dispatching again; [`enqueue_count`](crate::prefill::PrefillBuffer::enqueue_count) counts where tokens
-//! would go. The rules above for streams, memory and graphs apply, with these differences:
+//! combine, for dispatching again, and for dispatching anew into it;
+//! [`enqueue_count`](crate::prefill::PrefillBuffer::enqueue_count) counts where tokens would go. The
+//! rules above for streams, memory and graphs apply, with these differences:
 //!
 //! * A dispatch and a combine are one operation each: nothing has to be released, and a routing may be combined any
 //!   number of times. [`PrefillCompletion`] waits on the host and has the outcome, also of bad ids

@@ -57,8 +57,8 @@ fn complete(outcome: &Outcome) {
     assert!(outcome.is_complete(), "{outcome}");
 }
 
-/// Polls it once.
-async fn is_pending<T>(mut future: Pin<&mut impl Future<Output = T>>) -> bool {
+/// Polls it once. Futures may move between threads.
+async fn is_pending<T>(mut future: Pin<&mut (impl Future<Output = T> + Send)>) -> bool {
     poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
 }
 
