@@ -50,16 +50,19 @@
 //! [`enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch),
 //! [`enqueue_dispatch_count`](crate::prefill::PrefillBuffer::enqueue_dispatch_count) and
 //! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for
-//! combine and for dispatching again; [`enqueue_count`](crate::prefill::PrefillBuffer::enqueue_count) counts where tokens
-//! would go. The rules above for streams, memory and graphs apply, with these differences:
+//! combine, for dispatching again, and for dispatching anew into it;
+//! [`enqueue_count`](crate::prefill::PrefillBuffer::enqueue_count) counts where tokens would go. The
+//! rules above for streams, memory and graphs apply, with these differences:
 //!
 //! * A dispatch and a combine are one operation each: nothing has to be released, and a routing may be combined any
 //!   number of times. [`PrefillCompletion`] waits on the host and has the outcome, also of bad ids
 //!   ([`Cause::Routing`](crate::Cause::Routing)).
 //! * The receiving half of an operation reads the inputs of the first one. Views of `cudarc` slices keep their guards
 //!   until then, and both halves are on one stream; for raw addresses the caller promises it.
-//! * A dispatch needs memory for its routing. It reuses that of a former routing (up to 4 are kept), or allocates it,
-//!   during which CUDA may wait for the GPU. Memory of captured operations is kept until the buffer is dropped.
+//! * A dispatch needs memory for its routing. It reuses that of a former routing of the lane (up to 4 are kept), or
+//!   allocates it, during which CUDA may wait for the GPU. [`Routing::new`] allocates ahead, and
+//!   [`Routing::enqueue_dispatch`] uses that again. Memory of captured operations is kept until the buffer is dropped: a
+//!   program that captures repeatedly captures into one routing.
 //! * Both halves of an operation are captured into one graph. Counts that a program waits for cannot be captured. What went
 //!   wrong in replays, bad ids and rows without a place among it, is in
 //!   [`PrefillBuffer::take_errors`](crate::prefill::PrefillBuffer::take_errors).
@@ -87,7 +90,7 @@ pub use memory::{CombineOutput, DispatchOutput, Gpu};
 pub use operation::{Combining, Dispatched, Dispatching, WindowRows};
 pub use prefill::{
     PrefillCombineOutput, PrefillCombining, PrefillCompletion, PrefillCounts, PrefillDispatching,
-    PrefillOutput, Routing,
+    PrefillDispatchingInto, PrefillOutput, Routing,
 };
 pub use stream::StreamRef;
 pub(crate) use suspects::enqueue_suspects;

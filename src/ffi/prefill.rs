@@ -218,7 +218,6 @@ impl Drop for Routing {
         if let Some(spare) = &of.3
             && self.cancel()
         {
-            self.note_capture();
             let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
             if self.captured {
                 return spare.captured.push(self.at);
@@ -232,23 +231,31 @@ impl Drop for Routing {
 }
 
 impl Routing {
-    /// For an operation on this lane. On a GPU it may be one that the lane's last operations used: operations of a
-    /// routing are kept in order, like those of the lane.
-    pub(crate) fn new(of: &Arc<Prefill>, lane: u32) -> Result<Self> {
-        let with = |at| Self { at, of: of.clone(), used: false, captured: false };
-        let mut spare = of.3.as_ref().map(|spare| spare.lock().unwrap_or_else(PoisonError::into_inner));
-        if let Some(spare) = &mut spare {
-            // SAFETY: it is alive.
-            let fits = |at: &NonNull<_>| unsafe { sys::epw_routing_lane(at.as_ptr()) } == lane;
-            if let Some(index) = spare.free.iter().position(fits) {
-                return Ok(with(spare.free.swap_remove(index)));
-            }
-        }
-        drop(spare);
+    /// An empty one. On a GPU this allocates its memory.
+    pub(crate) fn new(of: &Arc<Prefill>) -> Result<Self> {
         let mut out = ptr::null_mut();
         // SAFETY: the buffer is alive, out is a place to write to.
         check(unsafe { sys::epw_routing_create(of.0.as_ptr(), &mut out) })?;
-        NonNull::new(out).map(with).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))
+        let at = NonNull::new(out).ok_or_else(|| error(sys::EPW_ERR_NO_MEMORY))?;
+        Ok(Self::owning(at, of))
+    }
+
+    /// For an operation on this lane. On a GPU it may be one that the lane's last operations used: operations of a
+    /// routing are kept in order, like those of the lane.
+    pub(crate) fn kept_or_new(of: &Arc<Prefill>, lane: u32) -> Result<Self> {
+        if let Some(spare) = &of.3 {
+            let mut spare = spare.lock().unwrap_or_else(PoisonError::into_inner);
+            // SAFETY: it is alive.
+            let fits = |at: &NonNull<_>| unsafe { sys::epw_routing_lane(at.as_ptr()) } == lane;
+            if let Some(index) = spare.free.iter().position(fits) {
+                return Ok(Self::owning(spare.free.swap_remove(index), of));
+            }
+        }
+        Self::new(of)
+    }
+
+    fn owning(at: NonNull<sys::epw_routing>, of: &Arc<Prefill>) -> Self {
+        Self { at, of: of.clone(), used: false, captured: false }
     }
 
     /// Called after a call. On a GPU it finds out whether calls were captured, once no half is due any more (`ends`).
@@ -394,7 +401,12 @@ impl Routing {
     /// Gives up the running operation: its memory is not touched afterwards. Returns whether that was possible.
     pub(crate) fn cancel(&mut self) -> bool {
         // SAFETY: both are alive.
-        unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) == sys::EPW_OK }
+        let given_up =
+            unsafe { sys::epw_prefill_cancel(self.of.0.as_ptr(), self.at.as_ptr()) == sys::EPW_OK };
+        if given_up && self.of.3.is_some() {
+            self.note_capture(); // the next call may be an eager one
+        }
+        given_up
     }
 }
 

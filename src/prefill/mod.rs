@@ -65,9 +65,10 @@
 //! * In one call: [`PrefillBuffer::dispatch_blocking`] with a given capacity. If rows overflow, the last in order are
 //!   left out, and that is reported.
 //! * Counted first: [`PrefillBuffer::dispatch_count_blocking`] waits for the counts, then the output is allocated.
-//! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send_blocking`],
-//!   [`PrefillBuffer::combine_send_blocking`]. [`PrefillPlan::split_tokens`] is the limit; more is an error before
-//!   anything is sent.
+//! * In halves, if the rings hold all rows: [`PrefillBuffer::dispatch_send`], [`PrefillBuffer::combine_send`].
+//!   [`PrefillPlan::split_tokens`] is the limit; more is an error before anything is sent.
+//! * Into a [`Routing`] that is there already: [`PrefillBuffer::dispatch_into`] and its halves allocate nothing that it
+//!   has.
 //! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
 //!
 //! Each of these has an async form, without `_blocking` in its name, except the halves that send.
@@ -97,8 +98,10 @@
 
 mod buffer;
 mod combine;
+mod combining;
 mod config;
 mod count;
+mod dispatch;
 mod operation;
 mod output;
 mod routing;
@@ -106,10 +109,12 @@ mod routing;
 pub(crate) use buffer::Inner;
 pub use buffer::PrefillBuffer;
 pub use combine::PrefillCombine;
+pub use combining::PrefillCombining;
 pub use config::{PrefillConfig, PrefillPlan};
 pub(crate) use count::shape_of_ids;
+pub use dispatch::{PrefillDispatching, PrefillDispatchingInto};
 pub(crate) use output::Shape;
 pub use output::{
     GenericPrefillCombineOutput, GenericPrefillOutput, PrefillCombineOutput, PrefillLayout, PrefillOutput,
 };
-pub use routing::{PrefillCombining, PrefillDispatching, Received, Routing};
+pub use routing::{Received, Routing};

@@ -4,10 +4,11 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::buffer::{Host, List, Memory, Need, Place, ScaleOrder, Tensor, place};
+use crate::buffer::{Dispatch, Host, List, Memory, Need, Place, Request, ScaleOrder, Tensor, place};
 use crate::config::{Payload, RowShape};
 use crate::error::{Error, Failure, Result};
 use crate::names::{ParseNameError, setters};
+use crate::tensor::View;
 use crate::{ffi, sys};
 
 use super::buffer::Inner;
@@ -108,6 +109,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    pub(crate) fn of_input<T: View>(self, input: &Dispatch<'_, T>) -> Self {
+        let Request { tokens, topk, .. } = input.request();
+        Self { tokens, topk, ..self }
+    }
+
     pub(crate) fn of_output<M: Memory>(self, inner: &Inner, output: &GenericPrefillOutput<'_, M>) -> Self {
         let places = output.layout.places(output.capacity, inner.plan.local_experts as usize);
         Self { layout: output.layout, places, ..self }

@@ -32,6 +32,12 @@ const TESTS: &[(&str, Test)] = &[
     ("prefill_over_queues_gives_what_the_host_gives", prefill::prefill_over_queues_gives_what_the_host_gives),
     ("a_captured_prefill_replays_with_new_tokens", prefill_calls::a_captured_prefill_replays_with_new_tokens),
     ("a_captured_routing_may_be_dropped", prefill_calls::a_captured_routing_may_be_dropped),
+    (
+        "captures_into_one_routing_take_no_more_memory",
+        prefill_calls::captures_into_one_routing_take_no_more_memory,
+    ),
+    ("a_routing_is_made_ahead_and_filled_anew", prefill_calls::a_routing_is_made_ahead_and_filled_anew),
+    ("a_routing_dispatches_again_in_halves", prefill_calls::a_routing_dispatches_again_in_halves),
     ("tokens_are_counted_as_on_the_host", prefill_calls::tokens_are_counted_as_on_the_host),
     ("halves_of_prefill_may_be_dropped", prefill_calls::halves_of_prefill_may_be_dropped),
     ("refused_calls_of_prefill_name_the_reason", prefill_calls::refused_calls_of_prefill_name_the_reason),

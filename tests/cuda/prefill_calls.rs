@@ -46,10 +46,23 @@ impl Step {
         buffer.enqueue_dispatch(self.sent.dispatch(gpu), output, gpu.stream()).unwrap()
     }
 
+    fn dispatch_into(&mut self, gpu: &Gpu, routing: &mut Routing) -> PrefillCompletion {
+        let output = Self::output(self.capacity(), &mut self.rows, gpu);
+        routing.enqueue_dispatch(self.sent.dispatch(gpu), output, gpu.stream()).unwrap()
+    }
+
     fn combine(&mut self, gpu: &Gpu, routing: &mut Routing) -> PrefillCompletion {
         let input = PrefillCombine::new(gpu.view(&self.rows, HIDDEN));
         let output = PrefillCombineOutput::new(gpu.view_mut(&mut self.out));
         routing.enqueue_combine(input, output, gpu.stream()).unwrap()
+    }
+
+    /// Combines rows that are there, which gives the tokens back.
+    fn assert_gives_back(&mut self, gpu: &Gpu, routing: &mut Routing, tokens: &Tokens) {
+        gpu.stream.memset_zeros(&mut self.out).unwrap();
+        let outcome = self.combine(gpu, routing).wait_blocking(PATIENT).unwrap();
+        assert!(outcome.is_complete(), "{outcome:?}");
+        assert!(gpu.get(&self.out) == tokens.x);
     }
 
     /// All of it, which gives the tokens back.
@@ -139,6 +152,99 @@ pub(crate) fn a_captured_routing_may_be_dropped(gpus: u32) {
             combine.launch().unwrap();
             assert!(gpu.get(&step.out) == tokens.x);
         }
+    });
+}
+
+pub(crate) fn captures_into_one_routing_take_no_more_memory(gpus: u32) {
+    let mut config = config(gpus, RING);
+    config.ep = config.ep.sideband_bytes(0).lanes(1);
+    config.ep.max_tokens = 65_536; // a routing of several MiB
+    prefill_ranks(&config, gpus, true, |buffer| {
+        let gpu = &Gpu::new(buffer.config().ep.device);
+        let tokens = &Tokens::identity(buffer.rank(), gpus);
+        // SAFETY: every slice of this context is used on one stream only.
+        unsafe { gpu.context.disable_event_tracking() };
+        let mut step = Step::new(gpu, gpus, tokens);
+        let mut routing = Routing::new(buffer).unwrap();
+        gpu.stream.synchronize().unwrap();
+        let mut replay = || {
+            gpu.begin_capture();
+            let _ = step.dispatch_into(gpu, &mut routing);
+            let _ = step.combine(gpu, &mut routing);
+            let graph = gpu.end_capture();
+            gpu.stream.memset_zeros(&mut step.out).unwrap();
+            graph.launch().unwrap();
+            assert!(gpu.get(&step.out) == tokens.x);
+        };
+        let free = || gpu.context.mem_get_info().unwrap().0 as u64;
+        replay();
+        let before = free();
+        (0..8).for_each(|_| replay());
+        let (taken, bytes) = (before.saturating_sub(free()), buffer.plan().routing_bytes);
+        assert!(taken < bytes, "8 captures have taken {taken} bytes; a routing has {bytes}");
+    });
+}
+
+pub(crate) fn a_routing_is_made_ahead_and_filled_anew(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let mut step = Step::new(gpu, gpus, tokens);
+        let mut routing = Routing::new(buffer).unwrap();
+        refused(routing.received_blocking(LAYOUT, PATIENT), "has not been filled by a dispatch");
+        assert!(step.dispatch_into(gpu, &mut routing).wait_blocking(PATIENT).unwrap().is_complete());
+        step.assert_gives_back(gpu, &mut routing, tokens);
+
+        gpu.stream.memset_zeros(&mut step.rows).unwrap();
+        let sent = routing.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap();
+        let output = Step::output(step.rows.len() / HIDDEN, &mut step.rows, gpu);
+        let ended = sent.enqueue_receive(output, gpu.stream()).unwrap();
+        assert!(ended.wait_blocking(PATIENT).unwrap().is_complete());
+        step.assert_gives_back(gpu, &mut routing, tokens);
+
+        gpu.stream.memset_zeros(&mut step.rows).unwrap();
+        let counted = routing.enqueue_dispatch_count(step.sent.dispatch(gpu), gpu.stream()).unwrap();
+        let capacity = counted.received_blocking(LAYOUT, PATIENT).unwrap().capacity;
+        let output = Step::output(capacity, &mut step.rows, gpu);
+        let ended = counted.enqueue_receive(output, gpu.stream()).unwrap();
+        assert!(ended.wait_blocking(PATIENT).unwrap().is_complete());
+        step.assert_gives_back(gpu, &mut routing, tokens);
+
+        // All ranks give it up, so nobody waits for a deadline, and then fill the routing again.
+        drop(routing.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap());
+        let input = PrefillCombine::new(gpu.view(&step.rows, HIDDEN));
+        let output = PrefillCombineOutput::new(gpu.view_mut(&mut step.out));
+        refused(routing.enqueue_combine(input, output, gpu.stream()), "has not been filled by a dispatch");
+        // Of a half that is forgotten no receiving half is enqueued, and the routing is of no use but to be dropped.
+        std::mem::forget(routing.enqueue_dispatch_send(step.sent.dispatch(gpu), gpu.stream()).unwrap());
+        let output = Step::output(step.rows.len() / HIDDEN, &mut step.rows, gpu);
+        let ended = routing.enqueue_dispatch(step.sent.dispatch(gpu), output, gpu.stream());
+        refused(ended, "has an operation under way");
+        drop(routing);
+        step.assert_exact(gpu, buffer, tokens);
+    });
+}
+
+pub(crate) fn a_routing_dispatches_again_in_halves(gpus: u32) {
+    on_ranks(gpus, |gpu, buffer, tokens| {
+        let mut step = Step::new(gpu, gpus, tokens);
+        let mut routing = step.dispatch(gpu, buffer);
+        let received = routing.received_blocking(LAYOUT, PATIENT).unwrap();
+        for _ in 0..2 {
+            gpu.stream.memset_zeros(&mut step.rows).unwrap();
+            let sent = routing.enqueue_dispatch_again_send(step.sent.dispatch(gpu), gpu.stream()).unwrap();
+            assert_eq!(sent.received_blocking(LAYOUT, PATIENT).unwrap(), received);
+            let output = Step::output(step.rows.len() / HIDDEN, &mut step.rows, gpu);
+            let ended = sent.enqueue_receive(output, gpu.stream()).unwrap();
+            assert!(ended.wait_blocking(PATIENT).unwrap().is_complete());
+            step.assert_gives_back(gpu, &mut routing, tokens);
+        }
+        // Given up by all ranks, it leaves the routing as it was, unless it has brought weights.
+        let unweighted = Dispatch::new(gpu.view(&step.sent.x, HIDDEN), gpu.view(&step.sent.ids, TOPK));
+        drop(routing.enqueue_dispatch_again_send(unweighted, gpu.stream()).unwrap());
+        step.assert_gives_back(gpu, &mut routing, tokens);
+        drop(routing.enqueue_dispatch_again_send(step.sent.dispatch(gpu), gpu.stream()).unwrap());
+        let input = PrefillCombine::new(gpu.view(&step.rows, HIDDEN));
+        let output = PrefillCombineOutput::new(gpu.view_mut(&mut step.out));
+        refused(routing.enqueue_combine(input, output, gpu.stream()), "has not been filled by a dispatch");
     });
 }
 

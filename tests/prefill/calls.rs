@@ -1,14 +1,17 @@
 //! The ways to call an operation: at once, counted first, in halves, by futures, on two lanes at a time, and again by
 //! its routing.
 
-use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout};
-use epwire::{Cause, Error, HostBuffer, TensorMut, TensorRef};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, Routing};
+use epwire::{Cause, Dispatch, Error, HostBuffer, TensorMut, TensorRef};
 use half::bf16;
 
 use crate::reference::{
     self, HIDDEN, LOCAL, Memory, RANKS, Sent, TOKENS, TOPK, check_sums, expert, sum, tokens,
 };
-use crate::{block_on, complete, config, ranks};
+use crate::{block_on, complete, config, is_pending, is_set, ranks};
 
 const PACKED: PrefillLayout = PrefillLayout::Packed { alignment: 8 };
 
@@ -97,6 +100,136 @@ fn halves_leave_time_between_them_where_the_rings_hold_all() {
         let sending = buffer.combine_send_blocking(&mut routing, input).unwrap();
         complete(&sending.receive_blocking(PrefillCombineOutput::new(TensorMut::new(&mut out))).unwrap());
         check_sums(0, rank, HIDDEN, &out);
+    });
+}
+
+#[test]
+fn a_routing_is_filled_anew_in_every_way() {
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut routing = Routing::new(buffer).unwrap();
+        for round in 0..12 {
+            let layout = [PACKED, PrefillLayout::Dense][round % 2];
+            let mut memory = Memory::new(layout, reference::rows(rank, layout).1);
+            let sent = Sent::new(round, rank);
+            let outcome = block_on(async {
+                let counted = match round / 2 {
+                    0 => {
+                        return buffer.dispatch_into_blocking(&mut routing, sent.input(), memory.output());
+                    }
+                    1 => return buffer.dispatch_into(&mut routing, sent.input(), memory.output()).await,
+                    2 => {
+                        let sending = buffer.dispatch_send_into_blocking(&mut routing, sent.input())?;
+                        return sending.receive_blocking(memory.output());
+                    }
+                    3 => {
+                        let sending = buffer.dispatch_send_into(&mut routing, sent.input()).await?;
+                        return sending.receive(memory.output()).await;
+                    }
+                    4 => buffer.dispatch_count_into_blocking(&mut routing, sent.input())?,
+                    _ => buffer.dispatch_count_into(&mut routing, sent.input()).await?,
+                };
+                assert_eq!(counted.received(layout)?.capacity, memory.capacity);
+                counted.receive(memory.output()).await
+            });
+            complete(&outcome.unwrap());
+            memory.check_lists(rank, round);
+            memory.check_rows(round);
+            let outputs = memory.outputs(rank, HIDDEN);
+            let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+            let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+            complete(&buffer.combine_blocking(&mut routing, input, to).unwrap());
+            check_sums(round, rank, HIDDEN, &out);
+        }
+    });
+}
+
+/// Two halves of each operation fill the rings from rank 0 to rank 1, and from rank 1 to rank 0: the second one waits for
+/// the receiving half of the first.
+#[test]
+fn sending_halves_are_futures_that_wait_for_room() {
+    let (rows_wait, answers_wait) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let mut memory = memory(buffer);
+        block_on(async {
+            let [first, second] = [0, 1].map(|round| Sent::new(round, rank));
+            let sending = buffer.dispatch_send(first.input()).await.unwrap();
+            if rank == 1 {
+                is_set(rows_wait).await;
+            }
+            complete(&sending.receive(memory.output()).await.unwrap().1);
+            let mut sending = pin!(buffer.dispatch_send(second.input()));
+            if rank == 0 {
+                assert!(is_pending(sending.as_mut()).await, "rank 1 has not taken the rows of the first one");
+                rows_wait.store(true, Ordering::Release);
+            }
+            let (mut routing, outcome) = sending.await.unwrap().receive(memory.output()).await.unwrap();
+            complete(&outcome);
+            memory.check_rows(1);
+
+            let outputs = memory.outputs(rank, HIDDEN);
+            let input = || PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            for turn in 0..2 {
+                let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+                let mut sending = Box::pin(buffer.combine_send(&mut routing, input()));
+                if rank == 0 && turn == 1 {
+                    assert!(is_pending(sending.as_mut()).await, "rank 1 has not taken the answers");
+                    answers_wait.store(true, Ordering::Release);
+                }
+                let sending = sending.await.unwrap();
+                if rank == 1 && turn == 0 {
+                    is_set(answers_wait).await;
+                }
+                let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+                complete(&sending.receive(to).await.unwrap());
+                check_sums(1, rank, HIDDEN, &out);
+            }
+        });
+    });
+}
+
+#[test]
+fn a_routing_dispatches_again_in_halves() {
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (first, mut memory) = (Sent::new(0, rank), memory(buffer));
+        let (mut routing, _) = buffer.dispatch_blocking(first.input(), memory.output()).unwrap();
+        let received = routing.received(buffer, PACKED).unwrap();
+        for round in 1..5 {
+            let sent = Sent::new(round, rank);
+            let outcome = if round % 2 == 0 {
+                let sending = buffer.dispatch_again_send_blocking(&mut routing, sent.input()).unwrap();
+                assert_eq!(sending.received(PACKED).unwrap(), received);
+                sending.receive_blocking(memory.output())
+            } else {
+                block_on(async {
+                    let sending = buffer.dispatch_again_send(&mut routing, sent.input()).await?;
+                    sending.receive(memory.output()).await
+                })
+            };
+            complete(&outcome.unwrap());
+            memory.check_lists(rank, round);
+            memory.check_rows(round);
+        }
+        let outputs = memory.outputs(rank, HIDDEN);
+        let combine = |routing: &mut Routing| {
+            let mut out = HostBuffer::<bf16>::zeroed(tokens(rank) * HIDDEN);
+            let input = PrefillCombine::new(TensorRef::new(&outputs, HIDDEN));
+            let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+            let ended = buffer.combine_blocking(routing, input, to);
+            ended.map(|outcome| (outcome, out))
+        };
+        // Given up by all ranks, it leaves the routing as it was, unless it has brought weights.
+        let unweighted = Dispatch::new(TensorRef::new(&first.x, HIDDEN), TensorRef::new(&first.ids, TOPK));
+        drop(buffer.dispatch_again_send_blocking(&mut routing, unweighted).unwrap());
+        let (outcome, out) = combine(&mut routing).unwrap();
+        complete(&outcome);
+        check_sums(4, rank, HIDDEN, &out);
+        drop(buffer.dispatch_again_send_blocking(&mut routing, first.input()).unwrap());
+        let error = combine(&mut routing).unwrap_err();
+        assert!(error.to_string().contains("has not been filled by a dispatch"), "{error}");
     });
 }
 

@@ -1,13 +1,17 @@
 //! Ranks that are lost, and operations that are given up.
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use epwire::prefill::{PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout};
 use epwire::{Cause, Error, HostBuffer, Mask, TensorMut, TensorRef};
 use half::bf16;
 
-use crate::reference::{self, HIDDEN, LOCAL, Memory, RANKS, Sent, TOPK, check_sums, expert, sum, tokens};
-use crate::{block_on, complete, config, ranks};
+use crate::reference::{
+    self, HIDDEN, LOCAL, Memory, RANKS, Sent, TOKENS, TOPK, check_sums, expert, sum, tokens,
+};
+use crate::{block_on, complete, config, is_pending, is_set, ranks};
 
 const LOST: usize = 2;
 const LAYOUT: PrefillLayout = PrefillLayout::Packed { alignment: 2 };
@@ -127,6 +131,45 @@ fn who_drops_a_future_or_a_half_is_missing_from_that_operation_alone() {
             complete(&buffer.combine_blocking(&mut routing, input, to).unwrap());
             check_sums(0, rank, HIDDEN, &out);
         }
+    });
+}
+
+#[test]
+fn a_sending_half_that_is_dropped_while_it_waits_is_given_up() {
+    let waits = &AtomicBool::new(false);
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let sent = Sent::new(0, rank);
+        let mut memory = Memory::new(LAYOUT, reference::rows(rank, LAYOUT).1);
+        block_on(async {
+            let sending = buffer.dispatch_send(sent.input()).await.unwrap();
+            if rank == 1 {
+                is_set(waits).await;
+            }
+            complete(&sending.receive(memory.output()).await.unwrap().1);
+            if rank == 0 {
+                // Two halves fill its ring to rank 1, which has not taken the first one.
+                assert!(is_pending(pin!(buffer.dispatch_send(sent.input()))).await);
+                waits.store(true, Ordering::Release);
+            } else {
+                let (_, outcome) = buffer.dispatch(sent.input(), memory.output()).await.unwrap();
+                // Others may have all that it would have sent them.
+                if rank == 1 || !outcome.is_complete() {
+                    assert_eq!(outcome.missing, [0].into_iter().collect::<Mask>());
+                    assert_eq!(outcome.record.as_ref().map(|record| record.cause), Some(Cause::Partial));
+                }
+            }
+            let again = async {
+                loop {
+                    match buffer.dispatch(sent.input(), memory.output()).await {
+                        Err(Error::State(_)) => tokio::time::sleep(Duration::from_millis(1)).await,
+                        ended => break ended.unwrap(),
+                    }
+                }
+            };
+            complete(&again.await.1);
+            memory.check_rows(0);
+        });
     });
 }
 

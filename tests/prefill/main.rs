@@ -11,6 +11,10 @@ mod layouts;
 mod reference;
 mod refused;
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use epwire::prefill::{PrefillBuffer, PrefillConfig};
@@ -51,4 +55,15 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 /// The operation must be complete.
 fn complete(outcome: &Outcome) {
     assert!(outcome.is_complete(), "{outcome}");
+}
+
+/// Polls it once. Futures may move between threads.
+async fn is_pending<T>(mut future: Pin<&mut (impl Future<Output = T> + Send)>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+async fn is_set(flag: &AtomicBool) {
+    while !flag.load(Ordering::Acquire) {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use epwire::prefill::{
     PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillConfig, PrefillLayout, PrefillOutput,
-    PrefillPlan,
+    PrefillPlan, Routing,
 };
 use epwire::{
     CombineMode, Dispatch, EpConfig, Error, Fp8Scale, HostBuffer, Mask, Payload, TensorMut, TensorRef,
@@ -212,6 +212,50 @@ fn combines_and_routings_that_do_not_fit_are_named() {
     assert!(
         buffer.combine_blocking(&mut unweighted, whole().row_weights(&[1.0; 4]), to).unwrap().is_complete()
     );
+}
+
+#[test]
+fn a_routing_is_combined_only_while_it_is_filled() {
+    let buffer = alone();
+    let (x, made) = (vec![bf16::ONE; 2 * 64], vec![bf16::ONE; 4 * 64]);
+    let (ids, bad, weights) = ([0i32, 1, 2, 3], [0i32, 9, 2, 3], [0.5f32; 4]);
+    let tokens = |n: usize, ids| {
+        let weights = TensorRef::new(&weights[..2 * n], 2);
+        Dispatch::new(TensorRef::new(&x[..64 * n], 64), TensorRef::new(ids, 2)).weights(weights)
+    };
+    let combine = |routing: &mut Routing| {
+        let mut out = HostBuffer::<bf16>::zeroed(2 * 64);
+        let to = PrefillCombineOutput::new(TensorMut::new(&mut out));
+        buffer.combine_blocking(routing, PrefillCombine::new(TensorRef::new(&made, 64)), to)
+    };
+    let into = |routing: &mut Routing, input| {
+        buffer.dispatch_into_blocking(routing, input, PrefillOutput::new(PACKED, 4))
+    };
+    let mut routing = Routing::new(&buffer).unwrap();
+    refused(combine(&mut routing), "has not been filled by a dispatch");
+    refused(routing.received(&buffer, PACKED), "has not been filled by a dispatch");
+    assert!(into(&mut routing, tokens(2, &ids)).unwrap().is_complete());
+    assert!(combine(&mut routing).unwrap().is_complete());
+
+    // A refused dispatch leaves it as it was, one that is given up leaves it empty.
+    refused(into(&mut routing, tokens(2, &bad)), "topk_idx[0][1] is 9");
+    assert!(combine(&mut routing).unwrap().is_complete());
+    drop(buffer.dispatch_send_into_blocking(&mut routing, tokens(1, &ids[..2])).unwrap());
+    refused(combine(&mut routing), "has not been filled by a dispatch");
+    let counted = buffer.dispatch_count_into_blocking(&mut routing, tokens(2, &ids)).unwrap();
+    let large = PrefillOutput::new(PACKED, usize::MAX >> 8);
+    refused(counted.receive_blocking(large), "must be below 4294967295");
+    refused(combine(&mut routing), "has not been filled by a dispatch");
+    assert!(into(&mut routing, tokens(1, &ids[..2])).unwrap().is_complete());
+    assert!(combine(&mut routing).unwrap().is_complete());
+
+    // Of a half that is forgotten nothing goes on, and the routing is of no use but to be dropped.
+    std::mem::forget(buffer.dispatch_send_into_blocking(&mut routing, tokens(2, &ids)).unwrap());
+    refused(combine(&mut routing), "has an operation under way");
+    refused(into(&mut routing, tokens(2, &ids)), "has an operation under way");
+    drop(routing);
+    let mut routing = Routing::new(&buffer).unwrap();
+    assert!(into(&mut routing, tokens(2, &ids)).unwrap().is_complete());
 }
 
 #[test]

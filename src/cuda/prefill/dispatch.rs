@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::completion::PrefillCompletion;
 use super::memory::PrefillOutput;
 use super::routing::Routing;
 use super::shared::site;
-use crate::buffer::{Consuming, Dispatch, Refused};
+use crate::buffer::{Consuming, Dispatch, Refused, Request};
 use crate::config::Payload;
 use crate::cuda::held::Held;
 use crate::cuda::stream::StreamRef;
@@ -19,7 +20,8 @@ use crate::sys;
 /// [layout](Dispatch::layout) of the output applies, that of the input is ignored.
 impl PrefillBuffer {
     /// Enqueues a whole dispatch: sends this rank's tokens, receives those of the others. If rows overflow the output's
-    /// capacity, the last in order are left out, and that is reported. Never waits.
+    /// capacity, the last in order are left out, and that is reported. Never waits for peers; without a former routing of
+    /// the lane to reuse it allocates one, see [`Routing::new`].
     ///
     /// # Errors
     ///
@@ -60,7 +62,7 @@ impl PrefillBuffer {
         stream: StreamRef<'_>,
     ) -> Result<Routing> {
         site(&self.inner, "dispatch", &stream)?;
-        let mut routing = Routing::new(&self.inner, &input)?;
+        let mut routing = Routing::kept_or_new(&self.inner, &input)?;
         let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
         routing.dispatch(&input, how, Some(&mut output), &stream)?;
         Ok(routing)
@@ -121,12 +123,68 @@ impl PrefillBuffer {
         stream: StreamRef<'_>,
     ) -> Result<PrefillDispatching<'a>> {
         site(&self.inner, "dispatch", &stream)?;
-        let request = input.request();
-        let mut routing = Routing::new(&self.inner, &input)?;
-        routing.dispatch(&input, (sys::EPW_ROUTE_NEW, half), None, &stream)?;
-        let held = Held::new(input.into_views(), &stream);
-        let (payload, sideband_bytes) = (request.payload, request.sideband_bytes);
-        Ok(PrefillDispatching { routing, payload, sideband_bytes, held })
+        let mut routing = Routing::kept_or_new(&self.inner, &input)?;
+        let half = routing.begin((sys::EPW_ROUTE_NEW, half), input, &stream)?;
+        Ok(PrefillDispatching { routing, half })
+    }
+}
+
+/// Halves into this routing. What it held is overwritten; if the dispatch is given up, the routing is empty.
+impl Routing {
+    /// [`PrefillBuffer::enqueue_dispatch_send`] into this routing, as [`Routing::enqueue_dispatch`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub fn enqueue_dispatch_send<'a>(
+        &'a mut self,
+        input: Dispatch<'a, TensorRef<'a>>,
+        stream: StreamRef<'_>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin((sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS), input, &stream)?;
+        Ok(PrefillDispatchingInto { routing: self, received: false, half })
+    }
+
+    /// [`PrefillBuffer::enqueue_dispatch_count`] into this routing, as [`Routing::enqueue_dispatch`].
+    ///
+    /// # Errors
+    ///
+    /// Those of both.
+    pub fn enqueue_dispatch_count<'a>(
+        &'a mut self,
+        input: Dispatch<'a, TensorRef<'a>>,
+        stream: StreamRef<'_>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin((sys::EPW_ROUTE_NEW, sys::EPW_HALF_COUNTS), input, &stream)?;
+        Ok(PrefillDispatchingInto { routing: self, received: false, half })
+    }
+
+    /// Enqueues the sending half of [`Routing::enqueue_dispatch_again`], of at most
+    /// [`split_tokens`](crate::prefill::PrefillPlan::split_tokens) tokens. If it is given up, the routing stays as it was
+    /// unless weights were given, else it is empty.
+    ///
+    /// # Errors
+    ///
+    /// As for `enqueue_dispatch_again`; [`Error::Limit`] for more tokens.
+    pub fn enqueue_dispatch_again_send<'a>(
+        &'a mut self,
+        input: Dispatch<'a, TensorRef<'a>>,
+        stream: StreamRef<'_>,
+    ) -> Result<PrefillDispatchingInto<'a>> {
+        let half = self.begin((sys::EPW_ROUTE_AGAIN, sys::EPW_HALF_SENDS), input, &stream)?;
+        Ok(PrefillDispatchingInto { routing: self, received: false, half })
+    }
+
+    /// Enqueues the first half that `how` names.
+    fn begin<'a>(
+        &mut self,
+        how: (u32, u32),
+        input: Dispatch<'a, TensorRef<'a>>,
+        stream: &StreamRef<'_>,
+    ) -> Result<Half<'a>> {
+        let Request { payload, sideband_bytes, .. } = input.request();
+        self.dispatch(&input, how, None, stream)?;
+        Ok(Half { payload, sideband_bytes, held: Held::new(input.into_views(), stream) })
     }
 }
 
@@ -136,11 +194,9 @@ impl PrefillBuffer {
 #[derive(Debug)]
 #[must_use = "dropping it gives the dispatch up"]
 pub struct PrefillDispatching<'a> {
-    /// Declared before `held`, so that dropping it enqueues what gives up before the guards record their events.
+    /// Declared before `half`, so that dropping it enqueues what gives up before the guards record their events.
     routing: Routing,
-    payload: Payload,
-    sideband_bytes: usize,
-    held: Held<'a>,
+    half: Half<'a>,
 }
 
 impl PrefillDispatching<'_> {
@@ -174,22 +230,83 @@ impl PrefillDispatching<'_> {
         mut output: PrefillOutput<'_>,
         stream: StreamRef<'_>,
     ) -> Consuming<Routing, Self> {
-        match self.receive(&mut output, &stream) {
+        match self.half.receive(&mut self.routing, &mut output, &stream) {
             Ok(()) => Ok(self.routing), // the guards go here
             Err(error) => Err(Refused::new(self)(error)),
         }
     }
+}
 
-    fn receive(&mut self, output: &mut PrefillOutput<'_>, stream: &StreamRef<'_>) -> Result<()> {
-        let inner = &*self.routing.shared.inner;
+/// [`PrefillDispatching`] with a routing of the caller, which is borrowed until the receiving half is enqueued. Dropping it
+/// gives the dispatch up. `Send` and `Sync`.
+#[derive(Debug)]
+#[must_use = "dropping it gives the dispatch up"]
+pub struct PrefillDispatchingInto<'a> {
+    routing: &'a mut Routing,
+    received: bool,
+    /// Dropped after what gives up is enqueued, see `drop`.
+    half: Half<'a>,
+}
+
+impl PrefillDispatchingInto<'_> {
+    /// As [`PrefillDispatching::received`].
+    pub async fn received(&self, layout: PrefillLayout, timeout: Duration) -> Result<Received> {
+        self.routing.received(layout, timeout).await
+    }
+
+    /// As [`PrefillDispatching::received_blocking`].
+    pub fn received_blocking(&self, layout: PrefillLayout, timeout: Duration) -> Result<Received> {
+        self.routing.received_blocking(layout, timeout)
+    }
+
+    /// As [`PrefillDispatching::enqueue_receive`].
+    pub fn enqueue_receive(
+        mut self,
+        mut output: PrefillOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Consuming<PrefillCompletion, Self> {
+        match self.half.receive(self.routing, &mut output, &stream) {
+            Ok(()) => {
+                self.received = true;
+                Ok(self.routing.completion())
+            }
+            Err(error) => Err(Refused::new(self)(error)),
+        }
+    }
+}
+
+impl Drop for PrefillDispatchingInto<'_> {
+    fn drop(&mut self) {
+        if !self.received {
+            self.routing.shared.lock().routing.cancel();
+        }
+    }
+}
+
+/// What the receiving half needs to know of the first one, and the guards of its inputs.
+#[derive(Debug)]
+struct Half<'a> {
+    payload: Payload,
+    sideband_bytes: usize,
+    held: Held<'a>,
+}
+
+impl Half<'_> {
+    fn receive(
+        &self,
+        routing: &mut Routing,
+        output: &mut PrefillOutput<'_>,
+        stream: &StreamRef<'_>,
+    ) -> Result<()> {
+        let inner = &*routing.shared.inner;
         let site = site(inner, "dispatch_receive", stream)?;
         let invalid = |text| Error::Invalid(Failure::new("dispatch_receive", inner.rank, text));
         self.held.admit(stream).map_err(invalid)?;
         let to = output.as_c(inner, self.payload, self.sideband_bytes, &site)?;
         let to = sys::epw_prefill_output { stream: stream.raw, ..to };
         // SAFETY: as in `Routing::dispatch`; `held` has the guards of the inputs.
-        self.routing.shared.enqueue(|routing| unsafe { routing.receive(&to, None) })?;
-        self.routing.shape = self.routing.shape.of_output(inner, output);
+        routing.shared.enqueue(|routing| unsafe { routing.receive(&to, None) })?;
+        routing.shape = routing.shape.of_output(inner, output);
         Ok(())
     }
 }
@@ -197,7 +314,7 @@ impl PrefillDispatching<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::prefill::{PrefillCombining, PrefillCompletion, PrefillCounts};
+    use crate::cuda::prefill::{PrefillCombining, PrefillCounts};
     use crate::prefill::PrefillConfig;
     use crate::{DType, EpConfig, Mask};
 
@@ -206,6 +323,7 @@ mod tests {
         fn send_sync<T: Send + Sync>() {}
         send_sync::<Routing>();
         send_sync::<PrefillDispatching<'_>>();
+        send_sync::<PrefillDispatchingInto<'_>>();
         send_sync::<PrefillCombining<'_>>();
         send_sync::<PrefillCompletion>();
     }
@@ -226,6 +344,7 @@ mod tests {
             buffer.enqueue_dispatch_send(input(), stream).map(drop).unwrap_err(),
             buffer.enqueue_dispatch_count(input(), stream).map(drop).unwrap_err(),
             buffer.enqueue_count(matrix(DType::I32, 2), PrefillCounts::new(), stream).unwrap_err(),
+            Routing::new(&buffer).unwrap_err(),
         ];
         for error in errors {
             assert!(matches!(&error, Error::State(f) if f.text.contains("Device::Cuda")), "{error}");

@@ -11,6 +11,6 @@ mod shared;
 pub use combine::PrefillCombining;
 pub use completion::PrefillCompletion;
 pub use count::PrefillCounts;
-pub use dispatch::PrefillDispatching;
+pub use dispatch::{PrefillDispatching, PrefillDispatchingInto};
 pub use memory::{PrefillCombineOutput, PrefillOutput};
 pub use routing::Routing;

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use super::completion::PrefillCompletion;
 use super::memory::PrefillOutput;
-use super::shared::{Shared, State, site};
+use super::shared::{Shared, State, ordinal, site};
 use crate::buffer::Dispatch;
 use crate::cuda::stream::StreamRef;
 use crate::cuda::view::TensorRef;
 use crate::error::Result;
-use crate::prefill::{Inner, PrefillLayout, Received, Shape};
+use crate::ffi;
+use crate::prefill::{Inner, PrefillBuffer, PrefillLayout, Received, Shape};
 use crate::sys;
 
 /// What a dispatch finds out about which rows go where and where they lie, in memory of the GPU of
@@ -18,9 +19,12 @@ use crate::sys;
 /// times and with any width, and other rows can be dispatched in the same way without counting. Valid for the
 /// membership of its dispatch.
 ///
-/// Its operations run in the order of the calls, whatever streams they are on. Dropping it leaves no obligation towards
-/// peers, and takes no memory from kernels that are enqueued. The memory of a few that are no longer used is kept for
-/// the next ones, that of captured operations until the buffer is dropped. `Send` and `Sync`.
+/// Its operations run in the order of the calls, whatever streams and lanes they are on; with two lanes in flight each
+/// needs one of its own. Dropping it leaves no obligation towards peers, and takes no memory from kernels that are
+/// enqueued. The memory of a few that are no longer used is kept for the next ones, that of captured operations until the
+/// buffer is dropped: a program that captures repeatedly makes one ahead ([`Routing::new`]) and captures every dispatch
+/// into it ([`Routing::enqueue_dispatch`]), and orders the replays so that none fills it anew between a dispatch and the
+/// combines of its rows. `Send` and `Sync`.
 #[derive(Debug)]
 pub struct Routing {
     pub(super) shared: Arc<Shared>,
@@ -28,11 +32,27 @@ pub struct Routing {
 }
 
 impl Routing {
-    /// For a dispatch of these inputs.
-    pub(super) fn new(inner: &Arc<Inner>, input: &Dispatch<'_, TensorRef<'_>>) -> Result<Self> {
-        let request = input.request();
-        let shape = Shape { tokens: request.tokens, topk: request.topk, ..Shape::default() };
-        Ok(Self { shared: Arc::new(Shared::new(inner, input.lane_or_first())?), shape })
+    /// An empty one, to be filled by [`Routing::enqueue_dispatch`] and its halves, on any lane. Allocates
+    /// [`routing_bytes`](crate::prefill::PrefillPlan::routing_bytes) of the GPU's memory, during which CUDA may wait for
+    /// the GPU: made ahead, while no kernel waits for peers, it spares dispatches that. Any thread.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoMemory`](crate::Error::NoMemory); [`Error::State`](crate::Error::State) for a buffer on the host, whose
+    /// routings are [`prefill::Routing`](crate::prefill::Routing).
+    pub fn new(buffer: &PrefillBuffer) -> Result<Self> {
+        let inner = &buffer.inner;
+        ordinal(inner, "routing")?;
+        Ok(Self::owning(inner, ffi::Routing::new(&inner.ffi)?))
+    }
+
+    /// For a dispatch of these inputs: it may be one that is no longer used.
+    pub(super) fn kept_or_new(inner: &Arc<Inner>, input: &Dispatch<'_, TensorRef<'_>>) -> Result<Self> {
+        Ok(Self::owning(inner, ffi::Routing::kept_or_new(&inner.ffi, input.lane_or_first())?))
+    }
+
+    fn owning(inner: &Arc<Inner>, routing: ffi::Routing) -> Self {
+        Self { shared: Arc::new(Shared::new(inner, routing)), shape: Shape::default() }
     }
 
     /// Enqueues a dispatch: with an output the whole, otherwise the half that `how` names.
@@ -54,6 +74,7 @@ impl Routing {
         // receiving half: whoever made the views has promised that, or their guards ensure it, which a half keeps. The
         // stream is one of the buffer's GPU: its maker promised that, or it was checked.
         self.shared.enqueue(|routing| unsafe { routing.dispatch(&c, how, to.as_ref(), None) })?;
+        self.shape = self.shape.of_input(input); // after a refused call it is as before, as in the C core
         if let Some(output) = output {
             self.shape = self.shape.of_output(inner, output);
         }
@@ -79,6 +100,24 @@ impl Routing {
 
     fn look(&self, state: &State, layout: PrefillLayout) -> Result<Option<Received>> {
         Received::of(&state.routing, &self.shared.inner, layout)
+    }
+
+    /// Enqueues a whole dispatch as [`PrefillBuffer::enqueue_dispatch`] does, into this routing, whose memory it uses again:
+    /// nothing is allocated. What the routing held is overwritten on the GPU after its former operations have run.
+    ///
+    /// # Errors
+    ///
+    /// As for `PrefillBuffer::enqueue_dispatch`; [`Error::State`](crate::Error::State) also while half an operation of
+    /// the routing is under way. A refused call leaves the routing as it was.
+    pub fn enqueue_dispatch(
+        &mut self,
+        input: Dispatch<'_, TensorRef<'_>>,
+        mut output: PrefillOutput<'_>,
+        stream: StreamRef<'_>,
+    ) -> Result<PrefillCompletion> {
+        let how = (sys::EPW_ROUTE_NEW, sys::EPW_HALF_SENDS);
+        self.dispatch(&input, how, Some(&mut output), &stream)?;
+        Ok(self.completion())
     }
 
     /// Enqueues a dispatch of other rows with this routing: the same number of tokens and top-k, the same places and

@@ -28,10 +28,8 @@ pub(super) struct State {
 }
 
 impl Shared {
-    /// With a routing for a dispatch on this lane.
-    pub(super) fn new(inner: &Arc<Inner>, lane: u32) -> Result<Self> {
-        let state = State { routing: ffi::Routing::new(&inner.ffi, lane)?, calls: 0 };
-        Ok(Self { inner: inner.clone(), state: Mutex::new(state) })
+    pub(super) fn new(inner: &Arc<Inner>, routing: ffi::Routing) -> Self {
+        Self { inner: inner.clone(), state: Mutex::new(State { routing, calls: 0 }) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
@@ -75,10 +73,15 @@ impl Shared {
 
 /// Where an operation runs; fails for a buffer on the host and for a stream of another GPU.
 pub(super) fn site(inner: &Inner, operation: &str, stream: &StreamRef<'_>) -> Result<Site> {
+    Site::new(operation, inner.rank, ordinal(inner, operation)?, stream)
+}
+
+/// The buffer's GPU; fails for a buffer on the host.
+pub(super) fn ordinal(inner: &Inner, operation: &str) -> Result<u32> {
     match inner.config.ep.device {
-        Device::Cuda(ordinal) => Site::new(operation, inner.rank, ordinal, stream),
+        Device::Cuda(ordinal) => Ok(ordinal),
         Device::Host => {
-            let text = "the buffer is on the host: use the method without the `enqueue_` prefix, or create it with Device::Cuda";
+            let text = "the buffer is on the host: use what has this name in epwire::prefill, without the `enqueue_` prefix, or create it with Device::Cuda";
             Err(Error::State(Failure::new(operation, inner.rank, text)))
         }
     }
