@@ -235,8 +235,9 @@ where
                 return wrong(text);
             }
         }
-        if !quantised && out.dtype != Ok(op.type_) || weight.dtype != Ok(op.type_) {
-            return wrong("weight and out must be of the type of send and recv".to_owned());
+        let same = |span: Span| span.dtype == Ok(op.type_);
+        if !(same(weight) && residual.is_none_or(same) && (quantised || same(out))) {
+            return wrong("weight, residual and out must be of the type of send and recv".to_owned());
         }
         let at = |span: Option<Span>| span.map_or(std::ptr::null_mut(), |span| span.ptr.cast());
         let norm = Box::new(sys::epw_norm {

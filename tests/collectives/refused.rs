@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use epwire::comm::{AllReduceNorm, Blocks, CommConfig, Reduction};
 use epwire::{Comm, Error, Mask};
-use half::bf16;
+use half::{bf16, f16};
 
 use crate::{complete, ranks};
 
@@ -206,6 +206,29 @@ fn after_a_mismatch_the_next_membership_of_the_group_makes_a_communicator_usable
     for rank in groups.into_iter().map(run).collect::<Vec<_>>() {
         rank.join().unwrap();
     }
+}
+
+#[test]
+fn memory_of_a_norm_must_have_the_size_and_the_type_of_the_sum() {
+    ranks(2, &CommConfig::default(), |comm| {
+        let (part, weight) = ([bf16::ONE; 16], [bf16::ONE; 8]);
+        let (mut sum, mut out) = ([bf16::ZERO; 16], [bf16::ZERO; 16]);
+        let (mut other, mut short) = ([f16::ZERO; 16], [bf16::ZERO; 8]);
+        let mut refused = |residual: Option<&mut [f16]>, text: &str| {
+            let call = AllReduceNorm::new(&part[..], &mut sum[..], &weight[..], &mut out[..], 8);
+            let ended = match residual {
+                Some(residual) => comm.run_blocking(call.residual(residual)),
+                None => comm.run_blocking(call.residual(&mut short[..])),
+            };
+            let error = ended.expect_err(text);
+            assert!(
+                matches!(error, Error::Invalid(_)) && error.to_string().contains(text),
+                "{error}, not {text}"
+            );
+        };
+        refused(Some(&mut other[..]), "weight, residual and out must be of the type of send and recv");
+        refused(None, "residual has 8 elements of 2 bytes, must have 16");
+    });
 }
 
 #[test]
