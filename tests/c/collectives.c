@@ -624,7 +624,86 @@ static void one_case(uint64_t seed) {
     close_comms(&t.c);
 }
 
+/* ---- no memory ---- */
+
+enum { FEW = 3, LEFT_OUT_MAX = 100000 };
+
+/* With counts of 0, each kind of each type in one call, and then all kinds in one group with messages. */
+static void run_of_nothing(uint32_t rank, void *context) {
+    static const uint64_t none[FEW] = {0};
+    const comms *c = context;
+    epw_coll ops[2 * EPW_SCATTER + 4];
+    uint32_t count = 0;
+    for (uint32_t kind = EPW_BARRIER; kind <= EPW_RECV; kind++) {
+        epw_coll op = EPW_COLL_INIT;
+        op.kind = kind;
+        op.type = kind >= EPW_SEND ? EPW_TYPE_U8 : kind;
+        op.peer = kind == EPW_SEND   ? (rank + 1) % FEW
+                  : kind == EPW_RECV ? (rank + FEW - 1) % FEW
+                                     : kind % FEW;
+        ops[count++] = op;
+        if (has_blocks(kind, true)) op.send_counts = none;
+        if (has_blocks(kind, false)) op.recv_counts = none;
+        if (op.send_counts != NULL || op.recv_counts != NULL) ops[count++] = op;
+    }
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (uint32_t i = 0; i < count; i++) {
+        if (ops[i].kind >= EPW_SEND) continue;
+        CHECK_OK(epw_group(c->of[rank], &ops[i], 1, NULL, &outcome));
+        CHECK_MSG(outcome.degraded == 0, "kind %u", ops[i].kind);
+    }
+    CHECK_OK(epw_group(c->of[rank], ops, count, NULL, &outcome));
+    CHECK(outcome.degraded == 0);
+}
+
+/* What a rank need not have: recv of a root that broadcasts, send of the others, and of the one or the other
+ * where only the root has one. Of `count` elements, also of those that peers read in memory of the callers.
+ */
+static void run_without(uint32_t rank, void *context) {
+    const comms *c = context;
+    static const uint64_t counts[] = {1, 1000, LEFT_OUT_MAX};
+    uint32_t *own = calloc(LEFT_OUT_MAX * FEW, sizeof *own), *got = calloc(LEFT_OUT_MAX * FEW, sizeof *got);
+    if (own == NULL || got == NULL) abort();
+    for (uint32_t i = 0; i < 3; i++)
+        for (uint32_t root = 0; root < FEW; root++) {
+            uint64_t n = counts[i], bad = 0;
+            bool is_root = rank == root;
+            epw_outcome outcome = EPW_OUTCOME_INIT;
+            for (uint64_t e = 0; e < n * FEW; e++) own[e] = (uint32_t)(rank * 1000003u + root * 31 + i + e);
+#define SENT(from, e) ((uint32_t)((from)*1000003u + root * 31 + i + (e)))
+            CHECK_OK(epw_broadcast(c->of[rank], is_root ? own : NULL, is_root ? NULL : got, n, EPW_TYPE_U32,
+                                   root, NULL, &outcome));
+            bad += outcome.degraded;
+            for (uint64_t e = 0; e < n && !is_root; e++) bad += got[e] != SENT(root, e);
+            CHECK_OK(
+                epw_scatter(c->of[rank], is_root ? own : NULL, got, n, EPW_TYPE_U32, root, NULL, &outcome));
+            bad += outcome.degraded;
+            for (uint64_t e = 0; e < n; e++) bad += got[e] != SENT(root, rank * n + e);
+            CHECK_OK(
+                epw_gather(c->of[rank], own, is_root ? got : NULL, n, EPW_TYPE_U32, root, NULL, &outcome));
+            bad += outcome.degraded;
+            for (uint64_t e = 0; e < n * FEW && is_root; e++) bad += got[e] != SENT((uint32_t)(e / n), e % n);
+            CHECK_OK(epw_reduce(c->of[rank], own, is_root ? got : NULL, n, EPW_TYPE_U32, EPW_SUM, root, NULL,
+                                &outcome));
+            bad += outcome.degraded;
+            for (uint64_t e = 0; e < n && is_root; e++) bad += got[e] != SENT(0, e) + SENT(1, e) + SENT(2, e);
+#undef SENT
+            CHECK_MSG(bad == 0, "rank %u, root %u, count %" PRIu64 ": %" PRIu64 " wrong", rank, root, n, bad);
+        }
+    free(own);
+    free(got);
+}
+
+static void what_is_not_there_is_not_needed(void) {
+    comms c = open_comms(FEW, (epw_comm_config)EPW_COMM_CONFIG_INIT);
+    activate_comms(&c, 1);
+    on_all(FEW, run_of_nothing, &c);
+    on_all(FEW, run_without, &c);
+    close_comms(&c);
+}
+
 int main(void) {
+    what_is_not_there_is_not_needed();
     seeds s = seeds_of_test(CASES);
     for (uint64_t seed = s.first; seed < s.end; seed += s.step) one_case(seed);
     printf("%u operations, of these %u below 64 KiB\n", operations, small_ones);

@@ -2,13 +2,15 @@
 //! and then a small sum of all ranks. Every result that may be used is compared with what the ranks must have given.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
-use epwire::comm::{AllReduceNorm, Blocks, Call, Calls, Reduction};
-use epwire::{Comm, Mask, Outcome};
+use epwire::comm::{AllReduceNorm, Blocks, Call, Calls, CommConfig, Number, Reduction};
+use epwire::{Comm, Error, Mask, Outcome};
 use half::bf16;
 
 use crate::noise::Begun;
 use crate::step::{Stop, meet_fate, report};
+use crate::tensor::Tensor;
 use crate::traffic::mix;
 use crate::wire::{self, Op, Place, Point, Run, Setup, Trap};
 
@@ -32,9 +34,17 @@ pub(crate) enum Kind {
     AllGatherUneven,
     AllToAllUneven,
     ReduceScatterUneven,
+    ReduceInPlace,
+    ReduceScatterInPlace,
+    GatherInPlace,
+    ScatterInPlace,
+    GatherUneven,
+    ScatterUneven,
+    /// Two collectives, and messages round the ring among them, in one call.
+    Group,
 }
 
-pub(crate) const KINDS: [Kind; 17] = [
+pub(crate) const KINDS: [Kind; 24] = [
     Kind::AllReduce,
     Kind::AllReduceInPlace,
     Kind::AllReduceNorm,
@@ -52,6 +62,13 @@ pub(crate) const KINDS: [Kind; 17] = [
     Kind::AllGatherUneven,
     Kind::AllToAllUneven,
     Kind::ReduceScatterUneven,
+    Kind::ReduceInPlace,
+    Kind::ReduceScatterInPlace,
+    Kind::GatherInPlace,
+    Kind::ScatterInPlace,
+    Kind::GatherUneven,
+    Kind::ScatterUneven,
+    Kind::Group,
 ];
 
 /// The most elements of a block, and the number of offsets at which blocks begin in a table.
@@ -61,6 +78,21 @@ const TABLE: usize = 1 << 12;
 const TIMES: u32 = 3;
 /// The value of a place that nobody has written.
 const UNTOUCHED: u32 = u32::MAX;
+/// Tensors of a step, of as many elements as a block for each rank: the most that one has is two of those and a few of
+/// one block.
+const HEAP_TENSORS: u64 = 4;
+
+/// The configuration of a worker's communicator. By a coin flip of the seed tensors lie in memory of its window, where
+/// peers read the large ones.
+pub(crate) fn config(setup: &Setup) -> CommConfig {
+    let in_window = mix(&[setup.seed, u64::MAX]).is_multiple_of(2);
+    let block = (LONGEST * size_of::<u32>()) as u64;
+    CommConfig::default().deadline(Duration::from_millis(setup.deadline_ms)).heap_bytes(if in_window {
+        HEAP_TENSORS * block * u64::from(setup.ranks)
+    } else {
+        0
+    })
+}
 
 /// A communicator and the data of its steps.
 pub(crate) struct Collectives {
@@ -89,8 +121,8 @@ impl Shape {
     /// Elements of what rank `from` gives rank `to`.
     fn part(&self, from: u32, to: u32) -> usize {
         let of = match self.kind {
-            Kind::AllGatherUneven => [from, 0],
-            Kind::ReduceScatterUneven => [to, 1],
+            Kind::AllGatherUneven | Kind::GatherUneven => [from, 0],
+            Kind::ReduceScatterUneven | Kind::ScatterUneven => [to, 1],
             Kind::AllToAllUneven => [from, 2 + to],
             _ => return self.len,
         };
@@ -100,6 +132,22 @@ impl Shape {
             many => many,
         }
     }
+}
+
+/// What the call of [`Kind::Group`] consists of.
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Sum,
+    Rows,
+    Sent,
+    Came,
+}
+
+/// The members before and behind this one in a ring.
+fn neighbours(active: &Mask, me: u32) -> [u32; 2] {
+    let members: Vec<u32> = active.iter().collect();
+    let place = members.iter().take_while(|rank| **rank < me).count();
+    [place + members.len() - 1, place + 1].map(|place| members[place % members.len()])
 }
 
 /// An operation that is to be begun.
@@ -203,22 +251,28 @@ impl Collectives {
         &self.slice(shape, to, times)[..shape.part(to, to)]
     }
 
-    fn blocks(&self, shape: &Shape) -> Vec<u32> {
-        (0..self.setup.ranks).flat_map(|to| self.block(shape, self.setup.rank, to)).copied().collect()
+    fn blocks(&self, shape: &Shape) -> Result<Tensor<u32>, Error> {
+        let to = (0..self.setup.ranks).map(|to| self.block(shape, self.setup.rank, to));
+        self.tensor(&to.collect::<Vec<_>>().concat())
+    }
+
+    fn tensor<T: Number>(&self, elements: &[T]) -> Result<Tensor<T>, Error> {
+        Tensor::new(&self.comm, elements)
     }
 
     fn run(&self, shape: &Shape, active: &Mask, turn: Turn<'_>) -> Result<(), Stop> {
         let (me, ranks, root) = (self.setup.rank, self.setup.ranks, shape.root);
         let is_root = me == root;
-        let own = self.block(shape, me, 0).to_vec();
-        let one = || vec![UNTOUCHED; shape.len];
-        let all = || vec![UNTOUCHED; shape.len * ranks as usize];
-        let none = Vec::<u32>::new;
+        let own = self.tensor(self.block(shape, me, 0))?;
+        let untouched = |len: usize| self.tensor(&vec![UNTOUCHED; len]);
+        let one = || untouched(shape.len);
+        let all = || untouched(shape.len * ranks as usize);
+        let none = || untouched(0);
         let blocks = |part: &dyn Fn(u32) -> usize| Blocks::new((0..ranks).map(part).collect::<Vec<_>>());
         match shape.kind {
             Kind::AllReduce => {
-                let (outcome, (send, recv)) = turn.carry(Call::all_reduce(own, one(), Reduction::Sum))?;
-                wrong_if(send != self.block(shape, me, 0), || format!("{shape:?}: the input has changed"))?;
+                let (outcome, (send, recv)) = turn.carry(Call::all_reduce(own, one()?, Reduction::Sum))?;
+                unchanged(shape, &send, self.block(shape, me, 0))?;
                 self.check_sum(shape, active, &outcome, &recv, 0)
             }
             Kind::AllReduceInPlace => {
@@ -227,47 +281,47 @@ impl Collectives {
             }
             Kind::AllReduceNorm => self.run_norm(shape, active, turn),
             Kind::Reduce => {
-                let recv = if is_root { one() } else { none() };
+                let recv = if is_root { one()? } else { none()? };
                 let (outcome, (_, recv)) = turn.carry(Call::reduce(own, recv, Reduction::Sum, root))?;
                 if is_root { self.check_sum(shape, active, &outcome, &recv, 0) } else { Ok(()) }
             }
             Kind::ReduceScatter => {
-                let call = Call::reduce_scatter(self.blocks(shape), one(), Reduction::Sum);
+                let call = Call::reduce_scatter(self.blocks(shape)?, one()?, Reduction::Sum);
                 let (outcome, (_, recv)) = turn.carry(call)?;
                 self.check_sum(shape, active, &outcome, &recv, me)
             }
             Kind::AllGather => {
-                let (outcome, (_, recv)) = turn.carry(Call::all_gather(own, all()))?;
+                let (outcome, (_, recv)) = turn.carry(Call::all_gather(own, all()?))?;
                 self.check_blocks(shape, active, &outcome, &recv, 0)
             }
             Kind::AllToAll => {
-                let (outcome, (_, recv)) = turn.carry(Call::all_to_all(self.blocks(shape), all()))?;
+                let (outcome, (_, recv)) = turn.carry(Call::all_to_all(self.blocks(shape)?, all()?))?;
                 self.check_blocks(shape, active, &outcome, &recv, me)
             }
             Kind::Gather => {
-                let recv = if is_root { all() } else { none() };
+                let recv = if is_root { all()? } else { none()? };
                 let (outcome, (_, recv)) = turn.carry(Call::gather(own, recv, root))?;
                 if is_root { self.check_blocks(shape, active, &outcome, &recv, 0) } else { Ok(()) }
             }
             Kind::Broadcast => {
-                let buffer = if is_root { own } else { one() };
+                let buffer = if is_root { own } else { one()? };
                 let (outcome, buffer) = turn.carry(Call::broadcast(buffer, root))?;
                 self.check_block(shape, &outcome, &buffer, root, 0)
             }
             Kind::Scatter => {
-                let send = if is_root { self.blocks(shape) } else { none() };
-                let (outcome, (_, recv)) = turn.carry(Call::scatter(send, one(), root))?;
+                let send = if is_root { self.blocks(shape)? } else { none()? };
+                let (outcome, (_, recv)) = turn.carry(Call::scatter(send, one()?, root))?;
                 self.check_block(shape, &outcome, &recv, root, me)
             }
             Kind::Barrier => turn.carry(Call::barrier()).map(drop),
             Kind::AllGatherInPlace => {
-                let mut buffer = all();
+                let mut buffer = all()?;
                 buffer[me as usize * shape.len..][..shape.len].copy_from_slice(&own);
                 let (outcome, buffer) = turn.carry(Call::all_gather_in_place(buffer))?;
                 self.check_blocks(shape, active, &outcome, &buffer, 0)
             }
             Kind::AllToAllInPlace => {
-                let mut buffer = self.blocks(shape);
+                let mut buffer = self.blocks(shape)?;
                 for absent in (0..ranks).filter(|rank| !active.contains(*rank)) {
                     buffer[absent as usize * shape.len..][..shape.len].fill(UNTOUCHED);
                 }
@@ -276,28 +330,96 @@ impl Collectives {
             }
             Kind::AllGatherUneven => {
                 let whole = blocks(&|from| shape.part(from, 0));
-                let (outcome, (_, recv)) = turn.carry(Call::all_gather_blocks(own, all(), whole))?;
+                let (outcome, (_, recv)) = turn.carry(Call::all_gather_blocks(own, all()?, whole))?;
                 self.check_blocks(shape, active, &outcome, &recv, 0)
             }
             Kind::AllToAllUneven => {
                 let (to, from) = (blocks(&|to| shape.part(me, to)), blocks(&|from| shape.part(from, me)));
-                let call = Call::all_to_all_blocks(self.blocks(shape), to, all(), from);
+                let call = Call::all_to_all_blocks(self.blocks(shape)?, to, all()?, from);
                 let (outcome, (_, recv)) = turn.carry(call)?;
                 self.check_blocks(shape, active, &outcome, &recv, me)
             }
             Kind::ReduceScatterUneven => {
                 let parts = blocks(&|to| shape.part(me, to));
-                let recv = vec![UNTOUCHED; shape.part(me, me)];
-                let call = Call::reduce_scatter_blocks(self.blocks(shape), recv, parts, Reduction::Sum);
+                let recv = untouched(shape.part(me, me))?;
+                let call = Call::reduce_scatter_blocks(self.blocks(shape)?, recv, parts, Reduction::Sum);
                 let (outcome, (_, recv)) = turn.carry(call)?;
                 self.check_sum(shape, active, &outcome, &recv, me)
             }
+            Kind::ReduceInPlace => {
+                let (outcome, buffer) = turn.carry(Call::reduce_in_place(own, Reduction::Sum, root))?;
+                match is_root {
+                    true => self.check_sum(shape, active, &outcome, &buffer, 0),
+                    false => unchanged(shape, &buffer, self.block(shape, me, 0)),
+                }
+            }
+            Kind::ReduceScatterInPlace => {
+                let call = Call::reduce_scatter_in_place(self.blocks(shape)?, Reduction::Sum);
+                let (outcome, buffer) = turn.carry(call)?;
+                let sum = &buffer[me as usize * shape.len..][..shape.len];
+                self.check_sum(shape, active, &outcome, sum, me)
+            }
+            Kind::GatherInPlace => {
+                let mut buffer = if is_root { all()? } else { self.tensor(&own)? };
+                if is_root {
+                    buffer[me as usize * shape.len..][..shape.len].copy_from_slice(&own);
+                }
+                let (outcome, buffer) = turn.carry(Call::gather_in_place(buffer, root))?;
+                match is_root {
+                    true => self.check_blocks(shape, active, &outcome, &buffer, 0),
+                    false => unchanged(shape, &buffer, &own),
+                }
+            }
+            Kind::ScatterInPlace => {
+                let buffer = if is_root { self.blocks(shape)? } else { one()? };
+                let (outcome, buffer) = turn.carry(Call::scatter_in_place(buffer, root))?;
+                match is_root {
+                    true => unchanged(shape, &buffer, &self.blocks(shape)?),
+                    false => self.check_block(shape, &outcome, &buffer, root, me),
+                }
+            }
+            Kind::GatherUneven => {
+                let whole = blocks(&|from| shape.part(from, 0));
+                let recv = if is_root { all()? } else { none()? };
+                let (outcome, (_, recv)) = turn.carry(Call::gather_blocks(own, recv, whole, root))?;
+                if is_root { self.check_blocks(shape, active, &outcome, &recv, 0) } else { Ok(()) }
+            }
+            Kind::ScatterUneven => {
+                let parts = blocks(&|to| shape.part(root, to));
+                let send = if is_root { self.blocks(shape)? } else { none()? };
+                let recv = untouched(shape.part(root, me))?;
+                let (outcome, (_, recv)) = turn.carry(Call::scatter_blocks(send, recv, parts, root))?;
+                self.check_block(shape, &outcome, &recv, root, me)
+            }
+            Kind::Group => {
+                let [before, next] = neighbours(active, me);
+                let mut gathered = all()?;
+                gathered[me as usize * shape.len..][..shape.len].copy_from_slice(&own);
+                let mut calls = vec![
+                    (Part::Sum, Call::all_reduce_in_place(self.tensor(&own)?, Reduction::Sum)),
+                    (Part::Rows, Call::all_gather_in_place(gathered)),
+                ];
+                // Each rank lists its messages at places of its own.
+                let messages = [
+                    (Part::Sent, Call::send(own, next, turn.step)),
+                    (Part::Came, Call::recv(one()?, before, turn.step)),
+                ];
+                for (i, message) in (0..).zip(messages) {
+                    let place = mix(&[shape.hash, me.into(), i]) as usize % (calls.len() + 1);
+                    calls.insert(place, message);
+                }
+                let (parts, calls): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
+                let (outcome, buffers) = turn.carry(calls)?;
+                parts.into_iter().zip(buffers).try_for_each(|(part, buffer)| match part {
+                    Part::Sum => self.check_sum(shape, active, &outcome, &buffer, 0),
+                    Part::Rows => self.check_blocks(shape, active, &outcome, &buffer, 0),
+                    Part::Sent => unchanged(shape, &buffer, self.block(shape, me, 0)),
+                    Part::Came => self.check_block(shape, &outcome, &buffer, before, 0),
+                })
+            }
             Kind::Ring => {
-                let members: Vec<u32> = active.iter().collect();
-                let place = members.iter().take_while(|rank| **rank < me).count();
-                let next = members[(place + 1) % members.len()];
-                let before = members[(place + members.len() - 1) % members.len()];
-                let calls = (Call::send(own, next, turn.step), Call::recv(one(), before, turn.step));
+                let [before, next] = neighbours(active, me);
+                let calls = (Call::send(own, next, turn.step), Call::recv(one()?, before, turn.step));
                 let (outcome, (_, recv)) = turn.carry_as(wire::Call::Exchange, calls)?;
                 self.check_block(shape, &outcome, &recv, before, 0)
             }
@@ -316,11 +438,13 @@ impl Collectives {
                 .collect()
         };
         let given = numbers(self.times(shape, self.setup.rank, 0));
-        let (ones, zeros) = (|| vec![bf16::ONE; shape.len], || vec![bf16::ZERO; shape.len]);
+        let all = |value: bf16| self.tensor(&vec![value; shape.len]);
         let weight = vec![bf16::ONE; CHANNELS];
-        let call = AllReduceNorm::new(given.clone(), zeros(), weight, zeros(), CHANNELS).residual(ones());
+        let (recv, out) = (all(bf16::ZERO)?, all(bf16::ZERO)?);
+        let call = AllReduceNorm::new(self.tensor(&given)?, recv, weight, out, CHANNELS);
+        let call = call.residual(all(bf16::ONE)?);
         let (outcome, found) = turn.carry(call)?;
-        wrong_if(found.send != given, || format!("{shape:?}: the input has changed"))?;
+        wrong_if(*found.send != *given, || format!("{shape:?}: the input has changed"))?;
         if !outcome.is_complete() {
             return Ok(());
         }
@@ -331,7 +455,7 @@ impl Collectives {
             let root = 1.0 / (squares / CHANNELS as f32 + 1e-6).sqrt();
             row.iter().map(move |x| bf16::from_f32(x * root))
         });
-        wrong_if(found.recv != sum, || format!("{shape:?}: a complete sum is wrong"))?;
+        wrong_if(*found.recv != *sum, || format!("{shape:?}: a complete sum is wrong"))?;
         wrong_if(!found.residual.iter().map(|x| x.to_f32()).eq(residual.iter().copied()), || {
             format!("{shape:?}: the residual of a complete sum is wrong")
         })?;
@@ -404,6 +528,11 @@ impl Collectives {
         };
         meet_fate(&self.windows, trap, offset);
     }
+}
+
+/// Memory of which an operation writes nothing here, whatever happens.
+fn unchanged(shape: &Shape, found: &[u32], before: &[u32]) -> Result<(), Stop> {
+    wrong_if(found != before, || format!("{shape:?}: a buffer that is only read has changed"))
 }
 
 fn wrong_if(wrong: bool, text: impl FnOnce() -> String) -> Result<(), Stop> {

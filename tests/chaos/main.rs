@@ -22,6 +22,7 @@ mod prefill;
 mod prefills;
 mod step;
 mod stops;
+mod tensor;
 mod traffic;
 mod trap;
 mod verdict;

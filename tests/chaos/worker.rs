@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::io::{BufRead, Lines, StdinLock, Write};
 use std::time::{Duration, Instant};
 
-use epwire::comm::CommConfig;
 use epwire::group::GroupOptions;
 use epwire::prefill::PrefillBuffer;
 use epwire::{Comm, EpBuffer, EpConfig, Error, Group, Mask};
 
 use crate::clock;
-use crate::collective::Collectives;
+use crate::collective::{self, Collectives};
 use crate::noise::{self, Begun, deadline};
 use crate::prefill::{Prefill, prefill_config};
 use crate::step::{Bench, Stop};
@@ -86,10 +85,6 @@ pub(crate) fn config(setup: &Setup) -> EpConfig {
     config
 }
 
-fn comm_config(setup: &Setup) -> CommConfig {
-    CommConfig::default().deadline(Duration::from_millis(setup.deadline_ms))
-}
-
 /// A worker has one of `bench`, `collectives` and `prefill`, or none.
 struct Worker {
     commands: Lines<StdinLock<'static>>,
@@ -116,7 +111,7 @@ impl Worker {
     fn obey(&mut self, command: Command) -> Result<Option<Reply>, Stop> {
         match command {
             Command::Create(setup) if setup.end == End::Comm => {
-                let comm = Comm::unconnected(setup.rank, setup.ranks, comm_config(&setup))?;
+                let comm = Comm::unconnected(setup.rank, setup.ranks, collective::config(&setup))?;
                 self.collectives = Some(Collectives::new(setup, comm));
             }
             Command::Create(setup) if setup.end == End::Prefill => {
@@ -160,7 +155,7 @@ impl Worker {
                 self.group = Some(Group::join_blocking(options).map_err(Error::from)?);
             }
             Command::CreateInGroup(setup) if setup.end == End::Comm => {
-                let comm = Comm::create_blocking(self.group(), comm_config(&setup))?;
+                let comm = Comm::create_blocking(self.group(), collective::config(&setup))?;
                 self.collectives = Some(Collectives::new(setup, comm));
             }
             Command::CreateInGroup(setup) => {
@@ -168,7 +163,7 @@ impl Worker {
                 self.bench = Some(Bench::new(setup, buffer)?);
             }
             Command::CreateAwaiting(setup) if setup.end == End::Comm => {
-                let (group, config) = (self.group().clone(), comm_config(&setup));
+                let (group, config) = (self.group().clone(), collective::config(&setup));
                 let everyone = Mask::all(setup.ranks);
                 let (comm, subset) = clock::beside(async move {
                     let comm = Comm::create(&group, config).await?;

@@ -18,8 +18,9 @@ mod refused;
 mod registrations;
 mod subsets;
 mod together;
+mod wide;
 
-use epwire::comm::{CommConfig, Work};
+use epwire::comm::CommConfig;
 use epwire::{Comm, Group};
 
 use groups::groups;
@@ -50,7 +51,10 @@ fn complete(ended: epwire::Result<epwire::Outcome>) {
 }
 
 /// Awaits works of several communicators, each in a task of its own: waiting for one of them does not advance another.
-fn all_of<B: Send + 'static>(works: Vec<Work<B>>) -> Vec<(epwire::Result<epwire::Outcome>, B)> {
+fn all_of<W>(works: Vec<W>) -> Vec<W::Output>
+where
+    W: Future<Output: Send + 'static> + Send + 'static,
+{
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let tasks: Vec<_> = works.into_iter().map(tokio::spawn).collect();

@@ -15,7 +15,7 @@ fn value(rank: usize, i: usize) -> i32 {
 }
 
 /// Numbers as a test makes and reads them.
-trait Small: Number + PartialEq + std::fmt::Debug {
+pub(crate) trait Small: Number + PartialEq + std::fmt::Debug {
     fn of(value: i32) -> Self;
 }
 
@@ -33,12 +33,12 @@ small!(
     f16: |v| f16::from_f32(v as f32), bf16: |v| bf16::from_f32(v as f32), f32: |v| v as f32, f64: f64::from
 );
 
-fn own<T: Small>(rank: usize, len: usize) -> Vec<T> {
+pub(crate) fn own<T: Small>(rank: usize, len: usize) -> Vec<T> {
     (0..len).map(|i| T::of(value(rank, i))).collect()
 }
 
 /// Element i of the reduction over all ranks.
-fn reduced<T: Small>(ranks: usize, len: usize, reduction: Reduction) -> Vec<T> {
+pub(crate) fn reduced<T: Small>(ranks: usize, len: usize, reduction: Reduction) -> Vec<T> {
     let element = |i| {
         let values = (0..ranks).map(|rank| value(rank, i));
         T::of(match reduction {
@@ -51,11 +51,61 @@ fn reduced<T: Small>(ranks: usize, len: usize, reduction: Reduction) -> Vec<T> {
     (0..len).map(element).collect()
 }
 
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Product, Reduction::Min, Reduction::Max];
+pub(crate) const REDUCTIONS: [Reduction; 4] =
+    [Reduction::Sum, Reduction::Product, Reduction::Min, Reduction::Max];
 
-/// Every operation once, with `n` elements in each block.
-fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction) {
+const GUARDS: usize = 8;
+
+/// Elements that begin so many behind the beginning of an allocation, and hence mostly at no boundary of 16 bytes,
+/// between others that nobody may write.
+struct Within<T: Small> {
+    whole: Vec<T>,
+    from: usize,
+    guard: T,
+}
+
+impl<T: Small> Within<T> {
+    /// What must not be written is another number on each rank.
+    fn new(from: usize, elements: &[T], rank: usize) -> Self {
+        let guard = T::of(20 + rank as i32);
+        Self { whole: [&vec![guard; from], elements, &[guard; GUARDS]].concat(), from, guard }
+    }
+
+    fn inner(&self) -> std::ops::Range<usize> {
+        self.from..self.whole.len() - GUARDS
+    }
+}
+
+impl<T: Small> std::ops::Deref for Within<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.whole[self.inner()]
+    }
+}
+
+impl<T: Small> std::ops::DerefMut for Within<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let inner = self.inner();
+        &mut self.whole[inner]
+    }
+}
+
+impl<T: Small> Drop for Within<T> {
+    fn drop(&mut self) {
+        let inner = self.inner();
+        let outer = || self.whole[..inner.start].iter().chain(&self.whole[inner.end..]);
+        if !std::thread::panicking() {
+            assert!(outer().all(|x| *x == self.guard), "what lies beside a buffer was written");
+        }
+    }
+}
+
+/// Every operation once, with `n` elements in each block, in buffers that begin `from` elements behind the beginning of
+/// an allocation.
+pub(crate) fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction, from: usize) {
     let (me, ranks) = (comm.rank() as usize, comm.ranks() as usize);
+    let within = |elements: Vec<T>| Within::new(from, &elements, me);
+    let none = || within(Vec::new());
     let zero = T::of(9);
     let root = (n % ranks) as u32;
     let is_root = root == comm.rank();
@@ -64,67 +114,86 @@ fn all<T: Small>(comm: &Comm, n: usize, reduction: Reduction) {
     let block = me * n..(me + 1) * n;
 
     complete(comm.barrier_blocking());
-    let mut buffer = if is_root { own::<T>(me, n) } else { vec![zero; n] };
+    let mut buffer = within(if is_root { own::<T>(me, n) } else { vec![zero; n] });
     complete(comm.broadcast_blocking(&mut buffer, root));
-    assert_eq!(buffer, own::<T>(root as usize, n));
+    assert_eq!(*buffer, own::<T>(root as usize, n));
 
-    let (send, mut recv) = (own::<T>(me, n), vec![zero; n]);
+    let (send, mut recv) = (within(own::<T>(me, n)), within(vec![zero; n]));
     complete(comm.all_reduce_blocking(&send, &mut recv, reduction));
-    assert_eq!(recv, sum[..n]);
-    let mut buffer = send.clone();
+    assert_eq!(*recv, sum[..n]);
+    let mut buffer = within(send.to_vec());
     complete(comm.all_reduce_in_place_blocking(&mut buffer, reduction));
-    assert_eq!(buffer, sum[..n]);
+    assert_eq!(*buffer, sum[..n]);
 
-    let mut recv = if is_root { vec![zero; n] } else { Vec::new() };
+    let mut recv = if is_root { within(vec![zero; n]) } else { none() };
     complete(comm.reduce_blocking(&send, &mut recv, reduction, root));
-    assert_eq!(recv, if is_root { sum[..n].to_vec() } else { Vec::new() });
-    let mut buffer = send.clone();
+    assert_eq!(*recv, if is_root { sum[..n].to_vec() } else { Vec::new() });
+    let mut buffer = within(send.to_vec());
     complete(comm.reduce_in_place_blocking(&mut buffer, reduction, root));
-    assert_eq!(buffer, if is_root { sum[..n].to_vec() } else { send.clone() });
+    assert_eq!(*buffer, if is_root { sum[..n].to_vec() } else { send.to_vec() });
 
-    let mut recv = vec![zero; n];
-    complete(comm.reduce_scatter_blocking(&own::<T>(me, ranks * n), &mut recv, reduction));
-    assert_eq!(recv, sum[block.clone()]);
-    let mut buffer = own::<T>(me, ranks * n);
+    let mut recv = within(vec![zero; n]);
+    complete(comm.reduce_scatter_blocking(&within(own::<T>(me, ranks * n)), &mut recv, reduction));
+    assert_eq!(*recv, sum[block.clone()]);
+    let mut buffer = within(own::<T>(me, ranks * n));
     complete(comm.reduce_scatter_in_place_blocking(&mut buffer, reduction));
     assert_eq!(buffer[block.clone()], sum[block.clone()]);
 
-    let mut recv = vec![zero; ranks * n];
+    let mut recv = within(vec![zero; ranks * n]);
     complete(comm.all_gather_blocking(&send, &mut recv));
-    assert_eq!(recv, gathered);
-    let mut buffer = vec![zero; ranks * n];
+    assert_eq!(*recv, gathered);
+    let mut buffer = within(vec![zero; ranks * n]);
     buffer[block.clone()].copy_from_slice(&send);
     complete(comm.all_gather_in_place_blocking(&mut buffer));
-    assert_eq!(buffer, gathered);
+    assert_eq!(*buffer, gathered);
 
     // Element (from, to, i): rank `from` has it in row `to`.
     let row = |from: usize, to: usize| (0..n).map(move |i| T::of(value(from * 3 + to, i)));
-    let sent: Vec<T> = (0..ranks).flat_map(|to| row(me, to)).collect();
+    let sent = within((0..ranks).flat_map(|to| row(me, to)).collect());
     let came: Vec<T> = (0..ranks).flat_map(|from| row(from, me)).collect();
-    let mut recv = vec![zero; ranks * n];
+    let mut recv = within(vec![zero; ranks * n]);
     complete(comm.all_to_all_blocking(&sent, &mut recv));
-    assert_eq!(recv, came);
-    let mut buffer = sent.clone();
+    assert_eq!(*recv, came);
+    let mut buffer = within(sent.to_vec());
     complete(comm.all_to_all_in_place_blocking(&mut buffer));
-    assert_eq!(buffer, came);
+    assert_eq!(*buffer, came);
 
-    let mut recv = if is_root { vec![zero; ranks * n] } else { Vec::new() };
+    let mut recv = if is_root { within(vec![zero; ranks * n]) } else { none() };
     complete(comm.gather_blocking(&send, &mut recv, root));
-    assert_eq!(recv, if is_root { gathered.clone() } else { Vec::new() });
-    let mut buffer = if is_root { vec![zero; ranks * n] } else { send.clone() };
+    assert_eq!(*recv, if is_root { gathered.clone() } else { Vec::new() });
+    let mut buffer = within(if is_root { vec![zero; ranks * n] } else { send.to_vec() });
     if is_root {
         buffer[block].copy_from_slice(&send);
     }
     complete(comm.gather_in_place_blocking(&mut buffer, root));
-    assert_eq!(buffer, if is_root { gathered.clone() } else { send.clone() });
+    assert_eq!(*buffer, if is_root { gathered.clone() } else { send.to_vec() });
 
-    let whole = if is_root { gathered.clone() } else { Vec::new() };
-    let mut recv = vec![zero; n];
+    let whole = if is_root { within(gathered.clone()) } else { none() };
+    let mut recv = within(vec![zero; n]);
     complete(comm.scatter_blocking(&whole, &mut recv, root));
-    assert_eq!(recv, send);
-    let mut buffer = if is_root { gathered.clone() } else { vec![zero; n] };
+    assert_eq!(*recv, *send);
+    let mut buffer = within(if is_root { gathered.clone() } else { vec![zero; n] });
     complete(comm.scatter_in_place_blocking(&mut buffer, root));
-    assert_eq!(buffer, if is_root { gathered } else { send });
+    assert_eq!(*buffer, if is_root { gathered } else { send.to_vec() });
+}
+
+/// In each turn all types, every reduction and every length; in four turns each type with every one of them.
+pub(crate) fn matrix(comm: &Comm, lengths: [usize; 4], turns: usize) {
+    for turn in 0..turns {
+        let of = |ty: usize| (lengths[(turn + ty) % 4], REDUCTIONS[(turn + ty / 3) % 4], (turn + ty) % 4);
+        macro_rules! types {
+            ($($ty:ty),*) => {
+                let mut number = 0;
+                $(
+                    let (n, reduction, from) = of(number);
+                    all::<$ty>(comm, n, reduction, from);
+                    number += 1;
+                )*
+                assert_eq!(number, 10, "Number has so many types");
+            };
+        }
+        types!(i8, u8, i32, u32, i64, u64, f16, bf16, f32, f64);
+    }
 }
 
 #[test]
@@ -133,20 +202,20 @@ fn every_operation_of_every_type_gives_what_it_must() {
         ranks(count, &CommConfig::default(), |comm| {
             let lengths = [0, 1, 3, 64, 1023, 5000];
             for (turn, n) in lengths.into_iter().enumerate() {
-                let reduction = REDUCTIONS[turn % 4];
-                all::<i8>(comm, n, reduction);
-                all::<u8>(comm, n, reduction);
-                all::<i32>(comm, n, reduction);
-                all::<u32>(comm, n, reduction);
-                all::<i64>(comm, n, reduction);
-                all::<u64>(comm, n, reduction);
-                all::<f16>(comm, n, reduction);
-                all::<bf16>(comm, n, reduction);
-                all::<f32>(comm, n, reduction);
-                all::<f64>(comm, n, reduction);
+                let (reduction, from) = (REDUCTIONS[turn % 4], turn / 2);
+                all::<i8>(comm, n, reduction, from);
+                all::<u8>(comm, n, reduction, from);
+                all::<i32>(comm, n, reduction, from);
+                all::<u32>(comm, n, reduction, from);
+                all::<i64>(comm, n, reduction, from);
+                all::<u64>(comm, n, reduction, from);
+                all::<f16>(comm, n, reduction, from);
+                all::<bf16>(comm, n, reduction, from);
+                all::<f32>(comm, n, reduction, from);
+                all::<f64>(comm, n, reduction, from);
             }
             for reduction in REDUCTIONS {
-                all::<f32>(comm, 70_001, reduction);
+                all::<f32>(comm, 70_001, reduction, 1);
             }
         });
     }

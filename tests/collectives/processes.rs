@@ -1,8 +1,9 @@
 //! Ranks as processes of this very program: communicators, a subset and a buffer together, and a rank that dies.
 
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
-use epwire::comm::{CommConfig, Reduction};
+use epwire::comm::{Call, CommBuffer, CommConfig, Reduction, Work};
 use epwire::env::Token;
 use epwire::group::GroupOptions;
 use epwire::launch::{
@@ -11,13 +12,13 @@ use epwire::launch::{
 };
 use epwire::rendezvous::driver::{Heartbeat, Server, ServerOptions};
 use epwire::{
-    Combine, CombineOutput, Comm, Dispatch, EpBuffer, EpConfig, Group, HostBuffer, Layout, Mask, Payload,
-    TensorMut, TensorRef,
+    Combine, CombineOutput, Comm, Dispatch, EpBuffer, EpConfig, Group, HostBuffer, Layout, Mask, Outcome,
+    Payload, TensorMut, TensorRef,
 };
 use half::bf16;
 
 use crate::random::Random;
-use crate::{all_of, complete};
+use crate::{all_of, complete, operations};
 
 const HIDDEN: usize = 64;
 const DEADLINE: Duration = Duration::from_millis(800);
@@ -48,8 +49,13 @@ fn run(test: &str, ranks: u32) {
 }
 
 #[test]
-fn communicators_a_subset_and_a_buffer_go_on_together_in_any_order() {
+fn operations_of_communicators_a_subset_and_a_buffer_go_on_together_in_any_order() {
     (1..=9).for_each(|ranks| run("mixing_rank", ranks));
+}
+
+#[test]
+fn every_operation_of_every_type_between_processes() {
+    [2, 3, 9].iter().for_each(|ranks| run("matrix_rank", *ranks));
 }
 
 #[test]
@@ -93,6 +99,109 @@ fn config(ranks: u32) -> EpConfig {
 
 #[test]
 #[ignore = "is a rank that another test starts"]
+fn matrix_rank() {
+    let group = join();
+    if group.rank() % 2 == 1 {
+        // From others these ranks then read what is large in its caller's memory, whatever is faster here.
+        // SAFETY: no other thread of this process looks at its environment now.
+        unsafe { std::env::set_var(epwire::env::PULL_FROM, "16384") };
+    }
+    let comm =
+        Comm::create_blocking(&group, CommConfig::default().deadline(Duration::from_secs(20))).unwrap();
+    // Many ranks take long for each call where they share few cores.
+    operations::matrix(&comm, [0, 3, 1023, 5000], if group.world() <= 3 { 4 } else { 1 });
+    operations::all::<f64>(&comm, 40_001, Reduction::Sum, 1);
+    group.barrier_blocking("end").unwrap();
+    drop(comm);
+    group.leave_blocking().unwrap();
+}
+
+const OPERATIONS: usize = 11;
+/// A work, and with its end what it has received.
+type Ending = Pin<Box<dyn Future<Output = (epwire::Result<Outcome>, Vec<f32>)> + Send>>;
+
+fn ending<B: Send + 'static>(work: Work<B>, received: impl FnOnce(B) -> Vec<f32> + Send + 'static) -> Ending {
+    Box::pin(async move {
+        let (outcome, buffers) = work.await;
+        (outcome, received(buffers))
+    })
+}
+
+/// Begins an operation, in place but for the first and the last, in memory of the window. Returns also what it must
+/// receive.
+fn begin(comm: &Comm, operation: usize, n: usize) -> (Ending, Vec<f32>) {
+    let (me, ranks) = (comm.rank() as usize, comm.ranks() as usize);
+    let window = |elements: &[f32]| {
+        let mut memory = comm.alloc::<f32>(elements.len()).unwrap();
+        memory.copy_from_slice(elements);
+        memory
+    };
+    let whole = |memory: CommBuffer<f32>| memory.to_vec();
+    let n = if operation < 4 { n.min(100_000) } else { n.min(100_000).div_ceil(ranks) };
+    let root = n % ranks;
+    let is_root = me == root;
+    let own = |rank: usize| operations::own::<f32>(rank, n);
+    let sum = || operations::reduced::<f32>(ranks, n * ranks, Reduction::Sum);
+    let gathered = || (0..ranks).flat_map(own).collect::<Vec<_>>();
+    let block = me * n..(me + 1) * n;
+    let mut alone = vec![9.0; n * ranks];
+    alone[block.clone()].copy_from_slice(&own(me));
+    match operation {
+        0 => {
+            let work = comm.all_reduce(window(&own(me)), vec![9.0; n], Reduction::Sum);
+            (ending(work, |(_, recv)| recv), sum()[..n].to_vec())
+        }
+        1 => {
+            let work = comm.all_reduce_in_place(window(&own(me)), Reduction::Max);
+            (ending(work, whole), operations::reduced(ranks, n, Reduction::Max))
+        }
+        2 => {
+            let buffer = if is_root { own(me) } else { vec![9.0; n] };
+            (ending(comm.broadcast(window(&buffer), root as u32), whole), own(root))
+        }
+        3 => {
+            let work = comm.reduce_in_place(window(&own(me)), Reduction::Sum, root as u32);
+            (ending(work, whole), if is_root { sum()[..n].to_vec() } else { own(me) })
+        }
+        4 => {
+            let send = operations::own::<f32>(me, n * ranks);
+            let work = comm.reduce_scatter_in_place(window(&send), Reduction::Sum);
+            let expected = sum()[block.clone()].to_vec();
+            (ending(work, |buffer| buffer[block].to_vec()), expected)
+        }
+        5 => (ending(comm.all_gather_in_place(window(&alone)), whole), gathered()),
+        6 => {
+            // Rank f gives rank t what belongs to 3 f + t.
+            let to: Vec<f32> = (0..ranks).flat_map(|to| own(3 * me + to)).collect();
+            let from = (0..ranks).flat_map(|from| own(3 * from + me)).collect();
+            (ending(comm.all_to_all_in_place(window(&to)), whole), from)
+        }
+        7 => {
+            let buffer = if is_root { alone } else { own(me) };
+            let work = comm.gather_in_place(window(&buffer), root as u32);
+            (ending(work, whole), if is_root { gathered() } else { own(me) })
+        }
+        8 => {
+            let buffer = if is_root { gathered() } else { vec![9.0; n] };
+            let work = comm.scatter_in_place(window(&buffer), root as u32);
+            (ending(work, whole), if is_root { gathered() } else { own(me) })
+        }
+        9 => (ending(comm.barrier(), |()| Vec::new()), Vec::new()),
+        _ => {
+            let (after, before) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+            let calls = (
+                Call::send(window(&own(me)), after as u32, 7),
+                Call::all_reduce_in_place(window(&own(me)), Reduction::Sum),
+                Call::recv(vec![9.0; n], before as u32, 7),
+            );
+            let expected = [&sum()[..n], &own(before)].concat();
+            (ending(comm.begin(calls), |(_, sum, came)| [&sum[..], &came].concat()), expected)
+        }
+    }
+}
+
+#[test]
+#[ignore = "is a rank that another test starts"]
 fn mixing_rank() {
     let group = join();
     let (rank, ranks) = (group.rank(), group.world());
@@ -104,7 +213,7 @@ fn mixing_rank() {
     let mine: Mask = if rank < middle { 0..middle } else { middle..ranks }.collect();
     let half = first.subset_blocking(&mine).unwrap().unwrap();
     let all = Mask::all(ranks);
-    let comms = [(&first, sum_of(&all)), (&second, sum_of(&all)), (&half, sum_of(&mine))];
+    let comms = [&first, &second, &half];
     let mut own = Random::new(u64::from(rank) + 77);
     // As many as ever with four ranks, fewer where each of them takes longer.
     for round in 0..if ranks == 4 { 60u64 } else { 60 / u64::from(ranks + 2) } {
@@ -114,21 +223,18 @@ fn mixing_rank() {
         own.shuffle(&mut order);
         let mut begun = Vec::new();
         for what in order {
-            let Some((comm, sum)) = usize::try_from(what).ok().map(|at| comms[at]) else {
+            let Some(comm) = usize::try_from(what).ok().map(|at| comms[at]) else {
                 assert_eq!(exchange(&buffer), all);
                 continue;
             };
-            let n =
-                1 + Random::new(round * 10 + what as u64).below(if round % 7 == 0 { 400_000 } else { 3000 });
-            let mut send = comm.alloc::<f32>(n.min(100_000)).unwrap();
-            send.fill(rank as f32 + 1.0);
-            let recv = vec![0f32; send.len()];
-            begun.push((comm.all_reduce(send, recv, Reduction::Sum), sum));
+            let mut shared = Random::new(round * 10 + what as u64);
+            let n = 1 + shared.below(if round % 7 == 0 { 400_000 } else { 3000 });
+            begun.push(begin(comm, (round as usize + what as usize * 3) % OPERATIONS, n));
         }
-        let (works, sums): (Vec<_>, Vec<_>) = begun.into_iter().unzip();
-        for ((outcome, (_, recv)), sum) in all_of(works).into_iter().zip(sums) {
+        let (works, all_expected): (Vec<_>, Vec<_>) = begun.into_iter().unzip();
+        for ((outcome, found), expected) in all_of(works).into_iter().zip(all_expected) {
             complete(outcome);
-            assert!(recv.iter().all(|x| *x == sum as f32), "round {round}: {} for {sum}", recv[0]);
+            assert!(found == expected, "round {round}");
         }
     }
     // Nobody leaves before all have received everything from it.
