@@ -308,7 +308,7 @@ static int launch_norm(const enqueuing *e, const epw_coll *c, const epw_call *ca
     if (takes_one_kernel(g, n))
         return epw_coll_gpu_run_norm(&args, blocks_for(&g->window, norm_blocks(n)), e->on.stream);
     int error = launch_dense(e, &args.common);
-    if (error != cudaSuccess) return error;
+    if (error != cudaSuccess || n->rows == 0) return error;
     return epw_coll_gpu_run_norm_alone(&args, blocks_for(&g->window, n->rows), e->on.stream);
 }
 
