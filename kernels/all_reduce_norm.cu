@@ -59,10 +59,9 @@ extern "C" int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t bl
 }
 
 extern "C" int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks, void *stream) {
-    // No more teams than there are rows for, but one if there are none.
+    // No more teams than there are rows for.
     const uint32_t teams = epw::teams_for(args->hidden);
-    const uint64_t each = args->rows > 0 ? (args->rows + blocks - 1) / blocks : 1,
-                   begun = each < 1u << teams ? each : 1u << teams;
+    const uint64_t each = (args->rows + blocks - 1) / blocks, begun = each < 1u << teams ? each : 1u << teams;
     return epw::launch_in_stream(epw::norm_kernels_of(*args).alone[teams], blocks, uint32_t(begun) * (epw::kNormThreads >> teams),
                                  0, static_cast<cudaStream_t>(stream), *args);
 }

@@ -272,7 +272,7 @@ int epw_coll_gpu_prepare_norm(void);
 
 int epw_coll_gpu_run(const epw_coll_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_blocks(const epw_coll_blocks_args *args, uint32_t blocks, void *stream);
-/* By packets, in one kernel, with a warp for each piece of 128 elements; and what follows a sum. */
+/* By packets, in one kernel, with a warp for each piece of 128 elements; and what follows the sum of at least one row. */
 int epw_coll_gpu_run_norm(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
 int epw_coll_gpu_run_norm_alone(const epw_coll_norm_args *args, uint32_t blocks, void *stream);
 /* By lines. */
