@@ -316,8 +316,7 @@ static void require_came(uint32_t rank, uint64_t sources, const char *what) {
                 came[s], s);
 }
 
-/* A bad id of rank 0. Each half records what it finds; the outcome tells first what the first one has found.
- */
+/* A bad id of rank 0. Each half records what it finds; the outcome tells first of rows without a place. */
 static void bad_in_half(uint32_t half, uint64_t capacity, uint32_t op) {
     route(TOKENS, 1);
     for (uint32_t r = 0; r < RANKS; r++) begin(&members[r], half, false);
@@ -332,10 +331,10 @@ static void bad_in_half(uint32_t half, uint64_t capacity, uint32_t op) {
         bool overflows = over.expected > capacity;
         require_taken(r, overflows, 0, "a second half");
         if (overflows) require_record(&records[0], over, "a second half");
-        if (r == 0) {
-            require_outcome(r, 0, bad_id(BAD, 1, op), "a bad id of a first half");
-        } else if (overflows) {
+        if (overflows) {
             require_outcome(r, 0, over, "a second half without room");
+        } else if (r == 0) {
+            require_outcome(r, 0, bad_id(BAD, 1, op), "a bad id of a first half");
         } else {
             require_complete(r, "the rank without a bad id");
         }
