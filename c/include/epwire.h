@@ -1580,8 +1580,9 @@ EPW_API epw_status epw_prefill_take_fault(epw_prefill *prefill, uint32_t *faulte
 /* CUDA: moves error records, as epw_take_errors does, also those of replays, which have no outcome. Each
  * kernel writes one for the first peer that it loses (not for peers that were suspects before), one with
  * cause EPW_CAUSE_ROUTING for each bad id, at most 64 for one operation, and one with EPW_CAUSE_OVERFLOW if
- * rows had no place. Of a kernel whose blocks did not all get SMs in time, `peer` is this rank. A complete
- * operation writes none. On the host there are none. */
+ * rows had no place. Of a kernel whose blocks did not all get SMs in time, `peer` is this rank, all active
+ * ranks are missing, and the outputs are as they were. A complete operation writes none. On the host there
+ * are none. */
 EPW_API epw_status epw_prefill_take_errors(epw_prefill *prefill, epw_error_record *records,
                                            size_t record_size, uint32_t capacity, uint32_t *count,
                                            uint64_t *lost);
@@ -1623,7 +1624,7 @@ typedef struct epw_prefill_output {
     uint32_t alignment;    /* packed: rows, at least 1; else 0 */
     uint32_t scale_order;  /* 0: scales column-major; 1: row-major */
     uint32_t zero_padding; /* packed: 1: zeroes the rows between the last of an expert and the first of the
-                              next, and the places of lost sources */
+                              next, and the places of lost sources; not their scales */
     uint32_t nonblocking;  /* for epw_prefill_receive: as in epw_dispatch_input */
     uint64_t capacity;     /* C, below 2^32 - 1 */
     void *rows;            /* payloads */

@@ -147,7 +147,7 @@ pub struct GenericPrefillOutput<'a, M: Memory> {
     /// `[C, sideband_bytes]`.
     pub sideband: Option<List<'a, M, u8>>,
     /// Packed: zeroes the padding between the last row of an expert and the first of the next, and all places of lost
-    /// sources.
+    /// sources; not their scales.
     pub zero_padding: bool,
     /// `[E]` places of each expert, including those of lost sources.
     pub counts: Option<List<'a, M, u32>>,

@@ -3125,8 +3125,9 @@ unsafe extern "C" {
     /** CUDA: moves error records, as epw_take_errors does, also those of replays, which have no outcome. Each
  kernel writes one for the first peer that it loses (not for peers that were suspects before), one with
  cause EPW_CAUSE_ROUTING for each bad id, at most 64 for one operation, and one with EPW_CAUSE_OVERFLOW if
- rows had no place. Of a kernel whose blocks did not all get SMs in time, `peer` is this rank. A complete
- operation writes none. On the host there are none.*/
+ rows had no place. Of a kernel whose blocks did not all get SMs in time, `peer` is this rank, all active
+ ranks are missing, and the outputs are as they were. A complete operation writes none. On the host there
+ are none.*/
     pub fn epw_prefill_take_errors(
         prefill: *mut epw_prefill,
         records: *mut epw_error_record,
@@ -3187,7 +3188,7 @@ pub struct epw_prefill_output {
     /// 0: scales column-major; 1: row-major
     pub scale_order: u32,
     /** packed: 1: zeroes the rows between the last of an expert and the first of the
-next, and the places of lost sources*/
+next, and the places of lost sources; not their scales*/
     pub zero_padding: u32,
     /// for epw_prefill_receive: as in epw_dispatch_input
     pub nonblocking: u32,
