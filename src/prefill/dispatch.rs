@@ -99,6 +99,7 @@ impl PrefillBuffer {
         let half = self.begin(&mut routing, COUNTS, &input).await?;
         Ok(PrefillDispatching { routing, half, input: PhantomData })
     }
+
     /// [`PrefillBuffer::dispatch_blocking`] into an existing routing, whose memory is used again as far as it suffices: of
     /// a [new](Routing::new) one, or of one that is no longer needed. What the routing held is gone once the dispatch has
     /// begun; if the dispatch is given up, the routing is empty.
