@@ -32,15 +32,16 @@ pub(crate) fn lacking() -> Option<String> {
     made.err().map(|error| format!("needs network namespaces: {error}"))
 }
 
-fn run(program: &str, arguments: &[&str]) -> Result<(), String> {
-    let output = Command::new(program).args(arguments).output();
-    let output = output.map_err(|error| format!("{program}: {error}"))?;
+fn run(mut command: Command) -> Result<(), String> {
+    let output = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    if output.status.success() { Ok(()) } else { Err(format!("{program} {}: {said}", arguments.join(" "))) }
+    if output.status.success() { Ok(()) } else { Err(format!("{command:?}: {said}")) }
 }
 
 fn ip(arguments: &[&str]) -> Result<(), String> {
-    run("ip", arguments)
+    let mut command = Command::new("ip");
+    command.args(arguments);
+    run(command)
 }
 
 impl Hosts {
@@ -120,9 +121,12 @@ impl Hosts {
         self.nft(host, "delete table inet epwire");
     }
 
+    /// Not by `ip netns exec`, which also unmounts a file system: on a busy machine the kernel takes seconds for that.
     fn nft(&self, host: u32, rules: &str) {
-        let name = &self.names[host as usize];
-        run("ip", &["netns", "exec", name, "nft", rules]).unwrap_or_else(|error| panic!("{error}"));
+        let mut command = Command::new("nft");
+        command.arg(rules);
+        self.place(host, &mut command);
+        run(command).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
