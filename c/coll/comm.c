@@ -289,19 +289,19 @@ void epw_comm_destroy(epw_comm *comm) {
 
 /* ---- peers and membership ---- */
 
-static epw_status check(const epw_comm *comm, const char *op) {
+epw_status epw_comm_check(const epw_comm *comm, const char *op) {
     if (comm != NULL) return EPW_OK;
     return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
 }
 
-static epw_status check_given(const epw_comm *comm, const char *op, const char *name, const void *given) {
-    epw_status status = check(comm, op);
+epw_status epw_comm_check_given(const epw_comm *comm, const char *op, const char *name, const void *given) {
+    epw_status status = epw_comm_check(comm, op);
     if (status != EPW_OK || given != NULL) return status;
     return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, op), "%s is NULL", name);
 }
 
 epw_status epw_comm_export(epw_comm *comm, uint32_t peer, void *blob, size_t *length) {
-    epw_status status = check(comm, "export");
+    epw_status status = epw_comm_check(comm, "export");
     return status == EPW_OK ? epw_peers_export(&comm->peers, peer, blob, length) : status;
 }
 
@@ -311,19 +311,19 @@ epw_status epw_comm_connect(epw_comm *comm, uint32_t peer, const void *blob, siz
 
 epw_status epw_comm_connect_within(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
                                    uint64_t deadline_ns) {
-    epw_status status = check(comm, "connect");
+    epw_status status = epw_comm_check(comm, "connect");
     if (status != EPW_OK) return status;
     return forget_former(comm, peer, epw_peers_connect(&comm->peers, peer, blob, length, deadline_ns));
 }
 
 epw_status epw_comm_disconnect(epw_comm *comm, uint32_t peer) {
-    epw_status status = check(comm, "disconnect");
+    epw_status status = epw_comm_check(comm, "disconnect");
     if (status != EPW_OK) return status;
     return forget_former(comm, peer, epw_peers_disconnect(&comm->peers, peer));
 }
 
 epw_status epw_comm_probe(epw_comm *comm, uint32_t peer, uint64_t timeout_ns) {
-    epw_status status = check(comm, "probe");
+    epw_status status = epw_comm_check(comm, "probe");
     return status == EPW_OK ? epw_peers_probe(&comm->peers, peer, timeout_ns) : status;
 }
 
@@ -341,23 +341,23 @@ const char *epw_comm_trouble(const epw_comm *comm, uint32_t peer, char *text) {
 }
 
 epw_status epw_comm_set_active(epw_comm *comm, const epw_mask *active, uint32_t epoch, uint64_t step) {
-    epw_status status = check_given(comm, "set_active", "active", active);
+    epw_status status = epw_comm_check_given(comm, "set_active", "active", active);
     return status == EPW_OK ? epw_peers_set_active(&comm->peers, active, epoch, step) : status;
 }
 
 epw_status epw_comm_revoke(epw_comm *comm, const epw_mask *peers) {
-    epw_status status = check_given(comm, "revoke", "peers", peers);
+    epw_status status = epw_comm_check_given(comm, "revoke", "peers", peers);
     return status == EPW_OK ? epw_peers_revoke(&comm->peers, peers) : status;
 }
 
 epw_status epw_comm_suspects(epw_comm *comm, int32_t *suspects, void *stream) {
-    epw_status status = check(comm, "suspects");
+    epw_status status = epw_comm_check(comm, "suspects");
     if (status != EPW_OK) return status;
     return epw_peers_enqueue_suspects(&comm->peers, suspects, stream, epw_comm_where(comm, "suspects"));
 }
 
 epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership) {
-    epw_status status = check_given(comm, "membership", "membership", membership);
+    epw_status status = epw_comm_check_given(comm, "membership", "membership", membership);
     if (status != EPW_OK) return status;
     if (membership->size != sizeof *membership)
         return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, "membership"),
@@ -368,7 +368,7 @@ epw_status epw_comm_membership(const epw_comm *comm, epw_membership *membership)
 }
 
 epw_status epw_comm_traffic(const epw_comm *comm, epw_traffic *traffic, epw_peer_traffic *peers) {
-    epw_status status = check(comm, "traffic");
+    epw_status status = epw_comm_check(comm, "traffic");
     if (status == EPW_OK)
         status = epw_peers_traffic(&comm->peers, epw_comm_where(comm, "traffic"), traffic, peers);
     if (status == EPW_OK) traffic->operations_copied = operations_copied(comm);
@@ -376,7 +376,7 @@ epw_status epw_comm_traffic(const epw_comm *comm, epw_traffic *traffic, epw_peer
 }
 
 epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {
-    epw_status status = check_given(comm, "take_fault", "faulted", faulted);
+    epw_status status = epw_comm_check_given(comm, "take_fault", "faulted", faulted);
     if (status != EPW_OK) return status;
     pthread_mutex_lock(&comm->lock);
     *faulted = comm->faulted || take_gpu_fault(comm);
@@ -386,11 +386,11 @@ epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted) {
 }
 
 epw_status epw_comm_newest_epoch(epw_comm *comm, uint32_t *epoch) {
-    epw_status status = check_given(comm, "newest_epoch", "epoch", epoch);
+    epw_status status = epw_comm_check_given(comm, "newest_epoch", "epoch", epoch);
     return status == EPW_OK ? epw_peers_newest_epoch(&comm->peers, epoch) : status;
 }
 
 epw_status epw_comm_diverged(epw_comm *comm, uint32_t epoch, uint64_t step, epw_mask *ranks) {
-    epw_status status = check_given(comm, "diverged", "ranks", ranks);
+    epw_status status = epw_comm_check_given(comm, "diverged", "ranks", ranks);
     return status == EPW_OK ? epw_peers_diverged(&comm->peers, epoch, step, ranks) : status;
 }

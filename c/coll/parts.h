@@ -180,6 +180,10 @@ static inline epw_where epw_comm_where(const epw_comm *comm, const char *op) {
     return (epw_where){op, (int)comm->config.rank, -1};
 }
 
+/* EPW_ERR_INVALID for NULL: of the communicator, and of an argument with this name too. */
+epw_status epw_comm_check(const epw_comm *comm, const char *op);
+epw_status epw_comm_check_given(const epw_comm *comm, const char *op, const char *name, const void *given);
+
 #define EPW_COMM_PEERS(p, comm)                                                                              \
     for (epw_coll_peer *p = (comm)->of, *end_##p = p + (comm)->layout.ranks; p < end_##p; p++)
 

@@ -65,19 +65,8 @@ static epw_status lend(epw_comm *comm, epw_registration id, const epw_mask *rank
 
 /* ---- the calls ---- */
 
-static epw_status check(const epw_comm *comm, const char *op) {
-    if (comm != NULL) return EPW_OK;
-    return epw_fail(EPW_ERR_INVALID, (epw_where){op, -1, -1}, "comm is NULL");
-}
-
-static epw_status check_given(const epw_comm *comm, const char *op, const char *name, const void *given) {
-    epw_status status = check(comm, op);
-    if (status != EPW_OK || given != NULL) return status;
-    return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, op), "%s is NULL", name);
-}
-
 epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes, epw_registration *registration) {
-    epw_status status = check_given(comm, "register", "registration", registration);
+    epw_status status = epw_comm_check_given(comm, "register", "registration", registration);
     if (status != EPW_OK) return status;
     epw_where where = epw_comm_where(comm, "register");
     return BY_DEVICE(comm, epw_coll_gpu_register(comm, memory, bytes, where, registration),
@@ -86,8 +75,8 @@ epw_status epw_comm_register(epw_comm *comm, void *memory, uint64_t bytes, epw_r
 
 epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registration, uint32_t peer,
                                         void *blob, size_t *length) {
-    epw_status status = check_given(comm, "export", "blob", blob);
-    if (status == EPW_OK) status = check_given(comm, "export", "length", length);
+    epw_status status = epw_comm_check_given(comm, "export", "blob", blob);
+    if (status == EPW_OK) status = epw_comm_check_given(comm, "export", "length", length);
     if (status == EPW_OK) status = epw_peers_check(&comm->peers, "export", peer);
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(&comm->peers, "export", peer);
@@ -97,8 +86,8 @@ epw_status epw_comm_export_registration(epw_comm *comm, epw_registration registr
 
 epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const void *blob, size_t length,
                                         epw_registration *registration) {
-    epw_status status = check_given(comm, "import", "blob", blob);
-    if (status == EPW_OK) status = check_given(comm, "import", "registration", registration);
+    epw_status status = epw_comm_check_given(comm, "import", "blob", blob);
+    if (status == EPW_OK) status = epw_comm_check_given(comm, "import", "registration", registration);
     if (status == EPW_OK) status = epw_peers_check(&comm->peers, "import", peer);
     if (status != EPW_OK) return status;
     epw_where where = epw_peers_where(&comm->peers, "import", peer);
@@ -107,7 +96,7 @@ epw_status epw_comm_import_registration(epw_comm *comm, uint32_t peer, const voi
 }
 
 epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const epw_mask *ranks) {
-    epw_status status = check_given(comm, "lend", "ranks", ranks);
+    epw_status status = epw_comm_check_given(comm, "lend", "ranks", ranks);
     if (status != EPW_OK) return status;
     epw_where where = epw_comm_where(comm, "lend");
     return BY_DEVICE(comm, epw_coll_gpu_lend_registration(comm, registration, ranks, where),
@@ -115,7 +104,7 @@ epw_status epw_comm_lend(epw_comm *comm, epw_registration registration, const ep
 }
 
 epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration registration) {
-    epw_status status = check(comm, "unmap");
+    epw_status status = epw_comm_check(comm, "unmap");
     if (status == EPW_OK) status = epw_peers_check(&comm->peers, "unmap", peer);
     if (status != EPW_OK) return status;
     (void)registration; /* on the host nothing is mapped */
@@ -126,7 +115,7 @@ epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registration regist
 }
 
 epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration) {
-    epw_status status = check(comm, "deregister");
+    epw_status status = epw_comm_check(comm, "deregister");
     if (status != EPW_OK) return status;
     epw_where where = epw_comm_where(comm, "deregister");
     return BY_DEVICE(comm, epw_coll_gpu_deregister(comm, registration, where),

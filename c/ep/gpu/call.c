@@ -289,9 +289,9 @@ static epw_status release(epw_buffer *b, epw_lane *lane, void *const *stream) {
     enqueuing e = enqueuing_of(b, lane, "release", NULL);
     e.on.stream = stream != NULL ? *stream : e.lane->stream;
     epw_status status = enqueue_begin(&e, 0);
-    bool begun = status == EPW_OK;
-    if (begun) status = enqueue_end(&e, launch_release(&e, false), "launch of the release kernel");
-    /* Whoever names no stream need not try again: the lane's next call enqueues it, or the next epoch. */
+    if (status == EPW_OK) status = enqueue_end(&e, launch_release(&e, false), "launch of the release kernel");
+    /* Whoever names no stream need not try again: the lane's next call enqueues it, unless an epoch begins.
+     */
     if (status != EPW_OK && (stream == NULL || e.on.invalidated)) {
         e.lane->owes_release = true;
         status = EPW_OK;
