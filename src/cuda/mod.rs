@@ -50,7 +50,7 @@
 //! [`enqueue_dispatch`](crate::prefill::PrefillBuffer::enqueue_dispatch),
 //! [`enqueue_dispatch_count`](crate::prefill::PrefillBuffer::enqueue_dispatch_count) and
 //! [`enqueue_dispatch_send`](crate::prefill::PrefillBuffer::enqueue_dispatch_send), and its [`Routing`] those for
-//! combine, for dispatching again, and for dispatching anew into it;
+//! combine, for dispatching again, and for another dispatch into it;
 //! [`enqueue_count`](crate::prefill::PrefillBuffer::enqueue_count) counts where tokens would go. The
 //! rules above for streams, memory and graphs apply, with these differences:
 //!

@@ -12,7 +12,7 @@ use crate::ffi::{self, Progress};
 use crate::sys;
 
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
-/// the membership of its dispatch; [`PrefillBuffer::dispatch_into`] fills it anew, in its memory.
+/// the membership of its dispatch; [`PrefillBuffer::dispatch_into`] fills it again, in its memory.
 ///
 /// Dropping it leaves no obligation towards peers; they wait for this rank only in operations that they call and this
 /// rank does not.

@@ -23,7 +23,7 @@ use crate::sys;
 /// needs one of its own. Dropping it leaves no obligation towards peers, and takes no memory from kernels that are
 /// enqueued. The memory of a few that are no longer used is kept for the next ones, that of captured operations until the
 /// buffer is dropped: a program that captures repeatedly makes one ahead ([`Routing::new`]) and captures every dispatch
-/// into it ([`Routing::enqueue_dispatch`]), and orders the replays so that none fills it anew between a dispatch and the
+/// into it ([`Routing::enqueue_dispatch`]), and orders the replays so that none fills it again between a dispatch and the
 /// combines of its rows. `Send` and `Sync`.
 #[derive(Debug)]
 pub struct Routing {
