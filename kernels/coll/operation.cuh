@@ -270,8 +270,9 @@ __device__ __noinline__ inline void tell_end(const Collective &c) {
     epw_coll_state *s = c.args.state;
     const epw_rank_set missing = load_now(s->missing);
     s->missing = {};
-    epw_coll_report &report = s->reports[c.args.ticket % EPW_COLL_REPORTS];
     if (any(missing) || c.stopped) {
+        // Reader: the host, once the kernel has ended.
+        epw_coll_report &report = c.args.reports[c.args.ticket % EPW_COLL_REPORTS];
         report.missing = missing;
         report.record = {};
         if (ptx::load_relaxed_gpu(&c.peers->recorded)) {

@@ -139,7 +139,7 @@ typedef struct epw_coll_differing {
     uint64_t op;
 } epw_coll_differing;
 
-/* How an operation ended in which a rank was missing. Nothing is written for complete operations. */
+/* How an operation ended in which a rank was missing. In mapped host memory; nothing is written for complete operations. */
 typedef struct epw_coll_report {
     uint64_t ticket; /* ticket of the call; 0: none yet */
     epw_rank_set missing;
@@ -155,7 +155,6 @@ typedef struct epw_coll_state {
     uint32_t copied;            /* 1: copies move the bytes of the operation that has begun, see copies.cuh */
     uint64_t operations_copied; /* how often they did, since creation */
     uint64_t halted; /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
-    epw_coll_report reports[EPW_COLL_REPORTS]; /* by ticket */
     epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 } epw_coll_state;
 
@@ -170,6 +169,7 @@ typedef struct epw_coll_args {
     epw_coll_progress *progress;   /* [ring][block][rank] */
     epw_coll_differing *differing; /* mapped host memory */
     uint32_t *faulted;             /* mapped host memory: some operation was incomplete */
+    epw_coll_report *reports;      /* [EPW_COLL_REPORTS] by ticket */
     unsigned char *window;
     epw_coll_window at;
     uint32_t rank, ranks;

@@ -202,6 +202,7 @@ static epw_coll_args common_args(const enqueuing *e, const epw_call *call) {
                            .progress = g->progress,
                            .differing = g->differing,
                            .faulted = g->faulted,
+                           .reports = g->reports,
                            .window = epw_peers_own(&comm->peers),
                            .at = g->window,
                            .rank = comm->config.rank,
@@ -494,30 +495,12 @@ epw_status epw_coll_gpu_group(epw_comm *comm, const epw_coll *ops, size_t count,
 
 /* ---- what has become of it ---- */
 
-/* Copies the report of a ticket to the host. Its writer is a kernel that has ended. With the lock held. */
-static epw_status fetch_report(epw_comm *comm, uint64_t ticket, epw_where where) {
-    struct epw_coll_gpu *g = comm->gpu;
-    epw_status status = epw_cuda_enter(comm->config.device, where);
-    if (status != EPW_OK) return status;
-    cudaError_t error =
-        cudaMemcpyAsync(&g->pinned->report, &g->state->reports[ticket % EPW_COLL_REPORTS],
-                        sizeof g->pinned->report, cudaMemcpyDeviceToHost, comm->peers.gpu->stream);
-    if (error != cudaSuccess) status = epw_fail_cuda(error, where, "cudaMemcpyAsync of the outcome");
-    epw_cuda_leave();
-    if (status == EPW_OK) status = epw_peers_settle(&comm->peers, comm->config.deadline_ns, where);
-    if (status != EPW_PENDING) return status;
-    return epw_fail(EPW_ERR_TIMEOUT, where,
-                    "the GPU has not copied the outcome within the deadline of %llu ms",
-                    (unsigned long long)(comm->config.deadline_ns / 1000000u));
-}
-
+/* Of a work whose kernels have ended. With the lock held. */
 static epw_status outcome_of(epw_comm *comm, const epw_coll_work *work, epw_outcome *outcome,
                              epw_where where) {
     epw_outcome all = EPW_OUTCOME_INIT;
     for (uint64_t ticket = work->first; ticket <= work->last; ticket++) {
-        epw_status status = fetch_report(comm, ticket, where);
-        if (status != EPW_OK) return status;
-        const epw_coll_report *report = &comm->gpu->pinned->report;
+        const epw_coll_report *report = &comm->gpu->pinned->reports[ticket % EPW_COLL_REPORTS];
         if (report->ticket > ticket)
             return epw_fail(EPW_ERR_LIMIT, where,
                             "the outcome is not known any more: it was overwritten %d operations later by "

@@ -174,6 +174,7 @@ static epw_status make_memory(epw_comm *comm, epw_where where) {
     g->pinned = host;
     g->differing = SEEN_BY_GPU(device, differing);
     g->faulted = SEEN_BY_GPU(device, faulted);
+    g->reports = SEEN_BY_GPU(device, reports);
     g->copied = SEEN_BY_GPU(device, copied);
     status = epw_cuda_alloc(ordinal, carve(g, NULL), where, &g->memory);
     if (status != EPW_OK) return status;

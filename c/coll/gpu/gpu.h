@@ -25,12 +25,12 @@ epw_status epw_coll_gpu_plan(const epw_comm_config *config, bool queues, epw_whe
 epw_coll_areas epw_coll_gpu_areas(const epw_comm_config *config);
 epw_stretch epw_coll_gpu_footprint(void *user, uint32_t source, uint32_t lane, uint32_t area);
 
-/* Pinned host memory: written by kernels, or a copy of what they have written. */
+/* Pinned host memory, written by kernels. */
 typedef struct epw_coll_pinned {
     epw_coll_differing differing;
     uint32_t faulted;
-    uint64_t copied;        /* see epw_coll_copies_args */
-    epw_coll_report report; /* a copy of the device's */
+    uint64_t copied; /* see epw_coll_copies_args */
+    epw_coll_report reports[EPW_COLL_REPORTS];
     /* The source of copies to the device's. */
     epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 } epw_coll_pinned;
@@ -90,8 +90,9 @@ struct epw_coll_gpu {
     epw_coll_progress *progress;
     uint64_t *sent; /* of epw_coll_reach; nothing without queues */
     epw_coll_pinned *pinned;
-    epw_coll_differing *differing; /* the GPU's address of the pinned one; so is the next */
+    epw_coll_differing *differing; /* the GPU's address of the pinned one; so are the next three */
     uint32_t *faulted;
+    epw_coll_report *reports;
     uint64_t *copied;
     epw_coll_copying copying; /* if copies_from */
 
