@@ -1,19 +1,19 @@
 /* Prefill against a plain reference: random groups, rings of 2 to 16 tokens, every layout, payload and mode,
  * in one call, in halves, counted first, and with a routing that is used again. Each case has a seed; see
- * seeds_of_test() for the variables that choose others. */
+ * seeds_of_test() for the variables that choose others. A few cases have more than eight ranks, and one more
+ * than a word has bits. */
 #include "prefills.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 
-enum {
-    TOKENS_MAX = 48,
-    HIDDEN_MAX = 384,
-    TOPK_MAX = 6,
-    EXPERTS_MAX = 24,
-    ROWS_MAX = 4 * TOKENS_MAX * TOPK_MAX
-};
-enum { BYTES_MAX = HIDDEN_MAX * 2, BAND = 8, CASES = 1000 };
+/* Ranks of a case by its seed. Those with more ranks have few tokens and experts. */
+enum { RANKS_BY_SEED = 4, MANY_CASES = 7, MANY_LEAST = 9, MANY_MOST = 12, MANY_LOCAL = 3, MANY_TOKENS = 10 };
+#define MANY_FIRST_SEED UINT64_C(1000000)
+
+enum { TOKENS_MAX = 48, HIDDEN_MAX = 384, TOPK_MAX = 6, EXPERTS_MAX = 24, CASES = 1000 };
+enum { BYTES_MAX = HIDDEN_MAX * 2, BAND = 8, LACKS_MAX = (PREFILL_RANKS_MAX + 31) / 32 };
+enum { RANGES_MAX = MANY_LOCAL * PREFILL_RANKS_MAX }; /* local experts times ranks */
 
 /* What all ranks of a case have in common. */
 typedef struct plan {
@@ -36,9 +36,9 @@ typedef struct rank {
     float weights[TOKENS_MAX * TOPK_MAX], again_weights[TOKENS_MAX * TOPK_MAX];
     uint8_t band[TOKENS_MAX * BAND];
     unsigned char *rows, *scales, *out_band;
-    uint32_t counts[EXPERTS_MAX], offsets[EXPERTS_MAX], overflow[EXPERTS_MAX], source_counts[4],
-        source_offsets[4];
-    uint64_t ranges[EXPERTS_MAX * 4], totals[EXPERTS_MAX];
+    uint32_t counts[EXPERTS_MAX], offsets[EXPERTS_MAX], overflow[PREFILL_RANKS_MAX],
+        source_counts[PREFILL_RANKS_MAX], source_offsets[PREFILL_RANKS_MAX];
+    uint64_t ranges[RANGES_MAX], totals[EXPERTS_MAX];
     int32_t totals_i32[EXPERTS_MAX];
     int32_t *row_expert, *row_source, *row_token, *row_position, *row_experts;
     float *row_weight, *row_weights;
@@ -46,7 +46,7 @@ typedef struct rank {
     float *made_values, *made_weights;
     uint16_t bias[2][TOKENS_MAX * HIDDEN_MAX];
     uint16_t sums[TOKENS_MAX * HIDDEN_MAX], contributions[TOKENS_MAX * 2];
-    uint32_t lacks[TOKENS_MAX];
+    uint32_t lacks[TOKENS_MAX * LACKS_MAX];
     float values[TOKENS_MAX * TOPK_MAX];
     bool overflows;
 } rank;
@@ -147,16 +147,18 @@ static uint16_t sum_of(const rank *home, uint32_t t, uint32_t c, uint32_t round)
 
 /* ---- a case ---- */
 
-static plan choose_plan(uint64_t seed) {
+/* `ranks`: how many; 0: as the seed says. */
+static plan choose_plan(uint64_t seed, uint32_t ranks) {
     uint64_t s = seed * 77 + 5;
     plan p = {.seed = seed, .config = EPW_PREFILL_CONFIG_INIT};
     static const uint32_t payloads[] = {EPW_PAYLOAD_SAME, EPW_PAYLOAD_SAME, EPW_PAYLOAD_FP8_F32,
                                         EPW_PAYLOAD_FP8_POW2, EPW_PAYLOAD_FP8_UE8M0};
     epw_config *c = &p.config.ep;
-    c->ranks = 1 + below(&s, PREFILL_RANKS_MAX);
-    p.local = 1 + below(&s, EXPERTS_MAX / c->ranks);
+    c->ranks = 1 + below(&s, RANKS_BY_SEED);
+    if (ranks != 0) c->ranks = ranks;
+    p.local = 1 + below(&s, ranks != 0 ? MANY_LOCAL : EXPERTS_MAX / c->ranks);
     c->experts = p.local * c->ranks;
-    c->max_tokens = 1 + below(&s, TOKENS_MAX);
+    c->max_tokens = 1 + below(&s, ranks != 0 ? MANY_TOKENS : TOKENS_MAX);
     p.topk = 1 + below(&s, c->experts < TOPK_MAX ? c->experts : TOPK_MAX);
     c->topk = p.topk;
     p.payload = payloads[below(&s, 5)];
@@ -344,7 +346,7 @@ static void check_lists(const rank *d, uint32_t dispatches) {
 /* The rows without a place, of each expert or of each source. */
 static void check_overflow(const rank *d) {
     const plan *p = d->p;
-    uint32_t want[EXPERTS_MAX] = {0}, lists = by_expert(d->layout) ? p->local : p->config.ep.ranks;
+    uint32_t want[PREFILL_RANKS_MAX] = {0}, lists = by_expert(d->layout) ? p->local : p->config.ep.ranks;
     for (uint32_t s = 0; s < p->config.ep.ranks; s++) {
         uint32_t last = UINT32_MAX; /* the token that was counted last: by source, it is one row */
         for (uint32_t i = 0; i < d->all[s].tokens * p->topk; i++) {
@@ -473,6 +475,7 @@ static void combine_round(rank *me, epw_routing *routing, uint32_t round) {
     for (uint32_t i = 0; i < me->bias_count; i++) in.bias[i] = me->bias[i];
     out.out = me->sums;
     out.contributions = me->contributions;
+    memset(me->lacks, 0xff, sizeof me->lacks);
     out.lacks = me->lacks;
     out.values = p->values ? me->values : NULL;
     in.nonblocking = me->how == 3;
@@ -489,6 +492,7 @@ static void combine_round(rank *me, epw_routing *routing, uint32_t round) {
     }
     CHECK_MSG(status == EPW_OK, "seed %llu: %s", (unsigned long long)p->seed, epw_last_error());
     CHECK(!outcome.degraded);
+    const uint32_t words = (p->config.ep.ranks + 31) / 32;
     for (uint32_t t = 0; t < me->tokens; t++) {
         uint32_t expected = 0, arrived = 0;
         for (uint32_t j = 0; j < p->topk; j++) {
@@ -504,7 +508,7 @@ static void combine_round(rank *me, epw_routing *routing, uint32_t round) {
                 CHECK_MSG(me->values[t * p->topk + j] == want, "seed %llu", (unsigned long long)p->seed);
         }
         CHECK(me->contributions[2 * t] == arrived && me->contributions[2 * t + 1] == expected);
-        CHECK(me->lacks[t] == 0);
+        for (uint32_t w = 0; w < words; w++) CHECK(me->lacks[t * words + w] == 0);
         for (uint32_t c = 0; c < p->width; c += 1 + p->width / 16)
             CHECK_MSG(me->sums[t * p->width + c] == sum_of(me, t, c, round),
                       "seed %llu: rank %u, token %u, channel %u: %f, not %f", (unsigned long long)p->seed,
@@ -526,11 +530,11 @@ static void *run_rank(void *argument) {
     return NULL;
 }
 
-static void run_case(uint64_t seed) {
+static void run_case(uint64_t seed, uint32_t many) {
     static rank ranks[PREFILL_RANKS_MAX];
-    plan p = choose_plan(seed);
+    plan p = choose_plan(seed, many);
     prefills g = make_prefills(&p.config);
-    memset(ranks, 0, sizeof ranks);
+    memset(ranks, 0, g.ranks * sizeof ranks[0]);
     for (uint32_t r = 0; r < g.ranks; r++) choose_rank(&p, ranks, r, g.of[r]);
     for (uint32_t r = 0; r < g.ranks; r++) choose_capacity(&ranks[r]);
     on_all_ranks(g.ranks, run_rank, ranks, sizeof ranks[0]);
@@ -540,6 +544,11 @@ static void run_case(uint64_t seed) {
 
 int main(void) {
     seeds s = seeds_of_test(CASES);
-    for (uint64_t seed = s.first; seed < s.end; seed += s.step) run_case(seed);
+    for (uint64_t seed = s.first; seed < s.end; seed += s.step) run_case(seed, 0);
+    for (uint64_t i = 0; i < MANY_CASES; i += s.step) {
+        bool most = i == MANY_CASES - 1 && path_of_test() != EPW_PATH_QUEUE; /* each would connect to each */
+        uint32_t ranks = most ? PREFILL_RANKS_MAX : MANY_LEAST + (uint32_t)i % (MANY_MOST - MANY_LEAST + 1);
+        run_case(s.first + MANY_FIRST_SEED + i, ranks);
+    }
     return check_result("prefill_cases");
 }

@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-enum { PREFILL_RANKS_MAX = 4 };
+enum { PREFILL_RANKS_MAX = 36 };
 
 typedef struct prefills {
     uint32_t ranks;
