@@ -9,7 +9,8 @@
  * With EPW_TEST_PATH, see ranks.h, the ranks on GPUs reach each other by queues.
  *
  * `--ranks N`: the ranks of each case, by default 1 to 4; rank r has GPU r % GPUs. `--first N`, `--cases N`:
- * seeds. Exit code 77, with the reason, if there is no GPU. */
+ * seeds; in seeds 3, 7, ... of `--first 3 --every 4 --cases 7` each kind of trouble comes once. Exit code 77,
+ * with the reason, if there is no GPU. */
 #include "hog.h"
 #include "ranks.h"
 #include "require.h"
@@ -21,9 +22,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RANKS_MOST = 4, SCALES_MOST = 12, UNTOUCHED = 0x5a };
+enum { RANKS_BY_SEED = 4, SCALES_MOST = 12, UNTOUCHED = 0x5a };
 
-static struct { uint32_t ranks, first, cases, seconds; } options = {.cases = 60, .seconds = 900};
+static struct {
+    uint32_t ranks, first, cases, every, seconds;
+} options = {.cases = 60, .every = 1, .seconds = 900};
 
 static uint64_t next_random(uint64_t *state) {
     uint64_t x = (*state += UINT64_C(0x9e3779b97f4a7c15));
@@ -64,6 +67,11 @@ typedef struct plan {
     bool bad_ids; /* on the GPU some of the unrouted ids are invalid */
 } plan;
 
+/* Of these each kind comes in turn. */
+static bool is_of_trouble(uint64_t seed) {
+    return seed % 4 == 3;
+}
+
 static plan choose_plan(uint64_t seed, uint32_t ranks) {
     uint64_t s = seed * 77 + 5;
     plan p = {.seed = seed, .config = EPW_PREFILL_CONFIG_INIT};
@@ -94,7 +102,7 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     c->sideband_bytes = below(&s, 2) ? 1 + below(&s, EPW_MAX_SIDEBAND) : 0;
     c->deadline_ns = 60000 * MS;
     p.config.ring_tokens = 2 + below(&s, 15);
-    p.how = below(&s, HOWS);
+    p.how = (seed - seed / 4) % HOWS; /* each in turn, beside the seeds of trouble */
     if (p.how == HALVES) p.config.ring_tokens = 1 + c->max_tokens * (1 + below(&s, 2));
     p.sideband = c->sideband_bytes > 0;
     uint32_t answers = c->topk < local ? c->topk : local;
@@ -108,8 +116,8 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     p.idx_type = below(&s, EPW_I64 + 1);
     p.bad_ids = below(&s, 6) == 0;
     if (seed % 20 == 16 && p.how != HALVES) c->max_tokens = 1500; /* each ring wraps around often */
-    if (ranks == 1 || seed % 4 != 3) return p;
-    p.trouble = 1 + below(&s, TROUBLES - 1);
+    if (ranks == 1 || !is_of_trouble(seed)) return p;
+    p.trouble = 1 + seed / 4 % (TROUBLES - 1);
     if (seed % 8 == 3) { /* movers of a combine take up several tokens */
         c->max_tokens = 400;
         c->hidden = 128;
@@ -117,7 +125,7 @@ static plan choose_plan(uint64_t seed, uint32_t ranks) {
     }
     p.how = WHOLE;
     p.rounds = 1;
-    c->deadline_ns = (p.trouble < COUNTS_GIVEN_UP ? 1200 : 60000) * times_slower() * MS;
+    c->deadline_ns = (p.trouble < COUNTS_GIVEN_UP ? 400 * longer : 60000) * times_slower() * MS;
     /* On the host a rank that has given up reads nothing from its rings before its next call. */
     if (p.trouble >= COUNTS_GIVEN_UP) p.config.ring_tokens = 2 + c->max_tokens * answers;
     return p;
@@ -501,7 +509,7 @@ static uint32_t some_sms(const rank *me, uint32_t choice) {
 }
 
 /* Of the buffer of each rank on its GPU; NULL: it has none. */
-static epw_fabric *fabrics[RANKS_MOST];
+static epw_fabric *fabrics[RANKS_LIMIT];
 
 static epw_prefill *make(const plan *p, const rank_links *links, int32_t gpu) {
     epw_prefill_config config = p->config;
@@ -673,7 +681,7 @@ static void run_combine(rank *me, const sides *s, uint32_t round) {
 /* What a buffer has moved since it was created. */
 typedef struct moved {
     epw_traffic all;
-    epw_peer_traffic with[RANKS_MOST];
+    epw_peer_traffic with[RANKS_LIMIT];
 } moved;
 
 static moved moved_by(const epw_prefill *prefill) {
@@ -1076,14 +1084,14 @@ static int run_late(const rank_links *links) {
 }
 
 static const ranks_option named[] = {
-    {"--ranks", .number = &options.ranks},
-    {"--first", .number = &options.first},
-    {"--cases", .number = &options.cases},
-    {"--seconds", .number = &options.seconds},
-    {0},
+    {"--ranks", .number = &options.ranks},     {"--first", .number = &options.first},
+    {"--cases", .number = &options.cases},     {"--every", .number = &options.every},
+    {"--seconds", .number = &options.seconds}, {0},
 };
 
-static const char usage[] = "prefill [--ranks N] [--first N] [--cases N] [--seconds N (limit)]";
+static const char usage[] =
+    "prefill [--ranks N] [--first N] [--cases N] [--every N (seeds from one case to the next)] [--seconds N "
+    "(limit)]";
 
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "--count-gpus") == 0) return gpus_main();
@@ -1092,10 +1100,14 @@ int main(int argc, char **argv) {
     uint32_t gpus = 0, some = options.ranks;
     int ended = ranks_begin(run_rank, 1, &some, &gpus, argv);
     if (ended >= 0) return ended;
-    uint32_t end = options.first + options.cases;
-    for (; options.first < end; options.first++)
-        ranks_run(run_rank, options.ranks != 0 ? options.ranks : 1 + options.first % RANKS_MOST, gpus, 0,
-                  argv);
+    for (uint32_t i = 0; i < options.cases; i++, options.first += options.every) {
+        uint32_t ranks = options.ranks != 0 ? options.ranks : 1 + options.first % RANKS_BY_SEED;
+        if (is_of_trouble(options.first)) {
+            KEEP_TIME(ranks_run(run_rank, ranks, gpus, 0, argv));
+        } else {
+            ranks_run(run_rank, ranks, gpus, 0, argv);
+        }
+    }
     if (options.ranks == 0) ranks_run(run_held, HELD_RANKS, gpus, 0, argv);
     if (options.ranks == 0) ranks_run(run_given_up, HELD_RANKS, gpus, 0, argv);
     if (options.ranks == 0) KEEP_TIME(ranks_run(run_waits, HELD_RANKS, gpus, 0, argv));
