@@ -25,7 +25,7 @@ enum {
 
 /* What a rank is told to do. It answers with the same message, once that is done. */
 typedef struct message {
-    uint32_t what, peer, epoch, count, cause;
+    uint32_t what, peer, epoch, count, cause, kind;
     uint64_t mask, iteration;
     uint64_t took_ns; /* in the answer: the operation in question */
     size_t length;
