@@ -1006,8 +1006,8 @@ EPW_API epw_status epw_dequantize_fp8(uint32_t payload, uint32_t dtype, uint64_t
  * its next membership on. Sends and receives are matched by peer and tag, in the order of the calls; a
  * message of another type than the receive that it matches is such a mismatch too. On the host that receive
  * writes nothing, and what was sent and not received is lost with the membership, as always when one ends:
- * also if its send was complete. On a GPU, of ranks that differ only in the sizes of uneven blocks the two
- * are told, and of a message that does not match the receiver; others give them up.
+ * also if its send was complete. On a GPU a send that still waits for its receive ends with the error too,
+ * and a rank whose operations are complete learns of the mismatch in its next collective.
  *
  *     NCCL                         MPI                              here
  *     ncclCommInitRank             MPI_Init                         epw_comm_create, epw_comm_connect

@@ -11,8 +11,8 @@ namespace epw {
 
 // If blocks are uneven, each pair of ranks has sizes of its own, which the call does not contain. Packets carry them first, in
 // the places of a message's first words, which are free when the message goes by rings. Nothing moves before the sizes are known
-// to match: each rank sends both what it gives and what it expects, so that both ranks learn of a difference. Each block calls
-// this, as a whole.
+// to match: each rank sends both what it gives and what it expects, so that both ranks learn of a difference; the other ranks
+// learn it from these two, see EPW_COLL_NOTICE_RANKS. Each block calls this, as a whole.
 __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blocks_args &b) {
     if (!b.uneven) return true;
     for (uint32_t peer = threadIdx.x; peer < c.ranks; peer += blockDim.x) {

@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(EPW_GPU_PEERS) coll_begin_epoch_kernel(const _
         *a.shared->suspects_host = *a.shared->silent_host = {};
         peers->epoch_word = a.epoch_word;
         peers->active = a.active;
-        a.state->halted = 0;
+        a.state->halted = a.state->notice[EPW_COLL_NOTICE_TAG] = 0;
+        a.state->notice_told = 0;
         a.state->missing = {};
     }
     // A kernel that was closed without some of its blocks may not have counted them all.

@@ -54,20 +54,38 @@ __device__ __forceinline__ uint64_t call_of(const Collective &c, uint32_t source
     return epw_coll_packets(&c.args.at, c.number, source);
 }
 
-// Stops because the peer's call differs from this rank's. Called by one thread.
-__device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
+// Stops because of calls that differ, as a notice says, unless another thread has stopped for some in this epoch.
+//
+// Writer of the notice: this thread, the tag last. Reader: tell_notice(), which acquires the tag.
+__device__ __forceinline__ void stop(Collective &c, const uint64_t *notice) {
     c.stopped = 1;
     atomicOr(&c.troubled, 1u);
-    auto *halted = reinterpret_cast<unsigned long long *>(&c.args.state->halted);
-    if (atomicCAS(halted, 0ull, epw_coll_halt(c.number)) != 0) return;
+    epw_coll_state *s = c.args.state;
+    if (atomicCAS(reinterpret_cast<unsigned long long *>(&s->halted), 0ull, epw_coll_halt(c.number)) != 0) return;
     epw_coll_differing *d = c.args.differing;
-    d->peer = peer;
-    d->its[0] = its[0];
-    d->its[1] = its[1];
-    d->own[0] = own[0];
-    d->own[1] = own[1];
-    d->op = c.number;
+#pragma unroll
+    for (uint32_t i = 0; i < EPW_COLL_NOTICE_WORDS; i++) d->notice[i] = notice[i];
+#pragma unroll
+    for (uint32_t i = 0; i < EPW_COLL_NOTICE_TAG; i++) s->notice[i] = notice[i];
+    ptx::store_release_gpu(&s->notice[EPW_COLL_NOTICE_TAG], notice[EPW_COLL_NOTICE_TAG]);
     tell_host(&d->found);
+}
+
+// Stops because the peer's call differs from this rank's. Called by one thread.
+__device__ __noinline__ inline void stop_for(Collective &c, uint32_t peer, const uint64_t its[2], const uint64_t own[2]) {
+    const uint64_t notice[EPW_COLL_NOTICE_WORDS] = {peer | uint64_t(c.rank) << 32, its[0], its[1], own[0], own[1], c.tag};
+    stop(c, notice);
+}
+
+// Stops because of a peer's notice, which had this tag. Returns false if it is just being replaced by one of another epoch.
+__device__ __noinline__ inline bool heed_notice(Collective &c, const uint64_t *from, uint64_t tag) {
+    uint64_t notice[EPW_COLL_NOTICE_WORDS];
+    // The tag comes last. Each load is an acquire: with a word of another notice the tag is seen to be taken back.
+#pragma unroll
+    for (uint32_t i = 0; i < EPW_COLL_NOTICE_WORDS; i++) notice[i] = count_at(&from[i]);
+    if (notice[EPW_COLL_NOTICE_TAG] != tag) return false;
+    stop(c, notice);
+    return true;
 }
 
 // Whether the peer's call of this operation has arrived. If it differs, this block stops.
@@ -83,31 +101,39 @@ __device__ __forceinline__ Come look_at_call(Collective &c, uint32_t peer) {
 
 // ---- waits ----
 
+// The base of what `source` writes here, indexed by window offset.
+template <typename C> __device__ __forceinline__ const unsigned char *base_of(const C &c, uint32_t source) {
+    return C::kPosts ? written_by(c, source) : c.own;
+}
+template <typename C> __device__ __forceinline__ const uint64_t *notice_from(const C &c, uint32_t source) {
+    return reinterpret_cast<const uint64_t *>(base_of(c, source) + epw_coll_notice(&c.args.at, source, 0));
+}
+
 // Waits until `come()`, or gives the peer up. A long wait also looks at the peer's call, because after a different call the
-// awaited data may never come.
+// awaited data may never come; and, less often, at its notice, because the peer may have stopped for calls of others. The notice
+// is loaded before the data: if the peer has stopped in a later operation, what it sent in this one is then found.
 template <typename C, typename Look>
 __device__ __forceinline__ bool await_peer(C &c, uint32_t peer, uint64_t expected, const Look &come) {
-    constexpr uint32_t kLooks = 256;
+    constexpr uint32_t kLooks = 256, kLooksPerNotice = 8;
 #pragma unroll 1
     for (uint32_t i = 0; i < kLooks; i++) {
         if (come()) return true;
     }
+    uint32_t looks = 0;
+    const uint64_t *notice = notice_from(c, peer);
     return await_long<C::kPosts>(c, c.phase, peer, expected, [&] {
+        const uint64_t tag = looks++ % kLooksPerNotice == 0 ? count_at(&notice[EPW_COLL_NOTICE_TAG]) : 0;
         if (come()) return Come::kYes;
         if (*static_cast<volatile uint32_t *>(&c.stopped)) return Come::kStop;
         if (ptx::load_relaxed_gpu(&c.args.state->halted)) {
             c.stopped = 1;
             return Come::kStop;
         }
-        if (c.phase != EPW_PHASE_COLLECTIVE) return Come::kNotYet;
-        return look_at_call(c, peer) == Come::kStop ? Come::kStop : Come::kNotYet;
+        if (c.phase == EPW_PHASE_COLLECTIVE && look_at_call(c, peer) == Come::kStop) return Come::kStop;
+        return epw_word_epoch(tag) == c.epoch && heed_notice(c, notice, tag) ? Come::kStop : Come::kNotYet;
     });
 }
 
-// The base of what `source` writes here, indexed by window offset.
-template <typename C> __device__ __forceinline__ const unsigned char *base_of(const C &c, uint32_t source) {
-    return C::kPosts ? written_by(c, source) : c.own;
-}
 // Whether the count that `source` has written at `offset` is at least `count`.
 template <typename C> __device__ __forceinline__ bool has_counted(const C &c, uint32_t source, uint64_t offset, uint64_t count) {
     return has_count(c, count_at(reinterpret_cast<const uint64_t *>(base_of(c, source) + offset)), count);
@@ -265,12 +291,45 @@ __device__ __noinline__ inline void await_others_out(const Collective &c, uint64
     }
 }
 
+// Puts a word of this rank's notice at all peers, after the words that this thread has put before.
+__device__ __noinline__ inline void put_notice(const Collective &c, uint32_t word, uint64_t value) {
+    const uint64_t offset = epw_coll_notice(&c.args.at, c.rank, word);
+    fence_before_counts();
+#pragma unroll 1
+    for (uint32_t peer = 0; peer < c.ranks; peer++) {
+        if (peer == c.rank || !takes_part(c, peer)) continue;
+        if (has(c.queued, peer)) {
+            post_word(c.peers, c.lane, peer, offset, value);
+        } else {
+            put_count(reinterpret_cast<uint64_t *>(at(c, peer, offset)), value);
+        }
+    }
+}
+
+// Tells all peers for which calls this rank has stopped, once in an epoch: the kernel that stops does it at its end, where
+// nothing is kept in registers.
+//
+// Writer: this thread, the tag last. Reader: the peers' heed_notice(), which acquires the tag. A peer that is still in an earlier
+// epoch may be reading the notice of that one, so before the words the tag is taken back.
+__device__ __noinline__ inline void tell_notice(const Collective &c) {
+    epw_coll_state *s = c.args.state;
+    const uint64_t tag = ptx::load_acquire_gpu(&s->notice[EPW_COLL_NOTICE_TAG]);
+    if (tag == 0 || s->notice_told) return;
+    s->notice_told = 1;
+    put_notice(c, EPW_COLL_NOTICE_TAG, 0);
+#pragma unroll 1
+    for (uint32_t word = 0; word < EPW_COLL_NOTICE_TAG; word++) put_notice(c, word, s->notice[word]);
+    put_notice(c, EPW_COLL_NOTICE_TAG, tag);
+}
+
 // Called by one thread of one block, when all other blocks are out.
 __device__ __noinline__ inline void tell_end(const Collective &c) {
     epw_coll_state *s = c.args.state;
     const epw_rank_set missing = load_now(s->missing);
     s->missing = {};
-    if (any(missing) || c.stopped) {
+    tell_notice(c);
+    // Perhaps another block has stopped, and this one has only waited long.
+    if (any(missing) || ptx::load_relaxed_gpu(&s->halted)) {
         // Reader: the host, once the kernel has ended.
         epw_coll_report &report = c.args.reports[c.args.ticket % EPW_COLL_REPORTS];
         report.missing = missing;

@@ -11,13 +11,15 @@
 /* The window. A source behind a queue may write three stretches of it, so what it writes lies together.
  *
  *   0         the floor's header and signal words
- *   control   [source] a line for its call of operation n, by n % 2, then its counts: [ring][block], of the last ring [channel]
+ *   control   [source] a line for its call of operation n, by n % 2, one for its notice, then its counts: [ring][block], of the
+ *             last ring [channel]
  *   pieces    [source][ring][block][slot] a piece, followed by a line for its note; the rings of collectives
  *   points    [source][channel][slot] the same of sends
  *
- * Calls and counts are single words, posted by value. Pieces are written to the image of a peer behind a queue, and posted with
- * the count that announces them. A slot of the image is free again once the peer has taken the piece and the NIC has reported
- * that it is sent; those of an earlier epoch, once the peer has begun this one and all that was posted before is sent. */
+ * Calls, notices and counts are single words, posted by value. Pieces are written to the image of a peer behind a queue, and
+ * posted with the count that announces them. A slot of the image is free again once the peer has taken the piece and the NIC has
+ * reported that it is sent; those of an earlier epoch, once the peer has begun this one and all that was posted before is sent.
+ */
 typedef struct epw_coll_areas {
     uint64_t control_offset, control_stride, pieces_offset, pieces_stride, points_offset, points_stride;
     uint64_t bytes; /* of the window */
@@ -33,7 +35,9 @@ enum {
     EPW_COLL_CALL_SIZES_TAG,
     EPW_COLL_CALL_WORDS
 };
-#define EPW_COLL_CALL_STRIDE 64u
+#define EPW_COLL_CALL_STRIDE  64u
+#define EPW_COLL_NOTICE_AFTER (2 * EPW_COLL_CALL_STRIDE)
+#define EPW_COLL_COUNTS_AFTER (EPW_COLL_NOTICE_AFTER + EPW_COLL_NOTICE_STRIDE)
 
 EPW_INLINE uint64_t epw_coll_call_at(const epw_coll_areas *a, uint64_t op, uint32_t source, uint32_t word) {
     return a->control_offset + source * a->control_stride + (op & 1) * EPW_COLL_CALL_STRIDE + word * sizeof(uint64_t);
@@ -46,7 +50,7 @@ EPW_INLINE uint32_t epw_coll_rings_of(const epw_coll_window *w) { return epw_col
 EPW_INLINE uint64_t epw_coll_count_at(const epw_coll_areas *a, const epw_coll_window *w, uint32_t ring, uint32_t source,
                                       uint32_t block, uint32_t which) {
     const uint32_t number = epw_coll_ring_of(w, ring, block) * 2 + which;
-    return a->control_offset + source * a->control_stride + 2 * EPW_COLL_CALL_STRIDE + (uint64_t)number * EPW_COLL_COUNT_STRIDE;
+    return a->control_offset + source * a->control_stride + EPW_COLL_COUNTS_AFTER + (uint64_t)number * EPW_COLL_COUNT_STRIDE;
 }
 
 EPW_INLINE uint64_t epw_coll_slot_at(const epw_coll_areas *a, const epw_coll_window *w, uint32_t ring, uint32_t source,

@@ -22,6 +22,7 @@
  *   lines     [parity][member but the owner] the lines of a message, as packets
  *   counts    [ring][source][block] two words of 64 bytes each: pieces that the source has written here, and pieces of this
  *             rank's that the source has finished reading
+ *   notices   [source] a line in which the source tells of calls that differ
  *   rings     [ring][source][block][slot] a piece, followed by a line for its note
  *   heap      memory of epw_comm_alloc, written only by the owner, read by peers
  *
@@ -42,6 +43,7 @@ typedef struct epw_coll_window {
     uint32_t lines;        /* that all members write here in an operation; 0: none go by lines */
     uint64_t slot_inverse; /* of `slots`, see base/remainder.h */
     uint64_t packets_offset, packets_stride, lines_offset, counts_offset, rings_offset;
+    uint64_t notices_offset, notices_stride; /* with queues too */
     uint64_t heap_offset, heap_bytes;
     uint64_t bytes;
 } epw_coll_window;
@@ -75,6 +77,23 @@ enum { EPW_COLL_WRITTEN = 0, EPW_COLL_TAKEN = 1 };
 EPW_INLINE uint64_t epw_coll_count(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block, uint32_t which) {
     return w->counts_offset + (epw_coll_channel(w, ring, source, block) * 2 + which) * EPW_COLL_COUNT_STRIDE;
 }
+/* The words of a notice, in which a rank that stops tells its peers which calls differ, once in an epoch. Calls come from every
+ * rank to every other, but the sizes of an uneven block, or a message, are known to two ranks only. Both stop, and whoever waits
+ * for one of them reads its notice, stops, and tells its own peers the same: so a wait for a rank that has stopped needs to look
+ * at the notice of that rank only. The tag is that of the operation, {epoch 23 | op 41}. A notice holds for the rest of its
+ * epoch: a rank for which that operation was complete reads it in a later one. */
+enum {
+    EPW_COLL_NOTICE_RANKS, /* the two ranks, the first one in the lower half */
+    EPW_COLL_NOTICE_FIRST, /* their calls, each an epw_descriptor in two words */
+    EPW_COLL_NOTICE_SECOND = EPW_COLL_NOTICE_FIRST + 2,
+    EPW_COLL_NOTICE_TAG = EPW_COLL_NOTICE_SECOND + 2,
+    EPW_COLL_NOTICE_WORDS
+};
+#define EPW_COLL_NOTICE_STRIDE 64u
+EPW_INLINE uint64_t epw_coll_notice(const epw_coll_window *w, uint32_t source, uint32_t word) {
+    return w->notices_offset + source * w->notices_stride + word * sizeof(uint64_t);
+}
+
 #define EPW_COLL_NOTE_BYTES 128u
 EPW_INLINE uint64_t epw_coll_slot(const epw_coll_window *w, uint32_t ring, uint32_t source, uint32_t block, uint64_t number) {
     return w->rings_offset +
@@ -132,11 +151,10 @@ typedef struct epw_coll_progress {
     uint64_t written, read;
 } epw_coll_progress;
 
-/* Two ranks' calls that differ; a call is an epw_descriptor. */
+/* Two ranks' calls that differ. */
 typedef struct epw_coll_differing {
-    uint32_t peer, found; /* found: set last */
-    uint64_t its[2], own[2];
-    uint64_t op;
+    uint64_t notice[EPW_COLL_NOTICE_WORDS];
+    uint32_t found; /* set last */
 } epw_coll_differing;
 
 /* How an operation ended in which a rank was missing. In mapped host memory; nothing is written for complete operations. */
@@ -155,6 +173,8 @@ typedef struct epw_coll_state {
     uint32_t copied;            /* 1: copies move the bytes of the operation that has begun, see copies.cuh */
     uint64_t operations_copied; /* how often they did, since creation */
     uint64_t halted; /* calls differ: epw_coll_halt of that operation, after which none continues in this epoch; else 0 */
+    uint64_t notice[EPW_COLL_NOTICE_WORDS]; /* which calls; the tag is 0 as long as the other words are not known */
+    uint32_t notice_told;                   /* 1: peers have been told, in this epoch */
     epw_coll_registered registered[EPW_COLL_BULK_RANKS][EPW_COLL_REGISTRATIONS];
 } epw_coll_state;
 

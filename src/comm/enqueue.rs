@@ -17,8 +17,8 @@ use crate::error::Result;
 ///
 /// Sends and receives of a group progress together, before its collectives. Those of different calls run in the order of
 /// the calls, and a large send waits for its receive before later work runs. A message that is longer than its receive,
-/// or of another type, is [`Error::Mismatch`](crate::Error::Mismatch): the communicator can be used again from the next
-/// membership on.
+/// or of another type or tag, is [`Error::Mismatch`](crate::Error::Mismatch) for the receive, for a send that still waits
+/// for it, and for the next collective of every rank: the communicator can be used again from the next membership on.
 ///
 /// # Limits
 /// * 256 ranks; 96 for blocks that are uneven, have gaps, or are columns of a matrix.

@@ -113,9 +113,11 @@
 //! to give are then unspecified; a reduction that lacks any member has no result at all. Out of place the input
 //! survives, in place it does not. Complete here does not mean complete everywhere: see [`Comm::take_fault`].
 //!
-//! If ranks call different operations, all of them get [`Error::Mismatch`](crate::Error::Mismatch), which names both
-//! calls; the communicator can be used again from its next membership on. The same happens if a message has another type
-//! than its receive.
+//! If ranks call different operations, or disagree about the size of an uneven block, all of them get
+//! [`Error::Mismatch`](crate::Error::Mismatch), which names both calls; the communicator can be used again from its next
+//! membership on. A rank for which the operation is complete all the same, because it needs nothing from those that
+//! differ, gets the error from its next call (on a GPU from its next collective). The same happens if a message has
+//! another type than its receive.
 //!
 //! A communicator that was [created](Comm::create) with a group follows it: [`Group::step`](crate::Group::step) begins
 //! the next membership for all buffers and communicators at the same step. No operation may be in flight then: await all

@@ -6,14 +6,14 @@
  * reach their peers.
  *
  *     test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--copy-engines] [--cases N]
- *                [--seed N] [--small | --norms] [--deadline-ms N] [--seconds N]
+ *                [--seed N] [--small | --norms | --differ] [--deadline-ms N] [--seconds N]
  *     test_comms --time [--ranks N] [--heap | --register] [--copy-engines] [--eager] [--nccl PATH]
  *
  * --heap: the buffers on GPUs are memory of epw_comm_alloc. --register: they are registered. With both,
  * or with --rings, no operation goes by lines. --small is shorter: up to 4 MiB, fewer of all, and all come to
  * each norm. --norms: only what disturbs norms; with --processes, the last rank's process ends in one of them
- * at last. --copy-engines, with --heap or --register: copy engines move all-gathers and all-to-alls of any
- * size.
+ * at last. --differ: only calls that differ. --copy-engines, with --heap or --register: copy engines move
+ * all-gathers and all-to-alls of any size.
  *
  * --time prints microseconds of each operation, from a CUDA graph of 20 or, with --eager, 20 calls, beside
  * those of NCCL, whose library is at PATH. */
@@ -30,7 +30,7 @@ enum { OPS = 6, REPLAYS = 3 };
 #define POOL_BYTES    (UINT64_C(80) << 20)
 #define LARGEST_TIMED (UINT64_C(256) << 20)
 
-static uint32_t ranks, cases = 60, seed = 1, seconds = 120, timed, small, norms, eager;
+static uint32_t ranks, cases = 60, seed = 1, seconds = 120, timed, small, norms, differs, eager;
 static const char *nccl_path;
 
 /* Of a buffer. */
@@ -645,12 +645,40 @@ static void run_norms(const rank_state *r) {
     if (r->links->rank == 0) printf("%llu norms: same bits as the host\n", (unsigned long long)number);
 }
 
-/* A rank passes a different count for one peer only: both ranks learn of it. */
-static void miscount(rank_state *r, int in_place) {
-    uint32_t n = r->links->ranks, rank = r->links->rank;
-    uint64_t to[64], from[64];
-    for (uint32_t p = 0; p < n; p++) to[p] = from[p] = 40000;
-    if (rank == 0) to[n - 1] = 20;
+/* Requires that calls have been found to differ, here too and before any rank was given up, and that the
+ * error contains these words. */
+static void require_mismatch(const rank_state *r, epw_status status, uint64_t began, const char *what,
+                             const char *const words[], uint32_t count) {
+    const uint64_t took = now_ns() - began;
+    const char *text = epw_last_error();
+    epw_membership now = EPW_MEMBERSHIP_INIT;
+    REQUIRE(status == EPW_ERR_MISMATCH, "rank %u, %s: status %d after %llu ms", r->links->rank, what, status,
+            (unsigned long long)(took / MS));
+    for (uint32_t i = 0; i < count; i++)
+        REQUIRE(strstr(text, words[i]) != NULL, "rank %u, %s: %s lacks %s", r->links->rank, what, text,
+                words[i]);
+    REQUIRE(took < deadline(), "rank %u, %s: took %llu ms", r->links->rank, what,
+            (unsigned long long)(took / MS));
+    REQUIRE_OK(epw_comm_membership(r->gpu.comm, &now));
+    REQUIRE(epw_mask_empty(&now.suspects), "rank %u, %s: suspects %llx", r->links->rank, what,
+            (unsigned long long)now.suspects.bits[0]);
+}
+
+/* How a rank passes another count. */
+enum { MISCOUNT_IN_PLACE = 1, MISCOUNT_CAPTURED = 2, MISCOUNT_ALONE = 4, MISCOUNTS = 8 };
+
+/* The first rank passes a different count for the last rank only: all ranks learn of it, from the two. With
+ * MISCOUNT_ALONE, the others exchange nothing with these two: they may be done, and learn of it in the next
+ * call. */
+static void miscount(rank_state *r, uint32_t form) {
+    uint32_t n = r->links->ranks, rank = r->links->rank, last = n - 1;
+    const int pair = rank == 0 || rank == last, captured = (form & MISCOUNT_CAPTURED) != 0;
+    uint64_t to[RANKS_LIMIT], from[RANKS_LIMIT];
+    for (uint32_t p = 0; p < n; p++) {
+        const int apart = pair != (p == 0 || p == last);
+        to[p] = from[p] = form & MISCOUNT_ALONE && apart ? 0 : 40000;
+    }
+    if (rank == 0) to[last] = 20;
     epw_coll c = EPW_COLL_INIT;
     c.kind = EPW_ALL_TO_ALL;
     c.type = EPW_TYPE_U8;
@@ -658,23 +686,49 @@ static void miscount(rank_state *r, int in_place) {
     c.recv = r->gpu.recv;
     c.send_counts = to;
     c.recv_counts = from;
-    if (in_place) {
+    if (form & MISCOUNT_IN_PLACE) {
         c.send = c.recv;
         c.send_counts = NULL;
         c.recv_counts = to;
     }
-    epw_call call = on_stream(r);
-    epw_work work = 0;
+    char what[40], ranks_[2][24];
+    snprintf(what, sizeof what, "form %u of counts", form);
+    snprintf(ranks_[0], sizeof ranks_[0], "on rank 0");
+    snprintf(ranks_[1], sizeof ranks_[1], "on rank %u", last);
+    const char *const words[] = {"all_to_all of 20 u8 for this pair", "all_to_all of 40000 u8 for this pair",
+                                 ranks_[0], ranks_[1]};
+    const uint32_t count = sizeof words / sizeof words[0];
+    cudaGraphExec_t exec = captured ? capture(r, &c, 1) : NULL;
     epw_outcome outcome = EPW_OUTCOME_INIT;
-    call.work = &work;
-    REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
-    epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
-    if (rank == 0 || rank == n - 1)
-        REQUIRE(status == EPW_ERR_MISMATCH, "rank %u: status %d, missing %llx: %s", rank, status,
-                (unsigned long long)outcome.missing.bits[0], epw_last_error());
+    ranks_meet(r->links);
+    uint64_t began = now_ns();
+    if (captured) {
+        REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+        await_all(r, "a graph of blocks");
+    } else {
+        epw_status status = call_and_wait(r, &c, &outcome);
+        if (pair || !(form & MISCOUNT_ALONE) || status != EPW_OK)
+            require_mismatch(r, status, began, what, words, count);
+        REQUIRE(outcome.degraded == 0, "rank %u, %s: missing %llx", rank, what,
+                (unsigned long long)outcome.missing.bits[0]);
+    }
+    epw_coll next = EPW_COLL_INIT;
+    next.kind = EPW_BARRIER;
+    require_mismatch(r, call_and_wait(r, &next, &outcome), began, what, words, count);
+    if (captured) { /* once more, and again it does nothing */
+        REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
+        await_all(r, "a graph of blocks");
+        REQUIRE_CUDA(cudaGraphExecDestroy(exec));
+        require_mismatch(r, call_and_wait(r, &next, &outcome), began, what, words, count);
+    }
+    uint32_t faulted = 0;
+    REQUIRE_OK(epw_comm_take_fault(r->gpu.comm, &faulted));
+    REQUIRE(faulted == 1, "rank %u, %s: the fault is not reported", rank, what);
     ranks_meet(r->links);
     activate(r, all_of(r->links));
     ranks_meet(r->links);
+    REQUIRE_OK(call_and_wait(r, &next, &outcome));
+    REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);
 }
 
 static void run_blocks(rank_state *r) {
@@ -691,7 +745,6 @@ static void run_blocks(rank_state *r) {
     gather_beside_dense(r);
     give_nothing_in_place(r);
     ranks_meet(r->links);
-    for (uint32_t i = 0; i < (small ? 2 : 8) && r->links->ranks > 1; i++) miscount(r, i % 2);
     if (r->links->rank == 0)
         printf("%llu cases of blocks: same bits as the host\n", (unsigned long long)number);
 }
@@ -783,23 +836,22 @@ static void in_order(const rank_state *r) {
     ranks_meet(r->links);
 }
 
-/* The first rank sends with another tag than the last rank asks for, which learns of it; then all continue.
- */
-static void mistag(rank_state *r) {
-    uint32_t last = r->links->ranks - 1;
-    epw_call call = on_stream(r);
-    if (r->links->rank == 0)
-        REQUIRE_OK(epw_send(r->gpu.comm, r->gpu.send, 100, EPW_TYPE_U8, last, 3, &call, NULL));
-    if (r->links->rank == last) {
-        epw_work work = 0;
-        epw_outcome outcome = EPW_OUTCOME_INIT;
-        call.work = &work;
-        REQUIRE_OK(epw_recv(r->gpu.comm, r->gpu.recv, 100, EPW_TYPE_U8, 0, 4, &call, NULL));
-        epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
-        REQUIRE(status == EPW_ERR_MISMATCH && strstr(epw_last_error(), "with tag 3") != NULL, "status %d: %s",
-                status, epw_last_error());
+/* The first rank sends with another tag than the last rank asks for: the receiver learns of it, the sender if
+ * the message is so large that it waits for the receive, and all ranks in the next collective. */
+static void mistag(rank_state *r, uint64_t bytes, int waits) {
+    const uint32_t last = r->links->ranks - 1, rank = r->links->rank;
+    const epw_coll send = point(EPW_SEND, last, 3, r->gpu.send, bytes),
+                   recv = point(EPW_RECV, 0, 4, r->gpu.recv, bytes);
+    const char *const words[] = {"with tag 3", "with tag 4"};
+    epw_coll next = EPW_COLL_INIT;
+    next.kind = EPW_BARRIER;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    const uint64_t began = now_ns();
+    if (rank == 0 || rank == last) {
+        epw_status status = call_and_wait(r, rank == 0 ? &send : &recv, &outcome);
+        if (rank == last || waits) require_mismatch(r, status, began, "a message", words, 2);
     }
-    await_all(r, "a message");
+    require_mismatch(r, call_and_wait(r, &next, &outcome), began, "after a message", words, 2);
     ranks_meet(r->links);
     activate(r, all_of(r->links));
     ranks_meet(r->links);
@@ -809,11 +861,7 @@ static void run_points(rank_state *r) {
     static const uint64_t sizes_[] = {0, 1, 1000, 100003, 2000000, 9000011};
     for (uint32_t i = 0; i < sizeof sizes_ / sizeof sizes_[0] - small; i++) cross(r, sizes_[i]);
     ranks_meet(r->links);
-    if (r->links->ranks > 1) {
-        in_order(r);
-        mistag(r);
-        cross(r, 70000);
-    }
+    if (r->links->ranks > 1) in_order(r);
     ranks_meet(r->links);
     if (r->links->rank == 0) printf("all messages are as they were sent\n");
 }
@@ -1013,6 +1061,24 @@ static void differ_in_one_thing(rank_state *r) {
         }
         differ(r, &calls[0], pairs[i][0].words, &calls[1], pairs[i][1].words, (ones){.count = 5000});
     }
+}
+
+/* The calls are the same, but counts of blocks or messages differ: see both. */
+static void differ_between_two(rank_state *r) {
+    for (uint32_t form = 0; form < MISCOUNTS; form++) miscount(r, form);
+    mistag(r, 100, 0);
+    mistag(r, 9000011, 1);
+    cross(r, 70000);
+    ranks_meet(r->links);
+}
+
+static void differ_in_all_ways(rank_state *r) {
+    differ_between_two(r);
+    differ_in_kind(r, 5000);
+    if (r->links->ranks > 2) differ_in_kind(r, 200000); /* shared out, by packets */
+    differ_in_kind(r, 3000000);
+    differ_in_one_thing(r);
+    if (r->links->rank == 0) printf("calls that differ are named on every rank\n");
 }
 
 /* The last rank calls another norm, or none. */
@@ -1561,16 +1627,15 @@ static int rank_main(const rank_links *links) {
     } else if (norms) {
         disturb_norms(&r);
         if (both.processes && links->ranks > 1 && !lends() && !r.gpu.comm->gpu->queues) die_amid(&r);
+    } else if (differs) {
+        if (links->ranks > 1) differ_in_all_ways(&r);
     } else {
         run_cases(&r);
         run_blocks(&r);
         run_norms(&r);
         run_points(&r);
         if (links->ranks > 1) {
-            differ_in_kind(&r, 5000);
-            if (links->ranks > 2) differ_in_kind(&r, 200000); /* shared out, by packets */
-            differ_in_kind(&r, 3000000);
-            differ_in_one_thing(&r);
+            differ_in_all_ways(&r);
             lose(&r, (ones){.count = 5000}, deadline());
             if (links->ranks > 2 && !small) lose(&r, (ones){.count = 200000}, deadline());
             lose(&r, (ones){.count = 3000000}, deadline());
@@ -1583,8 +1648,7 @@ static int rank_main(const rank_links *links) {
                 overwrite_soon(&r);
                 read_too_late(&r);
             }
-            if (links->rank == 0)
-                printf("calls that differ are named; a rank that does not come is given up\n");
+            if (links->rank == 0) printf("a rank that does not come is given up\n");
         }
     }
     close_rank(&r);
@@ -1605,6 +1669,7 @@ int main(int argc, char **argv) {
                                     {.name = "--time", .number = &timed, .preset = 1},
                                     {.name = "--small", .number = &small, .preset = 1},
                                     {.name = "--norms", .number = &norms, .preset = 1},
+                                    {.name = "--differ", .number = &differs, .preset = 1},
                                     {.name = "--nccl", .text = &nccl_path},
                                     {.name = "--deadline-ms", .number = &both.deadline_ms},
                                     {0}};
@@ -1612,7 +1677,7 @@ int main(int argc, char **argv) {
     int bad = ranks_options(
         argc, argv, options,
         "usage: test_comms [--ranks N] [--processes] [--heap | --register | --rings] [--copy-engines] "
-        "[--cases N] [--seed N] [--small | --norms] [--deadline-ms N] [--seconds N] "
+        "[--cases N] [--seed N] [--small | --norms | --differ] [--deadline-ms N] [--seconds N] "
         "[--time [--eager] [--nccl PATH]]");
     if (bad) return bad;
     ranks_limit("comms", seconds);

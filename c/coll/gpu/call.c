@@ -29,10 +29,11 @@ enum {
 epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where) {
     const epw_coll_differing *d = &comm->gpu->pinned->differing;
     if (__atomic_load_n(&d->found, __ATOMIC_ACQUIRE) == 0) return EPW_OK;
-    comm->mismatch =
-        (epw_mismatch){.rank = {d->peer, comm->config.rank}, .number = {(uint32_t)d->op, (uint32_t)d->op}};
-    memcpy(&comm->mismatch.call[0], d->its, sizeof d->its);
-    memcpy(&comm->mismatch.call[1], d->own, sizeof d->own);
+    uint64_t ranks = d->notice[EPW_COLL_NOTICE_RANKS];
+    uint32_t op = (uint32_t)epw_word_step(d->notice[EPW_COLL_NOTICE_TAG]);
+    comm->mismatch = (epw_mismatch){.rank = {(uint32_t)ranks, (uint32_t)(ranks >> 32)}, .number = {op, op}};
+    memcpy(&comm->mismatch.call[0], &d->notice[EPW_COLL_NOTICE_FIRST], sizeof comm->mismatch.call[0]);
+    memcpy(&comm->mismatch.call[1], &d->notice[EPW_COLL_NOTICE_SECOND], sizeof comm->mismatch.call[1]);
     return epw_comm_fail_mismatch(comm, where);
 }
 

@@ -69,7 +69,9 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     bool chosen = c->slots == 0 && c->slot_bytes == 0 && w.ranks > 1;
     w.lines = chosen ? LINES_CHOSEN / EPW_COLL_LINE : 0;
     w.counts_offset = w.lines_offset + UINT64_C(2) * w.lines * EPW_COLL_LINE;
-    w.rings_offset = epw_align(w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE, 4096);
+    w.notices_offset = w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE;
+    w.notices_stride = EPW_COLL_NOTICE_STRIDE;
+    w.rings_offset = epw_align(w.notices_offset + w.ranks * w.notices_stride, 4096);
     w.heap_offset = epw_align(w.rings_offset + slots * (w.slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES), 4096);
     w.bytes = w.heap_offset + w.heap_bytes;
     return w;
@@ -80,7 +82,7 @@ static epw_coll_areas areas_of(const epw_coll_window *w) {
     uint64_t slot = w->slot_bytes + (uint64_t)EPW_COLL_NOTE_BYTES;
     uint64_t counts = epw_coll_rings_of(w) * UINT64_C(2) * EPW_COLL_COUNT_STRIDE;
     epw_coll_areas a = {.control_offset = epw_align(epw_floor_bytes(w->ranks), 4096),
-                        .control_stride = 2 * EPW_COLL_CALL_STRIDE + counts,
+                        .control_stride = EPW_COLL_COUNTS_AFTER + counts,
                         .pieces_stride =
                             (uint64_t)epw_coll_ring_of(w, EPW_COLL_POINT_RING, 0) * w->slots * slot,
                         .points_stride = (uint64_t)w->channels * w->slots * slot};
@@ -88,6 +90,15 @@ static epw_coll_areas areas_of(const epw_coll_window *w) {
     a.points_offset = a.pieces_offset + w->ranks * a.pieces_stride;
     a.bytes = a.points_offset + w->ranks * a.points_stride;
     return a;
+}
+
+/* The window's offsets are those of the areas, except that of the notices. */
+static epw_coll_window window_with_queues(const epw_comm_config *c, epw_coll_areas *areas) {
+    epw_coll_window w = shape_of(c, true);
+    *areas = areas_of(&w);
+    w.notices_offset = areas->control_offset + EPW_COLL_NOTICE_AFTER;
+    w.notices_stride = areas->control_stride;
+    return w;
 }
 
 epw_coll_areas epw_coll_gpu_areas(const epw_comm_config *c) {
@@ -109,9 +120,9 @@ epw_stretch epw_coll_gpu_footprint(void *user, uint32_t source, uint32_t lane, u
 }
 
 /* What operations have in flight to one peer, at most: in each slot a piece, its note and its count, and the
- * counts that answer the peer's; and the call. */
+ * counts that answer the peer's; and the call; and a notice, whose tag is written twice. */
 static uint64_t queue_entries(const epw_coll_window *w) {
-    return (uint64_t)epw_coll_rings_of(w) * w->slots * 4 + EPW_COLL_CALL_WORDS;
+    return (uint64_t)epw_coll_rings_of(w) * w->slots * 4 + EPW_COLL_CALL_WORDS + EPW_COLL_NOTICE_WORDS + 1;
 }
 
 epw_status epw_coll_gpu_plan(const epw_comm_config *c, bool queues, epw_where where, epw_coll_layout *out) {
@@ -222,8 +233,7 @@ epw_status epw_coll_gpu_open(epw_comm *comm, epw_where where) {
     if (g == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for the GPU's description");
     comm->gpu = g;
     g->queues = comm->layout.entries > 0;
-    g->window = g->queues ? shape_of(&comm->config, true) : window_of(&comm->config);
-    if (g->queues) g->areas = areas_of(&g->window);
+    g->window = g->queues ? window_with_queues(&comm->config, &g->areas) : window_of(&comm->config);
     bool reads = !g->queues && g->window.ranks > 1 && g->window.ranks <= EPW_COLL_BULK_RANKS;
     g->copies_from = reads ? comm->config.copy_engines_from : 0;
     epw_status status = epw_cuda_open(comm->config.device, where);
