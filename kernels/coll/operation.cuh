@@ -2,8 +2,8 @@
 // tell each other, waits, and the state that the block leaves behind.
 //
 // Blocks do not wait for one another at the end, except blocks that met a failure: those that gave a peer up, waited long, or
-// found calls that differ. One of these waits until all blocks are out, tells the host which ranks the operation lacks, and stops
-// the clocks.
+// found calls that differ. One of these waits until all blocks are out, tells the host which ranks the operation lacks and the
+// peers which calls differ, and stops the clocks.
 #pragma once
 
 #include "kernels/coll/state.h"
@@ -119,10 +119,9 @@ __device__ __forceinline__ bool await_peer(C &c, uint32_t peer, uint64_t expecte
     for (uint32_t i = 0; i < kLooks; i++) {
         if (come()) return true;
     }
-    uint32_t looks = 0;
-    const uint64_t *notice = notice_from(c, peer);
-    return await_long<C::kPosts>(c, c.phase, peer, expected, [&] {
-        const uint64_t tag = looks++ % kLooksPerNotice == 0 ? count_at(&notice[EPW_COLL_NOTICE_TAG]) : 0;
+    return await_long<C::kPosts>(c, c.phase, peer, expected, [&](uint32_t look) {
+        const uint64_t *notice = notice_from(c, peer);
+        const uint64_t tag = look % kLooksPerNotice == 0 ? count_at(&notice[EPW_COLL_NOTICE_TAG]) : 0;
         if (come()) return Come::kYes;
         if (*static_cast<volatile uint32_t *>(&c.stopped)) return Come::kStop;
         if (ptx::load_relaxed_gpu(&c.args.state->halted)) {

@@ -67,7 +67,7 @@ __device__ __noinline__ inline void await_earlier(QueuedCollective &c, uint32_t 
     const uint64_t posted = epw_load_relaxed_64(&q->reserved);
     if (epw_queue_is_done(q, posted)) return;
     await_long<true>(c, c.phase, peer, own_epoch_word(c),
-                     [&] { return epw_queue_is_done(q, posted) ? Come::kYes : Come::kNotYet; });
+                     [&](uint32_t) { return epw_queue_is_done(q, posted) ? Come::kYes : Come::kNotYet; });
 }
 
 // ---- calls ----

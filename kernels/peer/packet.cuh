@@ -60,7 +60,8 @@ enum class Come { kNotYet, kYes, kStop };
 // Waits until `come` says that the awaited data of the peer is there, bounded like the wait for a word. Returns false if `come`
 // says kStop, or if the peer is given up. The clock starts here, not with the operation's first wait, because the duration of an
 // operation with many such waits grows with its size. kPosts: the peer may be behind a queue, and then what came before its
-// connection was lost counts.
+// connection was lost counts. `come` is called with the number of the look in its round, from 0, so that it can look at something
+// less often without counting.
 template <bool kPosts = false, typename Look>
 __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer, uint64_t expected, const Look &come) {
     LongWait w;
@@ -83,13 +84,13 @@ __device__ __noinline__ bool await_long(Peers &p, uint32_t phase, uint32_t peer,
         const epw_sight seen = look(p, w.what, peer);
         Come how = Come::kNotYet;
 #pragma unroll 1
-        for (uint32_t i = 0; i < kLooks && how == Come::kNotYet; i++) how = come();
+        for (uint32_t i = 0; i < kLooks && how == Come::kNotYet; i++) how = come(i);
         if (how != Come::kNotYet) return how == Come::kYes;
         if (has_now(p.peers->gone, peer)) break; // another thread has given it up
         uint32_t cause = epw_rule_gone(seen, own_epoch_word(p));
         if (cause == EPW_CAUSE_NONE) cause = go_on_waiting(p, w);
         if (cause == EPW_CAUSE_NONE) continue;
-        if (kPosts && has(p.queued, peer) && (how = come()) != Come::kNotYet) return how == Come::kYes;
+        if (kPosts && has(p.queued, peer) && (how = come(0)) != Come::kNotYet) return how == Come::kYes;
         record_loss(p, phase, cause, peer, expected, 0, ptx::global_timer_ns() - w.began, 1);
         suspect(p, peer, cause);
         break;

@@ -274,7 +274,7 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         const uint64_t began = ptx::global_timer_ns();
         const uint64_t word = count_word(o, has_sent() ? come + 1 : free + 1);
         uint32_t looks = 0;
-        const bool comes = await_long<Queues>(o, phase(), peer, word, [&] {
+        const bool comes = await_long<Queues>(o, phase(), peer, word, [&](uint32_t) {
             if (is_queued() && looks++ % kLooksAtWords == 0) bring_words(o, peer, EPW_WORD_EPOCH, false);
             if (sends_impossible_counts()) return Come::kYes;
             return attend() || !is_owing() ? Come::kYes : Come::kNotYet;
