@@ -210,7 +210,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("cargo add tokio --features rt-multi-thread,time,macros,signal", "changes the reader's own program"),
     ("cargo add --path ../epwire epwire", "as above"),
     ("cargo test --lib histories", "runs with everything else in `cargo test`"),
-    (".ci/beside_mpi --collectives", "takes many minutes; step beside_mpi takes two sizes of it, with a limit"),
+    (
+        ".ci/beside_mpi --collectives",
+        "takes many minutes; step beside_mpi takes two sizes of it, with a limit",
+    ),
     // Programs that CI's machine does not have, or that need several hosts.
     ("export EPWIRE_TOKEN=$(openssl rand -hex 16)", "goes with the line below it"),
     ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),
