@@ -31,8 +31,7 @@ __device__ __forceinline__ bool agree_on_sizes(Collective &c, const epw_coll_blo
         const uint64_t own[2] = {its[0], differs ? takes : gives};
         stop_for(c, peer, its, own);
     }
-    __syncthreads();
-    return !c.stopped;
+    return !__syncthreads_or(c.stopped);
 }
 
 // Copies what this rank gives itself, for operations that only move bytes, from byte `from` on; nothing if it is already in

@@ -516,7 +516,7 @@ template <typename T> __device__ __forceinline__ void run_direct(Collective &c, 
     check_registered(c, l);
     tell_call(c);
     learn_what_is_lent(c, l);
-    if (c.stopped) return;
+    if (__syncthreads_or(c.stopped)) return;
     if (!l.by_all) {
         run_rings<T>(c, r);
         return;

@@ -146,8 +146,8 @@ __device__ __forceinline__ void await_earlier(Collective &, uint32_t) {}
 // Whether calls have been found to differ. The first block, which tells this rank's call, does not heed what other blocks have
 // found in this operation before it began: without the call the peers could not find the difference, and would take this rank for
 // lost.
-__device__ __forceinline__ bool is_halted(uint64_t halted, uint64_t number) {
-    return halted != 0 && !(blockIdx.x == 0 && halted == epw_coll_halt(number));
+__device__ __forceinline__ bool is_halted(uint64_t halted, uint64_t number, uint32_t phase) {
+    return halted != 0 && !(phase == EPW_PHASE_COLLECTIVE && blockIdx.x == 0 && halted == epw_coll_halt(number));
 }
 
 // Bytes of a member's part of what is shared out.
@@ -211,7 +211,7 @@ __device__ __forceinline__ bool open(C &c, const epw_coll_args &a, uint32_t phas
             c.tag = epw_epoch_word(c.epoch, c.number & EPW_STEP_MAX);
             c.members = members;
             c.part = a.shared_out ? part_among(a, members) : 0;
-            c.stopped = c.began_stopped = is_halted(halted, c.number);
+            c.stopped = c.began_stopped = is_halted(halted, c.number, phase);
             c.troubled = c.stopped || absent;
         }
     } else {
@@ -321,6 +321,29 @@ __device__ __noinline__ inline void tell_notice(const Collective &c) {
     put_notice(c, EPW_COLL_NOTICE_TAG, tag);
 }
 
+// Writer: this thread, the ticket first. Reader: the host, once the kernel has ended: it looks at the ticket again when it has
+// read the rest, because an operation of a later ticket may be using the same place.
+__device__ __noinline__ inline void put_report(const Collective &c, const epw_rank_set &missing, bool differs) {
+    epw_coll_report &report = c.args.reports[c.args.ticket % EPW_COLL_REPORTS];
+    ptx::store_relaxed_sys(&report.ticket, c.args.ticket);
+    ptx::fence_sys();
+    report.differs = differs;
+    report.missing = missing;
+    report.record = {};
+    if (ptx::load_relaxed_gpu(&c.peers->recorded)) {
+        report.record = c.peers->record;
+        return;
+    }
+    epw_error_record &r = report.record;
+    r.phase = c.phase;
+    r.cause = any(missing & c.suspects) ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_PARTIAL;
+    r.rank = c.rank;
+    r.peer = first_of(missing);
+    r.epoch = c.epoch;
+    r.op = c.op;
+    r.deadline_ns = c.deadline;
+}
+
 // Called by one thread of one block, when all other blocks are out.
 __device__ __noinline__ inline void tell_end(const Collective &c) {
     epw_coll_state *s = c.args.state;
@@ -328,24 +351,9 @@ __device__ __noinline__ inline void tell_end(const Collective &c) {
     s->missing = {};
     tell_notice(c);
     // Perhaps another block has stopped, and this one has only waited long.
-    if (any(missing) || ptx::load_relaxed_gpu(&s->halted)) {
-        // Reader: the host, once the kernel has ended.
-        epw_coll_report &report = c.args.reports[c.args.ticket % EPW_COLL_REPORTS];
-        report.missing = missing;
-        report.record = {};
-        if (ptx::load_relaxed_gpu(&c.peers->recorded)) {
-            report.record = c.peers->record;
-        } else {
-            epw_error_record &r = report.record;
-            r.phase = c.phase;
-            r.cause = any(missing & c.suspects) ? EPW_CAUSE_SUSPECTED : EPW_CAUSE_PARTIAL;
-            r.rank = c.rank;
-            r.peer = first_of(missing);
-            r.epoch = c.epoch;
-            r.op = c.op;
-            r.deadline_ns = c.deadline;
-        }
-        report.ticket = c.args.ticket;
+    const bool differs = ptx::load_relaxed_gpu(&s->halted) != 0;
+    if (any(missing) || differs) {
+        if (c.args.ticket != 0) put_report(c, missing, differs);
         tell_host(c.args.faulted);
     }
     end_waits(c);

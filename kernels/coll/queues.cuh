@@ -131,8 +131,7 @@ template <typename T> __device__ __forceinline__ bool agree(QueuedCollective &c,
         const uint64_t own[2] = {its[0], differs ? takes(peer) : gives(peer)};
         stop_for(c, peer, its, own);
     }
-    __syncthreads();
-    return !c.stopped;
+    return !__syncthreads_or(c.stopped);
 }
 
 // Copies what this rank gives itself, a piece from `offset` on.

@@ -159,7 +159,8 @@ typedef struct epw_coll_differing {
 
 /* How an operation ended in which a rank was missing. In mapped host memory; nothing is written for complete operations. */
 typedef struct epw_coll_report {
-    uint64_t ticket; /* ticket of the call; 0: none yet */
+    uint64_t ticket;  /* ticket of the call, set first; 0: none yet */
+    uint32_t differs; /* calls differed in its membership */
     epw_rank_set missing;
     epw_error_record record;
 } epw_coll_report;

@@ -71,7 +71,7 @@
 //!   has.
 //! * Again: [`PrefillBuffer::dispatch_again_blocking`] sends other rows with the same routing, as a backward pass does.
 //!
-//! Each of these has an async form, without `_blocking` in its name, except the halves that send.
+//! Each of these has an async form, without `_blocking` in its name.
 //!
 //! On the host, spans and metrics of these operations have the names of decode: `dispatch` (also for
 //! [`dispatch_again`](PrefillBuffer::dispatch_again)), `dispatch_send` (also for

@@ -700,20 +700,26 @@ static void miscount(rank_state *r, uint32_t form) {
     const uint32_t count = sizeof words / sizeof words[0];
     cudaGraphExec_t exec = captured ? capture(r, &c, 1) : NULL;
     epw_outcome outcome = EPW_OUTCOME_INIT;
+    epw_coll next = EPW_COLL_INIT;
+    next.kind = EPW_BARRIER;
+    epw_work work = 0, kept = 0; /* kept: of a barrier behind it, awaited in the next membership */
+    epw_call call = on_stream(r);
     ranks_meet(r->links);
     uint64_t began = now_ns();
     if (captured) {
         REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
         await_all(r, "a graph of blocks");
     } else {
-        epw_status status = call_and_wait(r, &c, &outcome);
+        call.work = &work;
+        REQUIRE_OK(epw_group(r->gpu.comm, &c, 1, &call, NULL));
+        call.work = &kept;
+        if (epw_group(r->gpu.comm, &next, 1, &call, NULL) != EPW_OK) kept = 0; /* it knows already */
+        epw_status status = epw_work_wait(r->gpu.comm, work, 60000 * MS, &outcome);
         if (pair || !(form & MISCOUNT_ALONE) || status != EPW_OK)
             require_mismatch(r, status, began, what, words, count);
         REQUIRE(outcome.degraded == 0, "rank %u, %s: missing %llx", rank, what,
                 (unsigned long long)outcome.missing.bits[0]);
     }
-    epw_coll next = EPW_COLL_INIT;
-    next.kind = EPW_BARRIER;
     require_mismatch(r, call_and_wait(r, &next, &outcome), began, what, words, count);
     if (captured) { /* once more, and again it does nothing */
         REQUIRE_CUDA(cudaGraphLaunch(exec, r->stream));
@@ -726,6 +732,10 @@ static void miscount(rank_state *r, uint32_t form) {
     REQUIRE(faulted == 1, "rank %u, %s: the fault is not reported", rank, what);
     ranks_meet(r->links);
     activate(r, all_of(r->links));
+    if (kept != 0) {
+        epw_status status = epw_work_wait(r->gpu.comm, kept, 60000 * MS, &outcome);
+        REQUIRE(status == EPW_ERR_MISMATCH, "rank %u, %s: later a barrier has status %d", rank, what, status);
+    }
     ranks_meet(r->links);
     REQUIRE_OK(call_and_wait(r, &next, &outcome));
     REQUIRE(outcome.degraded == 0, "missing %llx", (unsigned long long)outcome.missing.bits[0]);

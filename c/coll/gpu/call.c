@@ -31,9 +31,16 @@ epw_status epw_coll_gpu_check_calls(epw_comm *comm, epw_where where) {
     if (__atomic_load_n(&d->found, __ATOMIC_ACQUIRE) == 0) return EPW_OK;
     uint64_t ranks = d->notice[EPW_COLL_NOTICE_RANKS];
     uint32_t op = (uint32_t)epw_word_step(d->notice[EPW_COLL_NOTICE_TAG]);
-    comm->mismatch = (epw_mismatch){.rank = {(uint32_t)ranks, (uint32_t)(ranks >> 32)}, .number = {op, op}};
-    memcpy(&comm->mismatch.call[0], &d->notice[EPW_COLL_NOTICE_FIRST], sizeof comm->mismatch.call[0]);
-    memcpy(&comm->mismatch.call[1], &d->notice[EPW_COLL_NOTICE_SECOND], sizeof comm->mismatch.call[1]);
+    epw_mismatch m = {.rank = {(uint32_t)ranks, (uint32_t)(ranks >> 32)}, .number = {op, op}};
+    memcpy(&m.call[0], &d->notice[EPW_COLL_NOTICE_FIRST], sizeof m.call[0]);
+    memcpy(&m.call[1], &d->notice[EPW_COLL_NOTICE_SECOND], sizeof m.call[1]);
+    if (m.call[0].kind == EPW_SEND && m.call[1].kind == EPW_SEND) {
+        /* A message, and what its receiver asks for, which has found that they differ. */
+        m = (epw_mismatch){
+            .rank = {m.rank[1], m.rank[0]}, .number = {op, op}, .call = {m.call[1], m.call[0]}};
+        m.call[0].kind = EPW_RECV;
+    }
+    comm->mismatch = m;
     return epw_comm_fail_mismatch(comm, where);
 }
 
@@ -501,15 +508,22 @@ static epw_status outcome_of(epw_comm *comm, const epw_coll_work *work, epw_outc
                              epw_where where) {
     epw_outcome all = EPW_OUTCOME_INIT;
     for (uint64_t ticket = work->first; ticket <= work->last; ticket++) {
-        const epw_coll_report *report = &comm->gpu->pinned->reports[ticket % EPW_COLL_REPORTS];
-        if (report->ticket > ticket)
+        const epw_coll_report *at = &comm->gpu->pinned->reports[ticket % EPW_COLL_REPORTS];
+        uint64_t seen = __atomic_load_n(&at->ticket, __ATOMIC_ACQUIRE);
+        if (seen < ticket) continue;
+        epw_coll_report report = *at;
+        __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        if (__atomic_load_n(&at->ticket, __ATOMIC_RELAXED) != ticket)
             return epw_fail(EPW_ERR_LIMIT, where,
                             "the outcome is not known any more: it was overwritten %d operations later by "
                             "one that a rank was missing from",
                             EPW_COLL_REPORTS);
-        if (report->ticket != ticket) continue;
-        epw_ranks_join(&all.missing, &report->missing);
-        if (all.record.cause == EPW_CAUSE_NONE) all.record = report->record;
+        if (report.differs)
+            return epw_fail(EPW_ERR_MISMATCH, where,
+                            "ranks had called different operations in the membership of this one, which has "
+                            "no result");
+        epw_ranks_join(&all.missing, &report.missing);
+        if (all.record.cause == EPW_CAUSE_NONE) all.record = report.record;
     }
     all.degraded = !epw_mask_empty(&all.missing);
     *outcome = all;
