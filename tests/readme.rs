@@ -194,7 +194,7 @@ fn the_table_of_limits_is_what_the_library_takes() {
 /// Commands that CI does not run literally, and the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
     (
-        "bench --device cuda --ranks 2 --layout packed,dense --tokens 4096 --experts 256 --sms 16,24,64,all",
+        "bench --device cuda --ranks 2 --layout packed,dense --tokens 4096 --experts 256 --sms 16,24,64,all --ring 2048",
         "needs two GPUs",
     ),
     (
@@ -204,6 +204,10 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ),
     (
         "bench --device cuda --ranks 2 --experts 256 --payload fp8 --tokens 128 --cases pair --graph --sms 16,24,64,all",
+        "as above",
+    ),
+    (
+        "bench --device cuda --ranks 2 --experts 256 --layout rank-major --tokens 4096 --sms 16,24,64,all",
         "as above",
     ),
     ("cargo add half", "changes the reader's own program"),

@@ -325,8 +325,7 @@ __device__ __noinline__ inline void tell_notice(const Collective &c) {
 // read the rest, because an operation of a later ticket may be using the same place.
 __device__ __noinline__ inline void put_report(const Collective &c, const epw_rank_set &missing, bool differs) {
     epw_coll_report &report = c.args.reports[c.args.ticket % EPW_COLL_REPORTS];
-    ptx::store_relaxed_sys(&report.ticket, c.args.ticket);
-    ptx::fence_sys();
+    show_host_first(&report.ticket, c.args.ticket);
     report.differs = differs;
     report.missing = missing;
     report.record = {};

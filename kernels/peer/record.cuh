@@ -41,6 +41,11 @@ __device__ __forceinline__ void tell_host(uint32_t *flag) {
 
 // A count in mapped host memory. Writer: one thread at a time. Reader: the host, at any time.
 __device__ __forceinline__ void show_host(uint64_t *count, uint64_t value) { ptx::store_relaxed_sys(count, value); }
+// The same, and the host sees it before what this thread writes to mapped host memory next.
+__device__ __forceinline__ void show_host_first(uint64_t *count, uint64_t value) {
+    ptx::store_relaxed_sys(count, value);
+    ptx::fence_sys();
+}
 
 // Publishes how many notes of the lane found no room for a record, since creation. Reader: epw_records_take.
 __device__ __forceinline__ void tell_unrecorded(const Peers &p, uint64_t count) {
