@@ -60,7 +60,9 @@ impl Case {
         let blocks = self.block * self.ranks as usize;
         match self.collective {
             Collective::Barrier => (0, 0),
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => (self.count, self.count),
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast | Collective::SendRecv => {
+                (self.count, self.count)
+            }
             Collective::AllToAll => (blocks, blocks),
             Collective::AllGather | Collective::Gather => (self.block, blocks),
             Collective::ReduceScatter | Collective::Scatter => (blocks, self.block),
@@ -69,6 +71,11 @@ impl Case {
 
     fn is_root(&self) -> bool {
         self.rank == 0
+    }
+
+    /// Of sends and receives: the ranks that this one sends to and receives from.
+    pub fn neighbours(&self) -> [u32; 2] {
+        [self.rank + 1, self.rank + self.ranks - 1].map(|rank| rank % self.ranks)
     }
 
     /// In place: the buffer that is both input and output.
@@ -115,6 +122,10 @@ impl Case {
             Collective::Gather if root => wrong(recv, &|at| element((at / block) as u32, at % block)),
             Collective::AllToAll => wrong(recv, &|at| element((at / block) as u32, own + at % block)),
             Collective::Broadcast => wrong(recv, &|at| element(0, at)),
+            Collective::SendRecv => {
+                let [_, from] = self.neighbours();
+                wrong(recv, &|at| element(from, at))
+            }
             Collective::Scatter if self.in_place && root => wrong(send, &|at| element(0, at)),
             Collective::Scatter => wrong(recv, &|at| element(0, own + at)),
             Collective::Reduce | Collective::Gather => 0,

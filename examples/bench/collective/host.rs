@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use epwire::comm::{CommConfig, Reduction};
+use epwire::comm::{Call, CommConfig, Reduction};
 use epwire::{Comm, Group, Outcome};
 use half::{bf16, f16};
 
@@ -140,6 +140,10 @@ impl Subject<'_> {
             (Collective::Gather, true) => comm.gather_in_place_blocking(case.one(send, recv), 0),
             (Collective::Scatter, false) => comm.scatter_blocking(send, recv, 0),
             (Collective::Scatter, true) => comm.scatter_in_place_blocking(case.one(send, recv), 0),
+            (Collective::SendRecv, _) => {
+                let [to, from] = case.neighbours();
+                comm.run_blocking((Call::send(&*send, to, 0), Call::recv(recv, from, 0)))
+            }
             (Collective::Barrier, _) => comm.barrier_blocking(),
         }
     }

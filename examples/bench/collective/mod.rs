@@ -33,6 +33,8 @@ pub enum Collective {
     Broadcast,
     Gather,
     Scatter,
+    // Each rank sends to the next one and receives from the one before it, in one group of calls.
+    SendRecv,
     Barrier,
 }
 
@@ -61,8 +63,8 @@ pub struct Row {
     /// Files of older builds were measured on the host.
     #[serde(default)]
     pub device: Device,
-    /// Bytes of the larger buffer: for an all-reduce, reduce or broadcast each rank's buffer; for the others the blocks
-    /// of all ranks together.
+    /// Bytes of the larger buffer: for an all-reduce, reduce or broadcast each rank's buffer, for sends and receives the
+    /// message; for the others the blocks of all ranks together.
     pub bytes: u64,
     /// Tensors lie in memory of the communicator.
     pub heap: bool,
@@ -87,7 +89,7 @@ pub struct Figures {
 
 impl Collective {
     pub fn has_in_place(self) -> bool {
-        !matches!(self, Self::Broadcast | Self::Barrier)
+        !matches!(self, Self::Broadcast | Self::SendRecv | Self::Barrier)
     }
 
     fn bus_factor(self, ranks: u32) -> f64 {
@@ -97,7 +99,7 @@ impl Collective {
             Self::ReduceScatter | Self::AllGather | Self::AllToAll | Self::Gather | Self::Scatter => {
                 (n - 1.0) / n
             }
-            Self::Reduce | Self::Broadcast | Self::Barrier => 1.0,
+            Self::Reduce | Self::Broadcast | Self::SendRecv | Self::Barrier => 1.0,
         }
     }
 }
@@ -222,5 +224,6 @@ mod tests {
         assert_eq!(Collective::AllReduce.bus_factor(4), 1.5);
         assert_eq!(Collective::AllGather.bus_factor(4), 0.75);
         assert_eq!(Collective::Broadcast.bus_factor(4), 1.0);
+        assert_eq!(Collective::SendRecv.bus_factor(4), 1.0);
     }
 }

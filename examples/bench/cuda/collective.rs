@@ -207,6 +207,10 @@ impl Subject<'_> {
             (Collective::Scatter, true) => {
                 comm.enqueue(Call::scatter_in_place(case.one(of_send, recv), 0), stream)
             }
+            (Collective::SendRecv, _) => {
+                let [to, from] = case.neighbours();
+                comm.enqueue((Call::send(send(), to, 0), Call::recv(recv, from, 0)), stream)
+            }
             (Collective::Barrier, _) => comm.enqueue(Call::barrier(), stream),
         };
         Ok(enqueued?)
