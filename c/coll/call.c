@@ -111,6 +111,10 @@ static epw_status check_blocks(const epw_comm *comm, const epw_coll *c, const ch
     for (uint32_t r = 0; r < comm->layout.ranks; r++) {
         uint64_t count = counts != NULL ? counts[r] : c->count, offset = offsets != NULL ? offsets[r] : 0;
         if (count <= most / rows && offset <= most) continue;
+        if (counts == NULL && offset <= most)
+            return epw_fail(EPW_ERR_LIMIT, epw_comm_where(comm, epw_kind_name(c->kind)),
+                            "rows is %llu and count %llu: these are more than %llu elements",
+                            (unsigned long long)rows, (unsigned long long)count, (unsigned long long)most);
         return epw_fail(EPW_ERR_LIMIT, epw_comm_where(comm, epw_kind_name(c->kind)),
                         "%s: %llu elements at offset %llu for rank %u, both must be at most %llu", name,
                         (unsigned long long)count, (unsigned long long)offset, r, (unsigned long long)most);
@@ -250,6 +254,14 @@ static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
     return wrong(comm, c, "on a GPU send, recv and the memory of norm must be aligned to 16 bytes");
 }
 
+/* What other operations ignore, or refuse too. */
+static epw_status check_barrier(const epw_comm *comm, const epw_coll *c) {
+    const uint64_t *const arrays[] = {c->send_counts, c->send_offsets, c->recv_counts, c->recv_offsets};
+    for (size_t i = 0; i < 4; i++)
+        if (arrays[i] != NULL) return wrong(comm, c, "a barrier takes no counts and no offsets");
+    return c->norm == NULL ? EPW_OK : wrong(comm, c, "a barrier takes no norm");
+}
+
 static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     if (c->size != sizeof *c)
         return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, "group"),
@@ -258,7 +270,7 @@ static epw_status check_op(const epw_comm *comm, const epw_coll *c) {
     if (c->kind > EPW_RECV)
         return epw_fail(EPW_ERR_INVALID, epw_comm_where(comm, "group"), "kind is %u, must be at most %d",
                         c->kind, EPW_RECV);
-    if (c->kind == EPW_BARRIER) return EPW_OK;
+    if (c->kind == EPW_BARRIER) return check_barrier(comm, c);
     if (epw_type_bytes(c->type) == 0)
         return epw_fail(EPW_ERR_INVALID, where, "type is %u, must be one of EPW_TYPE_*, at most %d", c->type,
                         EPW_TYPE_F64);
@@ -546,6 +558,7 @@ epw_status epw_work_drop(epw_comm *comm, epw_work work) {
     epw_status status = find(comm, "work_drop", work, &job);
     if (status != EPW_OK) return status;
     uint64_t now = epw_now_ns(), until;
+    comm->faulted |= job->left > 0; /* now, and not when it ends: that may be in a later step */
     if (comm->running && comm->queue->job == job) epw_comm_take_back(comm, now);
     for (epw_op *op = comm->queue; op != NULL; op = op->next)
         if (op->job == job) op->job = NULL;

@@ -223,6 +223,28 @@ static bool says_more(const epw_comm *comm, uint64_t word, uint64_t count) {
     return epw_word_epoch(word) == epoch_of(comm) && epw_word_step(word) > count;
 }
 
+/* Whether the peer has sent messages that nothing here awaits. They are taken in all the same, as long as
+ * this rank waits for anything: otherwise the ring would fill, and the peer would wait for a rank that waits.
+ */
+static bool has_messages(const epw_comm *comm, const epw_coll_peer *p) {
+    if (points_await(comm, p) || p->gone != EPW_CAUSE_NONE) return false; /* look_at sees them; or they end */
+    uint64_t posted = epw_word_from(&comm->peers, EPW_CHANNEL_POINT, epw_coll_rank(comm, p), EPW_WORD_POSTED);
+    return says_more(comm, posted, p->rings[EPW_CHANNEL_POINT].seen);
+}
+
+/* Called when nothing moves. True: there are messages to take in. */
+static bool look_for_messages(epw_comm *comm, uint64_t now) {
+    bool more = false;
+    EPW_COMM_OTHERS(p, comm) {
+        uint64_t seen = p->rings[EPW_CHANNEL_POINT].seen;
+        if (!has_messages(comm, p)) continue;
+        look(comm, p, EPW_CHANNEL_POINT, EPW_WORD_POSTED, now);
+        more |= p->rings[EPW_CHANNEL_POINT].seen > seen;
+    }
+    comm->pointing |= more;
+    return more;
+}
+
 /* Called when nothing moves. If ranks differ in the root, this rank may wait for a peer that waits for
  * another one, while all lend memory or have full rings. The message that proves the mismatch then lies in a
  * ring from which nothing is expected. */
@@ -325,7 +347,7 @@ static void end_collective(epw_comm *comm, epw_status status) {
     comm->running = false;
     comm->queue = op->next;
     if (comm->queue == NULL) comm->queue_end = &comm->queue;
-    comm->faulted |= job == NULL || job->status != EPW_OK || job->outcome.degraded;
+    comm->faulted |= job != NULL && (job->status != EPW_OK || job->outcome.degraded);
     if (job != NULL) epw_comm_end_of_job(comm, job);
     op->next = NULL;
     epw_ops_free(op);
@@ -337,6 +359,7 @@ static void fail_collective(epw_comm *comm, epw_status status) {
     epw_op *op = comm->queue;
     comm->fold.lacks = true;
     comm->fold.voids = comm->config.rank;
+    comm->faulted = true;
     if (op->job == NULL) return;
     if (op->job->status == EPW_OK) op->job->status = status;
     epw_comm_end_of_job(comm, op->job);
@@ -353,7 +376,8 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     if (comm->record.cause == EPW_CAUSE_NONE)
         comm->record = epw_comm_suspected(comm, p, EPW_PHASE_COLLECTIVE);
     if (!epw_program_begin(comm, comm->queue)) fail_collective(comm, EPW_ERR_NO_MEMORY);
-    EPW_COMM_OTHERS(p, comm) epw_comm_wait_begins(p, now);
+    /* Of a peer that a send or receive waits for already, the wait goes on. */
+    EPW_COMM_OTHERS(p, comm) if (!comm->pointing || !epw_point_owed(p)) epw_comm_wait_begins(p, now);
 }
 
 /* The sum is complete: normalises some of its rows. False: no row is left, or a rank is missing and there is
@@ -536,7 +560,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *time, uint64_t *until) {
             tell_between_turns(comm, now);
         } else {
             look_for_unexpected(comm, now);
-            more = !comm->mismatched && lose_silent(comm, now);
+            more = !comm->mismatched && (look_for_messages(comm, now) || lose_silent(comm, now));
         }
     }
     if (comm->mismatched) end_all(comm, now);
@@ -608,8 +632,9 @@ epw_status epw_comm_wait(epw_comm *comm, epw_job *job, uint64_t began, uint64_t 
             now = epw_now_ns();
             moved = epw_comm_step(comm, &now, &until);
             bool ended = job->left == 0;
+            uint64_t left_ns = timeout_ns - least(timeout_ns, now - began);
+            uint64_t most = least(comm->held ? HELD_SLICE_NS : SLICE_NS, left_ns);
             pthread_mutex_unlock(&comm->lock);
-            uint64_t most = least(comm->held ? HELD_SLICE_NS : SLICE_NS, timeout_ns - (now - began));
             if (!moved && !ended && until > now)
                 epw_bell_sleep(&comm->peers, heard, least(most, until - now));
             epw_bell_leave(&comm->peers);
@@ -642,6 +667,7 @@ static bool has_news(epw_comm *comm) {
         uint64_t word =
             epw_word_from(&comm->peers, EPW_CHANNEL_COLLECTIVE, epw_coll_rank(comm, p), EPW_WORD_MISMATCH);
         if (!comm->mismatched && epw_word_epoch(word) == epoch_of(comm)) return true;
+        if (has_messages(comm, p)) return true;
         if (!is_awaited(comm, p)) continue;
         for (uint32_t c = 0; c < EPW_CHANNELS; c++) {
             uint32_t peer = epw_coll_rank(comm, p);

@@ -17,6 +17,9 @@ enum {
     ANNOUNCE_BYTES = 64 << 10,
     /* Bytes that are copied between two looks at the rings. */
     TURN_BYTES = 256 << 10,
+    /* The most that a message lends. The peer reports each message that it has read, which shows that it goes
+     * on. */
+    LENT_BYTES = 32 << 20,
     STREAM_LEAST = 4096
 };
 
@@ -97,13 +100,10 @@ static bool write_message(epw_comm *comm, const epw_op *op, epw_coll_peer *p) {
     bool all = ready == leg->bytes;
     if (leg->folded && !comm->fold.lacks && (bytes == 0 || (!all && bytes < ANNOUNCE_BYTES))) return false;
     const unsigned char *from = epw_run_at(&leg->at, leg->done, &run);
-    uint32_t carry =
-        comm->exchanges ? EPW_CARRY_INLINE : epw_carry_of(comm, p, from, least(bytes, run), &address);
-    if (carry == EPW_CARRY_INLINE) {
-        bytes = least(bytes, comm->layout.slot_bytes);
-    } else {
-        bytes = least(bytes, run);
-    }
+    /* What will be overwritten as soon as it is written for the others is not lent. */
+    bool lends = !comm->exchanges && !comm->fold.behind_out;
+    uint32_t carry = lends ? epw_carry_of(comm, p, from, least(bytes, run), &address) : EPW_CARRY_INLINE;
+    bytes = least(bytes, carry == EPW_CARRY_INLINE ? comm->layout.slot_bytes : least(run, LENT_BYTES));
     if (op->job == NULL || (leg->folded && comm->fold.lacks)) {
         carry = EPW_CARRY_VOID;
         bytes = 0;

@@ -66,7 +66,7 @@ enum {
     EPW_CARRY_VOID = 4,   /* they do not: the source lacks rank `voids`, hence the rest of the flow */
     EPW_CARRY_OFFER = 5,  /* point: `bytes` bytes can be asked for */
     EPW_CARRY_ASK = 6,    /* point: asks for the bytes of offer `address` */
-    EPW_CARRY_DONE = 7,   /* point: offer `address` has been read */
+    EPW_CARRY_DONE = 7,   /* point: of offer `address` so many `bytes` have been read; all: it ends */
     EPW_CARRY_MATCHED = 8 /* point: `address` messages, of `bytes` bytes in all, have been received and are no
                              longer kept here */
 };

@@ -166,7 +166,7 @@ struct epw_comm {
 
     epw_job *jobs;
     epw_work next_work;
-    bool faulted;                   /* an operation that has ended was incomplete */
+    bool faulted;                   /* an operation that has ended was incomplete, or was dropped */
     epw_registration registrations; /* made so far; on a GPU gpu counts them */
 
     struct epw_coll_gpu

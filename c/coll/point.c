@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { READ_BYTES = 1 << 20 }; /* read from a peer's memory in one turn */
+enum {
+    READ_BYTES = 1 << 20, /* read from a peer's memory in one turn */
+    TELL_BYTES = 32 << 20 /* after so many the peer is told, which shows it that the read goes on */
+};
 
 static const epw_credit_limits limits = {EPW_UNRECEIVED_MAX, EPW_EAGER_BYTES};
 
@@ -20,6 +23,7 @@ typedef struct transfer {
     uint32_t offer; /* number of the offer, 0: none */
     uint32_t carry; /* for a message in the peer's memory: PULL or HEAP; `address` is where */
     uint64_t address;
+    uint64_t told;     /* of these bytes, those that the peer has been told were read */
     epw_status status; /* another than EPW_OK: it has failed, and continues for the peer's sake */
     uint64_t until;    /* for a send or receive to this rank itself: when it is given up */
     struct transfer *next;
@@ -34,46 +38,53 @@ typedef struct arrival {
     unsigned char copy[];
 } arrival;
 
+typedef struct list {
+    transfer *first, *last;
+} list;
+
 typedef struct epw_point {
-    transfer *sends;    /* not announced yet */
-    transfer *offered;  /* the peer reads it, or will ask for it */
-    transfer *asked;    /* asked for, and written as slots become free */
-    transfer *receives; /* not matched yet */
-    transfer *matched;  /* matched with an offer, to be asked for once a slot is free */
-    transfer *awaited;  /* asked for; its bytes are arriving */
-    transfer *reading;  /* matched with a message that this rank reads from the peer's memory, a piece in each
-                           turn */
-    transfer *read;     /* has been read there. Its call ends when the answer DONE is written: the peer waits
-                           for that, and this rank may not step again for long */
-    arrival *arrivals;
+    list sends;    /* not announced yet */
+    list offered;  /* the peer reads it, or will ask for it */
+    list asked;    /* asked for, and written as slots become free */
+    list receives; /* not matched yet */
+    list matched;  /* matched with an offer, to be asked for once a slot is free */
+    list awaited;  /* asked for; its bytes are arriving */
+    list reading;  /* matched with a message that this rank reads from the peer's memory, a piece in each turn
+                    */
+    list read;     /* has been read there. Its call ends when the answer DONE is written: the peer waits for
+                      that, and this rank may not step again for long */
+    arrival *arrivals, *last_arrival;
     uint32_t offers; /* offers made */
     epw_credits credits;
 } epw_point;
 
-/* The end of a list. */
-#define END_OF(list, type)                                                                                   \
-    type **end_ = &(list);                                                                                   \
-    while (*end_ != NULL) end_ = &(*end_)->next
-
-static void append(transfer **list, transfer *t) {
-    END_OF(*list, transfer);
+/* At the end. */
+static void append(list *l, transfer *t) {
     t->next = NULL;
-    *end_ = t;
+    *(l->first != NULL ? &l->last->next : &l->first) = t;
+    l->last = t;
 }
 
-static transfer *take_first(transfer **list) {
-    transfer *t = *list;
-    *list = t->next;
+/* Removes the transfer after `before`, or the first one if that is NULL. */
+static transfer *take_after(list *l, transfer *before) {
+    transfer **at = before != NULL ? &before->next : &l->first, *t = *at;
+    *at = t->next;
+    if (l->last == t) l->last = before;
     return t;
 }
 
-static void unlink_from(transfer **list, const transfer *t) {
-    while (*list != t) list = &(*list)->next;
-    *list = t->next;
+static transfer *take_first(list *l) {
+    return take_after(l, NULL);
 }
 
-static transfer *with_offer(transfer **list, uint64_t offer) {
-    transfer *t = *list;
+static void unlink_from(list *l, const transfer *t) {
+    transfer *before = NULL;
+    for (transfer *at = l->first; at != t; at = at->next) before = at;
+    (void)take_after(l, before);
+}
+
+static transfer *with_offer(const list *l, uint64_t offer) {
+    transfer *t = l->first;
     while (t != NULL && t->offer != offer) t = t->next;
     return t;
 }
@@ -91,7 +102,7 @@ static void count(epw_comm *comm, const transfer *t, bool ended) {
 static void end(transfer *t, epw_comm *comm, epw_status status) {
     if (t->status != EPW_OK) status = t->status;
     count(comm, t, t->job != NULL && status == EPW_OK);
-    comm->faulted |= t->job == NULL || status != EPW_OK || t->job->outcome.degraded;
+    comm->faulted |= status != EPW_OK || (t->job != NULL && t->job->outcome.degraded);
     if (t->job != NULL) {
         if (t->job->status == EPW_OK) t->job->status = status;
         epw_comm_end_of_job(comm, t->job);
@@ -127,27 +138,28 @@ static void end_partial(transfer *t, epw_comm *comm, const epw_coll_peer *p) {
     end(t, comm, EPW_OK);
 }
 
-static transfer **list_of(epw_point *point, uint32_t number) {
-    transfer **lists[] = {&point->sends,   &point->offered, &point->asked,   &point->receives,
-                          &point->matched, &point->awaited, &point->reading, &point->read};
+static list *list_of(epw_point *point, uint32_t number) {
+    list *const lists[] = {&point->sends,   &point->offered, &point->asked,   &point->receives,
+                           &point->matched, &point->awaited, &point->reading, &point->read};
     return lists[number];
 }
 enum { LISTS = 8 };
 
 void epw_point_lose(epw_comm *comm, epw_coll_peer *p) {
-    while (p->point->read != NULL) end(take_first(&p->point->read), comm, EPW_OK); /* they lack nothing */
+    while (p->point->read.first != NULL)
+        end(take_first(&p->point->read), comm, EPW_OK); /* they lack nothing */
     for (uint32_t i = 0; i < LISTS; i++) {
-        transfer **list = list_of(p->point, i);
-        while (*list != NULL)
-            end_without(take_first(list), comm, epw_coll_rank(comm, p), &comm->point_record);
+        list *l = list_of(p->point, i);
+        while (l->first != NULL)
+            end_without(take_first(l), comm, epw_coll_rank(comm, p), &comm->point_record);
     }
 }
 
 void epw_points_end(epw_comm *comm, epw_status status) {
     EPW_COMM_PEERS(p, comm) {
         for (uint32_t i = 0; i < LISTS; i++) {
-            transfer **list = list_of(p->point, i);
-            while (*list != NULL) end(take_first(list), comm, status);
+            list *l = list_of(p->point, i);
+            while (l->first != NULL) end(take_first(l), comm, status);
         }
     }
 }
@@ -156,7 +168,7 @@ void epw_points_forget(epw_comm *comm) {
     EPW_COMM_PEERS(p, comm) {
         epw_point *point = p->point;
         for (uint32_t i = 0; i < LISTS; i++)
-            while (*list_of(point, i) != NULL) free(take_first(list_of(point, i)));
+            while (list_of(point, i)->first != NULL) free(take_first(list_of(point, i)));
         while (point->arrivals != NULL) {
             arrival *a = point->arrivals;
             point->arrivals = a->next;
@@ -183,17 +195,17 @@ void epw_points_free(epw_comm *comm) {
 void epw_points_drop(epw_comm *comm, const epw_job *job) {
     EPW_COMM_PEERS(p, comm) {
         for (uint32_t i = 0; i < LISTS; i++)
-            for (transfer *t = *list_of(p->point, i); t != NULL; t = t->next)
+            for (transfer *t = list_of(p->point, i)->first; t != NULL; t = t->next)
                 if (t->job == job) t->job = NULL;
         /* A receive that is not matched is removed, as if it had not been called. */
-        for (transfer **at = &p->point->receives; *at != NULL;) {
-            if ((*at)->job != NULL) {
-                at = &(*at)->next;
-                continue;
+        transfer *before = NULL, *next;
+        for (transfer *t = p->point->receives.first; t != NULL; t = next) {
+            next = t->next;
+            if (t->job == NULL) {
+                free(take_after(&p->point->receives, before));
+            } else {
+                before = t;
             }
-            transfer *t = *at;
-            *at = t->next;
-            free(t);
         }
     }
 }
@@ -223,34 +235,35 @@ bool epw_point_add(epw_comm *comm, const epw_coll *call, epw_job *job, uint64_t 
 /* Whether nothing is under way, and the peer has been told of all that it has sent. */
 static bool is_idle(epw_point *point) {
     for (uint32_t i = 0; i < LISTS; i++)
-        if (*list_of(point, i) != NULL) return false;
+        if (list_of(point, i)->first != NULL) return false;
     return !epw_credits_to_report(&point->credits);
 }
 
 bool epw_point_awaits(const epw_coll_peer *p) {
     const epw_point *point = p->point;
-    return point->offered != NULL || point->receives != NULL || point->awaited != NULL ||
-           (point->sends != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
+    return point->offered.first != NULL || point->receives.first != NULL || point->awaited.first != NULL ||
+           (point->sends.first != NULL && p->rings[EPW_CHANNEL_POINT].posted > 0);
 }
 
 /* Whether the list has a transfer that was not dropped: the peer need not receive a send that was dropped, or
  * make room for the answer to a receive that was. */
-static bool any_wanted(const transfer *t) {
+static bool any_wanted(const list *l) {
+    const transfer *t = l->first;
     while (t != NULL && t->job == NULL) t = t->next;
     return t != NULL;
 }
 
 bool epw_point_owed(const epw_coll_peer *p) {
     const epw_point *point = p->point;
-    return any_wanted(point->sends) || any_wanted(point->offered) || point->asked != NULL ||
-           point->receives != NULL || point->matched != NULL || point->awaited != NULL ||
-           any_wanted(point->read);
+    return any_wanted(&point->sends) || any_wanted(&point->offered) || point->asked.first != NULL ||
+           point->receives.first != NULL || point->matched.first != NULL || point->awaited.first != NULL ||
+           any_wanted(&point->read);
 }
 
 bool epw_point_has_more(const epw_coll_peer *p) {
     const epw_point *point = p->point;
-    return point->sends != NULL || point->asked != NULL || point->matched != NULL || point->read != NULL ||
-           epw_credits_to_report(&point->credits);
+    return point->sends.first != NULL || point->asked.first != NULL || point->matched.first != NULL ||
+           point->read.first != NULL || epw_credits_to_report(&point->credits);
 }
 
 /* ---- to peers ---- */
@@ -276,16 +289,24 @@ static epw_descriptor what(const transfer *t) {
 /* Writes an answer to an offer, or a report of what was received. */
 static bool write_answer(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
-    if (point->matched != NULL) {
+    if (point->matched.first != NULL) {
         transfer *t = take_first(&point->matched);
         write(comm, p, &(epw_message){.carry = EPW_CARRY_ASK, .address = t->offer}, NULL);
         append(&point->awaited, t);
         return true;
     }
-    if (point->read != NULL) {
+    if (point->read.first != NULL) {
         transfer *t = take_first(&point->read);
-        write(comm, p, &(epw_message){.carry = EPW_CARRY_DONE, .address = t->offer}, NULL);
+        write(comm, p, &(epw_message){.carry = EPW_CARRY_DONE, .address = t->offer, .bytes = t->bytes}, NULL);
         end(t, comm, EPW_OK);
+        return true;
+    }
+    transfer *reading = point->reading.first;
+    if (reading != NULL && reading->done >= reading->told + TELL_BYTES) {
+        reading->told = reading->done;
+        write(comm, p,
+              &(epw_message){.carry = EPW_CARRY_DONE, .address = reading->offer, .bytes = reading->done},
+              NULL);
         return true;
     }
     if (!epw_credits_to_report(&point->credits)) return false;
@@ -297,7 +318,7 @@ static bool write_answer(epw_comm *comm, epw_coll_peer *p) {
 
 /* Writes the next piece of a message that the peer has asked for. */
 static bool write_asked(epw_comm *comm, epw_coll_peer *p) {
-    transfer *t = p->point->asked;
+    transfer *t = p->point->asked.first;
     if (t == NULL) return false;
     uint64_t bytes = t->bytes - t->done;
     if (bytes > comm->layout.slot_bytes) bytes = comm->layout.slot_bytes;
@@ -315,7 +336,7 @@ static bool write_asked(epw_comm *comm, epw_coll_peer *p) {
 
 static bool write_send(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
-    transfer *t = point->sends;
+    transfer *t = point->sends.first;
     if (t == NULL || !epw_credits_may_send(&point->credits, limits)) return false;
     /* A send that was dropped is offered too, so that its receive matches it, and learns that nothing comes.
      */
@@ -328,7 +349,8 @@ static bool write_send(epw_comm *comm, epw_coll_peer *p) {
         if (!dropped && t->job->waits)
             said.carry = epw_carry_of(comm, p, t->call.send, t->bytes, &said.address);
         if (said.carry == EPW_CARRY_INLINE) said.carry = EPW_CARRY_OFFER;
-        said.call = t->offer = ++point->offers;
+        if (++point->offers == 0) point->offers = 1; /* 0 is no offer */
+        said.call = t->offer = point->offers;
     }
     write(comm, p, &said, bytes_to_send(t));
     epw_credits_sent(&point->credits, eager ? t->bytes : 0);
@@ -393,7 +415,7 @@ static void receive(epw_comm *comm, epw_coll_peer *p, transfer *t, const arrival
 /* Reads only the next piece from the peer's memory, so that threads that step this communicator, and peers
  * that wait for a sign of life, need not wait for the whole message. */
 static bool read_lent(epw_comm *comm, epw_coll_peer *p) {
-    transfer *t = p->point->reading;
+    transfer *t = p->point->reading.first;
     if (t == NULL) return false;
     uint64_t bytes = t->bytes - t->done;
     if (bytes > READ_BYTES) bytes = READ_BYTES;
@@ -411,7 +433,7 @@ static bool read_lent(epw_comm *comm, epw_coll_peer *p) {
  * told, and the epoch is over: receive and message stay, and nothing else may be matched, since it would be
  * out of order. */
 static transfer *matching_receive(epw_comm *comm, epw_coll_peer *p, const epw_descriptor *sent) {
-    transfer *t = p->point->receives;
+    transfer *t = p->point->receives.first;
     while (t != NULL && t->call.tag != sent->peer) t = t->next;
     if (t == NULL) return NULL;
     if (t->call.type != sent->type) {
@@ -435,8 +457,8 @@ static bool keep(epw_point *point, const arrival *a, const unsigned char *bytes)
     *kept = *a;
     kept->next = NULL;
     if (copied > 0) memcpy(kept->copy, bytes, copied);
-    END_OF(point->arrivals, arrival);
-    *end_ = kept;
+    *(point->arrivals != NULL ? &point->last_arrival->next : &point->arrivals) = kept;
+    point->last_arrival = kept;
     return true;
 }
 
@@ -479,7 +501,8 @@ static bool asked_for(epw_coll_peer *p, const epw_message *m) {
 
 static bool read_there(epw_comm *comm, epw_coll_peer *p, const epw_message *m) {
     transfer *t = with_offer(&p->point->offered, m->address);
-    if (t == NULL) return false;
+    if (t == NULL || m->bytes > t->bytes) return false;
+    if (m->bytes < t->bytes) return true; /* it goes on */
     unlink_from(&p->point->offered, t);
     t->done = t->bytes;
     end(t, comm, EPW_OK);
@@ -534,15 +557,17 @@ static bool read_ring(epw_comm *comm, epw_coll_peer *p) {
 /* Matches receives that were called after their message had arrived. */
 static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
     bool moved = false;
-    for (arrival **at = &p->point->arrivals;
-         *at != NULL && p->point->receives != NULL && !comm->mismatched;) {
-        transfer *t = matching_receive(comm, p, &(*at)->what);
+    arrival *before = NULL, *next;
+    for (arrival *a = p->point->arrivals; a != NULL && p->point->receives.first != NULL && !comm->mismatched;
+         a = next) {
+        next = a->next;
+        transfer *t = matching_receive(comm, p, &a->what);
         if (t == NULL) {
-            at = &(*at)->next;
+            before = a;
             continue;
         }
-        arrival *a = *at;
-        *at = a->next;
+        *(before != NULL ? &before->next : &p->point->arrivals) = next;
+        if (p->point->last_arrival == a) p->point->last_arrival = before;
         epw_credits_unkeep(&p->point->credits, a->carry == EPW_CARRY_INLINE ? a->bytes : 0);
         receive(comm, p, t, a, a->copy);
         free(a);
@@ -555,11 +580,12 @@ static bool match_arrivals(epw_comm *comm, epw_coll_peer *p) {
 
 static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
     epw_point *point = p->point;
-    for (transfer **at = &point->sends; *at != NULL && !comm->mismatched; at = &(*at)->next) {
-        epw_descriptor sent = what(*at);
-        transfer *t = *at, *r = matching_receive(comm, p, &sent);
+    transfer *before = NULL;
+    for (transfer *t = point->sends.first; t != NULL && !comm->mismatched; before = t, t = t->next) {
+        epw_descriptor sent = what(t);
+        transfer *r = matching_receive(comm, p, &sent);
         if (r == NULL) continue;
-        *at = t->next;
+        (void)take_after(&point->sends, before);
         if (too_long(comm, r, &sent)) {
             /* it has ended */
         } else if (t->job == NULL) {
@@ -577,9 +603,9 @@ static bool give_myself(epw_comm *comm, epw_coll_peer *p) {
 
 /* Gives up a transfer whose time is over. Looks at the whole list: a later call may have a shorter time. */
 static bool give_up_on_myself(epw_comm *comm, epw_coll_peer *p, uint64_t now) {
-    transfer **lists[] = {&p->point->sends, &p->point->receives};
+    list *const lists[] = {&p->point->sends, &p->point->receives};
     for (uint32_t i = 0; i < 2; i++) {
-        for (transfer *t = *lists[i]; t != NULL; t = t->next) {
+        for (transfer *t = lists[i]->first; t != NULL; t = t->next) {
             if (t->until > now) continue;
             unlink_from(lists[i], t);
             end(t, comm, EPW_ERR_TIMEOUT);
@@ -593,9 +619,9 @@ uint64_t epw_points_expiry(const epw_comm *comm) {
     const epw_point *own = comm->of[comm->config.rank].point;
     uint64_t first = UINT64_MAX;
     if (!comm->pointing) return first;
-    for (const transfer *t = own->sends; t != NULL; t = t->next)
+    for (const transfer *t = own->sends.first; t != NULL; t = t->next)
         if (t->until < first) first = t->until;
-    for (const transfer *t = own->receives; t != NULL; t = t->next)
+    for (const transfer *t = own->receives.first; t != NULL; t = t->next)
         if (t->until < first) first = t->until;
     return first;
 }

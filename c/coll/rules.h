@@ -191,7 +191,8 @@ static inline epw_found epw_message_found(const epw_ring *ring, uint32_t call, c
  * it, and it has sent a message of this call or an earlier one. A message of a later call is in order. */
 static inline bool epw_message_unexpected(const epw_ring *ring, uint32_t call) {
     const epw_message *m = &ring->message;
-    return m->number == ring->consumed + 1 && epw_descriptor_is_call(&m->what) && m->call <= call;
+    bool later = (int32_t)(m->call - call) > 0; /* numbers wrap around */
+    return m->number == ring->consumed + 1 && epw_descriptor_is_call(&m->what) && !later;
 }
 
 #endif

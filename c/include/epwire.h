@@ -1372,7 +1372,8 @@ typedef struct epw_coll {
      * the other. In an all_to_all in place, block p is what goes to rank p and what comes from it:
      * send_counts and send_offsets must be NULL or equal those of recv, and recv_counts[p] here equals
      * recv_counts[this rank] at p. As with other counts, a rank that has another one there is
-     * EPW_ERR_MISMATCH. */
+     * EPW_ERR_MISMATCH. Only if one of the two has 0 elements, so that no message tells of the difference,
+     * and it calls no other collective, the other one finds it missing (EPW_CAUSE_TIMEOUT). */
     const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;
     /* Blocks of `rows` rows; the counts are then elements of one row, and a pitch is the distance from row to
      * row. `rows` 0: one row. For all_gather and reduce_scatter: in all_gather send_pitch applies to this
@@ -1434,13 +1435,17 @@ EPW_API epw_status epw_scatter(epw_comm *comm, const void *send, void *recv, uin
                                uint32_t root, const epw_call *call, epw_outcome *outcome);
 /* On the host a message that fits a slot (slot_bytes of epw_comm_plan) is complete once it has been copied,
  * as long as such messages to the peer that it has not received take at most 256 KiB. Any other is complete
- * when it has been received. At most 1,024 messages of one rank to another are announced and not received:
- * further sends wait for receives. */
+ * when it has been received, and so is one to the rank itself: EPW_ERR_TIMEOUT if no receive matches it
+ * within the deadline. At most 1,024 messages of one rank to another are announced and not received: further
+ * sends wait for receives. A rank takes in messages while it waits in any call of the communicator, or polls
+ * a work; for one that does neither there is room for `slots` of them, and further sends wait for it as for a
+ * peer. */
 EPW_API epw_status epw_send(epw_comm *comm, const void *send, uint64_t count, uint32_t type, uint32_t peer,
                             uint32_t tag, const epw_call *call, epw_outcome *outcome);
 /* EPW_ERR_LIMIT: the message, which the error names, is longer than `count` elements; it is consumed. A
  * shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
- * received messages are kept here, within the limits of epw_send, so none of them holds up another one. */
+ * received messages are kept here, within the limits of epw_send, so none of them holds up another one. As
+ * long as anything comes from the peer, also of other calls, it is not given up. */
 EPW_API epw_status epw_recv(epw_comm *comm, void *recv, uint64_t count, uint32_t type, uint32_t peer,
                             uint32_t tag, const epw_call *call, epw_outcome *outcome);
 

@@ -476,8 +476,13 @@ impl Comm {
     /// Sends all of `send` to a receive of `peer` with this tag, which is at most 2,147,483,647. On the host a message
     /// that fits into a slot ([`CommPlan::slot_bytes`](super::CommPlan::slot_bytes)) is complete before the peer has
     /// called, as long as such messages that the peer has not received take at most 256 KiB together. Any other is
-    /// complete when it has been received. At most 1,024 messages from one rank to another can be announced and not
-    /// received; further sends wait for receives.
+    /// complete when it has been received, and so is one to the rank itself
+    /// ([`Error::Timeout`](crate::Error::Timeout) if no receive matches it within the deadline). At most 1,024
+    /// messages from one rank to another can be announced and not received; further sends wait for receives.
+    ///
+    /// A rank takes in messages while it waits in any call of the communicator, or one of its works is polled. For one
+    /// that does neither there is room for [`CommConfig::slots`](super::CommConfig::slots) of them; further sends wait
+    /// for it, at most until they give it up.
     pub fn send<S>(&self, send: S, peer: u32, tag: u32) -> Work<S>
     where
         S: Input + Send + 'static,
@@ -498,6 +503,7 @@ impl Comm {
     /// * One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send and the
     ///   receive. `recv` is then unchanged. Messages that were sent and not received are lost with the membership, also
     ///   those whose send was complete.
+    /// * As long as anything comes from the peer, also of other calls, it is not given up.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,

@@ -702,8 +702,78 @@ static void what_is_not_there_is_not_needed(void) {
     close_comms(&c);
 }
 
+/* ---- memory that is lent ---- */
+
+/* A small sum in place overwrites what another rank may still have to read: it is never lent. */
+static void add_in_place(uint32_t rank, void *context) {
+    const comms *c = context;
+    enum { ELEMENTS = 1000, ADDITIONS = 100 };
+    uint32_t sums[ELEMENTS], bad = 0;
+    for (uint32_t i = 0; i < ADDITIONS; i++) {
+        for (uint32_t e = 0; e < ELEMENTS; e++) sums[e] = rank + i + e;
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        CHECK_OK(epw_all_reduce(c->of[rank], sums, sums, ELEMENTS, EPW_TYPE_U32, EPW_SUM, NULL, &outcome));
+        bad += outcome.degraded;
+        for (uint32_t e = 0; e < ELEMENTS; e++) bad += sums[e] != FEW * (FEW - 1) / 2 + FEW * (i + e);
+    }
+    CHECK_MSG(bad == 0, "rank %u: %u wrong", rank, bad);
+}
+
+static void small_sums_in_place_lend_nothing(void) {
+    comms c = open_comms(FEW, (epw_comm_config)EPW_COMM_CONFIG_INIT);
+    pull_from(&c, 1);
+    activate_comms(&c, 1);
+    on_all(FEW, add_in_place, &c);
+    close_comms(&c);
+}
+
+enum { LENT = 80 << 20 }; /* three messages: see LENT_BYTES in flow.c */
+
+static void broadcast_lent(uint32_t rank, void *context) {
+    const comms *c = context;
+    void *memory = rank == 0 ? NULL : malloc(LENT);
+    if (rank == 0) CHECK_OK(epw_comm_alloc(c->of[0], LENT, &memory));
+    if (memory == NULL) abort();
+    memset(memory, rank == 0 ? 7 : 0, LENT);
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_broadcast(c->of[rank], memory, memory, LENT, EPW_TYPE_U8, 0, NULL, &outcome));
+    const unsigned char *got = memory;
+    CHECK(!outcome.degraded && got[0] == 7 && memcmp(got, got + 1, LENT - 1) == 0);
+    if (rank == 0) {
+        const epw_coll_peer *to = &c->of[0]->of[1];
+        if (!epw_is_queued(&c->of[0]->peers, 1)) CHECK(to->rings[EPW_CHANNEL_COLLECTIVE].posted == 3);
+        epw_comm_free(c->of[0], memory);
+    } else {
+        free(memory);
+    }
+}
+
+static void much_is_lent_in_pieces(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.heap_bytes = LENT;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    on_all(2, broadcast_lent, &c);
+    close_comms(&c);
+}
+
+/* ---- running numbers ---- */
+
+static void numbers_of_collectives_wrap_around(void) {
+    epw_ring ring = epw_ring_restarted();
+    ring.message = (epw_message){.number = 1, .what = {.kind = EPW_BARRIER}};
+    ring.message.call = 0;
+    CHECK(!epw_message_unexpected(&ring, UINT32_MAX)); /* of the next call */
+    ring.message.call = UINT32_MAX;
+    CHECK(epw_message_unexpected(&ring, 0)); /* of the one before */
+    CHECK(epw_message_unexpected(&ring, UINT32_MAX));
+}
+
 int main(void) {
     what_is_not_there_is_not_needed();
+    small_sums_in_place_lend_nothing();
+    much_is_lent_in_pieces();
+    numbers_of_collectives_wrap_around();
     seeds s = seeds_of_test(CASES);
     for (uint64_t seed = s.first; seed < s.end; seed += s.step) one_case(seed);
     printf("%u operations, of these %u below 64 KiB\n", operations, small_ones);

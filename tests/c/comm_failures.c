@@ -446,6 +446,66 @@ static void ranks_that_end_early_are_missing_at_once(void) {
     }
 }
 
+/* ---- a receive whose sender is gone, beside other calls ---- */
+
+enum { ROUNDS = 24 }; /* six deadlines */
+
+static void gather_beside_a_receive(uint32_t rank, void *context) {
+    const comms *c = context;
+    if (rank == 1) return;
+    unsigned char never, own = 0, all[3];
+    epw_work work = 0;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    if (rank == 0) CHECK_OK(epw_recv(c->of[0], &never, 1, EPW_TYPE_U8, 1, 0, &call, NULL));
+    epw_status status = EPW_PENDING;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (int i = 0; i < ROUNDS; i++) {
+        CHECK_OK(epw_gather(c->of[rank], &own, all, 1, EPW_TYPE_U8, 2, NULL, NULL));
+        usleep((useconds_t)(DEADLINE / 4000));
+        if (rank == 0 && status == EPW_PENDING) status = epw_work_poll(c->of[0], work, &outcome);
+    }
+    if (rank == 0) CHECK_MSG(status == EPW_OK && lacks(&outcome, 1), "%s", epw_status_name(status));
+}
+
+static void a_receive_ends_though_other_calls_go_on(void) {
+    comms c = made(3);
+    on_all(3, gather_beside_a_receive, &c);
+    close_comms(&c);
+}
+
+/* ---- what was dropped is a fault ---- */
+
+static void takes_fault(const comms *c, uint32_t want, const char *what) {
+    uint32_t faulted = 2;
+    CHECK_OK(epw_comm_take_fault(c->of[0], &faulted));
+    CHECK_MSG(faulted == want, "%s: %u", what, faulted);
+}
+
+static void join_dropped(uint32_t rank, void *context) {
+    const comms *c = context;
+    if (rank == 1) CHECK_OK(epw_barrier(c->of[1], NULL, NULL));
+    CHECK_OK(epw_barrier(c->of[rank], NULL, NULL));
+}
+
+static void a_dropped_work_is_a_fault_once(void) {
+    comms c = made(2);
+    unsigned char never;
+    epw_work work;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    CHECK_OK(epw_recv(c.of[0], &never, 1, EPW_TYPE_U8, 1, 0, &call, NULL));
+    CHECK_OK(epw_work_drop(c.of[0], work));
+    takes_fault(&c, 1, "a receive without its message");
+    CHECK_OK(epw_barrier(c.of[0], &call, NULL));
+    takes_fault(&c, 0, "a barrier under way");
+    CHECK_OK(epw_work_drop(c.of[0], work));
+    takes_fault(&c, 1, "a dropped barrier");
+    on_all(2, join_dropped, &c);
+    takes_fault(&c, 0, "the barrier after it");
+    close_comms(&c);
+}
+
 /* ---- epochs that begin at different steps ---- */
 
 static void meet_another_step(uint32_t rank, void *context) {
@@ -740,7 +800,8 @@ int main(void) {
         a_farewell_ends_each_channel_by_itself,  ranks_that_end_early_are_missing_at_once,
         members_of_different_steps_do_not_meet,  who_awaits_a_work_is_woken_by_its_deadline,
         different_calls_are_named_on_every_rank, a_mismatch_ends_what_is_under_way_once,
-        a_rank_without_memory_is_missing,
+        a_rank_without_memory_is_missing,        a_receive_ends_though_other_calls_go_on,
+        a_dropped_work_is_a_fault_once,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         slower = times_slower() * times_busier();

@@ -45,6 +45,7 @@ static void configurations_are_refused_by_field(void) {
 static void operations_are_refused_by_field(epw_comm *comm) {
     epw_coll c;
     static const uint64_t counts[2] = {1, 1}, others[2] = {1, 2}, huge[2] = {UINT64_MAX, 1};
+    static const epw_norm norm = EPW_NORM_INIT;
 #define REFUSED_COLL(name, status, words, ...)                                                               \
     do {                                                                                                     \
         c = coll_of(name);                                                                                   \
@@ -79,6 +80,11 @@ static void operations_are_refused_by_field(epw_comm *comm) {
     REFUSED_COLL(EPW_BROADCAST, EPW_ERR_INVALID, "rows and pitches", c.rows = 2);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_INVALID, "send_pitch 3", c.rows = 2; c.send_pitch = 3);
     REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "rows is ", c.rows = UINT64_MAX);
+    REFUSED_COLL(EPW_ALL_GATHER, EPW_ERR_LIMIT, "rows is 1073741824 and count 1048576: these are more than",
+                 c.rows = 1 << 30;
+                 c.count = 1 << 20, c.type = EPW_TYPE_U8);
+    REFUSED_COLL(EPW_BARRIER, EPW_ERR_INVALID, "a barrier takes no counts", c.send_counts = counts);
+    REFUSED_COLL(EPW_BARRIER, EPW_ERR_INVALID, "a barrier takes no norm", c.norm = &norm);
 #undef REFUSED_COLL
     epw_call call = EPW_CALL_INIT;
     call.deadline_ns = 1;

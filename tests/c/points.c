@@ -474,6 +474,97 @@ static void a_dropped_send_waits_for_no_receive(void) {
     close_comms(&c);
 }
 
+/* Small messages, more than a ring has room for, to a rank that waits for something else: it takes them in
+ * all the same. */
+typedef enum busy_with { A_BARRIER, A_BARRIER_BY_A_WORK, ANOTHER_MESSAGE, BUSY_WITH } busy_with;
+typedef struct busy {
+    comms c;
+    busy_with with;
+} busy;
+
+enum { SMALL_SENDS = 40 };
+
+static void wait_by_polls(epw_comm *comm, epw_outcome *outcome) {
+    epw_work work;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    CHECK_OK(epw_barrier(comm, &call, NULL));
+    while (epw_work_poll(comm, work, outcome) == EPW_PENDING)
+        CHECK_OK(epw_work_await(comm, work, UINT64_MAX));
+}
+
+static void send_to_the_busy(uint32_t rank, void *context) {
+    const busy *b = context;
+    epw_comm *comm = b->c.of[rank];
+    unsigned char value = 0;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    for (unsigned char i = 0; rank == 1 && i < SMALL_SENDS; i++) {
+        CHECK_OK(epw_send(comm, &i, 1, EPW_TYPE_U8, 0, 0, NULL, &outcome));
+        CHECK_MSG(!outcome.degraded, "send %u: cause %u", i, outcome.record.cause);
+    }
+    if (b->with == ANOTHER_MESSAGE) { /* from rank 1 to 2, and then to 0 */
+        if (rank != 1) CHECK_OK(epw_recv(comm, &value, 1, EPW_TYPE_U8, rank == 0 ? 2 : 1, 1, NULL, &outcome));
+        if (rank != 0) CHECK_OK(epw_send(comm, &value, 1, EPW_TYPE_U8, rank == 1 ? 2 : 0, 1, NULL, &outcome));
+    } else if (b->with == A_BARRIER_BY_A_WORK) {
+        wait_by_polls(comm, &outcome);
+    } else {
+        CHECK_OK(epw_barrier(comm, NULL, &outcome));
+    }
+    CHECK_MSG(!outcome.degraded, "rank %u, cause %u", rank, outcome.record.cause);
+    for (uint32_t i = 0; rank == 0 && i < SMALL_SENDS; i++) {
+        CHECK_OK(epw_recv(comm, &value, 1, EPW_TYPE_U8, 1, 0, NULL, &outcome));
+        CHECK_MSG(!outcome.degraded && value == i, "message %u is %u", i, value);
+    }
+    CHECK_OK(epw_barrier(comm, NULL, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u, cause %u", rank, outcome.record.cause);
+}
+
+static void messages_to_a_rank_that_waits_are_taken_in(void) {
+    for (busy_with with = A_BARRIER; with < BUSY_WITH; with++) {
+        epw_comm_config config = EPW_COMM_CONFIG_INIT;
+        config.deadline_ns = longer * 500 * MS;
+        config.slots = 4;
+        busy b = {.c = open_comms(3, config), .with = with};
+        activate_comms(&b.c, 1);
+        on_all(3, send_to_the_busy, &b);
+        close_comms(&b.c);
+    }
+}
+
+/* As many as a group may have. */
+enum { GROUP = 65536 };
+
+static void send_a_group(uint32_t rank, void *context) {
+    const comms *c = context;
+    uint32_t *values = malloc(GROUP * sizeof *values);
+    epw_coll *ops = malloc(GROUP * sizeof *ops);
+    if (values == NULL || ops == NULL) abort();
+    for (uint32_t i = 0; i < GROUP; i++) {
+        values[i] = rank == 0 ? i : 0;
+        ops[i] = (epw_coll)EPW_COLL_INIT;
+        ops[i].kind = rank == 0 ? EPW_SEND : EPW_RECV;
+        ops[i].type = EPW_TYPE_U32;
+        ops[i].peer = 1 - rank;
+        ops[i].count = 1;
+        ops[i].send = ops[i].recv = &values[i];
+    }
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    CHECK_OK(epw_group(c->of[rank], ops, GROUP, NULL, &outcome));
+    uint32_t bad = 0;
+    for (uint32_t i = 0; i < GROUP; i++) bad += values[i] != i;
+    CHECK_MSG(!outcome.degraded && bad == 0, "%u of %u messages are wrong", bad, GROUP);
+    free(ops);
+    free(values);
+}
+
+static void a_group_of_many_messages_is_exchanged(void) {
+    epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    comms c = open_comms(2, config);
+    activate_comms(&c, 1);
+    on_all(2, send_a_group, &c);
+    close_comms(&c);
+}
+
 /* Lent memory is read a piece at a time: other calls do not wait for the whole message. */
 enum { MUCH = 96 << 20 };
 
@@ -496,6 +587,9 @@ static void send_much(uint32_t rank, void *context) {
         CHECK(epw_work_poll(c->of[1], work, NULL) == EPW_PENDING);
         CHECK_OK(epw_work_wait(c->of[1], work, UINT64_MAX, &outcome));
         CHECK(!outcome.degraded && bytes[0] == 7 && memcmp(bytes, bytes + 1, MUCH - 1) == 0);
+        /* Rank 0 was told twice that the read goes on, then that it has ended, and that it was matched. */
+        const epw_coll_peer *from = &c->of[1]->of[0];
+        if (from->readable) CHECK_MSG(from->rings[EPW_CHANNEL_POINT].posted >= 4, "it was not told");
     }
     free(bytes);
 }
@@ -623,6 +717,8 @@ int main(void) {
     a_dropped_send_to_itself_is_missing();
     a_send_that_is_dropped_before_it_is_written_is_missing();
     a_dropped_send_waits_for_no_receive();
+    KEEP_TIME(messages_to_a_rank_that_waits_are_taken_in());
+    a_group_of_many_messages_is_exchanged();
     KEEP_TIME(a_long_read_is_done_in_pieces());
     a_receive_ends_when_its_answer_is_written();
     return check_result("points");
