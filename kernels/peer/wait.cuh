@@ -178,6 +178,17 @@ __device__ __forceinline__ bool is_broken(const Peers &p, uint32_t peer) {
 // These loads cross the bus for every thread that waits, so they are not done in every round.
 constexpr uint64_t kAskEveryNs = 1000000;
 
+__device__ __forceinline__ uint64_t expiry_of(const Peers &p, const LongWait &w, uint64_t clock) {
+    return epw_rule_expiry(w.began, clock, p.deadline, p.group_deadline, w.lengthened[w.turn]);
+}
+
+// Whether a beacon of a peer behind a queue has come by `now` that was not copied before, and lengthens the wait.
+__device__ __noinline__ inline bool has_come_alive(const Peers &p, LongWait &w, uint64_t now) {
+    uint32_t named;
+    bring_words(p, w.peer(), w.what.word, true);
+    return now < expiry_of(p, w, listen(p, w, now, named));
+}
+
 // Between looks at the words: reads and posts beacons, and checks the deadline. Returns why the wait ends, or EPW_CAUSE_NONE if
 // it continues.
 __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
@@ -198,8 +209,21 @@ __device__ __forceinline__ uint32_t go_on_waiting(const Peers &p, LongWait &w) {
         auto *count = reinterpret_cast<unsigned long long *>(beacons);
         if (atomicCAS(count, posted, due) == posted) post_beacon(p, named);
     }
-    uint64_t expiry = epw_rule_expiry(w.began, clock, p.deadline, p.group_deadline, w.lengthened[w.turn]);
-    return now < expiry ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;
+    if (now < expiry_of(p, w, clock)) return EPW_CAUSE_NONE;
+    return has(p.queued, peer) && has_come_alive(p, w, now) ? EPW_CAUSE_NONE : EPW_CAUSE_TIMEOUT;
+}
+
+// For a thread that has had nothing to do since then, and waits for no peer but for this rank itself, so it posts no beacons by
+// waiting: tells peers that this rank is alive, if a beacon is due.
+__device__ __noinline__ inline void show_life(Peers &p, uint64_t since) {
+    auto &wait = p.peers->waits[1];
+    const uint64_t began = atomicCAS(reinterpret_cast<unsigned long long *>(&wait.began), 0ull, since);
+    const uint64_t spoke = p.resumes ? p.spoke : began != 0 ? began : since;
+    const uint64_t due = epw_rule_beacons_due(ptx::global_timer_ns() - spoke, p.group_deadline),
+                   posted = ptx::load_relaxed_gpu(&wait.beacons);
+    atomicOr(&p.troubled, 1u); // end_waits() must stop the clock
+    if (due > posted && atomicCAS(reinterpret_cast<unsigned long long *>(&wait.beacons), posted, due) == posted)
+        post_beacon(p, EPW_BEACON_NONE);
 }
 
 __device__ __forceinline__ Arrival arrival(const Peers &p, Awaited what, epw_sight seen) {

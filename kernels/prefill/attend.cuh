@@ -304,6 +304,13 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         leave_out(o, peer);
     }
 
+    // Whether peers may soon wonder if this rank is alive. `since`: 0: the rest begins.
+    __device__ __forceinline__ bool rests_long(uint64_t &since) const {
+        const uint64_t now = ptx::global_timer_ns();
+        if (since == 0) since = now;
+        return now - since >= o.group_deadline / 16;
+    }
+
     // `bytes`: of a row that is sent, or an answer, as it lies in a slot; `opens_with`: of the opening.
     __device__ __forceinline__ void run(uint64_t *wait_ns, uint32_t opens_with, uint32_t bytes) {
         if constexpr (Queues) {
@@ -315,16 +322,22 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         }
     }
     __device__ __forceinline__ void run(uint64_t *wait_ns) {
-        constexpr uint32_t kLooks = 256;
+        constexpr uint32_t kLooks = 256, kLooksPerTime = 16;
         uint32_t idle = 0;
-        uint64_t waited = 0;
+        uint64_t waited = 0, rested = 0; // since when nothing has moved
         bool lost = false;
         while (!is_over() && !lost) { // ends: each turn moves something, or waits for this rank's registrar, or is counted
             if (attend()) {
                 idle = 0;
-            } else if (++idle >= kLooks) {
-                lost = is_owing() && !await(waited);
+                rested = 0;
+            } else if (++idle >= kLooks || (idle % kLooksPerTime == 0 && rests_long(rested))) {
                 idle = 0;
+                if (is_owing()) {
+                    lost = !await(waited);
+                    rested = 0;
+                } else if (rests_long(rested)) {
+                    show_life(o, rested);
+                }
             }
             if (!lost && sends_impossible_counts()) {
                 give_up();
