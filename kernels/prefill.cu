@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(most_threads(0), 1)
         const uint32_t peer = roles.attended_peer();
         if (is_prefill_peer(o, peer)) {
             const uint32_t rows = rows_to(r, peer);
-            const uint32_t expected = a.again ? r.received[peer] : kNone;
+            const uint32_t expected = a.again ? r.announced[peer] : kNone;
             roles.attend<Queues>(o, peer, rows, expected, a.again, a.out.wait_ns, opening_bytes(a), row_bytes(a));
         }
     }

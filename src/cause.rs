@@ -15,8 +15,9 @@ pub enum Cause {
     Suspected,
     /// Its rows or answers are of another kind (payload, sideband, weights, combine mode) than this rank's.
     Format,
-    /// It answered fewer rows than it was sent: it abandoned the operation, and takes part in the next one. Not
-    /// evidence of a failure, and no reason for a change of membership.
+    /// It answered fewer rows than it was sent: it abandoned the operation, and takes part in the next one. Or a
+    /// [`Routing`](crate::prefill::Routing) is used again that never had all of its rows, because it was missing from
+    /// the dispatch that filled the routing. Not evidence of a failure, and no reason for a change of membership.
     Partial,
     /// GPU buffers, not a peer's fault: a routing id was out of range or repeated within its token, and counted as "not
     /// routed". [`ErrorRecord::routing`](crate::ErrorRecord::routing) says which.

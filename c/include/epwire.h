@@ -676,8 +676,9 @@ enum {
     EPW_CAUSE_FORMAT = 4,     /* its rows have another payload or sideband than this rank's, or weights where
                                  this rank's have none, or it answers in another EPW_COMBINE_* mode */
     EPW_CAUSE_PARTIAL = 5,    /* it answered fewer rows than it was sent: it gave the operation up, and takes
-                                 part in the next one. This is no reason to change the membership; a peer in
-                                 epw_membership.suspects is */
+                                 part in the next one. Or a routing is used again that never had all of its
+                                 rows, because it was missing from the dispatch that filled the routing. This
+                                 is no reason to change the membership; a peer in epw_membership.suspects is */
     EPW_CAUSE_ROUTING = 6,    /* CUDA: not a peer's fault: a routing id was out of range or repeated */
     EPW_CAUSE_HELD = 7,       /* CUDA: not a peer's fault: the replayed operation did nothing, because the
                                  lane was not in the state that it needs (held, or not held) */

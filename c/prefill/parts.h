@@ -70,8 +70,9 @@ struct epw_routing {
     /* The rows that it receives. */
     uint32_t layout, alignment;
     uint64_t capacity;
-    uint32_t *received;    /* [ranks] rows from each source; 0 if it was lost */
+    uint32_t *received;    /* [ranks] rows from each source in the last dispatch; 0 if it was lost */
     uint32_t *announced;   /* [ranks] rows according to the opening, which have places */
+    uint32_t *complete;    /* [ranks] 1: all of these have arrived once, so the routing can be used again */
     uint32_t *counts;      /* [ranks, E] of the announced rows, by expert */
     uint32_t *fill;        /* [ranks, E] of these, found in rows so far */
     uint32_t *base;        /* [ranks, E] index of a source's first row among those of the expert */

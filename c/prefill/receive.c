@@ -60,7 +60,7 @@ static bool open_rows(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer, con
     epw_routing *r = lane->routing;
     const epw_opening *opening = (const epw_opening *)(const void *)(slot + sizeof(epw_row_head));
     if (read_once(&opening->counted) != !lane->again || rows > p->config.ep.max_tokens) return false;
-    if (lane->again) return rows == r->received[peer];
+    if (lane->again) return rows == r->announced[peer];
     if (!read_counts(p, lane, peer, slot, rows)) return false;
     r->announced[peer] = rows;
     return true;
@@ -83,9 +83,11 @@ void epw_prefill_open(epw_prefill *p, epw_prefill_lane *lane, uint32_t peer) {
     bool gives_up = head.kind == EPW_MESSAGE_VOID && head.op == lane->ops[lane->kind];
     bool known = head.kind == EPW_MESSAGE_OPENING && head.op == lane->ops[lane->kind];
     bool good = known && head.format == lane->hash && !lane->dropped;
-    if (good && lane->kind == EPW_KIND_DISPATCH) good = open_rows(p, lane, peer, slot, head.token);
-    uint32_t cause = gives_up ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
-    if (good && lane->kind == EPW_KIND_COMBINE && !open_answers(p, lane, peer, head.token)) {
+    bool dispatch = lane->kind == EPW_KIND_DISPATCH;
+    bool unplaced = good && dispatch && lane->again && !lane->routing->complete[peer];
+    if (good && dispatch) good = !unplaced && open_rows(p, lane, peer, slot, head.token);
+    uint32_t cause = gives_up || unplaced ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
+    if (good && !dispatch && !open_answers(p, lane, peer, head.token)) {
         good = false;
         cause = EPW_CAUSE_PARTIAL;
     }
@@ -509,6 +511,7 @@ void epw_prefill_tell(epw_prefill *p, epw_prefill_lane *lane) {
     const epw_routing *r = lane->routing;
     uint32_t local = p->layout.local_experts;
     for (uint32_t s = 0; s < p->layout.ranks; s++) {
+        if (!lane->again) lane->routing->complete[s] = !lane->peers[s].missing;
         if (lane->peers[s].missing) forget(p, lane, s);
         if (out->source_counts != NULL) out->source_counts[s] = r->received[s];
         if (out->wait_ns != NULL) epw_add_total(&out->wait_ns[s], lane->peers[s].waited_ns);

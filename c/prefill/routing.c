@@ -29,6 +29,7 @@ static uint64_t carve_own(epw_routing *r, uint64_t tokens, unsigned char *arena)
     r->sent_counts = take(arena, &used, ranks * local);
     r->received = take(arena, &used, ranks);
     r->announced = take(arena, &used, ranks);
+    r->complete = take(arena, &used, ranks);
     r->counts = take(arena, &used, ranks * local);
     r->fill = take(arena, &used, ranks * local);
     r->base = take(arena, &used, ranks * local);
@@ -120,6 +121,7 @@ void epw_routing_number(epw_routing *r, const epw_prefill_lane *lane, const epw_
     }
     memset(r->received, 0, ranks * sizeof r->received[0]);
     memset(r->announced, 0, ranks * sizeof r->announced[0]);
+    memset(r->complete, 0, ranks * sizeof r->complete[0]);
     memset(r->counts, 0, c->experts * sizeof r->counts[0]);
 }
 

@@ -158,12 +158,13 @@ template <bool Queues> struct Attendant : WithRelay<Queues> {
         const bool gives_up = head.kind == EPW_MESSAGE_VOID && head.op == o.op;
         const bool known = head.kind == EPW_MESSAGE_OPENING && head.op == o.op;
         bool good = known && head.format == call.hash;
+        const bool unplaced = good && call.kind == 0 && again && !call.routing.complete[peer];
         if (call.kind == 0) {
-            good = good && read_once(slot + sizeof head) == (again ? 0u : 1u) && head.token <= call.lane.max_tokens;
+            good = good && !unplaced && read_once(slot + sizeof head) == (again ? 0u : 1u) && head.token <= call.lane.max_tokens;
             good = good && (expected == kNone || head.token == expected);
         }
         good |= call.gives_up;
-        uint32_t cause = gives_up ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
+        uint32_t cause = gives_up || unplaced ? EPW_CAUSE_PARTIAL : EPW_CAUSE_FORMAT;
         if (good && call.kind != 0 && head.token != expected && !call.gives_up) {
             good = false;
             cause = EPW_CAUSE_PARTIAL;

@@ -193,7 +193,7 @@ struct Numbering {
         if (peer != kNone) rows_to_peer = first[peer + 1] - first[peer];
         for (uint32_t i = threadIdx.x; i <= o.ranks; i += blockDim.x) {
             r.sent_first[i] = first[i];
-            if (i < o.ranks) r.announced[i] = r.received[i] = 0;
+            if (i < o.ranks) r.announced[i] = r.received[i] = r.complete[i] = 0;
         }
         __syncthreads();
     }

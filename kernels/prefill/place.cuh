@@ -206,6 +206,7 @@ template <bool Queues> struct Registrar {
         for (uint32_t source = laneid; source < o.ranks; source += 32) {
             const uint32_t rows = r.announced[source];
             r.received[source] = rows;
+            if (!a.again) r.complete[source] = 1;
             if (a.out.source_counts) a.out.source_counts[source] = rows;
         }
         __syncwarp();
@@ -348,6 +349,7 @@ __device__ __noinline__ inline Came tell_losses(const epw_prefill_dispatch_args 
         const bool lost_before = !o.does(EPW_PREFILL_OPENS) && has(o.state->missing, source); // in the half before
         const uint32_t announced = r.announced[source];
         came.rows = present && !lost_before ? announced : 0;
+        if (!a.again) r.complete[source] = present && !lost_before;
         lost = came.rows < announced;
         r.received[source] = came.rows;
         if (a.out.source_counts) a.out.source_counts[source] = came.rows;

@@ -99,7 +99,8 @@ typedef struct epw_prefill_gpu_routing {
     uint32_t *sent_first;                         /* [ranks + 1] */
     uint32_t *sent_entries;                       /* [ranks] */
     uint32_t *sent_counts;                        /* [experts] */
-    uint32_t *announced, *received;  /* [ranks] rows of each source: as it said; that have arrived, 0 if it was lost */
+    uint32_t *announced, *received;  /* [ranks] rows of each source: as it said; that arrived last, 0 if it was lost */
+    uint32_t *complete;              /* [ranks] 1: all announced rows have arrived once, so the routing can be used again */
     uint32_t *counts, *base;         /* [ranks, E] of the announced ones, by expert; number of the first among those of the
                                       * expert */
     uint32_t *row_first;             /* [ranks] number of a source's first row among all */

@@ -1173,8 +1173,9 @@ pub const EPW_CAUSE_SUSPECTED: u32 = 3;
 this rank's have none, or it answers in another EPW_COMBINE_* mode*/
 pub const EPW_CAUSE_FORMAT: u32 = 4;
 /** it answered fewer rows than it was sent: it gave the operation up, and takes
-part in the next one. This is no reason to change the membership; a peer in
-epw_membership.suspects is*/
+part in the next one. Or a routing is used again that never had all of its
+rows, because it was missing from the dispatch that filled the routing. This
+is no reason to change the membership; a peer in epw_membership.suspects is*/
 pub const EPW_CAUSE_PARTIAL: u32 = 5;
 /// CUDA: not a peer's fault: a routing id was out of range or repeated
 pub const EPW_CAUSE_ROUTING: u32 = 6;

@@ -12,7 +12,8 @@ typedef struct end {
     epw_prefill *prefill;
     epw_routing *routing;
     uint32_t tokens, topk;
-    bool renews; /* gives weights to dispatches that use the routing again */
+    bool renews;     /* gives weights to dispatches that use the routing again */
+    bool unweighted; /* gives no weights to others */
     epw_status status;
     epw_outcome outcome;
     _Alignas(64) uint16_t x[N * WIDTH], rows[CAPACITY * WIDTH], sums[N * WIDTH];
@@ -32,7 +33,7 @@ static epw_status dispatch(end *e, epw_routing *r, uint32_t route, bool nonblock
     in.tokens = e->tokens;
     in.x = e->x;
     in.topk_idx = e->ids;
-    in.topk_weights = route == EPW_ROUTE_AGAIN && !e->renews ? NULL : e->weights;
+    in.topk_weights = (route == EPW_ROUTE_AGAIN ? e->renews : !e->unweighted) ? e->weights : NULL;
     in.topk = e->topk;
     in.nonblocking = nonblocking;
     out.alignment = ALIGNMENT;
@@ -52,6 +53,12 @@ static epw_status dispatch(end *e, epw_routing *r, uint32_t route, bool nonblock
 static void *dispatch_once(void *argument) {
     end *e = argument;
     e->status = dispatch(e, e->routing, EPW_ROUTE_NEW, false);
+    return NULL;
+}
+
+static void *use_again(void *argument) {
+    end *e = argument;
+    CHECK_OK(dispatch(e, e->routing, EPW_ROUTE_AGAIN, false));
     return NULL;
 }
 
@@ -329,6 +336,88 @@ static void a_routing_is_as_before_if_a_dispatch_that_uses_it_again_is_given_up(
     close_two(&g);
 }
 
+/* Rank 0 has given up a dispatch that uses its routing again, which rank 1 ends without it. Rank 1 then
+ * answers no rows of rank 0, whose places it has emptied. */
+static void *combine_what_came(void *argument) {
+    end *e = argument;
+    if (e == &ends[1]) {
+        CHECK_OK(dispatch(e, e->routing, EPW_ROUTE_AGAIN, false));
+        CHECK_MSG(e->outcome.missing.bits[0] == 1 && e->outcome.record.cause == EPW_CAUSE_PARTIAL,
+                  "used again: cause %u", e->outcome.record.cause);
+        CHECK(e->source_counts[0] == 0);
+    }
+    CHECK_OK(combine(e, EPW_COMBINE_RANK_REDUCED, false));
+    uint32_t want = e == &ends[0] ? EPW_CAUSE_PARTIAL : EPW_CAUSE_NONE;
+    CHECK_MSG(e->outcome.record.cause == want, "combined: cause %u", e->outcome.record.cause);
+    return NULL;
+}
+
+static void *use_again_and_combine(void *argument) {
+    end *e = argument;
+    CHECK_OK(dispatch(e, e->routing, EPW_ROUTE_AGAIN, false));
+    CHECK_MSG(!e->outcome.degraded, "used again: cause %u", e->outcome.record.cause);
+    CHECK_OK(combine(e, EPW_COMBINE_RANK_REDUCED, false));
+    CHECK_MSG(!e->outcome.degraded, "combined: cause %u", e->outcome.record.cause);
+    for (uint32_t i = 0; i < N * WIDTH; i++) CHECK(from_bf16(e->sums[i]) == K * from_bf16(e->x[i]));
+    return NULL;
+}
+
+static void one_rank_alone_gives_up_a_dispatch_that_uses_its_routing_again(void) {
+    prefills g = open_two(LOCAL, K, 20000 * MS);
+    uint32_t came[2];
+    for (uint32_t r = 0; r < 2; r++) {
+        ends[r].tokens = N; /* more than the ring takes */
+        for (uint32_t i = 0; i < N * WIDTH; i++) ends[r].x[i] = bf16((float)(1 + r * 4 + i % 4));
+    }
+    both_dispatch();
+    memcpy(came, ends[1].source_counts, sizeof came);
+    CHECK(came[0] > 0);
+    CHECK(dispatch(&ends[0], ends[0].routing, EPW_ROUTE_AGAIN, true) == EPW_PENDING);
+    CHECK_OK(epw_prefill_cancel(g.of[0], ends[0].routing));
+    on_all_ranks(2, combine_what_came, ends, sizeof ends[0]);
+    on_all_ranks(2, use_again_and_combine, ends, sizeof ends[0]);
+    CHECK(memcmp(came, ends[1].source_counts, sizeof came) == 0);
+    close_two(&g);
+}
+
+/* Rank 1 gives weights to a dispatch that uses the routing again, and rank 0 none: each refuses the rows of
+ * the other, but has known their places from the first dispatch on. */
+static void a_routing_is_used_again_after_rows_of_another_kind(void) {
+    prefills g = open_two(LOCAL, K, 20000 * MS);
+    for (uint32_t r = 0; r < 2; r++) {
+        ends[r].tokens = N;
+        for (uint32_t i = 0; i < N * WIDTH; i++) ends[r].x[i] = bf16((float)(1 + r * 4 + i % 4));
+    }
+    both_dispatch();
+    ends[1].renews = true;
+    on_all_ranks(2, use_again, ends, sizeof ends[0]);
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK_MSG(ends[r].outcome.record.cause == EPW_CAUSE_FORMAT, "cause %u", ends[r].outcome.record.cause);
+    ends[1].renews = false;
+    on_all_ranks(2, use_again_and_combine, ends, sizeof ends[0]);
+    close_two(&g);
+}
+
+/* The rows of rank 1 have other weights than rank 0 expects in the dispatch that fills the routing. So rank 0
+ * knows no places of them, and refuses them whenever the routing is used again. */
+static void a_source_that_was_missing_at_first_stays_missing(void) {
+    prefills g = open_two(LOCAL, K, 20000 * MS);
+    ends[1].unweighted = true;
+    on_all_ranks(2, dispatch_once, ends, sizeof ends[0]);
+    for (uint32_t r = 0; r < 2; r++) {
+        CHECK_OK(ends[r].status);
+        CHECK_MSG(ends[r].outcome.record.cause == EPW_CAUSE_FORMAT, "cause %u", ends[r].outcome.record.cause);
+    }
+    for (int i = 0; i < 2; i++) {
+        on_all_ranks(2, use_again, ends, sizeof ends[0]);
+        for (uint32_t r = 0; r < 2; r++)
+            CHECK_MSG(ends[r].outcome.missing.bits[0] == 2u >> r &&
+                          ends[r].outcome.record.cause == EPW_CAUSE_PARTIAL,
+                      "cause %u", ends[r].outcome.record.cause);
+    }
+    close_two(&g);
+}
+
 static void a_routing_whose_weights_were_to_be_renewed_is_empty(void) {
     prefills g = open_two(LOCAL, K, 20000 * MS);
     for (uint32_t r = 0; r < 2; r++) ends[r].renews = true;
@@ -351,6 +440,9 @@ int main(void) {
     a_call_whose_operation_is_given_up_ends();
     an_opening_is_whole_although_it_was_given_up();
     a_routing_is_as_before_if_a_dispatch_that_uses_it_again_is_given_up();
+    one_rank_alone_gives_up_a_dispatch_that_uses_its_routing_again();
+    a_routing_is_used_again_after_rows_of_another_kind();
+    a_source_that_was_missing_at_first_stays_missing();
     a_routing_whose_weights_were_to_be_renewed_is_empty();
     return check_result("prefill_given_up");
 }

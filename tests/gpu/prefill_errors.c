@@ -1,8 +1,8 @@
 /* Records of what goes wrong in prefill, as replays of graphs leave them, which have no outcome, and calls:
  * bad ids, rows without a place, a rank that has stopped; what the first half of a dispatch finds, of which
- * the outcome tells after the second one; and combines that cannot be split. Each case is a process of its
- * own; its ranks are buffers of one thread. `--case NAME` runs one. Exit code 77, with the reason, if there
- * is no GPU. */
+ * the outcome tells after the second one; combines that cannot be split; and routings that are used again
+ * after a source was missing. Each case is a process of its own; its ranks are buffers of one thread. `--case
+ * NAME` runs one. Exit code 77, with the reason, if there is no GPU. */
 #include "cases.h"
 #include "prefill_ranks.h"
 #include "ranks.h"
@@ -114,14 +114,20 @@ static epw_dispatch_input input(const member *m) {
     return in;
 }
 
-static void dispatch(const member *m, uint64_t capacity) {
+/* Rows that have weights are of another format. */
+static void dispatch_as(const member *m, uint32_t route, bool weighted, uint64_t capacity) {
     epw_dispatch_input in = input(m);
     epw_prefill_output out = output(m, capacity);
+    if (weighted) in.topk_weights = m->weights;
     REQUIRE_CUDA(cudaSetDevice(m->config.device));
-    REQUIRE_OK(epw_prefill_dispatch(m->prefill, m->routing, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL));
+    REQUIRE_OK(epw_prefill_dispatch(m->prefill, m->routing, &in, route, EPW_HALF_SENDS, &out, NULL));
 }
 
-/* The first half of a dispatch, EPW_HALF_*. Rows that have weights are of another format. */
+static void dispatch(const member *m, uint64_t capacity) {
+    dispatch_as(m, EPW_ROUTE_NEW, false, capacity);
+}
+
+/* The first half of a dispatch, EPW_HALF_*. */
 static void begin(const member *m, uint32_t half, bool weighted) {
     epw_dispatch_input in = input(m);
     if (weighted) in.topk_weights = m->weights;
@@ -407,12 +413,17 @@ static uint16_t value(uint32_t t) {
     return (uint16_t)(0x3f80 + 8 * (t % 8));
 }
 
-static epw_status begin_combine(const member *m) {
+/* `out` NULL: the first half of it. */
+static epw_status combine(const member *m, const epw_prefill_combine_output *out) {
     epw_prefill_combine_input in = EPW_PREFILL_COMBINE_INPUT_INIT;
     in.expert_out = m->rows;
     in.stream = m->stream;
     REQUIRE_CUDA(cudaSetDevice(m->config.device));
-    return epw_prefill_combine(m->prefill, m->routing, &in, NULL, NULL);
+    return epw_prefill_combine(m->prefill, m->routing, &in, out, NULL);
+}
+
+static epw_status begin_combine(const member *m) {
+    return combine(m, NULL);
 }
 
 static void collect(const member *m) {
@@ -439,19 +450,23 @@ static void require_sums(const member *m, uint32_t tokens) {
     }
 }
 
+static void give_values(const member *m) {
+    static uint16_t x[TOKENS * HIDDEN];
+    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) x[i] = value(i / HIDDEN);
+    REQUIRE_CUDA(cudaSetDevice(m->config.device));
+    REQUIRE_CUDA(cudaMemcpy(m->x, x, sizeof x, cudaMemcpyHostToDevice));
+}
+
 /* A combine of a buffer whose rings do not hold all answers that can be is split if they hold those that
  * there are, once the host knows their number. */
 static void split(uint32_t gpus) {
-    static uint16_t x[TOKENS * HIDDEN];
     enum { HELD = 8 };
     ring = HELD + 1;
     open_all(gpus);
-    for (uint32_t i = 0; i < TOKENS * HIDDEN; i++) x[i] = value(i / HIDDEN);
     for (uint32_t tokens = HELD; tokens <= HELD + 1; tokens++) {
         route(tokens, 0);
         for (uint32_t r = 0; r < RANKS; r++) {
-            REQUIRE_CUDA(cudaSetDevice(members[r].config.device));
-            REQUIRE_CUDA(cudaMemcpy(members[r].x, x, sizeof x, cudaMemcpyHostToDevice));
+            give_values(&members[r]);
             dispatch(&members[r], ROWS);
         }
         await_all("dispatches");
@@ -474,8 +489,57 @@ static void split(uint32_t gpus) {
     close_all();
 }
 
-static const gpu_case cases[] = {
-    {"replays", replays, 1, 120}, {"many", many, 1, 60}, {"halves", halves, 1, 60}, {"split", split, 1, 60}};
+/* A dispatch of both ranks, `weighted`: with weights of rank 1 alone. Each refuses the rows of the other. */
+static void refuse_each_other(uint32_t route, bool weighted, uint32_t cause) {
+    for (uint32_t r = 0; r < RANKS; r++) dispatch_as(&members[r], route, weighted && r == 1, ROWS);
+    await_all("rows that are refused");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_outcome outcome = EPW_OUTCOME_INIT;
+        REQUIRE_OK(epw_prefill_poll(members[r].prefill, members[r].routing, &outcome));
+        REQUIRE(outcome.missing.bits[0] == 1u << (1 - r) && outcome.record.cause == cause,
+                "rank %u refuses: missing %llx, cause %u", r, (unsigned long long)outcome.missing.bits[0],
+                outcome.record.cause);
+        require_came(r, 1 << r, "rows that are refused");
+    }
+}
+
+/* A routing is used again after a dispatch from which a source was missing: with all rows, if that dispatch
+ * used the routing again too; and without those of the source, if the dispatch was to fill the routing. */
+static void again(uint32_t gpus) {
+    open_all(gpus);
+    route(TOKENS, 0);
+    for (uint32_t r = 0; r < RANKS; r++) dispatch(&members[r], ROWS);
+    refuse_each_other(EPW_ROUTE_AGAIN, true, EPW_CAUSE_FORMAT);
+    for (uint32_t r = 0; r < RANKS; r++) {
+        give_values(&members[r]);
+        dispatch_as(&members[r], EPW_ROUTE_AGAIN, false, ROWS);
+    }
+    await_all("a routing used again");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        require_complete(r, "a routing used again");
+        require_came(r, 3, "a routing used again");
+    }
+    for (uint32_t r = 0; r < RANKS; r++) {
+        epw_prefill_combine_output out = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+        out.out = members[r].x;
+        REQUIRE_OK(combine(&members[r], &out));
+    }
+    await_all("sums");
+    for (uint32_t r = 0; r < RANKS; r++) {
+        require_complete(r, "sums");
+        require_sums(&members[r], TOKENS);
+    }
+    refuse_each_other(EPW_ROUTE_NEW, true, EPW_CAUSE_FORMAT);
+    refuse_each_other(EPW_ROUTE_AGAIN, false, EPW_CAUSE_PARTIAL);
+    refuse_each_other(EPW_ROUTE_AGAIN, false, EPW_CAUSE_PARTIAL);
+    close_all();
+}
+
+static const gpu_case cases[] = {{"replays", replays, 1, 120},
+                                 {"many", many, 1, 60},
+                                 {"halves", halves, 1, 60},
+                                 {"split", split, 1, 60},
+                                 {"again", again, 1, 60}};
 
 int main(int argc, char **argv) {
     return cases_main("prefill_errors", cases, sizeof cases / sizeof cases[0], argc, argv);

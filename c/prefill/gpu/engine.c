@@ -89,6 +89,7 @@ static uint64_t carve_routing(const epw_config *c, const epw_prefill_layout *l, 
     r->sent_counts = take_numbers(&a, ranks * local);
     r->announced = take_numbers(&a, ranks);
     r->received = take_numbers(&a, ranks);
+    r->complete = take_numbers(&a, ranks);
     r->counts = take_numbers(&a, ranks * local);
     r->base = take_numbers(&a, ranks * local);
     r->row_first = take_numbers(&a, ranks);
