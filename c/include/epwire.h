@@ -1690,8 +1690,10 @@ EPW_API epw_status epw_prefill_dispatch(epw_prefill *prefill, epw_routing *routi
                                         const epw_prefill_output *output, epw_outcome *outcome);
 
 /* How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
- * counts have arrived. *rows [out]: the capacity that holds all rows in this layout and alignment
- * (expert-major: the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL. */
+ * counts have arrived. Each call looks for them, and from the first one on a peer that is silent for a whole
+ * deadline is given up, as in the receiving half; meanwhile epw_prefill_await waits for news. *rows [out]:
+ * the capacity that holds all rows in this layout and alignment (expert-major: the rows of any one expert).
+ * counts [out, E] and source_counts [out, ranks] may be NULL. */
 EPW_API epw_status epw_prefill_received(epw_prefill *prefill, epw_routing *routing, uint32_t layout,
                                         uint32_t alignment, uint64_t *rows, uint32_t *counts,
                                         uint32_t *source_counts);
@@ -1759,8 +1761,9 @@ EPW_API epw_status epw_prefill_collect(epw_prefill *prefill, epw_routing *routin
 /* Continues a non-blocking operation without waiting, as epw_poll. */
 EPW_API epw_status epw_prefill_poll(epw_prefill *prefill, epw_routing *routing, epw_outcome *outcome);
 
-/* Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
- * the operation: any thread may call it while another polls. EPW_ERR_STATE: no operation runs there. */
+/* Sleeps until epw_prefill_poll, or epw_prefill_received, may find something new on the lane, at most
+ * timeout_ns. Touches no memory of the operation: any thread may call it while another polls. EPW_ERR_STATE:
+ * no operation runs there. */
 EPW_API epw_status epw_prefill_await(epw_prefill *prefill, uint32_t lane, uint64_t timeout_ns);
 
 /* On a GPU: makes `stream` wait for the last call that was enqueued for the routing, under capture as

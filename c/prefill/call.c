@@ -149,14 +149,19 @@ static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonbloc
     return status;
 }
 
+/* Whether the receiving half is due. After a sending half epw_prefill_received may wait for counts. */
+static bool is_half_due(const epw_prefill_lane *lane) {
+    bool rests = lane->goal == EPW_GOAL_NONE || (lane->goal == EPW_GOAL_COUNTS && lane->sends);
+    return !lane->receives && rests;
+}
+
 /* Locks the lane on which the routing's operation runs, if it is in the state that the call needs. */
 static epw_status find_lane(epw_prefill *p, epw_routing *r, uint32_t kind, bool half, epw_where where,
                             epw_prefill_lane **out) {
     epw_prefill_lane *lane = &p->lanes[r->lane];
     pthread_mutex_lock(&lane->lock);
     bool its = lane->running && lane->routing == r;
-    bool ready = its && (half ? lane->kind == kind && !lane->receives && lane->goal == EPW_GOAL_NONE
-                              : lane->goal != EPW_GOAL_NONE);
+    bool ready = its && (half ? lane->kind == kind && is_half_due(lane) : lane->goal != EPW_GOAL_NONE);
     *out = lane;
     if (ready) return EPW_OK;
     epw_prefill_unlock(p, lane);
@@ -276,6 +281,19 @@ epw_status epw_prefill_receive(epw_prefill *p, epw_routing *r, const epw_prefill
     return epw_prefill_run(p, lane, outcome);
 }
 
+/* Whether all counts of the lane's dispatch have arrived, or will never. After a sending half nothing else
+ * looks for them: the first such look begins a wait, in which silent peers are given up as in any other. */
+static bool has_counts(epw_prefill *p, epw_prefill_lane *lane) {
+    const epw_stream *streams = lane->streams[EPW_KIND_DISPATCH];
+    if (epw_streams_opened(streams, p->layout.ranks)) return true;
+    if (!is_half_due(lane)) return false; /* a call or epw_prefill_poll looks */
+    if (lane->goal == EPW_GOAL_NONE) {
+        lane->goal = EPW_GOAL_COUNTS;
+        epw_prefill_begin_wait(p, lane);
+    }
+    return epw_prefill_step(p, lane) == EPW_OK;
+}
+
 epw_status epw_prefill_received(epw_prefill *p, epw_routing *r, uint32_t layout, uint32_t alignment,
                                 uint64_t *rows, uint32_t *counts, uint32_t *source_counts) {
     epw_where where = {"received", -1, -1};
@@ -286,10 +304,11 @@ epw_status epw_prefill_received(epw_prefill *p, epw_routing *r, uint32_t layout,
     if (p->gpu != NULL)
         return epw_prefill_gpu_received(p, r, layout, alignment > 0 ? alignment : 1, rows, counts,
                                         source_counts);
+    epw_remotes_drive(&p->peers, epw_now_ns());
     epw_prefill_lane *lane = &p->lanes[r->lane];
     pthread_mutex_lock(&lane->lock);
-    bool known = r->made || (r->busy && lane->routing == r && lane->kind == EPW_KIND_DISPATCH &&
-                             epw_streams_opened(lane->streams[EPW_KIND_DISPATCH], p->layout.ranks));
+    bool known =
+        r->made || (r->busy && lane->routing == r && lane->kind == EPW_KIND_DISPATCH && has_counts(p, lane));
     status = known ? EPW_OK : r->busy ? EPW_PENDING : EPW_ERR_STATE;
     if (known) {
         uint32_t local = p->layout.local_experts;

@@ -341,7 +341,9 @@ pub struct PrefillDispatching<'a> {
 
 impl PrefillDispatching<'_> {
     /// How many rows will be received, and which capacity this layout needs for them. Known after
-    /// [`PrefillBuffer::dispatch_count_blocking`].
+    /// [`PrefillBuffer::dispatch_count_blocking`]. After a sending half each call looks whether the counts of all peers have
+    /// arrived, without waiting; from the first one on a peer that is silent for a whole deadline is given up, as in the
+    /// receiving half.
     ///
     /// # Errors
     ///

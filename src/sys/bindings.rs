@@ -3380,8 +3380,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
- counts have arrived. *rows [out]: the capacity that holds all rows in this layout and alignment
- (expert-major: the rows of any one expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
+ counts have arrived. Each call looks for them, and from the first one on a peer that is silent for a whole
+ deadline is given up, as in the receiving half; meanwhile epw_prefill_await waits for news. *rows [out]:
+ the capacity that holds all rows in this layout and alignment (expert-major: the rows of any one expert).
+ counts [out, E] and source_counts [out, ranks] may be NULL.*/
     pub fn epw_prefill_received(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,
@@ -3593,8 +3595,9 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** Sleeps until epw_prefill_poll may find something new on the lane, at most timeout_ns. Touches no memory of
- the operation: any thread may call it while another polls. EPW_ERR_STATE: no operation runs there.*/
+    /** Sleeps until epw_prefill_poll, or epw_prefill_received, may find something new on the lane, at most
+ timeout_ns. Touches no memory of the operation: any thread may call it while another polls. EPW_ERR_STATE:
+ no operation runs there.*/
     pub fn epw_prefill_await(
         prefill: *mut epw_prefill,
         lane: u32,

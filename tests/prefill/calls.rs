@@ -3,6 +3,8 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use epwire::prefill::{PrefillBuffer, PrefillCombine, PrefillCombineOutput, PrefillLayout, Routing};
 use epwire::{Cause, Dispatch, Error, HostBuffer, TensorMut, TensorRef};
@@ -187,6 +189,35 @@ fn sending_halves_are_futures_that_wait_for_room() {
                 check_sums(1, rank, HIDDEN, &out);
             }
         });
+    });
+}
+
+#[test]
+fn a_sending_half_is_told_what_comes_once_its_peers_have_sent() {
+    let asked = AtomicBool::new(false);
+    ranks(&config().ring_tokens(TOKENS as u32 + 1), |buffer| {
+        let rank = buffer.rank() as usize;
+        let (sent, mut memory) = (Sent::new(0, rank), memory(buffer));
+        if rank != 0 {
+            block_on(is_set(&asked)); // rank 0 has found out that this one has not sent
+        }
+        let sending = buffer.dispatch_send_blocking(sent.input()).unwrap();
+        if rank == 0 {
+            let early = sending.received(PACKED);
+            assert!(matches!(&early, Err(Error::State(_))), "{early:?}");
+            asked.store(true, Ordering::SeqCst);
+        }
+        let began = Instant::now();
+        let received = loop {
+            match sending.received(PACKED) {
+                Err(Error::State(_)) if began.elapsed() < Duration::from_secs(20) => thread::yield_now(),
+                ended => break ended.unwrap(),
+            }
+        };
+        let (routing, outcome) = sending.receive_blocking(memory.output()).unwrap();
+        complete(&outcome);
+        assert_eq!(routing.received(buffer, PACKED).unwrap(), received);
+        memory.check_rows(0);
     });
 }
 
