@@ -58,7 +58,7 @@ static int fake_count(const epw_prefill_count_args *args, void *stream) {
 #define FIRST_STREAM  ((void *)0x1000)
 #define SECOND_STREAM ((void *)0x2000)
 
-enum { N = 8, WIDTH = 64, K = 2, LOCAL = 4 };
+enum { N = 8, WIDTH = 128, K = 2, LOCAL = 4 };
 
 static _Alignas(64) uint16_t x[N * WIDTH];
 static int32_t ids[N * K];
@@ -74,6 +74,7 @@ static epw_prefill *make_alone(void) {
     config.ep.topk = K;
     config.ep.max_tokens = N;
     config.ep.hidden = WIDTH;
+    config.ep.opaque_bytes = 2 * WIDTH;
     config.ep.lanes = 2;
     CHECK_OK(epw_prefill_create(&config, &p));
     epw_pool_destroy(p->pool);
@@ -349,6 +350,62 @@ static void memory_of_a_captured_routing_is_kept_as_long_as_the_buffer(void) {
     }
 }
 
+/* Kernels would access it all the same, which ends the CUDA context. */
+static void misaligned_scales_are_refused(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    static _Alignas(16) unsigned char scales[N * 32];
+    in.payload = EPW_PAYLOAD_OPAQUE;
+    in.opaque_row_bytes = WIDTH;
+    in.scale_count = 2;
+    in.scale_bytes = 4;
+    in.scales = scales;
+    in.scale_row_stride = 8;
+    in.scale_col_stride = 4;
+    out.capacity = N * K;
+    out.scales = scales;
+    out.stream = FIRST_STREAM;
+#define WRONG(field, value, words)                                                                           \
+    do {                                                                                                     \
+        epw_dispatch_input bad = in;                                                                         \
+        bad.field = (value);                                                                                 \
+        REFUSED(epw_prefill_dispatch(p, r, &bad, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL),                 \
+                EPW_ERR_INVALID, "dispatch", 0, -1, words);                                                  \
+        bad.tokens = 0; /* then nothing is read */                                                           \
+        CHECK_OK(epw_prefill_dispatch(p, r, &bad, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL));               \
+    } while (0)
+    WRONG(scales, scales + 2, "scales must be aligned to 4 bytes");
+    WRONG(scale_row_stride, 10, "scale_row_stride is 10 and scale_col_stride 4 bytes, must be multiples of");
+    WRONG(scale_col_stride, 6, "scale_row_stride is 8 and scale_col_stride 6 bytes, must be multiples of");
+    WRONG(x, (char *)x + 2, "x must be aligned to 16 bytes");
+    WRONG(x_stride, WIDTH + 8, "x_stride is 136 bytes, must be a multiple of 16");
+#undef WRONG
+    epw_prefill_output bad = out;
+    bad.scales = scales + 2;
+    const char *words = "output.scales must be aligned to 4 bytes";
+    REFUSED(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &bad, NULL), EPW_ERR_INVALID,
+            "dispatch", 0, -1, words);
+    static const uint32_t halves[] = {EPW_HALF_SENDS, EPW_HALF_COUNTS};
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, halves[i], NULL, NULL));
+        REFUSED(epw_prefill_receive(p, r, &bad, NULL), EPW_ERR_INVALID, "receive", 0, -1, words);
+        CHECK_OK(epw_prefill_receive(p, r, &out, NULL));
+    }
+    in.scale_bytes = 1; /* bytes are aligned everywhere */
+    in.scales = scales + 1;
+    in.scale_row_stride = 3;
+    in.scale_col_stride = 1;
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &bad, NULL));
+    in = input_on(FIRST_STREAM, 0);
+    in.payload = EPW_PAYLOAD_FP8_UE8M0; /* four of which are packed into a word */
+    REFUSED(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &bad, NULL), EPW_ERR_INVALID,
+            "dispatch", 0, -1, words);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
 static epw_status count(epw_prefill *p, void *stream) {
     static uint32_t tokens[LOCAL];
     return epw_prefill_enqueue_count(p, ids, EPW_I32, N, K, NULL, tokens, NULL, NULL, stream);
@@ -414,6 +471,7 @@ int main(void) {
     memory_of_a_routing_is_kept_while_its_kernel_may_run();
     memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
     both_halves_are_in_the_same_graph_or_in_none();
+    misaligned_scales_are_refused();
     a_count_has_no_place_among_the_operations_of_a_lane();
     records_are_taken_from_the_ring_of_the_kernels();
     return check_result("prefill_enqueue");

@@ -86,37 +86,10 @@ static epw_status check_call(const enqueuing *e, uint32_t nonblocking, const epw
     return epw_gpu_check_call(e->where, nonblocking, outcome, "epw_outcome_read");
 }
 
-/* UE8M0 scales travel as bytes, but column-major output packs four into an i32. */
-static uint32_t scale_align(const epw_row_format *format, uint32_t payload) {
-    if (payload == EPW_PAYLOAD_FP8_UE8M0) return 4;
-    return format->scale_bytes > 0 ? format->scale_bytes : 1;
-}
-
-static epw_status check_input(const epw_buffer *b, const epw_dispatch_input *in,
-                              const epw_row_format *format) {
-    const char *op = "dispatch";
-    uint32_t scale = scale_align(format, in->payload);
-    const epw_gpu_pointer pointers[] = {
-        {"x", in->x, 16},
-        {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
-        {"topk_weights", in->topk_weights, 4},
-        {"scales", in->payload == EPW_PAYLOAD_OPAQUE ? in->scales : NULL, scale},
-    };
-    epw_status status = EPW_CHECK_ALIGNED(epw_buffer_where(b, op), pointers);
-    if (status == EPW_OK) status = epw_gpu_check_stride(epw_buffer_where(b, op), in->x_stride);
-    if (status != EPW_OK) return status;
-    if (in->payload != EPW_PAYLOAD_OPAQUE || format->scale_count == 0) return EPW_OK;
-    if (in->scale_row_stride % scale == 0 && in->scale_col_stride % scale == 0) return EPW_OK;
-    return epw_fail(
-        EPW_ERR_INVALID, epw_buffer_where(b, op),
-        "scale_row_stride is %llu and scale_col_stride %llu bytes, must be multiples of scale_bytes %u",
-        (unsigned long long)in->scale_row_stride, (unsigned long long)in->scale_col_stride, scale);
-}
-
 static epw_status check_output(const epw_buffer *b, const char *op, const epw_row_format *format,
                                uint32_t payload, const epw_dispatch_output *out) {
     const epw_gpu_pointer pointers[] = {
-        {"output.scales", out->scales, scale_align(format, payload)},
+        {"output.scales", out->scales, epw_gpu_scale_align(format, payload)},
         {"output.counts", out->counts, 4},
         {"output.source_counts", out->source_counts, 4},
         {"output.ranges", out->ranges, 4},
@@ -190,7 +163,7 @@ static epw_status dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_inp
     enqueuing e = enqueuing_of(b, lane, "dispatch", in->stream);
     uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
     epw_status status = check_call(&e, in->nonblocking, outcome);
-    if (status == EPW_OK) status = check_input(b, in, format);
+    if (status == EPW_OK) status = epw_gpu_check_input(epw_buffer_where(b, "dispatch"), in, format);
     if (status == EPW_OK) status = enqueue_dispatch(&e, lane, halves, in, format, out);
     if (status == EPW_OK) {
         lane->machine.op = epw_next_op(lane->machine.op);

@@ -5,6 +5,7 @@
 #ifdef EPW_CUDA
 
 #include "base/status.h"
+#include "ep/layout.h"
 
 /* A call only enqueues: `nonblocking` and `outcome` have no meaning for it. `see` names the function that
  * gives the outcome later. */
@@ -25,7 +26,12 @@ epw_status epw_gpu_check_aligned(epw_where where, const epw_gpu_pointer *pointer
 #define EPW_CHECK_ALIGNED(where, pointers)                                                                   \
     epw_gpu_check_aligned((where), (pointers), sizeof(pointers) / sizeof((pointers)[0]))
 
-epw_status epw_gpu_check_stride(epw_where where, uint64_t x_stride);
+/* The alignment of a dispatch's scales. UE8M0 scales travel as bytes, but column-major output packs four into
+ * an i32. */
+uint32_t epw_gpu_scale_align(const epw_row_format *format, uint32_t payload);
+
+/* The alignment of what a dispatch reads. */
+epw_status epw_gpu_check_input(epw_where where, const epw_dispatch_input *in, const epw_row_format *format);
 
 #endif
 

@@ -158,16 +158,10 @@ static epw_status check_call(epw_where where, uint32_t nonblocking, const epw_ou
     return epw_gpu_check_call(where, nonblocking, outcome, "epw_prefill_poll");
 }
 
-static epw_status check_input(epw_where where, const epw_dispatch_input *in) {
-    const epw_gpu_pointer pointers[] = {{"x", in->x, 16},
-                                        {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
-                                        {"topk_weights", in->topk_weights, 4}};
-    epw_status status = EPW_CHECK_ALIGNED(where, pointers);
-    return status == EPW_OK ? epw_gpu_check_stride(where, in->x_stride) : status;
-}
-
-static epw_status check_output(epw_where where, const epw_prefill_output *out) {
+static epw_status check_output(const enqueuing *e, const epw_prefill_output *out) {
+    const struct epw_prefill_gpu_memory *m = e->routing;
     const epw_gpu_pointer pointers[] = {
+        {"output.scales", out->scales, epw_gpu_scale_align(&m->format, m->in.payload)},
         {"output.counts", out->counts, 4},
         {"output.offsets", out->offsets, 4},
         {"output.overflow", out->overflow, 4},
@@ -185,7 +179,7 @@ static epw_status check_output(epw_where where, const epw_prefill_output *out) {
         {"output.expert_totals_i32", out->expert_totals_i32, 4},
         {"output.wait_ns", out->wait_ns, 8},
     };
-    return EPW_CHECK_ALIGNED(where, pointers);
+    return EPW_CHECK_ALIGNED(e->where, pointers);
 }
 
 static epw_status check_combine(epw_where where, const epw_prefill_combine_input *in) {
@@ -212,7 +206,7 @@ static epw_status enqueue_dispatch(enqueuing *e, uint32_t parts, bool gives_up,
                                    const epw_prefill_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
     uint32_t blocks = epw_gpu_blocks_of(m->in.sms, e->p->gpu->blocks);
-    epw_status status = out != NULL ? check_output(e->where, out) : EPW_OK;
+    epw_status status = out != NULL ? check_output(e, out) : EPW_OK;
     if (status == EPW_OK) status = enqueue_begin(e, m->in.deadline_ns);
     if (status != EPW_OK) return status;
     epw_prefill_dispatch_args args = {.call = call_of(e, EPW_KIND_DISPATCH, parts, m->in.deadline_ns),
@@ -240,7 +234,7 @@ epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_pr
     const epw_dispatch_input *in = call->in;
     epw_where where = epw_prefill_where(p, "dispatch");
     epw_status status = check_call(where, in->nonblocking, outcome);
-    if (status == EPW_OK) status = check_input(where, in);
+    if (status == EPW_OK) status = epw_gpu_check_input(where, in, call->format);
     enqueuing e;
     if (status == EPW_OK) status = take_lane(p, r, call->lane, NULL, "dispatch", in->stream, &e);
     if (status != EPW_OK) return status;
