@@ -51,7 +51,7 @@ static epw_status check_output(const epw_buffer *b, const epw_lane *lane, const 
                         sizeof *out);
     }
     if (out->out == NULL && lane->tokens > 0) return epw_fail(EPW_ERR_INVALID, where, "output.out is NULL");
-    if ((uintptr_t)out->out % 16 != 0) {
+    if (lane->tokens > 0 && (uintptr_t)out->out % 16 != 0) {
         return epw_fail(EPW_ERR_INVALID, where, "output.out must be aligned to 16 bytes");
     }
     return EPW_OK;

@@ -1710,7 +1710,8 @@ typedef struct epw_prefill_combine_input {
     uint32_t width; /* channels of a row, a multiple of 8, at most hidden; 0: hidden. The same on all ranks */
     uint32_t nonblocking;      /* as in epw_dispatch_input */
     const void *expert_out;    /* [rows, width] of combine_dtype, dense; dense and rank-major layouts: already
-                                  reduced over this rank's experts with the weights */
+                                  reduced over this rank's experts with the weights. Not read, and may be
+                                  NULL, if dispatch had a capacity of 0, and on the host if no row came */
     const float *row_weights;  /* rank-reduced, packed and expert-major: [rows], in place of the weights given
                                   at dispatch; NULL: those */
     const float *topk_weights; /* ordered: [n, topk] of this rank's own tokens, in place of the weights given

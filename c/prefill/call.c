@@ -83,7 +83,8 @@ static epw_status check_output(epw_where where, const epw_prefill *p, const epw_
     const char *other = foreign(out);
     REQUIRE(other == NULL, EPW_ERR_INVALID,
             "output.%s is given, which this layout does not fill: leave it out", other);
-    REQUIRE((uintptr_t)out->rows % 16 == 0, EPW_ERR_INVALID, "output.rows must be aligned to 16 bytes");
+    REQUIRE(out->capacity == 0 || (uintptr_t)out->rows % 16 == 0, EPW_ERR_INVALID,
+            "output.rows must be aligned to 16 bytes");
     uint32_t alignment = out->layout == EPW_PACKED ? out->alignment : 1;
     REQUIRE(!again || (out->layout == r->layout && alignment == r->alignment && out->capacity == r->capacity),
             EPW_ERR_INVALID,
@@ -345,7 +346,8 @@ static epw_status check_combine(epw_where where, const epw_prefill *p, const epw
             p->layout.slots, answers);
     REQUIRE(in->width % 8 == 0 && in->width <= p->config.ep.hidden, EPW_ERR_LIMIT,
             "width is %u, must be a multiple of 8 and at most hidden %u", in->width, p->config.ep.hidden);
-    bool none = p->gpu == NULL && r->row_first[p->layout.ranks] == 0; /* on a GPU they are not known here */
+    /* On a GPU it is not known here how many rows came. */
+    bool none = r->capacity == 0 || (p->gpu == NULL && r->row_first[p->layout.ranks] == 0);
     REQUIRE(in->expert_out != NULL || none, EPW_ERR_INVALID, "expert_out is NULL");
     REQUIRE(
         in->row_weights == NULL || (by_expert && !ordered), EPW_ERR_INVALID,

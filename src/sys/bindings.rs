@@ -3416,7 +3416,8 @@ rings have a slot for each of a token's experts on a rank*/
     /// as in epw_dispatch_input
     pub nonblocking: u32,
     /** [rows, width] of combine_dtype, dense; dense and rank-major layouts: already
-reduced over this rank's experts with the weights*/
+reduced over this rank's experts with the weights. Not read, and may be
+NULL, if dispatch had a capacity of 0, and on the host if no row came*/
     pub expert_out: *const ::core::ffi::c_void,
     /** rank-reduced, packed and expert-major: [rows], in place of the weights given
 at dispatch; NULL: those*/

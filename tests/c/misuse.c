@@ -365,6 +365,23 @@ static void a_refused_dispatch_is_as_never_made(void) {
 #undef WRONG
 }
 
+static void sums_of_no_tokens_may_lie_anywhere(void) {
+    group g = make_group(1, 1000 * MS);
+    activate(&g, 1);
+    uint16_t empty[2];
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    epw_dispatch_output out = EPW_DISPATCH_OUTPUT_INIT;
+    epw_combine_input answer = EPW_COMBINE_INPUT_INIT;
+    epw_combine_output result = EPW_COMBINE_OUTPUT_INIT;
+    epw_handle handle = 0;
+    in.topk = 1;
+    in.layout = EPW_RANK_MAJOR;
+    result.out = (char *)empty + ((uintptr_t)empty % 16 == 0 ? 2 : 0);
+    CHECK_OK(epw_dispatch(g.of[0], &in, &out, &handle, NULL));
+    CHECK_OK(epw_combine(g.of[0], handle, &answer, &result, NULL));
+    destroy(&g);
+}
+
 static void a_wrong_combine_leaves_the_handle_usable(void) {
     group g = make_group(2, 1000 * MS);
     activate(&g, 1);
@@ -468,6 +485,7 @@ int main(void) {
     fabric_options_are_checked();
     membership_is_guarded();
     a_refused_dispatch_is_as_never_made();
+    sums_of_no_tokens_may_lie_anywhere();
     a_wrong_combine_leaves_the_handle_usable();
     a_used_handle_is_not_taken_for_the_next_one();
     quantisers_name_what_is_wrong();

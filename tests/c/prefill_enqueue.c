@@ -406,6 +406,38 @@ static void misaligned_scales_are_refused(void) {
     destroy_alone(p);
 }
 
+/* Without places nothing is read or written there, so it may be NULL, or the address of an empty array. */
+static void memory_of_no_rows_is_not_looked_at(void) {
+    char *const empty = (char *)x + 2;
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    epw_prefill_combine_input made = EPW_PREFILL_COMBINE_INPUT_INIT;
+    epw_prefill_combine_output sums = EPW_PREFILL_COMBINE_OUTPUT_INIT;
+    in.tokens = 0;
+    in.x = empty;
+    out.rows = out.scales = empty;
+    made.stream = FIRST_STREAM;
+    made.bias[0] = made.bias[1] = sums.out = empty;
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL));
+    CHECK_OK(epw_prefill_combine(p, r, &made, &sums, NULL));
+    made.expert_out = empty;
+    CHECK_OK(epw_prefill_combine(p, r, &made, &sums, NULL));
+    out.capacity = 1;
+    REFUSED(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL), EPW_ERR_INVALID,
+            "dispatch", 0, -1, "output.rows must be aligned to 16 bytes");
+    out.rows = x;
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, &out, NULL));
+    REFUSED(epw_prefill_combine(p, r, &made, &sums, NULL), EPW_ERR_INVALID, "combine", 0, -1,
+            "expert_out must be aligned to 16 bytes");
+    made.expert_out = NULL;
+    REFUSED(epw_prefill_combine(p, r, &made, &sums, NULL), EPW_ERR_INVALID, "combine", 0, -1,
+            "expert_out is NULL");
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
 static epw_status count(epw_prefill *p, void *stream) {
     static uint32_t tokens[LOCAL];
     return epw_prefill_enqueue_count(p, ids, EPW_I32, N, K, NULL, tokens, NULL, NULL, stream);
@@ -472,6 +504,7 @@ int main(void) {
     memory_of_a_captured_routing_is_kept_as_long_as_the_buffer();
     both_halves_are_in_the_same_graph_or_in_none();
     misaligned_scales_are_refused();
+    memory_of_no_rows_is_not_looked_at();
     a_count_has_no_place_among_the_operations_of_a_lane();
     records_are_taken_from_the_ring_of_the_kernels();
     return check_result("prefill_enqueue");

@@ -258,6 +258,23 @@ fn a_routing_is_combined_only_while_it_is_filled() {
     assert!(into(&mut routing, tokens(2, &ids)).unwrap().is_complete());
 }
 
+/// Their addresses are aligned to their elements only.
+#[test]
+fn empty_lists_are_taken_where_there_are_no_rows() {
+    let buffer = alone();
+    let (none, no_ids) = (Vec::<bf16>::new(), Vec::<i32>::new());
+    let (mut rows, mut sums) = (Vec::<bf16>::new(), Vec::<bf16>::new());
+    let input = Dispatch::new(TensorRef::new(&none, 64), TensorRef::new(&no_ids, 2));
+    let counted = buffer.dispatch_count_blocking(input).unwrap();
+    let capacity = counted.received(PACKED).unwrap().capacity;
+    let output = PrefillOutput::new(PACKED, capacity).rows(TensorMut::new(&mut rows));
+    let (mut routing, outcome) = counted.receive_blocking(output).unwrap();
+    assert!(outcome.is_complete() && capacity == 0);
+    let made = PrefillCombine::new(TensorRef::new(&none, 64)).mode(CombineMode::Ordered);
+    let to = PrefillCombineOutput::new(TensorMut::new(&mut sums));
+    assert!(buffer.combine_blocking(&mut routing, made, to).unwrap().is_complete());
+}
+
 #[test]
 fn a_buffer_without_a_membership_or_with_a_busy_lane_refuses_operations() {
     let config = PrefillConfig::new(EpConfig::new(16, 64, 4, 2));

@@ -161,7 +161,8 @@ static epw_status check_call(epw_where where, uint32_t nonblocking, const epw_ou
 static epw_status check_output(const enqueuing *e, const epw_prefill_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
     const epw_gpu_pointer pointers[] = {
-        {"output.scales", out->scales, epw_gpu_scale_align(&m->format, m->in.payload)},
+        {"output.scales", out->capacity > 0 ? out->scales : NULL,
+         epw_gpu_scale_align(&m->format, m->in.payload)},
         {"output.counts", out->counts, 4},
         {"output.offsets", out->offsets, 4},
         {"output.overflow", out->overflow, 4},
@@ -182,16 +183,20 @@ static epw_status check_output(const enqueuing *e, const epw_prefill_output *out
     return EPW_CHECK_ALIGNED(e->where, pointers);
 }
 
-static epw_status check_combine(epw_where where, const epw_prefill_combine_input *in) {
-    const epw_gpu_pointer pointers[] = {
-        {"expert_out", in->expert_out, 16},    {"row_weights", in->row_weights, 4},
-        {"topk_weights", in->topk_weights, 4}, {"row_values", in->row_values, 4},
-        {"bias[0]", in->bias[0], 16},          {"bias[1]", in->bias[1], 16}};
+/* Of a routing without places nothing is read, and of one without tokens no sums are made. */
+static epw_status check_combine(epw_where where, const epw_routing *r, const epw_prefill_combine_input *in) {
+    bool reads = r->capacity > 0, adds = r->tokens > 0;
+    const epw_gpu_pointer pointers[] = {{"expert_out", reads ? in->expert_out : NULL, 16},
+                                        {"row_weights", in->row_weights, 4},
+                                        {"topk_weights", in->topk_weights, 4},
+                                        {"row_values", in->row_values, 4},
+                                        {"bias[0]", adds ? in->bias[0] : NULL, 16},
+                                        {"bias[1]", adds ? in->bias[1] : NULL, 16}};
     return EPW_CHECK_ALIGNED(where, pointers);
 }
 
-static epw_status check_sums(epw_where where, const epw_prefill_combine_output *out) {
-    const epw_gpu_pointer pointers[] = {{"output.out", out->out, 16},
+static epw_status check_sums(epw_where where, const epw_routing *r, const epw_prefill_combine_output *out) {
+    const epw_gpu_pointer pointers[] = {{"output.out", r->tokens > 0 ? out->out : NULL, 16},
                                         {"output.contributions", out->contributions, 2},
                                         {"output.lacks", out->lacks, 4},
                                         {"output.values", out->values, 4},
@@ -375,7 +380,7 @@ static epw_status enqueue_combine(enqueuing *e, const epw_routing *r, uint32_t p
                                   const epw_prefill_combine_output *out) {
     const struct epw_prefill_gpu_memory *m = e->routing;
     uint32_t blocks = epw_gpu_blocks_of(m->combine.sms, e->p->gpu->blocks);
-    epw_status status = out != NULL ? check_sums(e->where, out) : EPW_OK;
+    epw_status status = out != NULL ? check_sums(e->where, r, out) : EPW_OK;
     if (status == EPW_OK) status = enqueue_begin(e, m->combine.deadline_ns);
     if (status != EPW_OK) return status;
     epw_prefill_combine_args args = {.call = call_of(e, EPW_KIND_COMBINE, parts, m->combine.deadline_ns),
@@ -398,7 +403,7 @@ epw_status epw_prefill_gpu_combine(epw_prefill *p, epw_routing *r, const epw_pre
                                    const epw_outcome *outcome) {
     epw_where where = epw_prefill_where(p, "combine");
     epw_status status = check_call(where, in->nonblocking, outcome);
-    if (status == EPW_OK) status = check_combine(where, in);
+    if (status == EPW_OK) status = check_combine(where, r, in);
     enqueuing e;
     if (status == EPW_OK) status = take_lane(p, r, r->lane, NULL, "combine", in->stream, &e);
     if (status != EPW_OK) return status;
