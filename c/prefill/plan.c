@@ -42,7 +42,8 @@ static uint64_t ring_bytes(const epw_prefill_layout *l, const epw_config *c, uin
 static uint32_t choose_slots(const epw_prefill_layout *l, const epw_config *c) {
     uint32_t slots = c->device >= 0 ? EPW_PREFILL_RING_TOKENS_GPU : EPW_PREFILL_RING_TOKENS;
     if (c->max_tokens + 1 < slots) slots = c->max_tokens + 1;
-    while (slots > LEAST_CHOSEN_SLOTS && ring_bytes(l, c, slots) > CHOSEN_BYTES) slots /= 2;
+    while (slots > LEAST_CHOSEN_SLOTS && ring_bytes(l, c, slots) > CHOSEN_BYTES)
+        slots = slots / 2 > LEAST_CHOSEN_SLOTS ? slots / 2 : LEAST_CHOSEN_SLOTS;
     return slots;
 }
 

@@ -204,6 +204,15 @@ mod tests {
     }
 
     #[test]
+    fn a_chosen_ring_has_at_least_16_slots_if_there_are_as_many_tokens() {
+        for (max_tokens, slots) in [(400, 16), (4096, 16), (16, 17), (15, 16), (8, 9)] {
+            let config = PrefillConfig::new(EpConfig::new(max_tokens, 7168, 256, 8).lanes(2));
+            let plan = PrefillPlan::with(&config, 256, QueueMemory::default()).unwrap();
+            assert_eq!(plan.ring_tokens, slots, "{max_tokens} tokens");
+        }
+    }
+
+    #[test]
     fn a_plan_counts_queues_as_deep_as_is_asked() {
         let (needed, deep) = (plan(&config(true), 16), plan(&config(true), 32768));
         assert_eq!(needed, plan(&config(true), 0), "operations need more than that");
