@@ -123,16 +123,10 @@ static epw_status check_again(epw_where where, const epw_routing *r, const epw_d
 
 /* ---- lanes ---- */
 
-/* Whether its caller has given the operation up. An operation that has failed still has a caller, which must
- * learn why. */
-static bool is_abandoned(const epw_prefill_lane *lane) {
-    return lane->dropped && lane->routing == NULL;
-}
-
 /* Locks the lane for a new operation. Completes an operation that was given up there, first. */
 static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonblocking, epw_where where) {
     pthread_mutex_lock(&lane->lock);
-    if (lane->running && is_abandoned(lane)) {
+    if (lane->running && epw_prefill_abandoned(lane)) {
         lane->nonblocking = nonblocking;
         (void)epw_prefill_run(p, lane, NULL);
         pthread_mutex_lock(&lane->lock);
@@ -141,9 +135,9 @@ static epw_status take_lane(epw_prefill *p, epw_prefill_lane *lane, bool nonbloc
     if (lane->own_word == 0) {
         status = epw_fail(EPW_ERR_STATE, where, "no membership yet: call epw_prefill_set_active first");
     } else if (lane->running) {
-        status =
-            epw_fail(EPW_ERR_STATE, where, "lane %u has %s: end it first, or use another lane", lane->index,
-                     is_abandoned(lane) ? "an operation that was given up and that peers have not ended yet"
+        status = epw_fail(
+            EPW_ERR_STATE, where, "lane %u has %s: end it first, or use another lane", lane->index,
+            epw_prefill_abandoned(lane) ? "an operation that was given up and that peers have not ended yet"
                                         : "an operation under way");
     }
     if (status != EPW_OK) epw_prefill_unlock(p, lane);

@@ -186,6 +186,12 @@ static inline bool epw_prefill_present(const epw_prefill_peer *peer) {
     return peer->member && !peer->suspected;
 }
 
+/* Whether its caller has given the lane's operation up. An operation that has failed still has a caller,
+ * which must learn why. */
+static inline bool epw_prefill_abandoned(const epw_prefill_lane *lane) {
+    return lane->dropped && lane->routing == NULL;
+}
+
 /* ---- plan.c ---- */
 
 /* Checks the configuration, fills in the layout and, if not NULL, the sizes. */

@@ -28,7 +28,7 @@ static void unlock(void *user) {
 static epw_status check_idle(void *user, epw_where where) {
     const epw_prefill *p = user;
     for (uint32_t i = 0; i < p->config.ep.lanes; i++) {
-        if (!p->lanes[i].running || p->lanes[i].dropped) continue;
+        if (!p->lanes[i].running || epw_prefill_abandoned(&p->lanes[i])) continue;
         return epw_fail(EPW_ERR_STATE, where,
                         "lane %u has an operation under way: end it, or free its routing, first", i);
     }

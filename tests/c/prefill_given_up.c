@@ -206,7 +206,7 @@ static void a_sending_half_has_no_answers_to_a_lost_source(void) {
 /* ---- who learns of it ---- */
 
 /* As if there had been no memory for the arriving rows: the failure is reported to the routing whose
- * operation it is, not to another call on the lane. */
+ * operation it is, not to another call on the lane, and no epoch begins before. */
 static void a_failure_is_told_to_its_caller(void) {
     prefills g = open_two(LOCAL, K, 20000 * MS);
     end *e = &ends[0];
@@ -222,6 +222,9 @@ static void a_failure_is_told_to_its_caller(void) {
     epw_status its = dispatch(&ends[1], ends[1].routing, EPW_ROUTE_NEW, true);
     epw_status status = dispatch(e, other, EPW_ROUTE_NEW, true);
     REFUSED(status, EPW_ERR_STATE, "dispatch", 0, -1, "an operation under way");
+    epw_mask all = first_ranks(2);
+    status = epw_prefill_set_active(g.of[0], &all, 2, 0);
+    REFUSED(status, EPW_ERR_STATE, "set_active", 0, -1, "lane 0 has an operation under way");
     status = EPW_PENDING;
     for (int i = 0; i < 20000 && (status == EPW_PENDING || its == EPW_PENDING); i++) {
         if (status == EPW_PENDING) status = epw_prefill_poll(g.of[0], e->routing, NULL);
@@ -231,6 +234,8 @@ static void a_failure_is_told_to_its_caller(void) {
     CHECK_MSG(status == EPW_ERR_NO_MEMORY, "%s: %s", epw_status_name(status), epw_last_error());
     CHECK_OK(its);
     CHECK(ends[1].outcome.missing.bits[0] == 1 && ends[1].outcome.record.cause == EPW_CAUSE_PARTIAL);
+    both_dispatch();
+    activate_prefills(&g, 2);
     both_dispatch();
     epw_routing_free(other);
     close_two(&g);
