@@ -11,6 +11,7 @@
 #include "kernels/peer/suspects.h"
 
 #include <cuda_runtime_api.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,11 +27,12 @@ static struct fake {
     int hangs;       /* nothing runs any more after the membership kernel, */
     int stalls;      /* or after a copy */
     int launches, waits, frees;
-    int records;        /* of events, outside of captures */
-    void *stream;       /* of the last launch */
-    void *waiting;      /* the stream that last waited, */
-    cudaEvent_t waited; /* the event that it waited for, */
-    unsigned flags;     /* and how */
+    pthread_mutex_t *unlocked; /* while memory is freed; NULL: any */
+    int records;               /* of events, outside of captures */
+    void *stream;              /* of the last launch */
+    void *waiting;             /* the stream that last waited, */
+    cudaEvent_t waited;        /* the event that it waited for, */
+    unsigned flags;            /* and how */
     uint32_t blocks;
 } fake = {.done = 1};
 
@@ -133,6 +135,10 @@ static epw_status fake_host_alloc(int32_t ordinal, uint64_t bytes, epw_where whe
 static void fake_free(int32_t ordinal, void *memory) {
     (void)ordinal;
     fake.frees++;
+    if (fake.unlocked != NULL) {
+        CHECK(pthread_mutex_trylock(fake.unlocked) == 0);
+        pthread_mutex_unlock(fake.unlocked);
+    }
     free(memory);
 }
 static epw_status fake_stream_create(int32_t ordinal, epw_where where, void **stream) {

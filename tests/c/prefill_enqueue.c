@@ -328,7 +328,9 @@ static void memory_of_a_routing_is_kept_while_its_kernel_may_run(void) {
     fake.done = 0;
     CHECK(frees_of_next_routing(p) == 0);
     fake.done = 1;
+    fake.unlocked = &p->gpu->lock; /* cudaFree may wait for kernels */
     CHECK_MSG(frees_of_next_routing(p) == 4, "%d frees: device and pinned memory of two", fake.frees);
+    fake.unlocked = NULL;
     destroy_alone(p);
 }
 

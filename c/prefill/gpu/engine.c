@@ -353,20 +353,28 @@ static bool is_unused(const epw_prefill *p, const struct epw_prefill_gpu_memory 
     return epw_peers_await_event(&p->peers, m->order.event, 0, epw_prefill_where(p, "routing")) == EPW_OK;
 }
 
+/* Without the lock while CUDA frees, which may wait for the GPU. */
 void epw_prefill_gpu_sweep(epw_prefill *p, bool all) {
     struct epw_prefill_gpu *g = p->gpu;
+    struct epw_prefill_gpu_memory *unused = NULL;
     pthread_mutex_lock(&g->lock);
     struct epw_prefill_gpu_memory **at = &g->abandoned;
-    while (*at != NULL) { /* ends: each turn frees an entry, or passes it */
+    while (*at != NULL) { /* ends: each turn takes an entry out, or passes it */
         struct epw_prefill_gpu_memory *m = *at;
         if (all || is_unused(p, m)) {
             *at = m->next;
-            free_memory(p, m);
+            m->next = unused;
+            unused = m;
         } else {
             at = &m->next;
         }
     }
     pthread_mutex_unlock(&g->lock);
+    while (unused != NULL) { /* ends: each turn frees an entry */
+        struct epw_prefill_gpu_memory *m = unused;
+        unused = m->next;
+        free_memory(p, m);
+    }
 }
 
 /* ---- what the peer floor asks of it ---- */
