@@ -1607,7 +1607,8 @@ EPW_API epw_status epw_routing_create(epw_prefill *prefill, epw_routing **out);
  * there. Waits for nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work
  * that has been enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that
  * work has run, or until epw_prefill_destroy if any call was captured. A program that captures repeatedly
- * should therefore use one routing for all captures. */
+ * should therefore use one routing for all captures. In a forked child this frees the child's memory, as
+ * epw_prefill_destroy does then, and the parent's operation goes on. */
 EPW_API void epw_routing_free(epw_routing *routing);
 
 /* Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
@@ -1775,7 +1776,8 @@ EPW_API epw_status epw_prefill_stream_wait(epw_prefill *prefill, const epw_routi
 /* Gives up an operation of the routing that is under way, or of which a half is still to come, as
  * epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
  * dispatch with EPW_ROUTE_AGAIN that had no topk_weights, it is as before, and may be combined or used again.
- * A call that waits for the operation in another thread ends with EPW_ERR_STATE. */
+ * A call that waits for the operation in another thread ends with EPW_ERR_STATE. EPW_ERR_STATE in a forked
+ * child. */
 EPW_API epw_status epw_prefill_cancel(epw_prefill *prefill, epw_routing *routing);
 
 /* The lane of the routing's last operation. */

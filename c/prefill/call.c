@@ -512,6 +512,8 @@ epw_status epw_prefill_cancel(epw_prefill *p, epw_routing *r) {
     epw_where where = {"cancel", -1, -1};
     epw_status status = check_both(p, r, &where);
     if (status != EPW_OK) return status;
+    REQUIRE(!epw_peers_inherited(&p->peers), EPW_ERR_STATE,
+            "the operation is the parent's: a forked child can only free the routing");
     if (p->gpu != NULL) return epw_prefill_gpu_cancel(p, r);
     epw_prefill_lane *lane = &p->lanes[r->lane];
     pthread_mutex_lock(&lane->lock);
@@ -552,7 +554,7 @@ uint32_t epw_routing_lane(const epw_routing *r) {
 void epw_routing_free(epw_routing *r) {
     if (r == NULL) return;
     epw_prefill *p = r->of;
-    if (!epw_peers_inherited(&p->peers)) (void)epw_prefill_cancel(p, r);
+    (void)epw_prefill_cancel(p, r);
     epw_prefill_gpu_free_routing(p, r);
     free(r->own);
     free(r->come);

@@ -3169,7 +3169,8 @@ unsafe extern "C" {
  there. Waits for nobody, and touches no memory of the operation afterwards. NULL is allowed. On a GPU work
  that has been enqueued still runs, and graphs may be replayed: the routing's own memory is kept until that
  work has run, or until epw_prefill_destroy if any call was captured. A program that captures repeatedly
- should therefore use one routing for all captures.*/
+ should therefore use one routing for all captures. In a forked child this frees the child's memory, as
+ epw_prefill_destroy does then, and the parent's operation goes on.*/
     pub fn epw_routing_free(routing: *mut epw_routing);
 }
 /** Where received rows go. E = local experts, C = capacity, K = scales per row. Rows of an expert or source
@@ -3619,7 +3620,8 @@ unsafe extern "C" {
     /** Gives up an operation of the routing that is under way, or of which a half is still to come, as
  epw_routing_free does, and keeps the routing: after a dispatch it is empty; after a combine, and after a
  dispatch with EPW_ROUTE_AGAIN that had no topk_weights, it is as before, and may be combined or used again.
- A call that waits for the operation in another thread ends with EPW_ERR_STATE.*/
+ A call that waits for the operation in another thread ends with EPW_ERR_STATE. EPW_ERR_STATE in a forked
+ child.*/
     pub fn epw_prefill_cancel(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,

@@ -2,6 +2,7 @@
  * is not affected. */
 #include "ep/buffer.h"
 #include "group.h"
+#include "prefill/parts.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -200,11 +201,60 @@ static void a_child_of_a_busy_process_destroys_what_it_inherited(void) {
     destroy(&g);
 }
 
+/* A rank of prefill, and a dispatch whose receiving half is due. */
+typedef struct half_dispatch {
+    epw_prefill *prefill;
+    epw_routing *routing;
+} half_dispatch;
+
+static int free_prefill(void *context) {
+    half_dispatch *half = context;
+    epw_status cancelled = epw_prefill_cancel(half->prefill, half->routing);
+    epw_routing_free(half->routing);
+    epw_prefill_destroy(half->prefill);
+    return cancelled != EPW_ERR_STATE;
+}
+
+/* A thread of the parent may hold a lane's lock when the child is made. */
+static void a_child_frees_routings_of_operations_under_way(void) {
+    enum { N = 4, WIDTH = 8 };
+    half_dispatch half = {0};
+    epw_prefill_config config = EPW_PREFILL_CONFIG_INIT;
+    epw_mask alone = first_ranks(1);
+    static _Alignas(64) uint16_t x[N * WIDTH], rows[N * WIDTH];
+    static int32_t ids[N];
+    config.ep.ranks = config.ep.experts = config.ep.topk = config.ep.lanes = 1;
+    config.ep.max_tokens = N;
+    config.ep.hidden = WIDTH;
+    CHECK_OK(epw_prefill_create(&config, &half.prefill));
+    CHECK_OK(epw_prefill_set_active(half.prefill, &alone, 1, 0));
+    CHECK_OK(epw_routing_create(half.prefill, &half.routing));
+    epw_dispatch_input in = EPW_DISPATCH_INPUT_INIT;
+    in.tokens = N;
+    in.x = x;
+    in.topk_idx = ids;
+    in.topk = 1;
+    for (uint32_t i = 0; i < N * WIDTH; i++) x[i] = bf16((float)(i % 16));
+    CHECK_OK(
+        epw_prefill_dispatch(half.prefill, half.routing, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, NULL, NULL));
+    pthread_mutex_lock(&half.prefill->lanes[0].lock);
+    CHECK(in_child(free_prefill, &half) == 0);
+    pthread_mutex_unlock(&half.prefill->lanes[0].lock);
+    epw_prefill_output out = EPW_PREFILL_OUTPUT_INIT;
+    out.capacity = N;
+    out.rows = rows;
+    CHECK_OK(epw_prefill_receive(half.prefill, half.routing, &out, NULL));
+    CHECK(memcmp(rows, x, sizeof x) == 0);
+    epw_routing_free(half.routing);
+    epw_prefill_destroy(half.prefill);
+}
+
 int main(void) {
     a_child_destroys_buffers_without_a_membership();
     a_child_destroys_buffers_in_the_middle_of_operations();
     a_child_writes_to_none_of_its_parents_descriptors();
     a_child_makes_buffers_of_its_own();
     a_child_of_a_busy_process_destroys_what_it_inherited();
+    a_child_frees_routings_of_operations_under_way();
     return check_result("forks");
 }

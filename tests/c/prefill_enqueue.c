@@ -5,6 +5,11 @@
 
 #ifdef EPW_CUDA
 
+#define revoke revoke_of_unistd /* the engine has a static function of this name */
+#include <sys/wait.h>
+#include <unistd.h>
+#undef revoke
+
 #include "fake_cuda.h"
 #include "prefills.h"
 #include "kernels/prefill/count.h"
@@ -440,6 +445,30 @@ static void memory_of_no_rows_is_not_looked_at(void) {
     destroy_alone(p);
 }
 
+/* Threads of the parent may hold these locks when the child is made. */
+static void a_child_frees_routings_of_operations_under_way(void) {
+    epw_prefill *p = make_alone();
+    epw_routing *r = make_routing(p);
+    epw_dispatch_input in = input_on(FIRST_STREAM, 0);
+    CHECK_OK(epw_prefill_dispatch(p, r, &in, EPW_ROUTE_NEW, EPW_HALF_SENDS, NULL, NULL));
+    pthread_mutex_lock(&p->gpu->lock);
+    pthread_mutex_lock(&p->lanes[0].lock);
+    int launches = fake.launches, status = -1;
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(60);
+        int cancelled = epw_prefill_cancel(p, r);
+        epw_routing_free(r);
+        epw_prefill_destroy(p);
+        _exit(cancelled != EPW_ERR_STATE || fake.launches != launches || fake.frees != 0);
+    }
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    pthread_mutex_unlock(&p->lanes[0].lock);
+    pthread_mutex_unlock(&p->gpu->lock);
+    epw_routing_free(r);
+    destroy_alone(p);
+}
+
 static epw_status count(epw_prefill *p, void *stream) {
     static uint32_t tokens[LOCAL];
     return epw_prefill_enqueue_count(p, ids, EPW_I32, N, K, NULL, tokens, NULL, NULL, stream);
@@ -507,6 +536,7 @@ int main(void) {
     both_halves_are_in_the_same_graph_or_in_none();
     misaligned_scales_are_refused();
     memory_of_no_rows_is_not_looked_at();
+    a_child_frees_routings_of_operations_under_way();
     a_count_has_no_place_among_the_operations_of_a_lane();
     records_are_taken_from_the_ring_of_the_kernels();
     return check_result("prefill_enqueue");

@@ -334,7 +334,7 @@ void epw_prefill_gpu_free_routing(epw_prefill *p, epw_routing *r) {
     struct epw_prefill_gpu_memory *m = r->gpu;
     r->gpu = NULL;
     if (m == NULL) return;
-    if (p->gpu == NULL) { /* a fork's child */
+    if (epw_peers_inherited(&p->peers)) { /* in a forked process, see epw_buffer_destroy */
         free(m);
         return;
     }
