@@ -11,6 +11,7 @@ use crate::error::{Error, Failure, Result};
 use crate::ffi::{self, Progress};
 use crate::sys;
 
+/// What a dispatch has found out about which rows go where and where they lie. With it, experts' outputs are combined,
 /// any number of times and with any width, and other rows can be dispatched in the same way without counting. Valid for
 /// the membership of its dispatch; [`PrefillBuffer::dispatch_into`] fills it again, in its memory.
 ///
