@@ -732,7 +732,8 @@ typedef struct epw_dispatch_input {
     const void *x;             /* [n, hidden] of config.dtype, or [n, opaque_row_bytes] */
     uint64_t x_stride;         /* bytes from row to row; 0: dense */
     const void *topk_idx;      /* [n, topk] of idx_type, dense */
-    const float *topk_weights; /* [n, topk] f32, dense; NULL if no rank needs weights at dispatch */
+    const float *topk_weights; /* [n, topk] f32, dense; NULL if no rank needs weights at dispatch. Not NULL
+                                  even with 0 tokens, if other ranks give it */
     const void *sideband;      /* [n, sideband_bytes], dense; NULL if sideband_bytes is 0 */
     const void *scales;        /* opaque only: [n, scale_count] of scale_bytes each; NULL without scales */
     uint64_t scale_row_stride; /* bytes from token to token */
@@ -1718,7 +1719,8 @@ typedef struct epw_prefill_combine_input {
     const float *topk_weights; /* ordered: [n, topk] of this rank's own tokens, in place of the weights given
                                   at dispatch; NULL: those */
     const float *row_values;   /* packed and expert-major [rows], else [rows, topk]: carried back to
-                                  epw_prefill_combine_output.values. All ranks pass it, or none does */
+                                  epw_prefill_combine_output.values. All ranks pass it, or none does: it is
+                                  not NULL even without rows, if other ranks give it */
     const void *bias[2];  /* [n, width] of combine_dtype: added to this rank's own tokens last, bias[0] before
                              bias[1], before the sum is rounded; NULL: none */
     uint64_t deadline_ns; /* at least the buffer's; 0: the buffer's */

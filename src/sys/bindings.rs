@@ -1313,7 +1313,8 @@ pub struct epw_dispatch_input {
     pub x_stride: u64,
     /// [n, topk] of idx_type, dense
     pub topk_idx: *const ::core::ffi::c_void,
-    /// [n, topk] f32, dense; NULL if no rank needs weights at dispatch
+    /** [n, topk] f32, dense; NULL if no rank needs weights at dispatch. Not NULL
+even with 0 tokens, if other ranks give it*/
     pub topk_weights: *const f32,
     /// [n, sideband_bytes], dense; NULL if sideband_bytes is 0
     pub sideband: *const ::core::ffi::c_void,
@@ -3427,7 +3428,8 @@ at dispatch; NULL: those*/
 at dispatch; NULL: those*/
     pub topk_weights: *const f32,
     /** packed and expert-major [rows], else [rows, topk]: carried back to
-epw_prefill_combine_output.values. All ranks pass it, or none does*/
+epw_prefill_combine_output.values. All ranks pass it, or none does: it is
+not NULL even without rows, if other ranks give it*/
     pub row_values: *const f32,
     /** [n, width] of combine_dtype: added to this rank's own tokens last, bias[0] before
 bias[1], before the sum is rounded; NULL: none*/
