@@ -1,6 +1,6 @@
 /* Exploration of what the two lanes of a prefill buffer share on the host: the set of peers that are given
  * up, how often it has changed, and the locks that are taken to tell of it on lanes that nobody drives. Every
- * state of 2 or 3 ranks that dispatch on both lanes through rings of 1 or 2 slots. c/prefill/rules.h and
+ * state of 2 to 4 ranks that dispatch on both lanes through rings of 1 or 2 slots. c/prefill/rules.h and
  * c/peer/rules.h themselves run; their callers are modelled here after c/prefill/drive.c. What a lane does
  * alone, combines among it, is prefill_model's matter. Checked in every state:
  *  - no deadlock: as long as something is left to do, somebody can move. Each rank gives up a dead peer on
@@ -22,7 +22,7 @@
 
 #include "explore.h"
 
-enum { RANKS_MAX = 3, LANES = 2, SLOTS_MAX = 2, STEP = 5 };
+enum { RANKS_MAX = 4, LANES = 2, SLOTS_MAX = 2, STEP = 5 };
 
 /* In which order a rank's operations begin. */
 typedef enum order {
@@ -42,7 +42,8 @@ typedef struct model {
     bool stops;    /* a rank that has lost a peer begins no more operations in this epoch */
 } model;
 
-/* clang-format off: a model is a line */
+/* A model is a line. */
+/* clang-format off */
 static const model models[] = {
     /*                  ranks, slots, tokens, ops, epochs */
     {"two", 2, 1, 1, 2, 1, .watched = 1},
@@ -60,6 +61,10 @@ static const model models[] = {
     {"slow-and-watched", 2, 1, 1, 1, 1, .watched = 2, .slow = 1, .stops = true},
     {"slow-two-epochs", 2, 1, 1, 1, 2, .watched = 1, .slow = 1, .stops = true},
     {"slow-goes-on", 2, 1, 1, 2, 1, .watched = 1, .slow = 1},
+    {"four-openings", 4, 1, 0, 1, 1, .watched = 0, .order = {FIRST_0, ANY, ANY, FIRST_0}, .begun = true},
+    {"four-openings-watched", 4, 1, 0, 1, 1, .watched = 1, .order = {FIRST_0, FIRST_0, FIRST_0, ANY}, .begun = true},
+    {"four-rows-of-2-slots", 4, 2, 1, 1, 1, .order = {FIRST_0, FIRST_0, FIRST_0, FIRST_0}, .begun = true},
+    {"one-of-four-dies", 4, 1, 0, 1, 1, .order = {FIRST_0, FIRST_0, FIRST_0, FIRST_0}, .deaths = true, .begun = true},
     {"two-are-slow", 3, 1, 0, 1, 1, .watched = 1, .order = {ANY, FIRST_0, FIRST_0}, .slow = 2, .begun = true},
 };
 /* clang-format on */
