@@ -5,10 +5,11 @@
 //! nobody's checks take a core from an iteration of another; a rank that starts late, because it waits for a core, is
 //! thereby part of the time, as it is in a server.
 
-use epwire::{Dispatch, DispatchOutput, EpBuffer, EpConfig, Float16, Group, Layout, TensorRef};
+use epwire::comm::CommConfig;
+use epwire::{Comm, Group};
 
 use crate::cpu::Meter;
-use crate::{Error, pattern, ranks};
+use crate::{Error, ranks};
 
 /// Nanoseconds of the host's monotonic clock.
 pub fn now() -> u64 {
@@ -21,21 +22,18 @@ pub fn now() -> u64 {
 /// Where ranks wait for each other.
 #[derive(Debug)]
 pub struct Meeting {
-    /// A buffer of its own, so that the measured one has the lanes that were asked for.
-    buffer: EpBuffer,
+    comm: Comm,
     /// How many times ranks that outnumber the cores meet before iterations that count.
     settling: u64,
 }
 
 impl Meeting {
-    const HIDDEN: u32 = 8;
     /// Where ranks outnumber the cores, Linux may leave one alone on a core and the others on another for up to this long.
     const SETTLES_NS: u64 = 250_000_000;
 
     /// All ranks call it.
     pub fn new(group: &Group) -> Result<Self, Error> {
-        let config = EpConfig::new(1, Self::HIDDEN, group.world(), 1).threads(1).lanes(1);
-        let mut meeting = Self { buffer: EpBuffer::create_blocking(group, config)?, settling: 0 };
+        let mut meeting = Self { comm: Comm::create_blocking(group, CommConfig::default())?, settling: 0 };
         meeting.settling = meeting.settling_of(group)?;
         Ok(meeting)
     }
@@ -60,12 +58,9 @@ impl Meeting {
         (0..self.settling).try_for_each(|_| self.meet())
     }
 
-    /// Returns when all ranks have called it: an empty dispatch.
+    /// Returns when all ranks have called it.
     pub fn meet(&self) -> Result<(), Error> {
-        let x = pattern::tensor(Float16::Bf16, &[], Self::HIDDEN);
-        let nowhere = TensorRef::new::<i32>(&[], 1);
-        let input = Dispatch::new(x, nowhere).layout(Layout::RankMajor);
-        complete(self.buffer.dispatch_blocking(input, DispatchOutput::default())?.outcome())
+        complete(&self.comm.barrier_blocking()?)
     }
 }
 
