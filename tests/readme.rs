@@ -218,6 +218,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
         ".ci/beside_mpi --collectives",
         "takes many minutes; step beside_mpi takes two sizes of it, with a limit",
     ),
+    (".ci/beside_mpi --collectives --turns 11", "as above"),
     // Programs that CI's machine does not have, or that need several hosts.
     ("export EPWIRE_TOKEN=$(openssl rand -hex 16)", "goes with the line below it"),
     ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),
