@@ -389,6 +389,7 @@ static void enter(epw_comm *comm, const epw_coll *ops, size_t count, epw_job *jo
         if (!is_point(ops[i].kind) || epw_point_add(comm, &ops[i], job, now)) continue;
         job->left--;
         job->status = EPW_ERR_NO_MEMORY;
+        comm->faulted = true;
     }
     job->left--;
 }

@@ -359,8 +359,8 @@ static void fail_collective(epw_comm *comm, epw_status status) {
     epw_op *op = comm->queue;
     comm->fold.lacks = true;
     comm->fold.voids = comm->config.rank;
-    comm->faulted = true;
     if (op->job == NULL) return;
+    comm->faulted = true;
     if (op->job->status == EPW_OK) op->job->status = status;
     epw_comm_end_of_job(comm, op->job);
     op->job = NULL;

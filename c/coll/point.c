@@ -102,7 +102,7 @@ static void count(epw_comm *comm, const transfer *t, bool ended) {
 static void end(transfer *t, epw_comm *comm, epw_status status) {
     if (t->status != EPW_OK) status = t->status;
     count(comm, t, t->job != NULL && status == EPW_OK);
-    comm->faulted |= status != EPW_OK || (t->job != NULL && t->job->outcome.degraded);
+    comm->faulted |= t->job != NULL && (status != EPW_OK || t->job->outcome.degraded);
     if (t->job != NULL) {
         if (t->job->status == EPW_OK) t->job->status = status;
         epw_comm_end_of_job(comm, t->job);
@@ -260,10 +260,16 @@ bool epw_point_owed(const epw_coll_peer *p) {
            any_wanted(&point->read);
 }
 
+/* Whether the peer is to be told how much of its memory has been read. */
+static bool has_read_more(const epw_point *point) {
+    const transfer *t = point->reading.first;
+    return t != NULL && t->done >= t->told + TELL_BYTES;
+}
+
 bool epw_point_has_more(const epw_coll_peer *p) {
     const epw_point *point = p->point;
     return point->sends.first != NULL || point->asked.first != NULL || point->matched.first != NULL ||
-           point->read.first != NULL || epw_credits_to_report(&point->credits);
+           point->read.first != NULL || has_read_more(point) || epw_credits_to_report(&point->credits);
 }
 
 /* ---- to peers ---- */
@@ -301,8 +307,8 @@ static bool write_answer(epw_comm *comm, epw_coll_peer *p) {
         end(t, comm, EPW_OK);
         return true;
     }
-    transfer *reading = point->reading.first;
-    if (reading != NULL && reading->done >= reading->told + TELL_BYTES) {
+    if (has_read_more(point)) {
+        transfer *reading = point->reading.first;
         reading->told = reading->done;
         write(comm, p,
               &(epw_message){.carry = EPW_CARRY_DONE, .address = reading->offer, .bytes = reading->done},

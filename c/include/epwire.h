@@ -1447,7 +1447,8 @@ EPW_API epw_status epw_send(epw_comm *comm, const void *send, uint64_t count, ui
 /* EPW_ERR_LIMIT: the message, which the error names, is longer than `count` elements; it is consumed. A
  * shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
  * received messages are kept here, within the limits of epw_send, so none of them holds up another one. As
- * long as anything comes from the peer, also of other calls, it is not given up. */
+ * long as anything comes from the peer, also of other calls, it is not given up; otherwise it is after the
+ * deadline, for other calls too, and the time in which this rank calls nothing counts. */
 EPW_API epw_status epw_recv(epw_comm *comm, void *recv, uint64_t count, uint32_t type, uint32_t peer,
                             uint32_t tag, const epw_call *call, epw_outcome *outcome);
 
@@ -1691,11 +1692,11 @@ EPW_API epw_status epw_prefill_dispatch(epw_prefill *prefill, epw_routing *routi
                                         const epw_dispatch_input *input, uint32_t route, uint32_t half,
                                         const epw_prefill_output *output, epw_outcome *outcome);
 
-/* How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
- * counts have arrived. Each call looks for them, and from the first one on a peer that is silent for a whole
- * deadline is given up, as in the receiving half; meanwhile epw_prefill_await waits for news. *rows [out]:
- * the capacity that holds all rows in this layout and alignment (expert-major: the rows of any one expert).
- * counts [out, E] and source_counts [out, ranks] may be NULL. */
+/* How many rows arrive. Known after a dispatch of any kind; after a sending half on the host, EPW_PENDING
+ * until all counts have arrived. Each call looks for them, and from the first one on a peer that is silent
+ * for a whole deadline is given up, as in the receiving half; meanwhile epw_prefill_await waits for news.
+ * *rows [out]: the capacity that holds all rows in this layout and alignment (expert-major: the rows of any
+ * one expert). counts [out, E] and source_counts [out, ranks] may be NULL. */
 EPW_API epw_status epw_prefill_received(epw_prefill *prefill, epw_routing *routing, uint32_t layout,
                                         uint32_t alignment, uint64_t *rows, uint32_t *counts,
                                         uint32_t *source_counts);

@@ -324,6 +324,7 @@ static void tell_and_rest(epw_prefill *p, epw_prefill_lane *lane, uint64_t now) 
 void epw_prefill_begin_wait(epw_prefill *p, epw_prefill_lane *lane) {
     uint64_t now = epw_now_ns();
     lane->call++;
+    lane->rested = 0; /* what the caller did since the last call is no wait */
     hear(p, lane, now);
     FOR_OTHERS(peer, p, lane) {
         lane->peers[peer].moved = now;

@@ -503,7 +503,8 @@ impl Comm {
     /// * One of another type is [`Error::Mismatch`](crate::Error::Mismatch) on every rank, which names the send and the
     ///   receive. `recv` is then unchanged. Messages that were sent and not received are lost with the membership, also
     ///   those whose send was complete.
-    /// * As long as anything comes from the peer, also of other calls, it is not given up.
+    /// * As long as anything comes from the peer, also of other calls, it is not given up. Otherwise it is after the
+    ///   deadline, for other calls too, and the time in which this rank calls nothing counts.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,

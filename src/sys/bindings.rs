@@ -2806,7 +2806,8 @@ unsafe extern "C" {
     /** EPW_ERR_LIMIT: the message, which the error names, is longer than `count` elements; it is consumed. A
  shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
  received messages are kept here, within the limits of epw_send, so none of them holds up another one. As
- long as anything comes from the peer, also of other calls, it is not given up.*/
+ long as anything comes from the peer, also of other calls, it is not given up; otherwise it is after the
+ deadline, for other calls too, and the time in which this rank calls nothing counts.*/
     pub fn epw_recv(
         comm: *mut epw_comm,
         recv: *mut ::core::ffi::c_void,
@@ -3381,11 +3382,11 @@ unsafe extern "C" {
     ) -> epw_status;
 }
 unsafe extern "C" {
-    /** How many rows arrive. Known after a dispatch of any kind; after a sending half, EPW_PENDING until all
- counts have arrived. Each call looks for them, and from the first one on a peer that is silent for a whole
- deadline is given up, as in the receiving half; meanwhile epw_prefill_await waits for news. *rows [out]:
- the capacity that holds all rows in this layout and alignment (expert-major: the rows of any one expert).
- counts [out, E] and source_counts [out, ranks] may be NULL.*/
+    /** How many rows arrive. Known after a dispatch of any kind; after a sending half on the host, EPW_PENDING
+ until all counts have arrived. Each call looks for them, and from the first one on a peer that is silent
+ for a whole deadline is given up, as in the receiving half; meanwhile epw_prefill_await waits for news.
+ *rows [out]: the capacity that holds all rows in this layout and alignment (expert-major: the rows of any
+ one expert). counts [out, E] and source_counts [out, ranks] may be NULL.*/
     pub fn epw_prefill_received(
         prefill: *mut epw_prefill,
         routing: *mut epw_routing,

@@ -596,6 +596,7 @@ static void send_much(uint32_t rank, void *context) {
 
 static void a_long_read_is_done_in_pieces(void) {
     epw_comm_config config = EPW_COMM_CONFIG_INIT;
+    config.slots = 2;
     comms c = open_comms(2, config);
     activate_comms(&c, 1);
     on_all(2, send_much, &c);
