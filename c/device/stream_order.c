@@ -41,7 +41,8 @@ int epw_stream_capture_id(cudaStream_t stream, unsigned long long *id) {
     cudaError_t error = cudaStreamGetCaptureInfo(stream, &capture, id);
 #endif
     if (capture == cudaStreamCaptureStatusNone) *id = 0;
-    return error;
+    bool invalid = error == cudaSuccess && capture == cudaStreamCaptureStatusInvalidated; /* and has no id */
+    return invalid ? cudaErrorStreamCaptureInvalidated : error;
 }
 
 epw_status epw_stream_check_deadline(const epw_stream_call *call, uint64_t deadline_ns, const char *whose,

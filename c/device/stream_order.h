@@ -54,7 +54,8 @@ void epw_stream_order_free(epw_stream_order *order);
 /* Sets `captured`, or `invalidated` with EPW_ERR_STATE. */
 epw_status epw_stream_find_capture(epw_stream_call *call, epw_where where);
 
-/* A number of the capture that the stream belongs to; 0: none. A cudaError_t. */
+/* A number of the capture that the stream belongs to; 0: none. A cudaError_t, also of one that was
+ * invalidated. */
 int epw_stream_capture_id(cudaStream_t stream, unsigned long long *id);
 
 /* EPW_ERR_INVALID if a captured call has a deadline of its own; `whose` names the deadline that replays use.

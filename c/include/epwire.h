@@ -1299,9 +1299,10 @@ EPW_API epw_status epw_comm_unmap(epw_comm *comm, uint32_t peer, epw_registratio
 EPW_API epw_status epw_comm_deregister(epw_comm *comm, epw_registration registration);
 
 /* Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was
- * dropped, or ranks had called different operations. Complete here does not mean complete everywhere: a
- * program that must know before it uses what a step has computed calls epw_checkpoint_fault of a buffer if
- * this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any thread. */
+ * dropped (on the host), or ranks had called different operations. Complete here does not mean complete
+ * everywhere: a program that must know before it uses what a step has computed calls epw_checkpoint_fault of
+ * a buffer if this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any
+ * thread. */
 EPW_API epw_status epw_comm_take_fault(epw_comm *comm, uint32_t *faulted);
 
 /* As epw_buffer_traffic. All bytes are counted that go from rank to rank: an all-reduce of n bytes moves more
@@ -1399,8 +1400,8 @@ typedef struct epw_call {
     uint32_t reserved;
     uint64_t deadline_ns; /* of this rank's waits, at least the communicator's; 0: the communicator's */
     epw_work *work; /* [out]: the call begins the operation and returns; buffers must stay valid and unchanged
-                       until it has ended or been dropped. NULL: the call waits; CUDA: it does not wait, and
-                       its result cannot be asked for */
+                       until it has ended or been dropped (CUDA: until the stream has run it, dropped or not).
+                       NULL: the call waits; CUDA: it does not wait, and its result cannot be asked for */
     void *stream;   /* CUDA: a cudaStream_t of the communicator's GPU; NULL: the default stream */
 } epw_call;
 
@@ -1465,7 +1466,8 @@ EPW_API epw_status epw_work_poll(epw_comm *comm, epw_work work, epw_outcome *out
 EPW_API epw_status epw_work_await(epw_comm *comm, epw_work work, uint64_t timeout_ns);
 
 /* Gives the work up: its buffers are not touched again. Peers find this rank missing from it
- * (EPW_CAUSE_PARTIAL), now or when this rank's later calls get there. */
+ * (EPW_CAUSE_PARTIAL), now or when this rank's later calls get there. CUDA: only its outcome cannot be asked
+ * for any more; the operation runs all the same, and its buffers are needed until the stream has run it. */
 EPW_API epw_status epw_work_drop(epw_comm *comm, epw_work work);
 
 /* ---- 9. Prefill ---------------------------------------------------------------------------------------- */

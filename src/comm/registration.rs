@@ -234,6 +234,10 @@ impl<'a> Round<'a> {
             (Ok(()), Some(own)) => self.lend(own).await,
             (all, _) => all,
         };
+        // No rank uses what another one could not lend.
+        let well = lent.is_ok();
+        let said = self.swap(|_| vec![u8::from(well)]).await;
+        let lent = lent.and(said).and_then(|said| self.all_well(&said));
         lent.map(|()| mapped.clone()).map_err(|error| (error, mapped))
     }
 

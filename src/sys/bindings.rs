@@ -2356,9 +2356,10 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Whether something that has ended since the last such call was incomplete: an outcome was degraded, work was
- dropped, or ranks had called different operations. Complete here does not mean complete everywhere: a
- program that must know before it uses what a step has computed calls epw_checkpoint_fault of a buffer if
- this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any thread.*/
+ dropped (on the host), or ranks had called different operations. Complete here does not mean complete
+ everywhere: a program that must know before it uses what a step has computed calls epw_checkpoint_fault of
+ a buffer if this is 1, and asks for the verdict of that buffer's checkpoint. faulted [out]: 0 or 1. Any
+ thread.*/
     pub fn epw_comm_take_fault(comm: *mut epw_comm, faulted: *mut u32) -> epw_status;
 }
 unsafe extern "C" {
@@ -2618,8 +2619,8 @@ pub struct epw_call {
     /// of this rank's waits, at least the communicator's; 0: the communicator's
     pub deadline_ns: u64,
     /** [out]: the call begins the operation and returns; buffers must stay valid and unchanged
-until it has ended or been dropped. NULL: the call waits; CUDA: it does not wait, and
-its result cannot be asked for*/
+until it has ended or been dropped (CUDA: until the stream has run it, dropped or not).
+NULL: the call waits; CUDA: it does not wait, and its result cannot be asked for*/
     pub work: *mut epw_work,
     /// CUDA: a cudaStream_t of the communicator's GPU; NULL: the default stream
     pub stream: *mut ::core::ffi::c_void,
@@ -2849,7 +2850,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Gives the work up: its buffers are not touched again. Peers find this rank missing from it
- (EPW_CAUSE_PARTIAL), now or when this rank's later calls get there.*/
+ (EPW_CAUSE_PARTIAL), now or when this rank's later calls get there. CUDA: only its outcome cannot be asked
+ for any more; the operation runs all the same, and its buffers are needed until the stream has run it.*/
     pub fn epw_work_drop(comm: *mut epw_comm, work: epw_work) -> epw_status;
 }
 #[repr(C)]

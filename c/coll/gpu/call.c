@@ -510,7 +510,8 @@ static epw_status outcome_of(epw_comm *comm, const epw_coll_work *work, epw_outc
     for (uint64_t ticket = work->first; ticket <= work->last; ticket++) {
         const epw_coll_report *at = &comm->gpu->pinned->reports[ticket % EPW_COLL_REPORTS];
         uint64_t seen = __atomic_load_n(&at->ticket, __ATOMIC_ACQUIRE);
-        if (seen < ticket) continue;
+        bool of_later = seen > ticket && seen <= work->last; /* of this work: it is read at its own ticket */
+        if (seen < ticket || of_later) continue;
         epw_coll_report report = *at;
         __atomic_thread_fence(__ATOMIC_ACQUIRE);
         if (__atomic_load_n(&at->ticket, __ATOMIC_RELAXED) != ticket)
