@@ -376,8 +376,9 @@ static void begin_collective(epw_comm *comm, uint64_t now) {
     if (comm->record.cause == EPW_CAUSE_NONE)
         comm->record = epw_comm_suspected(comm, p, EPW_PHASE_COLLECTIVE);
     if (!epw_program_begin(comm, comm->queue)) fail_collective(comm, EPW_ERR_NO_MEMORY);
-    /* Of a peer that a send or receive waits for already, the wait goes on. */
-    EPW_COMM_OTHERS(p, comm) if (!comm->pointing || !epw_point_owed(p)) epw_comm_wait_begins(p, now);
+    /* Of a peer that a send or receive waits for already, the wait goes on, unless this rank was away. */
+    bool away = now - comm->stepped > comm->config.deadline_ns;
+    EPW_COMM_OTHERS(p, comm) if (away || !comm->pointing || !epw_point_owed(p)) epw_comm_wait_begins(p, now);
 }
 
 /* The sum is complete: normalises some of its rows. False: no row is left, or a rank is missing and there is
@@ -569,7 +570,7 @@ bool epw_comm_step(epw_comm *comm, uint64_t *time, uint64_t *until) {
     if (more && !comm->mismatched) *until = now;
     comm->rested = comm->waiting && !more ? now : 0;
     comm->look_again = *until;
-    *time = now;
+    comm->stepped = *time = now;
     return moved;
 }
 

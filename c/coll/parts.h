@@ -144,6 +144,7 @@ struct epw_comm {
     bool held;           /* a word has arrived that may not be used before what was posted has been sent */
     uint64_t look_again; /* when the next step is due even if nobody rings */
     uint64_t moved;      /* when a step last moved something */
+    uint64_t stepped;    /* when the last step ended */
     bool mismatched;     /* ranks have called different operations: this epoch is over */
     epw_mismatch mismatch;
 

@@ -1449,7 +1449,7 @@ EPW_API epw_status epw_send(epw_comm *comm, const void *send, uint64_t count, ui
  * shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
  * received messages are kept here, within the limits of epw_send, so none of them holds up another one. As
  * long as anything comes from the peer, also of other calls, it is not given up; otherwise it is after the
- * deadline, for other calls too, and the time in which this rank calls nothing counts. */
+ * deadline, for other calls too. */
 EPW_API epw_status epw_recv(epw_comm *comm, void *recv, uint64_t count, uint32_t type, uint32_t peer,
                             uint32_t tag, const epw_call *call, epw_outcome *outcome);
 

@@ -504,7 +504,7 @@ impl Comm {
     ///   receive. `recv` is then unchanged. Messages that were sent and not received are lost with the membership, also
     ///   those whose send was complete.
     /// * As long as anything comes from the peer, also of other calls, it is not given up. Otherwise it is after the
-    ///   deadline, for other calls too, and the time in which this rank calls nothing counts.
+    ///   deadline, for other calls too.
     pub fn recv<R>(&self, recv: R, peer: u32, tag: u32) -> Work<R>
     where
         R: Output + Send + 'static,

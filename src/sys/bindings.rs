@@ -2808,7 +2808,7 @@ unsafe extern "C" {
  shorter one leaves the rest of `recv` as it was. EPW_ERR_MISMATCH: it is of another type. Until they are
  received messages are kept here, within the limits of epw_send, so none of them holds up another one. As
  long as anything comes from the peer, also of other calls, it is not given up; otherwise it is after the
- deadline, for other calls too, and the time in which this rank calls nothing counts.*/
+ deadline, for other calls too.*/
     pub fn epw_recv(
         comm: *mut epw_comm,
         recv: *mut ::core::ffi::c_void,

@@ -474,6 +474,29 @@ static void a_receive_ends_though_other_calls_go_on(void) {
     close_comms(&c);
 }
 
+/* Rank 0 computes for two deadlines beside a receive, and rank 1 comes a little later than it. */
+static void come_back_beside_a_receive(uint32_t rank, void *context) {
+    const comms *c = context;
+    unsigned char value = 7;
+    epw_work work = 0;
+    epw_call call = EPW_CALL_INIT;
+    call.work = &work;
+    epw_outcome outcome = EPW_OUTCOME_INIT;
+    if (rank == 0) CHECK_OK(epw_recv(c->of[0], &value, 1, EPW_TYPE_U8, 1, 0, &call, NULL));
+    usleep((useconds_t)(2 * DEADLINE / 1000 + (rank == 1 ? DEADLINE / 8000 : 0)));
+    CHECK_OK(epw_barrier(c->of[rank], NULL, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u, cause %u", rank, outcome.record.cause);
+    if (rank == 1) CHECK_OK(epw_send(c->of[1], &value, 1, EPW_TYPE_U8, 0, 0, NULL, &outcome));
+    if (rank == 0) CHECK_OK(epw_work_wait(c->of[0], work, UINT64_MAX, &outcome));
+    CHECK_MSG(!outcome.degraded, "rank %u, cause %u", rank, outcome.record.cause);
+}
+
+static void a_rank_that_was_away_gives_nobody_up_at_once(void) {
+    comms c = made(2);
+    on_all(2, come_back_beside_a_receive, &c);
+    close_comms(&c);
+}
+
 /* ---- what was dropped is a fault ---- */
 
 static void takes_fault(const comms *c, uint32_t want, const char *what) {
@@ -801,7 +824,7 @@ int main(void) {
         members_of_different_steps_do_not_meet,  who_awaits_a_work_is_woken_by_its_deadline,
         different_calls_are_named_on_every_rank, a_mismatch_ends_what_is_under_way_once,
         a_rank_without_memory_is_missing,        a_receive_ends_though_other_calls_go_on,
-        a_dropped_work_is_a_fault_once,
+        a_dropped_work_is_a_fault_once,          a_rank_that_was_away_gives_nobody_up_at_once,
     };
     for (size_t i = 0; i < sizeof tests / sizeof tests[0]; i++) {
         slower = times_slower() * times_busier();
