@@ -254,7 +254,7 @@ static epw_status check_norm(const epw_comm *comm, const epw_coll *c) {
     return wrong(comm, c, "on a GPU send, recv and the memory of norm must be aligned to 16 bytes");
 }
 
-/* What other operations ignore, or refuse too. */
+/* What a barrier has no use for, and peers would compare with theirs. */
 static epw_status check_barrier(const epw_comm *comm, const epw_coll *c) {
     const uint64_t *const arrays[] = {c->send_counts, c->send_offsets, c->recv_counts, c->recv_offsets};
     for (size_t i = 0; i < 4; i++)

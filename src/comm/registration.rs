@@ -227,21 +227,19 @@ impl<'a> Round<'a> {
             Ok(mapped) => mapped,
             Err(error) => (Err(error), Vec::new()),
         };
-        let well = ended.is_ok() && own.is_some();
-        let said = self.swap(|_| vec![u8::from(well)]).await;
-        let all = ended.and(said).and_then(|said| self.all_well(&said));
-        let lent = match (all, own.and_then(|own| own.own)) {
+        let all = self.agree(ended.is_ok() && own.is_some()).await;
+        let lent = match (ended.and(all), own.and_then(|own| own.own)) {
             (Ok(()), Some(own)) => self.lend(own).await,
             (all, _) => all,
         };
         // No rank uses what another one could not lend.
-        let well = lent.is_ok();
-        let said = self.swap(|_| vec![u8::from(well)]).await;
-        let lent = lent.and(said).and_then(|said| self.all_well(&said));
-        lent.map(|()| mapped.clone()).map_err(|error| (error, mapped))
+        let all = self.agree(lent.is_ok()).await;
+        lent.and(all).map(|()| mapped.clone()).map_err(|error| (error, mapped))
     }
 
-    fn all_well(&self, said: &[Vec<u8>]) -> Result<()> {
+    /// Tells the others whether this rank has succeeded so far, and finds out whether they have.
+    async fn agree(&self, well: bool) -> Result<()> {
+        let said = self.swap(|_| vec![u8::from(well)]).await?;
         let others = self.members.iter().filter(|peer| *peer != self.inner.rank);
         for peer in others {
             if said[peer as usize] != [1] {
