@@ -7,9 +7,9 @@ namespace epw {
 // T: the type that is reduced; void: bytes are only moved.
 template <typename T> __global__ void __launch_bounds__(kCollThreads, 1) lines_kernel(const __grid_constant__ epw_coll_args a) {
     __shared__ Collective c;
-    __shared__ WordTable table;
+    __shared__ LinesMemory memory;
     ptx::wait_for_stream();
-    if (open(c, a)) run_lines<T>(c, table);
+    if (open(c, a)) run_lines<T>(c, memory);
     close(c);
 }
 

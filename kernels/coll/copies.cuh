@@ -33,7 +33,7 @@ __device__ __forceinline__ void begin_copies(Collective &c, Lent &l, const epw_c
     bool moved = false;
     if (opened) {
         init_direct(l);
-        check_registered(c, l);
+        settle_lent(c, l);
         tell_call(c);
         learn_what_is_lent(c, l);
         moved = copies_read_what_is_lent(c, l, a);

@@ -103,9 +103,11 @@ __device__ __forceinline__ void find_registered(const Collective &c, Lent &l, ui
     }
 }
 
-// Lends nothing if a buffer is not registered, or not mapped by all members, any more: a graph may have been captured before.
-// Called by the whole block, before it tells.
-__device__ __forceinline__ void check_registered(Collective &c, Lent &l) {
+// Lends nothing if this rank lacks a member: whether that one lends is not known here, and others may know that it does not. Nor
+// if a buffer is not registered, or not mapped by all members, any more: a graph may have been captured before. By the whole
+// block.
+__device__ __forceinline__ void check_lent(Collective &c, Lent &l) {
+    if (threadIdx.x == 0 && any(c.active - c.reachable)) c.args.lent = 0;
     if (threadIdx.x == 0) take_lent(c, l, c.rank, c.args.lent);
     __syncthreads();
     if (!l.registered) return;
@@ -118,6 +120,34 @@ __device__ __forceinline__ void check_registered(Collective &c, Lent &l) {
     __syncthreads();
 }
 
+// Settles what this rank lends, before it tells: the first block does, once in an operation, which may have two kernels.
+// Writer: its first thread. Readers: the other blocks' await_settled(). Called by the whole block.
+__device__ __forceinline__ void settle_lent(Collective &c, Lent &l) {
+    if (blockIdx.x != 0) return;
+    check_lent(c, l);
+    if (threadIdx.x == 0) {
+        unsigned char *own = c.args.window + lent_at(c, c.rank);
+        const Packet told = packet_at(own);
+        if (told.tag == c.tag) {
+            c.args.lent = told.data;
+        } else {
+            put_packet(own, c.args.lent, c.tag);
+        }
+    }
+    __syncthreads();
+}
+// Bounded: the first block waits for no peer before it settles. If it does not begin, this block lends nothing.
+__device__ __noinline__ inline Packet await_settled(Collective &c) {
+    const uint64_t began = ptx::global_timer_ns(), most = 2 * EPW_WAIT_DEADLINES_MAX * c.deadline;
+    do {
+        const Packet told = packet_at(c, lent_at(c, c.rank));
+        if (told.tag == c.tag) return told;
+    } while (!*static_cast<volatile uint32_t *>(&c.stopped) && ptx::global_timer_ns() - began < most);
+    insert(c.lacking, c.rank);
+    atomicOr(&c.troubled, 1u);
+    return {0, c.tag};
+}
+
 // Waits for the calls of all ranks, and learns what they lend. Called by the whole block.
 __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
     __syncthreads();
@@ -125,6 +155,7 @@ __device__ __forceinline__ void learn_what_is_lent(Collective &c, Lent &l) {
         const bool own = rank == c.rank;
         Packet lent = {c.args.lent, c.tag};
         if (!takes_part(c, rank)) continue;
+        if (own && blockIdx.x != 0) lent = await_settled(c);
         if (!own && !await_peer(c, rank, c.tag, [&] {
                 lent = packet_at(c, lent_at(c, rank));
                 return lent.tag == c.tag && look_at_call(c, rank) == Come::kYes;
@@ -448,11 +479,12 @@ struct Teller {
         __syncwarp();
         fence_before_counts();
     }
+    // `ended` is read first: once a step is told, the bringer may end a later one, which would then be taken for this one.
     __device__ __forceinline__ bool end_step() {
-        __syncwarp();
+        const bool ended = __any_sync(0xffffffffu, *static_cast<volatile uint32_t *>(&l.ended));
         if (peer == 0) ptx::barrier_arrive(&l.told[steps % kStepsAhead]);
         steps++;
-        return !__any_sync(0xffffffffu, *static_cast<volatile uint32_t *>(&l.ended));
+        return !ended;
     }
     __device__ __forceinline__ bool is_peer() const { return peer < c.ranks && peer != c.rank && takes_part(c, peer); }
 
@@ -513,7 +545,7 @@ __device__ __forceinline__ void await_readers(Collective &c, Rings &r, uint32_t 
 
 template <typename T> __device__ __forceinline__ void run_direct(Collective &c, Rings &r, DirectMemory &m, Lent &l) {
     init_direct(l);
-    check_registered(c, l);
+    settle_lent(c, l);
     tell_call(c);
     learn_what_is_lent(c, l);
     if (__syncthreads_or(c.stopped)) return;

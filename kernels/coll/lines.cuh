@@ -13,7 +13,7 @@
 // The threads of a warp do the same all the time, because lines belong to several of them.
 #pragma once
 
-#include "kernels/coll/fold.cuh"
+#include "kernels/coll/large.cuh"
 #include "kernels/coll/rows.cuh"
 
 namespace epw {
@@ -110,10 +110,10 @@ template <typename Flows> struct LineFlows : Flows {
     __device__ __forceinline__ explicit LineFlows(const Flows &f) : Flows(f) {}
 
     __device__ __forceinline__ unsigned char *there(const Collective &c, uint32_t peer) const {
-        return at(c, peer, epw_coll_lines(&c.args.at, c.number, c.members, c.place[c.rank], c.place[peer]));
+        return at(c, peer, epw_coll_lines(&c.args.at, c.number, c.rank, peer));
     }
     __device__ __forceinline__ const unsigned char *here(const Collective &c, uint32_t source) const {
-        return c.own + epw_coll_lines(&c.args.at, c.number, c.members, c.place[source], c.place[c.rank]);
+        return c.own + epw_coll_lines(&c.args.at, c.number, source, c.rank);
     }
 };
 
@@ -339,7 +339,7 @@ __device__ __forceinline__ bool fold_chunk(Collective &c, const Flows &f, const 
     }
     if (whole) store_parts(out, chunk, parts);
     if (is_shared_out(c)) spread_chunk<kLines>(c, f, chunk, before, end, parts, whole);
-    return true;
+    return !is_shared_out(c) || 2 * lines_of(c.part) <= c.args.at.lines;
 }
 template <typename T, uint32_t kLines, typename Flows>
 __device__ __noinline__ void fold_patiently(Collective &c, Flows f, Chunk<kLines> chunk, uint32_t before) {
@@ -431,10 +431,24 @@ template <typename T> __device__ __forceinline__ void exchange_whole_words(Colle
     }
 }
 
-template <typename T> __device__ __forceinline__ void run_lines(Collective &c, WordTable &table) {
+// Whether a message's lines fit into the stretch of their source: those of all ranks do, but the fewer members share a message
+// out, the longer are its parts. All members decide alike. Other operations always fit.
+__device__ __forceinline__ bool lines_fit(const Collective &c) {
+    return !is_shared_out(c) || 2 * lines_of(c.part) <= c.args.at.lines;
+}
+template <typename T> __device__ __noinline__ void run_rings_instead(Collective &c, Rings &rings) { run_rings<T>(c, rings); }
+
+union LinesMemory {
+    WordTable table;
+    Rings rings;
+};
+
+template <typename T> __device__ __forceinline__ void run_lines(Collective &c, LinesMemory &memory) {
     tell_call(c);
-    if (has_whole_words(c.args) && (std::is_void_v<T> || c.args.op == EPW_SUM)) {
-        exchange_whole_words<T>(c, table);
+    if (!lines_fit(c)) {
+        run_rings_instead<T>(c, memory.rings);
+    } else if (has_whole_words(c.args) && (std::is_void_v<T> || c.args.op == EPW_SUM)) {
+        exchange_whole_words<T>(c, memory.table);
     } else {
         exchange_line_by_line<T>(c, DenseFlows<T>{});
     }

@@ -19,7 +19,7 @@
  *   0         the floor's header and signal words
  *   packets   [parity][source] the call in two packets, then the packets of a message; operation n uses parity n % 2. At the
  *             rank itself: squares of a norm, see norm.cuh
- *   lines     [parity][member but the owner] the lines of a message, as packets
+ *   lines     [parity][source but the owner] the lines of a message, as packets
  *   counts    [ring][source][block] two words of 64 bytes each: pieces that the source has written here, and pieces of this
  *             rank's that the source has finished reading
  *   notices   [source] a line in which the source tells of calls that differ
@@ -40,7 +40,7 @@ typedef struct epw_coll_window {
     uint32_t ranks, blocks, slots, slot_bytes;
     uint32_t channels;     /* channels that carry the messages to one peer */
     uint32_t packet_bytes; /* the most bytes of a message that packets carry */
-    uint32_t lines;        /* that all members write here in an operation; 0: none go by lines */
+    uint32_t lines;        /* that each source writes here in an operation, at most; 0: none go by lines */
     uint64_t slot_inverse; /* of `slots`, see base/remainder.h */
     uint64_t packets_offset, packets_stride, lines_offset, counts_offset, rings_offset;
     uint64_t notices_offset, notices_stride; /* with queues too */
@@ -54,13 +54,14 @@ EPW_INLINE uint64_t epw_coll_packets(const epw_coll_window *w, uint64_t op, uint
 #define EPW_COLL_PACKET       16u /* bytes of one packet */
 #define EPW_COLL_CALL_PACKETS 2u  /* packets before a message */
 
-/* Where a member's lines begin in another member's window; members are numbered without the ranks that are none, and share the
- * room. Tags are in the same place of every line, whatever the operation, so no byte of a message is taken for one. */
+/* Where a source's lines begin in another rank's window. The place does not depend on who is a member: a rank that was excluded
+ * and is late writes where no other's lines are. Tags are in the same place of every line, whatever the operation, so no byte of
+ * a message is taken for one. */
 #define EPW_COLL_LINE      128u
 #define EPW_COLL_LINE_DATA 120u /* bytes of a message in a line; the others are the tag */
-EPW_INLINE uint64_t epw_coll_lines(const epw_coll_window *w, uint64_t op, uint32_t members, uint32_t source, uint32_t owner) {
-    const uint32_t each = members > 1 ? w->lines / (members - 1) : 0;
-    return w->lines_offset + ((op & 1) * (uint64_t)w->lines + (source - (source > owner)) * (uint64_t)each) * EPW_COLL_LINE;
+EPW_INLINE uint64_t epw_coll_lines(const epw_coll_window *w, uint64_t op, uint32_t source, uint32_t owner) {
+    const uint64_t stretch = (op & 1) * (w->ranks - 1) + source - (source > owner);
+    return w->lines_offset + stretch * w->lines * EPW_COLL_LINE;
 }
 
 #define EPW_COLL_POINT_RING (EPW_COLL_RINGS - 1u)
@@ -195,7 +196,8 @@ typedef struct epw_coll_args {
     epw_coll_window at;
     uint32_t rank, ranks;
     uint32_t kind, type, op, root; /* as in epw_coll */
-    uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells; 0: by packets or lines */
+    uint32_t pieces;               /* > 0: by rings, in pieces of this many bytes, whole 16-byte cells, or by lines where they
+                                    * fit; 0: by packets */
     uint32_t bulk;                 /* 1: by rings and bulk copies */
     uint32_t shared_out;           /* 1: in two steps, see flows.cuh, unless lent memory spares them; the same on all ranks */
     uint64_t ticket;               /* running number of eager calls; 0: captured */

@@ -1,8 +1,9 @@
 /* A rank that does not come to an operation on GPUs: barriers, broadcasts, also those whose parts ranks pass
  * on to each other, reduce-scatters, gathers and uneven blocks, with the rank that is lost as root or not.
  * The others wait for a bounded time, name it and only it, and have their input as it was and all that the
- * others gave; then they do without it, and at last with it, with the bits that the host has. EPW_TEST_PATH
- * and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
+ * others gave; then they do without it, and at last with it, with the bits that the host has. Three ranks or
+ * more also sum without it what goes by lines among all ranks, though the lines of the others' larger parts
+ * do not fit. EPW_TEST_PATH and EPW_TEST_WIRE (ranks.h) say how the communicators on GPUs reach their peers.
  *
  *     test_comm_losses [--ranks N] [--processes] [--heap | --register | --rings] [--deadline-ms N]
  *                      [--seconds N]
@@ -214,6 +215,23 @@ static void lose(rank_state *r, const loss *l) {
     ranks_meet(links);
 }
 
+/* A sum of all ranks but the last one. */
+static void sum_without(rank_state *r) {
+    const loss sum = {"a sum whose lines do not fit", EPW_ALL_REDUCE, 4 << 20, 0, 0};
+    const rank_links *links = r->links;
+    const uint32_t last = links->ranks - 1;
+    if (links->rank != last) {
+        activate(r, all_of(links) & ~(UINT64_C(1) << last));
+        run_complete(r, &sum, 0);
+    } else {
+        r->epoch++;
+    }
+    ranks_meet(links);
+    activate(r, all_of(links));
+    run_complete(r, &losses[1], 0);
+    ranks_meet(links);
+}
+
 static int rank_main(const rank_links *links) {
     enum { LOSSES = sizeof losses / sizeof losses[0] };
     rank_state r;
@@ -225,6 +243,7 @@ static int rank_main(const rank_links *links) {
     for (uint32_t i = 0; i < LOSSES; i++) run_complete(&r, &losses[i], 0);
     ranks_meet(links);
     for (uint32_t i = 0; i < LOSSES; i++) lose(&r, &losses[i]);
+    if (links->ranks > 2) sum_without(&r);
     close_rank(&r);
     if (links->rank == 0) printf("comm_losses: OK ranks=%u losses=%d\n", links->ranks, LOSSES);
     return 0;

@@ -126,12 +126,12 @@ static bool shares_by_lines(const epw_coll_window *w, uint32_t kind, uint64_t by
     return can_share(kind, w->ranks) && bytes * (w->ranks - 1) >= LINES_SHARED_LEAST;
 }
 
-/* If the lines of all ranks fit, so do those of fewer members: each then has more, but they share the room.
- * Two lines are for rounding. */
+/* With all ranks as members; with fewer the kernel decides, because parts are larger then. Two lines are for
+ * rounding. */
 static bool fits_lines(const epw_coll_window *w, uint32_t kind, uint64_t bytes) {
     bool shares = shares_by_lines(w, kind, bytes);
     uint64_t flow = shares ? parts(bytes, sharers_of(kind, w->ranks)) : bytes;
-    return (shares ? 2 : 1) * (w->ranks - 1) * (parts(flow, EPW_COLL_LINE_DATA) + 2) <= w->lines;
+    return (shares ? 2 : 1) * (parts(flow, EPW_COLL_LINE_DATA) + 2) <= w->lines;
 }
 
 static way way_of(const struct epw_coll_gpu *g, uint32_t kind, uint64_t bytes) {
@@ -191,11 +191,11 @@ static uint32_t choose(const struct epw_coll_gpu *g, epw_coll_args *args, way *w
     uint64_t flow = parts(args->bytes, sharers), least = g->queues ? QUEUE_PIECE_LEAST : PIECE_LEAST;
     *way = way_of(g, args->kind, args->bytes);
     if (*way == BY_PACKETS) return blocks_for(w, parts(flow, 8 * SMALL_THREADS));
-    if (*way == BY_LINES) return blocks_for(w, parts(flow, EPW_COLL_LINE_DATA * THREADS / 8));
     uint64_t piece = epw_align(parts(flow, w->blocks), 16);
     if (piece < least) piece = least;
     if (piece > w->slot_bytes) piece = w->slot_bytes;
     args->pieces = (uint32_t)piece;
+    if (*way == BY_LINES) return blocks_for(w, parts(flow, EPW_COLL_LINE_DATA * THREADS / 8));
     args->bulk = !g->queues && goes_by_bulk(w, args);
     return blocks_for(w, parts(flow, piece));
 }
@@ -264,7 +264,7 @@ static int launch_blocks(const enqueuing *e, const epw_coll *c, const epw_call *
     } else {
         blocks = choose(g, &args.common, &way);
         /* Nothing is lent, and ranks with dense blocks wait to be told. */
-        args.common.tells_lent = !g->queues && args.common.pieces > 0;
+        args.common.tells_lent = !g->queues && way == BY_PIECES;
     }
     if (way == BY_LINES) return epw_coll_gpu_run_lines_of_blocks(&args, blocks, e->on.stream);
     if (!g->queues) return epw_coll_gpu_run_blocks(&args, blocks, e->on.stream);

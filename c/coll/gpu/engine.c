@@ -25,7 +25,7 @@ enum {
     PACKETS_CHOSEN = 1 << 22, /* for the packets of all ranks together */
     PACKETS_LEAST = 1 << 10,
     PACKETS_MOST = 1 << 20,
-    LINES_CHOSEN = 28 << 20 /* for the lines of all ranks together: 16 MiB of an all-reduce on 2 to 4 GPUs */
+    LINES_CHOSEN = 28 << 20 /* for the lines of all peers together: 16 MiB of an all-reduce on 2 to 4 GPUs */
 };
 
 static uint32_t blocks_of(const epw_comm_config *c, bool queues) {
@@ -67,8 +67,8 @@ static epw_coll_window window_of(const epw_comm_config *c) {
     w.packets_stride = epw_align((EPW_COLL_CALL_PACKETS + w.packet_bytes / 8) * EPW_COLL_PACKET, 128);
     w.lines_offset = w.packets_offset + 2 * w.ranks * w.packets_stride;
     bool chosen = c->slots == 0 && c->slot_bytes == 0 && w.ranks > 1;
-    w.lines = chosen ? LINES_CHOSEN / EPW_COLL_LINE : 0;
-    w.counts_offset = w.lines_offset + UINT64_C(2) * w.lines * EPW_COLL_LINE;
+    w.lines = chosen ? LINES_CHOSEN / EPW_COLL_LINE / (w.ranks - 1) : 0;
+    w.counts_offset = w.lines_offset + UINT64_C(2) * (w.ranks - 1) * w.lines * EPW_COLL_LINE;
     w.notices_offset = w.counts_offset + epw_coll_channels(&w) * 2 * EPW_COLL_COUNT_STRIDE;
     w.notices_stride = EPW_COLL_NOTICE_STRIDE;
     w.rings_offset = epw_align(w.notices_offset + w.ranks * w.notices_stride, 4096);
