@@ -102,10 +102,11 @@ static const epw_peers_user user_of_floor = {
 
 /* ---- life ---- */
 
-static epw_status check_queues(const epw_config *config, epw_where where) {
+static epw_status check_queues(const epw_config *config, const epw_layout *layout, epw_where where) {
     uint32_t most = (EPW_REMOTE_ENTRIES_MAX - EPW_ENTRIES_BESIDE) / EPW_ENTRIES_OF_A_TOKEN;
     bool queues = config->fabric != NULL && config->paths & EPW_PATH_QUEUE;
-    if (!queues || config->max_tokens <= most) return EPW_OK;
+    if (!queues) return EPW_OK;
+    if (config->max_tokens <= most) return epw_check_queued_slot(where, config, layout->slot_bytes);
     return epw_fail(
         EPW_ERR_LIMIT, where,
         "config.max_tokens %u is more than a queue takes, %u: lower it, or leave EPW_PATH_QUEUE out "
@@ -133,7 +134,7 @@ epw_status epw_buffer_create(const epw_config *config, epw_buffer **out) {
     epw_status status = epw_plan_layout("create", config, &layout, &plan);
     if (status != EPW_OK) return status;
     epw_where where = {"create", (int)config->rank, -1};
-    status = check_queues(config, where);
+    status = check_queues(config, &layout, where);
     if (status != EPW_OK) return status;
     epw_buffer *b = calloc(1, sizeof *b);
     if (b == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a buffer");

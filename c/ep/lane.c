@@ -98,6 +98,10 @@ static void post_beacon(epw_machine *m, uint32_t said, uint64_t now) {
     }
 }
 
+void epw_lane_say_waiting(epw_machine *m, uint32_t peer, uint64_t deadline_ns, uint64_t now) {
+    post_beacon(m, epw_beacon_value(peer, epw_rule_lengthened(deadline_ns, m->group_ns)), now);
+}
+
 /* This rank no longer waits. Peers that were told that it waits are told so. All peers are told also if this
  * rank's words went out at different times, since some peers may count from the first of them, or if they
  * have heard nothing for a while: from now on the caller has nearly a whole deadline before its next call. */

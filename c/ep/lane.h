@@ -147,6 +147,10 @@ void epw_lane_init(epw_machine *m);
 void epw_lane_begin_epoch(epw_machine *m, uint64_t epoch_word, const uint64_t *incarnations,
                           const epw_mask *members, uint64_t now);
 
+/* Tells all members that this rank waits for one of them, for at most this long; EPW_BEACON_NONE: for none
+ * any more. For waits that are not the machine's own. */
+void epw_lane_say_waiting(epw_machine *m, uint32_t peer, uint64_t deadline_ns, uint64_t now);
+
 /* Another lane has given the peer up, or the group continues without it. */
 void epw_lane_hear_suspect(epw_machine *m, uint32_t peer, bool revoked);
 

@@ -4,6 +4,7 @@
 #include "base/bits.h"
 #include "base/status.h"
 #include "ep/engine.h"
+#include "nic/entry.h"
 #include "nic/fabric.h"
 #include "peer/sizes.h"
 
@@ -85,6 +86,15 @@ epw_status epw_config_check(epw_where where, const epw_config *c) {
             "deadline is %llu ns, must be in [%llu, %llu] (1 ms to 1 day)",
             (unsigned long long)c->deadline_ns, (unsigned long long)MIN_DEADLINE_NS,
             (unsigned long long)EPW_MAX_DEADLINE_NS);
+    return EPW_OK;
+}
+
+epw_status epw_check_queued_slot(epw_where where, const epw_config *c, uint64_t slot_bytes) {
+    REQUIRE(
+        slot_bytes <= EPW_ENTRY_BYTES_MAX, EPW_ERR_LIMIT,
+        "a row of config.opaque_bytes %u takes %llu bytes with what travels beside it, and a queue carries "
+        "at most %llu at a time: lower it, or leave EPW_PATH_QUEUE out of config.paths",
+        c->opaque_bytes, (unsigned long long)slot_bytes, (unsigned long long)EPW_ENTRY_BYTES_MAX);
     return EPW_OK;
 }
 

@@ -15,6 +15,9 @@ epw_status epw_config_check(epw_where where, const epw_config *config);
 /* Checks `config`, fills the layout and, if not NULL, the plan. `where` names the operation in errors. */
 epw_status epw_plan_layout(const char *op, const epw_config *config, epw_layout *layout, epw_plan *plan);
 
+/* EPW_ERR_LIMIT if an entry of a queue cannot carry a slot of this size. */
+epw_status epw_check_queued_slot(epw_where where, const epw_config *config, uint64_t slot_bytes);
+
 /* Which part of a window is the source's to write, on a lane: one of the EPW_AREAS areas. */
 epw_stretch epw_plan_footprint(const epw_layout *layout, uint32_t source, uint32_t lane, uint32_t area);
 

@@ -207,31 +207,31 @@ typedef struct epw_config {
     uint32_t size;       /* sizeof(epw_config) */
     uint32_t version;    /* EPW_CONFIG_VERSION */
     uint32_t rank;       /* [0, ranks) */
-    uint32_t ranks;      /* [1, EPW_MAX_RANKS] */
-    uint32_t max_tokens; /* tokens per rank and operation, [1, EPW_MAX_TOKENS] */
+    uint32_t ranks;      /* [1, EPW_MAX_RANKS]; on GPUs at most 256 */
+    uint32_t max_tokens; /* tokens per rank and operation, [1, EPW_MAX_TOKENS]; 65535 with `ordered` */
     uint32_t hidden;     /* channels of a token, a multiple of 8 (of 128 for FP8), at most 2^24 */
-    uint32_t
-        experts;    /* physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks) */
-    uint32_t topk;  /* experts per token at most, [1, min(EPW_MAX_TOPK, experts)] */
-    uint32_t lanes; /* operations in flight, 1 or 2 */
-    uint32_t dtype; /* EPW_BF16 or EPW_F16: type of tokens */
+    uint32_t experts;    /* physical experts in all, a multiple of ranks, at most 2^20, on GPUs 8192; expert e
+                            lives on e / (experts/ranks) */
+    uint32_t topk;       /* experts per token at most, [1, min(EPW_MAX_TOPK, experts)] */
+    uint32_t lanes;      /* operations in flight, 1 or 2 */
+    uint32_t dtype;      /* EPW_BF16 or EPW_F16: type of tokens */
     uint32_t combine_dtype;  /* EPW_BF16 or EPW_F16: type of expert outputs and of combine's result */
     uint32_t opaque_bytes;   /* most payload + scale bytes of an opaque row, up to 2^30; 0: no opaque rows */
     uint32_t sideband_bytes; /* most opaque bytes per token, [0, EPW_MAX_SIDEBAND] */
     uint32_t ordered;        /* 1: also reserve what EPW_COMBINE_ORDERED needs */
     uint32_t zero_copy;      /* 1: also reserve an expert-major area for epw_next_combine_buffer */
-    uint32_t
-        threads;    /* threads that move data for this rank, the caller included; 0: chosen by the library */
-    uint32_t paths; /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
-    int32_t device; /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
-                       outputs and the window. All ranks use the host, or all use GPUs */
-    uint32_t sms; /* CUDA: the most SMs that the kernels of all lanes take together, one thread block on each;
-                     0: all SMs of the GPU that no other buffer or communicator of this process has. Kernels
-                     that wait for peers must all fit on the GPU at the same time: otherwise one keeps off the
-                     GPU another that a peer waits for, until the deadline. The SMs therefore belong to this
-                     buffer until it is destroyed, and a buffer that does not fit is refused with
-                     EPW_ERR_LIMIT, which names the holders and how many each has. What other processes take
-                     of the GPU is not counted */
+    uint32_t threads; /* threads that move data for this rank, the caller included, at most 256; 0: chosen by
+                         the library */
+    uint32_t paths;   /* permitted EPW_PATH_* bits; EPW_PATH_ALL: any */
+    int32_t device;   /* EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
+                         outputs and the window. All ranks use the host, or all use GPUs */
+    uint32_t sms; /* CUDA: the most SMs that the kernels of all lanes take together, one thread block on each,
+                     at most 1024; 0: all SMs of the GPU that no other buffer or communicator of this process
+                     has. Kernels that wait for peers must all fit on the GPU at the same time: otherwise one
+                     keeps off the GPU another that a peer waits for, until the deadline. The SMs therefore
+                     belong to this buffer until it is destroyed, and a buffer that does not fit is refused
+                     with EPW_ERR_LIMIT, which names the holders and how many each has. What other processes
+                     take of the GPU is not counted */
     uint32_t queue_depth; /* least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
                              EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
                              be made before the fabric exists */
@@ -271,7 +271,7 @@ typedef struct epw_plan {
     uint64_t zero_copy_bytes; /* what `zero_copy` adds */
     uint64_t window_bytes;    /* sum of the above, rounded up to pages; a GPU takes 2 MiB at a time */
     uint64_t private_bytes;   /* this rank's memory outside the window; with `threads` 0, for the threads that
-                                 the library would choose now. On a GPU it is device memory; about 50 KB of
+                                 the library would choose now. On a GPU it is device memory; about 0.4 MB of
                                  pinned host memory, through which kernels report, are not counted */
     /* Memory for peers behind queues, computed as if all other ranks were such peers; 0 if `paths` excludes
      * queues. It is host memory, pinned if `device` is a GPU, but for what EPW_RINGS_* places in the GPU's.
@@ -514,12 +514,13 @@ EPW_API const char *epw_path_name(uint32_t path);
 
 /* Begins a membership: every member calls it with the same mask, epoch and step, with no lane held and its
  * own writes done. `epoch` is in [1, 8388607] and larger than any before; only after EPW_ERR_TIMEOUT, when
- * the GPU was not seen to begin the epoch, may the same one be passed again. `step` is the group's step at
- * which the membership begins, in [0, EPW_STEP_MAX]; programs that count no steps pass 0. All other members
- * must be connected. Clears suspects and restarts the operation counters. Members that begin the epoch at
- * different steps do not take part in each other's operations (EPW_CAUSE_STEP). Former members that are left
- * out are told: their operations end at once without this rank (EPW_CAUSE_SUPERSEDED). How mask, epoch and
- * step are decided is up to the caller. CUDA: waits for what has been enqueued before, see section CUDA. */
+ * the GPU was not seen to begin the epoch, may the same one be passed again, with the same step. `step` is
+ * the group's step at which the membership begins, in [0, EPW_STEP_MAX]; programs that count no steps pass 0.
+ * All other members must be connected. Clears suspects and restarts the operation counters. Members that
+ * begin the epoch at different steps do not take part in each other's operations (EPW_CAUSE_STEP). Former
+ * members that are left out are told: their operations end at once without this rank (EPW_CAUSE_SUPERSEDED).
+ * How mask, epoch and step are decided is up to the caller. CUDA: waits for what has been enqueued before,
+ * see section CUDA. */
 EPW_API epw_status epw_buffer_set_active(epw_buffer *buffer, const epw_mask *active, uint32_t epoch,
                                          uint64_t step);
 
@@ -792,8 +793,9 @@ typedef struct epw_dispatch_output {
     uint32_t *expert_rows;   /* rank-major [E, M]: the rows of each local expert, counts[e] of them */
     uint64_t *expert_totals; /* [E]: adds the tokens of each local physical expert */
     int32_t *expert_totals_i32; /* [E]: adds the same, modulo 2^32 */
-    uint64_t *wait_ns;          /* [ranks]: adds the time spent waiting for each source */
-    void *stream;               /* for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on */
+    uint64_t *wait_ns; /* [ranks]: adds the time spent waiting for each source; on the host from the first
+                          epw_ready on, if that came before the receiving half */
+    void *stream;      /* for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on */
 } epw_dispatch_output;
 
 #define EPW_DISPATCH_OUTPUT_INIT                                                                             \
@@ -889,8 +891,8 @@ EPW_API epw_status epw_combine_receive(epw_buffer *buffer, epw_handle handle,
 EPW_API epw_status epw_poll(epw_buffer *buffer, epw_handle handle, epw_outcome *outcome);
 
 /* Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any
- * thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if the handle is not in an
- * operation. */
+ * thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if no operation of the handle is
+ * under way and no receiving half is due. */
 EPW_API epw_status epw_await(epw_buffer *buffer, epw_handle handle, uint64_t timeout_ns);
 
 /* After the sending half of a dispatch or combine: EPW_OK if the receiving half would not wait for anybody,
@@ -1513,7 +1515,7 @@ typedef struct epw_routing epw_routing;
 /* Layouts of what is received, beside EPW_EXPERT_MAJOR and EPW_RANK_MAJOR. */
 enum {
     EPW_PACKED = 2, /* rows of each local expert together, experts in order, each beginning at a multiple of
-                       `alignment` rows */
+                       `alignment` rows, at most 65536 */
     EPW_DENSE = 3   /* rows by source, one source after the other */
 };
 
@@ -1637,7 +1639,7 @@ typedef struct epw_prefill_output {
     uint32_t zero_padding; /* packed: 1: zeroes the rows between the last of an expert and the first of the
                               next, and the places of lost sources; not their scales */
     uint32_t nonblocking;  /* for epw_prefill_receive: as in epw_dispatch_input */
-    uint64_t capacity;     /* C, below 2^32 - 1 */
+    uint64_t capacity;     /* C, below 2^32 - 1; expert-major: below that divided by E */
     void *rows;            /* payloads */
     void
         *scales; /* row-major [C, K], column-major [K, stride] with columns of C scales, each rounded up to 16

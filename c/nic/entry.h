@@ -67,6 +67,10 @@ EPW_INLINE void epw_entry_local(epw_entry_block *e, int word, epw_place_of local
     e->words[word + 3] = epw_swap_32((uint32_t)local.address);
 }
 
+/* The most bytes that an entry should carry: the queue pairs of adapters are made for messages of this size
+ * (mlx5/commands.h), and from 2^31 on a length would be read as something else. */
+#define EPW_ENTRY_BYTES_MAX (UINT64_C(1) << 30)
+
 /* Bytes between this rank and the peer. For 0 bytes the entry has no address segment, because an adapter
  * reads a length of 0 there as 2^31. */
 EPW_INLINE void epw_entry_transfer(epw_entry_block *e, uint32_t opcode, uint32_t pair, uint64_t index,

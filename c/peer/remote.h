@@ -60,10 +60,14 @@ bool epw_remote_is_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer,
  * taken back. 0: there is no room for it. */
 uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *rows, uint64_t bytes);
 
-/* Takes it back: nothing reads it once this returns. Waits, at most until until_ns, for the peers to receive
- * what was posted on the lane; the connection to a peer that has not received it is ended, early if the peer
- * is a suspect. Called with the lane locked. */
-void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, uint64_t until_ns);
+/* Waits, at most until until_ns, for the members to receive what was posted on the lane; for one that has
+ * been given up only for a moment. Returns the first that has not; `ranks` if there is none. Called with the
+ * lane locked, as is the next. */
+uint32_t epw_remotes_await_receipt(const epw_peers *peers, uint32_t lane, uint64_t until_ns);
+
+/* Takes it back: nothing reads it once this returns. The connection to a member that has not received what
+ * was posted on the lane is ended. */
+void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key);
 
 /* Whether nothing is carried any more. What came before that has been placed. */
 bool epw_remote_is_broken(const epw_peers *peers, uint32_t lane, uint32_t peer);

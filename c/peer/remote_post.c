@@ -8,10 +8,11 @@
 #include <sched.h>
 #include <time.h>
 
-/* The number of entries of a range: one if its bytes fill the stride. */
+/* The number of entries of a range: one if its bytes fill the stride, and an entry can carry them all. */
 static uint32_t entries_of(const epw_range *range) {
     if (range->bytes == 0 || range->count == 0) return 0;
-    bool whole = range->count == 1 || range->bytes == range->stride;
+    bool whole = range->count == 1 ||
+                 (range->bytes == range->stride && range->bytes * range->count <= EPW_ENTRY_BYTES_MAX);
     return whole && range->lent == NULL ? 1 : range->count;
 }
 
@@ -155,12 +156,32 @@ uint32_t epw_remotes_lend(const epw_peers *peers, uint32_t lane, const void *row
     return epw_end_register(peers->fabric, place, &region, where, &keys) == EPW_OK ? keys.own : 0;
 }
 
-/* Whether everything that was posted on the lane has been read. */
-static bool await_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, uint64_t until) {
+/* Whether the rank is a member behind a queue, which stays connected as long as the lane is locked; other
+ * ranks may be disconnected at any time. */
+static bool is_queued_member(const epw_peers *peers, uint32_t peer) {
+    return epw_mask_has(&peers->active, peer) && epw_is_queued(peers, peer);
+}
+/* Whether it may still receive some of what was posted on the lane. */
+static bool is_behind(const epw_peers *peers, uint32_t lane, uint32_t peer) {
+    return is_queued_member(peers, peer) && !epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&
+           !epw_remote_is_broken(peers, lane, peer);
+}
+
+/* The first one that is waited for; `patient`: also if it has been given up. */
+static uint32_t first_behind(const epw_peers *peers, uint32_t lane, bool patient) {
+    uint32_t peer = 0;
+    while (peer < peers->ranks &&
+           !(is_behind(peers, lane, peer) &&
+             (patient || !(epw_peers_suspected(peers, peer) || epw_peers_revoked(peers, peer)))))
+        peer++;
+    return peer;
+}
+
+uint32_t epw_remotes_await_receipt(const epw_peers *peers, uint32_t lane, uint64_t until_ns) {
     uint64_t began = epw_now_ns(), now = began;
-    while (!epw_remote_is_flushed(peers, lane, peer, UINT32_MAX) &&
-           !epw_remote_is_broken(peers, lane, peer)) {
-        if (now >= until) return false;
+    for (;;) {
+        uint32_t peer = first_behind(peers, lane, now - began < EPW_FLUSH_NS);
+        if (peer == peers->ranks || now >= until_ns) return peer;
         if (now - began < peers->yield_ns) {
             epw_remotes_drive(peers, now);
             sched_yield();
@@ -170,17 +191,11 @@ static bool await_flushed(const epw_peers *peers, uint32_t lane, uint32_t peer, 
         }
         now = epw_now_ns();
     }
-    return true;
 }
 
-void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key, uint64_t until_ns) {
+void epw_remotes_take_back(const epw_peers *peers, uint32_t lane, uint32_t key) {
     epw_nic *nic = epw_fabric_nic(peers->fabric);
-    uint64_t soon = epw_now_ns() + EPW_FLUSH_NS;
-    for (uint32_t peer = 0; peer < peers->ranks; peer++) {
-        if (peers->remotes[peer] == NULL) continue;
-        bool given_up = epw_peers_suspected(peers, peer) && soon < until_ns;
-        if (!await_flushed(peers, lane, peer, given_up ? soon : until_ns))
-            epw_nic_end_link(nic, peers->remotes[peer]->link);
-    }
+    for (uint32_t peer = 0; peer < peers->ranks; peer++)
+        if (is_behind(peers, lane, peer)) epw_nic_end_link(nic, peers->remotes[peer]->link);
     epw_end_deregister(peers->fabric, epw_fabric_place(peers->fabric, lane), key);
 }

@@ -151,7 +151,8 @@ static epw_status check_queues(const epw_prefill_config *config, const epw_prefi
                                epw_where where) {
     bool queues = config->ep.fabric != NULL && (config->ep.paths & EPW_PATH_QUEUE);
     uint32_t most = EPW_REMOTE_ENTRIES_MAX / 2 - 8;
-    if (!queues || layout->slots <= most) return EPW_OK;
+    if (!queues) return EPW_OK;
+    if (layout->slots <= most) return epw_check_queued_slot(where, &config->ep, layout->slot_bytes);
     return epw_fail(
         EPW_ERR_LIMIT, where,
         "ring_tokens is %u, a queue takes %u: lower it, or leave EPW_PATH_QUEUE out of config.ep.paths",

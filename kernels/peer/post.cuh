@@ -20,10 +20,10 @@ struct Range {
     const unsigned char *from;
     uint32_t bytes, stride, count;
 
-    // The number of queue entries: one, if the stretches are contiguous.
+    // The number of queue entries: one, if the stretches are contiguous, and an entry can carry them all.
     __device__ __forceinline__ uint32_t entries() const {
         if (bytes == 0 || count == 0) return 0;
-        return count == 1 || bytes == stride ? 1 : count;
+        return count == 1 || (bytes == stride && uint64_t(bytes) * count <= EPW_ENTRY_BYTES_MAX) ? 1 : count;
     }
 };
 

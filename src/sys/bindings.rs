@@ -286,13 +286,14 @@ pub struct epw_config {
     pub version: u32,
     /// [0, ranks)
     pub rank: u32,
-    /// [1, EPW_MAX_RANKS]
+    /// [1, EPW_MAX_RANKS]; on GPUs at most 256
     pub ranks: u32,
-    /// tokens per rank and operation, [1, EPW_MAX_TOKENS]
+    /// tokens per rank and operation, [1, EPW_MAX_TOKENS]; 65535 with `ordered`
     pub max_tokens: u32,
     /// channels of a token, a multiple of 8 (of 128 for FP8), at most 2^24
     pub hidden: u32,
-    /// physical experts in all, a multiple of ranks; expert e lives on e / (experts/ranks)
+    /** physical experts in all, a multiple of ranks, at most 2^20, on GPUs 8192; expert e
+lives on e / (experts/ranks)*/
     pub experts: u32,
     /// experts per token at most, [1, min(EPW_MAX_TOPK, experts)]
     pub topk: u32,
@@ -310,20 +311,21 @@ pub struct epw_config {
     pub ordered: u32,
     /// 1: also reserve an expert-major area for epw_next_combine_buffer
     pub zero_copy: u32,
-    /// threads that move data for this rank, the caller included; 0: chosen by the library
+    /** threads that move data for this rank, the caller included, at most 256; 0: chosen by
+the library*/
     pub threads: u32,
     /// permitted EPW_PATH_* bits; EPW_PATH_ALL: any
     pub paths: u32,
     /** EPW_DEVICE_HOST, or the CUDA ordinal, in this process, of the GPU that holds tokens,
 outputs and the window. All ranks use the host, or all use GPUs*/
     pub device: i32,
-    /** CUDA: the most SMs that the kernels of all lanes take together, one thread block on each;
-0: all SMs of the GPU that no other buffer or communicator of this process has. Kernels
-that wait for peers must all fit on the GPU at the same time: otherwise one keeps off the
-GPU another that a peer waits for, until the deadline. The SMs therefore belong to this
-buffer until it is destroyed, and a buffer that does not fit is refused with
-EPW_ERR_LIMIT, which names the holders and how many each has. What other processes take
-of the GPU is not counted*/
+    /** CUDA: the most SMs that the kernels of all lanes take together, one thread block on each,
+at most 1024; 0: all SMs of the GPU that no other buffer or communicator of this process
+has. Kernels that wait for peers must all fit on the GPU at the same time: otherwise one
+keeps off the GPU another that a peer waits for, until the deadline. The SMs therefore
+belong to this buffer until it is destroyed, and a buffer that does not fit is refused
+with EPW_ERR_LIMIT, which names the holders and how many each has. What other processes
+take of the GPU is not counted*/
     pub sms: u32,
     /** least number of entries of a queue, a power of two from EPW_QUEUE_DEPTH_MIN to
 EPW_QUEUE_DEPTH_MAX; 0: queue_depth of the fabric, if there is one. Lets a plan
@@ -446,7 +448,7 @@ pub struct epw_plan {
     /// sum of the above, rounded up to pages; a GPU takes 2 MiB at a time
     pub window_bytes: u64,
     /** this rank's memory outside the window; with `threads` 0, for the threads that
-the library would choose now. On a GPU it is device memory; about 50 KB of
+the library would choose now. On a GPU it is device memory; about 0.4 MB of
 pinned host memory, through which kernels report, are not counted*/
     pub private_bytes: u64,
     /** what this rank writes for them, and the NIC reads; allocated for all ranks at
@@ -883,12 +885,13 @@ unsafe extern "C" {
 unsafe extern "C" {
     /** Begins a membership: every member calls it with the same mask, epoch and step, with no lane held and its
  own writes done. `epoch` is in [1, 8388607] and larger than any before; only after EPW_ERR_TIMEOUT, when
- the GPU was not seen to begin the epoch, may the same one be passed again. `step` is the group's step at
- which the membership begins, in [0, EPW_STEP_MAX]; programs that count no steps pass 0. All other members
- must be connected. Clears suspects and restarts the operation counters. Members that begin the epoch at
- different steps do not take part in each other's operations (EPW_CAUSE_STEP). Former members that are left
- out are told: their operations end at once without this rank (EPW_CAUSE_SUPERSEDED). How mask, epoch and
- step are decided is up to the caller. CUDA: waits for what has been enqueued before, see section CUDA.*/
+ the GPU was not seen to begin the epoch, may the same one be passed again, with the same step. `step` is
+ the group's step at which the membership begins, in [0, EPW_STEP_MAX]; programs that count no steps pass 0.
+ All other members must be connected. Clears suspects and restarts the operation counters. Members that
+ begin the epoch at different steps do not take part in each other's operations (EPW_CAUSE_STEP). Former
+ members that are left out are told: their operations end at once without this rank (EPW_CAUSE_SUPERSEDED).
+ How mask, epoch and step are decided is up to the caller. CUDA: waits for what has been enqueued before,
+ see section CUDA.*/
     pub fn epw_buffer_set_active(
         buffer: *mut epw_buffer,
         active: *const epw_mask,
@@ -1493,7 +1496,8 @@ beginning in the upper*/
     pub expert_totals: *mut u64,
     /// [E]: adds the same, modulo 2^32
     pub expert_totals_i32: *mut i32,
-    /// [ranks]: adds the time spent waiting for each source
+    /** [ranks]: adds the time spent waiting for each source; on the host from the first
+epw_ready on, if that came before the receiving half*/
     pub wait_ns: *mut u64,
     /// for epw_dispatch_receive, CUDA: the cudaStream_t to enqueue on
     pub stream: *mut ::core::ffi::c_void,
@@ -1830,8 +1834,8 @@ unsafe extern "C" {
 }
 unsafe extern "C" {
     /** Sleeps until epw_poll may find something new, at most timeout_ns. Touches no memory of the operation: any
- thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if the handle is not in an
- operation.*/
+ thread may call it while another polls. Returns EPW_OK, or EPW_ERR_STATE if no operation of the handle is
+ under way and no receiving half is due.*/
     pub fn epw_await(
         buffer: *mut epw_buffer,
         handle: epw_handle,
@@ -2865,7 +2869,7 @@ pub struct epw_routing {
     _unused: [u8; 0],
 }
 /** rows of each local expert together, experts in order, each beginning at a multiple of
-`alignment` rows*/
+`alignment` rows, at most 65536*/
 pub const EPW_PACKED: u32 = 2;
 /// rows by source, one source after the other
 pub const EPW_DENSE: u32 = 3;
@@ -3206,7 +3210,7 @@ next, and the places of lost sources; not their scales*/
     pub zero_padding: u32,
     /// for epw_prefill_receive: as in epw_dispatch_input
     pub nonblocking: u32,
-    /// C, below 2^32 - 1
+    /// C, below 2^32 - 1; expert-major: below that divided by E
     pub capacity: u64,
     /// payloads
     pub rows: *mut ::core::ffi::c_void,

@@ -212,6 +212,7 @@ static void run_step(const step *s) {
     }
     REFUSED(epw_ready(b, handle), EPW_ERR_STATE, "ready", (int)s->rank, -1, "combine comes next");
     REFUSED(epw_poll(b, handle, &outcome), EPW_ERR_STATE, "poll", (int)s->rank, -1, "no operation runs");
+    REFUSED(epw_await(b, handle, MS), EPW_ERR_STATE, "await", (int)s->rank, -1, "no operation runs");
 
     epw_rows_view area = EPW_ROWS_VIEW_INIT;
     if (s->ways & DIRECT) CHECK_OK(epw_next_combine_buffer(b, handle, &area));

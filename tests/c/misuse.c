@@ -203,6 +203,11 @@ static void connect_says_what_is_wrong_with_a_blob(void) {
     if (fabric != NULL)
         REFUSED(epw_buffer_create(&large, &peer), EPW_ERR_LIMIT, "create", 1, -1,
                 "config.max_tokens 16255 is more than a queue takes, 16254");
+    large = config;
+    large.opaque_bytes = 1 << 30;
+    if (fabric != NULL)
+        REFUSED(epw_buffer_create(&large, &peer), EPW_ERR_LIMIT, "create", 1, -1,
+                "a row of config.opaque_bytes 1073741824 takes ");
     CHECK_OK(epw_buffer_create(&config, &peer));
     CHECK_OK(epw_buffer_export(peer, 0, blob, &length));
     epw_buffer_destroy(peer);

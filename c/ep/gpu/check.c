@@ -27,13 +27,15 @@ uint32_t epw_gpu_scale_align(const epw_row_format *format, uint32_t payload) {
     return format->scale_bytes > 0 ? format->scale_bytes : 1;
 }
 
-epw_status epw_gpu_check_input(epw_where where, const epw_dispatch_input *in, const epw_row_format *format) {
+epw_status epw_gpu_check_input(epw_where where, const epw_dispatch_input *in, const epw_row_format *format,
+                               bool routed) {
     bool scaled = in->payload == EPW_PAYLOAD_OPAQUE && format->scale_count > 0;
     uint32_t scale = epw_gpu_scale_align(format, in->payload);
-    const epw_gpu_pointer pointers[] = {{"x", in->x, 16},
-                                        {"topk_idx", in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
-                                        {"topk_weights", in->topk_weights, 4},
-                                        {"scales", scaled ? in->scales : NULL, scale}};
+    const epw_gpu_pointer pointers[] = {
+        {"x", in->x, 16},
+        {"topk_idx", routed ? NULL : in->topk_idx, in->idx_type == EPW_I64 ? 8 : 4},
+        {"topk_weights", in->topk_weights, 4},
+        {"scales", scaled ? in->scales : NULL, scale}};
     if (in->tokens == 0) return EPW_OK; /* nothing is read */
     epw_status status = EPW_CHECK_ALIGNED(where, pointers);
     if (status != EPW_OK) return status;

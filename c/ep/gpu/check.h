@@ -30,8 +30,9 @@ epw_status epw_gpu_check_aligned(epw_where where, const epw_gpu_pointer *pointer
  * an i32. */
 uint32_t epw_gpu_scale_align(const epw_row_format *format, uint32_t payload);
 
-/* The alignment of what a dispatch reads. */
-epw_status epw_gpu_check_input(epw_where where, const epw_dispatch_input *in, const epw_row_format *format);
+/* The alignment of what a dispatch reads; `routed`: by an earlier routing, so no ids. */
+epw_status epw_gpu_check_input(epw_where where, const epw_dispatch_input *in, const epw_row_format *format,
+                               bool routed);
 
 #endif
 

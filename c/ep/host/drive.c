@@ -180,11 +180,27 @@ static void fill_outcome(const epw_lane *lane, epw_outcome *outcome) {
     outcome->record = lane->machine.record;
 }
 
-/* Returns the rows that the call has lent to its caller. */
-static void take_back(const epw_buffer *b, epw_lane *lane, uint32_t lent) {
+/* Returns the rows that the call has lent to its caller, once all members have received them: bounded by the
+ * call's deadline. The others are told from time to time for whom this rank waits. */
+static void take_back(epw_buffer *b, epw_lane *lane, uint32_t lent) {
+    epw_machine *m = &lane->machine;
+    uint32_t index = epw_lane_index(b, lane), behind;
     uint64_t deadline_ns = lane->input.deadline_ns ? lane->input.deadline_ns : b->config.deadline_ns;
-    epw_remotes_take_back(&b->peers, epw_lane_index(b, lane), lent, epw_now_ns() + deadline_ns);
+    uint64_t now = epw_now_ns(), until = now + deadline_ns, quiet = b->config.deadline_ns / 2;
+    bool told = false;
+    for (;;) { /* ends when the deadline does */
+        behind = epw_remotes_await_receipt(&b->peers, index, until - now < quiet ? until : now + quiet);
+        now = epw_now_ns();
+        if (behind == b->config.ranks || now >= until) break;
+        epw_lane_say_waiting(m, behind, deadline_ns, now);
+        epw_host_post_all(b, lane);
+        told = true;
+    }
+    epw_remotes_take_back(&b->peers, index, lent);
     if (lane->host->lent == lent) lane->host->lent = 0;
+    if (!told) return;
+    epw_lane_say_waiting(m, EPW_BEACON_NONE, 0, now);
+    epw_host_post_all(b, lane);
 }
 
 epw_status epw_host_run(epw_buffer *b, epw_lane *lane, epw_outcome *outcome) {
@@ -255,7 +271,12 @@ epw_status epw_host_await(epw_buffer *b, epw_handle handle, uint64_t timeout_ns)
     epw_lane *lane = NULL;
     epw_status status = epw_lane_find(b, "await", handle, EPW_STAGE_ANY, &lane);
     if (status != EPW_OK) return status;
+    if (!epw_lane_running(&lane->machine) && !is_due(lane)) {
+        status = epw_fail(EPW_ERR_STATE, epw_buffer_where(b, "await"), "no operation runs: %s",
+                          epw_stage_text(lane->machine.stage));
+    }
     epw_lane_unlock(b, lane);
+    if (status != EPW_OK) return status;
     epw_watch_sleep(&b->peers, epw_lane_index(b, lane), &lane->host->watch, timeout_ns);
     return EPW_OK;
 }

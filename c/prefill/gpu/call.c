@@ -239,7 +239,7 @@ epw_status epw_prefill_gpu_dispatch(epw_prefill *p, epw_routing *r, const epw_pr
     const epw_dispatch_input *in = call->in;
     epw_where where = epw_prefill_where(p, "dispatch");
     epw_status status = check_call(where, in->nonblocking, outcome);
-    if (status == EPW_OK) status = epw_gpu_check_input(where, in, call->format);
+    if (status == EPW_OK) status = epw_gpu_check_input(where, in, call->format, call->again);
     enqueuing e;
     if (status == EPW_OK) status = take_lane(p, r, call->lane, NULL, "dispatch", in->stream, &e);
     if (status != EPW_OK) return status;
