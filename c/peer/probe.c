@@ -28,9 +28,11 @@
 /* The first lane of a line has the question, the second the answer. */
 enum { QUESTION = 0, ANSWER = 1 };
 
-/* On GPUs an answer is first polled for after this time, then less and less often. */
-#define LOOK_MIN_NS UINT64_C(50000)
-#define LOOK_MAX_NS UINT64_C(5000000)
+/* On GPUs an answer is first polled for after this time, then less and less often; and the peer is rung again
+ * so often, because a copy that waits for others may have ended after it has looked. */
+#define LOOK_MIN_NS   UINT64_C(50000)
+#define LOOK_MAX_NS   UINT64_C(5000000)
+#define RING_AGAIN_NS UINT64_C(20000000)
 
 static uint64_t own(const epw_peers *peers) {
     return (uint64_t)(uintptr_t)epw_peers_own(peers);
@@ -43,7 +45,7 @@ static _Atomic uint64_t *probe_word(uint64_t window, uint32_t source, uint32_t w
 static epw_status copy(epw_peers *peers, uint32_t use, bool writes, _Atomic uint64_t *word, uint64_t *value,
                        epw_where where) {
     epw_word_copy c = {.use = use, .writes = writes, .at = (unsigned char *)word, .value = value};
-    /* An answer that is not done by then is given up: the asker rings again. */
+    /* One that is not done by then still will be. An answer is given up then: the asker rings again. */
     return epw_peers_copy_word(peers, &c, EPW_COPY_WITHIN_NS, where);
 }
 
@@ -170,12 +172,29 @@ static void pause(const epw_peers *peers, uint32_t peer, uint64_t seen, uint64_t
     nanosleep(&(struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)}, NULL);
 }
 
+/* By a queue the word itself is noticed. */
+static epw_status ring(epw_peers *peers, epw_where where) {
+    if (peers->routes[where.peer].path == EPW_PATH_QUEUE) return EPW_OK;
+    return epw_import_ring(peers->imports[where.peer], where);
+}
+
+/* If the peer has been disconnected meanwhile, it does nothing. */
+static void ring_again(epw_peers *peers, epw_where where) {
+    pthread_mutex_lock(&peers->ask_lock);
+    if (peers->routes[where.peer].path != EPW_PATH_NONE) (void)ring(peers, where);
+    pthread_mutex_unlock(&peers->ask_lock);
+}
+
 static epw_status await_answer(epw_peers *peers, uint64_t number, uint64_t timeout_ns, epw_where where) {
     _Atomic uint32_t *sleepers = epw_sleepers_in(own(peers));
-    uint64_t began = epw_now_ns(), waited = 0, seen = 0;
+    uint64_t began = epw_now_ns(), waited = 0, rung = 0, seen = 0;
     if (peers->gpu == NULL) atomic_fetch_add_explicit(sleepers, 1, memory_order_seq_cst);
     epw_status status = load(peers, ANSWER, &seen, where);
-    while (status == EPW_OK && seen != number && waited < timeout_ns) {
+    while ((status == EPW_OK || status == EPW_ERR_TIMEOUT) && seen != number && waited < timeout_ns) {
+        if (peers->gpu != NULL && waited - rung >= RING_AGAIN_NS) {
+            ring_again(peers, where);
+            rung = waited;
+        }
         pause(peers, (uint32_t)where.peer, seen, waited, timeout_ns - waited);
         status = load(peers, ANSWER, &seen, where);
         waited = epw_now_ns() - began;
@@ -219,7 +238,7 @@ static epw_status probe_own(epw_peers *peers, uint64_t number, uint64_t timeout_
     return epw_fail(EPW_ERR_SYSTEM, where, "a word written to this rank's device was read back changed");
 }
 
-/* The word first, then the ring: whoever hears that finds the question. */
+/* The word first, then the ring: whoever hears that finds the question, unless its copy takes long. */
 static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
     pthread_mutex_lock(&peers->ask_lock);
     epw_status status;
@@ -227,9 +246,7 @@ static epw_status ask(epw_peers *peers, uint64_t number, epw_where where) {
         status = epw_fail(EPW_ERR_STATE, where, "not connected: connect it first");
     } else {
         status = store(peers, QUESTION, number, where);
-        /* By a queue the word itself is noticed. */
-        if (status == EPW_OK && peers->routes[where.peer].path != EPW_PATH_QUEUE)
-            status = epw_import_ring(peers->imports[where.peer], where);
+        if (status == EPW_OK || status == EPW_ERR_TIMEOUT) status = ring(peers, where);
     }
     pthread_mutex_unlock(&peers->ask_lock);
     return status;

@@ -82,5 +82,9 @@ void epw_look_at(const epw_peers *peers, uint32_t lane, uint32_t peer, uint32_t 
      * image has been sent. Behind a broken queue it permits nothing, and what came with it counts. */
     uint32_t areas = peers->user->permits != NULL ? peers->user->permits(word) : UINT32_MAX;
     out->held = queued && !broken && out->sight.word != 0 && !epw_remote_is_flushed(peers, lane, peer, areas);
-    if (out->held) out->sight.word = 0;
+    if (!out->held) return;
+    out->sight.word = 0;
+    /* The epoch word itself, as a permission: it also says whether both ranks have begun the same epoch. */
+    bool permits = out->sight.epoch_word == epw_epoch_word(peers->epoch, peers->step);
+    if (word == EPW_WORD_EPOCH && permits) out->sight.epoch_word = 0;
 }

@@ -351,6 +351,12 @@ __device__ __noinline__ inline void refuse(const Operation &o, bool sends, uint3
     put_note(o, phase, EPW_CAUSE_HELD, 0, o.stage);
 }
 
+// The next combine begins with its first answer and its first sum. Called by one thread, when no combine is under way.
+__device__ __forceinline__ void begin_answers(epw_gpu_lane_state *c) {
+    c->answers_taken = c->sums_taken = 0;
+    for (uint32_t part = 0; part < EPW_GPU_PARTS; part++) c->sent_parts[part] = 0;
+}
+
 // Sets all turns of the lane. Called by the whole block, when no other block is at work.
 __device__ inline void set_turns(epw_gpu_lane_state *c, const epw_gpu_turn &turn) {
 #pragma unroll 1
@@ -365,6 +371,7 @@ __device__ __noinline__ inline void close(const Operation &o, uint32_t phase, ui
     uint64_t sent = o.sent_before & (kGaveUp - 1), gave_up = ptx::load_relaxed_gpu(&c->sent_blocks) & ~(kGaveUp - 1);
     set_turns(c, {stage, o.op, o.wrapped || o.op == 0, 0, gave_up | sent, o.out_before, o.kept});
     if (threadIdx.x != 0) return;
+    begin_answers(c);
     epw_gpu_report *report = o.report;
     const epw_rank_set missing = o.absent | o.missing;
     const bool misses = any(missing), missed = any(o.missing); // by now; before the kernel began

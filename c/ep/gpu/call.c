@@ -163,7 +163,7 @@ static epw_status dispatch(epw_buffer *b, epw_lane *lane, const epw_dispatch_inp
     enqueuing e = enqueuing_of(b, lane, "dispatch", in->stream);
     uint32_t halves = out != NULL ? EPW_GPU_SEND | EPW_GPU_RECEIVE : EPW_GPU_SEND;
     epw_status status = check_call(&e, in->nonblocking, outcome);
-    if (status == EPW_OK) status = epw_gpu_check_input(epw_buffer_where(b, "dispatch"), in, format);
+    if (status == EPW_OK) status = epw_gpu_check_input(epw_buffer_where(b, "dispatch"), in, format, false);
     if (status == EPW_OK) status = enqueue_dispatch(&e, lane, halves, in, format, out);
     if (status == EPW_OK) {
         lane->machine.op = epw_next_op(lane->machine.op);
@@ -281,11 +281,15 @@ epw_status epw_gpu_call_release(epw_buffer *b, epw_lane *lane, void *const *stre
 
 /* ---- checkpoints ---- */
 
-/* Makes the stream wait for all lanes, and for releases that are still due. */
+/* Makes the stream wait for all lanes, and for releases that are still due. What a lane whose last call was
+ * captured holds, replays know: it may be a handle that is in use, so its release waits for the next
+ * dispatch.
+ */
 static epw_status follow_lanes(epw_buffer *b, enqueuing lanes[EPW_MAX_LANES]) {
     for (uint32_t i = 0; i < b->config.lanes; i++) {
         epw_status status = follow_lane(&lanes[i]);
         if (status != EPW_OK) return status;
+        if (lanes[i].lane->captured) continue;
         int error = launch_owed_release(&lanes[i]);
         if (error != cudaSuccess) return epw_fail_cuda(error, lanes[i].where, "launch of the release kernel");
     }
