@@ -1,7 +1,9 @@
 /* Prefill on a few SMs beside matrix products on the others: how long both take together, for how long the
  * longer one takes alone. Pairs of dispatch and combine, about as long as the products, in a graph; the
- * products are enqueued before them, or behind them. With --limit it fails where that ratio is larger. Exit
- * code 77, with the reason, if there is no GPU or no cuBLAS. */
+ * products are enqueued before them, or behind them. The same with plain copies of the GPU's memory by as
+ * many SMs in place of the pairs: what memory, caches and clocks cost whoever uses them. With --limit it
+ * fails where the ratio of pairs is larger. Exit code 77, with the reason, if there is no GPU or no cuBLAS.
+ */
 #include "cublas.h"
 #include "echo.h"
 #include "hog.h"
@@ -12,6 +14,7 @@
 #include <string.h>
 
 enum { REPEATS = 11, PRODUCTS = 2 };
+#define COPIED_BYTES (UINT64_C(64) << 20)
 
 static struct {
     uint32_t ranks, processes, sms, n, tokens, hidden, experts, topk, seconds;
@@ -56,6 +59,8 @@ typedef struct pairs {
     epw_prefill_combine_input made;
     epw_prefill_combine_output sums;
     cudaStream_t stream;
+    unsigned char *copied; /* for plain copies: bytes to copy, and behind them room for the copy */
+    uint32_t copies;
 } pairs;
 
 /* Each token chooses `topk` different experts, all equally likely. */
@@ -112,12 +117,14 @@ static void open_pairs(pairs *p, const rank_links *links, uint32_t payload, uint
         payload == EPW_PAYLOAD_SAME ? NULL : echo_take((rows + 4) * options.hidden / EPW_FP8_BLOCK * 4, 0);
     p->made.expert_out = echo_take(rows * row, 0);
     p->sums.out = echo_take(options.tokens * row, 0);
+    p->copied = echo_take(2 * COPIED_BYTES, 0);
+    p->copies = 1;
     p->in.stream = p->out.stream = p->made.stream = p->sums.stream = p->stream;
 }
 
 static void close_pairs(const rank_links *links, pairs *p) {
     const void *const memory[] = {p->in.x,       p->in.topk_idx,     p->in.topk_weights, p->out.rows,
-                                  p->out.scales, p->made.expert_out, p->sums.out};
+                                  p->out.scales, p->made.expert_out, p->sums.out,        p->copied};
     ranks_meet(links);
     epw_routing_free(p->routing);
     epw_prefill_destroy(p->prefill);
@@ -141,32 +148,45 @@ typedef struct clocks {
     cudaEvent_t began, ended, of_pairs, of_products;
 } clocks;
 
-typedef enum what { PAIRS, PRODUCTS_ALONE, PRODUCTS_FIRST, PAIRS_FIRST, WHATS } what;
+typedef enum what { PAIRS, COPIES, PRODUCTS_ALONE, PRODUCTS_FIRST, PAIRS_FIRST, BESIDE_COPIES } what;
+
+/* Microseconds from the moment at which all of it may begin until this has ended. */
+typedef struct times {
+    double all, pairs, products; /* pairs: or copies */
+} times;
 
 static void enqueue_products(const clocks *c, const cublas *gemm) {
     for (int i = 0; i < PRODUCTS; i++) cublas_multiply(gemm, c->products);
 }
 
-/* Microseconds from the moment at which all of it may begin until all of it has ended. */
-static double once(const rank_links *links, const clocks *c, pairs *p, cudaGraphExec_t graph,
-                   const cublas *gemm, what what) {
+static double us_between(cudaEvent_t from, cudaEvent_t to) {
     float ms = 0;
+    REQUIRE_CUDA(cudaEventElapsedTime(&ms, from, to));
+    return (double)ms * 1000;
+}
+
+static times once(const rank_links *links, const clocks *c, pairs *p, cudaGraphExec_t graph,
+                  const cublas *gemm, what what) {
     ranks_meet(links);
     REQUIRE_CUDA(hog_sms(1, 400 * 1000, 0, c->first)); /* until all is enqueued */
     REQUIRE_CUDA(cudaEventRecord(c->began, c->first));
     REQUIRE_CUDA(cudaStreamWaitEvent(p->stream, c->began, 0));
     REQUIRE_CUDA(cudaStreamWaitEvent(c->products, c->began, 0));
     if (what == PRODUCTS_ALONE || what == PRODUCTS_FIRST) enqueue_products(c, gemm);
-    if (what != PRODUCTS_ALONE) REQUIRE_CUDA(cudaGraphLaunch(graph, p->stream));
-    if (what == PAIRS_FIRST) enqueue_products(c, gemm);
+    if (what == PAIRS || what == PRODUCTS_FIRST || what == PAIRS_FIRST)
+        REQUIRE_CUDA(cudaGraphLaunch(graph, p->stream));
+    if (what == COPIES || what == BESIDE_COPIES)
+        REQUIRE_CUDA(
+            hog_copy(options.sms, p->copied + COPIED_BYTES, p->copied, COPIED_BYTES, p->copies, p->stream));
+    if (what == PAIRS_FIRST || what == BESIDE_COPIES) enqueue_products(c, gemm);
     REQUIRE_CUDA(cudaEventRecord(c->of_pairs, p->stream));
     REQUIRE_CUDA(cudaEventRecord(c->of_products, c->products));
     REQUIRE_CUDA(cudaStreamWaitEvent(c->first, c->of_pairs, 0));
     REQUIRE_CUDA(cudaStreamWaitEvent(c->first, c->of_products, 0));
     REQUIRE_CUDA(cudaEventRecord(c->ended, c->first));
     await_event(c->ended, 60 * 1000 * MS, "pairs and products");
-    REQUIRE_CUDA(cudaEventElapsedTime(&ms, c->began, c->ended));
-    return (double)ms * 1000;
+    return (times){us_between(c->began, c->ended), us_between(c->began, c->of_pairs),
+                   us_between(c->began, c->of_products)};
 }
 
 static int ascending(const void *a, const void *b) {
@@ -174,14 +194,9 @@ static int ascending(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The median, on the rank where it is the largest. */
-static double measure(const rank_links *links, const clocks *c, pairs *p, cudaGraphExec_t graph,
-                      const cublas *gemm, what what) {
-    double us[REPEATS], slowest = 0;
-    for (int i = -1; i < REPEATS; i++) {
-        double some = once(links, c, p, graph, gemm, what);
-        if (i >= 0) us[i] = some;
-    }
+/* The median, on the rank where it is the largest. All ranks call it. */
+static double slowest_median(const rank_links *links, double us[REPEATS]) {
+    double slowest = 0;
     qsort(us, REPEATS, sizeof us[0], ascending);
     for (uint32_t r = 0; r < links->ranks; r++) {
         double of_r =
@@ -191,10 +206,39 @@ static double measure(const rank_links *links, const clocks *c, pairs *p, cudaGr
     return slowest;
 }
 
+static times measure(const rank_links *links, const clocks *c, pairs *p, cudaGraphExec_t graph,
+                     const cublas *gemm, what what) {
+    double all[REPEATS], of_pairs[REPEATS], of_products[REPEATS];
+    for (int i = -1; i < REPEATS; i++) {
+        times some = once(links, c, p, graph, gemm, what);
+        if (i < 0) continue;
+        all[i] = some.all;
+        of_pairs[i] = some.pairs;
+        of_products[i] = some.products;
+    }
+    return (times){slowest_median(links, all), slowest_median(links, of_pairs),
+                   slowest_median(links, of_products)};
+}
+
 /* All ranks have the same numbers. */
 static void require_within_limit(const char *order, double ratio) {
     REQUIRE(options.most == 0 || ratio <= options.most, "%s: a ratio of %.3f is above the limit of %s", order,
             ratio, options.limit);
+}
+
+static double longer_of(double a, double b) {
+    return a > b ? a : b;
+}
+
+/* How many of something that takes `each_us` take about as long as this; at least one. */
+static uint32_t as_long_as(double us, double each_us) {
+    uint32_t count = (uint32_t)(us / each_us + 0.5);
+    return count > 0 ? count : 1;
+}
+
+static void print_times(const char *order, const times *t, double longer) {
+    printf("    %s: both_us=%.0f ratio=%.2f, until the products end: %.0f, the others: %.0f\n", order, t->all,
+           t->all / longer, t->products, t->pairs);
 }
 
 /* Returns whether there are products to measure beside. */
@@ -206,22 +250,28 @@ static int run_case(const rank_links *links, const clocks *c, int fp8, uint32_t 
     if (gemm == NULL) return 0;
     open_pairs(&p, links, fp8 ? EPW_PAYLOAD_FP8_F32 : EPW_PAYLOAD_SAME, layout);
     cudaGraphExec_t graph = graph_of(&p, 1);
-    double products = measure(links, c, &p, graph, gemm, PRODUCTS_ALONE);
-    uint32_t count = (uint32_t)(products / measure(links, c, &p, graph, gemm, PAIRS) + 0.5);
+    double products = measure(links, c, &p, graph, gemm, PRODUCTS_ALONE).all;
+    uint32_t count = as_long_as(products, measure(links, c, &p, graph, gemm, PAIRS).all);
     REQUIRE_CUDA(cudaGraphExecDestroy(graph));
-    if (count == 0) count = 1;
     graph = graph_of(&p, count);
-    double pairs_us = measure(links, c, &p, graph, gemm, PAIRS),
-           longer = pairs_us > products ? pairs_us : products;
-    double before = measure(links, c, &p, graph, gemm, PRODUCTS_FIRST);
-    double behind = measure(links, c, &p, graph, gemm, PAIRS_FIRST);
-    if (links->rank == 0)
-        printf("prefill_overlap: %s, %s rows, %u pairs on %u SMs: alone_us=%.0f products_us=%.0f "
-               "products_first_us=%.0f ratio=%.2f pairs_first_us=%.0f ratio=%.2f\n",
+    p.copies = as_long_as(products, measure(links, c, &p, graph, gemm, COPIES).all);
+    double pairs_us = measure(links, c, &p, graph, gemm, PAIRS).all, longer = longer_of(pairs_us, products);
+    times before = measure(links, c, &p, graph, gemm, PRODUCTS_FIRST);
+    times behind = measure(links, c, &p, graph, gemm, PAIRS_FIRST);
+    double copies_us = measure(links, c, &p, graph, gemm, COPIES).all;
+    times copies = measure(links, c, &p, graph, gemm, BESIDE_COPIES);
+    if (links->rank == 0) {
+        printf("prefill_overlap: %s, %s rows, %u pairs on %u SMs: alone_us=%.0f products_us=%.0f\n",
                fp8 ? "FP8" : "BF16", layout == EPW_PACKED ? "packed" : "dense", count, options.sms, pairs_us,
-               products, before, before / longer, behind, behind / longer);
-    require_within_limit("products first", before / longer);
-    require_within_limit("pairs first", behind / longer);
+               products);
+        print_times("products first", &before, longer);
+        print_times("pairs first", &behind, longer);
+        printf("    %u plain copies of %.0f MiB: alone_us=%.0f\n", p.copies, (double)COPIED_BYTES / 0x1p20,
+               copies_us);
+        print_times("copies first", &copies, longer_of(copies_us, products));
+    }
+    require_within_limit("products first", before.all / longer);
+    require_within_limit("pairs first", behind.all / longer);
     REQUIRE_CUDA(cudaGraphExecDestroy(graph));
     cublas_close(gemm);
     close_pairs(links, &p);
