@@ -4,6 +4,7 @@ use std::sync::Weak;
 use std::time::Duration;
 
 use tokio::sync::broadcast;
+use tokio::time::Instant;
 
 use super::change::{Progress, Step};
 use super::follower::Follower;
@@ -58,6 +59,7 @@ impl Group {
     pub async fn step(&self) -> Result<Step, Error> {
         const OP: &str = "begin a step";
         let Self { inner, deadline } = self;
+        let began = Instant::now();
         if let Some(doubts) = inner.course.doubts() {
             inner.client.tell(doubts).await;
         }
@@ -71,7 +73,7 @@ impl Group {
                     if waits {
                         inner.client.tell(Notice::Ready {}).await;
                     }
-                    inner.client.news(OP, seen, *deadline).await?;
+                    inner.client.news(OP, seen, began, *deadline).await?;
                     if let Some(error) = inner.course.called_off(seen).filter(|_| waits) {
                         return Err(error.into());
                     }

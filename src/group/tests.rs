@@ -1,12 +1,17 @@
 //! Members with buffers, as threads of this process, and failures that only the library itself can cause.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use half::bf16;
+use tokio::io::AsyncWriteExt;
 
+use super::course::Course;
 use super::*;
-use crate::rendezvous::BootstrapError;
+use crate::rendezvous::driver::{Client, Heartbeat};
+use crate::rendezvous::wire::{Ask, Frame, encode};
+use crate::rendezvous::{BootstrapError, View};
 use crate::{
     Combine, CombineOutput, Dispatch, EpBuffer, EpConfig, Error, HostBuffer, Layout, Mask, Payload,
     TensorMut, TensorRef,
@@ -86,17 +91,43 @@ fn who_begins_steps_beyond_its_promise_is_found_out_and_removed() {
     assert!(ahead.into_inner());
 }
 
+/// A member on standby is asked something each second, and is never admitted.
+#[tokio::test(start_paused = true)]
+async fn questions_of_the_group_do_not_prolong_a_step() {
+    let heartbeat = Heartbeat::default();
+    let (near, mut far) = tokio::io::duplex(1 << 16);
+    let mut group = Group::threads(1).unwrap().remove(0).with_deadline(10 * heartbeat.interval);
+    let inner = Arc::get_mut(&mut group.inner).unwrap();
+    inner.course = Course::new(0, 0, heartbeat);
+    let (client, carrier) =
+        Client::attach(near, 7, "the test", heartbeat, View::before(), Some(inner.course.clone()));
+    inner.client = client;
+    let asked = async {
+        for change in 1..=60 {
+            tokio::time::sleep(heartbeat.interval).await;
+            let ask = Ask::Promise { change, lossy: false };
+            far.write_all(&encode(&Frame::Ask { ask }).unwrap()).await.unwrap();
+        }
+    };
+    let step = tokio::select! {
+        step = group.step() => step,
+        () = carrier => unreachable!("it is connected"),
+        () = asked => panic!("it waits without end"),
+    };
+    let Err(Error::Bootstrap(error)) = step else { panic!("{step:?}") };
+    let BootstrapError::Timeout { elapsed, deadline, .. } = *error else { panic!("{error}") };
+    assert!(deadline == group.deadline && elapsed < deadline + heartbeat.interval, "{elapsed:?}");
+}
+
 /// Using nine tenths of the epochs takes years: only the library itself can get there in a test.
 #[cfg(feature = "tracing")]
 #[test]
 fn each_change_of_the_last_tenth_of_all_epochs_says_how_many_are_left() {
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use tracing::field::{Field, Visit};
     use tracing::span::{Attributes, Id, Record};
 
-    use super::course::Course;
-    use crate::rendezvous::driver::Heartbeat;
     use crate::rendezvous::machine::MAX_EPOCH;
     use crate::rendezvous::wire::Decision;
 

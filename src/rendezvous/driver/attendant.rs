@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::contact::Outage;
 use crate::mask::Mask;
@@ -18,10 +19,11 @@ pub(super) enum Command {
         deadline: Duration,
         reply: Answer<Reply>,
     },
-    /// Wait until the news counter differs from this one, see [`Attendant::news`].
+    /// Wait for a message of the group, unless the news counter differs from this one, see [`Attendant::news`].
     Wait {
         op: String,
         seen: u64,
+        began: Instant,
         deadline: Duration,
         reply: Answer<()>,
     },

@@ -89,8 +89,8 @@ impl Calls {
         self.pending.first_key_value().map_or(self.last_id, |(id, _)| id - 1)
     }
 
-    pub(super) fn wait(&mut self, op: String, deadline: Duration, reply: Answer<()>) {
-        self.waiting.push(Waiting { op, began: Instant::now(), deadline, reply });
+    pub(super) fn wait(&mut self, op: String, began: Instant, deadline: Duration, reply: Answer<()>) {
+        self.waiting.push(Waiting { op, began, deadline, reply });
     }
 
     /// Wakes the waits: there are news.

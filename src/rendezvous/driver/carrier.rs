@@ -292,8 +292,8 @@ impl Carrier {
     fn command(&mut self, command: Command) -> Option<End> {
         match command {
             Command::Tell(notice) => return self.tell(notice),
-            Command::Wait { op, seen, deadline, reply } => match &self.told.attendant {
-                Some(attendant) if attendant.news() == seen => self.calls.wait(op, deadline, reply),
+            Command::Wait { op, seen, began, deadline, reply } => match &self.told.attendant {
+                Some(attendant) if attendant.news() == seen => self.calls.wait(op, began, deadline, reply),
                 _ => drop(reply.send(Ok(()))),
             },
             Command::Call { op, request, deadline, reply } => {

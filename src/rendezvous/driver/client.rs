@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use super::attendant::{Answer, Attendant, Command, LONGEST, Later};
 use super::background::spawn;
@@ -194,12 +195,18 @@ impl Client {
         self.command(op, call).await
     }
 
-    /// Waits until the news counter of the [`Attendant`] differs from `seen`.
+    /// Waits for a message of the group, unless the news counter of the [`Attendant`] differs from `seen`.
     ///
-    /// Errors: [`BootstrapError::Timeout`] once the deadline has passed.
-    pub(crate) async fn news(&self, op: &str, seen: u64, deadline: Duration) -> Result<(), BootstrapError> {
+    /// Errors: [`BootstrapError::Timeout`] once the deadline, counted from `began`, has passed.
+    pub(crate) async fn news(
+        &self,
+        op: &str,
+        seen: u64,
+        began: Instant,
+        deadline: Duration,
+    ) -> Result<(), BootstrapError> {
         let op_name = op.to_owned();
-        let wait = |reply| Command::Wait { op: op_name, seen, deadline: deadline.min(LONGEST), reply };
+        let wait = |reply| Command::Wait { op: op_name, seen, began, deadline: deadline.min(LONGEST), reply };
         self.command(op, wait).await
     }
 
@@ -223,7 +230,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use tokio::task::JoinSet;
-    use tokio::time::{Instant, sleep, timeout};
+    use tokio::time::{sleep, timeout};
 
     use super::super::connection::{OPEN_LIMIT, read_frame, write_frame};
     use super::*;
