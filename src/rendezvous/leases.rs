@@ -21,8 +21,15 @@ pub(crate) struct Leases {
 struct Client {
     last_heard: Duration,
     connected: bool,
-    /// The machine has been told that nothing was heard for a lease.
-    told: bool,
+    told: Told,
+}
+
+/// What the machine has been told of a client from which nothing was heard for a lease.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Told {
+    Nothing,
+    Silent,
+    Closed,
 }
 
 impl Leases {
@@ -47,7 +54,11 @@ impl Leases {
         for session in sessions {
             let silent = former.filter(|(of, _)| *of == session).map_or(Duration::ZERO, |(_, silent)| silent);
             let last_heard = now.saturating_sub(silent.min(self.lease.saturating_sub(back)));
-            self.clients.entry(session).or_insert(Client { last_heard, connected: false, told: false });
+            self.clients.entry(session).or_insert(Client {
+                last_heard,
+                connected: false,
+                told: Told::Nothing,
+            });
             self.wait(last_heard);
         }
     }
@@ -59,16 +70,20 @@ impl Leases {
 
     /// A sign of life over an open connection. Returns what to tell the machine.
     pub(crate) fn heard(&mut self, now: Duration, session: SessionId) -> Option<Event> {
-        let client = Client { last_heard: now, connected: true, told: false };
+        let client = Client { last_heard: now, connected: true, told: Told::Nothing };
         let former = self.clients.insert(session, client);
         self.wait(now);
-        former.is_some_and(|former| former.told).then_some(Event::Heard { session })
+        former.is_some_and(|former| former.told > Told::Nothing).then_some(Event::Heard { session })
     }
 
-    /// Its connection is broken, which says nothing about its process: it has a lease to come back.
-    pub(crate) fn broken(&mut self, session: SessionId) {
-        if let Some(client) = self.clients.get_mut(&session) {
-            client.connected = false;
+    /// Its connection is broken, which says nothing about its process: it has a lease to come back, from the last sign
+    /// of life on, or from now on if it was silent for longer.
+    pub(crate) fn broken(&mut self, now: Duration, session: SessionId) {
+        let Some(client) = self.clients.get_mut(&session) else { return };
+        client.connected = false;
+        if client.told == Told::Silent {
+            client.last_heard = now;
+            self.wait(now);
         }
     }
 
@@ -95,12 +110,18 @@ impl Leases {
         let lease = self.lease;
         let mut events = Vec::new();
         self.due = None;
-        for (session, client) in self.clients.iter_mut().filter(|(_, client)| !client.told) {
+        for (session, client) in &mut self.clients {
             let (session, late) = (*session, client.last_heard.saturating_add(lease));
+            let (news, event) = match client.connected {
+                true => (Told::Silent, Event::Silent { session }),
+                false => (Told::Closed, Event::Closed { session, by_peer: false }),
+            };
+            if client.told >= news {
+                continue;
+            }
             if late <= now {
-                client.told = true;
-                let lost = Event::Closed { session, by_peer: false };
-                events.push(if client.connected { Event::Silent { session } } else { lost });
+                client.told = news;
+                events.push(event);
             } else {
                 self.due = Some(self.due.map_or(late, |due| due.min(late)));
             }
@@ -144,11 +165,23 @@ mod tests {
     fn whose_connection_is_broken_has_a_lease_to_come_back() {
         let mut leases = Leases::new(LEASE);
         leases.heard(at(0), 7);
-        leases.broken(7);
+        leases.broken(at(1), 7);
         leases.heard(at(3), 7); // over another connection
         assert!(leases.expire(at(7)).is_empty());
-        leases.broken(7);
+        leases.broken(at(7), 7);
         assert_eq!(told(leases.expire(at(8))), ["Closed { session: 7, by_peer: false }"]);
+    }
+
+    #[test]
+    fn whose_connection_breaks_after_silence_has_a_lease_to_come_back_too() {
+        let mut leases = Leases::new(LEASE);
+        leases.heard(at(0), 7);
+        assert_eq!(told(leases.expire(at(5))), ["Silent { session: 7 }"]);
+        leases.broken(at(6), 7);
+        assert!(leases.expire(at(10)).is_empty());
+        assert_eq!(told(leases.expire(at(11))), ["Closed { session: 7, by_peer: false }"]);
+        assert!(leases.next_deadline().is_none());
+        assert!(matches!(leases.heard(at(12), 7), Some(Event::Heard { session: 7 })));
     }
 
     #[test]

@@ -323,7 +323,7 @@ impl Desk {
                     self.leases.forget(session);
                     self.ledger.record(now, Event::Closed { session, by_peer });
                 } else {
-                    self.leases.broken(session);
+                    self.leases.broken(now, session);
                 }
             }
             News::Told(event) => self.ledger.record(now, event),
@@ -392,6 +392,9 @@ impl Desk {
         for event in self.leases.expire(now) {
             if let Event::Closed { session, .. } = event {
                 absent.insert(session);
+                if self.ledger.rank(session).is_none() {
+                    self.leases.forget(session); // its session ends, unlike that of a member
+                }
             }
             self.ledger.record(now, event);
         }
@@ -446,7 +449,7 @@ impl Desk {
             // A client that does not read is disconnected, and has a lease to come back.
             Err(TrySendError::Full(_)) => {
                 self.clients.remove(&session);
-                self.leases.broken(session);
+                self.leases.broken(self.clock.now(), session);
             }
         }
     }

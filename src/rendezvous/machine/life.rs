@@ -10,22 +10,20 @@ use crate::rendezvous::wire::{Ask, Identity};
 
 impl Machine {
     pub(super) fn heard(&mut self, session: SessionId) {
-        let Some(member) = self.sessions.get(&session).copied().and_then(|rank| self.seat_mut(rank)) else {
-            return;
-        };
-        if member.life == Life::Suspect {
-            member.life = Life::Heard;
-            self.view_changed = true;
-        }
+        self.turn(session, Life::Suspect, Life::Heard);
     }
 
-    /// There are no leases before the run has come together.
+    /// Before the run has come together this has no consequences yet: if the member is still silent then, it begins as
+    /// a suspect.
     pub(super) fn silent(&mut self, session: SessionId) {
-        let epoch = self.decision.epoch;
+        self.turn(session, Life::Heard, Life::Suspect);
+    }
+
+    fn turn(&mut self, session: SessionId, from: Life, to: Life) {
         let member = self.sessions.get(&session).copied().and_then(|rank| self.seat_mut(rank));
-        if let Some(member) = member.filter(|member| epoch > 0 && member.life == Life::Heard) {
-            member.life = Life::Suspect;
-            self.view_changed = true;
+        if let Some(member) = member.filter(|member| member.life == from) {
+            member.life = to;
+            self.view_changed |= self.decision.epoch > 0;
         }
     }
 

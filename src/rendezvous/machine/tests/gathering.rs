@@ -76,7 +76,11 @@ fn a_second_process_for_a_rank_is_a_duplicate_until_the_first_dies() {
 fn missing_ranks_are_listed_to_everyone_at_the_deadline_and_a_new_try_is_possible() {
     let mut run = Run::new(4);
     let calls = [run.join(0, 0, 0), run.join(1, 3, 3)];
-    assert_eq!(run.machine.next_deadline(), Some(2 * SECOND), "no leases before the run has come together");
+    assert_eq!(
+        run.machine.next_deadline(),
+        Some(2 * SECOND),
+        "nothing else is due before the run has come together"
+    );
     run.pass(19 * SECOND, &[0, 1]);
     assert!(calls.iter().all(|call| run.answer(*call).is_none()));
     run.pass(SECOND, &[]);
@@ -91,6 +95,29 @@ fn missing_ranks_are_listed_to_everyone_at_the_deadline_and_a_new_try_is_possibl
     }
     let again: Vec<_> = (0..4).map(|rank| run.join(10 + u64::from(rank), rank, 50)).collect();
     assert!(again.iter().all(|call| run.answer(*call).is_some_and(Result::is_ok)));
+}
+
+#[test]
+fn who_falls_silent_while_the_run_gathers_begins_as_a_suspect() {
+    let mut run = Run::new(3);
+    run.join(0, 0, 0);
+    run.join(1, 1, 1);
+    run.pass(6 * SECOND, &[0]);
+    run.join(3, 2, 2);
+    assert_eq!((run.machine.view().epoch, run.state(1)), (1, RankState::Suspect {}));
+    run.reply(&[0, 3], &[(0, &[1]), (3, &[1])]);
+    assert_eq!(run.decided().0, "0,2");
+}
+
+#[test]
+fn who_is_heard_again_while_the_run_gathers_begins_as_a_member_like_others() {
+    let mut run = Run::new(2);
+    run.join(0, 0, 0);
+    run.pass(6 * SECOND, &[]);
+    run.hear(0);
+    run.join(1, 1, 1);
+    assert_eq!((run.state(0), run.state(1)), (RankState::Alive {}, RankState::Alive {}));
+    assert!(run.asks.is_empty());
 }
 
 #[test]
