@@ -45,7 +45,7 @@ enum Link {
     Down {
         detail: String,
         search: Search,
-        former: Option<FrameStream>,
+        former: Vec<FrameStream>,
         /// The member that served the run and whose process has ended, to be reported to the next server.
         ended: Option<Host>,
     },
@@ -56,8 +56,8 @@ struct Resuming {
     id: u64,
     /// The member that the server belongs to, if it belongs to one.
     host: Option<Host>,
-    /// The former connection. It must not be closed yet: the server would take the member for dead.
-    former: Option<FrameStream>,
+    /// The former connections. They must not be closed yet: the server would take the member for dead.
+    former: Vec<FrameStream>,
     ended: Option<Host>,
 }
 
@@ -346,8 +346,12 @@ impl Carrier {
         let Some(ways) = &self.ways else { return Some(End::Over(detail)) };
         let search = Search::begin(ways, self.host().filter(|_| closed));
         let (former, ended) = match std::mem::replace(&mut self.link, Link::nowhere()) {
-            Link::Up { resuming: Some(resuming), .. } => (resuming.former, resuming.ended),
-            Link::Up { connection, .. } => (Some(connection), None),
+            Link::Up { connection, resuming: Some(Resuming { mut former, ended, .. }) } => {
+                // The server may have read the resume.
+                former.extend((!closed).then_some(connection));
+                (former, ended)
+            }
+            Link::Up { connection, resuming: None } => (vec![connection], None),
             Link::Down { former, ended, .. } => (former, ended),
         };
         self.link = Link::Down { detail, search, former, ended };
@@ -387,7 +391,7 @@ impl Carrier {
     fn resume(&mut self, Open { stream, host }: Open) {
         let (former, ended) = match std::mem::replace(&mut self.link, Link::nowhere()) {
             Link::Down { former, ended, .. } => (former, ended),
-            Link::Up { .. } => (None, None),
+            Link::Up { .. } => (Vec::new(), None),
         };
         let connection = FrameStream::new(stream);
         let say = |frame| _ = connection.send(frame);
@@ -442,7 +446,7 @@ impl Carrier {
 impl Link {
     /// The state between two connections, or after the last.
     fn nowhere() -> Self {
-        Self::Down { detail: String::new(), search: Search::none(), former: None, ended: None }
+        Self::Down { detail: String::new(), search: Search::none(), former: Vec::new(), ended: None }
     }
 }
 

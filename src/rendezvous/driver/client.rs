@@ -229,12 +229,13 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::task::JoinSet;
     use tokio::time::{sleep, timeout};
 
-    use super::super::connection::{OPEN_LIMIT, read_frame, write_frame};
+    use super::super::connection::{OPEN_LIMIT, read_frame, receive_guest, write_frame};
     use super::*;
-    use crate::rendezvous::wire::Frame;
+    use crate::rendezvous::wire::{Frame, Joined};
 
     /// The clock stands still except during the sleep, in which only the tasks of the client run, not the client
     /// itself.
@@ -307,6 +308,72 @@ mod tests {
         let lost = client.call("leave", Request::Leave {}, Duration::from_secs(60)).await;
         assert!(matches!(lost, Err(BootstrapError::ServerLost { .. })), "{lost:?}");
         assert!(began.elapsed() <= heartbeat.lease + 2 * heartbeat.interval, "{:?}", began.elapsed());
+    }
+
+    /// The server takes a member for dead whose connection closes. This member gives up three before it knows that it
+    /// may come back.
+    #[tokio::test]
+    async fn no_connection_closes_before_the_server_has_answered_a_resume() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let options = ClientOptions::new(listener.local_addr().unwrap().to_string(), "run");
+        let served = async {
+            let mut connections = vec![accept(&listener).await];
+            let id = asked(&mut connections[0]).await;
+            let joined = Arc::new(Joined { roster: Vec::new(), view: View::before() });
+            let joined = Frame::Answer { id, result: Ok(Reply::Joined { joined }) };
+            write_frame(&mut connections[0], &joined).await.unwrap();
+            let mut resuming = 0;
+            for _ in 0..3 {
+                // It gives up a server that sends what does not belong there.
+                write_frame(connections.last_mut().unwrap(), &Frame::Ping { received: 0 }).await.unwrap();
+                let mut next = accept(&listener).await;
+                resuming = asked(&mut next).await;
+                connections.push(next);
+            }
+            let mut last = connections.pop().unwrap();
+            for connection in &connections {
+                assert!(!is_closed(connection));
+            }
+            let done = Frame::Answer { id: resuming, result: Ok(Reply::Done {}) };
+            write_frame(&mut last, &done).await.unwrap();
+            for connection in &connections {
+                while !is_closed(connection) {
+                    connection.readable().await.unwrap();
+                }
+            }
+            last
+        };
+        let joining = async {
+            let client = Client::connect(options).await.unwrap();
+            client.call("test", Request::Retire { rank: 0 }, Duration::from_secs(60)).await.unwrap();
+            client
+        };
+        drop(timeout(Duration::from_secs(60), async { tokio::join!(served, joining) }).await.unwrap());
+    }
+
+    /// Serves the next client that connects.
+    async fn accept(listener: &TcpListener) -> TcpStream {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        receive_guest(&mut stream, "the test", None, std::future::pending()).await.unwrap();
+        let Frame::Open { .. } = read_frame(&mut stream, OPEN_LIMIT).await.unwrap() else {
+            panic!("not opened")
+        };
+        write_frame(&mut stream, &Frame::Opened { host: None }).await.unwrap();
+        stream
+    }
+
+    /// Whether the other side has closed the connection; takes what was sent before.
+    fn is_closed(stream: &TcpStream) -> bool {
+        loop {
+            match stream.try_read(&mut [0; 64]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) => {
+                    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                    return false;
+                }
+            }
+        }
     }
 
     /// The id of the first call received.
