@@ -242,7 +242,9 @@ fn a_wrong_version_is_named_with_both_on_both_sides() {
 fn a_wrong_run_id_or_world_is_named_with_both_values() {
     let server = serve(2);
     let error = Group::join_blocking(options(0, 2, server.local_addr()).run_id("walk")).unwrap_err();
-    assert!(error.to_string().contains("run id = walk, but the run has run"), "{error}");
+    assert!(error.to_string().contains("run id is \"walk\": the run has \"run\""), "{error}");
+    let outsider = ClientOptions::new(server.local_addr().to_string(), "walk").deadline(10 * SECOND);
+    assert_eq!(Store::connect_blocking(outsider).unwrap_err(), error);
     let error = Group::join_blocking(options(0, 3, server.local_addr())).unwrap_err();
     assert!(error.to_string().contains("world = 3, but the run has 2"), "{error}");
 }

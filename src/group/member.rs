@@ -51,9 +51,10 @@ impl Group {
     /// Joins the run and waits for all other ranks, or, as the replacement of a dead one, is put on standby.
     ///
     /// Errors, each within the join deadline: [`BootstrapError::MissingRanks`], [`BootstrapError::ConfigMismatch`],
-    /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of run id, world or rank,
-    /// [`BootstrapError::Fenced`], and those of connecting: `Unreachable`, `TokenRequired`, `WrongToken`,
-    /// `WrongVersion`, `Garbage`; `SilentPeer` once the deadline has passed.
+    /// [`BootstrapError::DuplicateRank`], [`BootstrapError::Mismatch`] of world or rank,
+    /// [`BootstrapError::Invalid`] for another run id than that of the server, [`BootstrapError::Fenced`], and those of
+    /// connecting: `Unreachable`, `TokenRequired`, `WrongToken`, `WrongVersion`, `Garbage`; `SilentPeer` once the
+    /// deadline has passed.
     pub async fn join(options: GroupOptions) -> Result<Self, BootstrapError> {
         let began = std::time::Instant::now();
         let member = match options.member_id {

@@ -80,8 +80,8 @@ pub struct Client {
 impl Client {
     /// Connects, retrying until the deadline, and proves knowledge of the token.
     ///
-    /// Errors: [`BootstrapError::TokenRequired`], and those of the handshake: `WrongToken`, `WrongVersion`, `Garbage`;
-    /// once the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` if somebody accepted and said
+    /// Errors: [`BootstrapError::TokenRequired`], and those of the handshake: `WrongToken`, `WrongVersion`, `Garbage`,
+    /// and `Invalid` for another run id than that of the server; once the deadline has passed [`BootstrapError::Unreachable`], or `SilentPeer` if somebody accepted and said
     /// nothing.
     pub async fn connect(options: ClientOptions) -> Result<Self, BootstrapError> {
         Self::connect_as(options, None).await
@@ -354,7 +354,7 @@ mod tests {
     /// Serves the next client that connects.
     async fn accept(listener: &TcpListener) -> TcpStream {
         let (mut stream, _) = listener.accept().await.unwrap();
-        receive_guest(&mut stream, "the test", None, std::future::pending()).await.unwrap();
+        receive_guest(&mut stream, "the test", "run", None, std::future::pending()).await.unwrap();
         let Frame::Open { .. } = read_frame(&mut stream, OPEN_LIMIT).await.unwrap() else {
             panic!("not opened")
         };

@@ -141,10 +141,11 @@ pub(super) async fn greet(
 }
 
 /// The server's side of the handshake, until `out_of_patience`. The client is told why it is refused, as far as it can
-/// understand that.
+/// understand that. Which run this is learns only who knows the token.
 pub(super) async fn receive_guest(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     peer: &str,
+    run_id: &str,
     token: Option<&Token>,
     out_of_patience: impl Future<Output = ()>,
 ) -> Result<(), BootstrapError> {
@@ -152,14 +153,19 @@ pub(super) async fn receive_guest(
     let server_nonce = random(OP)?;
     let began = Instant::now();
     let talk = async {
-        let (run_id, client_nonce) = match receive(stream, OP, peer).await? {
+        let (theirs, client_nonce) = match receive(stream, OP, peer).await? {
             Frame::Hello { run_id, nonce } => (run_id, nonce),
             other => return Err(unexpected(OP, peer, other)),
         };
         send(stream, OP, peer, &Frame::Challenge { nonce: server_nonce }).await?;
-        let transcript = Transcript { run_id, client_nonce, server_nonce };
+        let transcript = Transcript { run_id: theirs, client_nonce, server_nonce };
         match receive(stream, OP, peer).await? {
             Frame::Proof { mac } if transcript.verify(Role::Client, token, &mac) => {
+                if transcript.run_id != run_id {
+                    let (op, field, value) = (OP.to_owned(), "run id".to_owned(), transcript.run_id);
+                    let reason = format!("the run has {run_id:?}");
+                    return Err(BootstrapError::Invalid { op, field, value, reason });
+                }
                 send(stream, OP, peer, &Frame::Proof { mac: transcript.proof(Role::Server, token) }).await
             }
             Frame::Proof { .. } => {

@@ -471,8 +471,8 @@ async fn welcome(
     let out_of_patience = async {
         let _ = timeout(options.heartbeat.handshake, &mut guest.wanted).await;
     };
-    let greeted =
-        receive_guest(&mut stream, &peer.to_string(), options.token.as_ref(), out_of_patience).await;
+    let (address, ServerOptions { run_id, token, .. }) = (peer.to_string(), options);
+    let greeted = receive_guest(&mut stream, &address, run_id, token.as_ref(), out_of_patience).await;
     drop(guest);
     match greeted {
         Ok(()) => {
