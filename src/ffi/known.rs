@@ -7,7 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use crate::cause::Cause;
 use crate::mask::Mask;
 
-/// What is known of the suspects of an epoch.
+/// What is known of the suspects of the newest epoch, and why peers were revoked in the one before, of which errors may
+/// still be reported.
 #[derive(Debug, Default)]
 pub(crate) struct Known(Mutex<State>);
 
@@ -20,6 +21,8 @@ struct State {
     found: BTreeMap<u32, Cause>,
     /// Why peers were revoked.
     revoked: BTreeMap<u32, Cause>,
+    /// The epoch before, and why peers were revoked in it.
+    former: (u32, BTreeMap<u32, Cause>),
 }
 
 impl Known {
@@ -58,13 +61,21 @@ impl Known {
 
     /// Why the peer was revoked in this epoch, if it was.
     pub(crate) fn why(&self, epoch: u32, peer: u32) -> Option<Cause> {
-        self.of(epoch, |state| state.revoked.get(&peer).copied())
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (former, revoked) = &state.former;
+        let known = [(state.epoch, &state.revoked), (*former, revoked)];
+        known.into_iter().find(|(of, _)| *of == epoch).and_then(|(_, revoked)| revoked.get(&peer).copied())
     }
 
-    fn of<T>(&self, epoch: u32, f: impl FnOnce(&mut State) -> T) -> T {
+    /// Nothing is noted of an epoch that is over.
+    fn of<T: Default>(&self, epoch: u32, f: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.epoch != epoch {
-            *state = State { epoch, ..State::default() };
+        if state.epoch > epoch {
+            return T::default();
+        }
+        if state.epoch < epoch {
+            let former = (state.epoch, std::mem::take(&mut state.revoked));
+            *state = State { epoch, former, ..State::default() };
         }
         f(&mut state)
     }
@@ -93,6 +104,18 @@ mod tests {
         }
         known.revoke(1, &one, Cause::Revoked);
         assert_eq!(known.why(1, 0), Some(Cause::Ended));
+    }
+
+    #[test]
+    fn what_is_known_stays_though_an_earlier_epoch_is_asked_about() {
+        let (known, one) = (Known::default(), Mask::all(1));
+        known.revoke(1, &one, Cause::Ended);
+        known.revoke(2, &one, Cause::Revoked);
+        assert_eq!(known.why(1, 0), Some(Cause::Ended));
+        assert_eq!(known.add(1, &one), Mask::EMPTY);
+        assert_eq!((known.why(2, 0), known.add(2, &one)), (Some(Cause::Revoked), Mask::EMPTY));
+        known.revoke(3, &one, Cause::LeftOut);
+        assert_eq!((known.why(1, 0), known.why(2, 0)), (None, Some(Cause::Revoked)));
     }
 
     #[test]
