@@ -250,6 +250,17 @@ fn a_wrong_run_id_or_world_is_named_with_both_values() {
 }
 
 #[test]
+fn the_longest_heartbeat_is_one_too() {
+    let longest = Heartbeat::default().interval(Duration::MAX).lease(Duration::MAX).handshake(Duration::MAX);
+    let server = ServerOptions::new("run", 2).join_deadline(10 * SECOND).heartbeat(longest);
+    let server = Server::bind_blocking("127.0.0.1:0", server).unwrap();
+    let groups = join_all((0..2).map(|rank| options(rank, 2, server.local_addr()).heartbeat(longest)));
+    for group in groups {
+        group.unwrap().leave_blocking().unwrap();
+    }
+}
+
+#[test]
 fn a_wrong_config_fails_every_rank_with_the_field_that_differs() {
     let server = serve(3);
     let results = join_all((0..3).map(|rank| {

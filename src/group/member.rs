@@ -61,7 +61,7 @@ impl Group {
             Some(member) => member,
             None => u128::from_le_bytes(random("choose a member id")?),
         };
-        let course = Course::new(options.rank, options.lead, options.heartbeat);
+        let course = Course::new(options.rank, options.lead, options.heartbeat.bounded());
         course.joins(options.initial, options.join_deadline);
         let seat = |address| Seat { rank: options.rank, member, address };
         let mut address = options.address.clone();

@@ -96,6 +96,7 @@ impl Client {
         let (commands, inbox) = mpsc::channel(64);
         let (shown, view) = watch::channel(View::before());
         let ClientOptions { address, run_id, token, deadline, heartbeat } = options;
+        let heartbeat = heartbeat.bounded();
         let session = u64::from_le_bytes(random("choose a session")?);
         let addresses: Vec<String> = address.split(',').map(|address| address.trim().to_owned()).collect();
         let (known, servers) = watch::channel(addresses.clone());

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::attendant::LONGEST;
 use crate::names::setters;
 
-/// How often the two sides of a connection send signs of life, and how long they wait for them.
+/// How often the two sides of a connection send signs of life, and how long they wait for them. More than a year counts
+/// as a year.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Heartbeat {
@@ -26,6 +28,14 @@ impl Default for Heartbeat {
     fn default() -> Self {
         let interval = Duration::from_secs(1);
         Self { interval, lease: Duration::from_secs(5), handshake: Duration::from_secs(5) }
+    }
+}
+
+impl Heartbeat {
+    /// With no time so long that sums with it exceed what clocks can express.
+    pub(crate) fn bounded(self) -> Self {
+        let Self { interval, lease, handshake } = self;
+        Self { interval: interval.min(LONGEST), lease: lease.min(LONGEST), handshake: handshake.min(LONGEST) }
     }
 }
 

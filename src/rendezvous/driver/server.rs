@@ -155,6 +155,7 @@ impl Server {
         options: ServerOptions,
         part: Part,
     ) -> Result<Self, BootstrapError> {
+        let options = ServerOptions { heartbeat: options.heartbeat.bounded(), ..options };
         let mut op = format!("serve the rendezvous at {address}");
         if let Some((first, last)) = ports {
             op += &format!(" on one of ports {first} to {last}");
@@ -264,7 +265,7 @@ fn settings(options: &ServerOptions, arbiter: bool) -> Settings {
         world: options.world,
         initial: options.initial,
         join_deadline: options.join_deadline,
-        lease: options.heartbeat.lease,
+        lease: options.heartbeat.bounded().lease,
         arbiter,
     }
 }
