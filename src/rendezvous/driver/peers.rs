@@ -1,6 +1,6 @@
 //! Connections to the servers of other members: one to each that is asked, one question after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -44,6 +44,11 @@ impl Carrier for Peers {
             *connection = Some(stream);
             Ok(answer)
         })
+    }
+
+    fn keep(&self, known: &BTreeSet<u128>) {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|id, _| known.contains(id));
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::copy::Progress;
 use super::inbox::{Heard, lock};
 use super::leadership::Leadership;
+use super::network::Carrier;
 use super::timing::Timing;
 use super::types::{Metrics, Raft};
 use crate::rendezvous::random::Random;
@@ -23,6 +24,7 @@ const MOST_TERMS: u64 = 64;
 pub(crate) struct Clock {
     pub(crate) own: u128,
     pub(crate) raft: Raft,
+    pub(crate) carrier: Arc<dyn Carrier>,
     pub(crate) timing: Timing,
     pub(crate) heard: Arc<Mutex<Heard>>,
     pub(crate) progress: Arc<Progress>,
@@ -49,12 +51,18 @@ impl Clock {
         let (gone, progress) = (self.gone.clone(), self.progress.clone());
         let now = Instant::now();
         let mut pace = Pace { beat: now, stood: now, patience: self.patience(), hurried: false };
+        let mut members_at = None;
         loop {
             let seen = metrics.borrow_and_update().clone();
             if seen.state == ServerState::Shutdown {
                 break;
             }
             self.publish(&seen);
+            let changed = seen.membership_config.log_id();
+            if *changed != members_at {
+                members_at = *changed;
+                self.carrier.keep(&seen.membership_config.nodes().map(|(id, _)| *id).collect());
+            }
             let next = match seen.state {
                 ServerState::Leader => self.beat(&mut pace, &seen).await,
                 _ => self.stand(&mut pace, &seen).await,

@@ -138,7 +138,7 @@ impl Log {
         let (storage, copy) = (Storage::default(), Copy::new(machine, timing.snapshot));
         let progress = copy.progress();
         let heard = Arc::<Mutex<Heard>>::default();
-        let network = Network { own: own.id, carrier, timing, heard: heard.clone() };
+        let network = Network { own: own.id, carrier: carrier.clone(), timing, heard: heard.clone() };
         let raft = Raft::new(own.id, Arc::new(config), network, storage.clone(), copy).await;
         let raft = raft.map_err(|_| AppendError::Stopped)?;
         let (says, leadership) = watch::channel(Leadership::default());
@@ -148,6 +148,7 @@ impl Log {
         let clock = Clock {
             own: own.id,
             raft: raft.clone(),
+            carrier,
             timing,
             heard,
             progress: progress.clone(),

@@ -1,5 +1,6 @@
 //! Questions to other voters, for openraft.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -31,6 +32,8 @@ pub(crate) type Asked = Pin<Box<dyn Future<Output = Result<Answer, String>> + Se
 pub(crate) trait Carrier: Send + Sync + 'static {
     /// Gives up at the deadline. The answer need not be trustworthy: it is checked.
     fn ask(&self, to: &Voter, question: Question, deadline: Duration) -> Asked;
+    /// From now on only these are asked: the voters, and those that do not vote yet or no longer.
+    fn keep(&self, known: &BTreeSet<u128>);
 }
 
 /// Makes a link for each voter to be asked.

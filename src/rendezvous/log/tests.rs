@@ -4,6 +4,7 @@ mod histories;
 mod messages;
 mod world;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -95,6 +96,22 @@ async fn a_voter_that_hears_the_leader_helps_nobody_to_depose_it() {
         let question =
             Question { to: asked.voter.id, body: Body::Vote { ballot, last: Some(log_id(9, 99)) } };
         assert_eq!(asked.log.answer(question).await, Answer::refused("there is a leader"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_no_longer_votes_and_has_learned_of_it_is_asked_nothing_more() {
+    let world = voters(3).await;
+    let [leader, other, former] = [0, 1, 2].map(|slot| world.processes[slot].voter.clone());
+    let log = world.processes[0].log.clone();
+    let known = |voters: &[&Voter]| voters.iter().map(|voter| voter.id).collect::<BTreeSet<_>>();
+    log.set_voters(vec![leader.clone(), other.clone()], SECOND).await.unwrap();
+    tokio::time::sleep(SECOND).await;
+    assert_eq!(world.net().known[&leader.id], known(&[&leader, &other, &former]));
+    log.forget_learners(SECOND).await.unwrap();
+    tokio::time::sleep(SECOND).await;
+    for voter in [&leader, &other] {
+        assert_eq!(world.net().known[&voter.id], known(&[&leader, &other]));
     }
 }
 

@@ -113,6 +113,8 @@ pub(super) struct Net {
     pub(super) longest: usize,
     /// When something last arrived from the process with the first id at the process with the second.
     pub(super) arrived: BTreeMap<(u128, u128), Instant>,
+    /// Whom each process may still ask.
+    pub(super) known: BTreeMap<u128, BTreeSet<u128>>,
 }
 
 /// A process's end of all its links.
@@ -188,6 +190,12 @@ impl Carrier for End {
         }
         Box::pin(async { hear.await.map_err(|_| "lost".to_owned()) })
     }
+
+    fn keep(&self, known: &BTreeSet<u128>) {
+        if let Some(net) = self.net.upgrade() {
+            net.lock().unwrap().known.insert(self.id, known.clone());
+        }
+    }
 }
 
 /// Processes find each other by their slot, which is in the low bits of the ids that the tests choose.
@@ -226,6 +234,7 @@ impl World {
             slow: 5,
             longest: 0,
             arrived: BTreeMap::new(),
+            known: BTreeMap::new(),
         };
         let mut world = Self {
             random: Random(seed),
