@@ -32,11 +32,17 @@ impl PrefillBuffer {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] for ids out of range or repeated.
+    /// [`Error::Invalid`] for ids out of range or repeated, [`Error::Limit`] for more tokens than the plan has room for.
     pub fn count(&self, topk_idx: TensorRef<'_>) -> Result<(Vec<u32>, Vec<u32>, Vec<bool>)> {
         let inner = &*self.inner;
         let ids = topk_idx.matrix();
         let shape = shape_of_ids(inner, &ids)?;
+        let (tokens, most) = (shape.1, inner.config.ep.max_tokens);
+        if tokens > most {
+            // As C says it, but before memory for them is taken: a matrix without columns may have any number of rows.
+            let text = format!("tokens is {tokens}, the plan's max_tokens is {most}");
+            return Err(Error::Limit(Failure::new("count", inner.rank, text)));
+        }
         let ranks = inner.plan.ranks as usize;
         let mut rank_tokens = vec![0; ranks];
         let mut expert_tokens = vec![0; inner.config.ep.experts as usize];

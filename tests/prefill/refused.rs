@@ -123,6 +123,8 @@ fn inputs_and_outputs_of_dispatch_that_do_not_fit_are_named() {
     refused(buffer.dispatch_blocking(input(), large), "must be below 4294967295");
     refused(buffer.count(TensorRef::new(&[0.0f32; 4], 2)), "topk_idx is F32");
     refused(buffer.count(TensorRef::new(&[0i32, 9], 2)), "topk_idx[0][1] is 9");
+    let endless = TensorRef::strided::<i32>(&[], u32::MAX as usize, 0, 0).unwrap();
+    refused(buffer.count(endless), "tokens is 4294967295, the plan's max_tokens is 16");
 
     // Nothing has happened.
     let (_, outcome) = dispatch(input()).unwrap();
