@@ -270,6 +270,10 @@ void epw_auth_sent(epw_auth *auth, size_t length) {
     auth->out_sent += (uint32_t)(length < left ? length : left);
 }
 
+bool epw_auth_has_proven(const epw_auth *auth) {
+    return auth->step == VERDICT;
+}
+
 /* ---- reasons ---- */
 
 const char *epw_auth_reason_name(epw_auth_reason reason) {

@@ -116,6 +116,9 @@ void epw_auth_end(epw_auth *auth);
 size_t epw_auth_output(const epw_auth *auth, const unsigned char **bytes);
 void epw_auth_sent(epw_auth *auth, size_t length);
 
+/* Whether this end is a dialer that has given its proof. */
+bool epw_auth_has_proven(const epw_auth *auth);
+
 /* The reason of a refusal by name, for example "bad proof". */
 const char *epw_auth_reason_name(epw_auth_reason reason);
 

@@ -19,6 +19,14 @@
 #define EVENTS_AT_ONCE   128
 #define NEVER            UINT64_MAX
 
+/* An address whose listener was too busy is tried again after the first pause, which then doubles. */
+#define FIRST_PAUSE_NS 20000000u
+#define LAST_PAUSE_NS  1000000000u
+
+/* How often a dial presents its proof to listeners that hang up on it: busy ones do, but also those with
+ * another key. */
+#define PROOFS_MAX 3
+
 /* The kind of an entry of the epoll set: the first member of each structure that has one. */
 typedef enum source { TIMER, LISTENER, CONNECTION } source;
 
@@ -47,8 +55,12 @@ struct dial {
     dial *next;
     epw_auth_peer peer;
     uint64_t deadline_ns, next_ns; /* when the next address is tried even if another is under way */
+    uint64_t pause_ns;             /* the next one */
+    uint32_t unheard_proofs;
     epw_addresses to;
     attempt attempts[EPW_ADDRESSES_MAX];
+    uint64_t after_ns[EPW_ADDRESSES_MAX]; /* when the pause of an untried address is over; 0: it has none */
+    char found[EPW_ADDRESSES_MAX][EPW_HANDSHAKE_TEXT]; /* at the last attempt */
     connection *tries[EPW_ADDRESSES_MAX];
     connection *speaker;
     int fd;
@@ -268,13 +280,24 @@ static void end_attempt(epw_links *links, dial *d, uint32_t i, attempt to) {
  */
 static void end_dial(epw_links *links, dial *d, epw_status status) {
     for (uint32_t i = 0; i < d->to.count; i++) {
-        char text[EPW_HANDSHAKE_TEXT];
-        if (status == EPW_ERR_TIMEOUT && d->tries[i])
-            note_address(d, i, epw_handshake_explain(&d->tries[i]->hand, text));
+        if (status == EPW_ERR_TIMEOUT && d->tries[i]) epw_handshake_explain(&d->tries[i]->hand, d->found[i]);
         end_attempt(links, d, i, FAILED);
+        if (d->found[i][0] != '\0') note_address(d, i, d->found[i]);
     }
     if (status == EPW_ERR_TIMEOUT) note(d, "%sthe deadline has passed", d->text_length > 0 ? "; " : "");
     d->status = status;
+}
+
+static void pause_address(dial *d, uint32_t i, uint64_t now) {
+    d->after_ns[i] = later(now, d->pause_ns);
+    d->pause_ns = 2 * d->pause_ns < LAST_PAUSE_NS ? 2 * d->pause_ns : LAST_PAUSE_NS;
+}
+
+/* Whether the listener may do better later: it made room for others, or has ended, which the next attempt
+ * finds. */
+static bool is_worth_another(dial *d, const epw_handshake *h) {
+    if (h->auth.state != EPW_AUTH_REFUSED || h->auth.reason != EPW_AUTH_CUT_OFF) return false;
+    return !epw_auth_has_proven(&h->auth) || ++d->unheard_proofs < PROOFS_MAX;
 }
 
 static void try_address(epw_links *links, dial *d, uint32_t i, uint64_t now) {
@@ -283,7 +306,7 @@ static void try_address(epw_links *links, dial *d, uint32_t i, uint64_t now) {
     if (c == NULL || fresh_self(links, &self) != EPW_OK) {
         free(c);
         d->attempts[i] = FAILED;
-        note_address(d, i, c == NULL ? "no memory" : "no random numbers");
+        snprintf(d->found[i], sizeof d->found[i], "%s", c == NULL ? "no memory" : "no random numbers");
         return;
     }
     int err = epw_handshake_dial(&c->hand, &d->to.list[i], &self, &d->peer);
@@ -297,16 +320,25 @@ static void try_address(epw_links *links, dial *d, uint32_t i, uint64_t now) {
         if (err) epw_handshake_close(&c->hand);
     }
     if (err) {
-        char text[EPW_HANDSHAKE_TEXT];
         c->hand.error = err;
-        d->attempts[i] = FAILED;
-        note_address(d, i, epw_handshake_explain(&c->hand, text));
+        epw_handshake_explain(&c->hand, d->found[i]);
         free(c);
+        if (err == EAGAIN) { /* the queue of a listener within the host is full */
+            pause_address(d, i, now);
+        } else {
+            d->attempts[i] = FAILED;
+        }
         return;
     }
     d->tries[i] = c;
     d->attempts[i] = TRYING;
     d->next_ns = later(now, EPW_LINKS_HEAD_START_NS);
+}
+
+/* When an untried address is to be tried. */
+static uint64_t due_ns(const dial *d, uint32_t i) {
+    uint64_t turn = count_attempts(d, TRYING) > 0 ? d->next_ns : 0;
+    return turn > d->after_ns[i] ? turn : d->after_ns[i];
 }
 
 /* Tries the next addresses when it is time to, and ends the dial when there is none left. */
@@ -316,18 +348,17 @@ static void advance(epw_links *links, dial *d, uint64_t now) {
         end_dial(links, d, EPW_ERR_TIMEOUT);
         return;
     }
-    for (uint32_t i = 0; i < d->to.count && d->speaker == NULL; i++) {
-        bool due = count_attempts(d, TRYING) == 0 || now >= d->next_ns;
-        if (d->attempts[i] == UNTRIED && due) try_address(links, d, i, now);
-    }
+    for (uint32_t i = 0; i < d->to.count && d->speaker == NULL; i++)
+        if (d->attempts[i] == UNTRIED && now >= due_ns(d, i)) try_address(links, d, i, now);
     if (count_attempts(d, FAILED) == d->to.count) end_dial(links, d, EPW_ERR_PEER);
 }
 
 static void fail_attempt(epw_links *links, connection *c, uint64_t now) {
-    char text[EPW_HANDSHAKE_TEXT];
     dial *d = c->dial;
-    note_address(d, c->address, epw_handshake_explain(&c->hand, text));
-    end_attempt(links, d, c->address, FAILED);
+    bool again = is_worth_another(d, &c->hand);
+    epw_handshake_explain(&c->hand, d->found[c->address]);
+    if (again) pause_address(d, c->address, now);
+    end_attempt(links, d, c->address, again ? UNTRIED : FAILED);
     d->next_ns = now;
     advance(links, d, now);
 }
@@ -396,6 +427,7 @@ epw_status epw_links_dial(epw_links *links, const epw_dial_order *order, uint64_
     if (d == NULL) return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for a dial");
     d->peer = (epw_auth_peer){order->peer, order->fabric, order->link};
     d->deadline_ns = order->deadline_ns;
+    d->pause_ns = FIRST_PAUSE_NS;
     d->to = to;
     d->fd = -1;
     d->status = EPW_PENDING;
@@ -457,7 +489,8 @@ static uint64_t next_time(const epw_links *links) {
     for (const dial *d = links->dials; d; d = d->next) {
         uint64_t at = d->deadline_ns;
         if (d->speaker && d->speaker->until_ns < at) at = d->speaker->until_ns;
-        if (!d->speaker && d->next_ns < at && count_attempts(d, UNTRIED) > 0) at = d->next_ns;
+        for (uint32_t i = 0; i < d->to.count && !d->speaker; i++)
+            if (d->attempts[i] == UNTRIED && due_ns(d, i) < at) at = due_ns(d, i);
         if (d->status != EPW_PENDING) at = 1;
         if (at < next) next = at;
     }

@@ -56,9 +56,10 @@ typedef struct epw_dial_order {
 } epw_dial_order;
 
 /* Starts to dial. Addresses are tried in order, each with a head start. The handshake is made with the first
- * that accepts; if that is not the peer, the next ones are tried. The result is an event, no later than the
- * deadline: a link, or the failure of all addresses. EPW_ERR_INVALID, EPW_ERR_LIMIT: an argument is wrong;
- * EPW_ERR_STATE: in a forked child. */
+ * that accepts; if that is not the peer, the next ones are tried. A listener that hangs up or does not take
+ * the connection because many others dial it is dialed again after a pause. The result is an event, no later
+ * than the deadline: a link, or the failure of all addresses. EPW_ERR_INVALID, EPW_ERR_LIMIT: an argument is
+ * wrong; EPW_ERR_STATE: in a forked child. */
 epw_status epw_links_dial(epw_links *links, const epw_dial_order *order, uint64_t now_ns);
 
 typedef enum epw_link_event_kind { EPW_LINK_UP, EPW_LINK_FAILED } epw_link_event_kind;
