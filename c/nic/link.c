@@ -155,6 +155,7 @@ static void free_closed(epw_links *links) {
 
 static void drop_stranger(epw_links *links, uint32_t i) {
     links->stranger_count--;
+    if (links->accept_after_ns > 0) links->accept_after_ns = 1; /* there is room again */
     memmove(&links->strangers[i], &links->strangers[i + 1],
             (links->stranger_count - i) * sizeof links->strangers[0]);
 }
@@ -230,13 +231,27 @@ static bool is_exhaustion(int err) {
     return err == EMFILE || err == ENFILE || err == ENOBUFS || err == ENOMEM || err == ENOSPC;
 }
 
+static void pause_accepting(epw_links *links, uint64_t until) {
+    links->accept_after_ns = until;
+    watch_listeners(links, false);
+}
+
+/* When the oldest stranger may be closed for a newer one; 0: there is room beside it. */
+static uint64_t full_until(const epw_links *links) {
+    if (links->stranger_count < EPW_LINKS_STRANGERS) return 0;
+    return later(links->strangers[0]->until_ns - links->handshake_ns, EPW_LINKS_GRACE_NS);
+}
+
 static void accept_some(epw_links *links, int fd, uint64_t now) {
     for (int i = 0; i < ACCEPTED_AT_ONCE; i++) {
+        if (now < full_until(links)) {
+            pause_accepting(links, full_until(links));
+            return;
+        }
         int err = accept_one(links, fd, now);
         if (err == EAGAIN) return;
         if (!is_exhaustion(err)) continue; /* all other errors of accept concern only one connection */
-        links->accept_after_ns = later(now, ACCEPT_PAUSE_NS);
-        watch_listeners(links, false);
+        pause_accepting(links, later(now, ACCEPT_PAUSE_NS));
         return;
     }
 }

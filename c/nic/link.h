@@ -9,7 +9,9 @@
  *
  * Strangers cost little: at most EPW_LINKS_STRANGERS connections that have not proven themselves are kept,
  * each for at most EPW_LINKS_HANDSHAKE_NS, and no more is read from one than the bytes of a handshake. Beyond
- * that number the oldest is closed for the newest, so silent ones keep nobody out. */
+ * that number the oldest is closed for the newest, so silent ones keep nobody out; but first it has
+ * EPW_LINKS_GRACE_NS to prove itself, while newer ones wait in the system's queue. So ranks that all dial one
+ * at the same time do not crowd each other out. */
 #ifndef EPW_NIC_LINK_H
 #define EPW_NIC_LINK_H
 
@@ -18,6 +20,7 @@
 
 #define EPW_LINKS_STRANGERS     64
 #define EPW_LINKS_HANDSHAKE_NS  5000000000u
+#define EPW_LINKS_GRACE_NS      100000000u
 #define EPW_LINKS_HEAD_START_NS 250000000u /* for one address, before the next is tried as well */
 
 typedef struct epw_links epw_links;

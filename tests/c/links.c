@@ -332,6 +332,21 @@ static void all_come_up(ends e, int count) {
     CHECK_MSG(got == 2 * count, "%d events of %d links", got, count);
 }
 
+/* More dialers than a listener keeps: none loses its place before it can speak. */
+static void dialers_leave_each_other_time(void) {
+    enum { DIALERS = 3 * EPW_LINKS_STRANGERS };
+    ends e = open_ends();
+    for (uint32_t i = 0; i < DIALERS; i++) CHECK_OK(dial(e.links[0], e.links[1], 1, i, 60000 * MS));
+    uint64_t now = epw_now_ns();
+    epw_link_event event;
+    for (int round = 0; round < 50; round++) CHECK(!epw_links_poll(e.links[1], now, &event));
+    struct pollfd idle = {.fd = epw_links_fd(e.links[1]), .events = POLLIN};
+    CHECK(epw_links_refused(e.links[1]).crowded_out == 0);
+    CHECK(poll(&idle, 1, 0) == 0 || epw_now_ns() - now >= EPW_LINKS_GRACE_NS); /* it does not spin */
+    all_come_up(e, DIALERS);
+    close_ends(e);
+}
+
 /* More dialers than a listener keeps, all of them slow: whom it hangs up on dials again. */
 static void who_is_crowded_out_comes_again(void) {
     enum { DIALERS = 3 * EPW_LINKS_STRANGERS };
@@ -801,6 +816,7 @@ int main(void) {
     another_key_is_refused();
     who_is_not_meant_refuses();
     silent_connections_hold_nothing_up();
+    dialers_leave_each_other_time();
     who_is_crowded_out_comes_again();
     who_finds_a_full_queue_comes_again();
     KEEP_TIME(silence_has_its_time());
