@@ -47,7 +47,8 @@ typedef struct listener {
     int fd;
 } listener;
 
-typedef enum attempt { UNTRIED, TRYING, FAILED } attempt;
+/* SILENT: it used up its share of the time, but may be the only one that leads to the peer. */
+typedef enum attempt { UNTRIED, TRYING, SILENT, FAILED } attempt;
 
 /* Connections to several addresses are made at the same time, but only one makes the handshake: two
  * handshakes would leave the peer with a link that this end then closes. */
@@ -365,6 +366,9 @@ static void advance(epw_links *links, dial *d, uint64_t now) {
     }
     for (uint32_t i = 0; i < d->to.count && d->speaker == NULL; i++)
         if (d->attempts[i] == UNTRIED && now >= due_ns(d, i)) try_address(links, d, i, now);
+    if (count_attempts(d, UNTRIED) > 0 || count_attempts(d, TRYING) > 0) return;
+    for (uint32_t i = 0; i < d->to.count; i++)
+        if (d->attempts[i] == SILENT) d->attempts[i] = UNTRIED; /* and due: the timer comes at once */
     if (count_attempts(d, FAILED) == d->to.count) end_dial(links, d, EPW_ERR_PEER);
 }
 
@@ -378,16 +382,24 @@ static void fail_attempt(epw_links *links, connection *c, uint64_t now) {
     advance(links, d, now);
 }
 
-/* The first connection that is established makes the handshake, within its share of the time that is left.
- * The others are closed, and made again if it does not lead to the peer. */
+static void leave_silent(epw_links *links, connection *c) {
+    dial *d = c->dial;
+    epw_handshake_explain(&c->hand, d->found[c->address]);
+    end_attempt(links, d, c->address, SILENT);
+}
+
+/* The first connection that is established makes the handshake. The others are closed, and made again if it
+ * does not lead to the peer: it has its share of the time that is left, all of it if there are no others. */
 static void let_speak(epw_links *links, connection *c, uint64_t now) {
     dial *d = c->dial;
     d->speaker = c;
     for (uint32_t i = 0; i < d->to.count; i++)
         if (d->tries[i] != c) end_attempt(links, d, i, UNTRIED);
     uint64_t left = d->deadline_ns > now ? d->deadline_ns - now : 0;
-    uint64_t share = left / (count_attempts(d, UNTRIED) + 1);
-    c->until_ns = later(now, share < links->handshake_ns ? share : links->handshake_ns);
+    uint32_t others = count_attempts(d, UNTRIED);
+    uint64_t share = left / (others + 1);
+    if (others > 0 && share > links->handshake_ns) share = links->handshake_ns;
+    c->until_ns = later(now, share);
 }
 
 static void step_dialed(epw_links *links, connection *c, uint64_t now) {
@@ -420,7 +432,7 @@ static void step_dialed(epw_links *links, connection *c, uint64_t now) {
 static void carry_on_dials(epw_links *links, uint64_t now) {
     for (dial *d = links->dials; d; d = d->next) {
         if (now < d->deadline_ns && d->speaker && now >= d->speaker->until_ns)
-            fail_attempt(links, d->speaker, now);
+            leave_silent(links, d->speaker);
         advance(links, d, now);
     }
 }

@@ -564,6 +564,35 @@ static void the_next_address_is_tried(void) {
     close_ends(e);
 }
 
+/* A process that is stopped accepts, and says nothing until it continues. That may be long after the time
+ * that strangers have, and no other address has to be tried meanwhile. */
+static void a_silent_peer_has_until_the_deadline(void) {
+    epw_links_options a = options_of(0), b = options_of(1);
+    int end, fds[2];
+    a.handshake_ns = 20 * MS;
+    ends e = {{open_links(&a), NULL}};
+    epw_links *stopped = open_links(&b);
+    epw_addresses to = {.count = 2, .list = {loopback(port_of(stopped)), loopback(closed_port())}};
+    for (; to.count > 0; to.count--) {
+        epw_link_event event;
+        CHECK_OK(dial_at(e.links[0], &to, 20000 * MS));
+        CHECK(!next_event(e, 200 * MS, &end, &event));
+        e.links[1] = stopped;
+        CHECK(link_up(e, 9, 20000 * MS, fds));
+        epw_fd_release(fds[0]);
+        epw_fd_release(fds[1]);
+        e.links[1] = NULL;
+
+        uint64_t begin = epw_now_ns();
+        CHECK_OK(dial_at(e.links[0], &to, 200 * MS));
+        event = failure(e, 20000 * MS);
+        CHECK(epw_now_ns() - begin >= 199 * MS);
+        CHECK(event.status == EPW_ERR_TIMEOUT && says(&event, "said nothing more"));
+    }
+    epw_links_close(stopped);
+    close_ends(e);
+}
+
 /* The first address does not answer at all: the second is tried after a head start, while the first dial
  * continues. */
 static void an_address_that_does_not_answer_delays_little(void) {
@@ -824,6 +853,7 @@ int main(void) {
     a_listener_without_descriptors_goes_on_later();
     a_closed_port_fails_at_once();
     KEEP_TIME(the_next_address_is_tried());
+    a_silent_peer_has_until_the_deadline();
     an_address_that_does_not_answer_delays_little();
     a_taken_range_is_named();
     wrong_addresses_are_named();
