@@ -51,10 +51,14 @@ static void open_unoffered(victim *v) {
     v->fd = fds[1];
 }
 
-static void open_victim(victim *v) {
+static void open_victim_with(victim *v, uint32_t ring) {
     open_unoffered(v);
-    CHECK(epw_rings_offer(&v->rings, v->fd, RING) == 0);
+    CHECK(epw_rings_offer(&v->rings, v->fd, ring) == 0);
     epw_pair_connect(v->pair, v->link, 1);
+}
+
+static void open_victim(victim *v) {
+    open_victim_with(v, RING);
 }
 
 /* Checks that only what the key permits was written. */
@@ -264,6 +268,31 @@ static void memory_that_is_no_rings_ends_the_connection(void) {
 
 /* ---- an end that is gone ---- */
 
+/* Its ring is larger than what is read in one turn, and full. */
+static void all_that_a_peer_wrote_before_it_ended_is_placed(void) {
+    enum { BYTES = OPEN_BYTES, LARGE_RING = 64 << 20, WRITES = LARGE_RING / (BYTES + EPW_FRAME_BYTES) - 1 };
+    static unsigned char bytes[BYTES];
+    victim v;
+    open_victim_with(&v, LARGE_RING);
+    /* Nothing but the end wakes the thread. */
+    _Atomic uint32_t *sleeps = &v.rings.out.cursors->reader_sleeps;
+    for (int ms = 0; ms < 5000 && atomic_load(sleeps) == 0; ms++) nanosleep(&(struct timespec){0, MS}, NULL);
+    nanosleep(&(struct timespec){0, 20 * MS}, NULL);
+    atomic_store(sleeps, 0);
+    for (uint32_t i = 0; i < WRITES; i++) {
+        memcpy(bytes, &i, sizeof i);
+        say_write(&v, i, OPEN_FROM, BYTES);
+        say(&v, bytes, BYTES);
+    }
+    close(v.fd);
+    v.fd = -1;
+    CHECK(ends(&v));
+    uint32_t last;
+    memcpy(&last, v.window + OPEN_FROM, sizeof last);
+    CHECK_MSG(last == WRITES - 1, "%u of %u", last + 1, WRITES);
+    close_victim(&v);
+}
+
 static void a_peer_that_has_closed_is_told_as_gone(void) {
     epw_nic *nic = NULL;
     uint64_t link = 0;
@@ -315,6 +344,7 @@ int main(void) {
     KEEP_TIME(a_part_of_a_header_is_waited_for());
     a_nap_ends_with_what_a_ring_brings();
     memory_that_is_no_rings_ends_the_connection();
+    all_that_a_peer_wrote_before_it_ended_is_placed();
     a_peer_that_has_closed_is_told_as_gone();
     sizes_are_checked();
     return check_result("ring_links");

@@ -364,7 +364,18 @@ bool epw_link_take_bytes(epw_link *link) {
     return true;
 }
 
-/* What the other end wrote before it ended is in the ring. */
+bool epw_link_take_rest(epw_link *link) {
+    const epw_ring *in = &link->rings.in;
+    uint64_t before, filled = epw_ring_filled(in);
+    const uint64_t end = in->at + (filled < in->size ? filled : in->size);
+    do {
+        before = in->at;
+        if (!epw_link_take_bytes(link)) return false;
+    } while (in->at != before && in->at < end);
+    return true;
+}
+
+/* What the other end wrote before it ended is in the ring, and is taken when the link is lost. */
 static bool read_rings(epw_link *link) {
     bool there = epw_rings_hear(link->fd);
     return epw_link_take_bytes(link) && there;

@@ -92,13 +92,13 @@ void epw_nic_drop_link(epw_nic *nic, epw_link *link) {
 
 /* The connection has failed, and with it the pairs that send over it. What its peer had sent before is placed
  * first, also what has arrived over other connections: the words of a process that has ended may still lie in
- * one connection when the end of another is noticed. No more is read than sockets hold. */
+ * one connection when the end of another is noticed. No more is read than sockets and rings hold. */
 static void lose_link(epw_nic *nic, epw_link *link) {
     uint32_t peer = link->peer;
     for (uint32_t i = 0; i < nic->link_count; i++) {
         epw_link *other = nic->links[i];
         if (other == NULL || other->peer != peer || other->frozen) continue;
-        other->over = !(other->rings.memory != NULL ? epw_link_take_bytes(other) : epw_link_read(other));
+        other->over = !(other->rings.memory != NULL ? epw_link_take_rest(other) : epw_link_read(other));
     }
     epw_nic_drop_link(nic, link);
     for (uint32_t i = 0; i < nic->link_count; i++) {

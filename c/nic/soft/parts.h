@@ -304,6 +304,9 @@ bool epw_link_read(epw_link *link);
 bool epw_link_take_bytes(epw_link *link);
 uint32_t epw_link_wants_bytes(const epw_link *link);
 
+/* The same for all that is in the ring now, however much: the other end is gone. */
+bool epw_link_take_rest(epw_link *link);
+
 /* ---- inspect.c: at a strict NIC ---- */
 
 /* False: no memory. */
