@@ -136,6 +136,57 @@ static void words_are_behind_rows_where_writes_pass_each_other(because why) {
     nothing_is_left("unordered", why);
 }
 
+/* On a queue pair that is connected to itself. Entries are described as they are fetched: the addend is in
+ * the entry, and the former value comes to a piece. */
+static void an_addition_gives_the_former_value(void) {
+    static _Alignas(4096) uint64_t page[512];
+    const epw_verbs_calls *verbs = epw_verbs_calls_of_library();
+    const epw_mlx5_calls *calls = NULL;
+    epw_mlx5 *adapter = NULL;
+    epw_mlx5_region region;
+    void *channel, *queue;
+    uint32_t number, posted, done_count = 0;
+    int fd;
+    CHECK_OK(epw_verbs_library(where, &calls));
+    CHECK_OK(epw_mlx5_open(calls, &(epw_mlx5_options){0}, where, &adapter));
+    epw_adapter_device device = epw_mlx5_device(adapter);
+    epw_mlx5_address self = epw_mlx5_address_of(adapter);
+    CHECK(calls->register_memory(device.pd, page, sizeof page, 0,
+                                 EPW_MLX5_LOCAL_WRITE | EPW_MLX5_REMOTE_WRITE | EPW_MLX5_REMOTE_ATOMIC,
+                                 &region) == 0);
+    CHECK(verbs->open_channel(device.device, &channel, &fd) == 0);
+    CHECK(verbs->open_queue(device.device, device.pd, channel, 16, 0, &queue, &number) == 0);
+    epw_mlx5_path path = device.path;
+    path.remote = number;
+    memcpy(path.gid, self.gid, sizeof path.gid);
+    epw_mlx5_choose_retries(deadline_ns, &path);
+    CHECK(verbs->connect(queue, &path) == 0);
+    const uint64_t addend = 5;
+    epw_verbs_work work = {.opcode = EPW_OPCODE_FETCH_ADD,
+                           .signalled = true,
+                           .is_inline = true,
+                           .key = region.rkey,
+                           .remote = 8,
+                           .count = 1,
+                           .local = {{.offset = 64, .bytes = 8, .key = region.lkey}},
+                           .inlined = (const unsigned char *)&addend,
+                           .inlined_bytes = sizeof addend,
+                           .addend = addend};
+    page[1] = 37;
+    epw_verbs_done done = {0};
+    CHECK(verbs->post(queue, &work, 1, &posted) == 0 && posted == 1);
+    for (int ms = 0; ms < 10000 && done_count == 0; ms++) {
+        CHECK(verbs->poll(queue, &done, 1, &done_count) == 0);
+        nanosleep(&(struct timespec){0, MS}, NULL);
+    }
+    CHECK(done_count == 1 && done.syndrome == EPW_SYNDROME_NONE);
+    CHECK_MSG(page[1] == 42 && page[8] == 37, "%d, formerly %d", (int)page[1], (int)page[8]);
+    CHECK(verbs->close_queue(queue) == 0 && verbs->close_channel(channel) == 0);
+    CHECK(calls->deregister(region.handle) == 0);
+    epw_mlx5_close(adapter);
+    nothing_is_left("addition", 0);
+}
+
 /* ---- connecting again ---- */
 
 /* Rank 1 offers queue pairs that serve rank 0's former connection, whose end arrives late. */
@@ -553,6 +604,7 @@ int main(void) {
     queue_pairs_are_warm_before_the_first_operation();
     a_fabric_names_its_adapter();
     for (because why = 0; why < BECAUSES; why++) words_are_behind_rows_where_writes_pass_each_other(why);
+    an_addition_gives_the_former_value();
     queue_pairs_of_a_former_connection_are_refused(false);
     queue_pairs_of_a_former_connection_are_refused(true);
     whoever_connects_last_is_taken();

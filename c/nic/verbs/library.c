@@ -217,7 +217,7 @@ static void write_send(const epw_verbs_work *work, epw_abi_send *send,
     send->remote.rdma.key = work->key;
     for (uint32_t i = 0; i < work->count; i++)
         pieces[i] = (epw_abi_piece){work->local[i].offset, work->local[i].bytes, work->local[i].key};
-    if (work->is_inline) {
+    if (work->is_inline && work->opcode != EPW_OPCODE_FETCH_ADD) { /* its result comes to a piece */
         send->flags |= EPW_ABI_INLINE;
         send->count = 1;
         pieces[0] = (epw_abi_piece){(uint64_t)(uintptr_t)work->inlined, work->inlined_bytes, 0};
