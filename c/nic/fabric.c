@@ -286,6 +286,11 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
     epw_status status = event->status;
     const char *reason = event->reason;
     uint64_t link = 0;
+    waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;
+    if (event->dialed && w == NULL) { /* its caller has left, and nobody else would end the link */
+        if (event->kind == EPW_LINK_UP) epw_fd_release(event->fd);
+        return;
+    }
     if (event->kind == EPW_LINK_UP) {
         epw_where where = {"connect", (int)fabric->rank, (int)event->peer};
         status = is_local(event->fd)
@@ -294,7 +299,6 @@ static void take(epw_fabric *fabric, const epw_link_event *event) {
                      : epw_nic_add_link(fabric->nic, event->fd, event->peer, where, &link);
         reason = status == EPW_OK ? "" : epw_last_error();
     }
-    waiter *w = event->dialed ? waits_for(fabric, event->link) : NULL;
     if (w == NULL) return;
     w->done = true;
     w->status = status;
