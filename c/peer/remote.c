@@ -420,6 +420,7 @@ void epw_remote_let_go(epw_peers *peers, uint32_t peer, const epw_nonce *whose) 
     if (keep) {
         peers->offered[peer] = remote;
         peers->remotes[peer] = NULL;
+        atomic_fetch_sub_explicit(&peers->remote_count, 1, memory_order_relaxed);
     }
     pthread_mutex_unlock(&peers->lock);
     if (!keep) epw_remote_disconnect(peers, peer);
