@@ -210,6 +210,7 @@ static epw_status take_import(epw_peers *peers, epw_where where, epw_import *imp
                                     deadline_ns, where, &route);
     if (status == EPW_OK) status = peers->gpu != NULL ? epw_peers_enter(peers, peer, &route, where) : EPW_OK;
     if (status != EPW_OK) {
+        if (route.path == EPW_PATH_QUEUE) epw_remote_disconnect(peers, peer);
         epw_import_close(import); /* nobody sends to this peer, so nothing uses the pointer */
         return status;
     }
