@@ -35,6 +35,14 @@ static _Atomic uint8_t record_levels[EPW_LOG_SUBSYSTEMS];
 
 /* ---- settings ---- */
 
+void epw_log_lock(void) {
+    pthread_mutex_lock(&lock);
+}
+
+void epw_log_unlock(void) {
+    pthread_mutex_unlock(&lock);
+}
+
 /* The level that `text` of `length` bytes names; -1 if none. */
 static int level_of(const char *text, size_t length) {
     for (int i = 0; i < (int)(sizeof levels / sizeof levels[0]); i++)

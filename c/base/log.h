@@ -45,6 +45,10 @@ const char *epw_log_size(uint64_t bytes, char text[EPW_LOG_SIZE]);
  * EPW_ERR_SYSTEM: the file cannot be opened. */
 epw_status epw_log_open(epw_where where);
 
+/* Takes the lock of the settings, so that a child is not made while another thread changes them. */
+void epw_log_lock(void);
+void epw_log_unlock(void);
+
 /* For the crate: its group and launcher write lines to the same log. The callback does not get them, because
  * the crate reports the same as events. UINT32_MAX: the line has no rank. The first opens the log, and
  * returns whether EPWIRE_LOG selects such lines: */

@@ -10,6 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/sha256.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -79,19 +80,30 @@ void epw_fd_release(int fd) {
     epw_process_unlock();
 }
 
+/* A thread that holds one of the locks does not exist in the child, which would wait for it forever. */
+static void before_fork(void) {
+    epw_process_lock();
+    epw_log_lock();
+}
+
+static void after_fork(void) {
+    epw_log_unlock();
+    epw_process_unlock();
+}
+
 static void child_after_fork(void) {
     for (size_t i = 0; i < private_fds.count; i++) close(private_fds.list[i]);
     private_fds.count = 0;
     have_process_nonce = false;
     pthread_cond_init(&changed, NULL); /* its waiters do not exist in the child */
     atomic_fetch_add_explicit(&generation, 1, memory_order_relaxed);
-    epw_process_unlock();
+    after_fork();
 }
 
 static int atfork_error;
 
 static void register_fork_handlers(void) {
-    atfork_error = pthread_atfork(epw_process_lock, epw_process_unlock, child_after_fork);
+    atfork_error = pthread_atfork(before_fork, after_fork, child_after_fork);
 }
 
 epw_status epw_process_ready(epw_where where) {

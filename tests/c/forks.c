@@ -1,5 +1,6 @@
 /* A fork in a process with buffers: the child can destroy what it inherited, and create its own; the parent
  * is not affected. */
+#include "base/log.h"
 #include "ep/buffer.h"
 #include "group.h"
 #include "prefill/parts.h"
@@ -8,6 +9,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { LOCAL = EXPERTS / 2, ROWS = 2 * TOKENS, CHILD_SECONDS = 60 };
@@ -201,6 +203,29 @@ static void a_child_of_a_busy_process_destroys_what_it_inherited(void) {
     destroy(&g);
 }
 
+static void *hold_the_log(void *argument) {
+    atomic_int *held = argument;
+    epw_log_lock();
+    atomic_store(held, 1);
+    nanosleep(&(struct timespec){0, 50 * MS}, NULL); /* meanwhile the child is being made */
+    epw_log_unlock();
+    return NULL;
+}
+
+static int set_the_log(void *context) {
+    (void)context;
+    return epw_log_set(NULL, NULL, NULL) != EPW_OK;
+}
+
+static void a_child_can_set_the_log_while_the_parent_does(void) {
+    atomic_int held = 0;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, hold_the_log, &held) == 0);
+    while (!atomic_load(&held)) nanosleep(&(struct timespec){0, MS}, NULL);
+    CHECK(in_child(set_the_log, NULL) == 0);
+    pthread_join(thread, NULL);
+}
+
 /* A rank of prefill, and a dispatch whose receiving half is due. */
 typedef struct half_dispatch {
     epw_prefill *prefill;
@@ -255,6 +280,7 @@ int main(void) {
     a_child_writes_to_none_of_its_parents_descriptors();
     a_child_makes_buffers_of_its_own();
     a_child_of_a_busy_process_destroys_what_it_inherited();
+    a_child_can_set_the_log_while_the_parent_does();
     a_child_frees_routings_of_operations_under_way();
     return check_result("forks");
 }
