@@ -36,6 +36,8 @@ static epw_status allocate(epw_peers *peers, uint64_t bytes, epw_where where, un
     if (at == MAP_FAILED)
         return epw_fail(EPW_ERR_NO_MEMORY, where, "no memory for %llu bytes of images of peers behind queues",
                         (unsigned long long)bytes);
+    /* An adapter continues to read these pages, so a forked child must not share them. */
+    madvise(at, bytes, MADV_DONTFORK);
     /* A hint to the kernel, given if a peer's part is large enough to fill huge pages. */
     if (bytes / peers->ranks >= HUGE_FROM_BYTES) madvise(at, bytes, MADV_HUGEPAGE);
     *out = at;

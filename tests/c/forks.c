@@ -5,6 +5,7 @@
 #include "group.h"
 #include "prefill/parts.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -203,6 +204,23 @@ static void a_child_of_a_busy_process_destroys_what_it_inherited(void) {
     destroy(&g);
 }
 
+/* An adapter reads images. If a child had them too, the parent's next write would copy a page, and the
+ * adapter would go on reading the former one. */
+static int has_no_image(void *context) {
+    const group *g = context;
+    int ends[2];
+    if (pipe(ends) != 0) return 1;
+    return write(ends[1], g->of[0]->peers.image, 1) == 1 ? 2 : errno != EFAULT;
+}
+
+static void a_child_has_no_images(void) {
+    setenv("EPW_TEST_PATH", "queue", 1);
+    group g = make_group(2, 60000 * MS);
+    CHECK(g.of[0]->peers.image != NULL && in_child(has_no_image, &g) == 0);
+    destroy(&g);
+    unsetenv("EPW_TEST_PATH");
+}
+
 static void *hold_the_log(void *argument) {
     atomic_int *held = argument;
     epw_log_lock();
@@ -280,6 +298,7 @@ int main(void) {
     a_child_writes_to_none_of_its_parents_descriptors();
     a_child_makes_buffers_of_its_own();
     a_child_of_a_busy_process_destroys_what_it_inherited();
+    a_child_has_no_images();
     a_child_can_set_the_log_while_the_parent_does();
     a_child_frees_routings_of_operations_under_way();
     return check_result("forks");
