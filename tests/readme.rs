@@ -224,7 +224,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),
     ("torchrun --no-python --nproc-per-node 4 program", "needs PyTorch; as above"),
     ("mpirun -n 4 program", "step example_mpirun, with what Open MPI wants of root on few cores"),
-    ("mpiexec -n 4 program", "needs MPICH; as Slurm"),
+    ("EPWIRE_ADDR=127.0.0.1:29700 mpiexec -n 4 program", "needs MPICH; as Slurm"),
     (
         "torchrun --no-python --nnodes 2 --nproc-per-node 2 --node-rank R --master-addr 10.0.0.1 --master-port 29600 program",
         "needs two machines; tests/chaos runs ranks in network namespaces",

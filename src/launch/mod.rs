@@ -10,7 +10,7 @@
 //! | epwire | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
 //! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, one port above `MASTER_PORT` |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | the same; without it loopback, if all ranks are on one host |
-//! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | as Open MPI |
+//! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | as Open MPI; MPICH gives no job name, so `MASTER_ADDR` and `MASTER_PORT` are needed |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first host of `SLURM_STEP_NODELIST` |
 //! | PMI, PMIx | `PMI_RANK` or `PMIX_RANK`, `PMI_SIZE` | as Open MPI |
 //! | Kubernetes LWS | `LWS_WORKER_INDEX`, `LWS_GROUP_SIZE` | `LWS_LEADER_ADDRESS`, port [`DEFAULT_PORT`] |

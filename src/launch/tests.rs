@@ -151,9 +151,11 @@ fn hydra_and_plain_pmi_are_read() {
 
 #[test]
 fn a_run_without_a_name_derives_no_port() {
-    let text =
-        error(&[("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")]);
+    let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0"), ("MPI_LOCALNRANKS", "2")];
+    let text = error(&mpich);
     assert!(text.contains("no name to derive a port from") && text.contains("EPWIRE_ADDR"), "{text}");
+    let found = launch(&with(&mpich, &[("EPWIRE_ADDR", "127.0.0.1:29700")]));
+    assert_eq!((found.addresses, found.source), (vec![at("127.0.0.1", 29700)], Source::Hydra));
 }
 
 #[test]
