@@ -47,7 +47,7 @@ pub const ADDR: &str = "EPWIRE_ADDR";
 pub const HOSTED: &str = "EPWIRE_HOSTED";
 /// Name of the run.
 pub const RUN_ID: &str = "EPWIRE_RUN_ID";
-/// Network interfaces to use.
+/// Network interfaces on which queues listen.
 pub const IFNAME: &str = "EPWIRE_IFNAME";
 /// Shared secret of the run.
 pub const TOKEN: &str = "EPWIRE_TOKEN";
@@ -129,9 +129,10 @@ pub const VARIABLES: &[Variable] = &[
     },
     Variable {
         name: IFNAME,
-        default: "chosen by the system",
-        doc: "Network interfaces to advertise and bind, for the rendezvous and for queues, in the grammar of `NCCL_SOCKET_IFNAME`: a comma-separated \
-              list of name prefixes; a leading `=` asks for exact names, a leading `^` excludes (`^=` exact names).",
+        default: "all that are up",
+        doc: "Network interfaces on which queues listen, in the grammar of `NCCL_SOCKET_IFNAME`: a comma-separated list of name prefixes; a leading \
+              `=` asks for exact names, a leading `^` excludes (`^=` exact names). The rendezvous does not use it: rank 0 listens at the address to \
+              which `EPWIRE_ADDR` or `MASTER_ADDR` resolves on its host.",
     },
     Variable {
         name: TOKEN,

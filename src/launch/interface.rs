@@ -1,4 +1,4 @@
-//! Which network interface to advertise and bind, in the grammar of NCCL.
+//! A choice of network interfaces, in the grammar of NCCL.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -49,9 +49,12 @@ impl fmt::Display for InterfaceChoice {
     }
 }
 
-/// The address to advertise and bind according to `EPWIRE_IFNAME`; `None` if it is unset. Among several admitted
+/// The address of this host on the interfaces of `EPWIRE_IFNAME`; `None` if it is unset. Among several admitted
 /// addresses, one that other hosts can reach is preferred to loopback, and IPv4 to IPv6; among equals the system's
 /// order decides. Link-local IPv6 addresses are skipped, because they mean nothing without a scope.
+///
+/// For programs that let rank 0 listen at it ([`GroupOptions::bind`](crate::group::GroupOptions::bind)); epwire itself
+/// does not: its rendezvous listens at the address that the launcher gives.
 ///
 /// # Errors
 ///
