@@ -221,6 +221,11 @@ const ELSEWHERE: &[(&str, &str)] = &[
     (".ci/beside_mpi --collectives --turns 11", "as above"),
     // Programs that CI's machine does not have, or that need several hosts.
     ("export EPWIRE_TOKEN=$(openssl rand -hex 16)", "goes with the line below it"),
+    (
+        "for i in $(seq 0 7); do EPWIRE_LOCAL_RANK=$i program & done; wait",
+        "needs Kubernetes; the unit tests of src/launch have its variables",
+    ),
+    ("export EPWIRE_LOCAL_WORLD=8", "goes with the line below it"),
     ("srun -N 1 -n 4 program", "needs Slurm; the unit tests of src/launch have its variables"),
     ("torchrun --no-python --nproc-per-node 4 program", "needs PyTorch; as above"),
     ("mpirun -n 4 program", "step example_mpirun, with what Open MPI wants of root on few cores"),

@@ -1,6 +1,7 @@
 //! Why a process does not know its place in the run.
 
 use super::sources::Source;
+use crate::env;
 use crate::names::readable;
 
 /// Why the place of this process is unknown although a launcher has set variables.
@@ -8,7 +9,7 @@ use crate::names::readable;
 #[non_exhaustive]
 pub enum LaunchError {
     /// A launcher's set of variables is incomplete.
-    #[error("launch: {claim} is set, but {missing} is not{}", remedy(*by, claim))]
+    #[error("launch: {claim} is set, but {missing} is not{}", remedy(*by, claim, missing))]
     Missing {
         /// The launcher recognised.
         by: Source,
@@ -60,11 +61,22 @@ pub enum LaunchError {
 readable!(LaunchError { Missing, Invalid, NoAddress, NoInterface, Interfaces });
 
 /// What to do about an incomplete set of variables.
-fn remedy(by: Source, claim: &str) -> String {
+fn remedy(by: Source, claim: &str, missing: &str) -> String {
     match by {
         Source::Epwire => {
             format!(": set EPWIRE_RANK, EPWIRE_WORLD and EPWIRE_ADDR on every rank, or unset {claim}")
         }
+        Source::Lws if missing == env::LOCAL_RANK => format!(": set {missing} for each process of a pod"),
+        // Others than torchrun set RANK and WORLD_SIZE too.
+        Source::Torchrun | Source::Pmi if missing.contains("LOCAL") => {
+            ": if the launcher does not set it, set EPWIRE_LOCAL_RANK and EPWIRE_LOCAL_WORLD for each process"
+                .into()
+        }
+        // The shell that Slurm has started has some of a rank's variables.
+        Source::Slurm => format!(
+            ": start all ranks with srun; a program that starts its own ranks, from a batch script or an interactive \
+             shell, needs an empty variable: {claim}= program"
+        ),
         launcher => format!(
             ", although {launcher} sets both; start all ranks with the same launcher, or set EPWIRE_RANK, EPWIRE_WORLD \
              and EPWIRE_ADDR, which override it"

@@ -8,7 +8,7 @@
 //! | launcher | rank and world | ranks meet at, unless `EPWIRE_ADDR` is set |
 //! |---|---|---|
 //! | epwire | `EPWIRE_RANK`, `EPWIRE_WORLD` | `EPWIRE_ADDR` |
-//! | torchrun | `RANK`, `WORLD_SIZE` | `MASTER_ADDR`, one port above `MASTER_PORT` |
+//! | torchrun, others with `env://` | `RANK`, `WORLD_SIZE`, and from others than torchrun `EPWIRE_LOCAL_RANK`, `EPWIRE_LOCAL_WORLD` | `MASTER_ADDR`, one port above `MASTER_PORT` |
 //! | Open MPI | `OMPI_COMM_WORLD_RANK`, `_SIZE` | the same; without it loopback, if all ranks are on one host |
 //! | Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID` | as Open MPI; MPICH gives no job name, so `MASTER_ADDR` and `MASTER_PORT` are needed |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | the first host of `SLURM_STEP_NODELIST` |

@@ -10,7 +10,9 @@ use crate::names::names;
 pub enum Source {
     /// `EPWIRE_RANK` and related variables, which epwire's own launcher sets ([`super::spawn`]), or somebody by hand.
     Epwire,
-    /// torchrun, or anything else that sets PyTorch's `env://` variables.
+    /// torchrun, or another launcher that sets PyTorch's `env://` variables: `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and
+    /// `MASTER_PORT`. If it sets no `LOCAL_RANK` and `LOCAL_WORLD_SIZE`, as torchrun does, `EPWIRE_LOCAL_RANK` and
+    /// `EPWIRE_LOCAL_WORLD` are needed.
     Torchrun,
     /// `mpirun` of Open MPI.
     OpenMpi,

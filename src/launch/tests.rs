@@ -101,6 +101,23 @@ fn torchrun_meets_one_port_above_its_own_store() {
 }
 
 #[test]
+fn other_env_launchers_need_epwires_local_rank() {
+    let text = error(&with(&TORCHRUN[..2], &TORCHRUN[4..6]));
+    assert!(text.contains("EPWIRE_LOCAL_RANK and EPWIRE_LOCAL_WORLD"), "{text}");
+    let own = [("EPWIRE_LOCAL_RANK", "1"), ("EPWIRE_LOCAL_WORLD", "4")];
+    let found = launch(&[&TORCHRUN[..2], &TORCHRUN[4..6], &own].concat());
+    assert_eq!((found.local_rank, found.local_world, found.run_id), (1, 4, None));
+}
+
+#[test]
+fn a_slurm_shell_is_no_rank_if_an_empty_variable_hides_it() {
+    let batch = with(&SLURM[..6], &SLURM[6..7]); // without a step
+    let text = error(&batch);
+    assert!(text.contains("SLURM_STEP_ID") && text.contains("SLURM_PROCID= program"), "{text}");
+    assert_eq!(detect(&with(&batch, &[("SLURM_PROCID", "")])).unwrap(), None);
+}
+
+#[test]
 fn slurm_meets_on_the_first_host_at_a_port_of_the_step() {
     let found = launch(SLURM);
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (8, 9, 0, 1));
@@ -165,7 +182,8 @@ fn lws_counts_pods() {
     assert_eq!(found.addresses, [at("g-0.g.default", DEFAULT_PORT)]);
 
     let eight = with(LWS, &[("EPWIRE_LOCAL_WORLD", "8")]);
-    assert!(error(&eight).contains("EPWIRE_LOCAL_RANK"));
+    let text = error(&eight);
+    assert!(text.ends_with("set EPWIRE_LOCAL_RANK for each process of a pod"), "{text}");
     let found = launch(&with(&eight, &[("EPWIRE_LOCAL_RANK", "3")]));
     assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (11, 16, 3, 8));
     assert!(error(&with(LWS, &[("EPWIRE_LOCAL_WORLD", "513")])).contains("at most 1024 ranks"));
