@@ -5,11 +5,14 @@ use std::{error::Error, process::exit, time::Duration};
 
 use epwire::cuda::{CombineOutput, DispatchOutput, TensorMut, TensorRef};
 use epwire::cudarc::driver::CudaContext;
+use epwire::doctor::gpus;
 use epwire::launch::{Launch, spawn::Ended, spawn::Ranks};
 use epwire::rendezvous::driver::{Server, ServerOptions};
 use epwire::{Combine, Device, Dispatch, EpBuffer, EpConfig, Group, env::Token, group::GroupOptions};
 use half::bf16;
 
+#[path = "common/asked.rs"]
+mod asked;
 #[path = "common/print.rs"]
 mod print;
 
@@ -26,15 +29,18 @@ fn main() {
 }
 
 fn start() -> Result<(), Box<dyn Error>> {
+    let ranks: Option<u32> = match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
+        [] => None,
+        [flag, ranks] if flag == "--ranks" => Some(ranks.parse()?),
+        _ => return Err("usage: cuda_quickstart [--ranks N]".into()),
+    };
     if let Some(launch) = Launch::from_env()? {
+        asked::check(&launch, ranks)?;
         let group = Group::join_blocking(GroupOptions::from_launch(&launch).token(Token::from_env()?))?;
-        return step(&group, launch.local_rank).and_then(|()| Ok(group.leave_blocking()?));
+        let gpu = launch.local_rank % gpus()?; // of those that this process sees
+        return step(&group, gpu).and_then(|()| Ok(group.leave_blocking()?));
     }
-    match &std::env::args().skip(1).collect::<Vec<_>>()[..] {
-        [] => step(&Group::threads(1)?[0], 0),
-        [flag, ranks] if flag == "--ranks" => spawn(ranks.parse()?),
-        _ => Err("usage: cuda_quickstart [--ranks N]".into()),
-    }
+    ranks.map_or_else(|| step(&Group::threads(1)?[0], 0), spawn)
 }
 
 fn spawn(ranks: u32) -> Result<(), Box<dyn Error>> {

@@ -97,6 +97,34 @@ fn the_doctor_says_which_rank_has_no_adapter() {
 }
 
 #[test]
+fn ranks_that_do_not_fit_are_reported_once_before_any_is_started() {
+    let mut bench = Command::new(example::build("bench"));
+    bench.args(["--ranks", "3"]);
+    let (output, said) = ended(bench);
+    assert_eq!((output.status.code(), said.matches("experts").count()), (Some(1), 1), "{said}");
+    assert!(!said.contains("rank "), "{said}");
+}
+
+#[test]
+fn a_shell_of_slurm_can_be_hidden_from_a_program_that_starts_its_ranks() {
+    let doctor = example::build("doctor");
+    let run = |rank: &str| {
+        let mut command = Command::new(&doctor);
+        command.args(["--ranks", "2"]).env("SLURM_PROCID", rank).env("SLURM_NTASKS", "1");
+        command.env("SLURM_LOCALID", "0").env("SLURM_NODEID", "0").env("SLURM_TASKS_PER_NODE", "1");
+        command.env("SLURM_JOB_NODELIST", "n1").env("SLURM_JOB_ID", "4711").env("SLURM_STEP_ID", "0");
+        command.stdout(Stdio::piped());
+        ended(command)
+    };
+    let (output, said) = run("0");
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("SLURM_PROCID= program --ranks 2"), "{said}");
+    let (output, said) = run("");
+    let report = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && report.contains("2 ranks, each with each"), "{said}{report}");
+}
+
+#[test]
 fn a_reader_that_leaves_ends_no_program_in_a_panic() {
     for name in ["bench", "doctor", "failover", "moe_layer", "tensor_parallel"] {
         let (reader, writer) = std::io::pipe().unwrap();

@@ -6,6 +6,8 @@
 
 mod against;
 mod args;
+#[path = "../common/asked.rs"]
+mod asked;
 mod bytes;
 mod cases;
 mod collective;

@@ -11,6 +11,7 @@ use epwire::rendezvous::driver::{Server, ServerOptions};
 
 use crate::Error;
 use crate::args::Args;
+use crate::asked;
 
 /// What every rank does. The number is that of the process among those of its host.
 type Part = fn(&Args, &Group, u32) -> Result<ExitCode, Error>;
@@ -18,10 +19,8 @@ type Part = fn(&Args, &Group, u32) -> Result<ExitCode, Error>;
 /// Runs `part` as the rank that a launcher says this is, or on ranks of its own.
 pub fn start(args: &Args, part: Part) -> Result<ExitCode, Error> {
     match (Launch::from_env()?, args.ranks) {
-        (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
-            Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
-        }
-        (Some(mut launch), _) => {
+        (Some(mut launch), ranks) => {
+            asked::check(&launch, ranks)?;
             let ranks = launch.world;
             launch.world = places(ranks, args)?;
             let options = GroupOptions::from_launch(&launch).initial(ranks).token(Token::from_env()?);
@@ -51,6 +50,9 @@ pub fn count(group: &Group) -> u32 {
 /// Executes this program once per rank and hosts their rendezvous on the loopback interface.
 fn spawn(ranks: u32, args: &Args) -> Result<ExitCode, Error> {
     let world = places(ranks, args)?;
+    if args.collective.is_empty() {
+        args.shapes(ranks)?; // what is wrong for every rank is reported once
+    }
     let options = ServerOptions::new("bench", world).token(Some(Token::random()?)).initial(ranks);
     let server = Server::bind_blocking("127.0.0.1:0", options)?;
     let ended = Ranks::new(ranks).server(&server).spawn()?.wait(None)?;

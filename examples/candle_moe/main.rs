@@ -7,6 +7,8 @@
 //! them with the same layer without epwire, which has all tokens and all experts: they are equal bit for bit.
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
+#[path = "../common/asked.rs"]
+mod asked;
 #[cfg_attr(not(feature = "candle-cuda"), path = "no_cuda.rs")]
 mod cuda;
 mod host;

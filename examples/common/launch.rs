@@ -8,6 +8,8 @@ use epwire::{
     rendezvous::driver::{Server, ServerOptions},
 };
 
+use crate::asked;
+
 /// Any error; the example prints it and exits.
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -20,10 +22,8 @@ pub fn start(
     as_rank: impl FnOnce(Option<&Launch>) -> Result<ExitCode>,
 ) -> Result<ExitCode> {
     match (Launch::from_env()?, ranks) {
-        (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
-            Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
-        }
-        (Some(launch), _) => {
+        (Some(launch), ranks) => {
+            asked::check(&launch, ranks)?;
             if launch.rank == 0 && !launch.hosted {
                 eprintln!("{name}: {launch}");
             }

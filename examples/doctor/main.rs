@@ -15,6 +15,8 @@ use epwire::launch::spawn::Ranks;
 use epwire::rendezvous::driver::{Server, ServerOptions};
 use epwire::{Device, Group};
 
+#[path = "../common/asked.rs"]
+mod asked;
 #[cfg(test)]
 #[path = "../common/options.rs"]
 mod options;
@@ -54,10 +56,10 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> Result<ExitCode, Error> {
     match (Launch::from_env()?, args.ranks) {
-        (Some(Launch { world, source, .. }), Some(ranks)) if world != ranks => {
-            Err(format!("--ranks {ranks}, but {source} has started {world}; leave --ranks out").into())
+        (Some(launch), ranks) => {
+            asked::check(&launch, ranks)?;
+            rank(&launch, args)
         }
-        (Some(launch), _) => rank(&launch, args),
         (None, Some(ranks @ 2..)) => spawn(ranks),
         (None, _) => show(&doctor::examine(), args),
     }

@@ -4,6 +4,8 @@
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
 mod args;
+#[path = "../common/asked.rs"]
+mod asked;
 #[cfg(all(feature = "cuda", feature = "cudarc"))]
 mod cuda;
 mod exchange;

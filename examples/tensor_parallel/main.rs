@@ -3,6 +3,8 @@
 //! `cargo run --release --example tensor_parallel -- --ranks 4`
 #![allow(unreachable_pub, reason = "pub says what a module offers to the others; an example has no outside")]
 
+#[path = "../common/asked.rs"]
+mod asked;
 #[cfg_attr(not(all(feature = "cuda", feature = "cudarc")), path = "no_cuda.rs")]
 mod cuda;
 #[path = "../common/launch.rs"]
