@@ -3,9 +3,9 @@
 //! `cargo run --release --example serve`, then `echo 7 | nc 127.0.0.1 8080` in another terminal.
 //!
 //! A request is a line with a number from 0 to 50, which is a token. Its two experts multiply it, on two ranks, and the
-//! answer is their sum. Each expert is there twice, so that while one rank is replaced every answer is whole; one that
-//! cannot be says so. `health` is answered with how the group is. SIGTERM ends all ranks, once all is answered that has
-//! been asked; a later request gets `ends`, and a later connection is refused.
+//! answer is their sum. Each expert is there twice, so that every answer is complete while one rank is replaced; an answer
+//! that cannot be complete says so. `health` is answered with the state of the group. On SIGTERM the server answers all
+//! requests that it has received, then ends; a later request gets `ends`, and a later connection is refused.
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
@@ -50,7 +50,7 @@ const TRIES: u32 = 3;
 #[derive(Parser)]
 #[command(name = "serve", version)]
 struct Args {
-    /// Where rank 0 takes requests; port 0: a free one, which the first line names.
+    /// Where rank 0 takes requests; port 0: a free one, which rank 0 prints once it takes them.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080")]
     listen: SocketAddr,
 }
@@ -73,7 +73,6 @@ fn launch(runtime: &tokio::runtime::Runtime, listen: SocketAddr) -> Result<(), B
     let ranks = Ranks::new(RANKS).server(&server).args(["--listen", &listen.to_string()]);
     let ranks = ranks.restarts(10).restarts_within(Duration::from_secs(600)).grace(GRACE);
     let running = ranks.spawn()?;
-    print::print(&format!("serving at {listen}"))?;
     let (stopper, mut signals) = (running.stopper(), runtime.block_on(async { Signals::new() })?);
     let ended = std::thread::scope(|scope| {
         let waiting = scope.spawn(|| running.wait(None));
@@ -112,6 +111,10 @@ impl Signals {
 
 /// What every rank runs, the first ones as well as those that replace them.
 async fn rank(launch: &Launch, listen: SocketAddr) -> Result<(), Box<dyn StdError>> {
+    let Launch { world, source, .. } = launch;
+    if *world != RANKS {
+        return Err(format!("serve has {RANKS} ranks, but {source} has started {world}").into());
+    }
     let signals = Signals::new()?; // from now on a signal ends nobody by itself
     let options = GroupOptions::from_launch(launch).token(Token::from_env()?);
     let group = loop {
@@ -218,9 +221,10 @@ impl Rank {
         self.revoke(dispatched.outcome())?;
 
         let mut expert_out = self.received.rows_as::<bf16>().to_vec();
-        for local in 0..(EXPERTS / RANKS) as usize {
-            let factor = factor(self.group.rank() * (EXPERTS / RANKS) + local as u32);
-            for at in self.received.places(local, HIDDEN) {
+        let locals = self.buffer.plan().local_experts;
+        for local in 0..locals {
+            let factor = factor(self.group.rank() * locals + local);
+            for at in self.received.places(local as usize, HIDDEN) {
                 expert_out[at] = bf16::from_f32(expert_out[at].to_f32() * factor);
             }
         }
@@ -292,7 +296,9 @@ impl Desk {
     async fn open(group: &Group, listen: SocketAddr, signals: Signals) -> std::io::Result<Self> {
         let (sender, requests) = mpsc::channel(1024);
         let accepting = if group.rank() == 0 {
-            Some(tokio::spawn(accept(TcpListener::bind(listen).await?, sender, group.clone())))
+            let listener = TcpListener::bind(listen).await?;
+            print::print(&format!("serving at {}", listener.local_addr()?))?;
+            Some(tokio::spawn(accept(listener, sender, group.clone())))
         } else {
             None
         };

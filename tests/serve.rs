@@ -184,6 +184,16 @@ fn every_answer_is_right_or_says_what_it_lacks_while_ranks_are_lost_and_replaced
 }
 
 #[test]
+fn a_launcher_has_to_start_three_ranks() {
+    let mut command = Command::new(example::build("serve"));
+    command.env("EPWIRE_RANK", "0").env("EPWIRE_WORLD", "2").env("EPWIRE_ADDR", "127.0.0.1:1");
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && output.stdout.is_empty(), "{}: {said}", output.status);
+    assert!(said.contains("serve has 3 ranks, but epwire has started 2"), "{said}");
+}
+
+#[test]
 fn it_ends_while_rank_0_is_lost() {
     let mut server = Server::start("lost");
     server.until_all_serve(0);

@@ -134,7 +134,8 @@ impl Ranks {
     /// How long the other ranks may continue after one has failed before they get SIGTERM, and how long ranks may take
     /// to end after SIGTERM before they get SIGKILL. At an orderly end the ranks wait for a stopped one until it has been
     /// removed, which takes a lease and a deadline, so the period must be longer than both together. The default of 20 s
-    /// is, for the default lease of 5 s and the default deadline of 10 s.
+    /// is enough for the default lease of 5 s and deadlines of up to 10 s. With a longer lease or deadline, set a longer
+    /// period.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
