@@ -33,7 +33,7 @@ struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     initial: Option<u32>,
     /// Where to listen, port 0: at a free one.
-    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:29500")]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:29700")]
     bind: String,
     /// Name of the run, the same on all ranks.
     #[arg(long, value_name = "ID", default_value = "default")]

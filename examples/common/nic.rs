@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum Nic {
     /// In software
     Soft,
-    /// The same, with a look at what no adapter forgives
+    /// For tests: software that also checks that requests do not change after they are handed over
     Strict,
     /// An mlx5 adapter in software, which takes a real one's commands
     Fake,

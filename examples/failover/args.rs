@@ -27,7 +27,8 @@ pub struct Story {
     /// Where the layer runs: on the host, or one GPU per rank, number rank modulo the visible ones (features `cuda` and `cudarc`).
     #[arg(long, value_enum, default_value_t = Device::Host)]
     pub device: Device,
-    /// Keep the run in this file, replaced if it exists, by a server that belongs to no rank: it is killed and started again as well.
+    /// Keep the run in this file, which must not exist, by a server that belongs to no rank: it is killed and started again as well. The
+    /// file is removed at the end if all went well.
     #[arg(long, value_name = "FILE")]
     pub state: Option<PathBuf>,
     /// Which ranks are killed.
@@ -43,7 +44,7 @@ pub struct Story {
     /// memory, gpu-memory.
     #[arg(long, value_name = "LIMITS", default_value_t = Limits::default())]
     pub within: Limits,
-    /// What half of the times of each kind must keep where there are three or more; as above, of which memory means nothing here.
+    /// Limits for the median of each kind of time, if there are at least three; same names as --within, memory limits are ignored.
     #[arg(long, value_name = "LIMITS", default_value_t = Limits::default())]
     pub half_within: Limits,
 }

@@ -31,8 +31,8 @@ pub struct Plan {
     pub zero_copy_bytes: u64,
     /// The whole window of a rank. A GPU allocates memory in units of 2 MiB.
     pub window_bytes: u64,
-    /// This rank's own memory beside the window; on a GPU only device memory, without about 50 KB of pinned host
-    /// memory.
+    /// This rank's own memory beside the window; on a GPU only device memory, without about 0.4 MB of pinned
+    /// host memory.
     pub private_bytes: u64,
     /// Host memory for what is written for peers behind queues, if all other ranks are such peers and
     /// [`Paths::queue`](field@crate::Paths::queue) permits them; allocated with the first such peer. On a GPU it is
