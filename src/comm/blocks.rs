@@ -8,8 +8,8 @@ use crate::sys;
 /// The blocks of all ranks in one buffer, in elements: uneven ones, with gaps between them, or beside each other in a
 /// matrix.
 ///
-/// Blocks of equal counts are those of the operation without blocks, except in an all-to-all: on a GPU they go the same ways, and
-/// a rank in C may call it with a `count`.
+/// Blocks whose counts are all equal match a call without blocks: one rank may use either form (in C, `count`). On GPUs
+/// they are as fast. Only in an all-to-all are they a different operation.
 ///
 /// ```
 /// use epwire::comm::Blocks;
