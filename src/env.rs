@@ -154,8 +154,8 @@ pub const VARIABLES: &[Variable] = &[
     Variable {
         name: NIC,
         default: "`soft`",
-        doc: "What drains queues. `soft`: a software NIC, which uses a thread of this process and sockets. `strict`, for tests: the same, but slow, \
-              and it breaks a queue whose entries or bytes change after the doorbell. `fake`, for tests: an mlx5 adapter in software, \
+        doc: "What drains queues. `soft`: a software NIC, which uses a thread of this process and sockets. `strict`, for tests: like `soft`, \
+              but slow; a queue fails if an entry or its bytes change after they are handed over. `fake`, for tests: an mlx5 adapter in software, \
               which takes the commands of a real one. `mlx5`: an adapter, through libibverbs and libmlx5; unproven, no adapter has been tried yet.",
     },
     Variable {
